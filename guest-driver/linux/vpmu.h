@@ -5,7 +5,7 @@
  * vpmu_event.h declares what the events of both interfaces, perf_event_open(2)
  * and /dev/vpmu, have in common. vpmu_file.h declares events of /dev/vpmu,
  * vpmu_ring.h the memory that they write to, and vpmu_persistent.h persistent
- * events. The README has a map of the files.
+ * events. The README lists the files.
  */
 #ifndef _VPMU_H
 #define _VPMU_H
@@ -165,7 +165,7 @@ struct vpmu_event_queue {
 
 /**
  * struct vpmu_doorbell - a register; each 32-bit write to it places a mark
- * @address: the kernel's map of the register; NULL without the feature
+ * @address: the kernel's mapping of the register; NULL without the feature
  * @page: the physical address of the page that programs map; zero if the
  *        doorbell does not fill whole pages, so that programs cannot map it
  */
@@ -176,7 +176,7 @@ struct vpmu_doorbell {
 
 /**
  * struct vpmu_window - memory of the host, for rings that outlive this driver
- * @base: the kernel's map of the window; NULL without the feature
+ * @base: the kernel's mapping of the window; NULL without the feature
  * @pfn: the first page frame
  * @pages: number of pages; 0 without the feature
  */
@@ -294,8 +294,8 @@ struct vpmu_permission {
  * @misc: /dev/vpmu
  * @permission: state for deciding which events programs may open
  * @lookup: events by id
- * @output_lock: protects rings, their maps and the events that write to them:
- *               vpmu_file::output, struct vpmu_ring and struct vpmu_area;
+ * @output_lock: protects rings, their mappings and the events that write to
+ *               them: vpmu_file::output, struct vpmu_ring and struct vpmu_area;
  *               sleeps
  * @link_lock: protects vpmu_file::links; sleeps
  * @life: the state of the device, its perf events and its users

@@ -359,7 +359,7 @@ void vpmu_event_read(struct perf_event *event)
 }
 
 /*
- * Whether an event goes on if the device refuses a command for it. A failed
+ * Whether an event continues if the device refuses a command for it. A failed
  * flush changes nothing, and if the device refuses a new period, the event
  * keeps the old one.
  */

@@ -168,7 +168,7 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 	stream_open(file_inode(filp), filp);
 	/*
 	 * All descriptors of the event share one address_space, through which
-	 * vpmu_window_revoke() finds all maps.
+	 * vpmu_window_revoke() finds all mappings.
 	 */
 	file->output.mapping.host = file_inode(filp);
 	filp->f_mapping = &file->output.mapping;

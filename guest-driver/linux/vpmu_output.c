@@ -78,9 +78,9 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 
 	lockdep_assert_held(&file->dev->output_lock);
 	/*
-	 * An event cannot be redirected while it has maps of its ring. It also
-	 * cannot be redirected while it has a ring of its own, because another
-	 * event may have mapped that ring.
+	 * An event cannot be redirected while it has mappings of its ring. It
+	 * also cannot be redirected while it has a ring of its own, because
+	 * another event may have mapped that ring.
 	 */
 	if (file->output.maps || (file->output.ring && file->output.ring->id == file->id))
 		return -EINVAL;

@@ -18,7 +18,7 @@
 
 /**
  * vpmu_ring_free() - free a ring that the device does not write to
- * @ring: the ring, without maps
+ * @ring: the ring, without mappings
  */
 void vpmu_ring_free(struct vpmu_ring *ring)
 {
@@ -326,7 +326,7 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 
 /**
  * vpmu_ring_forget() - free the driver's part of a ring that the device keeps
- * @file: the event's file, without maps
+ * @file: the event's file, without mappings
  *
  * Return: false if the ring must stay because it is in the guest's memory or
  * mapped by others.
@@ -381,7 +381,7 @@ void vpmu_ring_ended(struct vpmu_file *file)
 
 /**
  * vpmu_ring_close() - detach a closed event from its ring, which stays while
- *                     other events have maps of it
+ *                     other events have mappings of it
  * @file: the event's file
  */
 void vpmu_ring_close(struct vpmu_file *file)
@@ -428,7 +428,7 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
  *
  * Unlike in perf, an event with inheritance can also have a ring: the device
  * writes to it from every vCPU. The ring of a persistent event stays even
- * without maps.
+ * without mappings.
  *
  * Return: 0 or a negative errno.
  */

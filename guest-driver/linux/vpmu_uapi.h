@@ -429,7 +429,7 @@ struct vpmu_sample_packet {
 #define VPMU_IOC_DETACH		_IOWR(VPMU_IOC_MAGIC, 7, struct vpmu_detach)
 /*
  * On an event's file descriptor: makes the event no longer persistent, so it
- * ends with its last descriptor or map.
+ * ends with its last descriptor or mapping.
  */
 #define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
 /*

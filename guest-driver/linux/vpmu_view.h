@@ -17,8 +17,8 @@ struct vpmu_vcpu;
  * struct vpmu_view - an event of perf core that reads a persistent event
  * @file: the persistent event; the view is one of its handles
  * @event: perf core's event
- * @ring: the ring of @file; the view counts as one of the ring's maps. NULL if
- *        there is no ring whose samples can be replayed to the view
+ * @ring: the ring of @file; the view counts as one of the ring's mappings. NULL
+ *        if there is no ring whose samples can be replayed to the view
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
  * @entry: entry in vpmu_vcpu::views while the view is active
  */

@@ -288,7 +288,7 @@ mod tests {
         }
         for behind in [false, true] {
             let whole = kernel(1000, behind);
-            // Broken parts must not make the parser read beyond the end or loop for ever.
+            // Broken parts must not make the parser read beyond the end or loop forever.
             for at in (800..whole.len()).step_by(37) {
                 let mut broken = whole.clone();
                 broken[at..]

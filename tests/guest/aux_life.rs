@@ -124,8 +124,8 @@ fn area_lives_as_long_as_any_map() -> Outcome {
     drop(first);
     ports(2);
     drop(event);
-    // The map keeps the event's file open, so the trace goes on. The device publishes each half of the area by itself,
-    // without a flush or a read. A half holds a sync and 31 exits.
+    // The mapping keeps the event's file open, so the trace continues. The device publishes each half of the area by
+    // itself, without a flush or a read. A half holds a sync and 31 exits.
     ports(27);
     let packets = second.take(&ring)?;
     Ledger::default().follow(&packets)?;

@@ -131,7 +131,7 @@ fn area_is_mapped_only_as_announced() -> Outcome {
         ensure_eq!(
             map_errno(&event, &ring, (offset, 4 * P), 4, offset),
             None,
-            "a map at {offset:#x}"
+            "a mapping at {offset:#x}"
         );
     }
     Ok(())
@@ -237,7 +237,7 @@ fn two_maps_of_an_area_are_one() -> Outcome {
     ensure_eq!(
         third.take(&ring)?.len(),
         0,
-        "packets for a map made after they were consumed"
+        "packets for a mapping made after they were consumed"
     );
     Ok(())
 }

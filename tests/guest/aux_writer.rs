@@ -261,7 +261,7 @@ fn snapshot_keeps_the_newest() -> Outcome {
         }],
         "chunks recorded"
     );
-    // The trace goes on from there.
+    // The trace continues from there.
     traced.event.enable(0)?;
     ports(1);
     traced.event.disable(0)?;

@@ -808,7 +808,7 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
 }
 
 /// Makes a hibernation image, for which the kernel stops and starts devices. Without a disk to store the image, the
-/// kernel then goes on.
+/// kernel then continues.
 fn hibernate() -> Outcome {
     let written = fs::write("/sys/power/state", "disk");
     let errno = written.err().and_then(|error| error.raw_os_error());

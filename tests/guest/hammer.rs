@@ -330,7 +330,7 @@ impl Hammer {
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(base), bytes) };
     }
 
-    /// Changes a map, or its contents.
+    /// Changes a mapping, or its contents.
     fn touch(&mut self) {
         if self.maps.is_empty() {
             return;
@@ -446,7 +446,7 @@ impl Hammer {
             89..91 => self.fork(),
             91..93 => {
                 let which = self.random.below(2) as usize;
-                // The calls go on, whether this is refused or not.
+                // The calls continue, whether this is refused or not.
                 let _ = cpu::pin(which);
             }
             93..95 => os::yield_cpu(),
@@ -479,7 +479,7 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
     os::set_paranoid(-1)?;
     let mut started = Vec::new();
     for process in 0..PROCESSES {
-        // SAFETY: the process has one thread, which goes on in the child.
+        // SAFETY: the process has one thread, which continues in the child.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let done = hammer(seed + process, process % 2 == 1, operations);

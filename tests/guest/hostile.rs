@@ -65,7 +65,7 @@ fn doorbell_map_without_capability_is_refused() -> Outcome {
         let refusal = refused(Doorbell::map(&Device::open()?));
         Ok(refusal.unwrap_or(0))
     })?;
-    ensure_eq!(code, libc::EPERM, "errno for a map by the user nobody");
+    ensure_eq!(code, libc::EPERM, "errno for a mapping by the user nobody");
     Doorbell::map(&Device::open()?)?;
     Ok(())
 }

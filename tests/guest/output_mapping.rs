@@ -87,7 +87,7 @@ fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
             ensure_eq!(
                 refused(mapped),
                 expected,
-                "errno for a map of {pages} pages"
+                "errno for a mapping of {pages} pages"
             );
         }
     }
@@ -111,7 +111,7 @@ fn later_maps_are_equal_until_all_are_gone() -> Outcome {
         ensure_eq!(
             other,
             Some(libc::EINVAL),
-            "a map of {bytes} bytes beside one of three pages"
+            "a mapping of {bytes} bytes beside one of three pages"
         );
     }
     drop(first);
@@ -127,7 +127,7 @@ fn later_maps_are_equal_until_all_are_gone() -> Outcome {
         ensure_eq!(
             fresh,
             None,
-            "a map of {bytes} bytes after all maps are gone"
+            "a mapping of {bytes} bytes after all mappings are gone"
         );
     }
     Ok(())
@@ -150,7 +150,7 @@ fn maps_are_shared_and_from_the_start() -> Outcome {
     };
     ensure_refused("before the first mapping")?;
     let ring = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_refused("beside a map")?;
+    ensure_refused("beside a mapping")?;
     drop(ring);
     ensure_refused("after the last mapping")
 }
@@ -198,7 +198,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
         }
     })?;
     ensure_eq!(code, 0, "the child's exit code");
-    // The child has moved the tail that all maps share. The parent's map still works.
+    // The child has moved the tail that all mappings share. The parent's mapping still works.
     device.place(VALUE, 4)?;
     ensure_eq!(ring.head(), 7 * 24, "the head after the child has gone");
     let left = Pages::map(&event, 1, READ_WRITE)?.take()?;

@@ -207,16 +207,16 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
     ensure_eq!(
         view.take()?.len(),
         2,
-        "records of both events, read through the second's map"
+        "records of both events, read through the second's mapping"
     );
-    // The ring exists while either event has a map of it.
+    // The ring exists while either event has a mapping of it.
     drop(ring);
     device.mark(VALUE)?;
     device.mark(VALUE + 1)?;
     ensure_eq!(
         view.take()?.len(),
         2,
-        "records when the target's map is gone"
+        "records when the target's mapping is gone"
     );
     Ok(())
 }

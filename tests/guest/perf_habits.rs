@@ -134,7 +134,7 @@ pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
             loop {
                 let mut turn = [0];
                 if endless && io::stdin().read_exact(&mut turn).is_err() {
-                    // The other threads would wait for ever.
+                    // The other threads would wait forever.
                     std::process::exit(0);
                 }
                 begin.wait();

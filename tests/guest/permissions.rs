@@ -531,7 +531,7 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
     ensure_eq!(
         refused(made),
         Some(libc::EACCES),
-        "making the map of a ring writable"
+        "making the mapping of a ring writable"
     );
     let (kept_device, kept, _) = one_persistent()?;
     let window = Pages::map(&kept, 1, READ)?;
@@ -539,7 +539,7 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
     ensure_eq!(
         refused(made),
         Some(libc::EACCES),
-        "making the map of a ring in the window writable"
+        "making the mapping of a ring in the window writable"
     );
     kept.attach()?;
     drop(kept_device);

@@ -103,7 +103,7 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
     ensure!(placed >= ENOUGH.into(), "{placed} records of the child");
     ensure_eq!(left, up_to(placed), "values of the child's marks");
     ensure_eq!(event.count()?, placed, "the event's count");
-    // The event goes on for later readers.
+    // The event continues for later readers.
     device.place(7, 5)?;
     ensure_eq!(
         values(&ring.take()?, &attr)?,
@@ -360,7 +360,7 @@ fn readers_of_one_ring_are_all_woken() -> Outcome {
     Ok(())
 }
 
-/// The errno of a map of that size.
+/// The errno of a mapping of that size.
 fn sized(event: &Event, pages: usize) -> Option<i32> {
     refused(Pages::map(event, pages, READ_WRITE))
 }
@@ -387,7 +387,7 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     ensure_eq!(
         sized(&event, 1),
         Some(libc::EINVAL),
-        "a different size without a map"
+        "a different size without a mapping"
     );
     drop(event);
     let event = device.reopen(id, 1)?;
@@ -399,7 +399,7 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         None,
-        "a map of the same size"
+        "a mapping of the same size"
     );
     ensure_eq!(
         refused(Pages::map(&event, 2, READ)),

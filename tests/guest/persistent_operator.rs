@@ -44,7 +44,7 @@ pub(crate) const TESTS: &[Test] = &[
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
 /// An event of the operator, opened again and with its ring mapped. The open needs the id and the CPU of the event's
-/// entry in the list; the map needs the number of pages.
+/// entry in the list; the mapping needs the number of pages.
 struct Found {
     event: Event,
     id: u64,

@@ -206,7 +206,7 @@ fn mapping_follows_the_rules() -> Outcome {
     ensure_eq!(
         refused(2 * PAGE, shared, PAGE as i64),
         Some(libc::EINVAL),
-        "errno for a map at an offset"
+        "errno for a mapping at an offset"
     );
     ensure_eq!(
         refused(PAGE, shared, 0),
@@ -240,7 +240,7 @@ fn ring_outlives_its_event() -> Outcome {
     drop(event);
     place(&vpmu, 6)?;
     let (samples, lost) = drain(&mut ring)?;
-    // The map keeps the file open, so the event exists until the map is gone, too.
+    // The mapping keeps the file open, so the event exists until the mapping is gone, too.
     ensure_eq!(
         (samples.len(), lost),
         (12, 0),

@@ -315,7 +315,7 @@ fn doorbell_map_without_write_access_is_refused() -> Outcome {
     ensure_eq!(
         refusal,
         Some(libc::EACCES),
-        "errno for a map through a read-only file"
+        "errno for a mapping through a read-only file"
     );
     Ok(())
 }

@@ -13,7 +13,7 @@
 //! [`confine`] drops the process's privileges before the guest's first instruction.
 //! [`check`] reports what this host can do: its KVM, its perf events, and the guests that it can run.
 //!
-//! The modules form layers, which the map in README.md lists. A module never uses a higher layer.
+//! The modules form layers, which README.md lists. A module never uses a higher layer.
 
 pub mod arch;
 pub mod board;

@@ -105,7 +105,7 @@ pub fn kick(index: u32, number: u32) -> Code {
         .store(NOTIFY, index)
 }
 
-/// Makes descriptor 0 of a queue available and notifies, for ever.
+/// Makes descriptor 0 of a queue available and notifies, forever.
 #[must_use]
 pub fn kick_for_ever(index: u32) -> Code {
     // xor ebp, ebp
@@ -121,7 +121,7 @@ pub fn kick_for_ever(index: u32) -> Code {
     for_ever(code, &body)
 }
 
-/// Repeats `body` for ever after `code`.
+/// Repeats `body` forever after `code`.
 #[must_use]
 pub fn for_ever(code: Code, body: &Code) -> Code {
     // jmp body

@@ -125,7 +125,7 @@ impl Code {
             .raw(&[0x75, 0xf6])
     }
 
-    /// Halts for ever.
+    /// Halts forever.
     #[must_use]
     pub fn halt_for_ever(self) -> Self {
         // cli; again: hlt; jmp again

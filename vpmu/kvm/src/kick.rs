@@ -160,7 +160,7 @@ mod tests {
             // SAFETY: `flag` outlives the guard, on this thread.
             let guard = unsafe { Kickable::new(&raw mut flag) };
             ready.send(()).expect("the test waits");
-            resume.recv().expect("the test goes on");
+            resume.recv().expect("the test continues");
             drop(guard);
             // SAFETY: `flag` is this thread's own.
             unsafe { (&raw const flag).read_volatile() }

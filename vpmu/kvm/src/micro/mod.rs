@@ -1,6 +1,6 @@
 //! Machines of one vCPU that run a few instructions, to find out how this host's KVM behaves.
 //!
-//! A broken hypervisor can spin in one guest instruction for ever. Each machine therefore runs on a thread of its own,
+//! A broken hypervisor can spin in one guest instruction forever. Each machine therefore runs on a thread of its own,
 //! and the signal `SIGRTMIN + 9` ends the machine's run call at a time limit.
 
 mod machine;

@@ -1,6 +1,6 @@
 //! Runs a probe on its own thread, within a time limit.
 //!
-//! A broken hypervisor can spin in one guest instruction for ever, so a signal ends the probe's run call
+//! A broken hypervisor can spin in one guest instruction forever, so a signal ends the probe's run call
 //! at the time limit. If the process's queue of real-time signals is full, `SIGIO` is used instead: the kernel
 //! sends `SIGIO` for overflows, and this module sends it at the time limit. The thread blocks both signals
 //! outside of run calls.

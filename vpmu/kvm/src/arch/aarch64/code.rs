@@ -38,7 +38,7 @@ const ANSWER: &[u32] = &[MRS_X1_CURRENT_EL, STR_X1, ERET];
 /// The handler of exceptions from EL1: stores the class at [`EXCEPTION`], and loops.
 const CLASSIFY: &[u32] = &[MRS_X1_ESR, LSR_X1_CLASS, STR_X1_EXCEPTION, BACK];
 
-/// Loops for ever.
+/// Loops forever.
 pub const LOOP: &[u32] = &[BACK];
 
 /// Returns everything that must be in guest memory besides the program: the address and the bytes of each part.

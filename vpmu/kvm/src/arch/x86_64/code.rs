@@ -54,7 +54,7 @@ pub const EXCEPTION: u64 = 0x70;
 /// The handler at [`SYSCALL`]: `mov eax, cs; mov [rdi + RESULT], eax; sysretq`
 pub(crate) const ANSWER: &[u8] = &[0x8c, 0xc8, 0x89, 0x07, 0x48, 0x0f, 0x07];
 
-/// Loops for ever: `again: inc rax; jmp again`
+/// Loops forever: `again: inc rax; jmp again`
 pub const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 
 /// Returns everything that must be in guest memory besides the program: the address and the bytes of each part.
