@@ -2,9 +2,9 @@
 //! guest's. Compares this project's VMM, with and without the device, and QEMU's microvm. All boot the same kernel and
 //! init.
 //!
-//! The three VMMs boot in turns on the exact lab, where each instruction takes one nanosecond. How much time the device
-//! adds to the VMM's start is also measured on this machine's own `/dev/kvm`, because there the start includes real
-//! waits in the host's kernel.
+//! The three VMMs boot alternately in the exact lab, where each instruction takes one nanosecond. How much time the
+//! device adds to the VMM's start is also measured on this machine's own `/dev/kvm`, because there the start includes
+//! real waits in the host's kernel.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -138,7 +138,7 @@ fn hold(limits: &[(bool, String)]) -> bool {
     limits.iter().all(|(kept, _)| *kept)
 }
 
-/// Starts a guest of a few instructions on this machine's own KVM, in turns with and without the device. Returns
+/// Starts a guest of a few instructions on this machine's own KVM, alternately with and without the device. Returns
 /// whether the time that the device adds is within its limit. Returns true if there is no `/dev/kvm`.
 fn starts() -> Result<bool, Box<dyn Error>> {
     if !Path::new("/dev/kvm").exists() {

@@ -1,5 +1,5 @@
-//! The environment of a device, which all of its parts share: settings, clock, source and machine, and
-//! the limits for the whole guest.
+//! What all parts of a device share: its settings, clock, event source and machine, and the limits that apply
+//! to the whole guest.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -70,8 +70,8 @@ impl Backend {
         }
     }
 
-    /// Limits of one vCPU's sampling counters: the number of counters that run at the same time, and the
-    /// total interrupts per second of the counters with a known rate.
+    /// Limits on one vCPU's sampling counters: the number of counters that run at the same time, and the
+    /// total rate of interrupts from the counters whose rate is known.
     pub(crate) fn room_limit(&self) -> RoomLimit {
         let limits = &self.settings.limits;
         RoomLimit {
@@ -80,7 +80,7 @@ impl Backend {
         }
     }
 
-    /// The catalogue, built at the first call. The machine must have its vCPUs and their statistics before
+    /// The catalogue, built by the first call. The machine's vCPUs and their statistics must exist before
     /// that call.
     pub(crate) fn catalogue(&self) -> &Catalogue {
         self.catalogue.get_or_init(|| {
@@ -121,8 +121,8 @@ impl Backend {
         }
     }
 
-    /// Returns the reason why a counter was refused. Logs each reason only once: a guest can
-    /// request counters at any rate, and must not fill the log.
+    /// Returns the reason why a counter was refused. Logs each reason only once, because a guest can
+    /// request counters at any rate and must not be able to fill the log.
     pub(crate) fn refused(&self, error: &io::Error) -> Refusal {
         let refusal = Refusal::of(error);
         let bit = 1 << Refusal::wire(Some(refusal));
@@ -132,7 +132,8 @@ impl Backend {
         refusal
     }
 
-    /// The reason why the guest cannot open any event of `kind`, a kind that the host counts; `None` if the guest can.
+    /// The reason why the guest cannot open any event of `kind`, which must be a kind that the host counts; `None` if
+    /// the guest can open such events.
     pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
         let hardware = &self.settings.hardware;
         let unused = is_hardware(kind) && !hardware.events;

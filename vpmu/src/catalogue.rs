@@ -1,5 +1,5 @@
-//! The events that can be opened. An event of the [`Source`] is in the list only if a test has shown that the host can
-//! count it.
+//! The list of events that the guest can open. An event of the [`Source`] is listed only after a test has shown that
+//! the host can count it.
 
 use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
@@ -251,7 +251,7 @@ impl Catalogue {
     }
 }
 
-/// The rows whose exits can occur on this architecture. A row has an exit reason, a name and a description.
+/// The rows whose exits can occur on this architecture. A row is an exit reason, a name and a description.
 fn reachable<'a>(
     rows: &'a [(u64, &'a str, &'a str)],
 ) -> impl Iterator<Item = (u64, &'a str, &'a str)> {
@@ -373,8 +373,8 @@ const MARK_OF_A_VALUE: EventMatch = EventMatch {
     mask: !(u32::MAX as u64),
 };
 
-/// The catalogue's event names, each with a match for the events of that name. Raw events and the VMM's
-/// traces are left out.
+/// The catalogue's event names, each with the [`EventMatch`] that selects the events of that name. Raw events and
+/// the VMM's traces are omitted.
 pub(crate) fn names() -> Vec<(String, EventMatch)> {
     let of_host = host::candidates().map(|offer| {
         let event = EventMatch::one(offer.kind, offer.config);
@@ -436,14 +436,14 @@ fn counts(offer: &Offer, mode: CountMode) -> String {
 }
 
 /// The shortest period of a host event; `None` if the event cannot sample. For hardware events, the period is at
-/// least `floor`: the guest can make these events happen at any rate, and each overflow interrupts the host.
+/// least `floor`, because the guest can make these events happen at any rate and each overflow interrupts the host.
 fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
     let floor = if is_hardware(offer.kind) { floor } else { 0 };
     offer.shortest_period.map(|shortest| shortest.max(floor))
 }
 
-/// The sample traces that this host can pace: with an event of the device itself, or with a host event that
-/// `source` can sample.
+/// The sample traces that can run on this host. An event of the device itself, or a host event that `source` can
+/// sample, must pace each trace.
 fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
     let floor = settings.limits.min_hardware_period;
     SAMPLE_TRACES

@@ -1,8 +1,8 @@
-//! Conversion of guest TSC ticks to guest nanoseconds, with the parameters that configuration space
-//! and every metadata page report.
+//! Conversion of guest TSC ticks to guest nanoseconds, with the parameters that the device reports in its
+//! configuration space and in every metadata page.
 
-/// Largest shift that the device reports. Programs convert with 64-bit numbers: the product of `mult` and a number
-/// below `1 << shift` must not overflow.
+/// Largest shift that the device reports. Programs convert with 64-bit arithmetic, in which the product of `mult` and
+/// a number below `1 << shift` must not overflow.
 const MAX_SHIFT: u16 = 31;
 const NANOS_PER_MILLI: u64 = 1_000_000;
 
@@ -31,8 +31,8 @@ impl Clock {
     /// Converts `ticks` to nanoseconds, modulo 2^64.
     pub(crate) fn nanoseconds(self, ticks: u64) -> u64 {
         let nanoseconds = (u128::from(ticks) * u128::from(self.mult)) >> self.shift;
-        // The product of `ticks` and `mult` has up to 96 bits. The time is the low 64 bits of the result, so it wraps
-        // like any 64-bit clock.
+        // The product of `ticks` and `mult` has up to 96 bits. Keep the low 64 bits of the shifted result: the time
+        // wraps like any 64-bit clock.
         let [low, _] = zerocopy::transmute!(nanoseconds.to_le_bytes());
         u64::from_le_bytes(low)
     }

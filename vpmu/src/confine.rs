@@ -1,14 +1,14 @@
 //! The system calls that the device makes on each thread: data for the seccomp filter of a VMM that embeds
 //! the device.
 //!
-//! Each call has a reason, and may have conditions on its arguments. A call with several entries is
-//! allowed if any of them matches. The lists cover the calls of the crate itself, and those that the standard
-//! library and the C library make for it: for locks, memory and clocks. The VMM adds the calls of its
-//! [`Machine`](crate::Machine), its logger and its own loop.
+//! Each entry names a call and the reason for it, and may have conditions on the arguments. A call with several
+//! entries is allowed if any of them matches. The lists cover the calls of the crate itself, and those that the
+//! standard library and the C library make on its behalf, for locks, memory and clocks. The VMM adds the calls of
+//! its [`Machine`](crate::Machine), its logger and its own event loop.
 //!
-//! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread
-//! other than the main one shrinks. The lists leave that call out. A VMM avoids
-//! the call with `mallopt(M_ARENA_MAX, 1)` before it starts its first thread.
+//! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of any thread but the
+//! main thread shrinks. The lists omit that call. A VMM avoids it by calling `mallopt(M_ARENA_MAX, 1)` before
+//! it starts its first thread.
 //!
 //! The lists do not cover the setup: [`HostFiles::read`](crate::host::HostFiles::read) reads files, and
 //! [`PerfSource::confined`](crate::host::PerfSource::confined) starts a thread. Call both before you install
@@ -115,8 +115,8 @@ pub fn descriptors(settings: &Settings) -> u64 {
 }
 
 /// Maximum number of bytes that the host locks for the device: the rings and metadata pages of host
-/// counters. Without `CAP_IPC_LOCK`, the part beyond `kernel.perf_event_mlock_kb` is limited by
-/// `RLIMIT_MEMLOCK`; if that limit is too low, rings are shorter and events can fail to open.
+/// counters. Without `CAP_IPC_LOCK`, `RLIMIT_MEMLOCK` limits the part beyond `kernel.perf_event_mlock_kb`. If
+/// that limit is too low, the device uses shorter rings, and events can fail to open.
 #[must_use]
 pub fn locked_memory(settings: &Settings) -> u64 {
     host::locked_memory(settings.vcpus, settings.limits.max_host_counters)

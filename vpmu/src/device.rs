@@ -46,7 +46,7 @@ pub enum Error {
     /// Too few or too many vCPUs.
     #[error("a PMU device has 1 to {MAX_VCPUS} vCPUs, not {0}")]
     Vcpus(u32),
-    /// The TSC frequency is unknown, so samples cannot have a time.
+    /// The TSC frequency is unknown, so the device cannot timestamp samples.
     #[error("the guest's TSC frequency is not known, so samples would have no time")]
     TscFrequency,
     /// A limit is zero or cannot be enforced.
@@ -55,7 +55,7 @@ pub enum Error {
     /// The driver accepted a feature that was not offered, or did not accept `VIRTIO_F_VERSION_1`.
     #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
     Features(u64),
-    /// The transport does not have the device's number of queues.
+    /// The transport did not set up the number of queues that the device has.
     #[error("the PMU device has {expected} queues, but the transport set up {given}")]
     QueueCount {
         /// [`Vpmu::queue_count`].
@@ -98,7 +98,7 @@ pub enum FlushError {
     /// The host no longer counts the event. Its earlier records have been published.
     #[error("event {0} is in the error state")]
     Failed(u64),
-    /// A vCPU that may hold samples cannot be made to leave the guest.
+    /// A vCPU that may have pending samples cannot be made to leave the guest.
     #[error("vCPU {vcpu} cannot be made to leave the guest")]
     Inside {
         /// The index of the vCPU.
@@ -154,9 +154,9 @@ impl Vpmu {
     }
 
     /// Adds the VMM's own AUX producers, which guests open as traces
-    /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)); the first has number 0. Call this at most once, before
-    /// the guest runs and before [`Vpmu::guest_events`], [`Vpmu::persist`] or [`Vpmu::restore`]: from then on, the
-    /// list of events is fixed.
+    /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)). The first producer has number 0. Call this at most once,
+    /// before the guest runs and before [`Vpmu::guest_events`], [`Vpmu::persist`] or [`Vpmu::restore`], each of
+    /// which fixes the list of events.
     ///
     /// # Errors
     /// [`Error::Producer`], [`Error::ProducersTwice`].
@@ -211,8 +211,8 @@ impl Vpmu {
         Ok(VcpuSession::new(Arc::clone(&self.shared), vcpu))
     }
 
-    /// Collects the samples that the host took while vCPUs ran, one vCPU after the other, and writes them to
-    /// the guest's rings. Call this about every ten milliseconds while [`Machine::draining`] requests it, on
+    /// Collects the samples that the host took while vCPUs ran, one vCPU at a time, and writes them to the
+    /// guest's rings. Call this about every ten milliseconds while [`Machine::draining`] requests it, on
     /// a thread that runs no vCPU.
     pub fn drain(&self) {
         self.shared.count_drain();
@@ -351,15 +351,15 @@ impl Vpmu {
     }
 
     /// The current state of each virtqueue, by index; an unused queue has the default state. `next_avail` and
-    /// `next_used` include all work done so far. To continue the queues on another device, stop notifying this
-    /// device first.
+    /// `next_used` account for all work done so far. Before another device takes over the queues, stop notifying
+    /// this device.
     #[must_use]
     pub fn queue_states(&self) -> Vec<QueueState> {
         self.shared.control.lock().queue_states()
     }
 
-    /// Drops the driver and its memory, which is not accessed afterwards. Persistent events that need neither
-    /// the driver nor its memory continue; all other events are closed.
+    /// Drops the driver and its memory; the device does not access this memory afterwards. Persistent events that
+    /// need neither the driver nor its memory continue; all other events are closed.
     pub fn reset(&self) {
         self.shared.control.lock().reset();
     }
@@ -367,11 +367,11 @@ impl Vpmu {
     // Save and restore.
 
     /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count is in guest
-    /// memory or the window. The VMM copies guest memory and the window afterwards, and must not call a
-    /// method of the device until the copies are complete. The device can continue after that, but traces
-    /// record the current exit of each vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
+    /// memory or the window. The VMM must then copy guest memory and the window, and must not call any method of
+    /// the device until the copies are complete. The device can continue after that, but traces record the
+    /// current exit of each vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
     ///
-    /// Every vCPU must have left the guest, with its exit handled: this method does not make vCPUs leave.
+    /// Every vCPU must have left the guest, with its exit handled: this method does not make vCPUs leave the guest.
     ///
     /// # Errors
     /// [`SaveError`]; the device continues.
@@ -389,24 +389,24 @@ impl Vpmu {
         self.shared.control.lock().save(totals)
     }
 
-    /// Restores a [saved](Vpmu::save) state into this device. The device must be new, with the same settings,
-    /// window and producers. The machine must have its vCPUs, and none of them may be attached yet. `memory` and the
-    /// window must have their saved contents. `features` are the features that the driver negotiated, and `queues` are
-    /// the queues that the driver set up; `state` contains the device's positions in these queues. If the device was
-    /// saved without a driver, `memory`, `features`, `queues` and `interrupt` are ignored.
+    /// Restores a [saved](Vpmu::save) state into this device. The device must be new, with the settings, window and
+    /// producers of the saved device. The machine's vCPUs must exist, and none of them may be attached yet. `memory`
+    /// and the window must have their saved contents. `features` are the features that the driver negotiated, and
+    /// `queues` are the queues that the driver set up; `state` contains the device's positions in these queues. If the
+    /// device was saved without a driver, `memory`, `features`, `queues` and `interrupt` are ignored.
     ///
     /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time between save and attach does
     /// not count. If this host cannot count an event, the event is in the error state, and the driver gets a notice. A
     /// sampling host counter begins a new period. Times are measured with the guest's current TSC. If the TSC's
     /// frequency differs from the saved frequency, configuration space and metadata pages report the conversion for the
-    /// new frequency. The VMM must then give the configuration space a new generation, and report a configuration
-    /// change to a driver that had set `DRIVER_OK`. The VMM then notifies the control queue once ([`Vpmu::notify`]),
-    /// because requests may be waiting there.
+    /// new frequency. After every restore, the VMM must change the configuration space's generation, report a
+    /// configuration change if the driver had set `DRIVER_OK`, and notify the control queue once ([`Vpmu::notify`]),
+    /// because it may hold pending requests.
     ///
     /// The state is untrusted: each part of it is checked like a request from the guest.
     ///
     /// # Errors
-    /// [`RestoreError`]; the device is then new, as before the call.
+    /// [`RestoreError`]; the device is then still new.
     pub fn restore(
         &self,
         state: &SavedState,
@@ -442,8 +442,8 @@ impl Vpmu {
         }
     }
 
-    /// Handles the driver's notification of the control or the event queue. For a vCPU's queue, the vCPU's
-    /// thread calls [`VcpuSession::kick`].
+    /// Handles the driver's notification of the control queue or the event queue. For a notification of a vCPU's
+    /// queue, that vCPU's thread calls [`VcpuSession::kick`] instead.
     ///
     /// Returns [`Turn::Unfinished`] if the turn ended before all requests were handled. The calling thread must
     /// then call this method again, after its other pending work.
@@ -474,17 +474,17 @@ impl Vpmu {
 
     // The operator.
 
-    /// Names of the events that the guest may open, in catalogue order. Call this when the machine has its
-    /// vCPUs and knows which events it can count.
+    /// Names of the events that the guest may open, in catalogue order. Call this only after the machine's vCPUs have
+    /// been created and the machine knows which events it can count.
     #[must_use]
     pub fn guest_events(&self) -> Vec<String> {
         let entries = self.shared.backend.guest_entries();
         entries.map(|entry| entry.name().to_owned()).collect()
     }
 
-    /// Opens a persistent event of the operator; returns its id. Call this when the machine has its vCPUs and
-    /// knows which events it can count. The vCPUs need not be [attached](Vpmu::attach) yet: the event
-    /// starts when its vCPU is attached.
+    /// Opens a persistent event of the operator; returns its id. Call this only after the machine's vCPUs have been
+    /// created and the machine knows which events it can count. The vCPUs need not be [attached](Vpmu::attach) yet:
+    /// the event starts when its vCPU is attached.
     ///
     /// # Errors
     /// [`PersistError`]; the event was not opened.
@@ -534,9 +534,10 @@ impl Vpmu {
         Ok(held.history())
     }
 
-    /// Flushes `event`, or every persistent event if `event` is `None`. On return, the earlier samples and packets
-    /// of the flushed events are in their rings and areas, and the readers are woken. Some samples are found only at
-    /// an exit. If a vCPU is in the guest and may have such samples, this method makes the vCPU leave the guest once.
+    /// Flushes `event`, or every persistent event if `event` is `None`. On return, the earlier samples and packets of
+    /// the flushed events are in their rings and areas, and the readers are woken. The device finds some samples only
+    /// at an exit. If a vCPU is in the guest and may have such samples, this method makes the vCPU leave the guest
+    /// once.
     ///
     /// This method waits for those exits: do not call it on a thread that handles them.
     ///

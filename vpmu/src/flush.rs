@@ -31,8 +31,8 @@ impl Drop for Waiting<'_> {
 }
 
 impl Flushes {
-    /// Counts a flush as waiting, until the returned value is dropped. Call this before the flush looks for
-    /// vCPUs in the guest.
+    /// Counts a flush as waiting until the returned value is dropped. Call this before the flush checks which
+    /// vCPUs are in the guest.
     pub(crate) fn begin(&self) -> Waiting<'_> {
         // Sequentially consistent, like the stores that record a vCPU's entry and exit: either the vCPU sees
         // the waiting flush, or the flush sees the vCPU's latest entry or exit.
@@ -56,7 +56,7 @@ impl Flushes {
         }
     }
 
-    /// Waits until `over` returns true. Calls it again each time that a vCPU has left the guest.
+    /// Waits until `over` returns true. Calls `over` again each time a vCPU leaves the guest.
     pub(crate) fn wait(&self, over: impl Fn() -> bool) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         while !over() {

@@ -23,8 +23,8 @@ pub use callers::Callers;
 
 /// Guest address of `data_tail`: the metadata page is the first page of the memory.
 const DATA_TAIL: GuestAddress = GuestAddress(std::mem::offset_of!(Metadata, data_tail) as u64);
-/// With the header, these fields take seven words. The eighth word is the CPU in a record of [`SHORTEST`] bytes,
-/// and the length of the callchain in a longer record.
+/// With the header, these fields take seven words. The eighth word is the CPU number in a record of [`SHORTEST`]
+/// bytes, and the callchain's length in a longer record.
 const SAMPLE_TYPE: u64 =
     SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
 /// Length of a record without a callchain, in bytes.

@@ -1,14 +1,14 @@
 //! A paravirtual PMU device for VMMs whose guest memory implements vm-memory's traits ([`Memory`]). The device marks
 //! each page that it writes as dirty in the memory's bitmaps.
 //!
-//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (services of the VMM that the device uses) and a [`Source`]
-//! (the counters: [`host::PerfSource`] on a real host), and connects it to a virtio transport. [`Vpmu::activate`] gives
-//! the device the transport's queues ([`QueueState`]) and its [`Interrupt`]. Each vCPU's thread
-//! [attaches](Vpmu::attach) to the device, and reports the vCPU's entries, exits, marks and notifications to its
-//! [`VcpuSession`]. The operator's persistent events survive every reset: their rings are in a window, which is memory
-//! of the VMM outside guest memory. [`Vpmu::save`] returns the device's state as plain data, and [`Vpmu::restore`]
-//! restores it into a new device; the feature `serde` serializes it. The crate uses guest memory and perf; it does not
-//! depend on KVM, an event loop or a command line.
+//! A VMM creates a [`Vpmu`] from [`Settings`], a [`Machine`] (services of the VMM that the device uses) and a
+//! [`Source`] (the counters: [`host::PerfSource`] on a real host), and connects it to a virtio transport.
+//! [`Vpmu::activate`] gives the device the transport's queues ([`QueueState`]) and its [`Interrupt`]. Each vCPU's
+//! thread [attaches](Vpmu::attach) to the device, and reports the vCPU's entries, exits, marks and notifications to its
+//! [`VcpuSession`]. The operator's persistent events survive every reset, because their rings are in a window: VMM
+//! memory outside guest memory. [`Vpmu::save`] returns the device's state as plain data, and [`Vpmu::restore`]
+//! restores it into a new device; with the feature `serde`, the state can be serialized. The crate uses guest memory
+//! and perf; it does not depend on KVM, an event loop or a command line.
 //!
 //! Each vCPU has a shard, which contains the events placed on that vCPU. A vCPU's thread usually locks only the shard
 //! of its own vCPU. The module `locks` documents the order of all locks.

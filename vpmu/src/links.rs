@@ -1,5 +1,5 @@
 //! Links between events: an overflow of one event, the trigger, starts or stops other events, its targets. This module
-//! knows only the events' ids.
+//! identifies events only by their ids.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ impl Links {
     /// Makes `trigger` the starter or stopper of `target`. A target can have one starter and one stopper.
     ///
     /// # Errors
-    /// [`Refused`]; then the links are unchanged.
+    /// [`Refused`]; the links are then unchanged.
     pub(crate) fn link(&mut self, trigger: u64, target: u64, role: Role) -> Result<(), Refused> {
         if self
             .links

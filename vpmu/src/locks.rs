@@ -10,8 +10,8 @@
 //! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring in the window |
 //!
 //! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in the order of the
-//! table, from the top, and never holds two locks of one kind. A thread that needs two shards unlocks the first before
-//! it locks the second; if no event may move between these shards meanwhile, the thread holds `CONTROL` throughout.
+//! table, from top to bottom, and never holds two locks of the same kind. A thread that needs two shards unlocks the
+//! first before it locks the second. It holds `CONTROL` throughout if no event may move between these shards meanwhile.
 //! Debug builds check each acquisition.
 
 use std::fmt::{self, Debug, Formatter};
@@ -46,12 +46,12 @@ impl<T, const RANK: u8> Lock<T, RANK> {
         Self(Mutex::new(value))
     }
 
-    /// Waits for the lock. The mutex is handed to the longest waiter from time to time, so a vCPU that retakes its own
-    /// shard in a loop cannot starve other threads. A panic does not poison the lock: an interrupted
+    /// Waits for the lock. From time to time, the mutex is handed to the thread that has waited longest, so a vCPU that
+    /// retakes its own shard in a loop cannot starve other threads. A panic does not poison the lock: a half-done
     /// change cannot make the data unsafe to use, and can affect only the guest that caused the panic.
     ///
     /// # Panics
-    /// In debug builds, if this thread holds a lock of this rank or of a later one.
+    /// In debug builds, if this thread already holds a lock of this rank or of a later rank.
     pub(crate) fn lock(&self) -> Held<'_, T, RANK> {
         let _rank = order::Taken::new();
         Held {

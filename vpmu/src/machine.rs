@@ -77,9 +77,9 @@ impl From<ExitReason> for Exit {
 
 /// The interrupts of a virtio transport.
 pub trait Interrupt: Send + Sync + Debug {
-    /// Reports used buffers. `queues` has the index of one queue, or of two. A transport with one interrupt for all
-    /// queues raises it once; a transport with a vector for each queue raises the vector of each. The device calls this
-    /// without holding its locks, on any thread that calls into the device. While [`Vpmu::reset`](crate::Vpmu::reset)
+    /// Reports used buffers. `queues` contains one or two queue indices. A transport with one interrupt for all queues
+    /// raises it once; a transport with one vector per queue raises each queue's vector. The device calls this without
+    /// holding its locks, on any thread that calls into the device. While [`Vpmu::reset`](crate::Vpmu::reset)
     /// removes the driver, the device may still make one such call.
     ///
     /// # Errors
@@ -94,15 +94,15 @@ pub trait Interrupt: Send + Sync + Debug {
 /// [`draining`](Machine::draining) while it holds locks that those types take.
 pub trait Machine: Send + Sync + Debug {
     /// The number of the vCPU's exits so far, from the hypervisor's statistics. The number must never decrease, not
-    /// even when the guest restarts. `None` if the VMM cannot read the number. The catalogue lacks the event `exits` if
-    /// the number of any vCPU is `None`.
+    /// even when the guest restarts. `None` if the VMM cannot read the number. If this is `None` for any vCPU, the
+    /// catalogue lacks the event `exits`.
     fn exits(&self, vcpu: u32) -> Option<u64>;
-    /// Number of the vCPU's halts so far. `None` if the VMM cannot read the number. The catalogue lacks the event
-    /// `halts` if the number of any vCPU is `None`.
+    /// Number of the vCPU's halts so far. `None` if the VMM cannot read the number. If this is `None` for any vCPU, the
+    /// catalogue lacks the event `halts`.
     fn halts(&self, vcpu: u32) -> Option<u64>;
-    /// Whether a sample that the host takes while a vCPU's thread runs the guest is marked as the guest's, and contains
-    /// the guest's instruction pointer. Called at most once, when an event that depends on the result is opened or
-    /// restored. Called without the device's locks, because an implementation may take a while.
+    /// Whether a sample that the host takes while a vCPU's thread runs guest code is marked as a guest sample, and
+    /// contains the guest's instruction pointer. Called at most once, when an event that depends on the result is
+    /// opened or restored. The device holds no locks during the call, because an implementation may take a while.
     ///
     /// Returns `false` by default; every sample then costs an exit.
     fn reports_guest_ips(&self) -> bool {
@@ -118,8 +118,8 @@ pub trait Machine: Send + Sync + Debug {
         let _ = wanted;
     }
     /// Makes a vCPU leave the guest if it is in its run call, or between
-    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and the run call. Has no effect otherwise. Called
-    /// without the device's locks, on the thread that calls [`Vpmu::flush`](crate::Vpmu::flush). The flush then waits
+    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and the run call. Has no effect otherwise. Called without
+    /// holding the device's locks, on the thread that calls [`Vpmu::flush`](crate::Vpmu::flush). The flush then waits
     /// until the vCPU's thread has called [`VcpuSession::leave`](crate::VcpuSession::leave).
     ///
     /// # Errors

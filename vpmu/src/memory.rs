@@ -50,12 +50,12 @@ enum Backing {
 }
 
 impl Memory {
-    /// Memory whose regions may change while the device lives: each access uses the current regions of `space`.
+    /// Memory whose regions may change while the device exists: each access uses the current regions of `space`.
     /// If pages of a ring or area are removed, the device can no longer write some records, and counts these records as
     /// lost. The driver can use added pages for rings and areas immediately.
     ///
-    /// Pass vm-memory's `GuestMemoryAtomic`. With an `Arc` of a guest memory, all vCPUs would contend for its reference
-    /// count.
+    /// Pass vm-memory's `GuestMemoryAtomic`. If this were an `Arc` of a guest memory, all vCPUs would contend for its
+    /// reference count.
     #[must_use]
     pub fn space<S>(space: S) -> Self
     where
@@ -71,14 +71,14 @@ impl Memory {
         }))
     }
 
-    /// The same memory with a reference count of its own, so that threads do not contend for the cache line of one
-    /// count.
+    /// The same memory with a reference count of its own, so that threads do not contend for the cache line of a
+    /// shared count.
     pub(crate) fn apart(&self) -> Self {
         Self(Arc::new(Parts::clone(&self.0)))
     }
 
-    /// Memory that reads and writes `window` at the `len` guest-physical addresses from `first` on, and `self`
-    /// elsewhere. The regions of `window` must be fixed.
+    /// Memory that maps `window` at the `len` guest-physical addresses starting at `first`, and `self` elsewhere.
+    /// The regions of `window` must be fixed.
     pub(crate) fn with(&self, window: &Self, first: GuestAddress, len: u64) -> Self {
         let extent = match &window.0.guest {
             Some(Backing::Fixed(memory)) => Some(Extent {
@@ -127,8 +127,8 @@ trait Space: Send + Sync {
     fn hold(&self) -> Box<dyn Mapping + '_>;
 }
 
-/// Memory with fixed regions. Their host addresses are looked up once: for a short record, page look-ups are most of
-/// the cost.
+/// Memory with fixed regions. Their host addresses are looked up only once, because page look-ups would be most of
+/// the cost of a short record.
 struct Fixed {
     regions: Vec<Region>,
     /// Owns the regions, which never move.
@@ -198,8 +198,8 @@ fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<Volati
         return None;
     }
     let offset = usize::try_from(offset).ok()?;
-    // SAFETY: the bytes lie in the region, whose memory lives at least as long as `regions`: `Fixed` holds both, and
-    // has the memory in an `Arc`, where nothing moves or replaces it.
+    // SAFETY: the bytes lie in the region, whose memory lives at least as long as `regions`: `Fixed` owns both, and
+    // keeps the memory in an `Arc`, where nothing moves or replaces it.
     Some(unsafe { VolatileSlice::new(region.host.wrapping_add(offset), len) })
 }
 
@@ -242,8 +242,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory that `at` belongs to, the window's or the guest's; `None` if that memory is missing or its regions
-    /// are not fixed.
+    /// The memory that contains `at`, which is either the window or guest memory; `None` if that memory is missing or
+    /// its regions are not fixed.
     #[inline]
     fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
         if let Some(extent) = self.window
@@ -269,7 +269,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A slice of `len` bytes that are contiguous in host memory. The caller marks writes with [`View::mark`].
+    /// A slice of `len` bytes that are contiguous in host memory. After a write, the caller must call [`View::mark`].
     #[inline]
     pub(crate) fn slice(
         &self,
@@ -476,7 +476,7 @@ impl<'a> Page<'a> {
         self.0.get(offset / WORD)
     }
 
-    /// `count` words from `offset` on, which must be a multiple of eight; `None` if they extend beyond the page.
+    /// `count` words starting at `offset`, which must be a multiple of eight; `None` if they extend beyond the page.
     #[inline]
     pub(crate) fn words(self, offset: usize, count: usize) -> Option<&'a [AtomicU64]> {
         let first = offset / WORD;

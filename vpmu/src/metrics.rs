@@ -50,18 +50,18 @@ pub struct Metrics {
     pub samples_written: u64,
     /// Sample records lost because the ring was full or missing.
     pub samples_lost: u64,
-    /// Overflows without a sample, because a sampling limit was exceeded. `samples_written` and `samples_lost` exclude
-    /// these overflows.
+    /// Overflows for which no sample was made, because a sampling limit was exceeded. `samples_written` and
+    /// `samples_lost` do not include these overflows.
     pub samples_throttled: u64,
-    /// Overflows that exceeded the budget that all of the guest's events share, and so throttled their event.
+    /// Overflows that exceeded the budget shared by all of the guest's events, and thereby throttled their own event.
     /// `samples_throttled` includes these overflows, and also the later overflows of the throttled events.
     pub samples_over_budget: u64,
     /// vCPU time that the exit engine spent on the guest's samples, in nanoseconds.
     pub sampling_time: u64,
-    /// Times that the samples of a vCPU were throttled, because they had taken too much of the vCPU's time.
+    /// Number of times that a vCPU's samples were throttled because they had taken too much of the vCPU's time.
     pub sampling_throttles: u64,
-    /// Times that an event had to wait, because its vCPU had reached the limit on host counters, or the limit on the
-    /// total rate of its clocks.
+    /// Number of times that an event had to wait because its vCPU had reached the limit on host counters, or the
+    /// limit on the total rate of its clocks.
     pub counter_waits: u64,
     /// Highest number of host counters that the guest's sampling events had open at once.
     pub host_counters: u32,
@@ -94,8 +94,8 @@ pub struct Metrics {
     pub bad_requests: u64,
     /// The cost of the guest's requests, marks and exits.
     pub work: Work,
-    /// For each figure, the largest value in any turn. A turn is an exit, a mark, or the requests of a notification
-    /// that were served without a break.
+    /// For each figure, the largest value in any turn. A turn handles an exit, a mark, or the requests of a
+    /// notification that are served without a break.
     pub largest_turn: Work,
     /// Turns that ended before all requests of their notification were served.
     pub turns_unfinished: u64,

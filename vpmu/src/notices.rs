@@ -1,5 +1,5 @@
 //! Notices to the driver. A notice stays due until the event queue has a buffer for it. The device then delivers the
-//! notice, with an interrupt if the driver wants one.
+//! notice, and raises an interrupt if the driver wants one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -100,9 +100,9 @@ impl Notices {
         self.deliver(None);
     }
 
-    /// Delivers due notices. Raises one interrupt if the driver wants one for these notices, or if `served` is not
-    /// `None`. `served` is the index of another queue for which the driver wants an interrupt. The caller must not
-    /// hold a lock of the device, because the transport has locks of its own.
+    /// Delivers due notices. `served` is the index of another queue for which the driver wants an interrupt, if any.
+    /// Makes one call that raises the interrupts for this queue and, if the driver wants it, for the notices. The
+    /// caller must not hold any of the device's locks, because the transport has locks of its own.
     pub(crate) fn deliver(&self, served: Option<u16>) {
         let event = self.deliver_due().then_some(QUEUE_EVENT);
         let (queues, len) = match (served, event) {
@@ -137,8 +137,8 @@ impl Notices {
         (state.delivered, state.bad_buffers)
     }
 
-    /// Delivers notices while there are buffers; the remaining notices stay due until the driver posts more
-    /// buffers. Returns whether the driver wants an interrupt for the delivered notices.
+    /// Delivers notices until the queue's buffers are used up; the remaining notices stay due until the driver posts
+    /// more buffers. Returns whether the driver wants an interrupt for the delivered notices.
     fn deliver_due(&self) -> bool {
         if !self.ready.load(Ordering::Relaxed) {
             return false;
@@ -229,7 +229,7 @@ pub(crate) struct Due {
     queue: VecDeque<Notice>,
     /// For each due `NOTICE_WAKEUP`: its event, and the number of wakeups to report.
     waking: BTreeMap<u64, u64>,
-    /// For each due `NOTICE_LIMIT`: its event, and the number of times to report that the event reached its limit.
+    /// For each due `NOTICE_LIMIT`: its event, and how many times the event reached its limit.
     limited: BTreeMap<u64, u64>,
     /// Events with a due `NOTICE_AUX`.
     fetched: BTreeSet<u64>,
@@ -262,7 +262,7 @@ impl Due {
     /// event exists.
     ///
     /// # Errors
-    /// The saved notice is not valid, or such a notice is already due.
+    /// The saved notice is not valid, or an equivalent notice is already due.
     pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
         let SavedNotice { kind, event, value } = *saved;
         let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);
@@ -310,9 +310,9 @@ impl Due {
         self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
-    /// Makes a `NOTICE_LIMIT` of an event due. The driver wakes readers at this notice, too. The notice therefore
-    /// replaces the `woke` wakeups of the last overflow: a program that counts signals then gets exactly one for each
-    /// overflow.
+    /// Makes a `NOTICE_LIMIT` of an event due. The driver also wakes readers when it receives this notice, so the
+    /// notice replaces the `woke` wakeups of the last overflow. A program that counts signals then gets exactly one
+    /// signal per overflow.
     pub(crate) fn limit(&mut self, event: u64, woke: u64) {
         if let Some(waking) = self.waking.get_mut(&event) {
             *waking = waking.saturating_sub(woke);
@@ -328,8 +328,8 @@ impl Due {
         }
     }
 
-    /// Makes a `NOTICE_AUX` of an event due, unless one is already due: the notice makes the driver look at the AUX
-    /// area that it manages for the event.
+    /// Makes a `NOTICE_AUX` of an event due, unless one is already due. The notice makes the driver check the AUX area
+    /// that it manages for the event.
     pub(crate) fn aux(&mut self, event: u64) {
         if self.fetched.insert(event) {
             self.push(NOTICE_AUX, event);
@@ -344,8 +344,8 @@ impl Due {
         }
     }
 
-    /// Discards the due notices of a closed event. A `NOTICE_WAKEUP`, which is for the event's whole family, and a
-    /// `NOTICE_PERSISTENT` stay due.
+    /// Discards the due notices of a closed event, except `NOTICE_WAKEUP`, which is for the event's whole family, and
+    /// `NOTICE_PERSISTENT`.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);
@@ -373,8 +373,8 @@ impl Due {
         })
     }
 
-    /// Removes the oldest notice after its delivery. If the due count exceeds `NOTICE_COUNT`, the maximum that a notice
-    /// can report, the excess stays due.
+    /// Removes the oldest notice after its delivery. If its count exceeds `NOTICE_COUNT`, the maximum that one notice
+    /// can report, the rest stays due.
     pub(crate) fn delivered(&mut self) {
         let Some(notice) = self.next() else {
             return;
@@ -450,7 +450,7 @@ mod tests {
         // When the event is enabled again, it can cause wakeups and reach its limit as before.
         notices.wake(1, 1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
-        // Twice: three overflows, each with a wakeup. The third overflow reaches the limit, so the NOTICE_LIMIT
+        // Do this twice: three overflows, each with a wakeup. The third overflow reaches the limit, so the NOTICE_LIMIT
         // replaces the third wakeup.
         for _ in 0..2 {
             notices.wake(1, 3);

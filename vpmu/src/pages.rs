@@ -1,6 +1,6 @@
-//! The memory of a ring or an AUX area. The algorithms of rings and areas access memory only through
-//! [`Pages`], so that tests can substitute a model of memory. Implementations of the trait make no decisions:
-//! callers pass even the memory order.
+//! The memory of a ring or an AUX area. The ring and area code accesses memory only through [`Pages`], so that
+//! tests can substitute a memory model. Implementations of the trait make no decisions: even the memory ordering
+//! is passed by the caller.
 
 use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
@@ -13,11 +13,11 @@ use crate::memory::{Page, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
-/// A copy of at most this many words is made word by word. The source, a record, has just been stored word by word, and
-/// a CPU forwards pending stores only to loads of the same width: wider loads would stall.
+/// A copy of at most this many words is made word by word. The source, a record, was stored word by word just before,
+/// and CPUs forward pending stores only to loads that are not wider: wider loads would stall.
 const SHORT: usize = 16;
 
-/// A page of a ring or area is not writable guest memory, or no longer is.
+/// A page of a ring or area is not, or is no longer, writable guest memory.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unwritable {
     #[error("not guest memory")]
@@ -46,9 +46,9 @@ pub(crate) trait Pages {
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable>;
 }
 
-/// Pages of guest memory. This value keeps the page last written to, so that a burst of records costs a
-/// look-up per page, not per record. A page is marked as written when the next page is looked up, or when
-/// this value is dropped: in both cases after the last write to the page.
+/// Pages of guest memory. This value remembers the page that was last written to, so that a burst of records
+/// needs one look-up per page, not per record. A page is marked as dirty after the last write to it: when the next
+/// page is looked up, or when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
     memory: &'a View<'a>,
@@ -100,7 +100,7 @@ impl<'a> GuestPages<'a> {
             .ok_or(Unwritable::NoPage)
     }
 
-    /// Returns the metadata page for a write, and notes that the page must be marked as written.
+    /// Returns the metadata page for a write, and remembers that the page must be marked as dirty.
     fn stored(&self) -> Result<Page<'a>, Unwritable> {
         self.stored.set(true);
         self.metadata()
@@ -147,8 +147,8 @@ impl<'a> GuestPages<'a> {
         Ok(())
     }
 
-    /// Copies a prefix of `bytes` to `position` in one step: the part whose pages are contiguous in memory. Returns the
-    /// length of the prefix, a multiple of 8.
+    /// Copies the part of `bytes` whose destination pages are contiguous in memory to `position` in one step. Returns
+    /// the length of that part, a multiple of 8.
     fn put_run(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Unwritable> {
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         let number = (position / PAGE).checked_rem(self.data.len() as u64);

@@ -4,7 +4,7 @@ use crate::save::SavedPeriod;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Each step of the adaptation moves the period by 1/`STEPS` of its distance to the right period.
+/// Each step of the adaptation moves the period by 1/`STEPS` of its distance from the right period.
 const STEPS: i128 = 8;
 
 /// The longest period that perf accepts.
@@ -30,8 +30,8 @@ pub(crate) struct Completed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Frequency {
     hertz: u64,
-    /// Time of the last overflow, or of the first increase of the count if there was no overflow since the event began
-    /// or since the last [`Period::resume`].
+    /// Time of the last overflow. If no overflow has happened since the event began or since the last
+    /// [`Period::resume`], time of the first increase of the count.
     since: Option<u64>,
     /// The count at that time.
     base: u64,
@@ -59,7 +59,7 @@ impl Period {
         }
     }
 
-    /// The current state, to be saved; the rate of the count is measured anew after a restore.
+    /// The current state, to be saved. A restored event measures the rate of its count anew.
     pub(crate) fn save(self) -> SavedPeriod {
         SavedPeriod {
             length: self.length,
@@ -109,7 +109,7 @@ impl Period {
     }
 
     /// Adds `more` to the count; `now` returns the guest's time in nanoseconds. Returns the overflows that this
-    /// increase caused.
+    /// increase causes.
     pub(crate) fn grow(&mut self, more: u64, now: impl FnOnce() -> u64) -> Option<Completed> {
         let before = self.counted;
         let completed = self.complete(more);
@@ -129,8 +129,8 @@ impl Period {
             self.length = adapt(self.length, grown, elapsed, frequency.hertz);
         }
         let completed = completed.or_else(|| {
-            // If an overflow is overdue, the count has slowed down, and `adapt` has shortened the period. If the count
-            // has reached the new period, report an overflow now.
+            // An overdue overflow means that the count has slowed down, so `adapt` has shortened the period. If the
+            // count has reached the new period, report an overflow now.
             let length = self.counted;
             (overdue && length >= self.length).then(|| {
                 self.counted = 0;
@@ -164,8 +164,8 @@ impl Period {
     }
 }
 
-/// Moves `length` one step towards the right period. The count grew by `grown` in `elapsed` nanoseconds; with the
-/// right period, a count that grows at this rate overflows `hertz` times a second.
+/// Moves `length` one step towards the right period, with which a count that grows by `grown` in `elapsed` nanoseconds
+/// overflows `hertz` times a second.
 fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
     if elapsed == 0 {
         return length;

@@ -40,8 +40,8 @@ impl EventMatch {
         }
     }
 
-    /// The event names that a host's catalogue can contain, each with a match for the events of that name. Omits raw
-    /// events and the VMM's traces.
+    /// The event names that a host's catalogue can contain, each with the [`EventMatch`] that selects the events of
+    /// that name. Omits raw events and the VMM's traces.
     #[must_use]
     pub fn named() -> Vec<(String, Self)> {
         catalogue::names()
@@ -73,11 +73,11 @@ pub enum Tier {
     /// Clocks, marks, and exits that the VMM counts. Excludes hardware counters, traces, and the host's other software
     /// events and statistics.
     Clocks,
-    /// [`Tier::Clocks`], and the CPU's generic and cache events, the host's software events and
-    /// statistics, and traces.
+    /// [`Tier::Clocks`], plus the CPU's generic and cache events, the host's software events and statistics,
+    /// and traces.
     #[default]
     Standard,
-    /// [`Tier::Standard`], and raw events: all events of the host.
+    /// [`Tier::Standard`], plus raw events: all events that the host counts.
     Full,
 }
 
@@ -175,8 +175,8 @@ impl Policy {
     }
 }
 
-/// The event whose occurrences a trace shows one by one, or the event that paces the trace. Denying this
-/// event also denies the trace.
+/// For a trace: the event whose individual occurrences the trace records, or the event that paces the trace.
+/// Denying this event also denies the trace.
 fn shown(events: &EventMatch) -> Option<EventMatch> {
     if events.mask != u64::MAX {
         return None;

@@ -19,7 +19,7 @@ pub struct AuxProducer {
     pub name: &'static str,
     /// Catalogue text about its data; at most 127 bytes.
     pub counts: &'static str,
-    /// The format of its data, as agreed between the VMM and its guests; at least
+    /// The format of the producer's data, as agreed between the VMM and its guests; at least
     /// [`FORMAT_VMM`](crate::abi::FORMAT_VMM).
     pub format: u8,
 }
@@ -36,7 +36,7 @@ impl AuxProducer {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuxError {
-    /// The id is not the id of a trace that the VMM's producers write.
+    /// The id does not belong to a trace that one of the VMM's producers writes.
     #[error("event {0} is not a trace that the VMM's producers write")]
     NoEvent(u64),
     /// The trace is disabled or paused, or its task is not running.
@@ -45,7 +45,7 @@ pub enum AuxError {
     /// The trace has no area, or no longer has one.
     #[error("the trace has no area")]
     NoArea,
-    /// Another writer has begun a write and not ended it.
+    /// Another writer has begun a write to the area and has not ended it.
     #[error("the area is being written to")]
     Nested,
     /// The area is full of unread data, or `end` was called for more bytes than were written.
@@ -73,8 +73,8 @@ impl From<Refused> for AuxError {
 /// The position of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxPlace {
-    /// The position of the next byte: the number of bytes that were ever written to the area, modulo 2^64. The
-    /// byte's offset in the area is its position modulo the area's size.
+    /// The position of the next byte: the total number of bytes written to the area so far, modulo 2^64. The byte's
+    /// offset in the area is this position modulo the area's size.
     pub position: u64,
     /// Number of free bytes from `position` on, according to the guest's tail. The device reads the tail at the
     /// beginning of the write, and again when data does not fit.
@@ -82,10 +82,10 @@ pub struct AuxPlace {
 }
 
 /// One write to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]: the guest sees it as
-/// one chunk, with a `PERF_RECORD_AUX`. Dropping the writer without a call of [`AuxWriter::end`] discards the
+/// one chunk, with a `PERF_RECORD_AUX`. Dropping the writer without calling [`AuxWriter::end`] discards the
 /// write.
 ///
-/// The guest is not blocked during the write. If it closes the trace or removes the area, later calls fail.
+/// The write does not block the guest. If the guest closes the trace or removes the area, later calls fail.
 ///
 /// ```no_run
 /// # fn tick(vpmu: &vpmu::Vpmu) -> Result<(), vpmu::AuxError> {
@@ -181,8 +181,8 @@ impl<'a> AuxWriter<'a> {
             .control(|control| control.lose_aux(self.trace, bytes));
     }
 
-    /// Ends the write and publishes its first `size` bytes; discards the rest. The data is stored
-    /// before the area's head moves.
+    /// Ends the write, publishes its first `size` bytes and discards the rest. The reader sees the area's head move
+    /// only after the data is in place.
     ///
     /// # Errors
     /// [`AuxError::NoRoom`] if fewer than `size` bytes were written; [`AuxError::Words`];

@@ -14,7 +14,7 @@ use crate::work;
 /// Bit of the available ring's flags: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
 /// Maximum number of descriptors that the device uses in one round of serving a queue, as a multiple of the queue's
-/// size. A multiple of one is enough for a correct driver: if the driver adds buffers during a round, it notifies the
+/// size. A correct driver needs only a multiple of one: if the driver adds buffers during a round, it notifies the
 /// device again, and the notification starts another round.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
@@ -29,8 +29,8 @@ const MAX_SIZE: u16 = 1 << 15;
 const INDEX: u64 = 2;
 const ENTRIES: u64 = 4;
 
-/// A split virtqueue as the transport and the driver set it up, with the device's position in its rings.
-/// The default is an unused queue.
+/// A split virtqueue as the transport and the driver set it up, with the device's positions in its available and used
+/// rings. The default is an unused queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueState {
     /// Whether the driver uses the queue.
@@ -160,9 +160,9 @@ pub(crate) struct Chain {
     memory: Memory,
     head: u16,
     /// All parts are in guest memory, unless the buffer is `broken`. A buffer is broken if it is not
-    /// completely in guest memory, if it has more descriptors than the queue has entries, if it names a
-    /// descriptor beyond the table, or if it has an indirect descriptor, a feature that the device does not
-    /// offer.
+    /// completely in guest memory, if it has more descriptors than the queue has entries, if it refers to a
+    /// descriptor beyond the table, or if it has an indirect descriptor, because the device does not offer
+    /// this feature.
     parts: Vec<Part>,
     broken: bool,
 }
@@ -382,8 +382,8 @@ impl Cursor<'_> {
         own.map(|part| part.len).sum()
     }
 
-    /// Advances by up to `most` bytes that are contiguous in memory; returns their address and their number,
-    /// which is zero at the end.
+    /// Advances by up to `most` bytes that are contiguous in memory; returns their address and their number, or
+    /// zero bytes at the end of the buffer.
     fn advance(&mut self, most: usize) -> (GuestAddress, usize) {
         while let Some(part) = self.chain.parts.get(self.part) {
             let left = part.len - self.offset;

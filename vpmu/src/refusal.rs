@@ -1,5 +1,4 @@
-//! Reasons why a host refuses counters: as text with a remedy for the operator, and as a number for
-//! the guest.
+//! Reasons why a host refuses counters. The operator gets each reason as text with a remedy, the guest as a number.
 
 use std::io;
 
@@ -41,8 +40,8 @@ pub enum Refusal {
          example with taskset"
     )]
     SeveralPmus,
-    /// The operator leaves the hardware to VMs with a mediated PMU, which do not start while a hardware event
-    /// is open.
+    /// The operator reserves the hardware counters for VMs with a mediated PMU, because such a VM cannot start
+    /// while a hardware event is open.
     #[error(
         "the hardware is left to VMs with a mediated PMU: Linux does not start such a VM while a hardware event is open"
     )]

@@ -14,12 +14,12 @@ use crate::source::Source;
 use crate::vcpu::{ExitStamp, Hook};
 use crate::work::{Turn, Work};
 
-/// A vCPU with its thread, from [`Vpmu::attach`](crate::Vpmu::attach) until the session is dropped.
+/// A vCPU and its attached thread, from [`Vpmu::attach`](crate::Vpmu::attach) until the session is dropped.
 ///
 /// The device counts events on the attached thread, so the session must stay on that thread. Usually, a session locks
-/// only the shard of its own vCPU. It locks other shards and the control plane for another vCPU's queue, for a command
-/// about another vCPU's event, and when an event of its own vCPU affects an event of another vCPU: a leader affects its
-/// members, and a trigger its targets.
+/// only the shard of its own vCPU. It locks other shards and the control plane in three cases: to serve another vCPU's
+/// queue, to execute a command for another vCPU's event, and when an event of its own vCPU affects an event of another
+/// vCPU. A leader affects its members, and a trigger affects its targets.
 #[derive(Debug)]
 pub struct VcpuSession {
     shared: Arc<Shared>,
@@ -60,8 +60,8 @@ impl VcpuSession {
         self.index
     }
 
-    /// Call this right before the run call, and [`VcpuSession::leave`] after it, even if the run call fails. Commands
-    /// left from a notification are executed first.
+    /// Call this right before the run call, and [`VcpuSession::leave`] after it, even if the run call fails. First
+    /// executes any commands that remain from a notification.
     pub fn enter(&mut self) {
         while self.resume() == Turn::Unfinished {}
         let shared = &*self.shared;
@@ -81,8 +81,8 @@ impl VcpuSession {
         }
     }
 
-    /// Call this right after the run call. `exit` may be just an [`ExitReason`](crate::ExitReason); traces then have no
-    /// details of the access.
+    /// Call this right after the run call. `exit` may be just an [`ExitReason`](crate::ExitReason); traces then lack
+    /// the details of the guest's access.
     pub fn leave(&mut self, exit: impl Into<Exit>, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
@@ -132,9 +132,8 @@ impl VcpuSession {
         }
     }
 
-    /// Handles the vCPU's notification of `queue`, a vCPU queue. The commands on the queue are executed
-    /// before the next guest entry: this call executes one turn of them, and [`VcpuSession::resume`] executes
-    /// the rest.
+    /// Handles the vCPU's notification of `queue`, a vCPU queue. All commands on the queue are executed before the
+    /// next guest entry: this call executes the first turn, and [`VcpuSession::resume`] executes the rest.
     pub fn kick(&mut self, queue: u16) {
         let Some(of) = self.shared.queue_of(queue) else {
             let vcpu = self.index;
@@ -183,8 +182,8 @@ impl VcpuSession {
         turn
     }
 
-    /// Serves a notification; returns whether the driver wants an interrupt for it. Returns `None` if the work allowed
-    /// in one turn is done and commands remain: call again to continue.
+    /// Serves a notification; returns whether the driver wants an interrupt for it. Returns `None` if the turn's budget
+    /// is used up and commands remain: call this again to continue.
     fn serve(&mut self, Serving { of, begun }: Serving) -> Option<bool> {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(of) else {
@@ -236,8 +235,8 @@ impl VcpuSession {
         hooks.is_some_and(|hooks| hooks.has(Hook::HostSamples) || hooks.has(Hook::Registers))
     }
 
-    /// The exact number of the vCPU's exits, by reason. A reset does not zero these numbers, and a restore continues
-    /// from the saved ones.
+    /// The exact number of the vCPU's exits, by reason. A reset does not zero these numbers. A restored device
+    /// continues from the saved numbers.
     #[must_use]
     pub fn exits(&self) -> ExitCounts {
         let exits = self.shard().map(|shard| shard.vcpu.exits());
@@ -262,11 +261,11 @@ impl Drop for Paused<'_> {
 }
 
 impl Drop for VcpuSession {
-    /// Detaches the thread, which is no longer in the guest. Events that counted on this thread, and
-    /// events that are started after the detach, wait for the vCPU's next thread.
+    /// Detaches the thread, which is no longer in the guest. Events that counted on this thread, and events that are
+    /// started after the thread is detached, wait for the vCPU's next thread.
     fn drop(&mut self) {
         if let Some(shard) = self.shared.shard(self.index) {
-            // A thread that panicked between `enter` and `leave` has left the guest, too.
+            // A thread that panicked between `enter` and `leave` has also left the guest.
             shard.vcpu.exit_done();
             self.shared.flushes.vcpu_left();
             // Detach under the shard's lock: other threads hold it while they open counters on this thread.

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use crate::policy::Policy;
 
-/// Settings of one device, fixed while it lives. [`Settings::new`] returns the defaults, and the `with_*`
-/// methods replace them.
+/// Settings of one device, which never change during its lifetime. [`Settings::new`] returns the defaults; the
+/// `with_*` methods replace them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Number of vCPUs, and so of vCPU queues.
+    /// Number of vCPUs, and therefore of vCPU queues.
     pub vcpus: u32,
     /// Guest TSC frequency in kHz.
     pub tsc_khz: u32,
@@ -77,12 +77,12 @@ impl Settings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hardware {
-    /// Whether hardware events may be opened. While one is open, Linux does not start a VM with a
-    /// mediated PMU on the host.
+    /// Whether hardware events may be opened. While any hardware event is open, the host cannot start a VM with a
+    /// mediated PMU.
     pub events: bool,
     /// Whether hardware events are disabled in favour of VMs with a mediated PMU.
     pub left_to_mediated: bool,
-    /// The work that hardware events count.
+    /// Which work hardware events count.
     pub count_mode: CountMode,
     /// The permitted raw events ([`KIND_RAW`](crate::abi::KIND_RAW)).
     pub raw: RawEvents,
@@ -113,8 +113,9 @@ impl Default for Hardware {
     }
 }
 
-/// The raw events that a guest may open. A raw event is given by its number in the host's PMU, and needs no
-/// name in the kernel. Some raw events also count activity of others, such as accesses of other VMs to a shared cache.
+/// The raw events that a guest may open. A raw event is selected by its number in the host's PMU, and needs no
+/// name in the kernel. Some raw events also count activity outside the guest, such as other VMs' accesses to a shared
+/// cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
     /// Only these configs. The catalogue lists the configs in this set that the host can open.
@@ -154,8 +155,9 @@ pub enum CountMode {
 /// The engine for samples of host counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Engines {
-    /// The engine that the guest requests. If it requests none: the batched engine if
-    /// [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips) and the event allow it, else the exit engine.
+    /// The engine that the guest requests. If the guest requests none: the batched engine if
+    /// [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips) returns true and the event supports that
+    /// engine, else the exit engine.
     #[default]
     Auto,
     /// Only the batched engine. Events that this engine does not support, and requests for the exit engine, are
@@ -169,21 +171,23 @@ pub enum Engines {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Maximum number of open events. Events that count the same thing without sampling it share one host
-    /// file descriptor per vCPU; each sampling event has host counters of its own.
+    /// Maximum number of open events. Non-sampling events that count the same thing share one host file descriptor
+    /// per vCPU; each sampling event has its own host counters.
     pub max_events: u32,
     /// Maximum number of host counters that the guest's sampling events hold open, in total over all vCPUs. Each
-    /// counter takes a descriptor (for a trace of exits, two) and two pages. Some counters take more pages, at most 8
-    /// MiB for all of them in total. While the limit allows, an event keeps a counter for each vCPU that it ran on.
+    /// counter takes a file descriptor (for a trace of exits, two) and two pages. Some counters take more pages, at
+    /// most 8 MiB for all counters in total. As far as this limit allows, an event keeps a counter for each vCPU that
+    /// it has run on.
     pub max_host_counters: u32,
-    /// Maximum number of host counters that sampling events run on one vCPU at once; not zero. Events beyond this
-    /// limit wait, or fail if pinned.
+    /// Maximum number of sampling events' host counters that run on one vCPU at the same time; not zero. Events beyond
+    /// this limit wait, or fail if they are pinned.
     pub max_active_counters: u32,
     /// Maximum number of data pages of one ring; a power of two.
     pub max_ring_pages: u32,
     /// Maximum number of pages of one AUX area; a power of two.
     pub max_aux_pages: u32,
-    /// Maximum number of guest pages in all rings and AUX areas in total. Each page costs the host eight bytes.
+    /// Maximum number of guest pages in all rings and AUX areas in total. For each page, the device needs eight bytes
+    /// of host memory.
     pub max_pages: u32,
     /// Maximum number of the guest's persistent events.
     pub max_persistent: u32,
@@ -195,11 +199,11 @@ pub struct Limits {
     pub max_sample_rate: u32,
     /// Maximum number of samples per second of all of the guest's events in total; not zero.
     pub max_samples: u32,
-    /// Maximum number of bytes per second in sample records of all of the guest's events in total; not zero. The record
-    /// that crosses the limit is still written.
+    /// Maximum number of bytes per second in the sample records of all of the guest's events in total; not zero. The
+    /// record that exceeds the limit is still written.
     pub max_record_bytes: u64,
     /// Maximum share of each vCPU's time, in percent, for samples of host counters by
-    /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample takes the time from the overflow to
+    /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample is charged the time from the overflow to
     /// the next guest entry. 100 disables the limit.
     pub max_sampling_percent: u32,
     /// The shortest period of hardware events; not zero.

@@ -1,5 +1,5 @@
-//! The state that the threads of one device share. [`Shared::on`] works on a shard, and then does the work that is left
-//! for other shards.
+//! The state that all threads using one device share. [`Shared::on`] works on a shard, and then does the work that was
+//! deferred to other shards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,7 +52,7 @@ impl Shared {
         self.shard(vcpu).map(|_| vcpu)
     }
 
-    /// Runs `act` on a shard, then the work that `act` leaves for other shards. The caller must hold no lock.
+    /// Runs `act` on a shard, then the work that `act` deferred to other shards. The caller must not hold any lock.
     pub(crate) fn on<T>(&self, shard: &Shard, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = shard.with(act);
         if !errands.is_empty() {

@@ -1,5 +1,5 @@
-//! A sink: a ring, the AUX area beside it, or both, shared by the events that write there. A writer holds the sink's
-//! lock for one record or one burst of records.
+//! A sink: a ring, an AUX area, or both, shared by the events that write to it. A writer holds the sink's lock for one
+//! record or one burst of records.
 
 use vm_memory::GuestAddress;
 
@@ -14,7 +14,7 @@ use crate::ring::{CountSnapshot, Outcome, Ring, Session, WriteContext};
 use crate::save::{SaveError, SavedPendingAux, SavedSink};
 use crate::trace::{Packet, Trace};
 
-/// A ring, an AUX area, or both. The alignment keeps other data out of its cache lines.
+/// A ring, an AUX area, or both. The alignment keeps other data out of the sink's cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Sink {
@@ -245,8 +245,8 @@ impl Sink {
         Some(act(&mut session))
     }
 
-    /// Whether [`Sink::flush`] has anything to do: a record of lost samples or of AUX data is pending or, for a
-    /// trace, a chunk has not ended yet.
+    /// Whether [`Sink::flush`] has anything to do: a record of lost samples or of AUX data is pending or, if
+    /// `is_trace` is true, a chunk is still open.
     pub(crate) fn owes(&self, is_trace: bool) -> bool {
         let state = self.state.lock();
         let lost = state.ring.as_ref().is_some_and(|ring| ring.what.has_loss());
@@ -286,7 +286,8 @@ impl Sink {
         produced
     }
 
-    /// Writes the next packet of a trace; `None` if the sink has no area, or the driver has granted the event no room.
+    /// Writes the next packet of a trace; `None` if the sink has no area, or if the driver manages the area and has not
+    /// granted space to the event.
     pub(crate) fn produce(
         &self,
         record: &mut Record,
@@ -386,15 +387,15 @@ impl Sink {
         Ok(produced)
     }
 
-    /// Ends the producer's write without publishing the written bytes. The event of the trace may be closed by now.
+    /// Ends the producer's write without publishing the written bytes. The trace may already be closed.
     pub(crate) fn give_up(&self, token: u64) {
-        // An area that was mapped meanwhile ignores the token.
+        // If another area has been mapped since, that area ignores the token.
         if let Some(area) = &mut self.state.lock().area {
             area.what.give_up(token);
         }
     }
 
-    /// Grants an event room in the area that the driver manages, starting at `head`.
+    /// Grants an event `room` bytes of space, starting at `head`, in an area that the driver manages.
     ///
     /// # Errors
     /// As [`Area::begin`]; [`Refused::NotBegun`]: the sink has no area.
@@ -404,7 +405,7 @@ impl Sink {
         area.what.begin(event, head, room)
     }
 
-    /// Withdraws the room from an event; returns the head that the event reached and the number of bytes that
+    /// Withdraws the space granted to an event; returns the head that the event reached and the number of bytes that
     /// did not fit.
     ///
     /// # Errors
@@ -423,8 +424,8 @@ impl State {
         self.pending.is_some() || is_trace && area.is_some_and(Area::is_begun)
     }
 
-    /// Writes a single record, which covers the chunk `ended` and the earlier chunks that are pending. If the ring has
-    /// no room, all of them stay pending.
+    /// Writes a single record, which covers the chunk `ended` and the earlier chunks that are pending. If the record
+    /// does not fit in the ring, all of these chunks stay pending.
     fn report(
         &mut self,
         record: &mut Record,

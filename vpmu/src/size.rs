@@ -11,7 +11,7 @@ pub enum SizeError {
     TooLarge,
 }
 
-/// Parses `65536`, `64K` or `16M` to bytes; the case of the unit does not matter.
+/// Parses a size such as `65536`, `64K` or `16M` into bytes. Units are case-insensitive.
 ///
 /// # Errors
 /// [`SizeError`].

@@ -1,4 +1,4 @@
-//! Sources of counts: the host's clocks and perf events. The trait lets tests use sources with exact counts.
+//! Sources of counts: the host's clocks and perf events. With the trait, tests can use sources with exact counts.
 
 use std::fmt::Debug;
 use std::io;
@@ -15,7 +15,7 @@ pub trait Source: Send + Sync + Debug {
     fn thread_time(&self) -> Option<u64>;
     /// The events that the source can count. Each of them was tested.
     fn offers(&self) -> &[Offer];
-    /// Why [`Source::offers`] has no event of `kind`, if the host refused all events of this kind; `None`
+    /// The reason why [`Source::offers`] has no event of `kind`, if the host refused all events of this kind. `None`
     /// by default.
     fn refusal(&self, kind: u32) -> Option<Refusal> {
         let _ = kind;
@@ -27,8 +27,8 @@ pub trait Source: Send + Sync + Debug {
     /// The host's error; for events in [`Source::offers`] usually because descriptors, counters or
     /// lockable memory have run out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
-    /// Delays starts of counters of `thread`: a counter that is started from now on may wait for
-    /// [`Source::release`], so that all such counters start at one moment. A host that paces these counters
+    /// Delays starts of counters of `thread`: a counter that is started after this call may wait for
+    /// [`Source::release`], so that all such counters start at the same time. A host that paces these counters
     /// with timers can then serve all of them with one interrupt. If a counter stops before the release, other
     /// running counters may pause until the release.
     ///
@@ -44,8 +44,8 @@ pub trait Source: Send + Sync + Debug {
         let _ = thread;
         Ok(())
     }
-    /// Stops the sampling clocks of `thread` until [`Source::go_on`], including clocks opened or started meanwhile: the
-    /// vCPU is paused, and overflows must not signal its thread.
+    /// Stops the sampling clocks of `thread` until [`Source::go_on`], including clocks opened or started meanwhile.
+    /// Called when the vCPU is paused, because overflows must then not signal its thread.
     ///
     /// By default, the clocks continue.
     ///
@@ -156,12 +156,12 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// See [`Counter::start`].
     fn read(&mut self) -> io::Result<Reading>;
-    /// Sets the rate from now on; the kind of rate must not change.
+    /// Sets a new rate. A period must not replace a frequency, nor a frequency a period.
     ///
     /// # Errors
     /// See [`Counter::start`].
     fn set_rate(&mut self, rate: Rate) -> io::Result<()>;
-    /// Appends to `into` the overflows or exits since the last call, oldest first. While the counter runs, an
+    /// Appends the overflows or exits since the last call to `into`, oldest first. While the counter runs, an
     /// unfinished exit is left for a later call.
     fn drain(&mut self, into: &mut Overflows);
 }
@@ -170,11 +170,11 @@ pub trait Counter: Send + Debug {
 /// counters.
 ///
 /// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Only the
-/// difference between two readings of a counter is meaningful: counters that are read together may share
-/// `enabled` and `running` times that began before this counter was added.
+/// difference between two readings of a counter is meaningful, because counters that are read together may share
+/// `enabled` and `running` times that began before one of them was added.
 pub trait CounterSet: Send + Debug {
-    /// Starts a new counter for `what`, which must not sample. The count begins at zero. Sharing the counter among
-    /// events is up to the caller. This call also takes the counter's first reading.
+    /// Starts a new counter for `what`, which must not sample. The count begins at zero. The caller may share the
+    /// counter among events. This call also takes the counter's first reading.
     ///
     /// # Errors
     /// Like [`Source::open`]; `EINVAL` for a request that samples or traces.
@@ -188,8 +188,8 @@ pub trait CounterSet: Send + Debug {
     /// The counter's reading at the last [`refresh`](CounterSet::refresh).
     ///
     /// # Errors
-    /// `EIO` for an unknown key, and if the host could not read the counter, such as a pinned one that lost its
-    /// hardware counter.
+    /// `EIO` for an unknown key, or if the host could not read the counter, for example because a pinned counter has
+    /// lost its hardware counter.
     fn reading(&self, key: CounterKey) -> io::Result<Reading>;
 }
 
@@ -261,8 +261,8 @@ pub struct Overflow {
     pub period: u64,
 }
 
-/// The mode of a vCPU's thread. The guest's own mode is not taken from the host: Linux before 6.8 reports the
-/// guest mode in which the vCPU was last preempted.
+/// The mode of a vCPU's thread. It does not include the guest's own mode, because Linux before 6.8 reports the guest
+/// mode in which the vCPU was last preempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Running the guest.

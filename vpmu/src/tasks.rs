@@ -14,7 +14,7 @@ const USER_REGS: u64 = offset_of!(TaskPage, user_regs) as u64;
 const SWITCHES: usize = offset_of!(TaskPage, switches);
 const HISTORY: usize = offset_of!(TaskPage, history);
 const ENTRIES: u64 = TASK_HISTORY as u64;
-/// Maximum number of attempts to read a history. Only a guest that constantly writes to its page invalidates
+/// Maximum number of attempts to read a history. Only a guest that constantly writes to its task page can invalidate
 /// more than one attempt.
 const TRIES: usize = 3;
 
@@ -73,7 +73,7 @@ impl Tasks {
     }
 }
 
-/// The tasks that ran on one vCPU up to a moment, as far back as the vCPU's task page goes.
+/// The tasks that ran on one vCPU until the history was read, as far back as the vCPU's task page goes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TaskHistory {
     /// The running task, if no switch was recorded yet.
@@ -83,7 +83,7 @@ pub(crate) struct TaskHistory {
 }
 
 impl TaskHistory {
-    /// The task at the guest's TSC `tsc`; `None` if the history does not go back so far.
+    /// The task that ran at the guest's TSC `tsc`; `None` if the history does not go back that far.
     pub(crate) fn at(&self, tsc: u64) -> Option<Task> {
         let later = self.switches.partition_point(|&(since, _)| since <= tsc);
         match later.checked_sub(1) {
@@ -115,8 +115,8 @@ impl TaskHistory {
         // The entries are read before the count is read again.
         fence(Ordering::Acquire);
         let now = load(SWITCHES, Ordering::Relaxed)?;
-        // The entry of switch n + ENTRIES overwrites the entry of switch n. The driver counts a switch after it
-        // has written the entry, so the switch after the last counted one may have overwritten an entry, too.
+        // The entry of switch n + ENTRIES overwrites the entry of switch n. The driver counts a switch only after
+        // writing its entry, so the first switch not counted yet may also have overwritten an entry.
         let spoilt = now
             .checked_sub(first)?
             .saturating_add(1)
@@ -227,8 +227,8 @@ mod tests {
             switch(&memory, n, u32::try_from(n).expect("small"), 10 * n);
         }
         let history = tasks().history(&View::of(&memory));
-        // The history has one entry fewer than the page: the next switch may have half overwritten the oldest
-        // entry.
+        // The history has one entry fewer than the page, because the next switch may already have overwritten half of
+        // the oldest entry.
         let oldest = all - ENTRIES + 1;
         assert_eq!(history.at(10 * oldest - 1), None);
         for n in oldest..all {
@@ -260,7 +260,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             histories
         });
-        // Each read so far may have met a switch in progress; this read comes after the last switch.
+        // Each read so far may have happened during a switch; this read comes after the last switch.
         histories.push(tasks().history(&View::of(&memory)));
         assert!(histories.iter().any(|history| !history.switches.is_empty()));
         for history in &histories {

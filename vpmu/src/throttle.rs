@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Maximum number of windows per second. If fewer samples than this are allowed per second, there is one window for
-/// each sample.
+/// Maximum number of windows per second. If fewer samples than this are allowed per second, each sample has a window of
+/// its own.
 const WINDOWS: u64 = 100;
 
 /// A limit on samples: of one event, or of all events in a [`Budget`].
@@ -55,7 +55,7 @@ impl TimeLimit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SamplingTime {
     window: u64,
-    /// Nanoseconds charged to this window. The part above the share is carried over to the next window.
+    /// Nanoseconds charged to this window. Any excess over the share is carried over to the next window.
     spent: u64,
     total: u64,
 }
@@ -99,7 +99,7 @@ pub(crate) enum Verdict {
     Last,
     /// Make no record.
     Throttled,
-    /// Make no record, since the budget that all events share is used up; the event is throttled from now on.
+    /// Write no record, because the budget that all events share is used up. The event is throttled from now on.
     Exhausted,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Budget {
     bytes_used: AtomicU64,
 }
 
-/// Number of parts of the budget. A shard takes one part at a time. Thus, vCPUs that sample concurrently
+/// Number of parts of the budget. A shard takes one part at a time. Therefore, vCPUs that sample concurrently
 /// rarely contend for the budget's cache line, and no shard takes the whole budget at once.
 const PARTS: u64 = 64;
 
@@ -133,8 +133,8 @@ impl Budget {
     }
 
     /// The number of the window that contains `time`, in guest nanoseconds. Clears the used counts if the window
-    /// is new. If two threads begin a window at once, one thread may take parts before the other clears the
-    /// counts: those parts are then not counted.
+    /// is new. If two threads begin a window at the same time, one thread may take parts before the other clears the
+    /// counts. These parts are then not counted.
     fn window(&self, time: u64) -> u64 {
         let now = time / self.samples.window;
         let before = self.window.load(Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Budget {
         take(&self.samples_used, self.samples.share, wanted)
     }
 
-    /// Takes a part of the bytes, at least `wanted` if so many are left; returns the number of bytes taken.
+    /// Takes a part of the bytes, at least `wanted` if that many are left; returns the number of bytes taken.
     fn take_bytes(&self, wanted: u64) -> u64 {
         let wanted = wanted.max(self.bytes.div_ceil(PARTS));
         take(&self.bytes_used, self.bytes, wanted)
@@ -164,7 +164,7 @@ impl Budget {
 
 /// Takes up to `wanted` from a budget of `all`, of which `used` is already taken; returns the amount taken.
 fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
-    // Once the budget is exhausted, `used` does not grow any more, so repeated calls cannot overflow it.
+    // Once the budget is exhausted, `used` no longer grows, so repeated calls cannot overflow it.
     if used.load(Ordering::Relaxed) >= all {
         return 0;
     }

@@ -1,5 +1,5 @@
-//! The state of one vCPU that its thread uses at every entry and exit without a lock: counts, the open exit (the last
-//! exit, until the vCPU enters the guest again), and the hooks of active events.
+//! The state of one vCPU that its thread accesses without a lock at every entry and exit: counts, the open exit (the
+//! last exit, until the vCPU enters the guest again), and the hooks of active events.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -20,10 +20,10 @@ pub(crate) enum Hook {
     Traced,
     /// Looks for overflows of host counters.
     HostSamples,
-    /// Set if drains must collect the records that the host makes for an event. Causes no work at exits and
+    /// Set if drains must collect the records that the host writes for an event. Causes no work at exits and
     /// entries.
     Collecting,
-    /// Checks whether a throttled event may sample again.
+    /// Set if an event is throttled. Each exit then checks whether the event may sample again.
     Throttled,
     /// Set if records at an exit or mark need the instruction pointer and the mode. Causes no work by itself.
     Registers,
@@ -69,7 +69,7 @@ impl Hooks {
 pub(crate) struct Vcpu {
     /// Whether the vCPU has a session.
     taken: AtomicBool,
-    /// Whether the vCPU's session has started on the commands of a notification, but has not finished them.
+    /// Whether the vCPU's session has begun to execute the commands of a notification, but has not finished.
     unserved: AtomicBool,
     thread: AtomicI32,
     tsc_offset: AtomicU64,
@@ -81,8 +81,8 @@ pub(crate) struct Vcpu {
     /// sample. The CPU time is zero if it is unknown.
     entered_at: AtomicU64,
     entered_tsc: AtomicU64,
-    /// Ticks from the last entry to the overflow that caused the open exit, plus one; zero without such an
-    /// overflow.
+    /// Ticks from the last entry to the overflow that caused the open exit, plus one; zero if no overflow caused
+    /// it.
     sampled_after: AtomicU64,
     /// The cost of the last sample, until [`Vcpu::take_sample`] returns it: CPU time from the entry before the
     /// overflow to the entry after it, and ticks from the first of these entries to the overflow.
@@ -243,7 +243,8 @@ impl Vcpu {
     pub(crate) fn enter(&self, source: &dyn Source) {
         self.inside.store(true, Ordering::Relaxed);
         // Only the vCPU's thread writes `visits`. Another thread may be about to wait for the vCPU to leave.
-        // Because of SeqCst, either this thread sees that the other one waits, or the other one sees this visit.
+        // Because of SeqCst, either this thread sees that the other thread is waiting, or the other thread sees
+        // this visit.
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) | 1, Ordering::SeqCst);
         let hooks = self.hooks();
@@ -270,19 +271,19 @@ impl Vcpu {
         }
     }
 
-    /// Notes that an overflow at the host's TSC `first` caused the open exit. The vCPU's time from the
+    /// Records that an overflow at the host's TSC `first` caused the open exit. The vCPU's time from the
     /// overflow to the next entry is charged to the sample. Called on the vCPU's thread.
     pub(crate) fn begin_sample(&self, first: u64) {
-        // A counter can overflow during host work, before the entry. The signal then ends the run call
-        // immediately, so the vCPU spent no ticks in the guest.
+        // A counter can overflow during host work, before the entry. Its signal then ends the run call
+        // immediately, so the vCPU spends no ticks in the guest.
         let entered = self.entered_tsc.load(Ordering::Relaxed);
         let ticks = first.saturating_sub(entered);
         self.sampled_after
             .store(ticks.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the cost of the last sample; `None` if there is none or it was already taken. The cost has two
-    /// parts: the thread's CPU time in nanoseconds from the entry before the overflow to the entry after it,
+    /// Returns the cost of the last sample; `None` if there was no sample or its cost was already taken. The cost has
+    /// two parts: the thread's CPU time in nanoseconds from the entry before the overflow to the entry after it,
     /// and the ticks from the first of these entries to the overflow. Called on the vCPU's thread.
     pub(crate) fn take_sample(&self) -> Option<(u64, u64)> {
         let spent = self.sample_spent.swap(0, Ordering::Relaxed);
@@ -323,8 +324,8 @@ impl Vcpu {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// Total nanoseconds inside the run call up to the last exit, measured only while an event needs
-    /// them.
+    /// Total nanoseconds that the thread has spent inside the run call up to the last exit, measured only while an
+    /// event needs this time.
     pub(crate) fn guest_time(&self) -> u64 {
         self.guest_time.load(Ordering::Relaxed)
     }
@@ -384,7 +385,8 @@ pub(crate) struct ExitStamp {
 /// the packet of the open exit.
 ///
 /// Only the session writes the cell. It publishes an exit without a lock and withdraws it under the shard's
-/// lock, so a thread that holds the shard's lock reads a whole stamp or, during a publication, `None`.
+/// lock. A thread that holds the shard's lock therefore reads either a complete stamp or, while the session publishes
+/// an exit, `None`.
 #[derive(Debug, Default)]
 pub(crate) struct OpenExitCell {
     /// Number of the open exit; zero without one.

@@ -1,5 +1,5 @@
-//! The window: memory of the VMM for rings that outlive a reset. This module tracks the allocated pages, and
-//! does not know about rings.
+//! The window: VMM memory for rings that outlive a reset. This module only tracks which pages are allocated; it
+//! does not depend on rings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,8 +88,8 @@ impl Window {
             .any(|byte| guest.is_readable(GuestAddress(byte), 1))
     }
 
-    /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is no such run. For the
-    /// operator, prefers the pages that are reserved for the operator.
+    /// Allocates the first run of `pages` contiguous free pages and zeroes them; `None` if there is no such run. For
+    /// the operator, prefers the pages that are reserved for the operator.
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Run> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
@@ -105,8 +105,8 @@ impl Window {
         Some(run)
     }
 
-    /// Allocates the run of `pages` pages that begins with page `first`, and keeps their contents; `None` if they are
-    /// in use, or not available to `holder`.
+    /// Allocates the run of `pages` pages that begins with page `first`, and keeps their contents; `None` if any of
+    /// them is in use or not available to `holder`.
     pub(crate) fn retake(&mut self, first: u32, pages: u32, holder: Holder) -> Option<Run> {
         let end = first.checked_add(pages)?;
         let most = match holder {
@@ -131,7 +131,7 @@ impl Window {
         }
     }
 
-    /// The first page of the first run of `pages` free pages that lies in the pages `from` to `until` - 1.
+    /// The first page of the first run of `pages` free pages within the pages `from` to `until` - 1.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
         for (&first, &len) in &*self.taken.lock() {

@@ -1,15 +1,15 @@
-//! The cost of a guest's requests: operations and calls to the source, counted on the thread that
-//! executes them. The limits apply to this work, not to the number of requests, because one request can
-//! affect many events.
+//! The cost of a guest's requests: operations and calls to the source, counted on the thread that executes the
+//! requests. The limits apply to this work, not to the number of requests, because one request can affect many
+//! events.
 //!
-//! The counts are per thread, because one request can call into several shards and the source, always on one
+//! The counts are per thread, because one request can use several shards and the source, but always runs on one
 //! thread.
 
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 
-/// A turn ends after the request or command that reaches this number of operations. One turn is enough to
-/// schedule in and out as many events as the default limit allows to be open.
+/// A turn ends after the request or command that reaches this number of operations. One turn is enough to schedule as
+/// many events in and out as may be open with the default limit.
 const TURN_OPERATIONS: u64 = 4096;
 /// A turn ends after the request or command that reaches this number of calls to the source.
 const TURN_HOST_CALLS: u64 = 512;
@@ -27,8 +27,8 @@ thread_local! {
     serde(deny_unknown_fields)
 )]
 pub struct Work {
-    /// Number of operations. Each start, stop, read or count of an event is one operation. So is each record
-    /// written for an event, each request, each command, and each descriptor of a buffer of requests or commands.
+    /// Number of operations. Each of these is one operation: a start, stop, read or count of an event; a record
+    /// written for an event; a request; a command; and a descriptor of a buffer of requests or commands.
     /// Several page addresses together count as one operation, and so do several events that are only examined.
     pub operations: u64,
     /// Number of calls to the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
@@ -49,7 +49,7 @@ impl Work {
         Self::so_far() - self
     }
 
-    /// Whether this work fills a turn: the requests that remain must wait until the caller has done other
+    /// Whether this work fills a turn. If so, the remaining requests must wait until the caller has done its other
     /// pending work.
     pub(crate) fn fills_a_turn(self) -> bool {
         self.operations >= TURN_OPERATIONS || self.host_calls >= TURN_HOST_CALLS
@@ -112,6 +112,6 @@ pub(crate) fn charge_host_call() {
 pub enum Turn {
     /// Nothing is left.
     Done,
-    /// The budget of a turn is used up, and work is left. Do other pending work first, then continue.
+    /// The turn's budget is used up, but work remains. Do other pending work first, then continue.
     Unfinished,
 }

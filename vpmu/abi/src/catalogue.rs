@@ -8,7 +8,7 @@ use super::ControlHeader;
 pub const KIND_HARDWARE: u32 = 0;
 /// Event kind: the host's software events on the vCPU thread; config is perf's `PERF_COUNT_SW_*`.
 pub const KIND_SOFTWARE: u32 = 1;
-/// Event kind: hardware cache events; config has the cache, the operation and the result, as for perf's
+/// Event kind: hardware cache events; config encodes the cache, the operation and the result, as for perf's
 /// `PERF_TYPE_HW_CACHE`.
 pub const KIND_HW_CACHE: u32 = 3;
 /// Event kind: raw hardware events, where the operator allows them; config is the raw event code of the
@@ -25,20 +25,20 @@ pub const KIND_GUEST_TIME: u32 = 0x103;
 /// Event kind: marks written to the doorbell; config is the value of the marks to count, or [`MARK_ANY`].
 pub const KIND_MARK: u32 = 0x104;
 
-/// Event kind: a trace of VM exits, written to the AUX area; config is one of `EXIT_*`. The count is the size
-/// of the trace in bytes, including lost bytes.
+/// Event kind: a trace of VM exits, written to the AUX area; config is one of `EXIT_*`. The count is the number
+/// of bytes traced, including lost bytes.
 pub const KIND_EXIT_TRACE: u32 = 0x105;
 /// Event kind: a trace of samples with registers, written to the AUX area; config is one of `PACE_*` and
-/// selects the event whose overflows make the samples. The count is in bytes, as for [`KIND_EXIT_TRACE`].
+/// selects the event whose overflows trigger the samples. The count is in bytes, as for [`KIND_EXIT_TRACE`].
 pub const KIND_SAMPLE_TRACE: u32 = 0x106;
 /// Event kind: a trace that the host's PMU writes, such as Intel PT. Reserved: the device refuses this kind,
 /// because no host can confine such a trace to one guest.
 pub const KIND_HOST_TRACE: u32 = 0x107;
-/// Event kind: a trace written by one of the VMM's producers; config is the producer's number. The count is
-/// in bytes. The device has this kind only if the catalogue lists it.
+/// Event kind: a trace written by a producer in the VMM; config is the producer's number. The count is
+/// in bytes. The device supports this kind only if the catalogue lists it.
 pub const KIND_VMM_TRACE: u32 = 0x108;
 
-/// [`KIND_SAMPLE_TRACE`] config: the period is in nanoseconds of perf's `cpu-clock` of the vCPU thread.
+/// [`KIND_SAMPLE_TRACE`] config: the period is in nanoseconds of perf's `cpu-clock` on the vCPU thread.
 pub const PACE_CPU_CLOCK: u64 = 0;
 /// [`KIND_SAMPLE_TRACE`] config: the period is a number of exits that reached the VMM.
 pub const PACE_EXITS: u64 = 1;
@@ -108,8 +108,8 @@ pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
 pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
 /// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
 pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;
-/// [`CatalogueEntry::flags`]: the event writes packets to an AUX area; the bits from
-/// [`CATALOGUE_FORMAT_SHIFT`] on hold the format of the packets.
+/// [`CatalogueEntry::flags`]: the event writes packets to an AUX area; the eight bits starting at
+/// [`CATALOGUE_FORMAT_SHIFT`] hold the packet format.
 pub const CATALOGUE_AUX: u32 = 1 << 4;
-/// [`CatalogueEntry::flags`]: the lowest of the eight bits that hold a packet format, one of `FORMAT_*`.
+/// [`CatalogueEntry::flags`]: number of the lowest of the eight bits that hold the packet format, one of `FORMAT_*`.
 pub const CATALOGUE_FORMAT_SHIFT: u32 = 16;

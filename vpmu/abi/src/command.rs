@@ -3,9 +3,9 @@
 use zerocopy::little_endian::{I32, U32, U64};
 
 wire! {
-    /// One command on a vCPU queue. A buffer holds commands, then space for one [`Reply`] to each
-    /// command. At each notification, the device takes at most 2048 commands in total from all
-    /// buffers. It writes the replies before the instruction that notified the queue retires.
+    /// One command on a vCPU queue. A buffer holds one or more commands, followed by space for one
+    /// [`Reply`] per command. At each notification, the device takes at most 2048 commands in total
+    /// from all buffers. It writes the replies before the instruction that notified the queue retires.
     pub struct Command {
         /// One of `COMMAND_*`.
         pub op: U32,
@@ -14,8 +14,8 @@ wire! {
         /// Id of the event. Zero for [`COMMAND_VCPU`], and for a [`COMMAND_FLUSH`] that flushes all
         /// persistent events of the vCPU.
         pub event: U64,
-        /// For [`COMMAND_PERIOD`]: the new period or frequency. For [`COMMAND_REFRESH`]: the number of further
-        /// overflows. For [`COMMAND_AUX_BEGIN`]: the head of the AUX area. Otherwise zero.
+        /// For [`COMMAND_PERIOD`]: the new period or frequency. For [`COMMAND_REFRESH`]: the number of overflows
+        /// to allow. For [`COMMAND_AUX_BEGIN`]: the head of the AUX area. Otherwise zero.
         pub value: U64,
         /// For [`COMMAND_AUX_BEGIN`]: the number of bytes that the event may write. Otherwise zero.
         pub room: U64,
@@ -36,20 +36,20 @@ pub const COMMAND_OUT: u32 = 5;
 pub const COMMAND_READ: u32 = 6;
 /// vCPU command: set the count to zero. [`Reply::time_enabled`] and [`Reply::time_running`] do not change.
 pub const COMMAND_RESET: u32 = 7;
-/// vCPU command: set the period and start a new period now. For an event with [`OPEN_FREQ`](super::OPEN_FREQ),
-/// set the frequency.
+/// vCPU command: set the period, and start a new period immediately. For an event with
+/// [`OPEN_FREQ`](super::OPEN_FREQ), set the frequency instead.
 pub const COMMAND_PERIOD: u32 = 8;
-/// vCPU command: enable the event, and set its limit of overflows to `value`, or raise an existing limit by
-/// `value`. The last of these overflows disables the event. Like perf's `PERF_EVENT_IOC_REFRESH`.
+/// vCPU command: enable the event, and allow it `value` overflows, in addition to any that remain from an
+/// earlier refresh. The last allowed overflow disables the event. Like perf's `PERF_EVENT_IOC_REFRESH`.
 pub const COMMAND_REFRESH: u32 = 9;
 /// vCPU command: let the event write up to `room` bytes to its AUX area, starting at position `value` modulo
 /// the size of the area. Only for areas mapped with [`MAP_DRIVER_OWNED`](super::MAP_DRIVER_OWNED).
 pub const COMMAND_AUX_BEGIN: u32 = 10;
 /// vCPU command: stop the event's writes to its AUX area. [`Reply::value`] is the head that the event
-/// reached. [`Reply::lost`] is the number of bytes for which there was no room since [`COMMAND_AUX_BEGIN`].
+/// reached. [`Reply::lost`] is the number of bytes that did not fit since [`COMMAND_AUX_BEGIN`].
 pub const COMMAND_AUX_END: u32 = 11;
-/// vCPU command: before the reply, write the event's pending samples and packets to its ring and AUX area, and
-/// wake the readers. If [`Command::event`] is zero, flush every persistent event of this vCPU.
+/// vCPU command: write the event's pending samples and packets to its ring and AUX area, and wake the readers,
+/// before replying. If [`Command::event`] is zero, flush every persistent event of this vCPU.
 pub const COMMAND_FLUSH: u32 = 12;
 
 wire! {
@@ -75,8 +75,8 @@ wire! {
 pub const STATE_ERROR: i32 = -2;
 /// [`Reply::state`]: disabled.
 pub const STATE_OFF: i32 = -1;
-/// [`Reply::state`]: enabled, but not active: the event's context does not run, the event's leader is off, or
-/// the event waits for a host counter.
+/// [`Reply::state`]: enabled, but not active: the event's context is not running, its group leader is off, or
+/// it is waiting for a host counter.
 pub const STATE_INACTIVE: i32 = 0;
 /// [`Reply::state`]: counting, or paused.
 pub const STATE_ACTIVE: i32 = 1;

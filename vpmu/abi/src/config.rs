@@ -35,7 +35,7 @@ pub const QUEUE_EVENT: u16 = 1;
 pub const QUEUE_VCPU: u16 = 2;
 
 /// Shared memory region id of the doorbell page: a 32-bit write at offset 0 of the page makes a mark on the
-/// vCPU that writes. The written value is the mark's value.
+/// vCPU that executes the write. The value written is the mark's value.
 pub const SHM_DOORBELL: u8 = 0;
 /// Shared memory region id of the window: the VMM's memory for rings that outlive a reset.
 pub const SHM_WINDOW: u8 = 1;
@@ -98,8 +98,8 @@ pub const REFUSED_POLICY: u8 = 5;
 pub const REFUSED_OTHER: u8 = 6;
 /// Reason for a refusal: the VMM may run on CPUs with different core PMUs, or on CPUs without a core PMU.
 pub const REFUSED_SEVERAL_PMUS: u8 = 7;
-/// Reason for a refusal: the host's KVM supports mediated PMUs, and no VM with a mediated PMU can start while a
-/// hardware event is open.
+/// Reason for a refusal: the host's KVM supports mediated PMUs, and an open hardware event would prevent VMs
+/// with a mediated PMU from starting.
 pub const REFUSED_MEDIATED: u8 = 8;
 
 /// [`Config::count_mode`]: hardware events count only while the guest runs.

@@ -1,6 +1,6 @@
 //! The control queue: operations, rings, AUX areas, task pages, links and wakeups. The comment on each
-//! operation lists its request struct, then its reply struct. The requests that open, list and detach events
-//! are in the modules `open`, `catalogue` and `persistent`.
+//! operation names its request struct, then its reply struct. The structs of the requests that open, list and
+//! detach events are in the modules `open`, `catalogue` and `persistent`.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -23,8 +23,8 @@ pub const CONTROL_OPEN: u32 = 1;
 pub const CONTROL_CLOSE: u32 = 2;
 /// Control operation: attach ring pages to an event; [`MapRequest`], [`ControlReply`].
 pub const CONTROL_MAP: u32 = 3;
-/// Control operation: detach the ring pages; header only, [`ControlReply`]. After the reply the device no
-/// longer writes to these pages.
+/// Control operation: detach an event's ring pages; header only, [`ControlReply`]. After the reply, the device
+/// no longer writes to these pages.
 pub const CONTROL_UNMAP: u32 = 4;
 /// Control operation: read the catalogue; [`CatalogueRequest`](super::CatalogueRequest),
 /// [`ControlReply`] followed by a [`CatalogueEntry`](super::CatalogueEntry) for each event.
@@ -40,15 +40,15 @@ pub const CONTROL_PAUSE: u32 = 8;
 /// Control operation: attach AUX pages to an event's own ring, or, with [`MAP_DRIVER_OWNED`], to an event
 /// without a ring; [`MapRequest`], [`ControlReply`].
 pub const CONTROL_MAP_AUX: u32 = 9;
-/// Control operation: detach the AUX pages; header only, [`ControlReply`]. After the reply the device no
-/// longer writes to these pages.
+/// Control operation: detach an event's AUX pages; header only, [`ControlReply`]. After the reply, the device
+/// no longer writes to these pages.
 pub const CONTROL_UNMAP_AUX: u32 = 10;
 /// Control operation: make an event persistent; [`DetachRequest`](super::DetachRequest),
 /// [`ControlReply`].
 pub const CONTROL_DETACH: u32 = 11;
 /// Control operation: make an event non-persistent; header only, [`ControlReply`].
 pub const CONTROL_ATTACH: u32 = 12;
-/// Control operation: list persistent events by ascending id;
+/// Control operation: list persistent events in ascending order of id;
 /// [`PersistentRequest`](super::PersistentRequest), [`ControlReply`] followed by a
 /// [`PersistentEvent`](super::PersistentEvent) for each event.
 pub const CONTROL_PERSISTENT: u32 = 13;
@@ -75,9 +75,9 @@ wire! {
 }
 
 wire! {
-    /// The request of [`CONTROL_MAP`] and [`CONTROL_MAP_AUX`]. The guest-physical addresses (`U64`) of
-    /// `pages` pages follow it in the readable buffer. A ring has the metadata page, then 2^n data
-    /// pages or none. An AUX area has 2^n pages.
+    /// The request of [`CONTROL_MAP`] and [`CONTROL_MAP_AUX`]. In the readable buffer, it is followed by
+    /// the guest-physical addresses (`U64`) of `pages` pages. A ring consists of the metadata page,
+    /// followed by 2^n data pages or none. An AUX area consists of 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,
@@ -89,10 +89,10 @@ wire! {
 }
 
 /// [`MapRequest::flags`]: the reader moves `data_tail` or `aux_tail`, and the device does not overwrite
-/// data that the reader has not consumed. Without this flag the device overwrites the oldest data.
+/// data that the reader has not consumed. Without this flag, the device overwrites the oldest data.
 pub const MAP_WRITABLE: u32 = 1 << 0;
-/// [`MapRequest::flags`] of an AUX area: the device writes only the area. The driver grants room with
-/// [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN), and writes the records to a ring of its own.
+/// [`MapRequest::flags`] of an AUX area: the device writes only to the area. The driver grants it space with
+/// [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN), and writes the records about the area to its own ring.
 pub const MAP_DRIVER_OWNED: u32 = 1 << 1;
 /// [`MapRequest::flags`] of a persistent event's ring: the device places the ring in consecutive
 /// pages of the window, and no addresses follow.

@@ -1,5 +1,5 @@
-//! Constants and structs of the interface between the device and the driver. The module [`uapi`] has the
-//! constants and structs of the driver's ioctls for guest programs. The crate has no logic.
+//! Constants and structs of the interface between the device and the driver. The module [`uapi`] holds the
+//! constants and structs of the ioctls that the driver offers to guest programs. The crate contains no logic.
 //!
 //! `vpmu/SPEC.md` defines the meaning of the fields; this crate is the source of truth for sizes, offsets and values.
 //! `guest-driver/linux/vpmu_abi.h` and `vpmu_uapi.h` have the same definitions in C; `vpmu/tests/abi.rs`

@@ -42,8 +42,7 @@ wire! {
         pub time_mask: U64,
         /// Zero.
         pub reserved: [u8; 928],
-        /// Bytes produced so far. Only the device writes this field. The device never reads the
-        /// field back.
+        /// Bytes produced so far. Only the device writes this field, and it never reads the field back.
         pub data_head: U64,
         /// Bytes consumed so far; written by the reader.
         pub data_tail: U64,

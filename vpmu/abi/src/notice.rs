@@ -28,9 +28,9 @@ pub const NOTICE_ERROR: u32 = 2;
 /// used up; the event is in [`STATE_OFF`](super::STATE_OFF).
 pub const NOTICE_LIMIT: u32 = 3;
 /// [`Notice::kind`]: in an AUX area mapped with [`MAP_DRIVER_OWNED`](super::MAP_DRIVER_OWNED), the event
-/// crossed the watermark, used half of its room, or found no room; the driver answers with
+/// crossed the watermark, used half of its granted space, or ran out of space; the driver responds with
 /// [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
 pub const NOTICE_AUX: u32 = 4;
 /// [`Notice::kind`]: the host started, ended or renamed persistent events; `event` is one of them. The
-/// driver answers with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
+/// driver responds by listing them with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
 pub const NOTICE_PERSISTENT: u32 = 5;

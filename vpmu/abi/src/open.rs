@@ -22,8 +22,8 @@ wire! {
         pub sample_type: U64,
         /// `OPEN_*`.
         pub flags: U32,
-        /// Sample records between wakeups, or bytes with [`OPEN_WATERMARK`]. Zero: a wakeup each time
-        /// that a page is full.
+        /// Number of sample records between wakeups; with [`OPEN_WATERMARK`], number of bytes. Zero: a
+        /// wakeup each time a page fills up.
         pub wakeup: U32,
         /// [`ENGINE_ANY`], [`ENGINE_EXIT`] or [`ENGINE_BATCHED`].
         pub engine: U32,
@@ -62,13 +62,13 @@ pub const OPEN_EXCLUDE_USER: u32 = 1 << 1;
 pub const OPEN_EXCLUDE_KERNEL: u32 = 1 << 2;
 /// [`OpenRequest::flags`]: `wakeup` is in bytes.
 pub const OPEN_WATERMARK: u32 = 1 << 3;
-/// [`OpenRequest::flags`]: `period` is a frequency in samples per second; the device adapts the actual period
-/// to it.
+/// [`OpenRequest::flags`]: `period` is a frequency in samples per second; the device adjusts the actual period
+/// to match it.
 pub const OPEN_FREQ: u32 = 1 << 4;
-/// [`OpenRequest::flags`]: records other than samples end with those of the fields TID, TIME, ID, STREAM_ID,
-/// CPU and IDENTIFIER that `sample_type` selects, like perf's `sample_id_all`.
+/// [`OpenRequest::flags`]: every record that is not a sample ends with the fields TID, TIME, ID, STREAM_ID,
+/// CPU and IDENTIFIER, as far as `sample_type` selects them, like perf's `sample_id_all`.
 pub const OPEN_SAMPLE_ID_ALL: u32 = 1 << 5;
-/// [`OpenRequest::flags`]: the event's ring is written from its end backwards, like perf's
+/// [`OpenRequest::flags`]: the device writes the event's ring backwards, from its end, like perf's
 /// `write_backward`.
 pub const OPEN_BACKWARD: u32 = 1 << 6;
 /// [`OpenRequest::flags`]: if the host cannot count the event all the time, the event enters
@@ -93,8 +93,8 @@ pub const OPEN_PAUSED: u32 = 1 << 14;
 /// [`OpenRequest::flags`]: the event opens persistent, as if it were made persistent by
 /// [`CONTROL_DETACH`](super::CONTROL_DETACH) without a name.
 pub const OPEN_PERSISTENT: u32 = 1 << 15;
-/// [`OpenRequest::flags`]: if the event's counter can exclude the host's work for the vCPU, the event excludes
-/// this work, whatever [`Config::count_mode`](super::Config::count_mode) is.
+/// [`OpenRequest::flags`]: the event excludes the host's work for the vCPU, if its counter can, regardless of
+/// [`Config::count_mode`](super::Config::count_mode).
 pub const OPEN_EXCLUDE_HOST: u32 = 1 << 16;
 
 /// perf's `PERF_SAMPLE_*` bits that the device supports: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
@@ -121,8 +121,8 @@ wire! {
         pub status: U32,
         /// The chosen engine. An event without a period has [`ENGINE_ANY`], except a trace of every exit
         /// ([`EXIT_ALL`](super::EXIT_ALL)), which has [`ENGINE_BATCHED`]. With an error status: one of
-        /// `REFUSED_*`, the reason why the host refused, or [`REFUSED_NOT`](super::REFUSED_NOT) if the
-        /// device refused.
+        /// `REFUSED_*`, the reason why the host refused the event, or [`REFUSED_NOT`](super::REFUSED_NOT)
+        /// if the device itself refused it.
         pub engine: U32,
         /// The event's id: never zero, and never reused during the lifetime of the VM.
         pub id: U64,

@@ -70,7 +70,7 @@ pub const PACKET_IP: u8 = 1 << 1;
 /// incomplete.
 pub const PACKET_CUT: u8 = 1 << 2;
 /// [`ExitPacket::flags`]: `reason` is the hardware's exit reason (VMX, SVM), and `qualification` and
-/// `detail` are the hardware's exit information. Without this flag `reason` is one of `EXIT_*`.
+/// `detail` are the hardware's exit information. Without this flag, `reason` is one of `EXIT_*`.
 pub const PACKET_HARDWARE: u8 = 1 << 3;
 /// [`SamplePacket::flags`]: the registers are known.
 pub const PACKET_REGS: u8 = 1 << 4;
@@ -104,8 +104,8 @@ wire! {
         pub pid: U32,
         /// The running thread.
         pub tid: U32,
-        /// Number of the packet in its trace, from zero. Lost packets are numbered, too, so a gap shows a
-        /// loss. Sync packets and padding are not numbered.
+        /// Number of the packet in its trace, starting at zero. Lost packets are numbered too, so a gap
+        /// reveals a loss. Sync packets and padding are not numbered.
         pub sequence: U64,
     }
 }

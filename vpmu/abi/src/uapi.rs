@@ -197,8 +197,8 @@ call! {
     }
 }
 
-/// First bit of the kind in `perf_event_attr::config` of the PMU `vpmu`; the bits below it are the event
-/// within the kind.
+/// Lowest bit of the event kind in `perf_event_attr::config` of the PMU `vpmu`; the bits below it select the
+/// event within the kind.
 pub const CONFIG_KIND_SHIFT: u32 = 48;
 /// `perf_event_attr::config1` of the PMU `vpmu`: the event opens paused and does not count until its starter
 /// overflows.

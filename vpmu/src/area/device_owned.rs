@@ -1,5 +1,5 @@
-//! An area that the device manages: the reader's tail determines how much space is free, and the
-//! device selects the chunks to report to the reader.
+//! An area that the device manages: the reader's tail determines how much space is free, and the device decides
+//! where each chunk that it reports to the reader ends.
 
 use std::sync::atomic::Ordering;
 
@@ -15,8 +15,8 @@ pub(super) struct DeviceOwned {
     watermark: u64,
     /// Flags of the chunk being written.
     flags: u64,
-    /// Whether the last entry could not be written: the reader was woken for that loss, and is not woken again for
-    /// further losses.
+    /// Whether the last entry could not be written. The reader was woken for the first such entry, and is not
+    /// woken again until an entry has been written.
     full: bool,
     /// The open write of a producer in the VMM, if any.
     claim: Option<Claim>,
@@ -42,8 +42,8 @@ impl DeviceOwned {
         }
     }
 
-    /// Resets both positions in the metadata page. An earlier area of the ring may have left its positions
-    /// there.
+    /// Resets both positions in the metadata page, which may still hold the positions of the ring's previous
+    /// area.
     pub(super) fn clear(&self, pages: &impl Pages) -> Result<(), Unwritable> {
         pages.store(AUX_TAIL, 0, Ordering::Relaxed)?;
         pages.store(AUX_HEAD, self.writer.head(), Ordering::Release)
@@ -91,8 +91,8 @@ impl DeviceOwned {
         self.writer.head()
     }
 
-    /// Whether there is an open chunk that the device may end. `false` while a producer in the VMM writes, because the
-    /// producer ends its chunk itself.
+    /// Whether a chunk is open that the device may end. `false` while a producer in the VMM writes, because the
+    /// producer ends its own chunk.
     pub(super) fn is_begun(&self) -> bool {
         self.claim.is_none() && self.writer.get().is_some()
     }

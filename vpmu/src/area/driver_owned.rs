@@ -1,5 +1,5 @@
-//! An area that the driver manages, for example through perf's AUX interface in the guest's kernel: the driver
-//! grants room, fetches the device's position, and notifies the reader.
+//! An area that the driver manages, for example through perf's AUX interface in the guest kernel: the driver
+//! grants the device space to write, fetches the device's position, and notifies the reader.
 
 use super::writer::{Refused, Writer};
 use super::{Appended, Entry};
@@ -10,7 +10,7 @@ use crate::save::{Fault, SavedKeeper, SavedSpan};
 pub(super) struct DriverOwned {
     writer: Writer,
     /// The driver is notified when an entry is lost. Outside overwrite mode, the driver is also notified at multiples
-    /// of this many bytes and when half of the room is used.
+    /// of this many bytes and when half of the granted space is used.
     watermark: u64,
     span: Option<Span>,
 }
@@ -131,8 +131,8 @@ impl DriverOwned {
         let due = match &placed {
             Ok(()) => {
                 let marked = before / self.watermark != head / self.watermark;
-                // The next multiple of the watermark may be beyond the room, so the driver is also notified when half
-                // of the room is used.
+                // The next multiple of the watermark may lie beyond the granted space, so the driver is also notified
+                // when half of that space is used.
                 !self.writer.overwrites() && (marked || self.writer.room() <= span.room / 2)
             }
             Err(refused) => {

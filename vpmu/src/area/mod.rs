@@ -1,6 +1,6 @@
 //! AUX areas: guest pages that hold trace data. Records in a separate ring report which chunks of an area were
-//! written. The guest owns the pages and may write anything there, so the device keeps the positions itself.
-//! This module identifies events only by their ids, and does not interpret the data.
+//! written. The guest owns the pages and may write anything to them, so the device keeps its own copy of the
+//! positions. This module identifies events only by their ids, and does not interpret the data.
 
 mod device_owned;
 mod driver_owned;
@@ -150,7 +150,7 @@ impl Area {
         })
     }
 
-    /// Restores a saved area over `pages`, which keep their contents. The caller must check them as for
+    /// Restores a saved area over `pages`, whose contents do not change. The caller must check `pages` as for
     /// [`Area::new`].
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl Area {
         matches!(self.keeper, Keeper::Driver(_))
     }
 
-    /// Position of the next entry of `event`; `None` if the driver manages the area and has not granted room to
+    /// Position of the next entry of `event`; `None` if the driver manages the area and has not granted space to
     /// `event`.
     pub(crate) fn position(&self, event: u64) -> Option<u64> {
         match &self.keeper {
@@ -228,7 +228,7 @@ impl Area {
         }
     }
 
-    /// Whether the area has an open chunk that the device may end; `false` if the driver manages the area.
+    /// Whether the area has an open chunk that the device may end. Always `false` if the driver manages the area.
     pub(crate) fn is_begun(&self) -> bool {
         matches!(&self.keeper, Keeper::Device(_, kept) if kept.is_begun())
     }
@@ -242,8 +242,8 @@ impl Area {
         kept.end(&pages, 0)
     }
 
-    /// Gives a producer in the VMM exclusive use of the area, until [`Area::release`] with this `token`. If a
-    /// chunk was open, ends and returns it.
+    /// Gives a producer in the VMM exclusive use of the area, until it calls [`Area::release`] with this `token`.
+    /// If a chunk was open, ends and returns it.
     ///
     /// # Errors
     /// [`Refused::Nested`]; [`Refused::NotBegun`] if the driver manages the area;
@@ -314,11 +314,11 @@ impl Area {
         Ok((kept, pages.map_err(Refused::Unwritable)?))
     }
 
-    /// Grants `event` room from `head` on.
+    /// Grants `event` `room` bytes of space, starting at `head`.
     ///
     /// # Errors
-    /// [`Refused::Nested`]; [`Refused::NotBegun`] if the device manages the area;
-    /// [`Refused::NoRoom`] if the room exceeds the area.
+    /// [`Refused::Nested`]; [`Refused::NotBegun`] if the device manages the area; [`Refused::NoRoom`] if `room`
+    /// is more than the area's size.
     pub(crate) fn begin(&mut self, event: u64, head: u64, room: u64) -> Result<(), Refused> {
         match &mut self.keeper {
             Keeper::Device(..) => Err(Refused::NotBegun),
@@ -326,7 +326,8 @@ impl Area {
         }
     }
 
-    /// Withdraws the room of `event`. Returns the head after the last entry, and the number of lost bytes.
+    /// Withdraws the space granted to `event`. Returns the head after the last entry, and the number of lost
+    /// bytes.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].

@@ -1,8 +1,8 @@
-//! Uses loom to test every interleaving of the device and a reader of an area. The area's writer runs on loom's
-//! weak memory model in place of guest memory.
+//! Uses loom to test every interleaving of the device and a reader of an area. The area's writer accesses loom's
+//! weak memory model instead of guest memory.
 //!
-//! The reader follows the kernel header's protocol for `aux_head` and `aux_tail`. Its plain loads
-//! of the data are checked against the device's plain stores.
+//! The reader follows the protocol for `aux_head` and `aux_tail` in the kernel's UAPI header. Loom checks that
+//! the reader's plain loads of the data do not race with the device's plain stores.
 
 use loom::cell::Cell;
 use loom::sync::Arc;
@@ -23,7 +23,7 @@ struct Word(Cell<u64>);
 
 #[expect(unsafe_code, reason = "shared without a lock, as an area's data is")]
 // SAFETY: loom runs one thread at a time, and fails the model if two accesses to the cell are
-// unordered: it detects every race.
+// unordered, so it detects every race.
 unsafe impl Sync for Word {}
 
 struct Shared {

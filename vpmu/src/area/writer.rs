@@ -53,11 +53,11 @@ pub(super) struct Written {
 pub(super) struct Writer {
     /// Bytes of the area: a power of two, at least a page.
     size: u64,
-    /// Whether the area is in overwrite mode: new data overwrites the oldest data, so there is always room.
+    /// Whether the area is in overwrite mode: new data overwrites the oldest data, so data always fits.
     overwrite: bool,
     /// Position of the next byte.
     head: u64,
-    /// The reader's position as last read. A stale position only makes the room appear smaller than it is.
+    /// The reader's position, as last read from its page. If it is stale, the free space appears smaller than it is.
     tail: u64,
     /// Start of the open write.
     begun: Option<u64>,
@@ -113,7 +113,7 @@ impl Writer {
         self.head
     }
 
-    /// Begins to write at the head; returns the room before unread data.
+    /// Begins to write at the head; returns the number of bytes that can be written before unread data.
     ///
     /// # Errors
     /// [`Refused::Nested`]; [`Refused::Unwritable`] if the reader's position cannot be read.
@@ -126,8 +126,8 @@ impl Writer {
         Ok(self.room())
     }
 
-    /// Like [`Writer::begin`], but the caller determines the position and the room. `room` must not exceed the
-    /// area's size.
+    /// Like [`Writer::begin`], but the caller determines the position and the number of bytes that can be written.
+    /// `room` must not exceed the area's size.
     pub(super) fn begin_at(&mut self, head: u64, room: u64) -> Result<(), Refused> {
         if self.begun.is_some() {
             return Err(Refused::Nested);
@@ -186,10 +186,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes an entry if all of it fits.
+    /// Writes an entry, or nothing if the entry does not fit as a whole.
     ///
     /// # Errors
-    /// Like [`Writer::skip`]; an entry that does not fit is not written.
+    /// Like [`Writer::skip`].
     pub(super) fn write(
         &mut self,
         pages: &mut impl Pages,
@@ -203,7 +203,7 @@ impl Writer {
             .try_for_each(|part| self.put(pages, part))
     }
 
-    /// Discards data beyond the first `size` bytes of the open write.
+    /// Discards all but the first `size` bytes of the open write.
     ///
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if less than `size` was written, or if `size` is not a

@@ -62,8 +62,8 @@ const FEATURES: u64 =
     1 << F_RING | 1 << F_TASK_PAGE | 1 << F_AUX | 1 << F_PERSISTENT | 1 << F_LINKS | 1 << F_FLUSH;
 /// Number of page addresses whose check costs as much as one operation on an event.
 const PAGES_PER_OPERATION: u64 = 4;
-/// Maximum bytes of a group's counts in a record, as in perf: the other fields of the record need
-/// room, too.
+/// Maximum size, in bytes, of a group's counts in a record, as in perf. The limit leaves space for the record's
+/// other fields.
 const LONGEST_READING: usize = 16 << 10;
 
 /// The state that the control plane keeps for an event.
@@ -72,9 +72,9 @@ struct Entry {
     spec: EventSpec,
     /// The context of the open request. For a task event, it does not contain the vCPU that runs the task.
     context: Context,
-    /// The index of the shard that has the event.
+    /// The index of the event's shard.
     shard: u32,
-    /// Whether the event has a period, and so overflows.
+    /// Whether the event has a period, and therefore overflows.
     samples: bool,
     leader: Option<u64>,
     /// The events of the group that this event leads, oldest first.
@@ -154,7 +154,7 @@ pub(crate) struct Control {
     /// Number of resets of the device. Each shard keeps the same number.
     resets: u64,
     metrics: Metrics,
-    /// The metrics of the restored state, as they were at the save; zero for a device that was not restored.
+    /// The metrics in the saved state from which this device was restored; zero if it was not restored.
     before: Metrics,
 }
 
@@ -215,8 +215,8 @@ impl Control {
             return Err(Overlap);
         }
         for (index, &queue) in (0..).zip(queues) {
-            // Each descriptor chain holds a counted reference to its memory. Give each queue a reference count
-            // of its own: the cache line of a shared count would move between CPUs at every notification.
+            // Each descriptor chain holds a counted reference to guest memory. Give each queue its own reference
+            // count: the cache line of a shared count would bounce between CPUs at every notification.
             let memory = memory.apart();
             let queue = DeviceQueue::new(&memory, index, queue);
             match index {
@@ -270,8 +270,8 @@ impl Control {
         self.run(errands);
     }
 
-    /// Whether an event survives a reset. It must be persistent. If it has a ring, the ring must be in the
-    /// window and have no AUX area beside it.
+    /// Whether an event survives a reset. The event must be persistent. If it has a ring, the ring must be in the
+    /// window and must not have an AUX area.
     fn outlives(&self, id: u64) -> bool {
         let in_window = self.sinks.window_page(id).is_some();
         let shape = self.sinks.shape(id);
@@ -282,8 +282,8 @@ impl Control {
     pub(crate) fn attach(&mut self, vcpu: u32, thread: i32, tsc_offset: u64) {
         for (index, shard) in (0..).zip(self.shards.iter()) {
             if index != vcpu {
-                // Task events that ran on this vCPU may be in another shard now. They may still have counters of the
-                // vCPU's earlier thread.
+                // Task events that ran on this vCPU may since have moved to another shard. They may still have
+                // counters on the vCPU's previous thread.
                 shard.with(|state| state.forget_thread(vcpu));
             }
         }
@@ -313,7 +313,7 @@ impl Control {
         result
     }
 
-    /// Like [`Control::on`], for the shard that has the event `id`; `None` if the event does not exist.
+    /// Like [`Control::on`], for the shard of the event `id`; `None` if the event does not exist.
     fn with_event<T>(&mut self, id: u64, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let shard = self.events.get(&id)?.shard;
         Some(self.on(shard, act))
@@ -350,9 +350,9 @@ impl Control {
         }
     }
 
-    /// Executes a command for an event that is not in the queue's shard. `of` is the vCPU that the queue
-    /// belongs to, and `by` is the vCPU that notified the queue. `resets` is the number of device resets when
-    /// the notification began.
+    /// Executes a command for an event that is not in the shard of the vCPU whose queue held the command. `of` is
+    /// that vCPU, and `by` is the vCPU that notified the queue. `resets` is the number of device resets up to the
+    /// start of the notification.
     pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
         if resets != self.resets {
             // The driver that sent the command is gone.
@@ -395,7 +395,7 @@ impl Control {
     }
 
     /// Writes the pending batched samples of each vCPU that has an event writing to the sink of the event `id`. If
-    /// that event is closed or has no sink, takes the sink that was mapped with `id` instead.
+    /// that event is closed or has no sink, uses the sink that was mapped with `id` instead.
     fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -410,8 +410,8 @@ impl Control {
 
     // The control queue.
 
-    /// Handles requests of the notified control queue. Stops early if the budget of a turn is used up, or if a
-    /// request needs [`Backend::ask_guest_ips`] first.
+    /// Handles the requests in the control queue after a notification. Stops early if the turn's budget is used up,
+    /// or if [`Backend::ask_guest_ips`] must be called before the next request can be handled.
     pub(crate) fn serve(&mut self) -> Served {
         let before = Work::so_far();
         self.queue.notified();
@@ -647,7 +647,7 @@ impl Control {
         Ok((opening.engine, id))
     }
 
-    /// The shard of a new event: the shard of its vCPU, or for a task event without a vCPU, the first shard
+    /// The shard for a new event: the shard of its vCPU or, for a task event without a vCPU, the first shard
     /// whose vCPU has a thread.
     fn first_shard(&self, context: Context) -> u32 {
         match context {
@@ -714,7 +714,7 @@ impl Control {
         Ok(Some(id))
     }
 
-    /// Adds a new event to the group of `leader`, and publishes the group to its other events.
+    /// Adds a new event to the group of `leader`, and publishes the new group to the events already in it.
     fn grow_group(&mut self, leader: u64, id: u64) -> Option<Arc<Group>> {
         if let Some(entry) = self.events.get_mut(&leader) {
             entry.members.push(id);
@@ -730,8 +730,8 @@ impl Control {
         }
     }
 
-    /// Publishes the group of `leader` to all its events except the event `except`. Returns the group, or
-    /// `None` if the leader has no members.
+    /// Publishes the group of `leader` to all events of the group except `except`. Returns the group, or
+    /// `None` if it has no members besides the leader.
     fn publish_group(&mut self, leader: u64, except: Option<u64>) -> Option<Arc<Group>> {
         let entry = self.events.get(&leader)?;
         let on = Arc::clone(&entry.on);
@@ -839,8 +839,8 @@ impl Control {
             return Err(Errno::EINVAL);
         }
         if trigger.spec.is_batched() {
-            // The device finds overflows of a batched event only after the guest has run on: too late to
-            // start or stop another event.
+            // By the time the device finds an overflow of a batched event, the guest has already run on, so it is
+            // too late to start or stop another event.
             return Err(Errno::EOPNOTSUPP);
         }
         Ok(())
@@ -991,8 +991,8 @@ impl Control {
     }
 
     /// Makes the traces that write to a sink record the current exits of their vCPUs as cut. Returns the
-    /// event through which the caller can close the sink's area: a trace if there is one, else the event that
-    /// the sink was mapped with, else any writer.
+    /// event through which the caller can close the sink's area: a trace if one writes to the sink, else the event
+    /// that the sink was mapped with, else any event that writes to the sink.
     fn cut_traces(&mut self, id: u64) -> Option<u64> {
         let writers = self.sinks.writers(id);
         let is_trace = |id: &u64| {
@@ -1044,8 +1044,8 @@ impl Control {
         Ok(())
     }
 
-    /// Redirects the family of `owner` to the ring that was mapped with the event `ring`; with `None`, the family then
-    /// has no ring.
+    /// Redirects the family of `owner` to the ring that was mapped with the event `ring`. With `None`, leaves the
+    /// family without a ring.
     fn reroute(&mut self, owner: u64, ring: Option<u64>) {
         let before = self.sinks.of_family(owner).map(|sink| sink.id());
         let events = self.sinks.family(owner);
@@ -1141,8 +1141,7 @@ impl Control {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }
 
-    /// Maps an AUX area in guest RAM, beside the ring of a trace, or without a ring if the driver
-    /// manages the area.
+    /// Maps an AUX area in guest RAM for a trace. The trace must have a ring, unless the driver manages the area.
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
@@ -1163,7 +1162,7 @@ impl Control {
             return Err(Errno::EOPNOTSUPP);
         }
         let ring = self.sinks.has_ring(id);
-        // A driver that manages the area also writes the records, so the event must not have a ring.
+        // If the driver manages the area, it also writes the records, so the event must not have a ring.
         let fits = match driven {
             true => !self.sinks.is_redirected(id) && !ring,
             false => ring,
@@ -1212,16 +1211,16 @@ impl Control {
         Ok(())
     }
 
-    /// The memory that an area and its ring's metadata page are in: guest RAM, and also the window if the ring is
-    /// there.
+    /// The memory that contains an area and its ring's metadata page: guest RAM, plus the window if the ring is in
+    /// the window.
     fn area_memory(&self, id: u64) -> Memory {
         let in_window = self.sinks.window_page(id).is_some();
         let window = self.sinks.window().filter(|_| in_window);
         window.map_or_else(|| self.guest.clone(), |window| window.beside(&self.guest))
     }
 
-    /// Unmaps the area that was mapped with an event. First publishes the data written so far, and reports it if the
-    /// ring has room for the records.
+    /// Unmaps the area that was mapped with an event. First publishes the data written so far, and reports it in the
+    /// ring if the records fit.
     fn unmap_aux(&mut self, id: u64) -> Result<(), Errno> {
         let shape = self.sinks.shape(id).filter(|shape| shape.has_area);
         let shape = shape.ok_or_else(|| self.not_mapped(id))?;
@@ -1344,7 +1343,7 @@ impl Control {
         });
     }
 
-    /// Checks that the guest may have one more persistent event. Returns the persistence for the guest's new event
+    /// Checks that the guest may have one more persistent event. Returns the [`Persistence`] of the guest's new event
     /// `id`, with the default name.
     fn persistence(&self, id: u64) -> Result<Persistence, Errno> {
         self.check_persistent()?;
@@ -1354,8 +1353,7 @@ impl Control {
         })
     }
 
-    /// Checks that event `id` can have `name`: the name is not reserved for another event, and no other event
-    /// has it.
+    /// Checks that event `id` can take `name`: the name must not be reserved for another event, nor in use by one.
     fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
@@ -1395,7 +1393,7 @@ impl Control {
         }
     }
 
-    /// Frees the name of the guest event `id` for the operator: the event gets its default name instead.
+    /// Frees the name of the guest event `id` for the operator by giving the event its default name.
     fn take_name(&mut self, id: u64) {
         self.set_persistence(
             id,
@@ -1591,8 +1589,8 @@ impl Control {
     }
 
     /// Begins a flush of the events `ids`. Skips every event for which the host cannot have pending overflows (see
-    /// [`State::holds`]). For any other event: if its vCPU is outside the guest, writes the overflows now; if the vCPU
-    /// is in the guest, adds the vCPU's current visit (from entry to exit) to the returned set.
+    /// [`State::holds`]). For each other event: if its vCPU is outside the guest, writes the overflows now; if its vCPU
+    /// is in the guest, adds the vCPU's current visit (the time from entry to exit) to the returned set.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {

@@ -42,8 +42,8 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PERSISTENT
     | OPEN_EXCLUDE_HOST;
 
-/// The flags of a group member whose overflows pause or resume the trace that leads the group. A member that pauses
-/// the trace is its stopper, and one that resumes it is its starter.
+/// The flags of a group member whose overflows pause or resume the group's leader, a trace. A member that pauses
+/// the trace is its stopper; a member that resumes it is its starter.
 const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
@@ -144,8 +144,8 @@ impl Terms<'_> {
     /// The engine for the event's samples.
     fn engine(&self, request: &OpenRequest) -> Result<u32, Errno> {
         if (request.kind.get(), request.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL) {
-            // The host kernel handles most exits without a return to the VMM, so only the host can record
-            // them all.
+            // The host kernel handles most exits without returning to the VMM, so only the host kernel can record
+            // all of them.
             return match request.engine.get() {
                 ENGINE_EXIT => Err(Errno::EOPNOTSUPP),
                 _ => Ok(ENGINE_BATCHED),
@@ -176,13 +176,13 @@ impl Terms<'_> {
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
         let config = request.config.get();
-        // Traces of host PMUs show more than the activity of this guest, so the device does not open them.
+        // A trace from a host PMU reveals more than this guest's activity, so the device does not open such traces.
         if kind == KIND_HOST_TRACE {
             return Err(Errno::EOPNOTSUPP);
         }
         let allows = |policy: &Policy| policy.allows(kind, config);
         let entry = self.catalogue.find(kind, config);
-        // The value of a mark has 32 bits, and `MARK_ANY` is the number after the highest value.
+        // A mark's value has 32 bits, and `MARK_ANY` is the highest value plus one.
         let known = entry.filter(|_| kind != KIND_MARK || config <= MARK_ANY);
         let allowed = known.filter(|_| self.policy.is_none_or(allows));
         let entry = allowed.ok_or(Errno::ENOENT)?;
@@ -302,8 +302,8 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
 }
 
 /// Whether the batched engine supports the requested samples. For a batched sample, the host records only the time
-/// and the guest's instruction pointer. The vCPU does not stop at the overflow, so the device cannot read anything
-/// else at that moment, and cannot pause or resume a trace.
+/// and the guest's instruction pointer. The vCPU does not stop at the overflow, so the device can read nothing else
+/// from it at that moment, and cannot pause or resume a trace.
 fn can_batch(request: &OpenRequest) -> bool {
     by_host(request)
         && request.kind.get() != KIND_SAMPLE_TRACE

@@ -1,5 +1,5 @@
 //! Save and restore of the whole device through its control plane. A saved state comes from a file that
-//! anyone may have written, so every number in it is checked like a number in a request.
+//! anyone may have written, so every number in it is checked as if it came from a guest's request.
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ use crate::sink::Sink;
 use crate::tasks::Tasks;
 use crate::window::{Holder, Run};
 
-/// Upper bound (exclusive) of the next id and of the sum of exits in a saved state. No device reaches it, and
-/// a device that continues from a smaller number never overflows a `u64`.
+/// Upper bound (exclusive) for the next id and for the sum of exits in a saved state. No device reaches this bound,
+/// and a device that continues from a smaller number never overflows a `u64`.
 const UNREACHED: u64 = 1 << 62;
 
 /// The part of a restore that the driver's transport provides.
@@ -98,8 +98,8 @@ impl Control {
                     role,
                 })
                 .collect(),
-            // Without a driver, due notices are not saved: they are discarded when a driver activates the
-            // device.
+            // Without a driver, due notices need not be saved, because they are discarded when a driver activates
+            // the device.
             notices: match driver {
                 Some(_) => self.notices.due().save(),
                 None => Vec::new(),
@@ -150,7 +150,7 @@ impl Control {
     /// `driver` is valid.
     ///
     /// # Errors
-    /// [`RestoreError`]: the state does not fit this device. The device is then unused, as before the call.
+    /// [`RestoreError`]: the state does not fit this device, which stays unused.
     pub(crate) fn restore(
         &mut self,
         state: &SavedState,
@@ -589,8 +589,8 @@ impl Control {
         Ok(())
     }
 
-    /// Checks the request that an event was opened with. Returns the reason if the host can no
-    /// longer count the event, or if the operator's policy denies it.
+    /// Checks the request that an event was opened with. If the host can no longer count the event, or if the
+    /// operator's policy denies it, returns the reason with the [`Opening`].
     fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
         let (spec, mut request) = (&saved.spec, request(saved));
         let backend = &self.backend;
@@ -619,8 +619,8 @@ impl Control {
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
-        // If this host does not report guest IPs, or its operator chose the exit engine, each sample costs an
-        // exit from now on.
+        // If this host does not report guest IPs, or its operator chose the exit engine, a batched event falls back
+        // to the exit engine: each sample then costs an exit.
         let engines = backend.settings.engines;
         let lacks_batched = match engines {
             Engines::Auto => {

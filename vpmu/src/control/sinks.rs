@@ -1,5 +1,5 @@
 //! Tracks families of events, their sinks (each a ring, an AUX area, or both), and the window pages of the sinks.
-//! This module does not change the events themselves: the caller applies each change to them.
+//! This module does not modify the events themselves: the caller must apply each change to the affected events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -68,15 +68,15 @@ impl Sinks {
         self.window.as_ref()
     }
 
-    /// Allocates `count` contiguous pages of the window. Returns `None` if there is no window, or no such run
-    /// is free.
+    /// Allocates `count` contiguous pages of the window. Returns `None` if the device has no window, or if the window
+    /// does not have that many contiguous free pages.
     pub(super) fn take_pages(&mut self, count: u32, holder: Holder) -> Option<Run> {
         self.window.as_mut()?.take(count, holder)
     }
 
     // Save and restore.
 
-    /// Every sink, by ascending id.
+    /// Saves every sink, in ascending order of id.
     ///
     /// # Errors
     /// [`SaveError::Producing`]: a producer in the VMM is writing to a sink.
@@ -122,8 +122,8 @@ impl Sinks {
         all.collect()
     }
 
-    /// Updates the metadata page of every ring with the parameters by which `clock` converts TSC ticks to
-    /// nanoseconds.
+    /// Writes the parameters with which `clock` converts TSC ticks to nanoseconds to the metadata page of every
+    /// ring.
     pub(super) fn retime(&self, clock: Clock) {
         for entry in self.sinks.values() {
             entry.sink.retime(clock);
@@ -137,8 +137,8 @@ impl Sinks {
         self.families.entry(owner).or_default().events.insert(id);
     }
 
-    /// Removes an event from the family of `owner`. If the family has no other event, removes the family; if then no
-    /// family writes to the sink, removes the sink, too. Returns `Some` if the family was removed.
+    /// Removes an event from the family of `owner`. If it was the family's last event, removes the family; if no other
+    /// family writes to the sink, removes the sink too. Returns `Some` if the family was removed.
     pub(super) fn leave(&mut self, owner: u64, id: u64) -> Option<Extinct> {
         let family = self.families.get_mut(&owner)?;
         family.events.remove(&id);
@@ -221,8 +221,7 @@ impl Sinks {
         self.shape(id).is_some_and(|shape| shape.driven)
     }
 
-    /// The first window page of the ring that was mapped with the event; `None` if there is no such ring in the
-    /// window.
+    /// The first window page of the ring that was mapped with the event; `None` if no such ring is in the window.
     pub(super) fn window_page(&self, id: u64) -> Option<u32> {
         self.sinks.get(&id)?.window_page()
     }
@@ -234,8 +233,8 @@ impl Sinks {
         families.flat_map(|&owner| self.family(owner)).collect()
     }
 
-    /// Number of pages of guest RAM that rings and areas use. Window pages do not count: the
-    /// window's size limits them.
+    /// Number of guest RAM pages that rings and areas use. Window pages do not count, because the window's
+    /// size already limits them.
     pub(super) fn guest_pages(&self) -> usize {
         let pages = self.sinks.values().map(|entry| {
             let shape = entry.sink.shape();
@@ -245,8 +244,8 @@ impl Sinks {
         pages.sum()
     }
 
-    /// Adds a sink, and moves the family whose owner has the sink's id to it. `run` holds the ring's pages in
-    /// the window.
+    /// Adds a sink, and moves the family of the event that it was mapped with to this sink. `run` holds the ring's
+    /// pages in the window.
     pub(super) fn add(&mut self, sink: Sink, run: Option<Run>) -> Moved {
         let id = sink.id();
         self.adopt(sink, run);
@@ -305,7 +304,7 @@ impl Sinks {
 mod tests {
     use super::*;
 
-    /// One family per owner, with the owner as its only event. Only the first family has a sink.
+    /// One family per owner, which is the family's only event. Only the first family has a sink.
     fn sinks(owners: &[u64]) -> Sinks {
         let mut sinks = Sinks::default();
         for &owner in owners {

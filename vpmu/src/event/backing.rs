@@ -1,4 +1,4 @@
-//! The source of an event's count: host counters, counts kept per vCPU, or occurrences that the device counts
+//! What an event's count is computed from: host counters, counts kept per vCPU, or occurrences that the device counts
 //! itself.
 
 use std::io;
@@ -51,8 +51,8 @@ impl OwnCounter {
 
 #[derive(Debug)]
 pub(super) enum Backing {
-    /// One host counter on each vCPU that the event ran on. The event does not share them: they take samples or trace
-    /// VM exits for this event alone.
+    /// One host counter on each vCPU that the event ran on. The counters take samples or trace VM exits, so the event
+    /// does not share them with other events.
     Own(Vec<OwnCounter>),
     /// One host counter on each vCPU that the event ran on. Events with equal requests share these counters.
     Shared(Vec<(u32, Lease)>),
@@ -95,12 +95,12 @@ impl Backing {
         }
     }
 
-    /// Opens the event's host counter on `cpu`; the event must not have one there yet. `operators`: whether
+    /// Opens the event's host counter on `cpu`, where the event must not have one yet. `operators`: whether
     /// the operator owns the event.
     ///
     /// # Errors
     /// The host's error. `EMFILE`: the guest's open counters have reached the operator's limit, and this
-    /// event has none yet. An event that already has counters closes its oldest one instead of failing.
+    /// event has no counter yet. An event that already has counters closes its oldest counter instead of failing.
     pub(super) fn prepare(
         &mut self,
         cpu: &mut Cpu,
@@ -167,8 +167,8 @@ impl Backing {
         }
     }
 
-    /// Sets the rate of each of the event's own counters from now on. A period must not replace a frequency,
-    /// or a frequency a period.
+    /// Sets a new rate for each of the event's own counters. The rate must be of the same type as before: a period
+    /// cannot replace a frequency, nor a frequency a period.
     pub(super) fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         match self {
             Self::Own(counters) => counters.iter_mut().try_for_each(|open| open.set_rate(rate)),

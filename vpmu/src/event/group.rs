@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The events of a group. All of them share one `Group`. When an event joins or leaves, the events of the group get a
-/// new `Group`.
+/// The events of a group, which all share one `Group`. When an event joins or leaves the group, its events get a new
+/// `Group`.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The leader's id.
@@ -24,8 +24,8 @@ pub(crate) struct GroupEvent {
     pub(crate) counts: Arc<LastCounts>,
 }
 
-/// The count and losses of an event at its last update. A vCPU that reads the group uses them for events that
-/// count on other vCPUs.
+/// The count and losses of an event at its last update. A vCPU that reads the group uses these numbers for the
+/// group's events on other vCPUs.
 #[derive(Debug, Default)]
 pub(crate) struct LastCounts {
     value: AtomicU64,

@@ -1,5 +1,5 @@
-//! One event: its specification, state, count and times. This module does not access queues, nor other events
-//! except those of the event's group.
+//! One event: its specification, state, count and times. This module does not access queues, and accesses no other
+//! events except those in the event's group.
 
 mod backing;
 mod group;
@@ -61,14 +61,14 @@ pub(crate) struct Event {
     pub(crate) group: Option<Arc<Group>>,
     /// The event's own entry among the counts of the group.
     last_counts: Option<Arc<LastCounts>>,
-    /// The task that was last scheduled in. An overflow that is found while this task is being switched out
-    /// belongs to it, although the task page already names the next task.
+    /// The task that was last scheduled in. An overflow found while this task is being switched out belongs to
+    /// this task, although the task page already names the next one.
     pub(crate) task: Option<Task>,
-    /// The last vCPU that the event's task ran on. Records that are written after the task has left this vCPU
-    /// still contain the vCPU's number.
+    /// The last vCPU that the event's task ran on. Records written after the task has left this vCPU still contain
+    /// its number.
     pub(crate) last_vcpu: u32,
     enabled: bool,
-    /// Overflows left until the event is disabled; zero for no limit.
+    /// Number of overflows until the event is disabled; zero for no limit.
     pub(crate) limit: u64,
     /// Overflows without a record.
     pub(crate) lost: u64,
@@ -94,7 +94,7 @@ pub(crate) struct Event {
     /// The part of the vCPU's [`RoomLimit`] that the event's own counter uses. An operator's event does not
     /// count towards that limit.
     place: Option<Place>,
-    /// Number of the event's last wait for room, unique among the waits of the vCPU.
+    /// Number of the event's last wait for a [`Place`], unique among the waits on the vCPU.
     wait: u64,
     count: u64,
     enabled_ticks: u64,
@@ -152,8 +152,8 @@ impl Event {
         }
     }
 
-    /// Restores a saved event, which is not active yet. The caller must convert the saved ticks to ticks of
-    /// this device's TSC first.
+    /// Restores a saved event, which is not active yet. The caller must first convert the saved ticks to ticks of
+    /// this device's TSC.
     ///
     /// # Errors
     /// The saved state is not valid.
@@ -292,7 +292,7 @@ impl Event {
         hooks.into_iter().flatten().chain(throttled).chain(state)
     }
 
-    /// Whether the event's vCPU must handle the event at exits, marks or drains. False for an event that only counts,
+    /// Whether the event's vCPU must handle the event at exits, marks or drains. False for an event that only counts
     /// and whose count can be read at any time.
     pub(crate) fn is_watched(&self) -> bool {
         matches!(
@@ -405,7 +405,7 @@ impl Event {
     /// Returns whether the event may count there.
     ///
     /// # Errors
-    /// `ENOSPC`: there is no room for the counter, and the event is pinned.
+    /// `ENOSPC`: the vCPU's [`RoomLimit`] is reached, and the event is pinned.
     fn has_place(&mut self, cpu: &Cpu) -> io::Result<bool> {
         if !self.backing.is_own() || self.is_operators() {
             return Ok(true);
@@ -448,7 +448,8 @@ impl Event {
         self.is_waiting() && self.wait == number
     }
 
-    /// Starts the event's counter if it waits for room and there is room now; returns whether it still waits.
+    /// If the event's counter is waiting for a [`Place`] and can get one now, starts it; returns whether it still
+    /// waits.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -517,8 +518,8 @@ impl Event {
         }
         let reading = self.backing.read(cpu, &self.spec)?;
         match self.spec.has(OPEN_PINNED) && !ran_throughout(active.base, reading) {
-            // `OPEN_PINNED` does not pin the counter on the host, so the device itself checks that the
-            // counter ran all the time.
+            // `OPEN_PINNED` does not pin the counter on the host, so the device itself checks whether the
+            // counter was running all the time.
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
             false => Ok(reading),
         }
@@ -544,7 +545,7 @@ impl Event {
         self.backing.take_counters()
     }
 
-    /// Pauses or resumes the event, which does not count during a pause.
+    /// Pauses or resumes the event. A paused event does not count.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -572,7 +573,7 @@ impl Event {
         self.run(cpu, true)
     }
 
-    /// Starts or stops the event's own host counter, if the event is active and does not wait for room.
+    /// Starts or stops the event's own host counter, if the event is active and does not wait for a [`Place`].
     fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
         let vcpu = self.active_on().filter(|_| !self.is_waiting());
         match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
@@ -607,8 +608,8 @@ impl Event {
     /// Sets a new period, or a new frequency if the event was opened with a frequency.
     ///
     /// # Errors
-    /// See [`Event::start`]. `ENOSPC`: the event's vCPU has no room for so many interrupts; the period does not
-    /// change.
+    /// See [`Event::start`]. `ENOSPC`: the new rate would exceed the vCPU's limit on interrupts; the period does
+    /// not change.
     pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
         if let Some(place) = &mut self.place
@@ -641,16 +642,16 @@ impl Event {
         self.period.as_mut()?.grow(1, now)
     }
 
-    /// Decides whether an overflow at `time` makes a record. If this is the last record that the rate limit
-    /// allows in a window of guest time, disables overflows on the host until the throttle is lifted, unless
+    /// Decides whether the device writes a record for an overflow at `time`. If it is the last record that the rate
+    /// limit allows in a window of guest time, disables overflows on the host until the throttle is lifted, unless
     /// the event has a frequency.
     ///
     /// # Errors
     /// See [`Event::start`].
     pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> (Verdict, io::Result<()>) {
         let verdict = self.throttle.admit(limit, time);
-        // The host adjusts the period to the frequency, which does not exceed the rate limit, so overflows
-        // can stay enabled.
+        // For an event with a frequency, the host adjusts the period to this frequency, which does not exceed the
+        // rate limit, so overflows can stay enabled.
         let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
         let silenced = match silence {
             true => self.silence(),
@@ -659,7 +660,7 @@ impl Event {
         (verdict, silenced)
     }
 
-    /// Drops overflows from `time` on, until the next window of guest time begins. Disables them on the host, unless
+    /// Drops overflows from `time` until the next window of guest time begins. Disables overflows on the host, unless
     /// the event has a frequency.
     ///
     /// # Errors
@@ -672,8 +673,8 @@ impl Event {
         }
     }
 
-    /// Like [`Event::exhaust`], but also reduces the frequency of an event that has one. Called for an event
-    /// whose overflows took too much time.
+    /// Like [`Event::exhaust`], but if the event has a frequency, reduces it. Called for an event whose overflows
+    /// took too much time.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -692,9 +693,9 @@ impl Event {
         }
     }
 
-    /// Admits an overflow at `time` that needs no work beyond its record: the event has no limit, acts on no
-    /// other event, is not throttled, and does not become throttled. Returns `false` for any other overflow,
-    /// without a change; the caller must then call [`Event::admit`].
+    /// Admits an overflow at `time` that needs no work beyond its record: the event has no overflow limit, starts
+    /// or stops no other event, is not throttled, and does not become throttled. For any other overflow, returns
+    /// `false` and changes nothing; the caller must then call [`Event::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }
@@ -779,14 +780,14 @@ fn ran_throughout(before: Reading, now: Reading) -> bool {
     ran >= now.enabled.saturating_sub(before.enabled)
 }
 
-/// The part of `ticks` during which the host's counter ran: `ticks` times `running` / `enabled`. All `ticks`
+/// The part of `ticks` during which the host's counter ran: `ticks` times `running` / `enabled`. All of `ticks`
 /// if the counter always ran, or if the host measured no time.
 fn share(ticks: u64, running: u64, enabled: u64) -> u64 {
     if running >= enabled {
         return ticks;
     }
     let share = u128::from(ticks) * u128::from(running) / u128::from(enabled);
-    // The share is less than `ticks`, because `running` is less than `enabled`, so it fits into 64 bits.
+    // The share fits into 64 bits: it is less than `ticks`, because `running` is less than `enabled`.
     u64::try_from(share).unwrap_or(ticks)
 }
 

@@ -40,8 +40,8 @@ impl Context {
     }
 }
 
-/// Kind and config of the host event that paces a sample trace, where `config` is the trace's `PACE_*`.
-/// `None` for a trace that is paced by exits, which the device counts itself.
+/// Kind and config of the host event that paces a sample trace; `config` is the trace's `PACE_*`. `None` for a
+/// trace that exits pace, because the device counts exits itself.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
         // PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_HW_CPU_CYCLES and PERF_COUNT_HW_INSTRUCTIONS.
@@ -84,8 +84,8 @@ impl EventSpec {
         self.flags & flag != 0
     }
 
-    /// Interrupts per second that the event's host counter causes at `rate`; zero if `rate` does not determine
-    /// that number.
+    /// Interrupts per second that the event's host counter causes at `rate`; zero if the number does not follow
+    /// from `rate`.
     pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
         match rate {
             Rate::Frequency(hertz) => hertz,
@@ -118,8 +118,8 @@ impl EventSpec {
         self.kind == KIND_SAMPLE_TRACE
     }
 
-    /// Kind and config for the event's host counter, if the event has one. For a sample trace, these are of
-    /// the host event that paces the trace.
+    /// Kind and config for the event's host counter, if the event has one. For a sample trace, these are the kind
+    /// and config of the host event that paces the trace.
     pub(crate) fn counted(&self) -> (u32, u64) {
         let paced = pace(self.config).filter(|_| self.traces_samples());
         paced.unwrap_or((self.kind, self.config))

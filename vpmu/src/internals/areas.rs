@@ -39,7 +39,7 @@ pub struct AuxArea {
 /// Bytes of memory for areas of `pages` pages.
 #[must_use]
 pub fn aux_memory(pages: u64) -> usize {
-    // A scattered area uses every other page, so it spans twice as many pages as it has.
+    // A scattered area uses every other page, so it spans twice as much memory.
     usize::try_from((1 + RING_PAGES + 2 * pages) * PAGE).unwrap_or(0)
 }
 
@@ -69,8 +69,7 @@ impl AuxArea {
         Some(Self { memory, area })
     }
 
-    /// Makes the reader consume everything, then writes `words` and publishes them; returns whether they were
-    /// written.
+    /// Makes the reader consume everything, then writes and publishes `words`; returns whether the write succeeded.
     pub fn write(&mut self, words: &[u64]) -> bool {
         keep_up(&self.memory);
         let entry = Entry {

@@ -26,8 +26,8 @@ impl Callers {
     /// Bytes of memory that the program needs.
     pub const MEMORY: usize = 0x20_0000;
 
-    /// A program that is `depth` calls deep. Its stack is mapped with 4 KiB pages from virtual address zero
-    /// on.
+    /// A program that is `depth` calls deep. Its stack is mapped with 4 KiB pages, starting at virtual address
+    /// zero.
     ///
     /// # Errors
     /// `memory` is too small for the program.

@@ -4,8 +4,8 @@
 use vpmu_perf::record;
 
 /// The records in `bytes` that `is_own` accepts, concatenated, oldest first. `newest_first` is true if `bytes`
-/// begins with the newest record. A record whose size is invalid, or goes beyond the end of `bytes`, is omitted
-/// with everything after it.
+/// begins with the newest record. If a record's size is invalid or exceeds the rest of `bytes`, this record and
+/// everything after it are omitted.
 pub(crate) fn whole(bytes: &[u8], newest_first: bool, is_own: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut records: Vec<_> = record::in_bytes(bytes)
         .map(|(_, record)| record)

@@ -1,5 +1,5 @@
-//! Persistent events as the operator sees them: requests and their results. The module does not use the
-//! rings, queues or locks of the device.
+//! Persistent events as the operator sees them: requests and their results. This module does not use the
+//! device's rings, queues or locks.
 
 mod history;
 mod name;
@@ -23,8 +23,8 @@ pub(crate) struct Persistence {
 /// A persistent event of the operator: the guest can read it, but not change it.
 ///
 /// It counts and samples as soon as it is open and its vCPU has started. It continues across resets, until
-/// [`Vpmu::end`](crate::Vpmu::end) ends it. The device chooses its engine. Its ring is in the window, is
-/// written backwards and overwrites the oldest records.
+/// [`Vpmu::end`](crate::Vpmu::end) ends it. The device chooses its engine. Its ring is in the window. The
+/// device writes the ring backwards, and overwrites the oldest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persist {
     /// At most 39 bytes: lower-case letters, digits, `-` and `_`, beginning with a letter. If `None`, the event gets
@@ -39,7 +39,7 @@ pub struct Persist {
     pub rate: Option<Rate>,
     /// perf's `PERF_SAMPLE_*`: the fields of the event's samples.
     pub sample_type: u64,
-    /// Number of data pages of the event's ring, a power of two; zero for an event without a ring, which only counts.
+    /// Number of data pages of the event's ring, a power of two. Zero: the event has no ring, and only counts.
     pub pages: u32,
 }
 
@@ -98,8 +98,8 @@ pub struct PersistentStatus {
 pub struct History {
     /// The event.
     pub event: PersistentStatus,
-    /// Whole records of the event in perf's layout, concatenated, oldest first. The guest can write to the
-    /// ring: a record that cannot belong to the event is omitted, and an invalid size ends the history.
+    /// Complete records of the event in perf's layout, concatenated, oldest first. Because the guest can write to
+    /// the ring, a record that cannot belong to the event is omitted, and an invalid size ends the history.
     pub records: Vec<u8>,
 }
 
@@ -143,8 +143,8 @@ pub enum PersistError {
         "`{0}` is reserved as the default name of the event with that id: choose a different name"
     )]
     ReservedName(String),
-    /// Another event of the operator has the name. If only an event of the guest has the name, the guest's event is
-    /// renamed instead.
+    /// Another event of the operator has the name. If an event of the guest has it, opening succeeds, and the guest's
+    /// event is renamed.
     #[error("a persistent event `{0}` already exists")]
     NameTaken(String),
     /// The size of the ring is invalid.
@@ -160,7 +160,7 @@ pub enum PersistError {
     /// The VMM has no window.
     #[error("the VMM has no window for the ring")]
     NoWindow,
-    /// The window has no room for the ring.
+    /// The window does not have enough free pages for the ring.
     #[error("the window has no room for {0} more pages")]
     NoRoom(u32),
     /// The host refused or revoked the event's counter.

@@ -7,8 +7,8 @@ use crate::abi::PERSISTENT_NAME;
 /// The default name of an event is this prefix, followed by the event's id.
 const UNNAMED: &str = "event";
 
-/// A name of a persistent event: lower-case letters, digits, `-` and `_`, beginning with a letter. It is shorter than
-/// the field on the wire, so that the field ends with a zero byte.
+/// A name of a persistent event: lower-case letters, digits, `-` and `_`, beginning with a letter. The name is shorter
+/// than its field in the wire format, so the field ends with a zero byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name(String);
 

@@ -10,8 +10,9 @@ use crate::source::Rate;
 
 /// perf's `PERF_FORMAT_*` of the counts in a sample: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
 const READ_FORMAT: u64 = 0x7;
-/// Supported sample fields of an operator's events: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN,
-/// ID, CPU, PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks would need further parameters.
+/// Supported sample fields of an operator's events: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
+/// PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks are not supported, because they would need further
+/// parameters.
 const SAMPLE_TYPE: u64 = 0x1_03ff;
 
 /// Checks `asked` against the catalogue, and returns an open request that leaves the event disabled.

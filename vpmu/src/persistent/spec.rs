@@ -153,8 +153,8 @@ impl PersistSpec {
         }
     }
 
-    /// The request for `vcpu`. If `several` is set, other vCPUs get the event, too, and the name ends with the
-    /// vCPU's number.
+    /// The request for `vcpu`. If `several` is set, other vCPUs get the event too, so the vCPU's number is appended to
+    /// the name.
     fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
         Persist {
@@ -171,8 +171,7 @@ impl PersistSpec {
     }
 }
 
-/// Parses one event. The event is on the vCPU that the option `cpu` gives, or on vCPU 0 if the option is missing or
-/// `all`.
+/// Parses one event, for the vCPU in the option `cpu`, or for vCPU 0 if that option is missing or `all`.
 impl FromStr for Persist {
     type Err = PersistSpecError;
 

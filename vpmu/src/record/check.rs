@@ -1,6 +1,6 @@
-//! Checks whether bytes that the guest could have written are a valid record of an event. A record is valid if
-//! the device writes records of this kind for the event, if the record's length matches the fields that the
-//! event requests, and if the record has the event's id.
+//! Checks whether bytes from guest-writable memory form a valid record of an event. A record is valid if the
+//! device writes records of this kind for the event, if the record's length matches the fields that the event
+//! requests, and if the record has the event's id.
 
 use vpmu_perf::field::FORMAT_GROUP;
 use vpmu_perf::record::{Header, Words};
@@ -19,8 +19,8 @@ const BEFORE_ID: u64 = 0xf;
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
-/// Whether `record` can be a record of the event `id` with this layout. The length of `record` must be the size in its
-/// header.
+/// Whether `record` can be a record of the event `id` with this layout. The length of `record` must equal the size
+/// field in its header.
 pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
     let (words, cut) = record.as_chunks();
     let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();

@@ -25,7 +25,8 @@ pub(crate) use vpmu_perf::record::{
     TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
 };
 
-/// Maximum size of a record in bytes: a record's header has 16 bits for the size, which is a multiple of 8.
+/// Maximum size of a record in bytes: the largest multiple of 8 that fits in the 16-bit size field of a record's
+/// header.
 pub(crate) const RECORD_MAX: usize = 65_528;
 
 /// The fields of an event's records.
@@ -69,7 +70,7 @@ pub(crate) struct Origin {
     pub(crate) tid: u32,
     /// Guest nanoseconds.
     pub(crate) time: u64,
-    /// The id of the event's family: the id of the event's parent, or of the event itself if it has no parent.
+    /// The id of the event's family: the parent's id, or the event's own id if it has no parent.
     pub(crate) id: u64,
     /// The event's own id.
     pub(crate) stream_id: u64,
@@ -95,7 +96,7 @@ pub(crate) struct TooLong;
 /// allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
-    /// The words of the record, then unused words.
+    /// The record's words, followed by unused words.
     words: Vec<u64>,
     /// Number of the words of the record.
     len: usize,
@@ -134,8 +135,7 @@ impl Record {
         self.finish(TYPE_AUX)
     }
 
-    /// Builds `PERF_RECORD_ITRACE_START`, which reports the start of a trace, and the task that is running
-    /// then.
+    /// Builds `PERF_RECORD_ITRACE_START`, which reports the start of a trace and the task running at that time.
     pub(crate) fn itrace_start(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
         self.begin();
         self.push(origin.task());
@@ -143,7 +143,7 @@ impl Record {
         self.finish(TYPE_ITRACE_START)
     }
 
-    /// Builds `PERF_RECORD_READ`, which has the task and counts of an event or of its group.
+    /// Builds `PERF_RECORD_READ`, which contains the task, and the counts of an event or of its group.
     ///
     /// # Errors
     /// The group has more members than a record can hold.
@@ -221,8 +221,8 @@ impl Record {
         }
     }
 
-    /// Appends a stack of `size` bytes: the bytes of `stack`, then zeros. Appends fewer bytes if the record,
-    /// including the `after` bytes that follow the stack, would be too long.
+    /// Appends a stack of `size` bytes: the bytes of `stack`, padded with zeros. Appends fewer bytes if the record
+    /// would otherwise be too long, counting the `after` bytes that follow the stack.
     fn push_stack(&mut self, size: u32, stack: Option<&[u8]>, after: usize) {
         let around = self.len() + 16 + after;
         let room = RECORD_MAX.saturating_sub(around);
@@ -280,7 +280,7 @@ impl Record {
         self.finish(kind)
     }
 
-    /// Appends the `sample_id` fields, which end every record other than a sample if the event has
+    /// Appends the `sample_id` fields, with which every record except a sample ends if the event has
     /// `sample_id_all`.
     fn trailer(&mut self, layout: &Layout, origin: &Origin) {
         if !layout.sample_id_all {
@@ -298,8 +298,7 @@ impl Record {
     }
 
     /// Appends those `fields` whose bits are in the event's sample type. `fields` has at most sixteen entries.
-    /// Every sample passes through here, so the code has no branch per field, and makes room for all fields in
-    /// one step.
+    /// Every sample takes this path, so the code has no branch per field, and reserves space for all fields at once.
     #[inline]
     fn push_chosen<const N: usize>(&mut self, layout: &Layout, fields: &[(u64, u64); N]) {
         const SLOTS: usize = 16;

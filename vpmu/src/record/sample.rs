@@ -20,16 +20,17 @@ pub(crate) struct Sample<'a> {
     pub(crate) misc: u16,
     /// The instruction pointer; zero if the hypervisor does not provide it.
     pub(crate) ip: u64,
-    /// The value of the mark, if the event counts marks. Zero for other events, which have no data address.
+    /// The mark's value, if the event counts marks. Zero for all other events, because their samples have no data
+    /// address.
     pub(crate) addr: u64,
     pub(crate) period: u64,
     pub(crate) read: Reading<'a>,
-    /// The callchain, in perf's format: `PERF_CONTEXT_*` values mark where the kernel's part and the user's part begin.
+    /// The callchain, in perf's format: `PERF_CONTEXT_*` values precede the kernel entries and the user entries.
     pub(crate) chain: &'a [u64],
-    /// The registers in user mode; `None` if they are unknown, or if the task is a kernel thread.
+    /// The user-mode registers; `None` if they are unknown, or if the task is a kernel thread.
     pub(crate) regs_user: Option<Regs<'a>>,
-    /// The readable part of the user stack, from the stack pointer on, up to the size that the event
-    /// requests; `None` in the same cases as `regs_user`.
+    /// The readable part of the user stack, starting at the stack pointer, up to the size that the event
+    /// requests; `None` whenever `regs_user` is `None`.
     pub(crate) stack: Option<&'a [u8]>,
     /// The registers at the overflow; `None` if the hypervisor does not provide them.
     pub(crate) regs_intr: Option<Regs<'a>>,

@@ -1,5 +1,5 @@
 //! A ring in guest memory: its metadata page and its data. The guest owns the pages and may write anything
-//! there. The device therefore keeps its own head, and never reads the head back from the page.
+//! to them. The device therefore keeps its own copy of the head, and never reads the head back from the page.
 
 mod producer;
 mod user_page;
@@ -29,9 +29,9 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Creates an empty ring on `pages`, metadata first. The caller must have checked that there is at least
-    /// one page, that the number of data pages is a power of two or zero, and that each page is aligned and
-    /// listed only once.
+    /// Creates an empty ring in `pages`, the first of which is the metadata page. The caller must have checked that
+    /// there is at least one page, that the number of data pages is a power of two or zero, and that each page is
+    /// aligned and listed only once.
     ///
     /// # Errors
     /// A page is not guest memory.
@@ -83,7 +83,7 @@ impl Ring {
         saved
     }
 
-    /// Restores a saved ring over `pages`, which keep their contents. The caller must have checked them as
+    /// Restores a saved ring over `pages`, whose contents do not change. The caller must have checked `pages` as
     /// for [`Ring::new`].
     ///
     /// # Errors
@@ -108,8 +108,8 @@ impl Ring {
         })
     }
 
-    /// Writes the time conversion of `clock` to the metadata page of a restored ring. The page still has the
-    /// conversion of the device that was saved.
+    /// Writes the time conversion of `clock` to the metadata page of a restored ring. The page still contains the
+    /// saved device's conversion.
     pub(crate) fn retime(&mut self, memory: &View<'_>, clock: Clock) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::retime(&pages, &mut self.sequence, clock));
@@ -205,7 +205,7 @@ impl Ring {
         }
     }
 
-    /// Writes the record of a pending loss, if there is one and the record fits; returns whether to wake the
+    /// If a loss is pending, writes a record of it, provided that the record fits. Returns whether to wake the
     /// reader.
     pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
@@ -226,8 +226,8 @@ impl Ring {
     }
 
     /// The bytes of the records in the ring. If the ring is mapped writable, these are the unread records, according to
-    /// the tail that the device last read. Otherwise, they are all records that were not overwritten. In a ring that is
-    /// written backwards, the newest record is first; otherwise, the oldest. The first record is complete.
+    /// the tail that the device last read. Otherwise, they are all records that were not overwritten. A ring that is
+    /// written backwards yields the newest record first; any other ring, the oldest. The first record is complete.
     ///
     /// `None` if the start of the first record is unknown, because older records were overwritten, or if the
     /// ring cannot be read.

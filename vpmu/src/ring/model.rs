@@ -1,5 +1,5 @@
-//! Uses loom to test every interleaving of the producer and a reader of a ring. The producer runs on loom's
-//! weak memory model in place of guest memory.
+//! Uses loom to test every interleaving of the producer and a reader of a ring. The producer accesses loom's
+//! weak memory model instead of guest memory.
 //!
 //! The reader follows the protocol in the kernel's `perf_event.h`. It reads the data with plain loads, and the producer
 //! writes it with plain stores. The model fails if a load and a store of the same word are unordered, or if the reader
@@ -16,8 +16,8 @@ use super::*;
 use crate::pages::Pages;
 use crate::record::{Layout, Origin};
 
-/// Number of words in the data. A record has three words, so eight words are two records and a part of a third, which
-/// wraps around.
+/// Number of words in the data. A record has three words, so eight words hold two records and a part of the third,
+/// which wraps around.
 const WORDS: u64 = 8;
 const RECORD: usize = 24;
 const LOST: u64 = 2 | 24 << 48;

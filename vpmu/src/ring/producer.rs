@@ -1,5 +1,5 @@
-//! The producer's side of the data: room, losses, wakeups. A guest that writes wrong values to the ring can
-//! only lose its own data.
+//! The producer's side of a ring's data: free space, losses and wakeups. A guest that writes wrong values to the
+//! ring can only lose its own data.
 
 use std::sync::atomic::Ordering;
 
@@ -11,8 +11,8 @@ use crate::save::{Fault, SavedRing};
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
 pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 
-/// Limit, in a saved ring, of the counts of records and bytes since the last wakeup. No real ring has so large a count,
-/// and a count that starts at this limit does not overflow before the next wakeup.
+/// Limit on the counts of records and bytes since the last wakeup in a saved ring. No real ring reaches it, and a count
+/// that starts at this limit does not overflow before the next wakeup.
 const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
 /// The condition for a wakeup of the reader.
@@ -36,7 +36,7 @@ pub(crate) enum Wakeup {
 pub(crate) struct WriteContext<'a> {
     /// The layout of the event's records.
     pub(crate) layout: &'a Layout,
-    /// The record's origin. If a loss is recorded before the record, the loss has the same origin.
+    /// The record's origin. If a loss record is written before the record, both have the same origin.
     pub(crate) origin: &'a Origin,
     pub(crate) wakeup: Wakeup,
 }
@@ -67,15 +67,15 @@ pub(super) struct Producer {
     size: u64,
     mode: RingMode,
     paused: bool,
-    /// Position of the next record, modulo 2^64. In a backward ring, the start of the newest record.
+    /// Position of the next record, modulo 2^64. In a backward ring, position of the newest record.
     head: u64,
     /// The last published head.
     published: u64,
     /// The head when the reader was last woken.
     roused: u64,
-    /// The tail as last read. A stale tail only makes the room appear smaller than it is.
+    /// The tail, as last read from its page. If it is stale, the free space appears smaller than it is.
     tail: u64,
-    /// Lost samples that are not yet recorded.
+    /// Number of lost samples that no record has reported yet.
     lost: u64,
     /// Whether the reader was woken for the lost samples.
     loss_told: bool,
@@ -171,8 +171,8 @@ impl Producer {
     }
 
     /// Counts samples that could not be written, or for which no record could be made; returns whether to
-    /// wake the reader. The first loss wakes the reader, which would otherwise sleep forever: a full ring
-    /// does not reach another wakeup. A reader that paused its ring does not need a wakeup.
+    /// wake the reader. The first loss wakes the reader: a full ring does not reach another wakeup, so the reader
+    /// would otherwise sleep forever. A reader that paused its ring does not need a wakeup.
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
@@ -309,8 +309,8 @@ impl Producer {
         }
     }
 
-    /// Start and length of the readable records; `None` if older records were overwritten, so that the start of
-    /// the oldest remaining record is unknown.
+    /// Start and length of the readable records. `None` if older records were overwritten, because the start of the
+    /// oldest remaining record is then unknown.
     pub(super) fn held(&self) -> Option<(u64, u64)> {
         let RingMode { writable, backward } = self.mode;
         let start = match (backward, writable) {
@@ -380,7 +380,7 @@ impl<'a, P: Pages> Session<'a, P> {
         }
     }
 
-    /// Writes a record other than a sample, if it fits. If it does not fit, the loss is not counted.
+    /// Writes a record that is not a sample, if it fits. Does not count a loss if it does not fit.
     pub(crate) fn note(&mut self, record: &[u64], context: &WriteContext<'_>) -> Outcome {
         self.producer.append(&mut self.pages, record, 0, context)
     }

@@ -33,7 +33,7 @@ pub(crate) struct CountSnapshot {
     pub(crate) count: u64,
     pub(crate) time_enabled: u64,
     pub(crate) time_running: u64,
-    /// The guest time, in nanoseconds, when the count and times had these values; `None` if they are not growing.
+    /// The guest time, in nanoseconds, at which the count and times had these values; `None` if they are not growing.
     pub(crate) growing_since: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn retime(
     pages.store_half(LOCK, *sequence, Ordering::Release)
 }
 
-/// Writes `counts`. `sequence` is the value of the sequence lock, which is even before and after the write.
+/// Writes `counts` to the page. `sequence` is the value of the sequence lock, which is even before and after the write.
 pub(super) fn show(
     pages: &impl Pages,
     sequence: &mut u32,

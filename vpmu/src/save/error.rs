@@ -27,7 +27,7 @@ pub enum RestoreError {
     /// Events were opened on the device, or it has a driver or an attached vCPU thread.
     #[error("the device is in use")]
     InUse,
-    /// The state has a format that this version does not read.
+    /// The state has a format that this version of the crate cannot read.
     #[error("the state has format {0}, which this version does not read")]
     Format(u32),
     /// The device and the state have different numbers of vCPUs.
@@ -38,7 +38,7 @@ pub enum RestoreError {
         /// The device's number of vCPUs.
         here: usize,
     },
-    /// A value that concerns the whole device is invalid.
+    /// A device-wide value is invalid.
     #[error("the state's {0} is invalid")]
     Figure(&'static str),
     /// The transport's features contradict the saved ones, or this device does not offer a saved

@@ -1,4 +1,4 @@
-//! The saved state, as it is stored in a file. A change of any field requires a new [`FORMAT`].
+//! The saved state, as it is stored in a file. A change to any field requires a new [`FORMAT`].
 
 use super::RestoreError;
 use crate::abi::ENGINE_BATCHED;
@@ -255,7 +255,7 @@ saved! {
         /// `NOTICE_*`.
         pub(crate) kind: u32,
         pub(crate) event: u64,
-        /// For a wakeup or a reached limit, how often it happened. For an error, one of `REFUSED_*`.
+        /// For wakeups or reached limits, their number. For an error, one of `REFUSED_*`.
         pub(crate) value: u64,
     }
 }

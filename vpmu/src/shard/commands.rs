@@ -16,8 +16,8 @@ use crate::event::Context;
 use crate::queues::{BadChain, Chain};
 use crate::work::{self, Work};
 
-/// Maximum number of commands in one notification: enough to schedule in and out as many events as the default limit
-/// allows to be open.
+/// Maximum number of commands in one notification: enough to schedule as many events in and out as may be open with the
+/// default limit.
 const MAX_COMMANDS: usize = 2048;
 
 /// The buffer of commands that a session executes; kept to reuse its memory.
@@ -70,7 +70,7 @@ impl CommandBuffer {
     }
 
     /// Executes the commands on the queue of `state`, which the vCPU `by` notified. Stops before a command
-    /// whose event is not in this shard, or at the end of the turn.
+    /// whose event is not in this shard, or when the turn ends.
     pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
         if state.resets != self.resets {
             // A reset has removed the notified queue.
@@ -143,8 +143,8 @@ impl CommandBuffer {
         false
     }
 
-    /// Copies the commands of a buffer; fails if there are too many commands, or if the buffer lacks room for
-    /// their replies.
+    /// Copies the commands out of a buffer; fails if the buffer contains too many commands, or too little space for
+    /// the replies.
     fn read(&mut self, chain: &Chain) -> Result<(), BadChain> {
         let (len, mut reader) = chain.reader()?;
         let (room, _) = chain.writer()?;
@@ -198,7 +198,7 @@ fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     here.then(|| event_command(state, command, by, by == state.cpu.index))
 }
 
-/// Executes a command from the vCPU `by`. `own` is true if the command came on the queue of `by`.
+/// Executes a command from the vCPU `by`. `own` is true if the command was on that vCPU's own queue.
 pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: bool) -> Reply {
     let id = command.event.get();
     if own && command.op.get() == COMMAND_AUX_END {

@@ -1,4 +1,4 @@
-//! State of a shard's vCPU for counting: the clocks, the thread, and the host counters that several events
+//! The state that counting needs of a shard's vCPU: clocks, the thread, and the host counters that several events
 //! share.
 
 use std::io;
@@ -84,13 +84,13 @@ impl Cpu {
         self.backend.clock.nanoseconds(self.tsc())
     }
 
-    /// Number of all exits of the vCPU in the hypervisor's statistics; `None` if there are no such statistics.
+    /// Number of all of the vCPU's exits, from the hypervisor's statistics; `None` if it has no such statistics.
     pub(crate) fn all_exits(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.exits.get_or_insert_with(|| machine.exits(index))
     }
 
-    /// Number of halts of the vCPU in the hypervisor's statistics; `None` if there are no such statistics.
+    /// Number of the vCPU's halts, from the hypervisor's statistics; `None` if it has no such statistics.
     pub(crate) fn halts(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.halts.get_or_insert_with(|| machine.halts(index))
@@ -118,8 +118,8 @@ impl Cpu {
         self.refusal.take()
     }
 
-    /// Takes a place for a counter with `rate` interrupts per second; `None` if there is no room and the event
-    /// must wait.
+    /// Takes a place for a counter with `rate` interrupts per second; `None` if the vCPU's limits do not allow
+    /// another such counter, so that the event must wait.
     pub(crate) fn take_place(&self, rate: u64) -> Option<Place> {
         self.room.take(self.backend.room_limit(), rate)
     }
@@ -134,7 +134,7 @@ impl Cpu {
         self.room.look_again();
     }
 
-    /// From now on, delays the start of counters that only one event uses. [`Cpu::release_own`] starts them together.
+    /// Delays the start of counters that only one event uses, until [`Cpu::release_own`] starts them together.
     /// See [`Source::hold`](crate::source::Source::hold).
     pub(crate) fn hold_own(&mut self) {
         if self.held.is_none()
@@ -204,8 +204,8 @@ impl Cpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     key: CounterKey,
-    /// Number of threads that the vCPU had before the counter's thread. The counter sets of two threads can use
-    /// the same keys, so this number identifies the set.
+    /// Number of threads that the vCPU had before the counter's thread. This number identifies the counter set, because
+    /// the sets of different threads can use the same keys.
     threads: u64,
 }
 
@@ -213,9 +213,9 @@ fn no_thread() -> io::Error {
     io::Error::from_raw_os_error(libc::ESRCH)
 }
 
-/// The counters of one vCPU's thread that events share. An event's count is the difference between two
-/// readings, so all events with the same request can use one counter. The number of file descriptors depends on
-/// the number of different requests, not on the number of events.
+/// The counters of one vCPU's thread that events share. An event's count is the difference between two readings, so
+/// all events with equal requests can use the same counter. The number of file descriptors therefore depends on the
+/// number of different requests, not on the number of events.
 #[derive(Debug, Default)]
 struct Counters {
     /// Created together with the first counter.

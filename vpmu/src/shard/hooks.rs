@@ -8,7 +8,7 @@ use crate::vcpu::{HOOKS, Hook, Hooks, Vcpu};
 pub(super) struct HookCounts {
     counts: [u32; HOOKS],
     hooks: Hooks,
-    /// Ids of the events to visit, ascending. This is the order in which the events were opened.
+    /// Ids of the events to visit, in ascending order, which is the order in which the events were opened.
     watched: Vec<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Sorts the overflows that the host recorded while one vCPU ran by time, before they are written to guest rings. This
-//! module identifies events only by their ids.
+//! Sorts the overflows that the host recorded while one vCPU ran. They are sorted by time before they are written to
+//! guest rings. This module identifies events only by their ids.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(crate) struct Recorded {
 #[derive(Debug, Default)]
 pub(crate) struct Merge {
     held: VecDeque<Recorded>,
-    /// Whether `held` is in order of time.
+    /// Whether `held` is sorted by time.
     sorted: bool,
     /// The TSC of the latest overflow returned.
     newest: u64,
@@ -41,8 +41,8 @@ impl Merge {
         self.sort();
         self.held.front().filter(|recorded| recorded.tsc <= until)?;
         let mut recorded = self.held.pop_front()?;
-        // Each drain converts the host's clock anew, so a later record can get an earlier time. The returned times must
-        // not decrease.
+        // Each drain computes the conversion of the host's clock anew, so a later record can get an earlier time. The
+        // returned times must not decrease.
         self.newest = recorded.tsc.max(self.newest);
         recorded.tsc = self.newest;
         Some(recorded)

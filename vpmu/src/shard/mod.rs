@@ -1,6 +1,6 @@
 //! A shard: one vCPU's part of the device. One lock protects the events placed on the vCPU, their host
-//! counters and links, the vCPU's throttles and its queue. The vCPU's own thread takes this lock often, other
-//! threads rarely.
+//! counters and links, the vCPU's throttles and its queue. The vCPU's own thread takes this lock often; other
+//! threads take it rarely.
 
 mod commands;
 mod cpu;
@@ -26,8 +26,8 @@ use crate::locks::{Lock, SHARD};
 use crate::notices::Notices;
 use crate::vcpu::Vcpu;
 
-/// One vCPU's part of the device. It is aligned so that no other data shares its cache lines; the alignment
-/// is two lines because many CPUs fetch lines in adjacent pairs.
+/// One vCPU's part of the device. Its alignment keeps other data out of its cache lines. The alignment is two cache
+/// lines, because many CPUs fetch adjacent lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Shard {
@@ -60,8 +60,8 @@ impl Shard {
         }
     }
 
-    /// Calls `act` with the shard locked. Returns the result, and the work left for other shards, which the
-    /// caller must execute.
+    /// Calls `act` with the shard locked. Returns the result, and the work that was deferred to other shards, which
+    /// the caller must execute.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> (T, Vec<Errand>) {
         let mut state = self.state.lock();
         state.begin();

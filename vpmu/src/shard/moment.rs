@@ -11,8 +11,8 @@ use crate::tasks::Task;
 use crate::vcpu::{ExitStamp, Hook};
 use crate::walk::CpuContext;
 
-/// The vCPU's state, the time and the running task at an overflow. Overflows that are found together have the
-/// same moment.
+/// The vCPU's state, the time and the running task at an overflow. Overflows that are found together share one
+/// moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) vcpu: u32,

@@ -1,7 +1,7 @@
 //! Limits the host counters that sample on one vCPU for the guest. Each such counter may interrupt its host CPU in
 //! hard-IRQ context, and lengthens each context switch of the vCPU's thread. Therefore, both the number of
-//! these counters and the sum of their known rates are limited. An event that exceeds a limit waits for room: its
-//! enabled time advances, but its count does not.
+//! these counters and the sum of their known rates are limited. An event that would exceed a limit waits: its enabled
+//! time advances, but its count does not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -15,27 +15,27 @@ pub(crate) struct RoomLimit {
 }
 
 impl RoomLimit {
-    /// Whether a counter with `rate` fits beside counters with the total rate `others`. A counter always fits
-    /// if its rate is unknown (zero). It also fits if `others` is zero, since its rate was checked when its
-    /// event was opened.
+    /// Whether a counter with `rate` stays within the limit if the other counters have the total rate `others`. A
+    /// counter always fits if its rate is unknown (zero). It also fits if `others` is zero, because its rate was
+    /// checked when its event was opened.
     fn fits(self, others: u64, rate: u64) -> bool {
         others == 0 || rate == 0 || others.saturating_add(rate) <= self.rate
     }
 }
 
-/// The room of one vCPU.
+/// Tracks the sampling counters that run on one vCPU.
 #[derive(Debug, Default)]
 pub(crate) struct Room(Arc<Used>);
 
-/// The room in use. Only the thread that holds the shard's lock takes places and changes rates; any thread may drop a
-/// place. Between a check and the update that follows it, `counters` and `rate` can therefore only decrease, so a place
-/// is never granted without room. A drop decreases both fields first and then sets `freed` with release semantics, so a
-/// thread that finds `freed` set also finds the lower values.
+/// The number of places in use, and their total rate. Only the thread that holds the shard's lock takes places and
+/// changes rates, but any thread may drop a place. Between a check and the update that follows it, `counters` and
+/// `rate` can therefore only decrease, so granting a place never exceeds a limit. A drop decreases both fields first
+/// and then sets `freed` with release semantics, so a thread that finds `freed` set also finds the lower values.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,
     rate: AtomicU64,
-    /// Whether room may have become available for waiting counters since the last [`Room::take_freed`].
+    /// Whether waiting counters may have become able to start since the last [`Room::take_freed`].
     freed: AtomicBool,
 }
 
@@ -47,8 +47,8 @@ pub(crate) struct Place {
 }
 
 impl Room {
-    /// Takes a place for a counter with `rate` interrupts per second (zero if unknown); `None` if there is no
-    /// room.
+    /// Takes a place for a counter with `rate` interrupts per second (zero if unknown); `None` if that would exceed
+    /// `limit`.
     pub(crate) fn take(&self, limit: RoomLimit, rate: u64) -> Option<Place> {
         let used = &self.0;
         let counters = used.counters.load(Ordering::Relaxed);
@@ -69,8 +69,8 @@ impl Room {
         self.0.freed.swap(false, Ordering::Acquire)
     }
 
-    /// Makes the next [`Room::take_freed`] return true. Called when a waiting counter needs less room than
-    /// before.
+    /// Makes the next [`Room::take_freed`] return true. Called when the rate of a waiting counter changes, because a
+    /// lower rate may fit.
     pub(crate) fn look_again(&self) {
         self.0.freed.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The events of one vCPU, and the operations on them. The caller holds the shard's lock. Commands come from
+//! The events of one vCPU, and the operations on them. The caller must hold the shard's lock. Commands come from
 //! the vCPU's queue, exits and marks from the vCPU's session, and all other calls from the control plane.
 
 use std::collections::{HashMap, VecDeque};
@@ -56,8 +56,8 @@ const HOLD_BACK: u64 = 1;
 /// running, the guest's mode is derived from the IP: kernel mode in this half, user mode below.
 const KERNEL_HALF: u64 = 1 << 63;
 /// If more overflows than this are held (about a megabyte), all of them are written before the next host ring
-/// is read, even though that ring may have older ones. Otherwise, a guest could make its host hold an unbounded
-/// number of overflows.
+/// is read, even though that ring may contain older overflows. Without this limit, a guest could make its host hold
+/// an unbounded number of overflows.
 const MOST_HELD: usize = 16_384;
 /// Fields of a sample that need the guest's registers.
 const PLACES: u64 =
@@ -109,7 +109,7 @@ struct ClaimedExit {
 #[derive(Debug, Default)]
 struct OverflowQueue {
     overflows: VecDeque<Overflows>,
-    /// Whether a caller is already in [`State::run_overflows`], which then also applies the overflows that are
+    /// Whether a call of [`State::run_overflows`] is already in progress. That call will also apply overflows that are
     /// queued now.
     running: bool,
     /// Group counts by leader, as read for records of this exit. Later records of the exit use the same counts,
@@ -152,8 +152,8 @@ pub(crate) struct State {
     pub(super) writer: Writer,
     pub(super) hooks: HookCounts,
     pub(super) queue: DeviceQueue,
-    /// Number of resets of the device. A session compares this number with the one at the start of a
-    /// notification, to detect that a reset has removed the notified queue.
+    /// Number of device resets. A session compares this number with its value at the start of a notification, to
+    /// detect that a reset has removed the notified queue.
     pub(super) resets: u64,
     pub(super) metrics: Metrics,
     events: Events,
@@ -210,8 +210,8 @@ impl State {
         self.cpu.invalidate();
     }
 
-    /// Starts waiting counters if room was freed, and publishes the notices. Must be called before unlocking
-    /// the shard. Returns the work left for other shards.
+    /// Starts waiting counters if places were freed, and publishes the notices. Must be called before the shard is
+    /// unlocked. Returns the work that was deferred to other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
         if !self.waits.is_empty() && self.cpu.take_freed() {
             self.end_waits();
@@ -291,8 +291,8 @@ impl State {
 
     // The vCPU's thread.
 
-    /// Attaches `thread` to the vCPU, with guest TSC = host TSC + `tsc_offset`. Counts on an
-    /// earlier thread are kept, and events continue on this one.
+    /// Attaches `thread` to the vCPU, with guest TSC = host TSC + `tsc_offset`. Events keep their counts from an
+    /// earlier thread, and continue on this thread.
     pub(crate) fn attach(&mut self, thread: i32, tsc_offset: u64) {
         self.flush_batched();
         for id in self.ids(|event| event.active_on().is_some()) {
@@ -314,7 +314,7 @@ impl State {
         }
     }
 
-    /// Ends the open exit, and detaches the vCPU's thread, which does not enter the guest any more.
+    /// Ends the open exit, and detaches the vCPU's thread, which will not enter the guest again.
     pub(crate) fn detach(&mut self) {
         self.end_exit(true);
         self.cpu.release_own();
@@ -370,7 +370,7 @@ impl State {
         started.map_err(|errno| self.deny(errno))
     }
 
-    /// The error for an open request that failed. Includes the host's reason if the host refused a counter.
+    /// The error for a failed open request. Includes the host's reason if the host refused a counter.
     fn deny(&mut self, errno: Errno) -> Denied {
         Denied {
             errno,
@@ -402,8 +402,8 @@ impl State {
             return;
         };
         self.writer.tell(Tell::Forget(id));
-        // If the event may write to a part of an area that the driver manages, end this permission: the driver can
-        // then let other events of the event's family write to the area.
+        // If the driver has granted the event space in an area that the driver manages, withdraw it: the driver can
+        // then grant space to other events of the same family.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
         let leases = event.take_counters();
         self.release(leases);
@@ -453,8 +453,9 @@ impl State {
         self.unthrottle(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.is_watched() {
-            // The open exit began before this event starts, so this event must not record it: look up the traces of
-            // that exit now. The lookup can put a trace in the error state, and that trace can be this event's leader.
+            // The open exit began before this event starts, so this event must not record it. Therefore, look up the
+            // traces that record this exit now. The lookup can put a trace in the error state, and that trace can be
+            // this event's leader.
             self.claim_exit();
         }
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -593,13 +594,13 @@ impl State {
         };
         let changed = event.set_period(period, self.cpu.backend.room_limit());
         if event.is_waiting() {
-            // A slower clock may have room.
+            // A slower clock may stay within the limit on the total rate.
             self.cpu.look_again();
         }
         self.flush(id);
         match changed {
-            // The host refuses a rate above its own limit, which can be lower than the operator's. The event then
-            // keeps its previous rate.
+            // The host refuses a rate above its own limit, which can be lower than the operator's limit. The event
+            // then keeps its previous rate.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Errno::EINVAL),
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Err(Errno::ENOSPC),
             result => result.map_err(|error| self.fail(id, error)),
@@ -706,7 +707,7 @@ impl State {
     }
 
     /// Changes an event, and updates its hooks. The vCPU may read the hooks during the update, so hooks that
-    /// the event keeps stay set throughout.
+    /// the event needs before and after the change stay set throughout.
     fn with_hooks<T>(
         &mut self,
         id: u64,
@@ -931,7 +932,7 @@ impl State {
         begun.map_err(|_: Refused| Errno::EINVAL)
     }
 
-    /// Withdraws the room of a trace. Returns the head that the trace reached, and the number of lost bytes.
+    /// Withdraws the space granted to a trace. Returns the head that the trace reached, and the number of lost bytes.
     pub(super) fn aux_end(&mut self, id: u64) -> Result<(u64, u64), Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
@@ -956,8 +957,8 @@ impl State {
         }
     }
 
-    /// The current counts for a record of an event: those of the event alone or, if `read_format` requires
-    /// that, those of its whole group. A group is read once for all records of an exit.
+    /// The current counts for a record of an event: the event's own counts or, if `read_format` requires it, the
+    /// counts of its whole group. A group is read only once for all records of an exit.
     fn counts(&mut self, id: u64) -> Counts {
         let Some(event) = self.events.get(&id) else {
             return Counts::default();
@@ -977,8 +978,7 @@ impl State {
         }
     }
 
-    /// The counts of a group, leader first. For members in other shards, these are the counts at their last
-    /// update.
+    /// The counts of a group, leader first. For members in other shards, the counts at their last update.
     fn read_group(&mut self, group: &Group) -> Arc<[Member]> {
         if let Some(members) = self.overflows.read.get(&group.leader) {
             return Arc::clone(members);
@@ -1031,21 +1031,21 @@ impl State {
     /// Handles an exit while events need exits.
     pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
         if self.hooks.has(Hook::Throttled) {
-            // Exclude events of the batched engine: overflows from the time when they were throttled may not have been
+            // Exclude events of the batched engine: overflows that happened while they were throttled may not have been
             // collected yet.
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
         }
         if self.hooks.has(Hook::HostSamples) {
-            // Keep the vCPU's state: a command during this exit may stop an event, and find further overflows
-            // that belong to the exit.
+            // Keep the vCPU's state, because a command during this exit may stop an event and then find further
+            // overflows that belong to the exit.
             let exits = self.cpu.vcpu.exits().total();
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
         }
-        // Claim the exit before any overflow is applied: the exit that pauses a trace is the last one in
-        // that trace.
+        // Claim the exit before any overflow is applied: the exit that pauses a trace must be the last exit that the
+        // trace records.
         self.claim_exit();
         self.run_overflows(|state| {
             if state.hooks.has(Hook::Exits) {
@@ -1065,14 +1065,15 @@ impl State {
         }
     }
 
-    /// Charges the time of the last sample to the vCPU's share for samples, unless this was done before. Once the share
-    /// is used up, throttles all of the guest's events whose overflows cause exits.
+    /// Charges the time of the last sample to the share of the vCPU's time that samples may use, unless this sample has
+    /// already been charged. Once the share is used up, throttles all of the guest's events whose overflows cause
+    /// exits.
     fn account_samples(&mut self) {
         self.first_overflow = None;
         let backend = Arc::clone(&self.cpu.backend);
         let time = self.cpu.time();
         if let Some((spent, guest)) = self.cpu.vcpu.take_sample() {
-            // `guest` is elapsed time, in which the host may also have run other threads. The charge can
+            // `guest` is elapsed time, during which the host may also have run other threads. The charge can
             // therefore be too low, but never too high.
             let took = spent.saturating_sub(backend.clock.nanoseconds(guest));
             self.sampling.charge(backend.time_limit, time, took);
@@ -1104,9 +1105,9 @@ impl State {
         }
     }
 
-    /// Counts an exit or a mark in the events whose spec `matches`. First, all of these events count it, so
-    /// that a record of one event has the new counts of the others. Then the events whose period has elapsed
-    /// overflow.
+    /// Counts an exit or a mark in the events whose spec `matches`. First updates the counts of all of these events, so
+    /// that a record of one event contains the new counts of the others. Then handles the overflows of the events whose
+    /// period has elapsed.
     fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
         let clock = self.cpu.backend.clock;
@@ -1275,9 +1276,9 @@ impl State {
 
     // Overflows.
 
-    /// Calls `find`, then applies all overflows in the order in which they were found. Overflows that are found
-    /// meanwhile are queued behind them, so a chain of events that trigger one another does not become a chain
-    /// of nested calls.
+    /// Calls `find`, then applies all overflows in the order in which they were found. Overflows found while others
+    /// are being applied go to the end of the queue, so a chain of events that trigger one another does not become a
+    /// chain of nested calls.
     fn run_overflows(&mut self, find: impl FnOnce(&mut Self)) {
         let outermost = !std::mem::replace(&mut self.overflows.running, true);
         find(self);
@@ -1378,10 +1379,10 @@ impl State {
         }
     }
 
-    /// Decides whether an overflow at `moment` makes a record; `None` if the event does not exist. If this
-    /// overflow uses up the event's rate limit, or if the guest's budget is used up, also disables overflows of
-    /// the host counter, unless the event has a frequency. The second value is the host's error if disabling them
-    /// failed.
+    /// Decides whether the device writes a record for an overflow at `moment`; `None` if the event does not exist. If
+    /// this overflow uses up the event's rate limit, or if the guest's budget is used up, also disables overflows of
+    /// the host counter, unless the event has a frequency. The second value is the host's error if it could not
+    /// disable them.
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
@@ -1394,14 +1395,14 @@ impl State {
         self.with_hooks(id, |event, _| event.admit(limit, moment.time))
     }
 
-    /// Whether a sample of an event may be written at `time`; counts the sample if so. The
-    /// operator's samples are outside the guest's budget.
+    /// Whether a sample of an event may be written at `time`. If so, charges the sample to the guest's budget, which
+    /// does not limit the operator's samples.
     fn allows(&mut self, operators: bool, time: u64) -> bool {
         operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
 
-    /// Handles one overflow of an event that makes records; `period` is the growth of the count since the previous
-    /// overflow. If this is the last overflow that the event's limit of overflows allows, disables the event. Returns
+    /// Handles one overflow of an event that writes records; `period` is the growth of the count since the previous
+    /// overflow. If this is the last overflow that the event's overflow limit allows, disables the event. Returns
     /// whether the event is still enabled and not in the error state.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
         self.trigger(id);
@@ -1445,8 +1446,8 @@ impl State {
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
         let origin = moment.origin(event);
-        // Without the registers, a record that must have an IP would be wrong. With registers from an excluded
-        // mode, it would leak data: although the overflow happened in a counted mode, the exit that found it
+        // Without the registers, a record that must contain an IP would be wrong. With registers from an excluded
+        // mode, it would leak data: although the overflow happened in a counted mode, the exit at which it was found
         // came later, possibly in another mode.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
@@ -1498,9 +1499,9 @@ impl State {
         }
     }
 
-    /// Counts an overflow towards the limit of its event. If this is the last overflow of the limit, disables the event
-    /// and notifies the driver; the notice replaces the `woke` wakeups that the overflow caused. Returns whether the
-    /// event was disabled.
+    /// Counts an overflow towards the overflow limit of its event. If the limit is reached, disables the event and
+    /// notifies the driver; the notice replaces the `woke` wakeups that the overflow caused. Returns whether the event
+    /// was disabled.
     fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
@@ -1584,8 +1585,8 @@ impl State {
     }
 
     /// Handles overflows of a sample trace that were found at one moment, one overflow for each of `periods`.
-    /// Drops overflows that exceed the trace's rate limit, its overflow limit or the guest's budget. Writes one
-    /// packet for the remaining overflows together.
+    /// Drops overflows that exceed the trace's rate limit, its overflow limit or the guest's budget. Writes a single
+    /// packet for all remaining overflows.
     fn trace_sample(&mut self, id: u64, periods: impl Iterator<Item = u64>, moment: &Moment) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -1680,8 +1681,7 @@ impl State {
 
     // Throttles.
 
-    /// The throttled events of the batched engine if `batched`, else the throttled events of all other
-    /// engines.
+    /// The throttled events that use the batched engine if `batched` is true, else the throttled events that do not.
     fn throttled(&self, batched: bool) -> Vec<u64> {
         let throttled = |id: &u64| {
             let event = self.events.get(id);
@@ -1691,8 +1691,8 @@ impl State {
         watched.filter(throttled).collect()
     }
 
-    /// Lifts the throttle of an event if the window in which the throttle began has ended, and the vCPU has time left
-    /// for samples.
+    /// Lifts an event's throttle if the window in which the throttle began has ended and the vCPU has time left for
+    /// samples.
     pub(super) fn unthrottle(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_throttled) {
             let time = self.cpu.time();
@@ -1779,8 +1779,8 @@ impl State {
 
     // Flushes.
 
-    /// Flushes an event for a command of vCPU `by`. With id zero, flushes every persistent event that is placed
-    /// on that vCPU.
+    /// Flushes an event for a command from the vCPU `by`. If `id` is zero, flushes every persistent event placed on
+    /// that vCPU.
     pub(super) fn flush_command(&mut self, id: u64, by: u32) -> Result<(), Errno> {
         let ids = match id {
             0 => self.ids(|event| event.persistent.is_some() && event.placed_on() == Some(by)),
@@ -1820,8 +1820,8 @@ impl State {
         sampled.is_some_and(|event| event.active_on().is_some())
     }
 
-    /// Publishes an event's records and counts, and wakes the event's reader if there are records for which the
-    /// reader has not been woken.
+    /// Publishes an event's records and counts. Wakes the event's reader unless it has already been woken for all
+    /// records.
     pub(crate) fn show_all(&mut self, id: u64) -> Result<(), Errno> {
         let updated = self.update(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
@@ -1859,8 +1859,8 @@ impl State {
         self.rest_if_idle();
     }
 
-    /// Makes samples of the records that the host has stored so far. If the vCPU is outside the guest, the host
-    /// has stored all records of the vCPU.
+    /// Converts the records that the host has stored so far to samples. If the vCPU is outside the guest, the host
+    /// has already stored all of the vCPU's records.
     pub(crate) fn flush_batched(&mut self) {
         if !self.collecting {
             return;
@@ -1869,8 +1869,8 @@ impl State {
         self.write_until(self.cpu.backend.source.tsc());
     }
 
-    /// Ends periodic draining if no active event uses the batched engine, no event is throttled, and all taken
-    /// records are written.
+    /// Ends periodic draining if no active event uses the batched engine, no event is throttled, and all collected
+    /// overflows are written.
     fn rest_if_idle(&mut self) {
         let busy = self.hooks.has(Hook::Collecting) || self.hooks.has(Hook::Throttled);
         if self.collecting && self.merge.is_empty() && !busy {
@@ -1879,7 +1879,7 @@ impl State {
         }
     }
 
-    /// Requests periodic draining while an event of the batched engine counts, or an event is
+    /// Requests periodic draining, which is needed while an event of the batched engine counts or an event is
     /// throttled.
     fn start_collecting(&mut self) {
         if !self.collecting {
@@ -1972,8 +1972,8 @@ impl State {
             batch.clear();
             self.batch = batch;
         } else {
-            // An overflow can use up its event's limit, which stops the event and the members that it leads.
-            // Their later overflows are then dropped, so take one overflow at a time.
+            // An overflow can reach its event's limit, which stops the event and the members that it leads. Their
+            // later overflows must then be dropped, so take one overflow at a time.
             while let Some(entry) = self.merge.next(until) {
                 self.overflow_recorded(&entry, &history);
             }
@@ -1981,7 +1981,7 @@ impl State {
     }
 
     /// Writes overflows in one burst per sink. The caller must have checked that no overflow can stop an event.
-    /// This changes the order across rings, but readers rely only on the order within a ring.
+    /// The bursts change the order of records across rings, but readers rely only on the order within a ring.
     fn write_batch(&mut self, batch: &mut [MergeEntry], history: &TaskHistory) {
         batch.sort_by_key(|entry| {
             let event = self.events.get(&entry.event);
@@ -2013,9 +2013,9 @@ impl State {
         }
     }
 
-    /// Writes samples of overflows to one sink, up to the first overflow that [`State::overflow_recorded`] must
-    /// handle. Returns the number of overflows before that one, including those whose sample was lost. The sink is
-    /// locked, so this function must write to the sink only through `session`.
+    /// Writes samples of overflows to one sink. Stops before the first overflow that [`State::overflow_recorded`] must
+    /// handle. Returns the number of overflows handled, including those whose sample was lost. The sink is locked, so
+    /// this function must write to the sink only through `session`.
     fn write_burst(
         &mut self,
         session: &mut Session<'_, GuestPages<'_>>,

@@ -1,7 +1,7 @@
-//! The order of the events of a vCPU that wait for room.
+//! The order in which a vCPU's waiting events get a [`Place`](super::room::Place).
 //!
-//! A wait ends when the event gets room, or when the event is stopped, paused or closed. A stop, pause or
-//! close leaves the wait's entry in the queue, so that no search for the entry is needed. An entry therefore
+//! A wait ends when the event gets a place, or when the event is stopped, paused or closed. A stop, pause or
+//! close leaves the wait's entry in the queue, because finding it would need a search. An entry therefore
 //! identifies one wait, not just an event, and a reader of the queue must check whether that wait has ended.
 //! Entries of ended waits are dropped when the queue is next taken or, at the latest, when a wait begins while the
 //! queue has twice as many entries as there are events. A guest therefore cannot make the queue grow without limit.
@@ -24,8 +24,8 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    /// Begins a wait of `event`, and returns the number of the wait. The vCPU has `events` events. `lasts` must
-    /// return whether a given wait is still going on.
+    /// Begins a wait of `event`, and returns the number of the wait. The vCPU has `events` events. `lasts` must return
+    /// whether a given wait still lasts.
     pub(crate) fn begin(&mut self, event: u64, events: usize, lasts: impl Fn(Wait) -> bool) -> u64 {
         if self.queue.len() >= events.saturating_mul(2) {
             self.queue.retain(|&wait| lasts(wait));
@@ -41,8 +41,8 @@ impl Waits {
         std::mem::take(&mut self.queue)
     }
 
-    /// Puts back waits that have not ended, in the order in which [`Waits::take`] returned them. They come
-    /// before any waits that have begun since.
+    /// Puts back waits that have not ended, in the order in which [`Waits::take`] returned them, ahead of any waits
+    /// that have begun since.
     pub(crate) fn put_back(&mut self, waits: impl DoubleEndedIterator<Item = Wait>) {
         for wait in waits.rev() {
             self.queue.push_front(wait);

@@ -17,8 +17,8 @@ use crate::trace::{Packet, Trace};
 #[derive(Debug)]
 pub(crate) struct Writer {
     notices: Arc<Notices>,
-    /// Notices to publish before the shard is unlocked, after all records are written: a woken reader must find
-    /// its records.
+    /// Notices to publish before the shard is unlocked, but after all records are written, because a woken reader must
+    /// find its records.
     told: Vec<Tell>,
     /// The guest's RAM, as passed at activation.
     guest: Memory,
@@ -254,8 +254,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Counts `packets` packets of a trace that were lost before they could be written. They would have taken
-    /// `bytes` bytes in total.
+    /// Counts `packets` packets of a trace, `bytes` bytes in total, that were lost before they could be written.
     pub(crate) fn lose_packets(
         &mut self,
         sink: Option<&Sink>,

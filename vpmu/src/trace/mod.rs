@@ -1,5 +1,5 @@
-//! State of a tracing event: packet numbers, byte counts, and due sync packets. Every packet that the device makes gets
-//! its number here. The caller decides where to write the packet.
+//! State of a tracing event: packet numbers, byte counts, and due sync packets. This module numbers every packet that
+//! the device makes. The caller decides where to write the packet.
 
 mod exits;
 mod samples;
@@ -91,7 +91,7 @@ impl Trace {
         })
     }
 
-    /// Makes a sync packet due before the next packet; `flags` are `SYNC_*` flags for the sync packet.
+    /// Requests a sync packet before the next packet; `flags` are the sync packet's `SYNC_*` flags.
     pub(crate) fn sync(&mut self, flags: u8) {
         self.due |= flags;
     }
@@ -111,9 +111,8 @@ impl Trace {
         self.lost
     }
 
-    /// Lays out the next packet for `position` of the area: packets do not cross pages, and each
-    /// page begins with a sync packet. `tsc` is the guest's TSC at the packet's time, which is the time of
-    /// `origin`.
+    /// Lays out the next packet for `position` in the area: packets do not cross pages, and each page begins with a
+    /// sync packet. The packet's time is the time in `origin`; `tsc` is the guest's TSC at that time.
     pub(crate) fn lay(
         &self,
         spec: &EventSpec,
@@ -168,7 +167,7 @@ impl Trace {
         self.count = self.count.wrapping_add(bytes);
     }
 
-    /// Counts packets that were lost before they could be written. They would have taken `bytes` bytes in total.
+    /// Counts `packets` packets, `bytes` bytes in total, that were lost before they could be written.
     pub(crate) fn lose(&mut self, packets: u64, bytes: u64) {
         self.sequence = self.sequence.wrapping_add(packets);
         self.count = self.count.wrapping_add(bytes);
@@ -224,8 +223,8 @@ impl Laid {
     }
 }
 
-/// The padding before a packet of `len` bytes at `position`, and the `SYNC_*` flags needed there,
-/// including those in `due`.
+/// The padding needed before a packet of `len` bytes at `position`, and the `SYNC_*` flags of the sync packet needed
+/// before it, including those in `due`.
 fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
     let offset = position % PAGE;
     let sync = if due == 0 { 0 } else { SYNC_LEN };

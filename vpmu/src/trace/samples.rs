@@ -20,7 +20,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// The packet of the overflows, with the task and time of `origin`. The trace sets its
+    /// The packet for the overflows, with the task and time of `origin`. The trace sets the packet's
     /// `sequence`.
     pub(crate) fn packet(&self, origin: &Origin) -> SamplePacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };

@@ -1,4 +1,5 @@
-//! The parts of the vCPU's state that a sample's event requests: callers, registers and stack, in perf's format.
+//! The parts of the vCPU's state that a sample contains at its event's request: callers, registers and stack, in perf's
+//! format.
 
 use super::frames::{
     CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
@@ -21,7 +22,7 @@ pub(crate) struct CpuContext {
     pub(crate) cpu: Option<CpuState>,
 }
 
-/// The parts of the vCPU's state in an event's samples.
+/// Selects the parts of the vCPU's state that an event's samples contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CaptureSpec {
     /// Call chains.
@@ -83,7 +84,7 @@ struct UserState {
     code64: bool,
 }
 
-/// The parts of one sample. The value is reused, so that a new sample needs no allocation.
+/// The captured parts of one sample. The value is reused, so that a new sample needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Capture {
     chain: Chain,
@@ -94,12 +95,12 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// The call chain. perf's `PERF_CONTEXT_*` values in it mark the mode of the addresses that follow them.
+    /// The call chain. Each `PERF_CONTEXT_*` value in it gives the mode of the addresses that follow.
     pub(crate) fn chain(&self) -> &[u64] {
         self.chain.entries()
     }
 
-    /// Registers in user mode; `None` if they are unknown, or if the task is a kernel thread.
+    /// The user-mode registers; `None` if they are unknown, or if the task is a kernel thread.
     pub(crate) fn regs_user(&self) -> Option<Regs<'_>> {
         self.regs_user.get()
     }
@@ -198,9 +199,9 @@ impl Capture {
 }
 
 /// The registers with which the running task entered the kernel, if they lie on the current kernel stack, above the
-/// stack pointer. During a task switch, `user_regs` is already the address for the next task, while the kernel still
-/// runs on the stack and in the address space of the previous task. A sample must not attribute the registers of one
-/// task to the other.
+/// stack pointer. During a task switch, `user_regs` may already be the next task's address, while the kernel still
+/// runs on the stack and in the address space of the previous task. A sample must not attribute one task's registers
+/// to the other task.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
     let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);

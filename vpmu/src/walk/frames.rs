@@ -29,8 +29,8 @@ impl Chain {
         &self.entries
     }
 
-    /// Appends a `PERF_CONTEXT_*` value, which marks the mode of the addresses that follow. The value does not count
-    /// towards the limit.
+    /// Appends a `PERF_CONTEXT_*` value, which gives the mode of the addresses that follow. The value does not count
+    /// towards the chain's maximum length.
     pub(super) fn mark(&mut self, context: u64) {
         self.entries.push(context);
     }
@@ -56,7 +56,7 @@ pub(super) fn share_stack(one: u64, other: u64) -> bool {
 }
 
 /// Appends the callers in the kernel to `chain`. `end` is the address at which the kernel's frames end, if
-/// known. A kernel may use the frame pointer register for other values: a frame is therefore accepted only if it is on
+/// known. A kernel may use the frame pointer register for other values. A frame is therefore accepted only if it is on
 /// the stack, above the previous frame, and returns to kernel code.
 pub(super) fn kernel_callers(
     space: &mut AddressSpace<'_>,
@@ -84,7 +84,7 @@ pub(super) fn kernel_callers(
     }
 }
 
-/// Appends a program's callers to `chain`. Reads the frames from `fp` on, with the program's rights. `code64`
+/// Appends the callers in a program to `chain`. Reads the frames, starting at `fp`, with the program's rights. `code64`
 /// is true for 64-bit code.
 pub(super) fn user_callers(
     space: &mut AddressSpace<'_>,

@@ -1,9 +1,9 @@
 //! The state of a sample beyond its instruction pointer: callers, registers and the user stack, read from the
 //! guest's memory while its vCPU is outside the guest.
 //!
-//! The guest owns all of this memory, including the page tables, and may have written anything there. Each read
+//! The guest owns all of this memory, including the page tables, and may have written anything to it. Each read
 //! is therefore checked against guest memory. Each walk is bounded, and ends at unreadable memory. This module
-//! does not know about events or rings.
+//! does not depend on events or rings.
 
 mod capture;
 mod frames;

@@ -8,7 +8,8 @@ use crate::memory::View;
 /// The rights of a memory read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
-    /// The rights of a guest program: user addresses on pages that every level of the tables lets a program access.
+    /// The rights of a guest program: user addresses on pages that all levels of the page tables mark as accessible to
+    /// programs.
     User,
     /// The rights of the guest's kernel: every mapped address.
     Kernel,
@@ -29,21 +30,21 @@ pub(crate) struct Page {
     pub(crate) executable: bool,
 }
 
-/// The memory that a vCPU sees. Translations are cached while this value lives, so the vCPU must
-/// not enter the guest meanwhile.
+/// Memory as a vCPU addresses it. Translations are cached while this value exists, so the vCPU must not enter
+/// the guest meanwhile.
 #[derive(Debug)]
 pub(super) struct AddressSpace<'a> {
     memory: &'a View<'a>,
     tables: Tables,
-    /// The translations last used for data and for code. Later reads often need the same pages, because frames
-    /// are close together, and so is the code to which they return.
+    /// The translations last used for data and for code. Later reads often need the same pages, because frames are
+    /// close together, and so are their return addresses.
     data: Option<Page>,
     code: Option<Page>,
 }
 
 impl<'a> AddressSpace<'a> {
-    /// The address space of `cpu` in `memory`; `None` if `cpu` is in a mode whose page
-    /// tables are not supported here.
+    /// The address space of `cpu` in `memory`; `None` if `cpu` is in a mode whose page tables this module does not
+    /// support.
     pub(super) fn new(memory: &'a View<'a>, cpu: &CpuState) -> Option<Self> {
         Some(Self {
             memory,
@@ -64,8 +65,7 @@ impl<'a> AddressSpace<'a> {
         (self.read(address, rights, bytes) == bytes.len()).then_some(words)
     }
 
-    /// Reads memory from `address` on into `bytes`, up to the first unreadable page; returns the number of bytes
-    /// read.
+    /// Reads memory into `bytes`, from `address` up to the first unreadable page; returns the number of bytes read.
     pub(super) fn read(&mut self, address: u64, rights: Rights, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -76,8 +76,8 @@ impl<'a> AddressSpace<'a> {
                 break;
             };
             let offset = at & page.mask;
-            // The number of bytes to the end of the page, or `usize::MAX` if that number does not fit into `usize`:
-            // no slice is longer.
+            // The number of bytes to the end of the page, or `usize::MAX`, which no slice exceeds, if that number does
+            // not fit into `usize`.
             let left = usize::try_from(page.mask - offset).map_or(usize::MAX, |left| left + 1);
             let len = left.min(bytes.len() - done);
             let physical = GuestAddress(page.physical + offset);

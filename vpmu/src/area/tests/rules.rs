@@ -154,8 +154,8 @@ fn reader_is_woken_at_multiples_of_the_watermark() {
         .collect();
     let expected: Vec<bool> = (1..=64).map(|entry| entry * 128 % 1024 == 0).collect();
     assert_eq!(woken, expected);
-    // The positions for wakeups are multiples of the watermark, counted from the area's first byte and not from the
-    // last wakeup.
+    // Wakeups occur at multiples of the watermark, counted from the area's first byte and not from the last
+    // wakeup.
     pages.tail.set(2 * PAGE);
     let steps = [1000, 1000, 40, 1000].map(|len| {
         let appended = area.append(&mut pages, &entry(&filled(1, len)));

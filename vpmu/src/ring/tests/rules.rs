@@ -23,7 +23,7 @@ fn first_loss_wakes_a_reader_whose_mark_is_beyond_the_ring() {
         let mut rig = Rig::new(1, FORWARD, wakeup);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
         assert_eq!(woke, [257], "{wakeup:?}");
-        // Only the first of these losses woke the reader. Now the reader makes room, so the device writes a
+        // Only the first of these losses woke the reader. Now the reader frees space, so the device writes a
         // record of the losses, and the next loss wakes the reader again.
         rig.consume(usize::MAX);
         let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
@@ -105,8 +105,8 @@ fn events_that_share_a_ring_keep_separate_wakeup_counts() {
         rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
         wakes.push(rig.produce(16).wake);
     }
-    // One event wakes the reader at every second record of its own. The other event wakes the reader after
-    // every 64 bytes that either event wrote.
+    // The first event wakes the reader at every second record of its own. The second event wakes the reader after
+    // every 64 bytes that the two events wrote together.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];
     assert_eq!(

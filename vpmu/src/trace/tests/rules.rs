@@ -250,8 +250,8 @@ fn driver_keeps_an_area() {
     assert!(!rig.exit(&spec, &mut trace), "no room is granted yet");
     rig.sink.begin(spec.id, 3968, 256).expect("begun");
     let written: Vec<bool> = (0..4).map(|_| rig.exit(&spec, &mut trace)).collect();
-    // The granted room consists of the last 128 bytes of the first page and the first 128 bytes of the next page.
-    // A sync packet and an exit packet fill each of these parts. The first sync packet reports the packet that
+    // The granted space consists of the last 128 bytes of the first page and the first 128 bytes of the next page.
+    // A sync packet and an exit packet fill each of these two parts. The first sync packet reports the packet that
     // was lost above.
     assert_eq!(written, [true, true, false, false]);
     assert_eq!(rig.sink.finish(spec.id).expect("begun"), (4224, 128));

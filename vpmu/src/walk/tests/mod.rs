@@ -81,7 +81,7 @@ impl Guest {
             .expect("in memory")
     }
 
-    /// Maps `address`: stores `entry` in the table of level `level`. Creates missing tables at higher levels. Sets
+    /// Maps `address` by storing `entry` in the table of level `level`. Creates missing tables at higher levels. Sets
     /// `bits` in the higher-level entries that translate `address`.
     fn map(&mut self, address: u64, entry: u64, level: u32, bits: u64) {
         let mut table = 0x1000;
@@ -149,8 +149,8 @@ impl Guest {
         self.kernel_word(fp + 8, caller);
     }
 
-    /// Saves the registers of a task that entered the kernel from `ip`. Registers without a given value are 0x5000
-    /// plus their position.
+    /// Saves the registers of a task that entered the kernel from `ip`. Each register whose value is not given gets
+    /// 0x5000 plus its position.
     fn save_task(&self, ip: u64, bp: u64, cs: u64) {
         for word in 0..21 {
             self.kernel_word(SAVED + word * 8, 0x5000 + word);

@@ -36,10 +36,10 @@ fn without_saved_registers_there_is_no_program() {
         (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
         (2, Some(64))
     );
-    // Each row has a stack pointer and an address of saved registers that must not be used: a kernel thread
-    // without saved registers; a task switch, with the stack of the previous task; an address below the stack
-    // pointer, unaligned, too close to the end of the stack, on a page that is not present, and at the end of
-    // the address space.
+    // Each row has a stack pointer and an address of saved registers that must be rejected: for a kernel thread
+    // without saved registers; during a task switch, with the previous task's stack; and for addresses that are below
+    // the stack pointer, unaligned, too close to the end of the stack, on a page that is not present, or at the end
+    // of the address space.
     for (sp, user_regs) in [
         (sp, 0),
         (KSTACK - 8, SAVED),
@@ -85,7 +85,8 @@ fn registers_in_perfs_order() {
         ..CaptureSpec::default()
     };
     let capture = guest.capture(&cpu, &spec);
-    // In perf's order, from AX to R15. A value 0x5000 + n is from word n of struct pt_regs, which begins with R15.
+    // The registers in perf's order, from AX to R15. The value 0x5000 + n comes from word n of struct pt_regs, which
+    // begins with R15.
     let saved = [
         0x500a,
         0x5005,
