@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Differences between kernels: the only file that checks the kernel's version.
+ * Differences between kernel versions. No other file checks the version.
  */
 #ifndef _VPMU_COMPAT_H
 #define _VPMU_COMPAT_H
@@ -30,7 +30,7 @@ static inline void vpmu_vm_flags_clear(struct vm_area_struct *vma, vm_flags_t fl
 #endif
 
 /**
- * vpmu_user_locked() - find a user's count of pages locked for perf's rings
+ * vpmu_user_locked() - get a user's count of pages locked for perf rings
  * @user: the user
  *
  * Return: the counter; perf core charges its own rings to the same counter.
@@ -48,10 +48,10 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
  * vpmu_paranoid_refuses_all() - whether every event needs CAP_PERFMON
  * @level: the level of perf_event_paranoid; INT_MAX if it is unknown
  *
- * At levels above 2, every event needs CAP_PERFMON on Debian's kernels.
- * Upstream kernels treat these levels like 2. Debian's kernels check them with
- * perf_paranoid_any(). A module cannot call that function: it is inline, and
- * reads a variable that is not exported.
+ * At levels above 2, every event needs CAP_PERFMON on Debian's kernels, which
+ * check this with perf_paranoid_any(). A module cannot call that function: it
+ * is inline, and reads a variable that is not exported. Upstream kernels treat
+ * these levels like 2.
  *
  * Return: true if every event needs CAP_PERFMON, or if @level is INT_MAX.
  */
@@ -67,11 +67,11 @@ static inline bool vpmu_paranoid_refuses_all(int level)
 /**
  * vpmu_perf_allow_kernel() - check whether the caller may count kernel mode
  *
- * Calls perf_allow_kernel(). If the kernel does not export that function, this
- * one checks nothing.
+ * Calls perf_allow_kernel() if the kernel exports it, and checks nothing
+ * otherwise.
  *
- * Return: 0 if the caller may count kernel mode, or if nothing was checked; or
- * the negative errno of perf or of an LSM.
+ * Return: 0 if the caller may count kernel mode, or if nothing was checked;
+ * otherwise the negative errno from perf or an LSM.
  */
 static inline int vpmu_perf_allow_kernel(void)
 {
@@ -95,7 +95,7 @@ static inline int vpmu_perf_allow_kernel(void)
 /**
  * vpmu_find_vqs() - set up virtqueues
  * @vdev: the device
- * @count: how many
+ * @count: number of virtqueues
  * @vqs: filled in
  * @callbacks: one per queue, NULL for a queue without interrupts
  * @names: one per queue
@@ -127,7 +127,7 @@ static inline int vpmu_find_vqs(struct virtio_device *vdev, unsigned int count,
 }
 
 /**
- * vpmu_sample_chain() - give a sample its call chain
+ * vpmu_sample_chain() - set the call chain of a sample
  * @data: the sample
  * @chain: the chain, which must stay valid until the sample is written
  */
@@ -166,7 +166,7 @@ static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
  *
  * Before 6.2, a task has one context for each class of PMUs, for example
  * perf_sw_context. If several PMUs share a context, perf core disables and
- * enables the PMU separately for each event; see vpmu_context.c.
+ * enables the event's PMU separately for each event; see vpmu_context.c.
  */
 #define VPMU_PERF_ONE_CONTEXT		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
 #define VPMU_CONTEXT_IS_BRACKETED	VPMU_PERF_ONE_CONTEXT

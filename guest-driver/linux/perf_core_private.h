@@ -34,7 +34,7 @@
 /* Contexts */
 
 /**
- * perf_core_context() - the context that an event is in
+ * perf_core_context() - get the context of an event
  * @event: the event
  *
  * Safe without a lock: perf_install_in_context() sets the field with
@@ -49,7 +49,7 @@ static inline struct perf_event_context *perf_core_context(const struct perf_eve
 }
 
 /**
- * perf_core_task_context() - the context with a task's software events
+ * perf_core_task_context() - get the context of a task's software events
  * @task: the current task, or the task that this CPU is switching to;
  *        interrupts are off
  *
@@ -107,8 +107,9 @@ static inline int perf_core_anchor_task(struct task_struct *task)
  * perf_core_lock() - keep the events of a context from being scheduled
  * @ctx: the context; interrupts are off
  *
- * perf core holds the lock, on the CPU of the context, whenever it adds or
- * removes events, changes their state or their times, or calls a PMU.
+ * perf core holds this lock whenever it adds or removes events of the context,
+ * changes their state or times, or calls their PMU. It does these things on the
+ * CPU of the context.
  */
 static inline void perf_core_lock(struct perf_event_context *ctx)
 	__acquires(&ctx->lock)
@@ -169,7 +170,7 @@ static inline void perf_core_assert_locked(const struct perf_event_context *ctx)
 /**
  * perf_core_for_each_event() - iterate over all events of a context, active or
  *                              not
- * @event: set to each of them
+ * @event: set to each event in turn
  * @ctx: the context, locked: list_add_event() and list_del_event() change the
  *       list only with the lock held
  */
@@ -177,8 +178,8 @@ static inline void perf_core_assert_locked(const struct perf_event_context *ctx)
 	list_for_each_entry(event, &(ctx)->event_list, event_entry)
 
 /**
- * perf_core_pin() - keep perf core from swapping a context with that of another
- *                   task
+ * perf_core_pin() - keep perf core from swapping an event's context with that
+ *                   of another task
  * @event: an event of the context, which is locked
  *
  * Safe: perf core counts its own pins in the same field, with the lock held,
@@ -220,11 +221,11 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
  * @event: an event that is being scheduled out; its context is locked
  * @other: the event to check: @event, or another active event of its context
  *
- * There are two classes: pinned events and flexible events. is_active has a bit
- * for each class. To schedule out one or both classes, ctx_sched_out() first
- * clears their bits, and then schedules out their events; from 6.2 on, perhaps
- * only the events of one PMU. Safe: the bits, enum event_type_t of core.c, have
- * the same values in all versions.
+ * There are two classes, pinned and flexible events, and is_active has a bit
+ * for each. To schedule out one class or both, ctx_sched_out() first clears the
+ * bits, and then schedules out the events: all events of the class, or, from
+ * 6.2 on, sometimes only those of one PMU. Safe: the bits (enum event_type_t in
+ * core.c) have the same values in all versions.
  *
  * Return: true if @other is scheduled out before the context is unlocked.
  */
@@ -241,7 +242,7 @@ static inline bool perf_core_class_leaves(const struct perf_event *event,
 }
 
 /**
- * perf_core_clock() - the clock that perf core measures an event's times with
+ * perf_core_clock() - read the clock that an event's times are measured with
  * @event: the event, whose context is locked
  *
  * Reads the clock like perf_event_time(). Safe: update_context_time() advances
@@ -261,13 +262,12 @@ static inline u64 perf_core_clock(const struct perf_event *event)
 /* Times of an event */
 
 /**
- * perf_core_add_up() - add the time since an event's last change of state to
- *                      its time enabled
+ * perf_core_add_up() - bring an event's time enabled up to date
  * @event: an active event, whose context is locked
  *
- * Does what perf_event_update_time() does, except for the time running, which
- * the caller adds. Safe: perf core later adds up only the time after the new
- * tstamp.
+ * Adds the time since tstamp, and advances tstamp, as perf_event_update_time()
+ * does. But that function also updates the time running; here, the caller does.
+ * Safe: perf core later adds only the time after the new tstamp.
  *
  * Return: the time that was added.
  */
@@ -281,7 +281,7 @@ static inline u64 perf_core_add_up(struct perf_event *event)
 }
 
 /**
- * perf_core_running() - the time running of an event
+ * perf_core_running() - get the time running of an event
  * @event: the event, whose context is locked
  *
  * Return: the time, up to the last change of state.
@@ -306,7 +306,7 @@ static inline void perf_core_set_running(struct perf_event *event, u64 running)
 }
 
 /**
- * perf_core_missed() - the time for which an event was enabled but did not run
+ * perf_core_missed() - get the time that an event was enabled but did not run
  * @event: the event, whose context is locked
  *
  * Return: the time, up to the last change of state.
@@ -335,12 +335,11 @@ static inline void perf_core_lock_family(struct perf_event *event)
 }
 
 /**
- * perf_core_lock_family_of() - perf_core_lock_family() for several events at
- *                              once
+ * perf_core_lock_family_of() - perf_core_lock_family() for a caller that locks
+ *                              the families of several events
  * @event: the event that was opened
- * @outer: a mutex that every caller holds while it takes several of these
- *         locks, so that callers cannot deadlock; lockdep checks that it is
- *         held
+ * @outer: a mutex that every such caller holds, so that two callers cannot
+ *         deadlock; lockdep checks that it is held
  */
 #define perf_core_lock_family_of(event, outer) \
 	mutex_lock_nest_lock(&(event)->child_mutex, outer)
@@ -357,7 +356,7 @@ static inline void perf_core_unlock_family(struct perf_event *event)
 
 /**
  * perf_core_for_each_child() - iterate over the children of an event
- * @child: set to each of them
+ * @child: set to each child in turn
  * @event: the event that was opened, its family locked
  */
 #define perf_core_for_each_child(child, event) \
@@ -376,7 +375,7 @@ static inline bool perf_core_has_children(const struct perf_event *event)
 }
 
 /**
- * perf_core_dead_count() - sum of the counts of the children that have ended
+ * perf_core_dead_count() - sum up the counts of the children that have ended
  * @event: the event that was opened, its family locked
  *
  * Safe: sync_child_event() adds a child's count to child_count when the child
@@ -404,7 +403,7 @@ static inline u64 perf_core_dead_missed(const struct perf_event *event)
 /* The CPU, the task and the group of an event */
 
 /**
- * perf_core_cpu() - the CPU that an event is active on
+ * perf_core_cpu() - get the CPU that an event is active on
  * @event: the event
  *
  * Safe if the event's context is locked. Without that lock, the answer is only
@@ -421,10 +420,10 @@ static inline int perf_core_cpu(const struct perf_event *event)
  * perf_core_task_ended() - whether the task of an event has exited
  * @event: an event of a task
  *
- * When a task exits, perf core first takes the task's events off the CPU and
- * marks their context. It changes the state of the events later. Safe: the mark
- * is TASK_TOMBSTONE of core.c, (void *)-1L in both versions, and is never
- * removed.
+ * When a task exits, perf core first schedules the task's events out, and sets
+ * their context's task to TASK_TOMBSTONE. It changes the events' state later.
+ * Safe: TASK_TOMBSTONE of core.c is (void *)-1L in both versions, and the
+ * context keeps this value until it is freed.
  *
  * Return: true if the task has exited.
  */
@@ -451,7 +450,7 @@ static inline bool perf_core_is_of_task(const struct perf_event *event)
 }
 
 /**
- * perf_core_is_alone() - whether an event is in no group
+ * perf_core_is_alone() - whether an event is alone in its group
  * @event: the event
  *
  * Safe as a hint only: a program that has the event's descriptor can open a
@@ -465,15 +464,15 @@ static inline bool perf_core_is_alone(const struct perf_event *event)
 }
 
 /**
- * perf_core_handler_context() - the context of an in-kernel event's overflow
- *                               handler
+ * perf_core_handler_context() - get the context argument of an in-kernel
+ *                               event's overflow handler
  * @event: any event
  * @handler: the overflow handler that the caller sets for its own events
  *
  * Safe: perf_event_alloc() sets the handler and its context, and copies both to
- * inherited events. Before 6.10, a BPF program can replace the handler, but
- * programs are attached through a descriptor of the event, and an in-kernel
- * event has no descriptor.
+ * inherited events. Before 6.10, a BPF program can replace an event's handler.
+ * But a program is attached through the event's descriptor, which an in-kernel
+ * event does not have.
  *
  * Return: the handler's context, as passed to
  * perf_event_create_kernel_counter(); NULL for an event with another handler.
@@ -487,14 +486,13 @@ static inline void *perf_core_handler_context(const struct perf_event *event,
 /* Samples */
 
 /**
- * perf_core_buffer() - the ring that perf core writes the records of an event
- *                      to
+ * perf_core_buffer() - identify the ring that an event's records go to
  * @event: the event
  *
  * Safe: the pointer is only compared, and ring_buffer_attach() writes it with a
  * single store.
  *
- * Return: an address that identifies the ring, or NULL without a ring.
+ * Return: an address that identifies the ring; NULL if there is no ring.
  */
 static inline const void *perf_core_buffer(const struct perf_event *event)
 {
@@ -507,10 +505,10 @@ static inline const void *perf_core_buffer(const struct perf_event *event)
  * @event: the event, whose context is locked
  *
  * Each time that perf core adds a trace's event, it writes
- * PERF_RECORD_ITRACE_START, unless perf_event_itrace_started() has set
- * PERF_ATTACH_ITRACE for the event. Modules cannot call that function, so this
- * one sets the bit. Safe: drivers of other PMUs also set the bit, through that
- * function, with the context locked.
+ * PERF_RECORD_ITRACE_START, unless the event's bit PERF_ATTACH_ITRACE is set.
+ * Other PMU drivers set the bit with perf_event_itrace_started(), which modules
+ * cannot call, so this function sets it directly. Safe: those drivers, too, set
+ * the bit with the context locked.
  */
 static inline void perf_core_trace_started(struct perf_event *event)
 {
@@ -520,7 +518,7 @@ static inline void perf_core_trace_started(struct perf_event *event)
 /**
  * perf_core_add_lost() - count samples without a record
  * @event: the event
- * @count: how many
+ * @count: number of samples
  *
  * A read with PERF_FORMAT_LOST returns the sum. Safe: perf_output_begin() adds
  * to the same field, lost_samples, which is atomic.
@@ -531,7 +529,7 @@ static inline void perf_core_add_lost(struct perf_event *event, u64 count)
 }
 
 /**
- * perf_core_event_clock() - the time on the clock of an event's records
+ * perf_core_event_clock() - read the clock that timestamps an event's records
  * @event: the event
  *
  * Safe: perf core sets the function event->clock before the event is installed,
@@ -545,7 +543,7 @@ static inline u64 perf_core_event_clock(const struct perf_event *event)
 }
 
 /**
- * perf_core_namespace() - the PID namespace of an event's records
+ * perf_core_namespace() - get the PID namespace of an event's records
  * @event: the event
  *
  * Safe: perf_event_alloc() takes a reference on the namespace, and the event
@@ -566,11 +564,11 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
  * Does what perf_event_disable_inatomic() does, which modules cannot call. In
  * kernels without pending_disable_irq, the caller must queue pending_irq.
  *
- * Call this also after perf_aux_output_end() for a truncated AUX area. That
- * function should have the event disabled itself, but until 6.16 it had two
- * defects. It stored the CPU's number in pending_disable, so an event on CPU 0
- * was not disabled. And in kernels with pending_disable_irq, it queued the
- * wrong work.
+ * Also call this after perf_aux_output_end() for a truncated AUX area. That
+ * function is meant to disable the event, but before 6.16 it had two bugs: it
+ * stored the CPU's number in pending_disable, so an event on CPU 0 was not
+ * disabled; and in kernels with pending_disable_irq, it queued the wrong
+ * irq_work.
  */
 static inline void perf_core_disable(struct perf_event *event)
 {
@@ -603,17 +601,17 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * @regs: the registers of the sample
  *
  * Before 6.10, the program is the event's overflow handler, and this function
- * does nothing. From 6.10 on, bpf_overflow_handler() of core.c runs the
- * program. That function also does two things that are left out here, because
- * they need symbols that are not exported. It checks bpf_prog_active, and skips
- * program and record while another program runs on this CPU. And it calls
- * perf_prepare_sample().
+ * does nothing. From 6.10 on, core.c runs the program in
+ * bpf_overflow_handler(). Unlike that function, this one does not check
+ * bpf_prog_active, to skip the program and the record while another program
+ * runs on this CPU, and does not call perf_prepare_sample(): both need symbols
+ * that are not exported.
  *
  * Safe without the check of bpf_prog_active: BPF programs and maps hold locks
  * only with interrupts off, when a replay cannot begin, and programs of raw
- * tracepoints nest without this check, too. Safe without perf_prepare_sample():
- * the program's context and the program's helpers use only registers, address,
- * period and call chain, and the replay has set these.
+ * tracepoints also nest without this check. Safe without perf_prepare_sample():
+ * the program's context and helpers use only the registers, address, period and
+ * call chain, which the replay has set.
  *
  * Return: false if the program suppresses the record.
  */
@@ -641,15 +639,15 @@ static inline bool perf_core_bpf_passes(struct perf_event *event, struct perf_sa
 }
 
 /**
- * perf_core_overflow() - hand an overflow to perf core
+ * perf_core_overflow() - pass an overflow to perf core
  * @event: the event
  * @data: its sample
  * @regs: the registers of the sample
  *
- * Calls the event's overflow handler, which is the last step of
- * perf_event_overflow(); modules cannot call that function. Safe: like perf
- * core, this reads the handler once, because before 6.10 a BPF program may
- * replace it at any time.
+ * Calls the event's overflow handler. This is the last step of
+ * perf_event_overflow(), which modules cannot call. Safe: before 6.10, a BPF
+ * program may replace the handler at any time, so this function, like perf
+ * core, reads it only once.
  *
  * Return: false if the event's BPF program suppresses the record.
  */
@@ -665,13 +663,13 @@ static inline bool perf_core_overflow(struct perf_event *event, struct perf_samp
 }
 
 /**
- * perf_core_signal() - after an overflow, signal an event's owner, and count
- *                      down the event's limit
+ * perf_core_signal() - signal an event's owner after an overflow, and decrement
+ *                      the event's overflow limit
  * @event: the event, active on this CPU; interrupts are off
  *
- * Does what __perf_event_overflow() does for the signal and the limit. Safe:
- * only the CPU that the event is active on accesses the pending fields;
- * perf_pending_irq() reads them there.
+ * Handles the signal and the limit as __perf_event_overflow() does. Safe: only
+ * the CPU that the event is active on accesses the pending fields, and
+ * perf_pending_irq() reads them on that CPU.
  *
  * Return: true if the limit of PERF_EVENT_IOC_REFRESH is used up.
  */

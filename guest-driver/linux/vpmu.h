@@ -61,21 +61,22 @@ struct vpmu_replay;
  * @pmu_disabled: perf core has disabled the PMU, so commands are gathered
  * @reading: commands are gathered for a group, for example while perf core
  *           reads the group
- * @group_read: the last group leader that was scheduled out alone since perf
- *              core disabled the PMU, or NULL; its siblings were read at that
- *              time, see vpmu_context.c
+ * @group_read: since perf core disabled the PMU, the last group leader that was
+ *              scheduled out without its siblings, or NULL; the siblings were
+ *              read at that time, see vpmu_context.c
  * @pending: number of gathered commands
- * @events: the events of the gathered commands
+ * @events: the event of each gathered command
  * @commands: VPMU_BATCH slots for gathered commands, then VPMU_DIRECT slots for
  *            commands that vpmu_vcpu_commands() sends immediately
  * @replies: the answers, each in the slot of its command
- * @error_work: logs a broken queue and gives the device up, when the
- *              scheduler's locks are not held
+ * @error_work: logs that the queue is broken, and gives the device up; a work
+ *              item, because the scheduler's locks may be held when the queue
+ *              breaks
  * @traces: perf core's traces that write on this CPU
  * @service: calls vpmu_trace_service() on this CPU
  * @sampling: perf core's sampling events that are active on this CPU
- * @stopped: sampling events that were just stopped; their last samples are to
- *           be replayed
+ * @stopped: sampling events that were just stopped, and whose last samples must
+ *           still be replayed
  * @views: views of persistent events that are active on this CPU
  * @replay: the state of a replay
  * @replay_call: runs a replay on this CPU
@@ -122,7 +123,7 @@ struct vpmu_sysfs {
 
 /**
  * struct vpmu_pmu - a PMU for perf core, with events of the catalogue
- * @pmu: perf core's part; its type is 0 while the PMU is not registered
+ * @pmu: the PMU as perf core sees it; its type is 0 while it is not registered
  * @sysfs: the PMU's attributes
  */
 struct vpmu_pmu {
@@ -138,7 +139,7 @@ struct vpmu_pmu {
  *          not exist; 0 while it exists
  * @resets: how often the queue was closed after a reset of the device
  * @sent: requests in the queue
- * @waiting: requests that found no room in the queue, the oldest first
+ * @waiting: requests that wait for a free slot in the queue, oldest first
  */
 struct vpmu_control_queue {
 	struct virtqueue *vq;
@@ -211,7 +212,7 @@ struct vpmu_persistent_set {
 
 /**
  * struct vpmu_lookup - events by id, to find the event of a notice
- * @lock: held from the look-up of a notice's event until the notice is handled;
+ * @lock: held while a notice's event is looked up and the notice is handled;
  *        keeps that event alive, and protects the fields that notices use:
  *        vpmu_file::family, vpmu_file::output.ring, vpmu_ring::writers,
  *        vpmu_event::trace and vpmu_event::sampler; taken with interrupts off
@@ -278,7 +279,7 @@ struct vpmu_permission {
  *             lock
  * @reread: reads the configuration space again after a restore of the machine
  * @catalogue: the events that can be counted, @info.catalogue_len entries
- * @refused: bitmap of the VPMU_REFUSED_* reasons that were logged
+ * @refused: bitmap of the VPMU_REFUSED_* reasons that have been logged
  * @vcpus: @info.vcpus queues
  * @cpu_vcpu: the queue of each CPU, NULL while unknown
  * @hotplug: the device's entry in the list of the CPU hotplug state
@@ -368,8 +369,8 @@ static inline struct vpmu_info vpmu_info_of(const struct vpmu_device *dev)
 }
 
 /*
- * Whether @config of the PMU vpmu is a trace: an event that writes to an AUX
- * area.
+ * Whether @config, of the PMU vpmu, selects a trace: an event that writes to an
+ * AUX area.
  */
 static inline bool vpmu_config_is_trace(u64 config)
 {
@@ -379,8 +380,8 @@ static inline bool vpmu_config_is_trace(u64 config)
 }
 
 /*
- * Whether @config is a trace whose packets may contain registers, which can
- * leak kernel secrets.
+ * Whether @config selects a trace whose packets may contain registers, which
+ * can leak kernel secrets.
  */
 static inline bool vpmu_config_has_registers(u64 config)
 {
@@ -410,10 +411,10 @@ void vpmu_life_resume(struct vpmu_device *dev);
  * struct vpmu_control_request - a request on the control queue
  * @entry: in vpmu_control_queue::sent or ::waiting
  * @out: the request, from kmalloc
- * @out_len: bytes of @out
- * @in: room for the reply, from kmalloc
- * @in_len: bytes of @in
- * @ret: on completion: bytes of the reply, or a negative errno
+ * @out_len: size of @out in bytes
+ * @in: buffer for the reply, from kmalloc
+ * @in_len: size of @in in bytes
+ * @ret: on completion: the reply's length in bytes, or a negative errno
  * @resets: vpmu_control_queue::resets when the request was posted
  * @answered: called on completion, with interrupts on or off; may free the
  *            request and its buffers

@@ -4,9 +4,9 @@
  * values.
  *
  * The C counterpart of the Rust crate vpmu/abi, which is the source of truth; a
- * test compares the two field by field. vpmu/SPEC.md gives the meaning. All
- * integers are little-endian; reserved fields are zero. Definitions that
- * programs share (event kinds, the catalogue) are in vpmu_uapi.h.
+ * test compares the two field by field. vpmu/SPEC.md defines what the fields
+ * mean. All integers are little-endian; reserved fields are zero. Definitions
+ * that programs also use (event kinds, the catalogue) are in vpmu_uapi.h.
  */
 #ifndef _VPMU_ABI_H
 #define _VPMU_ABI_H
@@ -42,14 +42,14 @@
 /**
  * struct vpmu_config - the device's configuration space
  * @version: VPMU_VERSION
- * @vcpus: number of vCPUs, and so of vCPU queues
+ * @vcpus: number of vCPUs; each has a vCPU queue
  * @max_events: maximum number of open events in this VM
  * @max_ring_pages: maximum number of data pages of one ring, a power of two
  * @catalogue_len: number of entries in the catalogue
  * @count_mode: VPMU_COUNT_*
  * @time_zero: added to the scaled TSC, in nanoseconds
  * @time_mult: record time = @time_zero + ((tsc * @time_mult) >> @time_shift),
- *             the product taken in 128 bits
+ *             with a 128-bit product
  * @time_shift: see @time_mult
  * @refused_hardware: the reason why the catalogue has no hardware events,
  *                    VPMU_REFUSED_*; VPMU_REFUSED_NOT if the catalogue has
@@ -92,8 +92,8 @@ struct vpmu_config {
 #define VPMU_REFUSED_MEDIATED		8	/* hardware is left to VMs with a mediated PMU */
 
 /*
- * Values of vpmu_control_header::op. The comment after a value names the
- * request and the reply.
+ * Values of vpmu_control_header::op. The comment beside each value names the
+ * structs of the request and the reply.
  */
 #define VPMU_CONTROL_OPEN	1	/* vpmu_open_request, vpmu_open_reply */
 #define VPMU_CONTROL_CLOSE	2	/* header only, vpmu_control_reply */
@@ -116,7 +116,7 @@ struct vpmu_config {
  * struct vpmu_control_header - the start of every control request
  * @op: VPMU_CONTROL_*
  * @reserved: zero
- * @event: the event's id; zero if the operation is not for one event
+ * @event: the event's id; zero if the operation does not concern an event
  */
 struct vpmu_control_header {
 	__le32 op;
@@ -138,8 +138,8 @@ struct vpmu_control_reply {
 };
 
 /*
- * vpmu_open_request::context of an event that follows a task: the driver
- * schedules it with commands on the vCPU queues
+ * Value of vpmu_open_request::context for an event that follows a task: the
+ * driver schedules the event with commands on the vCPU queues.
  */
 #define VPMU_CONTEXT_TASK	0xffffffffU
 
@@ -182,7 +182,7 @@ struct vpmu_control_reply {
  * @header: its field event is zero
  * @kind: VPMU_KIND_*
  * @context: a vCPU index or VPMU_CONTEXT_TASK
- * @config: the event within the kind
+ * @config: which event of @kind
  * @period: events between samples, or samples per second with VPMU_OPEN_FREQ;
  *          zero: the event only counts
  * @sample_type: perf's PERF_SAMPLE_*, a subset of VPMU_SAMPLE_ALLOWED
@@ -191,16 +191,16 @@ struct vpmu_control_reply {
  *          wakeup at every full page
  * @engine: VPMU_ENGINE_*
  * @max_stack: maximum number of addresses in a call chain; zero: VPMU_MAX_STACK
- * @parent: zero, or the id of the event that this one is inherited from; the
- *          records go to the parent's ring, and their field ID is the parent's
- *          id
+ * @parent: zero, or the id of the event that this event is inherited from; this
+ *          event's records go to the parent's ring, and contain the parent's id
+ *          in their ID field
  * @leader: zero, or the id of the leader of the event's group
  * @read_format: perf's PERF_FORMAT_*, a subset of VPMU_READ_ALLOWED, for
  *               PERF_SAMPLE_READ and PERF_RECORD_READ
  * @regs_user: mask of the registers in PERF_SAMPLE_REGS_USER
  * @regs_intr: mask of the registers in PERF_SAMPLE_REGS_INTR
  * @stack_user: size of the stack in PERF_SAMPLE_STACK_USER, in bytes
- * @aux_watermark: for a trace: AUX bytes between wakeups; zero: half of the
+ * @aux_watermark: for a trace: AUX bytes between wakeups; zero: half of the AUX
  *                 area
  */
 struct vpmu_open_request {
@@ -240,25 +240,26 @@ struct vpmu_open_reply {
 };
 
 /*
- * vpmu_map_request::flags: the reader moves data_tail or aux_tail, and data
- * that it has not read is kept; without this flag, the oldest data is
- * overwritten
+ * Bits of vpmu_map_request::flags.
+ *
+ * The reader moves data_tail or aux_tail, and the device keeps data that the
+ * reader has not read. Without this flag, new data overwrites the oldest data.
  */
 #define VPMU_MAP_WRITABLE	(1U << 0)
 /*
  * For an AUX area of an event without a ring: the driver maintains the area's
- * head and tail, and grants room with VPMU_COMMAND_AUX_BEGIN
+ * head and tail, and grants space to the trace with VPMU_COMMAND_AUX_BEGIN.
  */
 #define VPMU_MAP_DRIVER_OWNED		(1U << 1)
 /*
- * For a persistent event's ring: the device places the ring in the window, and
- * no addresses follow the request
+ * For a persistent event's ring: the device places the ring in the window, so
+ * no page addresses follow the request.
  */
 #define VPMU_MAP_WINDOW		(1U << 2)
 
 /**
  * struct vpmu_map_request - VPMU_CONTROL_MAP, VPMU_CONTROL_MAP_AUX; followed by
- *                           @pages 64-bit addresses
+ *                           @pages 64-bit page addresses
  * @header: names the event
  * @pages: number of pages: for a ring 1 or 1 + 2^n, for an AUX area 2^n
  * @flags: VPMU_MAP_*
@@ -272,7 +273,7 @@ struct vpmu_map_request {
 /**
  * struct vpmu_redirect_request - VPMU_CONTROL_REDIRECT
  * @header: names the event whose records are redirected
- * @target: the event to whose ring the records go; zero ends the redirection
+ * @target: the event whose ring receives the records; zero ends the redirection
  */
 struct vpmu_redirect_request {
 	struct vpmu_control_header header;
@@ -327,8 +328,8 @@ struct vpmu_wakeup_request {
  * struct vpmu_detach_request - VPMU_CONTROL_DETACH
  * @header: names the event
  * @name: lower-case letters, digits, "-" and "_", starting with a letter,
- *        padded with zeros; if all bytes are zero, the event keeps its name,
- *        or, without one, gets the name "event" followed by its id
+ *        padded with zeros; if all bytes are zero, the event keeps its name; an
+ *        event without a name is then named "event" followed by its id
  */
 struct vpmu_detach_request {
 	struct vpmu_control_header header;
@@ -352,8 +353,8 @@ struct vpmu_persistent_request {
 /**
  * struct vpmu_persistent_event - the current state of a persistent event
  * @id: the event's id
- * @open: a request that would open such an event; VPMU_OPEN_ENABLED, period,
- *        wakeup and engine have their current values
+ * @open: a request that would open an identical event, with the event's current
+ *        VPMU_OPEN_ENABLED, period, wakeup and engine
  * @pages: number of pages of the event's ring, including the metadata page;
  *         zero without a ring
  * @map: VPMU_MAP_* flags of the ring
@@ -468,7 +469,7 @@ struct vpmu_task_page {
  * @value: the new period for VPMU_COMMAND_PERIOD, the number of overflows to
  *         allow for VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN,
  *         else zero
- * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero
+ * @room: for VPMU_COMMAND_AUX_BEGIN: bytes that the trace may write; else zero
  */
 struct vpmu_command {
 	__le32 op;
@@ -485,7 +486,7 @@ struct vpmu_command {
 #define VPMU_STATE_ACTIVE	1	/* counting */
 
 /**
- * struct vpmu_reply - the state of the event after a command
+ * struct vpmu_reply - the reply to a command: the event's state after it
  * @status: 0 or a positive Linux errno
  * @state: VPMU_STATE_*, two's complement
  * @value: the count; for VPMU_COMMAND_VCPU the vCPU's index, for
@@ -516,10 +517,11 @@ struct vpmu_reply {
 #define VPMU_NOTICE_COUNT	256
 
 /**
- * struct vpmu_notice - a notice of the device on the event queue
+ * struct vpmu_notice - a notice from the device, on the event queue
  * @kind: VPMU_NOTICE_*
- * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many wakeups, or
- *         how many used-up limits, this notice reports, 1 to VPMU_NOTICE_COUNT;
+ * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: the number of wakeups,
+ *         or of used-up limits, that this notice reports, 1 to
+ *         VPMU_NOTICE_COUNT;
  *         for VPMU_NOTICE_ERROR: the reason why the host refused the event's
  *         counter, VPMU_REFUSED_*, or VPMU_REFUSED_NOT if the host revoked an
  *         open counter; else zero

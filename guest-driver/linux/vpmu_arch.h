@@ -17,9 +17,8 @@
 #include <asm/segment.h>
 
 /*
- * Mask of the registers that a sample can contain; bit n is the register with
- * perf's number n. These are all registers except DS, ES, FS, GS and the vector
- * registers.
+ * Mask of the registers that a sample can contain: all except DS, ES, FS, GS
+ * and the vector registers. Bit n stands for perf's register number n.
  */
 #define VPMU_ARCH_REGS \
 	(GENMASK_ULL(PERF_REG_X86_SS, PERF_REG_X86_AX) | \
@@ -32,8 +31,8 @@
  * vpmu_arch_regs() - convert a sample's registers to struct pt_regs
  * @regs: filled in
  * @values: the registers of VPMU_ARCH_REGS, lowest number first
- * @user: the sample was taken in user mode; unused here, because CS, one of
- *        @values, contains the mode
+ * @user: the sample was taken in user mode; unused on x86, where @values
+ *        contains the mode in CS
  */
 static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool user)
 {

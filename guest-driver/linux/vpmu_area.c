@@ -23,7 +23,7 @@
  * @event: the event through which the area is mapped
  * @pages: addresses of the pages, which perf core keeps until vpmu_area_free()
  * @count: number of pages
- * @overwrite: new data overwrites old: the reader does not move the tail
+ * @overwrite: the reader does not move the tail, so new data overwrites old
  *
  * Sleeps, like any mmap(2).
  *
@@ -79,7 +79,7 @@ free:
 
 /**
  * vpmu_area_free() - struct pmu::free_aux: take the pages back from the device
- * @aux: from vpmu_area_setup(); traces do not write there any more
+ * @aux: from vpmu_area_setup(); no trace writes to the area any more
  */
 void vpmu_area_free(void *aux)
 {

@@ -7,8 +7,8 @@
  * an attr of perf_event_open(2), so only fields that a replay of samples cannot
  * support are checked here.
  *
- * Errors are as in perf_event_open(2): EINVAL for an invalid attr, E2BIG for an
- * attr with fields that this kernel does not know. EOPNOTSUPP is for a valid
+ * Errors are those of perf_event_open(2): EINVAL for an invalid attr, E2BIG for
+ * an attr with fields that this kernel does not know, EOPNOTSUPP for a valid
  * attr that this driver or the device does not support.
  */
 #include <linux/minmax.h>
@@ -53,8 +53,8 @@
 #define AUX_ACTIONS	(VPMU_AUX_START_PAUSED | VPMU_AUX_PAUSE | VPMU_AUX_RESUME)
 
 /*
- * Copies an attr of any version, in which the fields that this kernel does not
- * know must be zero.
+ * Copies an attr of any version. Fields that this kernel does not know must be
+ * zero.
  */
 static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user *user)
 {
@@ -122,9 +122,10 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 }
 
 /*
- * Whether an attr sets an unsupported field. Copies the attr, then clears in
- * the copy the supported fields, and the fields that have no effect without a
- * bit that is refused. If any other field is set, the attr is not supported.
+ * Whether an attr sets an unsupported field. Clears, in a copy of the attr, the
+ * supported fields, and the fields that only have an effect together with a bit
+ * that is refused anyway. If a field of the copy is still set, the attr is not
+ * supported.
  */
 static bool attr_asks_more(const struct perf_event_attr *attr)
 {
@@ -264,7 +265,7 @@ bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
 }
 
 /**
- * vpmu_attr_is_trace() - whether an attr of /dev/vpmu is for a trace
+ * vpmu_attr_is_trace() - whether an attr of /dev/vpmu describes a trace
  * @dev: the device
  * @attr: the attr
  *
@@ -323,8 +324,8 @@ int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr
  * @request: the request
  * @config: filled in with the config of the vpmu PMU
  *
- * Return: perf's own type if perf has one for the kind of event; else the type
- * of the PMU vpmu.
+ * Return: perf's own type for this kind of event, if there is one; else the
+ * type of the PMU vpmu.
  */
 u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request *request,
 		   u64 *config)
@@ -343,7 +344,7 @@ u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request
  * vpmu_attr_request() - request the samples or packets for an attr of /dev/vpmu
  * @attr: from vpmu_attr_check()
  * @trace: the event writes packets, not samples
- * @request: the fields of samples and packets are filled in
+ * @request: its sample and packet fields are filled in
  */
 void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 		       struct vpmu_open_request *request)
@@ -399,8 +400,8 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 }
 
 /**
- * vpmu_attr_replayed() - sample fields that a replay needs for perf core's
- *                        event
+ * vpmu_attr_replayed() - the sample fields that a replay needs for an event of
+ *                        perf core
  * @attr: the event's attr
  *
  * Return: PERF_SAMPLE_* fields for the request.
@@ -416,7 +417,7 @@ u64 vpmu_attr_replayed(const struct perf_event_attr *attr)
 }
 
 /**
- * vpmu_attr_request_replay() - request the samples of perf core's event
+ * vpmu_attr_request_replay() - request the samples for an event of perf core
  * @attr: the event's attr
  * @request: its sample fields are filled in, except for the period and the
  *           wakeup
@@ -443,7 +444,7 @@ void vpmu_attr_request_replay(const struct perf_event_attr *attr,
 }
 
 /**
- * vpmu_attr_request_trace() - request the packets of perf core's event
+ * vpmu_attr_request_trace() - request the packets for an event of perf core
  * @attr: the event's attr
  * @request: its packet fields are filled in
  */

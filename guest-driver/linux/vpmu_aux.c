@@ -4,10 +4,10 @@
  *
  * A program writes the area's offset and size to the ring's first page, and
  * maps the area at that offset, as for a perf event. Each mapping of an area
- * also counts as a mapping of the ring, so an area ends before its ring.
- * Between the first mmap(2) and the last munmap(2), this driver is not
- * involved. The areas of perf core's rings belong to perf core; see
- * vpmu_area.c.
+ * also counts as a mapping of the ring, so the ring outlives the area. Between
+ * the first mmap(2) and the last munmap(2), the host and the program use the
+ * area without this driver. The areas of perf core's rings belong to perf core;
+ * see vpmu_area.c.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -118,8 +118,8 @@ static const struct vm_operations_struct aux_vm_ops = {
 };
 
 /*
- * Whether a mapping has the offset and size that the ring's first page states
- * and, if the area is mapped already, those of the existing mapping. The
+ * Whether a mapping has the offset and size that the ring's first page states.
+ * If the area is mapped already, they must also match the existing mapping. The
  * program can write to the page at any time, so read each field only once.
  */
 static bool aux_fits(const struct vpmu_ring *ring, struct vm_area_struct *vma)

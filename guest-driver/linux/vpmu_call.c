@@ -3,10 +3,9 @@
  * Sends commands for events when perf core is not scheduling them, for example
  * for an ioctl.
  *
- * A call runs on the CPU where an event is active, and holds the lock of the
- * event's context there. For each task, the events of a group are in one
- * context, so a call for a group sends the command for all of them with one
- * kick.
+ * A call runs on the CPU where the event is active, and locks the event's
+ * context. For each task, the events of a group are in one context, so a call
+ * for a group sends the commands of all its events with one kick.
  */
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -21,15 +20,16 @@
 
 /**
  * struct event_call - a command to send on the CPU where its events are active
- * @event: the event; with @leader, one of the events in the context to visit
+ * @event: the event; with @leader, any event in the context to visit
  * @leader: leader of the group whose events get the command; NULL if only
  *          @event gets it
- * @only: the one file of the group whose events get the command; NULL for all
+ * @only: the only file of the group whose events get the command; NULL if the
+ *        events of all files get it
  * @call_seq: number of the call, stored in vpmu_event::call_seq of each event
  *            that the call has visited
  * @op: VPMU_COMMAND_*; zero starts or stops each event, see call_switch()
  * @value: the command's value; not used with @leader
- * @cpu: the CPU to run on, -1 for any
+ * @cpu: the CPU to run on, or -1 for any CPU
  * @flushed: the first error among the events that were flushed
  * @ret: 0, a negative errno, or -EAGAIN if the events are active, or about to
  *       be active, on another CPU
@@ -49,8 +49,8 @@ struct event_call {
 static atomic64_t call_count = ATOMIC64_INIT(0);
 
 /*
- * Starts an active event if the machine is awake and the event's group lets it
- * count, else stops it.
+ * Starts an active event if the machine is awake and the event's group allows
+ * it to count; otherwise stops the event.
  */
 static void call_switch(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -74,8 +74,8 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		break;
 	case VPMU_COMMAND_READ:
 		/*
-		 * READ also makes the device write a pending PERF_RECORD_LOST:
-		 * send READ for inactive events with samples or packets, too.
+		 * READ also makes the device write a pending PERF_RECORD_LOST,
+		 * so also send it for inactive events with samples or packets.
 		 */
 		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
 		    own->file->spec.trace)
@@ -99,9 +99,9 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
 	/*
-	 * The file's tally already includes the inherited events: copy it, do
-	 * not add it up. Copy it again for each event, because the last copy
-	 * matches the sum of the counts best.
+	 * The file's tally already includes the inherited events, so do not add
+	 * it once for each event: copy it. Copy it again at each event, because
+	 * the last copy is closest to the time of the counts.
 	 */
 	totals->enabled = atomic64_read(&file->tally.enabled_ns);
 	totals->running = atomic64_read(&file->tally.running_ns);
@@ -132,8 +132,8 @@ static void call_flushed(struct event_call *call, struct vpmu_vcpu *vcpu,
 }
 
 /*
- * Visits the call's events in the context, then call->event, which may have
- * left the context.
+ * Visits the call's events in the context, then call->event, which may no
+ * longer be in the context.
  */
 static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 		      void (*visit)(struct event_call *call, struct vpmu_vcpu *vcpu,
@@ -209,11 +209,11 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Returns the CPU where events of the call are active; -1 if none is. If perf
- * core has stopped one event of a group, the others may still be active. An
- * event to flush may already count although perf core has not added it yet (see
- * vpmu_context.c). It then counts on the CPU where other events of its context
- * are active.
+ * Returns the CPU where events of the call are active, or -1 if none is active.
+ * If perf core has stopped one event of a group, other events of the group may
+ * still be active. An event to flush may already count although perf core has
+ * not added it yet (see vpmu_context.c); it then counts on the CPU where other
+ * events of its context are active.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -234,8 +234,8 @@ static int call_cpu(const struct event_call *call)
 }
 
 /*
- * Whether events of the call's context are about to be added on another CPU:
- * the device already has the commands, and perf core is about to set the CPU.
+ * Whether events of the call's context are about to become active on another
+ * CPU: the device has already started them, but perf core has not added them.
  * See vpmu_switch.c.
  */
 static bool call_must_wait(const struct event_call *call)
@@ -293,7 +293,8 @@ static int event_call(struct event_call *call)
 		call->cpu = -1;
 	/*
 	 * -EAGAIN: the events are active, or about to be active, on another
-	 * CPU. Either that CPU was not known yet, or the task has moved.
+	 * CPU than the one tried: that CPU was not known, or the task has moved
+	 * there.
 	 */
 	do {
 		cpu = get_cpu();
@@ -307,8 +308,8 @@ static int event_call(struct event_call *call)
 }
 
 /*
- * Makes the call for @event and the events that inherit it, one context after
- * the other. Skips events that the call has already visited.
+ * Makes the call for @event and the events that inherit it, one context at a
+ * time. Skips events that the call has already visited.
  */
 static int call_family(struct event_call *call, struct perf_event *event)
 {

@@ -101,12 +101,12 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
  * The mapping holds a reference on the file, and the file holds one on the
  * device. After a reset of the device, a store to the mapping has no effect.
  *
- * The hypervisor emulates each access to the mapping, and stops the machine at
- * an instruction that it cannot emulate. A program can make the kernel access
- * the mapping with such an instruction. For example, if the program places a
- * signal frame there, the kernel writes the frame with FXSAVE or XSAVE. So the
- * mapping needs a capability whose holder can stop the machine anyway;
- * VPMU_IOC_MARK needs none.
+ * The hypervisor emulates each access to the mapping, and stops the VM at an
+ * instruction that it cannot emulate. A program can make the kernel access the
+ * mapping with such an instruction: for example, if the program's signal stack
+ * is in the mapping, the kernel writes the signal frame with FXSAVE or XSAVE.
+ * So mapping the doorbell needs a capability whose holder can stop the VM
+ * anyway. VPMU_IOC_MARK needs no capability.
  */
 static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 {
@@ -140,11 +140,11 @@ static const struct file_operations cdev_fops = {
  * vpmu_cdev_register() - create /dev/vpmu
  * @dev: the device
  *
- * Every program may open the node, just as every program may call
- * perf_event_open(2). Marks need no permission, because a mark reveals only
- * data of the program that placed it. vpmu_permission_open() decides which
- * events a program may open. The handlers of other calls check for
- * capabilities.
+ * Every program may open the device file, just as every program may call
+ * perf_event_open(2). Placing a mark needs no permission, because a mark
+ * reveals only data of the program that places it. vpmu_permission_open()
+ * decides which events a program may open. The handlers of other calls check
+ * capabilities themselves.
  *
  * Return: 0 or a negative errno.
  */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Accounting of mapped pages, as in perf: the user is charged up to the
- * allowance, and the address space is charged for the pages above it.
+ * Accounting of mapped pages, as in perf: pages up to the user's allowance are
+ * charged to the user, and further pages to the address space.
  */
 #include <linux/capability.h>
 #include <linux/cpumask.h>
@@ -29,7 +29,8 @@ MODULE_PARM_DESC(mlock_kb,
  * @charge: filled in, for vpmu_uncharge()
  * @count: number of pages
  *
- * Return: 0, or -EPERM above RLIMIT_MEMLOCK without CAP_IPC_LOCK.
+ * Return: 0, or -EPERM if the pages exceed RLIMIT_MEMLOCK and the caller does
+ * not have CAP_IPC_LOCK.
  */
 int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 {
@@ -40,8 +41,8 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 
 	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
 	/*
-	 * If the allowance was larger before, more pages may be locked than it
-	 * allows now.
+	 * More pages than the allowance may be locked, if the allowance was
+	 * larger when they were locked.
 	 */
 	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
 	locked += count;

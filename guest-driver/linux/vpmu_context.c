@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One kick for all events of a context that are scheduled in together, and one
- * for all that are scheduled out together.
+ * Sends one kick for all events of a context that are scheduled in together,
+ * and one kick for all events that are scheduled out together.
  *
  * After pmu->del(), perf core marks an event as off its CPU, and a reader on
  * another CPU then uses the count without the context's lock. So the device
  * must have answered the command that stops the event before pmu->del()
- * returns. The context stays locked until all its events are scheduled out, so
- * nobody sees that the others stop early. When perf core stops the first event,
- * the driver therefore sends the stop commands of all events together, and
- * waits for the answers before pmu->del() of any event returns.
+ * returns. To save exits, the driver sends the stop commands of all events when
+ * perf core stops the first one, and waits for all answers before pmu->del() of
+ * any event returns. Nobody can see that the other events stop early, because
+ * the context stays locked until all its events are scheduled out.
  *
- * Before 6.2, perf core disables the PMU for each event separately, so when it
- * adds the first event of a context, the driver does not know whether others
- * follow. With this first event, the driver also starts those that it expects
- * to follow.
+ * Before 6.2, perf core disables the PMU for each event separately. So when
+ * perf core adds the first event of a context, the driver does not know whether
+ * other events follow. Together with the first event, it starts the events that
+ * it expects to follow.
  *
- * perf core can fail to add an event that was started, for example because it
- * finds no room for the event. Such an event is called unexpected: it counts on
- * the device but must not count for perf. The driver stops it when the next
- * event of the context is scheduled out, before the context can move to another
- * CPU, and drops its count since the start.
+ * perf core may then not add such an event, for example because it finds no
+ * room for it. The event is then called unexpected: it counts on the device but
+ * must not count for perf. The driver stops it when the next event of the
+ * context is scheduled out, before the context can move to another CPU, and
+ * drops its count since the start.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -47,7 +47,7 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
  * vpmu_context_enter() - start the events that perf core is expected to add
  *                        after an event
  * @vcpu: this CPU's queue; its PMU is disabled for the event
- * @event: the event, which is started; its context's lock is held
+ * @event: the event, which has been started; its context's lock is held
  */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -69,9 +69,10 @@ static bool context_loses(const struct perf_event *event, const struct perf_even
 }
 
 /**
- * vpmu_context_leave() - stop the events that are scheduled out with an event
+ * vpmu_context_leave() - stop the events that are scheduled out together with
+ *                        an event
  * @vcpu: this CPU's queue; its PMU is disabled for the event
- * @event: the event, which is stopped; its context's lock is held
+ * @event: the event, which has been stopped; its context's lock is held
  *
  * Also stops unexpected events: those that were started but that perf core has
  * not added.
@@ -91,8 +92,8 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			vpmu_event_stop(vcpu, other);
 		} else if (context_loses(event, other)) {
 			/*
-			 * In this state, pmu->stop() sends no command for
-			 * @other, so perf core's later call needs no kick.
+			 * With this state set, pmu->stop() sends no command
+			 * when perf core later calls it for @other.
 			 */
 			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 			vpmu_event_stop(vcpu, other);
@@ -101,9 +102,9 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /*
- * If perf core schedules out only a leader, the leader's siblings may follow.
- * Read the siblings with the leader's kick, so that they need no kick of their
- * own if they follow.
+ * When perf core schedules out a leader alone, it may schedule out the siblings
+ * next. Read the siblings with the leader's kick, so that they then need no
+ * kick of their own.
  */
 static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
@@ -122,12 +123,12 @@ static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 
 /*
  * Whether the command that stops @event can wait until perf core enables the
- * PMU. Sending it earlier would cost another exit. It can wait:
+ * PMU. Sending the command earlier would cost another exit. It can wait if:
  *
- * - if the event was read when its leader was scheduled out;
- * - if perf core schedules out all CPU events of a class, pinned or flexible:
- *   perf core then keeps the PMU disabled until it has added these events
- *   again, even at a switch to a task with pinned events, or between cgroups.
+ * - the event was read when its leader was scheduled out; or
+ * - perf core schedules out all CPU events of a class, pinned or flexible: perf
+ *   core then keeps the PMU disabled until it has added these events again,
+ *   also when it switches to a task with pinned events, or between cgroups.
  */
 static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
 {
@@ -141,8 +142,9 @@ static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event 
 }
 
 /**
- * vpmu_context_part() - get the count of a stopped event that is scheduled out,
- *                       unless this can wait until the PMU is enabled
+ * vpmu_context_part() - get the count of a stopped event that is being
+ *                       scheduled out, unless this can wait until the PMU is
+ *                       enabled
  * @vcpu: this CPU's queue; its PMU is disabled
  * @event: the event; its context's lock is held
  */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The control queue: requests whose senders sleep until the answer, and
- * requests without a waiting sender.
+ * The control queue: requests whose sender sleeps until the answer comes, and
+ * requests for which nobody waits.
  */
 #include <linux/atomic.h>
 #include <linux/completion.h>
@@ -36,11 +36,11 @@ enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
  * @request: the request
  * @dev: the device
  * @answered: completed for the sender
- * @state: enum open_state; decides where the request is freed: in the sender,
- *         or, if the sender stops waiting before the answer, in open_answered()
- *         or open_closed()
- * @asked: the buffer of the request
- * @reply: the buffer of the reply
+ * @state: enum open_state; decides who frees the request: the sender, or, if
+ *         the sender stops waiting before the answer, open_answered() or
+ *         open_closed()
+ * @asked: buffer of the request
+ * @reply: buffer of the reply
  * @close: closes the event if the sender no longer waits
  */
 struct control_open {
@@ -64,8 +64,8 @@ static int control_add(struct vpmu_device *dev, struct vpmu_control_request *req
 }
 
 /*
- * Moves waiting requests to the queue while it has room. Requests that cannot
- * be added for another reason go to @refused.
+ * Moves waiting requests to the queue until it is full. Requests that cannot be
+ * added for another reason go to @refused.
  */
 static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 {
@@ -137,8 +137,7 @@ unlock:
 /**
  * vpmu_control_post() - send a request without waiting for its answer
  * @dev: the device
- * @request: the request; the device owns the request and its buffers until the
- *           answer
+ * @request: the request; the device owns it and its buffers until it answers
  *
  * The device executes requests in the order in which they are posted.
  */
@@ -159,7 +158,7 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 }
 
 /**
- * vpmu_control_open_queue() - start sending requests to a new queue
+ * vpmu_control_open_queue() - allow requests on a new queue
  * @dev: the device, with a new queue
  */
 void vpmu_control_open_queue(struct vpmu_device *dev)
@@ -194,11 +193,11 @@ static void control_wake(struct vpmu_control_request *request)
 }
 
 /*
- * Gives up a device that has not answered in time. The removal of a device
- * calls vpmu_control_close_queue() and then waits for the work life.give_up.
- * control.lock orders this function against that call, so the work is scheduled
- * before the call or not at all. A sender may run so late that another device
- * is already bound; it then finds its request completed, and does nothing.
+ * Gives up a device that has not answered in time. When a device is removed,
+ * the driver calls vpmu_control_close_queue() and then waits for the work
+ * life.give_up. Because of control.lock, this function schedules the work
+ * before that call or not at all. If a sender runs so late that the device has
+ * been bound again, it finds its request completed, and does nothing.
  */
 static void control_give_up(struct vpmu_device *dev, struct completion *answered)
 {
@@ -210,9 +209,9 @@ static void control_give_up(struct vpmu_device *dev, struct completion *answered
 
 /*
  * Waits for an answer, or until the device is given up because it has not
- * answered in time. Waits in steps of one second: if the whole machine is
- * stopped meanwhile, at most one second of that time counts. Returns 0, or
- * -EINTR if the sender was killed.
+ * answered in time. Waits in steps of one second, so that at most one second is
+ * counted of a time in which the whole VM was stopped. Returns 0, or -EINTR if
+ * the sender was killed.
  */
 static int control_await(struct vpmu_device *dev, struct completion *answered, bool killable)
 {
@@ -237,7 +236,7 @@ static int control_await(struct vpmu_device *dev, struct completion *answered, b
  * @dev: the device
  * @request: the request, from kmalloc
  * @request_len: length of the request in bytes
- * @reply: filled in, from kmalloc
+ * @reply: buffer that is filled in, from kmalloc
  * @reply_len: length of @reply in bytes
  *
  * Return: length of the answer in bytes, or a negative errno.
@@ -432,10 +431,10 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
  *         vpmu_control_post()
  * @id: the event's id
  *
- * If this function waited, a task that closes its events would sleep for each
- * of them, and at each sleep the task's remaining events would be scheduled out
- * and in. The device executes requests in order, so later requests find the
- * event closed.
+ * If this function waited, a task that closes its events would sleep once for
+ * each event, and each time, the task's remaining events would be scheduled out
+ * and in again. The device executes requests in order, so later requests find
+ * the event closed.
  */
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)
 {
@@ -461,8 +460,8 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 
 	len = sizeof(*request) + count * sizeof(*addresses);
 	/*
-	 * For a large area, the buffer can be too large to allocate: do not
-	 * warn.
+	 * For a large area, the buffer may be too large to allocate. That is
+	 * not worth a warning.
 	 */
 	request = kzalloc(len, GFP_KERNEL | __GFP_NOWARN);
 	if (!request)
@@ -519,8 +518,8 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
  * @dev: the device
  * @id: as for vpmu_control_map_aux()
  *
- * Return: 0 if the device does not write to the pages any more; or a negative
- * errno if it may still write to them.
+ * Return: 0 if the device no longer writes to the pages; or a negative errno if
+ * it may still write to them.
  */
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 {
@@ -532,8 +531,8 @@ int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
  * @dev: the device
  * @id: the event's id
  *
- * Return: 0 if the device does not write to the pages any more; or a negative
- * errno if it may still write to them.
+ * Return: 0 if the device no longer writes to the pages; or a negative errno if
+ * it may still write to them.
  */
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 {
@@ -718,7 +717,7 @@ free:
 
 /**
  * vpmu_control_catalogue() - read the whole catalogue
- * @dev: the device; its catalogue has room for info.catalogue_len entries
+ * @dev: the device; dev->catalogue is allocated for info.catalogue_len entries
  *
  * Return: 0 or a negative errno.
  */

@@ -35,7 +35,7 @@ int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name)
 }
 
 /**
- * vpmu_control_attach() - end the persistence of an event
+ * vpmu_control_attach() - make an event non-persistent
  * @dev: the device
  * @id: the event's id
  *
@@ -50,7 +50,7 @@ int vpmu_control_attach(struct vpmu_device *dev, u64 id)
  * vpmu_control_map_window() - give a persistent event a ring in the window
  * @dev: the device
  * @id: the event's id
- * @count: pages of the ring, the metadata page included
+ * @count: number of pages of the ring, including the metadata page
  * @flags: VPMU_MAP_WRITABLE or zero
  * @page: filled in with the number of the ring's first page in the window, on
  *        success

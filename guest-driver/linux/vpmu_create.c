@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Opens and closes the device's event for each perf event: for both interfaces,
- * and for counting, sampling and tracing events.
+ * Opens an event on the device for each perf event, and closes it: for both
+ * interfaces, and for counting, sampling and tracing events.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -31,8 +31,7 @@ static int event_publish(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_unpublish() - keep notices from finding an event by its id on the
- *                          device
+ * vpmu_event_unpublish() - keep notices from finding an event by its device id
  * @own: the event
  */
 void vpmu_event_unpublish(struct vpmu_event *own)
@@ -55,8 +54,8 @@ static void event_withdraw(struct vpmu_event *own)
 
 	vpmu_event_unpublish(own);
 	/*
-	 * Wait for notices that have found the event: they use it with this
-	 * lock held.
+	 * Wait for the handling of notices that have already found the event:
+	 * it uses the event with this lock held.
 	 */
 	spin_lock_irq(&dev->lookup.lock);
 	if (own->file)
@@ -65,8 +64,8 @@ static void event_withdraw(struct vpmu_event *own)
 }
 
 /*
- * Charges an event that was opened without CAP_PERFMON, once. The event stays
- * charged while it is open on the device.
+ * Charges an event that was opened without CAP_PERFMON, unless it is charged
+ * already. The event stays charged while it is open on the device.
  */
 static int event_charge(struct vpmu_event *own)
 {
@@ -143,8 +142,8 @@ static void event_destroy(struct perf_event *event)
 	}
 	/*
 	 * perf core destroys inherited events before their parent, and the
-	 * device executes requests in order, so it closes inherited leaders
-	 * first.
+	 * device executes requests in order. So when it closes a leader, the
+	 * events inherited from the leader are already closed.
 	 */
 	if (close && own->file && !event->parent && READ_ONCE(own->file->group.close_waits))
 		close = vpmu_control_close(own->dev, own->id);
@@ -269,8 +268,8 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (own->file && !event->parent)
 		own->file->spec.engine = own->engine;
 	/*
-	 * Publish the event before its ring is mapped: the device writes there
-	 * immediately, and its notices must find the event.
+	 * Publish the event before its ring is mapped: once mapped, the device
+	 * writes to the ring immediately, and its notices must find the event.
 	 */
 	err = event_publish(own);
 	if (!err && own->sampler)
@@ -281,8 +280,8 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (vpmu_event_is_stale(own))
 		err = -ENODEV;
 	/*
-	 * If the close fails, the device may still write to the ring: leak the
-	 * ring.
+	 * If the close fails, the device may still write to the ring, so leak
+	 * the ring.
 	 */
 	if (vpmu_control_close(dev, own->id))
 		own->sampler = NULL;
@@ -295,7 +294,7 @@ uncharge:
 /**
  * vpmu_event_reopen() - open an event again after a reset; its count in perf
  *                       core does not change
- * @own: the event, stopped
+ * @own: the event, which is stopped
  *
  * Return: 0 or a negative errno.
  */
@@ -404,11 +403,11 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 }
 
 /*
- * Pins the contexts of a family after the event of a new task could not be
- * opened on the device. perf core considers the context of that task equal to
- * those of the other tasks. Without the pins, perf core would swap these
- * contexts at a switch, and so give the new task the open event of another
- * task. Does nothing if a reset has ended the parent.
+ * Pins the contexts of a family after the event that a new task inherits could
+ * not be opened on the device. To perf core, the new task's context is equal to
+ * those of the family's other tasks. Without the pins, perf core would swap the
+ * contexts at a switch between these tasks, and so give the new task the open
+ * event of another task. Does nothing if a reset has ended the parent.
  */
 static void event_miss(struct vpmu_event *missing, int err)
 {
@@ -431,7 +430,7 @@ static void event_miss(struct vpmu_event *missing, int err)
 }
 
 /**
- * vpmu_event_create() - create the device's part of a perf event
+ * vpmu_event_create() - set up a perf event, and open it on the device
  * @dev: the device
  * @event: the event, opened or inherited; its PMU has already checked the attr
  *

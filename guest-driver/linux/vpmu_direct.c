@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Direct events: events that are enabled on the device itself, without a perf
+ * Direct events: events that the driver enables on the device without a perf
  * event.
  *
  * A perf event ends when its last descriptor is closed. So an event that is or
- * was persistent does not belong to perf core; the driver sends its commands on
- * the CPU that the event counts on. Such an event is always alone in its group.
+ * was persistent has no perf event; the driver sends the event's commands from
+ * the CPU that the event counts on. A direct event is always alone in its
+ * group.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -53,8 +54,8 @@ static int direct_call(struct direct_call *call)
 
 /**
  * vpmu_direct_take() - take an event from perf core, with its count and state
- * @file: the file of the event, which counts on a CPU and is alone in its
- *        group; the group is locked
+ * @file: the event's file; the event counts on a CPU and is alone in its group,
+ *        which is locked
  *
  * The event continues on the device. From now on, perf core's calls for the
  * returned perf event do not reach the device.
@@ -82,11 +83,10 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 }
 
 /*
- * Ends the event of a file that has no handles any more: only the device's
- * notices can still find the file. If the event is still persistent,
- * vpmu_persistent_close() has taken the file off the list of persistent events.
- * A persistent event stays on the device if it can outlive a reset. All other
- * events are closed here.
+ * Called when a file has no more handles, so that only notices can still find
+ * the file. If the event is still persistent, vpmu_persistent_close() has taken
+ * the file off the list of persistent events, and the event stays on the device
+ * if it can outlive a reset. All other events are closed.
  */
 static void direct_close(struct vpmu_file *file)
 {
@@ -105,7 +105,7 @@ static void direct_close(struct vpmu_file *file)
 
 /*
  * Sends a READ from this CPU, because the event's CPU is offline. The device
- * also accepts a READ on the queue of a vCPU other than the event's.
+ * accepts a READ on the queue of any vCPU.
  */
 static void direct_call_anywhere(struct direct_call *call)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Commands to the device for an event, and what their answers change.
+ * Sends commands for an event to the device, and handles the answers.
  *
  * The device keeps the count; the driver adds each increase to perf's count.
  */
@@ -19,9 +19,9 @@
 #define OWED_ALL	U64_MAX
 
 /*
- * Lets this CPU replay the event's samples. Also sends a changed period: for
- * PERF_EVENT_IOC_PERIOD, perf core changes attr.sample_period and restarts an
- * active event.
+ * Lets this CPU replay the event's samples. Also sends the period if it has
+ * changed: for PERF_EVENT_IOC_PERIOD, perf core changes attr.sample_period and
+ * restarts the event if it is active.
  */
 static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *event,
 				 struct vpmu_event *own)
@@ -38,9 +38,9 @@ static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *even
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
- * Does nothing if the event is already started or must not count: its limit of
- * overflows (PERF_EVENT_IOC_REFRESH) is used up, the device does not have it,
- * its file or its leader's file is disabled, or the machine sleeps.
+ * Does nothing if the event is already started, or must not count because its
+ * limit of overflows (PERF_EVENT_IOC_REFRESH) is used up, it is not open on the
+ * device, its file or its leader's file is disabled, or the machine sleeps.
  *
  * Return: true if a command was needed.
  */
@@ -84,8 +84,8 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	own->started = false;
 	/*
 	 * The state in the answer to OUT shows whether the limit of overflows
-	 * is used up. The state in the answer to DISABLE is always OFF, so read
-	 * the state before DISABLE.
+	 * is used up. The answer to DISABLE always has the state OFF, so send a
+	 * READ before it.
 	 */
 	if (!own->task && own->file && own->file->control.limited) {
 		own->stopping = true;
@@ -102,17 +102,18 @@ static bool is_stop(u32 op)
 
 /*
  * Subtracts, from perf core's running time, the time in which the host did not
- * count the event. perf then shows contention on the host as it shows
+ * count the event. perf then shows contention on the host in the same way as
  * contention for hardware counters.
  *
  * The running time does not yet include the time since perf core last updated
- * it. That time may be subtracted only if perf core is about to add it anyway,
- * as after pmu->del(). This function then adds it first, so that a reader on
- * another CPU never finds a negative running time. If the running time is too
- * short to subtract everything, the rest waits for the next answer.
+ * it. This function can use that time only if perf core is about to add it, as
+ * after pmu->del(). It then adds the time itself, before it subtracts, so that
+ * a reader on another CPU never finds a negative running time. If the running
+ * time is too short to subtract everything, the rest is subtracted at the next
+ * answer.
  *
- * The running time of perf core never matches the device's exactly: when an
- * event starts and when it is read, perf core reads its clock before the device
+ * perf core's running time never matches the device's exactly: when an event
+ * starts and when it is read, perf core reads its own clock before the device
  * reads the device's clock. So if the device never ran the event, all running
  * time is subtracted. Otherwise, at least the time for which the device ran the
  * event remains.
@@ -145,8 +146,8 @@ static void event_owe(struct vpmu_event *own, u64 time)
 }
 
 /*
- * Adds to the event and to the file's tally what the device has counted since
- * its last answer.
+ * Adds the count and the times since the device's last answer to the event and
+ * to the file's tally.
  */
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
@@ -170,14 +171,14 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 }
 
 /**
- * vpmu_event_idle() - subtract the running time of an event that is not open on
- *                     the device
+ * vpmu_event_idle() - set the running time of an event that is not open on the
+ *                     device back to zero
  * @event: the event; its context's lock is held
  * @stops: perf core is scheduling the event out
  *
- * perf core stops adding the events of a context at the first one that cannot
- * be added. So pmu->add() succeeds even for an event that is not open on the
- * device, and its running time is subtracted.
+ * If pmu->add() fails for an event, perf core does not add the context's other
+ * events. So pmu->add() succeeds even for an event that is not open on the
+ * device, and the event's running time is subtracted later.
  */
 void vpmu_event_idle(struct perf_event *event, bool stops)
 {
@@ -192,10 +193,10 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 /*
  * Marks an event as lost. The device has lost it at an unknown time, so the
  * count may be too small. For an event of /dev/vpmu, read(2) then returns end
- * of file. An event through perf core cannot be put into an error state here.
- * Instead, all its running time is subtracted, as if it had never run. perf
- * then shows the event as not counted. If the event was inherited, perf shows a
- * running time below the enabled time, because one task's part is missing.
+ * of file. A module cannot put an event of perf core into the error state, so
+ * all its running time is subtracted instead, as if it had never run. perf then
+ * shows the event as not counted, or, if it was inherited, a running time below
+ * the enabled time, because one task's running time is missing.
  */
 static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 {
@@ -236,10 +237,10 @@ static bool event_names_task(const struct vpmu_event *own)
 }
 
 /*
- * Whether the event must not move to another task by a swap of contexts. The
- * started or stopped state of a linked event belongs to one task. If some
- * events of a family are not open on the device, a swap could give their tasks
- * the open events of other tasks.
+ * Whether perf core must not move the event to another task by swapping
+ * contexts. This is so for a linked event, whose started or stopped state
+ * belongs to one task. It is also so if some events of the family are not open
+ * on the device: a swap could give their tasks the open events of other tasks.
  */
 static bool event_is_anchored(const struct vpmu_event *own)
 {
@@ -267,8 +268,8 @@ void vpmu_event_pin(struct perf_event *event)
 }
 
 /**
- * vpmu_event_anchor() - pin the context of an anchored event if it is scheduled
- *                       in
+ * vpmu_event_anchor() - pin the context of an anchored event, if the event is
+ *                       scheduled in
  * @own: the event, kept alive by the caller; interrupts are off
  */
 void vpmu_event_anchor(struct vpmu_event *own)
@@ -359,9 +360,9 @@ void vpmu_event_read(struct perf_event *event)
 }
 
 /*
- * Whether an event continues if the device refuses a command for it. A failed
+ * Whether an event continues if the device refuses command @op for it. A failed
  * flush changes nothing, and if the device refuses a new period, the event
- * keeps the old one.
+ * keeps its old period.
  */
 static bool event_survives(u32 op)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The driver's part of perf events of both interfaces, and the functions that
- * perf core's scheduling calls.
+ * The driver's data for perf events of both interfaces, and the functions that
+ * schedule these events.
  */
 #ifndef _VPMU_EVENT_H
 #define _VPMU_EVENT_H
@@ -23,12 +23,12 @@ struct vpmu_vcpu;
 struct vpmu_view;
 
 /**
- * struct vpmu_event - the driver's part of a perf event
+ * struct vpmu_event - the driver's data for a perf event
  *                     (perf_event::pmu_private)
  * @dev: the device
- * @event: perf core's part
- * @id: the device's id; zero if the device does not have the event: it could
- *      not be opened for a new task, was lost, or became persistent
+ * @event: the perf event
+ * @id: the event's id on the device; zero if the event is not open there: it
+ *      could not be opened for a new task, was lost, or became persistent
  * @task: the event belongs to a task: it is started and stopped by IN and OUT,
  *        not by ENABLE and DISABLE
  * @started: its command to start counting was queued or sent
@@ -46,8 +46,8 @@ struct vpmu_view;
  * @lost: the number of overflows without a record, in the device's last answer
  * @ran_ns: for an event through perf core: total time running on the device;
  *          unlike @running_ns, it continues when the event is reopened
- * @unpaid_ns: time that is still to be subtracted from perf core's running
- *             time, because the device did not count the event in that time;
+ * @unpaid_ns: time that must still be subtracted from perf core's running time,
+ *             because the device did not count the event in that time;
  *             U64_MAX: subtract all running time, because the device does not
  *             have the event
  * @file: the event of /dev/vpmu; NULL for an event through perf core

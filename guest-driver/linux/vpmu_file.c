@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * File operations of descriptors from VPMU_IOC_OPEN: the same as for perf
- * events, with the same ioctl numbers.
+ * File operations of descriptors from VPMU_IOC_OPEN: those of perf events, with
+ * perf's ioctl numbers.
  */
 #include <linux/anon_inodes.h>
 #include <linux/bpf.h>
@@ -31,8 +31,8 @@
  * @regs: unused
  *
  * perf core never calls this handler, because it does not know that the event
- * samples. But it copies the handler and its context, the file, to inherited
- * events, so that vpmu_file_of() recognizes those, too.
+ * samples. But it copies the handler, and the handler's context (the file), to
+ * inherited events, so that vpmu_file_of() also recognizes those.
  */
 void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 			struct pt_regs *regs)
@@ -40,7 +40,7 @@ void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 }
 
 /**
- * vpmu_file_of() - the file of a perf event
+ * vpmu_file_of() - get the file of a perf event
  * @event: the event
  *
  * Return: the file of an event opened with VPMU_IOC_OPEN, or NULL.
@@ -136,7 +136,8 @@ bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_fi
  * vpmu_file_fget() - find an open event by its descriptor
  * @fd: the descriptor
  *
- * Return: the file, for fput(); or an ERR_PTR of -EBADF for other files.
+ * Return: the open file, for fput(); or an ERR_PTR of -EBADF if @fd is not the
+ * descriptor of an event.
  */
 struct file *vpmu_file_fget(int fd)
 {

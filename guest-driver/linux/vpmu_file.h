@@ -35,9 +35,9 @@ enum vpmu_role {
 /**
  * struct vpmu_links - links of an event with events that start or stop it, and
  *                     with events that it starts or stops
- * @actor: by role: the event that starts, or stops, this one; or NULL
- * @entry: by role: entry in the actor's @targets
- * @targets: by role: the events that this one starts, or stops
+ * @actor: for each role: the event that starts, or stops, this event; or NULL
+ * @entry: for each role: entry in the actor's @targets
+ * @targets: for each role: the events that this event starts, or stops
  * @anchored: the event has been linked, so perf core must not swap the contexts
  *            of its tasks
  *
@@ -55,7 +55,7 @@ struct vpmu_links {
  * struct vpmu_place - where an event counts
  * @cpu: the CPU, or -1 for any
  * @task: the task; NULL for all tasks on @cpu. The pointer is only compared,
- *        and never dereferenced
+ *        never dereferenced
  *
  * Set when the event is opened. For a persistent event, @cpu is -1 while the
  * CPU is unknown; it is set later, with vpmu_device::persistent.lock held.
@@ -96,7 +96,7 @@ struct vpmu_spec {
 };
 
 /**
- * struct vpmu_switch - the state that a program has set an event to
+ * struct vpmu_switch - whether a program has enabled an event
  * @enabled: set by PERF_EVENT_IOC_ENABLE and cleared by _DISABLE. perf core's
  *           event stays enabled, because perf core exports no function that
  *           disables inherited events, too
@@ -114,7 +114,8 @@ struct vpmu_switch {
 };
 
 /**
- * struct vpmu_totals - the last reading of an event and those that inherit it
+ * struct vpmu_totals - the last reading of an event, summed up over the event
+ *                      and the events that inherit it
  * @value: the count
  * @enabled: time enabled, as the device counts it
  * @running: time running, likewise
@@ -134,7 +135,8 @@ struct vpmu_totals {
 };
 
 /**
- * struct vpmu_tally - counts and times of an event and those that inherit it
+ * struct vpmu_tally - times and losses of an event, summed up over the event
+ *                     and the events that inherit it
  * @enabled_ns: time enabled, as the device counts it
  * @running_ns: time running, likewise
  * @lost: overflows without a record
@@ -190,7 +192,7 @@ struct vpmu_output {
  * struct vpmu_waiters - programs that wait for an event
  * @queue: pollers
  * @fasync: owners that get a signal
- * @gone: wakes @queue when a task of the event has ended
+ * @gone: wakes @queue when a task that the event counts has ended
  *
  * Programs are woken with vpmu_device::lookup.lock held.
  */
@@ -204,8 +206,8 @@ struct vpmu_waiters {
  * struct vpmu_persistence - how an event outlives its descriptors
  * @handles: number of open files and of perf core's views
  * @views: number of views among @handles; vpmu_device::lookup.lock protects it
- * @active: the event outlives its handles; changed with
- *          vpmu_device::output_lock held as well
+ * @active: the event outlives its handles; to change this, the driver also
+ *          holds vpmu_device::output_lock
  * @operator: the host's operator owns the event
  * @entry: entry in vpmu_device::persistent.files
  * @generation: vpmu_persistent_set::generation when the event was last found in
@@ -229,8 +231,9 @@ struct vpmu_persistence {
 };
 
 /**
- * struct vpmu_backend - operations on a file's event: perf core schedules the
- *                       event, or the event is enabled on the device itself
+ * struct vpmu_backend - operations on a file's event, which depend on whether
+ *                       perf core schedules the event or the driver enables it
+ *                       on the device without perf core
  * @group: see vpmu_call_group()
  * @refresh: enable the event for a number of overflows, for
  *           PERF_EVENT_IOC_REFRESH; the group is locked
@@ -251,22 +254,21 @@ struct vpmu_backend {
 /**
  * struct vpmu_file - an event of /dev/vpmu
  * @dev: the device
- * @ref: references: one for each handle, for each vpmu_event of the file,
- *       inherited ones included, for each sibling, and for the list of
+ * @ref: references, held by each handle, by each vpmu_event of the file
+ *       (including inherited events), by each sibling, and by the list of
  *       persistent events
- * @rcu: frees the file after a grace period: notices and siblings find it
- *       without a reference
- * @backend: scheduler of the event: vpmu_perf_backend, or vpmu_direct_backend
- *           for an event that is or was persistent; changed with the group
- *           locked
+ * @rcu: frees the file after a grace period, because notices and siblings look
+ *       up the file without a reference
+ * @backend: vpmu_perf_backend, or vpmu_direct_backend for an event that is or
+ *           was persistent; changed with the group locked
  * @event: the perf event that was opened, the parent of the inherited events;
  *         NULL with vpmu_direct_backend. For events of a CPU, the group's lock
  *         protects this pointer
- * @family: the file's vpmu_events, inherited ones included;
+ * @family: the file's vpmu_events, including inherited events;
  *          vpmu_device::lookup.lock protects it
- * @id: the device's id of the event
+ * @id: the event's id on the device
  * @label: the id that programs see: the first value of @id. If the event is
- *         reopened on the device, @id changes, and @label does not
+ *         reopened on the device, @id changes but @label does not
  * @failure: the negative errno with which calls on the event fail; 0 while the
  *           event exists on the device
  * @error: the event is in VPMU_STATE_ERROR, or lost
@@ -275,10 +277,10 @@ struct vpmu_backend {
  * @tracks: the file holds a reference of vpmu_task_get()
  * @place: where the event counts
  * @spec: the properties with which the event was opened
- * @control: the state that a program has set the event to
+ * @control: whether a program has enabled the event
  * @tally: counts and times of the event
  * @group: the file's membership in a group
- * @links: the events that start and stop this one, and its targets
+ * @links: the events that start and stop this event, and its targets
  * @output: where the event's records go
  * @waiters: programs that wait for the event
  * @persist: how the event outlives its descriptors
@@ -358,17 +360,17 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 /**
  * vpmu_call_group() - send a command for all events of a group
  * @leader: the leader, whose group is locked, so its files stay open
- * @only: the file of the one event to act on, with its inherited events; NULL
- *        for all
+ * @only: the only file whose event, and the events inherited from it, get the
+ *        command; NULL for all files of the group
  * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets
  *      vpmu_tally::totals of these files; or zero, which starts the active
  *      events for which vpmu_group_allows() is true, and stops the others
  *
- * All events of the group that count one task get the command at the same
- * moment.
+ * All events of the group that count the same task get the command at the same
+ * instant.
  *
- * Return: 0 or the first negative errno; after an error, the command is still
- * sent for the other events.
+ * Return: 0 or the first negative errno. An error for one event does not keep
+ * the command from being sent for the other events.
  */
 static inline int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {

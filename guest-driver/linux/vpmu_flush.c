@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Flush: make samples and packets visible to programs, and wake them.
+ * Flush: make samples and packets visible to programs, and wake the programs.
  *
  * Before the device answers VPMU_COMMAND_FLUSH, it writes the samples and
  * packets, and puts notices about them into the event queue. The event queue's
- * interrupt may come later, so the flush handles the notices itself.
+ * interrupt may come after the answer, so the flush handles the notices itself.
  */
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
@@ -36,8 +36,8 @@ static void flush_wake(struct vpmu_device *dev)
  *
  * An error of one event does not keep the others from being flushed.
  *
- * Return: 0; -EIO if an event is in the error state, after publishing its data;
- * or another negative errno.
+ * Return: 0; -EIO if an event is in the error state, whose data is published
+ * anyway; or another negative errno.
  */
 int vpmu_flush(struct vpmu_file *file, bool whole)
 {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Groups: events of /dev/vpmu that act as one.
+ * Groups of /dev/vpmu events, whose events are started, stopped and read
+ * together.
  *
- * perf core cannot group in-kernel events, so for perf core each event of
- * /dev/vpmu is alone. Here, a group consists of the files (struct vpmu_file) of
- * a leader and its siblings. On the device, a sibling names its leader, for
- * samples that read the group and for overflows that pause the leader's trace.
- * A sibling counts only while its leader is enabled: it is started and stopped
- * with the leader. A single event is a group of one.
+ * perf core cannot group in-kernel events, so to perf core each event of
+ * /dev/vpmu is alone. In this driver, a group consists of the files (struct
+ * vpmu_file) of a leader and its siblings. The device knows each sibling's
+ * leader, for samples that contain the counts of the group and for overflows
+ * that pause the leader's trace. A sibling counts only while its leader is
+ * enabled: it is started and stopped with the leader. A single event is a group
+ * of one.
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
@@ -21,9 +23,9 @@
  * vpmu_group_leader() - find the leader of a file's group
  * @file: the file
  *
- * Within an RCU read-side critical section, the leader's memory stays valid
- * even without a reference: it is freed no earlier than a grace period after
- * @file has stopped pointing to the leader.
+ * In an RCU read-side critical section, the leader's memory stays valid even
+ * without a reference: it is freed a grace period after @file has stopped
+ * pointing to the leader, or later.
  *
  * Return: the leader; @file itself if it is a leader, is alone, or its leader
  * was closed.
@@ -40,8 +42,8 @@ static struct vpmu_file *group_leader_get(struct vpmu_file *file)
 	struct vpmu_file *leader;
 
 	/*
-	 * A leader without references has released its siblings and is being
-	 * freed: read the file's leader again.
+	 * A leader without references has already released its siblings, and is
+	 * about to be freed: read the file's leader again.
 	 */
 	rcu_read_lock();
 	do {
@@ -65,8 +67,8 @@ void vpmu_group_unlock(struct vpmu_file *leader)
  * vpmu_group_lock() - lock the group of an open file
  * @file: the file
  *
- * Until vpmu_group_unlock(), members neither join nor leave, and the events of
- * the group's files are not released.
+ * Until vpmu_group_unlock(), no file can join or leave the group, and the
+ * events of its files are not released.
  *
  * Return: the leader.
  */
@@ -84,7 +86,7 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_admits() - check whether perf allows a new event in a group
+ * vpmu_group_admits() - check whether a new event may join a group, as in perf
  * @leader: an open file; its group is locked
  * @file: the new event's file
  * @attr: the requested attr
@@ -113,7 +115,7 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 
 /**
  * vpmu_group_join() - add a new event to its group
- * @file: the file with its event and leader; the leader's group is locked
+ * @file: the file, whose event and leader are set; the leader's group is locked
  *
  * Return: 0 or -EINVAL.
  */
@@ -174,8 +176,9 @@ void vpmu_group_leave(struct vpmu_file *file)
 		WRITE_ONCE(sibling->group.leader, NULL);
 		vpmu_file_put(file);
 		/*
-		 * Start siblings that the leader held back. They count once the
-		 * device has closed the leader's event.
+		 * Start siblings that were stopped because the leader was
+		 * disabled. They count once the device has closed the leader's
+		 * event.
 		 */
 		if (held) {
 			waits |= READ_ONCE(sibling->control.enabled);
@@ -232,11 +235,12 @@ bool vpmu_group_allows(const struct perf_event *event)
 }
 
 /**
- * vpmu_group_leader_id() - find the id of a leader's event on the device
+ * vpmu_group_leader_id() - find the device's id for the leader of an event
  * @file: the file of the event being opened
  * @task: the event's task, or NULL for a CPU event
  *
- * Return: the id of the leader's event for the same task; zero if none.
+ * Return: the id of the leader's event for the same task; zero if there is
+ *         none.
  */
 u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 {
@@ -279,8 +283,8 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 
 	/*
 	 * Disable perf core's event instead of the file, so that the exec can
-	 * still enable the event. This works only without inherited events,
-	 * which perf_event_disable() does not reach.
+	 * still enable the event. This works only if the event has no children,
+	 * because perf_event_disable() does not disable children.
 	 */
 	if (!enable && group_awaits_exec(file) && !perf_core_has_children(file->event)) {
 		perf_event_disable(file->event);
@@ -290,8 +294,8 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	if (enable && file->control.on_exec)
 		perf_event_enable(file->event);
 	/*
-	 * The device disables an event whose limit of overflows is used up:
-	 * enable it there, too.
+	 * When an event's limit of overflows is used up, the device disables
+	 * the event. So also enable it on the device.
 	 */
 	if (enable && file->control.limited)
 		err = vpmu_call_event(file->event, VPMU_COMMAND_ENABLE, 0);
@@ -300,7 +304,7 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 
 /**
  * vpmu_group_switch() - PERF_EVENT_IOC_ENABLE and PERF_EVENT_IOC_DISABLE
- * @file: the event's file; applies to events that inherit it, too
+ * @file: the event's file; events that inherit the event are switched, too
  * @whole: apply to the whole group
  * @enable: true to enable
  *
@@ -333,7 +337,7 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 
 /**
  * vpmu_group_reset() - PERF_EVENT_IOC_RESET: set counts to zero
- * @file: the event's file; applies to events that inherit it, too
+ * @file: the event's file; events that inherit the event are reset, too
  * @whole: apply to the whole group
  *
  * Return: 0 or a negative errno.
@@ -348,8 +352,8 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
 }
 
 /**
- * vpmu_group_refresh() - PERF_EVENT_IOC_REFRESH: enable for a number of
- *                        overflows
+ * vpmu_group_refresh() - PERF_EVENT_IOC_REFRESH: enable an event for a number
+ *                        of overflows
  * @file: the file of a sampling event without inheritance
  * @overflows: number of overflows
  *

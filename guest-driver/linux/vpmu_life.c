@@ -25,7 +25,7 @@
  * @dev: the device
  * @err: the negative errno with which waiting and later requests fail
  *
- * On return, the queues are not accessed any more. Further calls do no harm.
+ * On return, the queues are no longer accessed. Calling this again is harmless.
  */
 void vpmu_life_close(struct vpmu_device *dev, int err)
 {
@@ -37,8 +37,8 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	dev->notices.closed = true;
 	spin_unlock_irq(&dev->notices.lock);
 	/*
-	 * Reset before the requests fail: their senders free buffers that the
-	 * device writes to.
+	 * Reset the device before the requests fail: when a request fails, its
+	 * sender frees buffers that the device may still write to.
 	 */
 	virtio_reset_device(dev->vdev);
 	/*
@@ -52,7 +52,8 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 }
 
 /*
- * Ends the event of a file. The records and packets in its pages stay readable.
+ * Ends a file's event. The records and packets in its ring and its AUX area
+ * stay readable.
  */
 static void file_lose(struct vpmu_file *file, int err)
 {
@@ -97,7 +98,7 @@ static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 
 /**
  * vpmu_life_end() - end all open events
- * @dev: the device, closed
+ * @dev: the device, which vpmu_life_close() has closed
  * @err: the negative errno with which later calls on the events fail
  */
 void vpmu_life_end(struct vpmu_device *dev, int err)
@@ -183,7 +184,7 @@ static void events_switch(struct vpmu_device *dev)
  * vpmu_life_pause() - stop all events, and close the device
  * @dev: the device, which is closed on return
  *
- * Programs are already frozen. On return, perf core has all counts.
+ * Called when programs are frozen. On return, perf core has all counts.
  */
 void vpmu_life_pause(struct vpmu_device *dev)
 {
@@ -195,11 +196,10 @@ void vpmu_life_pause(struct vpmu_device *dev)
 }
 
 /*
- * Whether a new event on the device can replace one that a reset ended. It
- * cannot replace a trace, nor a linked event, nor an event of /dev/vpmu that
- * samples or has a ring. It can replace an event that samples through perf
- * core: programs see only the records that perf core makes, which do not
- * contain the device's id of the event.
+ * Whether an event that a reset ended can be opened again on the device. A
+ * trace cannot, nor can a linked event, nor an event of /dev/vpmu that samples
+ * or has a ring. An event that samples through perf core can: programs see only
+ * the records that perf core makes, which do not contain the event's device id.
  */
 static bool event_can_go_on(const struct vpmu_event *own)
 {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Links: events that start and stop others when they overflow.
+ * Links: an event can start or stop another event when it overflows.
  *
- * The device carries out links. A program links files (struct vpmu_file); the
- * driver links each pair of events, one of each file, that are scheduled
- * together: the opened events, and the events of each task that inherited both.
- * A link never changes. When either of its events is closed, the link ends, in
- * the driver and on the device.
+ * The device does the starting and stopping. A program links two files (struct
+ * vpmu_file). The driver then links, on the device, each pair of the two files'
+ * events that are scheduled together: the opened events, and the events of each
+ * task that inherited both. A link never changes. When either of its events is
+ * closed, the link ends, in the driver and on the device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
@@ -22,10 +22,10 @@
  * struct link_end - snapshot of an event's identity
  * @id: its id on the device
  * @task: the task that it was created for
- * @ctx: the context that it is scheduled with; NULL until it has one
+ * @ctx: its context; NULL until it has one
  * @inherited: the event was inherited
  *
- * The pointers are only compared, and never dereferenced.
+ * The pointers are only compared, never dereferenced.
  */
 struct link_end {
 	u64 id;
@@ -57,7 +57,7 @@ void vpmu_link_init(struct vpmu_links *links)
 /**
  * vpmu_link_ids() - link two events on the device
  * @dev: the device
- * @id: id of the acting event
+ * @id: id of the event that starts or stops @target
  * @target: id of the target
  * @role: VPMU_STARTER or VPMU_STOPPER
  *
@@ -89,9 +89,10 @@ int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role ro
 /*
  * Whether two events are scheduled together, in one context. perf core swaps
  * the contexts of tasks that inherited the same events, so two events that now
- * share a context may have been created for different tasks. A fork creates all
- * its events for one context. But during the fork, they do not point to the
- * context yet: for two inherited events, the tasks are compared instead.
+ * share a context may have been created for different tasks: compare their
+ * contexts, not their tasks. But if both events are inherited, compare the
+ * tasks: all events that a fork creates are for one context, and do not point
+ * to it during the fork.
  */
 static bool link_paired(const struct link_end *one, const struct link_end *other)
 {
@@ -158,7 +159,7 @@ static void link_anchor(struct vpmu_file *file)
 
 /*
  * Links two events, at least one of which is inherited. It is not an error if
- * they are linked already, or if one of them was closed meanwhile.
+ * they are already linked, or if one of them has been closed in the meantime.
  */
 static int link_heirs(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
 {
@@ -176,8 +177,8 @@ static int link_pair(struct vpmu_device *dev, const struct link_end *one,
 }
 
 /*
- * With @inherited, links the pairs in which both events are inherited;
- * otherwise, all other pairs.
+ * With @inherited, links the pairs in which both events are inherited; without,
+ * links all other pairs.
  */
 static int link_pairs_of(struct vpmu_device *dev, const struct link_ends *from,
 			 const struct link_ends *to, unsigned int role, bool inherited)
@@ -209,7 +210,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	int err;
 
 	/*
-	 * CPU events are not inherited, so there is no other pair to link. Take
+	 * CPU events are not inherited, so there is only one pair to link. Take
 	 * the ids from the files, because a persistent event has no perf event.
 	 */
 	if (!file->place.task) {
@@ -240,7 +241,7 @@ free:
 }
 
 /**
- * vpmu_link_set() - let overflows of an event start or stop another
+ * vpmu_link_set() - let overflows of one event start or stop another event
  * @file: the event's file
  * @target: the file of the other event
  * @role: VPMU_STARTER or VPMU_STOPPER
@@ -318,8 +319,9 @@ static int link_inherit_role(struct vpmu_event *own, unsigned int role)
  * vpmu_link_inherit() - link an inherited event like its parent
  * @own: the event, already in its file's family
  *
- * If a fork inherits both events of a link, it creates one after the other. The
- * call for the second event finds the first and links the two.
+ * If a new task inherits both events of a link, the fork creates one event
+ * after the other. The call for the second event finds the first, and links the
+ * two.
  */
 void vpmu_link_inherit(struct vpmu_event *own)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * VPMU_IOC_OPEN: from the arguments of perf_event_open(2) to a file descriptor.
+ * VPMU_IOC_OPEN: takes the arguments of perf_event_open(2), and returns a file
+ * descriptor.
  *
  * The event is an in-kernel perf event of this driver's PMU: perf core
  * schedules it with its task, lets child tasks inherit it and enables it on
@@ -126,8 +127,8 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 		return open_event(file, attr, cpu, task);
 
 	/*
-	 * Lock the requested leader itself, and not the leader of its group:
-	 * vpmu_group_admits() refuses a sibling as the leader.
+	 * Lock the requested leader itself, not the leader of its group: if the
+	 * requested leader is a sibling, vpmu_group_admits() refuses it.
 	 */
 	mutex_lock(&leader->group.lock);
 	err = vpmu_group_admits(leader, file, attr, cpu, task);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Output: the ring that an event writes to, and the programs that are woken.
+ * Output: which ring an event writes to, and which programs are woken.
  *
  * An event writes to its own ring or, if redirected, to the ring of another
  * event. The device's notice names the event whose record crossed the ring's
@@ -53,11 +53,12 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_output_unmapped() - detach an event from its ring after its last unmap
+ * vpmu_output_unmapped() - after an event's last unmap, detach the event from
+ *                          its ring
  * @file: the event's file; the device's output_lock is held
  *
  * If the ring belongs to another event, this detaches @file from it, as perf
- * does. An event stays attached to its own ring, because on the device a ring
+ * does. But an event stays attached to its own ring: on the device, a ring
  * always belongs to the event through which it was first mapped.
  */
 void vpmu_output_unmapped(struct vpmu_file *file)
@@ -97,8 +98,9 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 /**
  * vpmu_output_redirect() - PERF_EVENT_IOC_SET_OUTPUT
  * @file: the event to redirect, with the events that inherit it
- * @target: the event whose ring gets their records; NULL to end the
- *          redirection, after which @file has no ring until it is mapped itself
+ * @target: the event whose ring receives their records; NULL to end the
+ *          redirection, after which @file has no ring until a program maps one
+ *          through it
  *
  * Return: 0; -EPERM if @file or @target is an event of the host; -EINVAL, as in
  * perf, if @target is @file, counts on another CPU or for another task, differs
@@ -162,8 +164,8 @@ int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeu
 	int err;
 
 	/*
-	 * Redirecting and mapping also set the event's wakeup interval: exclude
-	 * them with the lock.
+	 * Redirecting or mapping an event also sets its wakeup interval. The
+	 * lock prevents both during this call.
 	 */
 	mutex_lock(&file->dev->output_lock);
 	err = file->ended ? -ENOENT : vpmu_control_wakeup(file->dev, file->id, wakeup);
@@ -191,7 +193,8 @@ void vpmu_output_ended(struct vpmu_file *file)
  * @file: the polled file
  * @told: number of the last wakeup that this descriptor has reported; updated
  *
- * Return: EPOLLIN if it has, 0 if it has not, EPOLLHUP without a ring.
+ * Return: EPOLLIN if the ring has crossed its watermark, 0 if it has not,
+ * EPOLLHUP if the event has no ring.
  */
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
 {
@@ -248,7 +251,7 @@ static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 }
 
 /**
- * vpmu_output_notice() - handle a notice of the device
+ * vpmu_output_notice() - handle a notice from the device
  * @dev: the device
  * @notice: the notice
  *
@@ -271,8 +274,8 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	    vpmu_sampling_notice(dev, le64_to_cpu(notice->event)))
 		return;
 	/*
-	 * A file can be found until its last event is destroyed. RCU keeps its
-	 * memory valid until rcu_read_unlock().
+	 * Notices can find a file until its last event is destroyed. RCU keeps
+	 * the file's memory valid until rcu_read_unlock().
 	 */
 	rcu_read_lock();
 	spin_lock_irqsave(&dev->lookup.lock, flags);

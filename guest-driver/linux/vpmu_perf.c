@@ -27,9 +27,9 @@
 
 /*
  * Whether a file is a perf event. perf core does not export its file
- * operations, so they cannot be compared with those of the file. Instead, check
- * that the file is an anonymous inode with the name of perf's files: only the
- * kernel can assign that name.
+ * operations, so they cannot be compared with the file's. Instead, check that
+ * the file is an anonymous inode with the name that perf gives to its files:
+ * only the kernel can assign that name.
  */
 static bool file_is_perf(const struct file *filp)
 {
@@ -76,8 +76,9 @@ static void perf_flush_trace(struct perf_event *event)
 }
 
 /*
- * Flushes an event. Its samples are flushed by reading it: the read replays the
- * samples of each event of the family on that event's CPU.
+ * Flushes an event. To flush samples, the function reads the event: for each
+ * event of the family, the read replays the samples on the CPU where that event
+ * is active.
  */
 static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 {
@@ -116,8 +117,8 @@ static int perf_detach(const struct vpmu_device *dev, struct perf_event *event,
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
 	/*
-	 * The id does not change. Write it first, so that a fault changes
-	 * nothing.
+	 * The id does not change. Write it first, so that a fault leaves the
+	 * event unchanged.
 	 */
 	if (put_user(perf_id(dev, event), &arg->id))
 		return -EFAULT;
@@ -136,7 +137,7 @@ static int perf_attach(const struct vpmu_device *dev, struct perf_event *event)
 }
 
 /*
- * Notes that a new event on the device cannot replace @event after a reset.
+ * Records that @event is linked, so that it is not opened again after a reset.
  * Does nothing for a view.
  */
 static void perf_mark_linked(const struct vpmu_device *dev, struct perf_event *event)

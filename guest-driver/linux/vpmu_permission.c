@@ -3,20 +3,20 @@
  * Permission to open events: VPMU_IOC_OPEN applies the rules of
  * perf_event_open(2).
  *
- * Most of these rules are in perf's system call, and use symbols that a module
- * cannot use: sysctl_perf_event_paranoid, ptrace_may_access() and
- * security_perf_event_open() are not exported. For in-kernel events, perf core
- * applies only the rule for CPU events, and calls only the LSM hook of that
- * rule. The other rules are repeated here:
+ * Most of these rules are in perf's system call, and use symbols that are not
+ * exported to modules: sysctl_perf_event_paranoid, ptrace_may_access() and
+ * security_perf_event_open(). For in-kernel events, perf core applies only the
+ * rule for CPU events, and calls only that rule's LSM hook. This file
+ * reimplements the other rules:
  *
  * - The level is read from the sysctl's file in procfs. The file is opened when
  *   the device is probed, through the driver's own mount, so the caller's
  *   mounts do not matter.
  * - permission_owns() compares credentials to decide whether the caller may
  *   trace a task. It is stricter than ptrace.
- * - The LSM hook for kernel mode is called where perf_allow_kernel() is
- *   exported. The hook for opening an event cannot be called; a policy can
- *   restrict /dev/vpmu instead.
+ * - The LSM hook for kernel mode is called if the kernel exports
+ *   perf_allow_kernel(). The hook for opening an event cannot be called; an LSM
+ *   policy can restrict /dev/vpmu instead.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -173,11 +173,11 @@ int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *
 }
 
 /**
- * vpmu_permission_charge() - count an event against the share of programs
- *                            without CAP_PERFMON
+ * vpmu_permission_charge() - charge an event to the share of the device's
+ *                            events that programs without CAP_PERFMON can open
  * @dev: the device
  *
- * The rest of the device's events is reserved for programs with CAP_PERFMON.
+ * The other events are reserved for programs with CAP_PERFMON.
  *
  * Return: 0, to undo with vpmu_permission_uncharge(); or -ENOSPC.
  */

@@ -3,9 +3,9 @@
  * Persistent events: making an event persistent, opening it again, and ending
  * it.
  *
- * Each persistent event has a struct vpmu_file without a perf event, whichever
- * interface it was opened with; see vpmu_direct.c. The handles of an event are
- * its open files and perf core's views of it.
+ * Each persistent event has a struct vpmu_file but no perf event, whichever
+ * interface it was opened with; see vpmu_direct.c. An event's handles are its
+ * open files and perf core's views of it.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -65,8 +65,8 @@ unlock:
 
 /**
  * vpmu_persistent_put() - drop a handle of an event, persistent or not
- * @file: the event's file; the event ends with its last handle, unless it is
- *        persistent
+ * @file: the event's file; if this was the last handle, the event ends, unless
+ *        it is persistent
  */
 void vpmu_persistent_put(struct vpmu_file *file)
 {
@@ -162,7 +162,7 @@ unlock:
 }
 
 /*
- * Updates the list with the name that the event has on the device. After an
+ * Updates the list, to get the name that the event has on the device. After an
  * error, schedules another update.
  */
 static void persistent_name(struct vpmu_device *dev)
@@ -174,8 +174,8 @@ static void persistent_name(struct vpmu_device *dev)
 /**
  * vpmu_persistent_detach() - VPMU_IOC_DETACH
  * @file: the file of the event, which is persistent from now on
- * @name: VPMU_PERSISTENT_NAME bytes, as for vpmu_control_detach(); NULL is like
- *        all zero
+ * @name: VPMU_PERSISTENT_NAME bytes, as for vpmu_control_detach(); NULL has the
+ *        same effect as zeros
  *
  * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task, in a
  * group or redirected; or another negative errno, which may come from the
@@ -198,8 +198,8 @@ int vpmu_persistent_detach(struct vpmu_file *file, const char *name)
 }
 
 /*
- * Makes perf core's event persistent on the device; perf core's part becomes a
- * view of it.
+ * Makes an event of perf core persistent on the device; the perf event becomes
+ * a view of the persistent event.
  */
 static int persistent_take(struct perf_event *event, const char *name)
 {
@@ -272,8 +272,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 /**
  * vpmu_persistent_detach_perf() - make an event of perf_event_open(2)
  *                                 persistent
- * @event: perf core's event, which is a view of the persistent event from then
- *         on
+ * @event: perf core's event, which then becomes a view of the persistent event
  * @name: as for vpmu_persistent_detach()
  *
  * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task or in a
@@ -299,7 +298,7 @@ int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
 
 /**
  * vpmu_persistent_attach() - VPMU_IOC_ATTACH
- * @file: the event's file; from now on, the event ends with its last handle
+ * @file: the file of the event, which now ends when its last handle is dropped
  *
  * Return: 0; -EPERM without CAP_PERFMON or for an event of the host; -EINVAL if
  * the event is not persistent; or another negative errno.

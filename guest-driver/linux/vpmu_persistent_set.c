@@ -4,8 +4,8 @@
  *
  * The device keeps the list, because the host starts and ends some of the
  * events, and events can outlive this driver. The driver has a struct vpmu_file
- * for each event, open or not, with the ring, the name in sysfs, and the
- * programs to wake.
+ * for each event, open or not, which holds the event's ring, its name in sysfs,
+ * and the programs to wake.
  */
 #include <linux/ctype.h>
 #include <linux/slab.h>
@@ -116,8 +116,8 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	if (err)
 		goto put;
 	/*
-	 * -EBUSY: the device lists an event of this driver that was not made
-	 * persistent.
+	 * -EBUSY: the device lists an event that this driver opened but did not
+	 * make persistent.
 	 */
 	err = xa_insert_irq(&dev->lookup.files, file->id, file, GFP_KERNEL);
 	if (!err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The PMU vpmu: a struct pmu whose counters are in the device.
+ * The PMU vpmu: a struct pmu whose counters the device provides.
  *
  * A CPU event is enabled and disabled on its vCPU. A task event is opened
  * enabled, and scheduled in and out (IN, OUT) where its task runs.
@@ -91,8 +91,8 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	}
 	/*
 	 * If the event is already started, vpmu_context_enter() was called for
-	 * an earlier event of the context, and has started all events that were
-	 * expected to follow: a second call is not needed.
+	 * an earlier event of the context, and has started all events that are
+	 * expected to follow, so it is not called again.
 	 */
 	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);
@@ -130,8 +130,8 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 
 	/*
-	 * Add lost events, too: perf core stops at the first event that cannot
-	 * be added.
+	 * Add lost events, too: if an event cannot be added, perf core does not
+	 * add the events after it.
 	 */
 	if (!vcpu)
 		return -ENODEV;
@@ -152,8 +152,9 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 		vpmu_context_part(vcpu, event);
 	vpmu_event_idle(event, true);
 	/*
-	 * This is the last call for an event of an exiting task, so wake its
-	 * pollers: an irq_work does that after the context is unlocked.
+	 * For an event of an exiting task, this is the last call, so wake the
+	 * event's pollers, in an irq_work that runs after the context is
+	 * unlocked.
 	 */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
 		irq_work_queue(&own->file->waiters.gone);
@@ -176,8 +177,8 @@ static bool type_is_generic(u32 type)
 }
 
 /*
- * Sets perf_event::hw.config, which perf core leaves to the PMU, to the event's
- * config in the PMU vpmu.
+ * Sets perf_event::hw.config, which perf core leaves to the PMU's driver, to
+ * the event's config in the PMU vpmu.
  */
 static int pmu_config(struct perf_event *event)
 {
@@ -203,8 +204,8 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
 	/*
-	 * Fail like a CPU PMU without precise samples: perf retries with a
-	 * lower precise_ip.
+	 * Fail as a CPU PMU without precise samples does: perf then retries
+	 * with a lower precise_ip.
 	 */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
@@ -215,8 +216,8 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	}
 	err = vpmu_event_create(to_vpmu(event->pmu), event);
 	/*
-	 * On ENOENT, programs fall back from cycles to a clock; on EOPNOTSUPP,
-	 * they do not.
+	 * If opening cycles fails with ENOENT, programs fall back to a clock;
+	 * if it fails with EOPNOTSUPP, they do not.
 	 */
 	if (err == -EOPNOTSUPP && type_is_generic(attr->type))
 		err = -ENOENT;
@@ -262,7 +263,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 		.module		= THIS_MODULE,
 		.attr_groups	= dev->counting.sysfs.groups,
 		/*
-		 * Not perf_hw_context: only one PMU can have that context, and
+		 * Not perf_hw_context: only one PMU can use that context, and
 		 * it must remain free for the CPU's own PMU.
 		 */
 		.task_ctx_nr	= perf_sw_context,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * read(2) of events of /dev/vpmu: counts and times in the order of perf's
- * read_format.
+ * read(2) on events of /dev/vpmu: counts and times, laid out as perf's
+ * read_format specifies.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -28,8 +28,8 @@ static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *
 
 /*
  * Reports the device's times, because perf core's times also run while the file
- * is disabled. But the device does not know the time in which perf core could
- * not schedule the event: that time is added.
+ * is disabled. The device does not know the time in which perf core could not
+ * schedule the event, so this function adds that time to the time enabled.
  */
 static size_t read_put_times(struct vpmu_file *file, u64 format, u64 *values)
 {

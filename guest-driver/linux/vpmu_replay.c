@@ -2,15 +2,15 @@
 /*
  * Replays the device's records to perf core.
  *
- * Only perf core writes to the rings of perf_event_open(2), and it exports no
- * function for that. A replay calls an event's overflow handler for each sample
- * in a ring, with the sample's registers, time, task and call chain. perf core
- * then makes its own record.
+ * Only perf core can write to the rings of perf_event_open(2): it exports no
+ * function for that. A replay calls the event's overflow handler for each
+ * sample in a ring of the device, with the sample's registers, time, task and
+ * call chain. perf core then makes its own record.
  *
  * In perf core, the function that calls the handler also throttles the event,
- * sends signals and counts down the limit of PERF_EVENT_IOC_REFRESH, but that
- * function is not exported. So the device throttles, and this file handles
- * signals and the limit.
+ * sends signals and decrements the limit of PERF_EVENT_IOC_REFRESH, but that
+ * function is not exported. So the device throttles the event, and this file
+ * handles signals and the limit.
  */
 #include <linux/bits.h>
 #include <linux/math64.h>
@@ -51,11 +51,11 @@
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
  * @dev: the device, whose clock the records use
  * @record: a copy of the record
- * @next: the next word to read, in @record
+ * @next: the next word of @record to read
  * @end: the end of the record's last word
  * @bad: the record is shorter than its fields
  * @tid: the task of the sample
- * @counts: counts of the event's group in the sample: pairs of value and id
+ * @counts: the counts of the event's group in the sample, as (value, id) pairs
  * @members: number of events in @counts
  * @chain: the call chain, laid out as struct perf_callchain_entry
  * @regs: the registers
@@ -132,9 +132,9 @@ static u32 replay_pid(const struct perf_event *event, u32 nr)
 }
 
 /*
- * Whether it is too late for perf core to read the user's registers or stack of
- * the sample's task, because that task is no longer current or no longer has an
- * address space.
+ * Whether perf core can no longer read the user registers or user stack of the
+ * sample's task, because that task is not current, or has no address space any
+ * more.
  */
 static bool replay_is_late(struct vpmu_replay *replay)
 {
@@ -147,8 +147,8 @@ static bool replay_is_late(struct vpmu_replay *replay)
 	if (task_pid_nr(current) != replay->tid)
 		return true;
 	/*
-	 * The kernel unmaps an exiting task's stack before perf core stops the
-	 * task's events.
+	 * When a task exits, the kernel unmaps its stack before perf core stops
+	 * its events.
 	 */
 	return user_mode(&replay->regs) && !current->mm;
 }
@@ -167,7 +167,8 @@ static const u64 *replay_words(struct vpmu_replay *replay, u64 count)
 }
 
 /*
- * The word of the record's next field, or zero if samples do not have the field
+ * Reads the record's next field, or returns zero if the ring's samples do not
+ * have the field.
  */
 static u64 replay_field(struct vpmu_replay *replay, u64 field)
 {
@@ -228,8 +229,8 @@ static void replay_chain(struct vpmu_replay *replay)
 }
 
 /*
- * Parses the sample of @len words in replay->record. Returns false if it is
- * shorter than its fields.
+ * Parses the sample in replay->record, of @len words. Returns false if the
+ * record is shorter than the sample's fields.
  */
 static bool replay_parse(struct vpmu_replay *replay, size_t len)
 {
@@ -277,8 +278,8 @@ static bool replay_is_excluded(struct vpmu_replay *replay)
 }
 
 /*
- * Finds the count of an event in the sample; returns false if the sample does
- * not have it.
+ * Finds the count of @event in the sample; returns false if the sample does not
+ * contain it.
  */
 static bool replay_count(const struct vpmu_replay *replay, const struct perf_event *event,
 			 u64 *count)
@@ -296,8 +297,8 @@ static bool replay_count(const struct vpmu_replay *replay, const struct perf_eve
 }
 
 /*
- * With @back, sets an event's count back to its value at the sample; otherwise,
- * restores the count.
+ * With @back, sets an event's count back to its value at the time of the
+ * sample; without, restores the current count.
  */
 static void replay_turn(const struct vpmu_replay *replay, struct perf_event *event, bool back)
 {
@@ -366,8 +367,8 @@ static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 si
 }
 
 /*
- * Replays records between two positions of the ring, up to a limit; returns the
- * end position.
+ * Replays records from @tail up to @head, or up to a limit; returns the
+ * position after the last replayed record.
  */
 static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 {
@@ -378,9 +379,9 @@ static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 		/* Programs can write to the header meanwhile: use a copy. */
 		records_copy(replay->records, tail, &header, sizeof(header));
 		/*
-		 * If the size is wrong, the next record cannot be found: skip
-		 * all records up to the head. A program or the device may write
-		 * a wrong size, but only this guest then loses samples.
+		 * If the size is invalid, the next record cannot be found, so
+		 * skip all records up to the head. A program or the device may
+		 * write an invalid size; this costs only samples of this guest.
 		 */
 		if (header.size < sizeof(header) || header.size % sizeof(u64) ||
 		    header.size > head - tail)
@@ -425,9 +426,9 @@ static bool replay_records(struct vpmu_replay *replay)
 /**
  * vpmu_replay() - replay samples to an event
  * @vcpu: this CPU's queue; interrupts are off
- * @event: the event, which is active here
+ * @event: the event, which is active on this CPU
  * @records: the ring; nothing is replayed while another CPU replays this ring,
- *           or this CPU already replays any ring
+ *           or while this CPU already replays any ring
  * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; later
  *         samples are dropped
  *
@@ -455,8 +456,8 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
 }
 
 /**
- * vpmu_replay_counts() - whether perf core is reading an event for a replayed
- *                        record
+ * vpmu_replay_counts() - whether perf core is reading an event's count for a
+ *                        replayed record
  * @vcpu: this CPU's queue; interrupts are off
  * @event: the event, of the PMU vpmu or vpmu_trace
  *
@@ -481,7 +482,7 @@ void vpmu_records_init(struct vpmu_records *records)
 
 /**
  * vpmu_records_end() - end the replays of a ring before its pages are freed
- * @records: the ring; on return, CPUs do not access it any more
+ * @records: the ring; on return, no CPU accesses it
  */
 void vpmu_records_end(struct vpmu_records *records)
 {
@@ -505,7 +506,7 @@ int vpmu_replay_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_replay_exit() - free the state for replays, after all events are closed
+ * vpmu_replay_exit() - free the state for replays, once all events are closed
  * @vcpu: the queue
  */
 void vpmu_replay_exit(struct vpmu_vcpu *vcpu)

@@ -13,17 +13,17 @@
 struct vpmu_vcpu;
 
 /**
- * struct vpmu_records - a ring that the device writes and replays read
+ * struct vpmu_records - a ring that the device writes, and that replays read
  * @lock: held by the CPU that replays. A replay takes it with a trylock;
  *        vpmu_records_end() waits for it
  * @type: PERF_SAMPLE_* fields of the samples, a subset of VPMU_REPLAYED
  * @period: the period of samples without PERF_SAMPLE_PERIOD
  * @shared: programs and other perf events also read the ring; PERF_RECORD_LOST
  *          in the ring is the only source for the number of lost samples
- * @size: bytes of data; zero once the device may reuse the pages
- * @pages: the metadata page, then the data; not used with @window
- * @window: the address of the metadata page, with the data right after that
- *          page; NULL for a ring that is not in the window
+ * @size: size of the data in bytes; zero once the device may reuse the pages
+ * @pages: the metadata page, then the data pages; not used with @window
+ * @window: the address of the metadata page, which the data pages directly
+ *          follow; NULL for a ring that is not in the window
  */
 struct vpmu_records {
 	raw_spinlock_t lock;
@@ -36,8 +36,8 @@ struct vpmu_records {
 };
 
 /*
- * Samples that have only these fields can be replayed. PERF_SAMPLE_REGS_INTR
- * must have exactly the registers VPMU_ARCH_REGS.
+ * Samples can be replayed if they have no other fields than these.
+ * PERF_SAMPLE_REGS_INTR must have exactly the registers in VPMU_ARCH_REGS.
  */
 #define VPMU_REPLAYED \
 	(PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
@@ -46,8 +46,8 @@ struct vpmu_records {
 
 /*
  * If an event's sample_type has one of these fields, each sample is replayed
- * immediately, because perf core reads the user's registers and stack, and
- * counts of other PMUs, only at the replay.
+ * immediately, because perf core reads the user registers and stack, and the
+ * counts of other PMUs, at the replay.
  */
 #define VPMU_SAMPLE_PROMPT \
 	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)

@@ -2,9 +2,9 @@
 /*
  * Rings: pages that the host writes and programs map.
  *
- * The first mmap(2) of an event allocates its ring. The last munmap(2), through
- * any of the events that write to the ring, frees it. In between, the host
- * writes by itself and this driver is not involved.
+ * The first mmap(2) of an event allocates its ring. The ring is freed when its
+ * last mapping, through any of the events that write to it, is gone. In
+ * between, the host writes records without this driver.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -75,7 +75,7 @@ static struct vpmu_ring *ring_alloc(u32 count)
 }
 
 /**
- * vpmu_ring_alloc_shared() - make a ring of pages that also have other users
+ * vpmu_ring_alloc_shared() - make a ring from pages that also have other users
  * @pages: the pages; the ring takes a reference on each
  * @count: number of pages
  *
@@ -101,7 +101,7 @@ struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count)
 /**
  * vpmu_ring_attach() - give a file a ring that is already mapped on the device
  * @file: the file of a persistent event; it has no ring yet
- * @ring: the ring; the file takes it over
+ * @ring: the ring, which the file then owns
  */
 void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 {
@@ -113,8 +113,8 @@ void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 }
 
 /*
- * Takes a ring's pages back from the device, and frees the ring. If the device
- * may still write to the pages, leaks them.
+ * Takes a ring's pages back from the device, and frees the ring. Leaks the
+ * pages if the device may still write to them.
  */
 static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
@@ -145,8 +145,8 @@ void vpmu_ring_mapped(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_unmapped() - drop a mapping of an event's ring; dropping the last
- *                        one frees the ring
+ * vpmu_ring_unmapped() - drop a mapping of an event's ring, and free the ring
+ *                        if it was the last mapping
  * @file: the event's file; the device's output_lock is held
  */
 void vpmu_ring_unmapped(struct vpmu_file *file)
@@ -195,9 +195,9 @@ static const struct vm_operations_struct ring_vm_ops = {
 };
 
 /*
- * Pages of the window are inserted on a fault and not by mmap(2), because
- * vpmu_window_revoke() does not find a mapping that is still being set
- * up.
+ * Inserts a page of the window into a mapping. This is not done in mmap(2),
+ * because vpmu_window_revoke() does not find a mapping that mmap(2) is still
+ * setting up.
  */
 static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 {
@@ -255,8 +255,8 @@ static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
 
 /*
  * Whether a new ring is placed in the window, where it outlives this driver. A
- * trace's ring is not, because a trace ends with its AUX area, which is in the
- * guest's memory.
+ * trace's ring is not: a trace ends with its AUX area, which is in the guest's
+ * memory, so it cannot outlive the driver.
  */
 static bool ring_outlives(const struct vpmu_file *file)
 {
@@ -276,8 +276,8 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	ring->kept = file->persist.active;
 	ring->overwrites = !(vma->vm_flags & VM_WRITE);
 	/*
-	 * Attach the ring before the device maps it: the device writes there
-	 * immediately, and its notices must find the ring.
+	 * Attach the ring before the device maps it: the device then writes to
+	 * it immediately, and the device's notices must find the ring.
 	 */
 	vpmu_output_attach(file, ring);
 	err = ring_give(file->dev, ring, vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
@@ -325,11 +325,11 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 }
 
 /**
- * vpmu_ring_forget() - free the driver's part of a ring that the device keeps
+ * vpmu_ring_forget() - free the driver's data for a ring that the device keeps
  * @file: the event's file, without mappings
  *
- * Return: false if the ring must stay because it is in the guest's memory or
- * mapped by others.
+ * Return: false if the ring must stay, because it is in the guest's memory or
+ * is still mapped.
  */
 bool vpmu_ring_forget(struct vpmu_file *file)
 {
@@ -380,8 +380,8 @@ void vpmu_ring_ended(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_close() - detach a closed event from its ring, which stays while
- *                     other events have mappings of it
+ * vpmu_ring_close() - detach a closed event from its ring; the ring stays while
+ *                     it is mapped through other events
  * @file: the event's file
  */
 void vpmu_ring_close(struct vpmu_file *file)
@@ -420,14 +420,14 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
 /**
  * vpmu_ring_mmap() - map an event's ring, as mmap(2) of a perf event does
  * @filp: from VPMU_IOC_OPEN
- * @vma: a shared mapping. At offset zero it is for the ring, and has 1 or
- *       1 + 2^n pages; if the event already has a ring, the mapping has as many
- *       pages as the ring. If the first mapping is writable, the reader moves
- *       data_tail, else new records overwrite old ones. At any other offset:
- *       see vpmu_aux_mmap()
+ * @vma: a shared mapping. At offset zero, it maps the ring: it must have 1 or
+ *       1 + 2^n pages, or, if the event already has a ring, as many pages as
+ *       the ring. If the first mapping is writable, the reader moves data_tail,
+ *       else new records overwrite old ones. At any other offset, it maps the
+ *       AUX area: see vpmu_aux_mmap()
  *
  * Unlike in perf, an event with inheritance can also have a ring: the device
- * writes to it from every vCPU. The ring of a persistent event stays even
+ * writes to the ring from every vCPU. The ring of a persistent event stays even
  * without mappings.
  *
  * Return: 0 or a negative errno.

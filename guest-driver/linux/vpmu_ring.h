@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The memory that events of /dev/vpmu write to: rings and the AUX areas beside
- * them, and the accounts that are charged for their pages.
+ * The memory that events of /dev/vpmu write to: rings, the AUX areas beside
+ * them, and the accounting of their pages.
  */
 #ifndef _VPMU_RING_H
 #define _VPMU_RING_H
@@ -23,7 +23,7 @@ struct vpmu_persistent_event;
 struct vpmu_wakeup;
 
 /**
- * struct vpmu_charge - the account that pages are charged to
+ * struct vpmu_charge - whom pages are charged to
  * @user: the user that is charged, up to the limit that the parameter mlock_kb
  *        sets
  * @mm: the address space that is charged for the pages above that limit
@@ -40,8 +40,8 @@ struct vpmu_charge {
 /**
  * struct vpmu_aux - an AUX area beside a ring; the host writes traces to it
  * @mapped: number of mappings, through any event
- * @pgoff: the area's offset for mmap(2), behind the ring
- * @charge: the account of the pages
+ * @pgoff: the area's mmap(2) offset in pages, after the ring
+ * @charge: whom the pages are charged to
  * @count: number of pages
  * @pages: the pages
  */
@@ -61,13 +61,13 @@ struct vpmu_aux {
  * @wakeup: value of vpmu_lookup::wakeups at the ring's last wakeup
  * @kept: the ring stays even without maps, because its event is persistent
  * @window: the ring is in the window, from @pfn on
- * @overwrites: new records overwrite old ones: no reader moves the tail
- * @ended: the device does not write to the ring any more
+ * @overwrites: no reader moves the tail, so new records overwrite old ones
+ * @ended: the device no longer writes to the ring
  * @pfn: the first page frame in the window; 0 once the device may use the pages
  *       for another ring
  * @aux: the AUX area while it is mapped, or NULL
  * @records: the state of replays to views
- * @charge: the account of the pages
+ * @charge: whom the pages are charged to
  * @count: number of pages
  * @pages: the metadata page, then the data pages; empty with @window
  *

@@ -2,14 +2,14 @@
 /*
  * Samples of events opened with perf_event_open(2).
  *
- * The device writes the samples of an event to a ring of the driver, and the
- * driver replays them to perf core: see vpmu_replay.c.
+ * The device writes an event's samples to a ring that the driver allocates, and
+ * the driver replays them to perf core: see vpmu_replay.c.
  *
  * Records are replayed on the CPU where the event is active, with interrupts
- * off: at the ring's watermark, so that one device interrupt is enough for many
- * samples; when the event is scheduled out; when it is read; and every
- * REPLAY_NS. If perf core must read part of a sample at the replay, such as the
- * user's stack, the watermark is one record.
+ * off: when the ring crosses its watermark, so that one device interrupt is
+ * enough for many samples; when the event is scheduled out; when it is read;
+ * and every REPLAY_NS. If perf core must read part of a sample at the replay,
+ * such as the user stack, the watermark is one record.
  */
 #include <linux/bits.h>
 #include <linux/cpumask.h>
@@ -31,8 +31,8 @@
 #include "vpmu_view.h"
 
 /*
- * Number of data pages of a ring. They have room for about 1300 samples without
- * call chains, or for 60 with the longest call chains.
+ * Number of data pages of a ring. They hold about 1300 samples without call
+ * chains, or 60 samples with the longest call chains.
  */
 #define RING_PAGES	16
 #define RING_SIZE	(RING_PAGES * PAGE_SIZE)
@@ -44,7 +44,7 @@
  * struct vpmu_sampler - the ring of an event and of the events that inherit it
  * @records: the ring, as replays read it
  * @prompt: the watermark is one record, so each sample is replayed immediately
- * @pages: the metadata page, then the data
+ * @pages: the metadata page, then the data pages
  */
 struct vpmu_sampler {
 	struct vpmu_records records;
@@ -94,8 +94,9 @@ static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
  * @own: the new event
  *
  * For an event with a frequency, the device adapts the period. perf core would
- * adapt it, too, and would stop and start the event at each tick. To prevent
- * that, this clears attr.freq, as the kernel does for cpu-clock and task-clock.
+ * also adapt it, and to do so, would stop and start the event at each tick. To
+ * prevent that, this function clears attr.freq, as the kernel does for
+ * cpu-clock and task-clock.
  *
  * Return: 0 or -ENOMEM.
  */
@@ -124,7 +125,7 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 /**
  * vpmu_sampling_free() - free an event's sampler
  * @own: the event; vpmu_event::sampler is already NULL if the sampler belongs
- *       to the parent. The device does not write to the ring any more
+ *       to the parent. The device no longer writes to the ring
  *
  * Can be called with interrupts off.
  */
@@ -203,7 +204,7 @@ int vpmu_sampling_map(struct vpmu_event *own)
 
 /**
  * vpmu_sampling_ring() - make a struct vpmu_ring that keeps the pages of an
- *                        event's sampler after the event has ended
+ *                        event's sampler when the event ends
  * @own: the event
  *
  * Return: the ring, for vpmu_ring_free(); or NULL.
@@ -232,8 +233,8 @@ static void replay_all(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_arm() - start the timer that replays every REPLAY_NS, as long
- *                       as this CPU has events to replay
+ * vpmu_sampling_arm() - start the timer that replays samples every REPLAY_NS,
+ *                       while this CPU has events to replay
  * @vcpu: this CPU's queue; interrupts are off
  */
 void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
@@ -251,14 +252,14 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
 	/*
-	 * If the event left its CPU after its limit was used up, but before
-	 * perf core disabled it, perf core must disable it now.
+	 * If the event's limit was used up, but the event left its CPU before
+	 * perf core disabled it, have perf core disable it now.
 	 */
 	if (!perf_core_disable_again(own->event))
 		own->ended = false;
 	/*
-	 * If the event's last samples were not replayed yet, the event is still
-	 * in vcpu->stopped.
+	 * If the event's last samples have not been replayed yet, the event is
+	 * still in vcpu->stopped: move it from there.
 	 */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt)
@@ -269,8 +270,8 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
  * vpmu_sampling_stop() - remove an event from the events that this CPU replays
  * @own: the event, on the CPU where it was active; interrupts are off
  *
- * The event's last samples are replayed later, by vpmu_sampling_settle(),
- * because a queue's lock is held here.
+ * vpmu_sampling_settle() replays the event's last samples later, because the
+ * caller of this function holds a queue's lock.
  */
 void vpmu_sampling_stop(struct vpmu_event *own)
 {
@@ -280,7 +281,7 @@ void vpmu_sampling_stop(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_forget() - remove an event that was started early and did not
+ * vpmu_sampling_forget() - remove an event that was started early, but did not
  *                          become active
  * @own: the event, on the CPU where it was started; interrupts are off
  */
@@ -359,11 +360,11 @@ void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
  * @dev: the device
  * @id: id of the event that the ring belongs to
  *
- * Called from the device's interrupt, on any CPU. Calls the CPU where the event
- * is active, to replay the ring's samples there. If tasks on any CPU may have
- * inherited the event, calls all CPUs. If a call to a CPU is already pending,
- * that call also replays these samples. If the event is not active, the samples
- * were replayed when the event left its CPU.
+ * Called from the device's interrupt, on any CPU. Makes the CPU where the event
+ * is active replay the ring's samples, or all CPUs if tasks may have inherited
+ * the event. If a call to a CPU is already pending, that call also replays
+ * these samples. If the event is not active, the samples were replayed when the
+ * event left its CPU.
  *
  * Return: false if the event does not sample through perf core.
  */
@@ -382,8 +383,9 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 		everywhere = event->cpu < 0 && event->attr.inherit;
 		cpu = event->cpu < 0 ? perf_core_cpu(event) : event->cpu;
 		/*
-		 * While lookup.lock is held, the event keeps its reference on
-		 * the device. Get another one, to use after the unlock.
+		 * While lookup.lock is held, the event's reference keeps the
+		 * device alive. Get another reference, for use after the
+		 * unlock.
 		 */
 		vpmu_device_get(dev);
 	}

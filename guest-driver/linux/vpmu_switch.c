@@ -3,17 +3,17 @@
  * Sends one kick for a context switch between two tasks that both have events.
  *
  * perf core schedules the old task's events out before the switch, and the new
- * task's events in after the switch. Here, one kick schedules the old task's
- * events out and the new task's events in. Until the device has answered, the
+ * task's events in after the switch. But this driver sends the commands for
+ * both with one kick, before the switch. Until the device has answered, the
  * contexts of both tasks are locked, and perf_event::oncpu of the old task's
  * events is still this CPU. So every reader finds complete counts.
  *
  * An event that this kick has started is "coming" (vpmu_event::coming) until
  * perf core adds the event. Interrupts stay off from the kick until then. Only
- * groups that perf core is sure to add are started early: groups that have only
- * events of the PMU vpmu, because perf core finds room for any number of events
- * of a software context. Other CPUs see a coming event as inactive. perf core
- * sends its calls for the event to the CPU of the switch, because the new task
+ * groups that perf core is certain to add are started early: those with only
+ * events of the PMU vpmu, because perf core adds any number of events of a
+ * software context. Other CPUs see a coming event as inactive. perf core sends
+ * its calls for the event to the CPU of the switch, because the new task
  * already runs on that CPU; the calls wait there until interrupts are on again.
  * For a context with a coming event, vpmu_call.c repeats this driver's calls
  * until perf core has added the event.
@@ -32,7 +32,7 @@
 #include "vpmu_event.h"
 
 /**
- * struct task_switch - the last switch of a CPU
+ * struct task_switch - a CPU's last task switch
  * @prev: the old task; the switch is in progress while @prev is current
  * @next: the new task
  */
@@ -73,7 +73,7 @@ static void switch_find(struct tracepoint *tracepoint, void *unused)
 /**
  * vpmu_switch_init() - find the scheduler's tracepoint
  *
- * Return: the tracepoint, which is never removed; NULL in a kernel without it.
+ * Return: the tracepoint, which is never removed; NULL if the kernel has none.
  */
 struct tracepoint *vpmu_switch_init(void)
 {
@@ -82,7 +82,8 @@ struct tracepoint *vpmu_switch_init(void)
 }
 
 /**
- * vpmu_switch_get() - count a task event; the first call registers the probe
+ * vpmu_switch_get() - add a task event to those that need the tracepoint's
+ *                     probe; the first call registers the probe
  *
  * Sleeps. Paired with vpmu_switch_put().
  *
@@ -126,8 +127,8 @@ static bool member_comes(const struct perf_event *event)
 }
 
 /*
- * Returns true if the device has @event, and perf core is sure to find room for
- * @event in @leader's group.
+ * Returns true if @event is open on the device, and perf core is certain to add
+ * it with @leader's group.
  */
 static bool member_fits(const struct perf_event *event, const struct perf_event *leader)
 {
@@ -173,7 +174,7 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
 /**
  * vpmu_switch_is_from() - whether a context belongs to the task that this CPU
  *                         is switching from
- * @ctx: a locked context with an event that is scheduled out
+ * @ctx: a locked context with an event that is being scheduled out
  *
  * Return: true if it does; perf core is then scheduling all events of the task
  * out.
@@ -217,8 +218,8 @@ static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 }
 
 /*
- * The queue failed: undo the early start. perf core then starts the events
- * itself. That start fails, too, and marks the events as lost.
+ * Undoes the early start after the queue has failed. When perf core then adds
+ * the events, starting them also fails, and they are marked as lost.
  */
 static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {

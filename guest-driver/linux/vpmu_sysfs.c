@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Makes the sysfs attributes in /sys/bus/event_source/devices/vpmu and
- * vpmu_trace: the format of an event's config, and the events that this host
- * can count.
+ * Creates the sysfs attributes in /sys/bus/event_source/devices/vpmu and
+ * .../vpmu_trace: the format of an event's config, and the events that this
+ * host can count.
  *
  * Do not add a cpumask attribute: perf would treat the PMU as an uncore PMU and
  * refuse to count tasks.
@@ -69,7 +69,7 @@ static struct attribute *text_attr_init(struct text_attr *text)
 }
 
 /**
- * vpmu_sysfs_init() - make a PMU's attribute groups from the catalogue
+ * vpmu_sysfs_init() - create a PMU's attribute groups from the catalogue
  * @dev: the device
  * @sysfs: filled in
  * @traces: true for the events that write to AUX areas, false for all others

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Reports the current task of each CPU in a page. The device reads the page
- * when it writes a sample.
+ * Reports the current task of each CPU in a page, one for each CPU. The device
+ * reads the page when it writes a sample.
  *
- * The page has the current task, for a sample taken now; the address of the
- * task's user registers, for a sample taken in the kernel; and a history of
- * tasks, for samples that the device collects later. A page costs a few stores
- * per task switch while an event needs the page, and nothing otherwise.
+ * The page contains the current task, for a sample that is taken now; the
+ * address of the task's user registers, for a sample in kernel mode; and a
+ * history of tasks, for samples that the device collects later. A page costs a
+ * few stores per task switch while an event needs it, and nothing otherwise.
  */
 #include <linux/cpu.h>
 #include <linux/irqflags.h>
@@ -20,18 +20,18 @@
 #include "vpmu.h"
 
 /*
- * The pages are global, because a guest has only one device: a task switch
- * finds the page without a look-up of the device.
+ * The pages are global, so that a task switch finds its page without looking up
+ * the device. This works because a guest has only one device.
  */
 static DEFINE_PER_CPU(struct vpmu_task_page *, task_page);
 static DEFINE_PER_CPU(bool, task_page_told);
 static struct tracepoint *sched_switch;
 
 /*
- * vpmu_task_online() takes only tell_lock. It must not take users_lock, because
- * a task that holds users_lock may be patching the tracepoint, which waits for
- * CPU hotplug, and CPU hotplug waits for vpmu_task_online(). users_lock is the
- * outer of the two locks.
+ * Lock order: users_lock, then tell_lock. vpmu_task_online() takes only
+ * tell_lock. If it took users_lock, it could deadlock: a task that holds
+ * users_lock may be patching the tracepoint, which waits for CPU hotplug, and
+ * CPU hotplug waits for vpmu_task_online().
  */
 static DEFINE_MUTEX(users_lock);
 static unsigned int task_users;
@@ -54,9 +54,8 @@ static void task_write(struct task_struct *task)
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
 	/*
 	 * For a sample at an exit, the device reads these fields while this CPU
-	 * is stopped between two instructions. The zero keeps such a sample
-	 * from combining the ids of one task with the registers of the other
-	 * task.
+	 * is stopped between two instructions. The zero prevents a sample with
+	 * the ids of one task and the registers of another task.
 	 */
 	WRITE_ONCE(page->user_regs, 0);
 	/* A single store: pid and tid always belong to the same task. */
@@ -127,7 +126,7 @@ int vpmu_task_get(struct vpmu_device *dev)
 
 	/*
 	 * If a CPU comes online now, either the loop below includes it, or
-	 * vpmu_task_online() sees @telling.
+	 * vpmu_task_online() finds telling set.
 	 */
 	mutex_lock(&tell_lock);
 	telling = true;
@@ -152,8 +151,8 @@ unlock:
 }
 
 /**
- * vpmu_task_put() - undo vpmu_task_get(); the last call stops the reports of
- *                   the current task
+ * vpmu_task_put() - undo vpmu_task_get(); the last call stops reporting the
+ *                   current task
  * @dev: the device
  */
 void vpmu_task_put(struct vpmu_device *dev)

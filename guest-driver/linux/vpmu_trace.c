@@ -4,9 +4,9 @@
  *
  * perf core owns the area, its head and its records; the device writes the
  * data. The device may write only during a span, from VPMU_COMMAND_AUX_BEGIN to
- * VPMU_COMMAND_AUX_END. A span begins when perf core grants room. It ends when
- * the event stops, at a flush, or when the device sends a notice. A hardware
- * PMU would raise an interrupt instead of the notice. The event is disabled
+ * VPMU_COMMAND_AUX_END. A span begins when perf core grants space in the area.
+ * It ends when the event stops, at a flush, or when the device sends a notice
+ * (where a hardware PMU would raise an interrupt). The event is disabled
  * between spans, so the trace does not contain the driver's own kicks.
  */
 #include <linux/cpumask.h>
@@ -50,15 +50,15 @@ static struct vpmu_command trace_command(const struct vpmu_event *own, u32 op)
 }
 
 /*
- * Gets room from perf core, in the area that was mapped through this event or,
+ * Gets space from perf core, in the area that was mapped through this event or,
  * for an inherited event, through its parent. The device has no other area for
  * the event. So if two events share a ring, only the event through which the
  * ring's AUX area was mapped, and the events that inherit it, can write to the
  * area.
  *
- * Returns 0 if there is room. Returns -ENOSPC if no packet fits, after making
- * perf core disable the event. Returns -EINVAL if there is no area, or if the
- * area is full, a case that perf core handles itself.
+ * Returns 0 if there is space. Returns -ENOSPC if no packet fits; perf core
+ * then disables the event. Returns -EINVAL if there is no area, or if the area
+ * is full, which perf core handles itself.
  */
 static int trace_room(struct vpmu_trace *trace)
 {
@@ -80,8 +80,8 @@ static int trace_room(struct vpmu_trace *trace)
 	if (trace->room)
 		return 0;
 	/*
-	 * Some bytes may be left, but too few for a packet. So the head may not
-	 * have crossed the watermark: this flag wakes the reader.
+	 * A few bytes may be left, too few for a packet, so the head may not
+	 * have crossed the watermark. Set the flag to wake the reader anyway.
 	 */
 	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
@@ -91,7 +91,7 @@ static int trace_room(struct vpmu_trace *trace)
 
 /*
  * Begins a span of a disabled event. Returns 0 if the event is now enabled,
- * else the error of trace_room().
+ * otherwise the error from trace_room().
  */
 static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {
@@ -173,8 +173,8 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 }
 
 /**
- * vpmu_trace_service() - end the spans for which a notice or a flush is
- *                        pending, and begin new spans
+ * vpmu_trace_service() - end the spans that a notice or a flush asks to end,
+ *                        and begin new spans
  * @vcpu: this CPU's queue
  *
  * Called with interrupts off, like an interrupt handler.
@@ -193,8 +193,8 @@ void vpmu_trace_service(void *vcpu)
 			continue;
 		/*
 		 * No new span has begun, so have perf core disable the event.
-		 * As for any PMU, a reader that makes room must also enable the
-		 * event again.
+		 * As for any PMU, a reader that has freed space must also
+		 * enable the event again.
 		 */
 		trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 		perf_core_disable(trace->own->event);
@@ -208,8 +208,8 @@ void vpmu_trace_service(void *vcpu)
  * @dev: the device
  * @id: id of the event that writes to the area
  *
- * Called from the device's interrupt, on any CPU. The call to the trace's CPU
- * holds a reference on the device.
+ * Called from the device's interrupt, on any CPU. Calls vpmu_trace_service() on
+ * the trace's CPU; that call holds a reference on the device until it is done.
  */
 void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 {
@@ -300,8 +300,8 @@ static int trace_add(struct perf_event *event, int flags)
 	 * -EINVAL: there is no area, or the area is full. Fail, so that the
 	 * event does not appear to run. -ENOSPC: no packet fits, and
 	 * trace_room() has made perf core disable the event. Add the event
-	 * anyway: after a failure, perf core would not disable the event, but
-	 * would try to add it again at each switch.
+	 * anyway: if this call failed, perf core would not disable the event,
+	 * but would try to add it again at each switch.
 	 */
 	if (flags & PERF_EF_START && trace_try(own->trace, vcpu) == -EINVAL)
 		return -EINVAL;

@@ -36,14 +36,14 @@ struct vpmu_area {
  * struct vpmu_trace - the state of a trace; vpmu_trace.c explains spans
  * @own: the trace's event
  * @area: the AUX area that was mapped through the event, or NULL
- * @buffer: perf core's ring that @area belongs to: if the event now writes to
- *          another ring, it must not write to @area
+ * @buffer: the ring of perf core that @area belongs to; if the event's records
+ *          now go to another ring, the event must not write to @area
  * @handle: perf core's handle, during a span
  * @active: entry in vpmu_vcpu::traces, during a span
  * @cpu: the CPU of the span, -1 between two spans
  * @noticed: the span must end, because of a notice from the device or a flush
  * @head: the area's head at the beginning of the span
- * @room: bytes of room at the beginning of the span
+ * @room: bytes that were free at the beginning of the span
  * @lost: number of bytes that were lost in the last span
  * @period: the sample period that was last sent to the device
  *

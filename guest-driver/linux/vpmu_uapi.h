@@ -20,7 +20,7 @@
 /**
  * struct vpmu_info - properties of the device
  * @version: version of the device interface
- * @vcpus: number of vCPUs that the device can count events of
+ * @vcpus: number of vCPUs on which the device can count events
  * @max_events: maximum number of open events
  * @max_ring_pages: maximum number of data pages of one ring
  * @catalogue_len: number of catalogue entries
@@ -67,7 +67,7 @@ struct vpmu_info {
  *        vpmu_info::persistent_type), config to the event's id, size as
  *        usual, and all other fields to zero
  * @pid: 0 for the calling thread, a thread's id, or -1 for every task on @cpu
- * @cpu: -1 for any, or a CPU number
+ * @cpu: a CPU number, or -1 for any CPU
  * @group_fd: -1, or the file descriptor of the group's leader
  * @engine: VPMU_ENGINE_*
  * @flags: PERF_FLAG_FD_CLOEXEC, _FD_NO_GROUP, _FD_OUTPUT; VPMU_FLAG_*
@@ -92,7 +92,7 @@ struct vpmu_open {
 
 /**
  * struct vpmu_detach - make an event persistent
- * @id: output: the event's id, the config with which to open the event again
+ * @id: output: the event's id; to open the event again, set config to it
  * @name: at most 39 lower-case letters, digits, "-" and "_", starting with a
  *        letter. If all bytes are zero, an event that has a name keeps it, and
  *        any other event gets the name "event" followed by its id
@@ -118,11 +118,12 @@ struct vpmu_persistent {
 
 /**
  * struct vpmu_persistent_entry - the current state of a persistent event
- * @id: the event's id, the config with which to open the event again
+ * @id: the event's id; to open the event again, set config to it
  * @name: its name in sysfs
- * @cpu: the CPU with which to open it again; all ones while the CPU is unknown
- * @pages: number of pages to map for its ring, including the metadata page;
- *         zero if it has no ring yet
+ * @cpu: the event's CPU; to open the event again, pass this CPU. All ones while
+ *       the CPU is unknown
+ * @pages: number of pages of its ring, including the metadata page, which a
+ *         mapping must have; zero if it has no ring yet
  * @engine: its sampling engine, VPMU_ENGINE_*
  * @flags: VPMU_PERSISTENT_*
  * @attr: its struct perf_event_attr, of VPMU_ATTR_SIZE bytes; the fields
@@ -188,8 +189,8 @@ struct vpmu_catalogue {
  * struct vpmu_catalogue_entry - one event that this host can count
  * @kind: VPMU_KIND_*; see VPMU_CONFIG
  * @flags: VPMU_CATALOGUE_*
- * @config: the event within the kind
- * @name: the name for "vperf -e"
+ * @config: which event of @kind
+ * @name: name of the event, as for "vperf -e"
  * @unit: unit of the count
  * @source: description of the host's counter for the event
  * @counts: description of the counted events
@@ -312,8 +313,8 @@ struct vpmu_sync_packet {
 #define VPMU_PACKET_COLLISION	(1U << 5)	/* represents several overflows */
 
 /*
- * vpmu_exit_packet::detail of port and memory-mapped I/O; bits 0-7: size of an
- * access in bytes
+ * vpmu_exit_packet::detail for port I/O and memory-mapped I/O. Bits 0-7 are the
+ * size of an access in bytes.
  */
 #define VPMU_DETAIL_WRITE	(1U << 8)
 #define VPMU_DETAIL_COUNT_SHIFT	32	/* of port I/O: number of accesses */
@@ -381,8 +382,8 @@ struct vpmu_sample_packet {
 };
 
 /*
- * perf_event_attr::config of the vpmu PMU: the kind in bits 48-63, the event
- * within the kind in bits 0-47.
+ * perf_event_attr::config of the vpmu PMU: bits 48-63 are the kind, bits 0-47
+ * select an event of that kind.
  */
 #define VPMU_CONFIG_KIND_SHIFT	48
 #define VPMU_CONFIG(kind, event) \
@@ -428,8 +429,8 @@ struct vpmu_sample_packet {
  */
 #define VPMU_IOC_DETACH		_IOWR(VPMU_IOC_MAGIC, 7, struct vpmu_detach)
 /*
- * On an event's file descriptor: makes the event no longer persistent, so it
- * ends with its last descriptor or mapping.
+ * On an event's file descriptor: makes the event non-persistent, so that it
+ * ends when its last descriptor is closed and its last mapping is gone.
  */
 #define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
 /*

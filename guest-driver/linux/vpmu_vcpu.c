@@ -21,8 +21,8 @@
 #include "vpmu_event.h"
 
 /*
- * Log here, because the scheduler's locks may be held where the error was
- * found.
+ * Logs an error from an irq_work, because the scheduler's locks may be held
+ * when the error is found.
  */
 static void vcpu_alarm(struct irq_work *work)
 {
@@ -34,7 +34,7 @@ static void vcpu_alarm(struct irq_work *work)
 }
 
 /**
- * vpmu_vcpu_open() - let a queue send commands through a new virtqueue
+ * vpmu_vcpu_open() - give a queue a new virtqueue, and allow commands
  * @vcpu: the queue
  * @vq: the new virtqueue
  */
@@ -138,8 +138,8 @@ static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int co
 		return -EPROTO;
 
 	/*
-	 * The device may write to the buffers at any later time: never use them
-	 * again.
+	 * The device may still write to the buffers at any time, so never use
+	 * them again.
 	 */
 	vcpu->broken = true;
 	irq_work_queue(&vcpu->error_work);
@@ -215,8 +215,8 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
  * Call with preemption off. Gathered commands are not sent: the queue may
  * belong to another CPU, whose PMU is disabled.
  *
- * Return: 0 if the device answered, and then each answer has its own status; or
- * a negative errno.
+ * Return: 0 if the device answered, in which case each answer has its own
+ * status; or a negative errno.
  */
 int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
 		       struct vpmu_reply *replies, unsigned int count)
@@ -288,7 +288,7 @@ int vpmu_vcpu_discover(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_vcpu_cpu() - find the CPU that runs on a vCPU
+ * vpmu_vcpu_cpu() - find the CPU number of a vCPU
  * @dev: the device
  * @index: the vCPU's index
  *

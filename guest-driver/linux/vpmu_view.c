@@ -5,13 +5,13 @@
  * A persistent event belongs to the device, which counts and samples with or
  * without a reader. perf core has views of it: events opened with the type of
  * the persistent PMU, and perf events that were made persistent. A view reads
- * the event's whole count, including the part from before it was opened.
- * Disabling a view does not disable the event.
+ * the persistent event's whole count, including what was counted before the
+ * view was opened. Disabling a view does not disable the persistent event.
  *
  * A view's ring belongs to perf core. While it is mapped, the samples in the
  * persistent event's ring are replayed to it, beginning with those from before
- * the mapping. As with a ring mapped by several programs, each sample goes to
- * one reader only.
+ * the mapping. As with a ring that several programs map, each sample goes to
+ * only one reader.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -73,8 +73,8 @@ static bool view_fits(const struct vpmu_file *file, u64 wanted)
 }
 
 /*
- * Whether a view can consume the samples in a ring: new records do not
- * overwrite old ones, and a single event writes to the ring.
+ * Whether a view can consume the samples in a ring: new records must not
+ * overwrite old ones, and only one event may write to the ring.
  */
 static bool view_ring_fits(const struct vpmu_ring *ring)
 {
@@ -103,7 +103,7 @@ static void view_map(struct vpmu_view *view)
  * @view: the view
  * @file: the event's file; on success, the view takes over the caller's handle
  *
- * Return: 0; or -EOPNOTSUPP for a view that samples, if the event has no ring
+ * Return: 0; or -EOPNOTSUPP if the view samples, but the event has no ring
  * whose samples can be replayed to the view.
  */
 int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
@@ -242,7 +242,7 @@ void vpmu_view_show(struct vpmu_view *view)
 
 /*
  * Runs with interrupts off, on the event's CPU or, if that CPU is offline, on
- * any other.
+ * any other CPU.
  */
 static void view_take(void *info)
 {
@@ -268,7 +268,7 @@ static void view_take(void *info)
 
 /**
  * vpmu_view_take() - turn perf core's event into a view of a persistent event
- * @view: the view, open; its event is CPU-wide, and alone in its group
+ * @view: the view, which is open; its event is CPU-wide, and alone in its group
  *
  * The event keeps counting on the device, and its times in perf core continue.
  */

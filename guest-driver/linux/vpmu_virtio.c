@@ -4,7 +4,7 @@
  *
  * The transport can be unbound while events are open. Unbinding ends the events
  * without waiting for their users; the driver's objects stay until perf core
- * and programs release them. A device that is bound meanwhile replaces the
+ * and programs release them. If a device is bound before that, it replaces the
  * unbound device.
  */
 #include <linux/cpu.h>
@@ -30,8 +30,8 @@
 
 static enum cpuhp_state vpmu_online_state;
 /*
- * Only one device can be bound: the PMU's name, /dev/vpmu and the task pages
- * exist once.
+ * Only one device can be bound, because there is only one PMU name, one
+ * /dev/vpmu and one set of task pages.
  */
 static atomic_t vpmu_present = ATOMIC_INIT(0);
 /* A removed device that had users. vpmu_present serializes access to it. */
@@ -86,11 +86,11 @@ static void device_drain(struct vpmu_device *dev)
 	device_leave(dev);
 	wait_event(dev->life.idle, !atomic_read(&dev->life.users));
 	/*
-	 * The last user has woken this task, but may still run in
-	 * wake_up_all(). perf core accesses the PMU once more after
-	 * perf_event::destroy. Tasks do not sleep in either place, but may be
-	 * preempted there: synchronize_rcu_tasks() waits for them. If the last
-	 * user is an interrupt handler, synchronize_rcu() waits for it.
+	 * The last user has woken this task, but may still be in wake_up_all().
+	 * Also, perf core accesses the PMU once more after perf_event::destroy.
+	 * A task does not sleep in either place, but may be preempted:
+	 * synchronize_rcu_tasks() waits for that task. If the last user is an
+	 * interrupt handler, synchronize_rcu() waits for it.
 	 */
 	synchronize_rcu_tasks();
 	synchronize_rcu();
@@ -124,7 +124,7 @@ static const char *refusal(u32 why)
  * @dev: the device
  * @why: VPMU_REFUSED_*
  *
- * Logs each reason once: programs can repeat the request.
+ * Logs each reason only once, because programs can repeat the request.
  */
 void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 {
@@ -166,7 +166,7 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
 }
 
 /**
- * vpmu_notices_take() - handle the notices of the device
+ * vpmu_notices_take() - handle pending notices from the device
  * @dev: the device
  *
  * If another CPU is handling notices, waits until that CPU has handled them.
@@ -386,9 +386,9 @@ void vpmu_device_give_up(struct vpmu_device *dev)
 }
 
 /*
- * Reads the configuration again after a restore of the machine, perhaps on
- * another host. Events that this host lacks stay in the catalogue: the device
- * refuses to open them.
+ * Reads the configuration again after the VM was restored from a snapshot,
+ * perhaps on another host. Events that this host lacks stay in the catalogue,
+ * but the device refuses to open them.
  */
 static void reread_work(struct work_struct *work)
 {
@@ -407,18 +407,18 @@ static void reread_work(struct work_struct *work)
 }
 
 /*
- * kexec may start another kernel, whose memory the device must not write to.
- * From 6.15 on, and in some older stable kernels, virtio itself resets its
- * devices.
+ * Resets the device before kexec starts another kernel, whose memory the device
+ * must not write to. From 6.15 on, and in some older stable kernels, virtio
+ * itself resets its devices.
  */
 static int device_reboot(struct notifier_block *block, unsigned long action, void *unused)
 {
 	struct vpmu_device *dev = container_of(block, struct vpmu_device, life.reboot);
 
 	/*
-	 * The work that gives a device up may still have to reset it. A removal
-	 * holds the lock of the virtio device, so device_shutdown() waits for
-	 * it.
+	 * If the device has been given up, the work may not have reset it yet,
+	 * so wait for the work. There is no need to wait for a removal: it
+	 * holds the virtio device's lock, so device_shutdown() waits for it.
 	 */
 	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
 		vpmu_life_close(dev, -ENODEV);
@@ -513,8 +513,8 @@ static int device_doorbell(struct vpmu_device *dev)
 		return -ENXIO;
 	}
 	/*
-	 * Programs can map only whole pages. So let them map the doorbell only
-	 * if it has whole pages to itself.
+	 * Programs can map only whole pages, so let them map the doorbell only
+	 * if nothing else shares its pages.
 	 */
 	if (region.len >= PAGE_SIZE && PAGE_ALIGNED(region.addr))
 		dev->doorbell.page = region.addr;
@@ -534,10 +534,10 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	int err;
 
 	/*
-	 * There is nothing to find while the queues are closed.
-	 * device_restart() opens them, then finds the queues of all online
-	 * CPUs. A CPU that comes online after that finds its queue here, even
-	 * if the device is not in use yet.
+	 * While the queues are closed, this CPU cannot find its queue:
+	 * device_restart() opens the queues, then finds those of all online
+	 * CPUs. A CPU that comes online later finds its queue below, even if
+	 * the device is not in use yet.
 	 */
 	if (vpmu_vcpu_is_closed(&dev->vcpus[cpu % dev->info.vcpus]))
 		return 0;
@@ -612,8 +612,8 @@ static void device_forget(void)
 }
 
 /*
- * Ends all open events of a device that is removed, and keeps the objects that
- * its users hold.
+ * Ends all open events of a device that is being removed, and keeps the objects
+ * that the device's users still hold.
  */
 static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transport)
 {
@@ -624,8 +624,8 @@ static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transpor
 	device_stop(dev);
 	vpmu_life_end(dev, -ENODEV);
 	/*
-	 * Keep the virtio device: log messages name it, and its features are
-	 * still checked.
+	 * Keep the virtio device: the driver still names it in log messages,
+	 * and checks its features.
 	 */
 	get_device(&vdev->dev);
 	transport->vdev = vdev;

@@ -2,8 +2,9 @@
 /*
  * The window: memory of the host for rings that outlive this driver.
  *
- * The device chooses the pages. They are not the guest's RAM, so they are not
- * allocated, charged or reference-counted here; programs map them directly.
+ * The device chooses the pages of a ring. They are not guest RAM, so this
+ * driver does not allocate, charge or reference-count them; programs map them
+ * directly.
  */
 #include <linux/fs.h>
 #include <linux/io.h>
@@ -34,9 +35,9 @@ int vpmu_window_init(struct vpmu_device *dev)
 	}
 	/*
 	 * perf core's views read the window through this mapping. On x86, this
-	 * mapping also makes programs' mappings write-back. Otherwise the
+	 * mapping also makes programs' mappings write-back; without it, the
 	 * kernel would map the pages uncached for programs. Write-back is
-	 * right, because the window is ordinary memory of the host.
+	 * correct, because the window is ordinary host memory.
 	 */
 	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
 	if (!dev->window.base)
@@ -62,7 +63,8 @@ void vpmu_window_exit(struct vpmu_device *dev)
  * @page: number of the ring's first page in the window
  * @count: number of pages
  *
- * Return: the frame of the first page; 0 if the ring is not within the window.
+ * Return: the page frame number of the first page; 0 if the ring does not lie
+ * within the window.
  */
 unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count)
 {
@@ -102,7 +104,7 @@ vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
  * @dev: the device; its output_lock is held
  * @ring: the ring, in the window
  *
- * The device may use the pages for another ring. A later access through a
+ * The device may then use the pages for another ring. A later access through a
  * mapping of the ended ring raises SIGBUS, like an access beyond the end of a
  * file.
  */
