@@ -1,5 +1,5 @@
-//! Readers of AUX areas. The host writes a trace and the head; the reader copies the trace out and
-//! moves the tail or, in overwrite mode, copies the newest part. Readers do not parse packets.
+//! Readers of AUX areas. The host writes a trace and moves the head. The reader copies the trace and moves the tail or,
+//! in overwrite mode, copies only the newest part. Readers do not parse packets.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,8 +13,8 @@ use crate::event::{Event, EventError};
 use crate::ring::{PAGE_SIZE, Ring};
 use crate::trace::{ALIGN, Chunk};
 
-/// Maximum number of bytes that one read copies. Each read frees the space of the copied bytes, so
-/// that the host can write there before the reader has read the rest of the area.
+/// Maximum number of bytes that one read copies. Each read frees the space of the bytes that it copied, so the host can
+/// reuse this space before the reader has read the rest of the area.
 const MOST: u64 = 1 << 20;
 /// Maximum number of attempts to copy a snapshot. An attempt fails if the host overwrites the whole
 /// area during the copy.

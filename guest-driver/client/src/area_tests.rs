@@ -180,8 +180,8 @@ fn writes_during_snapshot_drop_oldest_bytes() {
     let calls = RefCell::new(0);
     let chunk = take(&place, || {
         *calls.borrow_mut() += 1;
-        // The second call of this closure comes after the copy. Write more packets then, like a
-        // host that continues to trace during the copy.
+        // The second call of this closure comes after the copy. At this call, write more packets, like a host that
+        // continues to trace during the copy.
         if *calls.borrow() == 2 {
             host.borrow_mut().write(65);
         }

@@ -81,8 +81,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether samples exclude the host's work for the vCPU. Samples of hardware events always do,
-    /// even if their counts include it.
+    /// Whether samples exclude the host's work for the vCPU. Samples of hardware events always exclude it, even if the
+    /// events' counts include it.
     #[must_use]
     pub fn samples_guest_only(&self) -> bool {
         self.guest_only || [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].contains(&self.kind)

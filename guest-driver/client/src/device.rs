@@ -137,7 +137,7 @@ impl Info {
 
 /// The open device.
 ///
-/// The methods with `perf` in their names act on events of [`crate::perf::PerfPmu`]. They go through the device
+/// The methods with `perf` in their names act on events of [`crate::perf::PerfPmu`]. These methods use `/dev/vpmu`,
 /// because perf core does not let a PMU add ioctls.
 #[derive(Debug)]
 pub struct Vpmu {

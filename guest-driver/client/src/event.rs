@@ -120,8 +120,8 @@ impl Event {
         call::reset(self, Scope::Group).map_err(EventError::Reset)
     }
 
-    /// Enables the event for `overflows` more overflows, then disables it. Zero enables it for the
-    /// overflows that remain, or without limit if none remain.
+    /// Enables the event for `overflows` more overflows; the last of them disables it. Zero enables the event for the
+    /// overflows that remain, or without a limit if none remain.
     ///
     /// # Errors
     /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or was opened with
@@ -147,7 +147,7 @@ impl Event {
         call::pause_output(self, paused).map_err(EventError::Pause)
     }
 
-    /// Sets the open event's attributes to those in `attr`, as far as the kernel can change them.
+    /// Changes the open event's attributes to those in `attr`, as far as the kernel supports that.
     ///
     /// # Errors
     /// [`EventError::Modify`], always for an event of the vPMU: perf modifies only breakpoints.
@@ -222,8 +222,7 @@ impl Event {
             return Err(EventError::Format { group: true });
         }
         let expected = reading::single_size(self.layout.read_format);
-        // Room for every field: read(2) fails with ENOSPC if the buffer is too small for the
-        // format.
+        // The buffer has space for every field: read(2) fails with ENOSPC if it is too small for the format.
         let (readings, got) = self.read_words(5 * 8)?;
         let reading = readings.and_then(|mut readings| readings.pop());
         reading.ok_or(EventError::ShortRead { got, expected })
@@ -360,8 +359,8 @@ impl Event {
         Snapshot::new(self, ring, pages_log2)
     }
 
-    /// Waits until the ring crosses its wakeup watermark, without limit if `timeout` is `None`. A
-    /// signal or the timeout ends the wait with nothing ready.
+    /// Waits until the ring crosses its wakeup watermark, without a time limit if `timeout` is `None`. If a signal or
+    /// the timeout ends the wait, nothing is ready.
     ///
     /// # Errors
     /// [`EventError::Poll`].

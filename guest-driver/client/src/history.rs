@@ -1,9 +1,9 @@
 //! A ring's contents, copied while its writer and other readers continue: nothing is paused or
 //! consumed. The copy leaves out bytes that the writer may have overwritten meanwhile.
 //!
-//! The device may have written records beyond the head that it last published. A flush of the event
-//! returns once the head includes them. So the event is flushed again after the copy: the new head
-//! shows which bytes the device may have overwritten during the copy.
+//! The device may have written records beyond the head that it last published. A flush of the event publishes a head
+//! that includes them. So the event is flushed again after the copy, and the new head shows which bytes the device may
+//! have overwritten during the copy.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};

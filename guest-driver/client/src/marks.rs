@@ -1,5 +1,5 @@
-//! Marks placed from user mode. A mark is one store to the device's doorbell, which causes one VM exit
-//! and needs no system call.
+//! Marks placed from user mode. A mark is one store to the device's doorbell. It causes one VM exit and needs no system
+//! call.
 
 use std::fs::File;
 use std::io;

@@ -53,8 +53,8 @@ impl Metadata {
         } else {
             self.time_offset.wrapping_add(self.scaled(tsc))
         };
-        // If the event has counted for all of its enabled time, it is still counting: the page would
-        // have been written if the event had lost its counter.
+        // If the event has counted for all of its enabled time, it is still counting, because the page is written
+        // whenever the event loses its counter.
         let running = if self.time_running == self.time_enabled {
             since
         } else {

@@ -1,6 +1,5 @@
-//! A ring in overwrite mode: it always holds the latest records. The ring is written backwards: the
-//! newest record begins at the head and older ones follow it. So a reader finds the start of every
-//! whole record.
+//! A ring in overwrite mode: it always holds the latest records. The ring is written backwards: the newest record
+//! begins at the head and older ones follow it. So a reader can find the start of every whole record.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;

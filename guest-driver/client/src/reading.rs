@@ -36,7 +36,7 @@ pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Readi
     let members = words.next()?;
     let time_enabled = words.next_if(has(FORMAT_TIME_ENABLED))?;
     let time_running = words.next_if(has(FORMAT_TIME_RUNNING))?;
-    // A member count that is too large ends the parse with `None` at the first missing word.
+    // If the member count is too large, parsing returns `None` at the first missing word.
     let member = |_| {
         Some(Reading {
             value: words.next()?,

@@ -1,10 +1,9 @@
-//! Task activity that a profile needs: programs executed, files mapped, processes forked. The guest
-//! kernel's perf writes side-band records about this activity to the ring of a dummy event, which
-//! counts nothing. So even short-lived processes are recorded. A [`Notice`] is a parsed side-band
-//! record.
+//! Task activity that a profile needs: programs executed, files mapped, processes forked. The guest kernel's perf
+//! writes side-band records about this activity to the ring of a dummy event, which counts nothing, so even short-lived
+//! processes are recorded. A [`Notice`] is a parsed side-band record.
 //!
-//! The times of notices are on `CLOCK_MONOTONIC_RAW`, which the dummy event selects as its clock; the
-//! times of vPMU samples are on the device's clock. [`Clocks`] converts the times of notices.
+//! Notices have times of `CLOCK_MONOTONIC_RAW`, the clock of the dummy event; vPMU samples have times of the device's
+//! clock. [`Clocks`] converts the times of notices.
 
 use std::io;
 

@@ -102,8 +102,8 @@ pub struct EventAttr {
     pub exclude_user: bool,
     /// Does not count in kernel mode.
     pub exclude_kernel: bool,
-    /// The event must be counted whenever it is enabled. If that is not possible, the event goes
-    /// into the error state, and reading it returns [`crate::event::EventError::Dead`].
+    /// The event must count whenever it is enabled. If it cannot, it goes into the error state, and reading it returns
+    /// [`crate::event::EventError::Dead`].
     pub pinned: bool,
     /// For an inherited event: when a child exits, the child's counts are written to the ring.
     pub inherit_stat: bool,
@@ -126,8 +126,8 @@ pub struct EventAttr {
     pub stack_user: u32,
     /// For a trace: AUX bytes between wakeups; 0 for half of the area.
     pub aux_watermark: u32,
-    /// The trace is opened paused: its enabled and running times advance, but tracing starts only
-    /// when a member of its group resumes it.
+    /// The trace is opened paused: its enabled and running times advance, but it writes nothing until a member of its
+    /// group resumes it.
     pub aux_start_paused: bool,
     /// An overflow pauses the trace that leads the group.
     pub aux_pause: bool,
@@ -290,8 +290,8 @@ impl EventAttr {
         }
     }
 
-    /// For a trace: wakes the reader every `bytes` of the AUX area, and makes readings report the
-    /// lost bytes.
+    /// For a trace: wakes the reader after every `bytes` bytes of the AUX area, and makes readings report the lost
+    /// bytes.
     #[must_use]
     pub fn tracing(self, bytes: u32) -> Self {
         Self {
@@ -346,8 +346,8 @@ impl EventAttr {
         }
     }
 
-    /// Makes the event overflow every `period` events, so that it can start or stop other events
-    /// before the next instruction. The samples of the event itself carry no fields.
+    /// Makes the event overflow every `period` events, so that it can start or stop other events before the next
+    /// instruction. The samples of the event itself have no fields.
     #[must_use]
     pub fn triggering(self, period: u64) -> Self {
         Self {

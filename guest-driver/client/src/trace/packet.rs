@@ -1,4 +1,4 @@
-//! The packets of a trace: views of bytes that were copied from the area once. Does not trust their
+//! The packets of a trace. Each is a view of bytes that were copied from the area only once. Does not trust their
 //! contents.
 
 use vpmu_abi::{

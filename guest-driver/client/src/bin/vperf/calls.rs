@@ -1,5 +1,5 @@
-//! Call trees: callers and callees. Each function has two shares of an event: the self share, and
-//! the share that includes its callees. Functions are identified by name.
+//! Call trees: callers and callees. Each function has two shares of the samples: its own, and one that includes its
+//! callees. Functions are identified by name.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,4 @@
-//! Collects the samples of one frame at a time, so that memory stays bounded however long the view
-//! is open.
+//! Collects the samples of one frame at a time, so that memory use is bounded, no matter how long the view is open.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -105,8 +104,8 @@ impl Live {
         }
     }
 
-    /// Looks up the processes in the samples added since the last call. Call it after each read of
-    /// the rings: once a process has exited, its name cannot be found.
+    /// Looks up the processes in the samples added since the last call. Call it after each read of the rings, because
+    /// the name of a process cannot be found after the process has exited.
     pub(crate) fn look(&mut self) -> Result<(), TasksError> {
         // This view gets no task notices from the kernel, so no times need conversion.
         let lines = self.processes.news(&Clocks::default())?;

@@ -38,8 +38,8 @@ use vpmu_client::error::chain;
 
 use crate::workload::WorkloadError;
 
-/// The exit code for failures of vperf itself. Without such a failure, stat, record, top and exits
-/// return the workload's exit code, which is seldom 125.
+/// The exit code if vperf itself fails. Otherwise stat, record, top and exits return the workload's exit code, which is
+/// seldom 125.
 const FAILED: u8 = 125;
 
 /// Count and sample this virtual machine with the counters of its host.
@@ -117,8 +117,8 @@ impl CliError {
         }
     }
 
-    /// Whether vperf ends because the reader of its standard output has closed the pipe, as in
-    /// `vperf report | head`: this is not a failure. A broken pipe to the workload is a failure.
+    /// Whether vperf ends because the reader of its standard output has closed the pipe, as in `vperf report | head`.
+    /// That is not a failure, but a broken pipe to the workload is one.
     fn is_broken_pipe(&self) -> bool {
         if self.workload().is_some() {
             return false;

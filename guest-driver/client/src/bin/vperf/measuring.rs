@@ -1,4 +1,4 @@
-//! A measurement from its start to its end: until a command or processes exit, or a signal arrives.
+//! A measurement, which ends when a command or processes exit, or when a signal arrives.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -74,9 +74,9 @@ impl Measuring {
         Ok(had_processes && self.processes.is_empty())
     }
 
-    /// Reads a signal. Forwards the first one to the child, whose exit ends the measurement; kills
-    /// the child at a second one. Without a child, returns true: the signal itself ends the
-    /// measurement. The signal [`SNAPSHOT`] is only counted.
+    /// Reads a signal. Forwards the first signal to the child, whose exit ends the measurement, and kills the child at
+    /// the second signal. Without a child, returns true, because the signal itself ends the measurement. Only counts
+    /// the signal [`SNAPSHOT`].
     fn pass_signal(&mut self) -> Result<bool, TargetError> {
         let signal = self.signals.next().map_err(TargetError::Signals)?;
         if signal == SNAPSHOT {

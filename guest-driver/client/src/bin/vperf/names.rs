@@ -79,18 +79,16 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Returns the positions of a sample's call chain, innermost first; without a chain, the
-    /// sample's own position. The result ends before the first user-mode address that the process
-    /// cannot execute: some function kept no frame pointer, so this value and the later ones are
-    /// not return addresses.
+    /// Returns the positions of a sample's call chain, innermost first; without a chain, the sample's own position. The
+    /// result ends before the first user-mode address that the process cannot execute: a function without a frame
+    /// pointer was reached, so this value and those after it are not return addresses.
     pub(crate) fn chain(&self, sample: &Sample) -> Vec<Spot> {
         let here = Spot::from(sample);
         let mut spots = Vec::new();
         for (addresses, user) in [(&sample.8.0, false), (&sample.8.1, true)] {
             for (index, &address) in addresses.iter().enumerate() {
-                // A caller's address is the return address. Use the byte before it, which is in the
-                // call: if the call is the last instruction of a function, the return address is in
-                // the next one.
+                // A caller's address is the return address. Use the byte before it, which is part of the call: if the
+                // call is the last instruction of a function, the return address is in the next function.
                 let ip = address.saturating_sub(u64::from(index > 0));
                 let spot = Spot { ip, user, ..here };
                 if index > 0 && user && !self.can_be_code(&spot) {

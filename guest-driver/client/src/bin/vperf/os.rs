@@ -32,8 +32,8 @@ fn signals(more: &[libc::c_int]) -> libc::sigset_t {
 pub(crate) struct Signals(File);
 
 impl Signals {
-    /// Blocks the termination signals and `more`. Call it before the first thread starts: threads
-    /// inherit the mask.
+    /// Blocks the termination signals and `more`. Call it before the first thread starts, because threads inherit the
+    /// mask.
     pub(crate) fn catch(more: &[libc::c_int]) -> io::Result<Self> {
         let set = signals(more);
         // SAFETY: reads the set, changes only this thread's mask.

@@ -1,9 +1,9 @@
 //! Identities of the sampled processes. The kernel reports their changes during the recording;
 //! /proc describes processes that started earlier, until they exit.
 //!
-//! If the kernel refuses to report changes, all processes are read from /proc, whenever samples are
-//! read. Then a process that starts and exits between two reads has no name, and samples between an
-//! exec and the next read carry the old program's name.
+//! If the kernel refuses to report changes, all processes are read from /proc whenever samples are read. A process that
+//! starts and exits between two reads then has no name, and samples between an exec and the next read have the old
+//! program's name.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,8 +21,8 @@ pub(crate) struct Processes {
     followed: Vec<Tasks>,
     /// The last written state of processes read from /proc.
     known: HashMap<u32, (String, Vec<Map>)>,
-    /// Processes that need no look-up: if the kernel reports changes, for the whole recording; else
-    /// until the next call of [`Processes::news`].
+    /// Processes that need no look-up: for the whole recording if the kernel reports changes, otherwise until the next
+    /// call of [`Processes::news`].
     told: HashSet<u32>,
     /// Processes that the next call of [`Processes::news`] looks up, each with the time of its
     /// first sample.

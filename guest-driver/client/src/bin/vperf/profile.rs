@@ -244,8 +244,8 @@ impl Recording {
     }
 }
 
-/// Returns the process's name and the chain's functions: from the outermost to the sampled one, or
-/// for [`Direction::Up`] in the opposite order.
+/// Returns the process's name and the chain's functions, from the outermost to the sampled function or, for
+/// [`Direction::Up`], in the opposite order.
 fn path(mut spots: Vec<Spot>, direction: Direction, names: &mut Names<'_>) -> Vec<String> {
     if direction == Direction::Down {
         spots.reverse();

@@ -60,8 +60,8 @@ pub(crate) struct Passages {
     left: Option<u64>,
 }
 
-/// The events that delimit a region, and those that count how often it is entered and left. Each of
-/// them is opened on all measured tasks or CPUs.
+/// The events that delimit a region, and the events that count how often it is entered and left. Each event is opened
+/// on all measured tasks or CPUs.
 #[derive(Debug, Default)]
 pub(crate) struct Region {
     from: Option<u32>,

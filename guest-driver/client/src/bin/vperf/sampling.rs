@@ -140,8 +140,8 @@ impl SamplingArgs {
         }
     }
 
-    /// Opens and maps the events. Readers wake when a quarter of a ring is full, which leaves room
-    /// for samples until the reader runs.
+    /// Opens and maps the events. Readers wake when a quarter of a ring is full, so the ring has space for the samples
+    /// that arrive before the reader runs.
     pub(crate) fn open(
         &self,
         vpmu: &Vpmu,

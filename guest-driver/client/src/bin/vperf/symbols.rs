@@ -89,8 +89,8 @@ impl Program {
     }
 }
 
-/// Reads a regular file; returns `None` for any other file. The path is from a measured process's
-/// mappings, so a process chooses the file: a FIFO would block, and /dev/zero never ends.
+/// Reads a regular file; returns `None` for any other file. A measured process determines the path, through its
+/// mappings: reading a FIFO would block, and reading /dev/zero would never end.
 fn regular(path: &Path) -> Option<Vec<u8>> {
     let mut options = File::options();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK);

@@ -94,7 +94,7 @@ pub(crate) struct Opened {
     pub(crate) event: Event,
 }
 
-/// Whether the cause of `error` is that an event's CPU is offline, or that the device was removed.
+/// Whether `error` occurred because an event's CPU is offline, or because the device was removed.
 pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -252,10 +252,9 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 }
 
 impl Target {
-    /// Opens the `index`th event on every measured task or CPU, in the same order for all events.
-    /// Calls `open` for each, with its [`Opened::place`]. A command's event is enabled by the
-    /// command's exec, any other event by [`Target::start`]. Skips CPUs that went offline after the
-    /// target was prepared, unless all did.
+    /// Opens the event with the index `index` on every measured task or CPU, in the same order for all events. Calls
+    /// `open` with the [`Opened::place`] of each. The command's exec enables the command's events; [`Target::start`]
+    /// enables all other events. Skips CPUs that went offline after the target was prepared, unless all of them did.
     pub(crate) fn open(
         &self,
         index: usize,

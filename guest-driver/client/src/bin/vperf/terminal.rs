@@ -1,5 +1,5 @@
-//! The terminal in live mode: it shows the alternate screen, and delivers each key at once instead of at
-//! the end of a line.
+//! The terminal in live mode: it shows the alternate screen, and delivers each key immediately instead of at the end of
+//! a line.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};

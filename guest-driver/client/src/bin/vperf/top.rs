@@ -222,8 +222,8 @@ impl Top<'_> {
 
     fn drain(&mut self) -> Result<(), TopError> {
         for (_, ring) in &mut self.rings {
-            // Stop at the current head: a ring that fills as fast as it is read must not starve the
-            // other rings.
+            // Stop at the current head, so that a ring that fills as fast as it is read does not starve the other
+            // rings.
             let head = ring.head();
             while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                 match ring.next_record() {

@@ -106,9 +106,8 @@ impl AreaChoice {
         }
     }
 
-    /// Opens the traces. Their indexes begin at `first`, after the indexes of the events. Sets the AUX
-    /// watermark to a quarter of the area, so that the host still has room for packets until the
-    /// reader runs.
+    /// Opens the traces. Their indexes begin at `first`, after the indexes of the events. Sets the AUX watermark to a
+    /// quarter of the area, so that the area has space for the packets that arrive before the reader runs.
     pub(crate) fn open(
         self,
         vpmu: &Vpmu,

@@ -129,7 +129,7 @@ fn read_pid(mut ready: PipeReader) -> io::Result<i32> {
     Ok(i32::from_ne_bytes(bytes))
 }
 
-/// Makes the child send its pid and then wait for a byte. If it reads end-of-file instead, it exits.
+/// Makes the child send its pid and then wait for a byte. If the child reads end-of-file instead, it exits.
 fn hold_before_exec(
     command: &mut Command,
     go: &PipeWriter,

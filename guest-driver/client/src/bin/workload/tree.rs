@@ -1,6 +1,6 @@
-//! A program with a known call tree: two callers of one leaf, which does three times as much work
-//! for one caller as for the other. Its functions keep frame pointers, regardless of the compiler
-//! options for the rest of the program, and their call chains end at `begin`.
+//! A program with a known call tree: two functions call one leaf, which does three times as much work for one caller as
+//! for the other. Its functions keep frame pointers, regardless of the compiler options for the rest of the program,
+//! and their call chains end at `begin`.
 #![expect(unsafe_code, reason = "functions that are written in assembly")]
 
 use crate::arch::{begin, exact_loop};

@@ -1,5 +1,5 @@
-//! Exits of a recording. There may be many, so they are read from the file on demand. Lines that
-//! describe the processes are spread over the whole file, so a first pass reads those lines.
+//! Exits of a recording. A recording may have many exits, so they are read from the file on demand. A first pass reads
+//! the lines that describe processes, which are spread over the whole file.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -172,8 +172,8 @@ fn read_lines(path: &Path, each: impl FnMut(Line)) -> Result<bool, RecordedError
     })
 }
 
-/// Names of the tasks and functions that caused exits. A program's exits repeat, so each name is
-/// looked up once.
+/// Names of the tasks and functions that caused exits. The same functions cause many exits, so each name is looked up
+/// only once.
 #[derive(Debug)]
 pub(super) struct Labels<'a> {
     names: Names<'a>,

@@ -101,8 +101,8 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         source,
     };
     let mut reader = Reader::new(&event, &listed).map_err(history)?;
-    // If the event's CPU is offline, fail before attaching: once attached, the event ends with this
-    // program, even if a later step fails.
+    // If the event's CPU is offline, fail before attaching: an attached event ends with this program, even if a later
+    // step fails.
     if let Err(error) = event.flush()
         && is_away(&error)
     {
@@ -173,7 +173,7 @@ impl Text {
     }
 }
 
-/// Waits for records, a signal or [`LOOK_EVERY`]. Returns true if a signal arrived, or the event
+/// Waits for records or a signal, but no longer than [`LOOK_EVERY`]. Returns true if a signal arrived, or if the event
 /// makes no more records.
 fn wait(signals: &Signals, event: &Event, reader: &Reader<'_>) -> Result<bool, PersistError> {
     let mut fds: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];

@@ -1,5 +1,5 @@
-//! `vperf persist`: events that outlive a program. This file has the subcommands; `list` displays
-//! events, `shown` their records.
+//! `vperf persist`: events that outlive a program. This file has the subcommands; `list` displays events, and `shown`
+//! displays their records.
 
 mod attach;
 mod dump;

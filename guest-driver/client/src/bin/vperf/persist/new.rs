@@ -143,8 +143,7 @@ impl NewArgs {
     }
 }
 
-/// Ends a new event for which a later step failed. Ignores an error of ending it: the caller reports
-/// the failed step.
+/// Ends a new event after a later step has failed. Ignores errors, because the caller reports the failed step.
 fn end(event: &Event) {
     let _ = event.attach();
 }

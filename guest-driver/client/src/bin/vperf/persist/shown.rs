@@ -1,5 +1,5 @@
-//! Records of persistent events, as lines of text or as a file for `vperf report`. Only processes
-//! that still run have names: no program recorded the names of processes that have exited.
+//! Records of persistent events, as lines of text or as a file for `vperf report`. Only processes that still run have
+//! names, because no program recorded the names of the others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -24,10 +24,10 @@ use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
 use crate::tracing::{self, Place};
 
-/// Maximum time from a sample to the look-up of its process, if the sample's ring does not fill.
+/// Maximum time between a sample and the look-up of its process, unless the ring fills earlier.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Prints a message for the user. Ignores an error: if stderr is closed, nothing can show it.
+/// Prints a message for the user. Ignores errors: if stderr is closed, there is no place to report them.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "vperf: {text}");
 }
@@ -215,8 +215,8 @@ impl<'a> Recording<'a> {
         // Moved out during the loop, which borrows the rest of `self`.
         let mut rings = std::mem::take(&mut self.sources.rings);
         for (event, ring) in &mut rings {
-            // Stop at the current head: a ring that fills as fast as it is read must not starve the
-            // other rings.
+            // Stop at the current head, so that a ring that fills as fast as it is read does not starve the other
+            // rings.
             let head = ring.head();
             while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                 match ring.next_record() {
@@ -236,8 +236,7 @@ impl<'a> Recording<'a> {
         self.news()
     }
 
-    /// Notes an unreadable record. Later records are still read; the first cause is kept for the
-    /// summary.
+    /// Keeps the cause of the first unreadable record for the summary. Later records are still read.
     fn unreadable(&mut self, event: usize, error: &(dyn std::error::Error + 'static)) {
         let name = self.sources.name(event);
         self.unreadable

@@ -33,8 +33,8 @@ impl Recording<'_> {
             let Mapped::Emptied(area) = &mut place.area else {
                 continue;
             };
-            // Stop at the current head: an area that fills as fast as it is read must not starve
-            // the others.
+            // Stop at the current head, so that an area that fills as fast as it is read does not starve the other
+            // areas.
             let head = area.head();
             while head.wrapping_sub(area.tail()).cast_signed() > 0 {
                 match area.read(&mut self.chunk) {
@@ -54,8 +54,8 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// Discards the records of a trace's ring, so that the ring does not fill. They only report
-    /// that the area has new bytes, which the area's head shows as well.
+    /// Discards the records of a trace's ring, so that the ring does not fill. They only report that the area has new
+    /// bytes, which the area's head shows, too.
     fn drain_notices(&mut self, place: &mut Place<'_>) {
         let head = place.ring.head();
         while head.wrapping_sub(place.ring.tail()).cast_signed() > 0 {

@@ -47,8 +47,8 @@ impl Port {
 
     /// Writes once.
     pub(crate) fn write(&self) {
-        // KVM can emulate this form of store. For some other forms, ESR_EL2 does not report the
-        // stored register. SAFETY: writes to a mapped page without a device behind it.
+        // KVM can emulate this form of store. For some other forms, ESR_EL2 does not contain the number of the stored
+        // register. SAFETY: writes to a mapped page without a device behind it.
         unsafe { asm!("strb wzr, [{}]", in(reg) self.0, options(nostack, preserves_flags)) };
     }
 }
