@@ -1,4 +1,4 @@
-//! A command that runs after the guest has ended, where the VMM ran: on the lab's host, or on this machine.
+//! A command that runs after the guest has ended, on the machine that ran the VMM: the lab's host, or this machine.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

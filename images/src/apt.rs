@@ -1,5 +1,5 @@
-//! Runs Debian's package tools, and refreshes their lists when an operation fails because the lists are
-//! stale. The callers choose the packages.
+//! Runs Debian's package tools for packages that the callers choose. If an operation fails because the package lists
+//! are stale, refreshes the lists.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -288,8 +288,7 @@ impl Apt {
             done => return done,
         };
         let update = self.refresh(&before, error)?;
-        // Try again even if the update failed: it may have failed only for sources that the operation does not
-        // need.
+        // Try again even if the update failed: the failure may concern only sources that the operation does not need.
         operation().map_err(|error| match update {
             Err(source) if error.is_stale() => E::from(AptError::Update {
                 operation: error.to_string(),

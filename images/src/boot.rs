@@ -65,8 +65,8 @@ pub struct Boot {
     pub vmm_args: Vec<String>,
     /// More words for the guest kernel's command line.
     pub append: String,
-    /// A command to run after the guest has ended, where the VMM ran. If this is set, a panic of the
-    /// guest's kernel before the end of `command` is not an error.
+    /// A command to run after the guest has ended, on the machine that ran the VMM. If this is set, it is not an error
+    /// if the guest's kernel panics before `command` ends.
     pub afterwards: Option<Afterwards>,
     /// Whether the output also goes to our stdout as it arrives.
     pub echo: bool,

@@ -1,5 +1,5 @@
-//! Keeps results by the content of their inputs: equal inputs get the same result, different inputs never share
-//! a result. A result is a directory with any content.
+//! Caches results by the content of their inputs: equal inputs share a result, and different inputs never do. A result
+//! is a directory with any content.
 
 use std::fs;
 use std::io;

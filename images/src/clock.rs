@@ -1,7 +1,7 @@
 //! The frequency of this host's time-stamp counter, which the lab's emulated processors read.
 //!
-//! Without this value, the lab's kernel measures the frequency against an emulated timer within its first
-//! milliseconds. On a busy host the result was nearly always 0.1 % off, and once by a factor of 40.
+//! Without this value, the lab's kernel measures the frequency against an emulated timer in its first milliseconds. On
+//! a busy host, the result was nearly always wrong by 0.1 %, and once by a factor of 40.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -27,8 +27,8 @@ pub enum CpioError {
     BadName(String),
 }
 
-/// An archive under construction. Parent directories are added automatically. Times are zero and
-/// inode numbers count up, so equal contents give equal bytes.
+/// An archive under construction. Parent directories are added automatically. Times are zero and inode numbers count
+/// up, so archives with equal contents have equal bytes.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,

@@ -1,6 +1,6 @@
 //! Separates a command's output from everything else on a console. The guest's and the lab's `/init` write a line
-//! before and after each part. Here, such a line is called a mark; it is not a mark of the PMU. A mark contains a
-//! digest of the run, so a program cannot write one by accident.
+//! before and after each part. In this module, such a line is called a mark; it is unrelated to the PMU's marks. A mark
+//! contains a digest of the run, so a program cannot write one by accident.
 
 const START: &str = "\n@@vpmu:";
 

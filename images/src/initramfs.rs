@@ -100,8 +100,8 @@ pub fn lab(
     guest: &Kernel,
     programs: &Programs,
 ) -> Result<PathBuf, InitramfsError> {
-    // The compressed image is quicker here: the emulated processor copies fewer bytes, and the guest
-    // unpacks it once.
+    // The compressed image is faster here: the emulated processor copies fewer bytes, and the guest unpacks the image
+    // only once.
     let mut files = BTreeMap::from([("guest/kernel".to_owned(), guest.bzimage.clone())]);
     files.insert("bin/vmm".to_owned(), programs.vmm()?.to_owned());
     if let Ok(program) = programs.one("outb") {

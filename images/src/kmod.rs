@@ -1,5 +1,5 @@
-//! Finds a kernel's own modules and the order in which to load them, from the modules
-//! themselves: packages do not contain an index of them.
+//! Finds a kernel's modules and the order in which to load them. Reads the modules themselves, because packages do not
+//! contain an index of them.
 
 use std::collections::HashMap;
 use std::fs;

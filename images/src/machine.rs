@@ -106,7 +106,7 @@ pub fn run(
             Err(RecvTimeoutError::Timeout) => return Err(MachineError::Timeout(timeout)),
         }
     }
-    // The program's streams are closed: either it is ending, or it closed them itself and keeps running.
+    // The program's streams are closed: either the program is ending, or it closed them itself and continues to run.
     let status = wait(&mut child.0, deadline)
         .map_err(|source| MachineError::Wait { program, source })?
         .ok_or(MachineError::Timeout(timeout))?;

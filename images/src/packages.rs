@@ -113,7 +113,7 @@ pub struct KernelPackages {
 /// [`PackageError`].
 pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
     host::ensure(&[Need::Apt])?;
-    // Keep the result: apt takes most of a second to read its lists, and the result changes only if they do.
+    // Keep the result: apt takes most of a second to read its lists, and the result changes only if the lists change.
     let mut key = Key::new("packages").text("wanted", wanted);
     if !apt.arch().is_native() {
         key = apt.native().state(key.text("arch", apt.arch().debian()))?;
@@ -152,8 +152,7 @@ where
     Ok(answer.map_err(FileError::at(&file))?)
 }
 
-/// Fetches `package` and unpacks it into `root`. Adds only the package's files to `root`: the downloaded archive does
-/// not stay there.
+/// Fetches `package` and unpacks it into `root`. Adds only the package's files to `root`, not the downloaded archive.
 ///
 /// # Errors
 /// [`PackageError`].

@@ -1,5 +1,5 @@
-//! The labs' QEMU: Debian's source with this project's fixes, built for the one machine that a lab needs.
-//! Knows how QEMU is built, not what runs on it.
+//! The labs' QEMU: Debian's source with this project's fixes, built for the one machine that a lab needs. This module
+//! does not depend on what runs on QEMU.
 
 use std::fs;
 use std::io;
@@ -194,7 +194,7 @@ fn is_of_series(version: &str) -> bool {
     rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// The cache's key of a build. The version identifies the source: Debian never changes the source of a version.
+/// The cache key of a build. The version identifies the source, because Debian never changes the source of a version.
 fn key(machine: &Machine, version: &str, compiler: &[u8]) -> String {
     Key::new("qemu")
         .text("version", version)

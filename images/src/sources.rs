@@ -1,5 +1,5 @@
-//! Finds Debian's source packages, fetches and unpacks them. Fetches separate lists of source packages, because few
-//! hosts configure them for apt.
+//! Finds, fetches and unpacks Debian's source packages. Fetches its own lists of source packages, because few hosts
+//! have apt configured for them.
 
 use std::fs;
 use std::path::Path;
@@ -74,8 +74,8 @@ pub fn unpack(
             .current_dir(dir);
         process::output(&mut get)
     };
-    // If the update fails, try anyway: it may have failed only for lists that are not needed. If the source is not
-    // found then, report the error of the update, which may be the cause.
+    // If the update fails, try anyway: the failure may concern only lists that are not needed. If the source is then
+    // not found, report the update's error, which may be the cause.
     let update = get(&["-o", apt::UPDATE_OR_FAIL, "update"]);
     get(&["source", "--download-only", &format!("{name}={version}")])
         .map_err(|error| fetch(update.err().unwrap_or(error)))?;

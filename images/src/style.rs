@@ -1,5 +1,4 @@
-//! Fetches the kernel's checkpatch.pl, and runs it over the driver without the rules that do not apply to this
-//! driver.
+//! Fetches the kernel's checkpatch.pl, and runs it on the driver without the rules that do not apply to this driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -23,8 +23,7 @@ use crate::progress::Step;
 const RUST: &str = "rustc-web";
 /// Rust's standard library. Programs need the library for their own architecture.
 const LIBRARY: &str = "libstd-rust-web-dev";
-/// Packages that the compilers depend on, but that need not be fetched, since every host with a compiler has
-/// them.
+/// Packages that the compilers depend on, but that need not be fetched, because every host with a compiler has them.
 const HOSTS: [&str; 9] = [
     "binutils",
     "debconf",

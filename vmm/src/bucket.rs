@@ -1,4 +1,5 @@
-//! A token bucket, to limit the work that a guest can cause: it allows a burst, and then a number of tokens per period.
+//! A token bucket, which limits the work that a guest can cause: it allows a burst, and then a fixed number of tokens
+//! per period.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ impl Bucket {
         }
         match self.refill {
             0 => Duration::MAX,
-            // Round up: if the time were rounded down, the bucket would still have no token after it.
+            // Round up: after a time that is rounded down, the bucket would still be empty.
             _ => {
                 let flows = self.flow_time(self.debt.saturating_add(1)) + Duration::from_nanos(1);
                 let at = self.filled.checked_add(flows);

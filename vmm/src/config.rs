@@ -311,7 +311,7 @@ impl TryFrom<&RunArgs> for Config {
             return Err(ConfigError::Memory(memory_mib));
         }
         let window = args.window.or(file.window);
-        // A snapshot without a PMU has no window to compare with, whatever --window its machine was started with.
+        // A snapshot without a PMU has no window to compare with, even if its machine was started with --window.
         let windowed = facts.filter(|it| it.vpmu);
         let window =
             same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);

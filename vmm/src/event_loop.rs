@@ -200,8 +200,8 @@ impl Wakeups {
         Ok(())
     }
 
-    /// Passes input to the guest while the serial port has room, and watches standard input only while there is room.
-    /// Ctrl-A x ends the run.
+    /// Passes input to the guest while the serial port has free space, and watches standard input only during that
+    /// time. Ctrl-A x ends the run.
     fn feed(&mut self, readable: bool, ops: &mut EventOps<'_>) {
         if self.keyboard.feed(&self.console.serial, readable, ops) {
             self.end.announce(Ok(Ending::ByHand));
@@ -209,7 +209,7 @@ impl Wakeups {
     }
 }
 
-/// Clears an eventfd. Call this before handling the event, so that a later signal is not lost.
+/// Clears an eventfd. Call this before handling the event: a signal that arrives during the handling is then not lost.
 fn take(event: &EventFd) {
     if let Err(error) = event.read()
         && error.kind() != io::ErrorKind::WouldBlock
@@ -294,7 +294,7 @@ impl Keyboard {
         })
     }
 
-    /// Called when input is readable, and when the guest has room; returns whether Ctrl-A x was
+    /// Called when input is readable, and when the guest's serial port has free space; returns whether Ctrl-A x was
     /// typed.
     fn feed(&mut self, serial: &Serial, mut readable: bool, ops: &mut EventOps<'_>) -> bool {
         loop {

@@ -214,8 +214,8 @@ impl End {
         &self.event
     }
 
-    /// Readable once the user or a signal requested an end. From then on, do not wait for pending work, such as
-    /// console output.
+    /// Readable once the user or a signal has requested the end. From then on, the VMM must not wait for pending work,
+    /// such as console output.
     #[must_use]
     pub fn hurry(&self) -> &EventFd {
         &self.hurry

@@ -8,8 +8,8 @@ use crate::arch;
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
 /// The reason why this host's KVM may lose counts of hardware events; `None` if no such defect is known. While the
-/// guest runs, the host may move an event to another counter, or adapt the event's period. A KVM with this defect
-/// then loses counts of the event.
+/// guest runs, the host may move an event to another counter, or adapt the event's period. A KVM that has the defect
+/// then loses counts of this event.
 #[must_use]
 pub fn lost_counts() -> Option<String> {
     let release = fs::read_to_string(RELEASE).ok()?;

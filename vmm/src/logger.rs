@@ -1,5 +1,5 @@
-//! The log on standard error. A guest can cause messages at any rate, so the log limits its lines, and
-//! reports the number of dropped lines.
+//! The log on standard error. A guest can cause messages at any rate, so the log limits the number of lines, and
+//! reports how many were dropped.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,8 +61,8 @@ pub fn start() {
     let _ = log::set_logger(limited);
 }
 
-/// Limits the log to about `lines` per second; zero: unlimited. Does nothing if `RUST_LOG` is set: a user who sets
-/// this filter wants every line that the filter selects.
+/// Limits the log to about `lines` per second; zero: unlimited. Does nothing if `RUST_LOG` is set, because a user who
+/// sets this filter wants every line that it selects.
 pub fn limit(lines: u32) {
     let Some(log) = LOG.get().filter(|_| std::env::var_os("RUST_LOG").is_none()) else {
         return;

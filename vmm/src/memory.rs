@@ -220,8 +220,8 @@ pub fn register(
     Ok(())
 }
 
-/// A thread that registers memory with KVM. KVM waits for an SRCU grace period at each slot, which takes
-/// milliseconds on some hosts. Dropping the value waits for the thread.
+/// A thread that registers memory with KVM. For each slot, KVM waits for an SRCU grace period, which takes milliseconds
+/// on some hosts. Dropping the value waits for the thread.
 #[derive(Debug)]
 pub struct Registration(Option<JoinHandle<Result<(), MemoryError>>>);
 

@@ -92,15 +92,14 @@ pub struct Operator {
 /// Triggers of an automatic recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// The guest resets and boots again. It can do this at any rate, so --max-recordings limits these
-    /// recordings.
+    /// The guest resets and boots again. A guest can reset at any rate, so --max-recordings limits these recordings.
     Reset,
     /// The run ends.
     End,
 }
 
 impl Operator {
-    /// The writer of recordings for `config`; opens the directory of the recordings and the file of symbols.
+    /// Creates the writer of recordings for `config`. Opens the directory of the recordings and the symbol file.
     ///
     /// # Errors
     /// [`OperatorError::Recording`].
@@ -222,7 +221,8 @@ impl Operator {
         wanted.map(Entry::from).collect()
     }
 
-    /// Returns the id of `event`, which is a name or an id in digits: names never begin with a digit.
+    /// Returns the id of `event`, which is a name or an id. Names never begin with a digit, so the two cannot be
+    /// confused.
     fn find(&self, event: &str) -> Result<u64, OperatorError> {
         let id: Option<u64> = event.parse().ok();
         let events = self.vpmu.persistent().into_iter();

@@ -1,5 +1,5 @@
-//! A file name in an open directory. The file can be written even if the directory's path is no longer
-//! reachable, after a change of the root directory or of the user.
+//! A file name in an open directory. The file can be written even if the directory's path is no longer reachable,
+//! because the root directory or the user has changed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// Flags that create a new file and never open an existing one: seccomp filters allow no other flags.
+/// Flags that create a new file and never open an existing one. Seccomp filters allow only these flags.
 pub(crate) const CREATE: OFlags = OFlags::RDWR
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)

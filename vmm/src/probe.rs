@@ -1,4 +1,4 @@
-//! Probes this host by running small guests; defines the findings, and the lines of the table of `vmm check`.
+//! Probes this host by running small guests. Defines the findings, and the rows of the table that `vmm check` prints.
 
 use std::time::Duration;
 

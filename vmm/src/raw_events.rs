@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-/// Maximum number of raw events in a list: each has an entry in the catalogue, and the probe opens each once.
+/// Maximum number of raw events in a list. Each raw event has an entry in the catalogue, and the probe opens each once.
 const MOST: usize = 256;
 /// Number of low bits of the config that a raw event can use.
 const BITS: u32 = 48;

@@ -1,5 +1,4 @@
-//! The file of the flight recorder: its path, and the preservation of the previous file.
-//! `vpmu-perfdata` writes its content.
+//! The flight recorder's file: finds its path, and keeps the previous file. `vpmu-perfdata` writes the contents.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -69,8 +68,8 @@ impl Recorder {
         })
     }
 
-    /// Checks that a recording can be written, and leaves no file. Call this before the guest runs: if the
-    /// error were found only after the run, the recording would be lost.
+    /// Checks that a recording can be written, and leaves no file. Call this before the guest runs: after the run, an
+    /// error would lose the recording.
     ///
     /// # Errors
     /// [`RecordingError`].
@@ -132,7 +131,7 @@ impl Recorder {
             source,
         };
         let mut recording = Recording::new(histories);
-        // The file of symbols was readable when the guest began. If it no longer is, write the recording without
+        // The symbol file was readable before the guest ran. If it is no longer readable, write the recording without
         // names: the samples matter more.
         if let Some(symbols) = &self.symbols
             && let Err(error) = recording.name_functions(symbols)

@@ -29,8 +29,7 @@ pub enum ReportError {
     },
 }
 
-/// The file of the report. It is opened before the run, so that a path that cannot be written is reported before
-/// the guest runs.
+/// The report's file. It is opened before the run, so that an error in its path is reported before the guest runs.
 #[derive(Debug)]
 pub struct Destination {
     file: File,
@@ -105,7 +104,7 @@ pub struct VcpuReport {
 /// Totals of the PMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VpmuReport {
-    /// The tier that the operator's lists refine; `list`: no tier, only the events that the lists add.
+    /// The tier that the operator's lists refine; `list` if there is no tier, but only the events that the lists add.
     pub policy: &'static str,
     /// The events that the guest could open.
     pub events: Vec<String>,
@@ -114,8 +113,8 @@ pub struct VpmuReport {
     pub metrics: Metrics,
 }
 
-/// Totals of log lines, console output, resets and recordings that limits dropped or delayed. Also the totals of the
-/// written log lines and console output.
+/// Totals of log lines, console output, resets and recordings that limits dropped or delayed, and totals of the log
+/// lines and console output that were written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBack {
     /// Lines of the log written.

@@ -1,4 +1,4 @@
-//! Signals: the kick that makes a vCPU leave the guest, and the signals that end the run.
+//! The signal that makes a vCPU leave the guest (the *kick*), and the signals that end the run.
 
 #![expect(unsafe_code, reason = "signalfd has no safe wrapper")]
 

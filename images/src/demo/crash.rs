@@ -1,4 +1,4 @@
-//! The last part of the demo: a guest panics on purpose, and its flight recorder shows its last events.
+//! The last part of the demo: a guest panics on purpose, and its flight recorder shows the guest's last events.
 
 use super::DemoError;
 use crate::afterwards::Afterwards;

@@ -1,8 +1,8 @@
-//! `vmm check`: the features of the host, and their consequences for guests.
+//! `vmm check`: reports the features of the host, and what they mean for guests.
 //!
-//! Most results come from experiments: guests of a few instructions, events that are opened and
-//! counted. Other programs read the JSON to decide where a stock kernel can run. The time of each probe
-//! is limited: on a broken hypervisor, the table shows the failure, and the program does not hang.
+//! Most results come from experiments: guests of a few instructions, events that are opened and counted. Other programs
+//! read the JSON to decide where a stock kernel can run. Each probe has a time limit, so the program does not hang on a
+//! broken hypervisor: its table shows the failure.
 
 mod events;
 mod facts;

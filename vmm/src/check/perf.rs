@@ -1,8 +1,8 @@
 //! Probes the host's perf events, as a profiler would open them on a vCPU's thread.
 //!
-//! Opening an event shows whether it exists. Counting shows whether host work can be excluded, and sampling shows
-//! whether samples have guest addresses. The probes run on short-lived threads of this process and leave no event
-//! open.
+//! A probe opens an event to find out whether it exists, counts to find out whether host work can be excluded, and
+//! samples to find out whether samples have guest addresses. The probes run on short-lived threads of this process, and
+//! close all events.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -226,8 +226,8 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Whether the host can trace exits. Runs a guest that loops. Its trace must have at least one exit: the one that
-/// stops the guest. If guests cannot run (`guests` is false), only checks that the tracepoints open.
+/// Whether the host can trace exits. Runs a guest that loops. Its trace must have at least one exit, because the guest
+/// is stopped by an exit. If guests cannot run (`guests` is false), only checks that the tracepoints open.
 fn tracepoints(guests: bool) -> Finding {
     let found = traces_exits().map_err(|refusal| refusal.to_string());
     let recorded = found.and_then(|()| match guests {
@@ -241,8 +241,8 @@ fn tracepoints(guests: bool) -> Finding {
 }
 
 fn exits_of_a_guest() -> Result<u64, String> {
-    // The guest runs for `time`, which starts before the event is opened. On an emulated host, the time can pass
-    // before the event is open, and no exit is recorded. Then repeat with a longer time.
+    // The guest runs for `time`, which begins before the event is opened. On an emulated host, the time can be over
+    // before the event is open; no exit is recorded then, so repeat with a longer time.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

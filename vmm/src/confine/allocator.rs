@@ -1,10 +1,10 @@
 //! Keeps the C library's allocator from making system calls that the filters refuse.
 
-/// Makes all threads allocate from one arena. Call it before the first thread starts.
+/// Makes all threads allocate from one arena. Call this before the first thread starts.
 ///
-/// The GNU C library gives each thread an arena of its own, and opens
-/// `/proc/sys/vm/overcommit_memory` when such an arena first returns memory to the kernel: at any moment,
-/// on any thread. The main arena grows and shrinks by `brk`, which needs no file.
+/// The GNU C library gives each thread an arena of its own, and opens `/proc/sys/vm/overcommit_memory` when such an
+/// arena first returns memory to the kernel: at any moment, on any thread. The main arena grows and shrinks with `brk`,
+/// which opens no file.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "mallopt has no safe wrapper")]
 pub(super) fn use_one_arena() {

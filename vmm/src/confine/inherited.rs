@@ -27,7 +27,7 @@ impl Inherited {
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let numbers: Vec<RawFd> = numbers.filter(|&number| number >= STANDARD).collect();
-        // The list includes the descriptor of the directory itself, which is closed by now: leave it out.
+        // The list includes the descriptor of the directory itself, which has been closed since: leave it out.
         Self(
             numbers
                 .into_iter()

@@ -72,8 +72,8 @@ pub(super) fn own_user() -> User {
     }
 }
 
-/// Checks that this process may do what `options` require, so that an operator gets the error immediately
-/// and not after the preparations for the boot.
+/// Checks that this process has the privileges that `options` require, so that an operator gets an error immediately,
+/// not after the preparations for the boot.
 pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
     let held = rustix::thread::capabilities(None)
         .map_err(failed)?
@@ -103,8 +103,8 @@ const OTHER_DESCRIPTORS: u64 = 64;
 /// [`COUNTING_DESCRIPTORS`] for the counting events of each vCPU.
 const OWN_DESCRIPTORS: u64 = 72;
 const COUNTING_DESCRIPTORS: u64 = 8;
-/// Maximum number of descriptors reserved for the operator's events. If the limit on open descriptors is low, an
-/// eighth of it is reserved.
+/// Maximum number of descriptors reserved for the operator's events. If the limit on open descriptors is low, only an
+/// eighth of the limit is reserved.
 const OPERATORS_DESCRIPTORS: u64 = 64;
 
 /// Lowers the device's limit on open host counters to fit the limit on open descriptors, and reserves

@@ -1,4 +1,4 @@
-//! The system calls that each thread may make, with the reasons. Any other call ends the process.
+//! The system calls that each thread may make, and why. Any other call ends the process.
 
 use std::os::fd::RawFd;
 

@@ -55,8 +55,8 @@ impl Filters {
     pub(super) fn install(&self, kind: ThreadKind) -> Result<(), ConfineError> {
         KIND.set(Some(kind));
         let none = BpfProgram::new();
-        // Every kind of thread has a program, so `none` is never used. `apply_filter` would refuse it, because it is
-        // empty.
+        // Every kind of thread has a filter program, so `none` is never used. `apply_filter` would refuse `none`,
+        // because it is empty.
         let program = self.0.get(&kind).unwrap_or(&none);
         seccompiler::apply_filter(program).map_err(ConfineError::Install)
     }
@@ -149,7 +149,8 @@ extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_v
     unsafe { libc::_exit(EXIT_REFUSED_CALL.into()) }
 }
 
-/// A line of text in a fixed buffer: the handler must not allocate, as it may have interrupted the allocator.
+/// A line of text in a fixed buffer. The signal handler must not allocate, because it may have interrupted the
+/// allocator.
 struct Line {
     bytes: [u8; 256],
     length: usize,

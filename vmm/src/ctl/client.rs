@@ -20,8 +20,8 @@ use crate::place::Place;
 use crate::snapshot::directory::Directory;
 use crate::snapshot::{Base, SnapshotError, Taken};
 
-/// Maximum size of a reply in bytes: more than any VMM sends. The limit protects
-/// against other programs that listen on the socket.
+/// Maximum size of a reply in bytes, larger than any reply of a VMM. The limit is for the case that another program
+/// listens on the socket.
 const MAX_ANSWER: u64 = 64 << 20;
 
 /// Arguments of `vmm ctl`.
@@ -330,8 +330,8 @@ fn snapshot(
     };
     let confirmed = machine.ask(&finish, None);
     finished.map_err(failed("; the machine continues"))?;
-    // Without --then-exit, a missing confirmation is not an error: the snapshot is complete, and the machine may
-    // have ended by itself.
+    // Without --then-exit, a missing confirmation is not an error: the snapshot is complete, and the machine may have
+    // ended in the meantime.
     if let (true, Err(source)) = (then_exit, confirmed) {
         return Err(CtlError::Unconfirmed {
             directory: directory.to_owned(),

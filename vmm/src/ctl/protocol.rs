@@ -11,8 +11,7 @@ use vpmu::source::Rate;
 
 use crate::snapshot::{Base, Taken};
 
-/// Maximum size of a request in bytes, including its newline. A request has no more than a path and a few
-/// words.
+/// Maximum size of a request in bytes, including its newline. The longest request has a path and a few words.
 pub(super) const MAX_REQUEST: usize = 16 << 10;
 
 /// A request.

@@ -1,5 +1,5 @@
-//! The VMM's end of the control socket, on a thread of its own, so that long requests do not delay the guest.
-//! This module handles connections and parses requests. The function passed to `Server::start` executes them.
+//! The VMM's side of the control socket. It has its own thread, so that long requests do not delay the guest. This
+//! module handles connections and parses requests. The function passed to `Server::start` executes them.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! The control socket in the file system: private to its owner from the start, and removed at the end. It
-//! replaces the stale socket of a VMM that has ended, but never the socket of a running VMM.
+//! The file of the control socket. Only its owner has access to it, from its creation on, and it is removed when the
+//! VMM ends. It replaces the stale socket of a VMM that has ended, but never the socket of a running VMM.
 
 #![allow(unsafe_code)]
 

@@ -21,7 +21,7 @@ const BATCH: usize = 4096;
 /// Conditions that end the wait for a slow reader.
 #[derive(Debug)]
 pub struct StallPolicy {
-    /// The end of the run. An end that the user or a signal requests ends the wait ([`End::hurry`]); an end that the
+    /// The end of the run. If the user or a signal requests the end, it ends the wait ([`End::hurry`]); an end that the
     /// guest causes does not.
     pub end: Arc<End>,
     /// Pending signals that end the run.

@@ -86,7 +86,7 @@ pub struct Serial {
 }
 
 impl Serial {
-    /// A port that interrupts through `line`, signals `room` when it has room for input, and writes to
+    /// A port that interrupts through `line`, signals `room` when its input buffer has free space, and writes to
     /// `output`.
     #[must_use]
     pub fn new(line: Line, room: FifoSpace, output: Output) -> Self {
@@ -172,7 +172,8 @@ impl Serial {
             Ok(count) => count,
             Err(vm_superio::serial::Error::FullFifo) => 0,
             Err(error) => {
-                // The input is in the FIFO: only the interrupt failed. A guest that polls still finds the input.
+                // The input is in the FIFO: only the interrupt failed. A guest that polls the port still gets the
+                // input.
                 log::error!("cannot raise the console's interrupt: {error}");
                 bytes.len()
             }

@@ -1,5 +1,5 @@
-//! Pages written since the last snapshot. KVM's log has the guest's writes, and the PMU device marks its own
-//! writes in bitmaps. The VMM itself writes to guest memory only before a boot.
+//! Pages written since the last snapshot. KVM's log has the guest's writes, and the PMU device marks its own writes in
+//! bitmaps. The VMM itself writes to guest memory only before the guest boots.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -142,9 +142,9 @@ impl Tracker {
         since.taken = Some((id.to_owned(), pages));
     }
 
-    /// Records whether the client has completed the last snapshot. If the snapshot is `whole`, it becomes the new
-    /// base. If not, the old base stays, and the pages that were written before the snapshot count as written
-    /// since the old base again.
+    /// Records whether the client has completed the last snapshot. If the snapshot is `whole`, it becomes the new base.
+    /// Otherwise, the old base stays, and the pages that were written between it and the snapshot count as written
+    /// again.
     pub(crate) fn finish(&self, whole: bool) {
         let mut since = self.since();
         let Some((id, before)) = since.taken.take() else {

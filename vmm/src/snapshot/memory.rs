@@ -1,5 +1,5 @@
-//! Writes memory to a file and reads it back: one region after the other, then a page with the snapshot's
-//! name. Zero pages are holes in the file, and so are pages that a diff does not have.
+//! Writes memory to a file and reads it back. The file has one region after the other, then a page with the snapshot's
+//! name. Zero pages and pages that a diff omits are holes in the file.
 
 use std::fs::File;
 use std::io;

@@ -1,9 +1,9 @@
 //! A machine saved in a directory: `vmm ctl snapshot` writes it while the machine runs, and `vmm run
 //! --restore` continues from it, any number of times.
 //!
-//! The directory has two files. `memory` has all of the guest's memory, with holes for zero pages, and a
-//! last page with the snapshot's name. `state` has one line of facts and one line with everything else,
-//! both JSON. `state` is written last: a directory without it is not a snapshot.
+//! The directory has two files. `memory` has all of the guest's memory, with holes for zero pages, and a last page with
+//! the snapshot's name. `state` has one line of facts and one line with everything else, both JSON. `state` is written
+//! last, so a directory without this file is not a snapshot.
 //!
 //! A diff is a snapshot with only the pages that were written since an earlier snapshot, its base. The base may
 //! be a diff, too.

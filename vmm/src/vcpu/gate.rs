@@ -25,7 +25,8 @@ pub struct Gate {
 #[derive(Debug, Default)]
 struct Waiting {
     /// Number of times that the gate was closed. If the gate closes again before a released vCPU wakes up, the vCPU
-    /// finds a different number: it returns from [`Gate::pass`], and saves its new state at its next call.
+    /// finds a different number. It then returns from [`Gate::pass`], and saves its new state when it calls this
+    /// function again.
     closings: u64,
     /// By vCPU: the state of a waiting vCPU.
     states: Vec<Option<Saved>>,
@@ -102,7 +103,7 @@ impl Gate {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Poisoning is harmless: a vCPU that panics announces the end of the run, and its state stays `None`.
+        // A poisoned lock is harmless: a vCPU that panics announces the end of the run, and its state stays `None`.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -155,8 +155,8 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Waits while the machine is saved. Call this after a run call that a signal ended: KVM has completed the
-    /// last access.
+    /// Waits while the machine is saved. Call this after a signal has ended a run call: KVM has then completed the last
+    /// access.
     fn pass(&self, saver: &Saver, thread: &mut VcpuThread) {
         let gate = &self.shared.gate;
         let closed = gate.is_closed();

@@ -115,8 +115,8 @@ impl Boot {
     }
 }
 
-/// The threads for vCPUs. They are started once: a guest that boots again has new vCPUs on the same
-/// threads, because confined threads cannot start other threads.
+/// The threads for vCPUs. They are started only once, because confined threads cannot start other threads: a guest that
+/// boots again has new vCPUs on the same threads.
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,

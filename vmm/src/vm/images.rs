@@ -1,4 +1,4 @@
-//! The guest's boot images, which are loaded into guest memory at every boot, from files that stay open.
+//! The guest's boot images. Every boot loads them into guest memory again, from files that stay open.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -86,7 +86,8 @@ pub struct Vm {
     footprint: Footprint,
 }
 
-/// Totals of the resets, recordings and console output that limits delayed or dropped, and of the output written.
+/// Totals of the resets, recordings and console output that limits delayed or dropped, and the total of the output that
+/// was written.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeldBack {
     /// Resets that were delayed.
@@ -418,8 +419,7 @@ impl Vm {
         // Read the statistics while their VM exists.
         self.stats.end();
         if let Some(pmu) = &self.pmu {
-            // Write the recording before the reset: afterwards, the device no longer knows the memory of the guest's
-            // driver.
+            // Write the recording before the reset, which makes the device drop the memory of the guest's driver.
             let how = end.peek();
             let occasion = match how.is_some_and(|how| self.reboots(how)) {
                 true => Occasion::Reset,
@@ -494,7 +494,7 @@ fn announce(memory: &GuestMemoryMmap, emulation: Option<&Emulation>) -> Result<(
     }
 }
 
-/// The guest's memory, and the window, if there is one. For a restored machine, both are mapped from `file`.
+/// The guest's memory, and the window if the machine has one. For a restored machine, both are mapped from `file`.
 fn memories(
     config: &Config,
     file: Option<&File>,

@@ -147,9 +147,9 @@ impl Pmu {
         };
         let vpmu = Arc::new(vpmu);
         log::info!("events that the guest may open: {}", config.policy.name());
-        // Only the report needs the list. List the events now, since KVM's statistics no longer exist when the
-        // report is written. Without a report, the events are probed when the first driver needs them:
-        // opening the first perf event of a host takes milliseconds.
+        // Only the report needs the list. List the events now, because KVM's statistics no longer exist when the report
+        // is written. Without a report, do not probe the events before a driver needs them: opening the first perf
+        // event of a host takes milliseconds.
         let events = match config.report {
             Some(_) => vpmu.guest_events(),
             None => Vec::new(),

@@ -49,8 +49,8 @@ pub fn write(
         .map_err(BootError::Write)
 }
 
-/// The room for the initramfs: from the end of the kernel to the end of memory, or to the end of the range in which
-/// Linux accepts an initramfs, whichever is lower.
+/// The address range for the initramfs: from the end of the kernel to the end of memory, or to the end of the range in
+/// which Linux accepts an initramfs, whichever is lower.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let end = memory.last_addr().raw_value() + 1;
     kernel.end..end.min(layout::RAM + layout::INITRAMFS_REACH)

@@ -60,8 +60,8 @@ impl GuestClock {
                 .map_err(KvmError::refused("set the offset of the guest's counter"))?;
             return Ok(self.clone());
         }
-        // Before Linux 6.4, KVM lets the VMM set the counter's value, but not its offset: set the
-        // value, then measure the offset.
+        // Before Linux 6.4, KVM lets the VMM set the counter's value, but not its offset. So set the value, then
+        // measure the offset.
         let Some(first) = vcpus.first() else {
             return Ok(self.clone());
         };

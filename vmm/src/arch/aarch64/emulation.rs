@@ -7,7 +7,7 @@ use std::io;
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
 
-/// A set of registers that the embedder emulates. It has no variants: on arm64, KVM does not let an
+/// A set of registers that the embedder emulates. The enum has no variants, because KVM on arm64 does not let an
 /// embedder emulate registers.
 #[derive(Debug, Clone)]
 pub enum Emulation {}

@@ -31,8 +31,8 @@ pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     }
 }
 
-/// Whether the exit is an access outside guest memory without a valid syndrome: the processor does not describe the
-/// access to KVM if the instruction uses a register pair, a vector register, or writeback of the address register.
+/// Whether the exit is an access outside guest memory without a valid syndrome. The processor provides no syndrome if
+/// the instruction uses a register pair, a vector register, or writeback of the address register.
 pub(crate) fn is_undecoded(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::Unsupported(KVM_EXIT_ARM_NISV))
 }

@@ -1,4 +1,4 @@
-//! Loads kernel images. Before that, checks their format, their header, and whether they fit into guest memory.
+//! Loads kernel images, after checks of their format, their header, and whether they fit into guest memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -105,7 +105,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
         let needs = HEADER as u64;
         return Err(KernelError::Truncated { has, needs });
     }
-    // The header states the size in memory. The file may be shorter, as it omits zeroed data at the end.
+    // The header contains the size in memory. The file may be shorter, because it omits zeroed data at the end.
     let needs = layout::KERNEL
         .saturating_add(field(TEXT_OFFSET_AT))
         .saturating_add(size.max(has));

@@ -166,8 +166,8 @@ impl Saver {
         let mut list = RegList::new(MAX_REGISTERS).map_err(StateError::TooMany)?;
         fd.get_reg_list(&mut list)
             .map_err(save("the list of registers"))?;
-        // Read the registers before the run state: if another vCPU has just started this vCPU, reading them
-        // makes KVM reset it.
+        // Read the registers before the run state: if another vCPU has just started this vCPU, reading the registers
+        // makes KVM reset this vCPU.
         let registers = list.as_slice().iter().map(|&id| {
             let (low, high) = get(fd, id).map_err(refused("save", id))?;
             Ok((id, low, high))

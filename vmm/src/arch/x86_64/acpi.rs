@@ -1,7 +1,7 @@
 //! The ACPI tables of a hardware-reduced PC.
 //!
-//! On a hardware-reduced PC, a stock kernel needs no PIT, PIC, PM timer or fixed-event interrupt: sleep and reset
-//! are two ports, and everything else is a device in the DSDT.
+//! On a hardware-reduced PC, a stock kernel needs no PIT, PIC, PM timer or fixed-event interrupt. Sleep and reset each
+//! use one port, and everything else is a device in the DSDT.
 
 use acpi_tables::aml::{self, Path};
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -137,8 +137,8 @@ fn dsdt(machine: &Machine) -> Sdt {
     table
 }
 
-/// The AML of one device as bytes. A function cannot return the builders of `acpi_tables`, because they borrow their
-/// parts.
+/// The AML of one device, as bytes: a function cannot return the builders of `acpi_tables`, because a builder borrows
+/// its contents.
 struct Device(Vec<u8>);
 
 impl Aml for Device {

@@ -42,9 +42,8 @@ const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const KERNEL_ALIGNMENT: u32 = 0x100_0000;
 
-/// Real-mode code for the reset vector: requests a reset through [`layout::RESET_PORT`], and
-/// waits for it. A kernel without another reset method jumps to the vector. Without this code, it would run
-/// through empty memory forever.
+/// Real-mode code for the reset vector: requests a reset through [`layout::RESET_PORT`], and waits for it. A kernel
+/// that has no other reset method jumps to the vector. Without this code, it would execute empty memory forever.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = layout::RESET_PORT.to_le_bytes();
     // mov dx, port; mov al, value; out dx, al; hlt; jmp back to the hlt
@@ -127,8 +126,8 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootErr
     Ok(cmdline.len() as u64)
 }
 
-/// The room for the initramfs: from the end of the kernel to the end of low memory, or to the limit in the kernel's
-/// header, whichever is lower.
+/// The address range for the initramfs: from the end of the kernel to the end of low memory, or to the limit in the
+/// kernel's header, whichever is lower.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let limit = match kernel.header {
         Some(header) if header.initrd_addr_max != 0 => u64::from(header.initrd_addr_max) + 1,

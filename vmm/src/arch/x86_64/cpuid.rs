@@ -1,7 +1,6 @@
 //! The guest's CPUID: the leaves that KVM supports, with the machine's topology and without a hardware PMU.
 //!
-//! The paravirtual PMU replaces the architectural PMU, and CPUID must not show the architectural PMU:
-//! a guest must never find two PMUs.
+//! The paravirtual PMU replaces the architectural PMU, which CPUID must not show, so that a guest never finds two PMUs.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 

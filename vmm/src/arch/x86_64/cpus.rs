@@ -31,7 +31,7 @@ pub struct Cpus {
     pub controller: Controller,
 }
 
-/// The interrupt controllers of a VM. This type is empty, because their ioctls are on the VM's descriptor.
+/// The interrupt controllers of a VM. This type is empty, because the VM's own file descriptor has their ioctls.
 #[derive(Debug)]
 pub struct Controller(());
 

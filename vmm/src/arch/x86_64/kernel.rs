@@ -1,4 +1,4 @@
-//! Loads kernel images. Before that, checks their format, their size, and whether they fit into guest memory.
+//! Loads kernel images, after checks of their format, their size, and whether they fit into guest memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -1,6 +1,6 @@
 //! Guest-physical addresses, ports and interrupt lines.
 //!
-//! The guest learns of its memory and its devices from the boot parameters and ACPI.
+//! The boot parameters and ACPI describe the memory and the devices to the guest.
 
 /// The boot descriptor table (GDT).
 pub const GDT: u64 = 0x500;

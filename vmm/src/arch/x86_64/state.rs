@@ -67,7 +67,7 @@ pub enum StateError {
     Malformed(&'static str),
 }
 
-/// Tolerated difference of TSC frequencies: Linux measures the frequency at each boot, and the results differ by a
+/// Tolerated difference between TSC frequencies. Linux measures the frequency at each boot, and the results differ by a
 /// few parts per million.
 const TSC_TOLERANCE_PPM: u64 = 250;
 const MSR_TSC: u32 = 0x10;
@@ -111,13 +111,13 @@ pub(crate) struct VmState {
     host_tsc: u64,
 }
 
-/// KVM's clock and the host's TSC at one moment. The guest compares KVM's clock with its TSCs, so any time between
-/// two separate reads would become a difference between the guest's clocks.
+/// KVM's clock and the host's TSC at one moment. The guest compares KVM's clock with its TSCs. If the two were read
+/// separately, the time between the reads would become an error in this comparison.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     clock: kvm_clock_data,
     host_tsc: u64,
-    /// Limit of the time between the reads, in ticks of the TSC; zero if KVM read both at once.
+    /// Upper bound on the time between the two reads, in ticks of the TSC; zero if KVM read both at once.
     apart: u64,
 }
 
@@ -373,7 +373,7 @@ const FEATURES: [(u32, u32, [bool; 4]); 4] = [
     (0xd, 1, [true, false, false, false]),
     (0x8000_0001, 0, [false, false, true, true]),
 ];
-/// The feature bits OSXSAVE and OSPKE. They are not compared, because they mirror bits of the guest's CR4.
+/// The feature bits OSXSAVE and OSPKE. These bits are not compared, because they mirror bits of the guest's CR4.
 const FOLLOWS_CR4: [(u32, usize, u32); 2] = [(0x1, 2, 1 << 27), (0x7, 2, 1 << 4)];
 
 /// Checks that the host has every feature that CPUID showed to the guest.

@@ -1,4 +1,5 @@
-//! Tests of the transport with a driver that initializes the device in the specified order, and in other orders.
+//! Tests of the transport with a driver that initializes the device in the order that virtio specifies, and in other
+//! orders.
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;

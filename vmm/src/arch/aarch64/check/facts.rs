@@ -1,4 +1,5 @@
-//! Results of the probes that run small guests, as `vmm check --json` prints them, and their consequences.
+//! Results of the probes that run small guests, in the form that `vmm check --json` prints, and the consequences of
+//! these results.
 
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! Probes that run guests of a few instructions, each in a new VM.
 //!
-//! A capability does not prove that a feature works; a guest does. A nested or software KVM can report every
-//! capability, and yet put its guest into the wrong ring at `syscall`.
+//! Only a guest can show that a feature works: a nested or software KVM may report every capability, and yet put its
+//! guest into the wrong ring at `syscall`.
 
 use std::arch::x86_64::{__cpuid, _rdtsc};
 use std::time::Duration;
