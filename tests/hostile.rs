@@ -1,4 +1,4 @@
-//! Attacks on the machine from inside a guest. The machine keeps running and responds.
+//! Attacks on the machine from inside a guest. The machine must keep running, and must respond to its operator.
 //!
 //! The guests are kernels of a few instructions, on this machine's `/dev/kvm`. `groups/hostile.rs` has the attacks by
 //! an unprivileged program, `vpmu/perfdata/tests/memory.rs` measures the memory of a recording, and

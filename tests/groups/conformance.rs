@@ -32,8 +32,8 @@ struct Table {
 
 /// Boots a guest that checks the PMU of its processors, with these arguments for `vmm run`.
 fn table(more: &[&str]) -> Result<Table, String> {
-    // An emulated processor takes so long for each sample that samples would be throttled under the default limit on
-    // the share of time spent on sampling.
+    // An emulated processor takes so long for each sample that the default limit on the share of time for sampling
+    // would throttle the events.
     let vmm_args = ["--max-sampling-percent", "100"].iter().chain(more);
     let boot = Boot {
         command: "guest-tests conformance".into(),

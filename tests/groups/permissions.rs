@@ -1,4 +1,4 @@
-//! Permissions of the driver's calls: perf's rules, capabilities, and the limited share of events for users without
+//! Permissions for the driver's calls: perf's rules, capabilities, and the limit on the events of users without
 //! `CAP_PERFMON`.
 
 tests::guest_tests! {

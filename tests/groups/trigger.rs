@@ -1,4 +1,4 @@
-//! Starters and stoppers, tested from user space: a region counts exactly the exits of its code, and placing a mark
+//! Starters and stoppers, tested from user space: an event counts exactly the exits in its region, and placing a mark
 //! costs exactly one exit.
 
 tests::guest_tests! {

@@ -85,7 +85,7 @@ fn watermark_wakes_perfs_reader() -> Outcome {
     kept.event.enable(0)?;
     let mut made = 0;
     for _ in 0..20 {
-        // The watermark is the size of 32 packets. So 40 exits reach it, wherever the previous chunk ended.
+        // The watermark is the size of 32 packets. So 40 exits reach it, regardless of where the previous chunk ended.
         ports(40);
         made += 40;
         ensure_eq!(
@@ -172,7 +172,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
     let attr = aux_watermark(port_trace(&device)?, 1 << 20);
     let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
     for round in 0..3 {
-        // The remaining room has the size of a packet, but perf core keeps one byte free, so no packet fits.
+        // The remaining space has the size of a packet, but perf core keeps one byte free, so no packet fits.
         let full = kept.told.wrapping_add(PACKET).wrapping_sub(P);
         kept.ring.store_release(AUX_TAIL, full);
         kept.event.enable(0)?;

@@ -213,7 +213,8 @@ fn exit_that_ends_a_trace_is_cut() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, trace(&device, EXIT_MMIO), 2, READ_WRITE)?;
     for round in 0..20 {
-        // The exit of the command that starts a trace is not in the trace. That of the command that ends the trace is.
+        // The exit of the command that starts a trace is not in the trace. The exit of the command that ends the trace
+        // is in the trace.
         traced.event.enable(0)?;
         traced.event.disable(0)?;
         let exits = traced.take()?;

@@ -1,5 +1,4 @@
-//! Pausing and resuming a trace without closing it, by overflows of the events in its group. The checks are exact to
-//! the exit.
+//! Pausing and resuming a trace by overflows of the events in its group. The tests check each exit.
 
 use std::os::fd::AsFd;
 

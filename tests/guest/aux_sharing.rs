@@ -1,4 +1,4 @@
-//! Traces that write into one area: those of several events, of a task and its children, and of both vCPUs.
+//! Traces that share one area: traces of several events, of a task and its children, and of both vCPUs.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -119,7 +119,7 @@ fn children_write_into_their_parents_area() -> Outcome {
                 cpu::allow_ports()?;
                 for _ in 0..EACH / STEP {
                     ports(STEP);
-                    // Wait for a read of the area that begins after these exits: it takes all of them.
+                    // Wait for a read of the area that begins after these exits, because it takes all of them.
                     let before = begun.load(Ordering::SeqCst);
                     while ended.load(Ordering::SeqCst) <= before {
                         thread::yield_now();

@@ -208,7 +208,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     for part in ["EXITS", "WORST  REASON", "TASK"] {
         ensure!(shown.contains(part), "{part} is not in:\n{shown}");
     }
-    // The report describes an access in the same words for the device's reasons and for the hardware's.
+    // The report describes an access in the same words, whether its reason is the device's or the hardware's.
     let trace = report(file, "what,task")?;
     nothing_is_lost(&trace)?;
     let ports = rows(&trace)?

@@ -42,7 +42,8 @@ fn number_of_aux_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), 512);
     let mut traced = start(&device, attr, 4, READ_WRITE)?;
-    // At the beginning of a page, a sync and seven exits reach the watermark of 512 bytes. Elsewhere, eight exits do.
+    // At the beginning of a page, a sync and seven exits reach the watermark of 512 bytes. Elsewhere in a page, eight
+    // exits reach it.
     let marks: Vec<u64> = (1..=16)
         .map(|wakeup| wakeup * 8 - (wakeup * 8_u64).div_ceil(64))
         .collect();

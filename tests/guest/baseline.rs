@@ -265,7 +265,7 @@ fn clocks(interface: Interface, device: &Device, count: u64) -> io::Result<Vec<E
     (0..count).map(start).collect()
 }
 
-/// Keeps this thread on [`CPU`]. Besides a task that it takes turns with, no other task runs there.
+/// Keeps this thread on [`CPU`]. No other task runs there, except one with which this thread takes turns.
 fn settle() -> io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()

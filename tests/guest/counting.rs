@@ -1,4 +1,5 @@
-//! Tests of counts. A count is exact if the device sees each event, and within bounds if the host measures it.
+//! Tests of counts. A count must be exact if the device itself counts the event, and within bounds if the host measures
+//! it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -60,7 +60,7 @@ fn reserve_nothing() -> io::Result<()> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     // By default, real-time tasks must leave some time to others.
     set(Path::new("/proc/sys/kernel/sched_rt_runtime_us"), "-1")?;
-    // From Linux 6.12 on, a deadline server on each CPU runs ordinary tasks even so. Once the servers have no
+    // From Linux 6.12 on, a deadline server on each CPU runs ordinary tasks nevertheless. Once the servers have no
     // bandwidth, Linux 6.12 refuses any write of the limit above (EBUSY), even of the same value. So `set` writes a
     // value only if it differs.
     for server in fair_servers()? {

@@ -173,8 +173,8 @@ fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
     Ok(told)
 }
 
-/// Everything that a program can have open: events of `/dev/vpmu` and of perf core, rings, an area, a
-/// persistent event.
+/// One of everything that a program can have open: events of `/dev/vpmu` and of perf core, rings, an area, a persistent
+/// event.
 struct Open {
     device: Device,
     counting: Event,
@@ -412,7 +412,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
         );
         unbind(&name)?;
     }
-    // Once the last user is gone, the module can be unloaded, whether there is a device or not.
+    // Once the last user is gone, the module can be unloaded, whether a device is bound or not.
     drop(open);
     ensure!(
         module("rmmod", "virtio_pmu")?,
@@ -597,7 +597,8 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
 /// Here, a real-time task preempts it at varying times, and keeps the CPU until the device is bound again.
 fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() -> Outcome {
     const ROUNDS: usize = 100;
-    /// The real-time task gives up then: the unbinding may wait for a lock that the opening task holds.
+    /// After this time, the real-time task gives up the CPU: the unbinding may wait for a lock that the opening task
+    /// holds.
     const KEPT: Duration = Duration::from_millis(100);
     let name = transport()?;
     let device = fresh()?;

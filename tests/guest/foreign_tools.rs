@@ -291,7 +291,7 @@ fn counted(script: &str, marks: u32) -> Fallible<String> {
     Ok(said)
 }
 
-/// PAPI looks its events up in tables of its own, which do not list PMUs of sysfs.
+/// PAPI finds events in its own tables, which do not list the PMUs of sysfs.
 fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
     // With 3, Debian's default of `perf_event_paranoid`, PAPI does not even try to open events.
     os::set_paranoid(2)?;

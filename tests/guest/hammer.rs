@@ -1,8 +1,8 @@
 //! Several processes of the users root and nobody make random calls on the driver at the same time, in a kernel that
-//! checks its allocations. Afterwards the kernel has no complaint, and nothing is left on the device.
+//! checks its allocations. Afterwards, the kernel must have logged no fault, and no event may be left on the device.
 //!
-//! Each process makes the same calls for the same seed. The scheduler decides how the calls of several processes
-//! interleave.
+//! Each process makes the same calls for the same seed. How the calls of several processes interleave depends on the
+//! scheduler.
 #![expect(unsafe_code, reason = "calls with arguments that safe wrappers refuse")]
 #![expect(
     clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! Searches the guest's kernel log for reports of faults. Every kernel makes some checks; a kernel can be built with
-//! more.
+//! Searches the guest's kernel log for reports of faults. Every kernel checks for some faults; a kernel with a checker
+//! reports more.
 
 use std::error::Error;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Loading and unloading of the module. Unloading is refused while the module is in use. Otherwise unloading succeeds
-//! without a fault.
+//! Loading and unloading of the module. Unloading must be refused while the module is in use, and must otherwise
+//! succeed without a fault.
 
 use std::fs;
 use std::path::Path;

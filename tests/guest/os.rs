@@ -76,7 +76,7 @@ pub(crate) fn load(file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The signal that the tests request: a real-time signal. The kernel queues these, so each one arrives.
+/// The signal that the tests request. It is a real-time signal: the kernel queues such signals, so none is lost.
 pub(crate) fn signal() -> i32 {
     libc::SIGRTMIN() + 3
 }
@@ -197,8 +197,8 @@ pub(crate) fn mount_groups(at: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process ends within `limit`. The caller sleeps until then, because a poll every few milliseconds would
-/// take the CPU from the process.
+/// Whether a process ends within `limit`. The caller sleeps until then, because polling every few milliseconds would
+/// take CPU time from the process.
 pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
     // SAFETY: the call accesses no memory, and returns a descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };

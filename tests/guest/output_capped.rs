@@ -1,5 +1,5 @@
-//! The cap on the sampling rate, in a machine that was started with a low cap. Overflows above the cap make neither
-//! samples nor losses. Records in the ring mark the beginning and the end of each throttling.
+//! The limit on the sampling rate, in a machine that was started with a low limit. Overflows above the limit make no
+//! samples, and do not count as lost. Records in the ring mark the beginning and the end of each throttled period.
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, READ, SAMPLE, STREAM_ID, THROTTLE, TIME, UNTHROTTLE};

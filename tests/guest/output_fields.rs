@@ -1,4 +1,5 @@
-//! Fields of a sample: each alone, and all together in perf's order. Their values are compared with known ones.
+//! Fields of a sample: each field alone, and all fields in perf's order. The tests compare the values with known
+//! values.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"

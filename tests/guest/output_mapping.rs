@@ -185,7 +185,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE, 3)?;
     let code = os::forked(|| {
-        // Like a ring of perf, the ring is not mapped in a forked child, but the child may map the ring for itself.
+        // As with perf's rings, a forked child does not inherit the mapping of the ring, but may map the ring itself.
         if os::is_mapped(ring.address()) {
             return 1;
         }

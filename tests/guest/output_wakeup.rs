@@ -79,11 +79,11 @@ const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
 /// Timeout, in milliseconds, of a poll for a wakeup that must come, however slow the machine.
 const LONG: i32 = 10_000;
-/// No timeout. A poll that times out checks for records once more, which would hide a missing wakeup. If a sleeper is
-/// not woken, the test exceeds its own time limit.
+/// No timeout. When a poll times out, it checks for records once more, which would hide a missing wakeup. If a sleeper
+/// is not woken, the test exceeds its own time limit.
 const FOREVER: i32 = -1;
-/// Timeout of a poll for a wakeup that must not come. The poll need not wait: a wakeup would have come at the exit that
-/// wrote the record.
+/// Timeout of a poll for a wakeup that must not come. The poll need not wait, because a wakeup would have come at the
+/// exit that wrote the record.
 const NOW: i32 = 0;
 
 fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pages)> {

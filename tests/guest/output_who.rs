@@ -1,5 +1,5 @@
-//! Tasks in samples, and the cost: with either engine, samples name the right task without an exit at a task switch;
-//! with the batched engine, a sample causes no exit.
+//! Tasks in samples, and what they cost: with either engine, samples name the right task without an exit at a task
+//! switch; with the batched engine, a sample causes no exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"

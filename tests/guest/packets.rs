@@ -306,7 +306,7 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Checks the next packets of one trace. Sequence numbers must be consecutive, unless a sync reports how many bytes
-    /// of packets are missing. On each vCPU, times must not go back. The trace must begin with a sync that reports its
+    /// of packets are missing. On each vCPU, times must not decrease. The trace must begin with a sync that reports its
     /// start.
     pub(crate) fn follow(&mut self, packets: &[Placed]) -> Result<(), String> {
         packets.iter().try_for_each(|placed| {

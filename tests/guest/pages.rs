@@ -223,7 +223,7 @@ impl Pages {
     }
 
     /// Takes the records up to the head at the time of the call. Meanwhile, the host may write more records into the
-    /// freed room, for example at a task switch; these are left for the next call.
+    /// freed space, for example at a task switch; the next call takes these.
     pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
         let head = self.head();
         let mut records = Vec::new();

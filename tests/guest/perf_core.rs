@@ -281,8 +281,8 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
     let target = pmu.open_event(&mark_attr(&pmu, 9)?)?;
-    // These calls accept only events of perf core. For an event of /dev/vpmu, the same requests are made on the event's
-    // own descriptor.
+    // These calls accept only events of perf core. For an event of /dev/vpmu, a program makes the same requests on the
+    // event's own descriptor.
     let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
     ensure_eq!(
         errno_of(vpmu.flush_perf(&file).err()),

@@ -79,8 +79,8 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
         ("10", "100.00"),
         "count and percentage of {MARK_3}: {said}"
     );
-    // Of the events that count marks of value 4, only the shell's own found room. The shell itself places no marks, so
-    // the count that perf scales is zero.
+    // Of the events that count marks of value 4, only the shell's own event was opened on the device. The shell itself
+    // places no marks, so the count that perf scales is zero.
     let share: f64 = second[4].parse()?;
     ensure_eq!(second[0], "0", "the count of {MARK_4}: {said}");
     ensure!(

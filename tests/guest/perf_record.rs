@@ -1,5 +1,5 @@
-//! Stock `perf record` on events of ours: the recording contains each sample that the host took, with the task, the
-//! time and the count at which it was taken.
+//! Stock `perf record` with our events: the recording contains each sample that the host took, with the task, the time
+//! and the count at which it was taken.
 
 use std::collections::BTreeMap;
 use std::error::Error;

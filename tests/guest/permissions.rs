@@ -91,7 +91,7 @@ pub(crate) const TESTS: &[Test] = &[
         "perf_core_events_of_nobody_count_against_the_share",
         perf_core_events_of_nobody_count_against_the_share,
     ),
-    // This test must be last: it locks the kernel down, and only a reboot can undo that.
+    // This test must be last, because it locks the kernel down, and only a reboot can undo that.
     (
         "registers_in_a_locked_down_kernel_are_refused",
         registers_in_a_locked_down_kernel_are_refused,
@@ -634,7 +634,7 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
                     .map(|_| os::Sleeper::start(|| Ok(())))
                     .collect::<io::Result<Vec<_>>>()?;
                 ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more event");
-                // One more task can be forked, but there is no room for the event that it would inherit. So its marks
+                // The task can be forked, but the limit does not allow the event that it would inherit, so its marks
                 // are not counted.
                 let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
                 ensure_eq!(code, 0, "the other task's exit code");

@@ -1,5 +1,5 @@
-//! Lifetime of a persistent event: the event needs no open handle, and it outlives its creator. After it has been
-//! attached, it ends with its last user.
+//! Lifetime of a persistent event: it needs no open handle, and it outlives its creator. After `VPMU_IOC_ATTACH`, it
+//! ends with its last user.
 
 use std::fs;
 use std::os::fd::AsRawFd;

@@ -135,7 +135,7 @@ fn call_tree_matches_the_program() -> Outcome {
             caller.self_samples,
             caller.samples
         );
-        // The rest are samples of interrupts. On a busy machine, these take as much time as the program.
+        // The rest are samples in interrupt handlers. On a busy machine, these take as much time as the program.
         ensure!(
             leaf.self_samples * 10 > leaf.samples,
             "the leaf itself has only {} of its {} samples",

@@ -1,5 +1,5 @@
-//! Code of a guest that the host saves and restores: both vCPUs take turns to print numbered lines, and events record
-//! marks at each line.
+//! The guest's part of tests in which the host saves and restores the guest: both vCPUs take turns printing numbered
+//! lines, and events record marks at each line.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};

@@ -89,8 +89,8 @@ impl Traced {
     }
 }
 
-/// Pins this thread to CPU 1, and returns an enabled trace of that CPU. A per-task trace would not do: a task switch
-/// schedules it out, which publishes its data early.
+/// Pins this thread to CPU 1, and returns an enabled trace of that CPU. A trace of the task would be unsuitable: a task
+/// switch schedules it out, which publishes its data early.
 pub(crate) fn start(
     device: &Device,
     attr: perf_event_attr,

@@ -1,5 +1,6 @@
-//! Links, flushes and doorbell maps: behaviour of the driver alone, without the device. Covers links of tasks whose
-//! inherited contexts perf core swaps, links that are made and ended while tasks fork, signals, and permissions.
+//! Links, flushes and mappings of the doorbell: behaviour of the driver itself, not of the device. Covers links of
+//! tasks whose inherited contexts perf core swaps, links that are made and ended while tasks fork, signals, and
+//! permissions.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Boots the guests of a test program in parallel. Otherwise most processors would be idle: an emulated machine
+//! Boots the guests of a test program in parallel. Without this, most processors would be idle: an emulated machine
 //! keeps at most one processor busy, and most tests of a program wait for the same guest.
 
 use std::cmp::Reverse;

@@ -145,7 +145,7 @@ impl Session {
     }
 }
 
-/// A session shared by all tests of a binary: the first to use it runs the script.
+/// A session that all tests of a test program share. The first test that uses it runs the script.
 #[derive(Debug)]
 pub struct SharedSession {
     script: &'static str,

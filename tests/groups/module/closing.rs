@@ -32,8 +32,8 @@ fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String>
     Ok((commands, session.said(&name)))
 }
 
-/// If a task slept while it closed one of its events, all its other events would be switched out and in. So a task must
-/// not sleep while it closes events, and each event must cost the same number of commands.
+/// If a task slept while it closed one of its events, all its other events would be scheduled out and in. So a task
+/// must not sleep while it closes events, and the number of commands must be the same for each event.
 #[test]
 fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
     let session = SESSION.get();

@@ -32,8 +32,8 @@ const ROUNDS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Upper bound on the number of instructions that a core completes in a cycle.
 const WIDEST: u64 = 16;
 
-/// Returns by how much `count` exceeds `each` times the number of rounds. The excess must be the same for all numbers
-/// of rounds.
+/// Returns the difference between `count` and `each` times the number of rounds. The difference must be the same for
+/// all numbers of rounds.
 fn border(
     each: u64,
     // A trait object, so that the code around the loop is the same for all numbers of rounds.

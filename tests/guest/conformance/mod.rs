@@ -20,7 +20,7 @@ use guest_tests::rows::{self, Finding};
 pub(crate) use self::host::{count_guests, counts, hold_counters};
 use crate::{cpu, os};
 
-/// The result of a row; the error is the reason why the row's rule does not hold.
+/// The result of a row, or an error that says why the row's rule does not hold.
 type Found = Result<Finding, Box<dyn Error>>;
 /// A row's name and its test.
 type Row = (&'static str, fn() -> Found);

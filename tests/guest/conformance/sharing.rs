@@ -20,8 +20,8 @@ pub(super) const ROWS: &[Row] = &[
 
 /// Long enough for many turns.
 const LONG: u64 = 50_000_000;
-/// Events that a PMU may be able to count at the same time. Those that count the work of the loop come first. No two
-/// are the same, because the device uses one counter for identical events.
+/// Events that a PMU may be able to count at the same time. The events that count the work of the loop come first. No
+/// two events are identical, because identical events would share one counter of the device.
 const KINDS: [What; 4] = [INSTRUCTIONS, CYCLES, FRONTEND, BACKEND];
 const MODES: [Mode; 3] = [Mode::User, Mode::Both, Mode::Kernel];
 

@@ -1,5 +1,5 @@
 //! The driver's system calls without the client library: ioctls, mmap and plain words. The library would hide some
-//! calls or correct their arguments; tests of the driver's rules make exactly the calls that they state.
+//! calls or correct their arguments, but tests of the driver's rules must make exactly the calls that they name.
 
 mod attrs;
 mod device;

@@ -1,5 +1,5 @@
-//! A driver of the device in a few instructions: it sets up queues, sends requests and commands,
-//! and triple-faults if a reply has an unexpected status.
+//! A minimal driver of the device: it sets up queues, sends requests and commands, and triple-faults if a reply has an
+//! unexpected status.
 
 use super::code::Code;
 

@@ -57,8 +57,8 @@ pub fn kernel(programs: &[Code]) -> Vec<u8> {
         .collect();
     let count = u32::try_from(others.len()).expect("few vCPUs");
 
-    // The layout depends on the boot program's length, which does not depend on the values of
-    // addresses: measure with arbitrary addresses, then build with the right ones.
+    // The layout depends on the boot program's length, which does not depend on the values of addresses. So measure the
+    // length with arbitrary addresses, then build with the right ones.
     let make = |images: u32| {
         let mut code = Code::new().store(SPURIOUS, ENABLED);
         let mut program = images;

@@ -12,9 +12,9 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// A timer that runs while the device needs periodic drains. Its descriptor is readable when
-/// [`Vpmu::drain`](vpmu::Vpmu::drain) is due. Either an event loop waits for the descriptor and drains if
-/// [`DrainTimer::take`] returns `true`, or a separate thread drains each time [`DrainTimer::wait`] returns `true`. A
-/// vCPU's thread must do neither.
+/// [`Vpmu::drain`](vpmu::Vpmu::drain) is due. Use it in one of two ways: an event loop waits for the descriptor and
+/// drains if [`DrainTimer::take`] returns `true`, or a separate thread drains each time that [`DrainTimer::wait`]
+/// returns `true`. A vCPU's thread must do neither.
 #[derive(Debug)]
 pub struct DrainTimer {
     /// The timer descriptor, which is non-blocking.

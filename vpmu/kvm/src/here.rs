@@ -1,5 +1,5 @@
-//! Reports accesses of the vCPU that runs on the calling thread, for a VMM whose buses do not report to a device
-//! which vCPU makes an access.
+//! Reports accesses of the vCPU that runs on the calling thread. It is for VMMs whose buses do not report which vCPU
+//! makes an access.
 //!
 //! The thread's [`VcpuThread`](crate::VcpuThread) carries the accesses out at its next run call, before the vCPU enters
 //! the guest. For the guest, this has the same effect as [`AtExit::mark`](crate::AtExit::mark) and
@@ -17,7 +17,7 @@ enum Access {
 }
 
 thread_local! {
-    /// Accesses of the last exit that are not carried out yet, in order. `None` if no vCPU runs on this thread.
+    /// Accesses of the last exit that have not been carried out yet, in order. `None` if no vCPU runs on this thread.
     static WAITING: RefCell<Option<Vec<Access>>> = const { RefCell::new(None) };
 }
 

@@ -1,6 +1,5 @@
-//! One event's records for the file, each with its time. The records are not kept in memory: each pass rebuilds
-//! them one by one from the copy of the ring. So the memory for the records does not depend on what the guest
-//! writes to the ring.
+//! One event's records for the file, each with its time. The records are not kept in memory: each pass rebuilds them
+//! one by one from the copy of the ring. So memory use does not depend on what the guest writes to the ring.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

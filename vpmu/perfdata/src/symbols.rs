@@ -52,8 +52,8 @@ pub(crate) struct Function {
 /// Maximum number of characters of a name.
 const NAME_MAX: usize = 255;
 
-/// A file of symbols. It stays open and is read again for each recording: a recording needs few of a
-/// kernel's hundred thousand symbols, so they are not kept in memory.
+/// A symbol file. It stays open and is read again for each recording, because a recording needs only a few of a
+/// kernel's hundred thousand symbols.
 #[derive(Debug)]
 pub struct Symbols {
     path: PathBuf,

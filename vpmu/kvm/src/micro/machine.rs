@@ -1,7 +1,7 @@
 //! A machine of one vCPU that runs a few instructions.
 //!
-//! The machine has no firmware, no devices and no interrupt controller. It runs the instructions and reports the
-//! exit, which the caller interprets. Memory layout, machine code and registers are in [`crate::arch`].
+//! The machine has no firmware, no devices and no interrupt controller. It runs the instructions and returns the exit,
+//! which the caller interprets. Memory layout, machine code and registers are in [`crate::arch`].
 
 #![expect(unsafe_code, reason = "registers memory with KVM")]
 

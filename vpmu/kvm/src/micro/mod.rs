@@ -1,4 +1,4 @@
-//! Machines of one vCPU that run a few instructions, to find out how this host's KVM behaves.
+//! Machines with one vCPU that run a few instructions, to find out how this host's KVM behaves.
 //!
 //! A broken hypervisor can spin in one guest instruction forever. Each machine therefore runs on a thread of its own,
 //! and the signal `SIGRTMIN + 9` ends the machine's run call at a time limit.

@@ -1,5 +1,5 @@
-//! A cache of the answer of [`guest_ips`](super::guest_ips) in a file, because a probe takes longer than all other
-//! preparations of a guest. The answer is valid until the host reboots or a KVM module is loaded again.
+//! Caches the answer of [`guest_ips`](super::guest_ips) in a file, because a probe takes longer than all other
+//! preparations for a guest. The answer is valid until the host reboots or a KVM module is loaded again.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};

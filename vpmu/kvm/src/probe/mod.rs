@@ -40,8 +40,8 @@ impl Sampling {
         period: 1_000_000,
         ends_early: false,
     };
-    /// For a machine that is about to boot: takes enough samples in little time. Uses only one small guest, because
-    /// creating and destroying a guest takes longer than sampling it.
+    /// For a machine that is about to boot: takes enough samples in a short time. Uses only one small guest, because it
+    /// takes longer to create and destroy a guest than to sample it.
     pub const QUICK: Self = Self {
         time: Duration::from_secs(2),
         attempts: 1,
@@ -132,7 +132,8 @@ fn conclusive_guest_ips() -> Option<bool> {
     });
     let knows = match rings {
         [Some(true), Some(true)] => Some(true),
-        // If one mode is `false`, so is the answer: the device needs guest addresses in both modes.
+        // If the result for one mode is `false`, the answer is `false`, because the device needs guest addresses in
+        // both modes.
         rings if rings.contains(&Some(false)) => Some(false),
         _ => None,
     };
