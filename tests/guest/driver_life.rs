@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -596,14 +596,14 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
 /// The opening task may be preempted after the device has opened its event and before the driver has recorded the event.
 /// Here, a real-time task preempts it at varying times, and keeps the CPU until the device is bound again.
 fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() -> Outcome {
-    const ROUNDS: usize = 100;
+    const ROUNDS: u32 = 100;
     /// After this time, the real-time task gives up the CPU: the unbinding may wait for a lock that the opening task
     /// holds.
     const KEPT: Duration = Duration::from_millis(100);
     let name = transport()?;
     let device = fresh()?;
     // The number of times that the device was bound again
-    let (bound, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (bound, stop) = (AtomicU32::new(0), AtomicBool::new(false));
     let open = || -> io::Result<usize> {
         cpu::pin(1)?;
         let mut opened = 0;
@@ -624,14 +624,14 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
         }
         Ok(opened)
     };
-    let bind_again = |round: usize| -> io::Result<()> {
+    let bind_again = |round: u32| -> io::Result<()> {
         let (tell, told) = channel();
         let (name, bound) = (&name, &bound);
         thread::scope(|scope| {
             let keeper = scope.spawn(move || -> io::Result<()> {
                 cpu::pin(1)?;
                 cpu::keep()?;
-                thread::sleep(Duration::from_micros(20) * (round % 50) as u32);
+                thread::sleep(Duration::from_micros(20) * (round % 50));
                 let begun = Instant::now();
                 // Fails only if the test has failed.
                 let _ = tell.send(());
