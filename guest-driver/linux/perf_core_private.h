@@ -532,8 +532,8 @@ static inline void perf_core_add_lost(struct perf_event *event, u64 count)
  * perf_core_event_clock() - read the clock that timestamps an event's records
  * @event: the event
  *
- * Safe: perf core sets the function event->clock before the event is installed,
- * and never changes it.
+ * Safe: perf core sets event->clock before it installs the event, and never
+ * changes it afterwards.
  *
  * Return: the time.
  */

@@ -250,7 +250,7 @@ int vpmu_attr_check_replay(const struct perf_event *event)
 /**
  * vpmu_attr_has_registers() - whether samples or packets of an event contain
  *                             registers
- * @attr: from vpmu_attr_check()
+ * @attr: the attr, which vpmu_attr_check() must have accepted
  * @trace: the event writes to an AUX area
  *
  * PERF_SAMPLE_REGS_USER is not considered: only registers from kernel mode can
@@ -342,9 +342,9 @@ u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request
 
 /**
  * vpmu_attr_request() - request the samples or packets for an attr of /dev/vpmu
- * @attr: from vpmu_attr_check()
- * @trace: the event writes packets, not samples
- * @request: its sample and packet fields are filled in
+ * @attr: the attr, which vpmu_attr_check() must have accepted
+ * @trace: whether the event writes packets, not samples
+ * @request: the request whose sample and packet fields this function sets
  */
 void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 		       struct vpmu_open_request *request)

@@ -343,9 +343,9 @@ void vpmu_persistent_init(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_exit() - cancel a scheduled refresh of the list, or wait
- *                          until it is done
- * @dev: the device, after its reset
+ * vpmu_persistent_exit() - cancel a scheduled refresh of the list, and wait for
+ *                          a running one
+ * @dev: the device, which must have been reset
  */
 void vpmu_persistent_exit(struct vpmu_device *dev)
 {

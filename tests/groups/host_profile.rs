@@ -66,7 +66,7 @@ cat /tmp/profiled.said
 static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 tests::shared_boots!(|| SESSION.boot());
 
-/// Number of marks that the guest places in a round; each causes an exit.
+/// Number of marks that the guest places per round; each one causes an exit.
 const MARKS: f64 = 500.0;
 
 /// The count of an event in the output of `perf stat -x,`.

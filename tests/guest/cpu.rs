@@ -108,8 +108,8 @@ pub(crate) fn bind_console() -> io::Result<()> {
     Ok(())
 }
 
-/// Moves this thread, with programs that it starts later, to a CPU without console interrupts. If the thread may run on
-/// only one CPU, it stays there.
+/// Moves this thread, and programs that it starts later, to a CPU that does not handle console interrupts. A thread
+/// that may run on only one CPU stays there.
 pub(crate) fn leave_console() -> io::Result<()> {
     if thread::available_parallelism()?.get() > QUIET {
         pin(QUIET)?;

@@ -1,4 +1,4 @@
-//! How the device writes rings, forward and backward: it writes only whole records, and reports every loss.
+//! How the device writes forward and backward rings: it writes only whole records, and reports every loss.
 
 use std::thread;
 

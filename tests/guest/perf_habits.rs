@@ -180,7 +180,7 @@ impl Threads {
         Ok(())
     }
 
-    /// The ids of the threads in ascending order, so the first thread's id comes first.
+    /// The thread ids in ascending order. The initial thread has the lowest id.
     fn ids(&self) -> Fallible<Vec<String>> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()))?;
         let mut ids = Vec::new();

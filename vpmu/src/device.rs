@@ -588,7 +588,7 @@ impl Vpmu {
         shard.is_none_or(|shard| shard.vcpu.visit() != Some(visit.number))
     }
 
-    /// Calls `act` on the control plane, then delivers the notices that became due.
+    /// Calls `act` on the control plane, then delivers the notices that it added.
     pub(crate) fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
         let result = act(&mut self.shared.control.lock());
         self.shared.notices.deliver(None);

@@ -5,7 +5,7 @@
 //! | `CONTROL` | ids, names, rings' owners, window, control queue | control requests, the operator, cross-vCPU links |
 //! | `SHARD` | one vCPU's events, host counters and queue | that vCPU's thread; the drain; requests about its events |
 //! | `SINK` | one ring and its AUX area | a thread that writes a record or packet |
-//! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers notices |
+//! | `NOTICES` | pending notices, event queue | a thread that adds or delivers notices |
 //! | `DRAIN` | number of shards that need draining | a thread that changes whether a shard needs draining |
 //! | `WINDOW` | allocated pages of the window | control requests and the operator, for a ring in the window |
 //!

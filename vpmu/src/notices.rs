@@ -1,5 +1,5 @@
-//! Notices to the driver. A notice stays due until the event queue has a buffer for it. The device then delivers the
-//! notice, and raises an interrupt if the driver wants one.
+//! Notices to the driver. A notice stays pending until the event queue has a buffer for it. The device then delivers
+//! the notice, and raises an interrupt if the driver wants one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::save::{Fault, SavedNotice, SavedQueue};
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    /// Whether a notice may be deliverable. [`Notices::deliver`] looks for due notices only while this flag is set, and
-    /// then clears it.
+    /// Whether a notice may be deliverable. [`Notices::deliver`] looks for pending notices only while this flag is set,
+    /// and then clears it.
     ready: AtomicBool,
     interrupts: AtomicU64,
     state: Lock<State, NOTICES>,
@@ -27,7 +27,7 @@ pub(crate) struct Notices {
 
 #[derive(Debug, Default)]
 struct State {
-    due: Due,
+    pending: Pending,
     queue: DeviceQueue,
     /// Raises the driver's interrupts; `None` without a driver.
     interrupt: Option<Arc<dyn Interrupt>>,
@@ -44,10 +44,10 @@ impl Notices {
         }
     }
 
-    /// Sets the event queue and the interrupt of a new driver, and discards due notices.
+    /// Sets the event queue and the interrupt of a new driver, and discards pending notices.
     pub(crate) fn activate(&self, queue: DeviceQueue, interrupt: Option<Arc<dyn Interrupt>>) {
         let mut state = self.state.lock();
-        state.due = Due::default();
+        state.pending = Pending::default();
         state.queue = queue;
         state.interrupt = interrupt;
     }
@@ -62,30 +62,29 @@ impl Notices {
         self.state.lock().queue.restore(saved);
     }
 
-    /// Removes the driver, and discards due notices.
+    /// Removes the driver, and discards pending notices.
     pub(crate) fn reset(&self) {
         self.activate(DeviceQueue::default(), None);
     }
 
-    /// Locks the due notices, to add or remove some.
-    pub(crate) fn due(&self) -> DueNotices<'_> {
-        DueNotices {
+    /// Locks the pending notices, to add or remove some.
+    pub(crate) fn pending(&self) -> PendingNotices<'_> {
+        PendingNotices {
             state: self.state.lock(),
             ready: &self.ready,
         }
     }
 
-    /// Makes notices due, or retracts them, as listed in `all`. No notice is delivered before the whole list
-    /// is applied.
+    /// Adds or retracts notices, as listed in `all`. No notice is delivered before the whole list is applied.
     pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
-        let mut due = self.due();
+        let mut pending = self.pending();
         for tell in all {
             match tell {
-                Tell::Wake(owner) => due.wake(owner, 1),
-                Tell::Aux(event) => due.aux(event),
-                Tell::Fail(event, refused) => due.fail(event, refused),
-                Tell::Limit { event, woke } => due.limit(event, woke),
-                Tell::Forget(event) => due.forget(event),
+                Tell::Wake(owner) => pending.wake(owner, 1),
+                Tell::Aux(event) => pending.aux(event),
+                Tell::Fail(event, refused) => pending.fail(event, refused),
+                Tell::Limit { event, woke } => pending.limit(event, woke),
+                Tell::Forget(event) => pending.forget(event),
             }
         }
     }
@@ -100,11 +99,11 @@ impl Notices {
         self.deliver(None);
     }
 
-    /// Delivers due notices. `served` is the index of another queue for which the driver wants an interrupt, if any.
-    /// Makes one call that raises the interrupts for this queue and, if the driver wants it, for the notices. The
+    /// Delivers pending notices. `served` is the index of another queue for which the driver wants an interrupt, if
+    /// any. Makes one call that raises the interrupts for this queue and, if the driver wants it, for the notices. The
     /// caller must not hold any of the device's locks, because the transport has locks of its own.
     pub(crate) fn deliver(&self, served: Option<u16>) {
-        let event = self.deliver_due().then_some(QUEUE_EVENT);
+        let event = self.deliver_pending().then_some(QUEUE_EVENT);
         let (queues, len) = match (served, event) {
             (None, None) => return,
             (Some(served), Some(event)) => ([served, event], 2),
@@ -137,9 +136,9 @@ impl Notices {
         (state.delivered, state.bad_buffers)
     }
 
-    /// Delivers notices until the queue's buffers are used up; the remaining notices stay due until the driver posts
-    /// more buffers. Returns whether the driver wants an interrupt for the delivered notices.
-    fn deliver_due(&self) -> bool {
+    /// Delivers notices until the queue's buffers are used up; the remaining notices stay pending until the driver
+    /// posts more buffers. Returns whether the driver wants an interrupt for the delivered notices.
+    fn deliver_pending(&self) -> bool {
         if !self.ready.load(Ordering::Relaxed) {
             return false;
         }
@@ -148,7 +147,7 @@ impl Notices {
         let mut given = false;
         state.queue.notified();
         for _ in 0..state.queue.bound() {
-            let Some(notice) = state.due.next() else {
+            let Some(notice) = state.pending.next() else {
                 break;
             };
             let Some(chain) = state.queue.take() else {
@@ -156,7 +155,7 @@ impl Notices {
             };
             let len = match write(&chain, &notice) {
                 Ok(len) => {
-                    state.due.delivered();
+                    state.pending.delivered();
                     state.delivered += 1;
                     len
                 }
@@ -180,7 +179,7 @@ fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
     u32::try_from(size_of::<Notice>()).map_err(|_| BadChain)
 }
 
-/// A notice that a shard makes due, or retracts.
+/// A notice that a shard adds or retracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tell {
     /// Wake the readers of the family of events with this owner: the owner and the events inherited from it.
@@ -195,52 +194,52 @@ pub(crate) enum Tell {
     Forget(u64),
 }
 
-/// The due notices of a device, locked.
-pub(crate) struct DueNotices<'a> {
+/// The pending notices of a device, locked.
+pub(crate) struct PendingNotices<'a> {
     state: Held<'a, State, NOTICES>,
     ready: &'a AtomicBool,
 }
 
-impl Drop for DueNotices<'_> {
+impl Drop for PendingNotices<'_> {
     fn drop(&mut self) {
-        if std::mem::take(&mut self.state.due.grown) {
+        if std::mem::take(&mut self.state.pending.grown) {
             self.ready.store(true, Ordering::Relaxed);
         }
     }
 }
 
-impl std::ops::Deref for DueNotices<'_> {
-    type Target = Due;
+impl std::ops::Deref for PendingNotices<'_> {
+    type Target = Pending;
 
-    fn deref(&self) -> &Due {
-        &self.state.due
+    fn deref(&self) -> &Pending {
+        &self.state.pending
     }
 }
 
-impl std::ops::DerefMut for DueNotices<'_> {
-    fn deref_mut(&mut self) -> &mut Due {
-        &mut self.state.due
+impl std::ops::DerefMut for PendingNotices<'_> {
+    fn deref_mut(&mut self) -> &mut Pending {
+        &mut self.state.pending
     }
 }
 
-/// Notices that are due, oldest first.
+/// Pending notices, oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Due {
+pub(crate) struct Pending {
     queue: VecDeque<Notice>,
-    /// For each due `NOTICE_WAKEUP`: its event, and the number of wakeups to report.
+    /// For each pending `NOTICE_WAKEUP`: its event, and the number of wakeups to report.
     waking: BTreeMap<u64, u64>,
-    /// For each due `NOTICE_LIMIT`: its event, and how many times the event reached its limit.
+    /// For each pending `NOTICE_LIMIT`: its event, and how many times the event reached its limit.
     limited: BTreeMap<u64, u64>,
-    /// Events with a due `NOTICE_AUX`.
+    /// Events with a pending `NOTICE_AUX`.
     fetched: BTreeSet<u64>,
-    /// Whether a `NOTICE_PERSISTENT` is due.
+    /// Whether a `NOTICE_PERSISTENT` is pending.
     listing: bool,
     /// Whether a notice was added since this flag was last cleared.
     grown: bool,
 }
 
-impl Due {
-    /// All due notices, oldest first.
+impl Pending {
+    /// All pending notices, oldest first.
     pub(crate) fn save(&self) -> Vec<SavedNotice> {
         let notices = self.queue.iter().map(|notice| {
             let (kind, event) = (notice.kind.get(), notice.event.get());
@@ -258,11 +257,10 @@ impl Due {
         notices.collect()
     }
 
-    /// Restores a notice that was due when the state was saved. The caller must have checked that the notice's
+    /// Restores a notice that was pending when the state was saved. The caller must have checked that the notice's
     /// event exists.
     ///
-    /// # Errors
-    /// The saved notice is not valid, or an equivalent notice is already due.
+    /// # Errors The saved notice is not valid, or an equivalent notice is already pending.
     pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
         let SavedNotice { kind, event, value } = *saved;
         let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);
@@ -281,7 +279,7 @@ impl Due {
             return Err("its value is not valid");
         }
         if !fresh {
-            return Err("it is already due");
+            return Err("it is already pending");
         }
         // `next` sets the value of a wakeup or limit. The value of any other notice fits in a byte.
         self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
@@ -298,21 +296,21 @@ impl Due {
         }
     }
 
-    /// Retracts the due wakeups of the family of events with this owner; returns their number.
+    /// Retracts the pending wakeups of the family of events with this owner; returns their number.
     pub(crate) fn take_wakeups(&mut self, owner: u64) -> u64 {
         let waking = self.waking.remove(&owner).unwrap_or(0);
         self.retract(owner, |kind| kind == NOTICE_WAKEUP);
         waking
     }
 
-    /// Makes the `NOTICE_ERROR` of an event due. Called at most once in the event's life.
+    /// Adds the `NOTICE_ERROR` of an event. Called at most once in the event's life.
     pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
         self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
-    /// Makes a `NOTICE_LIMIT` of an event due. The driver also wakes readers when it receives this notice, so the
-    /// notice replaces the `woke` wakeups of the last overflow. A program that counts signals then gets exactly one
-    /// signal per overflow.
+    /// Adds a `NOTICE_LIMIT` of an event. The driver also wakes readers when it receives this notice, so the notice
+    /// replaces the `woke` wakeups of the last overflow. A program that counts signals then gets exactly one signal per
+    /// overflow.
     pub(crate) fn limit(&mut self, event: u64, woke: u64) {
         if let Some(waking) = self.waking.get_mut(&event) {
             *waking = waking.saturating_sub(woke);
@@ -328,24 +326,24 @@ impl Due {
         }
     }
 
-    /// Makes a `NOTICE_AUX` of an event due, unless one is already due. The notice makes the driver check the AUX area
-    /// that it manages for the event.
+    /// Adds a `NOTICE_AUX` of an event, unless one is already pending. The notice tells the driver to check the AUX
+    /// area that it manages for the event.
     pub(crate) fn aux(&mut self, event: u64) {
         if self.fetched.insert(event) {
             self.push(NOTICE_AUX, event);
         }
     }
 
-    /// Makes a `NOTICE_PERSISTENT` due after the host has started, ended or renamed the persistent event `event`. Does
-    /// nothing if such a notice is already due, for this or another event.
+    /// Adds a `NOTICE_PERSISTENT` after the host has started, ended or renamed the persistent event `event`. Does
+    /// nothing if such a notice is already pending, for this or another event.
     pub(crate) fn list(&mut self, event: u64) {
         if !std::mem::replace(&mut self.listing, true) {
             self.push(NOTICE_PERSISTENT, event);
         }
     }
 
-    /// Discards the due notices of a closed event, except `NOTICE_WAKEUP`, which is for the event's whole family, and
-    /// `NOTICE_PERSISTENT`.
+    /// Discards a closed event's pending notices, except `NOTICE_WAKEUP`, which applies to the event's whole family,
+    /// and `NOTICE_PERSISTENT`.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);
@@ -354,19 +352,19 @@ impl Due {
         });
     }
 
-    /// The oldest due notice, with its count.
+    /// The oldest pending notice, with its count.
     pub(crate) fn next(&self) -> Option<Notice> {
         let notice = self.queue.front()?;
         let event = notice.event.get();
-        let due = match notice.kind.get() {
+        let pending = match notice.kind.get() {
             NOTICE_WAKEUP => self.waking.get(&event),
             NOTICE_LIMIT => self.limited.get(&event),
             _ => None,
         };
-        let Some(&due) = due else {
+        let Some(&pending) = pending else {
             return Some(*notice);
         };
-        let count = u32::try_from(due).unwrap_or(u32::MAX).min(NOTICE_COUNT);
+        let count = u32::try_from(pending).unwrap_or(u32::MAX).min(NOTICE_COUNT);
         Some(Notice {
             value: count.into(),
             ..*notice
@@ -374,7 +372,7 @@ impl Due {
     }
 
     /// Removes the oldest notice after its delivery. If its count exceeds `NOTICE_COUNT`, the maximum that one notice
-    /// can report, the rest stays due.
+    /// can report, the rest stays pending.
     pub(crate) fn delivered(&mut self) {
         let Some(notice) = self.next() else {
             return;
@@ -417,7 +415,7 @@ impl Due {
     }
 }
 
-/// Subtracts `count` from the due number of an event; returns whether any are left.
+/// Subtracts `count` from the pending count of an event; returns whether any are left.
 fn subtract(due: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
     let rest = due.remove(&event).unwrap_or(0).saturating_sub(count);
     if rest > 0 {
@@ -430,7 +428,7 @@ fn subtract(due: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
 mod tests {
     use super::*;
 
-    fn drained(notices: &mut Due) -> Vec<(u32, u64, u32)> {
+    fn drained(notices: &mut Pending) -> Vec<(u32, u64, u32)> {
         let mut all = Vec::new();
         while let Some(notice) = notices.next() {
             all.push((notice.kind.get(), notice.event.get(), notice.value.get()));
@@ -441,7 +439,7 @@ mod tests {
 
     #[test]
     fn limit_replaces_only_the_wakeup_of_its_overflow() {
-        let mut notices = Due::default();
+        let mut notices = Pending::default();
         notices.wake(1, 1);
         notices.wake(2, 1);
         notices.limit(1, 1);
@@ -467,7 +465,7 @@ mod tests {
 
     #[test]
     fn notices_count_every_wakeup() {
-        let mut notices = Due::default();
+        let mut notices = Pending::default();
         for _ in 0..600 {
             notices.wake(1, 1);
             notices.wake(2, 1);
@@ -481,7 +479,7 @@ mod tests {
 
     #[test]
     fn taken_wakeups_go_to_the_heir() {
-        let mut notices = Due::default();
+        let mut notices = Pending::default();
         notices.wake(1, 300);
         notices.delivered();
         assert_eq!(notices.take_wakeups(1), 44);
@@ -491,7 +489,7 @@ mod tests {
 
     #[test]
     fn one_notice_represents_all_persistent_events() {
-        let mut notices = Due::default();
+        let mut notices = Pending::default();
         notices.list(1);
         notices.list(2);
         notices.forget(1);

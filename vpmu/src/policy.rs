@@ -1,4 +1,4 @@
-//! The events that a guest may open, as its operator lists them.
+//! The events that a guest may open, as listed by its operator.
 
 use crate::abi::{
     EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, KIND_EXIT_TRACE, KIND_EXITS,

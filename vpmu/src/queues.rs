@@ -218,8 +218,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Starts a round of serving the queue, after a notification or for a due notice. This resets the number of
-    /// descriptors that [`DeviceQueue::take`] may use until the next round.
+    /// Starts a round of queue processing, either after a notification or because a notice is pending. This resets the
+    /// number of descriptors that [`DeviceQueue::take`] may use until the next round.
     pub(crate) fn notified(&mut self) {
         if let Some(active) = &mut self.0 {
             active.descriptors = usize::from(active.queue.size) * DESCRIPTORS_PER_ENTRY;

@@ -326,10 +326,10 @@ impl Sink {
         }
     }
 
-    /// Begins a write to the area by a producer in the VMM, for one of its traces.
+    /// Begins a write to the area for a trace that the VMM produces.
     ///
     /// # Errors
-    /// As [`Area::claim`]; [`Refused::NotBegun`]: the sink has no area that the device manages.
+    /// Those of [`Area::claim`], and [`Refused::NotBegun`] if the sink has no area that the device manages.
     pub(crate) fn claim(
         &self,
         record: &mut Record,

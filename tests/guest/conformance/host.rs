@@ -59,7 +59,7 @@ fn of_writes() -> Result<u64, Box<dyn Error>> {
     Ok(counted(&event, || accesses::out_loop(WRITES))?.count)
 }
 
-/// The event of completed instructions (INST_RETIRED), by the number that Armv8 gives it.
+/// The event INST_RETIRED (instructions completed), by its Armv8 event number.
 const INST_RETIRED: What = What {
     kind: bindings::PERF_TYPE_RAW,
     config: 0x08,

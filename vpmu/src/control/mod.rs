@@ -796,12 +796,12 @@ impl Control {
         let Some(Extinct { heir }) = self.sinks.leave(owner, id) else {
             return;
         };
-        let mut due = self.notices.due();
-        let wakeups = due.take_wakeups(owner);
+        let mut pending = self.notices.pending();
+        let wakeups = pending.take_wakeups(owner);
         if wakeups > 0
             && let Some(heir) = heir
         {
-            due.wake(heir, wakeups);
+            pending.wake(heir, wakeups);
         }
     }
 
@@ -1402,7 +1402,7 @@ impl Control {
                 operator: false,
             }),
         );
-        self.notices.due().list(id);
+        self.notices.pending().list(id);
     }
 
     /// Checks that the guest is below the operator's limit on persistent events.
@@ -1497,7 +1497,7 @@ impl Control {
         if let Some(guests) = before {
             self.take_name(guests);
         }
-        self.notices.due().list(id);
+        self.notices.pending().list(id);
         Ok(id)
     }
 
@@ -1506,7 +1506,7 @@ impl Control {
         self.check_exists(id)?;
         self.flush_sink(id);
         self.end(id);
-        self.notices.due().list(id);
+        self.notices.pending().list(id);
         Ok(())
     }
 

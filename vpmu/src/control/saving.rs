@@ -98,10 +98,10 @@ impl Control {
                     role,
                 })
                 .collect(),
-            // Without a driver, due notices need not be saved, because they are discarded when a driver activates
+            // Without a driver, pending notices need not be saved, because they are discarded when a driver activates
             // the device.
             notices: match driver {
-                Some(_) => self.notices.due().save(),
+                Some(_) => self.notices.pending().save(),
                 None => Vec::new(),
             },
             driver,
@@ -210,7 +210,7 @@ impl Control {
         self.restore_notices(state)?;
         for (id, refusal) in failed {
             log::warn!("the restore put event {id} in the error state: {refusal}");
-            self.notices.due().fail(id, Some(refusal));
+            self.notices.pending().fail(id, Some(refusal));
         }
         self.next_id = state.next_id;
         self.before = state.totals.clone();
@@ -729,7 +729,7 @@ impl Control {
             _ => true,
         };
         match known {
-            true => self.notices.due().restore(saved),
+            true => self.notices.pending().restore(saved),
             false => Err("the event does not exist"),
         }
     }

@@ -10,8 +10,8 @@ use crate::arch;
 
 /// Largest age, in nanoseconds, of the newer anchor when records are converted.
 const FRESH: u64 = 1_000_000;
-/// Largest distance between the anchors, in nanoseconds: when they are farther apart, a later anchor replaces the
-/// older one. After the host was suspended, conversions may be wrong for about this time, because an anchor from
+/// Largest distance between the anchors, in nanoseconds: when they are farther apart, a later anchor replaces the older
+/// one. After the host resumes from suspend, conversions may be wrong for about this long, because an anchor from
 /// before the suspend is still in use.
 const SPAN: u64 = 10_000_000_000;
 /// Number of attempts to read both clocks for an anchor. The shortest attempt is used, because others may have

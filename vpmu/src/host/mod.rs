@@ -104,8 +104,7 @@ pub struct PerfSource {
 }
 
 impl PerfSource {
-    /// Like [`PerfSource::confined`], for a process that is not confined, with default hardware
-    /// settings.
+    /// Like [`PerfSource::confined`], but for an unconfined process and with default hardware settings.
     ///
     /// # Errors
     /// [`Error`].

@@ -31,7 +31,7 @@ pub(crate) enum Wakeup {
     Bytes(u32),
 }
 
-/// The properties of the event that writes a record. Events that share a ring may differ in these properties.
+/// The properties of the event that a record belongs to. They may differ between events that share a ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteContext<'a> {
     /// The layout of the event's records.

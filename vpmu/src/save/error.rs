@@ -90,7 +90,7 @@ pub enum RestoreError {
         /// The fault.
         what: &'static str,
     },
-    /// A due notice is invalid.
+    /// A pending notice is invalid.
     #[error("notice of event {event}: {what}")]
     Notice {
         /// The event that it names.

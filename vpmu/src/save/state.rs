@@ -70,7 +70,7 @@ saved! {
         /// The families of events that write to a sink, by ascending owner.
         pub(crate) families: Vec<SavedFamily>,
         pub(crate) links: Vec<SavedLink>,
-        /// Due notices, oldest first.
+        /// Pending notices, oldest first.
         pub(crate) notices: Vec<SavedNotice>,
         pub(crate) totals: Metrics,
     }

@@ -204,8 +204,8 @@ impl Cpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     key: CounterKey,
-    /// Number of threads that the vCPU had before the counter's thread. This number identifies the counter set, because
-    /// the sets of different threads can use the same keys.
+    /// Number of threads the vCPU ran on before the counter's thread. It identifies the counter set, because keys are
+    /// unique only within one thread's set.
     threads: u64,
 }
 

@@ -68,7 +68,7 @@ impl Writer {
         self.told.push(tell);
     }
 
-    /// Makes the kept notices due.
+    /// Hands the kept notices to [`Notices`].
     pub(crate) fn publish_notices(&mut self) {
         if !self.told.is_empty() {
             self.notices.tell(self.told.drain(..));

@@ -32,7 +32,7 @@ struct Scene {
     /// A control request.
     bytes: Vec<u8>,
     command: Command,
-    /// The vCPU whose queue has the command, and the vCPU that notifies this queue.
+    /// The vCPU whose queue holds the command, and the vCPU that sends the notification for that queue.
     of: u32,
     by: u32,
     /// The event that the request is about.

@@ -77,7 +77,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Opens an enabled event that samples these fields, and maps its ring.
+/// Opens an event that samples these fields and is enabled from the start; maps its ring.
 fn opened(rig: &mut Rig, request: OpenRequest) -> u64 {
     let request = OpenRequest {
         flags: (request.flags.get() | OPEN_ENABLED).into(),

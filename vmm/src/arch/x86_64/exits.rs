@@ -43,7 +43,7 @@ pub(crate) fn serve<'a>(
     None
 }
 
-/// Whether the guest made an access that KVM did not decode: never on x86-64.
+/// Whether the guest made an access that KVM could not decode. Always false on x86-64.
 pub(crate) fn is_undecoded(_exit: &VcpuExit<'_>) -> bool {
     false
 }

@@ -264,7 +264,7 @@ fn link(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Opens two task events, usually schedules them in, and makes the first the starter or the stopper of the second.
+/// Opens two task events, usually schedules them in, and sets the first to start or stop the second.
 fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let mut pair = [0; 2];
     for event in &mut pair {

@@ -99,7 +99,7 @@ impl Memory {
         );
     }
 
-    /// Checks that the device did not write to pages that the driver never named.
+    /// Checks that the device did not write to pages that the driver never gave to it.
     pub(crate) fn assert_neighbours_untouched(&self) {
         let mut bytes = [0; PAGE_SIZE];
         for number in 0..ARENA_PAGES {

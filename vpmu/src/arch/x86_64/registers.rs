@@ -36,8 +36,8 @@ pub(crate) const REGISTERS: u64 = 0xff_0fff;
 /// Linux's kernel stacks have this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code are walked. They are, because 32-bit and 64-bit code use the same register as frame
-/// pointer.
+/// Whether frames of 32-bit code are walked: true here, because 32-bit and 64-bit code use the same register as the
+/// frame pointer.
 pub(crate) const WALKS_32_BIT_CODE: bool = true;
 
 /// Number of words in Linux's `struct pt_regs`.

@@ -18,7 +18,7 @@ use crate::abi::{
 use crate::area::Area;
 use crate::clock::Clock;
 use crate::memory::Memory;
-use crate::notices::{DueNotices, Notices};
+use crate::notices::{Notices, PendingNotices};
 use crate::record::{Layout, TYPE_AUX};
 use crate::ring::{Ring, RingMode, Wakeup};
 use crate::shard::Writer;
@@ -112,9 +112,9 @@ impl Rig {
         }
     }
 
-    fn notices(&mut self) -> DueNotices<'_> {
+    fn notices(&mut self) -> PendingNotices<'_> {
         self.writer.publish_notices();
-        self.notices.due()
+        self.notices.pending()
     }
 
     fn size(&self) -> u64 {
