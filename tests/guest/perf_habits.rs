@@ -779,7 +779,7 @@ fn sched_recorded_beside_leaves_counts_exact() -> Outcome {
         "--",
         "sh",
         "-c",
-        "guest-tests mark 3 500; sleep 0.01",
+        "guest-tests mark 3 500 && sleep 0.01",
     ];
     let output = perf(&[&["sched", "record", "-o", "sched", "--"], &stat[..]].concat())?;
     let said = text(&output.stderr);

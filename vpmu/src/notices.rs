@@ -260,7 +260,8 @@ impl Pending {
     /// Restores a notice that was pending when the state was saved. The caller must have checked that the notice's
     /// event exists.
     ///
-    /// # Errors The saved notice is not valid, or an equivalent notice is already pending.
+    /// # Errors
+    /// The saved notice is not valid, or an equivalent notice is already pending.
     pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
         let SavedNotice { kind, event, value } = *saved;
         let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);
@@ -416,10 +417,10 @@ impl Pending {
 }
 
 /// Subtracts `count` from the pending count of an event; returns whether any are left.
-fn subtract(due: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
-    let rest = due.remove(&event).unwrap_or(0).saturating_sub(count);
+fn subtract(pending: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
+    let rest = pending.remove(&event).unwrap_or(0).saturating_sub(count);
     if rest > 0 {
-        due.insert(event, rest);
+        pending.insert(event, rest);
     }
     rest > 0
 }

@@ -118,7 +118,7 @@ impl Default for Hardware {
 /// cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
-    /// Allow only these configs. The catalogue lists those that the host can open.
+    /// Only these configs. The catalogue lists those that the host can open.
     Listed(BTreeSet<u64>),
     /// Any event and unit mask that the PMU accepts.
     All,
