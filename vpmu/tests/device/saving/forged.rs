@@ -346,7 +346,7 @@ fn forged_states_are_refused_with_the_fault() {
                 {"kind": NOTICE_PERSISTENT, "event": 1, "value": 0},
                 {"kind": NOTICE_PERSISTENT, "event": 2, "value": 0}
             ]),
-            "already due",
+            "already pending",
         ),
     ];
     let wrong = cases.into_iter().filter_map(|(at, value, expected)| {
