@@ -79,7 +79,9 @@ free:
 
 /**
  * vpmu_area_free() - struct pmu::free_aux: take the pages back from the device
- * @aux: from vpmu_area_setup(); no trace writes to the area any more
+ * @aux: the return value of vpmu_area_setup()
+ *
+ * Perf core calls this when no trace writes to the area any more.
  */
 void vpmu_area_free(void *aux)
 {

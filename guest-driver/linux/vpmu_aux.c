@@ -36,8 +36,8 @@ static void aux_free(struct vpmu_aux *aux)
 }
 
 /*
- * Allocates zeroed pages, in the longest runs that can be allocated without
- * retries.
+ * Allocates zeroed pages, in contiguous runs that are as long as the allocator
+ * can provide without retrying.
  */
 static int aux_fill(struct vpmu_aux *aux)
 {

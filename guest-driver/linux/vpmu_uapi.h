@@ -434,8 +434,8 @@ struct vpmu_sample_packet {
  */
 #define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
 /*
- * On an event's file descriptor: makes the event's overflows start or stop
- * another event, the target. The argument is the target's file descriptor.
+ * On the file descriptor of an event: makes overflows of this event start or
+ * stop another event, the target. The argument is the target's file descriptor.
  */
 #define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
 #define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)

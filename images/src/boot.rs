@@ -268,7 +268,8 @@ impl Boot {
         self.emulate(&parts, &mark, run)
     }
 
-    /// Boots the lab with the files of `run`, which the lab's kernel unpacks after those of the lab's initramfs.
+    /// Boots the lab with the files of `run`, which the lab's kernel unpacks after the files in the lab's own
+    /// initramfs.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
         let exact = self.place == PlaceChoice::Exact;

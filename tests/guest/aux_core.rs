@@ -1,5 +1,5 @@
-//! AUX areas of traces that `perf_event_open(2)` has opened. A stock perf core writes the records about these areas by
-//! itself.
+//! AUX areas of traces that were opened with `perf_event_open(2)`. Here perf core, not the device, writes the AUX
+//! records.
 
 use std::fs;
 use std::path::{Path, PathBuf};

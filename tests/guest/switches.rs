@@ -138,8 +138,8 @@ impl Cost {
     }
 }
 
-/// Returns the cost of [`ROUNDS`] switches to another task and back. One task opens its events with `first`, the other
-/// with `second`.
+/// Returns the cost of [`ROUNDS`] round trips between two tasks. One task opens its events with `first`, the other with
+/// `second`.
 fn cost_of_rounds(
     first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
     second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,

@@ -164,8 +164,8 @@ impl Period {
     }
 }
 
-/// Moves `length` one step towards the right period, with which a count that grows by `grown` in `elapsed` nanoseconds
-/// overflows `hertz` times a second.
+/// Moves `length` one step towards the right period. With the right period, a count that grows by `grown` in `elapsed`
+/// nanoseconds overflows `hertz` times a second.
 fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
     if elapsed == 0 {
         return length;

@@ -132,8 +132,8 @@ impl VcpuSession {
         }
     }
 
-    /// Handles the vCPU's notification of `queue`, a vCPU queue. All commands on the queue are executed before the
-    /// next guest entry: this call executes the first turn, and [`VcpuSession::resume`] executes the rest.
+    /// Handles a notification that the vCPU sent for `queue`, a vCPU queue. All commands on the queue are executed
+    /// before the next guest entry: this call executes the first turn, and [`VcpuSession::resume`] executes the rest.
     pub fn kick(&mut self, queue: u16) {
         let Some(of) = self.shared.queue_of(queue) else {
             let vcpu = self.index;

@@ -12,7 +12,7 @@ use crate::place::PlaceChoice;
 /// A program that executes a known number of instructions, `million.S`. It has no C library, because the number
 /// of instructions of a C library's startup varies with random addresses.
 const PROGRAM: &str = "million";
-/// For each run, the number of words on the program's command line. The program loops a million rounds for each
+/// The number of words on the program's command line in each run. The program runs its loop a million times for each
 /// word.
 const WORDS: [u64; 3] = [1, 2, 5];
 /// The number of instructions that the program executes for each word.

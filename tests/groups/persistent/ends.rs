@@ -191,8 +191,8 @@ fn recording_after_reset_has_every_mark() {
     whole("reset", 3);
 }
 
-/// The second boot finds the guest's event with its id and records, and the operator's events continue. The recording
-/// is written at the power-off and contains the marks of both boots.
+/// After the reboot, the guest's event has the same ID and still holds its records, and the operator's events keep
+/// counting. The recording is written at power-off and contains the marks of both boots.
 #[test]
 fn rebooted_guest_finds_persistent_events() {
     let session = SESSION.get();

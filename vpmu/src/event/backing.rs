@@ -99,8 +99,8 @@ impl Backing {
     /// the operator owns the event.
     ///
     /// # Errors
-    /// The host's error. `EMFILE`: the guest's open counters have reached the operator's limit, and this
-    /// event has no counter yet. An event that already has counters closes its oldest counter instead of failing.
+    /// The error that the host returned, or `EMFILE` if the guest's open counters have reached the operator's limit and
+    /// this event has no counter yet. An event that already has counters closes its oldest counter instead of failing.
     pub(super) fn prepare(
         &mut self,
         cpu: &mut Cpu,

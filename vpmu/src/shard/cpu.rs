@@ -146,7 +146,7 @@ impl Cpu {
         }
     }
 
-    /// Starts the counters that [`Cpu::hold_own`] has delayed. Call this before the shard is unlocked.
+    /// Starts the counters that [`Cpu::hold_own`] held back. Call this before unlocking the shard.
     pub(crate) fn release_own(&mut self) {
         let Some(thread) = self.held.take() else {
             return;

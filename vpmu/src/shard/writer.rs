@@ -100,7 +100,7 @@ impl Writer {
         self.tasks.running(&self.guest.view())
     }
 
-    /// The tasks that have run on the vCPU until now, from its task page.
+    /// The tasks that have run on the vCPU so far, as read from its task page.
     pub(crate) fn history(&self) -> TaskHistory {
         self.tasks.history(&self.guest.view())
     }

@@ -58,8 +58,8 @@ fn each_exit_counts_once_by_reason() {
     for (index, (config, _, times)) in reasons.into_iter().enumerate() {
         let grown = rig.value(0, events[index]) - before[index];
         if config == EXIT_MMIO {
-            // Besides the test's exits, the event counts the exits of these commands: two that read `all`, four that
-            // read the other events, and the one that reads this event.
+            // The event also counts the exits of seven commands: two that read `all`, four that read the other events,
+            // and one that reads this event.
             assert_eq!(grown, times + 2 + 4 + own);
         } else {
             assert_eq!(grown, times, "reason {config}");

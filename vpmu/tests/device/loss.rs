@@ -50,8 +50,8 @@ impl Produced {
         }
     }
 
-    /// Reads all records, and checks that the numbers of read and lost records add up to `produced`. Between two reads
-    /// of the ring, a command makes the device report the last loss.
+    /// Reads all records, and checks that the records read plus the records lost equal `produced`. A command between
+    /// the two reads of the ring makes the device report the latest loss.
     fn finish(mut self, produced: u64) -> (u64, u64) {
         self.take(usize::MAX);
         let value = self.rig.value(0, self.event);

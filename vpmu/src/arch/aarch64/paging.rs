@@ -229,8 +229,8 @@ mod tests {
             u64::from_le(entry.expect("in memory"))
         }
 
-        /// Maps `address` with `entry` in a table of `level`, in tables with `levels` levels. Each entry that points
-        /// to a table also gets the flags `bits`.
+        /// Writes `entry` into the table at `level` that maps `address`, in a hierarchy of `levels` levels. Adds the
+        /// flags `bits` to each entry that points to a table.
         fn map(mut self, (address, levels): (u64, u32), level: u32, entry: u64, bits: u64) -> Self {
             let all = if levels == 5 { 52 } else { 48 };
             let place = |level: u32| (address & ((1 << all) - 1)) >> (12 + 9 * level) & 511;

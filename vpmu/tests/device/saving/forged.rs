@@ -23,7 +23,7 @@ impl Rich {
         let window = window(64);
         let mut rig = Rig::windowed(&window);
         rig.runs(0, 11, 12);
-        // Events 1 and 2: one of the operator, and one of the guest with its ring in the window.
+        // Event 1 belongs to the operator. Event 2 belongs to the guest and has its ring in the window.
         rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
         let guests = rig.open(&marks(0, 1)).expect("open");
         rig.detach(guests, "mine").expect("detached");

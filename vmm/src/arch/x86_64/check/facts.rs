@@ -21,7 +21,7 @@ pub struct Guest {
     pub cmpxchg16b: Finding,
     /// A hypercall with an unknown number returned an error to the guest.
     pub hypercall: Finding,
-    /// A signal to the thread of a vCPU that spins in the guest made `KVM_RUN` return.
+    /// `KVM_RUN` returned when the thread of a vCPU that was spinning in the guest received a signal.
     pub signal: Finding,
     /// The registers that KVM copies to `struct kvm_run` at an exit equal those that `KVM_GET_REGS` returns.
     pub sync_regs: Finding,

@@ -43,7 +43,7 @@ pub(crate) enum RecordingError {
     Target(#[from] TargetError),
 }
 
-/// Converts a sample of event number `event` to its line in the file.
+/// Converts a sample of event number `event` to the line that is written to the file.
 pub(crate) fn sample_line(event: usize, sample: &vpmu_client::Sample) -> Sample {
     Sample(
         event,
