@@ -11,7 +11,7 @@ const REGULAR: u32 = 0o100_000;
 const LINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Errors of adding an entry to an archive.
+/// Errors from adding an entry to an archive.
 #[derive(Debug, Error)]
 pub enum CpioError {
     /// The file is too long: the format stores its length in 32 bits.

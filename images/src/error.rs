@@ -1,4 +1,4 @@
-//! The errors of running a command in a guest, and [`FileError`], which many other errors contain.
+//! The errors from running a command in a guest, and [`FileError`], which many other errors contain.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::module::ModuleError;
 use crate::place::{Place, PlaceError};
 use crate::programs::ProgramError;
 
-/// Errors of running a command in a guest.
+/// Errors from running a command in a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The kernel is not available.

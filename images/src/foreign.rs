@@ -19,7 +19,7 @@ use crate::process::{self, ProcessError};
 use crate::toolchain::{Toolchain, ToolchainError};
 use crate::unpacked::{self, UnpackedError};
 
-/// Errors of adding a program to a guest.
+/// Errors from adding a program to a guest.
 #[derive(Debug, Error)]
 pub enum ForeignError {
     /// The host does not have the program.

@@ -266,7 +266,7 @@ fn install(apt: &Apt, packages: &str) -> Result<(), HostError> {
         let step = Step::new(format!("installing {packages}"));
         let mut command = apt.get();
         command.args(["install", "-y", "--no-install-recommends"]);
-        // Wait for other installations to finish: new machines install packages by themselves.
+        // Wait for other installations to finish: a new machine may be installing packages on its own.
         command.args(["-o", "DPkg::Lock::Timeout=600"]);
         command
             .args(packages.split(' '))

@@ -14,7 +14,7 @@ const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
 /// Number of the first digit's token.
 const FIRST_DIGIT: usize = b'0' as usize;
 const LONGEST_TOKEN: usize = 128;
-/// Number of names per marker. The markers are the offsets of every 256th name, from the first name on.
+/// Number of names per marker. The markers are the offsets of every 256th name, starting with the first.
 const MARKED: usize = 256;
 /// Plausible numbers of names.
 const NAMES: std::ops::Range<usize> = 512..1 << 21;

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 
-/// Errors of adding a module to an initramfs.
+/// Errors from adding a module to an initramfs.
 #[derive(Debug, Error)]
 pub enum KmodError {
     /// The module is neither a file nor built in.

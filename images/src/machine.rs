@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::{process, sys};
 
 const CHUNK: usize = 4096;
-/// Interval between checks whether a program that closed its streams has ended.
+/// Interval at which a program that closed its streams is checked for its end.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Errors of running a machine.

@@ -114,7 +114,7 @@ pub enum QemuError {
     /// The package lists could not be refreshed.
     #[error(transparent)]
     Apt(#[from] AptError),
-    /// The QEMU in this host's package lists is of a different series than the fixes are for.
+    /// The QEMU in this host's package lists belongs to another series than the fixes.
     #[error("the lab is built from Debian 12's QEMU {SERIES}; this host's lists have {0}")]
     Series(String),
     /// The cache cannot be used.

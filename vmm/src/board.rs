@@ -16,7 +16,7 @@ use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
 use crate::devices::vpmu::{Doorbell, VirtioPmu};
 use crate::exit::End;
 
-/// Errors of adding a device.
+/// Errors from adding a device.
 #[derive(Debug, thiserror::Error)]
 pub enum PlugError {
     /// Two devices overlap in the layout.
@@ -25,7 +25,7 @@ pub enum PlugError {
     /// The virtio library rejects the size of a queue.
     #[error("cannot create the virtqueues")]
     Queues(#[from] virtio_queue::Error),
-    /// The host has no free descriptors, or standard output is closed.
+    /// The process has no free file descriptors, or standard output is closed.
     #[error("cannot connect the console")]
     Console(#[source] io::Error),
 }
@@ -34,7 +34,7 @@ fn event() -> Result<EventFd, PlugError> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(PlugError::Console)
 }
 
-/// Adds the serial port, on standard input and output.
+/// Adds the serial port, and connects it to standard input and output.
 ///
 /// # Errors
 /// [`PlugError`].

@@ -1,4 +1,4 @@
-//! Boot data of every architecture: the initramfs and the kernel command line.
+//! Boot data that every architecture has: the initramfs and the kernel command line.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 /// Alignment of the initramfs: a page of the guest.
 const PAGE: u64 = 4096;
 
-/// Errors of loading the initramfs or the command line.
+/// Errors from loading the initramfs or the command line.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The initramfs cannot be read.
@@ -44,7 +44,7 @@ pub enum DataError {
     CmdlineZero,
 }
 
-/// Checks that Linux accepts `cmdline`: Linux's buffer has `max` bytes, one of them for the terminating zero.
+/// Checks that Linux accepts `cmdline`. Linux's buffer has `max` bytes, including the terminating zero.
 ///
 /// # Errors
 /// [`DataError::CmdlineTooLong`], [`DataError::CmdlineZero`].

@@ -1,5 +1,5 @@
-//! A token bucket, which limits the work that a guest can cause: it allows a burst, and then a fixed number of tokens
-//! per period.
+//! A token bucket, which limits the work that a guest can cause. It allows an initial burst, and then a fixed number of
+//! tokens per period.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ impl Bucket {
         }
     }
 
-    /// Takes up to `wanted` tokens; returns the number taken.
+    /// Takes up to `wanted` tokens, and returns the number of tokens taken.
     pub(crate) fn take(&mut self, wanted: u64, now: Instant) -> u64 {
         self.fill(now);
         let taken = wanted.min(self.tokens);
@@ -54,7 +54,7 @@ impl Bucket {
         self.debt = self.debt.saturating_add(wanted - taken);
     }
 
-    /// Time until the bucket has a token; zero if it has one.
+    /// Time until the bucket has a token. Zero if it already has one.
     #[must_use]
     pub(crate) fn wait(&mut self, now: Instant) -> Duration {
         self.fill(now);
@@ -63,7 +63,7 @@ impl Bucket {
         }
         match self.refill {
             0 => Duration::MAX,
-            // Round up: after a time that is rounded down, the bucket would still be empty.
+            // Round up, because the bucket would still be empty after a time that was rounded down.
             _ => {
                 let flows = self.flow_time(self.debt.saturating_add(1)) + Duration::from_nanos(1);
                 let at = self.filled.checked_add(flows);
@@ -83,7 +83,7 @@ impl Bucket {
         let paid = self.debt.min(flown);
         self.debt -= paid;
         self.tokens = self.tokens.saturating_add(flown - paid).min(self.most);
-        // Keep the remainder of the elapsed time: it counts toward the next token.
+        // Keep the remainder of the elapsed time, which counts toward the next token.
         self.filled = match self.tokens == self.most {
             true => now,
             false => self.filled + self.flow_time(flown),

@@ -1,4 +1,4 @@
-//! Dispatch of accesses to devices by address, for ports and memory alike.
+//! Dispatches accesses to devices by address, for both ports and memory.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use vpmu::{Registers, VcpuSession};
 pub struct Caller<'a> {
     /// The vCPU's index.
     pub vcpu: u32,
-    /// The vCPU's registers; they are read only if a device needs them.
+    /// The vCPU's registers. They are fetched only if a device needs them.
     pub registers: &'a mut dyn Registers,
     /// The vCPU's session with the paravirtual PMU; `None` if the PMU is disabled.
     pub pmu: Option<&'a mut VcpuSession>,
@@ -41,7 +41,7 @@ pub struct Bus {
     ranges: Vec<Range>,
 }
 
-/// Two devices at one address: an error in the layout, found when the machine is built.
+/// Two devices claim the same address. This is an error in the layout, which is detected when the machine is built.
 #[derive(Debug, thiserror::Error)]
 #[error("two devices at {0:#x}")]
 pub struct Overlap(u64);
@@ -53,10 +53,10 @@ impl Bus {
         Self::default()
     }
 
-    /// Adds `device`, which claims `size` addresses from `start` on.
+    /// Adds `device`, which claims `size` addresses starting at `start`.
     ///
     /// # Errors
-    /// [`Overlap`] if another device claims one of the addresses, or they exceed 64 bits.
+    /// [`Overlap`] if another device claims one of the addresses, or an address exceeds 64 bits.
     pub fn insert(
         &mut self,
         start: u64,
@@ -76,7 +76,7 @@ impl Bus {
         Ok(())
     }
 
-    /// The device that claims all of `[address, address + size)`, and the offset of `address` in the device.
+    /// The device that claims the whole range `[address, address + size)`, and the offset of `address` in that device.
     fn find(&self, address: u64, size: usize) -> Option<(&dyn Device, u64)> {
         let place = self.ranges.partition_point(|range| range.start <= address);
         let range = self.ranges.get(place.checked_sub(1)?)?;
@@ -125,7 +125,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Calls `f` with a caller on vCPU `vcpu`.
+    /// Calls `f` with a [`Caller`] for vCPU `vcpu`.
     pub(crate) fn as_vcpu<R>(vcpu: u32, f: impl FnOnce(&mut Caller<'_>) -> R) -> R {
         f(&mut Caller {
             vcpu,

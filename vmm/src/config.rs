@@ -1,4 +1,4 @@
-//! The operator's configuration, from flags and a file. This module checks every value, once.
+//! The operator's configuration, from flags and a file. This module checks every value once.
 
 mod args;
 
@@ -26,9 +26,9 @@ use crate::snapshot::{self, Facts, SnapshotError};
 pub use self::args::RunArgs;
 pub use crate::arch::layout::MAX_VCPUS;
 
-/// Minimum guest memory in MiB: a kernel needs that much.
+/// Minimum guest memory in MiB. A kernel needs at least this much.
 pub const MIN_MEMORY_MIB: u64 = 4;
-/// Maximum guest memory in MiB: a host can address at most 2^52 bytes.
+/// Maximum guest memory in MiB. A host can address at most 2^52 bytes.
 pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
 const DEFAULT_MEMORY_MIB: u64 = 256;
@@ -38,7 +38,7 @@ const DEFAULT_WINDOW: u64 = 16 << 20;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// Batched where the host's samples contain guest addresses, else exit
+    /// Batched if the host's samples have guest addresses, otherwise exit
     #[default]
     Auto,
     /// The host takes samples while the vCPU continues to run
@@ -51,7 +51,7 @@ pub enum Engine {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CountMode {
-    /// Only the guest's
+    /// Only the guest's work
     #[default]
     Guest,
     /// Also the host's work for the vCPU
@@ -81,7 +81,7 @@ pub enum OnReset {
 /// The configuration of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The kernel image; `None` for a restored machine that cannot boot again.
+    /// The kernel image. `None` for a restored machine that has no kernel with which to boot again.
     pub kernel: Option<PathBuf>,
     /// The kernel's initramfs.
     pub initramfs: Option<PathBuf>,
@@ -101,15 +101,15 @@ pub struct Config {
     pub policy: Decision,
     /// Host hardware that the machine may use.
     pub hardware: Hardware,
-    /// Bytes of the window, in whole pages; zero without a window.
+    /// Size of the window in bytes, a multiple of the page size. Zero if there is no window.
     pub window: u64,
     /// Persistent events started before the guest.
     pub persistent: Vec<PersistSpec>,
-    /// The file of recordings, if given.
+    /// The file for recordings, if given.
     pub recording: Option<PathBuf>,
-    /// Names of the guest kernel's functions.
+    /// The file with the names of the guest kernel's functions.
     pub symbols: Option<PathBuf>,
-    /// Limits of the guest's resource use.
+    /// Limits on the guest's resource use.
     pub limits: Limits,
     /// Action after a guest reset.
     pub on_reset: OnReset,
@@ -153,7 +153,7 @@ impl From<&Config> for Facts {
     }
 }
 
-/// Errors of the configuration.
+/// Errors in the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -174,7 +174,7 @@ pub enum ConfigError {
         #[source]
         source: serde_json::Error,
     },
-    /// Neither the flags nor the file have a kernel.
+    /// Neither the flags nor the file name a kernel.
     #[error("no kernel: give one with --kernel, or as \"kernel\" in the file of --config")]
     NoKernel,
     /// An invalid number of vCPUs.
@@ -200,7 +200,7 @@ pub enum ConfigError {
     /// A snapshot that cannot be restored with this configuration.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// `--on-reset restart` for a restored machine without a kernel: a snapshot has none.
+    /// `--on-reset restart` for a restored machine without `--kernel`. A snapshot has no kernel to boot.
     #[error(
         "--on-reset restart with --restore needs --kernel, too: a snapshot has no kernel to boot"
     )]
@@ -222,7 +222,7 @@ impl ConfigError {
         })
     }
 
-    /// The exit status: a snapshot that cannot be restored is a usage error only if a flag contradicts it.
+    /// The exit status. A snapshot that cannot be restored is a usage error only if a flag contradicts the snapshot.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -233,7 +233,7 @@ impl ConfigError {
     }
 }
 
-/// The file of `--config`: keys as in `vmm run --help`, all optional.
+/// The contents of the `--config` file. The keys are those in `vmm run --help`, and all are optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Document {
@@ -311,7 +311,7 @@ impl TryFrom<&RunArgs> for Config {
             return Err(ConfigError::Memory(memory_mib));
         }
         let window = args.window.or(file.window);
-        // A snapshot without a PMU has no window to compare with, even if its machine was started with --window.
+        // A snapshot without a PMU has no window to compare with, even if the saved machine was started with --window.
         let windowed = facts.filter(|it| it.vpmu);
         let window =
             same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
@@ -410,7 +410,7 @@ impl TryFrom<&RunArgs> for Config {
     }
 }
 
-/// Returns the given value, or else the snapshot's value. If there are both, they must be equal.
+/// Returns the given value, or if there is none, the snapshot's value. If both exist, they must be equal.
 fn same_or<T: Copy + PartialEq + Display>(
     facts: Option<&Facts>,
     flag: &'static str,

@@ -1,7 +1,7 @@
-//! The main thread's loop while vCPUs run: it serves the console, the PMU's queues and requests for
-//! snapshots, and handles signals and the end of the run.
+//! The loop of the main thread while vCPUs run. It serves the console, the PMU's queues and snapshot requests, and
+//! handles signals and the end of the run.
 //!
-//! This module only moves bytes and dispatches events to the devices; it contains no device logic.
+//! This module only moves bytes and dispatches events to the devices. It contains no device logic.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -21,7 +21,7 @@ use crate::exit::{End, Ending};
 use crate::signal::EndingSignals;
 use crate::snapshot::mailbox::Mailbox;
 
-/// Delay before console output is written, so that one write can take many bytes.
+/// Delay before console output is written, so that one write can include many bytes.
 const BATCH_TIME: Duration = Duration::from_millis(2);
 /// Maximum number of bytes of input per read.
 const INPUT: usize = 64;
@@ -69,8 +69,8 @@ struct Wakeups {
     failed: Option<event_manager::Error>,
 }
 
-/// The main thread's loop, which serves the console, the PMU's control and event queues, signals, and
-/// requests for snapshots. One loop is used for all boots of the guest.
+/// The main thread's loop. It serves the console, the PMU's control and event queues, and snapshot requests, and
+/// handles signals. The same loop is used for all boots of the guest.
 #[expect(
     missing_debug_implementations,
     reason = "the event manager has nothing to show"
@@ -93,8 +93,8 @@ pub(crate) enum Stopped {
 }
 
 impl EventLoop {
-    /// Creates the loop. [`EventLoop::run`] returns when `end` is announced, or when `mailbox` has a request or a
-    /// finished snapshot.
+    /// Creates the loop. [`EventLoop::run`] returns when the end is announced through `end`, or when `mailbox` has a
+    /// request or a finished snapshot.
     ///
     /// # Errors
     /// [`LoopError`].
@@ -171,7 +171,7 @@ impl EventLoop {
     }
 }
 
-/// Milliseconds until a moment, rounded up.
+/// Milliseconds until `moment`, rounded up.
 fn milliseconds_to(moment: Instant) -> i32 {
     let left = moment.saturating_duration_since(Instant::now());
     i32::try_from(left.as_millis()).map_or(i32::MAX, |millis| millis.saturating_add(1))
@@ -200,8 +200,8 @@ impl Wakeups {
         Ok(())
     }
 
-    /// Passes input to the guest while the serial port has free space, and watches standard input only during that
-    /// time. Ctrl-A x ends the run.
+    /// Passes input to the guest while the serial port has free space. Watches standard input only while there is free
+    /// space. Ctrl-A x ends the run.
     fn feed(&mut self, readable: bool, ops: &mut EventOps<'_>) {
         if self.keyboard.feed(&self.console.serial, readable, ops) {
             self.end.announce(Ok(Ending::ByHand));
@@ -209,7 +209,8 @@ impl Wakeups {
     }
 }
 
-/// Clears an eventfd. Call this before handling the event: a signal that arrives during the handling is then not lost.
+/// Clears an eventfd. Call this before handling the event, so that a signal that arrives during the handling is not
+/// lost.
 fn take(event: &EventFd) {
     if let Err(error) = event.read()
         && error.kind() != io::ErrorKind::WouldBlock
@@ -255,7 +256,7 @@ impl MutEventSubscriber for Wakeups {
                 }
             }
             MAILBOX => self.mailbox.clear(),
-            // `END`: `run` checks it.
+            // `END` needs no action here, because `run` checks for the end.
             _ => {}
         }
     }
@@ -273,10 +274,10 @@ impl MutEventSubscriber for Wakeups {
 struct Keyboard {
     input: File,
     keys: Keys,
-    /// Input for which the guest has no room yet.
+    /// Input for which the serial port has no room yet.
     pending: Vec<u8>,
     watched: bool,
-    /// Whether epoll can watch the input. Regular files and the null device cannot be watched; they are always
+    /// Whether epoll can watch the input. Regular files and the null device cannot be watched, but they are always
     /// readable.
     watchable: bool,
     ended: bool,
@@ -294,7 +295,7 @@ impl Keyboard {
         })
     }
 
-    /// Called when input is readable, and when the guest's serial port has free space; returns whether Ctrl-A x was
+    /// Called when input is readable, and when the guest's serial port has free space. Returns whether Ctrl-A x was
     /// typed.
     fn feed(&mut self, serial: &Serial, mut readable: bool, ops: &mut EventOps<'_>) -> bool {
         loop {

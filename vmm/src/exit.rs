@@ -1,4 +1,4 @@
-//! The end of a run, and [`End`], through which it is announced.
+//! The ways in which a run can end, and [`End`], which announces the end.
 
 use std::fmt;
 use std::io;
@@ -31,7 +31,7 @@ pub const EXIT_FAILURE: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 /// Exit status of a VMM whose seccomp filter refused a system call.
 pub const EXIT_REFUSED_CALL: u8 = 7;
-/// Exit status if KVM can no longer run the guest, see [`VcpuError::Stopped`].
+/// Exit status if KVM can no longer run the guest (see [`VcpuError::Stopped`]).
 pub const EXIT_STOPPED: u8 = 8;
 
 impl Ending {
@@ -57,7 +57,7 @@ impl Ending {
         }
     }
 
-    /// The stable name of this end, for reports.
+    /// The name of this end in reports. The name is stable.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// Errors of a vCPU, which end the run.
+/// Errors of a vCPU. Each of them ends the run.
 #[derive(Debug, thiserror::Error)]
 pub enum VcpuError {
     /// KVM's run call failed.
@@ -99,12 +99,12 @@ pub enum VcpuError {
     /// The run page cannot be mapped.
     #[error("cannot map a vCPU's run page")]
     RunPage(#[source] io::Error),
-    /// KVM encountered an instruction or state that it cannot emulate. A guest's kernel can cause this at will.
+    /// KVM encountered an instruction or state that it cannot emulate. A guest kernel can cause this whenever it likes.
     #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows what this host supports")]
     Stopped {
         /// The vCPU.
         vcpu: u32,
-        /// The guest's instruction pointer; zero if KVM does not report it.
+        /// The guest's instruction pointer. Zero if KVM does not report it.
         ip: u64,
         /// The reason in KVM's terms.
         what: String,
@@ -135,7 +135,7 @@ pub enum VcpuError {
 #[derive(Debug, Default)]
 struct Said {
     how: Option<Result<Ending, VcpuError>>,
-    /// An end that the user or a signal requested. It is kept even if this boot had already ended for another
+    /// The end that the user or a signal requested. It is remembered even if this boot had already ended for another
     /// reason.
     outside: Option<Ending>,
 }
@@ -182,7 +182,7 @@ impl End {
         }
     }
 
-    /// Clears the end of a boot, so that the guest can boot again; fails if the user or a signal requested an end.
+    /// Clears the end of a boot, so that the guest can boot again. Fails if the user or a signal requested an end.
     ///
     /// # Errors
     /// The requested end.
@@ -208,20 +208,20 @@ impl End {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Readable once the run has ended.
+    /// An event that is readable once the run has ended.
     #[must_use]
     pub fn event(&self) -> &EventFd {
         &self.event
     }
 
-    /// Readable once the user or a signal has requested the end. From then on, the VMM must not wait for pending work,
-    /// such as console output.
+    /// An event that is readable once the user or a signal has requested the end. From then on, the VMM must not wait
+    /// for pending work, such as console output.
     #[must_use]
     pub fn hurry(&self) -> &EventFd {
         &self.hurry
     }
 
-    /// The reason for the end; [`End::take`] can still take the result. `None` before the end, if the end is an
+    /// The reason for the end. The result stays available for [`End::take`]. `None` before the end, if the end is an
     /// error, and after [`End::take`].
     #[must_use]
     pub fn peek(&self) -> Option<Ending> {
@@ -229,7 +229,7 @@ impl End {
         said.how.as_ref().and_then(|how| how.as_ref().ok()).copied()
     }
 
-    /// Takes the result; `None` before the end, and after the result was taken.
+    /// Takes the result. `None` before the end, and after the result was taken.
     pub fn take(&self) -> Option<Result<Ending, VcpuError>> {
         self.said().how.take()
     }

@@ -1,4 +1,4 @@
-//! Memory of the VMM itself: the process's resident memory without the guest's.
+//! Memory use of the VMM itself: the process's resident memory without guest memory.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// The open `/proc/self/smaps`, if the host has it. It is opened at the start, because confinement can make `/proc`
-/// unreachable later.
+/// The open file `/proc/self/smaps`, if the host has it. The VMM opens the file at the start, because confinement can
+/// make `/proc` unreachable later.
 #[derive(Debug)]
 pub struct Footprint(Option<File>);
 
@@ -17,7 +17,7 @@ impl Footprint {
         Self(File::open("/proc/self/smaps").ok())
     }
 
-    /// Bytes resident in this process outside `memory`; `None` if the host does not report them.
+    /// Number of bytes resident in this process outside `memory`. `None` if the host does not report it.
     #[must_use]
     pub(crate) fn overhead(&self, memory: &GuestMemoryMmap) -> Option<u64> {
         let mut maps = String::new();
@@ -39,7 +39,7 @@ fn overhead(maps: &str, memory: &GuestMemoryMmap) -> Option<u64> {
     resident_outside(maps, &guest)
 }
 
-/// Sums the resident bytes of the mappings in `maps` that begin outside `guest`.
+/// Sums the resident bytes of all mappings in `maps` that start outside the ranges in `guest`.
 fn resident_outside(maps: &str, guest: &[Range<u64>]) -> Option<u64> {
     let mut counted = false;
     let mut total = 0u64;

@@ -1,4 +1,4 @@
-//! Known defects of the host's kernel, by its version.
+//! Properties of the host's kernel: defects that are known for its version, and mediated PMUs.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +7,9 @@ use crate::arch;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
-/// The reason why this host's KVM may lose counts of hardware events; `None` if no such defect is known. While the
-/// guest runs, the host may move an event to another counter, or adapt the event's period. A KVM that has the defect
-/// then loses counts of this event.
+/// The reason why this host's KVM may lose counts of hardware events. `None` if no such defect is known. While the
+/// guest runs, the host may move an event to another counter, or adapt the event's period. A KVM with the defect then
+/// loses counts of that event.
 #[must_use]
 pub fn lost_counts() -> Option<String> {
     let release = fs::read_to_string(RELEASE).ok()?;
@@ -21,8 +21,8 @@ const MODULES: &str = "/sys/module";
 /// The KVM modules that can provide a mediated PMU.
 const MEDIATING: [&str; 2] = ["kvm_intel", "kvm_amd"];
 
-/// Whether this host's KVM gives its guests mediated PMUs. Reads the module parameter `enable_mediated_pmu`,
-/// which Linux 7.0 introduced; `None` without the parameter or without KVM.
+/// Whether this host's KVM gives its guests mediated PMUs. Reads the module parameter `enable_mediated_pmu`, which
+/// Linux 7.0 introduced. `None` if the parameter or KVM is missing.
 #[must_use]
 pub fn mediated_pmu() -> Option<bool> {
     mediated_in(Path::new(MODULES))
@@ -46,7 +46,7 @@ fn lost_by(version: (u32, u32), first: Option<(u32, u32)>) -> Option<String> {
     ))
 }
 
-/// The first two numbers of a kernel's release.
+/// The first two numbers of a kernel's release string.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut next = || numbers.next()?.parse().ok();

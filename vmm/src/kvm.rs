@@ -3,10 +3,10 @@
 use kvm_bindings::KVM_API_VERSION;
 use kvm_ioctls::{Cap, Kvm};
 
-/// Errors of opening KVM.
+/// Errors from opening KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// /dev/kvm does not exist, or KVM does not serve it. The field is the remedy.
+    /// /dev/kvm does not exist, or KVM does not serve it. The field contains the remedy.
     #[error("there is no /dev/kvm: {0}; see 'vmm check'")]
     Missing(&'static str),
     /// The process lacks permission.
@@ -43,7 +43,7 @@ pub enum KvmError {
 }
 
 impl KvmError {
-    /// The reason why /dev/kvm does not open, with the remedy if one is known.
+    /// The reason why /dev/kvm does not open, and the remedy if one is known.
     fn open(source: kvm_ioctls::Error, without: &'static str) -> Self {
         match source.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::Missing(without),
@@ -58,7 +58,7 @@ impl KvmError {
     }
 }
 
-/// An architecture's requirements of the host.
+/// What an architecture requires of the host.
 #[derive(Debug)]
 pub struct Host {
     /// The remedy for a host without KVM.

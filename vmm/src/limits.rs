@@ -1,5 +1,5 @@
-//! Limits of one guest's use of its host: each with its default, flag, key in the configuration
-//! file, and errors.
+//! Limits on one guest's use of its host. This module defines the default, the flag, the key in the configuration file
+//! and the errors of each limit.
 
 use clap::Args;
 use serde::{Deserialize, Deserializer};
@@ -11,8 +11,8 @@ use crate::logger;
 /// Size in bytes of a page of the rings and of the window.
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The limits, as flags and as the object "limits" of a configuration file. Its keys are the flags' long
-/// names.
+/// The limits, as flags and as the object "limits" of a configuration file. The keys of the object are the long names
+/// of the flags.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 #[command(next_help_heading = "Limits of the guest's resource use")]
@@ -26,8 +26,8 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     pub max_persistent: Option<u32>,
 
-    /// Maximum number of host counters that sampling events hold open; each takes a descriptor, or two for a
-    /// trace of exits [default: 1024, or fewer if 'ulimit -Hn' is too low]
+    /// Maximum number of host counters that sampling events hold open; each uses one descriptor, or two for an exit
+    /// trace [default: 1024, or fewer if 'ulimit -Hn' is too low]
     #[arg(long, value_name = "N")]
     pub max_host_counters: Option<u32>,
 
@@ -83,8 +83,8 @@ pub struct LimitArgs {
     #[serde(deserialize_with = "bytes")]
     pub max_guest_recording: Option<u64>,
 
-    /// Maximum number of bytes per minute in the recordings at resets of the guest; further recordings are
-    /// left out [default: 64M]
+    /// Maximum number of bytes per minute in the recordings made at guest resets; further recordings are skipped
+    /// [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
     pub max_recordings: Option<u64>,
@@ -110,17 +110,18 @@ pub struct LimitArgs {
 pub struct Limits {
     /// The PMU's limits.
     pub device: vpmu::Limits,
-    /// Whether the user gave the number of host counters. If the host allows fewer, the configuration is then refused.
+    /// Whether the user gave the limit on host counters. If so, and the host allows fewer, the configuration is
+    /// refused.
     pub host_counters_asked: bool,
-    /// Bytes from rings in guest memory per recording.
+    /// Maximum number of bytes that one recording copies from rings in guest memory.
     pub guest_recording: u64,
     /// Bytes of recordings per minute.
     pub recordings: u64,
     /// Resets per minute.
     pub resets: u32,
-    /// Lines of the log per second; zero: unlimited.
+    /// Log lines per second. Zero means unlimited.
     pub log_lines: u32,
-    /// Bytes of console output per second; zero: unlimited.
+    /// Bytes of console output per second. Zero means unlimited.
     pub console: u64,
 }
 
@@ -146,7 +147,7 @@ pub enum LimitError {
         /// The given value.
         given: u32,
     },
-    /// A guest's share of the window that exceeds the window, or is not a whole number of pages.
+    /// The guest's share of the window exceeds the window, or is not a whole number of pages.
     #[error(
         "--guest-window of {guest} bytes: give whole pages of 4K, no more than the {window} bytes of \
          the window"
@@ -159,7 +160,7 @@ pub enum LimitError {
     },
 }
 
-/// Deserializes a size in the flags' format, a string.
+/// Deserializes a size from a string, in the same format as in flags.
 ///
 /// # Errors
 /// The text is not a size.
@@ -171,7 +172,7 @@ pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D
 }
 
 impl LimitArgs {
-    /// Takes missing limits from `file`.
+    /// Returns these limits, with missing limits taken from `file`.
     #[must_use]
     pub fn over(self, file: Self) -> Self {
         Self {

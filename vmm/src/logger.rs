@@ -13,10 +13,10 @@ use crate::bucket::Bucket;
 
 /// Default limit on lines per second.
 pub const DEFAULT_LINES: u32 = 20;
-/// The burst, as a multiple of the lines per second.
+/// The size of a burst, as a multiple of the limit on lines per second.
 const BURST: u64 = 10;
-/// The default filter. It drops the messages of virtio-queue, which logs each mistake of a driver: the device counts
-/// these mistakes.
+/// The default filter. It drops the messages of virtio-queue, which logs each mistake of a driver, because the device
+/// counts these mistakes.
 const FILTER: &str = "warn,virtio_queue=off";
 
 /// The process's log.
@@ -41,7 +41,7 @@ struct Limited {
     reported: AtomicU64,
 }
 
-/// Starts the log without a limit: `RUST_LOG` sets the filter, by default warnings and errors.
+/// Starts the log, without a limit. `RUST_LOG` sets the filter. By default, the filter selects warnings and errors.
 pub fn start() {
     let inner = env_logger::Builder::from_env(Env::default().default_filter_or(FILTER))
         .format(|out, record| {
@@ -61,8 +61,8 @@ pub fn start() {
     let _ = log::set_logger(limited);
 }
 
-/// Limits the log to about `lines` per second; zero: unlimited. Does nothing if `RUST_LOG` is set, because a user who
-/// sets this filter wants every line that it selects.
+/// Limits the log to about `lines` lines per second. Zero means unlimited. Does nothing if `RUST_LOG` is set, because a
+/// user who sets this filter wants every line that the filter selects.
 pub fn limit(lines: u32) {
     let Some(log) = LOG.get().filter(|_| std::env::var_os("RUST_LOG").is_none()) else {
         return;
@@ -72,7 +72,7 @@ pub fn limit(lines: u32) {
     *log.bucket.lock().unwrap_or_else(PoisonError::into_inner) = bucket;
 }
 
-/// Reports the lines dropped since the last report; returns the totals.
+/// Reports how many lines were dropped since the last report, and returns the totals.
 pub fn finish() -> Lines {
     let Some(log) = LOG.get() else {
         return Lines::default();

@@ -1,4 +1,4 @@
-//! The guest's devices as firmware tables or a device tree describe them.
+//! The guest's devices, as the firmware tables or the device tree describe them.
 
 /// The guest's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct Machine {
     pub vcpus: u8,
     /// Whether the paravirtual PMU, a virtio device, is present.
     pub virtio: bool,
-    /// Size of the PMU's window in bytes; zero without a window.
+    /// Size of the PMU's window in bytes. Zero if there is no window.
     pub window: u64,
     /// Whether the vCPUs have a hardware PMU.
     pub pmu: bool,

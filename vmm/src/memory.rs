@@ -1,5 +1,5 @@
-//! Memory that guests can access: RAM at the architecture's addresses, and the window. Both are allocated here, and
-//! registered with KVM.
+//! Memory that guests can access: RAM at the architecture's addresses, and the window. This module allocates both, and
+//! registers them with KVM.
 
 #![allow(unsafe_code)]
 
@@ -64,9 +64,9 @@ pub enum MemoryError {
     },
 }
 
-/// Reserves `mib` MiB; the host allocates pages on first access. `madvise` excludes guest memory from core
-/// dumps of the VMM. This also keeps the kernel from merging guest memory with the VMM's own mappings, so
-/// that [`Footprint`](crate::footprint::Footprint) can distinguish them.
+/// Reserves `mib` MiB of guest memory. The host allocates pages on first access. `madvise` excludes guest memory from
+/// core dumps of the VMM. This also keeps the kernel from merging guest memory with the VMM's own mappings, so that
+/// [`Footprint`](crate::footprint::Footprint) can distinguish them.
 ///
 /// # Errors
 /// [`MemoryError::Reserve`], [`MemoryError::Guard`].
@@ -88,8 +88,8 @@ fn ranges(mib: u64) -> Vec<(GuestAddress, usize)> {
         .collect()
 }
 
-/// Like [`allocate`], but maps `file` copy-on-write: the host reads a page at its first access, and copies it
-/// at the first write. The file is never written, and must not change while it is mapped.
+/// Like [`allocate`], but maps `file` copy-on-write: the host reads a page from the file on first access, and copies it
+/// on first write. The VMM never writes to the file. The file must not change while it is mapped.
 ///
 /// # Errors
 /// [`MemoryError`].
@@ -99,7 +99,7 @@ pub(crate) fn map(mib: u64, file: &File) -> Result<GuestMemoryMmap, MemoryError>
     Ok(memory)
 }
 
-/// Like [`window`], but maps `file` from `offset` on, copy-on-write.
+/// Like [`window`], but maps `file` copy-on-write, starting at `offset`.
 ///
 /// # Errors
 /// [`MemoryError`].
@@ -139,10 +139,10 @@ fn map_ranges(
     GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Place)
 }
 
-/// Reserves the window of `bytes` bytes; the host allocates pages on first access. Like [`allocate`], excludes the
-/// window from core dumps. Also sets `MADV_DONTFORK`, so that the kernel does not merge the window's mapping with an
-/// adjacent mapping of guest memory: the kernel merges only mappings with the same flags. The VMM has no child
-/// processes, so the flag has no other effect.
+/// Reserves a window of `bytes` bytes. The host allocates pages on first access. Like [`allocate`], excludes the window
+/// from core dumps. Also sets `MADV_DONTFORK`. The kernel merges only mappings with the same flags, so it does not
+/// merge the window's mapping with an adjacent mapping of guest memory. The VMM has no child processes, so the flag has
+/// no other effect.
 ///
 /// # Errors
 /// [`MemoryError::ReserveWindow`], [`MemoryError::Guard`].
@@ -156,17 +156,17 @@ pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
     Ok(window)
 }
 
-/// Frees the pages of `memory`, which reads as zeros afterwards.
+/// Frees the pages of `memory`. Afterwards, the memory reads as zeros.
 ///
 /// # Errors
 /// [`MemoryError::Empty`], [`MemoryError::Guard`].
 pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
     for region in memory.iter().filter(|it| it.file_offset().is_some()) {
-        // Pages freed by MADV_DONTNEED would be read from the file again: replace the mapping.
+        // After MADV_DONTNEED, the pages would be read from the file again, so replace the mapping instead.
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
         let flags = COPY_ON_WRITE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: replaces exactly the region's own mapping, with the same protection. All code that reads guest
-        // memory expects that it changes at any time.
+        // SAFETY: the call replaces exactly the region's own mapping, with the same protection. All code that reads
+        // guest memory expects the memory to change at any time.
         let mapped = unsafe { libc::mmap(region.as_ptr().cast(), size, PROTECTION, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(MemoryError::Empty(io::Error::last_os_error()));
@@ -174,15 +174,15 @@ pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
     }
     // A new mapping does not inherit the `madvise` flags of the mapping that it replaces.
     advise(memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
-    // All mappings are private and anonymous now: the kernel guarantees that their freed pages read as zeros.
+    // At this point, all mappings are private and anonymous, so the kernel guarantees that freed pages read as zeros.
     advise(memory, libc::MADV_DONTNEED).map_err(MemoryError::Empty)
 }
 
 fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     for region in memory.iter() {
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
-        // SAFETY: the region is mapped with that size and stays mapped. All code that reads guest memory expects
-        // that it changes at any time.
+        // SAFETY: the region is mapped with that size and stays mapped. All code that reads guest memory expects the
+        // memory to change at any time.
         if unsafe { libc::madvise(region.as_ptr().cast(), size, advice) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -190,8 +190,8 @@ fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Registers each region of `memories` with KVM, in slots from `first` on; KVM logs the guest's writes if
-/// `tracked`.
+/// Registers each region of `memories` with KVM, in consecutive slots that start at `first`. If `tracked` is true, KVM
+/// logs the guest's writes.
 ///
 /// # Errors
 /// [`MemoryError::Register`].
@@ -212,8 +212,8 @@ pub fn register(
             memory_size: region.len(),
             userspace_addr: region.as_ptr() as u64,
         };
-        // SAFETY: the region is mapped with that size, and the caller keeps it mapped for as long as vCPUs run:
-        // `Vm::run` waits until they have stopped before it returns.
+        // SAFETY: the region is mapped with that size, and the caller keeps it mapped for as long as vCPUs run, because
+        // `Vm::run` returns only after the vCPUs have stopped.
         unsafe { vm.set_user_memory_region(registration) }
             .map_err(|source| MemoryError::Register { address, source })?;
     }
@@ -241,7 +241,7 @@ impl Registration {
         Ok(Self(Some(thread)))
     }
 
-    /// Waits for the thread; returns the result of [`register`].
+    /// Waits for the thread, and returns the result of [`register`].
     ///
     /// # Errors
     /// See [`register`].
@@ -257,7 +257,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // If `finish` was not called, the caller already returns another error.
+        // If `finish` was not called, the caller is already returning another error.
         let _ = self.join();
     }
 }

@@ -1,5 +1,5 @@
-//! The operator's persistent events: started by flags before the guest's first instruction, managed
-//! with `vmm ctl` while the guest runs, and recorded when the run ends.
+//! The operator's persistent events. Flags start them before the guest's first instruction, `vmm ctl` manages them
+//! while the guest runs, and the VMM records them when the run ends.
 
 use std::fs::File;
 use std::path::Path;
@@ -59,7 +59,7 @@ pub enum OperatorError {
     /// A flush that is incomplete.
     #[error("the flush is incomplete")]
     Flush(#[source] FlushError),
-    /// A request without a file to write to.
+    /// A request came without a file to write to.
     #[error("the request came without a file to write to: use 'vmm ctl'")]
     NoFile,
     /// A request for a snapshot reached the PMU's operator, which is a bug.
@@ -79,27 +79,28 @@ pub struct Operator {
     hardware: bool,
     /// Whether --recording was given. Automatic recordings then include the guest's own events.
     asked: bool,
-    /// Bytes from rings in guest memory per recording.
+    /// Maximum number of bytes that one recording copies from rings in guest memory.
     most_of_guests: u64,
-    /// Recordings are serialized, since they may share a file.
+    /// The mutex serializes recordings, because they may share a file.
     recorder: Mutex<Recorder>,
-    /// Limits the bytes per minute of recordings at resets (--max-recordings).
+    /// Limits the bytes per minute in recordings made at resets (--max-recordings).
     room: Mutex<Bucket>,
-    /// Recordings skipped for lack of budget.
+    /// Number of recordings skipped because of --max-recordings.
     left_out: AtomicU64,
 }
 
 /// Triggers of an automatic recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// The guest resets and boots again. A guest can reset at any rate, so --max-recordings limits these recordings.
+    /// The guest resets and boots again. A guest can reset arbitrarily often, so --max-recordings limits these
+    /// recordings.
     Reset,
     /// The run ends.
     End,
 }
 
 impl Operator {
-    /// Creates the writer of recordings for `config`. Opens the directory of the recordings and the symbol file.
+    /// Creates the recorder for `config`. Opens the directory of the recordings, and the symbol file.
     ///
     /// # Errors
     /// [`OperatorError::Recording`].
@@ -112,8 +113,8 @@ impl Operator {
     /// Starts the events that `config` names.
     ///
     /// # Errors
-    /// [`OperatorError`]. If a recording cannot be written, this function returns the error, so that the operator
-    /// learns of it before the run.
+    /// [`OperatorError`]. If a recording cannot be written, this function returns the error, so that the operator sees
+    /// it before the run.
     pub fn new(
         config: &Config,
         vpmu: &Arc<Vpmu>,
@@ -141,9 +142,10 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Writes the recording if there are events to record; at a reset, only if --max-recordings permits another
-    /// recording. Call this while the vCPUs are stopped and guest memory exists. The recording includes the guest's
-    /// own events only if --recording was given. Errors are logged and do not affect the result of the run.
+    /// Writes the recording if there are events to record. At a reset, writes it only if --max-recordings permits
+    /// another recording. Call this while the vCPUs are stopped and guest memory still exists. The recording includes
+    /// the guest's own events only if --recording was given. Errors are logged, and do not affect the result of the
+    /// run.
     pub fn record(&self, occasion: Occasion) -> Option<Recorded> {
         let wanted = |event: &PersistentStatus| event.operator || self.asked;
         if !self.vpmu.persistent().iter().any(wanted) {
@@ -165,13 +167,13 @@ impl Operator {
         Some(recorded)
     }
 
-    /// Number of recordings at resets that were skipped because of --max-recordings.
+    /// Number of recordings that were skipped at resets because of --max-recordings.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Executes a request from the control socket; `file` is the file that the client sent with it.
+    /// Executes a request from the control socket. `file` is the file that the client sent with the request.
     pub fn serve(&self, request: Request, file: Option<File>) -> Reply {
         match self.done(request, file) {
             Ok(answer) => Reply::Ok(answer),
@@ -187,7 +189,7 @@ impl Operator {
                 Ok(Answer::Recording(recorded))
             }
             Request::Dump { file: Some(path) } => {
-                // A pipe or a device could block the socket's thread.
+                // Accept only a regular file, because a pipe or a device could block the socket's thread.
                 let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
                 let file = file.filter(is_file).ok_or(OperatorError::NoFile)?;
                 let recorded = self.dump(Some((&file, &path)), |_| true)?;
@@ -205,7 +207,7 @@ impl Operator {
                 let started = self.start(&parsed)?;
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
-            // These requests concern the whole machine: `vm/snapshot.rs` handles them.
+            // These requests concern the whole machine, so `vm/snapshot.rs` handles them.
             Request::Snapshot { .. } | Request::Finish { .. } => Err(OperatorError::Machine),
             Request::End { event } => {
                 let id = self.find(&event)?;
@@ -221,8 +223,8 @@ impl Operator {
         wanted.map(Entry::from).collect()
     }
 
-    /// Returns the id of `event`, which is a name or an id. Names never begin with a digit, so the two cannot be
-    /// confused.
+    /// Returns the id of the event that `event` names, by name or by id. Names never start with a digit, so the two
+    /// cannot be confused.
     fn find(&self, event: &str) -> Result<u64, OperatorError> {
         let id: Option<u64> = event.parse().ok();
         let events = self.vpmu.persistent().into_iter();
@@ -233,7 +235,7 @@ impl Operator {
             .ok_or_else(|| OperatorError::NoSuch(event.to_owned()))
     }
 
-    /// Starts the events of `spec`, all or none; returns their ids.
+    /// Starts all events of `spec`, or none if one fails. Returns the ids of the events.
     fn start(&self, spec: &PersistSpec) -> Result<Vec<u64>, OperatorError> {
         let mut started = Vec::new();
         for persist in spec.events(self.vcpus) {
@@ -270,14 +272,15 @@ impl Operator {
         Ok(started)
     }
 
-    /// Writes a recording of the `wanted` events. `file` is the open file to write to and its path; `None`:
-    /// the file of `--recording`.
+    /// Writes a recording of the `wanted` events. `file` is the open file to write to, and its path. `None` means the
+    /// file of `--recording`.
     fn dump(
         &self,
         file: Option<(&File, &Path)>,
         wanted: impl Fn(&PersistentStatus) -> bool,
     ) -> Result<Recorded, OperatorError> {
-        // Continue after a failed flush: the earlier records of an event in the error state can still be recorded.
+        // Continue after a failed flush, because the earlier records of an event in the error state can still be
+        // recorded.
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!(
                 "the recording may lack samples: {}",
@@ -285,7 +288,7 @@ impl Operator {
             );
         }
         let histories = vpmu_perfdata::histories(&self.vpmu, wanted, self.most_of_guests);
-        // Poisoning is harmless: a panic during a recording leaves no partial file.
+        // A poisoned lock is harmless, because a panic during a recording leaves no partial file.
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let (path, summary) = match file {
             Some((file, path)) => (path, recorder.write_to(file, path, &histories)?),

@@ -1,4 +1,4 @@
-//! A file name in an open directory. The file can be written even if the directory's path is no longer reachable,
+//! A file name in an open directory. The VMM can write the file even if the directory's path is no longer reachable
 //! because the root directory or the user has changed.
 
 use std::ffi::{OsStr, OsString};
@@ -18,13 +18,13 @@ pub(crate) const CREATE: OFlags = OFlags::RDWR
     .union(OFlags::LARGEFILE)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Number of temporary names to try. Files that killed processes have left may occupy some names.
+/// Number of temporary names to try. Some names may be taken by files that killed processes left behind.
 const TRIES: u32 = 64;
 
 /// A file name in an open directory.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// An error of opening the directory is reported when the directory is first used.
+    /// If the directory cannot be opened, the error is reported when the directory is first used.
     directory: Result<OwnedFd, Errno>,
     name: OsString,
     path: PathBuf,
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// The file's path at the time of opening.
+    /// The path that the file had when [`Place::open`] was called.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -59,7 +59,7 @@ impl Place {
         self.directory.as_ref().ok().map(AsRawFd::as_raw_fd)
     }
 
-    /// The file's status; `None` if the file does not exist. Follows symbolic links if `follow`.
+    /// The file's status, or `None` if the file does not exist. Follows symbolic links if `follow` is true.
     ///
     /// # Errors
     /// The host's error.
@@ -75,7 +75,7 @@ impl Place {
         }
     }
 
-    /// Whether a file that is not a regular file has this name.
+    /// Whether this name belongs to an existing file that is not a regular file.
     pub(crate) fn is_taken(&self) -> bool {
         let status = self.status(true).ok().flatten();
         status
@@ -148,12 +148,12 @@ impl Place {
     }
 }
 
-/// A file that is removed when dropped, unless it was persisted.
+/// A file that is removed when this value is dropped, unless [`Temporary::persist`] was called.
 #[derive(Debug)]
 pub(crate) struct Temporary<'a> {
     place: &'a Place,
     file: File,
-    /// `None` once persisted.
+    /// `None` once the file has its final name.
     name: Option<OsString>,
 }
 

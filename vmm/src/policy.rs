@@ -1,5 +1,5 @@
-//! The events that an operator permits a guest, in the syntax of `vmm run --help`: a tier, and
-//! lists that refine it.
+//! The events that an operator permits a guest to open, in the syntax of `vmm run --help`: a tier, and lists that add
+//! or remove events.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
@@ -27,7 +27,7 @@ const KINDS: [(&str, u32); 7] = [
 /// Minimum similarity of a suggested name.
 const ALIKE: f64 = 0.8;
 
-/// The events of a guest's PMU, before lists refine them.
+/// The events of a guest's PMU, before lists add or remove events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
@@ -111,15 +111,15 @@ pub(crate) struct PolicyFile {
 pub enum HardwareUse {
     /// Never: hardware events are not opened.
     Never,
-    /// Unless the host's KVM has mediated PMUs.
+    /// Only if the host's KVM is not known to have mediated PMUs.
     UnlessMediated,
-    /// Always, even if that keeps other VMs from starting.
+    /// Always, even if that prevents other VMs from starting.
     Always,
 }
 
 impl HardwareUse {
-    /// Whether this machine uses hardware counters. `mediated`: whether the host's KVM has mediated PMUs;
-    /// `None` if this is unknown.
+    /// Whether this machine uses hardware counters. `mediated` is true if the host's KVM has mediated PMUs, and `None`
+    /// if this is unknown.
     #[must_use]
     pub fn on(self, mediated: Option<bool>) -> bool {
         match self {
@@ -130,10 +130,10 @@ impl HardwareUse {
     }
 }
 
-/// The events that may be opened, according to the tier and the lists that refine it.
+/// The events that may be opened, according to the tier and the lists that change it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// The tier that the lists refine; `None` if the guest has only the events that the lists add.
+    /// The tier from which the lists start. `None` if the guest has only the events that the lists add.
     pub tier: Option<Tier>,
     /// The events that the guest may open.
     pub policy: Policy,
@@ -143,13 +143,13 @@ pub struct Decision {
     pub hardware: HardwareUse,
 }
 
-/// Errors of a policy.
+/// Errors in a policy.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PolicyError {
     /// Events for a machine without a PMU.
     #[error("{0} has no effect without the PMU: remove --pmu off and --no-vpmu")]
     Off(&'static str),
-    /// Contradictory flags on the PMU.
+    /// Contradictory flags for the PMU.
     #[error("--no-vpmu conflicts with --pmu {0}: give only one of them")]
     NoVpmu(&'static str),
     /// An entry without an effect.
@@ -176,7 +176,7 @@ pub struct Events {
     matches: Vec<EventMatch>,
 }
 
-/// Errors of an entry.
+/// Errors in an entry.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum EventsError {
     /// An unknown name.
@@ -186,7 +186,7 @@ pub enum EventsError {
     Unknown {
         /// The given name.
         name: String,
-        /// Text with a similar name.
+        /// Text that suggests a similar name, or an empty text.
         suggestion: String,
     },
     /// A pattern that matches no name.
@@ -253,7 +253,7 @@ fn matches(text: &str) -> Result<Vec<EventMatch>, EventsError> {
     })
 }
 
-/// Text that suggests the most similar known name, if any.
+/// Text that suggests the most similar known name, or an empty text if no name is similar enough.
 fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let ranked = known.map(|known| (strsim::jaro_winkler(name, known), known));
     let best = ranked.max_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -263,7 +263,7 @@ fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// Whether `name` matches `pattern`, in which each `*` matches any characters.
+/// Whether `name` matches `pattern`. Each `*` in the pattern matches any number of characters.
 fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let (Some(first), Some(last)) = (parts.next(), parts.next_back()) else {
@@ -285,7 +285,7 @@ fn numbered(kind: &str, numbers: &str) -> Option<EventMatch> {
         Some((config, mask)) => (number(config)?, number(mask)?),
         None => (number(numbers)?, u64::MAX),
     };
-    // Bits outside the mask are a mistake.
+    // A config with bits outside the mask is a mistake.
     (config & !mask == 0).then_some(EventMatch { kind, config, mask })
 }
 
@@ -302,20 +302,20 @@ fn of_hardware(event: &EventMatch) -> bool {
     Policy::new(vec![*event], Vec::new()).allows_hardware()
 }
 
-/// Whether hardware counts the event `name`, a name of the catalogue or of --persistent.
+/// Whether `name` is an event that hardware counts. `name` is an event name from the catalogue or from --persistent.
 pub(crate) fn is_hardware(name: &str) -> bool {
     matches(name).is_ok_and(|events| events.iter().any(of_hardware))
 }
 
-/// The config of the raw event with this catalogue name, such as `raw-0x11`.
+/// The config of the raw event that has this catalogue name, such as `raw-0x11`.
 fn raw_config(name: &str) -> Option<u64> {
     name.strip_prefix("raw-").and_then(number)
 }
 
 impl PolicyArgs {
-    /// Decides which events the guest may open. `file` has the settings for flags that are not given.
-    /// `persistent` are the names of the operator's own events. With `no_vpmu`, the machine has no PMU:
-    /// `--no-vpmu` was given, or the snapshot has no PMU.
+    /// Decides which events the guest may open. For flags that are not given, the settings come from `file`.
+    /// `persistent` has the names of the operator's own events. `no_vpmu` means that the machine has no PMU, because
+    /// `--no-vpmu` was given or the snapshot has no PMU.
     ///
     /// # Errors
     /// [`PolicyError`], if the settings contradict each other.
@@ -420,7 +420,7 @@ impl PolicyArgs {
 }
 
 impl Decision {
-    /// The tier's name; `list` without a tier.
+    /// The tier's name, or `list` if there is no tier.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.tier.map_or("list", name)
@@ -446,7 +446,8 @@ fn raw_matches(raw: &vpmu::RawEvents) -> Vec<EventMatch> {
     }
 }
 
-/// The raw events that may be opened on the host: those of `allowed`, for the guest, and `own`, for the operator.
+/// The raw events that may be opened on the host: the raw events in `allowed`, for the guest, and the events in `own`,
+/// for the operator.
 fn raw(allowed: &[EventMatch], own: BTreeSet<u64>) -> vpmu::RawEvents {
     let mut configs = own;
     for event in allowed.iter().filter(|event| event.kind == KIND_RAW) {

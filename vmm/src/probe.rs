@@ -1,11 +1,12 @@
-//! Probes this host by running small guests. Defines the findings, and the rows of the table that `vmm check` prints.
+//! Probes this host by running small guests. Also defines the findings of the probes, and the rows of the table that
+//! `vmm check` prints.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use vpmu_kvm::micro::{self, Machine, MachineError, Ring, code};
 
-/// The result of a probe, with the observation.
+/// The result of a probe, and what the probe observed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The machine behaved as the architecture manual specifies.
@@ -39,7 +40,7 @@ impl Finding {
     }
 }
 
-/// One line of the table of `vmm check`.
+/// One line of the table that `vmm check` prints.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// Stable name, `section.subject`.
@@ -63,7 +64,8 @@ impl Check {
         }
     }
 
-    /// A line with the observation of `finding`, and `good` or `bad` as its consequence.
+    /// A line that has the observation of `finding` as its value. Its consequence is `good` or `bad`, depending on the
+    /// finding.
     pub(crate) fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Self {
         let consequence = if finding.ok { good } else { bad };
         Self::new(name, finding.detail.as_str(), consequence)
@@ -73,7 +75,7 @@ impl Check {
 /// Builds a machine on another thread and lets `judge` run it there.
 ///
 /// # Errors
-/// A message: KVM refused a step, or the thread failed or did not end within `budget`.
+/// The error message, if KVM refused a step, the thread failed, or the thread did not end within `budget`.
 pub(crate) fn on_machine<T: Send + 'static>(
     budget: Duration,
     ring: Ring,
@@ -83,7 +85,7 @@ pub(crate) fn on_machine<T: Send + 'static>(
     micro::on_machine(budget, ring, program, judge).map_err(|error| vpmu_errors::chain(&error))
 }
 
-/// Returns the finding of `judge`. If [`on_machine`] fails, returns a failed finding with its message.
+/// Returns the finding of `judge`. If [`on_machine`] fails, returns a failed finding with the error message.
 pub(crate) fn finding(
     budget: Duration,
     ring: Ring,

@@ -1,28 +1,29 @@
-//! The raw events that an operator permits, in the syntax of `vmm run --help`.
+//! The raw events that an operator permits a guest to open, in the syntax of `vmm run --help`.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-/// Maximum number of raw events in a list. Each raw event has an entry in the catalogue, and the probe opens each once.
+/// Maximum number of raw events in a list. Each raw event has an entry in the catalogue, and the probe opens each raw
+/// event once.
 const MOST: usize = 256;
-/// Number of low bits of the config that a raw event can use.
+/// Number of bits of the config, from bit 0 up, that a raw event can use.
 const BITS: u32 = 48;
 
 /// The raw events that a guest may have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawEvents(vpmu::RawEvents);
 
-/// Errors of a list.
+/// Errors in a list.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RawEventsError {
-    /// Neither a number nor a range.
+    /// The text is neither a number nor a range.
     #[error(
         "`{0}` is not a raw event: give 'all', numbers such as 0x11, or ranges such as 0x40-0x4f"
     )]
     Number(String),
-    /// A list that exceeds the limit.
+    /// The list has too many events.
     #[error("more than {MOST} raw events: give 'all'")]
     TooMany,
 }
@@ -48,7 +49,7 @@ impl FromStr for RawEvents {
             let last = number(last)
                 .filter(|&last| last >= first)
                 .ok_or_else(wrong)?;
-            // One more than the limit, to detect an excess.
+            // Take one more than the limit, so that exceeding the limit is detected.
             configs.extend((first..=last).take(MOST + 1));
             if configs.len() > MOST {
                 return Err(RawEventsError::TooMany);

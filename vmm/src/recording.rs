@@ -1,4 +1,5 @@
-//! The flight recorder's file: finds its path, and keeps the previous file. `vpmu-perfdata` writes the contents.
+//! The file of the flight recorder. This module checks and creates the file, and keeps the previous one.
+//! `vpmu-perfdata` writes the contents.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -48,7 +49,7 @@ pub enum RecordingError {
     Symbols(#[from] SymbolsError),
 }
 
-/// Writes recordings to one file, which contains the newest recording.
+/// Writes recordings to one file. The file always contains the newest recording.
 #[derive(Debug)]
 pub struct Recorder {
     place: Place,
@@ -56,8 +57,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A writer of recordings to `path`. Opens the directory of `path`. Also opens and checks the file `symbols`,
-    /// which has the names of the guest's kernel functions.
+    /// Creates a recorder that writes to `path`. Opens the directory of `path`. Also opens and checks the file
+    /// `symbols`, which has the names of the guest kernel's functions.
     ///
     /// # Errors
     /// [`RecordingError::Symbols`].
@@ -68,8 +69,8 @@ impl Recorder {
         })
     }
 
-    /// Checks that a recording can be written, and leaves no file. Call this before the guest runs: after the run, an
-    /// error would lose the recording.
+    /// Checks that a recording can be written, without leaving a file. Call this before the guest runs, because an
+    /// error after the run would lose the recording.
     ///
     /// # Errors
     /// [`RecordingError`].
@@ -98,7 +99,7 @@ impl Recorder {
         self.place.descriptor()
     }
 
-    /// Writes a recording. An older recording is kept: `.old` is appended to its name.
+    /// Writes a recording. If there is an older recording, keeps it and appends `.old` to its name.
     ///
     /// # Errors
     /// [`RecordingError`]; a partial file is removed.
@@ -116,7 +117,7 @@ impl Recorder {
         Ok(summary)
     }
 
-    /// Writes a recording to an open file with the path `path`.
+    /// Writes a recording to the open file `file`, whose path is `path`.
     ///
     /// # Errors
     /// [`RecordingError`].
@@ -132,7 +133,7 @@ impl Recorder {
         };
         let mut recording = Recording::new(histories);
         // The symbol file was readable before the guest ran. If it is no longer readable, write the recording without
-        // names: the samples matter more.
+        // names, because the samples matter more.
         if let Some(symbols) = &self.symbols
             && let Err(error) = recording.name_functions(symbols)
         {

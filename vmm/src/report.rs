@@ -1,4 +1,4 @@
-//! The result of a run, for programs (JSON) and for people (a few lines).
+//! The result of a run: JSON for programs, and a few lines of text for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ pub enum ReportError {
     },
 }
 
-/// The report's file. It is opened before the run, so that an error in its path is reported before the guest runs.
+/// The report's file. It is opened before the run, so that a wrong path is reported before the guest runs.
 #[derive(Debug)]
 pub struct Destination {
     file: File,
@@ -68,7 +68,7 @@ impl Destination {
             .map_err(io::Error::from)
             .and_then(|mut text| {
                 text.push(b'\n');
-                // A pipe or a device has no contents to replace.
+                // Only a regular file has contents to replace. A pipe or a device has none.
                 if self.file.metadata()?.is_file() {
                     self.file.set_len(0)?;
                     self.file.rewind()?;
@@ -95,16 +95,17 @@ pub struct Exits {
 /// Totals of one vCPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VcpuReport {
-    /// Exits that reached the VMM; absent without the PMU, which counts them.
+    /// Exits that reached the VMM. Absent if there is no PMU, because the PMU counts these exits.
     pub exits: Option<Exits>,
-    /// KVM's own statistics; absent if this KVM has none.
+    /// KVM's own statistics. Absent if this KVM has none.
     pub kvm: Option<BTreeMap<String, u64>>,
 }
 
 /// Totals of the PMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VpmuReport {
-    /// The tier that the operator's lists refine; `list` if there is no tier, but only the events that the lists add.
+    /// The tier from which the operator's lists start. `list` if there is no tier, and the guest has only the events
+    /// that the lists add.
     pub policy: &'static str,
     /// The events that the guest could open.
     pub events: Vec<String>,
@@ -113,13 +114,13 @@ pub struct VpmuReport {
     pub metrics: Metrics,
 }
 
-/// Totals of log lines, console output, resets and recordings that limits dropped or delayed, and totals of the log
-/// lines and console output that were written.
+/// Effects of the limits: totals of the log lines, console output and recordings that were dropped, and of the resets
+/// that were delayed. Also has the totals of the log lines and console output that were written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBack {
-    /// Lines of the log written.
+    /// Log lines written.
     pub log_lines: u64,
-    /// Lines of the log dropped.
+    /// Log lines dropped.
     pub log_lines_left_out: u64,
     /// Bytes of console output.
     pub console_bytes: u64,
@@ -127,39 +128,39 @@ pub struct HeldBack {
     pub console_bytes_left_out: u64,
     /// Resets that were delayed.
     pub resets_delayed: u64,
-    /// Recordings at resets that were not written.
+    /// Number of recordings at resets that were skipped.
     pub recordings_left_out: u64,
 }
 
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The stable name of the run's end, such as `poweroff`; `stopped` if KVM cannot continue the guest,
+    /// The stable name for how the run ended, such as `poweroff`. `stopped` if KVM cannot continue the guest, and
     /// `error` if the VMM failed.
     pub ending: &'static str,
     /// The VMM's exit status.
     pub exit_code: u8,
     /// The error.
     pub error: Option<String>,
-    /// Nanoseconds of the run.
+    /// Duration of the run in nanoseconds.
     pub wall_ns: u64,
-    /// Boots of the guest.
+    /// Number of times that the guest booted.
     pub boots: u64,
-    /// Nanoseconds from the first entry into the guest until init reported through the debug port that it runs.
+    /// Nanoseconds from the first entry into the guest until init reported, through the debug port, that it is running.
     pub boot_to_init_ns: Option<u64>,
     /// Totals of each vCPU.
     pub vcpus: Vec<VcpuReport>,
     /// KVM's statistics, summed over the vCPUs.
     pub kvm_totals: BTreeMap<String, u64>,
-    /// The PMU; absent if disabled.
+    /// The PMU. Absent if it is disabled.
     pub vpmu: Option<VpmuReport>,
-    /// The last recording; absent if nothing was recorded.
+    /// The last recording. Absent if nothing was recorded.
     pub recording: Option<Recorded>,
     /// Effects of the guest's limits.
     pub limits: HeldBack,
-    /// The process's remaining privileges while the guest ran; absent if it never ran.
+    /// The privileges that the process had while the guest ran. Absent if the guest never ran.
     pub confinement: Option<Confined>,
-    /// Bytes of memory of the VMM itself at the end; absent if the host does not report them.
+    /// Number of bytes of memory that the VMM itself used at the end of the run. Absent if the host does not report it.
     pub vmm_overhead_bytes: Option<u64>,
 }
 
@@ -268,7 +269,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
         None if report.exit_code == EXIT_STOPPED => "KVM stopped the guest".to_owned(),
         None => "the VMM failed".to_owned(),
     };
-    // Writing to a string cannot fail, here and below.
+    // Writing to a string cannot fail. This also holds for the writes below.
     let _ = writeln!(text, "vmm: {how} after {:.3} s", seconds(report.wall_ns));
     if report.boots > 1 {
         let _ = writeln!(text, "vmm: {} boots", report.boots);

@@ -10,7 +10,7 @@ use libc::c_int;
 use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset};
 use vpmu_kvm::kick;
 
-/// Errors of setting up signals.
+/// Errors from setting up signals.
 #[derive(Debug, thiserror::Error)]
 pub enum SignalError {
     /// A handler could not be installed.
@@ -27,7 +27,7 @@ pub enum SignalError {
 /// Signals that make the run end in an orderly way.
 const ENDING: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// The signal that kicks a vCPU; host perf events use it to signal overflows, too.
+/// The signal that kicks a vCPU. Host perf events also use it to signal overflows.
 #[must_use]
 pub fn kick_signal() -> c_int {
     SIGRTMIN()
@@ -41,13 +41,13 @@ pub fn install_kick() -> Result<(), SignalError> {
     kick::install(kick_signal()).map_err(SignalError::Handler)
 }
 
-/// A descriptor that is readable when a signal to end the run has arrived. Create this value before the threads that
-/// run with the guest: they then inherit a signal mask that blocks these signals.
+/// A descriptor that becomes readable when a signal that ends the run has arrived. Create this value before the threads
+/// that run with the guest, so that the threads inherit a signal mask that blocks these signals.
 #[derive(Debug)]
 pub struct EndingSignals(File);
 
 impl EndingSignals {
-    /// Blocks the ending signals from here on and makes them readable instead.
+    /// Blocks the signals that end the run, and makes them readable from the descriptor instead.
     ///
     /// # Errors
     /// [`SignalError::Block`], [`SignalError::Descriptor`].
@@ -59,7 +59,7 @@ impl EndingSignals {
             }
         }
         let set = create_sigset(&ENDING).map_err(|error| SignalError::Descriptor(error.into()))?;
-        // SAFETY: the kernel reads the set during the call only.
+        // SAFETY: the kernel reads the set only during the call.
         let fd =
             unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
         if fd < 0 {
@@ -69,7 +69,7 @@ impl EndingSignals {
         Ok(Self(unsafe { File::from_raw_fd(fd) }))
     }
 
-    /// Another descriptor of the same signals, to wait on.
+    /// Another descriptor for the same signals, which the caller can wait on.
     ///
     /// # Errors
     /// [`SignalError::Descriptor`].

@@ -1,5 +1,5 @@
-//! The user's terminal: raw while the guest uses it, and restored at the end of the run, a panic,
-//! a crash, and a refused system call.
+//! The user's terminal. It is raw while the guest uses it. The VMM restores it at the end of the run, and after a
+//! panic, a crash or a refused system call.
 
 #![allow(unsafe_code)]
 
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_short, termios};
 
-/// The terminal's state before [`Raw`]; null while nothing is to be restored.
+/// The terminal's state before [`Raw`] changed it. Null while there is nothing to restore.
 static BEFORE: AtomicPtr<termios> = AtomicPtr::new(ptr::null_mut());
 
-/// Signals of a crash: the terminal is restored before they take their default action.
+/// Signals that a crash causes. The VMM restores the terminal before they take their default action.
 const CRASHES: [c_int; 5] = [
     libc::SIGABRT,
     libc::SIGSEGV,
@@ -23,12 +23,12 @@ const CRASHES: [c_int; 5] = [
     libc::SIGFPE,
 ];
 
-/// Restores the terminal; safe to call from anywhere, any number of times.
+/// Restores the terminal. It is safe to call this from anywhere, any number of times.
 pub fn restore() {
     let before = BEFORE.swap(ptr::null_mut(), Ordering::SeqCst);
     if !before.is_null() {
-        // SAFETY: the pointer is to a value that `Raw::new` has leaked. The swap removed the pointer from `BEFORE`, so
-        // no other call uses the value. `tcsetattr` may be called in a signal handler.
+        // SAFETY: the pointer refers to a value that `Raw::new` has leaked. The swap removed the pointer from `BEFORE`,
+        // so no other call uses the value. `tcsetattr` may be called in a signal handler.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
     }
 }
@@ -40,17 +40,17 @@ extern "C" fn on_crash(signal: c_int) {
     unsafe { libc::raise(signal) };
 }
 
-/// Keeps the terminal on standard input raw until dropped.
+/// Keeps the terminal on standard input raw until this value is dropped.
 #[derive(Debug)]
 pub struct Raw(());
 
 impl Raw {
-    /// Makes the terminal raw; `None` if standard input is not a terminal.
+    /// Makes the terminal raw. `None` if standard input is not a terminal.
     ///
     /// # Errors
     /// The terminal's error.
     pub fn new() -> io::Result<Option<Self>> {
-        // SAFETY: queries a descriptor number, which may be closed.
+        // SAFETY: the call only queries a descriptor number, which may be closed.
         if unsafe { libc::isatty(libc::STDIN_FILENO) } != 1 {
             return Ok(None);
         }
@@ -62,9 +62,9 @@ impl Raw {
         // SAFETY: filled above.
         let before = unsafe { before.assume_init() };
         let mut raw = before;
-        // SAFETY: changes the structure only.
+        // SAFETY: the call only changes the structure.
         unsafe { libc::cfmakeraw(&raw mut raw) };
-        // Output stays cooked, so that the VMM's own messages begin at the left margin.
+        // Output processing stays on, so that the VMM's own messages start at the left margin.
         raw.c_oflag = before.c_oflag;
         install();
         BEFORE.store(Box::into_raw(Box::new(before)), Ordering::SeqCst);
@@ -84,7 +84,7 @@ impl Drop for Raw {
     }
 }
 
-/// Makes panics and crashes restore the terminal first.
+/// Makes panics and crashes restore the terminal before anything else.
 fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -106,7 +106,7 @@ fn install() {
     });
 }
 
-/// Waits until `output` is writable, or one of `unless` is readable; returns whether `output` is writable.
+/// Waits until `output` is writable, or one of `unless` is readable. Returns whether `output` is writable.
 ///
 /// # Errors
 /// The kernel's error.
@@ -119,7 +119,7 @@ pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
     ])
 }
 
-/// Waits until `input` or one of `unless` is readable; returns whether `input` is readable.
+/// Waits until `input` or one of `unless` is readable. Returns whether `input` is readable.
 ///
 /// # Errors
 /// The kernel's error.
@@ -128,7 +128,7 @@ pub(crate) fn wait_readable(input: c_int, unless: [c_int; 2]) -> io::Result<bool
     wait([input, first, second].map(|fd| (fd, libc::POLLIN)))
 }
 
-/// Waits for one of three descriptors; returns whether the first is ready.
+/// Waits for one of three descriptors. Returns whether the first descriptor is ready.
 fn wait(all: [(c_int, c_short); 3]) -> io::Result<bool> {
     let mut all = all.map(|(fd, events)| libc::pollfd {
         fd,
@@ -139,6 +139,6 @@ fn wait(all: [(c_int, c_short); 3]) -> io::Result<bool> {
     if unsafe { libc::poll(all.as_mut_ptr(), 3, -1) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // An error on the first descriptor counts as ready: using the descriptor reports the error.
+    // If the first descriptor has an error, it counts as ready. The caller gets the error when it uses the descriptor.
     Ok(all[0].revents != 0)
 }

@@ -13,7 +13,7 @@ use common::{
     read_output, read_report, run, running, terminate, vmm,
 };
 
-/// Runs `vmm` with `args`; checks that it fails with `code` and one line that contains all `words`.
+/// Runs `vmm` with `args`, and checks that it fails with status `code` and prints one line that contains all `words`.
 #[track_caller]
 fn refused(args: &[&str], code: i32, words: &[&str]) {
     common::refused(&vmm(args).output().expect("vmm starts"), code, words);
@@ -268,7 +268,7 @@ fn port_writes_are_counted_exactly() {
         assert_eq!(output.expect("vmm starts").status.code(), Some(0));
         let report = read_report(&report);
         let exits = &report["vcpus"][0]["exits"];
-        // `count` writes, and one write each to the debug port and the sleep port.
+        // `count` writes to the unused port, and one write each to the debug port and the sleep port.
         assert_eq!(exits["io"], count + 2);
         assert_eq!(exits["mmio"], 0);
         assert!(report["boot_to_init_ns"].as_u64() <= report["wall_ns"].as_u64());
@@ -367,7 +367,7 @@ fn prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
 #[test]
 fn reader_that_does_not_read_does_not_delay_the_end() {
     let bench = Bench::new();
-    // The same byte forever: the pipe fills up soon.
+    // The guest prints the same byte forever, so the pipe soon fills up.
     let flood = [out(0x3f8, b'!'), vec![0xee, 0xeb, 0xfd]].concat();
     let kernel = bench.kernel(&flood);
     let mut child = Running::start(run(&kernel).stdout(Stdio::piped()).stderr(Stdio::piped()));

@@ -1,4 +1,4 @@
-//! `vmm ctl` and a running machine, with the built programs.
+//! Tests `vmm ctl` with a running machine, using the built programs.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -18,7 +18,7 @@ use common::{
 };
 use serde_json::{Value, json};
 
-/// A machine whose guest has placed seven marks and spins; its control socket is in `bench`.
+/// A machine whose guest has placed seven marks and now spins. Its control socket is in the directory of the test.
 struct Machine {
     child: Running,
     socket: PathBuf,
@@ -92,7 +92,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
     machine.end();
 }
 
-/// The machine's `N` events.
+/// The machine's events. There must be exactly `N`.
 fn names<const N: usize>(machine: &Machine) -> [Value; N] {
     let list = machine.told(&["list"]);
     let events = list["events"].as_array().expect("a list").clone();
@@ -126,7 +126,7 @@ fn recordings_are_written_on_demand() {
 fn flush_kicks_a_vcpu_that_never_exits() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
-    // With the exit engine, a clock's samples wait until the vCPU leaves the guest, so a flush must kick it.
+    // With the exit engine, a clock's samples wait until the vCPU leaves the guest, so a flush must kick the vCPU.
     machine.told(&["start", "cpu-clock,period=100000000,name=clock"]);
     for args in [
         &["flush"] as &[&str],
@@ -161,7 +161,7 @@ fn event_that_fails_on_one_vcpu_starts_on_none() {
     let machine = Machine::start_with(&bench, &["--vcpus", "2"]);
     machine.told(&["start", "marks,cpu=1,name=half-1"]);
     let before: [Value; 3] = names(&machine);
-    // The event on vCPU 0 alone would succeed.
+    // Starting the event on vCPU 0 alone would succeed.
     let output = machine.ask(&["start", "marks,name=half"]);
     refused(&output, 1, &["`half-1` already"]);
     let after: [Value; 3] = names(&machine);
@@ -243,14 +243,14 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
     let now = bench.path("now.data");
     let now = now.to_str().expect("a plain path");
     for _ in 0..10 {
-        // At least one more boot.
+        // Wait for at least one more boot.
         read_output(&mut machine.child, 1);
         let [boots] = names(&machine);
         assert_eq!(boots["id"], 1);
         let count = boots["count"].as_u64().expect("a count");
         assert!(count >= before, "{count} after {before}");
         before = count;
-        // These requests must succeed between two boots, too: the vCPU then has no thread whose events could be
+        // These requests must also succeed between two boots, when the vCPU has no thread on which events could be
         // counted.
         machine.told(&["start", "cpu-clock,size=4K,name=other"]);
         assert_eq!(machine.told(&["flush"]), json!("done"));
@@ -258,7 +258,7 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
         assert_eq!(machine.told(&["end", "other"]), json!("done"));
     }
     assert!(before >= 10, "{before} boots");
-    // From here on, the output has no reader.
+    // From this point on, nobody reads the output.
     drop(machine.child.stdout.take());
     machine.end();
 }

@@ -12,19 +12,19 @@ use std::process::Command;
 use common::driver::opening;
 use common::{Bench, SPIN, TRIPLE_FAULT, ctl, messages, running, terminate, vmm};
 
-/// Number of events that the guest opens: more than the VMM has free descriptors.
+/// Number of events that the guest opens. It exceeds the number of free descriptors that the VMM has.
 const EVENTS: u16 = 100;
 const DESCRIPTORS_ALLOWED: u32 = 120;
 
-/// The sampling period in nanoseconds. An event that samples takes a host counter of its own.
+/// The sampling period in nanoseconds. Each event that samples needs its own host counter.
 const PERIOD: u64 = 1_000_000_000;
 
-/// A kernel that opens more sampling events than the device accepts, and continues with `then`.
+/// A kernel that opens more sampling events than the device accepts, and continues with the code in `then`.
 fn greedy(then: &[u8]) -> Vec<u8> {
     opening(EVENTS, 0, PERIOD, then)
 }
 
-/// `vmm run` of `kernel` with few descriptors.
+/// The command `vmm run` for `kernel`, with few descriptors.
 fn poor(kernel: &Path) -> Command {
     let run = vmm(["run", "--memory", "16", "--kernel"]);
     let mut command = Command::new("sh");
@@ -58,7 +58,7 @@ fn recording_is_written_without_free_descriptors() {
     assert!(recording.exists());
     let report = std::fs::read(bench.path("report.json")).expect("a report");
     let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
-    // The guest got the rest of 120 descriptors: the VMM uses 72, the vCPU 10, the operator 15.
+    // Of the 120 descriptors, the VMM uses 72, the vCPU 10 and the operator 15. The guest got the rest.
     assert_eq!(report["vpmu"]["host_counters"], 23);
 }
 

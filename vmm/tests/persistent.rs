@@ -1,5 +1,5 @@
-//! The operator's persistent events sample from the guest's first instruction on, and are recorded however
-//! the run ends.
+//! The operator's persistent events sample from the guest's first instruction on. They are recorded no matter how the
+//! run ends.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -14,8 +14,8 @@ use common::{
     running, terminate, values,
 };
 
-/// `vmm run` of `code` with a persistent event that samples all marks; writes recording and report to
-/// `bench`.
+/// The command `vmm run` for a kernel of `code`, with a persistent event that samples all marks. It writes the
+/// recording and the report to `bench`.
 fn recorded(bench: &Bench, code: &[u8]) -> Command {
     let mut command = run(&bench.kernel(code));
     command
@@ -26,7 +26,7 @@ fn recorded(bench: &Bench, code: &[u8]) -> Command {
     command
 }
 
-/// Marks 1 to `count`.
+/// Code that places marks with the values 1 to `count`.
 fn marks(count: u32) -> Vec<u8> {
     (1..=count).flat_map(mark).collect()
 }
@@ -110,7 +110,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
     assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     let once = [1, 2, 3, 4, 5];
     assert_eq!(values(&bench.path("perf.data")), once.repeat(3));
-    // The recording of the second reset, which has replaced the recording of the first reset.
+    // This is the recording of the second reset. It has replaced the recording of the first reset.
     assert_eq!(values(&bench.path("perf.data.old")), once.repeat(2));
     let report = read_report(&bench.path("report.json"));
     assert_eq!(
@@ -122,7 +122,8 @@ fn resets_are_gone_on_from_with_the_same_event() {
 #[test]
 fn transport_reports_the_window() {
     let bench = Bench::new();
-    // Selects shared memory region 1. Then prints 1 for each register that has the expected value, else 0.
+    // The guest selects shared memory region 1. For each register, it then prints 1 if the register has the expected
+    // value, and 0 otherwise.
     let mut code = vec![0xbb, 0x00, 0x00, 0x00, 0xd0];
     code.extend([0xc7, 0x83, 0xac, 0, 0, 0, 1, 0, 0, 0]);
     let mut tell = |register: u8, value: u32| {

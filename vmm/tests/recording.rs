@@ -1,5 +1,5 @@
-//! The flight recorder of a real run: the events of a small guest are in a file that other programs
-//! read, however the guest ended.
+//! Tests the flight recorder with real runs. The events of a small guest are in a file that other programs can read, no
+//! matter how the guest ended.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
@@ -18,7 +18,7 @@ use linux_perf_data::{PerfFileReader, PerfFileRecord};
 use vmm::arch::layout::DOORBELL;
 use vpmu::abi::OPEN_PERSISTENT;
 
-/// Marks of the values 1 to `count`.
+/// Code that places marks with the values 1 to `count`.
 fn marks(count: u32) -> Vec<u8> {
     let mut code = vec![0xbf];
     code.extend(u32::try_from(DOORBELL).unwrap().to_le_bytes());
@@ -59,7 +59,7 @@ fn addresses(samples: &[(String, u64, u64)], name: &str) -> Vec<u64> {
     of.map(|&(.., address)| address).collect()
 }
 
-/// Runs a guest of `code`; checks that it ends with `exit`.
+/// Runs a guest that consists of `code`, and checks that `vmm` ends with the status `exit`.
 fn recorded(bench: &Bench, code: &[u8], exit: i32, args: &[&str]) {
     let output = run(&bench.kernel(code))
         .args(args)

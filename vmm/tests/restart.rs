@@ -15,9 +15,8 @@ use common::{
 /// Writes register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
 
-/// A guest that counts its boots in the window and prints three digits for each: the number of the
-/// boot, whether memory was not empty, and whether time went back. It ends the first two boots
-/// with `end`.
+/// A guest that counts its boots in the window. At each boot it prints three digits: the number of the boot, whether
+/// memory was not empty, and whether time went backwards. The first two boots end with the code in `end`.
 fn booting_thrice(end: &[u8]) -> Vec<u8> {
     let mut code = Vec::new();
     let mut add = |bytes: &[u8]| code.extend_from_slice(bytes);
@@ -63,8 +62,8 @@ fn every_reset_boots_again_with_the_window_and_time_going_on() {
             (&report["boots"], &report["ending"]),
             (&3.into(), &"poweroff".into())
         );
-        // Three I/O exits per boot for the digits, and one for each write that resets or powers off. A triple
-        // fault is not an I/O exit.
+        // There are three I/O exits per boot for the digits, and one for each write that resets or powers off the
+        // machine. A triple fault is not an I/O exit.
         let ends = if end == TRIPLE_FAULT { 1 } else { 3 };
         assert_eq!(report["vcpus"][0]["exits"]["io"], 9 + ends);
     }
@@ -89,6 +88,6 @@ fn machine_without_the_pmu_reboots() {
             .stdout(Stdio::piped()),
     );
     assert_eq!(read_output(&mut child, 20), "!".repeat(20));
-    // A signal ends a guest that resets forever, at any time.
+    // A signal can end a guest that keeps resetting, at any time.
     terminate(child);
 }

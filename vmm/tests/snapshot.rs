@@ -1,4 +1,5 @@
-//! Saves a machine while it runs. The machine then continues, and so does each machine restored from the snapshot.
+//! Saves a running machine. Afterwards that machine continues, and so does each machine that is restored from the
+//! snapshot.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -23,8 +24,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// A guest that prints `!`. For each byte of input it then prints the next letter twice, once from memory and
-/// once from a register; the first letter is `a`.
+/// A guest that prints `!`. Then, for each byte of input, it prints the next letter twice: once from memory, and once
+/// from a register. The first letter is `a`.
 fn spelling() -> Vec<u8> {
     // mov bl, 'a'; mov ecx, 3 MiB; mov [rcx], bl
     let mut code = vec![0xb3, b'a', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
@@ -40,8 +41,8 @@ fn spelling() -> Vec<u8> {
     code
 }
 
-/// A guest that prints `!`, then letters like [`spelling`]. Before each letter it writes to one page of memory
-/// and places a mark; after the letter it writes nothing.
+/// A guest that prints `!`, and then letters like [`spelling`]. Before each letter, it writes to one page of memory and
+/// places a mark. After the letter, it writes nothing.
 fn marking() -> Vec<u8> {
     // mov bl, '`'; mov ecx, 3 MiB; mov [rcx], bl
     let mut code = vec![0xb3, b'`', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
@@ -58,10 +59,10 @@ fn marking() -> Vec<u8> {
     code
 }
 
-/// The page that the guests write to.
+/// The page that the guests in these tests write to.
 const WRITTEN: u64 = (3 << 20) / 4096;
-/// The first page of the operator's rings in the memory file. The file has 16 MiB of RAM, and then the window of
-/// 16 MiB, whose last quarter has these rings.
+/// The first page of the operator's rings in the memory file. The file has 16 MiB of RAM, and then the window of 16
+/// MiB. These rings are in the last quarter of the window.
 const RING: u64 = (28 << 20) / 4096;
 
 /// The pages in the diff in `directory`.
@@ -72,7 +73,7 @@ fn pages(directory: &Path) -> Value {
     state["changed"].clone()
 }
 
-/// The memory of the snapshot in `directory`, without the last page, which has the snapshot's name.
+/// The memory of the snapshot in `directory`, without the last page of the file, which has the snapshot's name.
 fn memory(directory: &Path) -> Vec<u8> {
     let mut memory = fs::read(directory.join("memory")).expect("readable");
     memory.truncate(memory.len() - 4096);
@@ -87,7 +88,7 @@ struct Machine {
 
 impl Machine {
     fn start(mut command: Command, socket: PathBuf) -> Self {
-        // The default path of a recording is relative: run in the test's own directory.
+        // The default path of a recording is relative, so run in the test's own directory.
         let directory = socket.parent().expect("a directory").to_owned();
         let command = command
             .current_dir(directory)
@@ -134,8 +135,8 @@ impl Machine {
         ctl(&self.socket, &[&["snapshot", directory], args].concat())
     }
 
-    /// Takes a snapshot whose state cannot be written. The limit on file sizes applies to `vmm ctl`, which
-    /// writes the state, and not to the machine, which writes the memory.
+    /// Takes a snapshot whose state cannot be written. The limit on file sizes applies to `vmm ctl`, which writes the
+    /// state. It does not apply to the machine, which writes the memory.
     fn snapshot_without_room(&self, directory: &Path, args: &[&str]) -> Output {
         let mut command = Command::new("sh");
         let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
@@ -145,7 +146,7 @@ impl Machine {
         command.output().expect("sh starts")
     }
 
-    /// Waits until the machine listens.
+    /// Waits until the machine accepts connections on its control socket.
     fn listens(&mut self) {
         while UnixStream::connect(&self.socket).is_err() {
             assert_eq!(self.child.try_wait().expect("a child"), None);
@@ -167,8 +168,8 @@ impl Machine {
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     }
 
-    /// Requests a snapshot with `then_exit`, and reads the reply. Returns the client's connection; the
-    /// snapshot is not finished.
+    /// Requests a snapshot with `then_exit`, and reads the reply. Does not finish the snapshot. Returns the client's
+    /// connection.
     fn asked(&self, bench: &Bench) -> BufReader<UnixStream> {
         let stream = UnixStream::connect(&self.socket).expect("the machine listens");
         let memory = File::create(bench.path("memory")).expect("made");
@@ -187,7 +188,7 @@ impl Machine {
         client
     }
 
-    /// Waits until the machine ends; returns the exit status, the rest of the output, and the messages.
+    /// Waits until the machine ends. Returns the exit status, the rest of the output, and the messages.
     fn rest(mut self) -> (i32, String, String) {
         let mut text = [String::new(), String::new()];
         let output = self.child.stdout.as_mut().expect("piped");
@@ -204,7 +205,8 @@ impl Machine {
     }
 }
 
-/// Checks that `vmm run --restore` fails with `code` and `words` before the guest runs.
+/// Checks that `vmm run --restore` fails with the status `code` and a message that contains `words`, before the guest
+/// runs.
 #[track_caller]
 fn restore_refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
     let mut command = vmm(["run", "--restore"]);
@@ -272,7 +274,7 @@ fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
     let mut client = machine.asked(&bench);
     let input = machine.child.stdin.as_mut().expect("piped");
     input.write_all(b"x").expect("room");
-    // Other requests are served meanwhile.
+    // The machine still serves other requests.
     for command in ["list", "flush"] {
         let output = ctl(&machine.socket, &[command]);
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
@@ -364,7 +366,7 @@ fn directory_that_is_not_empty_keeps_its_files_and_the_machine_runs_on() {
 #[test]
 fn failed_write_leaves_nothing_and_the_machine_runs_on() {
     let bench = Bench::new();
-    // Ignore SIGXFSZ: a write beyond the file size limit must fail, and not kill the machine.
+    // Ignore SIGXFSZ, so that a write beyond the file size limit fails instead of killing the machine.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 4; exec \"$@\"";
     command.args(["-c", script, "sh"]);
@@ -404,7 +406,7 @@ fn reset_of_a_restored_machine_boots_from_zeroed_memory() {
     assert_eq!(machine.child.wait().expect("a child").code(), Some(0));
 }
 
-/// A guest that writes to memory, prints `!`, and resets at the first byte of input.
+/// A guest that writes to memory, prints `!`, and resets when it gets the first byte of input.
 fn resetting() -> Vec<u8> {
     // mov ecx, 3 MiB; mov byte [rcx], 1
     let mut code = vec![0xb9, 0x00, 0x00, 0x30, 0x00, 0xc6, 0x01, 0x01];
@@ -428,11 +430,11 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     assert_eq!(pages(&base), Value::Null);
     assert_eq!(machine.next(), "bb");
     machine.saved_diff(&one, &base);
-    // The guest wrote its page; the device wrote the metadata and the records of the ring.
+    // The guest wrote its page, and the device wrote the metadata page of the ring and the records.
     let written = json!([[WRITTEN, 1], [RING, 2]]);
     assert_eq!(pages(&one), written);
     machine.saved_diff(&two, &one);
-    // Only the ring's metadata page was written: the save updated the event's times there.
+    // Only the ring's metadata page was written, because the save updated the event's times there.
     assert_eq!(pages(&two), json!([[RING, 1]]));
     machine.end();
     let recording = bench.path("perf.data");
@@ -440,7 +442,7 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     let args = ["--track-dirty", "--recording", path];
     let mut machine = Machine::restore(&two, bench.path("other.sock"), &args);
     assert_eq!(machine.next(), "cc");
-    // The restored snapshot is a base, too.
+    // The restored snapshot can be a base, too.
     let three = bench.path("three");
     machine.saved_diff(&three, &two);
     assert_eq!(pages(&three), written);
@@ -572,7 +574,7 @@ fn events_go_on_over_twenty_saves_and_restores() {
     assert_eq!(values(&recording), marks);
 }
 
-/// A copy of the snapshot in `from`, changed by `change`.
+/// Copies the snapshot in `from`, and applies `change` to the copy.
 fn changed(bench: &Bench, from: &Path, change: impl FnOnce(&Path)) -> PathBuf {
     let directory = bench.path("changed");
     if directory.exists() {

@@ -15,10 +15,10 @@ use std::ptr;
 
 use common::{Bench, Running, SPIN, out, run};
 
-/// Both ends of a pseudo-terminal: the user's, and the program's.
+/// Both ends of a pseudo-terminal: the user's end, and the program's end.
 fn pseudo_terminal() -> (File, File) {
     let (mut person, mut program) = (-1, -1);
-    // SAFETY: the kernel fills both descriptors; the other arguments may be null.
+    // SAFETY: the C library fills in both descriptors, and the other arguments may be null.
     let result = unsafe {
         libc::openpty(
             &raw mut person,
@@ -35,7 +35,7 @@ fn pseudo_terminal() -> (File, File) {
     (person, unsafe { File::from_raw_fd(program) })
 }
 
-/// The modes of a terminal that raw mode changes.
+/// The mode flags of a terminal that raw mode changes.
 fn modes(terminal: &File) -> (u32, u32, u32) {
     let mut modes = MaybeUninit::<libc::termios>::uninit();
     // SAFETY: the kernel fills the structure, or returns an error.

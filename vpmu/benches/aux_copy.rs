@@ -1,8 +1,8 @@
 //! Cost of writes to an AUX area. Large writes are compared with memcpy of the same bytes into memory with
 //! the same page layout (contiguous, or with gaps between pages). Single packets are measured, too.
 //!
-//! The variants alternate in short slices of one run, and the ratios are those of the median times. Separate
-//! runs would not be comparable: on a machine with other users, speed drifts from run to run.
+//! The variants alternate in short slices of one run, and each ratio compares median times. Separate runs would not be
+//! comparable: on a machine with other users, speed drifts from run to run.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 
@@ -19,7 +19,7 @@ use vpmu::internals::{AuxArea, Tracer, aux_memory};
 const PAGES: u64 = 1024;
 const SIZE: usize = 1024 * 4096;
 const LENS: [usize; 4] = [4096, 64 << 10, 256 << 10, 1 << 20];
-/// Bytes that a slice writes: the size of the area.
+/// Number of bytes that each slice writes. They fill the area once.
 const SLICE: usize = SIZE;
 const SLICES: usize = 200;
 /// Packets of one slice.
@@ -42,7 +42,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64()
 }
 
-/// Runs the functions in turn, again and again. Returns the median time of each in seconds.
+/// Repeatedly runs the functions in turn. Returns the median time of each function in seconds.
 fn alternate<const N: usize>(mut acts: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut times = [const { Vec::new() }; N];
     for _ in 0..SLICES {
@@ -74,7 +74,7 @@ fn copies() {
             black_box(&plain);
         };
         let mut copy_apart = || {
-            // Copy only to every second page: the pages of the area `apart` have the same gaps.
+            // Copy only to every second page, because the area `apart` has the same gaps between its pages.
             let mut pages = spread.chunks_exact_mut(2 * PAGE_WORDS);
             for _ in 0..times {
                 let words = black_box(&words);

@@ -16,10 +16,10 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::internals::{Producer, SHORTEST};
 
-/// Data pages: a ring of 512 KiB, the default of `perf record`.
+/// Number of data pages. The ring is 512 KiB, the default size of `perf record`.
 const PAGES: usize = 128;
 const DATA: usize = PAGES * 4096;
-/// Bytes of a burst: half the ring, as if a reader keeps up.
+/// Size of a burst in bytes: half the ring, as if a reader kept up.
 const BURST: usize = DATA / 2;
 const LENS: [usize; 3] = [SHORTEST, 1024, 65_528];
 const SLICES: usize = 400;
@@ -86,7 +86,7 @@ fn bench(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Runs the two functions in turn, again and again. Returns the median time of each.
+/// Repeatedly runs the two functions in turn. Returns the median time of each function.
 fn alternate(mut one: impl FnMut(), mut other: impl FnMut()) -> (Duration, Duration) {
     let mut times = (Vec::new(), Vec::new());
     for _ in 0..SLICES {

@@ -169,8 +169,8 @@ impl Registers for Still {
 /// A mapping: guest address, length, file.
 type Range = (GuestAddress, usize, Option<FileOffset>);
 
-/// Creates a region, backed by a file, at guest address `at`. Also returns the [`Range`] with which the guest's driver
-/// maps the same file.
+/// Creates a region, backed by a file, at guest address `at`. Also returns the [`Range`] that lets the guest's driver
+/// map the same file.
 fn region(at: u64, len: usize) -> Result<(Region, Range), Box<dyn Error>> {
     let file = tempfile::tempfile()?;
     file.set_len(len as u64)?;

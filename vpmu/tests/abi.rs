@@ -1,5 +1,5 @@
-//! The definitions of the ABI in Rust, in C, in the specification and in Linux's perf header agree, field by field.
-//! For C and Linux, a C compiler checks a static assertion for each field and constant.
+//! Checks that the ABI definitions in Rust, in C, in the specification and in Linux's perf header agree, field by
+//! field. For C and Linux, a C compiler checks a static assertion for each field and constant.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -347,13 +347,13 @@ const READ_FIELDS: [&str; 5] = [
     "LOST",
 ];
 
-/// A C expression that combines all these bits with `|`.
+/// Returns a C expression that combines all bits in `names` with `|`.
 fn any_of(prefix: &str, names: &[&str]) -> String {
     let bits: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
     format!("({})", bits.join(" | "))
 }
 
-/// A C program that compiles only if the sizes, offsets and values in C and Linux equal those in Rust.
+/// Returns a C program that compiles only if the sizes, offsets and values in C and Linux equal those in Rust.
 fn program() -> String {
     let mut program = String::from(
         "#include <stddef.h>\n#include <linux/perf_event.h>\n#include \"vpmu_abi.h\"\n",
@@ -433,10 +433,10 @@ fn compile(program: &str) -> Result<(), String> {
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A struct of the specification: its size, and its fields with offsets.
+/// The size of a struct in the specification, and the struct's fields with their offsets.
 type Written = (usize, Vec<(String, usize)>);
 
-/// The structs in the specification, laid out without padding.
+/// Returns the layouts of the structs in the specification, which have no padding.
 fn written_layouts() -> BTreeMap<String, Written> {
     let mut structs: BTreeMap<String, Written> = BTreeMap::new();
     let blocks = SPECIFICATION.split("```c\n").skip(1);
@@ -486,7 +486,7 @@ fn written_layout(name: &str, body: &str, structs: &BTreeMap<String, Written>) -
     (offset, fields)
 }
 
-/// Names and values in tables whose first column is a name in capitals.
+/// Returns the names and values from each table row that starts with a name in capitals.
 fn written_constants() -> Vec<(String, i128)> {
     let rows = SPECIFICATION.lines().filter_map(|line| {
         let mut cells = line.strip_prefix("| `")?.split(" | ");
@@ -606,7 +606,7 @@ fn wrong_offset_is_detected() {
     );
 }
 
-/// `struct.field` for each struct that `files` declare with a macro.
+/// Returns `struct.field` for each field of each struct that `files` declare with a macro.
 fn declared_fields(files: &[&str]) -> BTreeSet<String> {
     let mut declared = BTreeSet::new();
     let mut current = "";

@@ -1,5 +1,4 @@
-//! Runs the examples of an embedding VMM with `cargo run`, and checks the table of EMBEDDING.md that counts their
-//! lines.
+//! Runs the examples of an embedding VMM with `cargo run`. Checks the table in EMBEDDING.md that counts their lines.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +23,7 @@ fn printed(example: &str) -> io::Result<String> {
     String::from_utf8(output.stdout).map_err(io::Error::other)
 }
 
-/// The numbers in the line that starts with `what`.
+/// Returns the numbers in the line that starts with `what`.
 fn numbers<const N: usize>(text: &str, what: &str) -> [u64; N] {
     let line = text.lines().find(|line| line.starts_with(what));
     let line = line.unwrap_or_else(|| panic!("no {what} in {text}"));
@@ -63,8 +62,8 @@ fn foreign_memory_queues_and_vectors_carry_the_device() {
     assert_eq!(
         text.lines().collect::<Vec<_>>(),
         [
-            // The pages of the event queue's used ring and of the notice's buffer, then the metadata page and the data
-            // page of the event's ring.
+            // In order, these are the pages of the event queue's used ring and the notice's buffer, and the metadata
+            // page and data page of the event's ring.
             "a sample and its notice: pages 0x2000 0x140000 0x300000 0x301000",
             "two samples, one in a plugged region: pages 0x2000 0x160000 0x300000 0x301000 0x40000000 0x40001000",
             "unplugged: 4 samples written, 1 lost",
@@ -75,7 +74,7 @@ fn foreign_memory_queues_and_vectors_carry_the_device() {
     );
 }
 
-/// Number of lines of code in each section of an example. Comments and blank lines do not count.
+/// Returns the number of lines of code in each section of an example. Comments and blank lines do not count.
 fn sections(source: &str) -> BTreeMap<&str, usize> {
     let mut sections = BTreeMap::new();
     let mut name = "";

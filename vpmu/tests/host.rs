@@ -1,4 +1,4 @@
-//! `PerfSource` on the machine that runs the tests: real events, signals and clocks.
+//! Tests of `PerfSource` with real events, signals and clocks, on the machine that runs the tests.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -69,7 +69,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// Spins until this thread has spent `time` on a CPU, however busy the machine is.
+/// Spins until this thread has spent `time` on a CPU, no matter how busy the machine is.
 fn burn(source: &PerfSource, time: Duration) {
     let now = || Duration::from_nanos(source.thread_time().expect("a clock"));
     let start = now();
@@ -137,7 +137,7 @@ fn every_overflow_is_announced_and_found() {
     eprintln!("{samples} overflows, {signals} signals in {spent} ns of task-clock");
     assert_eq!(lost, 0);
     assert_eq!(samples, signals, "one signal for each overflow");
-    // A busy host can skip periods, so that there are fewer overflows, but never more.
+    // A busy host can skip periods, so there can be fewer overflows, but never more.
     let whole = spent / period;
     assert!(
         (whole / 2..=whole + 1).contains(&samples),
@@ -177,7 +177,7 @@ fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
         assert!(samples.len() > 10 && overflows.lost == 0);
         assert!(samples.is_sorted_by_key(|sample| sample.tsc));
         assert!(samples.iter().all(|s| (from..=until).contains(&s.tsc)));
-        // All samples are of the host, because this thread does not run a guest.
+        // All samples are host samples, because this thread does not run a guest.
         assert!(samples.iter().all(|sample| sample.mode == Mode::Host));
         assert!(samples.iter().all(|sample| sample.period == 1_000_000));
         assert_eq!(
@@ -219,7 +219,7 @@ fn overflows_beyond_a_full_host_ring_are_lost() {
     assert!(overflows.samples.len() > 1000);
 }
 
-/// The total size of the mappings of perf events in this process, in bytes.
+/// Returns the total size in bytes of this process's perf event mappings.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     let of_events = maps.lines().filter(|line| line.contains("[perf_event]"));
@@ -282,7 +282,7 @@ fn new_period_is_used() {
     assert!(drained(&mut *counter).samples.len() > 10);
 }
 
-/// The number of page faults of this thread, as the kernel counts it.
+/// Returns this thread's number of page faults, as counted by the kernel.
 fn faults() -> u64 {
     let stat = fs::read_to_string("/proc/thread-self/stat").expect("procfs");
     let fields = stat.rsplit_once(')').expect("a command").1;
@@ -305,8 +305,8 @@ fn page_faults_are_counted_exactly() {
         GuestMemoryMmap::<()>::from_ranges(&range).expect("memory")
     };
     // `inner` is the number of faults between the two reads of the counter. `outer` also includes the faults of these
-    // reads, which run code that may not be in memory yet. So the counter grows by at least `inner` and at most
-    // `outer`.
+    // two reads, because they run code that may not be in memory yet. The counter therefore grows by at least `inner`
+    // and at most `outer`.
     let mut touched = |memory: &GuestMemoryMmap| {
         let outer = faults();
         let before = counter.read().expect("read").value;
@@ -329,11 +329,11 @@ fn page_faults_are_counted_exactly() {
     );
 }
 
-/// The counter, and the clock before and after it was read.
+/// The counter's value, and the clock before and after the counter was read.
 type Look = (u64, Instant, Instant);
 
-/// The lowest and the highest frequency that a counter can have, computed from two readings of the counter. The bounds
-/// hold even if the thread was preempted during a reading.
+/// Returns the lowest and the highest frequency that a counter can have, computed from two readings. These bounds hold
+/// even if the thread was preempted during a reading.
 fn frequencies(first: Look, second: Look) -> (f64, f64) {
     let ticks = (second.0 - first.0) as f64;
     let longest = (second.2 - first.1).as_secs_f64();

@@ -1,5 +1,5 @@
-//! Exits of a real vCPU on the machine that runs the tests, from KVM's tracepoints. The guest is a loop of
-//! three instructions in ring 3 that stores to an address without memory.
+//! Checks exits that KVM's tracepoints report for a real vCPU on the machine that runs the tests. The guest is a loop
+//! of three instructions in ring 3 that stores to an address without memory.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 #![expect(
     unsafe_code,
@@ -21,7 +21,7 @@ use vpmu::source::{Counter, HostExit, Overflows, Recorded, Request, Source};
 
 use guest::{Guest, PROGRAM};
 
-/// An address that the guest maps but that has no memory.
+/// An address that the guest maps, but that has no memory behind it.
 const WINDOW: u64 = 0x60_0000;
 /// `mov esi, WINDOW; again: mov [rsi], ecx; inc ecx; jmp again`
 const LOOP: [u8; 11] = [
@@ -30,7 +30,8 @@ const LOOP: [u8; 11] = [
 /// Address of the store.
 const STORE: u64 = PROGRAM + 5;
 
-/// Creates a vCPU whose next instruction is the first of [`LOOP`]; `None` if this machine has no KVM.
+/// Creates a vCPU that is about to execute the first instruction of [`LOOP`]. Returns `None` if this machine has no
+/// KVM.
 fn guest() -> Option<Guest> {
     if !Path::new("/dev/kvm").exists() {
         return None;
@@ -48,17 +49,17 @@ fn store(guest: &mut Guest) {
     );
 }
 
-/// Reports that a test checks nothing on this machine. Writes to stderr directly, because the test runner
-/// captures the output of macros.
+/// Reports that a test checks nothing on this machine. Writes directly to stderr, because the test runner captures what
+/// macros print.
 fn report_not_run(why: &str) {
-    // The test must not fail because stderr is closed.
+    // The test must not fail if stderr is closed.
     let _ = writeln!(
         io::stderr(),
         "host_exits: nothing is checked on this machine: {why}"
     );
 }
 
-/// Mounts tracefs at its usual path if it is missing there, in a mount namespace of the calling thread.
+/// If tracefs is missing at its usual path, mounts it there, in a new mount namespace of the calling thread.
 fn mount_tracefs() -> io::Result<()> {
     if Path::new("/sys/kernel/tracing/events").exists() {
         return Ok(());
@@ -78,8 +79,8 @@ fn mount_tracefs() -> io::Result<()> {
     mount(c"/sys/kernel/tracing", c"tracefs", 0)
 }
 
-/// Opens a recorder of the exits of this thread's vCPU, and creates the guest. The error is the reason why
-/// this machine cannot record them.
+/// Opens a recorder for the exits of this thread's vCPU, and creates the guest. The error explains why this machine
+/// cannot record exits.
 fn recorder() -> Result<(Box<dyn Counter>, PerfSource, Guest), String> {
     mount_tracefs().map_err(|error| format!("tracefs: {error}"))?;
     let source = PerfSource::new(SIGRTMIN()).expect("a source");
@@ -125,7 +126,7 @@ fn guest_exits_at_each_store() {
     for _ in 0..3 {
         store(&mut guest);
         let ip = guest.vcpu.get_regs().expect("registers").rip;
-        // At the exit, the instruction pointer is that of the store, or KVM has already advanced it past the store.
+        // At the exit, the instruction pointer is still at the store, or KVM has already advanced it past the store.
         assert!(
             [STORE, STORE + 2].contains(&ip),
             "the exit is not at the store: {ip:#x}"
@@ -217,7 +218,7 @@ fn exits_without_room_are_counted_as_lost() {
     );
     assert!(lost > 0);
     assert_eq!(exits.len() as u64 + lost, counted);
-    // After the loss, the recorder returns records again, and does not report the loss a second time.
+    // After the loss, the recorder returns records again. It does not report the loss a second time.
     for _ in 0..2 {
         recorder.start().expect("starts");
         store(&mut guest);

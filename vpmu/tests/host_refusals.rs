@@ -1,5 +1,5 @@
-//! Makes this host's perf refuse events, for each possible reason. Then checks the reason that the source reports, and
-//! the events that it still offers.
+//! Makes this host's perf refuse events for each possible reason. Then checks which reason the source reports, and
+//! which events it still offers.
 #![expect(unsafe_code, reason = "lowers a limit and drops capabilities")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -55,7 +55,7 @@ fn limit_descriptors(soft: Option<u64>) -> u64 {
 fn give_up_capabilities() {
     let header: [u32; 2] = [0x2008_0522, 0];
     let none = [[0_u32; 3]; 2];
-    // SAFETY: the kernel reads a header and two elements, which live through the call.
+    // SAFETY: the kernel reads a header and two elements, which stay valid during the call.
     let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
     assert_eq!(set, 0, "capabilities can always be given up");
 }
@@ -126,7 +126,7 @@ fn source_without_hardware_offers_none_and_does_not_try() {
             "a hardware event is offered: {offer:?}"
         );
     }
-    // This source has not tried to open hardware events, so it reports no refusal of them.
+    // This source has not tried to open hardware events, so it reports no refusal for them.
     assert_eq!(source.refusal(KIND_HARDWARE), None);
     let asked = PerfSource::new(SIGRTMIN()).expect("a source");
     let offered = asked

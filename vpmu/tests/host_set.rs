@@ -1,4 +1,4 @@
-//! Sets of counters of one thread that are read together, with real software events.
+//! Sets of counters that belong to one thread and are read together, with real software events.
 #![expect(unsafe_code, reason = "limits of a process have no safe wrapper")]
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -32,7 +32,7 @@ fn source() -> PerfSource {
     PerfSource::new(SIGRTMIN()).expect("a source")
 }
 
-/// An empty set for counters of the calling thread.
+/// Returns an empty set for counters of the calling thread.
 fn set() -> Box<dyn CounterSet> {
     let source = source();
     source.counters(source.thread())
@@ -108,7 +108,7 @@ fn limits() -> libc::rlimit {
     limits
 }
 
-/// Changes the limit on file descriptors; restores the previous limit when dropped.
+/// A changed limit on file descriptors. Dropping it restores the previous limit.
 struct Limit(libc::rlimit);
 
 impl Limit {
@@ -170,7 +170,7 @@ fn page_faults_of_a_set_are_exact_and_those_of_a_separate_counter() {
         let [faults, _, also] = values(&mut *set, keys);
         [faults, also, separate.read().expect("read").value]
     };
-    // Read once first, so that pages of code and stack are in memory.
+    // Read once before the measurement, so that pages of code and stack are in memory.
     read();
     let before = read();
     fresh.touch(0..200);
@@ -235,8 +235,8 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     assert!(start.enabled > at_add.enabled);
     fresh.touch(10..30);
     let [late, end] = readings(&mut *set, [first, second]);
-    // There can be more faults than touched pages: the kernel may migrate a page of the process meanwhile, and the next
-    // access to it faults.
+    // There can be more faults than touched pages, because the kernel may migrate a page of the process during the
+    // test, and then the next access to the page faults.
     let faults = late.value - since.value;
     assert!(faults >= 20, "{faults} faults for 20 pages");
     assert_eq!(end.value - start.value, faults);
@@ -271,7 +271,7 @@ fn removed_counters_leave_the_others_counting_the_leader_last() {
     let end = values(&mut *set, left);
     assert_eq!(end, start.map(|value| value + 50));
 
-    // Remove `second` twice: the second time must have no effect.
+    // Remove `second` twice. The second removal must have no effect.
     for key in [leader, third, second, second, fifth] {
         set.remove(key);
     }
@@ -348,7 +348,7 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
             set.refresh();
             assert!(keys.iter().all(|key| set.reading(*key).is_ok()));
             let open = open_descriptors() - before;
-            // A removed leader stays open while its group has members. So up to five removed leaders may still be open.
+            // A removed leader stays open while its group has members, so up to five removed leaders may still be open.
             assert!(
                 (keys.len()..=keys.len() + 5).contains(&open),
                 "{open} descriptors for {} counters",
@@ -489,7 +489,8 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     assert!(running.value >= 50, "too few faults: {running:?}");
     go.send(()).expect("the thread waits");
     thread.join().expect("the thread ends");
-    // The thread was joined, but the kernel may not have removed it yet. So repeat until the kernel no longer finds it.
+    // The thread was joined, but the kernel may not have removed it yet. Therefore, repeat until the kernel no longer
+    // finds the thread.
     let ended = Instant::now();
     let refused = loop {
         match set.add(&event(PAGE_FAULTS)) {
@@ -504,8 +505,8 @@ fn counters_of_an_ended_thread_keep_their_counts() {
     assert_eq!(readings(&mut *set, [key]), [last]);
 }
 
-/// A counter counts correctly even if it and the leader of its group belong to different PMUs of the kernel. This
-/// happens here, because each clock is a PMU of its own.
+/// A counter counts correctly even if it and its group's leader belong to different PMUs of the kernel. This is the
+/// case here, because each clock has its own PMU.
 #[test]
 fn counters_count_from_their_add_whatever_leads_their_group() {
     let _alone = alone();

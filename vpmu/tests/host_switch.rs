@@ -1,4 +1,5 @@
-//! Task switches with real software events: the counts, and the system calls and file descriptors that they cost.
+//! Task switches with real software events. The tests check the counts, and how many system calls and file descriptors
+//! the switches cost.
 #![expect(unsafe_code, reason = "a limit on huge pages has no safe wrapper")]
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -33,17 +34,17 @@ const CPU_CLOCK: u64 = 0;
 const PAGE_FAULTS: u64 = 2;
 /// Software events that every Linux kernel counts.
 const CONFIGS: u64 = 5;
-/// Numbers of events per task that the tests measure.
+/// How many events each task has in the measurements.
 const SIZES: [usize; 3] = [1, 6, 20];
 const MEMORY_LEN: usize = 0x200_0000;
 const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x10_0000;
-/// Maximum number of commands of one notification.
+/// Maximum number of commands per notification.
 const MOST_COMMANDS: usize = 2048;
-/// A wait that is longer than any work of a vCPU, even on a busy machine.
+/// How long to wait. No work of a vCPU takes this long, even on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Discards interrupts: the driver polls.
+/// Discards interrupts, because the driver polls.
 #[derive(Debug)]
 struct Silent;
 
@@ -53,13 +54,13 @@ impl Interrupt for Silent {
     }
 }
 
-/// A device on this host, with its driver's control queue.
+/// A device on this host, with the driver's side of its control queue.
 struct Guest {
     vpmu: Arc<Vpmu>,
     control: DriverQueue,
 }
 
-/// A vCPU on this thread, with its driver's queue.
+/// A vCPU on this thread, with the driver's side of its queue.
 struct Lane {
     index: u16,
     vcpu: VcpuSession,
@@ -122,7 +123,7 @@ impl Guest {
             .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
     }
 
-    /// Opens `events` enabled events of a task, with the configs 0 to `CONFIGS` - 1 in turn.
+    /// Opens `events` enabled events of a task. Uses the configs 0 to `CONFIGS` - 1 in turn.
     fn task(&mut self, events: usize) -> Vec<u64> {
         let configs = (0..CONFIGS).cycle().take(events);
         configs.map(|config| self.open(&counting(config))).collect()
@@ -139,7 +140,8 @@ impl Guest {
 }
 
 impl Lane {
-    /// Notifies with these commands, which must succeed. Returns the number of system calls that this takes.
+    /// Sends these commands in a notification. They must succeed. Returns the number of system calls that the
+    /// notification makes.
     fn system_calls(&mut self, commands: &[Command]) -> usize {
         self.offer(commands);
         let calls = syscalls::count(|| self.kick());
@@ -147,7 +149,7 @@ impl Lane {
         calls
     }
 
-    /// Notifies with these commands, which must succeed; returns their replies.
+    /// Sends these commands in notifications. They must succeed. Returns their replies.
     fn run(&mut self, commands: &[Command]) -> Vec<Reply> {
         let mut replies = Vec::new();
         for commands in commands.chunks(MOST_COMMANDS) {
@@ -183,7 +185,7 @@ impl Lane {
     }
 }
 
-/// A request for an enabled task event of kind `KIND_SOFTWARE`.
+/// Returns a request for an enabled task event of kind `KIND_SOFTWARE`.
 fn counting(config: u64) -> OpenRequest {
     OpenRequest {
         header: ControlHeader {
@@ -219,7 +221,7 @@ fn have_small_pages() {
     assert_eq!(set, 0);
 }
 
-/// Takes a page fault for each of `pages` pages, of which there must be at least one.
+/// Causes a page fault for each of `pages` pages. `pages` must be at least one.
 fn touch(pages: u64) {
     have_small_pages();
     let length = usize::try_from(pages).expect("few") * 4096;
@@ -288,7 +290,7 @@ fn switch_of_any_number_of_clock_samples_switches_the_host_once() {
         let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &task));
         eprintln!("{events} sampling: IN {scheduled_in}, OUT {scheduled_out} system calls");
         assert_eq!(scheduled_in, 1, "{events} events");
-        // Each counter that samples is read with a separate system call.
+        // The device reads each sampling counter with a separate system call.
         assert_eq!(scheduled_out, 1 + events, "{events} events");
     }
 }
@@ -360,7 +362,7 @@ fn page_faults_count_for_the_task_that_is_in() {
         touch(pages);
         faults(&lane.run(&all(COMMAND_OUT, task)), 0)
     };
-    // Visit each task first, so that pages of code, stack and buffers are in memory.
+    // Visit each task before the measurement, so that pages of code, stack and buffers are in memory.
     for task in [&one, &other, &one, &other] {
         visit(task, 1);
     }
@@ -413,7 +415,7 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
             lane.run(&switch(&tasks[task..=task], &tasks[next..=next]));
         }
     }
-    // Exactly one task was scheduled in at all times, so each fault counted once.
+    // At all times, exactly one task was scheduled in, so each fault counted once.
     let counts = tasks.map(|task| lane.value(task));
     let grown = lane.value(whole) - before;
     let sum: u64 = counts.iter().sum();
@@ -422,8 +424,8 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
         counts.iter().all(|&count| count >= touched),
         "a count is below {touched}: {counts:?}"
     );
-    // The sums can differ slightly. The counts are not read at the same time, and the device can cause faults between
-    // these reads, and between the first IN and the first read.
+    // The sums can differ slightly. The test does not read all counts at the same time. The device can cause faults
+    // between these reads, and between the first IN and the first read.
     assert!(
         sum.abs_diff(grown) <= 8,
         "{counts:?} do not add up to {grown}"
@@ -537,7 +539,7 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     let calls = in_and_out.map(|commands| lane.system_calls(&commands));
     eprintln!("6 events and 2 pinned events: {calls:?} system calls for IN and OUT");
     assert_eq!(calls, [1, 1]);
-    // A member of a group cannot be pinned, because it counts only when its leader does.
+    // A group member cannot be pinned, because it counts only when its leader counts.
     let member = OpenRequest {
         leader: task[0].into(),
         ..pinned

@@ -1,4 +1,4 @@
-//! Persistent events on a real host when the thread of their vCPU changes, as after a reboot of the guest.
+//! Persistent events on a real host when their vCPU's thread changes, for example after the guest reboots.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -17,7 +17,7 @@ use vpmu::{Engines, ExitReason, Persist, PersistentStatus, Settings, Vpmu};
 
 use common::{Bare, Still, ignore_signals};
 
-/// Nanoseconds that each thread adds to the event's count.
+/// How many nanoseconds each thread adds to the event's count.
 const SPENT: u64 = 50_000_000;
 const IP: u64 = 0x1234;
 
@@ -31,8 +31,8 @@ fn device() -> Vpmu {
     vpmu.with_window(window).expect("a window")
 }
 
-/// Runs the vCPU on a new thread until the event's count has grown by `SPENT`, then ends the thread. Returns the last
-/// count that the thread read.
+/// Runs the vCPU on a new thread until the event's count has grown by `SPENT`, and then ends the thread. Returns the
+/// last count that the thread read.
 fn boot(vpmu: &Vpmu) -> u64 {
     let run = || {
         let mut vcpu = vpmu.attach(0, 0).expect("the device has this vCPU");

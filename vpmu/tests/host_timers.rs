@@ -1,5 +1,5 @@
-//! Sampling clocks of one thread: each is paced by a timer of the host, and the device starts and stops all these
-//! timers together.
+//! Sampling clocks of one thread. A host timer paces each clock, and the device starts and stops all these timers
+//! together.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::hint::black_box;
@@ -36,7 +36,7 @@ struct Clocks {
 }
 
 impl Clocks {
-    /// Opens clocks of this thread that sample every millisecond.
+    /// Opens clocks that sample this thread every millisecond.
     fn open(configs: &[u64]) -> Self {
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let clocks = configs.iter().map(|&config| open(&source, config));
@@ -70,7 +70,7 @@ impl Clocks {
         });
     }
 
-    /// Samples since the last call.
+    /// Returns each clock's number of samples since the last call.
     fn samples(&mut self) -> Vec<usize> {
         let drained = self.clocks.iter_mut().map(|clock| {
             let mut overflows = Overflows::default();
@@ -80,7 +80,7 @@ impl Clocks {
         drained.collect()
     }
 
-    /// Works until each of these clocks has sampled three times; asserts that other clocks have not sampled.
+    /// Works until each clock in `running` has sampled three times. Asserts that no other clock has sampled.
     fn assert_run(&mut self, running: &[usize]) {
         self.samples();
         let (begun, mut seen) = (Instant::now(), vec![0; self.clocks.len()]);

@@ -1,5 +1,5 @@
-//! The threads of a process that embeds the device: the crate adds one thread, when the source is created. This program
-//! has only one test, because other tests would add threads of their own.
+//! The threads of a process that embeds the device. The crate adds one thread, when the source is created. This program
+//! has only one test, because other tests would add their own threads.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]

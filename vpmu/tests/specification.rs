@@ -1,4 +1,5 @@
-//! Each requirement of SPEC.md has a test, and the comment before the test names the number of the requirement.
+//! Checks that each requirement of SPEC.md has a test, and that the comment before the test gives the requirement
+//! number.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,7 @@ const SPECIFICATION: &str = include_str!("../SPEC.md");
 /// Directories whose tests check requirements.
 const TESTED: [&str; 4] = ["vpmu", "vmm", "tests", "guest-driver/client"];
 
-/// Every `.rs` file below `dir`, except files in build directories.
+/// Returns every `.rs` file below `dir`, except files in build directories.
 fn sources(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).expect("a directory");
     let mut found = Vec::new();
@@ -23,7 +24,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The numbers of requirements in a text, such as `VPMU-D-6.3-1`.
+/// Returns the requirement numbers in a text, such as `VPMU-D-6.3-1`.
 fn numbers(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.');
     let words = words.map(|word| word.trim_end_matches('.'));
@@ -31,7 +32,7 @@ fn numbers(text: &str) -> Vec<String> {
     numbers.map(str::to_owned).collect()
 }
 
-/// The requirements of the specification, each with its text.
+/// Returns the number and the text of each requirement in the specification.
 fn requirements() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for item in SPECIFICATION.split("\n- **VPMU-").skip(1) {
@@ -44,7 +45,8 @@ fn requirements() -> BTreeMap<String, String> {
     all
 }
 
-/// The numbers of requirements in the comments before tests. Each comes with the test's file and the test's name.
+/// Returns the requirement numbers in the comments before tests. Each entry consists of the test's file, the test's
+/// name and the number.
 fn named() -> Vec<(PathBuf, String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let files = TESTED.iter().flat_map(|dir| sources(&root.join(dir)));
@@ -101,7 +103,8 @@ fn requirement_that_a_test_names_exists() {
     assert_eq!(unknown, []);
 }
 
-/// A requirement's number consists of the section's number and a serial number, which starts at one in each section.
+/// A requirement number consists of the section number and a serial number. The serial number starts at one in each
+/// section.
 #[test]
 fn requirements_are_numbered_by_their_sections() {
     let mut section = String::new();

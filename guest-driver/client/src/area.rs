@@ -38,7 +38,7 @@ pub enum AreaError {
     #[error("an AUX area of 2^{0} pages is too large")]
     TooLarge(u32),
     /// The head is invalid: the distance from the tail to the head exceeds the area's size or is
-    /// not a multiple of the packets' alignment.
+    /// not a multiple of the packet alignment.
     #[error(
         "the AUX area's head {head:#x} is invalid for tail {tail:#x} and size {size:#x}: call `skip` to discard the area's contents"
     )]
@@ -58,7 +58,7 @@ pub enum AreaError {
     TooFast,
 }
 
-/// A remedy to append to the error text where the error number alone does not suggest one.
+/// A hint to append to the error text if the error number alone does not suggest a remedy.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => {
@@ -84,8 +84,8 @@ struct Place {
 }
 
 impl Place {
-    /// Maps the area, whose offset in the event's file is the end of the ring's data. Before that,
-    /// stores the area's offset and size in the ring's metadata page, as perf requires.
+    /// Stores the area's offset and size in the ring's metadata page, as perf requires, and then
+    /// maps the area. In the event's file, the area starts where the ring ends.
     fn new(
         event: BorrowedFd<'_>,
         ring: &Ring,
@@ -116,8 +116,8 @@ impl Place {
         self.ring.load(AUX_HEAD, Ordering::Acquire)
     }
 
-    /// Copies the bytes from `from` up to `to`, both multiples of 8 and at most the area's size
-    /// apart.
+    /// Copies the bytes from `from` up to `to`. Both are multiples of 8, and their difference is at
+    /// most the area's size.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "less than the mapping's length"
@@ -201,8 +201,9 @@ impl Area {
         skipped
     }
 
-    /// Stores `tail` in the ring's metadata page, but keeps this reader's own position: tests check
-    /// how the host reacts to a wrong tail. The next read stores the correct tail again.
+    /// Stores `tail` in the ring's metadata page without moving this reader's own position. Tests
+    /// use this to check how the host reacts to a wrong tail. The next read stores the correct tail
+    /// again.
     pub fn set_tail_raw(&self, tail: u64) {
         self.place.ring.store(AUX_TAIL, tail, Ordering::Release);
     }
@@ -259,7 +260,7 @@ fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Ch
         }
         place.copy(head.saturating_sub(size), head, &mut chunk);
         publish()?;
-        // The host may have overwritten earlier bytes by now.
+        // The host may have overwritten the oldest bytes during the copy.
         let oldest = place.head().saturating_sub(size);
         let from = oldest.max(chunk.position).checked_next_multiple_of(PAGE);
         let from = from.unwrap_or(u64::MAX);

@@ -67,7 +67,7 @@ impl Host {
     }
 }
 
-/// The bytes that [`Host::write`] writes from packet `first` up to packet `end`.
+/// The bytes that [`Host::write`] writes for the packets from `first` up to but excluding `end`.
 fn expected(first: u64, end: u64) -> Vec<u8> {
     (first..end)
         .flat_map(|number| [number.to_le_bytes()[0]; 64])
@@ -180,8 +180,8 @@ fn writes_during_snapshot_drop_oldest_bytes() {
     let calls = RefCell::new(0);
     let chunk = take(&place, || {
         *calls.borrow_mut() += 1;
-        // The second call of this closure comes after the copy. At this call, write more packets, like a host that
-        // continues to trace during the copy.
+        // The reader calls this closure before and after the copy. Write more packets at the second
+        // call, as a host would that keeps tracing during the copy.
         if *calls.borrow() == 2 {
             host.borrow_mut().write(65);
         }

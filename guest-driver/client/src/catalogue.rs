@@ -24,10 +24,10 @@ pub enum CatalogueError {
         /// Similar names.
         near: Vec<String>,
     },
-    /// A value for an event that takes none.
+    /// A value was given for an event that accepts none.
     #[error("event {0:?} takes no value: write it without \"=\"")]
     NoValue(String),
-    /// A value that is not a number, or too large.
+    /// The value is not a number, or is too large.
     #[error(
         "{value:?} is not a value for event {name:?}: use a number below 2^48, or 0x and hexadecimal digits"
     )]
@@ -37,7 +37,7 @@ pub enum CatalogueError {
         /// The value as given.
         value: String,
     },
-    /// A modifier for an event that cannot separate user and kernel mode.
+    /// A modifier was given for an event that cannot separate user and kernel mode.
     #[error(
         "event {0:?} cannot separate user and kernel mode on this host: write it without \":\""
     )]
@@ -142,8 +142,8 @@ impl Catalogue {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// Parses `spec`: a name from the catalogue, `=value` if the event takes one, and `:u`, `:k` or
-    /// `:uk` if the event supports them. `pmu_type` is [`crate::Info::pmu_type`].
+    /// Parses `spec`: a name from the catalogue, `=value` if the event accepts one, and `:u`, `:k`
+    /// or `:uk` if the event supports them. `pmu_type` is [`crate::Info::pmu_type`].
     ///
     /// # Errors
     /// [`CatalogueError`] names the invalid part and says what is valid.

@@ -40,8 +40,8 @@ pub enum DeviceError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The file is not a vPMU's, the device was removed, or it did not answer and the driver gave
-    /// it up.
+    /// The file does not belong to a vPMU, the device was removed, or the device did not answer and
+    /// the driver gave up on it.
     #[error("querying the vPMU")]
     Info(#[source] io::Error),
     /// The driver's interface version differs from this library's.
@@ -63,7 +63,7 @@ pub enum DeviceError {
     OpenEvent(#[source] io::Error),
 }
 
-/// A remedy to append to the error text where the error number alone does not suggest one.
+/// A hint to append to the error text if the error number alone does not suggest a remedy.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT) => " (this host cannot count the event: see `vperf list`)",

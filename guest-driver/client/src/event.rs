@@ -139,7 +139,7 @@ impl Event {
         call::set_output(self, target.map(AsFd::as_fd)).map_err(EventError::Output)
     }
 
-    /// Pauses or resumes writing to the ring. Overflows while paused are lost.
+    /// Pauses or resumes writing to the ring. Overflows during the pause are lost.
     ///
     /// # Errors
     /// [`EventError::Pause`], with `EINVAL` if the event has no ring.
@@ -212,7 +212,7 @@ impl Event {
         call::id(self).map_err(EventError::Id)
     }
 
-    /// Reads the count and the times, inherited events included.
+    /// Reads the count and the times, including those of inherited events.
     ///
     /// # Errors
     /// [`EventError::Read`]; [`EventError::Dead`] for an event in the error state; [`EventError::Format`] for
@@ -228,7 +228,7 @@ impl Event {
         reading.ok_or(EventError::ShortRead { got, expected })
     }
 
-    /// Reads the counts of the whole group at one moment, the leader's first.
+    /// Reads the counts of the whole group at one moment. The leader's count is first.
     ///
     /// # Errors
     /// See [`Event::read`]; [`EventError::Format`] without [`FORMAT_GROUP`].
@@ -336,7 +336,7 @@ impl Event {
         History::new(self, data_pages, self.layout, (overwrites, self.backward))
     }
 
-    /// Maps an AUX area of 2^`pages_log2` pages for a trace with the ring `ring`. Reading the area
+    /// Maps an AUX area of 2^`pages_log2` pages for a trace whose ring is `ring`. Reading the area
     /// frees its space.
     ///
     /// # Errors
@@ -382,18 +382,18 @@ impl Event {
         persistent::detach(name, |bytes| sys::detach(self.as_fd(), bytes))
     }
 
-    /// Makes the event end with its last handle.
+    /// Makes the event end when its last handle is closed.
     ///
     /// # Errors
-    /// [`PersistentError::Attach`], with `EINVAL` if the event is not persistent, and `EPERM` without
-    /// CAP_PERFMON or for an event of the operator.
+    /// [`PersistentError::Attach`], with `EINVAL` if the event is not persistent, and `EPERM`
+    /// without CAP_PERFMON or if the event belongs to the operator.
     pub fn attach(&self) -> Result<(), PersistentError> {
         sys::attach(self.as_fd()).map_err(PersistentError::Attach)
     }
 
     /// Makes each overflow of this event start `target` before the guest's next instruction, if
-    /// `target` is paused: opened with [`crate::EventAttr::enable_on_starter`], or stopped by a
-    /// stopper.
+    /// `target` is paused. It is paused if it was opened with
+    /// [`crate::EventAttr::enable_on_starter`], or if a stopper stopped it.
     ///
     /// # Errors
     /// [`TriggerError::Starter`], with
@@ -422,8 +422,8 @@ impl AsFd for Event {
     }
 }
 
-/// Waits for any of `fds`, events or others, like [`Event::poll`]. Returns the results in the order
-/// of `fds`.
+/// Waits like [`Event::poll`] for any of `fds`, which may also be descriptors of other files.
+/// Returns the results in the order of `fds`.
 ///
 /// # Errors
 /// [`EventError::Poll`].

@@ -1,5 +1,5 @@
-//! A ring's contents, copied while its writer and other readers continue: nothing is paused or
-//! consumed. The copy leaves out bytes that the writer may have overwritten meanwhile.
+//! A ring's contents, copied while its writer and other readers continue. Nothing is paused or
+//! consumed. The copy omits bytes that the writer may have overwritten during the copy.
 //!
 //! The device may have written records beyond the head that it last published. A flush of the event publishes a head
 //! that includes them. So the event is flushed again after the copy, and the new head shows which bytes the device may
@@ -95,8 +95,9 @@ impl<'a> History<'a> {
     /// Reads the ring's contents after a flush of the event.
     ///
     /// # Errors
-    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. The failed flush of an
-    /// event in the error state or on an offline CPU is ignored: such an event has no pending samples.
+    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. A failed
+    /// flush of an event in the error state or on an offline CPU is ignored, because such an event
+    /// has no pending samples.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
@@ -227,7 +228,7 @@ pub(crate) fn walk<'a>(
     })
 }
 
-/// Collects the records; returns them with their total bytes.
+/// Collects the records; returns them with their total size in bytes.
 fn gather(records: impl Iterator<Item = (Result<Record, RingError>, u64)>) -> (Past, u64) {
     let mut past = Past::default();
     let mut bytes = 0;

@@ -1,5 +1,5 @@
-//! Tests with rings in the pages of a file, to which a test writes at chosen moments while the ring
-//! is read.
+//! Tests with rings in the pages of a file. While the ring is read, a test writes to the file at
+//! chosen moments.
 
 use super::*;
 use crate::attr::{EventAttr, SAMPLE_IP};

@@ -12,7 +12,8 @@ use vpmu_perf::page::{
 use crate::arch;
 use crate::reading::Reading;
 
-/// Maximum number of attempts to read the page. An attempt fails if the page is written meanwhile.
+/// Maximum number of attempts to read the page. An attempt fails if the page is written during the
+/// attempt.
 const SEQUENCE_TRIES: u32 = 1000;
 
 /// The metadata page's contents at one moment.
@@ -34,16 +35,16 @@ pub struct Metadata {
     pub time_shift: u16,
     /// Multiplier of the conversion.
     pub time_mult: u32,
-    /// Added to a converted TSC, this gives the nanoseconds since `time_enabled` and `time_running`
+    /// Add this to a converted TSC to get the nanoseconds since `time_enabled` and `time_running`
     /// were written.
     pub time_offset: u64,
-    /// Added to a converted TSC, this gives the time on the clock of the records.
+    /// Add this to a converted TSC to get the time on the records' clock.
     pub time_zero: u64,
 }
 
 impl Metadata {
     /// Returns the reading at the TSC value `tsc`; `None` if a hardware counter must be added,
-    /// which this library does not read.
+    /// because this library does not read hardware counters.
     pub(crate) fn reading(&self, tsc: u64) -> Option<Reading> {
         if self.index != 0 {
             return None;

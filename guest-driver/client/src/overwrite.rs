@@ -48,8 +48,8 @@ impl<'a> Overwrite<'a> {
         })
     }
 
-    /// Copies the records in the ring, oldest first. The writer is paused during the copy, so the
-    /// records of overflows in this time are lost.
+    /// Copies the records in the ring, oldest first. The writer is paused during the copy, so
+    /// overflows during the copy leave no records.
     ///
     /// # Errors
     /// [`OverwriteError`]; [`RingError::Record`] for a record that cannot be parsed.

@@ -100,8 +100,8 @@ pub struct Persistent {
     pub cpu: u32,
     /// Data pages of its ring; `None` while it has no ring.
     pub data_pages: Option<u32>,
-    /// Whether the host's operator owns it: the guest can then only read it, flush it, and map its
-    /// ring read-only.
+    /// Whether the host's operator owns it. If so, the guest can only read it, flush it, and map
+    /// its ring read-only.
     pub is_operators: bool,
     /// Whether its ring outlives a guest reset.
     pub outlives_reset: bool,

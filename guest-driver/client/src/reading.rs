@@ -11,7 +11,8 @@ pub struct Reading {
     /// Nanoseconds for which the event was enabled; for a task's event, only while the task ran.
     /// Zero unless in the read format.
     pub time_enabled: u64,
-    /// Nanoseconds of `time_enabled` in which the event counted; zero unless in the read format.
+    /// Nanoseconds of `time_enabled` during which the event counted; zero unless in the read
+    /// format.
     pub time_running: u64,
     /// The event's id; zero unless in the read format.
     pub id: u64,

@@ -74,7 +74,7 @@ pub enum RingError {
     Register,
 }
 
-/// A remedy to append to the error text where the error number alone does not suggest one.
+/// A hint to append to the error text if the error number alone does not suggest a remedy.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => {
@@ -169,8 +169,9 @@ impl Ring {
             .map_err(|source| RingError::Record { tail, source })
     }
 
-    /// Iterates over the unread records, including those that arrive meanwhile. Ends after the first
-    /// [`RingError::Overrun`] or [`RingError::Malformed`], which only [`Ring::skip`] clears.
+    /// Iterates over the unread records, including records that arrive during the iteration. Ends
+    /// after the first [`RingError::Overrun`] or [`RingError::Malformed`], which only
+    /// [`Ring::skip`] clears.
     pub fn records(&mut self) -> Records<'_> {
         Records {
             ring: self,
@@ -186,8 +187,9 @@ impl Ring {
         skipped
     }
 
-    /// Stores any tail in the metadata page, but keeps this reader's own position: tests use this to
-    /// check how the host reacts to a wrong tail. Reading the next record stores the correct tail.
+    /// Stores any tail in the metadata page without moving this reader's own position. Tests use
+    /// this to check how the host reacts to a wrong tail. Reading the next record stores the
+    /// correct tail.
     pub fn set_tail_raw(&self, tail: u64) {
         self.mapping.store(DATA_TAIL, tail, Ordering::Release);
     }
@@ -202,11 +204,11 @@ impl Ring {
     }
 
     /// Reads the count and the times from the metadata page, without a system call or a VM exit.
-    /// For events that the device counts itself (marks, exits that reach the VMM), the count is current;
-    /// for other events, it is the count at the last command to the event. While the event counts, the
-    /// time since the page was written is added to the time enabled; also to the time running, if the
-    /// event has counted all the time. The page has neither the id nor the lost count: both are zero in
-    /// the result.
+    /// For events that the device counts itself (marks, exits that reach the VMM), the count is
+    /// current; for other events, it is the count as of the last command to the event. While the
+    /// event counts, the time since the page was written is added to the time enabled and, if the
+    /// event has counted all the time, also to the time running. The page has neither the id nor
+    /// the lost count: both are zero in the result.
     ///
     /// # Errors
     /// [`RingError::Busy`]; [`RingError::Register`] for an event of a different PMU, whose hardware

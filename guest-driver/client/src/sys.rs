@@ -68,7 +68,8 @@ pub(crate) fn catalogue(
 
 pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     let value = libc::c_ulong::from(value);
-    // SAFETY: the request takes its argument by value: the kernel accesses no memory through it.
+    // SAFETY: the request passes its argument by value, so the kernel accesses no memory through
+    // it.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_MARK), value) })?;
     Ok(())
 }
@@ -100,9 +101,10 @@ pub(crate) fn open(
     Ok(owned(fd))
 }
 
-/// Calls an ioctl that takes its argument by value.
+/// Calls an ioctl whose argument is passed by value.
 fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
-    // SAFETY: the callers' requests take their argument by value: the kernel accesses no memory through it.
+    // SAFETY: the callers' requests pass their argument by value, so the kernel accesses no memory
+    // through it.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(request), value) })?;
     Ok(())
 }

@@ -2,8 +2,8 @@
 //! writes side-band records about this activity to the ring of a dummy event, which counts nothing, so even short-lived
 //! processes are recorded. A [`Notice`] is a parsed side-band record.
 //!
-//! Notices have times of `CLOCK_MONOTONIC_RAW`, the clock of the dummy event; vPMU samples have times of the device's
-//! clock. [`Clocks`] converts the times of notices.
+//! The dummy event uses `CLOCK_MONOTONIC_RAW` for the times of notices. The times of vPMU samples
+//! are on the device's clock. [`Clocks`] converts the times of notices.
 
 use std::io;
 

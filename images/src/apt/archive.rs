@@ -387,7 +387,7 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// The version as in file names, without the epoch.
+/// The version as it appears in file names, without the epoch.
 fn file_version(version: &str) -> &str {
     version.split_once(':').map_or(version, |(_, rest)| rest)
 }

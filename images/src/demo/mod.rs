@@ -119,7 +119,7 @@ pub fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
     crash::run(&outcome.place)
 }
 
-/// Returns the row of the exit reason that took most time: the first row below the heading.
+/// Returns the row of the exit reason that took the most time: the first row below the heading.
 fn top_reason(output: &str) -> Option<&str> {
     let mut lines = output.lines().map(str::trim);
     lines.find(|line| line.ends_with(REASONS))?;

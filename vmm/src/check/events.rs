@@ -1,5 +1,5 @@
-//! Finds the events that a guest can open on this host, with each tier or with the list of the command
-//! line: creates PMU devices and reads their catalogues.
+//! Finds the events that a guest can open on this host, either with each tier or with the list on the command line. To
+//! do so, it creates PMU devices and reads their catalogues.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct Offered {
     pub error: Option<String>,
 }
 
-/// A machine that never runs: its device is only queried.
+/// A machine that never runs. It exists only so that its device can be queried.
 #[derive(Debug)]
 struct Idle {
     /// Whether KVM counts exits and halts.
@@ -39,7 +39,7 @@ impl Machine for Idle {
     }
 }
 
-/// The lists to survey: the list of the command line, if it gives one, else the list of each tier.
+/// The lists to survey: the list on the command line if there is one, otherwise the list of each tier.
 ///
 /// # Errors
 /// [`PolicyError`].
@@ -56,8 +56,8 @@ pub(super) fn asked(args: &PolicyArgs) -> Result<Vec<Decision>, PolicyError> {
     tiers.into_iter().map(|tier| decide(of(tier))).collect()
 }
 
-/// The events that a guest can open with each of the lists in `asked`. `statistics`: whether KVM counts exits;
-/// `mediated`: whether KVM has mediated PMUs, if known.
+/// The events that a guest can open with each of the lists in `asked`. `statistics` is true if KVM counts exits.
+/// `mediated` is true if KVM has mediated PMUs, and `None` if this is unknown.
 pub(super) fn offered(
     asked: &[Decision],
     statistics: bool,
@@ -123,7 +123,7 @@ pub(super) fn checks(offered: &[Offered]) -> Vec<Check> {
     offered.iter().map(line).collect()
 }
 
-/// The line that reports whether hardware events on this host keep other VMs from starting.
+/// The line that reports whether hardware events on this host prevent other VMs from starting.
 pub(super) fn mediated(mediated: Option<bool>) -> Check {
     let name = "kvm.mediated-pmu";
     match mediated {
@@ -207,7 +207,7 @@ mod tests {
                 .count()
         };
         assert_eq!(of_hardware(Some(true)), 0);
-        // The number depends on this host.
+        // The number of events depends on this host.
         assert_eq!(of_hardware(Some(false)), of_hardware(None));
         for (found, words) in [
             (None, "no mediated PMUs"),

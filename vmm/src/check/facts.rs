@@ -1,6 +1,6 @@
-//! Results of a survey: plain data, printed by `vmm check --json`.
+//! The results of a survey as plain data, which `vmm check --json` prints.
 //!
-//! The field names are the keys of the JSON, and are stable. `verdict` derives the consequences.
+//! The field names are the keys of the JSON, and are stable. The module `verdict` derives the consequences.
 
 use std::collections::BTreeMap;
 
@@ -18,15 +18,15 @@ pub struct Survey {
     pub stock_kernel: bool,
     /// The hypervisor's own capability list.
     pub kvm: Kvm,
-    /// Results of the probes that run small guests; `None` if no guest could run.
+    /// Results of the probes that run small guests. `None` if KVM is not usable.
     pub guest: Option<Guest>,
-    /// Perf events of the host on a vCPU thread.
+    /// Perf events of the host, as seen on a vCPU thread.
     pub perf: Perf,
     /// Whether KVM gives its guests mediated PMUs; `None` if this kernel does not support them.
     pub mediated_pmu: Option<bool>,
-    /// The events that a guest may open with each tier, or with the list of the command line.
+    /// The events that a guest may open with each tier, or with the list on the command line.
     pub pmu: Vec<Offered>,
-    /// The same facts line by line, each with its consequence.
+    /// The same facts as lines of a table. Each line also states the consequence.
     pub checks: Vec<Check>,
 }
 
@@ -37,9 +37,9 @@ pub struct Kvm {
     pub present: bool,
     /// `/dev/kvm` can be opened, and has the stable API version and every required capability.
     pub usable: bool,
-    /// The error and its remedy.
+    /// The error, and how to fix it.
     pub error: Option<String>,
-    /// KVM's loaded module for this processor, if the host shows it.
+    /// The loaded KVM module for this processor, if the host reveals it.
     pub module: Option<String>,
     /// `KVM_GET_API_VERSION`; 12 on every kernel since 2.6.22.
     pub api_version: Option<i32>,
@@ -58,17 +58,17 @@ pub struct Perf {
     pub paranoid: Option<i32>,
     /// Candidate events by name.
     pub events: BTreeMap<&'static str, Event>,
-    /// The reason why hardware events are refused or not used, with the remedy; `None` if one opens and
-    /// `vmm run` uses it.
+    /// The reason why hardware events are refused or not used, with the remedy. `None` if a hardware event opens and
+    /// `vmm run` uses hardware events.
     pub hardware_refused: Option<String>,
-    /// The reason why KVM may lose counts of hardware events that the host moves between counters;
-    /// `None` if it does not.
+    /// The reason why KVM may lose counts when the host moves a hardware event to another counter. `None` if KVM loses
+    /// no counts.
     pub hardware_loses: Option<String>,
-    /// The reason why software events are refused, with the remedy; `None` if one opens.
+    /// The reason why software events are refused, with the remedy. `None` if a software event opens.
     pub software_refused: Option<String>,
-    /// Whether `exclude_host` keeps host work out of a software clock; `None` if not observed.
+    /// Whether `exclude_host` keeps host work out of the count of a software clock. `None` if not observed.
     pub software_excludes_host: Option<bool>,
-    /// Whether `exclude_host` keeps host work out of hardware cycles; `None` without a cycle counter.
+    /// Whether `exclude_host` keeps host work out of the count of hardware cycles. `None` if there is no cycle counter.
     pub hardware_excludes_host: Option<bool>,
     /// Clock samples taken while a guest loop ran in ring 0.
     pub guest_kernel: Option<Samples>,
@@ -116,9 +116,9 @@ pub enum AutoEngine {
 pub struct Event {
     /// `perf_event_open(2)` returned a descriptor.
     pub opens: bool,
-    /// Only user mode may be counted, for lack of privileges.
+    /// Only user mode may be counted, because this process lacks privileges.
     pub user_only: bool,
-    /// The errno's text, if it did not open.
+    /// The text of the errno, if the event did not open.
     pub error: Option<String>,
     /// The errno, for programs.
     pub errno: Option<i32>,

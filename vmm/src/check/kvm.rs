@@ -54,7 +54,7 @@ pub(super) fn probe() -> Kvm {
     kvm
 }
 
-/// One line with the remedy for a device that does not open.
+/// One line that explains how to make the device open.
 fn remedy(errno: i32) -> String {
     match errno {
         libc::ENOENT => format!("{PATH} does not exist: {}", HOST.remedy),

@@ -1,8 +1,8 @@
 //! `vmm check`: reports the features of the host, and what they mean for guests.
 //!
-//! Most results come from experiments: guests of a few instructions, events that are opened and counted. Other programs
-//! read the JSON to decide where a stock kernel can run. Each probe has a time limit, so the program does not hang on a
-//! broken hypervisor: its table shows the failure.
+//! Most results come from experiments: the program runs guests of a few instructions, and opens events and counts with
+//! them. Other programs read the JSON to decide where a stock kernel can run. Each probe has a time limit, so the
+//! program does not hang on a broken hypervisor. Instead, its table shows the failure.
 
 mod events;
 mod facts;
@@ -53,7 +53,7 @@ Exit status:
 /// Errors of `vmm check`.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// The survey is printed, but guests cannot run here.
+    /// Guests cannot run here. The survey has been printed.
     #[error("no guest runs on this machine: {0}")]
     NoGuest(String),
     /// The list of events contradicts itself.
@@ -90,7 +90,7 @@ pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
     }
 }
 
-/// Runs every probe; takes about a second, and at most a few if KVM is broken.
+/// Runs every probe. This takes about a second, or a few seconds if KVM is broken.
 ///
 /// Uses the real-time signal `SIGRTMIN + 9`.
 fn survey(asked: &[Decision]) -> Survey {
@@ -101,7 +101,7 @@ fn survey(asked: &[Decision]) -> Survey {
     let statistics = kvm.capabilities.get("binary_stats") == Some(&true);
     let pmu = events::offered(asked, statistics, mediated);
     let mut checks = verdict::checks(&kvm, guest.as_ref(), &perf);
-    // Insert these lines before the verdict, which stays last.
+    // Insert these lines before the verdict, which must stay the last line.
     let end = checks.len().saturating_sub(1);
     let more = [events::mediated(mediated)].into_iter();
     checks.splice(end..end, more.chain(events::checks(&pmu)));

@@ -1,8 +1,8 @@
 //! Probes the host's perf events, as a profiler would open them on a vCPU's thread.
 //!
-//! A probe opens an event to find out whether it exists, counts to find out whether host work can be excluded, and
-//! samples to find out whether samples have guest addresses. The probes run on short-lived threads of this process, and
-//! close all events.
+//! The probes open events to find out which ones exist. They count to find out whether host work can be excluded, and
+//! take samples to find out whether samples have guest addresses. The probes run on short-lived threads of this
+//! process, and close all their events.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,8 +32,8 @@ use crate::host_kernel;
 use crate::probe::Finding;
 use crate::signal::kick_signal;
 
-/// Time that a thread spins to find out whether an event counts host work. Also the shortest time for which the probe
-/// of exit traces runs its guest.
+/// Time that a thread spins to find out whether an event counts host work. It is also the shortest time for which the
+/// probe for exit traces runs its guest.
 const SPUN: Duration = Duration::from_millis(5);
 
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
@@ -99,7 +99,7 @@ fn names(kind: u32) -> impl Iterator<Item = &'static str> {
         .map(|generic| generic.0)
 }
 
-/// Runs every probe; samples guests only if guests can run (`guests`).
+/// Runs every probe. Probes that sample a guest are skipped if guests cannot run (`guests` is false).
 pub(super) fn probe(guests: bool) -> Perf {
     let mut events: BTreeMap<_, _> = GENERIC
         .iter()
@@ -107,12 +107,12 @@ pub(super) fn probe(guests: bool) -> Perf {
         .collect();
     events.insert("msr/tsc", tsc());
     let opens = |name: &str| events.get(name).is_some_and(|event: &Event| event.opens);
-    // If no event of a kind opens, report the error of its most basic event.
+    // If no event of a kind opens, report the error from the most basic event of that kind.
     let refused = |plainest: &str| {
         let errno = events.get(plainest).and_then(|event| event.errno)?;
         Some(Refusal::of(&io::Error::from_raw_os_error(errno)).to_string())
     };
-    // On a host with several core PMUs, hardware events open, but `vmm run` does not use them.
+    // On a host with several core PMUs, hardware events may open although `vmm run` does not use them.
     let hardware_refused = match (hardware_refusal(), hardware_names().any(opens)) {
         (Some(refusal), true) => Some(refusal.to_string()),
         (None, true) => None,
@@ -165,7 +165,7 @@ fn attr(kind: u32, config: u64) -> perf_event_attr {
     }
 }
 
-/// Opens and closes an event; without privileges, only for user mode.
+/// Opens and closes an event. If this process lacks privileges, opens the event only for user mode.
 fn try_open(kind: u32, config: u64) -> Event {
     let failed = |error: io::Error| Event {
         error: Some(error.to_string()),
@@ -205,7 +205,7 @@ fn tsc() -> Event {
     }
 }
 
-/// Whether `exclude_host` keeps host work out of a count. Spins in this thread, outside any guest: an event with
+/// Whether `exclude_host` keeps host work out of a count. Spins in this thread, outside any guest, where an event with
 /// `exclude_host` should count nothing.
 fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     let mut attr = attr(kind, config.into());
@@ -226,8 +226,8 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Whether the host can trace exits. Runs a guest that loops. Its trace must have at least one exit, because the guest
-/// is stopped by an exit. If guests cannot run (`guests` is false), only checks that the tracepoints open.
+/// Whether the host can trace exits. Runs a guest that loops. The trace of this guest must have at least one exit,
+/// because an exit stops the guest. If guests cannot run (`guests` is false), only checks that the tracepoints open.
 fn tracepoints(guests: bool) -> Finding {
     let found = traces_exits().map_err(|refusal| refusal.to_string());
     let recorded = found.and_then(|()| match guests {
@@ -241,8 +241,8 @@ fn tracepoints(guests: bool) -> Finding {
 }
 
 fn exits_of_a_guest() -> Result<u64, String> {
-    // The guest runs for `time`, which begins before the event is opened. On an emulated host, the time can be over
-    // before the event is open; no exit is recorded then, so repeat with a longer time.
+    // The guest's run time of `time` starts before the event is opened. On an emulated host, this time can be over
+    // before the event is open. Then no exit is recorded, so try again with a longer time.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

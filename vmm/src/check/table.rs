@@ -42,7 +42,7 @@ pub(super) fn render(checks: &[Check]) -> String {
     table
 }
 
-/// Breaks at spaces; a word longer than the width stays whole.
+/// Breaks lines at spaces. A word that is longer than the width is not broken.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! Surveys the host once. Compares the results with /proc, /sys, /dev and the results of bare system calls.
+//! Surveys the host once, and compares the results with /proc, /sys, /dev and the results of raw system calls.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -18,11 +18,11 @@ fn surveyed() -> &'static Survey {
     survey
 }
 
-/// The errno of a raw system call for a generic hardware or software event; zero if it opened.
+/// The errno of a raw `perf_event_open` call for a generic hardware or software event. Zero if the event opened.
 #[expect(unsafe_code, reason = "perf_event_open without the code under test")]
 fn perf_event_open(kind: u32, config: u64) -> i32 {
-    // The structure in its first published size, 64 bytes: type, size and config, followed by zeros, except that the
-    // flag word at byte 40 has the flag `disabled`.
+    // The structure in its first published size, 64 bytes. It has type, size and config, and the flag `disabled` in the
+    // flag word at byte 40. All other bytes are zero.
     let mut attr = [0_u64; 8];
     attr[0] = u64::from(kind) | 64 << 32;
     attr[1] = config;

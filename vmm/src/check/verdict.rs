@@ -1,4 +1,4 @@
-//! Consequences of the survey's facts as text, without probing or printing.
+//! Describes the consequences of the survey's facts as text. It neither probes nor prints.
 
 use vpmu_kvm::probe::Samples;
 
@@ -7,8 +7,8 @@ use super::perf;
 use crate::arch::check::Guest;
 use crate::probe::Check;
 
-/// Whether a stock kernel should boot: true if KVM is usable, and small guests show that every mechanism works that a
-/// kernel needs up to its first user program.
+/// Whether a stock kernel should boot. True if KVM is usable, and small guests show that every mechanism works that a
+/// kernel needs until it starts its first user program.
 pub(super) fn stock_kernel(kvm: &Kvm, guest: Option<&Guest>) -> bool {
     kvm.usable && guest.is_some_and(|guest| guest.obstacles().is_empty())
 }
@@ -159,7 +159,7 @@ fn paranoid(perf: &Perf) -> Check {
         return Check::new(name, "no perf events", "the device has no host events");
     };
     let limited = perf.events.values().any(|event| event.user_only);
-    // If the most basic event is refused, all are.
+    // If the most basic event is refused, all events are refused.
     let refused = perf
         .events
         .get("cpu-clock")

@@ -64,8 +64,8 @@ pub struct RunArgs {
     #[arg(long)]
     pub pin_hardware: bool,
 
-    /// Size of the window, the memory of the VMM for rings that outlive a guest reset, in bytes or
-    /// with K or M; 0: no window [default: 16M]
+    /// Size of the window (VMM memory for rings that survive a guest reset), in bytes or with K or M; 0 means no window
+    /// [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub window: Option<u64>,
 
@@ -89,7 +89,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "WHAT")]
     pub on_reset: Option<OnReset>,
 
-    /// Accept the commands of 'vmm ctl' on a new Unix socket with this path
+    /// Accept 'vmm ctl' commands on a new Unix socket at this path
     #[arg(long, value_name = "SOCKET")]
     pub ctl: Option<PathBuf>,
 

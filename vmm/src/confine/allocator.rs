@@ -2,13 +2,13 @@
 
 /// Makes all threads allocate from one arena. Call this before the first thread starts.
 ///
-/// The GNU C library gives each thread an arena of its own, and opens `/proc/sys/vm/overcommit_memory` when such an
-/// arena first returns memory to the kernel: at any moment, on any thread. The main arena grows and shrinks with `brk`,
-/// which opens no file.
+/// The GNU C library gives each thread its own arena. It opens `/proc/sys/vm/overcommit_memory` when such an arena
+/// first returns memory to the kernel, which can happen at any time on any thread. The main arena grows and shrinks
+/// with `brk`, which opens no file.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "mallopt has no safe wrapper")]
 pub(super) fn use_one_arena() {
-    // SAFETY: the call only sets a number of the allocator, and no other thread runs yet.
+    // SAFETY: the call only sets a parameter of the allocator, and no other thread runs yet.
     if unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } != 1 {
         log::warn!(
             "the allocator uses several arenas: it may make a system call that a filter refuses"

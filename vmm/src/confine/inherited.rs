@@ -5,11 +5,11 @@
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// The first descriptor after standard input, output and error, which stay open.
+/// The first descriptor after standard input, output and error. These three stay open.
 const STANDARD: RawFd = 3;
 
-/// The descriptors above standard error that were open at the start. They are closed once every
-/// configured path is open, because a path may name one of them: `/dev/fd/3`.
+/// The descriptors above standard error that were open at the start. They are closed once every configured path is
+/// open, because a path may name one of them, such as `/dev/fd/3`.
 #[derive(Debug)]
 #[must_use]
 pub struct Inherited(Vec<RawFd>);
@@ -27,7 +27,7 @@ impl Inherited {
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let numbers: Vec<RawFd> = numbers.filter(|&number| number >= STANDARD).collect();
-        // The list includes the descriptor of the directory itself, which has been closed since: leave it out.
+        // The list includes the descriptor of the directory itself. That descriptor is closed by now, so leave it out.
         Self(
             numbers
                 .into_iter()

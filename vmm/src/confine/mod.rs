@@ -1,11 +1,11 @@
 //! Confinement of `vmm run` before the guest's first instruction.
 //!
 //! The process is confined in steps. First, the VMM opens everything that has a path. Then
-//! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the user, and
-//! drops capabilities. Threads that are started after this step inherit its effects. Threads that were started
-//! earlier must end before the guest runs. Each thread installs its own seccomp filter when it starts
-//! ([`Confinement::spawn`]), the main thread last ([`Confinement::filter_main`]). A system call that a filter
-//! refuses ends the process.
+//! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the user, and drops
+//! capabilities. Threads that are started after this step inherit its effects. Threads that were started earlier must
+//! end before the guest runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]). The
+//! main thread installs its filter last ([`Confinement::filter_main`]). A system call that a filter refuses ends the
+//! process.
 //!
 //! `vmm check` and `vmm ctl` are short-lived programs of the operator and are not confined.
 
@@ -44,7 +44,7 @@ pub enum ConfineError {
         #[source]
         source: io::Error,
     },
-    /// The user or its groups could not be changed.
+    /// The process could not change its user or groups.
     #[error("cannot become {user}: {remedy}")]
     User {
         /// The user.
@@ -58,7 +58,7 @@ pub enum ConfineError {
     /// A resource limit could not be set.
     #[error("cannot set the limit on {0}")]
     Limit(&'static str, #[source] io::Error),
-    /// More host counters than the limit on open descriptors allows.
+    /// The user asked for more host counters than the limit on open descriptors allows.
     #[error(
         "--max-host-counters {asked}: a limit of {limit} descriptors leaves room for {left}; give fewer, or \
          start with a higher 'ulimit -Hn'"
@@ -96,7 +96,7 @@ pub enum ConfineError {
     Thread(#[source] io::Error),
 }
 
-/// The purpose of a thread, which determines its system calls.
+/// The purpose of a thread. It determines which system calls the thread may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ThreadKind {
     /// Runs the event loop, and all work after the run.
@@ -143,7 +143,7 @@ pub struct Needs<'a> {
     pub vcpus: u8,
     /// Whether a guest that resets boots again.
     pub restarts: bool,
-    /// Its PMU, if it has one.
+    /// The settings of its PMU, if it has one.
     pub settings: Option<&'a Settings>,
     /// The directory of recordings, if there are any.
     pub recordings: Option<RawFd>,
@@ -151,12 +151,12 @@ pub struct Needs<'a> {
     pub socket: Option<RawFd>,
 }
 
-/// Remaining privileges of a confined process, for the report.
+/// The privileges that remain to a confined process, for the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Confined {
     /// Whether each thread has a seccomp filter.
     pub seccomp: bool,
-    /// Whether no new privileges can be gained.
+    /// Whether the process is prevented from gaining privileges.
     pub no_new_privs: bool,
     /// Capabilities in effect.
     pub capabilities: Vec<&'static str>,
@@ -184,19 +184,19 @@ impl Confinement {
         privileges::check(options)
     }
 
-    /// Lowers a device's number of host counters if the process's limit on open descriptors allows fewer. `asked`:
-    /// whether the user gave the number.
+    /// Lowers a device's limit on host counters if the process's limit on open descriptors allows fewer. `asked` is
+    /// true if the user gave the limit on host counters.
     ///
     /// # Errors
-    /// [`ConfineError::Descriptors`] if the user gave the number, and the limit on open descriptors allows fewer.
+    /// [`ConfineError::Descriptors`] if the user gave the limit on host counters, and the limit on open descriptors
+    /// allows fewer.
     pub fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
         privileges::fit_descriptors(settings, asked)
     }
 
-    /// Drops all privileges except those that a machine with these `needs` requires, and prepares the filters.
-    /// Changes the user and the root directory if `options` name them. Call this when everything with a path
-    /// is open. Threads that already run keep their privileges: they must end before the guest's first
-    /// instruction.
+    /// Drops all privileges except those that a machine with these `needs` requires, and prepares the filters. Changes
+    /// the user and the root directory if `options` name them. Call this after everything that has a path has been
+    /// opened. Threads that already run keep their privileges, so they must end before the guest's first instruction.
     ///
     /// # Errors
     /// [`ConfineError`]; some privileges may have been dropped.
@@ -241,7 +241,7 @@ impl Confinement {
         &self.confined
     }
 
-    /// Starts a thread of `kind`. The thread's filter is installed when this function returns.
+    /// Starts a thread of `kind`. By the time this function returns, the thread has installed its filter.
     ///
     /// # Errors
     /// [`ConfineError::Thread`], [`ConfineError::Install`].
@@ -256,7 +256,7 @@ impl Confinement {
         let thread = thread::Builder::new().name(name).spawn(move || {
             let ready = begin();
             let goes_on = ready.is_ok();
-            // `spawn` waits for this.
+            // `spawn` waits for this message.
             let _ = tell.send(ready);
             if goes_on {
                 body();

@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for User {
 }
 
 impl User {
-    /// The numbers as arguments of system calls.
+    /// The user and group ids, as arguments for system calls.
     pub(crate) fn ids(self) -> (Uid, Gid) {
         (Uid::from_raw(self.uid), Gid::from_raw(self.gid))
     }
@@ -72,8 +72,8 @@ pub(super) fn own_user() -> User {
     }
 }
 
-/// Checks that this process has the privileges that `options` require, so that an operator gets an error immediately,
-/// not after the preparations for the boot.
+/// Checks that this process has the privileges that `options` require, so that the operator sees an error immediately,
+/// and not only after the preparations for the boot.
 pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
     let held = rustix::thread::capabilities(None)
         .map_err(failed)?
@@ -107,11 +107,12 @@ const COUNTING_DESCRIPTORS: u64 = 8;
 /// eighth of the limit is reserved.
 const OPERATORS_DESCRIPTORS: u64 = 64;
 
-/// Lowers the device's limit on open host counters to fit the limit on open descriptors, and reserves
-/// descriptors for the operator's events. `asked`: whether the user gave the number of host counters.
+/// Lowers the device's limit on open host counters so that it fits the limit on open descriptors, and some descriptors
+/// remain for the operator's events. `asked` is true if the user gave the limit on host counters.
 ///
 /// # Errors
-/// [`ConfineError::Descriptors`] if the user gave the number, and the limit on open descriptors allows fewer.
+/// [`ConfineError::Descriptors`] if the user gave the limit on host counters, and the limit on open descriptors allows
+/// fewer.
 pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).maximum else {
         return Ok(());
@@ -135,14 +136,14 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
     Ok(())
 }
 
-/// Lowers the process's limits to the machine's needs. If permitted, also raises the limit on locked memory
-/// to the machine's needs: rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
+/// Lowers the process's limits to what the machine needs. If permitted, also raises the limit on locked memory to what
+/// the machine needs, because rings of host events are locked and `CAP_IPC_LOCK` is dropped.
 pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
     let descriptors = machine + settings.map_or(0, vpmu::confine::descriptors);
     lower(Resource::Nofile, descriptors).map_err(|e| ConfineError::Limit("descriptors", e))?;
-    // `madvise` excludes guest memory and the window from core dumps, but not copies of their contents
-    // in the VMM's own memory.
+    // `madvise` excludes guest memory and the window from core dumps, but does not exclude copies of their contents in
+    // the VMM's own memory.
     lower(Resource::Core, 0).map_err(|e| ConfineError::Limit("core dumps", e))?;
     let locked = settings.map_or(0, vpmu::confine::locked_memory);
     let set = match set(Resource::Memlock, locked) {
@@ -170,9 +171,9 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
     rustix::process::setrlimit(resource, limit)
 }
 
-/// Changes the root directory and the user of the calling thread, if `options` name them, and drops its
-/// capabilities, except those in [`KEPT`] if the machine has a PMU. Neither this thread nor the threads that it
-/// starts later can undo this. Returns the names of the remaining capabilities.
+/// Changes the root directory and the user of the calling thread, if `options` name them. Drops the thread's
+/// capabilities, but keeps the capabilities in [`KEPT`] if the machine has a PMU. Neither this thread nor the threads
+/// that it starts later can undo this. Returns the names of the remaining capabilities.
 pub(super) fn drop_all(options: &Options, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &options.chroot {
         change_root(directory)?;
@@ -201,10 +202,10 @@ fn failed(error: Errno) -> ConfineError {
     ConfineError::Privileges(error.into())
 }
 
-/// Changes the root instead of entering a new mount namespace, because an initramfs has no root that can be
-/// pivoted. To escape, the process would need `CAP_SYS_CHROOT`, which is dropped, or an open directory outside. The
-/// directories of recordings and of the control socket may be outside: there, the filters only allow files to be
-/// created, renamed and removed.
+/// Uses `chroot` instead of a new mount namespace, because `pivot_root` does not work on an initramfs. To escape, the
+/// process would need `CAP_SYS_CHROOT`, which is dropped, or an open directory outside the new root. The directories of
+/// recordings and of the control socket may be outside. There, the filters only allow the process to create, rename and
+/// remove files.
 fn change_root(directory: &Path) -> Result<(), ConfineError> {
     let refused = |error| chroot_refused(directory, error);
     rustix::process::chroot(directory).map_err(refused)?;
@@ -216,7 +217,7 @@ fn become_user(user: User) -> Result<(), ConfineError> {
     let (uid, gid) = user.ids();
     rustix::thread::set_thread_groups(&[]).map_err(refused)?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
-    // Permitted capabilities survive the change of the user; the caller reduces them afterwards.
+    // Keep the permitted capabilities when the user changes. The caller reduces them afterwards.
     rustix::thread::set_keep_capabilities(true).map_err(refused)?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)?;
     rustix::thread::set_keep_capabilities(false).map_err(refused)
@@ -245,14 +246,14 @@ fn user_refused(user: User, error: Errno) -> ConfineError {
 }
 
 /// Empties the capability bounding set, so that programs started by this process cannot gain capabilities. This
-/// requires `CAP_SETPCAP`; without it, `no_new_privs` has the same effect.
+/// requires `CAP_SETPCAP`. If the process lacks it, `no_new_privs` has the same effect.
 fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << number);
         match rustix::thread::remove_capability_from_bounding_set(one) {
             Ok(()) => {}
             Err(Errno::PERM) => return Ok(()),
-            // Beyond the capabilities of this kernel.
+            // This kernel has no capability with this number.
             Err(Errno::INVAL) if number > 0 => return Ok(()),
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! The system calls that each thread may make, and why. Any other call ends the process.
+//! The system calls that each thread may make, and the reasons for them. Any other call ends the process.
 
 use std::os::fd::RawFd;
 
@@ -21,7 +21,7 @@ pub(super) struct Plan {
     pub(super) restarts: bool,
     /// The directory of recordings.
     pub(super) recordings: Option<RawFd>,
-    /// The directory of the control socket. `None`: there is no socket, so no client can request a snapshot.
+    /// The directory of the control socket. `None` if there is no socket. Then no client can request a snapshot.
     pub(super) socket: Option<RawFd>,
 }
 
@@ -47,8 +47,7 @@ impl From<&Call> for Rule {
 
 const KVM_RUN: u32 = 0xae80;
 
-/// Ioctls that build a VM on every architecture. [`calls::BOOT`] has the ioctls that only this architecture
-/// needs.
+/// Ioctls that set up a VM on every architecture. [`calls::BOOT`] has the ioctls that only this architecture needs.
 const BOOT: [(u32, &str); 8] = [
     (0xae01, "KVM_CREATE_VM: a guest boots again in a new VM"),
     (0xae03, "KVM_CHECK_EXTENSION: KVM's capabilities"),
@@ -60,7 +59,7 @@ const BOOT: [(u32, &str); 8] = [
     (0x4040_ae79, "KVM_IOEVENTFD: notifications of queues"),
 ];
 
-/// Ioctls whose constants in `libc` have a type that depends on the target.
+/// Ioctl numbers that are defined here, because the type of their constants in `libc` depends on the target.
 const TCGETS: u32 = 0x5401;
 const TCSETS: u32 = 0x5402;
 const FIONBIO: u32 = 0x5421;
@@ -92,12 +91,12 @@ fn ioctl((request, reason): (u32, &'static str)) -> Rule {
     rule(call!(SYS_ioctl, ioctl), arguments, reason)
 }
 
-/// Requires the `int` at `index` to be the descriptor `fd`.
+/// Requires the `int` argument at `index` to be the descriptor `fd`.
 fn is(index: u8, fd: RawFd) -> Argument {
     Argument::int(index, fd.cast_unsigned())
 }
 
-/// The rules of threads of `kind`. Rules for the same call are in the order in which they are tried.
+/// The rules for threads of `kind`. Rules for the same call are in the order in which they are tried.
 pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let mut rules = match kind {
         ThreadKind::Main => main(plan),
@@ -136,7 +135,7 @@ fn drain(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// System calls of the machine's devices. Any thread may make them, except a [`ThreadKind::Closer`].
+/// System calls of the machine's devices. Every thread except a [`ThreadKind::Closer`] may make them.
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = |signal: c_int| {
         let arguments = [
@@ -238,7 +237,7 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// System calls of an event loop: it chooses the descriptors to watch, and waits for them.
+/// System calls of an event loop, which selects the descriptors to watch and waits for events on them.
 fn waiting() -> [Rule; 3] {
     let why = "the event loop";
     [
@@ -252,7 +251,7 @@ fn waiting() -> [Rule; 3] {
     ]
 }
 
-/// Calls on open files: symbols, the report, a recording.
+/// System calls on open files: the symbols, the report and a recording.
 fn open_files() -> [Rule; 2] {
     [
         rule(
@@ -298,7 +297,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
     ]
 }
 
-/// System calls of the PMU device and of the standard library and C library.
+/// System calls of the PMU device, the standard library and the C library.
 fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let thread = match kind {
         ThreadKind::Vcpu => Thread::Vcpu,

@@ -1,6 +1,6 @@
-//! Compiles the rules to filters for the kernel, and handles refused calls: the thread that makes one gets
-//! SIGSYS, whose handler reports the call and ends the process. If the handler cannot run, the kernel ends
-//! the process.
+//! Compiles the rules to filters for the kernel, and handles refused calls. A thread that makes a refused call gets
+//! SIGSYS. The signal handler reports the call and ends the process. If the handler cannot run, the kernel ends the
+//! process.
 
 #![expect(
     unsafe_code,
@@ -29,7 +29,7 @@ use crate::terminal;
 pub(super) struct Filters(BTreeMap<ThreadKind, BpfProgram>);
 
 thread_local! {
-    /// The kind of this thread; set just before its filter is installed.
+    /// The kind of this thread. It is set just before the thread's filter is installed.
     static KIND: Cell<Option<ThreadKind>> = const { Cell::new(None) };
 }
 
@@ -62,7 +62,7 @@ impl Filters {
     }
 }
 
-/// The kernel's program for a list of rules.
+/// Compiles a list of rules to a BPF program for the kernel.
 fn program(rules: &[Rule]) -> Result<BpfProgram, BackendError> {
     let mut chains: BTreeMap<i64, Option<Vec<SeccompRule>>> = BTreeMap::new();
     for rule in rules {
@@ -105,7 +105,7 @@ fn report_refused_calls() -> Result<(), ConfineError> {
     register_signal_handler(libc::SIGSYS, on_refused).map_err(ConfineError::Handler)
 }
 
-/// Reports panics without a backtrace, which would open files.
+/// Reports panics without a backtrace, because printing a backtrace would open files.
 fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
@@ -143,9 +143,9 @@ extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_v
         ", is refused by its seccomp filter; please report this. --no-seccomp runs without filters\n",
     );
     let bytes = line.bytes();
-    // SAFETY: the kernel reads the bytes within the call.
+    // SAFETY: the kernel reads the bytes only during the call.
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
-    // SAFETY: ends the process immediately; may be called in a signal handler.
+    // SAFETY: the call ends the process immediately, and is allowed in a signal handler.
     unsafe { libc::_exit(EXIT_REFUSED_CALL.into()) }
 }
 

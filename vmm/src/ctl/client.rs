@@ -20,7 +20,7 @@ use crate::place::Place;
 use crate::snapshot::directory::Directory;
 use crate::snapshot::{Base, SnapshotError, Taken};
 
-/// Maximum size of a reply in bytes, larger than any reply of a VMM. The limit is for the case that another program
+/// Maximum size of a reply in bytes. No reply of a VMM is that large. The limit protects this client if another program
 /// listens on the socket.
 const MAX_ANSWER: u64 = 64 << 20;
 
@@ -191,7 +191,7 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
-    /// The snapshot is complete, but the machine may still run.
+    /// The snapshot is complete, but the machine may still be running.
     #[error(
         "the snapshot {directory} is complete, but the machine did not confirm that its run ends: check whether it still runs"
     )]
@@ -246,7 +246,7 @@ fn print(text: &str) -> Result<(), CtlError> {
     }
 }
 
-/// The request, with absolute paths: the machine may run in another directory.
+/// The request, with absolute paths, because the machine may run in another directory.
 fn request(command: &CtlCommand) -> Result<Request, CtlError> {
     Ok(match command.clone() {
         CtlCommand::List => Request::List {},
@@ -276,8 +276,8 @@ fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {
     std::path::absolute(&file).map_err(|source| CtlError::File { file, source })
 }
 
-/// Writes a recording. The file is opened here, with the caller's rights, and passed to the
-/// machine. An older recording is kept as FILE.old.
+/// Writes a recording. This process opens the file, with the caller's rights, and passes it to the machine. An older
+/// recording is kept as FILE.old.
 fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlError> {
     let place = Place::open(path);
     if place.is_taken() {
@@ -294,8 +294,8 @@ fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlErro
     Ok(answer)
 }
 
-/// Writes a snapshot. The machine writes its memory to a file that is opened here, and answers with its state.
-/// A second request then reports to the machine whether both files are complete.
+/// Writes a snapshot. This process opens the memory file. The machine writes its memory to that file, and replies with
+/// its state. A second request then reports to the machine whether both files are complete.
 fn snapshot(
     socket: &Path,
     request: &Request,
@@ -362,7 +362,8 @@ fn snapshot(
 /// Time between two updates of the progress line.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Sends `request`, and waits for the answer. If standard error is a terminal, shows there how `file` grows meanwhile.
+/// Sends `request`, and waits for the answer. While it waits, it shows the growing size of `file` on standard error, if
+/// that is a terminal.
 fn ask_with_progress(
     machine: &mut Connection<'_>,
     request: &Request,
@@ -375,7 +376,7 @@ fn ask_with_progress(
     thread::scope(|scope| {
         let (tell, answered) = sync_channel(1);
         scope.spawn(move || {
-            // The loop below waits for this.
+            // The loop below waits for this message.
             let _ = tell.send(machine.ask(request, Some(file)));
         });
         loop {
@@ -437,8 +438,8 @@ impl<'a> Connection<'a> {
         line.push(b'\n');
         let mut answer = Vec::new();
         let sent = descriptor::send(self.stream.get_ref(), &line, file.map(AsFd::as_fd));
-        // Read the reply even if sending failed: a machine that closes the connection may have sent the
-        // reason.
+        // Read the reply even if sending failed, because a machine that closes the connection may have sent the reason
+        // first.
         let read = (&mut self.stream)
             .take(MAX_ANSWER)
             .read_until(b'\n', &mut answer);

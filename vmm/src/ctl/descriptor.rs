@@ -35,7 +35,7 @@ pub(super) fn send(
 
 /// The other end of a connection.
 pub(super) trait Peer: Write {
-    /// Receives some bytes, and the file that came with them.
+    /// Receives some bytes, and the file that accompanied them, if any.
     ///
     /// # Errors
     /// The connection's error.
@@ -49,7 +49,7 @@ impl Peer for UnixStream {
 }
 
 fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)> {
-    // The kernel closes received descriptors that do not fit.
+    // The kernel closes received descriptors that do not fit into this buffer.
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(bytes)];

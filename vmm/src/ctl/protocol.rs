@@ -1,5 +1,5 @@
-//! The messages of the control socket: one line of JSON each way. This module does not depend on the
-//! modules of the socket and the table.
+//! The messages of the control socket: one line of JSON each way. This module does not depend on the `socket` and
+//! `table` modules.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use vpmu::source::Rate;
 
 use crate::snapshot::{Base, Taken};
 
-/// Maximum size of a request in bytes, including its newline. The longest request has a path and a few words.
+/// Maximum size of a request in bytes, including its newline. The longest request consists of a path and a few words.
 pub(super) const MAX_REQUEST: usize = 16 << 10;
 
 /// A request.
@@ -22,13 +22,13 @@ pub enum Request {
     List {},
     /// Write the recording.
     Dump {
-        /// Path of the file to write. A descriptor of this file accompanies the request (`SCM_RIGHTS`), since the
-        /// machine may be unable to open paths. `None`: write the file of `--recording`.
+        /// Path of the file to write. A descriptor of this file accompanies the request (`SCM_RIGHTS`), because the
+        /// machine may be unable to open paths. `None` means the file of `--recording`.
         file: Option<PathBuf>,
     },
     /// Write pending samples to the rings.
     Flush {
-        /// Name or id of the event; `None`: all events.
+        /// Name or id of the event. `None` means all events.
         event: Option<String>,
     },
     /// Start persistent events.
@@ -41,14 +41,14 @@ pub enum Request {
         /// Name or id of the event.
         event: String,
     },
-    /// Save the machine; a file for its memory accompanies the request.
+    /// Save the machine. A file for the machine's memory accompanies the request.
     Snapshot {
         /// The snapshot's name.
         id: String,
         /// If true, the machine stays stopped until the client has finished the snapshot. The run then ends
         /// if the files are complete; otherwise the machine continues.
         then_exit: bool,
-        /// The base of a diff snapshot; the diff has only the pages written since the base. `None` for a full snapshot.
+        /// The base of a diff snapshot, which has only the pages written since the base. `None` for a full snapshot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<Base>,
     },
@@ -57,7 +57,7 @@ pub enum Request {
     Finish {
         /// The snapshot's name.
         id: String,
-        /// The reason why the files are not complete; `None` if they are.
+        /// The reason why the files are not complete. `None` if they are complete.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
@@ -98,7 +98,7 @@ pub struct Recorded {
     pub samples: u64,
     /// Overflows without a sample.
     pub lost: u64,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 
@@ -136,7 +136,7 @@ pub struct Entry {
     pub time_running: u64,
     /// Overflows without a record.
     pub lost: u64,
-    /// The sampling period in events; `None` if the event only counts, or samples at a frequency.
+    /// The sampling period in events. `None` if the event only counts, or samples at a frequency.
     pub period: Option<u64>,
     /// Samples per second.
     pub freq: Option<u64>,
@@ -149,7 +149,7 @@ pub struct Entry {
 pub struct Ring {
     /// Size of its data pages in bytes.
     pub bytes: u64,
-    /// Whether the ring is in the window and outlives a reset.
+    /// Whether the ring is in the window. Such a ring survives a reset.
     pub window: bool,
 }
 

@@ -21,10 +21,10 @@ use super::socket::{self, Socket};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::snapshot::mailbox::GONE;
 
-/// Maximum number of simultaneous clients. When one more connects, the oldest client is disconnected.
+/// Maximum number of simultaneous clients. If another client connects, the oldest client is disconnected.
 const MAX_CLIENTS: usize = 16;
 
-/// Errors of serving the control socket.
+/// Errors from serving the control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The host has no free descriptors or threads.
@@ -38,7 +38,7 @@ pub enum ServerError {
     Loop(#[source] event_manager::Error),
 }
 
-/// Executes a request, with the file that accompanied it.
+/// A function that executes a request. It gets the file that accompanied the request, if any.
 pub(crate) type Serve = dyn FnMut(Request, Option<File>) -> Reply + Send;
 
 /// Serves a control socket. Dropping the value ends the service and removes the socket.
@@ -106,7 +106,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.wanted.store(true, Ordering::SeqCst);
         if let Err(error) = self.stop.event.write(1) {
-            // The thread was not notified, so it does not end: do not join it.
+            // The thread was not notified, so it does not end. Do not join it.
             log::error!("the control socket cannot be closed: {error}");
             return;
         }
@@ -128,7 +128,7 @@ struct Clients {
     socket: Socket,
     serve: Box<Serve>,
     stop: Arc<Stop>,
-    /// In order of arrival.
+    /// The clients, in order of arrival.
     clients: BTreeMap<u32, Client>,
     next: u32,
     failed: Option<event_manager::Error>,
@@ -235,9 +235,9 @@ struct Client<S = UnixStream> {
     file: Option<File>,
     /// The unsent part of a reply.
     output: Vec<u8>,
-    /// The client sends nothing more, or is to be disconnected.
+    /// The client will send nothing more, or the server is about to disconnect it.
     last: bool,
-    /// The snapshot that the client has to finish.
+    /// The snapshot that the client must still finish.
     snapshot: Option<String>,
 }
 
@@ -253,7 +253,7 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// Serves a request, and remembers the snapshot that the client has to finish.
+    /// Serves a request, and remembers the snapshot that the client must still finish.
     fn serve(&mut self, request: Request, file: Option<File>, serve: &mut Serve) -> Reply {
         let snapshot = match &request {
             Request::Snapshot { id, .. } => Some(id.clone()),
@@ -270,7 +270,7 @@ impl<S: Peer> Client<S> {
         reply
     }
 
-    /// Called when the connection is closed: a snapshot that the client has not finished is incomplete.
+    /// Called when the connection is closed. Reports a snapshot that the client has not finished as incomplete.
     fn leave(&mut self, serve: &mut Serve) {
         if let Some(id) = self.snapshot.take() {
             let error = Some(GONE.to_owned());
@@ -291,8 +291,8 @@ impl<S: Peer> Client<S> {
         }
     }
 
-    /// Reads input, serves a request and writes output, as far as this is possible without blocking. Executes at most
-    /// one request, so that other clients are served, too. Returns whether the client stays connected.
+    /// Reads input, serves a request and writes output, as far as it can without blocking. Executes at most one
+    /// request, so that other clients are served, too. Returns whether the client stays connected.
     fn turn(&mut self, serve: &mut Serve) -> bool {
         match self.try_turn(serve) {
             Ok(()) => true,
@@ -387,8 +387,8 @@ impl<S: Read + Write> Peer for Plain<S> {
     }
 }
 
-/// Serves the client at `stream` until it disconnects. `stream` must be non-blocking: its calls return
-/// `WouldBlock` instead of blocking, and this function tries them again.
+/// Serves the client at `stream` until the client disconnects. `stream` must be non-blocking: its calls return
+/// `WouldBlock` instead of blocking, and this function then retries them.
 #[cfg(feature = "internals")]
 pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
     let mut client = Client::new(Plain(stream));

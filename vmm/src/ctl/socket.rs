@@ -1,4 +1,4 @@
-//! The file of the control socket. Only its owner has access to it, from its creation on, and it is removed when the
+//! The file of the control socket. From its creation, only its owner can access the file. The file is removed when the
 //! VMM ends. It replaces the stale socket of a VMM that has ended, but never the socket of a running VMM.
 
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ use libc::{c_char, c_int, sockaddr_un, socklen_t, ucred};
 use crate::confine::User;
 use crate::place::Place;
 
-/// Errors of creating the control socket.
+/// Errors from creating the control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another process listens there.
@@ -60,7 +60,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Listens at `path`. The socket's file belongs to `owner`, or without one, to the user of this process.
+    /// Listens at `path`. The socket's file belongs to `owner`, or to the user of this process if `owner` is `None`.
     ///
     /// # Errors
     /// [`SocketError`].
@@ -109,8 +109,8 @@ impl Drop for Socket {
         }
         match self.place.remove() {
             Ok(()) => {}
-            // The process has no permission to remove files from the directory, so the socket's file stays. The
-            // next machine with this path replaces the file.
+            // The process has no permission to remove files from the directory, so the socket's file stays. The next
+            // machine that uses this path replaces the file.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 log::info!("cannot remove the control socket: {error}");
             }
@@ -122,7 +122,7 @@ impl Drop for Socket {
     }
 }
 
-/// A socket with the address `path` and mode 0600, not listening yet.
+/// A socket that is bound to `path` with mode 0600, and does not listen yet.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the address family and the size of the structure are small"
@@ -157,7 +157,7 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
         *to = c_char::from_ne_bytes([*from]);
     }
-    // SAFETY: the pointer and the size are those of `address`, which the kernel reads only during the call.
+    // SAFETY: the pointer and the size describe `address`, which the kernel reads only during the call.
     let result = unsafe {
         libc::bind(
             socket.as_raw_fd(),

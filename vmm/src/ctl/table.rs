@@ -1,11 +1,11 @@
-//! Persistent events as a table, one per line.
+//! Formats persistent events as a table, one event per line.
 
 use super::protocol::Entry;
 
 const HEADINGS: [&str; 9] = [
     "ID", "NAME", "EVENT", "VCPU", "OWNER", "STATE", "SAMPLES", "COUNT", "LOST",
 ];
-/// Columns of numbers, which are aligned to the right.
+/// The columns that contain numbers. They are aligned to the right.
 const NUMBERS: [bool; 9] = [true, false, false, true, false, false, false, true, true];
 
 /// Renders `events` as a table with a heading, one event per line. If there are no events, returns one sentence

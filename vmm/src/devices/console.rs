@@ -14,15 +14,15 @@ use crate::exit::End;
 use crate::signal::EndingSignals;
 use crate::terminal;
 
-/// Size of a batch: as soon as this many bytes are held back, they are written. A pipe that polls as writable
-/// accepts them without blocking.
+/// Size of a batch in bytes. As soon as this many bytes are held back, they are written. A pipe that polls as writable
+/// accepts a batch without blocking.
 const BATCH: usize = 4096;
 
 /// Conditions that end the wait for a slow reader.
 #[derive(Debug)]
 pub struct StallPolicy {
-    /// The end of the run. If the user or a signal requests the end, it ends the wait ([`End::hurry`]); an end that the
-    /// guest causes does not.
+    /// The end of the run. An end that the user or a signal requests also ends the wait ([`End::hurry`]). An end that
+    /// the guest causes does not.
     pub end: Arc<End>,
     /// Pending signals that end the run.
     pub signals: EndingSignals,
@@ -37,7 +37,7 @@ pub struct Output {
     waiting: Arc<EventFd>,
     stall: StallPolicy,
     broken: bool,
-    /// Number of bytes that may still be written; `None`: unlimited.
+    /// Number of bytes that may still be written. `None` means unlimited.
     room: Option<Bucket>,
     bytes: ConsoleBytes,
 }
@@ -47,13 +47,13 @@ pub struct Output {
 pub struct ConsoleBytes {
     /// Bytes accepted for standard output.
     pub taken: u64,
-    /// Bytes dropped by the limit per second.
+    /// Bytes dropped because of the limit per second.
     pub left_out: u64,
 }
 
 impl Output {
-    /// Standard output, limited to `most` bytes per second (zero: unlimited); signals `waiting`
-    /// when the first byte of a batch is held back.
+    /// Standard output, limited to `most` bytes per second. Zero means unlimited. The output signals `waiting` when it
+    /// holds back the first byte of a batch.
     ///
     /// # Errors
     /// Standard output is closed, or the host has no free descriptors.
@@ -96,8 +96,8 @@ impl Output {
         taken
     }
 
-    /// Writes the held bytes, and waits for a slow reader. If the reader is gone, or the user or a signal ends the run
-    /// before the reader reads, drops the held bytes and all later output, with one warning.
+    /// Writes the held-back bytes, and waits for a slow reader. If the reader is gone, or the user or a signal ends the
+    /// run before the reader reads, drops these bytes and all later output, with one warning.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {
@@ -140,7 +140,8 @@ impl Write for Output {
         Ok(all)
     }
 
-    /// Does nothing, because the serial port calls this after every byte. [`Output::write_out`] writes the batch.
+    /// Does nothing, because the serial port calls this function after every byte. [`Output::write_out`] writes the
+    /// batch.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

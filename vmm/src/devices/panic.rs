@@ -1,11 +1,11 @@
-//! The pvpanic device: the guest's kernel reports a panic through it.
+//! The pvpanic device, through which the guest's kernel reports a panic.
 
 use std::sync::Arc;
 
 use crate::bus::{Caller, Device};
 use crate::exit::{End, Ending};
 
-/// The pvpanic device: reports which events it supports, and receives panics.
+/// The pvpanic device. It reports which events it supports, and receives reports of panics.
 #[derive(Debug)]
 pub struct Panic(pub Arc<End>);
 

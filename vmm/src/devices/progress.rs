@@ -1,11 +1,11 @@
-//! Boot progress: a write to the debug port reports that init runs.
+//! Boot progress: init writes to the debug port to report that it is running.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::bus::{Caller, Device};
 
-/// The debug port, with the time of the first guest entry.
+/// The debug port. It also remembers the time of the first guest entry.
 #[derive(Debug, Default)]
 pub struct Progress {
     start: OnceLock<Instant>,
@@ -18,7 +18,7 @@ impl Progress {
         self.start.get_or_init(Instant::now);
     }
 
-    /// Time from the first guest entry until init reported that it runs.
+    /// Time from the first guest entry until init reported that it is running.
     #[must_use]
     pub fn boot_time(&self) -> Option<Duration> {
         Some(self.init.get()?.duration_since(*self.start.get()?))

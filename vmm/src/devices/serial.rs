@@ -41,7 +41,7 @@ impl SerialEvents for FifoSpace {
     }
 }
 
-/// The output, which survives a reset of the port.
+/// The output, which is kept when the port is reset.
 #[derive(Debug, Clone)]
 struct SerialSink(Arc<Mutex<Output>>);
 
@@ -86,7 +86,7 @@ pub struct Serial {
 }
 
 impl Serial {
-    /// A port that interrupts through `line`, signals `room` when its input buffer has free space, and writes to
+    /// A port that raises interrupts through `line`, signals `room` when its input buffer is empty, and writes to
     /// `output`.
     #[must_use]
     pub fn new(line: Line, room: FifoSpace, output: Output) -> Self {
@@ -104,19 +104,19 @@ impl Serial {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The interrupt line, to be connected to the VM.
+    /// The interrupt line, which the caller connects to the VM.
     #[must_use]
     pub fn line(&self) -> &EventFd {
         &self.line.0
     }
 
-    /// Resets every register to its power-on value; drops unread input.
+    /// Resets every register to its power-on value, and drops unread input.
     pub fn reset(&self) {
         let (line, room, wire) = (self.line.clone(), self.room.clone(), self.wire.clone());
         *self.lock() = Uart::with_events(line, room, wire);
     }
 
-    /// The current state, to be saved.
+    /// The current state, for a snapshot.
     pub(crate) fn save(&self) -> SavedSerial {
         let state = self.lock().state();
         SavedSerial {
@@ -132,7 +132,7 @@ impl Serial {
         }
     }
 
-    /// Restores a saved port; raises the interrupt that was pending.
+    /// Restores a saved port. If an interrupt was pending, raises it again.
     ///
     /// # Errors
     /// The saved input exceeds the buffer, or the line returns an error.
@@ -158,21 +158,21 @@ impl Serial {
         Ok(())
     }
 
-    /// Number of input bytes that the port accepts now.
+    /// Number of input bytes that the port can currently accept.
     #[must_use]
     pub fn room(&self) -> usize {
         self.lock().fifo_capacity()
     }
 
-    /// Passes input to the guest; returns the number of bytes that the port accepted.
+    /// Passes input to the guest, and returns the number of bytes that the port accepted.
     pub fn input(&self, bytes: &[u8]) -> usize {
         match self.lock().enqueue_raw_bytes(bytes) {
-            // In loopback the receiver is disconnected from the line, and input is lost.
+            // In loopback mode the receiver is disconnected from the line, so the input is lost.
             Ok(0) => bytes.len(),
             Ok(count) => count,
             Err(vm_superio::serial::Error::FullFifo) => 0,
             Err(error) => {
-                // The input is in the FIFO: only the interrupt failed. A guest that polls the port still gets the
+                // The input is in the FIFO, and only the interrupt failed. A guest that polls the port still gets the
                 // input.
                 log::error!("cannot raise the console's interrupt: {error}");
                 bytes.len()
@@ -192,7 +192,7 @@ impl Serial {
     }
 }
 
-/// A serial port with the event descriptors of its console.
+/// A serial port, and the event descriptors through which it signals the event loop.
 #[derive(Debug, Clone)]
 pub struct Console {
     /// The device.

@@ -1,4 +1,4 @@
-//! The virtio-mmio transport, version 2: registers, queue setup, the device status.
+//! The virtio-mmio transport, version 2: registers, queue setup and device status.
 //!
 //! The transport does not depend on the device, which implements [`Backend`].
 
@@ -54,7 +54,8 @@ mod register {
     pub(super) const CONFIG: u64 = 0x100;
 }
 
-/// Offset of the register QueueNotify. The driver notifies a queue by a 32-bit write of the queue's number.
+/// Offset of the register QueueNotify. To notify a queue, the driver writes the queue's number to this register as 32
+/// bits.
 pub const QUEUE_NOTIFY: u64 = 0x50;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
@@ -99,9 +100,9 @@ pub trait Backend: Send + Sync + Debug {
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
-    /// Stops the device, which must then no longer access memory or queues.
+    /// Stops the device. Afterwards, the device must not access memory or queues.
     fn reset(&self);
-    /// Handles a notification of `queue` by the vCPU of `caller`, which waits until this call returns.
+    /// Handles a notification for `queue`. The vCPU of `caller` made it, and waits until this call returns.
     fn notify(&self, queue: u16, caller: &mut Caller<'_>);
 }
 
@@ -112,7 +113,7 @@ struct State {
     driver_features_select: u32,
     driver_features: u64,
     queue_select: u32,
-    /// Generation of configuration space: the number of restores, modulo 2^32.
+    /// Generation number of configuration space: how often the machine was restored, modulo 2^32.
     generation: u32,
     queues: Vec<Queue>,
     region: Option<Region>,
@@ -124,7 +125,7 @@ pub struct VirtioMmio {
     backend: Arc<dyn Backend>,
     memory: Memory,
     interrupt: Arc<Interrupt>,
-    /// Whether notifications reach the backend; read at every notification without the lock.
+    /// Whether notifications are passed to the backend. Every notification reads this without taking the lock.
     live: AtomicBool,
     state: Mutex<State>,
 }
@@ -168,8 +169,8 @@ impl VirtioMmio {
         })
     }
 
-    /// Resets the device as a driver does: every register gets its power-on value, except the
-    /// generation of configuration space.
+    /// Resets the device as a driver does. Every register except the generation of configuration space gets its
+    /// power-on value.
     pub fn reset(&self) {
         self.reset_state(&mut self.state());
     }
@@ -183,7 +184,7 @@ impl VirtioMmio {
             return self.interrupt.status();
         }
         let state = self.state();
-        // If the region does not exist, the specification requires an address and a size of all ones.
+        // If the region does not exist, the specification requires that address and size read as all ones.
         let region = state.region.unwrap_or(Region {
             address: u64::MAX,
             size: u64::MAX,
@@ -232,7 +233,7 @@ impl VirtioMmio {
             self.reset_state(state);
             return;
         }
-        // Bits are only added; a driver clears them only by a reset.
+        // A write only adds bits. To clear bits, a driver resets the device.
         let added = value & !state.status & !NEEDS_RESET;
         for bit in [ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK, FAILED] {
             if added & bit == 0 {
@@ -353,7 +354,7 @@ impl Device for VirtioMmio {
         } else if data.len() == 4 && offset.is_multiple_of(4) {
             data.copy_from_slice(&self.read_register(offset).to_le_bytes());
         } else {
-            // Registers are 32 bits wide; the specification permits no other access.
+            // Registers are 32 bits wide, and the specification permits no other access size.
             data.fill(0);
         }
     }

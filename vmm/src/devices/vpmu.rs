@@ -18,11 +18,12 @@ use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
 /// Maximum number of entries of each virtqueue.
 const QUEUE_SIZE: u16 = 256;
 
-/// Keeps the drain thread from draining the device until dropped.
+/// Keeps the drain thread from draining the device until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its drop")] MutexGuard<'a, ()>);
 
-/// Calls [`Vpmu::drain`], which moves pending host samples to the guest's rings, on a separate thread until dropped.
+/// A thread that calls [`Vpmu::drain`] to move pending host samples to the guest's rings. It runs until this value is
+/// dropped.
 #[derive(Debug)]
 pub struct DrainThread {
     timer: Arc<DrainTimer>,
@@ -32,7 +33,7 @@ pub struct DrainThread {
 }
 
 impl DrainThread {
-    /// Starts the thread, confined by `confinement`. The thread sleeps while the device needs no draining.
+    /// Starts the thread under `confinement`. The thread sleeps while the device needs no draining.
     ///
     /// # Errors
     /// See [`Confinement::spawn`].
@@ -58,7 +59,7 @@ impl DrainThread {
         })
     }
 
-    /// Waits until a running drain ends; no drain starts until the returned value is dropped.
+    /// Waits until a running drain ends. No other drain starts until the returned value is dropped.
     pub(crate) fn hold(&self) -> Held<'_> {
         hold(&self.turn)
     }
@@ -96,7 +97,7 @@ pub struct VirtioPmu {
     pub vpmu: Arc<Vpmu>,
     /// The interrupt of the transport.
     pub interrupt: Arc<Interrupt>,
-    /// Size of the window in bytes; zero without a window.
+    /// Size of the window in bytes. Zero if there is no window.
     pub window: u64,
     /// Signalled when the control queue needs service.
     pub control: Arc<EventFd>,
@@ -160,7 +161,7 @@ impl Backend for VirtioPmu {
     }
 }
 
-/// Converts a queue that a driver has set up into the device's type.
+/// Converts a queue that a driver has set up to the type that the device uses.
 pub(crate) fn queue_state(queue: &Queue) -> QueueState {
     QueueState {
         ready: queue.ready(),

@@ -1,4 +1,4 @@
-//! Tests of the entries of event lists, and of the events that the lists allow.
+//! Tests how entries of event lists are parsed, and which events the lists allow.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -248,7 +248,7 @@ fn contradiction_is_refused_with_both_its_sides() {
     let without = lists(Some(Tier::Clocks), &[], &[]);
     let error = without.decide(PolicyFile::default(), true, [].into_iter());
     assert_eq!(error, Err(PolicyError::NoVpmu("clocks")));
-    // Denying one event of a pattern leaves the pattern's other events allowed.
+    // If one event that a pattern allows is denied, the other events of the pattern stay allowed.
     let refined = decision(lists(None, &["exits-*"], &["exits-io"]));
     assert!(!refined.policy.allows(KIND_EXITS, EXIT_IO));
     assert!(refined.policy.allows(KIND_EXITS, EXIT_IO + 1));

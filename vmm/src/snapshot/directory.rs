@@ -1,5 +1,5 @@
-//! The directory of a snapshot that `vmm ctl` writes. Its files get their final names when they are complete;
-//! otherwise they are removed.
+//! The directory of a snapshot that `vmm ctl` writes. The files get their final names when they are complete.
+//! Incomplete files are removed.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -12,10 +12,10 @@ use rustix::io::Errno;
 
 use super::{MEMORY, STATE};
 
-/// The suffix of a file until it is complete.
+/// The suffix that a file has until it is complete.
 const UNFINISHED: &str = ".unfinished";
 
-/// A directory for a new snapshot. Its files are removed if the value is dropped before they are complete.
+/// A directory for a new snapshot. If the value is dropped before the files are complete, the files are removed.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -28,12 +28,12 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Creates `path` with access only for its owner, or uses it if it is empty. Leftover files of an interrupted
-    /// snapshot are removed.
+    /// Creates the directory `path`, which only its owner can access. If the directory exists, removes the leftover
+    /// files of an interrupted snapshot. There must be no other files.
     ///
     /// # Errors
-    /// The host's error. [`io::ErrorKind::DirectoryNotEmpty`]: the directory has other files.
-    /// [`io::ErrorKind::WouldBlock`]: another snapshot is being written there.
+    /// The host's error. [`io::ErrorKind::DirectoryNotEmpty`] if the directory has other files.
+    /// [`io::ErrorKind::WouldBlock`] if another snapshot is being written there.
     pub(crate) fn make(path: &Path) -> io::Result<Self> {
         let made = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => true,
@@ -66,8 +66,8 @@ impl Directory {
         &self.memory
     }
 
-    /// Writes the state, and renames both files, the state last. When this returns, both files are on disk.
-    /// Call this after the memory was written.
+    /// Writes the state. Then renames both files, the state file last. When this function returns, both files are on
+    /// disk. Call it after the memory has been written.
     ///
     /// # Errors
     /// The host's error.
@@ -103,8 +103,9 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the files of an interrupted snapshot; none for an empty directory. Any other file is an error. A file
-/// `memory` belongs to an interrupted snapshot if the state is unfinished, because the state is renamed last.
+/// Returns the files that an interrupted snapshot left in the directory. There are none in an empty directory. Any
+/// other file is an error. A file `memory` belongs to an interrupted snapshot if the state is unfinished, because the
+/// state is renamed last.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
     let names: Vec<OsString> = names.collect::<io::Result<_>>()?;
@@ -122,7 +123,7 @@ fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         Some(_) => Path::new("."),
-        // The root's entry is in itself.
+        // The root directory is its own parent.
         None => path,
     }
 }
@@ -232,7 +233,7 @@ mod tests {
         let broken_off: [&[&str]; 3] = [
             &["memory.unfinished"],
             &["memory.unfinished", "state.unfinished"],
-            // Interrupted between the two renames.
+            // The snapshot was interrupted between the two renames.
             &["memory", "state.unfinished"],
         ];
         for files in broken_off {

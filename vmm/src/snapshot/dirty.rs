@@ -1,5 +1,5 @@
-//! Pages written since the last snapshot. KVM's log has the guest's writes, and the PMU device marks its own writes in
-//! bitmaps. The VMM itself writes to guest memory only before the guest boots.
+//! Tracks the pages written since the last snapshot. KVM logs the guest's writes, and the PMU device marks its own
+//! writes in bitmaps. The VMM itself writes to guest memory only before the guest boots.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ pub(crate) enum DiffError {
 /// A bitmap with one bit per page of a region.
 type Pages = Vec<u64>;
 
-/// The written pages of a machine's regions, in the order of KVM's slots.
+/// Tracks the written pages of a machine's regions. The regions are in the order of KVM's slots.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     regions: Vec<Region>,
@@ -56,15 +56,14 @@ struct Region {
 struct Since {
     /// The id of the last complete snapshot.
     base: Option<String>,
-    /// For each region: the pages written since the snapshot `taken`, or since `base` if `taken` is `None`.
+    /// For each region, the pages written since the snapshot in `taken`, or since `base` if `taken` is `None`.
     pages: Vec<Pages>,
-    /// A snapshot that its client has not finished, with the pages written between the base and that
-    /// snapshot.
+    /// A snapshot that its client has not finished, and the pages written between the base and that snapshot.
     taken: Option<(String, Vec<Pages>)>,
 }
 
 impl Tracker {
-    /// Tracks `memories`. With a `base`, they must have the contents of that snapshot.
+    /// Tracks `memories`. If there is a `base`, `memories` must have the contents of that snapshot.
     pub(crate) fn new(memories: &[&GuestMemoryMmap], base: Option<String>) -> Self {
         let regions = memories.iter().flat_map(|memory| memory.iter());
         let regions: Vec<Region> = regions.map(Region::new).collect();
@@ -99,7 +98,7 @@ impl Tracker {
         GuestRegionCollection::from_regions(regions.collect())
     }
 
-    /// Checks that writes are tracked since the snapshot `base`.
+    /// Checks that the snapshot `base` is the one since which writes have been tracked.
     ///
     /// # Errors
     /// [`DiffError`].
@@ -111,8 +110,8 @@ impl Tracker {
         }
     }
 
-    /// The pages that were written since the base, as runs of pages in the memory file. Call this while the vCPUs
-    /// of `vm` and the device are stopped.
+    /// Returns the pages that were written since the base, as runs of pages in the memory file. Call this while the
+    /// vCPUs of `vm` and the device are stopped.
     ///
     /// # Errors
     /// [`DiffError::Log`].
@@ -134,7 +133,7 @@ impl Tracker {
         Ok(runs)
     }
 
-    /// Records that the snapshot `id` was taken. Its client has not finished it yet.
+    /// Records that the snapshot `id` was taken, and that its client has not finished it yet.
     pub(crate) fn taken(&self, id: &str) {
         let mut since = self.since();
         let none = self.regions.iter().map(Region::none).collect();
@@ -142,9 +141,9 @@ impl Tracker {
         since.taken = Some((id.to_owned(), pages));
     }
 
-    /// Records whether the client has completed the last snapshot. If the snapshot is `whole`, it becomes the new base.
-    /// Otherwise, the old base stays, and the pages that were written between it and the snapshot count as written
-    /// again.
+    /// Records whether the client has completed the last snapshot. If `whole` is true, the snapshot becomes the new
+    /// base. Otherwise, the old base stays, and the pages that were written between the base and the snapshot are added
+    /// back to the written pages.
     pub(crate) fn finish(&self, whole: bool) {
         let mut since = self.since();
         let Some((id, before)) = since.taken.take() else {
@@ -178,7 +177,7 @@ fn merge(pages: &mut Pages, others: &[u64]) {
     }
 }
 
-/// Adds the written pages of a region whose first page in the memory file is `first`.
+/// Adds the written pages of a region to `runs`. `first` is the region's first page in the memory file.
 fn push_runs(runs: &mut Vec<Run>, first: u64, pages: &Pages, count: u64) {
     let written = (0..count).filter(|page| {
         let word = usize::try_from(page / 64).ok();
@@ -218,7 +217,7 @@ impl Region {
     }
 }
 
-/// A region of guest memory that marks the device's writes.
+/// A region of guest memory that marks the pages that the device writes.
 #[derive(Debug)]
 pub(crate) struct Watched {
     /// Keeps the region mapped.
@@ -254,8 +253,8 @@ impl GuestMemoryRegion for Watched {
         let at = usize::try_from(offset.0).unwrap_or(usize::MAX);
         let bitmap = self.marked.slice_at(at);
         #[expect(unsafe_code, reason = "a slice with a different bitmap")]
-        // SAFETY: the pointer and the length are those of `slice`; `self.memory` keeps these bytes mapped for as
-        // long as `self` is borrowed.
+        // SAFETY: the pointer and the length come from `slice`, and `self.memory` keeps these bytes mapped for as long
+        // as `self` is borrowed.
         let slice = unsafe {
             VolatileSlice::with_bitmap(slice.ptr_guard_mut().as_ptr(), slice.len(), bitmap, None)
         };
@@ -294,7 +293,7 @@ mod tests {
         let watched = tracker.watched(&memory).expect("a region");
         let page = |page: u64| GuestAddress(page * PAGE as u64);
         watched.write_obj(7u8, page(3)).expect("in range");
-        // A write across the end of a page.
+        // A write that crosses the end of a page.
         let end = GuestAddress(page(65).0 - 1);
         watched.write_obj([8u8; 2], end).expect("in range");
         let watched = tracker.watched(&window).expect("a region");

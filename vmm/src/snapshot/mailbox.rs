@@ -1,5 +1,5 @@
-//! Passes snapshot requests from the control socket's thread to the main thread, the only one that can
-//! stop the whole machine.
+//! Passes snapshot requests from the control socket's thread to the main thread. Only the main thread can stop the
+//! whole machine.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -17,11 +17,11 @@ pub(crate) struct SnapshotRequest {
     pub(crate) id: String,
     /// Whether the run ends after the snapshot.
     pub(crate) then_exit: bool,
-    /// The base of a diff; `None` for a full snapshot.
+    /// The base of a diff. `None` for a full snapshot.
     pub(crate) base: Option<Base>,
 }
 
-/// A request with the channel for its answer.
+/// A request, and the channel for its answer.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     pub(crate) request: SnapshotRequest,
@@ -30,16 +30,16 @@ pub(crate) struct PendingRequest {
     answer: SyncSender<Result<Taken, String>>,
 }
 
-/// Whether a snapshot's files are complete; the error is the reason why they are not.
+/// Whether a snapshot's files are complete. If not, the error is the reason.
 pub(crate) type Completion = Result<(), String>;
 
 #[derive(Debug, Default)]
 struct Slot {
     pending: Option<PendingRequest>,
-    /// The id of the snapshot whose memory is written, but whose client has not completed the files.
+    /// The id of a snapshot for which the memory is written, but the client has not completed the files.
     unfinished: Option<String>,
     finished: Option<Completion>,
-    /// Whether the main thread takes no more requests: new requests are refused.
+    /// Whether new requests are refused, because the main thread takes no more requests.
     closed: bool,
 }
 
@@ -51,12 +51,12 @@ pub(crate) struct Mailbox {
 }
 
 const ENDS: &str = "the machine is ending";
-/// The error of a snapshot whose client has closed its connection.
+/// The error for a snapshot whose client has closed its connection.
 pub(crate) const GONE: &str = "its client has disconnected";
 const BUSY: &str = "another client is writing a snapshot of this machine";
 
 impl Mailbox {
-    /// A mailbox without a request. It signals `event` for a request, and for a finished snapshot.
+    /// An empty mailbox. It signals `event` when there is a request or a finished snapshot.
     pub(crate) fn new(event: EventFd) -> Self {
         Self {
             slot: Mutex::new(Slot::default()),
@@ -75,7 +75,8 @@ impl Mailbox {
             if slot.closed {
                 return Err(ENDS.to_owned());
             }
-            // `finished` needs no check: the main thread handles a finished snapshot before it takes the next request.
+            // There is no need to check `finished`, because the main thread handles a finished snapshot before it takes
+            // the next request.
             if slot.unfinished.is_some() {
                 return Err(BUSY.to_owned());
             }
@@ -92,7 +93,7 @@ impl Mailbox {
         answered.recv().unwrap_or_else(|_| Err(ENDS.to_owned()))
     }
 
-    /// Answers a request. If the snapshot was taken, its client must now finish it.
+    /// Answers a request. If the snapshot was taken, its client must finish it next.
     pub(crate) fn answer(&self, pending: PendingRequest, taken: Result<Taken, String>) {
         let PendingRequest {
             request, answer, ..
@@ -112,7 +113,7 @@ impl Mailbox {
     /// Records that the client of the snapshot `id` has finished the snapshot, or has failed to finish it.
     ///
     /// # Errors
-    /// No snapshot with this id waits to be finished, or the main thread cannot be notified.
+    /// No snapshot with this id is waiting to be finished, or the main thread cannot be notified.
     pub(crate) fn finish(&self, id: &str, completion: Completion) -> Result<(), String> {
         {
             let mut slot = self.slot();
@@ -147,8 +148,9 @@ impl Mailbox {
         self.slot().pending.take()
     }
 
-    /// Refuses the waiting request and later requests, because the main thread no longer takes them. The
-    /// client of an answered snapshot can still finish it: the machine has already written the memory.
+    /// Refuses the waiting request and all later requests, because the main thread no longer takes them. If a snapshot
+    /// request was already answered, its client can still finish the snapshot, because the machine has already written
+    /// the memory.
     pub(crate) fn close(&self) {
         let mut slot = self.slot();
         slot.closed = true;
@@ -161,7 +163,7 @@ impl Mailbox {
 }
 
 impl AsRawFd for Mailbox {
-    /// Readable after a request, or a finished snapshot.
+    /// The descriptor is readable when there is a request or a finished snapshot.
     fn as_raw_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
@@ -202,7 +204,7 @@ mod tests {
         });
     }
 
-    /// Takes the snapshot `one`, which its client then has to finish.
+    /// Takes the snapshot `one`, which its client must then finish.
     fn take_one(mailbox: &Mailbox) {
         let file = tempfile::tempfile().expect("a file");
         let taken = Taken {

@@ -1,5 +1,5 @@
-//! Writes memory to a file and reads it back. The file has one region after the other, then a page with the snapshot's
-//! name. Zero pages and pages that a diff omits are holes in the file.
+//! Writes memory to a file and reads it back. The file consists of all regions, one after the other, and a page with
+//! the snapshot's name. Zero pages and pages that a diff omits are holes in the file.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +13,12 @@ use vm_memory::{
 /// Length of the last page in bytes.
 pub(crate) const TRAILER: u64 = PAGE as u64;
 pub(crate) const PAGE: usize = 4096;
-/// Maximum number of bytes to copy at once. Before each copy, [`write()`] checks whether to stop.
+/// Maximum number of bytes to copy at once. Before each copy, [`write()`] checks whether it must stop.
 const STEP: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
 const MAGIC: &str = "vpmu machine memory ";
 
-/// A run of pages in the file: the first page and their number.
+/// A run of pages in the file: the first page, and the number of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run(pub(crate) u64, pub(crate) u64);
 
@@ -38,8 +38,8 @@ pub(crate) fn are_valid(runs: &[Run], pages: u64) -> bool {
     })
 }
 
-/// The byte ranges of a region that are in `runs`, or the whole region without `runs`. The region begins at
-/// `offset` in the file and has `length` bytes; ranges are relative to the region, with exclusive ends.
+/// The byte ranges of a region that are in `runs`, or the whole region if `runs` is `None`. The region starts at
+/// `offset` in the file and has `length` bytes. The ranges are relative to the region, and their ends are exclusive.
 fn parts(runs: Option<&[Run]>, offset: u64, length: u64) -> Vec<(u64, u64)> {
     let Some(runs) = runs else {
         return vec![(0, length)];
@@ -68,8 +68,9 @@ pub(crate) enum WriteError {
     Ends,
 }
 
-/// Writes `memories`, or only their pages in `runs`, to the empty `file`. Stops with [`WriteError::Ends`] when
-/// `goes_on` returns false. Returns the number of bytes written, without zero pages and the last page.
+/// Writes `memories` to the empty file `file`. If `runs` is given, writes only the pages in `runs`. Stops with
+/// [`WriteError::Ends`] when `goes_on` returns false. Returns the number of bytes written. Zero pages and the last page
+/// do not count.
 ///
 /// # Errors
 /// [`WriteError`].
@@ -109,13 +110,13 @@ pub(crate) fn write(
     Ok(written)
 }
 
-/// The first `left` bytes of `buffer`, or the whole buffer if it is shorter.
+/// The first `left` bytes of `buffer`, or the whole buffer if it has fewer bytes.
 fn step(buffer: &mut [u8], left: u64) -> &mut [u8] {
     let len = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
     buffer.get_mut(..len).unwrap_or_default()
 }
 
-/// Reads the pages of `runs` from `file` into `memories`.
+/// Reads the pages in `runs` from `file` into `memories`.
 ///
 /// # Errors
 /// The host's error.
@@ -137,7 +138,7 @@ pub(crate) fn apply(memories: &[&GuestMemoryMmap], file: &File, runs: &[Run]) ->
     Ok(())
 }
 
-/// Writes the pages of `bytes` that are not all zero, adjacent pages with one call.
+/// Writes the pages of `bytes` that are not all zero. Writes adjacent pages with one call.
 fn write_data(file: &File, offset: u64, bytes: &[u8]) -> io::Result<u64> {
     let mut written = 0;
     let mut start = None;
@@ -171,7 +172,7 @@ fn write_run(
     Ok(data.len() as u64)
 }
 
-/// Reads the snapshot's name from the memory file `file` of `length` bytes.
+/// Reads the snapshot's name from the memory file `file`, which has `length` bytes.
 ///
 /// # Errors
 /// The host's error.
@@ -186,7 +187,7 @@ pub(crate) fn read_id(file: &File, length: u64) -> io::Result<String> {
     Ok(name.unwrap_or_default().to_owned())
 }
 
-/// The length of `memory` in bytes, which is the offset of the next memory in the file.
+/// The length of `memory` in bytes. The next memory starts at this offset in the file.
 pub(crate) fn length(memory: &GuestMemoryMmap) -> u64 {
     memory.iter().map(GuestMemoryRegion::len).sum()
 }
@@ -249,7 +250,7 @@ mod tests {
             one.write_obj(page, place(page)).expect("in range");
             other.write_obj(!page, place(page)).expect("in range");
         }
-        // A page of zeros, too.
+        // The diff also has a page of zeros.
         one.write_obj(0u64, place(5)).expect("in range");
         let runs = [Run(1, 1), Run(5, 1), Run(767, 2)];
         let file = tempfile::tempfile().expect("a file");

@@ -1,12 +1,12 @@
-//! A machine saved in a directory: `vmm ctl snapshot` writes it while the machine runs, and `vmm run
-//! --restore` continues from it, any number of times.
+//! Snapshots: machines that are saved in a directory. `vmm ctl snapshot` writes a snapshot while the machine runs, and
+//! `vmm run --restore` continues from it. A snapshot can be restored any number of times.
 //!
-//! The directory has two files. `memory` has all of the guest's memory, with holes for zero pages, and a last page with
-//! the snapshot's name. `state` has one line of facts and one line with everything else, both JSON. `state` is written
-//! last, so a directory without this file is not a snapshot.
+//! The directory has two files. `memory` has all of the guest's memory, with holes for zero pages, and then a page with
+//! the snapshot's name. `state` has two lines of JSON: the facts, and everything else. `state` is written last, so a
+//! directory without this file is not a snapshot.
 //!
-//! A diff is a snapshot with only the pages that were written since an earlier snapshot, its base. The base may
-//! be a diff, too.
+//! A diff is a snapshot that has only the pages written since an earlier snapshot, which is called its base. The base
+//! may be a diff, too.
 
 pub(crate) mod directory;
 pub(crate) mod dirty;
@@ -35,11 +35,11 @@ pub(crate) const MEMORY: &str = "memory";
 
 const FORMAT: &str = "vpmu machine snapshot";
 const VERSION: u32 = 2;
-/// Maximum length in bytes of a state file's first line: more than the facts and a path need.
+/// Maximum length in bytes of a state file's first line. The facts and a path need less.
 const MAX_HEADER: u64 = 16 << 10;
 /// Maximum number of diffs on top of a full snapshot.
 const MAX_DIFFS: u32 = 64;
-/// Limit of the bytes read from an untrusted state file: more than the largest machine's state.
+/// Maximum number of bytes that are read from an untrusted state file. The state of the largest machine needs less.
 const MAX_STATE: u64 = 64 << 20;
 
 /// The reason why a snapshot cannot be restored here.
@@ -57,7 +57,7 @@ pub enum SnapshotError {
     /// The file is not a state file.
     #[error("{0} is not the state of a machine: give the directory that 'vmm ctl snapshot' wrote")]
     Foreign(PathBuf),
-    /// Another version of this program wrote the file.
+    /// A different version of this program wrote the file.
     #[error("{path} has format version {found}, but this VMM reads version {VERSION}")]
     Version {
         /// The file.
@@ -138,7 +138,7 @@ pub enum SnapshotError {
     Pmu(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// The properties of a machine that its guest sees.
+/// The properties of a machine that the guest sees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Facts {
@@ -160,7 +160,7 @@ impl Facts {
     }
 }
 
-/// The part of the state file's first line that every version has.
+/// The part of the state file's first line that all versions have in common.
 #[derive(Debug, Deserialize)]
 struct Format {
     format: String,
@@ -172,16 +172,18 @@ struct Format {
 #[serde(deny_unknown_fields)]
 pub struct Base {
     pub(crate) id: String,
-    /// The directory of this snapshot: an absolute path, or a name in the parent of the diff's directory.
+    /// The directory of this snapshot. It is an absolute path, or a name in the parent directory of the diff's
+    /// directory.
     directory: PathBuf,
     /// SHA-256 of its state file.
     digest: String,
-    /// Number of diffs on top of the full snapshot, up to and including the diff that has this base.
+    /// Number of diffs on top of the full snapshot. This includes the diff that has this base.
     diffs: u32,
 }
 
 impl Base {
-    /// Reads the snapshot in `directory`, to be the base of a diff. The diff's directory, `diff`, need not exist yet.
+    /// Reads the snapshot in `directory`, which is to become the base of a diff. The diff's directory, `diff`, need not
+    /// exist yet.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -214,7 +216,7 @@ impl Base {
         })
     }
 
-    /// The path of the base's directory, for a diff in the directory `diff`.
+    /// The path of the base's directory, if the diff is in the directory `diff`.
     fn place(&self, diff: &Path) -> PathBuf {
         if self.directory.is_absolute() {
             return self.directory.clone();
@@ -236,7 +238,7 @@ struct Header {
     arch: String,
     id: String,
     machine: Facts,
-    /// The base of a diff; `None` for a full snapshot.
+    /// The base of a diff. `None` for a full snapshot.
     base: Option<Base>,
     /// SHA-256 of the second line.
     digest: String,
@@ -250,7 +252,7 @@ pub(crate) struct State {
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) console: SavedSerial,
     pub(crate) pmu: Option<SavedPmu>,
-    /// The pages of a diff; `None` for a full snapshot.
+    /// The pages of a diff. `None` for a full snapshot.
     pub(crate) changed: Option<Vec<Run>>,
 }
 
@@ -262,7 +264,7 @@ pub(crate) struct SavedPmu {
     pub(crate) device: vpmu::SavedState,
 }
 
-/// A saved machine, without the memory, which is in its own file.
+/// A saved machine without its memory, which is in a separate file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     /// The text of the state file.
@@ -271,11 +273,11 @@ pub struct Taken {
     pub memory: u64,
     /// Bytes of memory that are not in holes of the file.
     pub written: u64,
-    /// Nanoseconds that the guest was stopped.
+    /// Number of nanoseconds for which the guest was stopped.
     pub paused_ns: u64,
 }
 
-/// An open snapshot, checked as far as possible without KVM.
+/// An open snapshot that has been checked as far as this is possible without KVM.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) id: String,
@@ -402,7 +404,7 @@ fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Belo
     Ok((memory, file.header.base.zip(state.changed)))
 }
 
-/// Opens an untrusted file. If the file is a FIFO, does not wait for a writer.
+/// Opens an untrusted file, without waiting for a writer if the file is a FIFO.
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK).open(path)
@@ -495,7 +497,7 @@ impl StateFile {
         bytes.ok_or_else(|| SnapshotError::Facts(self.path.clone()))
     }
 
-    /// Opens the memory file beside the state file.
+    /// Opens the memory file that is in the same directory as the state file.
     fn memory(&self, directory: &Path) -> Result<File, SnapshotError> {
         let expected = self.memory_bytes()?;
         let path = directory.join(MEMORY);

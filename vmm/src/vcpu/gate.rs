@@ -15,7 +15,7 @@ type Saved = Result<VcpuState, StateError>;
 /// The gate that vCPUs pass before each entry into the guest.
 #[derive(Debug, Default)]
 pub struct Gate {
-    /// Written under the lock of `waiting`; vCPUs read it without the lock.
+    /// Written while `waiting` is locked. vCPUs read it without the lock.
     closed: AtomicBool,
     waiting: Mutex<Waiting>,
     changed: Condvar,
@@ -25,10 +25,10 @@ pub struct Gate {
 #[derive(Debug, Default)]
 struct Waiting {
     /// Number of times that the gate was closed. If the gate closes again before a released vCPU wakes up, the vCPU
-    /// finds a different number. It then returns from [`Gate::pass`], and saves its new state when it calls this
-    /// function again.
+    /// sees that the number has changed. It then returns from [`Gate::pass`], and saves its new state when it calls
+    /// [`Gate::pass`] again.
     closings: u64,
-    /// By vCPU: the state of a waiting vCPU.
+    /// For each vCPU, the saved state if the vCPU is waiting.
     states: Vec<Option<Saved>>,
 }
 
@@ -37,8 +37,8 @@ struct Waiting {
 pub(crate) struct Closed<'a>(&'a Gate);
 
 impl Gate {
-    /// Makes all vCPUs, `vcpus` in number, leave the guest and wait until the returned value is dropped. Also returns
-    /// their states. Returns `None` if the run ends before every vCPU has reached the gate.
+    /// Makes all vCPUs leave the guest, and wait until the returned [`Closed`] is dropped. `vcpus` is the number of
+    /// vCPUs. Also returns their states. Returns `None` if the run ends before every vCPU has reached the gate.
     pub(crate) fn close(
         &self,
         vcpus: u8,
@@ -75,7 +75,7 @@ impl Gate {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// If the gate is closed, stores the state of `vcpu` that `save` returns, and waits. Returns whether it waited.
+    /// If the gate is closed, stores the state of `vcpu`, which `save` returns, and waits. Returns whether it waited.
     pub(super) fn pass(&self, vcpu: u32, save: impl FnOnce() -> Saved) -> bool {
         if !self.is_closed() {
             return false;
@@ -95,7 +95,7 @@ impl Gate {
         true
     }
 
-    /// Wakes [`Gate::close`], which then no longer waits for vCPUs. Call this after the end of the run was
+    /// Wakes [`Gate::close`], so that it stops waiting for vCPUs. Call this after the end of the run has been
     /// announced.
     pub(super) fn left(&self) {
         let _waiting = self.waiting();
@@ -103,13 +103,15 @@ impl Gate {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // A poisoned lock is harmless: a vCPU that panics announces the end of the run, and its state stays `None`.
+        // A poisoned lock is harmless, because a vCPU that panics announces the end of the run and its state stays
+        // `None`.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Dropped when a thread stops running its vCPU, at the end of the run or by a panic. The drop announces a panic,
-/// and wakes [`Gate::close`]: otherwise the run, or [`Gate::close`], would wait for the vCPU forever.
+/// Dropped when a thread stops running its vCPU, either at the end of the run or after a panic. The drop announces the
+/// panic, if there was one, and wakes [`Gate::close`]. Otherwise the run, or [`Gate::close`], would wait for the vCPU
+/// forever.
 #[derive(Debug)]
 pub(super) struct Leaving<'a> {
     vcpu: u32,
@@ -177,7 +179,7 @@ mod tests {
             while !gate.is_closed() {
                 thread::yield_now();
             }
-            // The closing thread already waits, or checks for the end before it waits.
+            // The closing thread is already waiting, or it checks for the end before it waits.
             let vcpu = AssertUnwindSafe(|| {
                 let _leaving = Leaving::new(0, &end, &gate);
                 panic!("the vCPU's thread");

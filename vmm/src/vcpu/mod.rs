@@ -1,4 +1,4 @@
-//! A vCPU's thread: enters the guest and dispatches its exits, until the run ends.
+//! The thread of a vCPU, which enters the guest and dispatches its exits until the run ends.
 
 mod gate;
 
@@ -22,7 +22,7 @@ use gate::Leaving;
 /// State shared by the vCPU threads.
 #[derive(Debug)]
 pub struct Shared {
-    /// Devices by port, where the architecture has ports.
+    /// Devices by port, if the architecture has ports.
     pub ports: Bus,
     /// Devices by address.
     pub memory: Bus,
@@ -38,16 +38,16 @@ pub struct Shared {
     pub emulation: Option<Emulation>,
     /// The gate at which vCPUs wait while the machine is saved.
     pub gate: Gate,
-    /// Saves a vCPU's state; `None` without a control socket, as no client can request a snapshot.
+    /// Saves a vCPU's state. `None` if there is no control socket, because no client can then request a snapshot.
     pub(crate) saver: Option<Saver>,
 }
 
-/// One vCPU, to be moved to its thread.
+/// One vCPU. Its creator moves it to the vCPU's thread.
 #[derive(Debug)]
 pub struct Vcpu {
     index: u32,
     fd: VcpuFd,
-    /// The guest's time counter minus the host's.
+    /// The guest's time counter minus the host's time counter.
     clock_offset: u64,
     can_sync: bool,
     shared: Arc<Shared>,
@@ -56,14 +56,14 @@ pub struct Vcpu {
 /// The action after an exit.
 enum Next {
     Enter,
-    /// Refuse an access that KVM does not decode, and enter.
+    /// Refuse an access that KVM does not decode, and then enter the guest.
     Refuse,
     End(Ending),
 }
 
 impl Vcpu {
-    /// The vCPU with the descriptor `fd`, whose time counter is `clock_offset` ahead of the host's; `can_sync`:
-    /// whether KVM can copy registers to the run page.
+    /// Creates the vCPU with the descriptor `fd`. Its time counter is `clock_offset` ahead of the host's counter.
+    /// `can_sync` is true if KVM can copy registers to the run page.
     #[must_use]
     pub fn new(
         index: u32,
@@ -107,14 +107,15 @@ impl Vcpu {
         shared.progress.started();
         while !shared.end.reached() {
             if shared.gate.is_closed() {
-                // Make KVM's next run call complete the last access, and return without entering the guest.
+                // Make the next run call complete the last access, and then return without entering the guest.
                 thread.return_at_once();
             }
             if let Some(emulation) = &mut emulation {
                 emulation.enter(&self.fd).map_err(failed)?;
             }
             if thread.resume() == Turn::Unfinished {
-                // Commands of a notification are still pending. Check whether the run has ended, then execute more.
+                // Some commands of a notification are still pending. Check whether the run has ended before executing
+                // more of them.
                 continue;
             }
             let signalled = match thread.run(&mut self.fd) {
@@ -155,8 +156,8 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Waits while the machine is saved. Call this after a signal has ended a run call: KVM has then completed the last
-    /// access.
+    /// Waits while the machine is saved. Call this after a signal has interrupted a run call, because KVM has then
+    /// completed the last access.
     fn pass(&self, saver: &Saver, thread: &mut VcpuThread) {
         let gate = &self.shared.gate;
         let closed = gate.is_closed();
@@ -166,7 +167,7 @@ impl Vcpu {
         }
     }
 
-    /// The vCPU's session with the PMU device; `None` if the device is disabled.
+    /// The vCPU's session with the PMU device. `None` if the device is disabled.
     fn attach(&self, vpmu: Option<&Vpmu>) -> Result<Option<VcpuSession>, VcpuError> {
         let attached = vpmu.map(|vpmu| vpmu.attach(self.index, self.clock_offset));
         attached.transpose().map_err(|source| VcpuError::Attach {
@@ -221,7 +222,7 @@ fn serve(
     Err(VcpuError::Stopped { vcpu, ip, what })
 }
 
-/// Describes an internal error of KVM by its `suberror`.
+/// Describes an internal error of KVM. `number` is the `suberror` that KVM reports.
 fn internal_error(number: Option<u32>) -> String {
     let why = match number {
         Some(1) => "an instruction that it cannot emulate",

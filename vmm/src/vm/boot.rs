@@ -1,4 +1,4 @@
-//! One boot of the guest: a KVM VM and its vCPUs, new each time, and the threads that run them.
+//! One boot of the guest. Each boot has a new KVM VM with new vCPUs. The threads that run the vCPUs stay the same.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -23,7 +23,7 @@ use crate::vcpu::{Shared, Vcpu};
 /// A VM with vCPUs that have not run yet.
 #[derive(Debug)]
 pub(super) struct Boot {
-    // Fields drop in this order.
+    // Fields are dropped in this order.
     vcpus: Vec<VcpuFd>,
     controller: Controller,
     pub(super) vm: Arc<VmFd>,
@@ -32,8 +32,8 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// A VM with `memories` and the vCPUs of `machine`. KVM logs written pages if `tracked`. The embedder emulates
-    /// the registers in `emulation`; time continues from `clock`, if present.
+    /// Creates a VM with `memories` and the vCPUs of `machine`. If `tracked` is true, KVM logs written pages. The
+    /// embedder emulates the registers in `emulation`. If `clock` is given, the guest's time continues from it.
     ///
     /// # Errors
     /// [`VmError`]: KVM refused a step.
@@ -72,7 +72,7 @@ impl Boot {
         Ok(())
     }
 
-    /// Saves the state of the VM without its vCPUs, which must be stopped.
+    /// Saves the state of the VM, except for the vCPUs. The vCPUs must be stopped.
     ///
     /// # Errors
     /// [`StateError`].
@@ -99,7 +99,7 @@ impl Boot {
     /// Starts the vCPUs on `threads`.
     ///
     /// # Errors
-    /// [`VmError::NoReason`], which is a bug. The caller must stop the vCPUs after an error, too: some may
+    /// [`VmError::NoReason`], which is a bug. After an error, the caller must stop the vCPUs, too, because some may
     /// have been started.
     pub(super) fn start(
         &mut self,
@@ -115,27 +115,27 @@ impl Boot {
     }
 }
 
-/// The threads for vCPUs. They are started only once, because confined threads cannot start other threads: a guest that
-/// boots again has new vCPUs on the same threads.
+/// The threads for vCPUs. They are started only once, because confined threads cannot start other threads. If the guest
+/// boots again, its new vCPUs run on the same threads.
 #[derive(Debug)]
 pub(super) struct Threads {
     seats: Vec<Seat>,
-    /// Number of threads that run a vCPU; they are the first of `seats`.
+    /// Number of threads that currently run a vCPU. They are the first threads in `seats`.
     taken: usize,
 }
 
-/// A thread for one vCPU at a time.
+/// A thread that runs one vCPU at a time.
 #[derive(Debug)]
 struct Seat {
-    /// `None` once no more vCPUs come.
+    /// Sends the thread its next vCPU. `None` once there will be no more vCPUs.
     vcpus: Option<SyncSender<Vcpu>>,
-    /// Receives a message when a vCPU has ended.
+    /// Receives a message when the thread's vCPU has ended.
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Threads {
-    /// Starts `count` confined threads, which wait for their vCPUs.
+    /// Starts `count` confined threads. Each thread waits for a vCPU.
     ///
     /// # Errors
     /// See [`Confinement::spawn`].
@@ -179,7 +179,8 @@ impl Threads {
         Ok(())
     }
 
-    /// Kicks the vCPUs out of the guest and waits for them. Call this after the end of the run was announced.
+    /// Kicks the vCPUs out of the guest, and waits until they have stopped. Call this after the end of the run has been
+    /// announced.
     pub(super) fn stop(&mut self, threads: &vpmu_kvm::Threads) {
         let seats = self.seats.iter().take(self.taken);
         for (vcpu, _) in (0..).zip(seats.clone()) {

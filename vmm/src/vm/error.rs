@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::arch::{boot, cpus, kernel, state};
 use crate::{board, confine, ctl, event_loop, exit, kvm, memory, operator, signal, snapshot};
 
-/// Errors of building or running a machine.
+/// Errors from building or running a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
     /// A file of the configuration cannot be opened.
@@ -20,7 +20,7 @@ pub enum VmError {
         #[source]
         source: io::Error,
     },
-    /// A directory or a device where a file is needed.
+    /// The path is a directory or a device, but a file is needed.
     #[error("the {what} {path} is not a file")]
     NotFile {
         /// Its purpose.
@@ -37,8 +37,8 @@ pub enum VmError {
         #[source]
         source: kernel::KernelError,
     },
-    /// The configuration has no kernel, which is a bug: only a machine that is restored and never boots needs
-    /// none.
+    /// The configuration has no kernel. This is a bug, because only a machine that is restored and never boots needs no
+    /// kernel.
     #[error("there is no kernel to boot")]
     NothingToBoot,
     /// The snapshot cannot be restored.
@@ -47,7 +47,7 @@ pub enum VmError {
     /// This KVM cannot save a machine.
     #[error("this KVM cannot save the machine, as --ctl requires; run without --ctl")]
     Saver(#[source] state::StateError),
-    /// KVM cannot be opened, or refuses a request.
+    /// KVM cannot be opened, or it refuses a request.
     #[error(transparent)]
     Kvm(#[from] kvm::KvmError),
     /// Guest memory cannot be reserved, mapped or registered.
@@ -59,7 +59,7 @@ pub enum VmError {
     /// The vCPUs cannot be created.
     #[error(transparent)]
     Cpus(#[from] cpus::CpuError),
-    /// The embedder's registers reject the guest.
+    /// The embedder's emulation of registers rejects the guest.
     #[error("the embedder refuses the guest")]
     Embedder(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A device cannot be added.
@@ -104,7 +104,7 @@ pub enum VmError {
 }
 
 impl VmError {
-    /// The exit status for this error, and its stable name for reports.
+    /// The exit status for this error, and the error's stable name in reports.
     pub(crate) fn exit(&self) -> (u8, &'static str) {
         match self {
             Self::Vcpu(exit::VcpuError::Stopped { .. }) => (exit::EXIT_STOPPED, "stopped"),

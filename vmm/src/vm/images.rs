@@ -1,4 +1,4 @@
-//! The guest's boot images. Every boot loads them into guest memory again, from files that stay open.
+//! The guest's boot images. Every boot loads them into guest memory again, so their files stay open.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ impl Images {
         })
     }
 
-    /// Loads the images into zeroed `memory`; returns the kernel's entry.
+    /// Loads the images into `memory`, which must be zeroed. Returns the kernel's entry point.
     ///
     /// # Errors
     /// [`VmError`]: an invalid kernel, or images that do not fit.

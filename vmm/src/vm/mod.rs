@@ -1,7 +1,6 @@
 //! The machine: builds it, runs it to its end, and returns the results.
 //!
-//! Devices, memory and the window last for the whole run; each boot of the guest has a new
-//! KVM VM.
+//! Devices, memory and the window last for the whole run. Each boot of the guest gets a new KVM VM.
 
 mod boot;
 mod error;
@@ -62,7 +61,7 @@ use crate::vcpu::{Gate, Shared};
 /// A machine before its first instruction.
 #[derive(Debug)]
 pub struct Vm {
-    // Fields drop in this order: vCPUs before the memory that they run in.
+    // Fields are dropped in this order, so the vCPUs are dropped before the memory in which they run.
     boot: Option<Boot>,
     vcpus: Threads,
     images: Images,
@@ -74,11 +73,11 @@ pub struct Vm {
     pmu: Option<Pmu>,
     shared: Arc<Shared>,
     stats: Arc<Statistics>,
-    /// The clock of the first boot, which later boots continue.
+    /// The clock of the first boot. Later boots continue it.
     clock: GuestClock,
     memory: GuestMemoryMmap,
     window: Option<GuestMemoryMmap>,
-    /// Tracks the pages written since the last snapshot, with --track-dirty.
+    /// Tracks the pages written since the last snapshot, if --track-dirty was given.
     tracker: Option<Tracker>,
     recorded: Option<Recorded>,
     resets_delayed: u64,
@@ -86,13 +85,13 @@ pub struct Vm {
     footprint: Footprint,
 }
 
-/// Totals of the resets, recordings and console output that limits delayed or dropped, and the total of the output that
-/// was written.
+/// Effects of the limits: totals of the resets that were delayed, and of the recordings and console output that were
+/// dropped. Also has the total of the console output that was written.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeldBack {
     /// Resets that were delayed.
     pub resets_delayed: u64,
-    /// Recordings at resets that were not written.
+    /// Number of recordings at resets that were skipped.
     pub recordings_left_out: u64,
     /// Console output.
     pub console: ConsoleBytes,
@@ -103,17 +102,17 @@ pub struct HeldBack {
 pub struct Ran {
     /// The end of the run.
     pub ending: Result<Ending, VmError>,
-    /// Time from the call of [`Vm::run`] to the end.
+    /// Time from the call of [`Vm::run`] to the end of the run.
     pub wall: Duration,
-    /// Time from the first guest entry until init reported that it runs.
+    /// Time from the first guest entry until init reported that it is running.
     pub boot: Option<Duration>,
-    /// Boots of the guest.
+    /// Number of times that the guest booted.
     pub boots: u64,
     /// The last recording, if anything was recorded.
     pub recorded: Option<Recorded>,
     /// Effects of the guest's limits.
     pub held_back: HeldBack,
-    /// The name of the tier that the operator's lists refine; `list` without a tier.
+    /// The name of the tier from which the operator's lists start. `list` if there is no tier.
     pub policy: &'static str,
     /// The events that the guest could open, if a report was requested.
     pub events: Vec<String>,
@@ -123,13 +122,13 @@ pub struct Ran {
     pub stats: Arc<Statistics>,
     /// Guest memory, still mapped.
     pub memory: GuestMemoryMmap,
-    /// The process's remaining privileges.
+    /// The privileges that remained to the process.
     pub confined: Confined,
     /// Measures the memory use of the VMM itself.
     pub footprint: Footprint,
 }
 
-/// The directory of the host's probe results, valid until the host boots or loads KVM again.
+/// The directory in which results of probing the host are stored. They are valid until the host reboots or reloads KVM.
 const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {
@@ -138,9 +137,9 @@ fn event() -> Result<EventFd, VmError> {
 }
 
 impl Vm {
-    /// Builds the machine that `config` describes. Afterwards this process has only the privileges that the
-    /// machine needs: this function opens files, then drops the other privileges, and then starts the threads that
-    /// run with the guest. Any threads that it starts before dropping privileges have ended when it returns.
+    /// Builds the machine that `config` describes. Opens files, then drops all privileges that the machine does not
+    /// need, and then starts the threads that run with the guest. Threads that this function starts before it drops
+    /// privileges have ended when it returns.
     ///
     /// # Errors
     /// [`VmError`] of any step.
@@ -148,9 +147,9 @@ impl Vm {
         Self::make(config, inherited, None)
     }
 
-    /// Like [`Vm::new`], with registers that the embedder emulates. Filters and privileges are those of
-    /// [`Vm::new`]: `config.confinement.seccomp` must be off if the emulation makes system calls that the
-    /// filters do not allow.
+    /// Like [`Vm::new`], but with registers that the embedder emulates. Filters and privileges are the same as with
+    /// [`Vm::new`], so `config.confinement.seccomp` must be off if the emulation makes system calls that the filters do
+    /// not allow.
     ///
     /// # Errors
     /// See [`Vm::new`].
@@ -208,7 +207,7 @@ impl Vm {
                 boot
             }
             None => {
-                // KVM waits for an SRCU grace period at each memory slot: load the images meanwhile.
+                // KVM waits for an SRCU grace period for each memory slot. Load the images during these waits.
                 let both = concurrently(make, || images.load(&memory));
                 let (boot, entry) = both.map_err(|e| VmError::Host("threads", e))?;
                 let (boot, entry) = (boot?, entry?);
@@ -217,10 +216,10 @@ impl Vm {
                 boot
             }
         };
-        // Threads inherit the signal mask: block the signals before starting any thread that runs with the guest.
+        // Threads inherit the signal mask, so block the signals before starting any thread that runs with the guest.
         let signals = EndingSignals::new()?;
-        // The window's slots follow the RAM's. Register the window on another thread, in parallel with the next
-        // steps: nothing needs its slots before the guest runs.
+        // The window's slots follow the slots of the RAM. Register the window on another thread, in parallel with the
+        // next steps, because nothing needs its slots before the guest runs.
         let window_slot = window.as_ref().map(|window| {
             let first = u32::try_from(memory.num_regions()).unwrap_or(u32::MAX);
             Registration::begin(Arc::clone(&boot.vm), window.clone(), first, track)
@@ -401,7 +400,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Runs the guest until this boot ends; drops the boot with its VM.
+    /// Runs the guest until this boot ends. Drops the boot and its VM.
     fn run_boot(&mut self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
         let end = Arc::clone(&self.shared.end);
         let served = boot.start(&self.shared, &mut self.vcpus).and_then(|()| {
@@ -416,10 +415,11 @@ impl Vm {
             end.announce(Ok(Ending::ByHand));
         }
         self.vcpus.stop(&self.shared.threads);
-        // Read the statistics while their VM exists.
+        // Read the statistics while their VM still exists.
         self.stats.end();
         if let Some(pmu) = &self.pmu {
-            // Write the recording before the reset, which makes the device drop the memory of the guest's driver.
+            // Write the recording before resetting the device, because a reset makes the device drop the memory of the
+            // guest's driver.
             let how = end.peek();
             let occasion = match how.is_some_and(|how| self.reboots(how)) {
                 true => Occasion::Reset,
@@ -434,8 +434,8 @@ impl Vm {
         Ok(end.take().ok_or(VmError::NoReason)??)
     }
 
-    /// Makes a new VM, with memory and devices as at power-on. The window, the counts of
-    /// the operator's events, the console, and the guest's time continue.
+    /// Makes a new VM. Memory and devices are in the same state as at power-on. The window, the counts of the
+    /// operator's events, the console and the guest's time continue.
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
         let emulation = self.shared.emulation.as_ref();
@@ -455,11 +455,11 @@ impl Vm {
         Ok(boot)
     }
 
-    /// Connects interrupt lines and notifications to a new VM; a line serves one VM at a time, so
-    /// the previous VM must have been destroyed.
+    /// Connects interrupt lines and notifications to a new VM. A line can serve only one VM at a time, so the previous
+    /// VM must have been destroyed.
     fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
         let line = self.console.serial.line();
-        // Drop an interrupt of the previous boot, if there is one.
+        // Discard an interrupt from the previous boot, if there is one.
         let _ = line.read();
         vm.register_irqfd(line, layout::SERIAL_GSI)
             .map_err(kvm::KvmError::refused("connect the console's interrupt"))?;
@@ -470,7 +470,8 @@ impl Vm {
     }
 }
 
-/// Runs `here` on this thread and `there` on another thread, which ends before this function returns.
+/// Runs `here` on this thread and, at the same time, `there` on another thread. That thread ends before this function
+/// returns.
 ///
 /// # Errors
 /// The host cannot start another thread.
@@ -494,7 +495,7 @@ fn announce(memory: &GuestMemoryMmap, emulation: Option<&Emulation>) -> Result<(
     }
 }
 
-/// The guest's memory, and the window if the machine has one. For a restored machine, both are mapped from `file`.
+/// Returns the guest's memory, and the window if the machine has one. For a restored machine, maps both from `file`.
 fn memories(
     config: &Config,
     file: Option<&File>,
@@ -515,7 +516,7 @@ fn memories(
     Ok((memory, window))
 }
 
-/// All memory that the guest can access.
+/// All memory that the guest can access: RAM, and the window if there is one.
 fn reached<'a>(
     memory: &'a GuestMemoryMmap,
     window: Option<&'a GuestMemoryMmap>,

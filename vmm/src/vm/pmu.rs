@@ -1,4 +1,5 @@
-//! The paravirtual PMU of a machine: created from its configuration, and connected to the VM of each boot.
+//! The paravirtual PMU of a machine. It is created from the machine's configuration, and connected to the VM of each
+//! boot.
 
 use std::io;
 use std::sync::Arc;
@@ -45,7 +46,7 @@ pub(super) struct Pmu {
     pub(super) events: Vec<String>,
 }
 
-/// The machine's parts that the device uses.
+/// The parts of the machine that the device uses.
 pub(super) struct Parts<'a> {
     pub(super) memory: &'a GuestMemoryMmap,
     pub(super) window: Option<&'a GuestMemoryMmap>,
@@ -55,13 +56,13 @@ pub(super) struct Parts<'a> {
     pub(super) opened: Opened,
     /// Whether the host's samples have guest addresses.
     pub(super) guest_ips: bool,
-    /// Marks the device's writes, if they are tracked.
+    /// Marks the pages that the device writes, if --track-dirty was given.
     pub(super) tracker: Option<&'a Tracker>,
     /// The saved state, if the machine was restored.
     pub(super) saved: Option<&'a SavedPmu>,
 }
 
-/// Files of the PMU and its operator, opened before confinement makes them unreachable.
+/// Files that the PMU and the operator's events need. They are opened before confinement makes them unreachable.
 #[derive(Debug)]
 pub(super) struct Opened {
     files: HostFiles,
@@ -69,7 +70,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens the files that `config` names, and the host's event descriptions.
+    /// Opens the files that `config` names, and reads the host's event descriptions.
     ///
     /// # Errors
     /// [`VmError::Operator`].
@@ -84,7 +85,8 @@ impl Opened {
     }
 }
 
-/// Disables hardware events if that lets VMs with a mediated PMU start, unless the configuration requests them.
+/// Disables hardware events if they would prevent VMs with a mediated PMU from starting, unless the configuration
+/// requests hardware events.
 pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
     if config.hardware.events && !config.policy.hardware.on(mediated) {
         config.hardware.events = false;
@@ -96,7 +98,7 @@ pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
     }
 }
 
-/// The settings of the device that `config` describes.
+/// The device settings that `config` describes.
 pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
     Settings::new(u32::from(config.vcpus), tsc_khz)
         .with_limits(config.limits.device.clone())
@@ -147,9 +149,9 @@ impl Pmu {
         };
         let vpmu = Arc::new(vpmu);
         log::info!("events that the guest may open: {}", config.policy.name());
-        // Only the report needs the list. List the events now, because KVM's statistics no longer exist when the report
-        // is written. Without a report, do not probe the events before a driver needs them: opening the first perf
-        // event of a host takes milliseconds.
+        // Only the report needs the list. List the events at this point, because KVM's statistics no longer exist when
+        // the report is written. Without a report, do not probe the events before a driver needs them, because opening
+        // the first perf event on a host takes milliseconds.
         let events = match config.report {
             Some(_) => vpmu.guest_events(),
             None => Vec::new(),
@@ -202,25 +204,25 @@ impl Pmu {
         self.drain.hold()
     }
 
-    /// Saves the device and its transport. On return, all samples up to now are in guest memory or the window,
-    /// which must be copied before the device is used again.
+    /// Saves the device and its transport. When this returns, all samples so far are in guest memory or the window. The
+    /// caller must copy both before the device is used again.
     ///
     /// # Errors
     /// [`SaveError`]; the device continues.
     pub(super) fn save(&self) -> Result<SavedPmu, SaveError> {
         let device = self.vpmu.save()?;
-        // Save the transport after the device, which may have raised its interrupt.
+        // Save the transport after the device, because saving the device may raise the transport's interrupt.
         let transport = self.transport.save();
         Ok(SavedPmu { transport, device })
     }
 
-    /// Resets the device after a boot has ended, when the guest's driver is gone.
+    /// Resets the device after a boot has ended and the guest's driver is gone.
     pub(super) fn reset(&self) {
         self.transport.reset();
     }
 }
 
-/// `memory`, with `tracker` marking the writes.
+/// `memory`, wrapped so that `tracker` marks the device's writes.
 fn watched(
     tracker: &Tracker,
     memory: &GuestMemoryMmap,
@@ -229,7 +231,7 @@ fn watched(
     Ok(watched.map_err(MemoryError::Place)?)
 }
 
-/// Errors of restoring the device.
+/// Errors from restoring the device.
 #[derive(Debug, thiserror::Error)]
 enum PmuError {
     #[error(transparent)]
@@ -240,9 +242,8 @@ enum PmuError {
     Driver,
 }
 
-/// Restores the saved device. Also signals the eventfds of the control and event queues, so that the event
-/// loop processes both queues once: notifications may have been pending at the save. Call this before any
-/// vCPU runs.
+/// Restores the saved device. Also signals the eventfds of the control and event queues, so that the event loop
+/// processes both queues once, because notifications may have been pending at the save. Call this before any vCPU runs.
 ///
 /// # Errors
 /// [`VmError::Snapshot`].

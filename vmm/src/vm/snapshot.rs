@@ -1,4 +1,4 @@
-//! Saves the machine while it runs: stops everything, saves the state, and lets the machine continue.
+//! Saves a running machine: stops everything, saves the state, and lets the machine continue.
 
 use std::fs::File;
 use std::io;
@@ -22,13 +22,13 @@ use crate::snapshot::{self, Facts, State, Taken};
 use crate::terminal;
 use crate::vcpu::Closed;
 
-/// Errors of saving the machine. The machine continues, unless its run ends.
+/// Errors from saving the machine. After an error, the machine continues, unless its run is ending.
 #[derive(Debug, thiserror::Error)]
 enum TakeError {
     /// The run is ending.
     #[error("the machine is ending")]
     Ends,
-    /// The embedder emulates registers, whose state the VMM does not know.
+    /// The embedder emulates registers. The VMM does not know their state.
     #[error("the machine has registers that its embedder emulates, which are not saved")]
     Emulated,
     /// The PMU device cannot be saved.
@@ -49,8 +49,8 @@ enum TakeError {
 }
 
 impl Vm {
-    /// Handles a snapshot that its client has finished, and a request for a new one, if there are any. `boot` is the
-    /// current boot.
+    /// If a client has finished its snapshot, handles the result. If there is a request for a new snapshot, takes the
+    /// snapshot. `boot` is the current boot.
     pub(super) fn answer_mailbox(&self, boot: &Boot) {
         let mailbox = &self.control.mailbox;
         if let Some(completion) = mailbox.take_finished() {
@@ -75,8 +75,8 @@ impl Vm {
         }
     }
 
-    /// Keeps the machine stopped until the client has completed the snapshot, and then ends the run. The
-    /// machine continues if the snapshot fails.
+    /// Keeps the machine stopped until the client has completed the snapshot, and then ends the run. If the snapshot
+    /// fails, the machine continues.
     fn end_with_snapshot(&self, still: Still<'_>) {
         let (mailbox, end) = (&self.control.mailbox, &self.shared.end);
         loop {
@@ -86,7 +86,7 @@ impl Vm {
             }
             match finished {
                 Some(Ok(())) => {
-                    // Announce the end before the gate opens, so that no vCPU enters the guest again.
+                    // Announce the end of the run before the gate opens, so that no vCPU enters the guest again.
                     end.announce(Ok(Ending::ByHand));
                     break;
                 }
@@ -126,7 +126,7 @@ impl Vm {
     }
 
     /// Saves the machine, and writes its memory to `file`. The vCPUs and the drain thread are stopped until the
-    /// returned value is dropped. The control socket's thread can access guest memory, too, but it waits for the
+    /// returned value is dropped. The control socket's thread can access guest memory, too, but it is waiting for the
     /// result of this call.
     fn take(
         &self,
@@ -148,9 +148,9 @@ impl Vm {
         let closed = shared.gate.close(vcpus, &shared.threads, &shared.end);
         let (closed, states) = closed.ok_or(TakeError::Ends)?;
         let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
-        // Save the device first: this writes its pending samples to memory, and may interrupt the guest.
+        // Save the device first, because this writes its pending samples to memory, and may raise an interrupt.
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
-        // All writes are known now: KVM's log has the guest's writes, and the device has just made its last
+        // At this point, all writes are known: KVM's log has the guest's writes, and the device has just made its last
         // write.
         let tracker = self.tracker.as_ref();
         let changed = tracker
@@ -195,14 +195,14 @@ impl Vm {
     }
 }
 
-/// Keeps the machine stopped until it is dropped.
+/// Keeps the machine stopped until this value is dropped.
 #[derive(Debug)]
 struct Still<'a> {
     _quiet: Option<Held<'a>>,
     _closed: Closed<'a>,
 }
 
-/// A machine's control socket, and the mailbox for its snapshot requests. Dropping the value stops both.
+/// A machine's control socket, and the mailbox for its snapshot requests. Dropping this value closes both.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) mailbox: Arc<Mailbox>,
@@ -210,7 +210,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Serves `socket`, if there is one: `mailbox` gets requests for snapshots, `operator` all other requests.
+    /// Serves `socket`, if there is one. Snapshot requests go to `mailbox`, and all other requests to `operator`.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -234,7 +234,7 @@ impl Control {
 
     /// Stops serving clients.
     pub(super) fn end(&mut self) {
-        // Close the mailbox first: otherwise the server's thread could wait for an answer forever, and could not be
+        // Close the mailbox first. Otherwise the server's thread could wait for an answer forever, and could not be
         // joined.
         self.mailbox.close();
         self.server = None;

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::out;
 
-/// The kernel's load address. The queue, the replies and the requests follow the kernel's code.
+/// The kernel's load address. The queue, the replies and the requests are placed after the kernel's code.
 const LOAD: u32 = 0x20_0000;
 const DESCRIPTORS: u32 = LOAD + 0x1000;
 const AVAILABLE: u32 = LOAD + 0x2000;
@@ -14,7 +14,8 @@ const USED: u32 = LOAD + 0x3000;
 const REPLIES: u32 = LOAD + 0x4000;
 const REQUESTS: u32 = LOAD + 0x6000;
 /// A kernel whose driver opens `events` events with `flags`. Each event counts the host's CPU clock, and samples if
-/// `period` is not zero. The kernel prints a byte when all requests are answered, and continues with `then`.
+/// `period` is not zero. When all requests have been answered, the kernel prints a byte and continues with the code in
+/// `then`.
 pub(crate) fn opening(events: u16, flags: u32, period: u64, then: &[u8]) -> Vec<u8> {
     let base = u32::try_from(VIRTIO).expect("below 4 GiB");
     let mut code = Vec::new();

@@ -8,10 +8,10 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// The load address of small guests: above the boot tables.
+/// The load address of small guests. It is above the boot tables.
 const LOAD: u64 = 0x20_0000;
 
-/// `out` of the byte `value` to `port`.
+/// Code that writes the byte `value` to `port` with `out`.
 pub(crate) fn out(port: u16, value: u8) -> Vec<u8> {
     let [low, high] = port.to_le_bytes();
     vec![0x66, 0xba, low, high, 0xb0, value, 0xee]
@@ -21,15 +21,15 @@ pub(crate) fn out(port: u16, value: u8) -> Vec<u8> {
 pub(crate) const HALT: [u8; 3] = [0xf4, 0xeb, 0xfd];
 /// A jump to itself.
 pub(crate) const SPIN: [u8; 2] = [0xeb, 0xfe];
-/// An invalid instruction. It causes a triple fault, as the small guests have no interrupt table.
+/// An invalid instruction. It causes a triple fault, because the small guests have no interrupt table.
 pub(crate) const TRIPLE_FAULT: [u8; 2] = [0x0f, 0x0b];
 
-/// Writes sleep type 5 (S5) with the enable bit to the ACPI sleep port.
+/// Code that writes sleep type 5 (S5) with the enable bit to the ACPI sleep port.
 pub(crate) fn power_off() -> Vec<u8> {
     [out(0x600, 5 << 2 | 1 << 5), HALT.to_vec()].concat()
 }
 
-/// `count` times `out` to an unused port.
+/// Code that executes `out` to an unused port `count` times.
 pub(crate) fn outs(count: u32) -> Vec<u8> {
     let mut code = vec![0xb9];
     code.extend(count.to_le_bytes());
@@ -38,7 +38,7 @@ pub(crate) fn outs(count: u32) -> Vec<u8> {
     code
 }
 
-/// An ELF kernel of `code` that takes at least `in_memory` bytes of memory.
+/// An ELF kernel that consists of `code` and needs at least `in_memory` bytes of memory.
 pub(crate) fn elf(code: &[u8], in_memory: u64) -> Vec<u8> {
     let mut bytes = vec![0; 120];
     let mut put = |offset: usize, value: &[u8]| {
@@ -78,13 +78,13 @@ impl Bench {
         path
     }
 
-    /// A kernel of `code`.
+    /// Writes a kernel that consists of `code`, and returns its path.
     pub(crate) fn kernel(&self, code: &[u8]) -> PathBuf {
         self.file("kernel.elf", &elf(code, 0))
     }
 }
 
-/// `vmm` with `args` and empty input, not started yet.
+/// The command `vmm` with `args` and empty input. It is not started yet.
 pub(crate) fn vmm<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vmm"));
     command
@@ -94,7 +94,7 @@ pub(crate) fn vmm<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) 
     command
 }
 
-/// `vmm run` of `kernel` with a little memory.
+/// The command `vmm run` for `kernel`, with little memory.
 pub(crate) fn run(kernel: &Path) -> Command {
     assert!(
         Path::new("/dev/kvm").exists(),
@@ -110,7 +110,7 @@ pub(crate) fn messages(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Checks that a command failed with `code` and one line that contains all `words`.
+/// Checks that a command failed with status `code` and printed one line that contains all `words`.
 #[track_caller]
 pub(crate) fn refused(output: &Output, code: i32, words: &[&str]) {
     let text = messages(output);
@@ -123,7 +123,7 @@ pub(crate) fn refused(output: &Output, code: i32, words: &[&str]) {
     assert!(output.stdout.is_empty(), "{words:?}");
 }
 
-/// `vmm ctl` with `args` at a machine's control socket.
+/// Runs `vmm ctl` with `args` on a machine's control socket.
 pub(crate) fn ctl(socket: &Path, args: &[&str]) -> Output {
     let mut command = vmm(["ctl", "--socket"]);
     command.arg(socket).args(args).output().expect("vmm starts")
@@ -135,7 +135,7 @@ pub(crate) fn read_report(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&text).expect("JSON")
 }
 
-/// A mark of `value` at the doorbell.
+/// Code that places a mark with the value `value` at the doorbell.
 pub(crate) fn mark(value: u32) -> Vec<u8> {
     // mov ebx, doorbell; mov dword [rbx], value
     let mut code = vec![0xbb, 0x00, 0x10, 0x00, 0xd0, 0xc7, 0x03];
@@ -143,8 +143,8 @@ pub(crate) fn mark(value: u32) -> Vec<u8> {
     code
 }
 
-/// A machine that has been started. It is killed when this value is dropped: otherwise the guest of a test that fails
-/// would spin forever.
+/// A machine that has been started. It is killed when this value is dropped, because otherwise the guest of a failed
+/// test would spin forever.
 #[derive(Debug)]
 pub(crate) struct Running(Option<Child>);
 
@@ -153,7 +153,7 @@ impl Running {
         Self(Some(command.spawn().expect("vmm starts")))
     }
 
-    /// Waits until the machine ends; returns its exit status and all output that was not read.
+    /// Waits until the machine ends. Returns its exit status, and all output that has not been read yet.
     pub(crate) fn wait_with_output(mut self) -> Output {
         let child = self.0.take().expect("a child");
         child.wait_with_output().expect("a child")
@@ -177,7 +177,7 @@ impl DerefMut for Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
-            // Both fail if the machine has ended.
+            // Both calls fail if the machine has already ended.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -198,7 +198,7 @@ pub(crate) fn terminate(mut child: Running) {
     assert_eq!(child.wait().expect("a child").code(), Some(6));
 }
 
-/// Waits for the next `bytes` bytes of a guest's output.
+/// Waits for the next `bytes` bytes of a guest's output, and returns them.
 #[track_caller]
 pub(crate) fn read_output(child: &mut Child, bytes: usize) -> String {
     let mut text = vec![0; bytes];
@@ -220,7 +220,7 @@ pub(crate) fn running(command: &mut Command) -> Running {
     child
 }
 
-/// The values of the marks in the recording at `path`: the address of each sample.
+/// The values of the marks in the recording at `path`. The value of a mark is the address in its sample.
 pub(crate) fn values(path: &Path) -> Vec<u64> {
     use linux_perf_data::{PerfFileReader, PerfFileRecord};
     let file = fs::File::open(path).expect("a recording");

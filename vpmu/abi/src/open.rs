@@ -22,12 +22,12 @@ wire! {
         pub sample_type: U64,
         /// `OPEN_*`.
         pub flags: U32,
-        /// Number of sample records between wakeups; with [`OPEN_WATERMARK`], number of bytes. Zero: a
-        /// wakeup each time a page fills up.
+        /// Number of sample records between wakeups; with [`OPEN_WATERMARK`], number of bytes. Zero requests a wakeup
+        /// each time a page fills up.
         pub wakeup: U32,
         /// [`ENGINE_ANY`], [`ENGINE_EXIT`] or [`ENGINE_BATCHED`].
         pub engine: U32,
-        /// Maximum length of a call chain, [`MAX_STACK`] at most; zero: [`MAX_STACK`].
+        /// Maximum length of a call chain, at most [`MAX_STACK`]; zero means [`MAX_STACK`].
         pub max_stack: U32,
         /// For an inherited event, the id of its parent; otherwise zero. Records of the inherited event
         /// go to the parent's ring and have the parent's id.
@@ -45,7 +45,7 @@ wire! {
         pub regs_intr: U64,
         /// Size of `PERF_SAMPLE_STACK_USER` in bytes: a multiple of 8 below 65,535.
         pub stack_user: U32,
-        /// For a trace: AUX bytes between wakeups; zero: half of the area.
+        /// For a trace: AUX bytes between wakeups; zero means half of the area.
         pub aux_watermark: U32,
     }
 }

@@ -41,7 +41,7 @@ wire! {
         /// A request that would open an event like this one: with the current `period`, `wakeup` and
         /// `engine`, and with [`OPEN_ENABLED`](super::OPEN_ENABLED) if the event is enabled.
         pub open: OpenRequest,
-        /// Pages of the event's ring, the metadata page included; zero without a ring.
+        /// Pages of the event's ring, including the metadata page; zero without a ring.
         pub pages: U32,
         /// `MAP_*` flags of the ring.
         pub map: U32,

@@ -1,6 +1,6 @@
-//! The Linux driver's interface for guest programs: arguments of the ioctls of `/dev/vpmu` and of
-//! event descriptors, in the guest's byte order. `guest-driver/linux/vpmu_uapi.h` has the same
-//! definitions in C and documents each call; kinds, catalogue flags and packets are those of the device interface.
+//! The Linux driver's interface for guest programs: arguments of the ioctls of `/dev/vpmu` and of event descriptors, in
+//! the guest's byte order. `guest-driver/linux/vpmu_uapi.h` has the same definitions in C and documents each call;
+//! kinds, catalogue flags and packets are the same as in the device interface.
 
 /// Defines an argument struct of an ioctl: its fields in order, without padding.
 macro_rules! call {
@@ -123,7 +123,7 @@ call! {
         pub name: [u8; crate::PERSISTENT_NAME],
         /// The CPU on which to open the event again; all ones while the CPU is unknown.
         pub cpu: u32,
-        /// Pages of the event's ring, the metadata page included; zero without a ring.
+        /// Pages of the event's ring, including the metadata page; zero without a ring.
         pub pages: u32,
         /// One of `ENGINE_*`.
         pub engine: u32,
@@ -220,20 +220,20 @@ const fn ioc(direction: u32, number: u32, size: usize) -> u32 {
 
 /// Writes an [`Info`] that describes the device.
 pub const IOC_INFO: u32 = ioc(READ, 0, size_of::<Info>());
-/// Takes an [`Open`]; returns the event's descriptor.
+/// The argument is an [`Open`]; returns the event's descriptor.
 pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
-/// Takes a [`Catalogue`]; returns the number of entries written.
+/// The argument is a [`Catalogue`]; returns the number of entries written.
 pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
 /// Places a mark on the caller's CPU; the argument is the mark's value.
 pub const IOC_MARK: u32 = ioc(0, 3, 0);
 /// On an event: writes the event's sampling engine, one of `ENGINE_*`, as a `u32`.
 pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
-/// Takes a [`Persistent`]; returns the number of entries written.
+/// The argument is a [`Persistent`]; returns the number of entries written.
 pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
 /// On an event: flushes the event, or the event's whole group with `PERF_IOC_FLAG_GROUP`. On the device:
 /// flushes every persistent event.
 pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
-/// On an event: makes it persistent; takes and fills in a [`Detach`].
+/// On an event: makes it persistent. The argument is a [`Detach`], which the call fills in.
 pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
 /// On an event: makes it non-persistent. The event then ends when its last file descriptor is closed and its
 /// ring is no longer mapped.
@@ -242,7 +242,7 @@ pub const IOC_ATTACH: u32 = ioc(0, 8, 0);
 pub const IOC_SET_STARTER: u32 = ioc(0, 9, 0);
 /// On an event: makes its overflows stop the event whose file descriptor is the argument.
 pub const IOC_SET_STOPPER: u32 = ioc(0, 10, 0);
-/// On the device: takes a [`Perf`].
+/// On the device: the argument is a [`Perf`].
 pub const IOC_PERF: u32 = ioc(WRITE, 11, size_of::<Perf>());
 /// On an event: takes a [`Wakeup`].
 pub const IOC_WAKEUP: u32 = ioc(WRITE, 12, size_of::<Wakeup>());

@@ -129,7 +129,7 @@ fn measure() -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the guest for one slice, and reports its entries and exits to the device like a VMM.
+/// Runs the guest for one slice, and reports its entries and exits to the device as a VMM does.
 fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
     for _ in 0..EXITS {
         session.enter();
@@ -152,7 +152,7 @@ fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
         };
         session.leave(exit, &mut Exited(&guest.vcpu));
     }
-    // The last exit ends at the next entry.
+    // An exit ends at the next entry, so enter once more to end the last exit.
     session.enter();
     Ok(())
 }

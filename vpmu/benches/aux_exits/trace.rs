@@ -39,7 +39,7 @@ pub(crate) struct Trace {
     memory: GuestMemoryMmap,
     queues: Vec<DriverQueue>,
     event: u64,
-    /// The trace's count in the last reply, in bytes.
+    /// The trace's byte count, from the last reply.
     count: u64,
     read: u64,
 }
@@ -94,8 +94,8 @@ impl Trace {
         self.count = reply.value.get();
     }
 
-    /// Reads the packets written since the last call. Checks that `exits` of them are exit packets; the others
-    /// are sync packets and padding.
+    /// Reads the packets written since the last call. Checks that `exits` of them are exit packets. The others are sync
+    /// packets and padding.
     pub(crate) fn check(&mut self, exits: u64) {
         let head: u64 = self
             .memory

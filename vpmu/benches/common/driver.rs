@@ -16,7 +16,7 @@ const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const REQUESTS: u64 = 0x3000;
 const ANSWERS: u64 = 0x5000;
-/// Bytes of each buffer for a request or an answer.
+/// Size in bytes of each request buffer and each answer buffer.
 const BUFFER: u64 = 0x1000;
 /// Descriptor flags.
 const NEXT: u16 = 1;
@@ -34,8 +34,7 @@ impl Interrupt for Silent {
     }
 }
 
-/// The driver's side of a virtqueue. It writes descriptor chains once, and then offers the same chains again and
-/// again.
+/// The driver's side of a virtqueue. It writes descriptor chains once, and then offers the same chains repeatedly.
 #[derive(Debug)]
 pub(crate) struct DriverQueue {
     memory: GuestMemoryMmap,
@@ -44,10 +43,10 @@ pub(crate) struct DriverQueue {
 }
 
 impl DriverQueue {
-    /// Bytes of guest memory that a queue takes, including its buffers.
+    /// Number of bytes of guest memory that a queue occupies, including its buffers.
     pub(crate) const BYTES: u64 = 0x8000;
 
-    /// Sets up a queue at `base`; returns the driver's side, and the queue's description for the device.
+    /// Sets up a queue at `base`. Returns the driver's side of the queue, and the queue's description for the device.
     pub(crate) fn new(memory: &GuestMemoryMmap, base: u64) -> io::Result<(Self, QueueState)> {
         let driver = Self {
             memory: memory.clone(),
@@ -58,8 +57,8 @@ impl DriverQueue {
         Ok((driver, describe(base)))
     }
 
-    /// Writes the descriptors of at most two chains. `chains` has the request of each chain, and the size in bytes
-    /// of the buffer for the answer. [`DriverQueue::offer`] alternates between the chains, beginning with the first.
+    /// Writes the descriptors of at most two chains. For each chain, `chains` holds the request and the size in bytes
+    /// of the answer buffer. [`DriverQueue::offer`] alternates between the chains, starting with the first.
     pub(crate) fn lay(&self, chains: &[(&[u8], usize)]) -> io::Result<()> {
         for ((request, room), chain) in chains.iter().zip(0_u16..) {
             let request_at = self.base + REQUESTS + u64::from(chain) * BUFFER;
@@ -161,8 +160,8 @@ impl Control {
         Ok(reply.id.get())
     }
 
-    /// Maps a ring for `event` if `op` is [`CONTROL_MAP`], or an AUX area if `op` is [`CONTROL_MAP_AUX`]: the
-    /// `pages` pages from address `from` on.
+    /// Maps a ring for `event` if `op` is [`CONTROL_MAP`], or an AUX area if `op` is [`CONTROL_MAP_AUX`]. The memory is
+    /// `pages` pages long and starts at address `from`.
     pub(crate) fn map(
         &mut self,
         op: u32,
@@ -208,7 +207,7 @@ pub(crate) fn header(op: u32, event: u64) -> ControlHeader {
     }
 }
 
-/// Encodes the same command for each event, as one request.
+/// Encodes one request that contains the same command for each event.
 pub(crate) fn commands(op: u32, events: &[u64]) -> Vec<u8> {
     let command = |&event: &u64| Command {
         op: op.into(),

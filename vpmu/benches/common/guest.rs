@@ -7,8 +7,8 @@ use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::{GuestRegs, Registers};
 
-/// Bytes of guest memory: 4 MiB. The page tables identity-map the first 8 MiB for ring 3. The second half has
-/// no memory: each access to it is memory-mapped I/O.
+/// Bytes of guest memory: 4 MiB. The page tables identity-map the first 8 MiB for ring 3. The second half of this range
+/// has no memory, so each access there is memory-mapped I/O.
 pub(crate) const MEMORY: usize = 0x40_0000;
 const PML4: u64 = 0x1000;
 pub(crate) const PROGRAM: u64 = 0x8000;
@@ -30,7 +30,7 @@ fn system(error: kvm_ioctls::Error) -> io::Error {
 }
 
 impl Guest {
-    /// Creates a VM with one vCPU that is about to run `program`. `rdi` has the address of the counter that the
+    /// Creates a VM with one vCPU that is about to run `program`. `rdi` holds the address of the counter that the
     /// program increments.
     pub(crate) fn new(kvm: &Kvm, program: &[u8]) -> io::Result<Self> {
         let memory =
@@ -46,8 +46,8 @@ impl Guest {
             userspace_addr: host as u64,
             ..Default::default()
         };
-        // SAFETY: the region is a whole mapping. The returned `Guest` owns it, and unmaps it only after the
-        // VM is closed.
+        // SAFETY: the region covers one entire mapping. The returned `Guest` owns it, and unmaps it only after the VM
+        // is closed.
         unsafe { vm.set_user_memory_region(region) }.map_err(system)?;
         let mut vcpu = vm.create_vcpu(0).map_err(system)?;
         let mut sregs = vcpu.get_sregs().map_err(system)?;
@@ -70,7 +70,7 @@ impl Guest {
         })
     }
 
-    /// Returns the rounds of the loop so far.
+    /// Returns how many rounds the loop has completed so far.
     pub(crate) fn count(&self) -> u64 {
         self.memory.read_obj(GuestAddress(COUNT)).unwrap_or(0)
     }

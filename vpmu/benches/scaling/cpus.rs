@@ -1,4 +1,4 @@
-//! Pins threads to the CPUs that this process may use, because CPUs of virtual machines differ in speed.
+//! Pins threads to the CPUs that this process may use, because a virtual machine's CPUs differ in speed.
 #![expect(
     unsafe_code,
     reason = "the affinity of a thread is set by a system call"
@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 
-/// Number of CPUs in a mask, like `cpu_set_t`.
+/// Number of CPUs in a mask, as in `cpu_set_t`.
 const MOST: usize = 1024;
 
 /// Returns the numbers of the CPUs that this process may use.

@@ -93,7 +93,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
 }
 
 impl Device {
-    /// Registers the task page of `vcpu`. All bytes of the page are zero: task 0 runs, and no switch is
+    /// Registers the task page of `vcpu`. All bytes of the page are zero, which means that task 0 runs and no switch is
     /// recorded.
     pub(crate) fn name_task(&self, vcpu: u32) -> io::Result<()> {
         let request = TaskPageRequest {

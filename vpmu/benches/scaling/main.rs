@@ -1,18 +1,17 @@
-//! Throughput of one device that several vCPUs use at once, compared with the same number of vCPUs that each
-//! have a device of their own.
+//! Throughput of several vCPUs that share one device, compared with the same number of vCPUs that each have their own
+//! device.
 //!
 //! The vCPUs of a device share its control queue, catalogue and limits, but each has its own events. The cost
 //! of work on these events should not depend on what the other vCPUs do, so the rate of independent devices
 //! is the upper limit. A lock or a cache line that vCPUs share keeps the shared device below this limit.
 //!
-//! Plain threads stand in for the vCPUs and call the device like a VMM. There is no guest, so the cost of the
-//! exits themselves is excluded. Short slices of one shared device and of independent devices alternate on
-//! the same CPUs, and each shared slice is compared with its two neighbours. Separate runs would not be
-//! comparable: on a machine with other users, speed drifts from run to run. If other users take CPUs away, the
-//! threads share the remaining ones, and a lock costs little between threads that share one CPU. Therefore,
-//! only the shared slices with the least disturbed neighbours count. The memory addresses of a device and its
-//! threads change the rate by a few per cent, even for one vCPU. Each round therefore creates its devices and
-//! threads anew, and the result is the median of the rounds.
+//! Plain threads stand in for the vCPUs and call the device as a VMM does. There is no guest, so the cost of the exits
+//! themselves is excluded. Short slices of one shared device and of independent devices alternate on the same CPUs, and
+//! each shared slice is compared with its two neighbours. Separate runs would not be comparable: on a machine with
+//! other users, speed drifts from run to run. If other users take CPUs away, the threads share the remaining ones, and
+//! a lock costs little between threads that share one CPU. Therefore, only the shared slices with the least disturbed
+//! neighbours count. The memory addresses of a device and its threads change the rate by a few per cent, even for one
+//! vCPU. Each round therefore creates its devices and threads anew, and the result is the median of the rounds.
 
 #[path = "../common/driver.rs"]
 mod common;
@@ -41,7 +40,7 @@ use side::Side;
 use work::Load;
 
 const VCPUS: [u32; 3] = [1, 2, 4];
-/// Numbers of counting task events that a switch schedules in or out.
+/// How many counting task events a switch schedules in or out.
 const EVENTS: [usize; 3] = [1, 6, 20];
 const LOADS: [(&str, Load); 6] = [
     ("switches, 1 event", Load::Switches(EVENTS[0])),
@@ -53,14 +52,14 @@ const LOADS: [(&str, Load); 6] = [
 ];
 /// Number of rounds. Each creates its own devices and threads.
 const ROUNDS: usize = 15;
-/// Number of shared slices from which the result of a round is taken. Each is between two independent slices.
+/// Number of shared slices that determine the result of a round. Each is between two independent slices.
 const SLICES: usize = 9;
 /// Maximum number of shared slices that a round measures.
 const TRIES: usize = 90;
-/// A shared slice is undisturbed if the threads got at least this share of the CPUs in the independent slices
-/// before and after it.
+/// A shared slice counts as undisturbed if the threads got at least this share of the CPU time in the independent
+/// slices before and after it.
 const UNDISTURBED: f64 = 0.9;
-/// Number of slices that measure the time of a switch, for each of [`EVENTS`].
+/// For each number in [`EVENTS`], how many slices measure the time of a switch.
 const TIMES: usize = 40;
 
 /// The machine that runs the benchmark.
@@ -78,7 +77,7 @@ pub(crate) struct Host {
 struct Pair {
     shared: f64,
     independent: f64,
-    /// CPU time that the threads got, divided by the maximum that they could get: the lower value of the two
+    /// CPU time that the threads got, divided by the maximum that they could get. This is the lower value of the two
     /// independent slices.
     undisturbed: f64,
 }
@@ -237,7 +236,7 @@ fn round(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Pair> {
     Ok(pairs[pairs.len() / 2])
 }
 
-/// Prints the CPU time of a switch in and out on one vCPU, by number of events.
+/// Prints the CPU time that one vCPU needs to schedule a task in and out, by number of events.
 fn print_times(host: &Arc<Host>) -> io::Result<()> {
     let mut sides = Vec::new();
     for events in EVENTS {

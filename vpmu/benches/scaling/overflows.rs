@@ -9,7 +9,7 @@ use vpmu::abi::KIND_HARDWARE;
 use vpmu::host::PerfSource;
 use vpmu::source::{Counter, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Request};
 
-/// Overflows that a counter reports at every drain.
+/// Number of overflows that a counter reports at every drain.
 pub(crate) const OVERFLOWS: u64 = 32;
 
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use crate::{Host, cpus};
 
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Results of one slice: sums over all threads of a [`Side`].
+/// Results of one slice, summed over all threads of a [`Side`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slice {
     /// Steps per second; for [`Load::Samples`], samples written per second.
@@ -40,9 +40,8 @@ struct Gate {
     stop: AtomicBool,
     over: AtomicBool,
     steps: AtomicU64,
-    /// Nanoseconds that the threads spent in slices: `time` is elapsed time, `cpu_time` is CPU time. Each
-    /// thread measures its own times, because the thread that begins and ends the slices may have to wait for
-    /// a CPU.
+    /// Nanoseconds that the threads spent in slices: `time` is elapsed time, `cpu_time` is CPU time. Each thread
+    /// measures its own times, because the thread that controls the slices may have to wait for a CPU.
     time: AtomicU64,
     cpu_time: AtomicU64,
     host: Arc<Host>,
@@ -120,8 +119,8 @@ impl Side {
 }
 
 impl Gate {
-    /// Runs a vCPU's thread. After an error the thread does no more work, but still waits at the barrier,
-    /// because the other threads can pass the barrier only together with this thread.
+    /// Runs a vCPU's thread. After an error, the thread stops working but still waits at the barrier, because the other
+    /// threads cannot pass the barrier without it.
     fn live(&self, load: Load, seat: Seat, cpu: usize) -> io::Result<()> {
         let device = Arc::clone(&seat.device);
         let attached =

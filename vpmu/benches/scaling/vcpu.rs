@@ -1,4 +1,4 @@
-//! All calls that a vCPU's thread makes to the device, and the notification of the control queue.
+//! All calls that a vCPU's thread makes to the device, including notifications of the control queue.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vpmu::abi::QUEUE_CONTROL;
 use vpmu::{Exit, GuestRegs, Registers, VcpuSession, Vpmu};
 
-/// The calling thread as a vCPU of a device.
+/// The calling thread, acting as a vCPU of a device.
 #[derive(Debug)]
 pub(crate) struct VcpuThread(VcpuSession);
 

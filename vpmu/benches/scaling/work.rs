@@ -31,9 +31,9 @@ const EXIT: Exit = Exit {
 pub(crate) enum Load {
     /// Schedules this many counting events of a task in and out, in two notifications.
     Switches(usize),
-    /// Makes a mark. One event samples it, another counts it.
+    /// Makes a mark, which one event samples and another event counts.
     Marks,
-    /// Makes an exit. A trace records it.
+    /// Makes an exit, which a trace records.
     Exits,
     /// Notifies the device, which then writes the samples of the vCPU's events.
     Samples,
@@ -51,9 +51,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Opens and enables the vCPU's events, and enters the guest. Must be called on the vCPU's thread.
-    /// `software` has the configs of the events of [`Load::Switches`]. If there are more events than configs, the
-    /// configs repeat.
+    /// Opens and enables the vCPU's events, and enters the guest. Must be called on the vCPU's thread. `software` holds
+    /// the configs for the events of [`Load::Switches`]. If there are more events than configs, the configs repeat.
     pub(crate) fn begin(
         load: Load,
         mut seat: Seat,
@@ -117,9 +116,9 @@ impl Work {
         Ok(())
     }
 
-    /// Leaves the guest. Returns an error if an event lost samples or trace bytes, or if a count does not match
-    /// the number of steps. No event of [`Load::Switches`] counts steps: with this load, returns an error if
-    /// the count of the clock is zero, or if one of the last commands to switch in or out failed.
+    /// Leaves the guest. Returns an error if an event lost samples or trace bytes, or if a count does not match the
+    /// number of steps. The events of [`Load::Switches`] do not count steps. With this load, returns an error if the
+    /// clock's count is zero, or if one of the last commands to switch in or out failed.
     pub(crate) fn end(mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
         let room = self.events.len() * size_of::<Reply>();
         if let Load::Switches(_) = self.load {
@@ -152,7 +151,7 @@ impl Work {
     }
 }
 
-/// Opens the events of a load and maps their rings and AUX areas. The events are still disabled.
+/// Opens the events of a load and maps their rings and AUX areas. Leaves the events disabled.
 fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
     let (device, vcpu) = (&seat.device, seat.vcpu);
     let counting = |kind: u32, config: u64| OpenRequest {

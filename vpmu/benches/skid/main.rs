@@ -1,6 +1,5 @@
-//! Delay between the overflow of a host counter and the start or stop of a linked event. Overflows of events
-//! that count marks or exits act immediately. An overflow of a host counter acts only at the exit that it
-//! causes.
+//! Delay between the overflow of a host counter and the start or stop of a linked event. Overflows of events that count
+//! marks or exits take effect immediately. An overflow of a host counter takes effect only at the exit that it causes.
 //!
 //! A minimal VMM embeds the device and runs a vCPU on this machine's `/dev/kvm`. The vCPU runs a ring-3 loop.
 //! Each overflow of a host clock starts or stops another event. The host's record of an overflow has the time
@@ -142,8 +141,8 @@ impl Interrupt for Silent {
     }
 }
 
-/// Opens two clocks. Each overflow of the second starts the first if it is stopped, and stops it if it
-/// counts.
+/// Opens two clocks. Each overflow of the second clock starts the first clock if the first clock is stopped, and
+/// otherwise stops it.
 fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..3)
         .map(|index| {
@@ -236,7 +235,7 @@ fn report(acted: &[Acted], tsc_khz: u32) {
         inside.len()
     );
     let round = (INC.len() * INCS + 5) as u64;
-    // The program is a loop: distances are modulo its length.
+    // The program is a loop, so distances are modulo its length.
     let ran = |acted: &Acted| {
         let bytes = (acted.to + round).saturating_sub(acted.from) % round;
         bytes.div_ceil(INC.len() as u64)

@@ -1,5 +1,5 @@
-//! A source that logs overflows of the host's counters. Each log entry is an overflow that started or stopped
-//! another event, the target.
+//! A source that logs overflows of the host's counters. Each log entry describes an overflow that started or stopped
+//! the target, which is another event.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ pub(crate) struct Acted {
     pub(crate) from: u64,
     /// Instruction pointer at the exit.
     pub(crate) to: u64,
-    /// Ticks of the host's TSC from the overflow until the target had started or stopped.
+    /// Ticks of the host's TSC from the overflow until the target has started or stopped.
     pub(crate) ticks: u64,
 }
 
@@ -109,7 +109,7 @@ impl Counter for WatchedCounter {
     fn drain(&mut self, into: &mut Overflows) {
         let before = into.samples.len();
         self.counter.drain(into);
-        // If a drain returns several overflows, the log omits them, because it is unknown which one acts on
+        // If a drain returns several overflows, the log omits them, because there is no way to know which one acts on
         // the target.
         self.watch.log().overflow = match into.samples.get(before..) {
             Some([one]) => Some(*one),

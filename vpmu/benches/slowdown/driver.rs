@@ -78,7 +78,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Enables every event if `on`, else disables it, in one notification on the vCPU's thread.
+    /// Enables all events if `on` is true, and otherwise disables them. Uses one notification on the vCPU's thread.
     pub(crate) fn turn(&mut self, session: &mut VcpuSession, on: bool) -> io::Result<()> {
         let op = if on { COMMAND_ENABLE } else { COMMAND_DISABLE };
         let request = commands(op, &self.events);
@@ -87,7 +87,7 @@ impl Driver {
         self.vcpu.exchange(&request, room, notify).map(|_| ())
     }
 
-    /// Consumes the records in all rings; returns their total size in bytes.
+    /// Consumes the records in all rings. Returns their total size in bytes.
     pub(crate) fn read_rings(&self) -> io::Result<u64> {
         let mut bytes = 0;
         for index in 0..self.events.len() as u64 {

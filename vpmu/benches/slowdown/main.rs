@@ -50,7 +50,7 @@ const SLICES: usize = 8;
 /// Number of runs of each kind: host events, batched engine and exit engine. Runs of the three kinds alternate,
 /// because the speed of a machine with other users drifts.
 const RUNS: usize = 4;
-/// The aim: with the batched engine, the slowdown is at most this many times the slowdown by the host's own events.
+/// The batched engine should slow the guest down at most this many times as much as the host's own events do.
 const LIMIT: f64 = 1.2;
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
 /// Bytes of a sample with IP, TID and TIME.
@@ -60,7 +60,7 @@ const RECORD: u64 = 32;
 #[derive(Debug, Default)]
 struct Shared {
     draining: AtomicBool,
-    /// Number of slices that the vCPU's thread has begun.
+    /// Number of slices that the vCPU's thread has started.
     slices: AtomicU64,
     over: AtomicBool,
 }
@@ -91,12 +91,12 @@ impl Machine for Host {
 struct Slice {
     /// Rounds per nanosecond of CPU time.
     speed: f64,
-    /// How often the run call returned without ending the slice.
+    /// How many times the run call returned before the slice ended.
     returns: u64,
     samples: u64,
 }
 
-/// The slices of a run. They alternate: the first and the last slice are without sampling.
+/// The slices of a run. Slices with and without sampling alternate; the first and the last are without sampling.
 #[derive(Debug)]
 struct Run {
     without: Vec<Slice>,
@@ -212,7 +212,7 @@ fn measure() -> io::Result<()> {
     Ok(())
 }
 
-/// Measures a guest. This thread ends the slices and drains the device, like a VMM's event loop.
+/// Measures a guest. This thread ends the slices and drains the device, as a VMM's event loop does.
 fn guest(events: u64, engine: u32) -> io::Result<Run> {
     let kvm = Kvm::new().map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
     let shared = Arc::new(Shared::default());
@@ -283,7 +283,7 @@ fn run_slices(
     Ok(run)
 }
 
-/// Runs the guest for a slice. Returns how often the run call returned before the end of the slice.
+/// Runs the guest for a slice. Returns how many times the run call returned before the slice ended.
 fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> io::Result<u64> {
     shared.slices.fetch_add(1, Ordering::Release);
     let end = Instant::now() + SLICE;
@@ -307,7 +307,7 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
     }
 }
 
-/// Measures a run without a guest: this thread loops, and `events` host events sample its clock.
+/// Measures a run without a guest. This thread loops, while `events` host events sample its clock.
 fn host_alone(events: u64) -> io::Result<Run> {
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let clocks = (0..events)

@@ -1,4 +1,4 @@
-//! A timer descriptor that is readable when the device is due for a drain.
+//! A timer descriptor that becomes readable when the device is due for a drain.
 #![expect(unsafe_code, reason = "timerfd and poll have no safe wrapper")]
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Time between two drains.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// A timer that runs while the device needs periodic drains. Its descriptor is readable when
+/// A timer that runs while the device needs periodic drains. Its descriptor becomes readable when
 /// [`Vpmu::drain`](vpmu::Vpmu::drain) is due. Use it in one of two ways: an event loop waits for the descriptor and
 /// drains if [`DrainTimer::take`] returns `true`, or a separate thread drains each time that [`DrainTimer::wait`]
 /// returns `true`. A vCPU's thread must do neither.
@@ -19,7 +19,7 @@ const PERIOD: Duration = Duration::from_millis(10);
 pub struct DrainTimer {
     /// The timer descriptor, which is non-blocking.
     timer: File,
-    /// Whether [`DrainTimer::end`] was called: [`DrainTimer::run`] then has no effect.
+    /// Whether [`DrainTimer::end`] was called. If so, [`DrainTimer::run`] has no effect.
     ended: Mutex<bool>,
 }
 
@@ -42,7 +42,8 @@ impl DrainTimer {
         })
     }
 
-    /// Starts the timer if `wanted`, else stops it. Call this from [`Machine::draining`](vpmu::Machine::draining).
+    /// Starts the timer if `wanted` is true, and otherwise stops it. Call this from
+    /// [`Machine::draining`](vpmu::Machine::draining).
     pub fn run(&self, wanted: bool) {
         let ended = self.ended();
         if !*ended {
@@ -65,8 +66,8 @@ impl DrainTimer {
             revents: 0,
         };
         loop {
-            // SAFETY: the kernel reads and writes one `pollfd`, `timer`. The result is ignored: if a signal ends the
-            // call, `take` decides whether a drain is due.
+            // SAFETY: the kernel reads and writes one `pollfd`, `timer`. The result is ignored because `take` decides
+            // whether a drain is due, even if a signal ends the call.
             unsafe { libc::poll(&raw mut timer, 1, -1) };
             let due = self.take();
             if *self.ended() {
@@ -78,7 +79,7 @@ impl DrainTimer {
         }
     }
 
-    /// Ends [`DrainTimer::wait`] on every thread, now and later.
+    /// Makes all current and future calls of [`DrainTimer::wait`] return, on every thread.
     pub fn end(&self) {
         let mut ended = self.ended();
         *ended = true;
@@ -108,7 +109,7 @@ impl DrainTimer {
     }
 
     fn ended(&self) -> MutexGuard<'_, bool> {
-        // A panic under the lock leaves the flag valid.
+        // A panic while the lock is held leaves the flag valid.
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

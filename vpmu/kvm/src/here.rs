@@ -1,7 +1,7 @@
 //! Reports accesses of the vCPU that runs on the calling thread. It is for VMMs whose buses do not report which vCPU
 //! makes an access.
 //!
-//! The thread's [`VcpuThread`](crate::VcpuThread) carries the accesses out at its next run call, before the vCPU enters
+//! The thread's [`VcpuThread`](crate::VcpuThread) carries out the accesses at its next run call, before the vCPU enters
 //! the guest. For the guest, this has the same effect as [`AtExit::mark`](crate::AtExit::mark) and
 //! [`AtExit::kick`](crate::AtExit::kick).
 
@@ -17,7 +17,7 @@ enum Access {
 }
 
 thread_local! {
-    /// Accesses of the last exit that have not been carried out yet, in order. `None` if no vCPU runs on this thread.
+    /// The accesses of the last exit that are still to be carried out, in order. `None` if no vCPU runs on this thread.
     static WAITING: RefCell<Option<Vec<Access>>> = const { RefCell::new(None) };
 }
 
@@ -27,7 +27,7 @@ pub fn mark(value: u32) -> bool {
     wait(Access::Mark(value))
 }
 
-/// Reports that this thread's vCPU notified `queue`, a vCPU queue. Returns `false` if no vCPU with a session runs on
+/// Reports that this thread's vCPU notified the vCPU queue `queue`. Returns `false` if no vCPU with a session runs on
 /// this thread.
 pub fn kick(queue: u16) -> bool {
     wait(Access::Kick(queue))
@@ -40,7 +40,7 @@ fn wait(access: Access) -> bool {
     })
 }
 
-/// A guard. Until it is dropped, [`mark`] and [`kick`] accept accesses on this thread.
+/// A guard. While it exists, [`mark`] and [`kick`] accept accesses on this thread.
 #[derive(Debug)]
 pub(crate) struct Accesses(PhantomData<*const ()>);
 
@@ -50,7 +50,7 @@ impl Accesses {
         Self(PhantomData)
     }
 
-    /// Carries out the pending accesses. The vCPU must not have entered the guest since they were made.
+    /// Carries out the pending accesses. The vCPU must not have entered the guest since it made these accesses.
     pub(crate) fn carry_out(&self, session: &mut VcpuSession, registers: &mut dyn Registers) {
         let mut accesses = WAITING.with_borrow_mut(|waiting| match waiting {
             Some(waiting) if !waiting.is_empty() => std::mem::take(waiting),

@@ -1,7 +1,7 @@
 //! Kicks: the signal that makes a vCPU leave the guest. The kernel sends the same signal when a host counter
 //! overflows.
 //!
-//! A kick that arrives while the thread is outside the guest must not be lost: the handler sets
+//! A kick that arrives while the thread is outside the guest must not be lost. Therefore the handler sets
 //! `immediate_exit` in the vCPU's run page, so that the next run call returns immediately.
 
 #![expect(
@@ -18,7 +18,7 @@ use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::signal::register_signal_handler;
 
 thread_local! {
-    /// `immediate_exit` of the vCPU that runs on this thread.
+    /// Pointer to `immediate_exit` of the vCPU that runs on this thread.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
@@ -31,9 +31,10 @@ extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_vo
     }
 }
 
-/// Installs the handler of `signal` for the process. `signal` is the real-time signal that was passed
-/// to [`PerfSource`](vpmu::host::PerfSource); the kernel sends it for overflows. `SIGIO` gets the same handler: the
-/// kernel sends `SIGIO` instead when the queue of real-time signals is full, and by default `SIGIO` ends the process.
+/// Installs the handler of `signal` for the process. `signal` is the real-time signal that was passed to
+/// [`PerfSource`](vpmu::host::PerfSource), and the kernel sends it for overflows. `SIGIO` gets the same handler,
+/// because the kernel sends `SIGIO` instead when the queue of real-time signals is full, and by default `SIGIO` ends
+/// the process.
 ///
 /// # Errors
 /// The error of sigaction(2).
@@ -53,7 +54,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Creates a table for `vcpus` vCPUs that have no threads yet. A kick sends `signal`.
+    /// Creates a table for `vcpus` vCPUs that have no threads yet. Kicks will send `signal`.
     #[must_use]
     pub fn new(vcpus: u32, signal: c_int) -> Self {
         Self {
@@ -99,8 +100,8 @@ impl Threads {
 
 fn send(thread: c_int, signal: c_int) -> io::Result<()> {
     let process = std::process::id();
-    // SAFETY: the call takes no pointer. If the thread has ended and its id was reused in this
-    // process, the handler at most makes one run call return early.
+    // SAFETY: the call takes no pointer. If the thread has ended and this process reuses its id, the worst case is that
+    // one run call returns early.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) };
     match result {
         0 => Ok(()),
@@ -108,7 +109,7 @@ fn send(thread: c_int, signal: c_int) -> io::Result<()> {
     }
 }
 
-/// A guard. Until it is dropped, its thread is registered with [`Threads`].
+/// A guard. While it exists, its thread is registered with [`Threads`].
 #[derive(Debug)]
 pub struct Joined<'a>(Option<&'a AtomicI32>);
 
@@ -120,7 +121,7 @@ impl Drop for Joined<'_> {
     }
 }
 
-/// A guard. Until it is dropped, kicks to its thread set a vCPU's `immediate_exit`.
+/// A guard. While it exists, kicks to its thread set a vCPU's `immediate_exit`.
 #[derive(Debug)]
 pub(crate) struct Kickable(*mut u8);
 
@@ -179,8 +180,8 @@ mod tests {
         // SAFETY: `flag` outlives the guard, on this thread.
         let guard = unsafe { Kickable::new(&raw mut flag) };
         let kicked = || {
-            // SAFETY: until the guard is dropped, the pointer is to `flag`. Only this thread accesses `flag`: the
-            // signal handler runs on this thread, too.
+            // SAFETY: the pointer refers to `flag` until the guard is dropped. Only this thread accesses `flag`,
+            // because the signal handler also runs on this thread.
             unsafe { IMMEDIATE_EXIT.get().replace(0) }
         };
         assert!(threads.kick(0).is_err(), "vCPU 0 has no thread yet");

@@ -1,17 +1,17 @@
-//! The paravirtual PMU on KVM, for VMMs based on kvm-ioctls: the code that every such VMM needs to embed the device.
+//! The code that every VMM based on kvm-ioctls needs to embed the paravirtual PMU on KVM.
 //!
 //! - [`VcpuThread`] runs a vCPU and reports its entries and exits to its [`VcpuSession`](vpmu::VcpuSession), with the
 //!   access and the registers of each exit. [`here`] is for buses that do not report which vCPU makes an access.
 //! - [`kick`] installs the handler of the signal that makes a vCPU leave the guest; [`Threads`] sends
 //!   the signal.
 //! - [`Statistics`] reads KVM's counts of exits and halts.
-//! - [`DrainTimer`] is a descriptor that is readable when the device is due for a drain.
+//! - [`DrainTimer`] is a descriptor that becomes readable when the device is due for a drain.
 //! - [`KvmMachine`] implements [`Machine`](vpmu::Machine) with these types.
 //! - [`clock_offset`] returns the guest's time counter minus the host's, for [`Vpmu::attach`](vpmu::Vpmu::attach).
-//! - [`probe`] finds out whether this host's samples have guest addresses: it samples a guest of a few instructions,
-//!   which [`micro`] builds.
+//! - [`probe`] checks whether this host's samples have guest addresses, by sampling a guest of a few instructions.
+//!   [`micro`] builds this guest.
 //!
-//! `vpmu/EMBEDDING.md` describes the order of the calls; `vpmu/examples/embed.rs` is a minimal VMM.
+//! `vpmu/EMBEDDING.md` describes the order of the calls, and `vpmu/examples/embed.rs` is a minimal VMM.
 
 pub mod arch;
 mod drain;
@@ -24,7 +24,7 @@ mod run_page;
 mod stats;
 mod vcpu;
 
-// Re-exported, because their types are in this crate's signatures.
+// Re-exported, because this crate's signatures use their types.
 pub use {kvm_bindings, kvm_ioctls};
 
 pub use arch::{ExitRegisters, HALTS, clock_offset, registers, syncs_registers};

@@ -1,4 +1,4 @@
-//! The services that the device needs from its VMM, on KVM.
+//! KVM implementations of the services that the device needs from its VMM.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct KvmMachine {
     pub threads: Arc<Threads>,
     /// The timer of drains.
     pub drain: Arc<DrainTimer>,
-    /// Whether the host's samples have guest addresses: the result of [`probe::guest_ips`](crate::probe::guest_ips).
+    /// Whether the host's samples have guest addresses, as returned by [`probe::guest_ips`](crate::probe::guest_ips).
     pub guest_ips: bool,
 }
 

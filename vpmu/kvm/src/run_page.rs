@@ -1,8 +1,8 @@
 //! The run page (`struct kvm_run`) that KVM shares with a vCPU's thread.
 //!
-//! kvm-ioctls also maps this page, but a second mapping is necessary for two reasons: the exit is classified while a
-//! [`VcpuExit`](kvm_ioctls::VcpuExit) borrows the vCPU, and the signal handler of kicks needs an address of
-//! `immediate_exit` that may outlive the vCPU's descriptor.
+//! kvm-ioctls also maps this page, but a second mapping is necessary for two reasons. First, the exit is classified
+//! while a [`VcpuExit`](kvm_ioctls::VcpuExit) borrows the vCPU. Second, the signal handler for kicks needs an address
+//! of `immediate_exit` that may outlive the vCPU's descriptor.
 
 #![expect(unsafe_code, reason = "a mapping that KVM writes to, and its unions")]
 
@@ -18,8 +18,8 @@ use vpmu::{Access, Exit, ExitReason};
 use crate::arch;
 use crate::kick::Kickable;
 
-/// Number of bytes to map. The vCPU's pages after the run page are not needed: they contain the data of exits, which
-/// kvm-ioctls returns from its own mapping.
+/// Number of bytes to map. The vCPU's pages after the run page are not needed. They contain exit data, which kvm-ioctls
+/// returns from its own mapping.
 const SIZE: usize = size_of::<kvm_run>();
 
 /// A vCPU's run page.
@@ -38,7 +38,7 @@ impl RunPage {
     /// # Errors
     /// The error of mmap(2).
     pub(crate) fn map(vcpu: &VcpuFd) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -56,7 +56,7 @@ impl RunPage {
         Ok(Self(run.ok_or(io::ErrorKind::OutOfMemory)?))
     }
 
-    /// Returns the page's address; the whole structure is mapped until drop.
+    /// Returns the page's address. The whole structure stays mapped until `self` is dropped.
     pub(crate) fn as_ptr(&self) -> *const kvm_run {
         self.0.as_ptr()
     }
@@ -65,7 +65,7 @@ impl RunPage {
         // SAFETY: computes an address inside the mapping.
         let flag = unsafe { &raw mut (*self.0.as_ptr()).immediate_exit };
         // SAFETY: the byte is valid while the page is mapped. The signal handler may write it between any two
-        // instructions of this thread, hence the atomic; the kernel reads it only in run calls of this thread.
+        // instructions of this thread, so the byte is atomic. The kernel reads it only in run calls of this thread.
         unsafe { AtomicU8::from_ptr(flag) }
     }
 
@@ -76,7 +76,7 @@ impl RunPage {
         unsafe { Kickable::new(self.immediate_exit().as_ptr()) }
     }
 
-    /// Makes the next run call return before it enters the guest.
+    /// Makes the next run call return without entering the guest.
     pub(crate) fn set_immediate_exit(&self) {
         self.immediate_exit().store(1, Ordering::SeqCst);
     }

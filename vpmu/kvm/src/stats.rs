@@ -1,6 +1,6 @@
-//! KVM's binary statistics of a vCPU: the host kernel's counters, by name.
+//! KVM's binary statistics of a vCPU, which are counters that the host kernel keeps by name.
 //!
-//! Only these statistics have an exact count of the exits that do not reach this process.
+//! Only these statistics count exactly the exits that do not reach this process.
 
 #![expect(unsafe_code, reason = "an ioctl that kvm-ioctls does not wrap")]
 
@@ -22,7 +22,7 @@ mod request {
 const HEADER: usize = 24;
 /// Bytes of a descriptor before its name.
 const DESCRIPTOR: usize = 16;
-/// Largest numbers that are accepted in the header. Every kernel has fewer descriptors and shorter names.
+/// The largest values that this module accepts in the header. Every kernel has fewer descriptors and shorter names.
 const MAX_DESCRIPTORS: usize = 1024;
 const MAX_NAME: usize = 256;
 
@@ -60,7 +60,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Opens the statistics of `vcpu`, a KVM vCPU descriptor.
+    /// Opens the statistics of the KVM vCPU descriptor `vcpu`.
     ///
     /// # Errors
     /// The error of `KVM_GET_STATS_FD`, or `InvalidData` if the file does not have the documented layout.
@@ -92,7 +92,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Reads the value at `place` and combines it with the value of `name` from earlier boots.
+    /// Reads the value at `place` and combines it with the counter `name` from earlier boots.
     fn total(&self, name: &str, place: Place) -> Option<u64> {
         let now = self.now.as_ref()?.read(place)?;
         let past = self.past.as_ref().and_then(|past| past.get(name));
@@ -127,7 +127,7 @@ fn joined(kind: Kind, past: u64, now: u64) -> u64 {
     }
 }
 
-/// Statistics of every vCPU over all boots: cumulative counters keep growing when the guest reboots.
+/// Statistics of every vCPU over all boots. Cumulative counters keep growing when the guest reboots.
 #[derive(Debug)]
 pub struct Statistics(RwLock<Vec<Kept>>);
 
@@ -138,7 +138,7 @@ impl Statistics {
         Self(RwLock::new((0..vcpus).map(|_| Kept::default()).collect()))
     }
 
-    /// Begins a boot. `stats` has the statistics of the boot's vCPUs, in order; `None` for a vCPU without statistics.
+    /// Starts a boot. `stats` holds the statistics of each vCPU in order, or `None` for a vCPU without statistics.
     pub fn begin(&self, stats: Vec<Option<Stats>>) {
         for (kept, stats) in self.write().iter_mut().zip(stats) {
             kept.now = stats;
@@ -153,14 +153,15 @@ impl Statistics {
         }
     }
 
-    /// Returns the counter `name` of `vcpu`; `None` if this kernel lacks it or it cannot be read.
+    /// Returns the counter `name` of `vcpu`. Returns `None` if this kernel lacks the counter, or if the counter cannot
+    /// be read.
     #[must_use]
     pub fn read(&self, vcpu: u32, name: &str) -> Option<u64> {
         let index = usize::try_from(vcpu).ok()?;
         self.lock().get(index)?.read(name)
     }
 
-    /// Returns, for each vCPU, all counters with a single value; `None` for a vCPU without statistics.
+    /// Returns all counters with a single value for each vCPU, or `None` for a vCPU without statistics.
     #[must_use]
     pub fn read_all(&self) -> Vec<Option<BTreeMap<String, u64>>> {
         self.lock().iter().map(Kept::read_all).collect()
@@ -288,7 +289,7 @@ mod tests {
         assert!(parse(&file(&[("exits", 0, 1, 8)])[..60]).is_err());
     }
 
-    /// A statistics file in the kernel's layout: one counter of each kind.
+    /// A statistics file in the kernel's layout, with one counter of each kind.
     fn stats(exits: u64, blocking: u64, longest: u64) -> Option<Stats> {
         let mut bytes = file(&[
             ("exits", 0, 1, 0),

@@ -1,4 +1,4 @@
-//! A vCPU on its thread: enters the guest, and reports each entry and exit to the device.
+//! Runs a vCPU on its thread: enters the guest, and reports each entry and exit to the device.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,8 +14,8 @@ use crate::run_page::{self, RunPage};
 /// A vCPU and its session, bound to the thread that runs the vCPU. A kick of this thread ends the run call.
 #[derive(Debug)]
 pub struct VcpuThread {
-    // Fields drop in this order. The run page must be dropped last: host counters can overflow after the session
-    // ends, and the signal handler then writes to the page.
+    // Fields drop in this order. The run page must be dropped last, because host counters can overflow after the
+    // session ends, and then the signal handler writes to the page.
     session: Option<VcpuSession>,
     /// Accepts the accesses that a bus reports through [`here`](crate::here), if there is a session.
     accesses: Option<Accesses>,
@@ -29,7 +29,7 @@ pub struct VcpuThread {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct AtExit<'a> {
-    /// The exit as reported to the device. For port I/O, includes the size and the number of accesses.
+    /// The exit as reported to the device. For port I/O, it includes the size and the number of accesses.
     pub exit: Exit,
     /// The suberror, if the exit was `KVM_EXIT_INTERNAL_ERROR`.
     pub internal_error: Option<u32>,
@@ -66,12 +66,12 @@ impl VcpuThread {
         self
     }
 
-    /// Runs the guest until its next exit with [`VcpuFd::run`], and reports the entry and the exit to the device.
-    /// `fd` must be the vCPU that was passed to [`VcpuThread::new`].
+    /// Runs the guest with [`VcpuFd::run`] until its next exit. Reports the entry and the exit to the device. `fd` must
+    /// be the vCPU that was passed to [`VcpuThread::new`].
     ///
     /// # Errors
-    /// The error of `KVM_RUN`. `EINTR` means that a signal arrived: a kick, or an overflow, which the device
-    /// has handled.
+    /// The error of `KVM_RUN`. `EINTR` means that a signal arrived, either for a kick or for an overflow. The device
+    /// has handled any overflow.
     #[expect(
         unsafe_code,
         reason = "registers are read while the exit of kvm-ioctls still borrows the vCPU"
@@ -94,7 +94,8 @@ impl VcpuThread {
             session.enter();
         }
         let ran = fd.run();
-        // Clear the flag before the exit is reported: an overflow from here on makes the next run call return.
+        // Clear the flag before reporting the exit, so that an overflow after this point makes the next run call
+        // return.
         page.clear_immediate_exit();
         let (exit, internal_error) = match &ran {
             Ok(_) => (page.exit(), page.internal_error()),
@@ -115,14 +116,14 @@ impl VcpuThread {
         ran.map(|exit| (exit, at))
     }
 
-    /// Makes the next run call complete the last exit in KVM, and return without entering the guest.
+    /// Makes the next run call complete the last exit in KVM and then return without entering the guest.
     pub fn return_at_once(&self) {
         self.page.set_immediate_exit();
     }
 
     /// Runs one more turn of the commands that a notification left pending, like [`VcpuSession::resume`].
-    /// [`VcpuThread::run`] runs all remaining turns. A VMM that may have to stop a vCPU calls this method
-    /// first, turn by turn, and checks between turns whether to stop.
+    /// [`VcpuThread::run`] runs all remaining turns. A VMM that may need to stop a vCPU calls this method before
+    /// [`VcpuThread::run`] and checks after each turn whether to stop.
     pub fn resume(&mut self) -> Turn {
         self.session
             .as_mut()
@@ -153,7 +154,7 @@ impl Drop for VcpuThread {
     }
 }
 
-/// The registers when a [`VcpuThread`] is dropped: they can no longer be read.
+/// Stands for the registers when a [`VcpuThread`] is dropped, because the registers can then no longer be read.
 struct Unknown;
 
 impl Registers for Unknown {
@@ -170,7 +171,7 @@ impl AtExit<'_> {
         }
     }
 
-    /// Reports that the vCPU notified `queue`, a vCPU queue.
+    /// Reports that the vCPU notified the vCPU queue `queue`.
     pub fn kick(&mut self, queue: u16) {
         if let Some(session) = &mut self.session {
             session.kick(queue);

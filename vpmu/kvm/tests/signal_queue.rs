@@ -1,5 +1,5 @@
-//! Probes in a process whose queue of real-time signals is full: the kernel sends `SIGIO` for overflows.
-//! The limit applies to the whole process, so these tests are a separate program.
+//! Probes in a process whose queue of real-time signals is full. The kernel then sends `SIGIO` for overflows. The limit
+//! applies to the whole process, so these tests are a separate program.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

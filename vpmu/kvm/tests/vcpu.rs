@@ -25,7 +25,7 @@ const STORES: &[code::Unit] = &[0x5280_00e1, 0xb900_0001, 0x17ff_ffff];
 
 const BUDGET: Duration = Duration::from_secs(20);
 
-/// A device of one vCPU, and the services of its machine.
+/// A device with one vCPU, and the services that its machine provides.
 struct Host {
     vpmu: Arc<Vpmu>,
     stats: Arc<Statistics>,
@@ -86,7 +86,7 @@ impl Host {
     }
 }
 
-/// Builds a machine whose guest stores to the device window again and again, and calls `judge` to run it.
+/// Builds a machine whose guest repeatedly stores to the device window, and calls `judge` to run it.
 fn storing(judge: impl FnOnce(&mut Machine) + Send + 'static) {
     let judge = |machine: &mut Machine| {
         judge(machine);
@@ -156,8 +156,8 @@ fn kicked_vcpu_returns_once() {
     });
 }
 
-/// Starts an event of the operator on `host`: a CPU clock that overflows after every 20 ms of the vCPU thread's CPU
-/// time.
+/// Starts an operator's event on `host`. The event is a CPU clock that overflows each time the vCPU's thread has used
+/// 20 ms of CPU time.
 fn record(host: &Host) -> u64 {
     let clock: Persist = "cpu-clock,period=20000000".parse().expect("a valid event");
     host.vpmu.persist(&clock).expect("a window and a clock")
@@ -258,7 +258,7 @@ fn exits_of_the_statistics_grow_with_the_guests() {
     storing(|machine| {
         let host = Host::new();
         let stats = Stats::open(&machine.vcpu);
-        // A KVM without statistics has no count of exits.
+        // A KVM without statistics does not count exits.
         let has = stats.is_ok();
         host.stats.begin(vec![stats.ok()]);
         let mut thread = host.thread(machine);

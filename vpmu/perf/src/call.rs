@@ -11,7 +11,7 @@ use libc::{c_int, c_ulong};
 use perf_event_open_sys as perf;
 use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, PERF_IOC_FLAG_GROUP, perf_event_attr};
 
-/// `fcntl` operations and owner kind that `libc` does not name for every target.
+/// `fcntl` operations and an owner kind that `libc` does not define for every target.
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
@@ -91,10 +91,10 @@ pub fn open(attr: &perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes an ioctl that takes its argument by value. `request` must be one of perf's requests that take no pointer.
+/// Calls an ioctl whose argument is passed by value. `request` must be a perf request whose argument is not a pointer.
 fn by_value(event: impl AsFd, request: u32, value: u64) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
-    // SAFETY: the callers pass only requests that take their argument by value and access no memory.
+    // SAFETY: the callers pass only requests whose argument is a plain value and that access no memory.
     check(unsafe { libc::ioctl(fd, ioctl_request(request), value) })
 }
 

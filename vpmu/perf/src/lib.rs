@@ -1,5 +1,5 @@
-//! Safe functions for perf_event_open(2), for the PMU's code on the host and in the guest: calls on events,
-//! mappings of their pages, and the records in their rings.
+//! Safe functions around perf_event_open(2) for the PMU's host and guest code: calls on events, mappings of their
+//! pages, and the records in their rings.
 //!
 //! The callers choose the events and interpret the records.
 

@@ -24,8 +24,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `bytes` of `event` for reading and writing. `bytes` is a multiple of the page size and
-    /// not zero.
+    /// Maps the first `bytes` bytes of `event` for reading and writing. `bytes` is a multiple of the page size and not
+    /// zero.
     ///
     /// # Errors
     /// The error of mmap(2).
@@ -38,7 +38,7 @@ impl Mapping {
         Self::map(event, 0, bytes, false)
     }
 
-    /// Maps `bytes` of `event` from `offset` on; both are multiples of the page size.
+    /// Maps `bytes` bytes of `event`, starting at `offset`. Both numbers are multiples of the page size.
     pub fn map(
         event: BorrowedFd<'_>,
         offset: u64,
@@ -53,7 +53,7 @@ impl Mapping {
         };
         let fd = event.as_raw_fd();
         let flags = libc::MAP_SHARED;
-        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let base =
             unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, offset) };
         if base == libc::MAP_FAILED {

@@ -15,7 +15,7 @@ pub const TIME_ENABLED: usize = offset_of!(Page, time_enabled);
 pub const TIME_RUNNING: usize = offset_of!(Page, time_running);
 /// The `CAP_*` bits.
 pub const CAPABILITIES: usize = offset_of!(Page, __bindgen_anon_1);
-/// The hardware counter's width, then shift and multiplier of the conversion from ticks to nanoseconds.
+/// The hardware counter's width, then the shift and the multiplier for converting ticks to nanoseconds.
 pub const WIDTH_SHIFT_MULT: usize = offset_of!(Page, pmc_width);
 /// Nanoseconds to add to the converted ticks to get the time since the page was written.
 pub const TIME_OFFSET: usize = offset_of!(Page, time_offset);

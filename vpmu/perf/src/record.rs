@@ -51,7 +51,7 @@ pub struct Header {
     pub kind: u32,
     /// perf's `PERF_RECORD_MISC_*`.
     pub misc: u16,
-    /// Bytes of the record, this word included.
+    /// Bytes of the record, including this word.
     pub size: u16,
 }
 
@@ -218,8 +218,8 @@ impl<W: Fn(u64) -> u64> Record<'_, W> {
     }
 }
 
-/// Iterates over the records in `bytes`. Each item is the header, and all bytes of the record, including the
-/// header's. Ends at the first incomplete or malformed record.
+/// Iterates over the records in `bytes`. Each item is the header and all bytes of the record, including its header.
+/// Ends at the first incomplete or malformed record.
 pub fn in_bytes(bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {

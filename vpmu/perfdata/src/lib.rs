@@ -42,7 +42,7 @@ pub struct Summary {
     pub events: usize,
     /// Number of samples of these events.
     pub samples: u64,
-    /// Overflows without a record, by the device's count.
+    /// Overflows without a record, as counted by the device.
     pub lost: u64,
     /// Number of records that were left out: the guest damaged them, they belong to another event that writes to the
     /// same ring, or they are too long for the file.
@@ -171,7 +171,7 @@ fn beyond_the_window(history: &History) -> usize {
     in_file.saturating_sub(given)
 }
 
-/// Keeps the records of each history if they fit in the rest of the limit of `most` bytes. Otherwise drops them.
+/// Keeps the records of each history if they fit in what is left of the limit of `most` bytes. Otherwise drops them.
 /// [`beyond_the_window`] returns the bytes that a history needs.
 fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
     let mut room = most;

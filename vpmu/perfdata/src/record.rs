@@ -102,7 +102,7 @@ impl Form {
         self.sample_type & (WORD_FIELDS | CALLCHAIN) | ALWAYS
     }
 
-    /// Classifies one record of the ring, header included. `before` is the time of the previous record.
+    /// Classifies one record of the ring, which includes its header. `before` is the time of the previous record.
     pub(crate) fn look(&self, record: &[u8], before: u64) -> Found {
         let (words, cut) = record.as_chunks();
         let Some((header, body)) = words.split_first().filter(|_| cut.is_empty()) else {
@@ -121,8 +121,8 @@ impl Form {
     }
 
     fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {
-        // The device only writes samples with the mode unknown, kernel or user. Higher values are perf's hypervisor
-        // and guest modes.
+        // The device writes only samples whose mode is unknown, kernel or user. Higher values are perf's hypervisor and
+        // guest modes.
         if misc > MODE_USER {
             return None;
         }

@@ -78,7 +78,7 @@ impl Symbols {
         Ok(symbols)
     }
 
-    /// Returns the functions that contain any of `addresses`, by start address.
+    /// Returns the functions that contain any of `addresses`, ordered by start address.
     ///
     /// # Errors
     /// [`SymbolsError`].

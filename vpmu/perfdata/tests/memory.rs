@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Limit of a recording's memory in addition to its input.
+/// Maximum memory that a recording may use in addition to its input.
 const MOST: usize = 8 << 20;
 /// Bytes of each ring.
 const RING: usize = 16 << 20;
@@ -127,7 +127,7 @@ fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
         }
         let summary = recording.write(&mut BufWriter::new(file)).expect("written");
         let more = PEAK.load(Ordering::SeqCst) - before;
-        // The whole file of symbols is read into memory.
+        // The whole symbol file is read into memory.
         let read = symbols.as_ref().map_or(0, |_| names.len());
         assert!(more <= MOST + read, "{more} bytes, {symbols:?}");
         let least = histories[0].records.len() as u64 / 24;

@@ -60,7 +60,7 @@ impl<N> Functions<N> {
         Some((&function.name, address - function.start))
     }
 
-    /// Returns the functions that contain any of `addresses`, each once, by start address.
+    /// Returns the functions that contain any of `addresses`, each once, ordered by start address.
     pub fn covering(&self, addresses: impl IntoIterator<Item = u64>) -> Vec<&Function<N>> {
         let indices = addresses.into_iter().filter_map(|at| self.index(at));
         let indices: BTreeSet<usize> = indices.collect();

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Write};
 
-/// Returns the first `most` characters of a name, without control characters: escape sequences of a
-/// forged name must not reach a terminal.
+/// Returns the first `most` characters of a name, without control characters, because escape sequences in a forged name
+/// must not reach a terminal.
 #[must_use]
 pub fn printable(name: impl fmt::Display, most: usize) -> String {
     let mut printable = Printable {

@@ -5,13 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::{GuestRegs, Machine, Registers};
 
-/// A lock that lets the tests of a program run one at a time.
+/// Returns a lock that makes a program's tests run one at a time.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A machine whose hypervisor has no statistics of exits and halts.
+/// A machine whose hypervisor has no statistics for exits and halts.
 #[derive(Debug)]
 pub(crate) struct Bare;
 
@@ -25,7 +25,7 @@ impl Machine for Bare {
     }
 }
 
-/// Registers of a vCPU that stays in user mode, at an instruction with this address.
+/// The registers of a vCPU that stays in user mode, at an instruction with this address.
 #[derive(Debug)]
 pub(crate) struct Still(pub(crate) u64);
 
@@ -38,8 +38,7 @@ impl Registers for Still {
     }
 }
 
-/// Installs a handler for the signal of overflows. The handler does nothing, so the only effect of a signal is that it
-/// interrupts a system call.
+/// Installs a handler for the overflow signal. The handler does nothing, so a signal only interrupts a system call.
 #[expect(clippy::expect_used, reason = "tests fail by panicking")]
 pub(crate) fn ignore_signals() {
     extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}

@@ -22,7 +22,7 @@ const TASK_PAGE: u64 = 0x8000;
 fn rig() -> Rig {
     let rig = Rig::new();
     rig.world.know_ips();
-    // Advance the clock, so that the tests can make records with times in the past.
+    // Advance the clock, so that the tests can create records with times in the past.
     rig.world.pass(10 * HOLD_BACK);
     rig
 }
@@ -40,7 +40,7 @@ fn overflow(tsc: u64, ip: u64, mode: Mode) -> Overflow {
     }
 }
 
-/// Opens and enables an event of the batched engine, with its ring.
+/// Opens an event of the batched engine, maps its ring, and enables the event.
 fn batched(rig: &mut Rig, request: &OpenRequest) -> (u64, Reader) {
     let reply = rig.open_reply(request);
     assert_eq!(
@@ -57,7 +57,8 @@ fn ips(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(|sample| sample.ip).collect()
 }
 
-/// Makes the host record one overflow for each number in `ago`: that many ticks before now, with the number as IP.
+/// Makes the host record one overflow for each number in `ago`. The number is both the overflow's age in ticks and its
+/// IP.
 fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
     for &ago in ago {
         let tsc = rig.world.now() - ago;
@@ -112,7 +113,7 @@ fn engine_is_chosen_by_host_event_and_operator() {
     let no = Err(libc::EOPNOTSUPP);
     let (exit, batched) = (Ok(ENGINE_EXIT), Ok(ENGINE_BATCHED));
     let requests = [plain, with(READ), each, mark];
-    // A row for each request: the engine or errno in the replies to `ENGINE_ANY`, `ENGINE_EXIT` and
+    // One row for each request. The columns are the engine or errno in the replies for `ENGINE_ANY`, `ENGINE_EXIT` and
     // `ENGINE_BATCHED`.
     let expected = [
         (Engines::Auto, false, [[exit, exit, no]; 4]),

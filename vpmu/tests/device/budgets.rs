@@ -1,5 +1,5 @@
-//! The budget of a guest's work: operations on events and calls to the source that one notification, mark or
-//! exit can cause. Work beyond the budget of a turn waits while other vCPUs are served.
+//! The budget for a guest's work. It limits the operations on events and the calls to the source that one notification,
+//! mark or exit can cause. Work beyond the budget of a turn waits while other vCPUs are served.
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
@@ -19,7 +19,7 @@ const FORMAT_GROUP: u64 = 1 << 3;
 /// perf's `PERF_SAMPLE_READ`.
 const SAMPLE_READ: u64 = 1 << 4;
 
-/// An enabled group of counting events, with `members` besides its leader.
+/// Opens an enabled group of counting events, with `members` events besides the leader.
 fn group(rig: &mut Rig, of: OpenRequest, members: u64) -> u64 {
     let leader = rig.open(&of).expect("a leader");
     for _ in 0..members {
@@ -33,14 +33,14 @@ fn group(rig: &mut Rig, of: OpenRequest, members: u64) -> u64 {
     leader
 }
 
-/// `count` commands that alternately enable and disable a group.
+/// Returns `count` commands that alternately enable and disable a group.
 fn switches(leader: u64, count: usize) -> Vec<Command> {
     let ops = [COMMAND_ENABLE, COMMAND_DISABLE].iter().cycle();
     ops.take(count).map(|&op| command(op, leader)).collect()
 }
 
 /// Notifies vCPU 0's queue with `count` commands that switch a large group. Returns the device after the first turn,
-/// which has not finished the commands.
+/// which does not finish the commands.
 fn unfinished(count: usize) -> Rig {
     let mut rig = Rig::new();
     let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
@@ -148,7 +148,7 @@ fn control_requests_of_many_pages_are_served_in_turns() {
         ALL_FEATURES,
     );
     let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    // Only the last page is invalid, so the device has to check all of them.
+    // Only the last page is invalid, so the device has to check all pages.
     let pages: Vec<u64> = (0..4096).chain([u64::MAX >> 12]).map(|n| n << 12).collect();
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP, event),
@@ -163,12 +163,12 @@ fn control_requests_of_many_pages_are_served_in_turns() {
     let mut turns = 1;
     while rig.vpmu.notify(QUEUE_CONTROL) == Turn::Unfinished {
         turns += 1;
-        // Calls of the operator are served between turns.
+        // The device serves operator calls between turns.
         assert!(rig.vpmu.persistent().is_empty());
     }
     let answers = std::iter::from_fn(|| rig.queues[0].answer()).count();
     assert_eq!(answers, usize::from(QUEUE_SIZE) / 2);
-    // Two turns serve half of the requests each. The third finds the queue empty.
+    // The first two turns each serve half of the requests. In the third turn, the queue is empty.
     assert_eq!(turns, 3);
 }
 
@@ -199,7 +199,8 @@ fn mark_reads_each_group_once() {
     let before = rig.vpmu.metrics().work.operations;
     rig.mark(0, 5, 1);
     let work = rig.vpmu.metrics().work.operations - before;
-    // At most four operations for each of 512 events: the count, the metadata page, one reading, and one record.
+    // Each of the 512 events needs at most four operations: one each for the count, the metadata page, a reading and a
+    // record.
     assert!(
         (512..=4 * 512).contains(&work),
         "{work} operations for 512 events"
@@ -237,7 +238,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
         };
         rig.queues[queue].describe_as(0, indirect, INDIRECT);
         rig.queues[queue].offer(0);
-        // Offer an indirect descriptor in the middle of a chain, too.
+        // Also offer an indirect descriptor in the middle of a chain.
         let first = Descriptor {
             address: from,
             len: 128,
@@ -255,7 +256,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     }
     assert_eq!(rig.vpmu.metrics().events_opened, 0);
     assert_eq!(rig.vpmu.metrics().bad_requests, 4);
-    // The event queue returns buffers with indirect descriptors empty, too.
+    // The event queue also returns buffers with indirect descriptors, and with nothing written to them.
     let event = OpenRequest {
         wakeup: 1.into(),
         ..sampling(open, 1)
@@ -272,7 +273,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
 #[test]
 fn notification_looks_at_a_bounded_number_of_descriptors() {
     let mut rig = Rig::new();
-    // One chain that consists of all descriptors, offered as many times as the queue has entries.
+    // Offer one chain that consists of all descriptors, as many times as the queue has entries.
     for index in 0..QUEUE_SIZE {
         let descriptor = Descriptor {
             address: rig.queues[2].buffer(0),
@@ -290,6 +291,7 @@ fn notification_looks_at_a_bounded_number_of_descriptors() {
         rig.vcpus.kick(0, QUEUE_VCPU);
         returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
     }
-    // Two chains have twice as many descriptors as the queue. That is the limit, so a notification takes two chains.
+    // Together, two chains have twice as many descriptors as the queue. That is the limit, so the device serves two
+    // chains per notification.
     assert_eq!(returned, [2; 8]);
 }

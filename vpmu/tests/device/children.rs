@@ -1,4 +1,4 @@
-//! The records of a child's counts when the child is closed, and the trailers of records other than samples.
+//! The records that report a child's counts when the child is closed, and the trailers of records other than samples.
 
 use vpmu::abi::*;
 
@@ -28,7 +28,7 @@ fn counts_of_a_child_are_written_at_its_close() {
     let mut ring = rig.map(parent, 1);
     rig.command(1, COMMAND_IN, child);
     (0..9).for_each(|_| rig.mark(1, 5, 1));
-    // Schedule out the child's task; then another task runs.
+    // Schedule out the child's task, and then run another task.
     let out = rig.command(1, COMMAND_OUT, child);
     rig.runs(1, 51, 52);
     rig.close(child).expect("closed");
@@ -100,7 +100,7 @@ fn child_records_other_than_samples_end_with_task_and_time() {
         .iter()
         .filter(|record| record.kind == THROTTLE)
         .collect();
-    // The parent is still throttled. The child makes sixty samples, and those that fit are written.
+    // The parent is still throttled. The child takes sixty samples, and the device writes the samples that fit.
     assert_eq!(throttle.len(), 0, "{} records", raw.len());
     rig.commands(0, &[command(COMMAND_DISABLE, parent)]);
     ring.raw();
@@ -152,6 +152,6 @@ fn loss_recorded_at_schedule_out_names_the_left_vcpu() {
     rig.command(1, COMMAND_OUT, event);
     let raw = ring.raw();
     assert_eq!((raw.len(), raw[0].kind), (1, LOST));
-    // The number of lost samples, and the CPU in the trailer.
+    // These words are the number of lost samples, and the CPU in the trailer.
     assert_eq!((raw[0].words[1], raw[0].words[6]), (4, 1));
 }

@@ -1,5 +1,4 @@
-//! A host that shares, revokes or refuses counters: the guest sees this in the times, the states and the replies of
-//! its events.
+//! A host that shares, revokes or refuses counters. The guest sees this in its events' times, states and replies.
 
 use vpmu::abi::*;
 use vpmu::{Hardware, Refusal};
@@ -15,7 +14,7 @@ fn config(rig: &Rig) -> Config {
     rig.config()
 }
 
-/// Sends an open request; returns the status and the host's reason.
+/// Sends an open request. Returns the status and the host's reason.
 fn answer(rig: &mut Rig, request: &OpenRequest) -> (i32, u32) {
     let reply = rig.open_reply(request);
     let status = i32::try_from(reply.status.get()).expect("an errno");
@@ -63,7 +62,8 @@ pub(crate) fn reports_lost_counter(rig: &mut Rig, request: &OpenRequest, op: u32
     rig.command(0, COMMAND_ENABLE, event);
     rig.world.work(thread(0), 40, 4);
     assert_eq!(rig.value(0, event), 40);
-    // The host gives the counter to another user. On a real host, read(2) of the perf event then returns end of file.
+    // The host gives the counter to another user. On a real host, read(2) on the perf event would now return end of
+    // file.
     rig.world.give_up(thread(0));
     let reply = rig.command(0, op, event);
     assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
@@ -171,7 +171,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
             (notice.kind.get(), notice.event.get(), notice.value.get()),
             (NOTICE_ERROR, event, REFUSED_IN_USE.into())
         );
-        // The reason for this refusal is not reported again when another event loses its counter later.
+        // When another event later loses its counter, the device does not report the reason for this refusal again.
         rig.world.deny(0);
         let other = rig.open(&of_host(FAULTS, 0)).expect("open");
         rig.post_notice(1, 16);

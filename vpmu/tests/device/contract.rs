@@ -9,7 +9,7 @@ use crate::persistent::{WINDOW, asked, window};
 use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling, structs};
 use crate::world::At;
 
-/// An event that wakes its reader at each record.
+/// An event that wakes its reader for each record.
 fn waking() -> OpenRequest {
     OpenRequest {
         wakeup: 1.into(),
@@ -174,7 +174,7 @@ fn map_writes_the_whole_metadata_page() {
     let (mut page, rest) = Metadata::read_from_prefix(&read(pages[0]))
         .map(|(page, rest)| (page, rest.to_vec()))
         .expect("a page");
-    // The event was enabled for a moment, so the exact times are unknown.
+    // The event was enabled only briefly, so the exact times are unknown.
     for field in [&mut page.time_enabled, &mut page.time_running] {
         assert_ne!(field.get(), u64::from_le_bytes([0xa5; 8]));
         *field = 0.into();
@@ -240,7 +240,7 @@ fn notification_is_answered_before_its_instruction_retires() {
     rig.queues[2].request(enable.as_bytes(), size_of::<Reply>());
     rig.vcpus.kick(0, QUEUE_VCPU);
     rig.vcpus.enter(0);
-    // The guest continues at its next instruction, so the reply must be in the used ring by now.
+    // The guest continues at its next instruction, so the reply must already be in the used ring.
     let answer = rig.queues[2]
         .answer()
         .expect("the answer is in the used ring");

@@ -52,7 +52,7 @@ fn each_exit_counts_once_by_reason() {
             rig.exit(1, reason, &mut At(0));
         }
     }
-    // Each command causes an exit. The exit of the command that reads the count is counted, too.
+    // Each command causes an exit. The count also includes the exit of the command that reads it.
     let own = 1;
     assert_eq!(rig.value(0, all) - all_before, 3 + 5 + 7 + 11 + 13 + own);
     for (index, (config, _, times)) in reasons.into_iter().enumerate() {
@@ -96,8 +96,8 @@ fn tsc_ticks_equal_the_times() {
         (1_000_000..1_000_020).contains(&ticks),
         "{ticks} ticks in 1,000,000 ns"
     );
-    // A tick is a nanosecond here. The device reads the clock for the count, then for the times, and each read advances
-    // the clock by a tick.
+    // A tick is a nanosecond here. The device reads the clock first for the count and then for the times. Each read
+    // advances the clock by a tick.
     assert!(
         reply.time_enabled.get().abs_diff(ticks) <= 2,
         "the enabled time is not {ticks} ns: {reply:?}"
@@ -238,7 +238,8 @@ fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
     };
     let counting = rig.open(&pinned).expect("open");
     let events = [counting, rig.open(&sampling(pinned, 1000)).expect("open")];
-    // The device does not pin the counter on the host: a pinned counter would keep the host's other events off the PMU.
+    // The device does not pin the counter on the host, because a pinned counter would keep the host's other events off
+    // the PMU.
     assert_eq!(rig.world.pinned(), 0);
     rig.world.work(thread(0), 100, 4);
     for event in events {

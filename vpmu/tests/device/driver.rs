@@ -9,7 +9,7 @@ pub(crate) const QUEUE_SIZE: u16 = 16;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// A queue with one page for its rings, and buffers elsewhere.
+/// A queue whose rings are in one page and whose buffers are elsewhere.
 #[derive(Debug)]
 pub(crate) struct DriverQueue {
     memory: GuestMemoryMmap,
@@ -95,7 +95,7 @@ impl DriverQueue {
         self.store(at + 14, descriptor.next.unwrap_or(0));
     }
 
-    /// Makes the chain that begins at descriptor `head` available.
+    /// Makes the chain that starts at descriptor `head` available.
     pub(crate) fn offer(&mut self, head: u16) {
         let slot = u64::from(self.next % QUEUE_SIZE);
         self.store(self.available + 4 + 2 * slot, head);
@@ -140,7 +140,8 @@ impl DriverQueue {
         self.offer(slot);
     }
 
-    /// Takes the next returned chain; returns its head, and the number of bytes that the device wrote to it.
+    /// Takes the next returned chain. Returns the chain's head, and the number of bytes that the device wrote to the
+    /// chain.
     pub(crate) fn reclaim(&mut self) -> Option<(u32, u32)> {
         let index: u16 = self.load(self.used + 2);
         if index == self.seen {
@@ -151,7 +152,7 @@ impl DriverQueue {
         Some((self.load(at), self.load(at + 4)))
     }
 
-    /// Takes the answer to [`DriverQueue::request`]; `None` if the device has not answered yet.
+    /// Takes the answer to [`DriverQueue::request`]. Returns `None` if the device has not answered yet.
     pub(crate) fn answer(&mut self) -> Option<Vec<u8>> {
         let (head, len) = self.reclaim()?;
         let slot = u16::try_from(head).expect("a slot") + 1;

@@ -1,5 +1,5 @@
-//! The error tables of SPEC.md: the status of a request is that of the first row whose condition holds, even if the
-//! conditions of later rows hold, too.
+//! The error tables of SPEC.md. The first row whose condition holds determines the status of a request, even if the
+//! conditions of later rows also hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -25,23 +25,24 @@ struct Setup {
     limits: Limits,
 }
 
-/// A request or a command that meets the condition of a row of an error table, and the device that receives it.
+/// A request or a command that meets the condition of a row in an error table, and the device that receives this
+/// request or command.
 struct Scene {
     rig: Rig,
     _window: GuestMemoryMmap,
     /// A control request.
     bytes: Vec<u8>,
     command: Command,
-    /// The vCPU whose queue holds the command, and the vCPU that sends the notification for that queue.
+    /// `of` is the vCPU whose queue holds the command, and `by` is the vCPU that notifies this queue.
     of: u32,
     by: u32,
     /// The event that the request is about.
     event: u64,
-    /// Steps to execute right before the request, in ascending order of their numbers.
+    /// Steps to execute directly before the request, in ascending order of their numbers.
     late: Vec<(u8, Late)>,
 }
 
-/// A row of an error table, and a function that makes its condition hold.
+/// A row of an error table, and functions that make the row's condition hold.
 struct Case {
     row: &'static str,
     setup: fn(&mut Setup),
@@ -60,7 +61,7 @@ const fn case_with(row: &'static str, setup: fn(&mut Setup), act: fn(&mut Scene)
     Case { row, setup, act }
 }
 
-/// A mark that is sampled, on vCPU 0.
+/// A request to open an event that samples marks on vCPU 0.
 fn mark() -> OpenRequest {
     sampling(open_of(KIND_MARK, 5, 0), 1)
 }
@@ -132,7 +133,7 @@ impl Scene {
         u32::from_le_bytes(*self.bytes.first_chunk().expect("an operation"))
     }
 
-    /// Makes the request, or the command, name this event.
+    /// Makes the request or the command refer to this event.
     fn about(&mut self, event: u64) {
         self.event = event;
         self.put64(offset_of!(ControlHeader, event), event);
@@ -162,7 +163,7 @@ impl Scene {
         event
     }
 
-    /// A trace with an area that the driver owns.
+    /// Opens a trace with an area that the driver owns.
     fn driven(&mut self) -> u64 {
         let event = self.opened(&trace());
         let pages = self.pages(4);
@@ -206,7 +207,7 @@ impl Scene {
         self.rig.vpmu.persist(&asked).expect("started")
     }
 
-    /// Opens an event of vCPU 0, and puts it in the error state: the host revokes its counter.
+    /// Opens an event of vCPU 0. Puts the event in the error state by making the host revoke its counter.
     fn failed(&mut self) -> u64 {
         let request = OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -239,8 +240,8 @@ impl Scene {
         };
     }
 
-    /// State that a failed request must not change: the persistent events, the number of events opened so far, and the
-    /// number of open host counters.
+    /// Returns the state that a failed request must not change: the persistent events, the number of events opened so
+    /// far, and the number of open host counters.
     fn state(&self) -> (Vec<PersistentStatus>, u64, usize) {
         let opened = self.rig.vpmu.metrics().events_opened;
         let counters = self.rig.world.open_counters();
@@ -252,7 +253,7 @@ impl Scene {
         (persistent, opened, counters)
     }
 
-    /// Sends the request, or the command if there is no request; returns the status.
+    /// Sends the request, or the command if there is no request. Returns the status.
     fn send(mut self) -> u32 {
         self.late.sort_by_key(|(phase, _)| *phase);
         for (_, act) in std::mem::take(&mut self.late) {
@@ -276,7 +277,7 @@ impl Scene {
     }
 }
 
-/// Prepares a valid request for a row's table.
+/// Prepares a valid request or command for `table`.
 fn begin(scene: &mut Scene, table: &str) {
     let header = |op: u32| ControlHeader {
         op: op.into(),
@@ -376,7 +377,7 @@ fn begin(scene: &mut Scene, table: &str) {
     begin_event(scene, table);
 }
 
-/// Prepares the event to which a request or command of `table` refers, and the command.
+/// For a request or command of `table`, prepares the event to which it refers. Also prepares the command.
 fn begin_event(scene: &mut Scene, table: &str) {
     match table {
         "PAUSE" => {
@@ -437,7 +438,7 @@ fn begin_event(scene: &mut Scene, table: &str) {
 
 /// Tables of operations without an event.
 const NO_EVENT: [&str; 5] = ["OPEN", "CATALOGUE", "PERSISTENT", "TASK_PAGE", "FEATURES"];
-/// Tables of operations whose request is only a header.
+/// Tables for the operations whose request consists only of a header.
 const HEADER_ONLY: [&str; 4] = ["CLOSE", "UNMAP", "UNMAP_AUX", "ATTACH"];
 
 fn requests() -> Vec<Case> {
@@ -1104,7 +1105,7 @@ fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// The cells of a row of a table.
+/// Returns the cells of a table row.
 fn cells(line: &str) -> Vec<&str> {
     let line = line.trim().trim_start_matches('|').trim_end_matches('|');
     line.split(" | ").map(str::trim).collect()
@@ -1127,7 +1128,7 @@ fn numbers() -> BTreeMap<&'static str, u32> {
     numbers.collect()
 }
 
-/// The rows of the error tables in the order of SPEC.md, each with its status.
+/// Returns the rows of the error tables in the order of SPEC.md. Each row has its status.
 fn rows() -> Vec<(&'static str, u32)> {
     let numbers = numbers();
     let tables = SPECIFICATION
@@ -1152,8 +1153,8 @@ fn table(row: &str) -> &str {
     row.rsplit_once('-').expect("a number").0
 }
 
-/// Whether the condition of `row` can hold for requests of the table `to`. Rows of the table `REQ` apply to
-/// all requests.
+/// Returns whether the condition of `row` can hold for requests of the table `to`. Rows of the table `REQ` apply to all
+/// requests.
 fn applies(row: &str, to: &str) -> bool {
     match row {
         "REQ-4" => !NO_EVENT.contains(&to),
@@ -1175,8 +1176,8 @@ const COMMANDS: [&str; 9] = [
     "FLUSH",
 ];
 
-/// Makes these conditions hold one after the other, sends a request of `table`, and returns its status. A later step
-/// can undo an earlier condition, so only the last condition is sure to hold.
+/// Makes the conditions of `cases` hold one after the other, sends a request of `table`, and returns its status. A
+/// later step can undo an earlier condition, so only the last condition is certain to hold.
 fn status(table: &str, cases: &[&Case]) -> u32 {
     let setups: Vec<_> = cases.iter().map(|case| case.setup).collect();
     let mut scene = Scene::new(&setups);

@@ -1,4 +1,4 @@
-//! Features: the offered bits, and how a driver accepts them through a transport that hides them.
+//! The feature bits that the device offers, and how a driver accepts them through a transport that hides them.
 
 use vpmu::Settings;
 use vpmu::abi::*;
@@ -6,8 +6,8 @@ use vpmu::abi::*;
 use crate::persistent::{WINDOW_FEATURES, window};
 use crate::rig::{ALL_FEATURES, Errno, Rig, open_of, sampling};
 
-/// The only feature bit that a driver can accept through a transport that hides the device-specific bits:
-/// `VIRTIO_F_VERSION_1`.
+/// `VIRTIO_F_VERSION_1`, the only feature bit that a driver can accept through a transport that hides the
+/// device-specific bits.
 const MASKED: u64 = 1 << 32;
 
 fn accept(rig: &mut Rig, features: u64) -> Result<(), Errno> {

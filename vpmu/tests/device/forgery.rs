@@ -1,4 +1,4 @@
-//! Forgeries of saved states in JSON: values that no device would write.
+//! Forged saved states in JSON, with values that no device would write.
 
 use serde_json::{Value, json};
 
@@ -32,9 +32,9 @@ pub(crate) enum Forgery {
     Plus(u64),
     Flip,
     Null,
-    /// Removes the leaf if it is in an array; otherwise makes it null.
+    /// Removes the leaf if it is in an array. Otherwise, sets the leaf to null.
     Remove,
-    /// Repeats the leaf if it is in an array; otherwise makes it null.
+    /// Repeats the leaf if it is in an array. Otherwise, sets the leaf to null.
     Repeat,
 }
 

@@ -1,4 +1,4 @@
-//! Groups: members count while their leader is enabled, and a group is read as a whole.
+//! Groups. Members count while their leader is enabled, and a group is read as a whole.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -118,7 +118,7 @@ fn leader_in_error_stops_its_group() {
     assert_eq!(rig.value(0, member), 2);
 }
 
-/// Returns the words of samples whose only field is [`SAMPLE_READ`].
+/// Returns the words of each sample in `raw`. The samples have only the field [`SAMPLE_READ`].
 fn counts(raw: &[Raw]) -> Vec<&[u64]> {
     raw.iter()
         .map(|record| {
@@ -144,7 +144,7 @@ fn sample_reads_its_group_at_one_moment() {
         .open(&led(leader, open_of(kind, config, 0)))
         .expect("open");
     // At each mark, events count in the order in which they were opened, so the leader counts before this member. The
-    // member's samples do not have GROUP.
+    // member's `read_format` does not have GROUP.
     let single = rig.open(&led(leader, with(0x14, 3))).expect("open");
     let mut ring = rig.map(leader, 1);
     let mut own = rig.map(single, 1);
@@ -268,8 +268,8 @@ fn group_size_is_limited_by_the_record_size() {
         ..mark
     };
     let leader = rig.open(&all).expect("open");
-    // A reading has three words for the group, and three for each event. With the leader and 680 members, it takes
-    // 16,368 bytes. One more member would exceed the limit of 16 KiB.
+    // A reading has three words for the group and three words for each event. With the leader and 680 members, it
+    // occupies 16,368 bytes. One more member would make it exceed the limit of 16 KiB.
     for _ in 0..680 {
         rig.open(&led(leader, mark)).expect("open");
     }

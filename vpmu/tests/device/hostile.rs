@@ -1,4 +1,4 @@
-//! A malicious guest gets an errno or no answer. It causes neither a panic nor a stray write.
+//! A malicious guest gets an errno or no answer. It cannot cause a panic or a stray write.
 
 use proptest::prelude::*;
 use vpmu::abi::*;
@@ -235,8 +235,8 @@ fn buffers_without_room_are_returned_empty() {
         0,
         "not executed, because there is no room for the reply"
     );
-    // The requests are invalid: the reply buffer is too short, a command is incomplete, and there are more commands
-    // than one notification may have.
+    // These requests are invalid. In the first the reply buffer is too short, in the second a command is incomplete,
+    // and the third has more commands than one notification may have.
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
         rig.queues[2].request(&vec![0; request], room);
         rig.vcpus.kick(0, QUEUE_VCPU);

@@ -1,4 +1,4 @@
-//! `COMMAND_REFRESH`: the number of overflows until an event is disabled.
+//! `COMMAND_REFRESH` sets the number of overflows after which an event is disabled.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -22,7 +22,7 @@ fn event_is_off_after_its_last_overflow() {
     let reply = rig.read(0, event);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_OFF, 12));
     assert!(!rig.vcpus.wants_registers(0));
-    // An event that is enabled again has no limit.
+    // Once the event is enabled again, it has no limit.
     rig.command(0, COMMAND_ENABLE, event);
     (0..30).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(ring.samples().len(), 10);

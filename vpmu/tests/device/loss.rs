@@ -1,4 +1,5 @@
-//! Rings that are too small: the numbers of written and lost records add up exactly to the number produced.
+//! Rings that are too small. The number of written records plus the number of lost records is exactly the number of
+//! records produced.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -95,7 +96,7 @@ fn absent_reader_loses_all_but_a_full_ring() {
 fn invalid_tail_loses_only_counted_records() {
     let fill = 4096 / SAMPLE;
     let full = fill * SAMPLE;
-    // Tails ahead of the head, tails behind the head by more than the ring's size, and an impossible value.
+    // Tails that are ahead of the head, tails that are behind it by more than the ring's size, and an impossible value.
     for lie in [
         full + 1,
         full + 4096,

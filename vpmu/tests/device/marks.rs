@@ -9,7 +9,7 @@ use crate::world::At;
 
 const ADDR: u64 = 1 << 3;
 
-/// An enabled event that samples each mark of `config`, with only the field ADDR.
+/// Requests an enabled event that samples each mark of `config`, with only the field ADDR.
 fn addressed(kind: u32, config: u64) -> OpenRequest {
     OpenRequest {
         period: 1.into(),

@@ -1,5 +1,5 @@
-//! Other types of guest memory: with a bitmap of dirty pages, with regions that change, and with address translation.
-//! Also the queues and the interrupts of other transports.
+//! Other types of guest memory: memory with a bitmap of dirty pages, memory whose regions change, and memory with
+//! address translation. Also covers the queues and interrupts of other transports.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -33,7 +33,7 @@ const WATCHDOG: AuxProducer = AuxProducer {
 /// Memory with a bitmap of dirty pages.
 type Watched = GuestMemoryMmap<AtomicBitmap>;
 
-/// Maps the same memory twice: with a bitmap of dirty pages for the device, and without one for the driver.
+/// Maps the same memory twice: for the device with a bitmap of dirty pages, and for the driver without one.
 fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(len as u64).expect("room");
@@ -76,7 +76,7 @@ impl WatchedRig {
         }
     }
 
-    /// Returns the pages marked dirty since the last call.
+    /// Returns the pages that were marked dirty since the last call.
     fn take_dirty(&self) -> BTreeSet<u64> {
         let mut dirty = BTreeSet::new();
         for region in self.memory.iter().chain(self.window.iter()) {
@@ -94,13 +94,13 @@ impl WatchedRig {
         dirty
     }
 
-    /// The pages that the device writes when it answers on a queue: the used ring and the buffer.
+    /// Returns the pages that the device writes when it answers on a queue: the used ring and the buffer.
     fn answered(&self, queue: usize) -> [u64; 2] {
         let ring = QUEUES + queue as u64 * PAGE;
         [ring, self.rig.queues[queue].buffer(1)]
     }
 
-    /// An enabled event that samples each mark of value 5.
+    /// Opens an enabled event that samples each mark of value 5.
     fn sampled(&mut self) -> u64 {
         let request = OpenRequest {
             wakeup: 1.into(),
@@ -111,7 +111,7 @@ impl WatchedRig {
     }
 }
 
-/// These pages as a set, to compare it with the dirty pages.
+/// Returns these pages as a set for comparison with the dirty pages.
 fn exactly(pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
     pages.into_iter().collect()
 }
@@ -231,7 +231,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
     watched.take_dirty();
     let first = watched.rig.map_window(event, 1, MAP_WRITABLE);
     assert_eq!(first, Ok(0));
-    // The pages of a new ring in the window are zeroed.
+    // The device zeroes the pages of a new ring in the window.
     let laid = watched.answered(0).into_iter();
     let laid = laid.chain([WINDOW, WINDOW + PAGE]);
     assert_eq!(watched.take_dirty(), exactly(laid));
@@ -260,7 +260,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
     assert_eq!(watched.take_dirty(), exactly(shown));
 }
 
-/// Memory with two regions, the second of which is removed and added again.
+/// Memory with two regions. The tests remove the second region and add it again.
 struct Changing {
     rig: Rig,
     space: GuestMemoryAtomic<GuestMemoryMmap>,

@@ -1,4 +1,4 @@
-//! Events that the device counts itself, and the guest modes that they exclude.
+//! Events that the device itself counts, and the guest modes that these events exclude.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;

@@ -1,4 +1,4 @@
-//! Valid open requests, and the error for each mistake.
+//! Valid open requests, and which error each mistake causes.
 
 use vpmu::abi::*;
 

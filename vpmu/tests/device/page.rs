@@ -1,4 +1,4 @@
-//! The metadata page: count and times without a system call.
+//! The metadata page, which shows a program the count and the times without a system call.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -7,7 +7,8 @@ use crate::reader::Reader;
 use crate::rig::{Rig, TSC_OFFSET, open_of};
 use crate::world::At;
 
-/// The count, time enabled and time running that a program computes from the page at guest time `now`.
+/// Returns the count, the time enabled and the time running, as a program computes them from the page at guest time
+/// `now`.
 fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
     assert_eq!(page.field(8) & 1, 0, "`lock` is even after the write");
     let (count, enabled, running) = (page.field(16), page.field(24), page.field(32));

@@ -1,5 +1,5 @@
-//! Guest state in samples: which events need it, and at which exit the device reads it. Other tests check the stack
-//! walk.
+//! Guest state in samples. The tests check which events need it, and at which exit the device reads it. Other tests
+//! check the stack walk.
 
 use std::cell::Cell;
 
@@ -18,13 +18,14 @@ const REGS_INTR: u64 = 1 << 18;
 const IN_USER: u64 = -512_i64 as u64;
 const IN_KERNEL: u64 = -128_i64 as u64;
 
-/// The page tables, one page at each level. They map the stack's pages for user mode, from virtual address zero on.
+/// The page tables, with one page at each level. They map the stack's pages for user mode, starting at virtual address
+/// zero.
 const TABLES: u64 = 0xa000;
 const STACK: u64 = 0x60_0000;
 const STACK_PAGES: u64 = 20;
 const RING: u64 = 0x70_0000;
 
-/// A vCPU at address `ip` with frame pointer `bp`. Counts how often the device reads its state.
+/// A vCPU at address `ip` with frame pointer `bp`. `asked` counts how often the device reads the vCPU's state.
 #[derive(Debug)]
 struct Somewhere<'a> {
     user: bool,
@@ -58,7 +59,7 @@ impl Registers for Somewhere<'_> {
     }
 }
 
-/// A rig whose guest has a stack. A caller's frame lies 0x100 bytes above the start of the stack.
+/// Returns a rig whose guest has a stack. A caller's frame is 0x100 bytes above the start of the stack.
 fn rig() -> Rig {
     let rig = Rig::new();
     let put = |at: u64, word: u64| {
@@ -77,7 +78,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Opens an event that samples these fields and is enabled from the start; maps its ring.
+/// Opens an event for `request` that is enabled from the start, and maps its ring.
 fn opened(rig: &mut Rig, request: OpenRequest) -> u64 {
     let request = OpenRequest {
         flags: (request.flags.get() | OPEN_ENABLED).into(),
@@ -96,7 +97,7 @@ fn fields(sample_type: u64) -> OpenRequest {
     }
 }
 
-/// Every record in the ring at [`RING`], header first.
+/// Returns every record in the ring at [`RING`]. Each record starts with its header.
 fn records(rig: &Rig) -> Vec<Vec<u64>> {
     let word = |at: u64| {
         rig.memory
@@ -272,9 +273,9 @@ fn record_size_fits_its_header() {
     let records = records(&rig);
     let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
     assert_eq!(sizes, [65_528, 65_528]);
-    // The record has 8191 words. The header takes one of them, plain fields nine, the call chain four (its length and
-    // three entries), each of the two sets of registers 21, and the two sizes of the stack two. The stack gets the
-    // rest. REGS_INTR comes last, after the word with the number of stack bytes that were read.
+    // The record has 8191 words. The header occupies one word, plain fields occupy nine, the call chain four (its
+    // length and three entries), each of the two register sets 21, and the two stack sizes two. The stack gets the
+    // rest. REGS_INTR comes last, after the word that holds the number of stack bytes that the device read.
     let record = &records[0];
     let room = 8 * (8191 - 1 - 9 - 4 - 42 - 2);
     assert_eq!(record[record.len() - 22], room);

@@ -1,4 +1,4 @@
-//! The operator's policy for events that hardware counts.
+//! The operator's policy for events that the hardware counts.
 
 use vpmu::abi::*;
 use vpmu::{CountMode, Hardware, Persist, RawEvents};
@@ -15,7 +15,7 @@ fn cycles() -> OpenRequest {
     open_of(CYCLES.0, CYCLES.1, 0)
 }
 
-/// Enables an event, which must have exactly one host counter. Returns whether that counter excludes host work.
+/// Enables an event, which must then have exactly one host counter. Returns whether this counter excludes host work.
 fn leaves_host_out(rig: &mut Rig, request: &OpenRequest) -> bool {
     let event = rig.open(request).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
@@ -58,7 +58,7 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
                 "{mode:?}: the counter includes host work: {request:?}"
             );
         }
-        // The flag is also accepted for events that cannot exclude host work.
+        // The device also accepts the flag for events that cannot exclude host work.
         let clock = OpenRequest {
             flags: OPEN_EXCLUDE_HOST.into(),
             ..open_of(CLOCK.0, CLOCK.1, 0)
@@ -133,7 +133,7 @@ fn raw(config: u64) -> OpenRequest {
     open_of(KIND_RAW, config, 0)
 }
 
-/// Names and flags of the raw events of the catalogue.
+/// Returns the names and flags of the raw events in the catalogue.
 fn raw_entries(rig: &mut Rig) -> Vec<(String, u32)> {
     let entries = rig.catalogue().into_iter();
     let raw = entries.filter(|entry| entry.kind.get() == KIND_RAW);

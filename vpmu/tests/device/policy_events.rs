@@ -1,4 +1,4 @@
-//! The operator's list of events: the catalogue does not list a denied event, and no request opens it.
+//! The operator's list of events. The catalogue does not list a denied event, and no request can open it.
 
 use vpmu::abi::*;
 use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
@@ -6,7 +6,7 @@ use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
 use crate::rig::{Rig, open_of, sampling};
 use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
 
-/// One event of each kind on the host of these tests, with its catalogue name.
+/// One event of each kind that the host of these tests has, with its catalogue name.
 const EVENTS: [(&str, u32, u64); 10] = [
     ("cycles", CYCLES.0, CYCLES.1),
     ("page-faults", FAULTS.0, FAULTS.1),
@@ -41,7 +41,7 @@ fn names(rig: &mut Rig) -> Vec<String> {
     entries.iter().map(|entry| text(&entry.name)).collect()
 }
 
-/// Requests that would open the event: on a vCPU, for a task, sampling, as a child.
+/// Returns requests that would open the event: on a vCPU, for a task, as a child, and as a sampling event.
 fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
     let on = |context| {
         let request = open_of(kind, config, context);
@@ -65,7 +65,7 @@ fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
     requests
 }
 
-/// The kind of the events that are parents in these tests. It is not in [`EVENTS`] and is never denied.
+/// The kind of the parent events in these tests. It is not in [`EVENTS`], and the policy never denies it.
 const UNLISTED: u32 = KIND_GUEST_TIME;
 
 fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
@@ -87,7 +87,7 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
     open
 }
 
-/// Returns the names of those [`EVENTS`] that the device opens. Checks that the catalogue lists exactly these.
+/// Returns the names of the [`EVENTS`] that the device opens. Checks that the catalogue lists exactly these events.
 fn open_events(rig: &mut Rig) -> Vec<&'static str> {
     let listed = names(rig);
     let open = EVENTS.iter().filter(|&&(name, kind, config)| {
@@ -216,7 +216,7 @@ fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
         "the operator sees the name of the event"
     );
     assert_eq!(names(&mut rig), ["tsc"]);
-    // The guest still cannot open such an event itself.
+    // The guest still cannot open such an event by itself.
     for request in [
         open_of(CYCLES.0, CYCLES.1, 0),
         OpenRequest {

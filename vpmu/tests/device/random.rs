@@ -1,5 +1,5 @@
-//! Random operations of a driver in random order: each overflow is written, lost or throttled. Records are whole, and
-//! each has the id of an event that was opened.
+//! A driver executes random operations in random order. The tests check that each overflow is written, lost or
+//! throttled, that records are complete, and that each record has the id of an event that was opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use vpmu::abi::*;
 use crate::reader::{LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 
-/// A step of the driver. A `usize` names an event by its position among all events opened so far.
+/// A step of the driver. A `usize` selects an event by its position among all events opened so far.
 #[derive(Debug, Clone)]
 enum Step {
     Open {
@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The state of each opened event, as far as the test knows it.
+/// What the test knows about the state of each opened event.
 struct Run {
     rig: Rig,
     /// Id and family of each event.
@@ -87,7 +87,7 @@ impl Run {
         }
     }
 
-    /// An opened event, or one that never existed.
+    /// Returns the id of an opened event, or the id of an event that never existed.
     fn id(&self, place: usize) -> u64 {
         self.opened.get(place).map_or(999, |&(id, _)| id)
     }
@@ -170,7 +170,7 @@ impl Run {
             }
             Step::Map(place, order) => {
                 let id = self.id(place);
-                // Each mapping has pages of its own, so that data already read is not overwritten.
+                // Each mapping has its own pages, so that a later mapping does not overwrite data already read.
                 if let Ok(reader) = self.rig.try_map(id, order * order) {
                     self.take(id);
                     self.rings.insert(id, reader);
@@ -189,7 +189,7 @@ impl Run {
         }
     }
 
-    /// Reads all rings. Checks that all written samples were read, and that LOST records do not report more losses than
+    /// Reads all rings. Checks that all written samples were read, and that the LOST records report no more losses than
     /// the device counted.
     fn check(&mut self) {
         let ids: Vec<u64> = self.rings.keys().copied().collect();
@@ -228,8 +228,8 @@ proptest! {
     #[test]
     fn every_overflow_is_written_lost_or_throttled(steps in prop::collection::vec(step(), 1..120), periods in prop::collection::vec(1_u64..5, 3)) {
         let mut run = Run::new();
-        // Events with fixed periods: one on each vCPU, and a child. The expected number of overflows of each follows
-        // from the number of marks.
+        // Open events with fixed periods: one on each vCPU, and a child. The number of marks determines the expected
+        // number of overflows of each event.
         let request = |period: u64, vcpu, parent: u64| OpenRequest {
             parent: parent.into(),
             flags: OPEN_ENABLED.into(),
@@ -244,7 +244,7 @@ proptest! {
         run.opened.extend([(own[0], own[0]), (own[1], own[1]), (own[2], own[1])]);
         let mut marks = [0_u64; 2];
         for step in &steps {
-            // Skip the other steps, which could change the counts of these events.
+            // Skip the other steps, because they could change the counts of these events.
             match step {
                 Step::Redirect(..) | Step::Pause(..) | Step::Map(..) | Step::Unmap(_)
                 | Step::Read(_) | Step::Pass(_) => run.step(step),

@@ -1,4 +1,4 @@
-//! Frequencies, and the rate limit of every event.
+//! Frequencies, and the rate limit that applies to each event.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,7 +9,8 @@ use crate::world::{At, CYCLES};
 
 const WINDOW: u64 = 10_000_000;
 
-/// A device whose events make at most `share` samples in each time window. Its clock is at the start of a window.
+/// Returns a device whose events each take at most `share` samples per time window. Its clock is at the start of a
+/// window.
 fn throttled(share: u32) -> Rig {
     let limits = limits().with(|limits| limits.max_sample_rate = share * 100);
     let rig = Rig::with(limits, ALL_FEATURES);
@@ -48,7 +49,7 @@ fn throttled_event_is_silent_until_a_later_window() {
     rig.exit(0, ExitReason::Hlt, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [0; 0], "the time window has not ended");
     rig.world.pass(WINDOW);
-    // An exit of any kind ends the throttle.
+    // Any exit ends the throttling.
     rig.exit(0, ExitReason::Hlt, &mut At(1));
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [UNTHROTTLE]);
@@ -107,7 +108,7 @@ fn host_counter_is_silent_while_throttled() {
         2,
         "the host counter makes no overflows meanwhile"
     );
-    // A period that is set while the event is throttled applies afterwards.
+    // A period that is set during the throttling applies after it.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 50), 0);
     rig.world.work(thread(0), 10_000, 4);
     rig.world.pass(WINDOW);
@@ -188,7 +189,7 @@ fn host_counter_adapts_its_own_period() {
     let event = rig.open(&request).expect("open");
     let mut ring = rig.map(event, 2);
     assert_eq!(rig.world.frequencies(), [250]);
-    // A real host would adapt the period. The simulated host takes the frequency as a fixed period.
+    // A real host would adapt the period. The simulated host uses the frequency as a fixed period.
     rig.world.work(thread(0), 500, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     let periods: Vec<u64> = ring.samples().iter().map(|sample| sample.period).collect();

@@ -121,7 +121,7 @@ impl Reader {
         records
     }
 
-    /// Reads and consumes all records, of any kind.
+    /// Reads and consumes all records of all kinds.
     pub(crate) fn raw(&mut self) -> Vec<Raw> {
         let head = self.head();
         let mut records = Vec::new();
@@ -143,7 +143,7 @@ impl Reader {
         records
     }
 
-    /// Reads and consumes all samples; there must be no losses.
+    /// Reads and consumes all samples. The ring must not report losses.
     pub(crate) fn samples(&mut self) -> Vec<Sample> {
         let records = self.take(usize::MAX);
         records

@@ -40,7 +40,7 @@ pub(crate) struct Rig {
     settings: Settings,
     window: Option<GuestMemoryMmap>,
     producers: Vec<AuxProducer>,
-    /// Features and queues, as the driver has set them up.
+    /// The features and queues that the driver has set up.
     driver: Option<(u64, Vec<QueueState>)>,
 }
 
@@ -53,7 +53,7 @@ impl Vcpus {
         Self((0..VCPUS).map(|_| Mutex::new(None)).collect())
     }
 
-    /// Replaces the session of a vCPU, and ends the previous one.
+    /// Replaces the session of a vCPU and ends its previous session.
     pub(crate) fn set(&self, vcpu: u32, session: Option<VcpuSession>) {
         *self.0[vcpu as usize].lock().expect("no panic") = session;
     }
@@ -98,8 +98,8 @@ impl Vcpus {
     }
 }
 
-/// The default limits, but without limits on the periods of hardware events, on the samples and record bytes of all
-/// events together, and on the time that samples take.
+/// The default limits, but without limits for the periods of hardware events, for the total samples and record bytes of
+/// all events, and for the time that samples take.
 pub(crate) fn limits() -> Limits {
     Limits::default().with(|limits| {
         limits.min_hardware_period = 1;
@@ -109,7 +109,7 @@ pub(crate) fn limits() -> Limits {
     })
 }
 
-/// A request to open a counting event. Tests set further fields.
+/// Returns a request to open a counting event. Tests set the other fields.
 pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
     OpenRequest {
         header: ControlHeader {
@@ -123,7 +123,7 @@ pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
     }
 }
 
-/// Makes a request sample IP, TID, TIME, ID, CPU, PERIOD, STREAM_ID and IDENTIFIER with a period.
+/// Changes a request so that its event samples IP, TID, TIME, ID, CPU, PERIOD, STREAM_ID and IDENTIFIER with a period.
 pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
     OpenRequest {
         period: period.into(),
@@ -132,7 +132,7 @@ pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
     }
 }
 
-/// The id of the thread that vCPU `vcpu` runs on.
+/// Returns the id of the thread that runs vCPU `vcpu`.
 pub(crate) fn thread(vcpu: u32) -> i32 {
     100 + i32::try_from(vcpu).expect("small")
 }
@@ -162,7 +162,7 @@ impl Rig {
         rig
     }
 
-    /// A device without a driver and without threads of vCPUs.
+    /// Creates a device that has no driver and no vCPU threads.
     pub(crate) fn bare(engines: Engines, limits: Limits, window: Option<&GuestMemoryMmap>) -> Self {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
@@ -172,7 +172,7 @@ impl Rig {
         Self::with_memory(settings, window, memory)
     }
 
-    /// A device with these hardware settings of the operator.
+    /// Creates a device with these hardware settings from the operator.
     pub(crate) fn with_hardware(hardware: Hardware) -> Self {
         Self::with_policy(hardware, Policy::default())
     }
@@ -183,7 +183,8 @@ impl Rig {
         Self::with_settings(settings, ALL_FEATURES)
     }
 
-    /// A device with the usual settings, as changed by `other`, and a driver that accepts `features`.
+    /// Creates a device with the usual settings after `other` has changed them, and with a driver that accepts
+    /// `features`.
     pub(crate) fn with_settings(other: impl FnOnce(Settings) -> Settings, features: u64) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
         let settings = other(Settings::new(VCPUS, 1_000_000).with_limits(limits()));
@@ -200,7 +201,7 @@ impl Rig {
         config
     }
 
-    /// A device with AUX producers in the VMM.
+    /// Creates a device whose VMM has these AUX producers.
     pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
         let rig = Self::bare(Engines::Auto, limits(), None);
         let mut rig = rig.with_producers(producers);
@@ -218,7 +219,7 @@ impl Rig {
         self
     }
 
-    /// A device with memory that the caller provides.
+    /// Creates a device that uses the caller's memory.
     pub(crate) fn with_memory(
         settings: Settings,
         window: Option<&GuestMemoryMmap>,
@@ -247,8 +248,8 @@ impl Rig {
         }
     }
 
-    /// A new device on a new host, into which the state of this device can be restored. It has no vCPU threads and no
-    /// driver. `memory` and `window` have the same contents as those of this device.
+    /// Creates a new device on a new host. The new device can be restored from this device's state. It has no vCPU
+    /// threads and no driver. `memory` and `window` have the same contents as this device's memory and window.
     pub(crate) fn successor(
         &self,
         settings: Settings,
@@ -256,8 +257,8 @@ impl Rig {
         window: Option<&GuestMemoryMmap>,
     ) -> Self {
         let next = Self::with_memory(settings, window, memory.clone());
-        // The new host's TSC continues from the same value, so the guest's TSC does, too. A real VMM sets the guest's
-        // TSC.
+        // The new host's TSC continues from the old host's value, so the guest's TSC also continues. A real VMM sets
+        // the guest's TSC.
         next.world.pass(self.world.now());
         let queues = self.queues.iter().map(|queue| queue.at(&memory)).collect();
         Self {
@@ -296,12 +297,12 @@ impl Rig {
         read
     }
 
-    /// Saves the device and continues with another device, on another host.
+    /// Saves the device, and continues with another device on another host.
     pub(crate) fn move_on(&mut self) {
         self.halt();
         let state = self.save();
         let mut next = self.successor(self.settings(), self.memory.clone(), self.window.as_ref());
-        // Reset the old device, so that it no longer writes to the memory, which the new device uses.
+        // Reset the old device so that it stops writing to the memory, because the new device uses this memory.
         self.vpmu.reset();
         next.resume(&state);
         *self = next;
@@ -333,7 +334,7 @@ impl Rig {
             .set(vcpu, Some(session.expect("the device has this vCPU")));
     }
 
-    /// Sets up all queues anew, and activates the device.
+    /// Sets up all queues again and activates the device.
     pub(crate) fn activate(&mut self, features: u64) {
         let queues = self.make_queues();
         self.set_transport(features, &queues);
@@ -354,7 +355,7 @@ impl Rig {
         queues
     }
 
-    /// Sends a control request with `room` for its answer; returns the answer.
+    /// Sends a control request with `room` bytes for its answer. Returns the answer.
     pub(crate) fn control_bytes(&mut self, request: &[u8], room: usize) -> Vec<u8> {
         self.queues[0].request(request, room);
         let _ = self.vpmu.notify(QUEUE_CONTROL);
@@ -426,7 +427,7 @@ impl Rig {
         })
     }
 
-    /// Sets the task page of a vCPU, with its current task.
+    /// Sets a vCPU's task page, and makes the given task the vCPU's current task.
     pub(crate) fn runs(&mut self, vcpu: u32, pid: u32, tid: u32) {
         let address = 0x8000 + u64::from(vcpu) * 0x1000;
         self.control(&TaskPageRequest {
@@ -472,7 +473,7 @@ impl Rig {
         outcome(reply.status.get())
     }
 
-    /// Maps a new writable ring with `data` data pages; returns its reader.
+    /// Maps a new writable ring with `data` data pages. Returns the ring's reader.
     pub(crate) fn map(&mut self, event: u64, data: u64) -> Reader {
         self.try_map(event, data).expect("mapped")
     }
@@ -486,7 +487,7 @@ impl Rig {
         Ok(Reader::new(&self.memory, &pages))
     }
 
-    /// Sends commands in one buffer on the queue of `vcpu`, notified by that vCPU.
+    /// Sends commands in one buffer on the queue of `vcpu`. The same vCPU notifies the queue.
     pub(crate) fn commands(&mut self, vcpu: u32, commands: &[Command]) -> Vec<Reply> {
         self.commands_from(vcpu, vcpu, commands)
     }
@@ -508,7 +509,7 @@ impl Rig {
         self.commands(vcpu, &[command(op, event)])[0]
     }
 
-    /// Sends a command with a value; returns its status.
+    /// Sends a command with a value. Returns the command's status.
     pub(crate) fn valued(&mut self, vcpu: u32, op: u32, event: u64, value: u64) -> Errno {
         let command = Command {
             value: value.into(),
@@ -518,7 +519,7 @@ impl Rig {
         i32::try_from(reply.status.get()).expect("an errno")
     }
 
-    /// Flushes an event by a command of `vcpu`; returns the status.
+    /// Flushes an event with a command from `vcpu`. Returns the command's status.
     pub(crate) fn flush(&mut self, vcpu: u32, event: u64) -> Errno {
         let reply = self.command(vcpu, COMMAND_FLUSH, event);
         i32::try_from(reply.status.get()).expect("an errno")
@@ -534,7 +535,7 @@ impl Rig {
         self.read(vcpu, event).value.get()
     }
 
-    /// Writes `value` to the doorbell, as a guest program at `ip`.
+    /// Writes `value` to the doorbell, as if a guest program at `ip` did so.
     pub(crate) fn mark(&self, vcpu: u32, value: u32, ip: u64) {
         self.vcpus.leave(vcpu, ExitReason::Mmio, &mut At(ip));
         self.vcpus.mark(vcpu, value, &mut At(ip));
@@ -546,7 +547,7 @@ impl Rig {
         self.vcpus.enter(vcpu);
     }
 
-    /// Posts a buffer for a notice, `room` bytes long.
+    /// Posts a buffer of `room` bytes for a notice.
     pub(crate) fn post_notice(&mut self, slot: u16, room: u32) {
         let queue = &mut self.queues[1];
         let descriptor = Descriptor {
@@ -560,13 +561,13 @@ impl Rig {
         let _ = self.vpmu.notify(QUEUE_EVENT);
     }
 
-    /// Takes the next notice: kind and event.
+    /// Takes the next notice. Returns its kind and event.
     pub(crate) fn notice(&mut self) -> Option<(u32, u64)> {
         let notice = self.whole_notice()?;
         Some((notice.kind.get(), notice.event.get()))
     }
 
-    /// Takes the next notice: kind, event and count.
+    /// Takes the next notice. Returns its kind, event and count.
     pub(crate) fn counted_notice(&mut self) -> Option<(u32, u64, u32)> {
         let notice = self.whole_notice()?;
         Some((notice.kind.get(), notice.event.get(), notice.value.get()))
@@ -598,7 +599,7 @@ impl Rig {
         entries
     }
 
-    /// All bytes of guest memory, to detect writes by the device.
+    /// Returns all bytes of guest memory, so that a test can detect writes by the device.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
         let mut bytes = vec![0; MEMORY_LEN];
         self.memory
@@ -608,7 +609,7 @@ impl Rig {
     }
 }
 
-/// Sets up all queues anew in guest memory: the driver's side and the device's side.
+/// Sets up all queues again in guest memory. Returns the driver's side and the device's side of each queue.
 pub(crate) fn make_queues(memory: &GuestMemoryMmap) -> (Vec<DriverQueue>, Vec<QueueState>) {
     let both = (0..2 + u64::from(VCPUS)).map(|index| {
         let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;

@@ -1,4 +1,4 @@
-//! The ring that an event writes to, and its lifetime.
+//! Which ring an event writes to, and how long the ring exists.
 
 use std::thread;
 
@@ -17,7 +17,7 @@ fn open(rig: &mut Rig, vcpu: u32) -> u64 {
     rig.open(&request).expect("open")
 }
 
-/// The IDs of samples; the ring must contain no other records.
+/// Returns the IDs of the samples in `raw`, which must contain only samples.
 fn ids(raw: &[Raw]) -> Vec<u64> {
     raw.iter()
         .map(|record| {
@@ -57,7 +57,7 @@ fn records_are_redirected_to_another_ring_and_back() {
     assert_eq!((ids(&ring.raw()), ids(&own.raw())), (vec![one], vec![two]));
 }
 
-/// A vCPU reads the hooks of its events without a lock, while a request changes them.
+/// A vCPU reads its events' hooks without a lock while a request changes these hooks.
 #[test]
 fn exits_during_redirections_are_all_counted() {
     const EXITS: u64 = 2_000_000;

@@ -1,4 +1,4 @@
-//! Limits that all events of a guest share: host counters, clocks, samples, record bytes.
+//! Limits that all events of a guest share: limits on host counters, clocks, samples and record bytes.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
@@ -13,7 +13,7 @@ const THROTTLE: u64 = 5;
 /// The time window to which the budgets apply, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 
-/// An enabled event on `vcpu` whose host counter samples.
+/// Requests an enabled event on `vcpu` that samples with a host counter.
 fn cycles(vcpu: u32) -> OpenRequest {
     OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -49,7 +49,7 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
         "a waiting event is not enabled all the time: {waits:?}"
     );
     assert_eq!(rig.vpmu.metrics().counter_waits, 2);
-    // A counter becomes free. The event that has waited longest gets it.
+    // When a counter becomes free, the event that has waited longest gets it.
     rig.command(0, COMMAND_DISABLE, events[0]);
     assert_eq!(rig.world.running(thread(0)), 2);
     rig.world.work(thread(0), 100, 4);
@@ -72,7 +72,7 @@ fn waiting_event_stops_pauses_and_closes() {
         .expect("open");
     rig.command(0, COMMAND_ENABLE, mark);
     rig.link(mark, second, LINK_STOPPER).expect("linked");
-    // If an event is paused while it waits, it leaves the queue of waiting events.
+    // An event that is paused while it waits leaves the queue of waiting events.
     rig.mark(0, 5, 1);
     rig.command(0, COMMAND_DISABLE, first);
     assert_eq!(rig.world.running(thread(0)), 0);
@@ -149,7 +149,7 @@ fn paused_event_holds_no_place() {
     }
     assert_eq!(regions.map(|region| rig.value(0, region)), [100, 100, 100]);
     assert_eq!(rig.vpmu.metrics().counter_waits, 0);
-    // A target that starts while another target counts waits until the other one stops.
+    // If a target starts while another target counts, it waits until the other target stops.
     rig.mark(0, 5, 1);
     rig.world.work(thread(0), 100, 4);
     assert_eq!(state(&mut rig, regions[0]), STATE_INACTIVE);
@@ -192,7 +192,7 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
     let third = rig.open(&clock(300, OPEN_FREQ)).expect("open");
     let states = [fast, slow, third].map(|event| state(&mut rig, event));
     assert_eq!(states, [STATE_ACTIVE, STATE_INACTIVE, STATE_ACTIVE]);
-    // Raising the frequency exceeds the limit; lowering it makes room for other clocks.
+    // Raising the frequency would exceed the limit. Lowering it makes room for other clocks.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 701), libc::ENOSPC);
     assert_eq!(rig.world.frequencies(), [600, 300]);
     assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 200), 0);
@@ -253,7 +253,7 @@ fn host_counters_are_limited_over_all_vcpus() {
         ..cycles(0)
     };
     let moving = rig.open(&task).expect("open");
-    // A task event has a counter on each vCPU on which its task has run, as long as the limit allows.
+    // As long as the limit allows, a task event has a counter on each vCPU where its task has run.
     for vcpu in [0, 1] {
         rig.command(vcpu, COMMAND_IN, moving);
         rig.world.work(thread(vcpu), 10, 4);
@@ -278,7 +278,7 @@ fn host_counters_are_limited_over_all_vcpus() {
     assert_eq!(rig.value(0, moving), 20);
     rig.close(moving).expect("closed");
     rig.open(&task).expect("there is room again");
-    // The limit does not apply to an event that only counts, because such events share a counter.
+    // The limit does not apply to events that only count, because they share a counter.
     rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
 }
 
@@ -343,7 +343,7 @@ fn samples_of_all_events_share_a_budget() {
         rig.mark(0, 5, 1);
         rig.mark(1, 5, 1);
     }
-    // A budget of 3000 samples a second allows 30 in a time window of 10 ms.
+    // A budget of 3000 samples per second allows 30 samples in a time window of 10 ms.
     assert_eq!(written(&rig), 30);
     let metrics = rig.vpmu.metrics();
     assert_eq!(
@@ -395,7 +395,7 @@ fn record_bytes_of_all_events_share_a_budget() {
         }),
         ALL_FEATURES,
     );
-    // A record has the counts and ids of 40 events: 656 bytes.
+    // A record has the counts and ids of 40 events, so it has 656 bytes.
     let of = OpenRequest {
         sample_type: (1 << 4).into(),
         read_format: (1 << 3 | 1 << 2).into(),

@@ -125,7 +125,7 @@ fn host_overflows_become_samples_at_the_exit() {
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(0x4000));
     assert_eq!(rig.vpmu.metrics().overflow_exits, 1);
-    // The device finds the third overflow at an MMIO exit, before an exit for the overflow's signal.
+    // The device finds the third overflow at an MMIO exit, before the overflow's signal causes an exit.
     rig.world.work(thread(0), 60, 4);
     rig.vcpus.leave(0, ExitReason::Mmio, &mut At(0x5000));
     let samples = ring.samples();
@@ -170,7 +170,7 @@ fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
     rig.command(1, COMMAND_IN, event);
     rig.vcpus.leave(1, ExitReason::Mmio, &mut At(0x7000));
     rig.world.work(thread(1), 100, 4);
-    // The task page already has the next task when the event is scheduled out.
+    // The task page already shows the next task when the event is scheduled out.
     runs(&rig, 43);
     rig.queues[3].request(command(COMMAND_OUT, event).as_bytes(), 40);
     rig.vcpus.kick(1, 3);
@@ -192,7 +192,7 @@ fn overflow_found_on_a_running_vcpu_has_no_position() {
     let event = rig.open(&request).expect("open");
     let mut ring = rig.map(event, 2);
     rig.exit(0, ExitReason::Mmio, &mut At(0x7000));
-    // The vCPU is in the guest again when the counter overflows, and another vCPU disables the event.
+    // The counter overflows while the vCPU is back in the guest. Then another vCPU disables the event.
     rig.world.work(thread(0), 100, 4);
     let reply = rig.command(1, COMMAND_DISABLE, event);
     assert_eq!((reply.status.get(), reply.lost.get()), (0, 1));

@@ -10,13 +10,13 @@ use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
 use crate::world::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
 
 const WINDOW: u64 = 10_000_000;
-/// Ticks that a sample takes: a hundredth of a window, and 100 ticks more, because each read of the clock takes a tick
-/// that is not charged to the sample. So 25 samples use up a quarter of a window.
+/// Number of ticks that a sample takes. This is a hundredth of a window plus 100 ticks, because each clock read takes a
+/// tick that is not charged to the sample. Thus, 25 samples use up a quarter of a window.
 const COST: u64 = 100_100;
-/// The period of a throttled host counter: so long that the counter never overflows.
+/// The period of a throttled host counter. It is so long that the counter never overflows.
 const NEVER: u64 = u64::MAX >> 1;
 
-/// A device that allows a quarter of the time for samples. Its clock is at the start of a window.
+/// Returns a device that allows samples to take a quarter of the time. Its clock is at the start of a window.
 fn rig() -> Rig {
     rig_of(25, Engines::Auto)
 }
@@ -30,7 +30,7 @@ fn rig_of(percent: u32, engines: Engines) -> Rig {
 
 /// Advances the clock to the start of the next window.
 fn begin_window(rig: &Rig) {
-    // Windows begin at multiples of `WINDOW` in guest time, which is ahead of the host's TSC.
+    // Windows start at multiples of `WINDOW` in guest time, which is ahead of the host's TSC.
     let left = WINDOW - (rig.world.now() + crate::rig::TSC_OFFSET) % WINDOW;
     rig.world.pass(left);
 }
@@ -44,8 +44,8 @@ fn started(rig: &mut Rig, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader
     (event, ring)
 }
 
-/// Makes each counter of the vCPU overflow when the vCPU has been in the guest for `inside` ticks. The vCPU leaves the
-/// guest, and enters it again `cost` ticks later.
+/// Makes each counter of the vCPU overflow after the vCPU has been in the guest for `inside` ticks. Then makes the vCPU
+/// leave the guest, and enter it again `cost` ticks later.
 fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     work(rig, inside);
     let overflow = Overflow {
@@ -60,7 +60,7 @@ fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
     rig.vcpus.enter(vcpu);
 }
 
-/// Advances the clock by `ticks`, and charges them as CPU time to the vCPU's thread.
+/// Advances the clock by `ticks`. Charges these ticks to the vCPU's thread as CPU time.
 fn work(rig: &Rig, ticks: u64) {
     rig.world.pass(ticks);
     rig.world.spend(ticks);
@@ -95,8 +95,8 @@ fn samples_that_take_their_share_are_throttled_until_the_next_window() {
     assert_eq!(kinds(&raw), [UNTHROTTLE]);
     assert_eq!(raw[0].words[1..], [event, event]);
     assert_eq!(rig.world.periods(), [100]);
-    // The previous window had 40 samples, but its share was 25. The other 15 are charged to this window, which has only
-    // 10 left.
+    // The previous window had 40 samples, but its share was 25. The other 15 samples are charged to this window, which
+    // has room for only 10 more.
     (0..40).for_each(|_| overflow(&rig, 0, 1000, COST));
     assert_eq!(kinds(&ring.raw()), samples_then(10, THROTTLE));
     assert_eq!(rig.vpmu.metrics().sampling_throttles, 2);
@@ -110,7 +110,7 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
     let (begin, mut inside) = (rig.world.now(), 0);
     while rig.world.now() < begin + 100 * WINDOW {
         match rig.world.periods()[0] {
-            // The event is not throttled: it overflows as soon as the vCPU is back in the guest.
+            // The event is not throttled, so it overflows as soon as the vCPU is back in the guest.
             100 => overflow(&rig, 0, 0, COST),
             _ => {
                 inside += WINDOW / 100;
@@ -149,14 +149,14 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
 fn time_in_the_guest_before_an_overflow_is_free() {
     let mut rig = rig();
     let (_, mut ring) = started(&mut rig, CYCLES, 0);
-    // Each sample takes `COST` after 4 * `COST` in the guest. So samples take a fifth of the time, less than their
-    // share.
+    // Each sample takes `COST` ticks after 4 * `COST` ticks in the guest. Samples therefore take a fifth of the time,
+    // which is less than their share.
     (0..200).for_each(|_| overflow(&rig, 0, 4 * COST, COST));
     assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
     let metrics = rig.vpmu.metrics();
     assert_eq!(metrics.sampling_throttles, 0);
     let taken = metrics.sampling_time;
-    // Only 199 samples have been charged so far, because the device charges a sample at the next exit.
+    // Only 199 samples have been charged so far, because the device charges each sample at the next exit.
     assert!(
         (199 * (COST - 20)..=199 * COST).contains(&taken),
         "{taken} ticks charged for 199 samples"
@@ -176,7 +176,8 @@ fn time_that_the_host_gives_to_others_is_free() {
             period: 100,
         };
         rig.world.record(thread(0), overflow);
-        // The thread is preempted before the exit, and again while the exit is handled. It gets no CPU time meanwhile.
+        // The thread is preempted before the exit, and again while the exit is handled. It gets no CPU time while it is
+        // preempted.
         rig.world.pass(WINDOW);
         rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         rig.world.pass(WINDOW);
@@ -247,7 +248,7 @@ fn all_clocks_of_a_vcpu_are_throttled_together() {
         "the other vCPU's clock continues"
     );
     assert_eq!(rig.world.frequencies(), [1]);
-    // A frequency that is set during the throttle applies afterwards.
+    // A frequency that is set during the throttling applies after it.
     assert_eq!(rig.valued(0, COMMAND_PERIOD, frequent, 125), 0);
     assert_eq!(rig.world.frequencies(), [1]);
     (0..5).for_each(|_| overflow(&rig, 1, 1000, COST));
@@ -286,7 +287,7 @@ fn event_started_in_a_used_up_window_makes_no_sample() {
     let (_, mut newer) = started(&mut rig, CLOCK, 0);
     (0..3).for_each(|_| overflow(&rig, 0, 1000, COST));
     assert_eq!(kinds(&newer.raw()), [THROTTLE]);
-    // The event that was throttled before is still throttled when it is enabled again.
+    // The event was throttled before it was disabled. It is still throttled after it is enabled again.
     rig.command(0, COMMAND_ENABLE, event);
     overflow(&rig, 0, 1000, COST);
     assert_eq!(kinds(&ring.raw()), [0; 0]);
@@ -353,8 +354,8 @@ fn late_overflow_of_a_throttled_clock_still_acts() {
     assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
     rig.link(starter, target, LINK_STARTER).expect("linked");
     rig.mark(0, 5, 1);
-    // Simulates an overflow that was pending when the counter was throttled. The device starts the target, but writes
-    // no sample.
+    // Simulate an overflow that was pending when the counter was throttled. The device starts the target, but does not
+    // write a sample.
     overflow(&rig, 0, 1000, COST);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);

@@ -7,7 +7,7 @@ use crate::rig::{Rig, open_of, sampling};
 /// Bytes of a record.
 const RECORD: u64 = 72;
 
-/// An event that samples marks of value 5 on vCPU 0, with a wakeup every ten records.
+/// Opens an event that samples marks of value 5 on vCPU 0 and wakes its reader every ten records.
 fn event(rig: &mut Rig) -> u64 {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -17,7 +17,7 @@ fn event(rig: &mut Rig) -> u64 {
     rig.open(&request).expect("open")
 }
 
-/// Makes this number of records. Returns which of them wake the reader, counted from 1.
+/// Makes the event write `records` records. Returns the numbers of the records that wake the reader, counting from 1.
 fn wakes_at(rig: &mut Rig, vcpu: u32, records: u32) -> Vec<u32> {
     let wakes = |record: &u32| {
         let before = rig.vpmu.metrics().wakeups;
@@ -39,8 +39,8 @@ fn changed_interval_restarts_the_count() {
     assert_eq!(wakes_at(&mut rig, 0, 8), [3, 6]);
     rig.set_wakeup(event, 2 * RECORD + 1, WAKEUP_BYTES)
         .expect("set");
-    // A wakeup is due at each multiple of 145 bytes. Records end at multiples of 72 bytes, so the wakeups come with the
-    // records that end at 216, 360 and 504 bytes.
+    // A wakeup is due at each multiple of 145 bytes. Records end at multiples of 72 bytes, so the records that end at
+    // 216, 360 and 504 bytes cause the wakeups.
     assert_eq!(wakes_at(&mut rig, 0, 7), [3, 5, 7]);
     rig.set_wakeup(event, 1, WAKEUP_RECORDS).expect("set");
     assert_eq!(wakes_at(&mut rig, 0, 4), [1, 2, 3, 4]);

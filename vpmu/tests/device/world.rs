@@ -1,4 +1,4 @@
-//! A simulated host and machine: the test sets counts, times and errors.
+//! A simulated host and machine whose counts, times and errors the test sets.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
 pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
 /// The only raw event that the host counts.
 pub(crate) const RAW: (u32, u64) = (KIND_RAW, 0x11);
-/// An event with which the simulated host records exits.
+/// The event that the simulated host uses to record exits.
 const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
 /// A clock, which counts nanoseconds.
 pub(crate) const CLOCK: (u32, u64) = (KIND_SOFTWARE, 0);
@@ -31,20 +31,21 @@ pub(crate) struct World {
     thread_time: AtomicU64,
     counters: Mutex<Vec<Arc<Mutex<FakeCounter>>>>,
     broken: AtomicBool,
-    /// The errno with which the host refuses to open counters; zero if it opens them.
+    /// The errno with which the host refuses to open counters, or zero if it opens them.
     denying: AtomicI32,
     /// Kinds of counters that the device requested.
     asked: Mutex<Vec<u32>>,
-    /// The reason why the host lacks a kind of event.
+    /// The kinds of events that the host lacks, each with the reason.
     refusals: Mutex<Vec<(u32, Refusal)>>,
-    /// Whether counters refuse a change of their rate.
+    /// Whether counters refuse to change their rate.
     refusing: AtomicBool,
     interrupts: AtomicU64,
     /// The queues for which interrupts were raised.
     signalled: Mutex<Vec<u16>>,
     exits: AtomicU64,
     knows_ips: AtomicBool,
-    /// If set, a caller of `reports_guest_ips` waits at this barrier twice. The test can act between these waits.
+    /// If set, the next caller of `reports_guest_ips` waits at this barrier twice. The test can act between these
+    /// waits.
     trial: Mutex<Option<Arc<Barrier>>>,
     draining: AtomicBool,
     /// vCPUs that were kicked.
@@ -52,7 +53,7 @@ pub(crate) struct World {
     kicked: Condvar,
     /// Whether kicks fail.
     stuck: AtomicBool,
-    /// If set, the next kick waits at this barrier twice, then fails. The test can act between these waits.
+    /// If set, the next kick waits at this barrier twice and then fails. The test can act between these waits.
     late: Mutex<Option<Arc<Barrier>>>,
 }
 
@@ -89,7 +90,7 @@ struct FakeSet {
     world: Arc<World>,
     thread: i32,
     counters: Vec<(CounterKey, Handle, Option<Reading>)>,
-    /// Number of keys that were used so far. Keys are not reused.
+    /// Number of keys used so far. Keys are never reused.
     keys: u32,
 }
 
@@ -122,7 +123,7 @@ impl World {
         running.count()
     }
 
-    /// The periods of the counters that have one.
+    /// Returns the periods of the counters that have a period.
     pub(crate) fn periods(&self) -> Vec<u64> {
         let counters = self.counters.lock().expect("no panic");
         let periods = counters.iter().filter_map(|counter| {
@@ -132,7 +133,7 @@ impl World {
         periods.collect()
     }
 
-    /// The frequencies of the counters that sample with a frequency.
+    /// Returns the frequencies of the counters that sample with a frequency.
     pub(crate) fn frequencies(&self) -> Vec<u64> {
         let counters = self.counters.lock().expect("no panic");
         let frequencies = counters.iter().filter_map(|counter| {
@@ -152,7 +153,7 @@ impl World {
         pinned.count()
     }
 
-    /// For each counter: whether the host's work is excluded.
+    /// Returns, for each counter, whether it excludes the host's work.
     pub(crate) fn host_excluded(&self) -> Vec<bool> {
         let counters = self.counters.lock().expect("no panic");
         let excluded = counters
@@ -178,7 +179,7 @@ impl World {
         self.broken.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the host refuse later counters with this errno. Zero makes it open counters again.
+    /// Makes the host refuse to open further counters, with this errno. Zero makes it open counters again.
     pub(crate) fn deny(&self, errno: i32) {
         self.denying.store(errno, Ordering::Relaxed);
     }
@@ -204,12 +205,12 @@ impl World {
         }
     }
 
-    /// Makes counters refuse later changes of their rate.
+    /// Makes counters refuse further changes to their rate.
     pub(crate) fn refuse_rates(&self) {
         self.refusing.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the queues for which interrupts were raised since the last call.
+    /// Returns the queues for which the device raised interrupts since the last call.
     pub(crate) fn take_signalled(&self) -> Vec<u16> {
         std::mem::take(&mut *self.signalled.lock().expect("no panic"))
     }
@@ -223,7 +224,7 @@ impl World {
         self.knows_ips.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the next caller of `reports_guest_ips` wait for the test at the returned barrier, twice.
+    /// Makes the next caller of `reports_guest_ips` wait twice for the test, at the returned barrier.
     pub(crate) fn try_slowly(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));
@@ -235,14 +236,14 @@ impl World {
         self.stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the next kick wait for the test at the returned barrier, twice, and then fail.
+    /// Makes the next kick wait twice for the test, at the returned barrier, and then fail.
     pub(crate) fn kick_too_late(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.late.lock().expect("no panic") = Some(Arc::clone(&barrier));
         barrier
     }
 
-    /// Waits for `times` kicks that the test has not taken yet; takes them, and returns the vCPUs.
+    /// Waits for `times` kicks that the test has not taken yet. Takes these kicks and returns their vCPUs.
     pub(crate) fn await_kicks(&self, times: usize) -> Vec<u32> {
         let kicks = self.kicks.lock().expect("no panic");
         let enough = self.kicked.wait_while(kicks, |kicks| kicks.len() < times);
@@ -269,7 +270,7 @@ impl World {
         }
     }
 
-    /// Makes the host record this exit or loss for every trace of exits that runs on `thread`.
+    /// Makes the host record this exit or loss for every exit trace that runs on `thread`.
     pub(crate) fn record_exit(&self, thread: i32, recorded: Recorded) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -283,7 +284,7 @@ impl World {
         self.counters.lock().expect("no panic").len()
     }
 
-    /// How often the open counters of `thread` were drained, and how often they were read.
+    /// Returns how often the open counters of `thread` were drained, and how often they were read.
     pub(crate) fn visits(&self, thread: i32) -> (u64, u64) {
         let counters = self.counters.lock().expect("no panic");
         let counters = counters.iter().map(|counter| {
@@ -296,7 +297,7 @@ impl World {
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Makes `events` events happen on `thread`. The counters of the thread run only for `seen` quarters of the events.
+    /// Makes `events` events happen on `thread`. The thread's counters count only `seen` quarters of these events.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -341,7 +342,7 @@ impl FakeCounter {
 }
 
 impl Handle {
-    /// Opens a counter in the world, which is not started.
+    /// Opens a counter in the world, but does not start it.
     fn open(world: &Arc<World>, what: &Request, thread: i32) -> io::Result<Self> {
         if world.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
@@ -601,7 +602,7 @@ impl Machine for FakeMachine {
     }
 }
 
-/// Registers of a vCPU at an address chosen by the test.
+/// The registers of a vCPU at an address that the test chooses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct At(pub(crate) u64);
 

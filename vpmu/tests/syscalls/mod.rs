@@ -1,4 +1,4 @@
-//! Counts the system calls of a thread exactly, as strace does: another process traces it.
+//! Counts a thread's system calls exactly. As with strace, another process traces the thread.
 #![expect(unsafe_code, reason = "fork and ptrace have no safe wrapper")]
 
 use std::io::{self, PipeWriter, Read, Write};
@@ -20,8 +20,8 @@ pub(crate) fn count(act: impl FnOnce()) -> usize {
     let (mut reader, writer) = io::pipe().expect("a pipe");
     let thread = this_thread();
     allow_tracers(c_ulong::MAX);
-    // SAFETY: the child runs only `trace`, which makes system calls. It neither takes locks nor allocates,
-    // because another thread may have held a lock at the fork.
+    // SAFETY: the child runs only `trace`, which makes system calls. It does not take locks or allocate memory, because
+    // another thread may have held a lock during the fork.
     let tracer = match unsafe { libc::fork() } {
         0 => trace(thread, writer),
         tracer => Tracer(tracer),
@@ -42,12 +42,12 @@ pub(crate) fn count(act: impl FnOnce()) -> usize {
     usize::from_ne_bytes(counted)
 }
 
-/// The tracing process. Dropping this kills the process, if it still runs.
+/// The tracing process. Dropping this value kills the process if it is still running.
 struct Tracer(pid_t);
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        // SAFETY: the call takes no pointer. The child was not waited for yet, so its id has not been reused.
+        // SAFETY: the call takes no pointer. Nothing has waited for the child yet, so its id has not been reused.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
         // SAFETY: the status pointer is null, so the kernel writes nothing.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
@@ -64,13 +64,14 @@ fn mark() {
     unsafe { libc::getppid() };
 }
 
-/// Lets process `who` trace this one under Yama. Without Yama the call fails and is not needed.
+/// Under Yama, allows process `who` to trace this process. Without Yama, the call fails but is not needed.
 fn allow_tracers(who: c_ulong) {
     // SAFETY: the call takes no pointer.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
 }
 
-/// Runs in the tracing process: attaches to `thread`, writes a byte to `to`, counts, and writes the count to `to`.
+/// Runs in the tracing process. Attaches to `thread`, writes a byte to `to`, counts the system calls, and writes the
+/// count to `to`.
 fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
     close_others(&to);
     let done = attach(thread).and_then(|()| {
@@ -82,17 +83,17 @@ fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
     unsafe { libc::_exit(done.is_err().into()) }
 }
 
-/// Closes this process's copies of all descriptors except one. Otherwise perf events of the traced process would remain
+/// Closes this process's copies of all descriptors except one. Otherwise, the traced process's perf events would stay
 /// open, because an event ends only when the last copy of its descriptor is closed.
 fn close_others(kept: &PipeWriter) {
     let kept = kept.as_raw_fd().unsigned_abs();
     for (first, last) in [(0, kept.saturating_sub(1)), (kept + 1, c_uint::MAX)] {
-        // SAFETY: nothing in this process uses these descriptors from now on.
+        // SAFETY: nothing in this process uses these descriptors any longer.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
 }
 
-/// Stops the thread, and makes it stop at each system call from now on.
+/// Stops the thread, and makes it stop at each later system call.
 fn attach(thread: pid_t) -> io::Result<()> {
     let options = usize::try_from(libc::PTRACE_O_TRACESYSGOOD).unwrap_or(0);
     ptrace(libc::PTRACE_SEIZE, thread, 0, options)?;
@@ -101,7 +102,7 @@ fn attach(thread: pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_SYSCALL, thread, 0, 0)
 }
 
-/// Counts the calls between two markers; detaches at the second.
+/// Counts the calls between two markers, and detaches at the second marker.
 fn counted(thread: pid_t) -> io::Result<usize> {
     let mut count = None;
     loop {
@@ -128,9 +129,9 @@ fn counted(thread: pid_t) -> io::Result<usize> {
     }
 }
 
-/// The number of the call that the thread enters; `None` if the thread leaves a call.
+/// Returns the number of the call that the thread is entering, or `None` if it is leaving a call.
 fn entered(thread: pid_t) -> io::Result<Option<c_long>> {
-    // `struct ptrace_syscall_info`: `op` is its first byte, `entry.nr` its fourth word.
+    // In `struct ptrace_syscall_info`, `op` is the first byte and `entry.nr` is the fourth word.
     let mut info = [0_u64; 12];
     let address = (&raw mut info).expose_provenance();
     ptrace(PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), address)?;
@@ -138,7 +139,7 @@ fn entered(thread: pid_t) -> io::Result<Option<c_long>> {
     Ok(is_entry.then(|| c_long::try_from(info[3]).unwrap_or(-1)))
 }
 
-/// Waits until the thread stops; returns its status.
+/// Waits until the thread stops. Returns the thread's status.
 fn wait(thread: pid_t) -> io::Result<c_int> {
     let mut status = 0;
     // SAFETY: the kernel writes one int to `status`.
@@ -150,8 +151,8 @@ fn wait(thread: pid_t) -> io::Result<c_int> {
 }
 
 fn ptrace(request: c_uint, thread: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: of the requests in this file, only PTRACE_GET_SYSCALL_INFO writes memory of this process: at most
-    // `address` bytes at `data`. `entered` passes a buffer of that size.
+    // SAFETY: among the requests in this file, only PTRACE_GET_SYSCALL_INFO writes to this process's memory. It writes
+    // at most `address` bytes at `data`. `entered` passes a buffer of this size.
     match unsafe { libc::ptrace(request, thread, address, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

@@ -1,10 +1,10 @@
 //! aarch64.
 #![expect(unsafe_code, reason = "an instruction without a safe wrapper")]
 
-/// Number of the first register that packets leave out, x9. Packets contain the registers before
-/// it, which pass arguments.
+/// Number of the first register that packets omit (x9). Packets contain the registers before it,
+/// which pass arguments.
 const ARGUMENTS: u32 = 9;
-/// Number of the first register after the omitted ones, x19. From there on, packets contain the
+/// Number of the first register after the omitted ones (x19). From there on, packets contain the
 /// callee-saved registers, LR, SP and PC.
 const PRESERVED: u32 = 19;
 /// Number of registers in perf's numbering, from X0 to PC.
@@ -32,7 +32,7 @@ pub(crate) fn packet_register(number: u32) -> Option<usize> {
     usize::try_from(place).ok()
 }
 
-/// perf's numbers of the stack pointer and the program counter.
+/// perf's register numbers for the stack pointer and the program counter.
 #[cfg(test)]
 pub(crate) const SP: u32 = 31;
 #[cfg(test)]

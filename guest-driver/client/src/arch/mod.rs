@@ -1,5 +1,5 @@
-//! The only module that depends on the architecture: reads the counter from which the device's
-//! times are computed, and maps perf's register numbers to positions in packets.
+//! The only architecture-dependent module. It reads the counter from which the device's times are
+//! computed, and maps perf's register numbers to positions in packets.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

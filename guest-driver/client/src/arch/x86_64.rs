@@ -12,7 +12,7 @@ pub(crate) fn packet_register(number: u32) -> Option<usize> {
     usize::try_from(number).ok()
 }
 
-/// perf's numbers of the stack pointer and the instruction pointer.
+/// perf's register numbers for the stack pointer and the instruction pointer.
 #[cfg(test)]
 pub(crate) const SP: u32 = 7;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! perf's bits of `sample_type` (`SAMPLE_*`) and `read_format` (`FORMAT_*`).
+//! perf's bits for `sample_type` (`SAMPLE_*`) and `read_format` (`FORMAT_*`).
 
 pub use vpmu_perf::field::{
     FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING, SAMPLE_ADDR,

@@ -139,7 +139,8 @@ pub struct EventAttr {
     /// [`crate::Event::detach`], and its ring outlives a guest reset where the device supports
     /// that. `perf_event_open(2)` refuses this option.
     pub persistent: bool,
-    /// Counts and samples only once its starter overflows: [`crate::Event::set_starter_of`].
+    /// The event counts and samples only after its starter has overflowed: see
+    /// [`crate::Event::set_starter_of`].
     pub enable_on_starter: bool,
 }
 

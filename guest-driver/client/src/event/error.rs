@@ -60,7 +60,8 @@ pub enum EventError {
         /// Bytes that the read format needs; for a group, a lower bound.
         expected: usize,
     },
-    /// `read` was called for an event with a group's read format, or `read_group` for an event without.
+    /// `read` was called for an event with a group's read format, or `read_group` for an event
+    /// without one.
     #[error("the event's read format is {}", if *.group { "a group's: call `read_group`" } else { "not a group's: call `read`" })]
     Format {
         /// Whether the event has a group's read format.

@@ -90,7 +90,7 @@ pub enum Record {
 pub struct Throttle {
     /// Nanoseconds of the guest's clock.
     pub time: u64,
-    /// Id of the event; of its parent if the event was inherited.
+    /// Id of the event, or of its parent if the event was inherited.
     pub id: u64,
     /// Id of the event itself, even if it was inherited.
     pub stream_id: u64,

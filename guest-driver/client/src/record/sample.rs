@@ -33,7 +33,7 @@ pub struct Sample {
     pub cpu: u32,
     /// Events that this sample represents.
     pub period: u64,
-    /// Id of the event; of its parent if the event was inherited.
+    /// Id of the event, or of its parent if the event was inherited.
     pub id: u64,
     /// Id of the event itself, even if it was inherited.
     pub stream_id: u64,
@@ -207,7 +207,7 @@ pub struct SampleId {
     pub tid: u32,
     /// Nanoseconds of the guest's clock.
     pub time: u64,
-    /// Id of the event; of its parent if the event was inherited.
+    /// Id of the event, or of its parent if the event was inherited.
     pub id: u64,
     /// Id of the event itself, even if it was inherited.
     pub stream_id: u64,

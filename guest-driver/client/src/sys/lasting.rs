@@ -69,7 +69,8 @@ pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Re
     Ok(())
 }
 
-/// Flushes an event or its group; on the device's descriptor, all persistent events.
+/// Flushes an event or its group. If called on the device's descriptor, flushes all persistent
+/// events.
 pub(crate) fn flush(fd: BorrowedFd<'_>, scope: Scope) -> io::Result<()> {
     let flags = match scope {
         Scope::Event => 0,

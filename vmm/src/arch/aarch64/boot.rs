@@ -13,7 +13,7 @@ use super::layout;
 use crate::boot_data::{self, DataError};
 use crate::machine::Machine;
 
-/// Errors of writing the boot data.
+/// Errors from writing the boot data.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The initramfs or the command line is not suitable.
@@ -49,8 +49,8 @@ pub fn write(
         .map_err(BootError::Write)
 }
 
-/// The address range for the initramfs: from the end of the kernel to the end of memory, or to the end of the range in
-/// which Linux accepts an initramfs, whichever is lower.
+/// The address range for the initramfs. It starts at the end of the kernel. It ends at the end of memory, or at the end
+/// of the range in which Linux accepts an initramfs, whichever is lower.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let end = memory.last_addr().raw_value() + 1;
     kernel.end..end.min(layout::RAM + layout::INITRAMFS_REACH)

@@ -6,8 +6,8 @@ use vmm_sys_util::ioctl::ioctl_expr;
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
-/// Encodes the number of a KVM ioctl, as the kernel's macro `_IOC` does. `direction`: whether user space reads or
-/// writes the argument.
+/// Encodes the number of a KVM ioctl, as the kernel's macro `_IOC` does. `direction` specifies whether user space reads
+/// or writes the argument.
 const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -20,7 +20,7 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
 
 const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>());
 
-/// Ioctls with which a vCPU's thread reads the vCPU's registers and injects an abort.
+/// Ioctls that a vCPU's thread uses to read the vCPU's registers and to inject an abort.
 pub const VCPU: [(u32, &str); 2] = [
     (
         GET_ONE_REG,
@@ -32,7 +32,7 @@ pub const VCPU: [(u32, &str); 2] = [
     ),
 ];
 
-/// Ioctls that set up a VM, for a guest that boots again after a reset.
+/// Ioctls that set up a new VM when the guest boots again after a reset.
 pub const BOOT: [(u32, &str); 8] = [
     (
         kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()),
@@ -76,7 +76,7 @@ pub const BOOT: [(u32, &str); 8] = [
     ),
 ];
 
-/// Ioctls with which a vCPU's thread saves the vCPU's state, in addition to those in [`VCPU`].
+/// Ioctls that a vCPU's thread uses to save the vCPU's state, in addition to the ioctls in [`VCPU`].
 pub const SAVE_VCPU: [(u32, &str); 3] = [
     (
         kvm(READ | WRITE, 0xb0, size_of::<u64>()),
@@ -92,7 +92,7 @@ pub const SAVE_VCPU: [(u32, &str); 3] = [
     ),
 ];
 
-/// Ioctls with which the main thread saves the VM's state, except that of the vCPUs.
+/// Ioctls that the main thread uses to save the VM's state, except for the state of the vCPUs.
 pub const SAVE_VM: [(u32, &str); 2] = [
     (
         kvm(WRITE, 0x42, size_of::<kvm_bindings::kvm_dirty_log>()),
@@ -104,15 +104,15 @@ pub const SAVE_VM: [(u32, &str); 2] = [
     ),
 ];
 
-/// The system call with which a thread waits for descriptors; it depends on the architecture.
+/// The system call that a thread uses to wait for descriptors. It depends on the architecture.
 pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
 /// See [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_pwait, "epoll_pwait");
 
-/// The second argument of the system call that a filter refused. `context`: the context of the SIGSYS.
+/// The second argument of the system call that a filter refused. `context` is the signal context of the SIGSYS.
 ///
 /// # Safety
-/// `context` must come from the kernel, in a signal handler that has not returned.
+/// `context` must be the pointer that the kernel passed to a signal handler that has not returned yet.
 #[expect(unsafe_code, reason = "a signal's context is a pointer")]
 pub unsafe fn second_argument(context: *const c_void) -> u64 {
     let context = context.cast::<libc::ucontext_t>();

@@ -1,4 +1,4 @@
-//! The guest's virtual counter: its frequency, and its offset from the host's.
+//! The guest's virtual counter: its frequency, and its offset from the host's counter.
 #![expect(
     unsafe_code,
     reason = "a register that programs may read, and a request that kvm-ioctls does not wrap"
@@ -24,7 +24,7 @@ mod request {
 /// The counter from which a guest reads the time. All of the guest's vCPUs share it.
 #[derive(Debug, Clone)]
 pub struct GuestClock {
-    /// The guest's counter minus the host's.
+    /// The guest's counter minus the host's counter.
     offset: u64,
 }
 
@@ -37,20 +37,20 @@ impl GuestClock {
         Self::at(0).go_on(kvm, vm, vcpus)
     }
 
-    /// A counter whose value is `count` now. It takes effect in a VM only with [`Self::go_on`].
+    /// A counter whose current value is `count`. It takes effect in a VM only when [`Self::go_on`] is called.
     pub(crate) fn at(count: u64) -> Self {
         Self {
             offset: count.wrapping_sub(host_ticks()),
         }
     }
 
-    /// The counter's value now.
+    /// The counter's current value.
     pub(crate) fn count(&self) -> u64 {
         host_ticks().wrapping_add(self.offset)
     }
 
-    /// Continues this counter on `vcpus`, which belong to a new VM and have not run yet. Returns the
-    /// counter with the offset that it has in the VM.
+    /// Makes `vcpus` continue this counter. They must belong to a new VM and must not have run yet. Returns the counter
+    /// with the offset that it has in that VM.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -77,7 +77,7 @@ impl GuestClock {
         u32::try_from(hertz() / 1000).unwrap_or(u32::MAX)
     }
 
-    /// The guest's counter minus the host's counter; the same on every vCPU.
+    /// The guest's counter minus the host's counter. The difference is the same on every vCPU.
     #[must_use]
     pub fn offset(&self, _vcpu: usize) -> u64 {
         self.offset

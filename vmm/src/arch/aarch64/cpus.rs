@@ -13,7 +13,7 @@ use super::layout;
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
-/// Errors of creating the vCPUs.
+/// Errors from creating the vCPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// KVM returns an error.
@@ -46,7 +46,7 @@ pub struct Cpus {
     pub controller: Controller,
 }
 
-/// The interrupt controller of a VM, and the kind of its vCPUs.
+/// The interrupt controller of a VM, and the processor type of the VM's vCPUs.
 #[derive(Debug)]
 pub struct Controller {
     pub(super) gic: Gic,
@@ -144,8 +144,8 @@ pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
     Ok(())
 }
 
-/// The affinity that KVM gives vCPU `index`. Aff0 is the vCPU's place in a group of 16, the size of a GICv3 target
-/// list; Aff1 is the group's number.
+/// The affinity that KVM assigns to vCPU `index`. Aff0 is the vCPU's place in a group of 16 vCPUs, because a GICv3
+/// target list has 16 entries. Aff1 is the group's number.
 pub(super) fn mpidr(index: u8) -> u64 {
     let index = u64::from(index);
     index & 0xf | (index >> 4) << 8

@@ -7,7 +7,7 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Serves no exit and returns `exit`: this architecture has no exits for ports or emulated registers.
+/// Returns `exit` unhandled, because this architecture has no exits for ports or emulated registers.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     _access: Option<Access>,

@@ -9,7 +9,7 @@ use crate::machine::Machine;
 /// The phandle of the interrupt controller, the only node that other nodes refer to.
 const GIC: u32 = 1;
 
-/// Interrupt types: shared (SPI), for devices, and private to each vCPU (PPI).
+/// Interrupt types: devices use shared interrupts (SPI), and each vCPU has private interrupts (PPI).
 const SHARED: u32 = 0;
 const OWN: u32 = 1;
 /// Trigger types of interrupts.
@@ -22,8 +22,8 @@ const SERIAL_CLOCK: u32 = 1_843_200;
 /// Number of 32-bit cells in an address and in a size.
 const CELLS: u32 = 2;
 
-/// Builds the device tree of `machine`, which has `memory` bytes of memory. `initramfs` is the initramfs's address
-/// and size.
+/// Builds the device tree of `machine`, which has `memory` bytes of memory. `initramfs` has the address and the size of
+/// the initramfs.
 pub(super) fn build(
     machine: &Machine,
     memory: u64,

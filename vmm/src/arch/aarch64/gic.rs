@@ -1,5 +1,5 @@
-//! The interrupt controller, a GICv3 that KVM emulates: created with the vCPUs, saved while they are stopped, and
-//! restored into a new VM.
+//! The interrupt controller, a GICv3 that KVM emulates. It is created with the vCPUs, saved while the vCPUs are
+//! stopped, and restored into a new VM.
 #![expect(unsafe_code, reason = "KVM writes a register to an address")]
 
 use kvm_bindings::{
@@ -31,7 +31,7 @@ pub(super) struct SavedGic {
     distributor: Vec<u32>,
     /// Levels of the shared interrupts' lines.
     levels: Vec<u32>,
-    /// One element for each vCPU, as in `private_levels` and `interfaces`.
+    /// One element per vCPU. `private_levels` and `interfaces` also have one element per vCPU.
     redistributors: Vec<Vec<u32>>,
     /// Levels of the private interrupts' lines.
     private_levels: Vec<u32>,
@@ -40,7 +40,7 @@ pub(super) struct SavedGic {
 
 /// Number of private interrupts of each vCPU. Their registers are in the vCPU's redistributor.
 const PRIVATE: u32 = 32;
-/// Bits of a register of the distributor or a redistributor.
+/// Size in bits of a register of the distributor or a redistributor.
 const BITS: u32 = 32;
 /// Offset of a redistributor's second frame, which has the registers of the private interrupts.
 const PRIVATE_PAGE: u32 = 0x1_0000;
@@ -80,15 +80,15 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// Registers of the distributor. The revision (IIDR) is first, since KVM adapts its behaviour to it. The route,
-/// priority and trigger of the interrupts come before their enabled, active and pending states.
+/// Registers of the distributor. The revision (IIDR) comes first, because KVM adapts its behaviour to the revision. The
+/// route, priority and trigger of the interrupts come before their enabled, active and pending states.
 fn distributor() -> Vec<u32> {
     const IIDR: u32 = 0x8;
     const CTLR: u32 = 0x0;
     const STATUSR: u32 = 0x10;
     const IROUTER: u32 = 0x6000;
     let mut registers = vec![IIDR, CTLR, STATUSR];
-    // Offset, and number of bits for each interrupt.
+    // The offset, and the number of bits for each interrupt.
     for (base, bits) in [
         (IGROUPR, 1),
         (IROUTER, 64),
@@ -155,8 +155,8 @@ const INTERFACE: [u32; 7] = [
 /// Index of CTLR in [`INTERFACE`].
 const CTLR: usize = 1;
 
-/// The system registers of a vCPU whose CTLR is `ctlr`: [`INTERFACE`], and the active-priority registers, which have
-/// one bit for each preemption level.
+/// The system registers of a vCPU whose CTLR has the value `ctlr`: first the registers in [`INTERFACE`], then the
+/// active-priority registers. The latter have one bit for each preemption level.
 fn interface(ctlr: u64) -> impl Iterator<Item = u32> {
     let priority_bits = (ctlr >> 8 & 0x7) + 1;
     let count = match priority_bits {
@@ -173,7 +173,7 @@ fn interface(ctlr: u64) -> impl Iterator<Item = u32> {
 /// Pairs each of `registers` with the element of `values` at the same index.
 ///
 /// # Errors
-/// [`StateError::Malformed`] with `what`, if the numbers of registers and values differ.
+/// [`StateError::Malformed`] with `what`, if `registers` and `values` differ in length.
 fn pairs<'a, T: Copy + Into<u64>>(
     registers: &'a [u32],
     values: &'a [T],
@@ -186,8 +186,8 @@ fn pairs<'a, T: Copy + Into<u64>>(
     Ok(registers.iter().copied().zip(values))
 }
 
-/// Adds the controller to `vm`, whose `vcpus` vCPUs must all exist. KVM keeps the controller until the VM is
-/// destroyed.
+/// Adds the controller to `vm`. All `vcpus` vCPUs of the VM must exist already. KVM keeps the controller until the VM
+/// is destroyed.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -334,7 +334,7 @@ impl Gic {
     }
 }
 
-/// The first shared interrupt of each group of 32, whose line levels KVM transfers together.
+/// The first shared interrupt of each group of 32. KVM transfers the line levels of one group together.
 fn shared() -> Vec<u32> {
     let step = usize::try_from(BITS).unwrap_or(usize::MAX);
     (PRIVATE..layout::INTERRUPTS).step_by(step).collect()

@@ -1,4 +1,4 @@
-//! Loads kernel images, after checks of their format, their header, and whether they fit into guest memory.
+//! Loads kernel images. First checks an image's format and header, and whether the image fits into guest memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,7 +11,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an arm64 Image";
 
-/// Errors of loading a kernel.
+/// Errors from loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.
@@ -59,7 +59,7 @@ pub struct Loaded {
     pub end: u64,
 }
 
-/// Size in bytes of the header of an Image, which Linux's Documentation/arch/arm64/booting.rst describes.
+/// Size in bytes of the header of an Image. Linux's Documentation/arch/arm64/booting.rst describes the header.
 const HEADER: usize = 64;
 const MAGIC_AT: usize = 0x38;
 const MAGIC: &[u8] = b"ARM\x64";
@@ -105,7 +105,8 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
         let needs = HEADER as u64;
         return Err(KernelError::Truncated { has, needs });
     }
-    // The header contains the size in memory. The file may be shorter, because it omits zeroed data at the end.
+    // The size in the header is the kernel's size in memory. The file may be shorter, because it omits the zeroed data
+    // at the end.
     let needs = layout::KERNEL
         .saturating_add(field(TEXT_OFFSET_AT))
         .saturating_add(size.max(has));

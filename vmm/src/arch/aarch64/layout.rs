@@ -11,7 +11,7 @@ pub const GIC_DISTRIBUTOR_SIZE: u64 = 0x1_0000;
 pub const GIC_REDISTRIBUTORS: u64 = GIC_DISTRIBUTOR + GIC_DISTRIBUTOR_SIZE;
 /// Size of a redistributor in bytes.
 pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
-/// Maximum number of vCPUs, as on x86-64. Up to 255 redistributors fit below the devices.
+/// Maximum number of vCPUs, the same as on x86-64. Up to 255 redistributors fit below the devices.
 pub const MAX_VCPUS: u32 = 254;
 
 /// The serial console.
@@ -43,7 +43,7 @@ pub const RAM: u64 = 0x4000_0000;
 pub const FDT: u64 = RAM;
 /// Maximum size of the device tree in bytes: Linux maps no more.
 pub const FDT_MAX: u64 = 2 << 20;
-/// Kernels are loaded from here up; arm64 Linux requires a multiple of 2 MiB.
+/// The lowest address at which kernels are loaded. arm64 Linux requires a multiple of 2 MiB.
 pub const KERNEL: u64 = FDT + FDT_MAX;
 /// Size in bytes of the range that must contain both the kernel and the initramfs, as arm64 Linux requires. The range
 /// begins at a multiple of 1 GiB.
@@ -56,8 +56,7 @@ pub const CMDLINE_MAX: usize = 2048;
 pub const SERIAL_GSI: u32 = 0;
 /// The virtio device's interrupt line.
 pub const VIRTIO_GSI: u32 = 1;
-/// Number of interrupts of the controller: 32 private to each vCPU, and 32 shared. KVM allows no smaller
-/// number.
+/// Number of interrupts that the controller has: 32 private to each vCPU, and 32 shared. KVM allows no fewer.
 pub const INTERRUPTS: u32 = 64;
 
 /// Private interrupts of each vCPU's timers (secure and non-secure physical, virtual, hypervisor), in the
@@ -68,7 +67,7 @@ pub const PMU_PPI: u32 = 7;
 /// KVM's number of the first private interrupt.
 pub const FIRST_PPI: u32 = 16;
 
-/// The address ranges of `bytes` of memory: start and size.
+/// The address ranges of a guest memory of `bytes` bytes: the start and the size of each range.
 #[must_use]
 pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
     vec![(RAM, bytes)]

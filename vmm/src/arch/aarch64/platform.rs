@@ -5,7 +5,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use super::exits;
 use crate::kvm::{Host, KvmError};
 
-/// The requirements of a machine on aarch64, where KVM is built in.
+/// What a machine on aarch64 requires of its host. On aarch64, KVM is built into the kernel.
 pub const HOST: Host = Host {
     remedy: "boot a host kernel that has KVM built in, and boot it at EL2",
     modules: &[],
@@ -16,10 +16,10 @@ pub const HOST: Host = Host {
     ],
 };
 
-/// The reason why vCPUs cannot have a hardware PMU; `None` if they can.
+/// The reason why vCPUs cannot have a hardware PMU, or `None` if they can have one.
 pub const NO_GUEST_PMU: Option<&str> = None;
 
-/// Creates a VM; its interrupt controller is created with its vCPUs.
+/// Creates a VM without an interrupt controller. The controller is created later, with the vCPUs.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

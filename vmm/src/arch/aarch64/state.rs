@@ -11,7 +11,7 @@ use super::cpus::Controller;
 use super::gic::{Part, SavedGic};
 use crate::kvm::KvmError;
 
-/// Errors of saving and restoring state.
+/// Errors from saving and restoring state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// KVM lacks a capability.
@@ -81,7 +81,7 @@ const MAX_REGISTERS: usize = 500;
 /// Size in bytes of the largest register, a vector register.
 const MAX_BYTES: usize = 16;
 
-/// Capabilities that saving and restoring need, in addition to the capabilities that every machine needs.
+/// Capabilities that are needed to save and restore, in addition to the capabilities that every machine needs.
 const NEEDED: [(Cap, &str); 2] = [
     (Cap::MpState, "the run states of vCPUs"),
     (Cap::VcpuEvents, "the pending exceptions of vCPUs"),
@@ -95,7 +95,7 @@ pub(crate) struct Saver(());
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VcpuState {
-    /// KVM's id of each register, and the low and the high half of its value.
+    /// For each register, KVM's id, and the low and the high half of the value.
     registers: Vec<(u64, u64, u64)>,
     mp: kvm_mp_state,
     serror: Option<SError>,
@@ -109,14 +109,14 @@ struct SError {
     syndrome: Option<u64>,
 }
 
-/// The state of the VM without its vCPUs.
+/// The state of the VM, except for the vCPUs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VmState {
     /// The kind of processor and its features.
     processor: kvm_vcpu_init,
     gic: SavedGic,
-    /// The guest's counter while the VM was stopped.
+    /// The value of the guest's counter at the save, while the VM was stopped.
     counter: u64,
     hertz: u64,
 }
@@ -157,7 +157,7 @@ impl Saver {
         }
     }
 
-    /// Saves the state of a vCPU, which must have returned from its run call and completed its last access.
+    /// Saves the state of a vCPU. The vCPU's last `KVM_RUN` must have returned, and its last access must be complete.
     ///
     /// # Errors
     /// [`StateError`].
@@ -205,7 +205,7 @@ impl VcpuState {
             return Err(StateError::Malformed("set of registers"));
         }
         for &(id, low, high) in &self.registers {
-            // `VmState::clock` sets the counters, for all vCPUs.
+            // `VmState::clock` sets the counters of all vCPUs.
             if [reg::TIMER_COUNT, reg::PHYSICAL_COUNT].contains(&id) {
                 continue;
             }
@@ -230,8 +230,8 @@ impl VcpuState {
 }
 
 impl VmState {
-    /// Saves the state of the VM: its `controller`, and the counter of `clock`. The VM's vCPUs must be
-    /// stopped.
+    /// Saves the state of the VM: the state of its `controller`, and the counter value of `clock`. The VM's vCPUs must
+    /// be stopped.
     ///
     /// # Errors
     /// [`StateError::Gic`].
@@ -248,7 +248,8 @@ impl VmState {
         })
     }
 
-    /// Restores this state into `vm` and its `controller`, and the states `vcpus` into the vCPUs `fds`.
+    /// Restores this state into `vm` and its `controller`. Also restores each element of `vcpus` into the vCPU at the
+    /// same index of `fds`.
     ///
     /// # Errors
     /// [`StateError`].
@@ -282,7 +283,7 @@ impl VmState {
         controller.gic.restore(&self.gic)
     }
 
-    /// Continues the saved counter on `vcpus`. The caller must have restored their states first.
+    /// Makes `vcpus` continue the saved counter. The caller must have restored the vCPUs' states first.
     ///
     /// # Errors
     /// [`KvmError::Refused`].

@@ -22,7 +22,7 @@ const OEM: [u8; 6] = *b"VPMU  ";
 const OEM_TABLE: [u8; 8] = *b"VPMUVMM ";
 const REVISION: u32 = 1;
 
-/// IA-PC boot flags of the FADT: no VGA and no CMOS clock to probe.
+/// IA-PC boot flags of the FADT: the kernel must not probe for VGA or a CMOS clock.
 const BOOT_NO_VGA: u16 = 1 << 2;
 const BOOT_NO_RTC: u16 = 1 << 5;
 
@@ -137,8 +137,8 @@ fn dsdt(machine: &Machine) -> Sdt {
     table
 }
 
-/// The AML of one device, as bytes: a function cannot return the builders of `acpi_tables`, because a builder borrows
-/// its contents.
+/// The AML of one device. It is stored as bytes, because a function cannot return a builder of `acpi_tables`, which
+/// borrows its contents.
 struct Device(Vec<u8>);
 
 impl Aml for Device {

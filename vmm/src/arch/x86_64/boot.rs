@@ -15,7 +15,7 @@ use super::{acpi, layout, regs};
 use crate::boot_data::{self, DataError};
 use crate::machine::Machine;
 
-/// Errors of writing the boot data.
+/// Errors from writing the boot data.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The initramfs or the command line is not suitable.
@@ -126,8 +126,8 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootErr
     Ok(cmdline.len() as u64)
 }
 
-/// The address range for the initramfs: from the end of the kernel to the end of low memory, or to the limit in the
-/// kernel's header, whichever is lower.
+/// The address range for the initramfs. It starts at the end of the kernel. It ends at the end of low memory, or at the
+/// limit in the kernel's header, whichever is lower.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let limit = match kernel.header {
         Some(header) if header.initrd_addr_max != 0 => u64::from(header.initrd_addr_max) + 1,

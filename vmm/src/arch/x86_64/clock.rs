@@ -1,15 +1,15 @@
-//! The guest's time stamp counter: its frequency, and its offset from the host's.
+//! The guest's time stamp counter: its frequency, and its offset from the host's counter.
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 pub(super) use vpmu_kvm::arch::{clock_offset as offset, set_clock_offset as set_offset};
 
 use crate::kvm::KvmError;
 
-/// The counters from which a guest reads the time: its vCPUs' TSCs.
+/// The counters from which a guest reads the time: the TSCs of its vCPUs.
 #[derive(Debug, Clone)]
 pub struct GuestClock {
     khz: u32,
-    /// Guest TSC minus host TSC of each vCPU; `None` where KVM does not report it.
+    /// For each vCPU, guest TSC minus host TSC, or `None` if KVM does not report it.
     offsets: Vec<Option<u64>>,
 }
 
@@ -30,15 +30,15 @@ impl GuestClock {
         })
     }
 
-    /// Continues these counters on `vcpus`, which belong to a new VM and have not run yet. Returns
-    /// the counters.
+    /// Makes `vcpus` continue these counters. They must belong to a new VM and must not have run yet. Returns the
+    /// counters.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         for (vcpu, offset) in vcpus.iter().zip(&self.offsets) {
-            // If KVM did not report an offset, times in records are converted with an offset of zero, so this
-            // vCPU's TSC must stay as it is.
+            // If KVM did not report an offset, the times in records are converted with an offset of zero. So leave this
+            // vCPU's TSC unchanged.
             if let Some(offset) = offset
                 && let Err(error) = set_offset(vcpu, *offset)
             {
@@ -59,8 +59,8 @@ impl GuestClock {
         self.khz
     }
 
-    /// The guest's counter minus the host's on a vCPU; zero if KVM does not report it, as before
-    /// Linux 5.16.
+    /// The guest's counter minus the host's counter on a vCPU. Zero if KVM does not report the offset, as is the case
+    /// before Linux 5.16.
     #[must_use]
     pub fn offset(&self, vcpu: usize) -> u64 {
         self.offsets.get(vcpu).copied().flatten().unwrap_or(0)

@@ -1,6 +1,7 @@
 //! The guest's CPUID: the leaves that KVM supports, with the machine's topology and without a hardware PMU.
 //!
-//! The paravirtual PMU replaces the architectural PMU, which CPUID must not show, so that a guest never finds two PMUs.
+//! The paravirtual PMU replaces the architectural PMU. CPUID must not show the latter, so that a guest never finds two
+//! PMUs.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -31,7 +32,7 @@ const APIC_BUS_KHZ: u32 = 1_000_000;
 pub struct Cpu {
     /// The vCPU's index, which is also its APIC id.
     pub index: u8,
-    /// The number of vCPUs. Each is a core with one thread; all are in one package.
+    /// The number of vCPUs. Each vCPU is a core with one thread. All cores are in one package.
     pub count: u8,
     /// Guest TSC frequency in kHz.
     pub tsc_khz: u32,
@@ -49,7 +50,7 @@ impl Cpu {
 /// KVM's `supported` leaves, adapted to `cpu`.
 ///
 /// # Errors
-/// KVM's bindings cannot hold that many leaves.
+/// Fails if KVM's bindings cannot hold that many leaves.
 pub fn leaves(supported: &CpuId, cpu: &Cpu) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut entries: Vec<kvm_cpuid_entry2> = supported
         .as_slice()
@@ -150,7 +151,7 @@ fn topology(cpu: &Cpu) -> [kvm_cpuid_entry2; 3] {
     ]
 }
 
-/// Width of a guest-physical address in bits, from leaf 0x8000_0008; 36 without that leaf.
+/// Width of a guest-physical address in bits, from leaf 0x8000_0008. If that leaf is absent, the width is 36.
 #[must_use]
 pub fn physical_bits(leaves: &CpuId) -> u32 {
     leaves

@@ -8,7 +8,7 @@ use super::{clock, cpuid, msrs, regs};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
-/// Errors of creating the vCPUs.
+/// Errors from creating the vCPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// KVM returns an error.
@@ -31,12 +31,12 @@ pub struct Cpus {
     pub controller: Controller,
 }
 
-/// The interrupt controllers of a VM. This type is empty, because the VM's own file descriptor has their ioctls.
+/// The interrupt controllers of a VM. This type is empty, because their ioctls go to the VM's own file descriptor.
 #[derive(Debug)]
 pub struct Controller(());
 
-/// Creates the vCPUs of `machine` in `vm`, whose memory must be set up. KVM will pass accesses to the registers in
-/// `emulation` to the VMM.
+/// Creates the vCPUs of `machine` in `vm`. The memory of `vm` must be set up already. KVM will pass accesses to the
+/// registers in `emulation` to the VMM.
 ///
 /// # Errors
 /// [`CpuError`].

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::msrs::{MsrDevice, VcpuMsrs};
 
-/// The embedder's device that emulates registers of a machine.
+/// The embedder's device that emulates some registers of a machine.
 pub type Emulation = Arc<dyn MsrDevice>;
 
 /// The emulated registers of a vCPU.

@@ -6,8 +6,8 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles `exit` if it is port I/O or an access to a model-specific register; returns any other exit. For
-/// port I/O, `access` has the size of one access.
+/// Handles `exit` if it is port I/O or an access to a model-specific register. Returns any other exit. For port I/O,
+/// `access` contains the size of one access.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     access: Option<Access>,
@@ -15,7 +15,7 @@ pub(crate) fn serve<'a>(
     emulation: Option<&mut VcpuEmulation>,
     ports: &Bus,
 ) -> Option<VcpuExit<'a>> {
-    // A string instruction makes many accesses in one exit; each is passed to the device separately.
+    // A string instruction makes many accesses in one exit. Pass each access to the device separately.
     let size = access.map_or(1, |access| usize::from(access.size).max(1));
     match exit {
         VcpuExit::IoOut(port, data) => {

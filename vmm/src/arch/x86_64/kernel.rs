@@ -1,4 +1,4 @@
-//! Loads kernel images, after checks of their format, their size, and whether they fit into guest memory.
+//! Loads kernel images. First checks an image's format and size, and whether the image fits into guest memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -13,7 +13,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an x86-64 ELF vmlinux or a bzImage";
 
-/// Errors of loading a kernel.
+/// Errors from loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.
@@ -22,7 +22,7 @@ pub enum KernelError {
     /// The file is not of a known kind.
     #[error("not a kernel: give {KINDS}")]
     NotKernel,
-    /// An ELF file for another architecture, or a 32-bit one.
+    /// An ELF file for another architecture, or a 32-bit ELF file.
     #[error("an ELF file, but not for x86-64")]
     OtherMachine,
     /// An ELF file without a loadable segment, or with an entry outside its segments.
@@ -47,7 +47,7 @@ pub enum KernelError {
         "it needs memory up to {needs_mib} MiB, and the guest has {has_mib} MiB: raise --memory"
     )]
     TooBig {
-        /// End of its memory, in MiB.
+        /// End of the memory that the image needs, in MiB.
         needs_mib: u64,
         /// End of the guest's memory, in MiB.
         has_mib: u64,

@@ -22,10 +22,10 @@ pub const ACPI: u64 = 0xe_0000;
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// End of the area of a PC's firmware.
 pub const FIRMWARE_END: u64 = 0x10_0000;
-/// Kernels are loaded from here up.
+/// The lowest address at which kernels are loaded.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
 
-/// Start of the gap: guest memory below 4 GiB ends here, and the rest starts at [`GAP_END`].
+/// Start of the gap. The guest memory below 4 GiB ends here, and the rest of guest memory starts at [`GAP_END`].
 pub const GAP: u64 = 3 << 30;
 /// End of the gap: 4 GiB.
 pub const GAP_END: u64 = 4 << 30;
@@ -44,7 +44,7 @@ pub const DOORBELL_SIZE: u64 = 0x1000;
 pub const WINDOW: u64 = 0xd020_0000;
 /// Maximum size of the window in bytes.
 pub const WINDOW_MAX: u64 = 512 << 20;
-/// Maximum number of vCPUs: APIC ids have eight bits here, and 255 is the broadcast.
+/// Maximum number of vCPUs. APIC ids have eight bits here, and id 255 is the broadcast id.
 pub const MAX_VCPUS: u32 = 254;
 /// The I/O APIC that KVM emulates.
 pub const IO_APIC: u32 = 0xfec0_0000;
@@ -61,7 +61,7 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 pub const SERIAL_GSI: u32 = 4;
 /// The keyboard controller, used only for its reset line.
 pub const I8042_PORT: u16 = 0x60;
-/// The reset control register, also named in the FADT.
+/// The reset control register. The FADT also refers to it.
 pub const RESET_PORT: u16 = 0xcf9;
 /// The value that resets the machine when it is written to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = 0x06;
@@ -71,13 +71,13 @@ pub const DEBUG_PORT: u16 = 0x504;
 pub const PVPANIC_PORT: u16 = 0x505;
 /// ACPI sleep control, then sleep status.
 pub const SLEEP_PORT: u16 = 0x600;
-/// The sleep type of power-off, as in `\_S5`.
+/// The sleep type for power-off, as in `\_S5`.
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// The virtio device's interrupt line: the first that no ISA device owns.
+/// The virtio device's interrupt line: the first line that no ISA device owns.
 pub const VIRTIO_GSI: u32 = 16;
 
-/// The address ranges of a guest with `bytes` of memory, each as its start and its size. The first range is below
-/// the gap. Memory that does not fit there is in a second range, from [`GAP_END`] on.
+/// The address ranges of a guest memory of `bytes` bytes: the start and the size of each range. The first range is
+/// below the gap. Memory that does not fit there is in a second range, which starts at [`GAP_END`].
 #[must_use]
 pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= GAP {

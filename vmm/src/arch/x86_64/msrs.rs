@@ -17,13 +17,13 @@ use crate::kvm::KvmError;
 
 /// The emulated registers of a machine.
 pub trait MsrDevice: Debug + Send + Sync {
-    /// The registers' numbers. KVM accepts at most 16 ranges, each of at most 12,288 registers.
+    /// The numbers of the registers, as ranges. KVM accepts at most 16 ranges, each of at most 12,288 registers.
     fn ranges(&self) -> Vec<Range<u32>>;
 
     /// Changes a vCPU's CPUID leaves.
     fn describe(&self, _leaves: &mut Vec<kvm_cpuid_entry2>) {}
 
-    /// Called at every boot, after the guest's images are in `memory` and before a vCPU runs.
+    /// Called at every boot, after the guest's images have been loaded into `memory` and before any vCPU runs.
     ///
     /// # Errors
     /// Any error keeps the guest from booting.
@@ -31,20 +31,20 @@ pub trait MsrDevice: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns the registers of a vCPU; called at every boot, on the vCPU's thread, under its
-    /// seccomp filter.
+    /// Returns the registers of a vCPU. The VMM calls this at every boot, on the vCPU's thread, after the thread's
+    /// seccomp filter is installed.
     ///
     /// # Errors
     /// Errors of the host.
     fn vcpu(&self, index: u32) -> io::Result<Box<dyn VcpuMsrs>>;
 }
 
-/// The emulated registers of a vCPU; every call comes from the vCPU's thread.
+/// The emulated registers of a vCPU. All calls are made on the vCPU's thread.
 pub trait VcpuMsrs: Debug {
-    /// The register's value; `None` injects a general protection fault into the guest.
+    /// Returns the register's value. `None` injects a general protection fault into the guest.
     fn read(&mut self, register: u32) -> Option<u64>;
 
-    /// Handles a write by the guest; `false` injects a general protection fault.
+    /// Handles a write by the guest. Returning `false` injects a general protection fault.
     fn write(&mut self, register: u32, value: u64) -> bool;
 
     /// Called before each entry into the guest, to inject interrupts. If a
@@ -67,7 +67,7 @@ pub(crate) fn trap(vm: &VmFd, device: &dyn MsrDevice) -> Result<(), KvmError> {
     capability.args[0] = u64::from(KVM_MSR_EXIT_REASON_FILTER);
     vm.enable_cap(&capability)
         .map_err(KvmError::refused("pass MSR accesses to the VMM"))?;
-    // A clear bit passes accesses to the register on to the VMM.
+    // For a clear bit, KVM passes accesses to the register to the VMM.
     let ranges: Vec<(Range<u32>, Vec<u8>)> = device
         .ranges()
         .into_iter()

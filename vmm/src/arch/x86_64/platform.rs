@@ -6,7 +6,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use super::layout;
 use crate::kvm::{Host, KvmError};
 
-/// The requirements of a machine on x86-64.
+/// What a machine on x86-64 requires of its host.
 pub const HOST: Host = Host {
     remedy: "enable virtualisation in the firmware and load kvm-intel or kvm-amd",
     modules: &["kvm_intel", "kvm_amd", "kvm_pvm"],
@@ -16,7 +16,7 @@ pub const HOST: Host = Host {
     ],
 };
 
-/// The reason why vCPUs cannot have a hardware PMU; `None` if they can.
+/// The reason why vCPUs cannot have a hardware PMU, or `None` if they can have one.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64, guests have only the paravirtual PMU");
 
 /// Creates a VM with interrupt controllers, and without a hardware PMU if KVM can disable it.

@@ -1,4 +1,4 @@
-//! The ports by which a guest ends its run: sleep, reset, keyboard controller.
+//! The ports through which a guest ends its run: sleep, reset and keyboard controller.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Device for Sleep {
     }
 }
 
-/// The reset control register: bit 2 resets; the other bits choose the kind of reset.
+/// The reset control register. Bit 2 resets the machine. The other bits choose the kind of reset.
 #[derive(Debug)]
 pub struct Reset(pub Arc<End>);
 
@@ -48,7 +48,7 @@ impl Device for Reset {
     }
 }
 
-/// A keyboard controller without a keyboard: it is always ready, and its reset line works.
+/// A keyboard controller without a keyboard. It is always ready, and only its reset line works.
 #[derive(Debug)]
 pub struct I8042(pub Arc<End>);
 
@@ -59,7 +59,8 @@ const I8042_RESET: u8 = 0xfe;
 
 impl Device for I8042 {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        // Status zero means that there is nothing to read and that the guest may write. Other ports have no register.
+        // A status of zero means that there is nothing to read and that the guest may write. The other ports have no
+        // register.
         data.fill(if offset == I8042_COMMAND { 0 } else { 0xff });
     }
 

@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use super::layout;
 
-/// Errors of setting a vCPU's state.
+/// Errors from setting a vCPU's state.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The boot tables do not fit in guest memory.
@@ -144,7 +144,8 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
         entry(MSR_MTRR_DEFAULT_TYPE, MTRR_ENABLED_WRITE_BACK),
     ];
     for msr in wanted {
-        // Firmware would set these registers. If KVM refuses one of them, the guest has KVM's default for it.
+        // On hardware, firmware sets these registers. If KVM refuses to set one of them, the register keeps KVM's
+        // default.
         let refused = match Msrs::from_entries(&[msr]) {
             Ok(one) => vcpu.set_msrs(&one).ok() != Some(1),
             Err(_) => true,
@@ -156,8 +157,7 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
     Ok(())
 }
 
-/// Makes `vcpu` the boot vCPU: at `entry`, in 64-bit mode, with the address of the zero page in
-/// `rsi`.
+/// Makes `vcpu` the boot vCPU. It starts at `entry` in 64-bit mode, with the address of the zero page in `rsi`.
 ///
 /// # Errors
 /// [`RegisterError::State`].

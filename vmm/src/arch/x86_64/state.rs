@@ -14,7 +14,7 @@ use super::clock::{self, GuestClock};
 use super::cpus::Controller;
 use crate::kvm::KvmError;
 
-/// Errors of saving and restoring state.
+/// Errors from saving and restoring state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// KVM refuses a part of the state.
@@ -101,7 +101,7 @@ pub(crate) struct VcpuState {
     tsc_offset: Option<u64>,
 }
 
-/// The state of the VM without its vCPUs.
+/// The state of the VM, except for the vCPUs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VmState {
@@ -112,17 +112,17 @@ pub(crate) struct VmState {
 }
 
 /// KVM's clock and the host's TSC at one moment. The guest compares KVM's clock with its TSCs. If the two were read
-/// separately, the time between the reads would become an error in this comparison.
+/// separately, the time between the two reads would cause an error in this comparison.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     clock: kvm_clock_data,
     host_tsc: u64,
-    /// Upper bound on the time between the two reads, in ticks of the TSC; zero if KVM read both at once.
+    /// Upper bound on the time between the two reads, in TSC ticks. Zero if KVM read both at once.
     apart: u64,
 }
 
 impl Moment {
-    /// Number of attempts to read both without a preemption in between.
+    /// Maximum number of attempts to read both without a preemption between the reads.
     const ATTEMPTS: u32 = 16;
 
     fn read(vm: &VmFd) -> Result<Self, kvm_ioctls::Error> {
@@ -143,7 +143,7 @@ impl Moment {
         let before = host_tsc();
         let clock = vm.get_clock()?;
         let apart = host_tsc().wrapping_sub(before);
-        // KVM reports the TSC since Linux 5.16, if its clock is based on the TSC.
+        // Since Linux 5.16, KVM also reports the host's TSC, if KVM's clock is based on the TSC.
         Ok(match clock.flags & KVM_CLOCK_HOST_TSC {
             0 => Self {
                 clock,
@@ -159,7 +159,7 @@ impl Moment {
     }
 
     /// The number of ticks to subtract from the TSC offsets of `saved`, so that the TSCs advance as much as KVM's clock
-    /// does between the save and this moment. `khz`: the TSCs' frequency.
+    /// does between the save and this moment. `khz` is the frequency of the TSCs.
     fn lag(&self, saved: &VmState, khz: u32) -> u64 {
         let nanoseconds = self.clock.clock.saturating_sub(saved.clock.clock);
         let ticks = u128::from(nanoseconds) * u128::from(khz) / 1_000_000;
@@ -210,8 +210,7 @@ impl Saver {
         })
     }
 
-    /// Saves the state of a vCPU, whose last `KVM_RUN` must have returned, and whose last access must be
-    /// complete.
+    /// Saves the state of a vCPU. The vCPU's last `KVM_RUN` must have returned, and its last access must be complete.
     ///
     /// # Errors
     /// [`StateError`].
@@ -251,7 +250,7 @@ impl Saver {
         while !left.is_empty() {
             let asked = left.get(..MSRS_AT_ONCE.min(left.len())).unwrap_or(left);
             let values = read_msrs(fd, asked)?;
-            // KVM stops at a register that the guest does not have: skip that register.
+            // KVM stops at a register that the guest does not have, so skip that register.
             let step = match values.len() {
                 count if count < asked.len() => count + 1,
                 count => count,
@@ -263,7 +262,7 @@ impl Saver {
     }
 }
 
-/// Reads the registers `indices`, up to the first one that KVM cannot read. Returns their numbers and values.
+/// Reads the registers in `indices`, up to the first register that KVM cannot read. Returns their numbers and values.
 fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError> {
     let entries: Vec<kvm_msr_entry> = indices
         .iter()
@@ -290,8 +289,8 @@ pub(crate) fn paused(fd: &VcpuFd) {
 }
 
 impl VcpuState {
-    /// Restores this state into `fd`, which must have this machine's CPUID and must not have run yet.
-    /// `lag`: from [`Moment::lag`].
+    /// Restores this state into `fd`, which must have this machine's CPUID and must not have run yet. `lag` comes from
+    /// [`Moment::lag`].
     fn restore(&self, fd: &VcpuFd, lag: u64) -> Result<(), StateError> {
         let own = fd
             .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
@@ -315,7 +314,7 @@ impl VcpuState {
         fd.set_sregs(&self.sregs)
             .map_err(restore("the system registers"))?;
         set_xsave(fd, &self.xsave)?;
-        // A host without XSAVE has no extended control registers, and accepts none.
+        // A host without XSAVE has no extended control registers, and KVM refuses to set any there.
         if self.xcrs.nr_xcrs > 0 {
             fd.set_xcrs(&self.xcrs)
                 .map_err(restore("the extended control registers"))?;
@@ -366,7 +365,7 @@ fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), StateError> {
     unsafe { fd.set_xsave(xsave) }.map_err(restore("the extended state"))
 }
 
-/// Leaves with feature bits, and the registers that contain them.
+/// The CPUID leaves that have feature bits, and which registers of each leaf contain the bits.
 const FEATURES: [(u32, u32, [bool; 4]); 4] = [
     (0x1, 0, [false, false, true, true]),
     (0x7, 0, [false, true, true, false]),
@@ -417,7 +416,7 @@ const IRQCHIPS: [u32; 3] = [
 ];
 
 impl VmState {
-    /// Saves the state of `vm`, whose vCPUs must be stopped.
+    /// Saves the state of `vm`. The vCPUs must be stopped.
     ///
     /// # Errors
     /// [`StateError::Kvm`].
@@ -445,7 +444,7 @@ impl VmState {
         })
     }
 
-    /// Restores this state into `vm`, and the states `vcpus` into the vCPUs `fds`.
+    /// Restores this state into `vm`. Also restores each element of `vcpus` into the vCPU at the same index of `fds`.
     ///
     /// # Errors
     /// [`StateError`].
@@ -466,16 +465,16 @@ impl VmState {
             vm.set_irqchip(chip)
                 .map_err(restore("the interrupt controllers"))?;
         }
-        // Set KVM's clock before the vCPUs' registers, which include the address of the guest's clock.
-        // Clear the flags, so that KVM does not add the time that has passed since the save: the guest's time
-        // continues from the saved time.
+        // Set KVM's clock before the vCPUs' registers, which include the address of the guest's clock. Clear the flags,
+        // so that the guest's time continues from the saved time: otherwise KVM would add the time that has passed
+        // since the save.
         let clock = kvm_clock_data {
             flags: 0,
             ..self.clock
         };
         vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
         let now = Moment::read(vm).map_err(restore("KVM's clock"))?;
-        // Use the same value for all vCPUs: a guest compares KVM's clock with the TSC of each vCPU.
+        // Use the same value for all vCPUs, because a guest compares KVM's clock with the TSC of each vCPU.
         let khz = vcpus.first().map_or(0, |first| first.tsc_khz);
         let lag = now.lag(self, khz);
         for (fd, state) in fds.iter().zip(vcpus) {
@@ -484,8 +483,8 @@ impl VmState {
         Ok(())
     }
 
-    /// Returns the TSCs of `vcpus`. The caller must have restored `states` into them first. The guest keeps the
-    /// frequency that it learned at boot, which may differ a little from this host's.
+    /// Returns the TSCs of `vcpus`. The caller must have restored `states` into them first. The guest keeps the TSC
+    /// frequency that it learned at boot. That frequency may differ slightly from this host's frequency.
     ///
     /// # Errors
     /// [`KvmError::Refused`].

@@ -11,7 +11,7 @@ use crate::arch::calls;
 
 const REFUSED: c_int = EXIT_REFUSED_CALL as c_int;
 
-/// A plan with a PMU, restarts and recordings. The descriptor of the directory of recordings is standard input.
+/// A plan with a PMU, restarts and recordings. Standard input serves as the descriptor of the directory of recordings.
 fn plan() -> Plan {
     Plan {
         process: std::process::id(),
@@ -22,7 +22,7 @@ fn plan() -> Plan {
     }
 }
 
-/// The exit status and messages of a process that calls `act` under the filter of `kind`.
+/// The exit status and messages of a process that calls `act` under the filter for `kind`.
 fn process(kind: ThreadKind, act: fn()) -> (c_int, String) {
     let (reader, writer) = std::io::pipe().unwrap();
     let filters = Filters::compile(&plan()).unwrap();
@@ -134,7 +134,7 @@ fn listed_calls_succeed() {
         let words: Vec<u64> = (0..1 << 20).collect();
         std::thread::yield_now();
         let text = format!("{}\n", words.len());
-        // SAFETY: the kernel reads the text within the call.
+        // SAFETY: the kernel reads the text only during the call.
         unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     };
     let (status, messages) = process(ThreadKind::Closer, calls);

@@ -126,7 +126,7 @@ fn client_that_does_not_read_blocks_no_other() {
     }
     let mut client = BufReader::new(bench.client());
     assert_eq!(ask(&mut client, END), DONE);
-    // The stuck client gets its replies once it reads.
+    // The stuck client gets its replies as soon as it reads again.
     let mut stuck = BufReader::new(stuck);
     for _ in 0..3 {
         assert_eq!(

@@ -29,18 +29,18 @@ impl Interrupt {
         }
     }
 
-    /// The interrupt line, to be connected to the VM.
+    /// The interrupt line, which the caller connects to the VM.
     #[must_use]
     pub fn line(&self) -> &EventFd {
         &self.line
     }
 
-    /// Reports used buffers. Sets the status before it raises the edge, so that the guest's interrupt handler sees
-    /// the status.
+    /// Reports used buffers. Sets the status before raising the edge, so that the guest's interrupt handler sees the
+    /// status.
     ///
-    /// Does nothing until the driver starts the device, and again after a reset. A thread of the VMM can call this
-    /// while the driver resets the device. Linux frees the queues after the reset: if the status then reported used
-    /// buffers, Linux's interrupt handler would access the freed queues.
+    /// Does nothing before the driver starts the device, and nothing after a reset. A thread of the VMM can call this
+    /// while the driver resets the device. Linux frees the queues after the reset. If the status still reported used
+    /// buffers then, Linux's interrupt handler would access the freed queues.
     ///
     /// # Errors
     /// The line's error.
@@ -68,15 +68,15 @@ impl Interrupt {
         self.status.fetch_and(!why | STARTED, Ordering::SeqCst);
     }
 
-    /// The status with the bit that guests do not see, to be saved.
+    /// The status to save. It includes the bit that guests do not see.
     pub(super) fn save(&self) -> u32 {
         self.status.load(Ordering::SeqCst)
     }
 
-    /// Restores a saved status. If the driver had started the device, also reports a configuration change,
-    /// because the limits and the clock of this host may differ. An edge raised before the save may be lost. The
-    /// edge of the configuration change replaces it: the driver then handles all reasons in the status. If the
-    /// earlier edge is not lost, one of the two edges finds a status of zero, and the driver ignores it.
+    /// Restores a saved status. If the driver had started the device, also reports a configuration change, because the
+    /// limits and the clock of this host may differ. The edge for this report also replaces an edge that was raised
+    /// before the save and may be lost, because the driver handles all reasons in the status. If the earlier edge was
+    /// not lost, the driver reads a status of zero at one of the two edges, and ignores that edge.
     ///
     /// # Errors
     /// The line's error.
@@ -85,12 +85,12 @@ impl Interrupt {
         self.raise(CONFIG_CHANGE)
     }
 
-    /// Called when the driver starts the device: interrupts are raised from now on.
+    /// Called when the driver starts the device. From this call on, interrupts are raised.
     pub(super) fn start(&self) {
         self.status.store(STARTED, Ordering::SeqCst);
     }
 
-    /// Called when the device is reset: the status stays zero until the next start.
+    /// Called when the device is reset. The status stays zero until the driver starts the device again.
     pub(super) fn stop(&self) {
         self.status.store(0, Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! The registers of the transport, saved and restored.
+//! Saves and restores the registers of the transport.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use vpmu::Memory;
 
 use super::{DRIVER_OK, NEEDS_RESET, Region, State, VirtioMmio};
 
-/// Errors of restoring registers.
+/// Errors from restoring registers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransportError {
     /// A queue is not valid.
@@ -17,7 +17,7 @@ pub(crate) enum TransportError {
     Queue {
         /// The queue's index.
         index: usize,
-        /// The fault of the queue.
+        /// The reason why the queue is not valid.
         #[source]
         source: virtio_queue::Error,
     },
@@ -109,7 +109,7 @@ impl SavedTransport {
 }
 
 impl VirtioMmio {
-    /// The current registers, to be saved.
+    /// The current registers, for a snapshot.
     pub(crate) fn save(&self) -> SavedTransport {
         let state = self.state();
         SavedTransport {
@@ -125,8 +125,8 @@ impl VirtioMmio {
         }
     }
 
-    /// Restores a saved transport; returns the driver's setup if a driver uses the device. The
-    /// caller then restores the device behind the transport.
+    /// Restores a saved transport. If a driver uses the device, returns the driver's setup. The caller then restores
+    /// the device behind the transport.
     ///
     /// # Errors
     /// [`TransportError`].
@@ -146,7 +146,7 @@ impl VirtioMmio {
             driver_features_select: saved.driver_features_select,
             driver_features: saved.driver_features,
             queue_select: saved.queue_select,
-            // Configuration space may change: it has this host's limits and counter frequency.
+            // Configuration space may change, because it has this host's limits and counter frequency.
             generation: saved.generation.wrapping_add(1),
             queues,
             region: saved.region.map(|(address, size)| Region { address, size }),

@@ -11,7 +11,7 @@ use crate::bus::tests::as_vcpu;
 const FEATURE: u64 = 1 << 1;
 const OFFERED: u64 = 1 << VIRTIO_F_VERSION_1 | FEATURE;
 
-/// A backend with three queues and one shared memory region. It records the transport's calls.
+/// A backend with three queues and one shared memory region. It records the calls that the transport makes.
 #[derive(Debug, Default)]
 struct Recorder {
     refuses: bool,
@@ -118,7 +118,7 @@ impl Driver {
         }
     }
 
-    /// The steps up to the negotiated features.
+    /// Performs all initialization steps up to feature negotiation.
     fn negotiate(&self) {
         assert!(self.add_status(ACKNOWLEDGE));
         assert!(self.add_status(DRIVER));

@@ -164,7 +164,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Makes the host refuse some operations on counters from now on, or permits them again.
+/// Makes the host refuse some operations on counters until this function permits them again.
 fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let world = &stage.rig.world;
     match input.int_in_range(0..=3)? {

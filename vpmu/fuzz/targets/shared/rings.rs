@@ -59,7 +59,7 @@ impl OwnRing {
     }
 
     /// Checks the ring and consumes its records. `written` is true if other threads may make the device write to the
-    /// ring meanwhile.
+    /// ring during the call.
     pub(crate) fn read(&mut self, memory: &GuestMemoryMmap, written: bool) {
         let head = self.head(memory);
         let grown = match self.backward {

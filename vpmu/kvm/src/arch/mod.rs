@@ -1,4 +1,4 @@
-//! Selects the module of the host's architecture; no other module depends on the architecture.
+//! Selects the module for the host's architecture. No other module depends on the architecture.
 //!
 //! Each module has the same items: a vCPU's registers at an exit, the offset of its time counter, the exits that
 //! are specific to the architecture, and the machine code of micro guests.

@@ -1,4 +1,4 @@
-//! A machine of one vCPU that runs a few instructions.
+//! A machine with one vCPU that runs a few instructions.
 //!
 //! The machine has no firmware, no devices and no interrupt controller. It runs the instructions and returns the exit,
 //! which the caller interprets. Memory layout, machine code and registers are in [`crate::arch`].
@@ -15,7 +15,7 @@ use crate::arch::{code, create_vcpu, create_vm};
 /// Errors of building or running a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// KVM refused a step of building the machine.
+    /// KVM refused a step that builds the machine.
     #[error("{0} failed")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
     /// The machine's memory could not be mapped.
@@ -30,7 +30,7 @@ pub enum MachineError {
 }
 
 impl MachineError {
-    /// Returns a function for `map_err` that reports that KVM refused `step`.
+    /// Returns a function for use with `map_err`, whose error says that KVM refused `step`.
     pub fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Kvm(step, source)
     }
@@ -39,9 +39,9 @@ impl MachineError {
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
-    /// A write to a port: port and bytes.
+    /// A write to a port. The fields are the port and the bytes written.
     Port(u16, Vec<u8>),
-    /// A store into the device window: offset and value.
+    /// A store to the device window. The fields are the offset and the value.
     Store(u64, u64),
     /// The vCPU halted.
     Halt,
@@ -52,7 +52,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Describes the exit, to complete a sentence that begins with "the guest".
+    /// Returns a description of the exit that completes a sentence starting with "the guest".
     pub fn describe(&self) -> String {
         match self {
             Exit::Port(port, data) => format!("wrote {data:x?} to port {port:#x}"),
@@ -65,7 +65,7 @@ impl Exit {
     }
 }
 
-/// One vCPU with its VM. The fields drop in this order, so that KVM releases the memory before it is unmapped.
+/// One vCPU with its VM. The fields drop in this order, so that KVM releases the memory before the memory is unmapped.
 #[derive(Debug)]
 pub struct Machine {
     /// The machine's only vCPU.
@@ -76,8 +76,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds a machine that is ready to execute `program` in `ring`. Each run ends at the time limit of `watch` at the
-    /// latest.
+    /// Builds a machine that is ready to execute `program` in `ring`. Each run ends at the latest when the time limit
+    /// of `watch` is reached.
     pub fn new(
         kvm: &Kvm,
         watch: &Watch,
@@ -101,7 +101,7 @@ impl Machine {
             userspace_addr: host as u64,
             ..Default::default()
         };
-        // SAFETY: the region is a whole mapping, which the machine owns and unmaps only after the VM
+        // SAFETY: the region covers one entire mapping. The machine owns the mapping, and unmaps it only after the VM
         // is closed.
         unsafe { vm.set_user_memory_region(region) }
             .map_err(MachineError::kvm("KVM_SET_USER_MEMORY_REGION"))?;
@@ -118,7 +118,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Runs the guest until its next exit or the time limit.
+    /// Runs the guest until its next exit, or until the time limit.
     pub fn run(&mut self) -> Exit {
         self.run_until(|| false)
     }
@@ -142,7 +142,7 @@ impl Machine {
                 Ok(VcpuExit::InternalError) => Exit::Other("a KVM internal error".into()),
                 Ok(VcpuExit::Shutdown) => Exit::Other("a triple fault".into()),
                 Ok(other) => Exit::Other(format!("{other:?}")),
-                // A signal ended the run call. If it was the signal of the time limit, `over` now returns `true`.
+                // A signal ended the run call. If this signal marked the time limit, `over` now returns `true`.
                 Err(e) if e.errno() == libc::EINTR => {
                     self.watch.take_signals();
                     continue;

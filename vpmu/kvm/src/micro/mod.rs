@@ -1,7 +1,7 @@
-//! Machines with one vCPU that run a few instructions, to find out how this host's KVM behaves.
+//! Machines with one vCPU that run a few instructions, to check how this host's KVM behaves.
 //!
-//! A broken hypervisor can spin in one guest instruction forever. Each machine therefore runs on a thread of its own,
-//! and the signal `SIGRTMIN + 9` ends the machine's run call at a time limit.
+//! A broken hypervisor can spin in one guest instruction forever. Each machine therefore runs on its own thread, and
+//! the signal `SIGRTMIN + 9` ends the machine's run call when the time limit is reached.
 
 mod machine;
 mod watch;
@@ -41,8 +41,8 @@ pub enum MicroError {
     Left(String),
 }
 
-/// On a separate thread, builds a machine that will run `program` in `ring`, and calls `judge` to run the machine. The
-/// thread must end at the time limit `budget`.
+/// Starts a thread that builds a machine for running `program` in `ring`, and then calls `judge` to run the machine.
+/// The thread must end within the time limit `budget`.
 ///
 /// # Errors
 /// [`MicroError`]: KVM refused a step, or the thread failed or did not end.
@@ -61,9 +61,9 @@ pub fn on_machine<T: Send + 'static>(
 
 /// Observes a machine while it loops in kernel or user mode.
 ///
-/// `start` creates the observer before the guest runs, on the guest's thread. The run ends after `budget`,
-/// or earlier once `done` returns `true`; `done` is called at the start and after each signal. `finish`
-/// then returns the observer's result.
+/// `start` creates the observer before the guest runs, on the guest's thread. The run ends after `budget`, or earlier
+/// if `done` returns `true`. `done` is called at the start and after each signal. `finish` then returns the observer's
+/// result.
 ///
 /// # Errors
 /// [`MicroError`].

@@ -1,9 +1,8 @@
 //! Runs a probe on its own thread, within a time limit.
 //!
-//! A broken hypervisor can spin in one guest instruction forever, so a signal ends the probe's run call
-//! at the time limit. If the process's queue of real-time signals is full, `SIGIO` is used instead: the kernel
-//! sends `SIGIO` for overflows, and this module sends it at the time limit. The thread blocks both signals
-//! outside of run calls.
+//! A broken hypervisor can spin in one guest instruction forever, so a signal ends the probe's run call at the time
+//! limit. If the process's queue of real-time signals is full, `SIGIO` is used instead. The kernel then sends `SIGIO`
+//! for overflows, and this module sends it at the time limit. The thread blocks both signals outside of run calls.
 
 #![expect(
     unsafe_code,
@@ -29,7 +28,7 @@ use vmm_sys_util::signal::{
 
 use self::WatchError::{Panicked, Signal, Spawn, Stuck};
 
-/// Longest wait for a signalled probe before it is abandoned.
+/// How long to wait for a signalled probe before abandoning it.
 const GRACE: Duration = Duration::from_secs(1);
 
 ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, kvm_bindings::KVMIO, 0x8b, u32);
@@ -63,7 +62,7 @@ impl Watch {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Consumes the signals that ended a run call: a pending signal would end the next call immediately.
+    /// Consumes the signals that ended a run call, because a pending signal would end the next call immediately.
     /// Callers check [`Watch::over`] afterwards.
     pub fn take_signals(&self) {
         let Ok(set) = create_sigset(&ending()) else {
@@ -77,10 +76,10 @@ impl Watch {
         while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
     }
 
-    /// Unblocks all signals, including the signal of the time limit, within this vCPU's run calls.
+    /// Unblocks all signals during this vCPU's run calls, including the signal for the time limit.
     ///
-    /// The thread keeps the signal of the time limit blocked outside of run calls: a signal that arrives just
-    /// before a run call stays pending and ends the call immediately.
+    /// Outside run calls, the thread keeps the time limit's signal blocked. A signal that arrives just before a run
+    /// call therefore stays pending and ends the call immediately.
     pub fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
         #[repr(C)]
         struct Mask {
@@ -112,14 +111,14 @@ fn ending() -> [c_int; 2] {
 
 /// Runs `probe`, signals it after `budget`, and returns its result.
 ///
-/// A probe must check [`Watch::over`] before each run call and after each interruption. A probe may run until the time
-/// limit. A probe that ignores the signal for a second is abandoned.
+/// A probe may run until the time limit. It must check [`Watch::over`] before each run call and after each
+/// interruption. If a probe ignores the signal for a second, this function abandons it.
 pub fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
 ) -> Result<T, WatchError> {
     let signal = signal();
-    // Without a handler the signal would end the process. It is harmless to install the handler again.
+    // Without a handler, the signal would end the process. Installing the handler again is harmless.
     register_signal_handler(signal, ignore).map_err(|e| Signal(e.into()))?;
 
     let watch = Watch {
@@ -155,7 +154,7 @@ pub fn watched<T: Send + 'static>(
     // the probe starts later and sees the flag.
     over.store(true, Ordering::SeqCst);
     match kick(&thread, signal) {
-        // This module installs no handler of `SIGIO`. If the thread had not blocked `SIGIO` yet, the signal would end
+        // This module installs no handler for `SIGIO`. If the thread had not blocked `SIGIO` yet, the signal would end
         // the process.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             if blocked.load(Ordering::SeqCst) {
@@ -186,7 +185,7 @@ fn kick<T>(thread: &thread::JoinHandle<T>, signal: c_int) -> io::Result<()> {
     // ended.
     let answer = unsafe { libc::pthread_kill(thread.as_pthread_t() as _, signal) };
     match answer {
-        // The thread may have ended since the time-out: its result is then in the channel.
+        // The thread may have ended since the time-out. In that case, its result is in the channel.
         0 | libc::ESRCH => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }

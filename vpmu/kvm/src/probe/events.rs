@@ -13,7 +13,7 @@ use vpmu_perf::page::DATA_HEAD;
 use vpmu_perf::record::{Header, Records};
 
 const PAGE: usize = 4096;
-/// Data pages of a ring: a power of two.
+/// Number of data pages of a ring. This must be a power of two.
 const DATA_PAGES: usize = 8;
 
 /// One event on the calling thread.
@@ -69,11 +69,11 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Returns the records written since the ring was mapped, each as its header and the words after the header.
-    /// Does not consume the records, so the kernel stops writing when the ring is full. The event must be disabled.
+    /// Returns the records written since the ring was mapped. Each record is a header and the words after it. Does not
+    /// consume the records, so the kernel stops writing when the ring is full. The event must be disabled.
     #[must_use]
     pub fn records(&self) -> Vec<(Header, Vec<u64>)> {
-        // Pairs with the kernel's release: the records are stored before the head moves.
+        // Pairs with the kernel's release: the kernel stores the records before it moves the head.
         let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
         let word = |offset: u64| {
             let offset = usize::try_from(offset).unwrap_or(usize::MAX);

@@ -1,12 +1,12 @@
 //! Caches the answer of [`guest_ips`](super::guest_ips) in a file, because a probe takes longer than all other
-//! preparations for a guest. The answer is valid until the host reboots or a KVM module is loaded again.
+//! preparations for a guest. The answer remains valid until the host reboots or a KVM module is loaded again.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of bytes to read from the file; an answer is shorter.
+/// Maximum number of bytes to read from the file. Any answer is shorter.
 const MOST: u64 = 4096;
 /// KVM's device in sysfs.
 const DEVICE: &str = "devices/virtual/misc/kvm";
@@ -19,8 +19,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// The file in `directory`, for this boot of the host and this load of the KVM module; `None` if the boot or the
-    /// load cannot be identified.
+    /// Returns the file in `directory` for the current boot of the host and the current load of the KVM module. Returns
+    /// `None` if the boot or the load cannot be identified.
     pub(super) fn of_host(directory: &Path) -> Option<Self> {
         let host = host(Path::new("/proc"), Path::new("/sys")).ok()?;
         Some(Self {
@@ -33,7 +33,7 @@ impl Known {
         self.directory.join("guest-ips")
     }
 
-    /// Returns whether host samples have guest addresses; `None` without a trusted answer for this host.
+    /// Returns whether host samples have guest addresses. Returns `None` if there is no trusted answer for this host.
     pub(super) fn answer(&self) -> Option<bool> {
         let text = self.read().ok()?;
         [false, true]
@@ -53,7 +53,7 @@ impl Known {
         let file = file.open(self.path())?;
         let about = file.metadata()?;
         let own = rustix::process::geteuid().as_raw();
-        // Trust only a file that nobody but root and this user can write.
+        // Trust the file only if nobody except root and this user can write to it.
         if !about.is_file() || ![0, own].contains(&about.uid()) || about.mode() & 0o022 != 0 {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
@@ -62,8 +62,8 @@ impl Known {
         Ok(text)
     }
 
-    /// The path of the file while it is written. Each process has its own path, because another VMM may store its
-    /// answer at the same time.
+    /// The path of the file until it is completely written. Each process has its own path, because another VMM may
+    /// store its answer at the same time.
     fn unfinished(&self) -> PathBuf {
         let id = std::process::id();
         self.directory.join(format!("guest-ips.{id}"))
@@ -72,7 +72,7 @@ impl Known {
     /// Stores the answer.
     ///
     /// # Errors
-    /// The file cannot be written. The VMM of the next guest then probes again.
+    /// The file cannot be written. In that case, the VMM of the next guest probes again.
     pub(super) fn keep(&self, answer: bool) -> io::Result<()> {
         let mut builder = DirBuilder::new();
         match builder.mode(0o755).create(&self.directory) {
@@ -96,14 +96,15 @@ impl Known {
             .and_then(|()| file.write_all(self.text(answer).as_bytes()))
             .and_then(|()| fs::rename(&unfinished, self.path()));
         written.inspect_err(|_| {
-            // Nothing more can be done about a file that cannot be removed.
+            // If the file cannot be removed, nothing more can be done.
             let _ = fs::remove_file(&unfinished);
         })
     }
 }
 
-/// Identifies this boot of the host by its boot id, and this load of the KVM module by the inode number of [`DEVICE`].
-/// Each load of a KVM module creates this directory again, and sysfs does not reuse inode numbers.
+/// Identifies this boot of the host by its boot id, and this load of the KVM module by the inode number of the
+/// directory [`DEVICE`]. Each load of a KVM module creates this directory again, and sysfs does not reuse inode
+/// numbers.
 fn host(proc: &Path, sys: &Path) -> io::Result<String> {
     let boot = fs::read_to_string(proc.join("sys/kernel/random/boot_id"))?;
     let kvm = fs::metadata(sys.join(DEVICE))?.ino();

@@ -1,4 +1,4 @@
-//! Finds out whether the host's samples of a vCPU's thread have guest addresses, by sampling a guest of a few
+//! Checks whether the host's samples of a vCPU's thread have guest addresses, by sampling a guest that runs a few
 //! instructions.
 
 pub mod events;
@@ -18,10 +18,10 @@ use vpmu_perf::bindings::{
 use self::known::Known;
 use crate::micro::{self, MicroError, Ring};
 
-/// How long and how often a guest's loop is sampled.
+/// How long and how often to sample a guest's loop.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampling {
-    /// Duration of the first attempt, doubled after each attempt with too few samples: on a loaded machine
+    /// Duration of the first attempt. It doubles after each attempt with too few samples, because on a loaded machine
     /// the thread gets little CPU time.
     time: Duration,
     /// Maximum number of attempts.
@@ -33,14 +33,14 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// For a report about the host, like the report of `vmm check`: up to four guests, sampled at 1 kHz.
+    /// For a report about the host, such as the report of `vmm check`. Samples up to four guests at 1 kHz.
     pub const THOROUGH: Self = Self {
         time: Duration::from_millis(200),
         attempts: 4,
         period: 1_000_000,
         ends_early: false,
     };
-    /// For a machine that is about to boot: takes enough samples in a short time. Uses only one small guest, because it
+    /// For a machine that is about to boot. Takes enough samples in a short time. Uses only one small guest, because it
     /// takes longer to create and destroy a guest than to sample it.
     pub const QUICK: Self = Self {
         time: Duration::from_secs(2),
@@ -53,7 +53,7 @@ impl Sampling {
 /// After each batch of this many samples, the guest's thread checks whether there are enough samples.
 const BATCH: u32 = 10;
 
-/// Counts of samples of a guest's loop, by mode and address.
+/// Numbers of samples of a guest's loop, by mode and address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Samples {
@@ -80,27 +80,27 @@ impl Samples {
     /// Fewer samples than this are inconclusive.
     const ENOUGH: u32 = 20;
 
-    /// Whether sampling can end: there are enough samples of the guest, or there are many samples in total and
-    /// fewer than an eighth of them are of the guest.
+    /// Returns whether sampling can end, because there are enough samples of the guest, or because there are many
+    /// samples in total but fewer than an eighth of them are of the guest.
     fn are_enough(&self) -> bool {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
 
-    /// Whether the result holds for other guests, too. A few samples of the guest are inconclusive: a busy
-    /// host takes few samples of the guest, even if it labels them correctly.
+    /// Returns whether the result also holds for other guests. A small number of samples of the guest is inconclusive,
+    /// because a busy host takes few samples of the guest, even if it labels them correctly.
     fn are_conclusive(&self) -> bool {
         self.are_enough() && (self.guest == 0 || self.guest >= Self::ENOUGH)
     }
 
-    /// Returns whether host samples have guest instruction pointers; `None` if there are too few samples.
+    /// Returns whether host samples have guest instruction pointers. Returns `None` if there are too few samples.
     #[must_use]
     pub fn carry_guest_ips(&self) -> Option<bool> {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
     }
 
-    /// Returns whether the device can use the host's samples of a vCPU as the guest's: enough samples are labelled as
-    /// the guest's, and nearly all of these have an address in the guest's loop. Up to three quarters of all samples
-    /// may be the host's, because an emulated KVM does much host work.
+    /// Returns whether the device can use the host's samples of a vCPU as guest samples. For this, the host must label
+    /// enough samples as guest samples, and nearly all of these must have an address in the guest's loop. Up to three
+    /// quarters of all samples may be host samples, because an emulated KVM does a lot of work on the host.
     #[must_use]
     pub fn name_places(&self) -> bool {
         self.guest >= Self::ENOUGH
@@ -109,22 +109,22 @@ impl Samples {
     }
 }
 
-/// Returns whether the host's samples of a vCPU thread have the guest's addresses and mode, in kernel and user mode;
-/// for [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at once. This takes tens of
-/// milliseconds, or up to seconds on a busy host. It uses three threads besides the caller's, and the signal
-/// `SIGRTMIN + 9`.
+/// Returns whether the host's samples of a vCPU thread have the guest's addresses and mode, both in kernel mode and in
+/// user mode. The result is for [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at
+/// once. This takes tens of milliseconds, or up to seconds on a busy host. It uses three threads besides the caller's,
+/// and the signal `SIGRTMIN + 9`.
 #[must_use]
 pub fn guest_ips() -> bool {
     conclusive_guest_ips().unwrap_or(false)
 }
 
-/// Like [`guest_ips`], but `None` if no guest could run or there were too few samples.
+/// Like [`guest_ips`], but returns `None` if a guest could not run or there were too few samples.
 fn conclusive_guest_ips() -> Option<bool> {
     let knows = |ring| {
         let samples = sample_guest(ring, Sampling::QUICK).ok()?;
         samples.are_conclusive().then(|| samples.name_places())
     };
-    // Probe both modes concurrently: the host's kernel mostly waits while it creates and destroys a guest.
+    // Probe both modes concurrently, because the host's kernel mostly waits while it creates and destroys a guest.
     let rings = thread::scope(|scope| {
         let user = thread::Builder::new().spawn_scoped(scope, || knows(Ring::User));
         let kernel = knows(Ring::Kernel);
@@ -156,8 +156,8 @@ enum Answer {
 }
 
 impl GuestIps {
-    /// Starts the probe, unless a file in `directory` has the answer of a probe since the host booted and loaded
-    /// KVM. The file is trusted only if root or the caller owns it and only its owner can write it. A missing
+    /// Starts the probe, unless a file in `directory` has the answer of a probe that ran since the host booted and
+    /// loaded KVM. The file is trusted only if root or the caller owns it and only its owner can write it. A missing
     /// directory is created when the answer is stored.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl GuestIps {
         Ok(Self(Answer::Asked(thread, known)))
     }
 
-    /// Waits for the result. Stores a conclusive result in the directory, for the next guests of this host.
+    /// Waits for the result. If the result is conclusive, stores it in the directory for the next guests on this host.
     #[must_use]
     pub fn answer(self) -> bool {
         let (thread, known) = match self.0 {
@@ -193,8 +193,8 @@ impl GuestIps {
     }
 }
 
-/// Samples the CPU clock of a thread whose vCPU loops in `ring`, until there are enough samples or the attempts of
-/// `how` are used up.
+/// Samples the CPU clock of a thread while its vCPU loops in `ring`. Ends when there are enough samples, or when the
+/// attempts that `how` allows are used up.
 ///
 /// # Errors
 /// [`MicroError`]: the host cannot run a guest, or cannot sample the clock.
@@ -236,7 +236,7 @@ fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, Mic
             let enough = stopped(observer)?.are_enough();
             observer.0.enable().map(|()| enough)
         };
-        // On an error, end the run. `stopped` is called again after the run, and returns the error.
+        // End the run on an error. `stopped` is called again after the run and then returns the error.
         how.ends_early && enough(observer).unwrap_or(true)
     };
     micro::spin(time, ring, start, done, move |observer| stopped(&observer))

@@ -1,6 +1,6 @@
 //! Counts the samples in a host ring, by the mode and address that the host reports.
 //!
-//! The samples have only `PERF_SAMPLE_IP`. Other records are skipped.
+//! The samples have only `PERF_SAMPLE_IP`. Records other than samples are skipped.
 
 use vpmu_perf::record::{Header, MODE_GUEST_KERNEL, MODE_GUEST_USER, TYPE_SAMPLE};
 

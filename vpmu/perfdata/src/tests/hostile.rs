@@ -96,7 +96,7 @@ fn forged_length_is_not_followed() {
 
 #[test]
 fn record_that_grows_too_long_is_left_out() {
-    // The longest record whose copy in the file is not too long: the copy has six words more.
+    // The longest record whose copy in the file is not too long: the copy is six words longer.
     let length = 8_182;
     let mut words = vec![1, length];
     words.extend(std::iter::repeat_n(

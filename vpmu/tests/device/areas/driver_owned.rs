@@ -1,5 +1,5 @@
-//! Areas that the driver owns: in each span, the driver lets one trace write a limited number of bytes, and reads them
-//! afterwards.
+//! Areas that the driver owns. In each span, the driver lets one trace write a limited number of bytes, and then reads
+//! them.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,7 +9,7 @@ use crate::rig::{Rig, command, open_of, thread};
 use crate::traces::area::{AreaReader, Packet, map_aux};
 use crate::world::At;
 
-/// A trace of a task, with an area that the driver owns.
+/// Opens a trace of a task, with an area that the driver owns.
 fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -18,7 +18,7 @@ fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
     let event = rig.open(&request).expect("open");
     let area = pages(rig, count);
     map_aux(rig, event, MAP_DRIVER_OWNED | flags, &area).expect("an area");
-    // The device does not use a metadata page for such an area, so any page will do for the reader.
+    // The device does not use a metadata page for such an area, so the reader can use any page.
     let metadata = pages(rig, 1)[0];
     (event, AreaReader::new(rig, metadata, area))
 }
@@ -54,7 +54,7 @@ fn task_is_traced_from_switch_to_switch() {
         head = end.value.get();
         area.set_head(head);
         let packets = area.take();
-        // The notification that ends the span is itself an exit, and the last one in the trace.
+        // The notification that ends the span is itself an exit. It is the last exit in the trace.
         let seen: Vec<(u64, u8)> = packets
             .iter()
             .filter_map(|packet| match packet {
@@ -82,7 +82,7 @@ fn driver_is_notified_once_per_span() {
     }
     assert_eq!(rig.notice(), Some((NOTICE_AUX, event)));
     assert_eq!(rig.notice(), None);
-    // A driver answers the notice with `COMMAND_AUX_END` and `COMMAND_AUX_BEGIN` in one notification.
+    // The driver responds to the notice by sending `COMMAND_AUX_END` and `COMMAND_AUX_BEGIN` in one notification.
     let answer = [command(COMMAND_AUX_END, event), begin(event, 512, 8192)];
     let replies = rig.commands(0, &answer);
     // A sync packet and seven exits fit.
@@ -266,7 +266,7 @@ fn span_ends_with_its_event() {
     let child = rig.open(&child).expect("open");
     rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
     rig.close(event).expect("closed");
-    // Closing the event has ended its span, so its child can begin a span.
+    // Closing the event ended its span, so the child can begin a span.
     let replies = rig.commands(0, &[command(COMMAND_IN, child), begin(child, 0, 8192)]);
     assert_eq!(replies[1].status.get(), 0);
     exits(&rig, 0, 3);
@@ -288,7 +288,7 @@ fn span_reports_only_losses_for_lack_of_room() {
     let area = pages(&mut rig, 1);
     map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area).expect("an area");
     rig.commands(0, &[begin(event, 0, 4096)]);
-    // This sample is lost because its mode is excluded, not because of a lack of room: `COMMAND_AUX_END` does not
+    // This sample is lost because its mode is excluded, not because of a lack of room, so `COMMAND_AUX_END` does not
     // report the loss.
     rig.world.work(thread(0), 100, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1 << 63));

@@ -1,4 +1,4 @@
-//! Removal of areas: the device no longer writes to a removed area, even if traces are still active.
+//! Removal of areas. The device stops writing to a removed area, even while traces remain active.
 
 use vpmu::abi::*;
 
@@ -22,7 +22,7 @@ fn unmapped_area_is_not_written_again() {
     assert!(!stays(&rig));
     let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
     rig.control(&unmap).expect("unmapped");
-    // The 305 exits so far are more than fit: the area has space for 256 packets, sync packets included.
+    // The 305 exits so far do not all fit, because the area has space for 256 packets, including sync packets.
     assert_eq!(traced.area.take().len(), 256);
     let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
     assert_eq!(
@@ -91,7 +91,7 @@ fn area_is_not_written_after_a_close_or_a_reset() {
     assert!(stays(&rig));
     Traced::on(&mut rig, 4);
     exits(&rig, 0, 5);
-    // Reset during an exit, before the packet of the exit is written.
+    // Reset the device during an exit, before the exit's packet is written.
     rig.vcpus
         .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
     rig.vpmu.reset();

@@ -1,4 +1,4 @@
-//! Which pages are valid for an area, and which events can have one.
+//! Which pages an area may consist of, and which events may have an area.
 
 use vpmu::abi::*;
 
@@ -46,7 +46,7 @@ fn invalid_areas_are_refused() {
         inval,
         "the trace has a ring"
     );
-    // A page count larger than the list of pages.
+    // The request gives a page count larger than its list of pages.
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP_AUX, event),
         pages: 2.into(),
@@ -126,7 +126,7 @@ fn limits_hold() {
     let area = pages(&mut rig, 16);
     assert_eq!(map_aux(&mut rig, event, 0, &area), Err(libc::EINVAL));
     assert_eq!(map_aux(&mut rig, event, 0, &area[..8]), Ok(()));
-    // Five pages of rings and eight of the area leave three pages.
+    // With five pages for rings and eight for the area, three pages are left.
     assert_eq!(map_aux(&mut rig, other, 0, &area[8..12]), Err(libc::ENOSPC));
     assert_eq!(map_aux(&mut rig, other, 0, &area[8..10]), Ok(()));
     unmap_aux(&mut rig, event).expect("unmapped");
@@ -153,7 +153,8 @@ fn largest_area_can_be_mapped() {
     let event = rig.open(&trace()).expect("open");
     let ring = pages(&mut rig, 1);
     rig.map_pages(event, 0, &ring).expect("a ring");
-    // As many pages as fit in this memory beside the queues, rounded down to a power of two. They are not contiguous.
+    // Use as many pages as fit in this memory next to the queues, rounded down to a power of two. The pages are not
+    // contiguous.
     let area: Vec<u64> = (0..4096).map(|page| 0x200_0000 + page * 0x2000).collect();
     map_aux(&mut rig, event, 0, &area).expect("an area");
 }

@@ -59,7 +59,7 @@ impl Traced {
         traced
     }
 
-    /// Reads the ring; returns offset, size and flags of each new AUX record.
+    /// Reads the ring. Returns the offset, size and flags of each new AUX record.
     fn chunks(&mut self) -> Vec<[u64; 3]> {
         chunks(&self.ring.raw())
     }
@@ -73,7 +73,7 @@ fn chunks(records: &[Raw]) -> Vec<[u64; 3]> {
         .collect()
 }
 
-/// Causes `count` exits of `vcpu` that the traces of [`trace`] record.
+/// Causes `count` exits of `vcpu`. A trace opened with [`trace`] records them.
 fn exits(rig: &Rig, vcpu: u32, count: u64) {
     for ip in 0..count {
         rig.exit(vcpu, ExitReason::Io, &mut At(ip));

@@ -34,7 +34,7 @@ fn request(vcpu: u32) -> OpenRequest {
     open_of(KIND_VMM_TRACE, 0, vcpu)
 }
 
-/// An enabled trace of the watchdog on vCPU 0 with an area of 2 pages, and the area's address.
+/// Opens and enables a trace of the watchdog on vCPU 0, with an area of 2 pages. Also returns the area's address.
 fn traced(rig: &mut Rig, flags: u32) -> (Traced, u64) {
     let traced = Traced::new(rig, &request(0), 2, flags);
     rig.command(0, COMMAND_ENABLE, traced.event);
@@ -43,7 +43,7 @@ fn traced(rig: &mut Rig, flags: u32) -> (Traced, u64) {
     (traced, area)
 }
 
-/// The words of an area from `position` on.
+/// Returns `count` words of the area, starting at `position`.
 fn words(rig: &Rig, area: u64, position: u64, count: u64) -> Vec<u64> {
     (0..count)
         .map(|word| {
@@ -163,7 +163,7 @@ fn span_has_the_size_that_its_writer_ended_with() {
     assert_eq!(writer.written(), 320);
     assert_eq!(writer.get(), place(320, 2 * PAGE - 320));
     assert_eq!(traced.area.head(), 0, "nothing is published before the end");
-    // Commands publish the data of the device's own traces, but not the data that a producer is writing.
+    // Commands publish the data of the device's own traces, but not the data that a producer is still writing.
     assert_eq!(rig.read(0, event).value.get(), 0);
     assert_eq!(traced.area.head(), 0);
     writer.end(256).expect("ended");

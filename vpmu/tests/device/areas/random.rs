@@ -1,5 +1,5 @@
-//! Random operations of a driver and a reader in random order: packets are complete and in order, AUX
-//! records cover all bytes, and each counted packet is in an area or lost.
+//! A driver and a reader execute random operations in random order. The tests check that packets are complete and in
+//! order, that AUX records cover all bytes, and that each counted packet is either in an area or lost.
 
 use std::collections::BTreeMap;
 
@@ -62,14 +62,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A ring, and the area beside it if there is one.
+/// A ring, and its event's area, if there is one.
 struct Mapped {
     metadata: u64,
     ring: Reader,
     area: Option<Read>,
 }
 
-/// The state of one area as far as the test knows it.
+/// What the test knows about the state of one area.
 struct Read {
     area: AreaReader,
     writable: bool,
@@ -142,7 +142,7 @@ impl Run {
                 Packet::Sample(sample) => sample.sequence.get(),
             };
             // Exit and sample packets do not contain the id of their trace. If only one trace writes to the area, the
-            // packet is the next one of that trace.
+            // packet is the next packet of that trace.
             assert!(
                 !read.next.is_empty(),
                 "a packet comes before the first sync packet"
@@ -194,7 +194,7 @@ impl Run {
             }
             Step::Map(place, order) => {
                 let id = self.id(place);
-                // Each mapping has pages of its own, so that data already read is not overwritten.
+                // Each mapping has its own pages, so that a later mapping does not overwrite data already read.
                 let ring = pages(&mut self.rig, 1 + order * order);
                 if self.rig.map_pages(id, MAP_WRITABLE, &ring).is_ok() {
                     self.take(id);
@@ -283,7 +283,7 @@ proptest! {
         ids.into_iter().for_each(|id| run.take(id));
     }
 
-    /// Traces that are never closed, while areas are mapped and unmapped.
+    /// Maps and unmaps areas of traces that are never closed.
     #[test]
     fn counted_bytes_are_written_or_lost(
         steps in prop::collection::vec(step(), 1..100),
@@ -302,8 +302,8 @@ proptest! {
         let (mut counted, mut lost) = (0, 0);
         let all = |op| -> Vec<Command> { run.opened.iter().map(|&id| command(op, id)).collect() };
         let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
-        // The notification of the commands that disable the traces is an exit, too, and the last one that the traces
-        // record. The commands that read the traces add nothing.
+        // The notification for the commands that disable the traces is also an exit. It is the last exit that the
+        // traces record. The commands that read the traces add nothing.
         run.rig.commands(0, &off);
         for reply in run.rig.commands(0, &read) {
             counted += reply.value.get();

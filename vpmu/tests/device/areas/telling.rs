@@ -26,7 +26,7 @@ fn written_and_lost_bytes_are_the_count() {
     let told = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
     assert_eq!(traced.chunks(), told);
     assert_eq!(traced.area.exits().len(), 63);
-    // After the reader has made room, the trace continues and reports the loss.
+    // After the reader makes room, the trace continues and reports the loss.
     exits(&rig, 0, 10);
     let reply = rig.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + 37 * 64);
@@ -46,7 +46,7 @@ fn written_and_lost_bytes_are_the_count() {
         (4096 + 11 * 64, 37 * 64)
     );
     assert_eq!(metrics.aux_records, 4);
-    // `COMMAND_RESET` sets only the count to zero, not the number of lost bytes.
+    // `COMMAND_RESET` sets the count to zero, but does not change the number of lost bytes.
     let reply = rig.command(0, COMMAND_RESET, traced.event);
     assert_eq!((reply.value.get(), reply.lost.get()), (0, 37 * 64));
 }
@@ -125,7 +125,7 @@ fn watermark_wakes_at_every_crossing() {
             rig.post_notice(0, 64);
         }
     }
-    // 100 exit packets and the sync packets of two pages take 6528 bytes.
+    // 100 exit packets and the sync packets of two pages occupy 6528 bytes.
     assert_eq!(heads, [1024, 2048, 3072, 4096, 5120, 6144]);
     assert_eq!((woken, rig.vpmu.metrics().wakeups), (6, 6));
     assert_eq!(traced.chunks().len(), 6);

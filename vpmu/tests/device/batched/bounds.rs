@@ -36,7 +36,7 @@ fn limit_is_exact_to_the_record() {
     rig.post_notice(0, 16);
     record(&rig, 0, &[5_000_000, 4_000_000, 3_000_000]);
     rig.vpmu.drain();
-    // With these four, there are seven overflows, but the limit is five. The last one is too young to be written yet.
+    // These four make seven overflows in total, but the limit is five. The last overflow is too young to be written.
     record(&rig, 0, &[2_900_000, 2_800_000, 2_700_000, 100]);
     rig.vpmu.drain();
     assert_eq!(ring.samples().len(), 5);
@@ -53,7 +53,7 @@ fn rate_limit_is_kept() {
     let limits = limits().with(|limits| limits.max_sample_rate = 1000);
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();
-    // Advance the clock to the start of a time window of 10 ms, in which ten samples are allowed.
+    // Advance the clock to the start of a time window of 10 ms. Each window allows ten samples.
     rig.world.pass(100_000_000 - TSC_OFFSET - rig.world.now());
     let (event, ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(5_000_000);
@@ -84,7 +84,7 @@ fn throttle_ends_after_the_records_of_its_window() {
     record(&rig, 0, &[3_000_000; 10]);
     rig.vpmu.drain();
     assert_eq!(ring.raw().pop().map(|record| record.kind), Some(THROTTLE));
-    // The next time window has just begun. The overflow happened in the previous one, and is still held back.
+    // The next time window has just started. The overflow happened in the previous window, and is still held back.
     rig.world.pass(5_300_000);
     record(&rig, 0, &[HOLD_BACK / 2]);
     rig.vpmu.drain();
@@ -108,7 +108,7 @@ fn held_records_of_a_guest_are_bounded() {
     let mut rig = rig();
     let (_, ring) = batched(&mut rig, &cycles(0));
     rig.world.pass(10 * HOLD_BACK);
-    // All of them are too young to be written yet.
+    // All these records are too young to be written.
     record(&rig, 0, &[HOLD_BACK / 2; 16_384]);
     rig.vpmu.drain();
     assert_eq!(ring.head(), 0);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Writes entry number `n` to the history: a switch to task `who` at guest TSC `since`.
+/// Writes entry number `n` of the history, which records a switch to task `who` at guest TSC `since`.
 fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
     let word = u64::from(who) | u64::from(who + 1) << 32;
     let entry = TASK_PAGE + 32 + n % TASK_HISTORY as u64 * 16;
@@ -83,7 +83,7 @@ fn task_event_names_the_task_of_its_schedule_in() {
     switch(&rig, 0, 41, 0);
     rig.command(0, COMMAND_IN, event);
     record(&rig, 0, &[10]);
-    // The task page already has the next task when the event is scheduled out.
+    // The task page already shows the next task when the event is scheduled out.
     switch(&rig, 1, 51, 0);
     rig.command(0, COMMAND_OUT, event);
     let samples = ring.samples();

@@ -82,7 +82,7 @@ fn overflows_of_the_exit_engine_are_written() {
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
     let mut ring = rig.map(event, 4);
-    // At the first flush, the counter overflows before the exit. At the second flush, it overflows after the exit but
+    // For the first flush, the counter overflows before the exit. For the second flush, it overflows after the exit but
     // before the flush command.
     rig.world.work(thread(0), 250, 4);
     assert_eq!(rig.flush(0, event), 0);
@@ -203,7 +203,7 @@ fn pending_loss_is_written_if_it_fits() {
     listen(&mut rig);
     let event = marks(&mut rig, OPEN_ENABLED);
     let mut ring = rig.map(event, 1);
-    // 56 samples of 72 bytes leave 64 bytes of the data page free.
+    // After 56 samples of 72 bytes each, 64 bytes of the data page are free.
     (0..60).for_each(|_| rig.mark(0, 5, 1));
     assert_eq!(
         rig.notice(),

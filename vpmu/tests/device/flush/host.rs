@@ -1,4 +1,4 @@
-//! Flushes by the host while vCPUs are stopped or run the guest.
+//! Flushes by the host while vCPUs are stopped or are running the guest.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use super::{cycles, listen};
 use crate::rig::{self, Rig, open_of, sampling};
 use crate::world::At;
 
-/// Flushes from the host while vCPU 0 is in the guest. The kick of the flush makes the vCPU leave the guest at `ip`.
+/// Flushes from the host while vCPU 0 is in the guest. The flush kicks the vCPU, which leaves the guest at `ip`.
 fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
     thread::scope(|scope| {
         let flush = scope.spawn(|| rig.vpmu.flush(event));

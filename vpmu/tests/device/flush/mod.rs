@@ -1,4 +1,4 @@
-//! Flushes: all data from before the flush becomes readable, and the reader is woken.
+//! Flushes make all data from before the flush readable, and wake the reader.
 
 mod command;
 mod host;
@@ -9,7 +9,7 @@ use vpmu::abi::*;
 use crate::rig::{Rig, open_of, sampling};
 use crate::world::CYCLES;
 
-/// Opens an enabled event on `vcpu` that samples every hundredth event of a host counter with the given engine.
+/// Opens an enabled event on `vcpu` whose host counter samples every hundredth cycle, with the given engine.
 fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
     let request = OpenRequest {
         engine: engine.into(),

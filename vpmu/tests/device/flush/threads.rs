@@ -11,7 +11,7 @@ use crate::rig::{self, Rig};
 use crate::world::At;
 
 const FLUSHES: u64 = 500;
-/// Maximum number of overflows on each vCPU. The ring of the vCPU's event has space for this number of records.
+/// Maximum number of overflows on each vCPU. The ring of the vCPU's event has space for this many records.
 const OVERFLOWS: u64 = 50_000;
 
 #[test]
@@ -31,7 +31,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
                         rig.world.work(rig::thread(vcpu), 100, 4);
                         visits += 1;
                     }
-                    // The simulated kicks do not stop the vCPU, so it leaves the guest again and again by itself.
+                    // The simulated kicks do not stop the vCPU, so the vCPU repeatedly leaves the guest by itself.
                     rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits
@@ -52,7 +52,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
         let visits = vcpus.map(|vcpu| vcpu.join().expect("no panic"));
         for (ring, visits) in rings.iter_mut().zip(visits) {
             let samples = ring.samples();
-            // Each overflow is written once and in order, whichever thread finds it.
+            // Each overflow is written once and in order, no matter which thread finds it.
             assert!(samples.iter().map(|sample| sample.ip).eq(1..=visits));
         }
     });

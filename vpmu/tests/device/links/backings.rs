@@ -1,5 +1,5 @@
-//! Targets and triggers of each kind: traces, and events that are counted by the device, by the hypervisor's
-//! statistics, or by host counters of either engine.
+//! Targets and triggers of each kind: traces, and events counted by the device, by the hypervisor's statistics, or by
+//! host counters of either engine.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -51,7 +51,7 @@ fn host_counter_counts_only_between_start_and_stop() {
     for _ in 0..100 {
         rig.world.work(thread(0), 3, 4);
         rig.mark(0, START, 1);
-        // During the region, the host lets the counter run for only half of the events.
+        // Inside the region, the host lets the counter count only half of the events.
         rig.world.work(thread(0), 40, 2);
         rig.mark(0, STOP, 1);
         rig.world.work(thread(0), 3, 4);
@@ -81,7 +81,7 @@ fn sampling_host_counter_writes_overflows_before_the_stop() {
         rig.mark(0, START, 1);
         rig.world.work(thread(0), 50, 4);
         rig.exit(0, ExitReason::Signal, &mut At(1000 + region));
-        // These events happen after the exit at which the device found the overflow, and before the exit of the mark.
+        // These events happen between the exit at which the device finds the overflow and the exit of the mark.
         rig.world.work(thread(0), 50, 4);
         rig.mark(0, STOP, 2000 + region);
     }
@@ -112,7 +112,7 @@ fn host_counter_starts_and_stops_at_its_overflow_exit() {
         counts.push(rig.value(0, target));
     }
     assert_eq!(counts, [10, 10, 20, 20]);
-    // Two overflows that are found at the same exit toggle the target twice, which changes nothing.
+    // The device finds two overflows at the same exit. They toggle the target twice, which changes nothing.
     rig.world.work(thread(0), 200, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.mark(0, 5, 1);
@@ -207,7 +207,7 @@ fn trigger_acts_up_to_its_limit() {
         rig.link(toggle, target, role).expect("linked");
     }
     assert_eq!(rig.valued(0, COMMAND_REFRESH, toggle, 3), 0);
-    // Four overflows are found at the same exit, but the limit is three. Three toggles leave the target changed.
+    // The device finds four overflows at the same exit, but the limit is three. Three toggles change the target.
     rig.world.work(thread(0), 400, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.mark(0, 5, 1);
@@ -247,7 +247,7 @@ fn group_counts_while_its_leader_is_paused() {
             ..open_of(KIND_MARK, 5, 0)
         })
         .expect("open");
-    // A pause changes neither the event's state nor its group's.
+    // A pause does not change the state of the event or of its group.
     rig.mark(0, 5, 1);
     rig.mark(0, START, 1);
     rig.mark(0, 5, 1);

@@ -1,4 +1,4 @@
-//! The end of links: a link ends when its trigger or its target is closed, whatever state that event is in.
+//! Links end when their trigger or their target is closed, no matter what state the closed event is in.
 
 use vpmu::abi::*;
 
@@ -84,7 +84,8 @@ fn target_without_its_stopper_counts_on() {
     rig.mark(0, STOP, 1);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, target), 1);
-    // The target has no stopper now, but still has its starter. So it can get another stopper, but not another starter.
+    // The target no longer has a stopper, but still has its starter. Therefore, it can get another stopper, but not
+    // another starter.
     let other = trigger(&mut rig, STOP, 1);
     assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
     assert_eq!(rig.link(other, target, LINK_STOPPER), Ok(()));

@@ -16,7 +16,7 @@ use crate::rig::{Rig, open_of, sampling};
 pub(crate) const START: u32 = 7;
 pub(crate) const STOP: u32 = 8;
 
-/// An enabled event that overflows at every `period`th mark of `value`.
+/// Opens an enabled event that overflows at every `period`th mark of `value`.
 pub(crate) fn trigger(rig: &mut Rig, value: u32, period: u64) -> u64 {
     let request = OpenRequest {
         period: period.into(),
@@ -34,7 +34,7 @@ pub(crate) fn paused(kind: u32, config: u64) -> OpenRequest {
     }
 }
 
-/// Like [`paused`], for an event that samples at each period with the exit engine.
+/// Like [`paused`], but for an event that samples once per `period`, with the exit engine.
 pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenRequest {
     OpenRequest {
         engine: ENGINE_EXIT.into(),
@@ -42,7 +42,7 @@ pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenReques
     }
 }
 
-/// A target with marks that start and stop it.
+/// Opens a target, and links marks that start and stop it.
 pub(crate) fn between_marks(rig: &mut Rig, request: &OpenRequest) -> u64 {
     let target = rig.open(request).expect("open");
     for (value, role) in [(START, LINK_STARTER), (STOP, LINK_STOPPER)] {

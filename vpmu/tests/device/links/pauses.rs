@@ -1,4 +1,4 @@
-//! Commands on a paused event, and throttles that begin or end during a pause.
+//! Commands on a paused event, and throttling that starts or ends during a pause.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -8,11 +8,11 @@ use crate::reader::{Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, limits, thread};
 use crate::world::{At, CYCLES};
 
-/// Kind and config of the targets: marks, which the device counts, and cycles, which a host counter counts.
+/// Kind and config of the targets. The device counts marks, and a host counter counts cycles.
 const BACKINGS: [(u32, u64); 2] = [(KIND_MARK, 5), CYCLES];
 
-/// Makes `times` cycles and `times` marks happen; the target counts only one of the two, see [`BACKINGS`]. Then causes
-/// an exit at which the device finds the target's overflows.
+/// Causes `times` cycles and `times` marks, of which the target counts only one kind (see [`BACKINGS`]). Then causes an
+/// exit at which the device finds the target's overflows.
 fn happen(rig: &Rig, times: u64, ip: u64) {
     rig.world.work(thread(0), times, 4);
     (0..times).for_each(|_| rig.mark(0, 5, ip));
@@ -23,7 +23,7 @@ fn ips(ring: &mut Reader) -> Vec<u64> {
     ring.samples().iter().map(|sample| sample.ip).collect()
 }
 
-/// A device with an event that samples with period 20, and that was paused when it had counted 15.
+/// Returns a device with an event that samples with period 20. The event has counted 15 and is now paused.
 fn paused_after_fifteen(kind: u32, config: u64) -> (Rig, u64, Reader) {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));

@@ -9,7 +9,8 @@ use crate::world::At;
 
 const WORK: u32 = 5;
 
-/// Runs ten thousand regions with work around and inside them. Returns how often `work` ran inside a region.
+/// Runs ten thousand regions, with work before, inside and after each region. Returns how often `work` ran inside a
+/// region.
 fn regions(rig: &Rig, mut work: impl FnMut(&Rig)) -> u64 {
     let mut inside = 0;
     for region in 0..10_000 {
@@ -52,7 +53,7 @@ fn exits_are_exact_in_ten_thousand_regions() {
     });
     let inside = regions(&rig, |rig| rig.exit(0, ExitReason::Io, &mut At(1)));
     assert_eq!(rig.value(0, io), inside);
-    // The exit of the stopping mark counts in the region; the exit of the starting mark does not.
+    // The exit of the stopping mark counts in the region, but the exit of the starting mark does not.
     assert_eq!(rig.value(0, all), inside + 10_000);
 }
 
@@ -107,7 +108,8 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
         .expect("open");
     let start = trigger(&mut rig, START, 1);
     rig.link(start, target, LINK_STARTER).expect("linked");
-    // The stopper is opened after the target. So the stopper's overflow takes effect after that of the target.
+    // The stopper is opened after the target. Therefore the stopper's overflow takes effect after the target's
+    // overflow.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -130,7 +132,7 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
 #[test]
 fn chained_links_act_in_order() {
     let mut rig = Rig::new();
-    // The mark starts a counter of exits. That counter overflows at its third exit, and starts another counter.
+    // The mark starts a counter of exits. This counter overflows at its third exit and starts another counter.
     let last = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
     let middle = rig
         .open(&paused_sampling(KIND_EXITS, EXIT_IO, 3))
@@ -192,7 +194,7 @@ fn starter_that_is_also_the_stopper_toggles() {
         }
         counts.push(rig.value(0, target));
     }
-    // The target counts in every other interval of ten exits.
+    // The target counts during every second interval of ten exits.
     assert_eq!(counts, [0, 10, 10, 20, 20, 30]);
 }
 

@@ -1,4 +1,4 @@
-//! Events that can be linked, and the error for each mistake.
+//! Which events can be linked, and which error each mistake causes.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -95,7 +95,7 @@ fn task_events_and_children_can_be_linked() {
     for (event, target) in [(start, target), (start_child, child)] {
         rig.link(event, target, LINK_STARTER).expect("linked");
     }
-    // The child runs on one vCPU, the parent on the other.
+    // The child runs on one vCPU, and the parent runs on the other.
     for (vcpu, event) in [(0, start), (0, target), (1, start_child), (1, child)] {
         rig.command(vcpu, COMMAND_IN, event);
     }

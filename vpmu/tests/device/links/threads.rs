@@ -1,4 +1,4 @@
-//! Links that are added and removed while the vCPU places marks.
+//! Links that are added and removed while the vCPU makes marks.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,7 +16,7 @@ const ROUNDS: u64 = 2000;
 #[test]
 fn links_change_while_marks_are_placed() {
     let mut rig = Rig::new();
-    // The links of this event remain, while links of other events are added and removed.
+    // This event keeps its links, while links of other events are added and removed.
     let steady = rig.open(&paused(KIND_MARK, 5)).expect("open");
     let starter = trigger(&mut rig, START, 1);
     let stopper = trigger(&mut rig, STOP, 1);

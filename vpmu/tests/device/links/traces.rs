@@ -88,8 +88,8 @@ fn overflows_of_a_pace_before_a_stop_are_published() {
 #[test]
 fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let mut rig = Rig::new();
-    // The stopper is opened before the trace. So at the same exit, the stopper's overflow takes effect before that of
-    // the trace.
+    // The stopper is opened before the trace. Therefore, at the same exit, the stopper's overflow takes effect before
+    // the trace's overflow.
     let stop = rig
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
@@ -104,7 +104,7 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let trace = rig.open(&request).expect("open");
     let mut area = map(&mut rig, trace, 4);
     rig.link(stop, trace, LINK_STOPPER).expect("linked");
-    // Mapping and linking have caused no exits of the vCPU.
+    // Mapping and linking did not cause any exits of the vCPU.
     rig.exit(0, ExitReason::Io, &mut At(1));
     rig.exit(0, ExitReason::Hlt, &mut At(2));
     rig.exit(0, ExitReason::Io, &mut At(3));
@@ -173,7 +173,7 @@ fn link_and_group_members_both_pause_a_trace() {
         rig.command(0, COMMAND_READ, trace);
         assert_eq!(ips(&mut area) == [ip], traces, "after mark {mark}");
     }
-    // The members that resume and pause the trace are already its starter and its stopper.
+    // The members that resume and pause the trace already count as its starters and stoppers.
     assert_eq!(rig.link(resume, trace, LINK_STARTER), Err(libc::EEXIST));
     assert_eq!(rig.link(resume, trace, LINK_STOPPER), Err(libc::EBUSY));
     for member in pauses {

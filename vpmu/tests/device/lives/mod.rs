@@ -19,10 +19,10 @@ use crate::rig::{Errno, Rig, command, limits, open_of};
 const IP: u64 = 1;
 const NAMES: [&str; 3] = ["one", "two", "event1"];
 
-/// A step of the test. A `usize` names an event by its position among the open events.
+/// A step of the test. A `usize` selects an event by its position among the open events.
 #[derive(Debug, Clone)]
 enum Step {
-    /// Opens an event. The second field is the position of the leader, if the event is to be a group member.
+    /// Opens an event. If the event is to be a group member, the second field is the leader's position.
     Open(Event, Option<usize>),
     /// The operator starts an event. The fields are the vCPU, the value of the mark, and the period.
     Start(u32, u64, u64),
@@ -33,7 +33,7 @@ enum Step {
     Link(usize, usize, u32),
     Map(usize, bool),
     Unmap(usize),
-    /// A command: the vCPU that notifies, the operation, the event.
+    /// A command. The fields are the vCPU that notifies, the operation and the event.
     Command(u32, u32, usize),
     Refresh(u32, usize, u64),
     In(u32, usize),
@@ -43,7 +43,7 @@ enum Step {
     Mark(u32, u32, u64),
     Flush(u32, Option<usize>),
     HostFlush(Option<usize>),
-    /// The device is saved. Another device is restored from the saved state and replaces it.
+    /// The device is saved. Another device is restored from the saved state and takes its place.
     Move,
     Reset,
 }
@@ -146,7 +146,7 @@ impl Run {
         }
     }
 
-    /// Returns the id of the open event at position `place`. If fewer events are open, returns the id of an event that
+    /// Returns the id of the open event at position `place`. If there is no such event, returns the id of an event that
     /// was opened earlier, or an id that was never used.
     fn id(&self, place: usize) -> u64 {
         let known = self.model.events.keys().nth(place);
@@ -362,7 +362,7 @@ impl Run {
         }
     }
 
-    /// Checks state, count and losses of every event opened so far.
+    /// Checks the state, the count and the losses of every event opened so far.
     fn check_figures(&mut self) {
         let reads: Vec<Command> = self
             .ids
@@ -383,7 +383,7 @@ impl Run {
         }
     }
 
-    /// Checks the list of persistent events, as seen by the guest and its operator.
+    /// Checks the list of persistent events as the guest sees it and as its operator sees it.
     fn check_list(&mut self) {
         let persistent = |(&id, event): (&u64, &Event)| {
             let name = event.name.clone()?;
@@ -428,7 +428,7 @@ fn outcome(errno: Errno) -> Result<(), Errno> {
     }
 }
 
-/// The addresses of the marks in the history of an operator's event.
+/// Returns the address of each mark in the history of an operator's event.
 fn history(rig: &Rig, id: u64) -> Vec<u64> {
     let history = rig.vpmu.history(id).expect("a history");
     let place = |record: &[u8]| u64::from_le_bytes(record[8..16].try_into().expect("whole"));

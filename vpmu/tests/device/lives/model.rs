@@ -24,7 +24,7 @@ pub(super) struct Event {
     pub(super) count: u64,
     /// The count since the last overflow.
     pub(super) progress: u64,
-    /// Number of overflows until the event is disabled; zero if there is no limit.
+    /// How many overflows until the event is disabled, or zero if there is no limit.
     pub(super) limit: u64,
     pub(super) lost: u64,
     /// The name of a persistent event.
@@ -36,7 +36,7 @@ pub(super) struct Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Context {
     Vcpu(u32),
-    /// A task event, and the vCPU on which it is scheduled in.
+    /// A task event. The field is the vCPU on which the event is scheduled in, if any.
     Task(Option<u32>),
 }
 
@@ -50,7 +50,7 @@ impl Context {
 }
 
 impl Event {
-    /// The vCPU whose marks the event can count: none for a task event that is scheduled out.
+    /// Returns the vCPU whose marks the event can count, or `None` for a task event that is scheduled out.
     fn place(&self) -> Option<u32> {
         match self.context {
             Context::Vcpu(vcpu) => Some(vcpu),
@@ -77,7 +77,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// The vCPU on which an event is active.
+    /// Returns the vCPU on which an event is active.
     pub(super) fn active_on(&self, id: u64) -> Option<u32> {
         let event = self.events.get(&id)?;
         let leader = event.leader.and_then(|leader| self.events.get(&leader));
@@ -94,7 +94,7 @@ impl Model {
         }
     }
 
-    /// Whether a new event like `event` can have this leader.
+    /// Returns whether a new event like `event` can have `leader` as its leader.
     pub(super) fn can_lead(&self, leader: u64, event: &Event) -> bool {
         self.events.get(&leader).is_some_and(|leader| {
             leader.leader.is_none()
@@ -171,7 +171,8 @@ impl Model {
         Ok(())
     }
 
-    /// The operator ends a persistent event of the guest or of the operator. Returns false if no such event exists.
+    /// Makes the operator end a persistent event of the guest or of the operator. Returns false if no such event
+    /// exists.
     pub(super) fn end(&mut self, id: u64) -> bool {
         let ends = self
             .events
@@ -181,7 +182,7 @@ impl Model {
         ends
     }
 
-    /// Resets the device, and activates it again: only persistent events without guest pages remain.
+    /// Resets the device and activates it again. Only persistent events without guest pages remain.
     pub(super) fn reset(&mut self) {
         self.keep(|_, event| {
             event.name.is_some() && event.ring.as_ref().is_none_or(|ring| ring.window)

@@ -1,4 +1,4 @@
-//! Persistent events before their vCPU has a thread, and when the vCPU gets a new thread.
+//! What happens to persistent events before their vCPU has a thread, and when the vCPU gets a new thread.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
@@ -79,8 +79,8 @@ fn event_counts_nothing_between_two_threads() {
     let before = cycles(&rig);
     rig.world.work(thread(0), 30, 4);
     rig.vcpus.set(0, None);
-    // The vCPU has no thread now. The device must not open a counter for the id of the old thread, which another thread
-    // may have by now.
+    // The vCPU currently has no thread. The device must not open a counter for the old thread's id, because another
+    // thread may have this id by now.
     let event = rig.vpmu.persist(&Persist {
         name: Some("late".to_owned()),
         rate: Some(Rate::Period(100)),

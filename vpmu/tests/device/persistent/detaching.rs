@@ -123,7 +123,7 @@ fn name_of_another_events_id_is_refused() {
         assert_eq!(rig.detach(event, &name), Err(libc::EINVAL), "{name}");
     }
     assert_eq!(rig.detach(event, &format!("event{event}")), Ok(()));
-    // The next event can still get this name.
+    // The next event can still be given this name.
     let persistent = OpenRequest {
         flags: OPEN_PERSISTENT.into(),
         ..marks(0)

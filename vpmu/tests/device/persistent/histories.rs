@@ -1,4 +1,4 @@
-//! Histories: the host reads the rings of persistent events, whatever the guest wrote to them.
+//! Histories, which the host reads from the rings of persistent events, no matter what the guest wrote to these rings.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
@@ -49,7 +49,7 @@ fn forged_records_are_omitted_or_end_the_history() {
     let at = |newest: u64| GuestAddress(DATA + 4096 - 72 * (6 - newest));
     let header = 9_u64 | 2 << 32 | 72 << 48;
     let write = |newest, word: u64| memory.write_obj(word, at(newest)).expect("in memory");
-    // A record of another kind or event is omitted.
+    // The history omits a record of another kind or of another event.
     write(3, 1 | 72 << 48);
     assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
     write(3, header);
@@ -58,7 +58,8 @@ fn forged_records_are_omitted_or_end_the_history() {
     assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
     memory.write_obj(event, id).expect("in memory");
     assert_eq!(ips(&rig, event), [1, 2, 3, 4, 5]);
-    // If the size of a record is invalid, the device cannot find the older records, which follow it in the ring.
+    // If a record has an invalid size, the device cannot find the older records, because they follow this record in the
+    // ring.
     for size in [0_u64, 4, 7, 12, 0xffff, 0xfff8] {
         write(3, header & !(0xffff << 48) | size << 48);
         assert_eq!(ips(&rig, event), [4, 5], "size {size}");
@@ -71,7 +72,7 @@ fn forged_records_are_omitted_or_end_the_history() {
         .expect("in memory");
     let history = rig.vpmu.history(event).expect("a history");
     assert!(history.records.len() <= 4096);
-    // The device reads nothing from the metadata page of a ring in overwrite mode.
+    // The device does not read the metadata page of a ring in overwrite mode.
     memory
         .write_slice(&[0xff; 4096], GuestAddress(WINDOW))
         .expect("in memory");
@@ -103,7 +104,7 @@ fn guest_ring_is_read_from_its_tail() {
     rig.detach(event, "").expect("detached");
     (1..=10).for_each(|ip| rig.mark(0, 5, ip));
     ring.take(3);
-    // The device reads the tail only when it needs room.
+    // The device reads the tail only when it needs more room in the ring.
     assert_eq!(ips(&rig, event), (1..=10).collect::<Vec<u64>>());
     (11..=57).for_each(|ip| rig.mark(0, 5, ip));
     assert_eq!(ips(&rig, event), (4..=57).collect::<Vec<u64>>());

@@ -1,4 +1,4 @@
-//! Persistent events: their start, life and end, and the permissions on them.
+//! How persistent events start, live and end, and which permissions apply to them.
 
 mod attaching;
 mod detaching;
@@ -29,7 +29,7 @@ pub(crate) fn window(pages: usize) -> GuestMemoryMmap {
 }
 
 impl Rig {
-    /// A device with a window and a driver that supports it, without throttling.
+    /// Returns a device that has a window and does not throttle, and a driver that supports the window.
     pub(crate) fn windowed(window: &GuestMemoryMmap) -> Self {
         let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
         Self::windowed_with(limits, window)
@@ -64,7 +64,8 @@ impl Rig {
         self.list(0, u32::MAX, 0x1_0000).expect("a list")
     }
 
-    /// Lists at most `count` persistent events with ids above `after`, with `room` bytes for the answer.
+    /// Lists at most `count` persistent events whose ids are greater than `after`. The buffer for the answer has `room`
+    /// bytes.
     pub(crate) fn list(
         &mut self,
         after: u64,
@@ -90,7 +91,7 @@ impl Rig {
         }
     }
 
-    /// Maps a ring with `data` data pages in the window; returns the number of its first page.
+    /// Maps a ring with `data` data pages in the window. Returns the number of the ring's first page.
     pub(crate) fn map_window(&mut self, event: u64, data: u32, flags: u32) -> Result<u32, Errno> {
         let request = MapRequest {
             header: Self::header(CONTROL_MAP, event),
@@ -106,7 +107,7 @@ impl Rig {
     }
 }
 
-/// A reader of the ring that begins with page `first` of the window.
+/// Returns a reader of the ring that starts with page `first` of the window.
 pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader {
     let pages: Vec<u64> = (first..=first + data)
         .map(|page| WINDOW + u64::from(page) * PAGE_SIZE as u64)
@@ -114,8 +115,8 @@ pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader 
     Reader::new(window, &pages)
 }
 
-/// An operator's request for an event that samples with period 1. Its samples have the fields of [`sampling`], and its
-/// ring has four data pages.
+/// Returns an operator's request for an event that samples with period 1. Its samples have the fields of [`sampling`],
+/// and its ring has four data pages.
 pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
     Persist {
         name: Some("recorder".to_owned()),
@@ -127,8 +128,8 @@ pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
     }
 }
 
-/// The words of each sample in an event's history: the header, IDENTIFIER, IP, TID, TIME, ID, STREAM_ID,
-/// CPU, PERIOD.
+/// Returns the words of each sample in an event's history: the header, IDENTIFIER, IP, TID, TIME, ID, STREAM_ID, CPU
+/// and PERIOD.
 pub(crate) fn samples(rig: &Rig, event: u64) -> Vec<Vec<u64>> {
     let history = rig.vpmu.history(event).expect("a history");
     let words = |record: &[u8]| -> Vec<u64> {

@@ -1,4 +1,4 @@
-//! The operator's events: their start and end, and what the guest may do with them.
+//! How the operator's events start and end, and what the guest may do with them.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;

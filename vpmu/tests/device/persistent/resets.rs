@@ -1,4 +1,4 @@
-//! Events that a reset keeps, and events that it closes.
+//! Which events a reset keeps, and which events it closes.
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
@@ -14,7 +14,7 @@ fn ids(rig: &mut Rig) -> Vec<u64> {
     rig.listed().iter().map(|event| event.id.get()).collect()
 }
 
-/// A device with an event that outlives a reset, and its ring in the window.
+/// Returns a device, an event that survives a reset, and the event's ring in the window.
 fn recorder(request: &OpenRequest) -> (Rig, u64, Reader) {
     let memory = window(8);
     let mut rig = Rig::windowed(&memory);
@@ -166,7 +166,7 @@ fn driver_without_rings_does_not_stop_persistent_events() {
     assert_eq!(ids(&mut rig), [event]);
 }
 
-/// A host counter that is started by marks of value 7 and stopped by marks of value 8.
+/// Opens a host counter. Marks of value 7 start it, and marks of value 8 stop it.
 fn region(rig: &mut Rig) -> [u64; 3] {
     let (kind, config) = CYCLES;
     let target = rig.open(&paused(kind, config)).expect("open");
@@ -247,7 +247,7 @@ fn host_records_are_still_collected_after_a_reset() {
             period: 100,
         },
     );
-    // The batched engine holds records back for less than this time.
+    // The batched engine holds back records for less than this time.
     rig.world.pass(10_000_000);
     rig.vpmu.drain();
     assert_eq!(samples(&rig, event).len(), 1);

@@ -1,4 +1,4 @@
-//! The window: placement of rings, and refused requests.
+//! The placement of rings in the window, and requests that the device refuses.
 
 use std::sync::Arc;
 
@@ -179,8 +179,8 @@ fn window_pages_do_not_count_towards_the_guests_limit() {
     assert_eq!(rig.try_map(third, 1).err(), Some(libc::ENOSPC));
 }
 
-/// A window whose pages are not page-aligned in the VMM's address space: the device can write them, but a guest could
-/// not map them.
+/// A window whose pages are not page-aligned in the VMM's address space. The device can write to these pages, but a
+/// guest could not map them.
 struct Unaligned(GuestMemoryMmap);
 
 const PAGES: usize = 8;

@@ -7,7 +7,7 @@ use crate::rig::{Rig, command, open_of};
 use crate::traces::area::{AreaReader, Packet, map_aux};
 use crate::world::At;
 
-/// Opens, maps and enables a trace with a ring and an area of its own.
+/// Opens a trace, maps a ring and an area for it, and enables the trace.
 fn traced(rig: &mut Rig, request: &OpenRequest, flags: u32) -> (u64, AreaReader) {
     let event = rig.open(request).expect("open");
     let first = rig.next_ring;
@@ -154,7 +154,7 @@ fn open_exit_is_cut_by_a_save() {
     let mut rig = Rig::new();
     let user = open_of(KIND_EXIT_TRACE, EXIT_SIGNAL, 0);
     let (event, mut area) = traced(&mut rig, &user, MAP_WRITABLE);
-    // The vCPU leaves the guest, so that the device can be saved. The trace records this exit.
+    // The vCPU leaves the guest so that the device can be saved, and the trace records this exit.
     rig.move_on();
     rig.command(0, COMMAND_READ, event);
     let packets = area.take();

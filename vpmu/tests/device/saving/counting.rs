@@ -224,7 +224,7 @@ fn totals_and_exits_only_grow() {
     let (before, exits) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
     rig.move_on();
     let (after, now) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
-    // One more exit: the vCPU left the guest so that the device could be saved.
+    // There is one more exit, because the vCPU left the guest so that the device could be saved.
     assert_eq!(now.total(), exits.total() + 1);
     assert_eq!((now.mmio, exits.mmio), (exits.mmio, 10));
     assert_eq!(

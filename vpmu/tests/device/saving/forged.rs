@@ -1,4 +1,4 @@
-//! Forged states: each is refused with an error that names the fault.
+//! Forged states. The device refuses each of them with an error that names the fault.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::persistent::{WINDOW_FEATURES, asked, window};
 use crate::rig::{MEMORY, Rig, command, open_of, sampling};
 use crate::traces::area::map_aux;
 
-/// A device with events of every sort, and its window.
+/// A device with events of every kind, and its window.
 struct Rich {
     rig: Rig,
     window: GuestMemoryMmap,
@@ -28,7 +28,7 @@ impl Rich {
         let guests = rig.open(&marks(0, 1)).expect("open");
         rig.detach(guests, "mine").expect("detached");
         rig.map_window(guests, 2, MAP_WRITABLE).expect("mapped");
-        // Events 3 and 4: a parent with a ring, and a child.
+        // Event 3 is a parent with a ring, and event 4 is its child.
         let parent = rig.open(&marks(0, 3)).expect("open");
         rig.map(parent, 4);
         let child = OpenRequest {
@@ -36,10 +36,10 @@ impl Rich {
             ..marks(0, 3)
         };
         rig.open(&child).expect("open");
-        // Event 5: an event that writes to the parent's ring, and starts the leader that is opened next.
+        // Event 5 writes to the parent's ring, and starts the leader that is opened next.
         let starter = rig.open(&marks(0, 2)).expect("open");
         rig.redirect(starter, parent).expect("redirected");
-        // Events 6 and 7: a leader, and a member with a frequency.
+        // Event 6 is a leader, and event 7 is a member with a frequency.
         let leader = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
         let member = OpenRequest {
             leader: leader.into(),
@@ -48,7 +48,7 @@ impl Rich {
         };
         rig.open(&member).expect("open");
         rig.link(starter, leader, LINK_STARTER).expect("linked");
-        // Event 8: a trace with an area beside its ring.
+        // Event 8 is a trace with both a ring and an area.
         let trace = rig
             .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
             .expect("open");
@@ -58,7 +58,7 @@ impl Rich {
         rig.map_pages(trace, MAP_WRITABLE, &pages[..2])
             .expect("a ring");
         map_aux(&mut rig, trace, MAP_WRITABLE, &pages[2..]).expect("an area");
-        // Event 9: a trace of a task, with an area that the driver owns.
+        // Event 9 is a trace of a task, with an area that the driver owns.
         let task = OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
@@ -97,8 +97,8 @@ impl Rich {
         {
             Ok(()) => Ok(next),
             Err(error) => {
-                // After the refusal, the device is like a new one: it has no events, and accepts a driver and a valid
-                // state.
+                // After the refusal, the device behaves like a new device. It has no events, and accepts a driver and a
+                // valid state.
                 assert_eq!(next.vpmu.persistent(), []);
                 let (features, queues) = next.transport();
                 let memory = next.memory.clone();
@@ -120,7 +120,7 @@ fn restored_device_saves_the_same_state() {
     let state = rich.state();
     let next = rich.restore(state.clone());
     let next = next.unwrap_or_else(|error| panic!("{error:?}"));
-    // Ignore the sequence locks of metadata pages: the restore has changed them, because it wrote the clock conversion.
+    // Ignore the sequence locks of metadata pages, because the restore changed them when it wrote the clock conversion.
     let but_locks = |mut state: Value| {
         for sink in state["sinks"].as_array_mut().expect("sinks") {
             if let Some(ring) = sink["ring"].as_object_mut() {
@@ -457,7 +457,7 @@ fn forged_states_do_no_harm() {
             return Ok(());
         };
         restored.set(restored.get() + 1);
-        // A device that accepted a state must work with it.
+        // A device that accepted a state must work with this state.
         (0..2).for_each(|vcpu| next.attach(vcpu));
         mark(&next, 1, 20);
         let commands: Vec<Command> = (1..12).map(|id| command(COMMAND_READ, id)).collect();

@@ -1,4 +1,4 @@
-//! Save and restore: another device on another host continues from the saved state.
+//! Save and restore. Another device on another host continues from the saved state.
 
 mod areas;
 mod counting;

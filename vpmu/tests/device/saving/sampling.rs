@@ -149,7 +149,8 @@ fn records_of_the_batched_engine_are_collected_before_a_save() {
     assert!(samples.is_sorted_by_key(|sample| sample.time));
 }
 
-/// Opens an event with the batched engine, restores it on a new host, and checks that it samples at exits there.
+/// Opens an event with the batched engine, restores it on a new host, and checks that the event samples at exits on the
+/// new host.
 fn is_sampled_at_exits(
     requested: u32,
     settings: impl FnOnce(Settings) -> Settings,
@@ -248,7 +249,7 @@ fn persistent_events_of_guest_and_operator_are_restored() {
     assert_eq!(names, [("recorder", true), ("mine", false)]);
     assert_eq!(rig.close(operators), Err(libc::EPERM));
     assert_eq!(rig.close(guests), Err(libc::EBUSY));
-    // The new device does not reuse pages of the window until the event that uses them has ended.
+    // The new device does not reuse the window's pages until the event that uses them has ended.
     let other = rig.open(&marks(0, 1)).expect("open");
     rig.detach(other, "").expect("detached");
     let second = rig.map_window(other, 2, 0).expect("mapped");

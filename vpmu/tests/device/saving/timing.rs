@@ -1,4 +1,4 @@
-//! Guest time across a save and restore, and when a device may be saved.
+//! Guest time across a save and restore, and the conditions under which a device may be saved.
 
 use vpmu::abi::*;
 use vpmu::{ExitReason, SaveError};
@@ -47,14 +47,14 @@ fn restored_pages_have_the_new_tsc_frequency() {
     rig.vpmu.reset();
     next.resume(&state);
     let config = next.config();
-    // The word of the metadata page that has the width of the counter, the shift and the multiplier.
+    // This word of the metadata page holds the counter's width, the shift and the multiplier.
     let shown = page.field(48);
     assert_eq!(shown >> 32, u64::from(config.time_mult.get()));
     assert_eq!(shown >> 16 & 0xffff, u64::from(config.time_shift.get()));
     assert_eq!(shown & 0xffff, 64);
     assert_eq!(page.field(8) & 1, 0, "`lock` is even after the write");
     let after = next.read(0, event).time_enabled.get();
-    // Each clock read now advances the clock by two nanoseconds.
+    // With the new frequency, each clock read advances the clock by two nanoseconds.
     assert!(
         after - before < 200,
         "the enabled time jumped from {before} to {after}"

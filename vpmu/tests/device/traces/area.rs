@@ -40,13 +40,13 @@ pub(crate) fn map(rig: &mut Rig, event: u64, pages: u64) -> AreaReader {
     AreaReader::new(rig, metadata, pages)
 }
 
-/// Maps an area of these pages; returns the device's answer.
+/// Maps an area that consists of `pages`. Returns the device's answer.
 pub(crate) fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
     rig.map_as(CONTROL_MAP_AUX, event, flags, pages)
 }
 
 impl AreaReader {
-    /// A reader of `pages` with the metadata page at `metadata`.
+    /// Creates a reader of the area `pages`. The area's metadata page is at `metadata`.
     pub(crate) fn new(rig: &Rig, metadata: u64, pages: Vec<u64>) -> Self {
         Self {
             memory: rig.memory.clone(),
@@ -56,25 +56,25 @@ impl AreaReader {
         }
     }
 
-    /// Maps the pages of this area again, for `event`; returns a reader of the new area.
+    /// Maps this area's pages again, for `event`. Returns a reader of the new area.
     pub(crate) fn again(&self, rig: &mut Rig, event: u64) -> Self {
         map_aux(rig, event, MAP_WRITABLE, &self.pages).expect("an area");
         Self::new(rig, self.metadata, self.pages.clone())
     }
 
-    /// The head in the metadata page: the number of bytes written so far.
+    /// Returns the head in the metadata page, which is the number of bytes written so far.
     pub(crate) fn head(&self) -> u64 {
         self.memory
             .load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire)
             .expect("in memory")
     }
 
-    /// Sets the head, like a driver that manages the area.
+    /// Sets the head, as a driver that owns the area does.
     pub(crate) fn set_head(&self, head: u64) {
         self.store(AUX_HEAD, head);
     }
 
-    /// Sets the tail, valid or not.
+    /// Sets the tail, which may be invalid.
     pub(crate) fn set_tail(&self, tail: u64) {
         self.store(AUX_TAIL, tail);
     }
@@ -84,7 +84,7 @@ impl AreaReader {
         self.tail = position;
     }
 
-    /// Whether the device has not written to the pages before and after the area.
+    /// Returns true if the device has not written to the pages just before and just after the area.
     pub(crate) fn is_alone(&self, rig: &Rig) -> bool {
         let (Some(first), Some(last)) = (self.pages.first(), self.pages.last()) else {
             return false;
@@ -169,7 +169,7 @@ impl AreaReader {
         packet
     }
 
-    /// Copies bytes from the tail on into `bytes`. Packets are aligned and do not cross a page.
+    /// Fills `bytes` with the bytes that start at the tail. Packets are aligned and do not cross a page boundary.
     fn copy(&self, bytes: &mut [u8]) {
         let page = usize::try_from(self.tail / 4096).expect("small") % self.pages.len();
         let at = self.pages[page] + self.tail % 4096;

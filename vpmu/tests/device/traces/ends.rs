@@ -1,4 +1,4 @@
-//! Traces: the exits that they record, how they end, and their counts at the end.
+//! Which exits traces record, how traces end, and their counts at the end.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -21,7 +21,7 @@ fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
         .collect()
 }
 
-/// The instruction pointer of exits that [`Rig::commands`] makes.
+/// The instruction pointer of the exits that [`Rig::commands`] causes.
 const KICK: u64 = u64::MAX;
 
 #[test]
@@ -36,7 +36,7 @@ fn task_trace_contains_its_exits_on_any_vcpu() {
         rig.command(vcpu, COMMAND_IN, trace);
         rig.exit(vcpu, ExitReason::Io, &mut At(2));
         rig.exit(1 - vcpu, ExitReason::Io, &mut At(3));
-        // The task page already names the next task, but this exit still belongs to the previous task.
+        // The task page already shows the next task, but this exit still belongs to the previous task.
         rig.runs(vcpu, 99, 99);
         rig.command(vcpu, COMMAND_OUT, trace);
         rig.exit(vcpu, ExitReason::Io, &mut At(4));
@@ -74,7 +74,8 @@ fn vcpus_and_children_share_an_area() {
             &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
         );
     }
-    // Both vCPUs are outside the guest at the same time. The packets are in the order in which the vCPUs enter again.
+    // Both vCPUs are outside the guest at the same time. The packets are in the order in which the vCPUs enter the
+    // guest again.
     rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
     rig.vcpus.leave(1, ExitReason::Io, &mut At(2));
     rig.vcpus.enter(1);
@@ -131,7 +132,7 @@ fn trace_identifies_itself_in_each_area() {
     };
     assert_eq!(who(area.take()), [(first, 1), (third, 1)]);
     assert_eq!(who(other.take()), [(second, 1), (third, 1)]);
-    // In a newly mapped area, a trace starts with a sync packet, too.
+    // A trace also starts with a sync packet in a newly mapped area.
     let unmap = Rig::header(CONTROL_UNMAP_AUX, second);
     rig.control(&unmap).expect("unmapped");
     let mut anew = other.again(&mut rig, second);
@@ -144,7 +145,7 @@ fn trace_identifies_itself_in_each_area() {
 #[test]
 fn bytes_written_and_lost_add_up_to_produced() {
     let mut rig = Rig::new();
-    // A trace of I/O exits does not record the exits of the test's commands.
+    // A trace of I/O exits does not record the exits that the test's commands cause.
     let io = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
     let trace = rig.open(&io).expect("open");
     let mut area = map(&mut rig, trace, 1);

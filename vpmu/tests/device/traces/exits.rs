@@ -61,7 +61,7 @@ fn packet_describes_the_whole_exit() {
     assert_eq!((exit.vcpu.get(), exit.sequence.get()), (0, 0));
     assert_eq!(exit.time.get(), left + TSC_OFFSET);
     assert_eq!(exit.ip.get(), 0x1234);
-    // The test waited 500 ticks, and the read of the clock took one more.
+    // The test waited 500 ticks, and the clock read took one more tick.
     assert_eq!(exit.outside.get(), 501);
     assert_eq!(exit.qualification.get(), 0x3f8);
     assert_eq!(
@@ -96,7 +96,7 @@ fn each_exit_is_traced_once_and_in_order() {
     read.extend(area.exits());
     assert!((0..104).eq(read.iter().map(|exit| exit.sequence.get())));
     assert!(read.is_sorted_by_key(|exit| exit.time.get()));
-    // The test's commands cause exits, too, all from kernel mode. So ignore exits from kernel mode.
+    // The test's commands also cause exits, all from kernel mode. Therefore, ignore exits from kernel mode.
     let own = read.iter().filter(|exit| exit.flags & PACKET_USER != 0);
     let own: Vec<_> = own
         .map(|exit| (exit.ip.get(), u64::from(exit.reason.get())))
@@ -143,7 +143,7 @@ fn starting_exit_is_not_traced_and_ending_exit_is_cut() {
         area.head(),
         "the packets of both exits are counted"
     );
-    // When the trace is enabled again, it begins with a sync packet, and numbering continues.
+    // When the trace is enabled again, it starts with a sync packet, and the numbering continues.
     rig.command(0, COMMAND_ENABLE, event);
     rig.exit(0, ExitReason::Io, &mut At(3));
     rig.command(0, COMMAND_READ, event);
@@ -185,8 +185,8 @@ fn exits_in_excluded_modes_are_not_traced() {
         rig.command(0, COMMAND_READ, event);
         let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
         assert_eq!(ips, [kept]);
-        // The mode at this exit is unknown, so the device cannot tell whether the trace excludes the exit. The trace is
-        // then in the error state.
+        // The mode at this exit is unknown, so the device cannot tell whether the trace excludes the exit. The trace
+        // therefore enters the error state.
         rig.exit(0, ExitReason::Io, &mut Nowhere);
         let reply = rig.command(0, COMMAND_READ, event);
         assert_eq!(reply.state.get(), STATE_ERROR);

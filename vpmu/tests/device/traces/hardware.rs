@@ -1,4 +1,4 @@
-//! Traces of every exit, from the host's records.
+//! Traces of every exit, which the device takes from the host's records.
 
 use std::sync::atomic::Ordering;
 
@@ -30,8 +30,8 @@ fn traced(rig: &mut Rig) -> (u64, AreaReader) {
     (event, area)
 }
 
-/// The host's record of an exit `ago` ticks before now. The vCPU entered the guest again `outside` ticks after the
-/// exit; `None` if the host did not record the entry.
+/// Returns the host's record of an exit that happened `ago` ticks ago. The vCPU entered the guest again `outside` ticks
+/// after the exit. `outside` is `None` if the host did not record the entry.
 fn exit(rig: &Rig, ip: u64, ago: u64, outside: Option<u64>) -> HostExit {
     let tsc = rig.world.now() - ago;
     HostExit {
@@ -52,7 +52,7 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
     area.exits().iter().map(|exit| exit.ip.get()).collect()
 }
 
-/// Writes entry number `n` to the history of vCPU 0: a switch to task `who` at guest TSC `since`.
+/// Writes entry number `n` of vCPU 0's history, which records a switch to task `who` at guest TSC `since`.
 fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
     let put = |at, value: u64| {
         let stored = rig.memory.store(value, GuestAddress(at), Ordering::Release);
@@ -117,7 +117,7 @@ fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
         let mut rig = Rig::new();
         let (event, mut area) = traced(&mut rig);
         rig.world.pass(10_000);
-        // An exit whose entry was lost, and the exit during which the trace ends.
+        // Record an exit whose entry was lost, and then the exit during which the trace ends.
         record(&rig, 0, exit(&rig, 1, 1000, None));
         record(&rig, 0, exit(&rig, 2, 400, None));
         rig.command(0, op, event);
@@ -231,7 +231,8 @@ fn host_records_nothing_while_the_trace_is_paused() {
         record(&rig, 0, exit(&rig, 1000, 10, Some(1)));
         rig.mark(0, RESUME, 2);
         record(&rig, 0, exit(&rig, region, 10, Some(1)));
-        // The exit that the PAUSE mark below causes: the host has recorded its start, but it has not ended yet.
+        // Record the exit that the PAUSE mark below causes. The host has recorded its start, but the exit has not
+        // ended.
         record(&rig, 0, exit(&rig, 100 + region, 5, None));
         rig.mark(0, PAUSE, 3);
         let exits = area.exits();

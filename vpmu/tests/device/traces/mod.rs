@@ -1,4 +1,4 @@
-//! Traces as a guest program reads them: exits and samples in order, starts and ends.
+//! Traces as a guest program reads them: the order of exits and samples, and how traces start and end.
 
 pub(crate) mod area;
 mod ends;

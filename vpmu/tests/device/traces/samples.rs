@@ -9,7 +9,7 @@ use crate::world::At;
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
-/// A vCPU that provides its whole state; the value of each register is the address plus the register's number.
+/// A vCPU that provides its whole state. The value of each register is the address plus the register's number.
 #[derive(Debug)]
 struct Everything(u64);
 
@@ -194,7 +194,7 @@ fn sample_trace_has_the_rate_and_limit_of_samples() {
         .iter()
         .map(|sample| (sample.ip.get(), sample.period.get()))
         .collect();
-    // The limit is three overflows. The first sample represents two of them. So the second sample represents only one,
-    // although there were three more overflows.
+    // The limit is three overflows, and the first sample represents two of them. The second sample therefore represents
+    // only one overflow, although three more happened.
     assert_eq!(told, [(0x10, 200), (0x20, 100)]);
 }

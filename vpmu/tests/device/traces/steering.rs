@@ -1,4 +1,4 @@
-//! Group members whose overflows pause and resume the leading trace.
+//! Group members whose overflows pause and resume the trace that leads the group.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -19,7 +19,7 @@ fn steering(leader: u64, kind: u32, config: u64, period: u64, flag: u32) -> Open
     }
 }
 
-/// An enabled trace of exits, with marks that pause and resume it.
+/// Opens and enables a trace of exits, with marks that pause and resume it.
 fn steered(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: flags.into(),
@@ -213,14 +213,14 @@ fn pausing_and_resuming_need_a_leading_trace() {
 fn mark_is_the_last_overflow_of_its_exit() {
     let mut rig = Rig::new();
     let (trace, mut area) = steered(&mut rig, 0);
-    // A write to the doorbell is an exit and a mark. The overflow of the exit takes effect before that of the mark,
+    // A write to the doorbell is an exit and a mark. The exit's overflow takes effect before the mark's overflow,
     // although the member that counts exits was opened later.
     let member = steering(trace, KIND_EXITS, EXIT_MMIO, 1, OPEN_AUX_RESUME);
     rig.open(&member).expect("open");
     rig.mark(0, PAUSE, 1);
     rig.exit(0, ExitReason::Io, &mut At(2));
     assert_eq!(ips(&mut area), [1]);
-    // The overflow of an exit also takes effect before the overflow of a host counter that is found at the same exit,
+    // An exit's overflow also takes effect before a host counter's overflow that the device finds at the same exit,
     // although the member that counts exits was opened later.
     let counter = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE);
     let counter = OpenRequest {

@@ -1,4 +1,4 @@
-//! A vCPU does not wait for another vCPU.
+//! A vCPU does not have to wait for another vCPU.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,7 +13,7 @@ use crate::world::{At, CYCLES, FAULTS};
 
 /// Events of vCPU 1, and of tasks that run there.
 struct Own {
-    /// An event of the vCPU that samples marks.
+    /// A vCPU event that samples marks.
     marks: u64,
     tasks: [Vec<u64>; 2],
     ring: Reader,
@@ -32,7 +32,7 @@ impl Own {
             let open = |(kind, config)| rig.open(&task_event(kind, config)).expect("open");
             kinds.map(open).to_vec()
         });
-        // Let the tasks run here once, so that their events have host counters.
+        // Run each task once on this vCPU, so that its events have host counters.
         for task in &tasks {
             rig.commands(1, &each(COMMAND_IN, task));
             rig.commands(1, &each(COMMAND_OUT, task));
@@ -40,7 +40,7 @@ impl Own {
         Self { marks, tasks, ring }
     }
 
-    /// Switches tasks, places marks and flushes on vCPU 1; checks that nothing waits for another vCPU.
+    /// Switches tasks, makes marks and flushes on vCPU 1. Checks that nothing waits for another vCPU.
     fn check(&mut self, vcpu: &VcpuThread) {
         const ROUNDS: usize = 100;
         let (marks, tasks) = (self.marks, self.tasks.clone());
@@ -110,7 +110,7 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
     let vpmu = Arc::clone(&rig.vpmu);
     aside(move || vpmu.drain()).wait();
     own.check(&second);
-    // Requests are still served, even those about events of vCPU 0.
+    // The device still serves requests, even requests about events of vCPU 0.
     let other = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     rig.close(other).expect("closed");
     assert_eq!(rig.vpmu.metrics().drains, 1);
@@ -139,8 +139,8 @@ fn vcpu_without_a_thread_delays_no_other() {
     own.check(&second);
 }
 
-/// While the hypervisor reads a vCPU's registers, the vCPU's shard (the state of its events) is locked. A request
-/// about an event of that vCPU waits for this lock, and meanwhile holds the lock of the control plane.
+/// While the hypervisor reads a vCPU's registers, the vCPU's shard (the state of its events) is locked. A request about
+/// an event of this vCPU waits for the lock, and holds the control plane's lock while it waits.
 #[test]
 fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     let mut rig = Rig::new();

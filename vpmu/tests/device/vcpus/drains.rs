@@ -9,7 +9,7 @@ use super::{done, each, task_event};
 use crate::rig::{Rig, open_of, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
-/// Sampling events of both engines on each vCPU, with rings.
+/// Opens sampling events of both engines on each vCPU, and maps their rings.
 fn sampled(rig: &mut Rig) -> [u64; 4] {
     let mut events = [0; 4];
     let engines = [ENGINE_EXIT, ENGINE_BATCHED];

@@ -1,5 +1,5 @@
-//! Leaders and triggers on one vCPU that affect members and targets on another: the effect is complete before the first
-//! vCPU enters the guest.
+//! Leaders and triggers on one vCPU that affect members and targets on another vCPU. The effect must be complete before
+//! the first vCPU enters the guest.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -9,12 +9,12 @@ use crate::rig::{Rig, command, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 fn state(rig: &mut Rig, event: u64) -> i32 {
-    // Read the state on vCPU 0. The affected event is usually on vCPU 1, where a command could complete the
-    // effect and so hide that it was missing.
+    // Read the state on vCPU 0. The affected event is usually on vCPU 1. There, a command could complete the effect and
+    // so hide that the effect was missing.
     rig.read(0, event).state.get()
 }
 
-/// A disabled leader scheduled in on vCPU 0, and its enabled member scheduled in on vCPU 1.
+/// Schedules in a disabled leader on vCPU 0 and its enabled member on vCPU 1.
 fn split(rig: &mut Rig, leader: &OpenRequest, member: &OpenRequest) -> (u64, u64) {
     let off = OpenRequest {
         flags: 0.into(),
@@ -45,7 +45,7 @@ fn leader_starts_and_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 1000, 4);
         assert_eq!(rig.value(0, member), expected);
     }
-    // Enabling a leader that is scheduled out starts its member, too.
+    // Enabling a leader also starts its member if the leader is scheduled out.
     done(&mut rig, 0, COMMAND_OUT, leader);
     done(&mut rig, 0, COMMAND_ENABLE, leader);
     rig.world.work(thread(1), 5, 4);
@@ -89,7 +89,7 @@ fn leader_at_its_limit_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 10, 4);
         rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
         rig.vcpus.mark(0, 5, &mut At(1));
-        // The leader's vCPU has not entered the guest again, but the member has stopped already.
+        // The leader's vCPU has not entered the guest again, but the member has already stopped.
     }
     rig.world.work(thread(1), 1000, 4);
     assert_eq!(rig.value(1, member), 30);
@@ -116,7 +116,8 @@ fn leader_in_error_stops_its_member_on_another_vcpu() {
     assert_eq!(rig.value(1, member), 2);
 }
 
-/// Two vCPUs enable and disable a leader concurrently. Whichever command is last, the member follows its leader.
+/// Two vCPUs enable and disable a leader concurrently. The member follows its leader, no matter which command comes
+/// last.
 #[test]
 fn member_is_on_with_its_leader_whichever_vcpu_was_the_last() {
     const ROUNDS: usize = 5_000;
@@ -245,8 +246,8 @@ fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
     );
 }
 
-/// A mark of vCPU 0 stops a sampling event of vCPU 1. When the device stops that event, it finds an overflow of the
-/// event, which starts an event of vCPU 0.
+/// A mark of vCPU 0 stops a sampling event of vCPU 1. When the device stops this event, it finds that the event has
+/// overflowed. The overflow starts another event of vCPU 0.
 #[test]
 fn chain_of_triggers_crosses_vcpus_and_returns() {
     let mut rig = Rig::new();
@@ -280,7 +281,7 @@ fn chain_of_triggers_crosses_vcpus_and_returns() {
     assert_eq!(rig.value(0, second), 100);
 }
 
-/// A cycle of links between events on two vCPUs does not keep the device busy forever.
+/// A cycle of links between events on two vCPUs must not keep the device busy forever.
 ///
 /// VPMU-D-6.11-4.
 #[test]

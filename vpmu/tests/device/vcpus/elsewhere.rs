@@ -1,4 +1,4 @@
-//! Commands on the queue of one vCPU about events of another vCPU.
+//! Commands on one vCPU's queue that refer to events of another vCPU.
 
 use vpmu::abi::*;
 
@@ -8,7 +8,7 @@ use crate::rig::{Rig, command, open_of, sampling, thread};
 use crate::traces::area::{AreaReader, map_aux};
 use crate::world::{At, CYCLES, FAULTS};
 
-/// An event that samples every third mark, with its ring.
+/// Opens an event that samples every third mark, and maps its ring.
 fn marks(rig: &mut Rig, context: u32, flags: u32) -> (u64, Reader) {
     let request = OpenRequest {
         flags: flags.into(),
@@ -23,7 +23,7 @@ fn place(rig: &Rig, vcpu: u32, times: u64) {
     (0..times).for_each(|_| rig.mark(vcpu, 5, 1));
 }
 
-/// An enabled event that is active on vCPU 1: a vCPU event, or a task event scheduled in there.
+/// Opens an enabled event that is active on vCPU 1. It is a vCPU event, or a task event that is scheduled in there.
 fn on_second(rig: &mut Rig, context: u32) -> (u64, Reader) {
     let (event, ring) = marks(rig, context, OPEN_ENABLED);
     if context == CONTEXT_TASK {
@@ -104,7 +104,7 @@ fn event_scheduled_in_elsewhere_is_scheduled_there_only() {
     place(&rig, 1, 2);
     assert_eq!(rig.value(0, of_task), 2);
     done(&mut rig, 1, COMMAND_OUT, of_task);
-    // The event is scheduled out now, so no vCPU can schedule it out again, and any vCPU can schedule it in.
+    // Now that the event is scheduled out, no vCPU can schedule it out again, but any vCPU can schedule it in.
     assert_eq!(status(&mut rig, 0, COMMAND_OUT, of_task), libc::EINVAL);
     assert_eq!(status(&mut rig, 1, COMMAND_OUT, of_task), libc::EINVAL);
     done(&mut rig, 0, COMMAND_IN, of_task);
@@ -156,7 +156,7 @@ fn parked_event_takes_commands_of_either_vcpu() {
             let reply = done(&mut rig, vcpu, COMMAND_DISABLE, event);
             assert_eq!(reply.state.get(), STATE_OFF);
         }
-        // Two `COMMAND_REFRESH` commands have each raised the limit by one, so there are two samples.
+        // Each of the two `COMMAND_REFRESH` commands raised the limit by one, so there are two samples.
         done(&mut rig, 1 - last, COMMAND_ENABLE, event);
         done(&mut rig, 1 - last, COMMAND_IN, event);
         place(&rig, 1 - last, 9);

@@ -10,7 +10,7 @@ use crate::rig::{Rig, TSC_OFFSET, open_of};
 use crate::traces::area::{AreaReader, map};
 use crate::world::At;
 
-/// A trace of the I/O exits of vCPU 0, with its area.
+/// Opens a trace of vCPU 0's I/O exits, and maps its area.
 fn trace(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: flags.into(),
@@ -21,7 +21,7 @@ fn trace(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
     (event, area)
 }
 
-/// The instruction pointer in each exit packet, and whether the packet has `PACKET_CUT`.
+/// Returns the instruction pointer of each exit packet, and whether the packet has `PACKET_CUT`.
 fn told(rig: &mut Rig, event: u64, area: &mut AreaReader) -> Vec<(u64, bool)> {
     done(rig, 1, COMMAND_READ, event);
     let exits = area.exits();
@@ -91,7 +91,7 @@ fn trace_ended_by_a_request_during_an_exit_cuts_it_once() {
 
 #[test]
 fn trace_started_during_an_exit_omits_it() {
-    // Test without and with another trace, which records the exit.
+    // Test without another trace, and with another trace that records the exit.
     for others in [0, 1] {
         let mut rig = Rig::new();
         let mut others: Vec<_> = (0..others).map(|_| trace(&mut rig, OPEN_ENABLED)).collect();
@@ -129,7 +129,7 @@ fn trace_restarted_during_an_exit_contains_it_once_and_cut() {
     }
 }
 
-/// A trace of a task on vCPU 0 with marks of vCPU 1 that stop and start it.
+/// Opens a trace of a task on vCPU 0. Marks of vCPU 1 stop and start this trace.
 fn steered(rig: &mut Rig) -> (u64, AreaReader) {
     let request = task_event(KIND_EXIT_TRACE, EXIT_IO);
     let event = rig.open(&request).expect("open");
@@ -159,7 +159,7 @@ fn trace_paused_by_another_vcpu_during_an_exit_contains_it() {
         "the exit has not ended"
     );
     rig.vcpus.enter(0);
-    // The packet is published immediately, because a later packet may never come.
+    // The device publishes the packet immediately, because there may never be a later packet.
     let exits = area.exits();
     let cuts = exits
         .iter()
@@ -211,8 +211,8 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     let request = task_event(KIND_EXIT_TRACE, EXIT_USER);
     let event = rig.open(&request).expect("open");
     let mut area = map(&mut rig, event, 4);
-    // Another trace records all exits of the second vCPU, including the exit of `COMMAND_IN`. The task's trace
-    // omits that exit.
+    // Another trace records all exits of the second vCPU, including the exit of `COMMAND_IN`. The task's trace omits
+    // the exit of `COMMAND_IN`.
     let other = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1)

@@ -1,4 +1,4 @@
-//! Requests, drains and actions of other vCPUs at critical moments of a vCPU.
+//! Requests, drains and actions of other vCPUs that happen at critical moments of a vCPU.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread as threads;
@@ -31,7 +31,7 @@ fn cycles(context: u32, period: u64) -> OpenRequest {
     }
 }
 
-/// Sends a command from a vCPU that is outside the guest, and remains outside.
+/// Sends a command from a vCPU that is outside the guest and stays there.
 fn kick(rig: &mut Rig, vcpu: u32, op: u32, event: u64) {
     let index = 2 + vcpu as usize;
     rig.queues[index].request(command(op, event).as_bytes(), size_of::<Reply>());
@@ -152,7 +152,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     rig.world.pass(1_000_000_000);
     let event = rig.open(&cycles(CONTEXT_TASK, 10)).expect("open");
     let mut ring = rig.map(event, 2);
-    // The event gets a counter on both vCPUs.
+    // The event gets a counter on each of the two vCPUs.
     for (vcpu, op) in [(1, COMMAND_IN), (1, COMMAND_OUT), (0, COMMAND_IN)] {
         rig.command(vcpu, op, event);
     }
@@ -172,7 +172,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
 }
 
-/// When the device reads these registers, it also serves a waiting control request.
+/// Makes the device serve a waiting control request while it reads these registers.
 struct Meanwhile<'a>(&'a Vpmu);
 
 impl Registers for Meanwhile<'_> {
@@ -215,7 +215,7 @@ fn woken_reader_finds_the_head() {
     for round in 0..300 {
         rig.post_notice(0, 64);
         let now = rig.world.now();
-        // 70 samples cross one or two page boundaries of the ring, so they cause one or two wakeups.
+        // The 70 samples cross one or two page boundaries of the ring, so they cause one or two wakeups.
         for tick in 0..70 {
             rig.world.record(thread(0), overflow(now + tick));
         }
@@ -231,7 +231,7 @@ fn woken_reader_finds_the_head() {
             let mut heads = Vec::new();
             loop {
                 let last = over.load(Ordering::Acquire);
-                // A vCPU that leaves the guest delivers waiting notices.
+                // When a vCPU leaves the guest, it delivers waiting notices.
                 rig_.exit(1, ExitReason::Hlt, &mut At(1));
                 while events.reclaim().is_some() {
                     heads.push(ring_.head());
@@ -275,7 +275,8 @@ fn area_unmapped_during_exits_has_published_every_counted_byte() {
                 }
             });
             while area.head() == 0 {
-                // The device publishes data only at the watermark. In some rounds, unmap the area before the watermark.
+                // The device publishes data only at the watermark. In some rounds, unmap the area before the watermark
+                // is reached.
                 if vpmu.exits(0).hlt % 50 == 49 {
                     break;
                 }

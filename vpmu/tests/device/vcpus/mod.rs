@@ -25,7 +25,7 @@ use crate::driver::DriverQueue;
 use crate::rig::{Errno, Rig, command, open_of, structs};
 use crate::world::At;
 
-/// A wait that is longer than any step of these tests, even on a busy machine.
+/// How long to wait. No step of these tests takes this long, even on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
 /// The parts of a vCPU that its thread uses: the vCPU's session, and the driver's side of its queue.
@@ -56,8 +56,8 @@ impl Lane {
         replies
     }
 
-    /// Adds these commands to the queue and notifies the device. Does not make the vCPU leave and enter the guest: the
-    /// caller does.
+    /// Adds these commands to the queue and notifies the device. The caller must make the vCPU leave and enter the
+    /// guest.
     fn kick(&mut self, commands: &[Command]) -> Vec<Reply> {
         let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
         self.queue.request(commands.as_bytes(), room);
@@ -91,14 +91,14 @@ impl VcpuThread {
     ) -> Pending<T> {
         let (done, result) = channel();
         let job = move |lane: &mut Lane| {
-            // The test may have failed in the meantime.
+            // The test may have failed before this point.
             let _ = done.send(act(lane));
         };
         self.0.send(Box::new(job)).expect("the thread runs");
         Pending(result)
     }
 
-    /// Runs `act` on the thread and returns its result; fails the test if the thread panicked.
+    /// Runs `act` on the thread and returns its result. Fails the test if the thread panics.
     fn run<T: Send + 'static>(&self, act: impl FnOnce(&mut Lane) -> T + Send + 'static) -> T {
         self.begin(act).wait()
     }
@@ -142,17 +142,17 @@ fn led(leader: u64, request: OpenRequest) -> OpenRequest {
     }
 }
 
-/// The same command for each of these events.
+/// Returns the same command for each of these events.
 fn each(op: u32, events: &[u64]) -> Vec<Command> {
     events.iter().map(|&event| command(op, event)).collect()
 }
 
-/// Sends a command; returns the status.
+/// Sends a command. Returns the status.
 fn status(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Errno {
     rig.valued(vcpu, op, event, 0)
 }
 
-/// Sends a command, which must succeed; returns the reply.
+/// Sends a command, which must succeed. Returns the reply.
 fn done(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Reply {
     let reply = rig.command(vcpu, op, event);
     assert_eq!(reply.status.get(), 0, "command {op}: {reply:?}");

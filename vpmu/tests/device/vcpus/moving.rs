@@ -22,8 +22,8 @@ fn values(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<u64> {
     replies.iter().map(|reply| reply.value.get()).collect()
 }
 
-/// Makes work happen on `vcpu`, where the task's events are scheduled in, so that they count it. Also makes work happen
-/// on the other vCPU, which these events must not count.
+/// Simulates work on `vcpu`, which the task's events count if they are scheduled in there. Also simulates work on the
+/// other vCPU, which these events must not count.
 fn work(rig: &Rig, vcpu: u32, times: u64) {
     rig.world.work(thread(vcpu), 10 * times, 4);
     rig.world.work(thread(1 - vcpu), 7000, 4);
@@ -106,7 +106,7 @@ fn group_moves_in_any_order_of_commands() {
         let group = [leader, members[0], members[1]];
         for round in 0..6_u64 {
             let vcpu = u32::from(round % 2 == 1);
-            // Split the commands for the three events into one, three or two notifications.
+            // Send the commands for the three events in one, three or two notifications.
             let (into, out) = (into.map(|at| group[at]), out.map(|at| group[at]));
             let sizes = [3, 1, 2];
             let size = sizes[usize::try_from(round).expect("few") % 3];
@@ -186,7 +186,7 @@ fn samples_of_a_family_add_up_across_vcpus() {
             rig.world.work(thread(vcpu), cycles, 4);
             let at = usize::try_from(vcpu).expect("few");
             let event = usize::from(on[0] != at);
-            // Each event has a counter on each vCPU. These counters do not share their progress in the period.
+            // Each event has a counter on each vCPU. Each counter has its own progress in the period.
             let grown = left[event][at] + cycles;
             expected[event][at] += grown / 100;
             left[event][at] = grown % 100;
@@ -238,7 +238,8 @@ fn period_that_began_on_one_vcpu_ends_on_another() {
     }
     let samples = ring.samples();
     assert_eq!(samples.len(), 90 / 7);
-    // There are three marks in each round, so sample s, which is of mark 7 * s, is made in round (7 * s - 1) / 3.
+    // There are three marks in each round, and sample s samples mark 7 * s. Sample s is therefore taken in round (7 * s
+    // - 1) / 3.
     let vcpus: Vec<_> = (1..=90 / 7)
         .map(|sample| (7 * sample - 1) / 3 % 2)
         .collect();
@@ -270,7 +271,7 @@ fn links_act_across_vcpus() {
         rig.mark(of[0], 7, 1);
         rig.world.work(thread(of[2]), 3, 4);
         expected += 3;
-        // A mark on a vCPU other than the stopper's has no effect.
+        // A mark has no effect if it is not on the stopper's vCPU.
         rig.mark(1 - of[1], 8, 1);
         rig.world.work(thread(of[2]), 20, 4);
         expected += 20;
@@ -297,7 +298,8 @@ fn events_stay_on_their_vcpus_over_thread_changes() {
         let vcpu = round % 2;
         rig.commands(vcpu, &each(COMMAND_IN, &events));
         rig.world.work(thread(vcpu), 10, 4);
-        // A vCPU gets a new thread. The counters of its old thread are closed; those of the other vCPU remain open.
+        // One vCPU gets a new thread. The device closes the counters of the vCPU's old thread. The other vCPU's
+        // counters remain open.
         let ends = round / 2 % 2;
         rig.attach(ends);
         rig.world.work(thread(vcpu), 5, 4);

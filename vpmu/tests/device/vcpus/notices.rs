@@ -11,7 +11,7 @@ use super::{done, task_event};
 use crate::rig::{Rig, Vcpus, open_of, sampling};
 use crate::world::At;
 
-/// An event of vCPU `vcpu` that wakes its reader at every mark of value 5.
+/// Opens an event of `vcpu` that wakes its reader at every mark of value 5.
 fn waking(rig: &mut Rig, vcpu: u32) -> u64 {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -71,7 +71,7 @@ fn notice_counts_the_waiting_wakeups() {
         assert_eq!(notice, Some((NOTICE_WAKEUP, event, count)));
     }
     assert_eq!(rig.counted_notice(), None);
-    // If a buffer is available, the notice is not merged: it represents one wakeup.
+    // If a buffer is available, the notice is not merged with others, so it represents one wakeup.
     rig.mark(1, 5, 1);
     assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
     assert!(rig.world.interrupts() <= interrupts + 5);
@@ -88,7 +88,7 @@ fn limit_notice_replaces_the_last_wakeup() {
     assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 2)));
     assert_eq!(rig.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
     assert_eq!(rig.counted_notice(), None);
-    // With a wakeup at every second record, the third record does not cause one.
+    // With a wakeup at every second record, the third record does not cause a wakeup.
     rig.set_wakeup(event, 2, WAKEUP_RECORDS).expect("set");
     assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 3), 0);
     (0..2).for_each(|_| rig.mark(0, 5, 1));
@@ -127,7 +127,7 @@ fn wakeups_of_two_vcpus_are_merged_per_family() {
         let woken = [first, second].map(|family| Some((NOTICE_WAKEUP, family)));
         assert_eq!(notices[..2], woken);
         assert_eq!(notices[2], None);
-        // Two buffers are left, so each wakeup gets a buffer immediately.
+        // Two buffers are left, so each of these wakeups gets a buffer immediately.
         (0..2).for_each(|vcpu| rig.mark(vcpu, 6, 1));
         let notices = [(); 3].map(|()| rig.notice());
         let twice = [Some((NOTICE_WAKEUP, second)); 2];
@@ -136,8 +136,8 @@ fn wakeups_of_two_vcpus_are_merged_per_family() {
     }
 }
 
-/// One thread causes a notice while another thread posts the buffer for it. Whichever thread comes second
-/// delivers the notice.
+/// One thread causes a notice while another thread posts the buffer for it. The thread that comes second delivers the
+/// notice.
 #[test]
 fn notice_posted_concurrently_with_its_buffer_is_delivered() {
     const ROUNDS: u32 = 5_000;
@@ -166,7 +166,7 @@ fn notice_posted_concurrently_with_its_buffer_is_delivered() {
             go.store(false, Ordering::SeqCst);
             start.wait();
             go.store(true, Ordering::SeqCst);
-            // Vary the time, so that the buffer is posted sometimes before the mark and sometimes after it.
+            // Vary the delay, so that the test posts the buffer sometimes before the mark and sometimes after it.
             for _ in 0..(round.wrapping_mul(2654435761) >> 16) % 60 {
                 std::hint::spin_loop();
             }

@@ -1,4 +1,4 @@
-//! Readings of groups whose members are scheduled in on another vCPU.
+//! Readings of groups that have members scheduled in on another vCPU.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
@@ -13,7 +13,7 @@ const SAMPLE_READ: u64 = 1 << 4;
 /// `read_format` with GROUP, ID and LOST.
 const FORMAT: u64 = 0x1c;
 
-/// A leader that samples the counts of its group at each mark of value 5, and its ring.
+/// Opens a leader that samples its group's counts at each mark of value 5, and maps its ring.
 fn leader(rig: &mut Rig) -> (u64, Reader) {
     let request = OpenRequest {
         period: 1.into(),
@@ -26,7 +26,7 @@ fn leader(rig: &mut Rig) -> (u64, Reader) {
     (leader, ring)
 }
 
-/// Count, id and losses of each event of the group, for each sample.
+/// Returns one entry per sample: the count, id and losses of each event in the group.
 fn groups(ring: &mut Reader) -> Vec<Vec<[u64; 3]>> {
     let records = ring.raw();
     let groups = records.iter().map(|record| {
@@ -102,7 +102,8 @@ fn sample_has_the_zero_of_a_member_that_was_reset_elsewhere() {
 fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     let mut rig = Rig::new();
     let (leader, mut ring) = leader(&mut rig);
-    // The member has no ring, so each overflow is lost. Its overflows are found when it is scheduled out.
+    // The member has no ring, so each of its overflows is lost. The device finds these overflows when the member is
+    // scheduled out.
     let member = OpenRequest {
         period: 100.into(),
         engine: ENGINE_EXIT.into(),
@@ -112,7 +113,7 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     done(&mut rig, 0, COMMAND_IN, leader);
     done(&mut rig, 1, COMMAND_IN, member);
     rig.vcpus.leave(1, ExitReason::Mmio, &mut At(1));
-    // The counter overflows after the exit of the notification, so the device finds the overflows when it executes the
+    // The counter overflows after the notification's exit, so the device finds the overflows when it executes the
     // command.
     rig.world.work(thread(1), 250, 4);
     rig.queues[3].request(command(COMMAND_OUT, member).as_bytes(), size_of::<Reply>());
@@ -132,8 +133,8 @@ fn sample_has_the_marks_that_a_member_elsewhere_has_counted() {
         ..led(leader, task_event(KIND_MARK, 6))
     };
     let member = rig.open(&member).expect("open");
-    // The member writes to the ring of another event. If it had a ring of its own, the metadata page of that ring would
-    // be updated at each mark.
+    // The member writes to another event's ring. If the member had its own ring, the device would update that ring's
+    // metadata page at each mark.
     let other = rig.open(&task_event(KIND_TSC, 0)).expect("open");
     let mut records = rig.map(other, 1);
     rig.redirect(member, other).expect("redirected");

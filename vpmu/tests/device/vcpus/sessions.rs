@@ -1,4 +1,4 @@
-//! Sessions: the thread to which a vCPU belongs, and the state of a vCPU that has no thread.
+//! Sessions, which bind a vCPU to a thread, and the state of a vCPU that has no thread.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -98,7 +98,7 @@ fn open_exit_is_cut_at_the_end_of_its_session() {
         .iter()
         .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
     assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0), (2, PACKET_CUT)]);
-    // A new session inherits nothing from the dropped one.
+    // A new session inherits nothing from the dropped session.
     rig.attach(0);
     rig.vcpus.enter(0);
     rig.exit(0, ExitReason::Io, &mut At(3));
@@ -130,7 +130,7 @@ fn session_continues_in_another_thread() {
     let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();
     assert_eq!(values, [10, 1]);
     drop(moved);
-    // When the thread has ended, its session is dropped and the vCPU can be attached again.
+    // Once the thread has ended, its session is dropped, and the vCPU can be attached again.
     for _ in 0..1000 {
         rig.world.be_thread(rig::thread(0));
         if let Ok(session) = rig.vpmu.attach(0, 0) {
@@ -143,8 +143,8 @@ fn session_continues_in_another_thread() {
     panic!("the session still exists after the end of its thread");
 }
 
-/// If a thread panics between `enter` and `leave`, its session is dropped while the device regards the vCPU as in the
-/// guest.
+/// If a thread panics between `enter` and `leave`, its session is dropped while the device still considers the vCPU to
+/// be in the guest.
 #[test]
 fn flush_ends_when_its_session_is_dropped() {
     let mut rig = Rig::new();

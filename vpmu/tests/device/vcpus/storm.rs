@@ -1,5 +1,6 @@
-//! All operations concurrently: vCPUs notify, mark, enter, leave, detach and attach during requests, drains,
-//! flushes, metrics and resets. Threads do not deadlock, locks are taken in order, and no state is left over.
+//! Runs all operations concurrently. vCPUs notify, mark, enter, leave, detach and attach during requests, drains,
+//! flushes, reads of metrics and resets. The test checks that threads do not deadlock, that locks are taken in order,
+//! and that no state is left over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,7 +18,7 @@ use crate::driver::{Descriptor, DriverQueue};
 use crate::rig::{self, ALL_FEATURES, Rig, command, limits, make_queues, open_of};
 use crate::world::{At, CYCLES, FAULTS, FakeMachine, World};
 
-/// Number of resets; the other threads run for [`BETWEEN`] between two resets.
+/// Number of resets. The other threads run for [`BETWEEN`] between two resets.
 const RESETS: u32 = 150;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// Number of addresses for rings and areas. Several rings and areas can share an address.
@@ -58,15 +59,15 @@ struct Storm {
     world: Arc<World>,
     memory: GuestMemoryMmap,
     interrupt: Arc<FakeMachine>,
-    /// The driver's sides of all queues. Each reset replaces them.
+    /// The driver's side of each queue. Each reset replaces them.
     queues: Vec<Mutex<DriverQueue>>,
     /// Events that were opened since the last reset.
     events: Mutex<Vec<u64>>,
-    /// Serializes attaches: [`World::be_thread`] sets the thread of the next attach.
+    /// Serializes attaches, because [`World::be_thread`] sets the thread for the next attach.
     attaching: Mutex<()>,
-    /// Set when the threads that reset, send requests and make the VMM's calls must end.
+    /// Set when the threads that reset the device, send requests or make the VMM's calls must end.
     over: AtomicBool,
-    /// Set after `over`, when the threads of the vCPUs must end. They run longer, because flushes wait for them.
+    /// Set after `over`, when the vCPU threads must end. They run longer, because flushes wait for them.
     ended: AtomicBool,
 }
 
@@ -75,7 +76,7 @@ impl Storm {
         self.queues[index].lock().expect("no panic")
     }
 
-    /// The id of an event that this driver opened; an arbitrary id if it has opened none.
+    /// Returns the id of an event that this driver opened, or an arbitrary id if it has opened no event.
     fn event(&self, dice: &mut Dice) -> u64 {
         let events = self.events.lock().expect("no panic");
         match events.len() {
@@ -116,7 +117,7 @@ impl Storm {
             }
             session.leave(dice.one(&reasons), &mut At(dice.below(1000)));
             match dice.below(64) {
-                // Drop the session, as at the end of the vCPU's thread, while the vCPU is in the guest or outside.
+                // Drop the session as if the vCPU's thread ended, while the vCPU is inside or outside the guest.
                 0 => {
                     if dice.below(2) == 0 {
                         session.enter();
@@ -177,7 +178,7 @@ impl Storm {
         while queue.reclaim().is_some() {}
     }
 
-    /// Sends a request; returns the status, and the value or id. `None` if a reset came before the answer.
+    /// Sends a request. Returns the status, and the value or id. Returns `None` if a reset came before the answer.
     fn ask(&self, request: &[u8]) -> Option<(u32, u64)> {
         let mut queue = self.queue(0);
         queue.request(request, size_of::<OpenReply>());
@@ -185,7 +186,8 @@ impl Storm {
         let answer = queue.answer();
         drop(queue);
         if answer.is_none() {
-            // The device was reset meanwhile. Let the resetting thread lock the queue to set up the next driver.
+            // The device was reset before it could answer. Let the resetting thread lock the queue, so that it can set
+            // up the next driver.
             thread::sleep(Duration::from_micros(50));
         }
         let answer = answer?;
@@ -308,7 +310,7 @@ impl Storm {
     /// Resets the device, and sets up a new driver.
     fn reset(&self) {
         self.vpmu.reset();
-        // `events` has only the ids that this driver opened. Persistent events remain on the device.
+        // `events` holds only the ids of events that this driver opened. Persistent events remain on the device.
         self.events.lock().expect("no panic").clear();
         let mut queues: Vec<_> = (0..self.queues.len()).map(|at| self.queue(at)).collect();
         let (drivers, made) = make_queues(&self.memory);
@@ -340,7 +342,7 @@ impl Storm {
         let _ = self.vpmu.notify(QUEUE_EVENT);
     }
 
-    /// Calls of the VMM: drains, flushes, ends of events, metrics.
+    /// Makes one of the VMM's calls: drains, flushes, ends an event, or reads the metrics.
     fn host(&self, dice: &mut Dice) {
         match dice.below(5) {
             0 => self.vpmu.drain(),
@@ -423,7 +425,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
     }
     assert_eq!(storm.vpmu.persistent().len(), 0);
     assert_eq!(storm.world.open_counters(), 0);
-    // Throttles and drains have ended, and the device is in its initial state.
+    // Check that throttling and drains have ended, and that the device is in its initial state.
     storm.vpmu.drain();
     assert!(!storm.world.draining());
     let mut session = storm.attach(0);

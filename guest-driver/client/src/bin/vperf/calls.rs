@@ -18,7 +18,7 @@ pub(crate) enum Direction {
 /// tree, calls the function of the parent line.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Call {
-    /// 0 for a process; for a function, one more than its parent line.
+    /// 0 for a process; for a function, one more than the parent line's depth.
     pub(crate) depth: usize,
     pub(crate) name: String,
     /// Samples in the function and in its subtree.

@@ -20,7 +20,7 @@ const MOST_PROCESSES: usize = 1 << 12;
 /// Maximum number of programs with cached symbols.
 const MOST_PROGRAMS: usize = 64;
 
-/// Label for the samples at all further positions, once a frame has [`MOST_SPOTS`] positions.
+/// Label of the row that counts the samples at all positions beyond the first [`MOST_SPOTS`].
 const OTHERS: &str = "[others]";
 
 /// Samples since the last frame.

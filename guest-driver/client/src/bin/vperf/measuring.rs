@@ -20,8 +20,8 @@ pub(crate) struct Measuring {
 }
 
 impl Measuring {
-    /// Measures until `child` exits or, without a child, until all `processes` have exited; without
-    /// either, until a signal arrives.
+    /// Measures until `child` exits. Without a child, measures until all `processes` have exited;
+    /// with neither, until a signal arrives.
     pub(crate) fn new(signals: Signals, processes: Vec<Process>, child: Option<Running>) -> Self {
         Self {
             signals,
@@ -74,9 +74,9 @@ impl Measuring {
         Ok(had_processes && self.processes.is_empty())
     }
 
-    /// Reads a signal. Forwards the first signal to the child, whose exit ends the measurement, and kills the child at
-    /// the second signal. Without a child, returns true, because the signal itself ends the measurement. Only counts
-    /// the signal [`SNAPSHOT`].
+    /// Reads a signal. Forwards the first signal to the child, whose exit ends the measurement, and
+    /// kills the child on the second signal. Without a child, returns true, because the signal
+    /// itself ends the measurement. The signal [`SNAPSHOT`] is only counted.
     fn pass_signal(&mut self) -> Result<bool, TargetError> {
         let signal = self.signals.next().map_err(TargetError::Signals)?;
         if signal == SNAPSHOT {

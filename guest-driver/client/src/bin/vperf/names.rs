@@ -79,9 +79,10 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Returns the positions of a sample's call chain, innermost first; without a chain, the sample's own position. The
-    /// result ends before the first user-mode address that the process cannot execute: a function without a frame
-    /// pointer was reached, so this value and those after it are not return addresses.
+    /// Returns the positions of a sample's call chain, innermost first; without a chain, the
+    /// sample's own position. The result ends before the first user-mode address that the process
+    /// cannot execute. Such a value means that a function has no frame pointer, so this value and
+    /// all later ones are not return addresses.
     pub(crate) fn chain(&self, sample: &Sample) -> Vec<Spot> {
         let here = Spot::from(sample);
         let mut spots = Vec::new();
@@ -103,7 +104,7 @@ impl<'a> Names<'a> {
         spots
     }
 
-    /// False if the process's mappings are known and exclude the address.
+    /// False if the process's mappings are known and none contains the address.
     fn can_be_code(&self, spot: &Spot) -> bool {
         let process = self.process(spot);
         process.is_none_or(|process| process.maps.is_empty()) || map(process, spot).is_some()

@@ -27,7 +27,7 @@ fn signals(more: &[libc::c_int]) -> libc::sigset_t {
 }
 
 /// A signalfd(2) from which this process reads the signals that would terminate it (SIGINT,
-/// SIGTERM, SIGHUP, SIGQUIT), and those that its creator adds.
+/// SIGTERM, SIGHUP, SIGQUIT), and any that the caller adds.
 #[derive(Debug)]
 pub(crate) struct Signals(File);
 

@@ -19,7 +19,7 @@ pub(crate) struct Processes {
     proc: PathBuf,
     /// The kernel's reports of changes; empty if the kernel refuses them.
     followed: Vec<Tasks>,
-    /// The last written state of processes read from /proc.
+    /// The state last written to the file for each process that was read from /proc.
     known: HashMap<u32, (String, Vec<Map>)>,
     /// Processes that need no look-up: for the whole recording if the kernel reports changes, otherwise until the next
     /// call of [`Processes::news`].

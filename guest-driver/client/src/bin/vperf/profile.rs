@@ -24,7 +24,7 @@ pub(crate) struct View {
 /// The samples that have the same value for every key.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Row {
-    /// These values, in the order of the keys.
+    /// The values of the keys, in the order of the keys.
     #[serde(skip)]
     pub(crate) cells: Vec<String>,
     #[serde(flatten)]
@@ -185,7 +185,7 @@ impl Recording {
         self.samples.iter().any(|sample| sample.8.has_callers())
     }
 
-    /// Each event's profile, its rows by descending share.
+    /// Each event's profile, with its rows by descending share.
     pub(crate) fn profiles(&self, keys: &[Key], view: View) -> Vec<Profile> {
         let mut programs = Programs::default();
         let mut names = Names::new(&self.processes, &self.tasks, &self.kernel, &mut programs);

@@ -150,8 +150,8 @@ impl RecordArgs {
     fn with_chains(&self, attr: EventAttr) -> EventAttr {
         match self.call_graph {
             None => attr,
-            // Omit the frames of an excluded mode: users who may not see kernel addresses can
-            // sample user mode, but only if the chains omit the kernel's frames.
+            // Omit the frames of an excluded mode. Users who may not see kernel addresses can
+            // sample only user mode, and only if the chains omit the kernel's frames.
             Some(CallGraph::Fp) => EventAttr {
                 exclude_callchain_kernel: attr.exclude_kernel,
                 exclude_callchain_user: attr.exclude_user,

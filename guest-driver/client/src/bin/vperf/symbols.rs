@@ -1,5 +1,5 @@
-//! Resolves addresses to names: the kernel's functions from /proc/kallsyms, those of programs from
-//! their ELF files.
+//! Resolves addresses to names: kernel functions from /proc/kallsyms, program functions from the
+//! programs' ELF files.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

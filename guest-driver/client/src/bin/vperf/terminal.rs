@@ -15,7 +15,7 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// Rows and columns where the terminal does not report them.
+/// Rows and columns to assume if the terminal does not report its size.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
 /// Disables the signal of a special key.
@@ -95,7 +95,8 @@ impl Drop for Terminal {
     }
 }
 
-/// The bytes that put `text` on a screen of (rows, columns): no line wraps, nothing scrolls.
+/// The bytes that display `text` on a screen of (rows, columns) such that no line wraps and nothing
+/// scrolls.
 fn frame(text: &str, (rows, columns): (usize, usize)) -> String {
     let lines: Vec<String> = text
         .lines()

@@ -24,9 +24,9 @@ use crate::workload::WorkloadError;
 
 /// Maximum time that samples wait in a ring before their processes are looked up.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Rows of a frame that is not shown on a terminal.
+/// Number of table rows in a frame that is not shown on a terminal.
 const USUAL_ROWS: usize = 20;
-/// Lines of a frame besides the rows of its table.
+/// Number of lines in a frame in addition to the table rows.
 const HEAD_LINES: usize = 4;
 
 /// Show live which functions the samples of an event hit.
@@ -205,7 +205,7 @@ impl Top<'_> {
             let key = ready
                 .get(open.len())
                 .is_some_and(|r| r.readable || r.closed);
-            // Remove closed events: poll(2) would always report them ready.
+            // Remove closed events, because poll(2) would always report them ready.
             let mut answers = ready.iter();
             open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
             self.drain()?;

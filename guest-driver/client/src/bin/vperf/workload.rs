@@ -44,7 +44,7 @@ pub(crate) struct Held {
     program: OsString,
     pid: i32,
     go: Option<PipeWriter>,
-    // Command::spawn returns only after the exec, so a thread runs it.
+    // Command::spawn returns only after the exec, so it is called in a thread.
     spawning: Option<JoinHandle<io::Result<Child>>>,
 }
 

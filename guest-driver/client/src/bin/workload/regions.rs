@@ -22,7 +22,7 @@ pub(crate) struct RegionsArgs {
     /// The mark that ends a region.
     #[arg(long, default_value_t = 2)]
     to: u32,
-    /// Writes in each region like those of `workload ports`: a VM exit each.
+    /// Port writes in each region, as in `workload ports`; each causes a VM exit.
     #[arg(long, default_value_t = 0)]
     ports: u64,
     /// Marks in each region.

@@ -17,7 +17,7 @@ pub(super) const STORE_VALUE: u64 = 0x1234;
 /// Stores at [`RESULT`].
 pub(super) const STORE: &[u32] = &[MOV_X1_VALUE, STR_W1, BACK];
 
-/// Runs at EL0: makes a system call, and after its return stores [`STORE_VALUE`] at [`RETURNED`].
+/// Runs at EL0. It makes a system call, and after the call returns, it stores [`STORE_VALUE`] at [`RETURNED`].
 pub(super) const CALL: &[u32] = &[SVC, MOV_X1_VALUE, STR_X1_RETURNED, BACK];
 /// The value of CurrentEL at EL1, which the system call enters.
 pub(super) const EL1: u64 = 1 << 2;

@@ -1,5 +1,5 @@
-//! Results of the probes that run small guests, in the form that `vmm check --json` prints, and the consequences of
-//! these results.
+//! Results of the probes that run small guests, in the form that `vmm check --json` prints, and what they mean for
+//! stock kernels.
 
 use serde::Serialize;
 
@@ -37,12 +37,12 @@ impl Guest {
         self.mmio.ok
     }
 
-    /// The reason why no guest runs, if none does.
+    /// The reason why no guest runs. It is meaningful only if [`Self::runs`] is false.
     pub(crate) fn failure(&self) -> &str {
         &self.mmio.detail
     }
 
-    /// The findings' lines of the table.
+    /// The lines for these findings in the `vmm check` table.
     pub(crate) fn checks(&self) -> Vec<Check> {
         vec![
             Check::choose(
@@ -113,7 +113,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Whether the processor has hardware virtualisation: on aarch64, KVM requires it.
+    /// Whether the processor has hardware virtualisation. This is always true, because KVM on aarch64 requires it.
     pub(crate) fn has_hardware_virtualisation() -> bool {
         true
     }

@@ -10,7 +10,7 @@ use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
 /// Timeout of a probe that ends by itself. It is long because an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
-/// Timeout of the probe that only a signal ends.
+/// Timeout of the probe that runs until a signal stops it.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
 
 /// Runs every probe.
@@ -56,7 +56,8 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// Probes `svc` and `eret`, by the exception levels that the guest and KVM report.
+/// Probes `svc` and `eret`. Checks the exception level that the guest reports after `svc`, and the one that KVM reports
+/// after `eret`.
 fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let up = machine.run();
     if up != Exit::Store(code::RESULT, code::EL1) {

@@ -17,13 +17,13 @@ pub struct Guest {
     pub syscall: Finding,
     /// `int3` in ring 0 raised a breakpoint exception.
     pub breakpoint: Finding,
-    /// `cmpxchg16b` in ring 0 exchanged its operand, or CPUID does not offer it.
+    /// `cmpxchg16b` in ring 0 exchanged its operand, or CPUID does not report the instruction.
     pub cmpxchg16b: Finding,
     /// A hypercall with an unknown number returned an error to the guest.
     pub hypercall: Finding,
     /// `KVM_RUN` returned when the thread of a vCPU that was spinning in the guest received a signal.
     pub signal: Finding,
-    /// The registers that KVM copies to `struct kvm_run` at an exit equal those that `KVM_GET_REGS` returns.
+    /// The registers that KVM copies to `struct kvm_run` at an exit equal the registers that `KVM_GET_REGS` returns.
     pub sync_regs: Finding,
     /// Relation of the guest's time-stamp counter to the host's.
     pub tsc: GuestTsc,
@@ -33,7 +33,7 @@ pub struct Guest {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitRip {
-    /// At the `out`, which the next `KVM_RUN` completes.
+    /// At the `out` instruction. The next `KVM_RUN` completes it.
     At,
     /// At the instruction after the `out`.
     After,
@@ -46,11 +46,11 @@ pub enum ExitRip {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestTsc {
-    /// The guest's counter is the host's plus the offset that KVM reports.
+    /// The guest's counter equals the host's counter plus the offset that KVM reports.
     Offset,
-    /// The guest's counter equals the host's, and KVM reports no offset, or an offset of zero.
+    /// The guest's counter equals the host's counter. KVM reports no offset, or an offset of zero.
     Host,
-    /// The guest's counter equals the host's, although KVM reports an offset that is not zero.
+    /// The guest's counter equals the host's counter, but KVM reports an offset that is not zero.
     HostDespiteOffset,
     /// No known relation, or not observed.
     #[default]

@@ -1,6 +1,6 @@
 //! Probes that run guests of a few instructions, each in a new VM.
 //!
-//! Only a guest can show that a feature works: a nested or software KVM may report every capability, and yet put its
+//! Only a guest can show that a feature works: a nested or emulated KVM may report every capability and still put its
 //! guest into the wrong ring at `syscall`.
 
 use std::arch::x86_64::{__cpuid, _rdtsc};
@@ -13,12 +13,12 @@ use vpmu_kvm::micro::{Exit, Machine, MachineError, Ring, in_loop};
 
 /// Timeout of a probe that ends by itself. It is long because an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
-/// Timeout of the hypercall probe: a broken KVM repeats the instruction forever.
+/// Timeout of the hypercall probe. It is needed because a broken KVM repeats the instruction forever.
 const BUDGET_HYPERCALL: Duration = Duration::from_millis(400);
-/// Timeout of the probe that only a signal ends.
+/// Timeout of the probe that runs until a signal stops it.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
 
-/// A hypercall number that KVM does not define, and KVM's answer to it.
+/// A hypercall number that KVM does not define, and the value that KVM returns for it.
 const HYPERCALL_UNKNOWN: u64 = 0xffff;
 const HYPERCALL_ENOSYS: i64 = -1000;
 
@@ -68,8 +68,8 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// Probes a port write, the instruction pointer at its exit, and the registers that KVM copies to
-/// `struct kvm_run`.
+/// Probes a port write, the instruction pointer at the resulting exit, and the registers that KVM copies to `struct
+/// kvm_run`.
 fn port_io() -> (Finding, ExitRip, Finding) {
     let unseen = || Finding::no("no port write to look at");
     let judged = on_machine(BUDGET, Ring::Kernel, code::PORT_WRITE, move |machine| {
@@ -103,7 +103,8 @@ fn port_io() -> (Finding, ExitRip, Finding) {
     judged.unwrap_or_else(|error| (Finding::no(error), ExitRip::Unknown, unseen()))
 }
 
-/// Probes `syscall` and `sysret`, by the code selectors that the guest reads and the privilege levels that KVM reports.
+/// Probes `syscall` and `sysret`. Checks the code selectors that the guest reads and the privilege levels that KVM
+/// reports.
 fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
     let down = match machine.run() {
         Exit::Store(code::RESULT, selector) => selector,
@@ -174,7 +175,7 @@ fn tsc() -> GuestTsc {
         let Exit::Store(code::RESULT, guest) = exit else {
             return Ok(GuestTsc::Unknown);
         };
-        // Use wrapping arithmetic: the offset is usually negative, as the guest's counter is behind the host's.
+        // Use wrapping arithmetic, because the offset is usually negative: the guest's counter is behind the host's.
         let fits = |offset: u64| guest.wrapping_sub(offset).wrapping_sub(before) <= after - before;
         Ok(match offset {
             Some(offset) if offset != 0 && fits(offset) => GuestTsc::Offset,

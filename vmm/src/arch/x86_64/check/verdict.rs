@@ -1,4 +1,4 @@
-//! Lines of the table for the results of small guests, each with its consequence.
+//! Lines of the `vmm check` table for the results of small guests. Each line states the consequence of a result.
 
 use super::facts::{ExitRip, Guest, GuestTsc};
 use crate::probe::{Check, Finding};
@@ -21,7 +21,7 @@ impl Guest {
         self.port_io.ok
     }
 
-    /// The findings' lines of the table.
+    /// The lines for these findings in the `vmm check` table.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let rip = match self.port_io_rip {
             ExitRip::At => (
@@ -106,7 +106,7 @@ impl Guest {
         ]
     }
 
-    /// The reason why no guest runs, if none does.
+    /// The reason why no guest runs. It is meaningful only if [`Self::runs`] is false.
     pub(crate) fn failure(&self) -> &str {
         &self.port_io.detail
     }

@@ -19,8 +19,8 @@ pub fn host_ticks() -> u64 {
     ticks
 }
 
-/// Returns the guest's virtual counter minus the host's. Reads the counters several times, and uses the fastest
-/// reading, because it is the most precise.
+/// Returns the guest's virtual counter minus the host's. Reads the counters several times and uses the fastest of these
+/// readings, because it is the most precise.
 ///
 /// # Errors
 /// The error of `KVM_GET_ONE_REG`.

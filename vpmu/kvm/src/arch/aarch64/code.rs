@@ -1,20 +1,20 @@
 //! The memory layout of a micro guest, and the machine code of its exception handlers.
 //!
-//! X0 holds the base of the device window for every program. A program reports to the VMM by a store to
-//! the window, because a store reaches the VMM from any exception level.
+//! X0 holds the base of the device window for every program. A program reports to the VMM with a store to the window,
+//! because a store reaches the VMM from any exception level.
 
 /// The unit of machine code: one instruction.
 pub type Unit = u32;
 
-/// Bytes of guest RAM, from address zero on. The MMU is off, so that EL0 can access all of it.
+/// Size of guest RAM in bytes. RAM starts at address zero. The MMU is off, so EL0 can access all of RAM.
 pub(crate) const RAM: usize = 0x1_0000;
-/// Address of the device window, above RAM. No memory slot contains this address, so that every store exits.
+/// Address of the device window, above RAM. No memory slot contains this address, so every store to it exits.
 pub const WINDOW: u64 = 0x1000_0000;
 /// Address of the program.
 pub const PROGRAM: u64 = 0x1000;
 /// Address of the exception vectors.
 pub(crate) const VECTORS: u64 = 0x8000;
-/// Offsets of the vectors for exceptions from EL1 and from EL0.
+/// Vector table offsets for exceptions from EL1 and from EL0.
 const FROM_KERNEL: u64 = 0x200;
 const FROM_USER: u64 = 0x400;
 
@@ -41,7 +41,7 @@ const CLASSIFY: &[u32] = &[MRS_X1_ESR, LSR_X1_CLASS, STR_X1_EXCEPTION, BACK];
 /// Loops forever.
 pub const LOOP: &[u32] = &[BACK];
 
-/// Returns everything that must be in guest memory besides the program: the address and the bytes of each part.
+/// Returns what guest memory must contain besides the program, as the address and the bytes of each part.
 pub(crate) fn tables() -> [(u64, Vec<u8>); 2] {
     [
         (VECTORS + FROM_KERNEL, bytes(CLASSIFY)),

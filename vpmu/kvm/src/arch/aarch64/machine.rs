@@ -14,7 +14,7 @@ const ADDRESS_BITS: u32 = 40;
 /// # Errors
 /// The error of `KVM_CREATE_VM`.
 pub fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
-    // Zero if KVM supports only the default size.
+    // This is zero if KVM supports only the default size.
     let most = u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(0);
     match most {
         1..ADDRESS_BITS => kvm.create_vm_with_ipa_size(most),
@@ -22,7 +22,7 @@ pub fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
     }
 }
 
-/// Returns the vCPU type that KVM prefers on this host, with PSCI 0.2.
+/// Returns the vCPU type that KVM prefers on this host, with PSCI 0.2 enabled.
 ///
 /// # Errors
 /// The error of `KVM_ARM_PREFERRED_TARGET`.
@@ -62,7 +62,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Sets a register. `number` is KVM's number of the register, as in [`reg`](super::reg).
+    /// Sets a register. `number` is KVM's number for the register, as in [`reg`](super::reg).
     ///
     /// # Errors
     /// KVM refuses the register or the value.

@@ -16,10 +16,11 @@ use vpmu::Exit;
 
 use crate::run_page::RunPage;
 
-/// Name of KVM's statistic of halts. It counts exits by WFI, but not by WFE, because WFE waits for another vCPU.
+/// Name of KVM's statistic for halts. It counts exits due to WFI, but not exits due to WFE, because WFE waits for
+/// another vCPU.
 pub const HALTS: &str = "wfi_exit_stat";
 
-/// Returns `None`: no exit is specific to this architecture.
+/// Returns `None`, because no exit is specific to this architecture.
 pub(crate) fn exit(_page: &RunPage, _reason: u32) -> Option<Exit> {
     None
 }

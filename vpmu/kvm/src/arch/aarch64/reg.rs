@@ -29,7 +29,7 @@ mod request {
     );
 }
 
-/// Returns KVM's number of the core register at byte `offset` of `struct kvm_regs`.
+/// Returns KVM's number for the core register at byte `offset` of `struct kvm_regs`.
 const fn core(offset: usize) -> u64 {
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
 }
@@ -54,8 +54,8 @@ pub const TTBR0_EL1: u64 = system(3, 0, 2, 0, 0);
 pub const TTBR1_EL1: u64 = system(3, 0, 2, 0, 1);
 pub const TCR_EL1: u64 = system(3, 0, 2, 0, 2);
 pub const VBAR_EL1: u64 = system(3, 0, 12, 0, 0);
-/// The virtual counter. By mistake, KVM's interface has the numbers of this counter and of the timer's compare value
-/// swapped.
+/// The virtual counter. KVM's interface mistakenly swaps the register numbers of this counter and the timer's compare
+/// value.
 pub const TIMER_COUNT: u64 = system(3, 3, 14, 3, 2);
 /// The physical counter.
 pub const PHYSICAL_COUNT: u64 = system(3, 3, 14, 0, 1);

@@ -10,17 +10,17 @@ use crate::run_page::{self, RunPage};
 
 /// PSTATE.SP: the vCPU uses the stack pointer of its exception level, not `SP_EL0`.
 const OWN_STACK: u64 = 1;
-/// perf's register numbers of SP and PC; LR is X30.
+/// perf's register numbers for SP and PC. LR is X30.
 const SP: usize = 31;
 const PC: usize = 32;
 
-/// Returns `false`: KVM cannot copy registers to the run page on this architecture.
+/// Returns `false`, because KVM cannot copy registers to the run page on this architecture.
 #[must_use]
 pub fn syncs_registers(_kvm: &Kvm) -> bool {
     false
 }
 
-/// Does nothing: KVM cannot copy registers to the run page on this architecture.
+/// Does nothing, because KVM cannot copy registers to the run page on this architecture.
 pub(crate) fn sync(_vcpu: &mut VcpuFd, _wanted: bool) {}
 
 /// Returns the registers of `vcpu`, which must be outside its run call.

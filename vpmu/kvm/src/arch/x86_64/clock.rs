@@ -24,7 +24,7 @@ mod request {
 }
 
 /// Describes the vCPU attribute `KVM_VCPU_TSC_OFFSET`: guest TSC minus host TSC. `KVM_SET_DEVICE_ATTR` reads the value
-/// at `offset`, and `KVM_GET_DEVICE_ATTR` writes it there.
+/// from `offset`, and `KVM_GET_DEVICE_ATTR` writes the value to `offset`.
 fn attribute(offset: *mut u64) -> kvm_device_attr {
     kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,
@@ -48,7 +48,7 @@ pub fn clock_offset(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
     Ok(offset)
 }
 
-/// Sets guest TSC minus host TSC to `offset`, for a vCPU that has not run yet.
+/// Sets guest TSC minus host TSC to `offset`. The vCPU must not have run yet.
 ///
 /// # Errors
 /// The error of `KVM_SET_DEVICE_ATTR`. Before Linux 5.16, KVM does not have this attribute.

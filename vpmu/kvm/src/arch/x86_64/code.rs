@@ -1,16 +1,16 @@
 //! The memory layout of a micro guest, its page and descriptor tables, and the machine code of its
 //! handlers.
 //!
-//! `rdi` holds the base of the device window for every program. A program reports to the VMM by a
-//! store to the window: a store reaches the VMM from any ring, whereas a port write needs ring 0.
+//! `rdi` holds the base of the device window for every program. A program reports to the VMM with a store to the
+//! window, because a store reaches the VMM from any ring, whereas a port write needs ring 0.
 
 /// The unit of machine code: one byte.
 pub type Unit = u8;
 
-/// Bytes of guest RAM, from address zero on. RAM is identity-mapped, and ring 3 can access all of it.
+/// Size of guest RAM in bytes. RAM starts at address zero and is identity-mapped. Ring 3 can access all of it.
 pub(crate) const RAM: usize = 0x20_0000;
-/// Address of the device window, right after RAM. The page tables map it, but no memory slot contains it, so that
-/// every store exits.
+/// Address of the device window, right after RAM. The page tables map it, but no memory slot contains it, so every
+/// store to it exits.
 pub const WINDOW: u64 = 0x20_0000;
 
 pub(crate) const GDT: u64 = 0x1000;
@@ -26,17 +26,17 @@ pub const PROGRAM: u64 = 0x8000;
 pub(crate) const SYSCALL: u64 = 0x9000;
 /// Address of the handlers of exceptions.
 const EXCEPTIONS: u64 = 0xa000;
-/// Address of sixteen aligned zero bytes, free for the program.
+/// Address of sixteen aligned zero bytes that the program may use.
 pub const SCRATCH: u64 = 0xb000;
 /// Top of the stack of ring 0.
 pub(crate) const STACK_KERNEL: u64 = 0x1_0000;
 /// Top of the stack of ring 3.
 pub(crate) const STACK_USER: u64 = 0x1_8000;
 
-/// Code segment of ring 0. The data segment of ring 0 is the next entry of the GDT.
+/// Code segment of ring 0. The data segment of ring 0 is the next GDT entry.
 pub const KERNEL_CS: u16 = 0x08;
 pub(crate) const KERNEL_SS: u16 = 0x10;
-/// Data segment of ring 3. `sysret` requires that this entry precedes the code segment.
+/// Data segment of ring 3. `sysret` requires this entry to precede the code segment's entry.
 pub(crate) const USER_SS: u16 = 0x1b;
 /// Code segment of ring 3.
 pub const USER_CS: u16 = 0x23;
@@ -57,7 +57,7 @@ pub(crate) const ANSWER: &[u8] = &[0x8c, 0xc8, 0x89, 0x07, 0x48, 0x0f, 0x07];
 /// Loops forever: `again: inc rax; jmp again`
 pub const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 
-/// Returns everything that must be in guest memory besides the program: the address and the bytes of each part.
+/// Returns what guest memory must contain besides the program, as the address and the bytes of each part.
 pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
     const PRESENT_WRITABLE_USER: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
@@ -78,7 +78,7 @@ pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
         .into_iter()
         .map(|(at, words)| (at, words.iter().flat_map(|w| w.to_le_bytes()).collect()))
         .collect();
-    // The only field of the TSS that is used is RSP0, the stack for exceptions in ring 3.
+    // The only TSS field in use is RSP0, which holds the stack for exceptions in ring 3.
     tables.push((TSS + 4, STACK_KERNEL.to_le_bytes().to_vec()));
     tables.push((EXCEPTIONS, handlers()));
     tables.push((SYSCALL, ANSWER.to_vec()));
@@ -119,7 +119,7 @@ fn descriptors() -> Vec<u64> {
 /// Bytes of one stub in [`handlers`].
 const STUB: u8 = 8;
 
-/// One interrupt gate per exception. The gate leads to the exception's stub. Ring 3 can also enter a gate by `int`.
+/// One interrupt gate per exception. Each gate leads to the exception's stub. Ring 3 can also enter a gate with `int`.
 fn gates() -> Vec<u64> {
     (0..VECTORS)
         .flat_map(|vector| {

@@ -12,7 +12,7 @@ const MSR_EFER: u32 = 0xc000_0080;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_SFMASK: u32 = 0xc000_0084;
-/// Address of the pages that KVM uses for its TSS, above the guest's memory.
+/// Address of the pages that KVM uses for its own TSS. They are above the guest's memory.
 const KVM_TSS: usize = 0xfeff_d000;
 /// EFER: SCE, LME, LMA.
 const EFER: u64 = 1 | 1 << 8 | 1 << 10;
@@ -104,14 +104,14 @@ impl Machine {
         self.vcpu.sync_regs().regs.rip
     }
 
-    /// Returns guest TSC minus host TSC, as KVM reports it; `None` on kernels before 5.16.
+    /// Returns guest TSC minus host TSC, as KVM reports it. Returns `None` on kernels before 5.16.
     #[must_use]
     pub fn tsc_offset(&self) -> Option<u64> {
         clock::clock_offset(&self.vcpu).ok()
     }
 }
 
-/// Sets the registers for long mode: flat segments with the privilege of `ring`, paging, and the tables of [`code`].
+/// Sets up long mode, with paging, flat segments at the privilege level of `ring`, and the tables from [`code`].
 fn long_mode(sregs: &mut kvm_sregs, ring: Ring) {
     let (code_selector, data_selector, dpl) = match ring {
         Ring::Kernel => (code::KERNEL_CS, code::KERNEL_SS, 0),
@@ -177,7 +177,7 @@ fn set_syscall_msrs(vcpu: &VcpuFd) -> Result<(), MachineError> {
     let failed = |e| MachineError::Kvm("KVM_SET_MSRS", e);
     let refused = || failed(kvm_ioctls::Error::new(libc::EINVAL));
     let msrs = Msrs::from_entries(&entries).map_err(|_| refused())?;
-    // KVM stops at the first MSR that it refuses, and returns the number of MSRs that it has set.
+    // KVM stops at the first MSR that it refuses, and returns how many MSRs it has set.
     if vcpu.set_msrs(&msrs).map_err(failed)? < entries.len() {
         return Err(refused());
     }

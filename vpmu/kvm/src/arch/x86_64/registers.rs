@@ -60,7 +60,7 @@ pub fn registers(vcpu: &VcpuFd) -> ExitRegisters<'_> {
 #[derive(Debug)]
 pub struct ExitRegisters<'a> {
     vcpu: BorrowedFd<'a>,
-    /// The run page, if KVM copied the registers to it at the exit.
+    /// The run page if KVM copied the registers to it at the exit, otherwise `None`.
     synced: Option<&'a RunPage>,
     known: Option<GuestRegs>,
 }

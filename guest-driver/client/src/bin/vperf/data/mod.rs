@@ -26,7 +26,7 @@ use vpmu_symbols::Functions;
 
 /// The current version of the format.
 pub(crate) const VERSION: u32 = 3;
-/// The oldest supported version: its samples lack call chains. Version 3 added traces.
+/// The oldest supported version. Its samples lack call chains. Version 3 added traces.
 const OLDEST: u32 = 1;
 
 /// One line.
@@ -107,8 +107,8 @@ pub(crate) enum Action {
     Fork(u32),
 }
 
-/// The addresses of a call chain: first the list of those in the kernel, then the list of those in
-/// user mode. Each list begins with the innermost address.
+/// The addresses of a call chain: first the list of kernel addresses, then the list of user-mode
+/// addresses. Each list begins with the innermost address.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Chain(pub(crate) Vec<u64>, pub(crate) Vec<u64>);
 
@@ -207,7 +207,7 @@ pub(crate) struct Throttle {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kernel {
     pub(crate) symbols: Vec<Symbol>,
-    /// Whether the kernel hid its addresses from the recording user.
+    /// Whether the kernel hid its addresses from the user who made the recording.
     pub(crate) hidden: bool,
 }
 

@@ -57,7 +57,7 @@ pub(crate) enum ExitsError {
 }
 
 impl ExitsError {
-    /// The measured command's error; `None` if `self` has another cause.
+    /// The error of the measured command; `None` if `self` is another error.
     pub(crate) fn workload(&self) -> Option<&WorkloadError> {
         match self {
             Self::Record(record::RecordError::Workload(error)) => Some(error),

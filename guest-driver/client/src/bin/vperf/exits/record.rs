@@ -22,8 +22,8 @@ use crate::workload::WorkloadError;
 /// and vperf reports the number of lost bytes: enlarge the area (--aux-size) or select fewer exits
 /// (--reason).
 ///
-/// With --snapshot, vperf writes only the newest exits in the areas, at the end and at each signal
-/// USR2.
+/// With --snapshot, vperf writes only the newest exits in the areas, at the end and on each
+/// SIGUSR2.
 ///
 /// Examples:
 ///   vperf exits record -- make

@@ -177,7 +177,8 @@ fn read_lines(path: &Path, each: impl FnMut(Line)) -> Result<bool, RecordedError
 #[derive(Debug)]
 pub(super) struct Labels<'a> {
     names: Names<'a>,
-    /// Labels by sort key, pid, index of the process's state, address, and whether in user mode.
+    /// Labels by sort key, pid, index of the process's state, address, and whether the address is
+    /// in user mode.
     known: HashMap<(Key, u32, usize, Option<u64>, bool), String>,
 }
 

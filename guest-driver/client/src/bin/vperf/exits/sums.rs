@@ -70,7 +70,7 @@ impl Sum {
 /// The exits that have the same value for every key.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(super) struct Row {
-    /// These values, in the order of the keys.
+    /// The values of the keys, in the order of the keys.
     #[serde(skip)]
     pub(super) cells: Vec<String>,
     #[serde(flatten)]

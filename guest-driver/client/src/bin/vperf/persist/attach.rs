@@ -177,8 +177,8 @@ impl Text {
 /// makes no more records.
 fn wait(signals: &Signals, event: &Event, reader: &Reader<'_>) -> Result<bool, PersistError> {
     let mut fds: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];
-    // Don't poll an event whose ring is overwritten: each read flushes the event, and a flush wakes
-    // readers, so the poll would return immediately.
+    // Do not poll an event whose ring is in overwrite mode. Each read flushes the event and a flush
+    // wakes readers, so the poll would return immediately.
     if matches!(reader, Reader::Unread(_)) {
         fds.push(event.as_fd());
     }

@@ -56,7 +56,8 @@ pub(super) struct NewArgs {
     json: bool,
 }
 
-/// Parses a ring's size in bytes; returns its number of data pages, zero for an event without ring.
+/// Parses a ring's size in bytes; returns its number of data pages, or zero for an event without a
+/// ring.
 fn ring_size(text: &str) -> Result<u32, String> {
     if text == "0" {
         return Ok(0);

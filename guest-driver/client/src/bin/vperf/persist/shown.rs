@@ -114,8 +114,8 @@ impl Shown {
         Ok(())
     }
 
-    /// Removes the samples and returns them as text, in order of time. The last lines are the
-    /// numbers of lost samples.
+    /// Removes the samples and returns them as text, in order of time. The last lines report how
+    /// many samples were lost.
     pub(super) fn take_text(
         &mut self,
         vpmu: &Vpmu,

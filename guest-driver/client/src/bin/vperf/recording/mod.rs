@@ -1,5 +1,5 @@
-//! The shared part of `vperf record` and `vperf exits`: copies records from rings and packets from
-//! AUX areas to the file, and adds the names and mappings of the sampled processes.
+//! Code shared by `vperf record` and `vperf exits`: copies records from rings and packets from AUX
+//! areas to the file, and adds the names and mappings of the sampled processes.
 
 mod traces;
 
@@ -278,8 +278,8 @@ impl<'a> Recording<'a> {
         let elapsed = self.started.elapsed().as_nanos();
         self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         measuring.stop(opened)?;
-        // Reading an event makes the device publish the event's trace, and write the pending record
-        // of lost samples, for which the ring had no space before.
+        // Reading an event makes the device publish the event's trace, and write the record of lost
+        // samples if the ring had no space for it before.
         let dead = first_error(opened.iter().map(|o| (o.index, o.event.read())));
         self.drain()?;
         self.take_snapshots()?;

@@ -1,5 +1,5 @@
-//! The only module that depends on the architecture: accesses that exit to the VMM, and functions
-//! with hand-written frames.
+//! The only architecture-dependent module: accesses that exit to the VMM, and functions with
+//! hand-written frames.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -18,7 +18,7 @@ impl Guest {
         }
     }
 
-    /// Asserts findings that hold for every KVM, emulated ones included.
+    /// Asserts findings that hold for every KVM, even on an emulated processor.
     pub(crate) fn assert_small_guests_run(&self) {
         for finding in [&self.port_io, &self.mmio, &self.signal, &self.sync_regs] {
             assert!(finding.ok, "{finding:?}");
@@ -61,7 +61,7 @@ fn small_guest_runs_if_its_port_write_works() {
     assert!(!Guest::default().runs());
 }
 
-/// Whether the processor has hardware virtualisation, by the flags in /proc/cpuinfo.
+/// Whether the flags in /proc/cpuinfo show that the processor has hardware virtualisation.
 pub(crate) fn has_hardware_virtualisation() -> bool {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let mut flags = cpuinfo.split_whitespace();

@@ -28,7 +28,7 @@ impl Port {
             |error: io::Error| format!("address {ADDRESS:#x} (CAP_SYS_RAWIO is needed): {error}");
         let memory = File::options().read(true).write(true).open("/dev/mem");
         let memory = memory.map_err(refused)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let page = unsafe {
             libc::mmap(
                 ptr::null_mut(),
