@@ -10,8 +10,8 @@
 //! restores it into a new device; with the feature `serde`, the state can be serialized. The crate uses guest memory
 //! and perf; it does not depend on KVM, an event loop or a command line.
 //!
-//! Each vCPU has a shard, which contains the events placed on that vCPU. A vCPU's thread usually locks only the shard
-//! of its own vCPU. The module `locks` documents the order of all locks.
+//! Each vCPU has a shard, which contains the events of that vCPU. A vCPU's thread usually locks only the shard of its
+//! own vCPU. The module `locks` documents the order of all locks.
 
 pub use vpmu_abi as abi;
 mod arch;

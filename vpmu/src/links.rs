@@ -1,5 +1,5 @@
-//! Links between events: an overflow of one event, the trigger, starts or stops other events, its targets. This module
-//! identifies events only by their ids.
+//! Links between events. An overflow of one event, the trigger, starts or stops other events, the targets. This module
+//! knows events only by their ids.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) enum Role {
 pub(crate) enum Effect {
     Start,
     Stop,
-    /// The trigger is both starter and stopper: its overflow pauses a running target, and resumes a paused target.
+    /// The trigger is both starter and stopper. Its overflow pauses a running target, and resumes a paused target.
     Toggle,
 }
 
@@ -100,7 +100,7 @@ impl Links {
         link.steers = Some(role);
     }
 
-    /// The links made by [`Links::link`]: trigger, target, role.
+    /// Returns the links made by [`Links::link`]. Each has a trigger, a target and a role.
     pub(crate) fn asked(&self) -> impl Iterator<Item = (u64, u64, Role)> {
         let roles = [Role::Starter, Role::Stopper];
         self.links
@@ -111,7 +111,7 @@ impl Links {
             })
     }
 
-    /// The targets of an overflow of `trigger`, with the effect on each.
+    /// Returns the targets of `trigger`, and the effect that an overflow has on each target.
     pub(crate) fn effects(&self, trigger: u64) -> impl Iterator<Item = (u64, Effect)> {
         let of_trigger = self.links.range((trigger, 0)..=(trigger, u64::MAX));
         of_trigger.filter_map(|(&(_, target), link)| {
@@ -125,7 +125,7 @@ impl Links {
         })
     }
 
-    /// Removes the links of a closed event, as trigger and as target. Returns the triggers of the links that
+    /// Removes all links of a closed event, whether the event was the trigger or the target. Returns the triggers that
     /// had the event as their target.
     pub(crate) fn forget(&mut self, event: u64) -> Vec<u64> {
         let ends = self.links.keys();

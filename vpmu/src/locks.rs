@@ -11,8 +11,8 @@
 //!
 //! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in the order of the
 //! table, from top to bottom, and never holds two locks of the same kind. A thread that needs two shards unlocks the
-//! first before it locks the second. It holds `CONTROL` throughout if no event may move between these shards meanwhile.
-//! Debug builds check each acquisition.
+//! first before it locks the second. If no event may move between these shards in the meantime, the thread holds
+//! `CONTROL` throughout. Debug builds check each acquisition.
 
 use std::fmt::{self, Debug, Formatter};
 use std::ops::{Deref, DerefMut};
@@ -32,7 +32,7 @@ pub(crate) const DRAIN: u8 = 4;
 /// Rank of the lock of the window's allocated pages.
 pub(crate) const WINDOW: u8 = 5;
 
-/// A mutex with a rank in the order.
+/// A mutex that has a rank in the lock order.
 pub(crate) struct Lock<T, const RANK: u8>(Mutex<T>);
 
 /// A lock held by this thread.
@@ -51,7 +51,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     /// change cannot make the data unsafe to use, and can affect only the guest that caused the panic.
     ///
     /// # Panics
-    /// In debug builds, if this thread already holds a lock of this rank or of a later rank.
+    /// Panics in debug builds if this thread already holds a lock of this rank or of a later rank.
     pub(crate) fn lock(&self) -> Held<'_, T, RANK> {
         let _rank = order::Taken::new();
         Held {
@@ -63,7 +63,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
 
 impl<T, const RANK: u8> Debug for Lock<T, RANK> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // Do not lock to print the content: the printing thread may hold the lock.
+        // Do not lock to print the content, because the printing thread may already hold the lock.
         f.debug_tuple("Lock").field(&RANK).finish()
     }
 }
@@ -87,11 +87,11 @@ mod order {
     use std::cell::Cell;
 
     thread_local! {
-        /// A bit for each rank that this thread holds.
+        /// One bit for each rank. A bit is set while this thread holds a lock of that rank.
         static HELD: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// A rank that this thread holds, until dropped.
+    /// A guard. While it exists, this thread holds a lock of this rank.
     pub(super) struct Taken<const RANK: u8>;
 
     impl<const RANK: u8> Taken<RANK> {

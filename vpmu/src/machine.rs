@@ -19,7 +19,7 @@ pub struct GuestRegs {
 /// The device calls these methods only when a record needs registers, so exits without such a record cost
 /// nothing.
 pub trait Registers {
-    /// The registers at the exit; `None` if the hypervisor does not provide them.
+    /// The registers at the exit. `None` if the hypervisor does not provide them.
     fn registers(&mut self) -> Option<GuestRegs>;
 
     /// The vCPU's whole state at the exit. `None` if the hypervisor does not provide it; records then have
@@ -36,7 +36,7 @@ pub enum ExitReason {
     Io,
     /// Memory-mapped I/O.
     Mmio,
-    /// HLT that the hypervisor does not handle itself.
+    /// An HLT instruction that the hypervisor does not handle itself.
     Hlt,
     /// A signal was pending for the vCPU thread.
     Signal,
@@ -62,7 +62,7 @@ pub struct Access {
     pub size: u8,
     /// Whether the guest writes.
     pub write: bool,
-    /// Number of accesses: string instructions make several in one exit.
+    /// Number of accesses. A string instruction makes several accesses in one exit.
     pub count: u32,
 }
 
@@ -77,13 +77,13 @@ impl From<ExitReason> for Exit {
 
 /// The interrupts of a virtio transport.
 pub trait Interrupt: Send + Sync + Debug {
-    /// Reports used buffers. `queues` contains one or two queue indices. A transport with one interrupt for all queues
-    /// raises it once; a transport with one vector per queue raises each queue's vector. The device calls this without
-    /// holding its locks, on any thread that calls into the device. While [`Vpmu::reset`](crate::Vpmu::reset)
-    /// removes the driver, the device may still make one such call.
+    /// Reports used buffers to the driver. `queues` contains one or two queue indices. A transport with one interrupt
+    /// for all queues raises this interrupt once. A transport with one vector per queue raises the vector of each queue
+    /// in `queues`. The device calls this without holding its locks, on any thread that calls into the device. While
+    /// [`Vpmu::reset`](crate::Vpmu::reset) removes the driver, the device may still make one such call.
     ///
     /// # Errors
-    /// The transport's error; the device logs it and continues.
+    /// The transport's error. The device logs it and continues.
     fn used(&self, queues: &[u16]) -> io::Result<()>;
 }
 
@@ -93,27 +93,28 @@ pub trait Interrupt: Send + Sync + Debug {
 /// for metrics: the device calls [`exits`](Machine::exits), [`halts`](Machine::halts) and
 /// [`draining`](Machine::draining) while it holds locks that those types take.
 pub trait Machine: Send + Sync + Debug {
-    /// The number of the vCPU's exits so far, from the hypervisor's statistics. The number must never decrease, not
-    /// even when the guest restarts. `None` if the VMM cannot read the number. If this is `None` for any vCPU, the
-    /// catalogue lacks the event `exits`.
+    /// How many exits the vCPU has had so far, according to the hypervisor's statistics. The number must never
+    /// decrease, not even when the guest restarts. `None` if the VMM cannot read the number. If this is `None` for any
+    /// vCPU, the catalogue lacks the event `exits`.
     fn exits(&self, vcpu: u32) -> Option<u64>;
-    /// Number of the vCPU's halts so far. `None` if the VMM cannot read the number. If this is `None` for any vCPU, the
-    /// catalogue lacks the event `halts`.
+    /// How many times the vCPU has halted so far. `None` if the VMM cannot read the number. If this is `None` for any
+    /// vCPU, the catalogue lacks the event `halts`.
     fn halts(&self, vcpu: u32) -> Option<u64>;
-    /// Whether a sample that the host takes while a vCPU's thread runs guest code is marked as a guest sample, and
-    /// contains the guest's instruction pointer. Called at most once, when an event that depends on the result is
-    /// opened or restored. The device holds no locks during the call, because an implementation may take a while.
+    /// Whether the host's samples are usable for guest code. If so, a sample that the host takes while a vCPU's thread
+    /// runs guest code is marked as a guest sample and contains the guest's instruction pointer. Called at most once,
+    /// when an event that depends on the result is opened or restored. The device holds no locks during the call,
+    /// because an implementation may take a while.
     ///
-    /// Returns `false` by default; every sample then costs an exit.
+    /// By default, returns `false`. Every sample then costs an exit.
     fn reports_guest_ips(&self) -> bool {
         false
     }
-    /// Starts or stops periodic draining. While draining is on, call [`Vpmu::drain`](crate::Vpmu::drain)
-    /// about every ten milliseconds on a thread that runs no vCPU.
+    /// Switches periodic draining on or off. While draining is on, call [`Vpmu::drain`](crate::Vpmu::drain) about every
+    /// ten milliseconds on a thread that runs no vCPU.
     ///
-    /// Without draining, which is the default, samples of the batched engine reach the guest only when the guest
-    /// sends a command, or when another event of the vCPU overflows. A throttled event of the batched engine resumes
-    /// at the next such command or overflow; any other throttled event resumes at its vCPU's next exit.
+    /// Without draining, which is the default, samples of the batched engine reach the guest only when the guest sends
+    /// a command, or when another event of the vCPU overflows. A throttled event of the batched engine resumes at the
+    /// next such command or overflow. Other throttled events resume at the next exit of their vCPU.
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }
@@ -123,7 +124,8 @@ pub trait Machine: Send + Sync + Debug {
     /// until the vCPU's thread has called [`VcpuSession::leave`](crate::VcpuSession::leave).
     ///
     /// # Errors
-    /// The host's error; by default `Unsupported`. The flush then does not wait for the vCPU.
+    /// The host's error, or `Unsupported` in the default implementation. After an error, the flush does not wait for
+    /// the vCPU.
     fn kick(&self, vcpu: u32) -> io::Result<()> {
         let _ = vcpu;
         Err(io::ErrorKind::Unsupported.into())

@@ -1,6 +1,6 @@
-//! Guest memory of any type. The rest of the device does not depend on the VMM's memory type: it accesses memory
-//! through a [`View`]. After each write, a view marks the written bytes in the dirty bitmap of their region, so that a
-//! live migration copies their pages again.
+//! Guest memory of any type. The rest of the device does not depend on the VMM's memory type, because it accesses
+//! memory through a [`View`]. After each write, a view marks the written bytes in the dirty bitmap of their region, so
+//! that a live migration copies their pages again.
 
 use std::any::TypeId;
 use std::cmp::Reverse;
@@ -20,7 +20,8 @@ use crate::abi::PAGE_SIZE;
 const WORD: usize = size_of::<u64>();
 const PAGE_WORDS: usize = PAGE_SIZE / WORD;
 
-/// Guest memory passed by the VMM: any vm-memory type, with any bitmap.
+/// Guest memory that the VMM passes to the device. It can be any type that implements vm-memory's traits, with any
+/// bitmap.
 ///
 /// Addresses are guest-physical. The device also reads the guest's page tables through this memory. Use `into` to
 /// convert memory whose regions are fixed, and [`Memory::space`] for memory whose regions change.
@@ -30,7 +31,7 @@ pub struct Memory(Arc<Parts>);
 #[derive(Clone, Default)]
 struct Parts {
     guest: Option<Backing>,
-    /// Pages of the window, which take precedence over the guest's memory.
+    /// The pages of the window. They take precedence over guest memory at the same addresses.
     window: Option<Extent>,
 }
 
@@ -50,9 +51,9 @@ enum Backing {
 }
 
 impl Memory {
-    /// Memory whose regions may change while the device exists: each access uses the current regions of `space`.
-    /// If pages of a ring or area are removed, the device can no longer write some records, and counts these records as
-    /// lost. The driver can use added pages for rings and areas immediately.
+    /// Memory whose regions may change while the device exists. Each access uses the current regions of `space`. If
+    /// pages of a ring or area are removed, the device counts the records that it can no longer write as lost. The
+    /// driver can use added pages for rings and areas immediately.
     ///
     /// Pass vm-memory's `GuestMemoryAtomic`. If this were an `Arc` of a guest memory, all vCPUs would contend for its
     /// reference count.
@@ -71,14 +72,14 @@ impl Memory {
         }))
     }
 
-    /// The same memory with a reference count of its own, so that threads do not contend for the cache line of a
+    /// Returns the same memory with a separate reference count, so that threads do not contend for the cache line of a
     /// shared count.
     pub(crate) fn apart(&self) -> Self {
         Self(Arc::new(Parts::clone(&self.0)))
     }
 
-    /// Memory that maps `window` at the `len` guest-physical addresses starting at `first`, and `self` elsewhere.
-    /// The regions of `window` must be fixed.
+    /// Returns memory that maps `window` at the `len` guest-physical addresses starting at `first`, and `self` at all
+    /// other addresses. The regions of `window` must be fixed.
     pub(crate) fn with(&self, window: &Self, first: GuestAddress, len: u64) -> Self {
         let extent = match &window.0.guest {
             Some(Backing::Fixed(memory)) => Some(Extent {
@@ -94,8 +95,8 @@ impl Memory {
         }))
     }
 
-    /// The current regions, for one step of work: regions that are removed meanwhile stay mapped until the view is
-    /// dropped.
+    /// Returns a view of the current regions for one step of work. Regions that are removed during this step stay
+    /// mapped until the view is dropped.
     #[inline]
     pub(crate) fn view(&self) -> View<'_> {
         let Parts { guest, window } = &*self.0;
@@ -127,8 +128,8 @@ trait Space: Send + Sync {
     fn hold(&self) -> Box<dyn Mapping + '_>;
 }
 
-/// Memory with fixed regions. Their host addresses are looked up only once, because page look-ups would be most of
-/// the cost of a short record.
+/// Memory with fixed regions. The device looks up their host addresses only once, because such look-ups would cause
+/// most of the cost of a short record.
 struct Fixed {
     regions: Vec<Region>,
     /// Owns the regions, which never move.
@@ -164,7 +165,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// The regions of `memory`, largest first; empty for memory with its own address translation.
+    /// Returns the regions of `memory`, largest first. The list is empty for memory with its own address translation.
     fn all<M: GuestMemory>(memory: &M) -> Vec<Self> {
         let backend = memory.physical_memory();
         let regions = backend.into_iter().flat_map(GuestMemoryBackend::iter);
@@ -190,7 +191,7 @@ impl Region {
     reason = "a slice of memory that has been looked up before"
 )]
 fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
-    // A linear search: regions are sorted by size, and the first one or two hold nearly all memory.
+    // Search linearly: regions are sorted by size, and the first one or two regions hold nearly all memory.
     let inside = |region: &&Region| at.0.wrapping_sub(region.first) < region.len;
     let region = regions.iter().find(inside)?;
     let offset = at.0 - region.first;
@@ -198,8 +199,8 @@ fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<Volati
         return None;
     }
     let offset = usize::try_from(offset).ok()?;
-    // SAFETY: the bytes lie in the region, whose memory lives at least as long as `regions`: `Fixed` owns both, and
-    // keeps the memory in an `Arc`, where nothing moves or replaces it.
+    // SAFETY: the bytes are in the region. The region's memory lives at least as long as `regions`, because `Fixed`
+    // owns both. `Fixed` keeps the memory in an `Arc`, so nothing moves or replaces it.
     Some(unsafe { VolatileSlice::new(region.host.wrapping_add(offset), len) })
 }
 
@@ -220,7 +221,7 @@ enum Held<'a> {
     Lent(&'a dyn Mapping),
 }
 
-/// Guest memory at one moment. A view is made for each record, so it is small.
+/// Guest memory at one moment. Views are small, because the device makes one for each record.
 pub(crate) struct View<'a> {
     guest: Held<'a>,
     window: Option<&'a Extent>,
@@ -242,8 +243,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory that contains `at`, which is either the window or guest memory; `None` if that memory is missing or
-    /// its regions are not fixed.
+    /// The memory that contains `at`: either the window or guest memory. `None` if that memory is missing or its
+    /// regions are not fixed.
     #[inline]
     fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
         if let Some(extent) = self.window
@@ -340,7 +341,7 @@ impl<'a> View<'a> {
         self.at(at)?.write(bytes, at)
     }
 
-    /// Loads an integer of at most eight bytes, without converting the byte order.
+    /// Loads an integer of at most eight bytes. Does not convert the byte order.
     pub(crate) fn load<T: AtomicAccess>(
         &self,
         at: GuestAddress,
@@ -440,12 +441,12 @@ impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {
     }
 }
 
-/// Returns `slice` without its bitmap: the caller marks writes.
+/// Returns `slice` without its bitmap. The caller must mark writes.
 #[expect(unsafe_code, reason = "there is no safe way to drop a slice's bitmap")]
 fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
     slice: &VolatileSlice<'a, B>,
 ) -> VolatileSlice<'a> {
-    // SAFETY: the pointer and the length are those of `slice`, whose bytes stay mapped for 'a.
+    // SAFETY: the pointer and the length describe `slice`, whose bytes stay mapped for 'a.
     unsafe { VolatileSlice::new(slice.ptr_guard_mut().as_ptr(), slice.len()) }
 }
 
@@ -470,13 +471,14 @@ impl<'a> Page<'a> {
         Some(Self(unsafe { &*words }))
     }
 
-    /// The word at `offset`, which must be a multiple of eight; `None` beyond the page.
+    /// Returns the word at `offset`, which must be a multiple of eight. `None` if it is beyond the page.
     #[inline]
     pub(crate) fn word(self, offset: usize) -> Option<&'a AtomicU64> {
         self.0.get(offset / WORD)
     }
 
-    /// `count` words starting at `offset`, which must be a multiple of eight; `None` if they extend beyond the page.
+    /// Returns `count` words starting at `offset`, which must be a multiple of eight. `None` if they extend beyond the
+    /// page.
     #[inline]
     pub(crate) fn words(self, offset: usize, count: usize) -> Option<&'a [AtomicU64]> {
         let first = offset / WORD;
@@ -498,7 +500,7 @@ mod tests {
 
     use super::*;
 
-    /// Two regions with a page between them, the smaller first.
+    /// Two regions with a gap of one page between them. The smaller region is first.
     fn memory() -> Memory {
         let ranges = [
             (GuestAddress(0x1000), 0x1000),

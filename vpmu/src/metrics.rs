@@ -30,7 +30,7 @@ impl ExitCounts {
     }
 }
 
-/// Totals since the device was created. A reset does not zero them; a restore adds the saved totals.
+/// Totals since the device was created. A reset does not zero them, and a restore adds the saved totals to them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -44,7 +44,7 @@ pub struct Metrics {
     pub control_requests: u64,
     /// Commands taken from vCPU queues.
     pub commands: u64,
-    /// Notifications of each vCPU queue: exits caused by commands.
+    /// Number of notifications of each vCPU queue. Commands cause these exits.
     pub kicks: Vec<u64>,
     /// Sample records written to guest rings.
     pub samples_written: u64,
@@ -53,7 +53,7 @@ pub struct Metrics {
     /// Overflows for which no sample was made, because a sampling limit was exceeded. `samples_written` and
     /// `samples_lost` do not include these overflows.
     pub samples_throttled: u64,
-    /// Overflows that exceeded the budget shared by all of the guest's events, and thereby throttled their own event.
+    /// Overflows that exceeded the budget shared by all of the guest's events. Each of them throttled its event.
     /// `samples_throttled` includes these overflows, and also the later overflows of the throttled events.
     pub samples_over_budget: u64,
     /// vCPU time that the exit engine spent on the guest's samples, in nanoseconds.
@@ -65,16 +65,17 @@ pub struct Metrics {
     pub counter_waits: u64,
     /// Highest number of host counters that the guest's sampling events had open at once.
     pub host_counters: u32,
-    /// Overflows while a vCPU's thread did host work. The device makes no samples for these overflows.
+    /// Overflows that occurred while a vCPU's thread did host work. The device writes no samples for these overflows.
     pub host_overflows: u64,
-    /// Times that the host throttled an event because the event overflowed too often (`PERF_RECORD_THROTTLE`).
+    /// Number of times that the host throttled an event because the event overflowed too often
+    /// (`PERF_RECORD_THROTTLE`).
     pub host_throttles: u64,
     /// Samples and traced exits whose task is unknown, because the guest's history of task switches does not go back
     /// far enough.
     pub samples_unnamed: u64,
     /// Drains of the host's records.
     pub drains: u64,
-    /// Exits caused by a signal, after which the device found overflows of host counters.
+    /// Exits that were caused by a signal and after which the device found overflows of host counters.
     pub overflow_exits: u64,
     /// Used-buffer interrupts raised.
     pub interrupts: u64,
@@ -82,22 +83,22 @@ pub struct Metrics {
     pub notices: u64,
     /// Marks placed.
     pub marks: u64,
-    /// Wakeups of the readers of rings and areas.
+    /// How often the device woke readers of rings and areas.
     pub wakeups: u64,
     /// Bytes that traces wrote to AUX areas.
     pub aux_written: u64,
-    /// Bytes that traces lost for lack of room or of an area.
+    /// Bytes that traces lost because their area had no room or was missing.
     pub aux_lost: u64,
-    /// AUX records: each reports a chunk of an AUX area.
+    /// Number of AUX records. Each of them reports a chunk of an AUX area.
     pub aux_records: u64,
     /// Malformed guest requests that could not be answered, and unusable buffers of the event queue.
     pub bad_requests: u64,
     /// The cost of the guest's requests, marks and exits.
     pub work: Work,
-    /// For each figure, the largest value in any turn. A turn handles an exit, a mark, or the requests of a
-    /// notification that are served without a break.
+    /// The largest value of each figure in any turn. A turn handles an exit, a mark, or the requests of a notification
+    /// that are served without a break.
     pub largest_turn: Work,
-    /// Turns that ended before all requests of their notification were served.
+    /// Number of turns that ended before all requests of their notification were served.
     pub turns_unfinished: u64,
 }
 

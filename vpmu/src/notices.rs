@@ -15,11 +15,11 @@ use crate::queues::{BadChain, Chain, DeviceQueue, QueueState, put};
 use crate::refusal::{self, Refusal};
 use crate::save::{Fault, SavedNotice, SavedQueue};
 
-/// The notices of one device, its event queue and its interrupt.
+/// The notices of one device, with the event queue that delivers them and the interrupt.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    /// Whether a notice may be deliverable. [`Notices::deliver`] looks for pending notices only while this flag is set,
-    /// and then clears it.
+    /// Whether there may be a notice that can be delivered. [`Notices::deliver`] looks for pending notices only if this
+    /// flag is set, and then clears the flag.
     ready: AtomicBool,
     interrupts: AtomicU64,
     state: Lock<State, NOTICES>,
@@ -29,7 +29,7 @@ pub(crate) struct Notices {
 struct State {
     pending: Pending,
     queue: DeviceQueue,
-    /// Raises the driver's interrupts; `None` without a driver.
+    /// Raises the driver's interrupts. `None` if there is no driver.
     interrupt: Option<Arc<dyn Interrupt>>,
     delivered: u64,
     bad_buffers: u64,
@@ -52,7 +52,7 @@ impl Notices {
         state.interrupt = interrupt;
     }
 
-    /// The device's position in the event queue; `None` without a driver.
+    /// The device's position in the event queue. `None` if there is no driver.
     pub(crate) fn save_queue(&self) -> Option<SavedQueue> {
         self.state.lock().queue.save()
     }
@@ -67,7 +67,7 @@ impl Notices {
         self.activate(DeviceQueue::default(), None);
     }
 
-    /// Locks the pending notices, to add or remove some.
+    /// Locks the pending notices, so that the caller can add or remove notices.
     pub(crate) fn pending(&self) -> PendingNotices<'_> {
         PendingNotices {
             state: self.state.lock(),
@@ -75,7 +75,7 @@ impl Notices {
         }
     }
 
-    /// Adds or retracts notices, as listed in `all`. No notice is delivered before the whole list is applied.
+    /// Adds or retracts the notices in `all`. No notice is delivered before the whole list has been applied.
     pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
         let mut pending = self.pending();
         for tell in all {
@@ -89,10 +89,10 @@ impl Notices {
         }
     }
 
-    /// Handles the driver's notification of the event queue: it has posted buffers.
+    /// Handles the driver's notification that it has posted buffers on the event queue.
     pub(crate) fn posted(&self) {
-        // Set `ready` under the lock: otherwise, a delivery that has just found no buffer could clear the
-        // flag again.
+        // Set `ready` while the lock is held. Otherwise, a delivery that has just found no buffer could clear the flag
+        // afterwards.
         let state = self.state.lock();
         self.ready.store(true, Ordering::Relaxed);
         drop(state);
@@ -100,8 +100,8 @@ impl Notices {
     }
 
     /// Delivers pending notices. `served` is the index of another queue for which the driver wants an interrupt, if
-    /// any. Makes one call that raises the interrupts for this queue and, if the driver wants it, for the notices. The
-    /// caller must not hold any of the device's locks, because the transport has locks of its own.
+    /// any. Makes a single call that raises the interrupt for this queue and, if the driver wants it, the interrupt for
+    /// the notices. The caller must not hold any of the device's locks, because the transport has locks of its own.
     pub(crate) fn deliver(&self, served: Option<u16>) {
         let event = self.deliver_pending().then_some(QUEUE_EVENT);
         let (queues, len) = match (served, event) {
@@ -136,7 +136,7 @@ impl Notices {
         (state.delivered, state.bad_buffers)
     }
 
-    /// Delivers notices until the queue's buffers are used up; the remaining notices stay pending until the driver
+    /// Delivers notices until the queue's buffers are used up. The remaining notices stay pending until the driver
     /// posts more buffers. Returns whether the driver wants an interrupt for the delivered notices.
     fn deliver_pending(&self) -> bool {
         if !self.ready.load(Ordering::Relaxed) {
@@ -182,13 +182,13 @@ fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
 /// A notice that a shard adds or retracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tell {
-    /// Wake the readers of the family of events with this owner: the owner and the events inherited from it.
+    /// Wake the readers of a family of events: an owner and the events inherited from it.
     Wake(u64),
     /// Make the driver look at the AUX area that it manages for an event.
     Aux(u64),
     /// Report an event in the error state, with the host's reason.
     Fail(u64, Option<Refusal>),
-    /// Report that an event has reached its limit of overflows; the last overflow caused `woke` wakeups.
+    /// Report that an event has reached its limit of overflows. The last overflow caused `woke` wakeups.
     Limit { event: u64, woke: u64 },
     /// Discard the notices of a closed event.
     Forget(u64),
@@ -226,9 +226,9 @@ impl std::ops::DerefMut for PendingNotices<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     queue: VecDeque<Notice>,
-    /// For each pending `NOTICE_WAKEUP`: its event, and the number of wakeups to report.
+    /// The event of each pending `NOTICE_WAKEUP`, and the number of wakeups to report.
     waking: BTreeMap<u64, u64>,
-    /// For each pending `NOTICE_LIMIT`: its event, and how many times the event reached its limit.
+    /// The event of each pending `NOTICE_LIMIT`, and how many times the event reached its limit.
     limited: BTreeMap<u64, u64>,
     /// Events with a pending `NOTICE_AUX`.
     fetched: BTreeSet<u64>,
@@ -282,12 +282,13 @@ impl Pending {
         if !fresh {
             return Err("it is already pending");
         }
-        // `next` sets the value of a wakeup or limit. The value of any other notice fits in a byte.
+        // `next` sets the value of a `NOTICE_WAKEUP` or a `NOTICE_LIMIT`. The value of any other notice fits in a byte.
         self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
         Ok(())
     }
 
-    /// Adds `wakeups` wakeups of an event. One notice reports all wakeups of the event that are not reported yet.
+    /// Adds `wakeups` wakeups of an event. A single notice reports all wakeups of the event that have not been reported
+    /// yet.
     pub(crate) fn wake(&mut self, event: u64, wakeups: u64) {
         let waking = self.waking.entry(event).or_default();
         let first = *waking == 0;
@@ -297,7 +298,7 @@ impl Pending {
         }
     }
 
-    /// Retracts the pending wakeups of the family of events with this owner; returns their number.
+    /// Retracts the pending wakeups of the family of events with this owner. Returns how many wakeups were pending.
     pub(crate) fn take_wakeups(&mut self, owner: u64) -> u64 {
         let waking = self.waking.remove(&owner).unwrap_or(0);
         self.retract(owner, |kind| kind == NOTICE_WAKEUP);
@@ -416,7 +417,7 @@ impl Pending {
     }
 }
 
-/// Subtracts `count` from the pending count of an event; returns whether any are left.
+/// Subtracts `count` from the pending count of an event. Returns whether the remaining count is not zero.
 fn subtract(pending: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
     let rest = pending.remove(&event).unwrap_or(0).saturating_sub(count);
     if rest > 0 {

@@ -13,11 +13,11 @@ use crate::memory::{Page, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
-/// A copy of at most this many words is made word by word. The source, a record, was stored word by word just before,
-/// and CPUs forward pending stores only to loads that are not wider: wider loads would stall.
+/// The largest number of words that are copied word by word. The source is a record that was stored word by word just
+/// before the copy. CPUs forward pending stores only to loads that are not wider, so wider loads would stall.
 const SHORT: usize = 16;
 
-/// A page of a ring or area is not, or is no longer, writable guest memory.
+/// A page of a ring or area is not writable guest memory, or no longer is.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unwritable {
     #[error("not guest memory")]
@@ -30,7 +30,7 @@ pub(crate) enum Unwritable {
 
 /// The pages of one ring or area: the metadata page, shared with the reader, and the data pages.
 pub(crate) trait Pages {
-    /// The word at `field` of the metadata page.
+    /// Loads the word at `field` of the metadata page.
     fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable>;
 
     /// Stores the word at `field` of the metadata page.
@@ -42,7 +42,8 @@ pub(crate) trait Pages {
     /// A fence between accesses to the metadata page.
     fn fence(&self, order: Ordering);
 
-    /// Copies `words` to the data pages, at `position` modulo their size. `position` is a multiple of 8.
+    /// Copies `words` to the data pages, starting at `position` modulo the size of the data. `position` is a multiple
+    /// of 8.
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable>;
 }
 
@@ -52,13 +53,13 @@ pub(crate) trait Pages {
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
     memory: &'a View<'a>,
-    /// The metadata page; `None` if the device must not access it.
+    /// The metadata page. `None` if the device must not access it.
     metadata: Option<(GuestAddress, Page<'a>)>,
     /// Whether the metadata page has been written to.
     stored: Cell<bool>,
-    /// The data pages: a power of two, or none.
+    /// The data pages. Their number is zero or a power of two.
     data: &'a [GuestAddress],
-    /// The page last written to, and its number.
+    /// The page that was last written to, and its number.
     current: Option<(u64, Page<'a>)>,
     /// Whether the memory has a bitmap of written pages.
     watched: bool,
@@ -100,7 +101,7 @@ impl<'a> GuestPages<'a> {
             .ok_or(Unwritable::NoPage)
     }
 
-    /// Returns the metadata page for a write, and remembers that the page must be marked as dirty.
+    /// Returns the metadata page for writing, and records that the page must be marked as dirty.
     fn stored(&self) -> Result<Page<'a>, Unwritable> {
         self.stored.set(true);
         self.metadata()
@@ -115,7 +116,7 @@ impl<'a> GuestPages<'a> {
         }
     }
 
-    /// The address of data page `number`, modulo the number of data pages.
+    /// Returns the address of data page `number`. `number` is taken modulo the number of data pages.
     fn address(&self, number: u64) -> Option<GuestAddress> {
         let index = number.checked_rem(self.data.len() as u64)?;
         self.data.get(usize::try_from(index).ok()?).copied()
@@ -147,8 +148,8 @@ impl<'a> GuestPages<'a> {
         Ok(())
     }
 
-    /// Copies the part of `bytes` whose destination pages are contiguous in memory to `position` in one step. Returns
-    /// the length of that part, a multiple of 8.
+    /// Copies the first part of `bytes` to `position`: as much as fits into pages that are contiguous in memory.
+    /// Returns the length of that part, which is a multiple of 8.
     fn put_run(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Unwritable> {
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
         let number = (position / PAGE).checked_rem(self.data.len() as u64);
@@ -172,7 +173,7 @@ impl<'a> GuestPages<'a> {
         Ok(now)
     }
 
-    /// Data page `number`, modulo the number of data pages.
+    /// Returns data page `number`. `number` is taken modulo the number of data pages.
     #[inline]
     fn look_up(&mut self, number: u64) -> Result<Page<'a>, Unwritable> {
         match self.current {

@@ -10,7 +10,7 @@ const STEPS: i128 = 8;
 /// The longest period that perf accepts.
 pub(crate) const LONGEST: u64 = u64::MAX >> 1;
 
-/// A period, fixed or adapted to a frequency, and how much of it has elapsed.
+/// A period that is fixed or adapted to a frequency, and how much of the period has elapsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Period {
     length: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Period {
     frequency: Option<Frequency>,
 }
 
-/// The overflows that an increase of the count caused.
+/// The overflows caused by an increase of the count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completed {
     pub(crate) overflows: u64,
@@ -38,7 +38,7 @@ struct Frequency {
 }
 
 impl Period {
-    /// A new period of `length`, which must not be zero.
+    /// Returns a new period of `length`, which must not be zero.
     pub(crate) fn new(length: u64) -> Self {
         Self {
             length: length.max(1),
@@ -47,7 +47,7 @@ impl Period {
         }
     }
 
-    /// Periods adapted to `hertz` overflows per second. `hertz` must not be zero.
+    /// Returns a period that is adapted to `hertz` overflows per second. `hertz` must not be zero.
     pub(crate) fn frequency(hertz: u64) -> Self {
         Self {
             frequency: Some(Frequency {
@@ -59,7 +59,7 @@ impl Period {
         }
     }
 
-    /// The current state, to be saved. A restored event measures the rate of its count anew.
+    /// Returns the current state for saving. A restored event measures the rate of its count again.
     pub(crate) fn save(self) -> SavedPeriod {
         SavedPeriod {
             length: self.length,
@@ -68,7 +68,7 @@ impl Period {
         }
     }
 
-    /// Restores a saved period; `None` if the saved state is not valid.
+    /// Restores a saved period. Returns `None` if the saved state is not valid.
     pub(crate) fn restore(saved: &SavedPeriod) -> Option<Self> {
         let SavedPeriod {
             length,
@@ -108,8 +108,8 @@ impl Period {
         }
     }
 
-    /// Adds `more` to the count; `now` returns the guest's time in nanoseconds. Returns the overflows that this
-    /// increase causes.
+    /// Adds `more` to the count, and returns the overflows that this increase causes. `now` returns the guest's time in
+    /// nanoseconds.
     pub(crate) fn grow(&mut self, more: u64, now: impl FnOnce() -> u64) -> Option<Completed> {
         let before = self.counted;
         let completed = self.complete(more);
@@ -221,7 +221,7 @@ mod tests {
         }
     }
 
-    /// Number of overflows of a count that grows by one every `gap` nanoseconds for `seconds` seconds.
+    /// Returns how often a count overflows that grows by one every `gap` nanoseconds for `seconds` seconds.
     fn run(period: &mut Period, start: u64, gap: u64, seconds: u64) -> u64 {
         (0..seconds * NANOS_PER_SECOND / gap)
             .map(|step| overflows(period.grow(1, || start + step * gap)))

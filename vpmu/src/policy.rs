@@ -1,4 +1,4 @@
-//! The events that a guest may open, as listed by its operator.
+//! The events that a guest may open, according to the operator's lists.
 
 use crate::abi::{
     EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, KIND_EXIT_TRACE, KIND_EXITS,
@@ -8,14 +8,14 @@ use crate::abi::{
 use crate::catalogue;
 use crate::event::pace;
 
-/// Events of one kind whose config equals `config` in the bits of `mask`.
+/// Matches the events of one kind whose config equals `config` in the bits of `mask`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EventMatch {
     /// One of `KIND_*`.
     pub kind: u32,
     /// The config to match, in the bits of `mask`.
     pub config: u64,
-    /// The compared bits; zero matches every event of the kind.
+    /// The bits to compare. Zero matches every event of the kind.
     pub mask: u64,
 }
 
@@ -40,8 +40,8 @@ impl EventMatch {
         }
     }
 
-    /// The event names that a host's catalogue can contain, each with the [`EventMatch`] that selects the events of
-    /// that name. Omits raw events and the VMM's traces.
+    /// Returns the event names that a host's catalogue can contain. Each name has the [`EventMatch`] that selects the
+    /// events of that name. Raw events and the VMM's traces are omitted.
     #[must_use]
     pub fn named() -> Vec<(String, Self)> {
         catalogue::names()
@@ -70,8 +70,8 @@ impl EventMatch {
 /// Predefined lists of events, for operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tier {
-    /// Clocks, marks, and exits that the VMM counts. Excludes hardware counters, traces, and the host's other software
-    /// events and statistics.
+    /// Clocks, marks, and exits that the VMM counts. This tier excludes hardware counters, traces, and the host's other
+    /// software events and statistics.
     Clocks,
     /// [`Tier::Clocks`], plus the CPU's generic and cache events, the host's software events and statistics,
     /// and traces.
@@ -111,7 +111,7 @@ const STANDARD: [EventMatch; 11] = [
 ];
 
 impl Tier {
-    /// The events of the tier. A host may be unable to count some of them.
+    /// Returns the events of the tier. A host may be unable to count some of them.
     #[must_use]
     pub fn events(self) -> Vec<EventMatch> {
         match self {
@@ -122,8 +122,8 @@ impl Tier {
     }
 }
 
-/// The events that a guest may open, among those that the host counts. A policy restricts only the guest:
-/// the operator can make any event persistent, and the guest may read it.
+/// Which of the host's events a guest may open. A policy restricts only the guest. The operator can make any event
+/// persistent, and the guest may then read that event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     allowed: Vec<EventMatch>,
@@ -175,7 +175,7 @@ impl Policy {
     }
 }
 
-/// For a trace: the event whose individual occurrences the trace records, or the event that paces the trace.
+/// For a trace, returns the event whose individual occurrences the trace records, or the event that paces the trace.
 /// Denying this event also denies the trace.
 fn shown(events: &EventMatch) -> Option<EventMatch> {
     if events.mask != u64::MAX {

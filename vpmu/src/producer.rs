@@ -1,4 +1,4 @@
-//! The VMM's own producers of AUX data: their catalogue entries, and a writer for their data.
+//! Producers of AUX data in the VMM: their catalogue entries, and a writer for their data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,9 +15,9 @@ const LONGEST_TEXT: usize = 127;
 /// A producer, as the catalogue describes it to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxProducer {
-    /// Its catalogue name; at most 39 bytes, and unique.
+    /// Its catalogue name, which is unique and at most 39 bytes long.
     pub name: &'static str,
-    /// Catalogue text about its data; at most 127 bytes.
+    /// The catalogue text that describes its data. At most 127 bytes.
     pub counts: &'static str,
     /// The format of the producer's data, as agreed between the VMM and its guests; at least
     /// [`FORMAT_VMM`](crate::abi::FORMAT_VMM).
@@ -45,7 +45,7 @@ pub enum AuxError {
     /// The trace has no area, or no longer has one.
     #[error("the trace has no area")]
     NoArea,
-    /// Another writer has begun a write to the area and has not ended it.
+    /// Another writer has started a write to the area and has not ended it yet.
     #[error("the area is being written to")]
     Nested,
     /// The area is full of unread data, or `end` was called for more bytes than were written.
@@ -76,14 +76,13 @@ pub struct AuxPlace {
     /// The position of the next byte: the total number of bytes written to the area so far, modulo 2^64. The byte's
     /// offset in the area is this position modulo the area's size.
     pub position: u64,
-    /// Number of free bytes from `position` on, according to the guest's tail. The device reads the tail at the
+    /// Number of free bytes starting at `position`, according to the guest's tail. The device reads the tail at the
     /// beginning of the write, and again when data does not fit.
     pub room: u64,
 }
 
-/// One write to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]: the guest sees it as
-/// one chunk, with a `PERF_RECORD_AUX`. Dropping the writer without calling [`AuxWriter::end`] discards the
-/// write.
+/// One write to the AUX area of a trace, from [`Vpmu::aux_begin`] to [`AuxWriter::end`]. The guest sees the write as
+/// one chunk with one `PERF_RECORD_AUX`. Dropping the writer without calling [`AuxWriter::end`] discards the write.
 ///
 /// The write does not block the guest. If the guest closes the trace or removes the area, later calls fail.
 ///
@@ -121,7 +120,7 @@ pub struct AuxWriter<'a> {
     vpmu: &'a Vpmu,
     trace: u64,
     sink: Arc<Sink>,
-    /// Identifies this write, even if the area is replaced meanwhile.
+    /// Identifies this write, even if the area is replaced before the write ends.
     token: u64,
     written: u64,
     over: bool,
@@ -142,7 +141,7 @@ impl<'a> AuxWriter<'a> {
         })
     }
 
-    /// The position of the next byte; `None` if the area is gone.
+    /// Returns the position of the next byte. `None` if the area is gone.
     #[must_use]
     pub fn get(&self) -> Option<AuxPlace> {
         let window = self.sink.claimed(self.token)?;

@@ -1,4 +1,4 @@
-//! One virtqueue: takes the driver's buffers and returns them, without interpreting their contents.
+//! One virtqueue. This module takes the driver's buffers and returns them, without interpreting their contents.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering;
@@ -11,21 +11,21 @@ use crate::memory::{Memory, View};
 use crate::save::SavedQueue;
 use crate::work;
 
-/// Bit of the available ring's flags: the driver wants no interrupt.
+/// Bit in the flags of the available ring: the driver does not want an interrupt.
 const NO_INTERRUPT: u16 = 1;
 /// Maximum number of descriptors that the device uses in one round of serving a queue, as a multiple of the queue's
 /// size. A correct driver needs only a multiple of one: if the driver adds buffers during a round, it notifies the
 /// device again, and the notification starts another round.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
-/// Descriptor flags, in this order: another descriptor follows; the device writes the buffer; the buffer is
+/// Descriptor flags. In this order, they mean: another descriptor follows; the device writes the buffer; the buffer is
 /// a table of descriptors.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 /// The largest split virtqueue.
 const MAX_SIZE: u16 = 1 << 15;
-/// Offsets in a ring: the index, and the entries.
+/// Offsets of the index and of the entries in a ring.
 const INDEX: u64 = 2;
 const ENTRIES: u64 = 4;
 
@@ -35,7 +35,7 @@ const ENTRIES: u64 = 4;
 pub struct QueueState {
     /// Whether the driver uses the queue.
     pub ready: bool,
-    /// Number of entries, a power of two up to 2^15.
+    /// Number of entries. It is a power of two up to 2^15.
     pub size: u16,
     /// Guest-physical address of the descriptor table.
     pub desc_table: u64,
@@ -69,7 +69,7 @@ struct Used {
     len: U32,
 }
 
-/// The rings of a queue are outside guest memory or inconsistent.
+/// The rings of a queue are outside guest memory, or are inconsistent.
 #[derive(Debug, thiserror::Error)]
 enum BadRings {
     #[error("its rings are not in guest memory")]
@@ -81,7 +81,7 @@ enum BadRings {
 }
 
 impl QueueState {
-    /// Whether the queue is valid: its rings are aligned and in guest memory.
+    /// Whether the queue is valid. The rings of a valid queue are aligned and in guest memory.
     pub(crate) fn is_sound(&self, memory: &View<'_>) -> bool {
         let size = usize::from(self.size);
         let rings = [
@@ -99,7 +99,7 @@ impl QueueState {
     /// The head of the next buffer that the driver made available.
     fn take(&mut self, memory: &View<'_>) -> Result<Option<u16>, BadRings> {
         let ring = GuestAddress(self.avail_ring);
-        // Pairs with the driver's barrier: the buffers before the index are completely written.
+        // Pairs with the driver's barrier, so that all buffers before the index are completely written.
         let index = memory.load(ring.unchecked_add(INDEX), Ordering::Acquire)?;
         let available = u16::from_le(index).wrapping_sub(self.next_avail);
         if available == 0 {
@@ -136,7 +136,7 @@ impl QueueState {
     }
 }
 
-/// A virtqueue during one activation; the default is an unused queue.
+/// A virtqueue during one activation of the device. The default is an unused queue.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceQueue(Option<Active>);
 
@@ -145,24 +145,23 @@ struct Active {
     memory: Memory,
     index: u16,
     queue: QueueState,
-    /// Whether the rings were inconsistent or inaccessible; the queue then stays unused until a reset.
+    /// Whether the rings were inconsistent or inaccessible. If so, the queue stays unused until a reset.
     broken: bool,
     /// Number of descriptors that the current round of serving the queue may still use.
     descriptors: usize,
-    /// The parts of the last returned buffer, kept to reuse their memory.
+    /// The parts of the last returned buffer. They are kept so that their memory can be reused.
     spare: Vec<Part>,
 }
 
-/// A buffer taken off a queue. Its descriptors are walked only once, because walking them takes most of the time
-/// of handling a notification.
+/// A buffer taken off a queue. Its descriptors are walked only once, because the walk accounts for most of the time
+/// that a notification takes.
 #[derive(Debug)]
 pub(crate) struct Chain {
     memory: Memory,
     head: u16,
-    /// All parts are in guest memory, unless the buffer is `broken`. A buffer is broken if it is not
-    /// completely in guest memory, if it has more descriptors than the queue has entries, if it refers to a
-    /// descriptor beyond the table, or if it has an indirect descriptor, because the device does not offer
-    /// this feature.
+    /// All parts are in guest memory, unless the buffer is `broken`. A buffer is broken if it is not completely in
+    /// guest memory, if it has more descriptors than the queue has entries, if it refers to a descriptor beyond the
+    /// table, or if it has an indirect descriptor. The device does not offer the feature for indirect descriptors.
     parts: Vec<Part>,
     broken: bool,
 }
@@ -192,14 +191,14 @@ impl DeviceQueue {
         }))
     }
 
-    /// The current state; the default for an unused queue.
+    /// Returns the current state. For an unused queue, returns the default.
     pub(crate) fn state(&self) -> QueueState {
         self.0
             .as_ref()
             .map_or_else(QueueState::default, |active| active.queue)
     }
 
-    /// The device's position; `None` for an unused queue.
+    /// Returns the device's position. `None` for an unused queue.
     pub(crate) fn save(&self) -> Option<SavedQueue> {
         let active = self.0.as_ref()?;
         Some(SavedQueue {
@@ -226,7 +225,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Maximum number of buffers that one round of serving the queue may take: the queue's size.
+    /// Maximum number of buffers that one round of serving the queue may take. It equals the queue's size.
     pub(crate) fn bound(&self) -> u16 {
         self.0.as_ref().map_or(0, |active| active.queue.size)
     }
@@ -250,7 +249,7 @@ impl DeviceQueue {
         let mut parts = std::mem::take(&mut active.spare);
         parts.clear();
         let broken = walk(&active.queue, &memory, head, &mut parts).is_err();
-        // A broken chain costs at least the read of one descriptor.
+        // Even a broken chain costs the read of one descriptor.
         let read = parts.len().max(1);
         active.descriptors = active.descriptors.saturating_sub(read);
         work::charge(read as u64);
@@ -285,7 +284,7 @@ impl DeviceQueue {
         active.spare = chain.parts;
     }
 
-    /// Whether the driver wants an interrupt for the returned buffers.
+    /// Returns whether the driver wants an interrupt for the returned buffers.
     pub(crate) fn wants_interrupt(&self) -> bool {
         let Some(active) = &self.0 else {
             return false;
@@ -340,12 +339,12 @@ fn walk(
 }
 
 impl Chain {
-    /// The number of bytes from the driver, and a reader for them.
+    /// Returns the number of bytes that the driver sent, and a reader for them.
     pub(crate) fn reader(&self) -> Result<(usize, impl Read + use<'_>), BadChain> {
         self.cursor(false).map(|cursor| (cursor.left(), cursor))
     }
 
-    /// The number of bytes that the device may write, and a writer for them.
+    /// Returns the number of bytes that the device may write, and a writer for them.
     pub(crate) fn writer(&self) -> Result<(usize, impl Write + use<'_>), BadChain> {
         self.cursor(true).map(|cursor| (cursor.left(), cursor))
     }
@@ -364,13 +363,13 @@ impl Chain {
     }
 }
 
-/// A position in the readable or the writable parts of a buffer.
+/// A position in the readable parts or in the writable parts of a buffer.
 struct Cursor<'a> {
     chain: &'a Chain,
     memory: View<'a>,
     writable: bool,
     part: usize,
-    /// Bytes of the current part before the position.
+    /// Number of bytes of the current part that precede the position.
     offset: usize,
 }
 
@@ -378,12 +377,12 @@ impl Cursor<'_> {
     fn left(&self) -> usize {
         let parts = self.chain.parts.iter();
         let own = parts.filter(|part| part.writable == self.writable);
-        // Cannot overflow: a queue has at most 2^15 descriptors of at most 2^32 bytes.
+        // The sum cannot overflow, because a queue has at most 2^15 descriptors of at most 2^32 bytes.
         own.map(|part| part.len).sum()
     }
 
-    /// Advances by up to `most` bytes that are contiguous in memory; returns their address and their number, or
-    /// zero bytes at the end of the buffer.
+    /// Advances by up to `most` bytes that are contiguous in memory. Returns the address and the number of these bytes.
+    /// At the end of the buffer, the number is zero.
     fn advance(&mut self, most: usize) -> (GuestAddress, usize) {
         while let Some(part) = self.chain.parts.get(self.part) {
             let left = part.len - self.offset;

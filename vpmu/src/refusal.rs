@@ -1,4 +1,5 @@
-//! Reasons why a host refuses counters. The operator gets each reason as text with a remedy, the guest as a number.
+//! Reasons why a host refuses counters. The operator gets each reason as text with a remedy, and the guest gets it as a
+//! number.
 
 use std::io;
 
@@ -34,7 +35,7 @@ pub enum Refusal {
     /// The operator has disabled events of this kind.
     #[error("disabled by the operator")]
     Policy,
-    /// The CPUs that the process may run on belong to several core PMUs, or some of them belong to none.
+    /// The CPUs that the process may run on belong to several core PMUs, or some of these CPUs belong to no core PMU.
     #[error(
         "the host has several core PMUs, or CPUs without one: keep the VMM on the CPUs of one PMU, for \
          example with taskset"
@@ -65,7 +66,8 @@ impl Refusal {
         }
     }
 
-    /// The wire format of `refusal`, one of `REFUSED_*`. `None` means that the host does not refuse.
+    /// Returns the wire format of `refusal`, which is one of `REFUSED_*`. `None` means that the host does not refuse
+    /// the counter.
     pub(crate) fn wire(refusal: Option<Self>) -> u8 {
         match refusal {
             None => REFUSED_NOT,

@@ -1,4 +1,4 @@
-//! The device's API for a vCPU's thread, which reports entries, exits, marks and notifications.
+//! The device's API for the threads of vCPUs. A vCPU's thread reports entries, exits, marks and notifications.
 
 use std::cell::Cell;
 use std::io;
@@ -27,7 +27,7 @@ pub struct VcpuSession {
     /// Whether the current exit is published, so that traces can record it when it ends.
     in_traced_exit: bool,
     buffer: CommandBuffer,
-    /// A notification with commands that are not executed yet.
+    /// A notification, some of whose commands have not been executed yet.
     serving: Option<Serving>,
     /// Only one thread at a time may use a session.
     _not_sync: PhantomData<Cell<()>>,
@@ -38,7 +38,7 @@ pub struct VcpuSession {
 struct Serving {
     /// The vCPU that the queue belongs to.
     of: u32,
-    /// Whether the command buffer is prepared for this notification.
+    /// Whether the command buffer has been prepared for this notification.
     begun: bool,
 }
 
@@ -60,29 +60,29 @@ impl VcpuSession {
         self.index
     }
 
-    /// Call this right before the run call, and [`VcpuSession::leave`] after it, even if the run call fails. First
-    /// executes any commands that remain from a notification.
+    /// Call this right before the run call. Call [`VcpuSession::leave`] after the run call, even if the run call fails.
+    /// First executes any commands that remain from a notification.
     pub fn enter(&mut self) {
         while self.resume() == Turn::Unfinished {}
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
             return;
         };
-        // End the exit before `Vcpu::enter` reads the thread's time: the time to write packets must not count as
-        // guest time.
+        // End the exit before `Vcpu::enter` reads the thread's time, because the time for writing packets must not
+        // count as guest time.
         if std::mem::take(&mut self.in_traced_exit) {
             shared.on(shard, |state| state.end_exit(false));
             shared.notices.deliver(None);
         }
         shard.vcpu.enter(&*shared.backend.source);
         if shared.flushes.is_waiting() {
-            // Wait for a thread that is collecting the vCPU's samples.
+            // If another thread is collecting the vCPU's samples, wait for it.
             shard.wait();
         }
     }
 
-    /// Call this right after the run call. `exit` may be just an [`ExitReason`](crate::ExitReason); traces then lack
-    /// the details of the guest's access.
+    /// Call this right after the run call. If `exit` is just an [`ExitReason`](crate::ExitReason), traces lack the
+    /// details of the guest's access.
     pub fn leave(&mut self, exit: impl Into<Exit>, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
@@ -91,7 +91,7 @@ impl VcpuSession {
         let (exit, vcpu) = (exit.into(), &shard.vcpu);
         let hooks = vcpu.hooks();
         let traced = hooks.has(Hook::Traced);
-        // Read the TSC first: the VMM's work from here on is time outside the guest.
+        // Read the TSC first, because from here on the VMM's work is time outside the guest.
         let tsc = traced.then(|| vcpu.guest_tsc(&*shared.backend.source));
         vcpu.leave(exit.reason, &*shared.backend.source);
         let mut view = ExitView::new(regs, None);
@@ -119,7 +119,7 @@ impl VcpuSession {
         shared.flushes.vcpu_left();
     }
 
-    /// Counts a mark: the vCPU's write of `value` to the doorbell.
+    /// Counts a mark. The vCPU made it by writing `value` to the doorbell.
     pub fn mark(&mut self, value: u32, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         if let Some(shard) = shared.shard(self.index) {
@@ -169,7 +169,7 @@ impl VcpuSession {
             }
         };
         let interrupt = served == Some(true);
-        // The conversion cannot fail: the number came from a queue index.
+        // The conversion cannot fail, because the number was made from a queue index.
         let queue = u16::try_from(serving.of).ok();
         let queue = queue.and_then(|of| of.checked_add(QUEUE_VCPU));
         self.shared.notices.deliver(queue.filter(|_| interrupt));
@@ -182,8 +182,8 @@ impl VcpuSession {
         turn
     }
 
-    /// Serves a notification; returns whether the driver wants an interrupt for it. Returns `None` if the turn's budget
-    /// is used up and commands remain: call this again to continue.
+    /// Serves a notification. Returns whether the driver wants an interrupt for it. Returns `None` if the turn's budget
+    /// is used up and commands remain. In this case, call this again to continue.
     fn serve(&mut self, Serving { of, begun }: Serving) -> Option<bool> {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(of) else {
@@ -209,8 +209,8 @@ impl VcpuSession {
         }
     }
 
-    /// Pauses the vCPU until the returned value is dropped: stops its sampling clocks, whose overflows would
-    /// signal its thread. The vCPU must not enter the guest meanwhile.
+    /// Pauses the vCPU until the returned value is dropped. Stops the vCPU's sampling clocks, because their overflows
+    /// would send signals to the vCPU's thread. The vCPU must not enter the guest while it is paused.
     pub fn pause(&mut self) -> Paused<'_> {
         self.settle_pause("paused", |source, thread| source.pause(thread));
         Paused(self)
@@ -220,7 +220,7 @@ impl VcpuSession {
         let source = &*self.shared.backend.source;
         let thread = self.shard().and_then(|shard| shard.vcpu.thread());
         if let Some(Err(error)) = thread.map(|thread| act(source, thread)) {
-            // Not fatal: at worst, overflows signal the paused thread or are late.
+            // This error is not fatal. At worst, overflows signal the paused thread, or are late.
             log::debug!(
                 "the clocks of vCPU {} cannot be {what}: {error}",
                 self.index
@@ -235,7 +235,7 @@ impl VcpuSession {
         hooks.is_some_and(|hooks| hooks.has(Hook::HostSamples) || hooks.has(Hook::Registers))
     }
 
-    /// The exact number of the vCPU's exits, by reason. A reset does not zero these numbers. A restored device
+    /// The exact number of the vCPU's exits for each reason. A reset does not zero these numbers. A restored device
     /// continues from the saved numbers.
     #[must_use]
     pub fn exits(&self) -> ExitCounts {
@@ -261,14 +261,15 @@ impl Drop for Paused<'_> {
 }
 
 impl Drop for VcpuSession {
-    /// Detaches the thread, which is no longer in the guest. Events that counted on this thread, and events that are
-    /// started after the thread is detached, wait for the vCPU's next thread.
+    /// Detaches the thread, which is no longer in the guest. Events that counted on this thread wait for the vCPU's
+    /// next thread. Events that are started later also wait for that thread.
     fn drop(&mut self) {
         if let Some(shard) = self.shared.shard(self.index) {
-            // A thread that panicked between `enter` and `leave` has also left the guest.
+            // Even a thread that panicked between `enter` and `leave` has left the guest.
             shard.vcpu.exit_done();
             self.shared.flushes.vcpu_left();
-            // Detach under the shard's lock: other threads hold it while they open counters on this thread.
+            // Detach while the shard is locked, because other threads hold this lock while they open counters on this
+            // thread.
             self.shared.on(shard, State::detach);
             shard.vcpu.set_unserved(false);
             shard.vcpu.give_back();

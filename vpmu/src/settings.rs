@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use crate::policy::Policy;
 
-/// Settings of one device, which never change during its lifetime. [`Settings::new`] returns the defaults; the
-/// `with_*` methods replace them.
+/// The settings of one device. They never change during the device's lifetime. [`Settings::new`] returns the defaults,
+/// and the `with_*` methods replace them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Number of vCPUs, and therefore of vCPU queues.
+    /// Number of vCPUs. This is also the number of vCPU queues.
     pub vcpus: u32,
     /// Guest TSC frequency in kHz.
     pub tsc_khz: u32,
@@ -17,7 +17,7 @@ pub struct Settings {
     pub limits: Limits,
     /// The engines for samples of host counters.
     pub engines: Engines,
-    /// The use of hardware counters for the guest and its operator.
+    /// How the guest and its operator may use hardware counters.
     pub hardware: Hardware,
     /// The events that the guest may open.
     pub policy: Policy,
@@ -26,7 +26,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings for `vcpus` vCPUs in a guest with a TSC of `tsc_khz` kHz, with defaults for all other settings.
+    /// Returns settings for a guest with `vcpus` vCPUs and a TSC of `tsc_khz` kHz. All other settings have their
+    /// defaults.
     #[must_use]
     pub fn new(vcpus: u32, tsc_khz: u32) -> Self {
         Self {
@@ -58,14 +59,14 @@ impl Settings {
         Self { hardware, ..self }
     }
 
-    /// Replaces the policy: the events that the guest may open.
+    /// Replaces the policy, which determines the events that the guest may open.
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// For a transport without shared memory regions: the device offers neither the doorbell's feature nor
-    /// its events.
+    /// For a transport without shared memory regions. The device then does not offer the doorbell's feature or its
+    /// events.
     #[must_use]
     pub fn without_doorbell(mut self) -> Self {
         self.doorbell = false;
@@ -73,21 +74,21 @@ impl Settings {
     }
 }
 
-/// Use of the host's hardware counters for a guest and for its operator.
+/// How a guest and its operator may use the host's hardware counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hardware {
     /// Whether hardware events may be opened. While any hardware event is open, the host cannot start a VM with a
     /// mediated PMU.
     pub events: bool,
-    /// Whether hardware events are disabled in favour of VMs with a mediated PMU.
+    /// Whether hardware events are disabled so that VMs with a mediated PMU can start.
     pub left_to_mediated: bool,
     /// Which work hardware events count.
     pub count_mode: CountMode,
     /// The permitted raw events ([`KIND_RAW`](crate::abi::KIND_RAW)).
     pub raw: RawEvents,
-    /// Whether hardware events, the operator's and the guest's, are pinned on the host: a pinned event never shares a
-    /// hardware counter with another event, and is in the error state if it gets no counter. Each pinned event is read
+    /// Whether the hardware events of the operator and the guest are pinned on the host. A pinned event never shares a
+    /// hardware counter with another event. If it gets no counter, it is in the error state. Each pinned event is read
     /// with its own system call.
     pub pinned: bool,
 }
@@ -118,7 +119,7 @@ impl Default for Hardware {
 /// cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
-    /// Only these configs. The catalogue lists those that the host can open.
+    /// Only these configs. The catalogue lists the configs that the host can open.
     Listed(BTreeSet<u64>),
     /// Any event and unit mask that the PMU accepts.
     All,
@@ -141,14 +142,14 @@ impl Default for RawEvents {
     }
 }
 
-/// The work that hardware events count. Sampling events always count only the guest's work: otherwise, the host's work
-/// for one sample would cause the next sample.
+/// Whose work hardware events count. Sampling events always count only the guest's work. Otherwise, the host's work for
+/// one sample would cause the next sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountMode {
     /// Only the guest's work.
     #[default]
     Guest,
-    /// Also the host's work for the vCPU: everything that the vCPU's thread does.
+    /// Also the host's work for the vCPU, that is, everything that the vCPU's thread does.
     Vcpu,
 }
 
@@ -160,53 +161,52 @@ pub enum Engines {
     /// engine, else the exit engine.
     #[default]
     Auto,
-    /// Only the batched engine. Events that this engine does not support, and requests for the exit engine, are
-    /// refused.
+    /// Only the batched engine. The device refuses events that this engine does not support, and requests for the exit
+    /// engine.
     Batched,
-    /// Only the exit engine: requests for the batched engine are refused.
+    /// Only the exit engine. The device refuses requests for the batched engine.
     Exit,
 }
 
-/// Limits of one guest's use of its host.
+/// Limits on one guest's use of its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Maximum number of open events. Non-sampling events that count the same thing share one host file descriptor
-    /// per vCPU; each sampling event has its own host counters.
+    /// Maximum number of open events. Non-sampling events that count the same thing share one host file descriptor per
+    /// vCPU. Each sampling event has its own host counters.
     pub max_events: u32,
-    /// Maximum number of host counters that the guest's sampling events hold open, in total over all vCPUs. Each
-    /// counter takes a file descriptor (for a trace of exits, two) and two pages. Some counters take more pages, at
-    /// most 8 MiB for all counters in total. As far as this limit allows, an event keeps a counter for each vCPU that
-    /// it has run on.
+    /// Maximum number of host counters that the guest's sampling events hold open on all vCPUs together. Each counter
+    /// needs a file descriptor (an exit trace needs two) and two pages. Some counters need more pages, at most 8 MiB
+    /// for all counters together. As far as this limit allows, an event keeps a counter for each vCPU that it has run
+    /// on.
     pub max_host_counters: u32,
-    /// Maximum number of sampling events' host counters that run on one vCPU at the same time; not zero. Events beyond
-    /// this limit wait, or fail if they are pinned.
+    /// Maximum number of host counters of sampling events that run on one vCPU at the same time. Must not be zero.
+    /// Events beyond this limit wait, or fail if they are pinned.
     pub max_active_counters: u32,
-    /// Maximum number of data pages of one ring; a power of two.
+    /// Maximum number of data pages in one ring. Must be a power of two.
     pub max_ring_pages: u32,
-    /// Maximum number of pages of one AUX area; a power of two.
+    /// Maximum number of pages in one AUX area. Must be a power of two.
     pub max_aux_pages: u32,
-    /// Maximum number of guest pages in all rings and AUX areas in total. For each page, the device needs eight bytes
+    /// Maximum number of guest pages in all rings and AUX areas together. For each page, the device needs eight bytes
     /// of host memory.
     pub max_pages: u32,
     /// Maximum number of the guest's persistent events.
     pub max_persistent: u32,
-    /// Maximum number of window pages for the guest's own rings; the remaining pages are reserved for the
-    /// operator.
+    /// Maximum number of window pages for the guest's own rings. The remaining pages are reserved for the operator.
     pub max_window_pages: u32,
     /// Maximum number of samples per second for one event, and of interrupts per second for all host clocks on one
-    /// vCPU; not zero.
+    /// vCPU. Must not be zero.
     pub max_sample_rate: u32,
-    /// Maximum number of samples per second of all of the guest's events in total; not zero.
+    /// Maximum number of samples per second for all of the guest's events together. Must not be zero.
     pub max_samples: u32,
-    /// Maximum number of bytes per second in the sample records of all of the guest's events in total; not zero. The
-    /// record that exceeds the limit is still written.
+    /// Maximum number of bytes per second in the sample records of all of the guest's events together. Must not be
+    /// zero. The record that exceeds the limit is still written.
     pub max_record_bytes: u64,
     /// Maximum share of each vCPU's time, in percent, for samples of host counters by
     /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample is charged the time from the overflow to
     /// the next guest entry. 100 disables the limit.
     pub max_sampling_percent: u32,
-    /// The shortest period of hardware events; not zero.
+    /// The shortest period of hardware events. Must not be zero.
     pub min_hardware_period: u64,
 }
 

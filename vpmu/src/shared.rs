@@ -52,7 +52,8 @@ impl Shared {
         self.shard(vcpu).map(|_| vcpu)
     }
 
-    /// Runs `act` on a shard, then the work that `act` deferred to other shards. The caller must not hold any lock.
+    /// Runs `act` on a shard, and then does the work that `act` deferred to other shards. The caller must not hold any
+    /// lock.
     pub(crate) fn on<T>(&self, shard: &Shard, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = shard.with(act);
         if !errands.is_empty() {

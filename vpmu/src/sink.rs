@@ -1,4 +1,4 @@
-//! A sink: a ring, an AUX area, or both, shared by the events that write to it. A writer holds the sink's lock for one
+//! A sink is a ring, an AUX area, or both. Several events may write to it. A writer holds the sink's lock for one
 //! record or one burst of records.
 
 use vm_memory::GuestAddress;
@@ -18,7 +18,7 @@ use crate::trace::{Packet, Trace};
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Sink {
-    /// The event through which the sink was mapped. That event may be closed by now.
+    /// The event for which the sink was mapped. That event may already be closed.
     id: u64,
     state: Lock<State, SINK>,
 }
@@ -30,18 +30,18 @@ struct State {
     pending: Option<PendingAuxRecord>,
 }
 
-/// A ring or area, with the memory that it lies in.
+/// A ring or area, and the memory that contains it.
 #[derive(Debug)]
 struct Mapped<T> {
     what: T,
     memory: Memory,
 }
 
-/// A chunk of AUX data that has ended, but has no record in the ring yet.
+/// A chunk of AUX data that has ended but has no record in the ring yet.
 #[derive(Debug, Clone, Copy)]
 struct PendingAuxRecord {
     chunk: Chunk,
-    /// The record uses the layout and origin of the event that wrote to the chunk last.
+    /// The record uses the layout and the origin of the event that was the last to write to the chunk.
     layout: Layout,
     origin: Origin,
 }
@@ -72,14 +72,14 @@ pub(crate) enum Flush {
 /// The parts of a sink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Data pages of the ring; `None` without a ring.
+    /// Number of data pages of the ring. `None` if there is no ring.
     pub(crate) data_pages: Option<u32>,
     pub(crate) writable: bool,
     pub(crate) metadata: Option<GuestAddress>,
     pub(crate) has_area: bool,
     /// Whether the driver manages the area.
     pub(crate) driven: bool,
-    /// Pages of the ring, the metadata page included.
+    /// Number of pages of the ring, including the metadata page.
     pub(crate) ring_pages: usize,
     pub(crate) area_pages: usize,
 }
@@ -165,7 +165,7 @@ impl Sink {
         }
     }
 
-    /// Removes the ring and the area, whose pages are then no longer written.
+    /// Removes the ring and the area. Afterwards, the device no longer writes to their pages.
     pub(crate) fn close(&self) {
         *self.state.lock() = State::default();
     }
@@ -200,14 +200,14 @@ impl Sink {
         }
     }
 
-    /// Restarts the counting of records and bytes towards the next wakeup.
+    /// Restarts the counts of records and bytes towards the next wakeup at zero.
     pub(crate) fn restart_wakeups(&self) {
         if let Some(ring) = &mut self.state.lock().ring {
             ring.what.restart_wakeups();
         }
     }
 
-    /// A copy of the records in the ring; `None` without a ring.
+    /// Returns a copy of the records in the ring. `None` if there is no ring.
     pub(crate) fn held(&self) -> Option<HeldBytes> {
         let state = self.state.lock();
         let ring = state.ring.as_ref()?;
@@ -224,7 +224,8 @@ impl Sink {
         }
     }
 
-    /// Calls `act` with the ring. If the sink has no ring, returns the default outcome: nothing was written.
+    /// Calls `act` with the ring. If the sink has no ring, returns the default outcome, which means that nothing was
+    /// written.
     pub(crate) fn write(&self, act: impl FnOnce(&mut Ring, &View<'_>) -> Outcome) -> Outcome {
         match &mut self.state.lock().ring {
             Some(Mapped { what, memory }) => act(what, &memory.view()),
@@ -232,8 +233,8 @@ impl Sink {
         }
     }
 
-    /// Calls `act` to write a burst of records, published together at the end. Returns `None` if the sink has no ring,
-    /// or the metadata page is no longer in guest memory.
+    /// Calls `act` to write a burst of records, which is published as a whole at the end. Returns `None` if the sink
+    /// has no ring, or the metadata page is no longer in guest memory.
     pub(crate) fn burst<T>(
         &self,
         act: impl FnOnce(&mut Session<'_, GuestPages<'_>>) -> T,
@@ -245,15 +246,15 @@ impl Sink {
         Some(act(&mut session))
     }
 
-    /// Whether [`Sink::flush`] has anything to do: a record of lost samples or of AUX data is pending or, if
-    /// `is_trace` is true, a chunk is still open.
+    /// Returns whether [`Sink::flush`] has anything to do. It does if a record of lost samples or of AUX data is
+    /// pending, or if a chunk is still open and `is_trace` is true.
     pub(crate) fn owes(&self, is_trace: bool) -> bool {
         let state = self.state.lock();
         let lost = state.ring.as_ref().is_some_and(|ring| ring.what.has_loss());
         lost || state.owes_aux(is_trace)
     }
 
-    /// Writes pending records, as far as they fit.
+    /// Writes the pending records that fit.
     pub(crate) fn flush(
         &self,
         record: &mut Record,
@@ -279,7 +280,7 @@ impl Sink {
             produced.wake |= marked || how == Flush::Rouse && (what.rouse() | shown);
         }
         if how == Flush::CloseArea {
-            // Drop the AUX record with the area if the record could not be written.
+            // If the AUX record could not be written, drop it together with the area.
             state.area = None;
             state.pending = None;
         }
@@ -326,10 +327,10 @@ impl Sink {
         }
     }
 
-    /// Begins a write to the area for a trace that the VMM produces.
+    /// Begins a write to the area for a trace whose producer is in the VMM.
     ///
     /// # Errors
-    /// Those of [`Area::claim`], and [`Refused::NotBegun`] if the sink has no area that the device manages.
+    /// See [`Area::claim`]. Also [`Refused::NotBegun`] if the sink has no area that the device manages.
     pub(crate) fn claim(
         &self,
         record: &mut Record,
@@ -398,14 +399,14 @@ impl Sink {
     /// Grants an event `room` bytes of space, starting at `head`, in an area that the driver manages.
     ///
     /// # Errors
-    /// As [`Area::begin`]; [`Refused::NotBegun`]: the sink has no area.
+    /// See [`Area::begin`]. Also [`Refused::NotBegun`] if the sink has no area.
     pub(crate) fn begin(&self, event: u64, head: u64, room: u64) -> Result<(), Refused> {
         let area = &mut self.state.lock().area;
         let area = area.as_mut().ok_or(Refused::NotBegun)?;
         area.what.begin(event, head, room)
     }
 
-    /// Withdraws the space granted to an event; returns the head that the event reached and the number of bytes that
+    /// Withdraws the space granted to an event. Returns the head that the event reached, and the number of bytes that
     /// did not fit.
     ///
     /// # Errors
@@ -418,7 +419,7 @@ impl Sink {
 }
 
 impl State {
-    /// Whether an AUX record, or a head update for the reader, is pending.
+    /// Returns whether an AUX record or an update of the reader's head is pending.
     fn owes_aux(&self, is_trace: bool) -> bool {
         let area = self.area.as_ref().map(|mapped| &mapped.what);
         self.pending.is_some() || is_trace && area.is_some_and(Area::is_begun)

@@ -1,4 +1,5 @@
-//! Sources of counts: the host's clocks and perf events. With the trait, tests can use sources with exact counts.
+//! Sources of counts: the host's clocks and perf events. Because [`Source`] is a trait, tests can use sources with
+//! exact counts.
 
 use std::fmt::Debug;
 use std::io;
@@ -24,19 +25,19 @@ pub trait Source: Send + Sync + Debug {
     /// Opens a counter on `thread`. The counter is stopped, and its count is zero.
     ///
     /// # Errors
-    /// The host's error; for events in [`Source::offers`] usually because descriptors, counters or
-    /// lockable memory have run out.
+    /// The host's error. For events in [`Source::offers`], the usual cause is a lack of descriptors, counters or
+    /// lockable memory.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
-    /// Delays starts of counters of `thread`: a counter that is started after this call may wait for
-    /// [`Source::release`], so that all such counters start at the same time. A host that paces these counters
-    /// with timers can then serve all of them with one interrupt. If a counter stops before the release, other
-    /// running counters may pause until the release.
+    /// Holds back the start of counters on `thread`. A counter that is started after this call may wait for
+    /// [`Source::release`], so that all such counters start at the same time. A host that paces these counters with
+    /// timers can then serve all of them with one interrupt. If a counter stops before the release, other running
+    /// counters may pause until the release.
     ///
     /// By default, each counter starts and stops immediately.
     fn hold(&self, thread: i32) {
         let _ = thread;
     }
-    /// Starts the counters that have waited since [`Source::hold`].
+    /// Starts the counters that have been waiting since [`Source::hold`].
     ///
     /// # Errors
     /// The host's error.
@@ -44,8 +45,8 @@ pub trait Source: Send + Sync + Debug {
         let _ = thread;
         Ok(())
     }
-    /// Stops the sampling clocks of `thread` until [`Source::go_on`], including clocks opened or started meanwhile.
-    /// Called when the vCPU is paused, because overflows must then not signal its thread.
+    /// Stops the sampling clocks of `thread` until [`Source::go_on`], including clocks that are opened or started
+    /// during that time. Called when the vCPU is paused, because overflows must then not signal its thread.
     ///
     /// By default, the clocks continue.
     ///
@@ -79,13 +80,13 @@ pub struct Offer {
     pub any_config: bool,
     /// The name of the event in the catalogue: lower case, digits and dashes, at most 40 bytes.
     pub name: String,
-    /// Unit of the count: empty for plain numbers.
+    /// Unit of the count. Empty for plain numbers.
     pub unit: &'static str,
     /// Description of the counted events.
     pub counts: &'static str,
     /// The shortest sampling period of the host; `None` if the event cannot sample.
     pub shortest_period: Option<u64>,
-    /// Whether the count can exclude host work; for hardware events, [`Request::exclude_host`] does that.
+    /// Whether the count can exclude host work. For hardware events, [`Request::exclude_host`] does so.
     pub guest_only: bool,
     /// Whether the event can exclude guest user mode or guest kernel mode.
     pub excludes: bool,
@@ -104,7 +105,7 @@ pub struct Request {
     pub exclude_user: bool,
     /// Exclude guest kernel mode.
     pub exclude_kernel: bool,
-    /// Exclude the host's work for the vCPU; for hardware events.
+    /// Exclude the host's work for the vCPU. Only for hardware events.
     pub exclude_host: bool,
     /// Pin the counter, as perf's `pinned` does: if the host cannot schedule the counter on the PMU, the counter
     /// enters the error state instead of being multiplexed.
@@ -125,7 +126,7 @@ pub struct Sampling {
 pub enum Rate {
     /// One overflow each time the count has grown by this number. Must not be zero.
     Period(u64),
-    /// About this many overflows per second; the host adapts the period. Must not be zero.
+    /// About this many overflows per second. The host adapts the period to this rate. Must not be zero.
     Frequency(u64),
 }
 
@@ -139,12 +140,12 @@ pub enum Engine {
     Batched,
 }
 
-/// A host counter on one vCPU's thread, released on drop.
+/// A host counter on one vCPU's thread. It is released when this value is dropped.
 pub trait Counter: Send + Debug {
     /// Starts or continues counting.
     ///
     /// # Errors
-    /// The host's error; the event is then in the error state.
+    /// The host's error. The event is then in the error state.
     fn start(&mut self) -> io::Result<()>;
     /// Stops counting.
     ///
@@ -177,12 +178,12 @@ pub trait CounterSet: Send + Debug {
     /// counter among events. This call also takes the counter's first reading.
     ///
     /// # Errors
-    /// Like [`Source::open`]; `EINVAL` for a request that samples or traces.
+    /// See [`Source::open`]. Also `EINVAL` if the request samples or traces.
     fn add(&mut self, what: &Request) -> io::Result<CounterKey>;
     /// Ends a counter. The source closes the counter's descriptor, unless it still reads other counters
     /// through that descriptor. An unknown key has no effect.
     fn remove(&mut self, key: CounterKey);
-    /// Reads every counter: one system call per perf group, and no system call for a group that the calling thread can
+    /// Reads every counter. This takes one system call per perf group, or none for a group that the calling thread can
     /// read through its metadata pages.
     fn refresh(&mut self);
     /// The counter's reading at the last [`refresh`](CounterSet::refresh).
@@ -193,11 +194,11 @@ pub trait CounterSet: Send + Debug {
     fn reading(&self, key: CounterKey) -> io::Result<Reading>;
 }
 
-/// Identifies a counter in its [`CounterSet`], which assigns the number.
+/// Identifies a counter in its [`CounterSet`]. The set assigns the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CounterKey(pub u32);
 
-/// A count and its times, which never decrease.
+/// A count and its times. None of these values ever decreases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The count.
@@ -226,11 +227,11 @@ pub struct Overflows {
 pub enum Recorded {
     /// An exit.
     Exit(HostExit),
-    /// The given number of exits is missing here.
+    /// At this point of the trace, the given number of exits is missing.
     Lost(u64),
 }
 
-/// One exit of a vCPU from the host's records, without data about the host.
+/// One exit of a vCPU, from the host's records. Contains no data about the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostExit {
     /// The host's time stamp counter at the exit.

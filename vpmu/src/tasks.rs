@@ -30,7 +30,7 @@ pub(crate) struct Task {
     pub(crate) tid: u32,
 }
 
-/// The task page of one vCPU; `None` until the driver has set one.
+/// The task page of one vCPU. `None` until the driver has set a page.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tasks(Option<GuestAddress>);
 
@@ -54,8 +54,8 @@ impl Tasks {
         task(word.unwrap_or(0))
     }
 
-    /// The guest-virtual address of the registers with which the running task entered the kernel;
-    /// zero without user registers. The guest can write any value, so check the address before use.
+    /// The guest-virtual address of the registers with which the running task entered the kernel. Zero if the task has
+    /// no user registers. The guest can write any value, so check the address before use.
     pub(crate) fn user_regs(self, memory: &View<'_>) -> u64 {
         let word = self
             .0
@@ -64,7 +64,7 @@ impl Tasks {
         u64::from_le(word.unwrap_or(0))
     }
 
-    /// The tasks that have run on the vCPU until now. The vCPU may be running meanwhile.
+    /// Returns the tasks that have run on the vCPU so far. The vCPU may be running during the call.
     pub(crate) fn history(self, memory: &View<'_>) -> TaskHistory {
         self.0
             .and_then(|page| memory.slice(page, PAGE_SIZE).ok())
@@ -73,17 +73,17 @@ impl Tasks {
     }
 }
 
-/// The tasks that ran on one vCPU until the history was read, as far back as the vCPU's task page goes.
+/// The tasks that ran on one vCPU until the history was read. The history goes back as far as the vCPU's task page.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TaskHistory {
-    /// The running task, if no switch was recorded yet.
+    /// The running task, if no switch has been recorded yet.
     always: Option<Task>,
     /// Start times and tasks, in the order of the switches.
     switches: Vec<(u64, Task)>,
 }
 
 impl TaskHistory {
-    /// The task that ran at the guest's TSC `tsc`; `None` if the history does not go back that far.
+    /// Returns the task that ran at the guest's TSC `tsc`. `None` if the history does not go back that far.
     pub(crate) fn at(&self, tsc: u64) -> Option<Task> {
         let later = self.switches.partition_point(|&(since, _)| since <= tsc);
         match later.checked_sub(1) {
@@ -92,10 +92,10 @@ impl TaskHistory {
         }
     }
 
-    /// Reads a page; `None` if every entry was overwritten meanwhile.
+    /// Reads a page. Returns `None` if every entry was overwritten during the read.
     fn read(page: &VolatileSlice<'_>) -> Option<Self> {
         let load = |offset, order| page.load::<u64>(offset, order).ok().map(u64::from_le);
-        // Pairs with the driver's release: the counted entries are complete.
+        // Pairs with the driver's release, so that all counted entries are complete.
         let count = load(SWITCHES, Ordering::Acquire)?;
         let number = count.min(ENTRIES);
         let first = count - number;
@@ -112,7 +112,7 @@ impl TaskHistory {
             0 => Some(task(page.load::<u64>(0, Ordering::Relaxed).ok()?)),
             _ => None,
         };
-        // The entries are read before the count is read again.
+        // Read the entries before the count is read again.
         fence(Ordering::Acquire);
         let now = load(SWITCHES, Ordering::Relaxed)?;
         // The entry of switch n + ENTRIES overwrites the entry of switch n. The driver counts a switch only after
@@ -169,8 +169,7 @@ mod tests {
         }
     }
 
-    /// Writes switch number `n` to the page, as the driver does. The switch is to task `who`, at the TSC
-    /// `since`.
+    /// Writes switch number `n` to the page, as the driver does. It is a switch to task `who` at the TSC `since`.
     fn switch(memory: &GuestMemoryMmap, n: u64, who: u32, since: u64) {
         let index = usize::try_from(n % ENTRIES).expect("small");
         let at = HISTORY + index * size_of::<TaskSwitch>();
@@ -252,7 +251,7 @@ mod tests {
             });
             let histories = (0..1000)
                 .map(|_| {
-                    // Let the guest's thread run if both threads share a CPU.
+                    // Yield, so that the guest's thread can run if both threads share a CPU.
                     std::thread::yield_now();
                     tasks().history(&View::of(&memory))
                 })
@@ -260,7 +259,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             histories
         });
-        // Each read so far may have happened during a switch; this read comes after the last switch.
+        // Each read so far may have happened during a switch. This read happens after the last switch.
         histories.push(tasks().history(&View::of(&memory)));
         assert!(histories.iter().any(|history| !history.switches.is_empty()));
         for history in &histories {

@@ -9,7 +9,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// its own.
 const WINDOWS: u64 = 100;
 
-/// A limit on samples: of one event, or of all events in a [`Budget`].
+/// A limit on the samples of one event, or of all events in a [`Budget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit {
     window: u64,
@@ -17,7 +17,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// At most `most` samples per second; `most` must not be zero.
+    /// Returns a limit of `most` samples per second. `most` must not be zero.
     pub(crate) fn new(most: u32) -> Self {
         let most = u64::from(most.max(1));
         let windows = WINDOWS.min(most);
@@ -37,8 +37,8 @@ pub(crate) struct TimeLimit {
 }
 
 impl TimeLimit {
-    /// Allows samples to take `percent` of each window; 100 or more means no limit. The windows are as long as
-    /// those of `rate`.
+    /// Allows samples to take `percent` of each window. 100 or more means no limit. The windows have the same length as
+    /// the windows of `rate`.
     pub(crate) fn new(rate: RateLimit, percent: u32) -> Self {
         let share = match percent {
             0..100 => rate.window / 100 * u64::from(percent),
@@ -95,15 +95,15 @@ impl SamplingTime {
 pub(crate) enum Verdict {
     /// Make a record.
     Within,
-    /// Make a record, the last one of this window.
+    /// Write a record, which is the last record in this window.
     Last,
     /// Make no record.
     Throttled,
-    /// Write no record, because the budget that all events share is used up. The event is throttled from now on.
+    /// Do not write a record, because the budget that all events share is used up. From now on, the event is throttled.
     Exhausted,
 }
 
-/// The budget that all events of a guest, on all vCPUs, share in one window of guest time.
+/// The budget that all events of a guest share on all vCPUs, in one window of guest time.
 #[derive(Debug)]
 pub(crate) struct Budget {
     samples: RateLimit,
@@ -119,7 +119,7 @@ pub(crate) struct Budget {
 const PARTS: u64 = 64;
 
 impl Budget {
-    /// A budget of `samples` samples and `bytes` bytes per second. Neither must be zero.
+    /// Returns a budget of `samples` samples and `bytes` bytes per second. Both must be greater than zero.
     pub(crate) fn new(samples: u32, bytes: u64) -> Self {
         let samples = RateLimit::new(samples);
         let windows = NANOS_PER_SECOND / samples.window;
@@ -149,20 +149,20 @@ impl Budget {
         now.max(before)
     }
 
-    /// Takes a part of the samples; returns the number of samples taken.
+    /// Takes a part of the samples. Returns the number of samples taken.
     fn take_samples(&self) -> u64 {
         let wanted = self.samples.share.div_ceil(PARTS);
         take(&self.samples_used, self.samples.share, wanted)
     }
 
-    /// Takes a part of the bytes, at least `wanted` if that many are left; returns the number of bytes taken.
+    /// Takes a part of the bytes: at least `wanted`, if that many are left. Returns the number of bytes taken.
     fn take_bytes(&self, wanted: u64) -> u64 {
         let wanted = wanted.max(self.bytes.div_ceil(PARTS));
         take(&self.bytes_used, self.bytes, wanted)
     }
 }
 
-/// Takes up to `wanted` from a budget of `all`, of which `used` is already taken; returns the amount taken.
+/// Takes up to `wanted` from a budget of `all`, of which `used` has already been taken. Returns the amount taken.
 fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
     // Once the budget is exhausted, `used` no longer grows, so repeated calls cannot overflow it.
     if used.load(Ordering::Relaxed) >= all {
@@ -172,7 +172,7 @@ fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
     all.saturating_sub(before).min(wanted)
 }
 
-/// The part of the budget that a shard has taken and not used.
+/// The part of the budget that a shard has taken but not used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Allowance {
     window: u64,
@@ -182,7 +182,7 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Whether a sample at `time`, in guest nanoseconds, may be written; counts the sample if so.
+    /// Returns whether a sample at `time`, in guest nanoseconds, may be written. If so, counts the sample.
     pub(crate) fn admit(&mut self, budget: &Budget, time: u64) -> bool {
         let window = budget.window(time);
         if window > self.window {
@@ -260,7 +260,7 @@ impl Throttle {
         within
     }
 
-    /// Suppresses records from `time` on, even if the limit is not used up.
+    /// Suppresses records starting at `time`, even if the limit is not used up.
     pub(crate) fn close(&mut self, limit: RateLimit, time: u64) {
         self.window = self.window.max(time / limit.window);
         self.closed = true;
@@ -271,7 +271,7 @@ impl Throttle {
         self.closed
     }
 
-    /// Ends the suppression if `time` is in a later window; returns whether it did.
+    /// Ends the suppression if `time` is in a later window. Returns whether the suppression ended.
     pub(crate) fn unthrottle(&mut self, limit: RateLimit, time: u64) -> bool {
         let over = self.closed && time / limit.window > self.window;
         self.closed &= !over;

@@ -1,5 +1,5 @@
-//! The state of one vCPU that its thread accesses without a lock at every entry and exit: counts, the open exit (the
-//! last exit, until the vCPU enters the guest again), and the hooks of active events.
+//! The state that a vCPU's thread accesses without a lock at every entry and exit: counts, the open exit, and the hooks
+//! of active events. The open exit is the last exit, until the vCPU enters the guest again.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -9,10 +9,10 @@ use crate::metrics::ExitCounts;
 use crate::source::Source;
 use crate::work::{Turn, Work};
 
-/// Work that active events need on their vCPU's thread at each exit or entry.
+/// The work that active events need on the thread of their vCPU at each exit or entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hook {
-    /// Reads thread CPU time around the run call.
+    /// Reads the thread's CPU time before and after the run call.
     GuestTime,
     /// Passes each exit to exit events.
     Exits,
@@ -34,7 +34,7 @@ pub(crate) enum Hook {
 /// Number of hooks.
 pub(crate) const HOOKS: usize = Hook::State as usize + 1;
 
-/// A set of hooks, read with one load.
+/// A set of hooks that is read with a single load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Hooks(u32);
 
@@ -43,8 +43,8 @@ impl Hooks {
         self.0 & 1 << hook as u32 != 0
     }
 
-    /// Whether an exit needs the shard: an event counts exits, host counters may have overflowed, or an event is
-    /// throttled.
+    /// Whether an exit needs the shard. It does if an event counts exits, if host counters may have overflowed, or if
+    /// an event is throttled.
     pub(crate) fn needs_shard(self) -> bool {
         self.has(Hook::Exits) || self.has(Hook::HostSamples) || self.has(Hook::Throttled)
     }
@@ -62,8 +62,8 @@ impl Hooks {
 
 /// One vCPU, updated by its own thread and readable by any thread.
 ///
-/// Accesses are relaxed, except those to `taken`, `visits` and `open_exit`: the other fields do not depend
-/// on one another, and a vCPU's thread always reads its own latest writes. A vCPU has its own cache lines.
+/// Accesses are relaxed, except accesses to `taken`, `visits` and `open_exit`. The other fields do not depend on one
+/// another, and a vCPU's thread always reads its own latest writes. A vCPU has its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Vcpu {
@@ -81,15 +81,15 @@ pub(crate) struct Vcpu {
     /// sample. The CPU time is zero if it is unknown.
     entered_at: AtomicU64,
     entered_tsc: AtomicU64,
-    /// Ticks from the last entry to the overflow that caused the open exit, plus one; zero if no overflow caused
-    /// it.
+    /// Ticks from the last entry to the overflow that caused the open exit, plus one. Zero if no overflow caused the
+    /// exit.
     sampled_after: AtomicU64,
-    /// The cost of the last sample, until [`Vcpu::take_sample`] returns it: CPU time from the entry before the
-    /// overflow to the entry after it, and ticks from the first of these entries to the overflow.
+    /// The cost of the last sample, until [`Vcpu::take_sample`] returns it. The cost consists of the CPU time from the
+    /// entry before the overflow to the entry after it, and the ticks from the first of these entries to the overflow.
     sample_spent: AtomicU64,
     sample_guest: AtomicU64,
     inside: AtomicBool,
-    /// Odd from guest entry until the exit is handled; values never repeat.
+    /// Odd from a guest entry until the next exit is handled. Values never repeat.
     visits: AtomicU64,
     open_exit: OpenExitCell,
     kicks: AtomicU64,
@@ -121,7 +121,7 @@ impl WorkCell {
 }
 
 impl Vcpu {
-    /// Takes the vCPU for a session; `false` if the vCPU already has a session.
+    /// Takes the vCPU for a session. Returns `false` if the vCPU already has a session.
     pub(crate) fn take(&self) -> bool {
         !self.taken.swap(true, Ordering::Acquire)
     }
@@ -170,7 +170,7 @@ impl Vcpu {
         self.thread.store(thread, Ordering::Relaxed);
     }
 
-    /// Detaches the thread; the system may reuse its id afterwards.
+    /// Detaches the thread. Afterwards, the system may reuse the thread's id.
     pub(crate) fn detach(&self) {
         self.thread.store(0, Ordering::Relaxed);
     }
@@ -194,7 +194,7 @@ impl Vcpu {
         Hooks(self.hooks.load(Ordering::Relaxed))
     }
 
-    /// Sets the hooks; called by the shard under its lock.
+    /// Sets the hooks. The shard calls this while its lock is held.
     pub(crate) fn set_hooks(&self, hooks: Hooks) {
         self.hooks.store(hooks.0, Ordering::Relaxed);
     }
@@ -239,7 +239,7 @@ impl Vcpu {
         self.kicks.load(Ordering::Relaxed)
     }
 
-    /// Notes that the run call begins. Called on the vCPU's thread.
+    /// Records that the run call begins. Called on the vCPU's thread.
     pub(crate) fn enter(&self, source: &dyn Source) {
         self.inside.store(true, Ordering::Relaxed);
         // Only the vCPU's thread writes `visits`. Another thread may be about to wait for the vCPU to leave.
@@ -282,8 +282,8 @@ impl Vcpu {
             .store(ticks.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the cost of the last sample; `None` if there was no sample or its cost was already taken. The cost has
-    /// two parts: the thread's CPU time in nanoseconds from the entry before the overflow to the entry after it,
+    /// Returns the cost of the last sample. `None` if there was no sample, or if its cost was already taken. The cost
+    /// has two parts: the thread's CPU time in nanoseconds from the entry before the overflow to the entry after it,
     /// and the ticks from the first of these entries to the overflow. Called on the vCPU's thread.
     pub(crate) fn take_sample(&self) -> Option<(u64, u64)> {
         let spent = self.sample_spent.swap(0, Ordering::Relaxed);
@@ -291,7 +291,7 @@ impl Vcpu {
         (spent != 0).then_some((spent, ticks))
     }
 
-    /// Notes that the run call has ended. Called on the vCPU's thread.
+    /// Records that the run call has ended. Called on the vCPU's thread.
     pub(crate) fn leave(&self, reason: ExitReason, source: &dyn Source) {
         self.inside.store(false, Ordering::Relaxed);
         let exits = &self.exits[reason as usize];
@@ -319,13 +319,14 @@ impl Vcpu {
         Some(visits).filter(|visits| visits % 2 == 1)
     }
 
-    /// Whether the vCPU is in its run call, or about to make it. The vCPU's instruction pointer is then unknown.
+    /// Returns whether the vCPU is in its run call, or about to make it. If so, the vCPU's instruction pointer is
+    /// unknown.
     pub(crate) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// Total nanoseconds that the thread has spent inside the run call up to the last exit, measured only while an
-    /// event needs this time.
+    /// Total time in nanoseconds that the thread spent inside the run call up to the last exit. This time is measured
+    /// only while an event needs it.
     pub(crate) fn guest_time(&self) -> u64 {
         self.guest_time.load(Ordering::Relaxed)
     }
@@ -381,15 +382,15 @@ pub(crate) struct ExitStamp {
     pub(crate) regs: Option<GuestRegs>,
 }
 
-/// The open exit of a vCPU's session, readable by other threads: a thread that ends a trace writes
-/// the packet of the open exit.
+/// The open exit of a vCPU's session. Other threads can read it, because a thread that ends a trace writes the packet
+/// of the open exit.
 ///
 /// Only the session writes the cell. It publishes an exit without a lock and withdraws it under the shard's
 /// lock. A thread that holds the shard's lock therefore reads either a complete stamp or, while the session publishes
 /// an exit, `None`.
 #[derive(Debug, Default)]
 pub(crate) struct OpenExitCell {
-    /// Number of the open exit; zero without one.
+    /// Number of the open exit. Zero if there is no open exit.
     number: AtomicU64,
     /// The number of the last published exit.
     next: AtomicU64,
@@ -424,7 +425,7 @@ impl OpenExitCell {
         }
         let number = self.next.load(Ordering::Relaxed) + 1;
         self.next.store(number, Ordering::Relaxed);
-        // Pairs with the load in `get`: the words are stored before the number.
+        // Pairs with the load in `get`, so that the words are stored before the number.
         self.number.store(number, Ordering::Release);
     }
 

@@ -1,5 +1,5 @@
-//! The window: VMM memory for rings that outlive a reset. This module only tracks which pages are allocated; it
-//! does not depend on rings.
+//! The window, which is VMM memory for rings that survive a reset. This module only tracks which pages are allocated,
+//! and does not depend on rings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum Holder {
 /// The first page and the length of each allocated run.
 type Taken = Lock<BTreeMap<u32, u32>, WINDOW>;
 
-/// Allocated contiguous pages of the window, freed when dropped.
+/// Contiguous pages of the window that are allocated. They are freed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Run {
     first: u32,
@@ -32,7 +32,7 @@ pub(crate) struct Run {
     taken: Arc<Taken>,
 }
 
-/// One region of memory, with its allocated runs of pages.
+/// One region of memory, and which runs of its pages are allocated.
 #[derive(Debug)]
 pub(crate) struct Window {
     memory: Memory,
@@ -45,8 +45,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Creates a window in `memory`, with at most `guests` pages for the guest; `None` if `memory` is not one region of
-    /// whole pages.
+    /// Creates a window in `memory`, with at most `guests` pages for the guest. Returns `None` if `memory` is not one
+    /// region of whole pages.
     pub(crate) fn new<M>(memory: M, guests: u32) -> Option<Self>
     where
         M: GuestMemoryBackend + Send + Sync + 'static,
@@ -88,8 +88,8 @@ impl Window {
             .any(|byte| guest.is_readable(GuestAddress(byte), 1))
     }
 
-    /// Allocates the first run of `pages` contiguous free pages and zeroes them; `None` if there is no such run. For
-    /// the operator, prefers the pages that are reserved for the operator.
+    /// Allocates the first run of `pages` contiguous free pages, and zeroes them. Returns `None` if there is no such
+    /// run. For the operator, prefers the pages that are reserved for the operator.
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Run> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
@@ -105,8 +105,8 @@ impl Window {
         Some(run)
     }
 
-    /// Allocates the run of `pages` pages that begins with page `first`, and keeps their contents; `None` if any of
-    /// them is in use or not available to `holder`.
+    /// Allocates the run of `pages` pages that starts with page `first`, and keeps their contents. Returns `None` if
+    /// one of the pages is in use or not available to `holder`.
     pub(crate) fn retake(&mut self, first: u32, pages: u32, holder: Holder) -> Option<Run> {
         let end = first.checked_add(pages)?;
         let most = match holder {
@@ -120,7 +120,7 @@ impl Window {
         (pages > 0 && end <= most && free).then(|| self.run(first, pages))
     }
 
-    /// Allocates `pages` pages from `first` on. The caller must have checked that they are free.
+    /// Allocates `pages` pages, starting with page `first`. The caller must have checked that they are free.
     fn run(&self, first: u32, pages: u32) -> Run {
         self.taken.lock().insert(first, pages);
         Run {
@@ -131,7 +131,7 @@ impl Window {
         }
     }
 
-    /// The first page of the first run of `pages` free pages within the pages `from` to `until` - 1.
+    /// Returns the first page of the first run of `pages` free pages. Searches the pages from `from` to `until` - 1.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
         for (&first, &len) in &*self.taken.lock() {
@@ -191,7 +191,7 @@ mod tests {
             }
         }
 
-        /// Allocates `pages` pages; returns the number of the first.
+        /// Allocates `pages` pages. Returns the number of the first page.
         fn take(&mut self, pages: u32, holder: Holder) -> Option<u32> {
             let run = self.window.take(pages, holder)?;
             let first = run.first();

@@ -1,6 +1,5 @@
-//! The cost of a guest's requests: operations and calls to the source, counted on the thread that executes the
-//! requests. The limits apply to this work, not to the number of requests, because one request can affect many
-//! events.
+//! The cost of a guest's requests: operations and calls to the source. They are counted on the thread that executes the
+//! requests. The limits apply to this work, not to the number of requests, because one request can affect many events.
 //!
 //! The counts are per thread, because one request can use several shards and the source, but always runs on one
 //! thread.
@@ -8,8 +7,8 @@
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 
-/// A turn ends after the request or command that reaches this number of operations. One turn is enough to schedule as
-/// many events in and out as may be open with the default limit.
+/// A turn ends after the request or command that reaches this number of operations. With the default limit on open
+/// events, one turn is enough to schedule all events in and out.
 const TURN_OPERATIONS: u64 = 4096;
 /// A turn ends after the request or command that reaches this number of calls to the source.
 const TURN_HOST_CALLS: u64 = 512;
@@ -19,7 +18,7 @@ thread_local! {
     static HOST_CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Work of one thread: since its start, or between two moments.
+/// The work of one thread, either since the thread started or between two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -27,16 +26,16 @@ thread_local! {
     serde(deny_unknown_fields)
 )]
 pub struct Work {
-    /// Number of operations. Each of these is one operation: a start, stop, read or count of an event; a record
-    /// written for an event; a request; a command; and a descriptor of a buffer of requests or commands.
-    /// Several page addresses together count as one operation, and so do several events that are only examined.
+    /// Number of operations. Each of these is one operation: a start, stop, read or count of an event; a record written
+    /// for an event; a request; a command; and a descriptor of a buffer of requests or commands. Several page addresses
+    /// together count as one operation. Several events that are only examined also count as one operation.
     pub operations: u64,
     /// Number of calls to the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,
 }
 
 impl Work {
-    /// The work of the calling thread so far.
+    /// Returns the work that the calling thread has done so far.
     pub(crate) fn so_far() -> Self {
         Self {
             operations: OPERATIONS.get(),
@@ -44,7 +43,7 @@ impl Work {
         }
     }
 
-    /// The work of the calling thread since `self`.
+    /// Returns the work that the calling thread has done since `self`.
     pub(crate) fn since(self) -> Self {
         Self::so_far() - self
     }
@@ -64,7 +63,7 @@ impl Work {
         }
     }
 
-    /// For each field, the larger of the two values.
+    /// Returns the larger of the two values for each field.
     #[must_use]
     pub(crate) fn max(self, other: Self) -> Self {
         Self {

@@ -3,7 +3,7 @@
 
 use vpmu_perf::record;
 
-/// The records in `bytes` that `is_own` accepts, concatenated, oldest first. `newest_first` is true if `bytes`
+/// Returns the records in `bytes` that `is_own` accepts, concatenated, oldest first. `newest_first` is true if `bytes`
 /// begins with the newest record. If a record's size is invalid or exceeds the rest of `bytes`, this record and
 /// everything after it are omitted.
 pub(crate) fn whole(bytes: &[u8], newest_first: bool, is_own: impl Fn(&[u8]) -> bool) -> Vec<u8> {

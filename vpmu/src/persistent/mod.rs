@@ -20,7 +20,7 @@ pub(crate) struct Persistence {
     pub(crate) operator: bool,
 }
 
-/// A persistent event of the operator: the guest can read it, but not change it.
+/// A request for a persistent event of the operator. The guest can read the event, but not change it.
 ///
 /// It counts and samples as soon as it is open and its vCPU has started. It continues across resets, until
 /// [`Vpmu::end`](crate::Vpmu::end) ends it. The device chooses its engine. Its ring is in the window. The
@@ -30,8 +30,8 @@ pub struct Persist {
     /// At most 39 bytes: lower-case letters, digits, `-` and `_`, beginning with a letter. If `None`, the event gets
     /// the default name: `event` followed by its id.
     pub name: Option<String>,
-    /// The event's catalogue name, with `=` and a value if it takes one (`mark=7`), and with `:u` or `:k` to count only
-    /// in user or kernel mode.
+    /// The event's catalogue name, followed by `=` and a value if the event needs one (`mark=7`), and by `:u` or `:k`
+    /// to count only in user or kernel mode.
     pub event: String,
     /// The vCPU.
     pub vcpu: u32,
@@ -39,7 +39,7 @@ pub struct Persist {
     pub rate: Option<Rate>,
     /// perf's `PERF_SAMPLE_*`: the fields of the event's samples.
     pub sample_type: u64,
-    /// Number of data pages of the event's ring, a power of two. Zero: the event has no ring, and only counts.
+    /// Number of data pages of the event's ring, a power of two. If it is zero, the event has no ring and only counts.
     pub pages: u32,
 }
 
@@ -62,13 +62,13 @@ pub struct PersistentStatus {
     pub config: u64,
     /// The sampling rate; `None` for an event that only counts.
     pub rate: Option<Rate>,
-    /// `OPEN_*`. `OPEN_ENABLED` is set if the event is enabled now.
+    /// `OPEN_*`. `OPEN_ENABLED` is set if the event is currently enabled.
     pub flags: u32,
     /// `ENGINE_*`: its sampling engine.
     pub engine: u32,
     /// perf's `PERF_SAMPLE_*`.
     pub sample_type: u64,
-    /// perf's `PERF_FORMAT_*` of the counts in its samples.
+    /// perf's `PERF_FORMAT_*` for the counts in its samples.
     pub read_format: u64,
     /// Mask of the registers of `PERF_SAMPLE_REGS_USER`.
     pub regs_user: u64,
@@ -84,9 +84,9 @@ pub struct PersistentStatus {
     pub time_enabled: u64,
     /// Guest nanoseconds during which the event counted.
     pub time_running: u64,
-    /// Overflows without a record; for a trace, lost bytes.
+    /// Number of overflows without a record. For a trace, number of lost bytes.
     pub lost: u64,
-    /// Data pages of the event's ring; `None` without a ring.
+    /// Number of data pages of the event's ring. `None` if the event has no ring.
     pub pages: Option<u32>,
     /// Whether the ring is in the window. The event and its ring then survive a reset, unless the event has
     /// an AUX area.
@@ -121,7 +121,7 @@ pub enum PersistError {
         /// The number of vCPUs.
         vcpus: u32,
     },
-    /// The catalogue lacks the event, or the event does not take this value or suffix.
+    /// The catalogue lacks the event, or the event does not accept this value or suffix.
     #[error("this host has no event `{0}`")]
     NoEvent(String),
     /// The request is not supported.
@@ -143,8 +143,8 @@ pub enum PersistError {
         "`{0}` is reserved as the default name of the event with that id: choose a different name"
     )]
     ReservedName(String),
-    /// Another event of the operator has the name. If an event of the guest has it, opening succeeds, and the guest's
-    /// event is renamed.
+    /// Another event of the operator has the name. If an event of the guest has the name, the request succeeds and the
+    /// guest's event is renamed.
     #[error("a persistent event `{0}` already exists")]
     NameTaken(String),
     /// The size of the ring is invalid.

@@ -13,7 +13,7 @@ const UNNAMED: &str = "event";
 pub(crate) struct Name(String);
 
 impl Name {
-    /// `None` if `text` is not a valid name.
+    /// Returns `None` if `text` is not a valid name.
     pub(crate) fn new(text: &str) -> Option<Self> {
         let of_name = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
         let fits = text.len() < PERSISTENT_NAME
@@ -33,7 +33,7 @@ impl Name {
         id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
     }
 
-    /// Parses a name in wire format, which is padded with zeros; `None` if the name is not valid.
+    /// Parses a name in wire format, which is padded with zeros. Returns `None` if the name is not valid.
     pub(crate) fn from_wire(bytes: &[u8; PERSISTENT_NAME]) -> Option<Self> {
         let len = bytes.iter().position(|&byte| byte == 0)?;
         let (text, padding) = bytes.split_at(len);

@@ -8,7 +8,7 @@ use crate::abi::{
 use crate::catalogue::{Catalogue, Entry};
 use crate::source::Rate;
 
-/// perf's `PERF_FORMAT_*` of the counts in a sample: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
+/// perf's `PERF_FORMAT_*` for the counts in a sample: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
 const READ_FORMAT: u64 = 0x7;
 /// Supported sample fields of an operator's events: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
 /// PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks are not supported, because they would need further
@@ -61,7 +61,7 @@ pub(crate) fn open_request(
     Ok(request)
 }
 
-/// The catalogue entry of the event that `asked` names, the event's config, and its flags `OPEN_EXCLUDE_*`.
+/// Returns the catalogue entry of the event that `asked` names, the event's config, and its `OPEN_EXCLUDE_*` flags.
 fn counted<'a>(
     asked: &Persist,
     catalogue: &'a Catalogue,
@@ -90,7 +90,7 @@ fn counted<'a>(
     Ok((entry, config, modes))
 }
 
-/// The event in the format of [`Persist::event`]; empty if the catalogue lacks it.
+/// Returns the event in the format of [`Persist::event`]. The string is empty if the catalogue lacks the event.
 pub(crate) fn spelled(catalogue: &Catalogue, kind: u32, config: u64, flags: u32) -> String {
     let modes = match flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) {
         0 => "",

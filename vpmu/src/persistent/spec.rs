@@ -8,14 +8,14 @@ use crate::abi;
 use crate::size::parse_bytes;
 use crate::source::Rate;
 
-/// perf's `PERF_SAMPLE_*`: identifier, instruction pointer, task, time, address (for a mark: its
-/// value), CPU, period. Such a record is 64 bytes long.
+/// perf's `PERF_SAMPLE_*` for the identifier, the instruction pointer, the task, the time, the address (the value of a
+/// mark), the CPU and the period. Such a record is 64 bytes long.
 const SAMPLE_TYPE: u64 = 1 << 16 | 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7 | 1 << 8;
 const DEFAULT_FREQUENCY: u64 = 1000;
 /// 64 KiB.
 const DEFAULT_PAGES: u32 = 16;
 const PAGE: u64 = abi::PAGE_SIZE as u64;
-/// Events that no host can sample; the catalogue lists them without `CATALOGUE_SAMPLES`.
+/// Events that no host can sample. The catalogue lists them without `CATALOGUE_SAMPLES`.
 const COUNTED: [&str; 7] = [
     "tsc",
     "exits",
@@ -144,7 +144,7 @@ impl PersistSpec {
         &self.event[..end.unwrap_or(self.event.len())]
     }
 
-    /// The requests to the device of a machine with `vcpus` vCPUs.
+    /// Returns the requests for the device of a machine with `vcpus` vCPUs.
     #[must_use]
     pub fn events(&self, vcpus: u32) -> Vec<Persist> {
         match self.cpu {
@@ -153,8 +153,8 @@ impl PersistSpec {
         }
     }
 
-    /// The request for `vcpu`. If `several` is set, other vCPUs get the event too, so the vCPU's number is appended to
-    /// the name.
+    /// Returns the request for `vcpu`. If `several` is set, other vCPUs also get the event, so the vCPU's number is
+    /// appended to the name.
     fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
         Persist {
@@ -189,7 +189,7 @@ impl<'de> serde::Deserialize<'de> for PersistSpec {
     }
 }
 
-/// A name made from an event: characters that a name cannot contain become dashes.
+/// Returns a name made from an event. Characters that a name cannot contain become dashes.
 fn name(event: &str) -> String {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let dash = |c| if allowed(c) { c } else { '-' };
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(event("mark=7:u").event, "mark=7:u");
         assert_eq!(event("marks").name.as_deref(), Some("marks"));
         assert_eq!(event("marks").sample_type, 0x1_018f);
-        // Parsing accepts the number of a vCPU that does not exist: the device reports the error.
+        // Parsing accepts the number of a vCPU that does not exist, because the device reports that error.
         assert_eq!(event("marks,cpu=4294967295").vcpu, u32::MAX);
     }
 

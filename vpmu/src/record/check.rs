@@ -11,11 +11,11 @@ use super::{
     SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size,
 };
 
-/// Mask of the sample fields that take one word each.
+/// Mask of the sample fields that consist of one word each.
 const WORDS: u64 = 0x1_03cf;
 /// The fields of [`WORDS`] between the identifier and the id.
 const BEFORE_ID: u64 = 0xf;
-/// Fields of perf's `struct sample_id`, which ends records other than samples. Each field takes one word.
+/// Fields of perf's `struct sample_id`, the trailer of records other than samples. Each field consists of one word.
 const TRAILER: u64 =
     SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
@@ -32,7 +32,7 @@ pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
         TYPE_LOST => (words.next()? == id)
             .then_some(())
             .and_then(|()| words.skip(1 + trailer_words(layout))),
-        // Time, id, and stream id, then the trailer.
+        // The time, the id and the stream id come first, and then the trailer.
         TYPE_THROTTLE | TYPE_UNTHROTTLE => {
             words.skip(1)?;
             (words.next()? == id).then_some(())?;

@@ -39,7 +39,7 @@ pub(crate) const RECORD_MAX: usize = 65_528;
 pub(crate) struct Layout {
     /// `PERF_SAMPLE_*`.
     pub(crate) sample_type: u64,
-    /// `PERF_FORMAT_*`: the layout of the counts in [`SAMPLE_READ`] and in `PERF_RECORD_READ`.
+    /// `PERF_FORMAT_*`, which determines the layout of the counts in [`SAMPLE_READ`] and in `PERF_RECORD_READ`.
     pub(crate) read_format: u64,
     /// Registers of [`SAMPLE_REGS_USER`].
     pub(crate) regs_user: u64,
@@ -52,13 +52,13 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Whether samples have the field `bit` of `SAMPLE_*`.
+    /// Returns whether samples have the field whose `SAMPLE_*` bit is `bit`.
     pub(crate) fn has(&self, bit: u64) -> bool {
         self.sample_type & bit != 0
     }
 }
 
-/// Task, CPU, time and event of a record.
+/// The task, CPU, time and event that a record refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
     feature = "serde",
@@ -70,7 +70,7 @@ pub(crate) struct Origin {
     pub(crate) tid: u32,
     /// Guest nanoseconds.
     pub(crate) time: u64,
-    /// The id of the event's family: the parent's id, or the event's own id if it has no parent.
+    /// The id of the event's family. This is the parent's id, or the event's own id if the event has no parent.
     pub(crate) id: u64,
     /// The event's own id.
     pub(crate) stream_id: u64,
@@ -83,11 +83,11 @@ impl Origin {
     }
 }
 
-/// The fields whose length depends on the event or the sample.
+/// The sample fields whose length depends on the event or on the sample.
 const VARIABLE: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// A record would be longer than the size field of perf's record header allows.
+/// The record would be longer than the size field in perf's record header allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the record would be longer than {RECORD_MAX} bytes")]
 pub(crate) struct TooLong;
@@ -143,7 +143,7 @@ impl Record {
         self.finish(TYPE_ITRACE_START)
     }
 
-    /// Builds `PERF_RECORD_READ`, which contains the task, and the counts of an event or of its group.
+    /// Builds `PERF_RECORD_READ`, which contains the task and the counts of an event or of the event's group.
     ///
     /// # Errors
     /// The group has more members than a record can hold.
@@ -163,7 +163,7 @@ impl Record {
     /// Builds `PERF_RECORD_SAMPLE`. Truncates the user stack if the record would be too long.
     ///
     /// # Errors
-    /// The record would be too long even without the stack: the group or the callchain is too large.
+    /// The record would be too long even without the stack, because the group or the callchain is too large.
     pub(crate) fn sample(
         &mut self,
         layout: &Layout,
@@ -222,7 +222,7 @@ impl Record {
     }
 
     /// Appends a stack of `size` bytes: the bytes of `stack`, padded with zeros. Appends fewer bytes if the record
-    /// would otherwise be too long, counting the `after` bytes that follow the stack.
+    /// would otherwise be too long. The record's length includes the `after` bytes that follow the stack.
     fn push_stack(&mut self, size: u32, stack: Option<&[u8]>, after: usize) {
         let around = self.len() + 16 + after;
         let room = RECORD_MAX.saturating_sub(around);
@@ -280,8 +280,8 @@ impl Record {
         self.finish(kind)
     }
 
-    /// Appends the `sample_id` fields, with which every record except a sample ends if the event has
-    /// `sample_id_all`.
+    /// Appends the `sample_id` fields. If the event has `sample_id_all`, every record except a sample ends with these
+    /// fields.
     fn trailer(&mut self, layout: &Layout, origin: &Origin) {
         if !layout.sample_id_all {
             return;
@@ -297,8 +297,8 @@ impl Record {
         self.push_chosen(layout, &fields);
     }
 
-    /// Appends those `fields` whose bits are in the event's sample type. `fields` has at most sixteen entries.
-    /// Every sample takes this path, so the code has no branch per field, and reserves space for all fields at once.
+    /// Appends the entries of `fields` whose bits are in the event's sample type. `fields` has at most sixteen entries.
+    /// This code runs for every sample, so it has no branch per field, and reserves space for all fields at once.
     #[inline]
     fn push_chosen<const N: usize>(&mut self, layout: &Layout, fields: &[(u64, u64); N]) {
         const SLOTS: usize = 16;
@@ -325,7 +325,7 @@ impl Record {
         self.push_all(&[value]);
     }
 
-    /// Room for `words` more words, with arbitrary contents.
+    /// Returns room for `words` more words. Their contents are arbitrary.
     #[inline]
     fn room(&mut self, words: usize) -> &mut [u64] {
         let end = self.len + words;

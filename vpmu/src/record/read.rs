@@ -1,5 +1,5 @@
-//! Counts in the layout that `read_format` selects, as in samples, in `PERF_RECORD_READ` and in the result of
-//! `read()` on a perf event.
+//! Counts in the layout that `read_format` selects. Samples, `PERF_RECORD_READ` and the result of `read()` on a perf
+//! event have this layout.
 
 use vpmu_perf::field::{
     FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
@@ -14,7 +14,7 @@ pub(crate) struct Member {
     pub(crate) lost: u64,
 }
 
-/// The counts of an event, or of a group, leader first.
+/// The counts of an event or of a group. The leader's count is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Reading<'a> {
     /// Nanoseconds.

@@ -1,4 +1,4 @@
-//! `PERF_RECORD_SAMPLE`: every field that an event can request, in perf's order.
+//! The contents of `PERF_RECORD_SAMPLE`: every field that an event can request, in perf's order.
 
 use super::Reading;
 
@@ -8,17 +8,17 @@ pub(crate) struct Regs<'a> {
     /// `PERF_SAMPLE_REGS_ABI_*`.
     pub(crate) abi: u64,
     /// Values of the registers in the event's mask, in ascending order of perf's register numbers. A record has one
-    /// value for each register in the mask: missing values become zero, and extra values are dropped.
+    /// value for each register in the mask. Missing values become zero, and extra values are dropped.
     pub(crate) values: &'a [u64],
 }
 
-/// The contents of a sample: one overflow, as the guest sees it. Fields that the event does not request are
-/// ignored.
+/// The contents of a sample, which describes one overflow as the guest sees it. Fields that the event does not request
+/// are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sample<'a> {
     /// One of `MODE_*`: the guest's mode.
     pub(crate) misc: u16,
-    /// The instruction pointer; zero if the hypervisor does not provide it.
+    /// The instruction pointer. Zero if the hypervisor does not provide it.
     pub(crate) ip: u64,
     /// The mark's value, if the event counts marks. Zero for all other events, because their samples have no data
     /// address.
@@ -27,11 +27,11 @@ pub(crate) struct Sample<'a> {
     pub(crate) read: Reading<'a>,
     /// The callchain, in perf's format: `PERF_CONTEXT_*` values precede the kernel entries and the user entries.
     pub(crate) chain: &'a [u64],
-    /// The user-mode registers; `None` if they are unknown, or if the task is a kernel thread.
+    /// The user-mode registers. `None` if they are unknown, or if the task is a kernel thread.
     pub(crate) regs_user: Option<Regs<'a>>,
-    /// The readable part of the user stack, starting at the stack pointer, up to the size that the event
-    /// requests; `None` whenever `regs_user` is `None`.
+    /// The readable part of the user stack. It starts at the stack pointer and has at most the size that the event
+    /// requests. `None` if `regs_user` is `None`.
     pub(crate) stack: Option<&'a [u8]>,
-    /// The registers at the overflow; `None` if the hypervisor does not provide them.
+    /// The registers at the overflow. `None` if the hypervisor does not provide them.
     pub(crate) regs_intr: Option<Regs<'a>>,
 }

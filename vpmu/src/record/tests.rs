@@ -59,7 +59,7 @@ const LAYOUT: Layout = Layout {
     sample_id_all: true,
 };
 
-/// The record's words as numbers, on any byte order.
+/// Returns the record's words as numbers, regardless of the host's byte order.
 fn words(record: &[u64]) -> Vec<u64> {
     record.iter().map(|&word| u64::from_le(word)).collect()
 }
@@ -76,7 +76,7 @@ fn body(layout: &Layout, sample: &Sample<'_>) -> Vec<u64> {
     all[1..].to_vec()
 }
 
-/// The words that each bit of `sample_type` adds to [`sample`], in perf's order.
+/// The words that each bit of `sample_type` adds to the record of [`sample`], in perf's order.
 fn parts() -> Vec<(u64, Vec<u64>)> {
     vec![
         (SAMPLE_IDENTIFIER, vec![3]),

@@ -19,7 +19,7 @@ use crate::save::{Fault, SavedRing};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// A ring: one metadata page, then 2^n data pages or none.
+/// A ring. It consists of one metadata page, followed by 2^n data pages or none.
 #[derive(Debug)]
 pub(crate) struct Ring {
     metadata: GuestAddress,
@@ -132,14 +132,14 @@ impl Ring {
         self.producer.mode().writable
     }
 
-    /// Number of guest pages, the metadata page included.
+    /// Returns the number of guest pages, including the metadata page.
     pub(crate) fn pages(&self) -> usize {
         1 + self.data.len()
     }
 
     /// Number of data pages.
     pub(crate) fn data_pages(&self) -> u32 {
-        // The conversion cannot fail: the limit on the number of pages is a `u32`.
+        // The conversion cannot fail, because the limit on the number of pages is a `u32`.
         u32::try_from(self.data.len()).unwrap_or(u32::MAX)
     }
 
@@ -148,7 +148,7 @@ impl Ring {
         self.producer.has_loss()
     }
 
-    /// Pauses or resumes writing: while paused, every sample is lost.
+    /// Pauses or resumes writing. While writing is paused, every sample is lost.
     pub(crate) fn pause(&mut self, paused: bool) {
         self.producer.pause(paused);
     }
@@ -170,7 +170,7 @@ impl Ring {
         Ok(Session::new(&mut self.producer, pages))
     }
 
-    /// Writes one sample, or counts it as lost; for several, use [`Ring::session`].
+    /// Writes one sample, or counts it as lost. To write several samples, use [`Ring::session`].
     pub(crate) fn write(
         &mut self,
         memory: &View<'_>,
@@ -205,8 +205,7 @@ impl Ring {
         }
     }
 
-    /// If a loss is pending, writes a record of it, provided that the record fits. Returns whether to wake the
-    /// reader.
+    /// If a loss is pending and its record fits, writes the record. Returns whether to wake the reader.
     pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
             && self
@@ -225,9 +224,10 @@ impl Ring {
         self.producer.mode().backward
     }
 
-    /// The bytes of the records in the ring. If the ring is mapped writable, these are the unread records, according to
-    /// the tail that the device last read. Otherwise, they are all records that were not overwritten. A ring that is
-    /// written backwards yields the newest record first; any other ring, the oldest. The first record is complete.
+    /// Returns the bytes of the records in the ring. If the ring is mapped writable, these are the unread records,
+    /// according to the tail that the device last read. Otherwise, they are all records that have not been overwritten.
+    /// If the ring is written backwards, the newest record is first; otherwise, the oldest record is first. The first
+    /// record is complete.
     ///
     /// `None` if the start of the first record is unknown, because older records were overwritten, or if the
     /// ring cannot be read.
@@ -242,7 +242,7 @@ impl Ring {
         Some(bytes)
     }
 
-    /// Copies the data from `position` on, modulo its size.
+    /// Copies the data that starts at `position`, modulo the size of the data.
     fn copy(
         &self,
         memory: &View<'_>,

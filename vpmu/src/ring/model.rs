@@ -16,8 +16,8 @@ use super::*;
 use crate::pages::Pages;
 use crate::record::{Layout, Origin};
 
-/// Number of words in the data. A record has three words, so eight words hold two records and a part of the third,
-/// which wraps around.
+/// Number of words in the data. A record has three words, so eight words hold two records and the first part of a third
+/// record, whose rest wraps around.
 const WORDS: u64 = 8;
 const RECORD: usize = 24;
 const LOST: u64 = 2 | 24 << 48;
@@ -26,8 +26,8 @@ const LOST: u64 = 2 | 24 << 48;
 struct Word(Cell<u64>);
 
 #[expect(unsafe_code, reason = "shared without a lock, as a ring's data is")]
-// SAFETY: loom runs one thread at a time, and fails the model if two conflicting accesses to the cell are
-// unordered. It therefore detects every data race.
+// SAFETY: loom runs one thread at a time, and fails the model if two conflicting accesses to the cell are unordered, so
+// it detects every data race.
 unsafe impl Sync for Word {}
 
 /// The memory shared by the producer and the reader.
@@ -68,8 +68,8 @@ impl Pages for Model {
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), pages::Unwritable> {
         match field {
-            // When the model fails, its panic drops the session, and the drop stores the head. loom's memory is
-            // gone by then.
+            // If the model fails, its panic drops the session, which stores the head. By then, loom's memory no longer
+            // exists.
             _ if std::thread::panicking() => {}
             DATA_HEAD => self.0.head.store(value, order),
             COUNT => self.0.count.store(value, order),

@@ -15,7 +15,7 @@ pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 /// that starts at this limit does not overflow before the next wakeup.
 const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
-/// The condition for a wakeup of the reader.
+/// The condition on which the reader is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -23,7 +23,7 @@ const MOST_PRODUCED: u64 = u64::MAX >> 1;
     serde(deny_unknown_fields)
 )]
 pub(crate) enum Wakeup {
-    /// When a record crosses a page boundary of the data.
+    /// Wake the reader when a record crosses a page boundary of the data.
     Page,
     /// After this many samples.
     Records(u32),
@@ -31,7 +31,7 @@ pub(crate) enum Wakeup {
     Bytes(u32),
 }
 
-/// The properties of the event that a record belongs to. They may differ between events that share a ring.
+/// The properties of the event that a record belongs to. Events that share a ring may have different properties.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteContext<'a> {
     /// The layout of the event's records.
@@ -63,17 +63,17 @@ pub(crate) struct RingMode {
 /// The state of one ring's data.
 #[derive(Debug)]
 pub(super) struct Producer {
-    /// Bytes of data: a power of two, or zero.
+    /// Size of the data in bytes. It is a power of two, or zero.
     size: u64,
     mode: RingMode,
     paused: bool,
-    /// Position of the next record, modulo 2^64. In a backward ring, position of the newest record.
+    /// Position of the next record, modulo 2^64. In a backward ring, the position of the newest record.
     head: u64,
     /// The last published head.
     published: u64,
-    /// The head when the reader was last woken.
+    /// The value that the head had when the reader was last woken.
     roused: u64,
-    /// The tail, as last read from its page. If it is stale, the free space appears smaller than it is.
+    /// The tail, as last read from the metadata page. If it is stale, the free space appears smaller than it really is.
     tail: u64,
     /// Number of lost samples that no record has reported yet.
     lost: u64,
@@ -105,7 +105,7 @@ impl Producer {
         }
     }
 
-    /// Copies the current state to `into`. Call this only between two sessions, when everything written is
+    /// Copies the current state to `into`. Call this only between two sessions, when everything that was written is
     /// published.
     pub(super) fn save(&self, into: &mut SavedRing) {
         let RingMode { writable, backward } = self.mode;
@@ -170,9 +170,9 @@ impl Producer {
         self.bytes = 0;
     }
 
-    /// Counts samples that could not be written, or for which no record could be made; returns whether to
-    /// wake the reader. The first loss wakes the reader: a full ring does not reach another wakeup, so the reader
-    /// would otherwise sleep forever. A reader that paused its ring does not need a wakeup.
+    /// Counts samples that could not be written, or for which no record could be made. Returns whether to wake the
+    /// reader. The first loss wakes the reader, because a full ring never reaches another wakeup and the reader would
+    /// otherwise sleep forever. A reader that paused its ring does not need a wakeup.
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
@@ -189,7 +189,7 @@ impl Producer {
         std::mem::replace(&mut self.roused, self.head) != self.head
     }
 
-    /// Stores a record at the head; if a loss is pending, stores its `PERF_RECORD_LOST` first. The next
+    /// Stores a record at the head. If a loss is pending, stores its `PERF_RECORD_LOST` first. The next
     /// [`Producer::publish`] makes both visible.
     #[inline]
     fn append(
@@ -277,10 +277,10 @@ impl Producer {
         }
     }
 
-    /// Reads the reader's tail; returns the free bytes.
+    /// Reads the reader's tail, and returns the number of free bytes.
     #[cold]
     fn look(&mut self, pages: &impl Pages) -> u64 {
-        // Pairs with the reader's release of the tail: data before the tail may then be overwritten.
+        // Pairs with the reader's release of the tail, so that data before the tail may now be overwritten.
         match pages.load(DATA_TAIL, Ordering::Acquire) {
             Ok(tail) => {
                 self.tail = tail;
@@ -293,14 +293,15 @@ impl Producer {
         }
     }
 
-    /// Free bytes according to the tail as last read; zero if that tail is not a valid position.
+    /// Returns the number of free bytes, according to the tail that was last read. Zero if that tail is not a valid
+    /// position.
     #[inline]
     fn room(&self) -> u64 {
         self.size.saturating_sub(self.unread())
     }
 
-    /// Unread bytes according to the tail as last read; more than the size if that tail is not a valid
-    /// position.
+    /// Returns the number of unread bytes, according to the tail that was last read. If that tail is not a valid
+    /// position, the number exceeds the size of the data.
     #[inline]
     fn unread(&self) -> u64 {
         match self.mode.backward {
@@ -309,8 +310,8 @@ impl Producer {
         }
     }
 
-    /// Start and length of the readable records. `None` if older records were overwritten, because the start of the
-    /// oldest remaining record is then unknown.
+    /// Returns the start and the length of the readable records. `None` if older records were overwritten, because then
+    /// the start of the oldest remaining record is unknown.
     pub(super) fn held(&self) -> Option<(u64, u64)> {
         let RingMode { writable, backward } = self.mode;
         let start = match (backward, writable) {
@@ -334,21 +335,21 @@ impl Producer {
             return;
         }
         self.published = self.head;
-        // Pairs with the reader's acquire of the head: the records are stored before the head moves.
+        // Pairs with the reader's acquire of the head, so that the records are stored before the head moves.
         if let Err(error) = pages.store(DATA_HEAD, self.head, Ordering::Release) {
             log::debug!("cannot write the head of a ring: {error}");
         }
     }
 }
 
-/// Logs a failed access to a page that was writable guest memory when the ring was created, but no longer is.
+/// Logs a failed access to a page. The page was writable guest memory when the ring was created, but no longer is.
 #[cold]
 fn unwritable(error: &pages::Unwritable) -> Outcome {
     log::debug!("cannot access the data of a ring: {error}");
     Outcome::default()
 }
 
-/// Whether a count has reached `every`; if so, reduces it modulo `every`.
+/// Returns whether a count has reached `every`. If so, reduces the count modulo `every`.
 fn take(count: &mut u64, every: u32) -> bool {
     let every = u64::from(every.max(1));
     let reached = *count >= every;
@@ -358,7 +359,7 @@ fn take(count: &mut u64, every: u32) -> bool {
     reached
 }
 
-/// A burst of records into one ring, published when it ends.
+/// A burst of records that is written to one ring. The records are published when the burst ends.
 #[derive(Debug)]
 pub(crate) struct Session<'a, P: Pages> {
     producer: &'a mut Producer,
@@ -393,7 +394,7 @@ impl<'a, P: Pages> Session<'a, P> {
         }
     }
 
-    /// Writes the record of a pending loss, if it fits; returns whether to wake the reader.
+    /// If a loss is pending and its record fits, writes the record. Returns whether to wake the reader.
     pub(crate) fn flush(&mut self, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss() && self.producer.append(&mut self.pages, &[], 0, context).wake
     }

@@ -1,4 +1,4 @@
-//! An event's count and times in the metadata page, under the page's sequence lock.
+//! Publishes an event's count and times in the metadata page, under the page's sequence lock.
 
 use std::sync::atomic::Ordering;
 
@@ -33,11 +33,11 @@ pub(crate) struct CountSnapshot {
     pub(crate) count: u64,
     pub(crate) time_enabled: u64,
     pub(crate) time_running: u64,
-    /// The guest time, in nanoseconds, at which the count and times had these values; `None` if they are not growing.
+    /// The guest time, in nanoseconds, at which the count and times had these values. `None` if they are not growing.
     pub(crate) growing_since: Option<u64>,
 }
 
-/// The metadata page of an empty ring with `size` bytes of data.
+/// Returns the metadata page of an empty ring with `size` bytes of data.
 pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
     let mut page = Metadata::new_zeroed();
     page.capabilities = (CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO).into();
@@ -51,7 +51,8 @@ pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
     page
 }
 
-/// Writes the time conversion of `clock` to the page of a restored ring. `sequence` is as for [`show`].
+/// Writes the time conversion of `clock` to the page of a restored ring. `sequence` has the same meaning as for
+/// [`show`].
 pub(super) fn retime(
     pages: &impl Pages,
     sequence: &mut u32,
@@ -62,7 +63,7 @@ pub(super) fn retime(
     pages.store_half(LOCK, odd, Ordering::Relaxed)?;
     // A reader that sees a changed field must also see the odd sequence.
     pages.fence(Ordering::Release);
-    // Width and shift are the halves of a 32-bit word.
+    // The width and the shift are the two halves of a 32-bit word.
     let shift = u32::from(PMC_WIDTH) | u32::from(clock.shift) << 16;
     pages.store_half(PMC_WIDTH_AND_SHIFT, shift, Ordering::Relaxed)?;
     pages.store_half(TIME_MULT, clock.mult, Ordering::Relaxed)?;

@@ -5,12 +5,11 @@ use crate::device::Error;
 /// Why a device cannot be saved now.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// A vCPU is in its run call, or its exit has not been reported.
+    /// A vCPU is in its run call, or its exit has not been reported yet.
     #[error("vCPU {0} is in the guest")]
     Inside(u32),
-    /// A vCPU notified a queue, and some of the commands have not been carried out:
-    /// [`VcpuSession::resume`](crate::VcpuSession::resume) returns
-    /// [`Turn::Unfinished`](crate::Turn::Unfinished).
+    /// A vCPU notified a queue, and some of the commands have not been executed yet:
+    /// [`VcpuSession::resume`](crate::VcpuSession::resume) returns [`Turn::Unfinished`](crate::Turn::Unfinished).
     #[error("vCPU {0} has pending commands")]
     Unserved(u32),
     /// An [`AuxWriter`](crate::AuxWriter) writes to the AUX area that was mapped through this event.
@@ -24,7 +23,7 @@ pub(crate) type Fault = &'static str;
 /// Why a state cannot be restored. A failed restore leaves the device unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// Events were opened on the device, or it has a driver or an attached vCPU thread.
+    /// The device already has events, a driver or an attached vCPU thread.
     #[error("the device is in use")]
     InUse,
     /// The state has a format that this version of the crate cannot read.
@@ -41,8 +40,7 @@ pub enum RestoreError {
     /// A device-wide value is invalid.
     #[error("the state's {0} is invalid")]
     Figure(&'static str),
-    /// The transport's features contradict the saved ones, or this device does not offer a saved
-    /// feature.
+    /// The transport's features contradict the saved features, or this device does not offer one of the saved features.
     #[error(
         "the saved features {saved:#x} contradict the transport's features {given:#x}, or include one that this device \
          does not offer"
@@ -67,7 +65,7 @@ pub enum RestoreError {
     /// A ring or an AUX area is invalid.
     #[error("ring or area of event {id}: {what}")]
     Sink {
-        /// The event through which the ring or area was mapped.
+        /// The event for which the ring or area was mapped.
         id: u64,
         /// The fault.
         what: &'static str,
@@ -75,7 +73,7 @@ pub enum RestoreError {
     /// The sink of a family (an event and the events inherited from it) is invalid.
     #[error("family of event {owner}: {what}")]
     Family {
-        /// The event from which the others are inherited.
+        /// The event from which the other events of the family are inherited.
         owner: u64,
         /// The fault.
         what: &'static str,

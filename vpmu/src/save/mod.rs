@@ -1,6 +1,6 @@
-//! The saved state of a device, independent of its host: plain data that a VMM stores with the state of its
-//! machine, and restores into a new device. The state comes from a file that anyone may have written. Each module
-//! that restores a part of the state therefore checks that part like a request from the guest.
+//! The saved state of a device, independent of the host. It is plain data that a VMM stores with the state of its
+//! machine, and later restores into a new device. Because the state comes from a file that anyone may have written,
+//! each module that restores a part of the state checks that part like a request from the guest.
 
 mod error;
 mod state;

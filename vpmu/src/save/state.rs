@@ -13,7 +13,7 @@ use crate::tasks::Task;
 /// Version of this layout.
 pub(crate) const FORMAT: u32 = 2;
 
-/// Declares plain data: every field is serialized, and unknown fields are rejected.
+/// Declares types for plain data. Every field is serialized, and unknown fields are rejected.
 macro_rules! saved {
     ($($(#[$meta:meta])* $vis:vis $kind:ident $name:ident { $($body:tt)* })*) => {$(
         $(#[$meta])*
@@ -53,8 +53,8 @@ impl SavedState {
 }
 
 saved! {
-    /// The state of a device, as [`Vpmu::save`](crate::Vpmu::save) returns it. The feature `serde` serializes and
-    /// deserializes it; its fields are otherwise unspecified.
+    /// The state of a device, as [`Vpmu::save`](crate::Vpmu::save) returns it. With the feature `serde`, it can be
+    /// serialized and deserialized. The fields are otherwise unspecified.
     pub struct SavedState {
         pub(crate) format: u32,
         pub(crate) tsc_khz: u32,
@@ -67,7 +67,7 @@ saved! {
         pub(crate) events: Vec<SavedEvent>,
         /// By ascending id.
         pub(crate) sinks: Vec<SavedSink>,
-        /// The families of events that write to a sink, by ascending owner.
+        /// The families of events that write to a sink, in ascending order of their owners.
         pub(crate) families: Vec<SavedFamily>,
         pub(crate) links: Vec<SavedLink>,
         /// Pending notices, oldest first.
@@ -78,7 +78,7 @@ saved! {
     /// The driver of a device.
     pub(crate) struct SavedDriver {
         pub(crate) features: u64,
-        /// The control queue, the event queue, then one queue per vCPU.
+        /// The control queue, the event queue, and then one queue per vCPU.
         pub(crate) queues: Vec<SavedQueue>,
     }
 
@@ -136,7 +136,7 @@ saved! {
         pub(crate) failed: bool,
         /// Whether its overflows make no records.
         pub(crate) throttled: bool,
-        /// The task and the vCPU when the event was last scheduled in.
+        /// The task and the vCPU for which the event was last scheduled in.
         pub(crate) task: Option<Task>,
         pub(crate) last_vcpu: u32,
         pub(crate) limit: u64,
@@ -144,12 +144,12 @@ saved! {
         pub(crate) period: Option<SavedPeriod>,
         pub(crate) trace: Option<SavedTrace>,
         pub(crate) count: u64,
-        /// In ticks of a TSC with the frequency [`SavedState::tsc_khz`].
+        /// The unit is ticks of a TSC with the frequency [`SavedState::tsc_khz`].
         pub(crate) enabled_ticks: u64,
         pub(crate) running_ticks: u64,
     }
 
-    /// A period, and its elapsed part if the device itself counts the event.
+    /// A period. If the device itself counts the event, also how much of the period has elapsed.
     pub(crate) struct SavedPeriod {
         pub(crate) length: u64,
         pub(crate) counted: u64,
@@ -167,7 +167,7 @@ saved! {
         pub(crate) announced: bool,
     }
 
-    /// A family (an event, the owner, and the events inherited from it) that writes to a sink.
+    /// A family of events that writes to a sink: the owner and the events inherited from the owner.
     pub(crate) struct SavedFamily {
         pub(crate) owner: u64,
         pub(crate) sink: u64,
@@ -177,7 +177,7 @@ saved! {
     pub(crate) struct SavedSink {
         /// The event through which they were mapped.
         pub(crate) id: u64,
-        /// The page of the window where the sink's ring begins; `None` if the ring is not in the window.
+        /// The page of the window where the sink's ring begins. `None` if the ring is not in the window.
         pub(crate) window_page: Option<u32>,
         pub(crate) ring: Option<SavedRing>,
         pub(crate) area: Option<SavedArea>,
@@ -186,7 +186,7 @@ saved! {
 
     /// A ring.
     pub(crate) struct SavedRing {
-        /// Addresses of the pages, the metadata page first.
+        /// Addresses of the pages. The metadata page is first.
         pub(crate) pages: Vec<u64>,
         pub(crate) writable: bool,
         pub(crate) backward: bool,
@@ -211,7 +211,7 @@ saved! {
         pub(crate) watermark: u64,
         pub(crate) head: u64,
         pub(crate) tail: u64,
-        /// Start of the chunk that has not ended.
+        /// Start of the chunk that has not ended yet.
         pub(crate) begun: Option<u64>,
         pub(crate) keeper: SavedKeeper,
     }

@@ -16,17 +16,17 @@ use crate::event::Context;
 use crate::queues::{BadChain, Chain};
 use crate::work::{self, Work};
 
-/// Maximum number of commands in one notification: enough to schedule as many events in and out as may be open with the
-/// default limit.
+/// Maximum number of commands in one notification. With the default limit on open events, this is enough to schedule
+/// all events in and out.
 const MAX_COMMANDS: usize = 2048;
 
-/// The buffer of commands that a session executes; kept to reuse its memory.
+/// The buffer of commands that a session executes. It is kept so that its memory can be reused.
 #[derive(Debug, Default)]
 pub(crate) struct CommandBuffer {
     chain: Option<Chain>,
     bytes: Vec<u8>,
     replies: Vec<u8>,
-    /// Number of commands of this buffer that were executed.
+    /// Number of commands in this buffer that have been executed.
     done: usize,
     /// Number of commands that this notification may still take from the queue.
     left: usize,
@@ -42,7 +42,7 @@ pub(crate) struct CommandBuffer {
 /// The next step for a session.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// All commands are served. The value is true if the driver wants an interrupt.
+    /// All commands have been executed. The value is true if the driver wants an interrupt.
     Done(bool),
     /// Execute this command in its event's shard, then call [`CommandBuffer::reply`].
     Elsewhere(Command),
@@ -59,7 +59,7 @@ impl CommandBuffer {
         self.resets = state.resets;
         self.served = false;
         state.queue.notified();
-        // Earlier samples must be in their rings when the notification returns.
+        // Samples taken earlier must be in their rings when the notification returns.
         state.flush_batched();
     }
 
@@ -143,8 +143,8 @@ impl CommandBuffer {
         false
     }
 
-    /// Copies the commands out of a buffer; fails if the buffer contains too many commands, or too little space for
-    /// the replies.
+    /// Copies the commands out of a buffer. Fails if the buffer contains too many commands, or too little space for the
+    /// replies.
     fn read(&mut self, chain: &Chain) -> Result<(), BadChain> {
         let (len, mut reader) = chain.reader()?;
         let (room, _) = chain.writer()?;
@@ -175,8 +175,7 @@ impl CommandBuffer {
     }
 }
 
-/// Executes a command from the vCPU `by` on this shard's queue; returns `None` if the event may be
-/// in another shard.
+/// Executes a command from the vCPU `by` on this shard's queue. Returns `None` if the event may be in another shard.
 fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     let (op, id) = (command.op.get(), command.event.get());
     if op == COMMAND_VCPU {
@@ -211,8 +210,8 @@ pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: 
     state.reply(id, result)
 }
 
-/// Executes `COMMAND_AUX_END`: ends the span of a trace in an area that the driver manages. The reply contains the
-/// head that the trace reached, and the number of bytes that the trace lost.
+/// Executes `COMMAND_AUX_END`, which ends the span of a trace in an area that the driver manages. The reply contains
+/// the head that the trace reached, and the number of bytes that the trace lost.
 fn aux_end_command(state: &mut State, command: &Command) -> Reply {
     let id = command.event.get();
     let ended = match has_no_operand(command) {

@@ -1,5 +1,5 @@
-//! The state that counting needs of a shard's vCPU: clocks, the thread, and the host counters that several events
-//! share.
+//! What a shard needs to know about its vCPU to count events: clocks, the thread, and the host counters that several
+//! events share.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
 use crate::vcpu::Vcpu;
 use crate::work;
 
-/// The vCPU of a shard, and the state needed to count its events. Protected by the shard's lock.
+/// The vCPU of a shard, and the state that is needed to count its events. The shard's lock protects it.
 #[derive(Debug)]
 pub(crate) struct Cpu {
     pub(crate) index: u32,
@@ -22,15 +22,14 @@ pub(crate) struct Cpu {
     threads: u64,
     /// Room for the guest's sampling counters.
     room: Room,
-    /// The thread on which [`Cpu::hold_own`] delays the start of counters; `None` after [`Cpu::release_own`].
+    /// The thread for which [`Cpu::hold_own`] holds back the start of counters. `None` after [`Cpu::release_own`].
     held: Option<i32>,
     /// Cached readings of the guest's TSC, exits and halts. Each is read at most once while the shard is
     /// locked.
     now: Option<u64>,
     exits: Option<Option<u64>>,
     halts: Option<Option<u64>>,
-    /// The host's reason for refusing the counter that was requested last; `None` if the host opened the
-    /// counter.
+    /// The host's reason for refusing the counter that was requested last. `None` if the host opened the counter.
     refusal: Option<Refusal>,
 }
 
@@ -70,7 +69,7 @@ impl Cpu {
         self.vcpu.guest_tsc(&*self.backend.source)
     }
 
-    /// The guest's TSC for updates of counts. It is read once while the shard is locked, so all events of a
+    /// The guest's TSC that updates of counts use. It is read only once while the shard is locked, so all events of a
     /// task switch are updated to the same time.
     pub(crate) fn counting_tsc(&mut self) -> u64 {
         match self.now {
@@ -84,13 +83,15 @@ impl Cpu {
         self.backend.clock.nanoseconds(self.tsc())
     }
 
-    /// Number of all of the vCPU's exits, from the hypervisor's statistics; `None` if it has no such statistics.
+    /// Total number of the vCPU's exits, from the hypervisor's statistics. `None` if the hypervisor has no such
+    /// statistics.
     pub(crate) fn all_exits(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.exits.get_or_insert_with(|| machine.exits(index))
     }
 
-    /// Number of the vCPU's halts, from the hypervisor's statistics; `None` if it has no such statistics.
+    /// Total number of the vCPU's halts, from the hypervisor's statistics. `None` if the hypervisor has no such
+    /// statistics.
     pub(crate) fn halts(&mut self) -> Option<u64> {
         let (machine, index) = (&self.backend.machine, self.index);
         *self.halts.get_or_insert_with(|| machine.halts(index))
@@ -99,7 +100,7 @@ impl Cpu {
     /// Opens a host counter for one event on the vCPU's thread.
     ///
     /// # Errors
-    /// The host's error; `ESRCH` while the vCPU has no thread.
+    /// The host's error, or `ESRCH` while the vCPU has no thread.
     pub(crate) fn open(&mut self, request: &Request) -> io::Result<Box<dyn Counter>> {
         let thread = self.thread().ok_or_else(no_thread)?;
         work::charge_host_call();
@@ -118,8 +119,8 @@ impl Cpu {
         self.refusal.take()
     }
 
-    /// Takes a place for a counter with `rate` interrupts per second; `None` if the vCPU's limits do not allow
-    /// another such counter, so that the event must wait.
+    /// Takes a place for a counter with `rate` interrupts per second. Returns `None` if the vCPU's limits do not allow
+    /// another such counter. The event must then wait.
     pub(crate) fn take_place(&self, rate: u64) -> Option<Place> {
         self.room.take(self.backend.room_limit(), rate)
     }
@@ -134,8 +135,8 @@ impl Cpu {
         self.room.look_again();
     }
 
-    /// Delays the start of counters that only one event uses, until [`Cpu::release_own`] starts them together.
-    /// See [`Source::hold`](crate::source::Source::hold).
+    /// Holds back the start of counters that only one event uses, until [`Cpu::release_own`] starts them together. See
+    /// [`Source::hold`](crate::source::Source::hold).
     pub(crate) fn hold_own(&mut self) {
         if self.held.is_none()
             && let Some(thread) = self.thread()
@@ -184,7 +185,7 @@ impl Cpu {
         }
     }
 
-    /// The reading of a shared counter. All shared counters are read together, at most once while the shard is
+    /// Returns the reading of a shared counter. All shared counters are read together, at most once while the shard is
     /// locked.
     ///
     /// # Errors
@@ -204,8 +205,8 @@ impl Cpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     key: CounterKey,
-    /// Number of threads the vCPU ran on before the counter's thread. It identifies the counter set, because keys are
-    /// unique only within one thread's set.
+    /// How many threads the vCPU ran on before the counter's thread. This number identifies the counter set, because
+    /// keys are unique only within the set of one thread.
     threads: u64,
 }
 
@@ -213,9 +214,9 @@ fn no_thread() -> io::Error {
     io::Error::from_raw_os_error(libc::ESRCH)
 }
 
-/// The counters of one vCPU's thread that events share. An event's count is the difference between two readings, so
-/// all events with equal requests can use the same counter. The number of file descriptors therefore depends on the
-/// number of different requests, not on the number of events.
+/// The counters on one vCPU's thread that events share. An event's count is the difference between two readings of a
+/// counter, so all events with equal requests can use the same counter. The number of file descriptors therefore
+/// depends on the number of different requests, not on the number of events.
 #[derive(Debug, Default)]
 struct Counters {
     /// Created together with the first counter.

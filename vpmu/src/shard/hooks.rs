@@ -1,4 +1,4 @@
-//! Counts the active events of a vCPU per hook, and lists the events that the vCPU's thread must visit.
+//! Counts the active events of a vCPU for each hook, and lists the events that the vCPU's thread must visit.
 
 use crate::event::Event;
 use crate::vcpu::{HOOKS, Hook, Hooks, Vcpu};

@@ -16,7 +16,7 @@ pub(crate) struct Recorded {
     pub(crate) period: u64,
 }
 
-/// Overflows taken from the host and not yet written.
+/// Overflows that were taken from the host and have not been written yet.
 ///
 /// Each host ring is sorted by time, so the held overflows consist of a few sorted runs. The sort finds these
 /// runs and merges them.
@@ -41,7 +41,7 @@ impl Merge {
         self.sort();
         self.held.front().filter(|recorded| recorded.tsc <= until)?;
         let mut recorded = self.held.pop_front()?;
-        // Each drain computes the conversion of the host's clock anew, so a later record can get an earlier time. The
+        // Each drain recomputes the conversion of the host's clock, so a later record can get an earlier time. The
         // returned times must not decrease.
         self.newest = recorded.tsc.max(self.newest);
         recorded.tsc = self.newest;
@@ -139,7 +139,7 @@ mod tests {
             let mut now = 0;
             for (round, until) in rounds {
                 for (event, tsc) in round {
-                    // As on the host, no new overflow is older than those already returned.
+                    // As on the host, no new overflow is older than the overflows that were already returned.
                     added.push((event, number));
                     merge.add(Recorded { period: number, ..recorded(event, now + tsc) });
                     number += 1;

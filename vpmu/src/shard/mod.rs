@@ -60,8 +60,8 @@ impl Shard {
         }
     }
 
-    /// Calls `act` with the shard locked. Returns the result, and the work that was deferred to other shards, which
-    /// the caller must execute.
+    /// Calls `act` while the shard is locked. Returns the result, and the work that was deferred to other shards. The
+    /// caller must execute this work.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> (T, Vec<Errand>) {
         let mut state = self.state.lock();
         state.begin();
@@ -69,7 +69,7 @@ impl Shard {
         (result, state.finish())
     }
 
-    /// Waits until no other thread holds the shard.
+    /// Waits until no other thread holds the shard's lock.
     pub(crate) fn wait(&self) {
         drop(self.state.lock());
     }

@@ -1,4 +1,4 @@
-//! The moment of an overflow: the vCPU's state, the time, and the running task.
+//! The moment of an overflow: the vCPU's state, the time and the running task.
 
 use super::cpu::Cpu;
 use super::state::State;
@@ -24,7 +24,7 @@ pub(super) struct Moment {
     /// since the exit.
     pub(super) place: Option<CpuContext>,
     pub(super) task: Task,
-    /// The value of the mark that caused the overflow; zero for an overflow without a mark.
+    /// The value of the mark that caused the overflow. Zero if no mark caused it.
     pub(super) addr: u64,
 }
 
@@ -43,7 +43,7 @@ impl Moment {
     }
 }
 
-/// Overflows of one event found at one moment, not yet applied.
+/// Overflows of one event that were found at one moment and have not been applied yet.
 #[derive(Debug)]
 pub(super) struct Overflows {
     pub(super) event: u64,
@@ -54,7 +54,7 @@ pub(super) struct Overflows {
 /// The periods of overflows that were found together, one for each overflow.
 #[derive(Debug)]
 pub(super) enum Periods {
-    /// The device counts the event, so all periods are equal.
+    /// The device itself counts the event, so all periods are equal.
     Equal { overflows: u64, length: u64 },
     /// Overflows that the host recorded.
     Each(std::vec::IntoIter<Overflow>),
@@ -75,7 +75,7 @@ impl Iterator for Periods {
     }
 }
 
-/// A vCPU after an exit; its registers and the time are read on demand.
+/// A vCPU after an exit. Its registers and the time are read on demand.
 pub(crate) struct ExitView<'a> {
     registers: &'a mut dyn Registers,
     regs: Option<Option<GuestRegs>>,
@@ -106,7 +106,7 @@ impl<'a> ExitView<'a> {
         *self.regs.get_or_insert_with(|| self.registers.registers())
     }
 
-    /// The registers, with the whole state if an event of the vCPU needs it.
+    /// Returns the registers. If an event of the vCPU needs the whole state, also returns that state.
     pub(super) fn place(&mut self, state: &State) -> Option<CpuContext> {
         let regs = self.regs()?;
         let cpu = match state.hooks.has(Hook::State) {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Limits of the counters that run on one vCPU at the same time.
+/// Limits on the counters that run on one vCPU at the same time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoomLimit {
     pub(crate) counters: u32,
@@ -15,8 +15,8 @@ pub(crate) struct RoomLimit {
 }
 
 impl RoomLimit {
-    /// Whether a counter with `rate` stays within the limit if the other counters have the total rate `others`. A
-    /// counter always fits if its rate is unknown (zero). It also fits if `others` is zero, because its rate was
+    /// Returns whether a counter with `rate` stays within the limit if the other counters have the total rate `others`.
+    /// A counter always fits if its rate is unknown (zero). It also fits if `others` is zero, because its rate was
     /// checked when its event was opened.
     fn fits(self, others: u64, rate: u64) -> bool {
         others == 0 || rate == 0 || others.saturating_add(rate) <= self.rate
@@ -35,11 +35,11 @@ pub(crate) struct Room(Arc<Used>);
 struct Used {
     counters: AtomicU32,
     rate: AtomicU64,
-    /// Whether waiting counters may have become able to start since the last [`Room::take_freed`].
+    /// Whether waiting counters may be able to start because of a change since the last [`Room::take_freed`].
     freed: AtomicBool,
 }
 
-/// The place of a running counter, freed on drop.
+/// The place of a running counter. It is freed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     used: Arc<Used>,
@@ -47,8 +47,8 @@ pub(crate) struct Place {
 }
 
 impl Room {
-    /// Takes a place for a counter with `rate` interrupts per second (zero if unknown); `None` if that would exceed
-    /// `limit`.
+    /// Takes a place for a counter with `rate` interrupts per second (zero if unknown). Returns `None` if the counter
+    /// would exceed `limit`.
     pub(crate) fn take(&self, limit: RoomLimit, rate: u64) -> Option<Place> {
         let used = &self.0;
         let counters = used.counters.load(Ordering::Relaxed);
@@ -64,7 +64,7 @@ impl Room {
         })
     }
 
-    /// Whether a place was freed, a rate was lowered or [`Room::look_again`] was called since the last call.
+    /// Returns whether a place was freed, a rate was lowered or [`Room::look_again`] was called since the last call.
     pub(crate) fn take_freed(&self) -> bool {
         self.0.freed.swap(false, Ordering::Acquire)
     }
@@ -77,7 +77,7 @@ impl Room {
 }
 
 impl Place {
-    /// Changes the counter's rate, if the new rate fits; returns whether it fits.
+    /// Changes the counter's rate if the new rate fits. Returns whether it fits.
     pub(crate) fn change(&mut self, limit: RoomLimit, rate: u64) -> bool {
         let others = self.used.rate.load(Ordering::Relaxed) - self.rate;
         let fits = limit.fits(others, rate);
@@ -100,7 +100,7 @@ impl Drop for Place {
     }
 }
 
-/// Limits the total number of host counters that the guest's sampling events hold open, over all vCPUs.
+/// Limits the total number of host counters that the guest's sampling events hold open on all vCPUs.
 #[derive(Debug)]
 pub(crate) struct CounterPool {
     open: Arc<AtomicU32>,
@@ -109,7 +109,7 @@ pub(crate) struct CounterPool {
     peak: AtomicU32,
 }
 
-/// The slot of an open counter in the pool, freed on drop.
+/// The slot of an open counter in the pool. It is freed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct OpenSlot(Arc<AtomicU32>);
 

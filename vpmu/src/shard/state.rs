@@ -90,7 +90,7 @@ const LOOKS_PER_OPERATION: u64 = 8;
 
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
 
-/// Handling of the overflows that the host still holds when an event stops.
+/// What to do with the overflows that the host still holds when an event stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PendingOverflows {
     Written,
@@ -105,19 +105,19 @@ struct ClaimedExit {
     traces: Vec<u64>,
 }
 
-/// Overflows that were found and have not yet been applied.
+/// Overflows that were found but have not been applied yet.
 #[derive(Debug, Default)]
 struct OverflowQueue {
     overflows: VecDeque<Overflows>,
     /// Whether a call of [`State::run_overflows`] is already in progress. That call will also apply overflows that are
-    /// queued now.
+    /// queued during the call.
     running: bool,
-    /// Group counts by leader, as read for records of this exit. Later records of the exit use the same counts,
-    /// because the time to read a group is proportional to its size.
+    /// The counts of groups, by leader, that were read for records of this exit. Later records of the exit use the same
+    /// counts, because the time to read a group is proportional to the group's size.
     read: HashMap<u64, Arc<[Member]>, BuildHasherDefault<IdHasher>>,
 }
 
-/// The counts of an event or its group at one moment, leader first.
+/// The counts of an event or of its group at one moment. The leader's count is first.
 #[derive(Debug, Default)]
 struct Counts {
     time_enabled: u64,
@@ -158,21 +158,21 @@ pub(crate) struct State {
     pub(super) metrics: Metrics,
     events: Events,
     overflows: OverflowQueue,
-    /// Number of the last exit at which host counters were sampling, and the vCPU's state at that exit.
+    /// The number of the last exit at which host counters were sampling, and the vCPU's state at that exit.
     sampled_exit: (u64, Option<CpuContext>),
     open_exit: ClaimedExit,
     /// Callchain, registers and stack of the sample under construction.
     capture: Capture,
-    /// Overflows recorded by the host, to be written to rings.
+    /// Overflows that the host recorded and that must be written to rings.
     merge: Merge,
-    /// Buffer for the overflows being written, kept to reuse its memory.
+    /// Buffer for the overflows that are being written. It is kept so that its memory can be reused.
     batch: Vec<MergeEntry>,
     /// Whether periodic drains were requested from the machine.
     collecting: bool,
     errands: Vec<Errand>,
     /// Events whose counters wait for room.
     waits: Waits,
-    /// The part of the guest's sampling budget that this shard has taken and not used yet.
+    /// The part of the guest's sampling budget that this shard has taken but not used yet.
     allowance: Allowance,
     /// Time that the vCPU spent on samples of the guest's events.
     sampling: SamplingTime,
@@ -205,7 +205,7 @@ impl State {
         }
     }
 
-    /// Discards the readings cached at the previous lock. Must be called after locking the shard.
+    /// Discards the readings that were cached while the shard was last locked. Must be called after locking the shard.
     pub(super) fn begin(&mut self) {
         self.cpu.invalidate();
     }
@@ -226,7 +226,7 @@ impl State {
         self.queue.state()
     }
 
-    /// Activates the shard for a driver: `memory` is the guest's RAM, `queue` the driver's queue for this vCPU.
+    /// Activates the shard for a driver. `memory` is the guest's RAM, and `queue` is the driver's queue for this vCPU.
     pub(crate) fn activate(&mut self, memory: Memory, queue: DeviceQueue) {
         self.writer.set_guest(memory);
         self.queue = queue;
@@ -237,8 +237,8 @@ impl State {
         self.writer.set_tasks(tasks);
     }
 
-    /// Updates all events and writes their overflows to their rings. The caller must keep the vCPU out of the
-    /// guest until the state is saved. Traces record the vCPU's current exit up to now.
+    /// Updates all events and writes their overflows to their rings. The caller must keep the vCPU out of the guest
+    /// until the state is saved. Traces record the current exit of the vCPU up to this moment.
     pub(crate) fn quiesce(&mut self) {
         self.flush_batched();
         self.end_exit(true);
@@ -392,9 +392,9 @@ impl State {
         self.events.insert(event.spec.id, event);
     }
 
-    /// Ends an event: stops it and writes its pending records.
+    /// Stops an event and writes its pending records, before the event is removed.
     pub(crate) fn end(&mut self, id: u64) {
-        // An event that cannot be stopped enters the error state, and is removed nevertheless.
+        // If the event cannot be stopped, it enters the error state, but is still removed.
         let _ = self.stop(id);
         self.write_counts(id);
         self.flush(id);
@@ -402,8 +402,8 @@ impl State {
             return;
         };
         self.writer.tell(Tell::Forget(id));
-        // If the driver has granted the event space in an area that the driver manages, withdraw it: the driver can
-        // then grant space to other events of the same family.
+        // If the driver has granted the event space in an area that the driver manages, withdraw it, so that the driver
+        // can grant space to other events of the same family.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
         let leases = event.take_counters();
         self.release(leases);
@@ -434,7 +434,7 @@ impl State {
         self.rest_if_idle();
     }
 
-    /// Releases shared counters. Leaves an errand for each counter of another vCPU.
+    /// Releases shared counters. Defers the release of another vCPU's counter as an errand.
     fn release(&mut self, leases: Vec<(u32, Lease)>) {
         for (vcpu, lease) in leases {
             if vcpu == self.cpu.index {
@@ -453,9 +453,9 @@ impl State {
         self.unthrottle(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.is_watched() {
-            // The open exit began before this event starts, so this event must not record it. Therefore, look up the
-            // traces that record this exit now. The lookup can put a trace in the error state, and that trace can be
-            // this event's leader.
+            // The open exit began before this event starts, so this event must not record it. Therefore, look up now
+            // which traces record this exit. The lookup can put a trace in the error state, and that trace can be this
+            // event's leader.
             self.claim_exit();
         }
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -488,7 +488,7 @@ impl State {
         Ok(())
     }
 
-    /// Queues an event if it now waits for room.
+    /// Queues an event if it is now waiting for room.
     fn note_wait(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_waiting) {
             self.metrics.counter_waits += 1;
@@ -503,7 +503,7 @@ impl State {
         }
     }
 
-    /// Starts waiting counters, as far as there is room.
+    /// Starts as many of the waiting counters as there is room for.
     fn end_waits(&mut self) {
         let mut lasting = Vec::new();
         for wait in self.waits.take() {
@@ -528,7 +528,7 @@ impl State {
         self.halt(id, PendingOverflows::Written)
     }
 
-    /// Stops an event. `pending` is for the overflows that the host still holds.
+    /// Stops an event. `pending` says what to do with the overflows that the host still holds.
     fn halt(&mut self, id: u64, pending: PendingOverflows) -> Result<(), Errno> {
         let active = self.deactivate(id)?;
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -558,7 +558,7 @@ impl State {
         }
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if event.active_on().is_none() {
-            // Recording the open exit failed: the event is in the error state.
+            // If recording the open exit failed, the event is in the error state.
             return Ok(false);
         }
         self.hooks.remove(event, &self.cpu.vcpu);
@@ -579,14 +579,14 @@ impl State {
         self.publish(id, result)
     }
 
-    /// Sets the period, or frequency, of a sampling event.
+    /// Sets the period or the frequency of a sampling event.
     pub(super) fn set_period(&mut self, id: u64, asked: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let period = event.period.ok_or(Errno::EINVAL)?;
         let highest = u64::from(self.cpu.backend.settings.limits.max_sample_rate);
         let period = match period.rate() {
             Rate::Frequency(_) if (1..=highest).contains(&asked) => Period::frequency(asked),
-            // perf accepts no period with the top bit set.
+            // perf does not accept a period whose top bit is set.
             Rate::Period(_) if asked >> 63 == 0 && asked >= event.spec.shortest_period => {
                 Period::new(asked)
             }
@@ -607,7 +607,7 @@ impl State {
         }
     }
 
-    /// Enables an event; if it leads a group, also starts the enabled members.
+    /// Enables an event. If it leads a group, also starts the enabled members.
     pub(crate) fn enable(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let was_enabled = event.set_enabled(true);
@@ -619,7 +619,7 @@ impl State {
         started
     }
 
-    /// Disables an event; if it leads a group, also stops the members.
+    /// Disables an event. If it leads a group, also stops the members.
     pub(super) fn disable(&mut self, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         event.set_enabled(false);
@@ -628,7 +628,7 @@ impl State {
         stopped
     }
 
-    /// Adds `overflows` to the event's limit of overflows, and enables the event.
+    /// Adds `overflows` to the event's overflow limit, and enables the event.
     pub(super) fn enable_for(&mut self, id: u64, overflows: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         if overflows == 0 || event.period.is_none() {
@@ -667,8 +667,8 @@ impl State {
         }
     }
 
-    /// Calls `act` for each member of the group that `leader` leads. For a member in another shard, leaves an
-    /// errand instead. A member for which `act` fails enters the error state.
+    /// Calls `act` for each member of the group that `leader` leads. If a member is in another shard, defers the work
+    /// as an errand instead. If `act` fails for a member, the member enters the error state.
     fn each_member(
         &mut self,
         leader: u64,
@@ -758,7 +758,7 @@ impl State {
 
     /// The current state of an event.
     pub(crate) fn view(&mut self, id: u64) -> Option<View> {
-        // An event whose counter the host revoked is in the error state; the view shows that state.
+        // An event whose counter the host revoked is in the error state. The view shows that state.
         let _ = self.update(id);
         self.glance(id)
     }
@@ -783,8 +783,8 @@ impl State {
         self.with_hooks(id, |event, _| event.sink = sink);
     }
 
-    /// Publishes everything that was written to the area of an event's sink, reports it in the ring if the
-    /// record fits, and removes the area.
+    /// Publishes everything that was written to the area of an event's sink, and removes the area. Also writes a record
+    /// of the published data to the ring, if the record fits.
     pub(crate) fn close_area(&mut self, id: u64) {
         if let Some(event) = self.events.get(&id) {
             let origin = self.origin(event);
@@ -867,7 +867,7 @@ impl State {
         }
     }
 
-    /// The traces of a producer in the VMM that are active on `vcpu` and not paused.
+    /// Returns the traces of a producer in the VMM that are active on `vcpu` and not paused.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.ids(|event| {
             let traced = (event.spec.kind, event.spec.config) == (KIND_VMM_TRACE, producer);
@@ -875,8 +875,8 @@ impl State {
         })
     }
 
-    /// Publishes what an event has written to its AUX area, and writes the pending `PERF_RECORD_LOST` and
-    /// `PERF_RECORD_AUX` to its ring, as far as they fit.
+    /// Publishes what an event has written to its AUX area. Also writes the pending `PERF_RECORD_LOST` and
+    /// `PERF_RECORD_AUX` to the event's ring, if they fit.
     pub(crate) fn flush(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -889,8 +889,8 @@ impl State {
         }
     }
 
-    /// Writes `PERF_RECORD_ITRACE_START` to the ring of an active trace, once, if the device manages an area for the
-    /// trace.
+    /// Writes `PERF_RECORD_ITRACE_START` to the ring of an active trace if the device manages an area for the trace.
+    /// Writes the record only once.
     pub(crate) fn announce(&mut self, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
@@ -908,8 +908,8 @@ impl State {
         }
     }
 
-    /// Prepares a trace for its new area: the area begins with a sync packet, and the ring gets
-    /// `PERF_RECORD_ITRACE_START` if the trace has not written that record before.
+    /// Prepares a trace for its new area. Writes a sync packet at the start of the area. Also writes
+    /// `PERF_RECORD_ITRACE_START` to the ring if the trace has not written that record before.
     pub(crate) fn begin_area(&mut self, id: u64) {
         if let Some(trace) = self
             .events
@@ -921,7 +921,7 @@ impl State {
         self.announce(id);
     }
 
-    /// Grants a trace `room` bytes from `head` on, in an area that the driver manages.
+    /// Grants a trace `room` bytes, starting at `head`, in an area that the driver manages.
     pub(super) fn aux_begin(&mut self, id: u64, head: u64, room: u64) -> Result<(), Errno> {
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if !head.is_multiple_of(PACKET_ALIGN as u64) {
@@ -978,7 +978,8 @@ impl State {
         }
     }
 
-    /// The counts of a group, leader first. For members in other shards, the counts at their last update.
+    /// Returns the counts of a group. The leader's count is first. The counts of members in other shards are the counts
+    /// at their last update.
     fn read_group(&mut self, group: &Group) -> Arc<[Member]> {
         if let Some(members) = self.overflows.read.get(&group.leader) {
             return Arc::clone(members);
@@ -1001,7 +1002,7 @@ impl State {
         members
     }
 
-    /// The current count of an event; `None` if it is not in this shard.
+    /// Returns the current count of an event. `None` if the event is not in this shard.
     fn read_event(&mut self, id: u64, owner: u64) -> Option<Member> {
         let clock = self.cpu.backend.clock;
         let event = self.events.get_mut(&id)?;
@@ -1031,8 +1032,8 @@ impl State {
     /// Handles an exit while events need exits.
     pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
         if self.hooks.has(Hook::Throttled) {
-            // Exclude events of the batched engine: overflows that happened while they were throttled may not have been
-            // collected yet.
+            // Exclude events of the batched engine, because overflows that happened while they were throttled may not
+            // have been collected yet.
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
@@ -1044,8 +1045,8 @@ impl State {
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
         }
-        // Claim the exit before any overflow is applied: the exit that pauses a trace must be the last exit that the
-        // trace records.
+        // Claim the exit before any overflow is applied, because the exit that pauses a trace must be the last exit
+        // that the trace records.
         self.claim_exit();
         self.run_overflows(|state| {
             if state.hooks.has(Hook::Exits) {
@@ -1140,7 +1141,7 @@ impl State {
             self.show_now(id);
         }
         if !completed.is_empty() {
-            // First write the overflows that the host recorded: they happened earlier.
+            // First write the overflows that the host recorded, because they happened earlier.
             self.flush_batched();
         }
         for (id, done) in completed {
@@ -1204,8 +1205,8 @@ impl State {
         }
     }
 
-    /// Ends the session's open exit, and writes the exit's packet to the traces that record it. With `cut`,
-    /// the time of the exit's end is unknown.
+    /// Ends the session's open exit, and writes the exit's packet to the traces that record it. If `cut` is true, the
+    /// time at which the exit ended is unknown.
     pub(crate) fn end_exit(&mut self, cut: bool) {
         self.claim_exit();
         if let Some((number, stamp)) = self.cpu.vcpu.open_exit().get()
@@ -1222,7 +1223,7 @@ impl State {
         self.cpu.vcpu.open_exit().withdraw();
     }
 
-    /// Writes the open exit, up to now, to a trace that stops or loses its ring or area.
+    /// Writes the open exit, up to this moment, to a trace that stops or that loses its ring or area.
     pub(crate) fn cut(&mut self, id: u64) {
         self.claim_exit();
         let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
@@ -1303,8 +1304,8 @@ impl State {
         });
     }
 
-    /// Takes the overflows of one host counter, and queues them with the moment of the current exit. Returns
-    /// their number.
+    /// Takes the overflows of one host counter, and queues them with the moment of the current exit. Returns the number
+    /// of overflows.
     fn drain_overflows(&mut self, id: u64) -> u64 {
         let vcpu = self.cpu.index;
         let Some(event) = self.events.get_mut(&id) else {
@@ -1319,7 +1320,7 @@ impl State {
             self.first_overflow = Some(first);
         }
         if overflows > 0 {
-            // First write the overflows that the host recorded: they happened earlier.
+            // First write the overflows that the host recorded, because they happened earlier.
             self.flush_batched();
             let tsc = self.cpu.tsc();
             let moment = Moment {
@@ -1353,16 +1354,15 @@ impl State {
         }
     }
 
-    /// The vCPU's state at the current exit; `None` if the state was not read, or if the vCPU has run since the exit.
-    /// The vCPU may have run if the caller executes a command of another vCPU, or a control request.
+    /// The vCPU's state at the current exit. `None` if the state was not read, or if the vCPU has run since the exit.
+    /// The vCPU may have run if the caller executes a command of another vCPU or a control request.
     fn place_at_exit(&self) -> Option<CpuContext> {
         let vcpu = &self.cpu.vcpu;
         let (exit, place) = self.sampled_exit;
         place.filter(|_| !vcpu.is_inside() && exit == vcpu.exits().total())
     }
 
-    /// Applies overflows of an event: starts and stops the events linked to it, and writes its records or its
-    /// packet.
+    /// Applies overflows of an event. Starts and stops the events linked to it, and writes its records or its packet.
     fn overflows_act(&mut self, found: Overflows) {
         let Overflows {
             event: id,
@@ -1379,10 +1379,10 @@ impl State {
         }
     }
 
-    /// Decides whether the device writes a record for an overflow at `moment`; `None` if the event does not exist. If
-    /// this overflow uses up the event's rate limit, or if the guest's budget is used up, also disables overflows of
-    /// the host counter, unless the event has a frequency. The second value is the host's error if it could not
-    /// disable them.
+    /// Decides whether the device writes a record for an overflow at `moment`. Returns `None` if the event does not
+    /// exist. If this overflow uses up the event's rate limit, or if the guest's budget is used up, also disables
+    /// overflows of the host counter, unless the event has a frequency. The second value is the host's error if it
+    /// could not disable them.
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
@@ -1401,7 +1401,7 @@ impl State {
         operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
 
-    /// Handles one overflow of an event that writes records; `period` is the growth of the count since the previous
+    /// Handles one overflow of an event that writes records. `period` is the growth of the count since the previous
     /// overflow. If this is the last overflow that the event's overflow limit allows, disables the event. Returns
     /// whether the event is still enabled and not in the error state.
     fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
@@ -1436,7 +1436,7 @@ impl State {
         verdict == Verdict::Exhausted || !self.reaches_limit(id, woke)
     }
 
-    /// Makes the record of one overflow, or counts it as lost; returns its origin.
+    /// Writes the record of one overflow, or counts the record as lost. Returns the record's origin.
     fn sample(&mut self, id: u64, period: u64, moment: &Moment) -> Option<Origin> {
         work::charge(1);
         let counts = match self.events.get(&id) {
@@ -1446,9 +1446,9 @@ impl State {
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
         let origin = moment.origin(event);
-        // Without the registers, a record that must contain an IP would be wrong. With registers from an excluded
-        // mode, it would leak data: although the overflow happened in a counted mode, the exit at which it was found
-        // came later, possibly in another mode.
+        // Without the registers, a record that must contain an IP would be wrong. With registers from an excluded mode,
+        // the record would leak data. The overflow happened in a counted mode, but the exit at which it was found came
+        // later, possibly in another mode.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
@@ -1500,7 +1500,7 @@ impl State {
     }
 
     /// Counts an overflow towards the overflow limit of its event. If the limit is reached, disables the event and
-    /// notifies the driver; the notice replaces the `woke` wakeups that the overflow caused. Returns whether the event
+    /// notifies the driver. The notice replaces the `woke` wakeups that the overflow caused. Returns whether the event
     /// was disabled.
     fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
@@ -1512,7 +1512,7 @@ impl State {
         }
         event.set_enabled(false);
         // If the event cannot be stopped, `halt` puts it in the error state and notifies the driver. Discard the
-        // overflows that the host still holds: they are beyond the limit.
+        // overflows that the host still holds, because they are beyond the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
         self.writer.tell(Tell::Limit { event: id, woke });
@@ -1526,7 +1526,7 @@ impl State {
         }
     }
 
-    /// Starts, stops or toggles the events that are linked to an event, after that event overflowed.
+    /// Starts, stops or toggles the targets of an event after that event has overflowed.
     fn trigger(&mut self, id: u64) {
         let Some(event) = self
             .events
@@ -1564,7 +1564,7 @@ impl State {
         }
     }
 
-    /// Pauses or resumes an active event. Overflows before a pause are written.
+    /// Pauses or resumes an active event. Overflows from before a pause are still written.
     fn set_paused(&mut self, id: u64, paused: bool) {
         self.claim_exit();
         let Some(changed) = self.with_hooks(id, |event, cpu| event.pause(cpu, paused)) else {
@@ -1584,7 +1584,7 @@ impl State {
         let _ = self.publish(id, changed);
     }
 
-    /// Handles overflows of a sample trace that were found at one moment, one overflow for each of `periods`.
+    /// Handles overflows of a sample trace that were found at one moment. There is one overflow for each of `periods`.
     /// Drops overflows that exceed the trace's rate limit, its overflow limit or the guest's budget. Writes a single
     /// packet for all remaining overflows.
     fn trace_sample(&mut self, id: u64, periods: impl Iterator<Item = u64>, moment: &Moment) {
@@ -1681,7 +1681,8 @@ impl State {
 
     // Throttles.
 
-    /// The throttled events that use the batched engine if `batched` is true, else the throttled events that do not.
+    /// Returns the throttled events that use the batched engine if `batched` is true, and otherwise the throttled
+    /// events that do not use it.
     fn throttled(&self, batched: bool) -> Vec<u64> {
         let throttled = |id: &u64| {
             let event = self.events.get(id);
@@ -1728,8 +1729,8 @@ impl State {
 
     // Switches.
 
-    /// The fast path of a task switch, for plain events ([`Event::is_plain`]): schedules the event in or out, or
-    /// reads it. Returns `None` if the caller must use the general path.
+    /// The fast path of a task switch, for plain events ([`Event::is_plain`]). Schedules the event in or out, or reads
+    /// it. Returns `None` if the caller must use the general path.
     pub(super) fn switch_plain(&mut self, command: &Command) -> Option<Reply> {
         let op = command.op.get();
         if !matches!(op, COMMAND_IN | COMMAND_OUT | COMMAND_READ) || !has_no_operand(command) {
@@ -1765,7 +1766,7 @@ impl State {
         Some(reply(event, self.cpu.backend.clock, 0))
     }
 
-    /// The reply to a command of an event: its current state.
+    /// Returns the reply to a command for an event, which contains the event's current state.
     pub(super) fn reply(&self, id: u64, result: Result<(), Errno>) -> Reply {
         let status = status(&result);
         match self.events.get(&id) {
@@ -1787,8 +1788,8 @@ impl State {
             id => {
                 let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
                 if event.active_on().is_some_and(|on| on != by) {
-                    // The event is active on another vCPU, where its overflows can be found only while that
-                    // vCPU is outside the guest.
+                    // The event is active on another vCPU, and its overflows can be found only while that vCPU is
+                    // outside the guest.
                     return Err(Errno::EXDEV);
                 }
                 vec![id]
@@ -1888,7 +1889,7 @@ impl State {
         }
     }
 
-    /// Like [`State::flush_batched`], for an event that has just stopped counting.
+    /// Like [`State::flush_batched`], but for an event that has just stopped counting.
     fn flush_last_batch(&mut self, id: u64) {
         self.take_recorded(id);
         self.write_until(self.cpu.backend.source.tsc());
@@ -2083,13 +2084,13 @@ impl State {
         entries.len()
     }
 
-    /// The time of an overflow recorded by the host, in guest nanoseconds.
+    /// Returns the time of an overflow that the host recorded, in guest nanoseconds.
     fn guest_time(&self, entry: &MergeEntry) -> u64 {
         let tsc = self.cpu.vcpu.to_guest(entry.tsc);
         self.cpu.backend.clock.nanoseconds(tsc)
     }
 
-    /// The moment of an overflow recorded by the host; `None` if its event is gone.
+    /// Returns the moment of an overflow that the host recorded. `None` if the overflow's event is gone.
     fn recorded_moment(&mut self, entry: &MergeEntry, history: &TaskHistory) -> Option<Moment> {
         let event = self.events.get(&entry.event)?;
         let tsc = self.cpu.vcpu.to_guest(entry.tsc);
@@ -2155,7 +2156,7 @@ impl State {
                 stream_id: spec.id,
                 vcpu: self.cpu.index,
             };
-            // If the last exit has not ended yet, its time outside the guest lasts until now.
+            // If the last exit has not ended yet, the time outside the guest lasts until this moment.
             let until = exit.back.or_else(|| (left == 0).then_some(now));
             let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
             let outside = clock.nanoseconds(until).saturating_sub(origin.time);
@@ -2173,7 +2174,7 @@ fn show(event: &Event, clock: Clock) {
     }
 }
 
-/// The reply to a command: its status, and the event's state after it.
+/// Returns the reply to a command: the command's status, and the event's state after the command.
 fn reply(event: &Event, clock: Clock, status: u32) -> Reply {
     let counts = event.counts(clock);
     Reply {

@@ -1,10 +1,10 @@
 //! The order in which a vCPU's waiting events get a [`Place`](super::room::Place).
 //!
-//! A wait ends when the event gets a place, or when the event is stopped, paused or closed. A stop, pause or
-//! close leaves the wait's entry in the queue, because finding it would need a search. An entry therefore
-//! identifies one wait, not just an event, and a reader of the queue must check whether that wait has ended.
-//! Entries of ended waits are dropped when the queue is next taken or, at the latest, when a wait begins while the
-//! queue has twice as many entries as there are events. A guest therefore cannot make the queue grow without limit.
+//! A wait ends when the event gets a place, or when the event is stopped, paused or closed. A stop, pause or close
+//! leaves the wait's entry in the queue, because finding it would need a search. An entry therefore identifies one
+//! wait, not just an event, and a reader of the queue must check whether that wait has ended. Entries of ended waits
+//! are dropped when the queue is next taken. They are also dropped when a wait begins while the queue has twice as many
+//! entries as there are events. A guest therefore cannot make the queue grow without limit.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub(crate) struct Wait {
     pub(crate) number: u64,
 }
 
-/// Waits, in the order in which they began. Some may have ended.
+/// Waits, in the order in which they began. Some of them may already have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     queue: VecDeque<Wait>,

@@ -28,7 +28,7 @@ pub(crate) struct Writer {
     pub(crate) tally: Tally,
 }
 
-/// Numbers of samples, wakeups, AUX bytes and AUX records since the device was created.
+/// How many samples, wakeups, AUX bytes and AUX records there were since the device was created.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) written: u64,
@@ -75,7 +75,7 @@ impl Writer {
         }
     }
 
-    /// Sets the guest's RAM at activation, or drops it at a reset.
+    /// Sets the guest's RAM when the device is activated, or drops it when the device is reset.
     pub(crate) fn set_guest(&mut self, guest: Memory) {
         self.guest = guest;
         self.tasks = Tasks::default();
@@ -95,7 +95,7 @@ impl Writer {
         self.guest.view()
     }
 
-    /// The running task of the vCPU, from its task page.
+    /// The task that is running on the vCPU, according to the vCPU's task page.
     pub(crate) fn running(&self) -> Task {
         self.tasks.running(&self.guest.view())
     }
@@ -111,7 +111,7 @@ impl Writer {
         self.tasks.user_regs(&self.guest.view())
     }
 
-    /// Writes a sample of an event; returns whether it was written.
+    /// Writes a sample of an event. Returns whether it was written.
     pub(crate) fn sample(
         &mut self,
         sink: Option<&Sink>,
@@ -169,7 +169,7 @@ impl Writer {
         });
     }
 
-    /// Writes the pending records of an event's ring, as far as they fit.
+    /// Writes the pending records of an event's ring that fit.
     pub(crate) fn flush(
         &mut self,
         sink: Option<&Sink>,
@@ -188,9 +188,9 @@ impl Writer {
     /// Writes the next packet of a trace, after the padding and the sync packet that must precede it. If that
     /// fails, counts the packet as lost. Returns whether the packet was written.
     ///
-    /// `packet` is complete except for its number. `origin` contains the vCPU, the task and the time; `tsc`
-    /// is the guest's TSC at that time. `trace` belongs to the event of `spec`. The reader sees the packet
-    /// when a watermark is crossed, or after [`Writer::flush`].
+    /// `packet` is complete except for its number. `origin` contains the vCPU, the task and the time, and `tsc` is the
+    /// guest's TSC at that time. `trace` belongs to the event that `spec` describes. The reader sees the packet when a
+    /// watermark is crossed, or after [`Writer::flush`].
     pub(crate) fn produce(
         &mut self,
         sink: Option<&Sink>,
@@ -269,8 +269,8 @@ impl Writer {
         }
     }
 
-    /// Writes `PERF_RECORD_ITRACE_START` to the ring of a trace, once, if the device manages an area for the
-    /// trace and the record fits.
+    /// Writes `PERF_RECORD_ITRACE_START` to the ring of a trace if the device manages an area for the trace and the
+    /// record fits. Writes the record only once.
     pub(crate) fn announce(
         &mut self,
         sink: Option<&Sink>,
@@ -326,7 +326,7 @@ impl Writer {
     }
 }
 
-/// The context in which the event of `spec` writes a record with `origin`.
+/// Returns the context in which the event that `spec` describes writes a record with `origin`.
 pub(super) fn context<'a>(spec: &'a EventSpec, origin: &'a Origin) -> WriteContext<'a> {
     WriteContext {
         layout: &spec.layout,

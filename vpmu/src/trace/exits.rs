@@ -7,7 +7,7 @@ use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::tasks::Task;
 use crate::vcpu::exit_config;
 
-/// An open exit: the vCPU has not entered the guest again since.
+/// An open exit: an exit after which the vCPU has not entered the guest again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OpenExit {
     pub(crate) exit: Exit,
@@ -21,9 +21,8 @@ pub(crate) struct OpenExit {
 }
 
 impl OpenExit {
-    /// The packet of an exit that ends at `now`, in guest nanoseconds, while `task` runs. If `cut` is
-    /// true, the end of the exit is unknown, for example because the trace ends first. The trace sets
-    /// the packet's `sequence`.
+    /// Returns the packet of an exit that ends at `now`, in guest nanoseconds, while `task` runs. If `cut` is true, the
+    /// end of the exit is unknown, for example because the trace ends first. The trace sets the packet's `sequence`.
     pub(crate) fn packet(&self, task: Task, now: u64, cut: bool) -> ExitPacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let user = self.regs.is_some_and(|regs| regs.user);
@@ -105,7 +104,7 @@ mod tests {
         assert_eq!(io.flags, PACKET_USER | PACKET_IP);
         let mmio = open_exit(access(ExitReason::Mmio, false)).packet(task, 1500, false);
         assert_eq!(u64::from(mmio.reason.get()), EXIT_MMIO);
-        // Only port I/O has a number of accesses.
+        // Only port I/O reports a number of accesses.
         assert_eq!(mmio.detail.get(), 4);
     }
 

@@ -1,5 +1,5 @@
-//! State of a tracing event: packet numbers, byte counts, and due sync packets. This module numbers every packet that
-//! the device makes. The caller decides where to write the packet.
+//! The state of a tracing event: packet numbers, byte counts, and sync packets that are due. This module numbers every
+//! packet that the device makes. The caller decides where to write each packet.
 
 mod exits;
 mod samples;
@@ -91,12 +91,12 @@ impl Trace {
         })
     }
 
-    /// Requests a sync packet before the next packet; `flags` are the sync packet's `SYNC_*` flags.
+    /// Requests a sync packet before the next packet. `flags` are the sync packet's `SYNC_*` flags.
     pub(crate) fn sync(&mut self, flags: u8) {
         self.due |= flags;
     }
 
-    /// Bytes produced, including lost bytes: the event's count.
+    /// Number of bytes produced, including lost bytes. This is the event's count.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
@@ -111,8 +111,8 @@ impl Trace {
         self.lost
     }
 
-    /// Lays out the next packet for `position` in the area: packets do not cross pages, and each page begins with a
-    /// sync packet. The packet's time is the time in `origin`; `tsc` is the guest's TSC at that time.
+    /// Lays out the next packet for `position` in the area. Packets do not cross pages, and each page begins with a
+    /// sync packet. The packet's time is the time in `origin`, and `tsc` is the guest's TSC at that time.
     pub(crate) fn lay(
         &self,
         spec: &EventSpec,
@@ -200,7 +200,7 @@ impl Trace {
 }
 
 impl Packet<'_> {
-    /// Bytes of the packet, without the sync packet and padding before it.
+    /// Number of bytes in the packet, without the sync packet and the padding before it.
     pub(crate) fn len(&self) -> u64 {
         let len = match self {
             Self::Exit(_) => size_of::<ExitPacket>(),

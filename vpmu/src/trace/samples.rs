@@ -1,4 +1,4 @@
-//! Packets of a sample trace: a vCPU's registers at an overflow of the event that paces the trace.
+//! Packets of a sample trace. A packet contains a vCPU's registers at an overflow of the event that paces the trace.
 
 use zerocopy::little_endian::U64;
 
@@ -20,7 +20,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// The packet for the overflows, with the task and time of `origin`. The trace sets the packet's
+    /// Returns the packet for the overflows, with the task and the time of `origin`. The trace sets the packet's
     /// `sequence`.
     pub(crate) fn packet(&self, origin: &Origin) -> SamplePacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };

@@ -1,5 +1,5 @@
-//! The parts of the vCPU's state that a sample contains at its event's request: callers, registers and stack, in perf's
-//! format.
+//! The parts of the vCPU's state that a sample contains if its event requests them: callers, registers and stack, in
+//! perf's format.
 
 use super::frames::{
     CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
@@ -33,7 +33,7 @@ pub(crate) struct CaptureSpec {
     pub(crate) exclude_user: bool,
     /// Maximum number of addresses in the chain.
     pub(crate) max_stack: u32,
-    /// Mask of registers in user mode; zero for none.
+    /// Mask of the user-mode registers. Zero selects no registers.
     pub(crate) regs_user: u64,
     /// Mask of registers at the overflow.
     pub(crate) regs_intr: u64,
@@ -77,7 +77,7 @@ impl Shown {
     }
 }
 
-/// The state of a program, now or at its kernel entry.
+/// The state of a program, either its current state or the state in which it entered the kernel.
 #[derive(Debug, Clone, Copy)]
 struct UserState {
     general: [u64; GENERAL_REGS],
@@ -95,7 +95,7 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// The call chain. Each `PERF_CONTEXT_*` value in it gives the mode of the addresses that follow.
+    /// The call chain. Each `PERF_CONTEXT_*` value in the chain specifies the mode of the addresses that follow.
     pub(crate) fn chain(&self) -> &[u64] {
         self.chain.entries()
     }
@@ -198,10 +198,10 @@ impl Capture {
     }
 }
 
-/// The registers with which the running task entered the kernel, if they lie on the current kernel stack, above the
-/// stack pointer. During a task switch, `user_regs` may already be the next task's address, while the kernel still
-/// runs on the stack and in the address space of the previous task. A sample must not attribute one task's registers
-/// to the other task.
+/// Returns the registers with which the running task entered the kernel, if they are on the current kernel stack, above
+/// the stack pointer. During a task switch, `user_regs` may already be the next task's address, while the kernel still
+/// runs on the stack and in the address space of the previous task. A sample must not attribute one task's registers to
+/// the other task.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
     let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);

@@ -1,9 +1,9 @@
-//! Finds callers by frame pointers. A frame contains the caller's frame pointer, then the return address.
+//! Finds callers by frame pointers. A frame contains the caller's frame pointer, followed by the return address.
 
 use super::paging::{AddressSpace, Rights};
 use crate::arch::{CpuState, FP, KERNEL_STACK, SP, WALKS_32_BIT_CODE};
 
-/// perf's `PERF_CONTEXT_*` values, which mark the mode of the addresses that follow them in a chain.
+/// perf's `PERF_CONTEXT_*` values, which specify the mode of the addresses that follow them in a chain.
 pub(super) const CONTEXT_KERNEL: u64 = -128_i64 as u64;
 pub(super) const CONTEXT_USER: u64 = -512_i64 as u64;
 
@@ -19,7 +19,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// An empty chain for at most `most` addresses.
+    /// Returns an empty chain for at most `most` addresses.
     pub(super) fn begin(&mut self, most: u32) {
         self.entries.clear();
         self.left = most;
@@ -29,8 +29,8 @@ impl Chain {
         &self.entries
     }
 
-    /// Appends a `PERF_CONTEXT_*` value, which gives the mode of the addresses that follow. The value does not count
-    /// towards the chain's maximum length.
+    /// Appends a `PERF_CONTEXT_*` value, which specifies the mode of the addresses that follow. The value does not
+    /// count towards the chain's maximum length.
     pub(super) fn mark(&mut self, context: u64) {
         self.entries.push(context);
     }

@@ -1,5 +1,5 @@
-//! The state of a sample beyond its instruction pointer: callers, registers and the user stack, read from the
-//! guest's memory while its vCPU is outside the guest.
+//! Captures the guest state for a sample: callers, registers and the user stack. Reads the guest's memory while the
+//! vCPU is outside the guest.
 //!
 //! The guest owns all of this memory, including the page tables, and may have written anything to it. Each read
 //! is therefore checked against guest memory. Each walk is bounded, and ends at unreadable memory. This module

@@ -1,4 +1,4 @@
-//! Translation of guest-virtual to guest-physical addresses with the guest's own page tables.
+//! Translates guest-virtual to guest-physical addresses with the guest's own page tables.
 
 use vm_memory::GuestAddress;
 
@@ -8,14 +8,14 @@ use crate::memory::View;
 /// The rights of a memory read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
-    /// The rights of a guest program: user addresses on pages that all levels of the page tables mark as accessible to
-    /// programs.
+    /// The rights of a guest program. It can access user addresses on pages that all levels of the page tables mark as
+    /// accessible to programs.
     User,
-    /// The rights of the guest's kernel: every mapped address.
+    /// The rights of the guest's kernel, which can access every mapped address.
     Kernel,
 }
 
-/// One translation, of a page of any size.
+/// The translation of one page, which can have any size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Page {
     /// Its first guest-virtual address.
@@ -30,8 +30,8 @@ pub(crate) struct Page {
     pub(crate) executable: bool,
 }
 
-/// Memory as a vCPU addresses it. Translations are cached while this value exists, so the vCPU must not enter
-/// the guest meanwhile.
+/// Memory as a vCPU addresses it. Translations are cached while this value exists, so the vCPU must not enter the guest
+/// during that time.
 #[derive(Debug)]
 pub(super) struct AddressSpace<'a> {
     memory: &'a View<'a>,
@@ -54,7 +54,7 @@ impl<'a> AddressSpace<'a> {
         })
     }
 
-    /// Consecutive words at any address; `None` if one of them cannot be read.
+    /// Returns consecutive words at any address. `None` if one of them cannot be read.
     pub(super) fn words<const N: usize, const SIZE: usize>(
         &mut self,
         address: u64,
@@ -65,7 +65,7 @@ impl<'a> AddressSpace<'a> {
         (self.read(address, rights, bytes) == bytes.len()).then_some(words)
     }
 
-    /// Reads memory into `bytes`, from `address` up to the first unreadable page; returns the number of bytes read.
+    /// Reads memory into `bytes`, from `address` up to the first unreadable page. Returns the number of bytes read.
     pub(super) fn read(&mut self, address: u64, rights: Rights, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -76,8 +76,8 @@ impl<'a> AddressSpace<'a> {
                 break;
             };
             let offset = at & page.mask;
-            // The number of bytes to the end of the page, or `usize::MAX`, which no slice exceeds, if that number does
-            // not fit into `usize`.
+            // Returns the number of bytes to the end of the page. If that number does not fit into `usize`, returns
+            // `usize::MAX`, which no slice exceeds.
             let left = usize::try_from(page.mask - offset).map_or(usize::MAX, |left| left + 1);
             let len = left.min(bytes.len() - done);
             let physical = GuestAddress(page.physical + offset);
@@ -90,7 +90,7 @@ impl<'a> AddressSpace<'a> {
         done
     }
 
-    /// Whether `address` is in a page that the guest's kernel can execute and programs cannot access.
+    /// Returns whether `address` is in a page that the guest's kernel can execute and that programs cannot access.
     pub(super) fn is_kernel_code(&mut self, address: u64) -> bool {
         if !self.code.is_some_and(|page| page.holds(address)) {
             self.code = self.tables.walk(self.memory, address);

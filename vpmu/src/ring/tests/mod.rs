@@ -13,7 +13,7 @@ use crate::record::{Layout, Origin, TYPE_LOST};
 
 const META: u64 = 0x4000;
 const MEMORY: usize = 0x40000;
-/// This bit of a record's type marks the records that these tests write. The type's other bits are the record's
+/// This bit in a record's type marks the records that these tests write. The other bits of the type are the record's
 /// number.
 const NUMBERED: u32 = 1 << 31;
 
@@ -30,7 +30,7 @@ const OVERWRITE: RingMode = RingMode {
     ..FORWARD
 };
 
-/// The record with this number: `len` bytes derived from it.
+/// Returns the record with this number. Its `len` bytes are derived from the number.
 fn numbered(number: u32, len: usize) -> Vec<u64> {
     let size = u16::try_from(len).expect("a record's length");
     let header = u64::from(NUMBERED | number) | u64::from(size) << 48;
@@ -187,7 +187,7 @@ impl Rig {
         }
     }
 
-    /// Reads to the end, and checks that every record is there or counted as lost.
+    /// Reads to the end, and checks that every record is in the ring or counted as lost.
     fn settle(&mut self) {
         self.set_tail(self.tail);
         self.consume(usize::MAX);
@@ -202,7 +202,7 @@ impl Rig {
         assert!(rising, "records are in order");
     }
 
-    /// Whether nothing outside the ring's pages was written.
+    /// Returns whether nothing outside the ring's pages was written.
     fn is_clean_outside(&self) -> bool {
         (0..MEMORY as u64).step_by(PAGE_SIZE).all(|start| {
             let mut bytes = [0; PAGE_SIZE];

@@ -50,8 +50,9 @@ proptest! {
                 }
                 Step::Consume(n) => rig.consume(n),
                 Step::Pause(paused) => rig.ring.pause(paused),
-                // Set only a tail that is far from the head: the producer finds this tail invalid, and stops. A wrong
-                // tail near the head can be a valid position; the producer could then overwrite unread records.
+                // Only set a tail that is far from the head, because the producer then recognises the tail as invalid
+                // and stops. A wrong tail near the head can be a valid position, so the producer could overwrite unread
+                // records.
                 Step::Lie(tail) => {
                     let ahead = tail.wrapping_sub(rig.head());
                     if ahead.wrapping_add(1 << 32) >= 1 << 33 {

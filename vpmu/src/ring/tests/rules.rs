@@ -1,4 +1,4 @@
-//! The rules of a ring, one by one.
+//! Tests each rule of a ring separately.
 
 use super::*;
 use crate::abi::Metadata;
@@ -105,7 +105,7 @@ fn events_that_share_a_ring_keep_separate_wakeup_counts() {
         rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
         wakes.push(rig.produce(16).wake);
     }
-    // The first event wakes the reader at every second record of its own. The second event wakes the reader after
+    // The first event wakes the reader at every second one of its own records. The second event wakes the reader after
     // every 64 bytes that the two events wrote together.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];

@@ -51,7 +51,7 @@ fn trace_begins_with_a_sync_packet() {
 fn packet_that_would_cross_a_page_begins_the_next() {
     let mut rig = Rig::new(2, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_SAMPLE_TRACE), Trace::new());
-    // A sync packet and fifteen samples leave 192 bytes of the page, too few for the sixteenth sample.
+    // A sync packet and fifteen samples leave 192 bytes of the page, which is too little for the sixteenth sample.
     for _ in 0..16 {
         assert!(rig.sample(&spec, &mut trace, 0));
     }

@@ -54,7 +54,7 @@ impl Guest {
         }
     }
 
-    /// A kernel and a program with a stack each.
+    /// A kernel and a program. Each of them has a stack.
     fn new() -> Self {
         let mut guest = Self::bare(4);
         for page in 0..4 {
@@ -113,7 +113,7 @@ impl Guest {
         }
     }
 
-    /// The vCPU in the program, at `ip` with this frame pointer.
+    /// Returns the vCPU's state in the program, at `ip` and with this frame pointer.
     fn in_user(&self, ip: u64, bp: u64) -> CpuState {
         let mut cpu = self.cpu();
         cpu.general[IP] = ip;
@@ -200,7 +200,7 @@ const CHAIN: CaptureSpec = CaptureSpec {
     stack_user: 0,
 };
 
-/// Reads a word like the guest's kernel or a program would.
+/// Reads a word as the guest's kernel or a program would.
 fn word(guest: &Guest, address: u64, rights: Rights) -> Option<u64> {
     let view = View::of(&guest.memory);
     let mut space = AddressSpace::new(&view, &guest.cpu()).expect("long mode");

@@ -1,4 +1,4 @@
-//! Registers and stacks, and their attribution to tasks.
+//! Tests of registers and stacks, and of the task to which each is attributed.
 
 use super::*;
 use crate::memory::View;

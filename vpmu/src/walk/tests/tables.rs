@@ -59,7 +59,7 @@ fn untranslatable_addresses_are_not_read() {
     guest.map(USTACK, 0x20_0000 | P | U, 0, P | U);
     assert_eq!(word(&guest, USTACK | 1 << 50, kernel), None);
     assert_eq!(word(&guest, u64::MAX, kernel), None);
-    // A large page at a level without large pages.
+    // A large page at a level that does not support large pages.
     guest.map(0, P | U | PS, 3, P | U);
     assert_eq!(word(&guest, 0, kernel), None);
     // A page, and tables, beyond memory.
@@ -92,7 +92,7 @@ fn untranslatable_addresses_are_not_read() {
 fn tables_that_point_to_themselves_end_like_any() {
     let guest = Guest::bare(4);
     guest.put(0x1000, 0x1000 | P | U);
-    // All four levels use the same table, so the page read is the table itself.
+    // All four levels use the same table, so the page that is read is the table itself.
     assert_eq!(word(&guest, 0, Rights::User), Some(0x1000 | P | U));
     let cpu = guest.in_user(UTEXT, 0);
     assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0]);
