@@ -1,5 +1,5 @@
-//! What all parts of a device share: its settings, clock, event source and machine, and the limits that apply
-//! to the whole guest.
+//! The things that all parts of a device share: its settings, clock, event source and machine, and the limits that
+//! apply to the whole guest.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,9 +32,9 @@ pub(crate) struct Backend {
     pub(crate) budget: Budget,
     /// The host counters of the guest's events.
     pub(crate) counters: CounterPool,
-    /// The VMM's own producers of AUX data, by number.
+    /// The producers of AUX data in the VMM, by number.
     producers: OnceLock<Vec<AuxProducer>>,
-    /// Bit set of the host's reasons for refusal that were already logged.
+    /// The set of the host's reasons for refusal that were already logged, as bits.
     refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
@@ -94,10 +94,10 @@ impl Backend {
         self.catalogue().entries(&self.settings.policy)
     }
 
-    /// Registers the VMM's producers; call it before the catalogue is first used.
+    /// Registers the VMM's producers. Call this before the catalogue is first used.
     ///
     /// # Errors
-    /// Returns the producers if others were registered before.
+    /// Returns the producers if other producers were registered before.
     pub(crate) fn set_producers(
         &self,
         producers: Vec<AuxProducer>,
@@ -105,7 +105,7 @@ impl Backend {
         self.producers.set(producers)
     }
 
-    /// The catalogue; `None` before the first call of [`Backend::catalogue`].
+    /// Returns the catalogue. `None` before the first call of [`Backend::catalogue`].
     pub(crate) fn known_catalogue(&self) -> Option<&Catalogue> {
         self.catalogue.get()
     }
@@ -132,8 +132,8 @@ impl Backend {
         refusal
     }
 
-    /// The reason why the guest cannot open any event of `kind`, which must be a kind that the host counts; `None` if
-    /// the guest can open such events.
+    /// Returns the reason why the guest cannot open any event of `kind`. `None` if the guest can open such events.
+    /// `kind` must be a kind that the host counts.
     pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
         let hardware = &self.settings.hardware;
         let unused = is_hardware(kind) && !hardware.events;

@@ -1,5 +1,5 @@
-//! The list of events that the guest can open. An event of the [`Source`] is listed only after a test has shown that
-//! the host can count it.
+//! The list of events that the guest can open. Events of the [`Source`] are listed only after a test has shown that the
+//! host can count them.
 
 use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
@@ -101,7 +101,7 @@ impl Entry {
         }
     }
 
-    /// The entry in wire format. A text that is too long for its field is cut.
+    /// Returns the entry in wire format. Texts that are too long for their fields are cut.
     pub(crate) fn wire(&self) -> CatalogueEntry {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         CatalogueEntry {
@@ -122,7 +122,7 @@ impl Entry {
     }
 }
 
-/// All [`Entry`]s of one device. The list does not change while the device lives.
+/// All [`Entry`]s of one device. The list does not change during the device's lifetime.
 #[derive(Debug)]
 pub(crate) struct Catalogue(Vec<Entry>);
 
@@ -251,7 +251,7 @@ impl Catalogue {
     }
 }
 
-/// The rows whose exits can occur on this architecture. A row is an exit reason, a name and a description.
+/// The rows whose exits can occur on this architecture. A row consists of an exit reason, a name and a description.
 fn reachable<'a>(
     rows: &'a [(u64, &'a str, &'a str)],
 ) -> impl Iterator<Item = (u64, &'a str, &'a str)> {
@@ -340,8 +340,8 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     ),
 ];
 
-/// The entries of marks. The entry for marks of any value comes first: the entry for marks of one value
-/// matches any config, and [`Catalogue::find`] returns the first match.
+/// The entries for marks. The entry for marks of any value comes first, because the entry for marks of one value
+/// matches any config and [`Catalogue::find`] returns the first match.
 fn marks() -> [Entry; 2] {
     let any = Entry::device(
         KIND_MARK,
@@ -413,7 +413,7 @@ pub(crate) fn is_hardware(kind: u32) -> bool {
     matches!(kind, KIND_HARDWARE | KIND_HW_CACHE | KIND_RAW)
 }
 
-/// The offers of `source` that the operator permits.
+/// The events that `source` offers and that the operator permits.
 fn offers<'a>(source: &'a dyn Source, settings: &Settings) -> impl Iterator<Item = &'a Offer> {
     let hardware = settings.hardware.events;
     let permitted = move |offer: &&Offer| hardware || !is_hardware(offer.kind);
@@ -425,7 +425,7 @@ fn counts_host(mode: CountMode) -> bool {
     mode == CountMode::Vcpu
 }
 
-/// The catalogue's description of what the event of `offer` counts in `mode`.
+/// Describes what the event of `offer` counts in `mode`, for the catalogue.
 fn counts(offer: &Offer, mode: CountMode) -> String {
     let whose = match is_hardware(offer.kind) {
         false => "",
@@ -435,15 +435,15 @@ fn counts(offer: &Offer, mode: CountMode) -> String {
     format!("{}{whose}", offer.counts)
 }
 
-/// The shortest period of a host event; `None` if the event cannot sample. For hardware events, the period is at
-/// least `floor`, because the guest can make these events happen at any rate and each overflow interrupts the host.
+/// Returns the shortest period of a host event. `None` if the event cannot sample. For hardware events, the period is
+/// at least `floor`, because the guest can make these events happen at any rate and each overflow interrupts the host.
 fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
     let floor = if is_hardware(offer.kind) { floor } else { 0 };
     offer.shortest_period.map(|shortest| shortest.max(floor))
 }
 
-/// The sample traces that can run on this host. An event of the device itself, or a host event that `source` can
-/// sample, must pace each trace.
+/// The sample traces that can run on this host. Each trace is paced by an event that the device itself counts, or by a
+/// host event that `source` can sample.
 fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
     let floor = settings.limits.min_hardware_period;
     SAMPLE_TRACES
@@ -468,7 +468,7 @@ fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item
         })
 }
 
-/// `text`, padded with zeros to `N` bytes. A longer text is cut between two characters.
+/// Returns `text`, padded with zeros to `N` bytes. A longer text is cut between two characters.
 fn text<const N: usize>(text: &str) -> [u8; N] {
     let len = (0..=N.min(text.len()))
         .rev()

@@ -1,4 +1,4 @@
-//! Conversion of guest TSC ticks to guest nanoseconds, with the parameters that the device reports in its
+//! Converts guest TSC ticks to guest nanoseconds. The device reports the parameters of this conversion in its
 //! configuration space and in every metadata page.
 
 /// Largest shift that the device reports. Programs convert with 64-bit arithmetic, in which the product of `mult` and
@@ -14,7 +14,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// The conversion with the highest resolution for a TSC frequency of `khz`; `None` for zero.
+    /// Returns the conversion with the highest resolution for a TSC frequency of `khz`. `None` if `khz` is zero.
     pub(crate) fn new(khz: u32) -> Option<Self> {
         if khz == 0 {
             return None;
@@ -31,8 +31,8 @@ impl Clock {
     /// Converts `ticks` to nanoseconds, modulo 2^64.
     pub(crate) fn nanoseconds(self, ticks: u64) -> u64 {
         let nanoseconds = (u128::from(ticks) * u128::from(self.mult)) >> self.shift;
-        // The product of `ticks` and `mult` has up to 96 bits. Keep the low 64 bits of the shifted result: the time
-        // wraps like any 64-bit clock.
+        // The product of `ticks` and `mult` has up to 96 bits. Keep the low 64 bits of the shifted result, so that the
+        // time wraps like any 64-bit clock.
         let [low, _] = zerocopy::transmute!(nanoseconds.to_le_bytes());
         u64::from_le_bytes(low)
     }

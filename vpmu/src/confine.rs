@@ -1,10 +1,10 @@
-//! The system calls that the device makes on each thread: data for the seccomp filter of a VMM that embeds
-//! the device.
+//! The system calls that the device makes on each thread. A VMM that embeds the device can use this data for its
+//! seccomp filter.
 //!
-//! Each entry names a call and the reason for it, and may have conditions on the arguments. A call with several
-//! entries is allowed if any of them matches. The lists cover the calls of the crate itself, and those that the
-//! standard library and the C library make on its behalf, for locks, memory and clocks. The VMM adds the calls of
-//! its [`Machine`](crate::Machine), its logger and its own event loop.
+//! Each entry names a call and the reason for it, and may have conditions on the arguments. A call with several entries
+//! is allowed if any of them matches. The lists cover the calls of the crate itself, and the calls that the standard
+//! library and the C library make on its behalf for locks, memory and clocks. The VMM adds the calls of its
+//! [`Machine`](crate::Machine), its logger and its own event loop.
 //!
 //! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of any thread but the
 //! main thread shrinks. The lists omit that call. A VMM avoids it by calling `mallopt(M_ARENA_MAX, 1)` before
@@ -30,8 +30,8 @@ pub enum Thread {
     Service,
     /// Calls [`Vpmu::drain`](crate::Vpmu::drain).
     Drain,
-    /// Closes host counters. This is the crate's own thread, which the [`PerfSource`](crate::host::PerfSource)
-    /// starts.
+    /// Closes host counters. This thread belongs to the crate, and is started by
+    /// [`PerfSource`](crate::host::PerfSource).
     Closer,
 }
 
@@ -42,7 +42,7 @@ pub struct Call {
     pub number: c_long,
     /// The call's name.
     pub name: &'static str,
-    /// Conditions on the call's arguments; all must hold.
+    /// Conditions on the call's arguments. All of them must hold.
     pub arguments: &'static [Argument],
     /// Why the thread makes the call.
     pub reason: &'static str,
@@ -53,7 +53,7 @@ pub struct Call {
 pub struct Argument {
     /// Index of the argument, from 0.
     pub index: u8,
-    /// The compared bits. For an `int`, these are the low 32 bits.
+    /// The bits to compare. For an `int`, these are the low 32 bits.
     pub mask: u64,
     /// The value of these bits.
     pub value: u64,
@@ -91,18 +91,18 @@ impl Argument {
     }
 }
 
-/// The crate's calls on a thread of this kind.
+/// Returns the calls that the crate makes on a thread of this kind.
 pub fn calls(thread: Thread) -> impl Iterator<Item = &'static Call> {
     let own: &'static [&'static [Call]] = match thread {
-        // Each of these threads may start an event on any vCPU: through a command, a request, or an
-        // overflow of another event.
+        // Each of these threads may start an event on any vCPU through a command, a request, or an overflow of another
+        // event.
         Thread::Vcpu | Thread::Service | Thread::Drain => &[&COUNTERS, &CLOSING, &RUNTIME],
         Thread::Closer => &[&CLOSING, &RUNTIME],
     };
     own.iter().flat_map(|calls| calls.iter())
 }
 
-/// Calls of the standard library and the C library on any thread; included in [`calls`].
+/// The calls that the standard library and the C library make on any thread. [`calls`] includes them.
 #[must_use]
 pub fn runtime() -> &'static [Call] {
     &RUNTIME
@@ -114,9 +114,9 @@ pub fn descriptors(settings: &Settings) -> u64 {
     host::descriptors(settings.vcpus, settings.limits.max_host_counters)
 }
 
-/// Maximum number of bytes that the host locks for the device: the rings and metadata pages of host
-/// counters. Without `CAP_IPC_LOCK`, `RLIMIT_MEMLOCK` limits the part beyond `kernel.perf_event_mlock_kb`. If
-/// that limit is too low, the device uses shorter rings, and events can fail to open.
+/// Maximum number of bytes that the host locks for the device: the rings and metadata pages of host counters. Without
+/// `CAP_IPC_LOCK`, `RLIMIT_MEMLOCK` limits the memory that exceeds `kernel.perf_event_mlock_kb`. If that limit is too
+/// low, the device uses shorter rings, and events can fail to open.
 #[must_use]
 pub fn locked_memory(settings: &Settings) -> u64 {
     host::locked_memory(settings.vcpus, settings.limits.max_host_counters)

@@ -36,7 +36,7 @@ const MAX_VCPUS: u32 = (u16::MAX - QUEUE_VCPU) as u32;
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
 
-/// An error in creating, activating or attaching to the device.
+/// An error from creating a device, activating it or attaching a thread to it.
 #[derive(Debug, thiserror::Error)]
 #[expect(
     clippy::error_impl_error,
@@ -55,7 +55,7 @@ pub enum Error {
     /// The driver accepted a feature that was not offered, or did not accept `VIRTIO_F_VERSION_1`.
     #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
     Features(u64),
-    /// The transport did not set up the number of queues that the device has.
+    /// The number of queues that the transport set up differs from the number of queues that the device has.
     #[error("the PMU device has {expected} queues, but the transport set up {given}")]
     QueueCount {
         /// [`Vpmu::queue_count`].
@@ -63,7 +63,7 @@ pub enum Error {
         /// The number of queues that the transport set up.
         given: usize,
     },
-    /// A queue's size or rings are not valid, or the control queue is not ready.
+    /// The size or the rings of a queue are not valid, or the control queue is not ready.
     #[error("the driver did not set up queue {0}, or its size or rings are not valid")]
     Queue(usize),
     /// The window is not one region of whole pages.
@@ -98,7 +98,7 @@ pub enum FlushError {
     /// The host no longer counts the event. Its earlier records have been published.
     #[error("event {0} is in the error state")]
     Failed(u64),
-    /// A vCPU that may have pending samples cannot be made to leave the guest.
+    /// A vCPU may have pending samples, but cannot be made to leave the guest.
     #[error("vCPU {vcpu} cannot be made to leave the guest")]
     Inside {
         /// The index of the vCPU.
@@ -109,7 +109,7 @@ pub enum FlushError {
     },
 }
 
-/// The device. Any thread may call its methods; a vCPU's own thread works through a [`VcpuSession`].
+/// The device. Any thread may call its methods. The thread of a vCPU uses a [`VcpuSession`] for that vCPU.
 #[derive(Debug)]
 pub struct Vpmu {
     shared: Arc<Shared>,
@@ -136,9 +136,9 @@ impl Vpmu {
         })
     }
 
-    /// Adds a window: VMM memory for rings that outlive a reset. The window is one region of whole pages, outside the
-    /// guest's RAM. The region's address is the guest-physical address at which the VMM maps the window for the
-    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the guest runs and
+    /// Adds a window, which is VMM memory for rings that survive a reset. The window is one region of whole pages
+    /// outside the guest's RAM. The region's address is the guest-physical address at which the VMM maps the window for
+    /// the guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the guest runs and
     /// before the first event is opened.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Vpmu {
 
     // AUX producers in the VMM.
 
-    /// The ids of a producer's traces that are active on `vcpu` and not paused.
+    /// Returns the ids of a producer's traces that are active on `vcpu` and not paused.
     #[must_use]
     pub fn aux_traces(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         let shard = self.shared.shard(vcpu);
@@ -184,8 +184,8 @@ impl Vpmu {
         })
     }
 
-    /// Begins a write to the AUX area of a VMM trace. Until the returned writer ends, nothing else can write
-    /// to the area: packets of other traces for this area are dropped, and counted as lost.
+    /// Begins a write to the AUX area of a VMM trace. Until the returned writer ends, nothing else can write to the
+    /// area. Packets that other traces produce for this area are dropped and counted as lost.
     ///
     /// # Errors
     /// [`AuxError`]; [`AuxError::Nested`] while another writer of the area is open.
@@ -211,9 +211,9 @@ impl Vpmu {
         Ok(VcpuSession::new(Arc::clone(&self.shared), vcpu))
     }
 
-    /// Collects the samples that the host took while vCPUs ran, one vCPU at a time, and writes them to the
-    /// guest's rings. Call this about every ten milliseconds while [`Machine::draining`] requests it, on
-    /// a thread that runs no vCPU.
+    /// Collects the samples that the host took while vCPUs ran, and writes them to the guest's rings. Handles one vCPU
+    /// at a time. Call this about every ten milliseconds while [`Machine::draining`] requests it, on a thread that runs
+    /// no vCPU.
     pub fn drain(&self) {
         self.shared.count_drain();
         for shard in self.shared.shards.iter() {
@@ -222,8 +222,8 @@ impl Vpmu {
         }
     }
 
-    /// The exact number of a vCPU's exits to the VMM, by reason; zeros if the vCPU does not exist. A restored device
-    /// continues from the saved numbers.
+    /// Returns the exact number of a vCPU's exits to the VMM for each reason. All numbers are zero if the vCPU does not
+    /// exist. A restored device continues from the saved numbers.
     #[must_use]
     pub fn exits(&self, vcpu: u32) -> ExitCounts {
         let exits = self.shared.shard(vcpu).map(|shard| shard.vcpu.exits());
@@ -262,13 +262,13 @@ impl Vpmu {
         VERSION_1 | self.shared.control.lock().offered()
     }
 
-    /// Number of virtqueues: the control queue, the event queue, and one per vCPU.
+    /// Returns the number of virtqueues: the control queue, the event queue, and one queue per vCPU.
     #[must_use]
     pub fn queue_count(&self) -> usize {
         usize::from(QUEUE_VCPU) + self.shared.shards.len()
     }
 
-    /// Reads configuration space; bytes beyond it are zero.
+    /// Reads configuration space. Bytes beyond its end are zero.
     pub fn read_config(&self, offset: u64, data: &mut [u8]) {
         let backend = &self.shared.backend;
         let entries = backend.guest_entries().count();
@@ -350,16 +350,16 @@ impl Vpmu {
         Ok(())
     }
 
-    /// The current state of each virtqueue, by index; an unused queue has the default state. `next_avail` and
-    /// `next_used` account for all work done so far. Before another device takes over the queues, stop notifying
-    /// this device.
+    /// Returns the current state of each virtqueue, by index. An unused queue has the default state. `next_avail` and
+    /// `next_used` include all work done so far. Before another device takes over the queues, stop notifying this
+    /// device.
     #[must_use]
     pub fn queue_states(&self) -> Vec<QueueState> {
         self.shared.control.lock().queue_states()
     }
 
-    /// Drops the driver and its memory; the device does not access this memory afterwards. Persistent events that
-    /// need neither the driver nor its memory continue; all other events are closed.
+    /// Drops the driver and its memory. Afterwards, the device does not access this memory. Persistent events that need
+    /// neither the driver nor its memory continue. All other events are closed.
     pub fn reset(&self) {
         self.shared.control.lock().reset();
     }
@@ -371,7 +371,8 @@ impl Vpmu {
     /// the device until the copies are complete. The device can continue after that, but traces record the
     /// current exit of each vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
     ///
-    /// Every vCPU must have left the guest, with its exit handled: this method does not make vCPUs leave the guest.
+    /// Every vCPU must have left the guest, and its exit must have been handled. This method does not make vCPUs leave
+    /// the guest.
     ///
     /// # Errors
     /// [`SaveError`]; the device continues.
@@ -389,21 +390,21 @@ impl Vpmu {
         self.shared.control.lock().save(totals)
     }
 
-    /// Restores a [saved](Vpmu::save) state into this device. The device must be new, with the settings, window and
-    /// producers of the saved device. The machine's vCPUs must exist, and none of them may be attached yet. `memory`
-    /// and the window must have their saved contents. `features` are the features that the driver negotiated, and
-    /// `queues` are the queues that the driver set up; `state` contains the device's positions in these queues. If the
-    /// device was saved without a driver, `memory`, `features`, `queues` and `interrupt` are ignored.
+    /// Restores a [saved](Vpmu::save) state into this device. The device must be new, and must have the same settings,
+    /// window and producers as the saved device. The machine's vCPUs must exist, and none of them may be attached yet.
+    /// `memory` and the window must have their saved contents. `features` are the features that the driver negotiated,
+    /// and `queues` are the queues that the driver set up. `state` contains the device's positions in these queues. If
+    /// the device was saved without a driver, `memory`, `features`, `queues` and `interrupt` are ignored.
     ///
-    /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach); the time between save and attach does
-    /// not count. If this host cannot count an event, the event is in the error state, and the driver gets a notice. A
-    /// sampling host counter begins a new period. Times are measured with the guest's current TSC. If the TSC's
-    /// frequency differs from the saved frequency, configuration space and metadata pages report the conversion for the
-    /// new frequency. After every restore, the VMM must change the configuration space's generation, report a
-    /// configuration change if the driver had set `DRIVER_OK`, and notify the control queue once ([`Vpmu::notify`]),
-    /// because it may hold pending requests.
+    /// Events continue from their saved counts when vCPUs [attach](Vpmu::attach). The time between the save and the
+    /// attachment does not count. If this host cannot count an event, the event is in the error state, and the driver
+    /// gets a notice. A sampling host counter begins a new period. Times are measured with the guest's current TSC. If
+    /// the TSC's frequency differs from the saved frequency, configuration space and metadata pages report the
+    /// conversion for the new frequency. After every restore, the VMM must change the configuration space's generation,
+    /// report a configuration change if the driver had set `DRIVER_OK`, and notify the control queue once
+    /// ([`Vpmu::notify`]), because it may hold pending requests.
     ///
-    /// The state is untrusted: each part of it is checked like a request from the guest.
+    /// The state is untrusted. Each part of it is checked like a request from the guest.
     ///
     /// # Errors
     /// [`RestoreError`]; the device is then still new.
@@ -429,7 +430,7 @@ impl Vpmu {
             }
             None => None,
         };
-        // Call `catalogue` and `ask_guest_ips` before taking the lock: the first reads the machine's statistics,
+        // Call `catalogue` and `ask_guest_ips` before taking the lock, because the first reads the machine's statistics
         // and the second may run a guest.
         self.shared.backend.catalogue();
         if state.is_batched() {
@@ -451,7 +452,7 @@ impl Vpmu {
         match queue {
             QUEUE_CONTROL => return self.serve_control(),
             QUEUE_EVENT => self.shared.notices.posted(),
-            // Only a debug message, because a guest can do this at any rate.
+            // This is only a debug message, because a guest can do this at any rate.
             _ => log::debug!(
                 "ignored a notification of queue {queue}: not the control or event queue"
             ),
@@ -460,7 +461,7 @@ impl Vpmu {
     }
 
     fn serve_control(&self) -> Turn {
-        // Call `catalogue` before taking the lock: its first call reads the machine's statistics.
+        // Call `catalogue` before taking the lock, because its first call reads the machine's statistics.
         self.shared.backend.catalogue();
         let mut served = self.shared.control.lock().serve();
         if served.needs_guest_ips {
@@ -474,17 +475,17 @@ impl Vpmu {
 
     // The operator.
 
-    /// Names of the events that the guest may open, in catalogue order. Call this only after the machine's vCPUs have
-    /// been created and the machine knows which events it can count.
+    /// Returns the names of the events that the guest may open, in catalogue order. Call this only after the machine's
+    /// vCPUs have been created and the machine knows which events it can count.
     #[must_use]
     pub fn guest_events(&self) -> Vec<String> {
         let entries = self.shared.backend.guest_entries();
         entries.map(|entry| entry.name().to_owned()).collect()
     }
 
-    /// Opens a persistent event of the operator; returns its id. Call this only after the machine's vCPUs have been
-    /// created and the machine knows which events it can count. The vCPUs need not be [attached](Vpmu::attach) yet:
-    /// the event starts when its vCPU is attached.
+    /// Opens a persistent event of the operator. Returns its id. Call this only after the machine's vCPUs have been
+    /// created and the machine knows which events it can count. The vCPUs need not be [attached](Vpmu::attach) yet,
+    /// because the event starts when its vCPU is attached.
     ///
     /// # Errors
     /// [`PersistError`]; the event was not opened.
@@ -504,7 +505,7 @@ impl Vpmu {
         self.control(|control| control.persist(persist, &request))
     }
 
-    /// Every persistent event of the guest and the operator, by ascending id.
+    /// Returns every persistent event of the guest and the operator, by ascending id.
     #[must_use]
     pub fn persistent(&self) -> Vec<PersistentStatus> {
         match self.shared.backend.known_catalogue() {
@@ -539,7 +540,7 @@ impl Vpmu {
     /// at an exit. If a vCPU is in the guest and may have such samples, this method makes the vCPU leave the guest
     /// once.
     ///
-    /// This method waits for those exits: do not call it on a thread that handles them.
+    /// This method waits for those exits, so do not call it on a thread that handles them.
     ///
     /// # Errors
     /// [`FlushError`]: the first error if several events fail.
@@ -554,8 +555,7 @@ impl Vpmu {
             let Err(source) = self.shared.backend.machine.kick(vcpu) else {
                 return true;
             };
-            // If the vCPU has already left the guest, a failed kick is not an error: the thread may have
-            // ended.
+            // If the vCPU has already left the guest, a failed kick is not an error, because the thread may have ended.
             if !self.is_over(visit) {
                 failed.get_or_insert(FlushError::Inside { vcpu, source });
             }
@@ -565,7 +565,7 @@ impl Vpmu {
         drop(waiting);
         for id in ids {
             match self.control(|control| control.end_flush(id)) {
-                // An event that was closed meanwhile needs no flush.
+                // An event that was closed in the meantime needs no flush.
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(_) => {
                     failed.get_or_insert(FlushError::Failed(id));

@@ -1,4 +1,4 @@
-//! Errors returned to a guest: positive Linux errnos.
+//! The errors that the device returns to a guest, as positive Linux errnos.
 
 use std::io;
 
@@ -27,7 +27,7 @@ impl Errno {
         Self(number.unsigned_abs())
     }
 
-    /// The host's errno; `EIO` if the error has none.
+    /// The host's errno, or `EIO` if the error has no errno.
     pub(crate) fn from_raw(error: &io::Error) -> Self {
         error.raw_os_error().map_or(Self::EIO, Self::of)
     }
@@ -41,7 +41,7 @@ impl Errno {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Denied {
     pub(crate) errno: Errno,
-    /// The host's reason for refusing the event; `None` if the device refused it.
+    /// The host's reason for refusing the event. `None` if the device refused it.
     pub(crate) refusal: Option<Refusal>,
 }
 

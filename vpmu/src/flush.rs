@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Counts the waiting flushes, and lets them wait for exits.
+/// Counts the flushes that wait, and lets them wait for exits.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     waiting: AtomicUsize,
-    /// Locked only while no other lock is held: see [`crate::locks`].
+    /// This lock is taken only while no other lock is held (see [`crate::locks`]).
     gate: Mutex<()>,
     left: Condvar,
 }
@@ -34,7 +34,7 @@ impl Flushes {
     /// Counts a flush as waiting until the returned value is dropped. Call this before the flush checks which
     /// vCPUs are in the guest.
     pub(crate) fn begin(&self) -> Waiting<'_> {
-        // Sequentially consistent, like the stores that record a vCPU's entry and exit: either the vCPU sees
+        // Sequentially consistent, like the stores that record a vCPU's entry and exit. Therefore, either the vCPU sees
         // the waiting flush, or the flush sees the vCPU's latest entry or exit.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiting(&self.waiting)
@@ -48,7 +48,7 @@ impl Flushes {
     /// Notifies waiting flushes that a vCPU has left the guest and that its exit is handled.
     pub(crate) fn vcpu_left(&self) {
         if self.is_waiting() {
-            // Notify under the gate. Otherwise, a flush between its check and its wait would miss the
+            // Notify while the gate is locked. Otherwise, a flush that is between its check and its wait would miss the
             // notification.
             let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
             self.left.notify_all();

@@ -18,7 +18,7 @@ pub use x86_64::*;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the device supports only x86-64 and aarch64");
 
-// The walk of aarch64 tables uses no instructions of that architecture, so it is tested on every machine.
+// The code that walks aarch64 tables uses no instructions of that architecture, so it is tested on every machine.
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[path = "aarch64/paging.rs"]
 mod aarch64_paging;

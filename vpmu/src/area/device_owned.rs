@@ -1,5 +1,5 @@
-//! An area that the device manages: the reader's tail determines how much space is free, and the device decides
-//! where each chunk that it reports to the reader ends.
+//! An area that the device manages. The reader's tail determines how much space is free. The device reports chunks to
+//! the reader, and decides where each chunk ends.
 
 use std::sync::atomic::Ordering;
 
@@ -22,7 +22,7 @@ pub(super) struct DeviceOwned {
     claim: Option<Claim>,
 }
 
-/// A producer's write, from its begin to its end.
+/// A producer's write, from its start to its end.
 #[derive(Debug, Clone, Copy)]
 struct Claim {
     token: u64,
@@ -57,7 +57,7 @@ impl DeviceOwned {
         self.watermark
     }
 
-    /// The current state, to be saved; `None` while a producer in the VMM writes.
+    /// Returns the current state for saving. `None` while a producer in the VMM writes.
     pub(super) fn save(&self) -> Option<SavedKeeper> {
         self.claim.is_none().then_some(SavedKeeper::Device {
             flags: self.flags,
@@ -91,14 +91,14 @@ impl DeviceOwned {
         self.writer.head()
     }
 
-    /// Whether a chunk is open that the device may end. `false` while a producer in the VMM writes, because the
-    /// producer ends its own chunk.
+    /// Returns whether there is an open chunk that the device may end. Returns `false` while a producer in the VMM
+    /// writes, because the producer ends its own chunk.
     pub(super) fn is_begun(&self) -> bool {
         self.claim.is_none() && self.writer.get().is_some()
     }
 
-    /// Writes an entry. The open chunk ends if the entry cannot be written or if, outside overwrite mode, the head
-    /// crosses a multiple of the watermark.
+    /// Writes an entry. The open chunk ends if the entry cannot be written. Outside overwrite mode, it also ends if the
+    /// head crosses a multiple of the watermark.
     pub(super) fn append(&mut self, pages: &mut impl Pages, entry: &Entry<'_>) -> Appended {
         if self.claim.is_some() {
             // A producer in the VMM is writing, so this entry is lost.
@@ -112,8 +112,8 @@ impl DeviceOwned {
             if !matches!(refused, Refused::NoRoom) {
                 log::debug!("AUX area: {refused}");
             }
-            // Wake only for the first loss. Without this wakeup, the reader of a full area would sleep forever,
-            // because a full area does not reach the next multiple of the watermark.
+            // Wake the reader only for the first loss. Without this wakeup, the reader of a full area would sleep
+            // forever, because the head does not reach the next multiple of the watermark.
             let first = !std::mem::replace(&mut self.full, true);
             let chunk = self.end(pages, if first { TRUNCATED } else { 0 });
             self.flags |= PARTIAL;
@@ -137,7 +137,7 @@ impl DeviceOwned {
         }
     }
 
-    /// Notes that data before the next entry is missing.
+    /// Records that data before the next entry is missing.
     pub(super) fn miss(&mut self) {
         self.flags |= PARTIAL;
     }

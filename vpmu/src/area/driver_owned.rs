@@ -1,5 +1,5 @@
-//! An area that the driver manages, for example through perf's AUX interface in the guest kernel: the driver
-//! grants the device space to write, fetches the device's position, and notifies the reader.
+//! An area that the driver manages, for example through perf's AUX interface in the guest kernel. The driver grants
+//! space to the device, fetches the device's position, and notifies the reader.
 
 use super::writer::{Refused, Writer};
 use super::{Appended, Entry};
@@ -9,19 +9,19 @@ use crate::save::{Fault, SavedKeeper, SavedSpan};
 #[derive(Debug)]
 pub(super) struct DriverOwned {
     writer: Writer,
-    /// The driver is notified when an entry is lost. Outside overwrite mode, the driver is also notified at multiples
-    /// of this many bytes and when half of the granted space is used.
+    /// The driver is notified at multiples of this many bytes and when half of the granted space is used, but not in
+    /// overwrite mode. The driver is also notified when an entry is lost.
     watermark: u64,
     span: Option<Span>,
 }
 
-/// Permission for an event to write, from COMMAND_AUX_BEGIN to COMMAND_AUX_END.
+/// An event's permission to write, from COMMAND_AUX_BEGIN to COMMAND_AUX_END.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     event: u64,
     /// Bytes of room that the driver granted.
     room: u64,
-    /// Bytes lost because there was no room or the pages were not writable.
+    /// Number of bytes lost because there was no room or the pages were not writable.
     lost: u64,
     /// Whether the driver was notified in this span.
     told: bool,

@@ -17,7 +17,7 @@ use crate::memory::View;
 use crate::pages::{self, GuestPages};
 use crate::save::{Fault, SavedArea, SavedKeeper};
 
-/// perf's `PERF_AUX_FLAG_TRUNCATED`: the chunk ended for lack of room.
+/// perf's `PERF_AUX_FLAG_TRUNCATED`: the chunk ended because there was no more room.
 pub(crate) const TRUNCATED: u64 = 1 << 0;
 /// perf's `PERF_AUX_FLAG_OVERWRITE`: the chunk overwrote older data.
 pub(crate) const OVERWRITE: u64 = 1 << 1;
@@ -26,7 +26,7 @@ pub(crate) const PARTIAL: u64 = 1 << 2;
 /// perf's `PERF_AUX_FLAG_COLLISION`: an entry in the chunk represents several overflows.
 pub(crate) const COLLISION: u64 = 1 << 3;
 
-/// A chunk of an area, to be reported to the area's reader.
+/// A chunk of an area that must be reported to the area's reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -43,7 +43,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Joins this chunk and `next`, which must begin where this chunk ends.
+    /// Joins this chunk with `next`, which must begin where this chunk ends.
     pub(crate) fn with(self, next: Self) -> Self {
         Self {
             size: self.size.wrapping_add(next.size),
@@ -53,7 +53,7 @@ impl Chunk {
     }
 }
 
-/// Data to be written completely or not at all.
+/// Data that is written completely or not at all.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry<'a> {
     /// Number of bytes to skip before the data, a multiple of 8.
@@ -84,7 +84,7 @@ pub(crate) struct Appended {
     pub(crate) wake: bool,
 }
 
-/// The side that manages an area: it determines the room and notifies the reader.
+/// Which side manages an area. This side determines the available room and notifies the reader.
 #[derive(Debug)]
 enum Keeper {
     /// The device, with the ring's metadata page.
@@ -101,9 +101,9 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// An area of `pages`. The device manages it with the metadata page `metadata`; if `metadata` is `None`,
-    /// the driver manages it. The caller must first check that there are 2^n pages, each aligned and listed
-    /// once. `watermark` is in bytes; zero means half of the area.
+    /// Creates an area that consists of `pages`. The device manages it with the metadata page `metadata`. If `metadata`
+    /// is `None`, the driver manages it. The caller must have checked that there are 2^n pages, and that each page is
+    /// aligned and listed only once. `watermark` is in bytes. Zero means half of the area.
     ///
     /// # Errors
     /// A page that is not guest memory.
@@ -133,7 +133,7 @@ impl Area {
         Ok(Self { pages, keeper })
     }
 
-    /// The current state, to be saved; `None` while a producer in the VMM writes.
+    /// Returns the current state for saving. `None` while a producer in the VMM writes.
     pub(crate) fn save(&self) -> Option<SavedArea> {
         let (writer, watermark, keeper) = match &self.keeper {
             Keeper::Device(_, kept) => (kept.writer(), kept.watermark(), kept.save()?),
@@ -150,7 +150,7 @@ impl Area {
         })
     }
 
-    /// Restores a saved area over `pages`, whose contents do not change. The caller must check `pages` as for
+    /// Restores a saved area over `pages`, whose contents do not change. The caller must have checked `pages` as for
     /// [`Area::new`].
     ///
     /// # Errors
@@ -196,8 +196,8 @@ impl Area {
         matches!(self.keeper, Keeper::Driver(_))
     }
 
-    /// Position of the next entry of `event`; `None` if the driver manages the area and has not granted space to
-    /// `event`.
+    /// Returns the position of the next entry of `event`. `None` if the driver manages the area and has not granted
+    /// space to `event`.
     pub(crate) fn position(&self, event: u64) -> Option<u64> {
         match &self.keeper {
             Keeper::Device(_, kept) => Some(kept.head()),
@@ -221,7 +221,7 @@ impl Area {
         })
     }
 
-    /// Notes that data before the next entry is missing.
+    /// Records that data before the next entry is missing.
     pub(crate) fn miss(&mut self) {
         if let Keeper::Device(_, kept) = &mut self.keeper {
             kept.miss();
@@ -233,7 +233,7 @@ impl Area {
         matches!(&self.keeper, Keeper::Device(_, kept) if kept.is_begun())
     }
 
-    /// Publishes the written data if the device manages the area; returns the chunk.
+    /// If the device manages the area, publishes the written data and returns the chunk.
     pub(crate) fn end(&mut self, memory: &View<'_>) -> Option<Chunk> {
         let Keeper::Device(metadata, kept) = &mut self.keeper else {
             return None;
@@ -257,7 +257,7 @@ impl Area {
         kept.claim(&pages, token)
     }
 
-    /// The producer's next position and room; `None` if the producer no longer writes.
+    /// Returns the producer's next position and the room there. `None` if the producer no longer writes.
     pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
         match &self.keeper {
             Keeper::Device(_, kept) => kept.claimed(token),

@@ -51,9 +51,9 @@ pub(super) struct Written {
 /// The writer of one area.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// Bytes of the area: a power of two, at least a page.
+    /// Size of the area in bytes. It is a power of two, and at least a page.
     size: u64,
-    /// Whether the area is in overwrite mode: new data overwrites the oldest data, so data always fits.
+    /// Whether the area is in overwrite mode. In this mode, new data overwrites the oldest data, so data always fits.
     overwrite: bool,
     /// Position of the next byte.
     head: u64,
@@ -113,7 +113,8 @@ impl Writer {
         self.head
     }
 
-    /// Begins to write at the head; returns the number of bytes that can be written before unread data.
+    /// Starts a write at the head. Returns the number of bytes that can be written before the write reaches unread
+    /// data.
     ///
     /// # Errors
     /// [`Refused::Nested`]; [`Refused::Unwritable`] if the reader's position cannot be read.
@@ -151,7 +152,7 @@ impl Writer {
         if self.overwrite {
             return Ok(());
         }
-        // Pairs with the reader's release of the tail: data before the tail may then be overwritten.
+        // Pairs with the reader's release of the tail, so that data before the tail may now be overwritten.
         let tail = pages.load(AUX_TAIL, Ordering::Acquire);
         self.tail = tail.map_err(Refused::Unwritable)?;
         Ok(())
@@ -173,7 +174,7 @@ impl Writer {
     /// Skips `bytes`, a multiple of 8, for alignment, and fills them with zeros.
     ///
     /// # Errors
-    /// Like [`Writer::put`]; bytes skipped before an unwritable page remain skipped.
+    /// See [`Writer::put`]. Bytes that were skipped before an unwritable page remain skipped.
     pub(super) fn skip(&mut self, pages: &mut impl Pages, bytes: u64) -> Result<(), Refused> {
         self.check(bytes)?;
         let mut words = bytes / 8;
@@ -217,7 +218,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the open write; returns the written data. With `pages`, publishes the data to the reader.
+    /// Ends the open write, and returns the written data. If there are `pages`, also publishes the data to the reader.
     ///
     /// # Errors
     /// [`Refused::NotBegun`].
@@ -225,7 +226,7 @@ impl Writer {
         let offset = self.begun.take().ok_or(Refused::NotBegun)?;
         let size = self.head.wrapping_sub(offset);
         if let Some(pages) = pages.filter(|_| size > 0) {
-            // Pairs with the reader's acquire of the head: the data is stored before the head moves.
+            // Pairs with the reader's acquire of the head, so that the data is stored before the head moves.
             if let Err(error) = pages.store(AUX_HEAD, self.head, Ordering::Release) {
                 log::debug!("head of an AUX area: {error}");
             }
@@ -233,7 +234,8 @@ impl Writer {
         Ok(Written { offset, size })
     }
 
-    /// Free bytes according to the tail as last read; zero if that tail is not a valid position.
+    /// Returns the number of free bytes, according to the tail that was last read. Zero if that tail is not a valid
+    /// position.
     pub(super) fn room(&self) -> u64 {
         if self.overwrite {
             return self.size;

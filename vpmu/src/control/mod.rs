@@ -60,7 +60,7 @@ use crate::work::{self, Turn, Work};
 /// The device-specific feature bits that every device offers.
 const FEATURES: u64 =
     1 << F_RING | 1 << F_TASK_PAGE | 1 << F_AUX | 1 << F_PERSISTENT | 1 << F_LINKS | 1 << F_FLUSH;
-/// Number of page addresses whose check costs as much as one operation on an event.
+/// How many page addresses the device can check at the cost of one operation on an event.
 const PAGES_PER_OPERATION: u64 = 4;
 /// Maximum size, in bytes, of a group's counts in a record, as in perf. The limit leaves space for the record's
 /// other fields.
@@ -74,12 +74,12 @@ struct Entry {
     context: Context,
     /// The index of the event's shard.
     shard: u32,
-    /// Whether the event has a period, and therefore overflows.
+    /// Whether the event has a period and can therefore overflow.
     samples: bool,
     leader: Option<u64>,
     /// The events of the group that this event leads, oldest first.
     members: Vec<u64>,
-    /// For a leader: whether it is enabled and not in the error state.
+    /// For a leader, whether it is enabled and not in the error state.
     on: Arc<AtomicBool>,
     counts: Arc<LastCounts>,
     persistence: Option<Persistence>,
@@ -92,7 +92,7 @@ impl Entry {
     }
 }
 
-/// A copy of an event's ring, to be parsed after the locks are released.
+/// A copy of an event's ring. It is parsed after the locks are released.
 #[derive(Debug)]
 pub(crate) struct HeldRecords {
     event: PersistentStatus,
@@ -127,7 +127,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// The queue to interrupt the driver for, if any.
+    /// The queue for which the driver must be interrupted, if any.
     pub(crate) fn signals(&self) -> Option<u16> {
         self.interrupt.then_some(QUEUE_CONTROL)
     }
@@ -149,12 +149,12 @@ pub(crate) struct Control {
     persistent: BTreeSet<u64>,
     /// The events that start and stop other events.
     links: Links,
-    /// The id of the next event; ids are never reused.
+    /// The id of the next event. Ids are never reused.
     next_id: u64,
     /// Number of resets of the device. Each shard keeps the same number.
     resets: u64,
     metrics: Metrics,
-    /// The metrics in the saved state from which this device was restored; zero if it was not restored.
+    /// The metrics from the saved state that was restored into this device. Zero if no state was restored.
     before: Metrics,
 }
 
@@ -184,7 +184,7 @@ impl Control {
 
     // The device's life.
 
-    /// Sets the window, whose memory outlives a reset. Must be called before the first activation.
+    /// Sets the window, whose memory survives a reset. Must be called before the first activation.
     pub(crate) fn set_window(&mut self, window: Window) {
         self.sinks.set_window(window);
     }
@@ -215,8 +215,8 @@ impl Control {
             return Err(Overlap);
         }
         for (index, &queue) in (0..).zip(queues) {
-            // Each descriptor chain holds a counted reference to guest memory. Give each queue its own reference
-            // count: the cache line of a shared count would bounce between CPUs at every notification.
+            // Each descriptor chain holds a counted reference to guest memory. Give each queue its own reference count,
+            // because the cache line of a shared count would bounce between CPUs at every notification.
             let memory = memory.apart();
             let queue = DeviceQueue::new(&memory, index, queue);
             match index {
@@ -278,12 +278,12 @@ impl Control {
         self.persistent.contains(&id) && shape.is_none_or(|shape| in_window && !shape.has_area)
     }
 
-    /// Attaches `thread` to a vCPU, with guest TSC = host TSC + `tsc_offset`.
+    /// Attaches `thread` to a vCPU. On this thread, the guest's TSC is the host's TSC plus `tsc_offset`.
     pub(crate) fn attach(&mut self, vcpu: u32, thread: i32, tsc_offset: u64) {
         for (index, shard) in (0..).zip(self.shards.iter()) {
             if index != vcpu {
-                // Task events that ran on this vCPU may since have moved to another shard. They may still have
-                // counters on the vCPU's previous thread.
+                // Task events that ran on this vCPU may have moved to another shard since. They may still have counters
+                // on the vCPU's previous thread.
                 shard.with(|state| state.forget_thread(vcpu));
             }
         }
@@ -299,27 +299,27 @@ impl Control {
         metrics.add_work((self.metrics.work, self.metrics.largest_turn, turns));
     }
 
-    /// Adds the metrics of the restored state. Must be called after all others have been added.
+    /// Adds the metrics of the restored state to `metrics`. Must be called after all other metrics have been added.
     pub(crate) fn add_before(&self, metrics: &mut Metrics) {
         metrics.add_before(&self.before);
     }
 
     // Between shards.
 
-    /// Calls `act` on a shard, then executes the work that the call left for other shards.
+    /// Calls `act` on a shard, and then executes the work that the call deferred to other shards.
     fn on<T>(&mut self, shard: u32, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, errands) = self.shards[shard as usize].with(act);
         self.run(errands);
         result
     }
 
-    /// Like [`Control::on`], for the shard of the event `id`; `None` if the event does not exist.
+    /// Like [`Control::on`], for the shard of the event `id`. Returns `None` if the event does not exist.
     fn with_event<T>(&mut self, id: u64, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let shard = self.events.get(&id)?.shard;
         Some(self.on(shard, act))
     }
 
-    /// Executes work that shards left for other shards, and any further work that its execution causes.
+    /// Executes work that shards deferred to other shards, and any further work that results from it.
     pub(crate) fn run(&mut self, errands: Vec<Errand>) {
         let mut errands = VecDeque::from(errands);
         while let Some(errand) = errands.pop_front() {
@@ -350,12 +350,12 @@ impl Control {
         }
     }
 
-    /// Executes a command for an event that is not in the shard of the vCPU whose queue held the command. `of` is
-    /// that vCPU, and `by` is the vCPU that notified the queue. `resets` is the number of device resets up to the
-    /// start of the notification.
+    /// Executes a command for an event that is not in the shard of the vCPU whose queue held the command. `of` is that
+    /// vCPU, and `by` is the vCPU that notified the queue. `resets` is how often the device had been reset when the
+    /// notification began.
     pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
         if resets != self.resets {
-            // The driver that sent the command is gone.
+            // The driver that sent the command no longer exists.
             return Reply::default();
         }
         let id = command.event.get();
@@ -394,8 +394,8 @@ impl Control {
         }
     }
 
-    /// Writes the pending batched samples of each vCPU that has an event writing to the sink of the event `id`. If
-    /// that event is closed or has no sink, uses the sink that was mapped with `id` instead.
+    /// Writes the pending batched samples of each vCPU that has an event writing to the sink of the event `id`. If that
+    /// event is closed or has no sink, uses the sink that was mapped for `id` instead.
     fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -461,7 +461,7 @@ impl Control {
         })
     }
 
-    /// Copies a request, but no more bytes than the longest valid request has.
+    /// Copies a request, but no more than the length of the longest valid request.
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
         let limits = &self.backend.settings.limits;
         let pages = (limits.max_ring_pages as usize + 1).max(limits.max_aux_pages as usize);
@@ -476,7 +476,7 @@ impl Control {
         Ok(request)
     }
 
-    /// Executes one request; returns the length of the answer in bytes.
+    /// Executes one request. Returns the length of the answer in bytes.
     fn answer(&mut self, chain: &Chain) -> Result<u32, BadChain> {
         let request = self.copy_request(chain)?;
         let (bytes, writer) = chain.writer()?;
@@ -515,7 +515,7 @@ impl Control {
         }
     }
 
-    /// The requested part of the catalogue, at most `fit` entries.
+    /// Returns the requested part of the catalogue, which has at most `fit` entries.
     fn catalogue(&self, request: &[u8], fit: usize) -> Result<Vec<CatalogueEntry>, Errno> {
         let request = parse::<CatalogueRequest>(request)?;
         if request.header.event.get() != 0 {
@@ -555,7 +555,7 @@ impl Control {
             return Err(Errno::EINVAL);
         }
         self.on(vcpu, |state| {
-            // Earlier samples refer to tasks of the previous page.
+            // Earlier samples refer to tasks in the previous task page.
             state.flush_batched();
             state.set_tasks(Tasks::new(page));
         });
@@ -564,7 +564,7 @@ impl Control {
 
     // Events.
 
-    /// Opens an event; returns its engine and id.
+    /// Opens an event. Returns its engine and its id.
     fn open(&mut self, request: &OpenRequest, maker: Maker) -> Result<(u32, u64), Denied> {
         let operators = matches!(maker, Maker::Operator(_));
         let backend = Arc::clone(&self.backend);
@@ -572,7 +572,7 @@ impl Control {
             catalogue: backend.catalogue(),
             policy: (!operators).then_some(&backend.settings.policy),
             settings: &backend.settings,
-            // The operator can open events before a driver has negotiated rings.
+            // The operator can open events even before a driver has negotiated rings.
             has_rings: operators || self.has_rings(),
             has_areas: self.has_areas(),
             guest_ips: backend.guest_ips(),
@@ -669,7 +669,7 @@ impl Control {
         }
     }
 
-    /// The owner of the family that a child joins; `None` if the request has no parent.
+    /// Returns the owner of the family that a child joins. `None` if the request has no parent.
     fn owner(&self, request: &OpenRequest) -> Result<Option<u64>, Errno> {
         let parent = match request.parent.get() {
             0 => return Ok(None),
@@ -685,7 +685,7 @@ impl Control {
         Ok(Some(parent.spec.owner))
     }
 
-    /// The leader of the group that the new event joins, if any.
+    /// Returns the leader of the group that the new event joins, if any.
     fn leader(&self, request: &OpenRequest, context: Context) -> Result<Option<u64>, Errno> {
         let id = match request.leader.get() {
             0 if steers(request) => return Err(Errno::EINVAL),
@@ -714,7 +714,8 @@ impl Control {
         Ok(Some(id))
     }
 
-    /// Adds a new event to the group of `leader`, and publishes the new group to the events already in it.
+    /// Adds a new event to the group of `leader`, and publishes the changed group to the events that were already in
+    /// it.
     fn grow_group(&mut self, leader: u64, id: u64) -> Option<Arc<Group>> {
         if let Some(entry) = self.events.get_mut(&leader) {
             entry.members.push(id);
@@ -760,7 +761,7 @@ impl Control {
         group
     }
 
-    /// Closes an event. If no other event writes to the event's sink, removes the sink, too.
+    /// Closes an event. If no other event writes to the event's sink, also removes the sink.
     fn close(&mut self, id: u64) -> Result<(), Errno> {
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         if entry.persistence.is_some() {
@@ -805,7 +806,7 @@ impl Control {
         }
     }
 
-    /// Links two events: from now on, overflows of the event in the header start or stop the target.
+    /// Links two events. From now on, overflows of the event in the header start or stop the target.
     fn link(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<LinkRequest>(request)?;
         let role = match request.role.get() {
@@ -834,13 +835,13 @@ impl Control {
         if other.is_operators() {
             return Err(Errno::EPERM);
         }
-        // The device cannot compare the tasks of task events: only the driver knows them.
+        // The device cannot compare the tasks of task events, because only the driver knows them.
         if id == target || !trigger.context.is_like(other.context) || !trigger.samples {
             return Err(Errno::EINVAL);
         }
         if trigger.spec.is_batched() {
-            // By the time the device finds an overflow of a batched event, the guest has already run on, so it is
-            // too late to start or stop another event.
+            // By the time the device finds an overflow of a batched event, the guest has continued to run, so it is too
+            // late to start or stop another event.
             return Err(Errno::EOPNOTSUPP);
         }
         Ok(())
@@ -882,14 +883,14 @@ impl Control {
         }
     }
 
-    /// Removes a sink; events no longer write to its pages.
+    /// Removes a sink. Afterwards, events no longer write to its pages.
     fn remove_sink(&mut self, id: u64) {
         let moved = self.sinks.abandon(id);
         self.publish_sink(&moved);
         self.sinks.remove(id);
     }
 
-    /// Maps a ring in guest RAM or in the window; returns the number of its first page in the window, or 0 if
+    /// Maps a ring in guest RAM or in the window. Returns the number of the ring's first page in the window, or 0 if
     /// the ring is in guest RAM.
     fn map(&mut self, bytes: &[u8]) -> Result<u32, Errno> {
         let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
@@ -930,8 +931,8 @@ impl Control {
         Ok(0)
     }
 
-    /// Creates an event's ring in the window with `count` pages, the metadata page included;
-    /// returns the number of the first page.
+    /// Creates an event's ring in the window with `count` pages, including the metadata page. Returns the number of the
+    /// first page.
     fn lay_in_window(
         &mut self,
         spec: &EventSpec,
@@ -973,7 +974,7 @@ impl Control {
         Ok(())
     }
 
-    /// Unmaps the ring that was mapped with an event. First writes the ring's pending records, as far as they fit.
+    /// Unmaps the ring that was mapped for an event. First writes the pending records that fit in the ring.
     fn unmap(&mut self, id: u64) -> Result<(), Errno> {
         if !self.sinks.has_ring(id) {
             return Err(self.not_mapped(id));
@@ -990,9 +991,9 @@ impl Control {
         }
     }
 
-    /// Makes the traces that write to a sink record the current exits of their vCPUs as cut. Returns the
-    /// event through which the caller can close the sink's area: a trace if one writes to the sink, else the event
-    /// that the sink was mapped with, else any event that writes to the sink.
+    /// Makes the traces that write to a sink record the current exits of their vCPUs as cut. Returns the event through
+    /// which the caller can close the sink's area. This is a trace if one writes to the sink, otherwise the event for
+    /// which the sink was mapped, or else any event that writes to the sink.
     fn cut_traces(&mut self, id: u64) -> Option<u64> {
         let writers = self.sinks.writers(id);
         let is_trace = |id: &u64| {
@@ -1044,8 +1045,8 @@ impl Control {
         Ok(())
     }
 
-    /// Redirects the family of `owner` to the ring that was mapped with the event `ring`. With `None`, leaves the
-    /// family without a ring.
+    /// Redirects the family of `owner` to the ring that was mapped for the event `ring`. If `ring` is `None`, leaves
+    /// the family without a ring.
     fn reroute(&mut self, owner: u64, ring: Option<u64>) {
         let before = self.sinks.of_family(owner).map(|sink| sink.id());
         let events = self.sinks.family(owner);
@@ -1136,7 +1137,7 @@ impl Control {
         released.ok_or(AuxError::NoEvent(id))?
     }
 
-    /// Counts as lost the `bytes` that a producer could not write.
+    /// Counts the `bytes` bytes that a producer could not write as lost.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }
@@ -1219,8 +1220,8 @@ impl Control {
         window.map_or_else(|| self.guest.clone(), |window| window.beside(&self.guest))
     }
 
-    /// Unmaps the area that was mapped with an event. First publishes the data written so far, and reports it in the
-    /// ring if the records fit.
+    /// Unmaps the area that was mapped for an event. First publishes the data that was written so far, and reports it
+    /// in the ring if the records fit.
     fn unmap_aux(&mut self, id: u64) -> Result<(), Errno> {
         let shape = self.sinks.shape(id).filter(|shape| shape.has_area);
         let shape = shape.ok_or_else(|| self.not_mapped(id))?;
@@ -1242,7 +1243,7 @@ impl Control {
         }
     }
 
-    /// Checks that a ring may have `count` pages, the metadata page included.
+    /// Checks that a ring may have `count` pages, including the metadata page.
     fn check_size(&self, count: u32) -> Result<(), Errno> {
         let data = count.checked_sub(1).ok_or(Errno::EINVAL)?;
         let most = self.backend.settings.limits.max_ring_pages;
@@ -1252,7 +1253,7 @@ impl Control {
         Ok(())
     }
 
-    /// Parses the addresses of `count` pages, and checks that each is aligned, in memory and listed once.
+    /// Parses the addresses of `count` pages. Checks that each page is aligned, is in memory and is listed only once.
     fn check_addresses(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
         let (addresses, _) = <[U64]>::ref_from_prefix_with_elems(addresses, count as usize)
             .map_err(|_| Errno::EINVAL)?;
@@ -1264,7 +1265,7 @@ impl Control {
         }
     }
 
-    /// Whether all of `pages` are pages of guest memory, each listed once.
+    /// Returns whether all of `pages` are pages of guest memory, and each is listed only once.
     fn are_pages(&self, pages: &[GuestAddress]) -> bool {
         let distinct: BTreeSet<_> = pages.iter().collect();
         let memory = self.guest.view();
@@ -1274,7 +1275,7 @@ impl Control {
 
     // Persistent events.
 
-    /// Whether the operator owns an event: the guest can read it, but not change it.
+    /// Returns whether the operator owns an event. The guest can read such an event, but not change it.
     fn is_operators(&self, id: u64) -> bool {
         self.events.get(&id).is_some_and(Entry::is_operators)
     }
@@ -1353,7 +1354,8 @@ impl Control {
         })
     }
 
-    /// Checks that event `id` can take `name`: the name must not be reserved for another event, nor in use by one.
+    /// Checks that event `id` can have the name `name`. The name must not be reserved for another event or in use by
+    /// another event.
     fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
@@ -1374,8 +1376,8 @@ impl Control {
         })
     }
 
-    /// The name that the operator requested, or the default name of the next event. Checks that the
-    /// name is valid and not reserved, and that no event of the operator has it.
+    /// Returns the name that the operator requested, or the default name of the next event. Checks that the name is
+    /// valid and not reserved, and that no other event of the operator has it.
     fn operators_name(&self, asked: Option<&str>) -> Result<Name, PersistError> {
         let Some(text) = asked else {
             return Ok(Name::of(self.next_id));
@@ -1414,7 +1416,7 @@ impl Control {
         }
     }
 
-    /// The requested persistent events, at most `fit`, by ascending id.
+    /// Returns the requested persistent events, by ascending id. Returns at most `fit` events.
     fn list(&mut self, request: &[u8], fit: usize) -> Result<Vec<PersistentEvent>, Errno> {
         let request = parse::<PersistentRequest>(request)?;
         if request.header.event.get() != 0 || request.reserved.get() != 0 {
@@ -1458,7 +1460,7 @@ impl Control {
         needs_guest_ips(request, self.backend.settings.engines)
     }
 
-    /// Opens a persistent event for the operator; returns its id. `request` is the open request for `asked`.
+    /// Opens a persistent event for the operator. Returns its id. `request` is the open request for `asked`.
     pub(crate) fn persist(
         &mut self,
         asked: &Persist,
@@ -1517,7 +1519,7 @@ impl Control {
         statuses.collect()
     }
 
-    /// The current status of a persistent event, with a copy of its ring.
+    /// Returns the current status of a persistent event, and a copy of its ring.
     pub(crate) fn held(&mut self, id: u64) -> Result<HeldRecords, PersistError> {
         self.check_exists(id)?;
         self.flush_sink(id);
@@ -1580,7 +1582,7 @@ impl Control {
 
     // Flushes requested by the VMM.
 
-    /// The events to flush: `event`, or all persistent events. `None` if `event` does not exist.
+    /// Returns the events to flush: either `event` or all persistent events. `None` if `event` does not exist.
     pub(crate) fn flushed(&self, event: Option<u64>) -> Option<Vec<u64>> {
         match event {
             Some(id) => self.events.contains_key(&id).then(|| vec![id]),
@@ -1610,11 +1612,10 @@ impl Control {
         inside
     }
 
-    /// Publishes everything written for an event, and wakes its reader.
+    /// Publishes everything that was written for an event, and wakes the event's reader.
     ///
     /// # Errors
-    /// `EIO` or the host's error: the event is in the error state. `ENOENT`: the event was closed in the
-    /// meantime.
+    /// `EIO` or the host's error if the event is in the error state. `ENOENT` if the event was closed in the meantime.
     pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
         let shown = self.with_event(id, |state| {
             state.flush_batched();
@@ -1659,7 +1660,7 @@ fn changes(op: u32) -> bool {
     )
 }
 
-/// The request that would open a persistent event in its current state.
+/// Returns the request that would open a persistent event in its current state.
 fn open_request(entry: &Entry, view: &View) -> OpenRequest {
     let spec = &entry.spec;
     let flag = |on: bool, flag| if on { flag } else { 0 };

@@ -36,8 +36,8 @@ impl<W: Write> Room<W> {
         Ok(wire_len::<ControlReply>(1))
     }
 
-    /// Writes an [`OpenReply`]: the engine and id of the opened event, or the error and the host's reason for
-    /// refusing the event.
+    /// Writes an [`OpenReply`]. It has the engine and the id of the opened event, or the error and the host's reason
+    /// for refusing the event.
     pub(super) fn opened(
         mut self,
         open: impl FnOnce() -> Result<(u32, u64), Denied>,
@@ -89,6 +89,6 @@ impl<W: Write> Room<W> {
 
 /// The size of `count` ABI structures in bytes.
 fn wire_len<T>(count: u32) -> u32 {
-    // This does not saturate: ABI structures are small, and the driver's buffer limits `count`.
+    // The product does not saturate, because ABI structures are small and the driver's buffer limits `count`.
     u32::try_from(size_of::<T>()).map_or(u32::MAX, |size| size.saturating_mul(count))
 }

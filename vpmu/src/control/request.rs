@@ -42,8 +42,8 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PERSISTENT
     | OPEN_EXCLUDE_HOST;
 
-/// The flags of a group member whose overflows pause or resume the group's leader, a trace. A member that pauses
-/// the trace is its stopper; a member that resumes it is its starter.
+/// The flags of a group member whose overflows pause or resume the group's leader, a trace. A member that pauses the
+/// trace is its stopper. A member that resumes the trace is its starter.
 const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
@@ -62,22 +62,22 @@ const STACK_BOUND: u32 = 65_535;
 pub(crate) enum Maker {
     /// The guest, through its driver.
     Guest,
-    /// The operator, with the name of the persistent event.
+    /// The operator, who opens a persistent event with this name.
     Operator(Persistence),
 }
 
-/// The catalogue, policy, settings and features that open requests are checked against.
+/// The catalogue, policy, settings and features against which open requests are checked.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) catalogue: &'a Catalogue,
-    /// The operator's policy for the guest; `None` for the operator.
+    /// The operator's policy for the guest. `None` if the operator opens the event.
     pub(super) policy: Option<&'a Policy>,
     pub(super) settings: &'a Settings,
     /// Whether the event may have a ring.
     pub(super) has_rings: bool,
     /// Whether the event may have an AUX area.
     pub(super) has_areas: bool,
-    /// Whether the host reports guest IPs; `None` if not known yet.
+    /// Whether the host reports guest IPs. `None` if this is not known yet.
     pub(super) guest_ips: Option<bool>,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Opening {
 }
 
 impl Terms<'_> {
-    /// Checks the fields whose validity does not depend on the host; returns the context.
+    /// Checks the fields whose validity does not depend on the host. Returns the context.
     ///
     /// # Errors
     /// As specified for `CONTROL_OPEN`.
@@ -129,7 +129,8 @@ impl Terms<'_> {
         })
     }
 
-    /// Whether the event, or for a sample trace the event that paces it, counts nanoseconds.
+    /// Returns whether the event counts nanoseconds. For a sample trace, returns whether the event that paces the trace
+    /// does.
     fn is_clock(&self, entry: &Entry) -> bool {
         let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
         match paced_by {
@@ -171,8 +172,8 @@ impl Terms<'_> {
         })
     }
 
-    /// The catalogue entry for the request, if the policy allows the event and the device supports the
-    /// request's options for it.
+    /// Returns the catalogue entry for the request, if the policy allows the event and the device supports the
+    /// requested options for this event.
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
         let config = request.config.get();
@@ -242,7 +243,7 @@ impl Opening {
         }
     }
 
-    /// The event's roles for the trace that leads its group: starter, stopper, or none.
+    /// Returns the event's role for the trace that leads its group: starter, stopper or none.
     pub(super) fn steers(&self) -> impl Iterator<Item = Role> + use<> {
         let flags = self.flags;
         let wanted = STEERING
@@ -268,8 +269,7 @@ pub(super) fn needs_guest_ips(request: &OpenRequest, engines: Engines) -> bool {
     engines == Engines::Auto && request.period.get() != 0 && can_batch(request) && may_batch
 }
 
-/// Checks the fields whose validity does not depend on the host; `highest` is the operator's
-/// maximum frequency.
+/// Checks the fields whose validity does not depend on the host. `highest` is the operator's maximum frequency.
 fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     let flags = request.flags.get();
     if request.header.event.get() != 0
@@ -301,8 +301,8 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the batched engine supports the requested samples. For a batched sample, the host records only the time
-/// and the guest's instruction pointer. The vCPU does not stop at the overflow, so the device can read nothing else
+/// Whether the batched engine supports the requested samples. For a batched sample, the host records only the time and
+/// the guest's instruction pointer. The vCPU does not stop at the overflow, so the device cannot read anything else
 /// from it at that moment, and cannot pause or resume a trace.
 fn can_batch(request: &OpenRequest) -> bool {
     by_host(request)
@@ -311,7 +311,7 @@ fn can_batch(request: &OpenRequest) -> bool {
         && request.flags.get() & STEERS == 0
 }
 
-/// Whether a host counter counts the event or, for a sample trace, paces it.
+/// Returns whether a host counter counts the event. For a sample trace, returns whether a host counter paces the trace.
 fn by_host(request: &OpenRequest) -> bool {
     match request.kind.get() {
         KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE | KIND_RAW => true,
@@ -320,7 +320,7 @@ fn by_host(request: &OpenRequest) -> bool {
     }
 }
 
-/// The period or frequency of overflows; `None` for an event that only counts.
+/// The period or the frequency of overflows. `None` for an event that only counts.
 pub(super) fn period(request: &OpenRequest) -> Option<Period> {
     match (request.period.get(), request.flags.get() & OPEN_FREQ) {
         (0, _) => None,

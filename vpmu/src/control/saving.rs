@@ -1,5 +1,5 @@
-//! Save and restore of the whole device through its control plane. A saved state comes from a file that
-//! anyone may have written, so every number in it is checked as if it came from a guest's request.
+//! Saves and restores the whole device through its control plane. A saved state comes from a file that anyone may have
+//! written, so every number in it is checked as if it came from a guest's request.
 
 use std::sync::Arc;
 
@@ -140,14 +140,15 @@ impl Control {
         })
     }
 
-    /// Whether the device is unused: it has opened no event, has no driver, and no vCPU has a thread.
+    /// Returns whether the device is unused. On an unused device, no event has been opened, there is no driver, and no
+    /// vCPU has a thread.
     pub(crate) fn is_new(&self) -> bool {
         let attached = |shard: &Shard| shard.vcpu.is_taken();
         self.next_id == 1 && self.features == 0 && !self.shards.iter().any(attached)
     }
 
-    /// Restores a saved device into this device. The caller must check first that this device is new and that
-    /// `driver` is valid.
+    /// Restores a saved device into this device. The caller must have checked that this device is new and that `driver`
+    /// is valid.
     ///
     /// # Errors
     /// [`RestoreError`]: the state does not fit this device, which stays unused.
@@ -158,7 +159,7 @@ impl Control {
     ) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
-            // A reset keeps persistent events; clear their list, so that the reset removes these events, too.
+            // A reset keeps persistent events, so clear their list. The reset then removes these events, too.
             self.persistent.clear();
             self.reset();
             self.next_id = 1;
@@ -334,8 +335,7 @@ impl Control {
         Ok(())
     }
 
-    /// Restores the ring and the area that were mapped with an event. `event` is `None` if that event is
-    /// closed.
+    /// Restores the ring and the area that were mapped for an event. `event` is `None` if that event is closed.
     fn restore_sink(&mut self, saved: &SavedSink, event: Option<&SavedEvent>) -> Result<(), Fault> {
         if saved.ring.is_none() && saved.area.is_none() {
             return Err("it has neither a ring nor an area");
@@ -392,7 +392,7 @@ impl Control {
         Ok(())
     }
 
-    /// Checks and allocates the pages of a ring; returns the memory that holds them and, if they are in the
+    /// Checks and allocates the pages of a ring. Returns the memory that contains the pages and, if they are in the
     /// window, their run.
     fn ring_memory(
         &mut self,
@@ -451,7 +451,7 @@ impl Control {
         room.map_err(|_| "rings and areas would exceed their page limit")
     }
 
-    /// Checks that each sink has writers, and that all of them may write to it.
+    /// Checks that each sink has at least one writer, and that all of its writers may write to it.
     fn check_sinks(&self, state: &SavedState) -> Result<(), RestoreError> {
         for (saved, (id, families)) in state.sinks.iter().zip(self.sinks.sinks()) {
             let fault = |what| RestoreError::Sink { id, what };
@@ -500,7 +500,7 @@ impl Control {
 
     // Events.
 
-    /// Restores an event; returns the reason if the restore put it in the error state.
+    /// Restores an event. If the restore put the event in the error state, returns the reason.
     fn restore_event(&mut self, khz: u32, saved: &SavedEvent) -> Result<Option<Refusal>, Fault> {
         let SavedEvent { spec, life, .. } = saved;
         let operators = saved.persistence.as_ref();
@@ -589,8 +589,8 @@ impl Control {
         Ok(())
     }
 
-    /// Checks the request that an event was opened with. If the host can no longer count the event, or if the
-    /// operator's policy denies it, returns the reason with the [`Opening`].
+    /// Checks the request with which an event was opened. If the host can no longer count the event, or if the
+    /// operator's policy denies it, also returns the reason, together with the [`Opening`].
     fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
         let (spec, mut request) = (&saved.spec, request(saved));
         let backend = &self.backend;
@@ -601,7 +601,7 @@ impl Control {
             catalogue: backend.catalogue(),
             policy,
             settings: &backend.settings,
-            // The driver that opened the event had these features. That driver may be gone.
+            // These are the features of the driver that opened the event. That driver may no longer exist.
             has_rings: true,
             has_areas: true,
             guest_ips: backend.guest_ips(),
@@ -619,8 +619,8 @@ impl Control {
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
-        // If this host does not report guest IPs, or its operator chose the exit engine, a batched event falls back
-        // to the exit engine: each sample then costs an exit.
+        // If this host does not report guest IPs, or its operator chose the exit engine, a batched event falls back to
+        // the exit engine, and each of its samples costs an exit.
         let engines = backend.settings.engines;
         let lacks_batched = match engines {
             Engines::Auto => {
@@ -651,7 +651,7 @@ impl Control {
         }
     }
 
-    /// The name and owner of a persistent event; `None` for other events.
+    /// Returns the name and the owner of a persistent event. `None` for other events.
     fn repersist(&self, saved: &SavedEvent) -> Result<Option<Persistence>, Fault> {
         let id = saved.spec.id;
         let Some(known) = &saved.persistence else {
@@ -735,7 +735,8 @@ impl Control {
     }
 }
 
-/// The request that an event was opened with, without the `STEERS` flags if its leader is gone.
+/// Returns the request with which an event was opened. If the event's leader no longer exists, omits the `STEERS`
+/// flags.
 fn request(saved: &SavedEvent) -> OpenRequest {
     let (spec, layout) = (&saved.spec, &saved.spec.layout);
     let steers = if saved.leader.is_some() { 0 } else { STEERS };

@@ -1,5 +1,5 @@
-//! Tracks families of events, their sinks (each a ring, an AUX area, or both), and the window pages of the sinks.
-//! This module does not modify the events themselves: the caller must apply each change to the affected events.
+//! Tracks families of events, their sinks (each a ring, an AUX area, or both), and the window pages of the sinks. This
+//! module does not modify the events themselves. The caller must apply each change to the affected events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::window::{Holder, Run, Window};
 #[derive(Debug, Default)]
 struct Family {
     events: BTreeSet<u64>,
-    /// The id of the event that the sink was mapped with; `None` if the family has no sink.
+    /// The id of the event for which the sink was mapped. `None` if the family has no sink.
     sink: Option<u64>,
     /// Whether the sink belongs to another family.
     redirected: bool,
@@ -24,18 +24,18 @@ struct Family {
 struct Entry {
     sink: Arc<Sink>,
     families: BTreeSet<u64>,
-    /// The ring's pages in the window; `None` if the ring is in guest RAM.
+    /// The ring's pages in the window. `None` if the ring is in guest RAM.
     run: Option<Run>,
 }
 
 impl Entry {
-    /// The number of the ring's first page in the window; `None` if the ring is in guest RAM.
+    /// The number of the ring's first page in the window. `None` if the ring is in guest RAM.
     fn window_page(&self) -> Option<u32> {
         self.run.as_ref().map(Run::first)
     }
 }
 
-/// Events whose sink changed, with the new sink.
+/// The events whose sink changed, and the new sink.
 #[derive(Debug)]
 pub(super) struct Moved {
     pub(super) events: Vec<u64>,
@@ -52,9 +52,9 @@ pub(super) struct Extinct {
 /// The families, the sinks, and the window.
 #[derive(Debug, Default)]
 pub(super) struct Sinks {
-    /// Keyed by owner: the id of the family's first event.
+    /// Keyed by owner, which is the id of the family's first event.
     families: BTreeMap<u64, Family>,
-    /// Keyed by the id of the event that the sink was mapped with. That event may already be closed.
+    /// Keyed by the id of the event for which the sink was mapped. That event may already be closed.
     sinks: BTreeMap<u64, Entry>,
     window: Option<Window>,
 }
@@ -86,7 +86,7 @@ impl Sinks {
         saved.collect()
     }
 
-    /// The families that write to a sink, by ascending owner.
+    /// Returns the families that write to a sink, in ascending order of their owners.
     pub(super) fn save_families(&self) -> Vec<SavedFamily> {
         let families = self
             .families
@@ -100,7 +100,7 @@ impl Sinks {
         self.window.as_mut()?.retake(first, count, holder)
     }
 
-    /// Adds a sink without families; `run` holds the ring's pages in the window.
+    /// Adds a sink without families. `run` holds the ring's pages in the window.
     pub(super) fn adopt(&mut self, sink: Sink, run: Option<Run>) {
         let entry = Entry {
             sink: Arc::new(sink),
@@ -115,7 +115,7 @@ impl Sinks {
         self.families.contains_key(&owner)
     }
 
-    /// The id of each sink, and the families that write to the sink.
+    /// Returns the id of each sink, and the families that write to it.
     pub(super) fn sinks(&self) -> Vec<(u64, Vec<u64>)> {
         let entries = self.sinks.iter();
         let all = entries.map(|(&id, entry)| (id, entry.families.iter().copied().collect()));
@@ -137,8 +137,8 @@ impl Sinks {
         self.families.entry(owner).or_default().events.insert(id);
     }
 
-    /// Removes an event from the family of `owner`. If it was the family's last event, removes the family; if no other
-    /// family writes to the sink, removes the sink too. Returns `Some` if the family was removed.
+    /// Removes an event from the family of `owner`. If it was the family's last event, removes the family. If no other
+    /// family writes to the sink, also removes the sink. Returns `Some` if the family was removed.
     pub(super) fn leave(&mut self, owner: u64, id: u64) -> Option<Extinct> {
         let family = self.families.get_mut(&owner)?;
         family.events.remove(&id);
@@ -152,7 +152,7 @@ impl Sinks {
             && let Some(entry) = self.sinks.get_mut(&sink)
         {
             entry.families.remove(&owner);
-            // Prefer the family that the sink was mapped with.
+            // Prefer the family for which the sink was mapped.
             let own = entry.families.get(&sink);
             heir = own.or_else(|| entry.families.first()).copied();
             self.remove_unused(sink);
@@ -160,13 +160,13 @@ impl Sinks {
         Some(Extinct { heir })
     }
 
-    /// The events of the family of `owner`, by ascending id.
+    /// Returns the events of the family of `owner`, by ascending id.
     pub(super) fn family(&self, owner: u64) -> Vec<u64> {
         let family = self.families.get(&owner).into_iter();
         family.flat_map(|family| &family.events).copied().collect()
     }
 
-    /// The sink that the family of `owner` writes to.
+    /// Returns the sink to which the family of `owner` writes.
     pub(super) fn of_family(&self, owner: u64) -> Option<&Arc<Sink>> {
         self.get(self.families.get(&owner)?.sink?)
     }
@@ -177,8 +177,8 @@ impl Sinks {
         family.is_some_and(|family| family.redirected)
     }
 
-    /// Moves the family of `owner` to the sink that was mapped with the event `sink`. With `None`, detaches
-    /// the family from its sink.
+    /// Moves the family of `owner` to the sink that was mapped for the event `sink`. If `sink` is `None`, detaches the
+    /// family from its sink.
     pub(super) fn move_family(&mut self, owner: u64, sink: Option<u64>) -> Moved {
         let Some(family) = self.families.get_mut(&owner) else {
             return Moved {
@@ -202,12 +202,12 @@ impl Sinks {
 
     // Sinks.
 
-    /// The sink that was mapped with an event.
+    /// Returns the sink that was mapped for an event.
     pub(super) fn get(&self, id: u64) -> Option<&Arc<Sink>> {
         self.sinks.get(&id).map(|entry| &entry.sink)
     }
 
-    /// The parts of the sink that was mapped with an event.
+    /// Returns the parts of the sink that was mapped for an event.
     pub(super) fn shape(&self, id: u64) -> Option<Shape> {
         self.get(id).map(|sink| sink.shape())
     }
@@ -221,12 +221,13 @@ impl Sinks {
         self.shape(id).is_some_and(|shape| shape.driven)
     }
 
-    /// The first window page of the ring that was mapped with the event; `None` if no such ring is in the window.
+    /// Returns the number of the first window page of the ring that was mapped for the event. `None` if there is no
+    /// such ring in the window.
     pub(super) fn window_page(&self, id: u64) -> Option<u32> {
         self.sinks.get(&id)?.window_page()
     }
 
-    /// The events that write to a sink, family by family.
+    /// Returns the events that write to a sink, one family after the other.
     pub(super) fn writers(&self, sink: u64) -> Vec<u64> {
         let entry = self.sinks.get(&sink).into_iter();
         let families = entry.flat_map(|entry| &entry.families);
@@ -244,8 +245,8 @@ impl Sinks {
         pages.sum()
     }
 
-    /// Adds a sink, and moves the family of the event that it was mapped with to this sink. `run` holds the ring's
-    /// pages in the window.
+    /// Adds a sink. Moves the family of the event for which it was mapped to this sink. `run` holds the ring's pages in
+    /// the window.
     pub(super) fn add(&mut self, sink: Sink, run: Option<Run>) -> Moved {
         let id = sink.id();
         self.adopt(sink, run);
@@ -281,7 +282,7 @@ impl Sinks {
         }
     }
 
-    /// Keeps only the events in `kept` and the sinks that were mapped with them; does not write to any ring.
+    /// Keeps only the events in `kept` and the sinks that were mapped for them. Does not write to any ring.
     pub(super) fn retain(&mut self, kept: &BTreeSet<u64>) {
         for family in self.families.values_mut() {
             family.events.retain(|id| kept.contains(id));
@@ -304,7 +305,7 @@ impl Sinks {
 mod tests {
     use super::*;
 
-    /// One family per owner, which is the family's only event. Only the first family has a sink.
+    /// Creates one family per owner. The owner is the family's only event. Only the first family has a sink.
     fn sinks(owners: &[u64]) -> Sinks {
         let mut sinks = Sinks::default();
         for &owner in owners {

@@ -1,5 +1,5 @@
-//! What an event's count is computed from: host counters, counts kept per vCPU, or occurrences that the device counts
-//! itself.
+//! The sources from which an event's count is computed: host counters, counts that are kept per vCPU, or occurrences
+//! that the device itself counts.
 
 use std::io;
 
@@ -65,12 +65,12 @@ pub(super) enum Backing {
     /// Occurrences that the device counts one by one: marks, exits from only one guest mode, or exits that
     /// pace a trace.
     Happened(u64),
-    /// No backing: the count is the number of bytes that the trace has produced, lost ones included.
+    /// No backing. The count is the number of bytes that the trace has produced, including lost bytes.
     Traced,
 }
 
 impl Backing {
-    /// `samples`: whether the event has a period, or is a trace whose exits the host records.
+    /// `samples` is true if the event has a period, or if it is a trace whose exits the host records.
     pub(super) fn new(spec: &EventSpec, samples: bool) -> Self {
         match (spec.kind, spec.config) {
             (KIND_TSC, _) => Self::Tsc,
@@ -86,7 +86,7 @@ impl Backing {
         }
     }
 
-    /// Whether the event has a host counter on `vcpu`, or needs none.
+    /// Returns whether the event has a host counter on `vcpu` or does not need one.
     pub(super) fn is_prepared(&self, vcpu: u32) -> bool {
         match self {
             Self::Own(counters) => counters.iter().any(|open| open.vcpu == vcpu),
@@ -95,8 +95,8 @@ impl Backing {
         }
     }
 
-    /// Opens the event's host counter on `cpu`, where the event must not have one yet. `operators`: whether
-    /// the operator owns the event.
+    /// Opens the event's host counter on `cpu`, where the event must not have one yet. `operators` is true if the
+    /// operator owns the event.
     ///
     /// # Errors
     /// The error that the host returned, or `EMFILE` if the guest's open counters have reached the operator's limit and
@@ -154,8 +154,8 @@ impl Backing {
         }
     }
 
-    /// Closes the event's own counters. Returns its leases of shared counters; the caller must release them
-    /// on their vCPUs.
+    /// Closes the event's own counters. Returns the event's leases of shared counters. The caller must release each
+    /// lease on the lease's vCPU.
     pub(super) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
         match self {
             Self::Own(counters) => {
@@ -168,7 +168,7 @@ impl Backing {
     }
 
     /// Sets a new rate for each of the event's own counters. The rate must be of the same type as before: a period
-    /// cannot replace a frequency, nor a frequency a period.
+    /// cannot replace a frequency, and a frequency cannot replace a period.
     pub(super) fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         match self {
             Self::Own(counters) => counters.iter_mut().try_for_each(|open| open.set_rate(rate)),
@@ -190,7 +190,7 @@ impl Backing {
         overflows
     }
 
-    /// The current count and times on `cpu`. They never decrease.
+    /// Returns the current count and times on `cpu`. They never decrease.
     pub(super) fn read(&mut self, cpu: &mut Cpu, spec: &EventSpec) -> io::Result<Reading> {
         let gone = || io::Error::from_raw_os_error(libc::EIO);
         let value = match self {

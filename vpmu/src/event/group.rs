@@ -1,10 +1,10 @@
-//! Groups: events that count only while their leader is enabled, and that are read together.
+//! Groups. The events of a group count only while the group's leader is enabled, and are read together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The events of a group, which all share one `Group`. When an event joins or leaves the group, its events get a new
-/// `Group`.
+/// The events of a group. All events of the group share one `Group`. When an event joins or leaves the group, the
+/// events get a new `Group`.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// The leader's id.
@@ -50,7 +50,7 @@ impl LastCounts {
         self.lost.store(lost, Ordering::Relaxed);
     }
 
-    /// The count, and the number of overflows without a record (for a trace: of lost bytes).
+    /// The count, and the number of overflows without a record. For a trace, the latter is the number of lost bytes.
     pub(crate) fn get(&self) -> (u64, u64) {
         let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         (load(&self.value), load(&self.lost))

@@ -1,5 +1,5 @@
-//! One event: its specification, state, count and times. This module does not access queues, and accesses no other
-//! events except those in the event's group.
+//! One event: its specification, state, count and times. This module does not access queues. It accesses other events
+//! only if they are in the event's group.
 
 mod backing;
 mod group;
@@ -33,7 +33,7 @@ use crate::trace::Trace;
 use crate::vcpu::Hook;
 use crate::work;
 
-/// The vCPU of an active event, and the event's time and reading at the last update.
+/// The vCPU on which an event is active, and the event's time and reading at the last update.
 #[derive(Debug, Clone, Copy)]
 struct Active {
     vcpu: u32,
@@ -47,12 +47,12 @@ struct Active {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Persistent {
     Guest,
-    /// Owned by the operator: the guest cannot change it.
+    /// Owned by the operator. The guest cannot change the event.
     Operator,
 }
 
-/// An open event. It belongs to the shard of the vCPU that it is placed on; a task event that is scheduled
-/// out stays in its last shard.
+/// An open event. It belongs to the shard of the vCPU on which it is placed. A task event that is scheduled out stays
+/// in its last shard.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) spec: EventSpec,
@@ -68,7 +68,7 @@ pub(crate) struct Event {
     /// its number.
     pub(crate) last_vcpu: u32,
     enabled: bool,
-    /// Number of overflows until the event is disabled; zero for no limit.
+    /// Number of overflows until the event is disabled. Zero means no limit.
     pub(crate) limit: u64,
     /// Overflows without a record.
     pub(crate) lost: u64,
@@ -78,15 +78,15 @@ pub(crate) struct Event {
     pub(crate) sink: Option<Arc<Sink>>,
     /// The events that this event's overflows start, stop or toggle, by id.
     pub(crate) effects: Vec<(u64, Effect)>,
-    /// The state of a trace, which includes the number of its bytes; `None` for other events.
+    /// The state of a trace, which includes its number of bytes. `None` for other events.
     pub(crate) trace: Option<Trace>,
-    /// Whether the event is paused: it neither counts nor writes until it is resumed. Meanwhile, its state
-    /// does not change, and its times advance.
+    /// Whether the event is paused. Until it is resumed, it neither counts nor writes. During the pause, its state does
+    /// not change, and its times advance.
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
-    /// Whether overflows of the event's host counters are disabled (for a frequency: reduced to 1 Hz) until the
-    /// throttle is lifted.
+    /// Whether overflows of the event's host counters are disabled until the throttle is lifted. If the event has a
+    /// frequency, they are reduced to 1 Hz instead.
     silent: bool,
     failed: bool,
     backing: Backing,
@@ -94,7 +94,7 @@ pub(crate) struct Event {
     /// The part of the vCPU's [`RoomLimit`] that the event's own counter uses. An operator's event does not
     /// count towards that limit.
     place: Option<Place>,
-    /// Number of the event's last wait for a [`Place`], unique among the waits on the vCPU.
+    /// The number of the event's last wait for a [`Place`]. It is unique among the waits on the vCPU.
     wait: u64,
     count: u64,
     enabled_ticks: u64,
@@ -133,7 +133,7 @@ impl Event {
         }
     }
 
-    /// The event's state at its last update, to be saved.
+    /// Returns the event's state at its last update, for saving.
     pub(crate) fn save(&self) -> SavedLife {
         SavedLife {
             enabled: self.enabled,
@@ -196,12 +196,12 @@ impl Event {
         })
     }
 
-    /// The vCPU that the event counts on now.
+    /// The vCPU on which the event currently counts.
     pub(crate) fn active_on(&self) -> Option<u32> {
         self.active.map(|active| active.vcpu)
     }
 
-    /// The vCPU that the event would count on if enabled.
+    /// The vCPU on which the event would count if it were enabled.
     pub(crate) fn placed_on(&self) -> Option<u32> {
         match self.context {
             Context::Vcpu(vcpu) => Some(vcpu),
@@ -242,7 +242,7 @@ impl Event {
         group.is_some_and(|group| group.leader == self.spec.id)
     }
 
-    /// Joins `group`; with `None`, leaves its current group.
+    /// Makes the event join `group`, or leave its current group if `group` is `None`.
     pub(crate) fn join(&mut self, group: Option<Arc<Group>>) {
         let events = group.iter().flat_map(|group| &group.events);
         let mut own = events.filter(|event| event.id == self.spec.id);
@@ -292,8 +292,8 @@ impl Event {
         hooks.into_iter().flatten().chain(throttled).chain(state)
     }
 
-    /// Whether the event's vCPU must handle the event at exits, marks or drains. False for an event that only counts
-    /// and whose count can be read at any time.
+    /// Returns whether the event's vCPU must handle the event at exits, marks or drains. Returns false for an event
+    /// that only counts and whose count can be read at any time.
     pub(crate) fn is_watched(&self) -> bool {
         matches!(
             self.backing,
@@ -362,8 +362,8 @@ impl Event {
             exclude_user: self.spec.excludes(true),
             exclude_kernel: self.spec.excludes(false),
             exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
-            // The guest's `OPEN_PINNED` does not pin the host's counter: a pinned counter would never yield
-            // to the operator's counters. Only the operator's setting pins it; `Event::read` checks
+            // The guest's `OPEN_PINNED` does not pin the host's counter, because a pinned counter would never yield to
+            // the operator's counters. Only the operator's setting pins the counter. `Event::read` handles
             // `OPEN_PINNED`.
             pinned: is_hardware(kind) && hardware.pinned,
         };
@@ -374,7 +374,7 @@ impl Event {
     /// Starts counting on `cpu`.
     ///
     /// # Errors
-    /// The host's error; the caller must then call [`Event::fail`].
+    /// The host's error. The caller must then call [`Event::fail`].
     pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         work::charge(1);
         self.prepare(cpu)?;
@@ -405,7 +405,7 @@ impl Event {
     /// Returns whether the event may count there.
     ///
     /// # Errors
-    /// `ENOSPC`: the vCPU's [`RoomLimit`] is reached, and the event is pinned.
+    /// `ENOSPC` if the vCPU's [`RoomLimit`] is reached and the event is pinned.
     fn has_place(&mut self, cpu: &Cpu) -> io::Result<bool> {
         if !self.backing.is_own() || self.is_operators() {
             return Ok(true);
@@ -419,7 +419,7 @@ impl Event {
         }
     }
 
-    /// Frees the [`Place`] of the event's counter, which must be stopped, and ends any wait for one.
+    /// Frees the [`Place`] of the event's counter, and ends any wait for a place. The counter must be stopped.
     fn leave_place(&mut self) {
         self.place = None;
         if let Some(active) = &mut self.active {
@@ -427,13 +427,13 @@ impl Event {
         }
     }
 
-    /// Interrupts per second of the event's host counter; zero if unknown.
+    /// Interrupts per second of the event's host counter. Zero if unknown.
     fn interrupts(&self) -> u64 {
         let rate = self.period.map(Period::rate);
         rate.map_or(0, |rate| self.spec.interrupts(rate))
     }
 
-    /// Whether the event is active, but its counter is stopped and waits for room.
+    /// Returns whether the event is active but its counter is stopped and waits for room.
     pub(crate) fn is_waiting(&self) -> bool {
         self.active.is_some_and(|active| active.waits)
     }
@@ -443,13 +443,13 @@ impl Event {
         self.wait = number;
     }
 
-    /// Whether the wait with this number is the event's current wait for room.
+    /// Returns whether the wait with this number is the event's current wait for room.
     pub(crate) fn is_in_wait(&self, number: u64) -> bool {
         self.is_waiting() && self.wait == number
     }
 
-    /// If the event's counter is waiting for a [`Place`] and can get one now, starts it; returns whether it still
-    /// waits.
+    /// If the event's counter is waiting for a [`Place`] and can now get one, starts the counter. Returns whether it is
+    /// still waiting.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -511,7 +511,7 @@ impl Event {
     /// Reads the current count and times of the event's backing.
     ///
     /// # Errors
-    /// The host's error. `EIO`: the event is pinned, but was multiplexed since the last update.
+    /// The host's error. `EIO` if the event is pinned but has been multiplexed since the last update.
     fn read(&mut self, cpu: &mut Cpu, active: &Active) -> io::Result<Reading> {
         if active.waits {
             return Ok(active.base);
@@ -525,13 +525,13 @@ impl Event {
         }
     }
 
-    /// Drops the counters of `vcpu`, whose thread is gone; the event must not be active there.
+    /// Drops the counters of `vcpu`, whose thread has ended. The event must not be active there.
     pub(crate) fn forget_thread(&mut self, vcpu: u32) {
         self.backing.forget(vcpu);
     }
 
-    /// Puts the event in the error state, which stops it permanently. Returns its leases of shared counters; the caller
-    /// must release them.
+    /// Puts the event in the error state, which stops it permanently. Returns its leases of shared counters. The caller
+    /// must release the leases.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;
         self.place = None;
@@ -540,7 +540,7 @@ impl Event {
         self.backing.take_counters()
     }
 
-    /// Closes the event's own counters. Returns its leases of shared counters; the caller must release them.
+    /// Closes the event's own counters. Returns its leases of shared counters. The caller must release the leases.
     pub(crate) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
         self.backing.take_counters()
     }
@@ -573,7 +573,7 @@ impl Event {
         self.run(cpu, true)
     }
 
-    /// Starts or stops the event's own host counter, if the event is active and does not wait for a [`Place`].
+    /// Starts or stops the event's own host counter, if the event is active and is not waiting for a [`Place`].
     fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
         let vcpu = self.active_on().filter(|_| !self.is_waiting());
         match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
@@ -592,7 +592,7 @@ impl Event {
         self.failed
     }
 
-    /// Sets the count to zero; the times keep their values.
+    /// Sets the count to zero. The times keep their values.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -608,7 +608,7 @@ impl Event {
     /// Sets a new period, or a new frequency if the event was opened with a frequency.
     ///
     /// # Errors
-    /// See [`Event::start`]. `ENOSPC`: the new rate would exceed the vCPU's limit on interrupts; the period does
+    /// See [`Event::start`]. `ENOSPC` if the new rate would exceed the vCPU's limit on interrupts. The period then does
     /// not change.
     pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
@@ -633,7 +633,7 @@ impl Event {
         Ok(())
     }
 
-    /// Counts one occurrence; returns the resulting overflow, if any. `now` returns guest nanoseconds.
+    /// Counts one occurrence. Returns the resulting overflow, if any. `now` returns guest nanoseconds.
     pub(crate) fn count_one(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
         work::charge(1);
         if let Backing::Happened(times) = &mut self.backing {
@@ -693,14 +693,14 @@ impl Event {
         }
     }
 
-    /// Admits an overflow at `time` that needs no work beyond its record: the event has no overflow limit, starts
-    /// or stops no other event, is not throttled, and does not become throttled. For any other overflow, returns
-    /// `false` and changes nothing; the caller must then call [`Event::admit`].
+    /// Admits an overflow at `time` that needs no work besides its record. This requires that the event has no overflow
+    /// limit, does not start or stop other events, is not throttled, and does not become throttled. For any other
+    /// overflow, returns `false` and changes nothing. The caller must then call [`Event::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
         self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }
 
-    /// Whether the event is throttled: its overflows currently make no records.
+    /// Returns whether the event is throttled. The overflows of a throttled event leave no records.
     pub(crate) fn is_throttled(&self) -> bool {
         self.throttle.is_closed()
     }
@@ -734,7 +734,7 @@ impl Event {
         }
     }
 
-    /// Overflows without a record; for a trace, lost bytes.
+    /// Returns the number of overflows without a record. For a trace, returns the number of lost bytes.
     pub(crate) fn lost(&self) -> u64 {
         self.trace.as_ref().map_or(self.lost, Trace::lost)
     }
@@ -774,20 +774,20 @@ impl Event {
     }
 }
 
-/// Whether the host's counter ran during all of the time between two readings.
+/// Returns whether the host's counter ran all the time between two readings.
 fn ran_throughout(before: Reading, now: Reading) -> bool {
     let ran = now.running.saturating_sub(before.running);
     ran >= now.enabled.saturating_sub(before.enabled)
 }
 
-/// The part of `ticks` during which the host's counter ran: `ticks` times `running` / `enabled`. All of `ticks`
-/// if the counter always ran, or if the host measured no time.
+/// Returns the part of `ticks` during which the host's counter ran: `ticks` times `running` / `enabled`. Returns all of
+/// `ticks` if the counter always ran, or if the host measured no time.
 fn share(ticks: u64, running: u64, enabled: u64) -> u64 {
     if running >= enabled {
         return ticks;
     }
     let share = u128::from(ticks) * u128::from(running) / u128::from(enabled);
-    // The share fits into 64 bits: it is less than `ticks`, because `running` is less than `enabled`.
+    // The share fits into 64 bits, because it is less than `ticks`: `running` is less than `enabled`.
     u64::try_from(share).unwrap_or(ticks)
 }
 

@@ -40,8 +40,8 @@ impl Context {
     }
 }
 
-/// Kind and config of the host event that paces a sample trace; `config` is the trace's `PACE_*`. `None` for a
-/// trace that exits pace, because the device counts exits itself.
+/// Returns the kind and the config of the host event that paces a sample trace. `config` is the trace's `PACE_*`.
+/// `None` for a trace that exits pace, because the device counts exits itself.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
         // PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_HW_CPU_CYCLES and PERF_COUNT_HW_INSTRUCTIONS.
@@ -52,12 +52,12 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     }
 }
 
-/// The constant properties of an event, and its wakeups.
+/// The properties of an event that never change, and its wakeup interval.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
-    /// The id of the family's first event. The family's ring is mapped with this id unless the family is redirected
-    /// to the ring of another family. Records contain this id.
+    /// The id of the family's first event. The family's ring is mapped for this id, unless the family is redirected to
+    /// the ring of another family. Records contain this id.
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,
@@ -66,13 +66,13 @@ pub(crate) struct EventSpec {
     /// The layout of the event's records.
     pub(crate) layout: Layout,
     pub(crate) wakeup: Wakeup,
-    /// Bytes of an area between two wakeups; zero means half of the area.
+    /// Number of bytes in an area between two wakeups. Zero means half of the area.
     pub(crate) aux_watermark: u32,
     /// Maximum length of a call chain.
     pub(crate) max_stack: u32,
     /// `ENGINE_*`: the engine that takes the event's samples.
     pub(crate) engine: u32,
-    /// The shortest sampling period that the event's backing supports; at least 1.
+    /// The shortest sampling period that the event's backing supports. It is at least 1.
     pub(crate) shortest_period: u64,
     /// Whether the event's period is in nanoseconds.
     pub(crate) by_clock: bool,
@@ -84,8 +84,8 @@ impl EventSpec {
         self.flags & flag != 0
     }
 
-    /// Interrupts per second that the event's host counter causes at `rate`; zero if the number does not follow
-    /// from `rate`.
+    /// Returns the interrupts per second that the event's host counter causes at `rate`. Zero if the number does not
+    /// follow from `rate`.
     pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
         match rate {
             Rate::Frequency(hertz) => hertz,

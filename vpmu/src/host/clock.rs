@@ -1,7 +1,7 @@
-//! Converts times of host records to values of the time stamp counter, the basis of guest time. Host records
-//! contain times of `CLOCK_MONOTONIC_RAW`. NTP does not slew this clock, so it is a linear function of the
-//! counter. This module computes the function as a line through two anchors. An anchor is a reading of each clock, both
-//! taken at nearly the same moment. The anchors are far enough apart to make the reading error negligible.
+//! Converts the times in host records to values of the time stamp counter, which is the basis of guest time. Host
+//! records contain times of `CLOCK_MONOTONIC_RAW`. NTP does not slew this clock, so it is a linear function of the
+//! counter. This module computes the function as a line through two anchors. An anchor is a pair of readings, one of
+//! each clock, taken at nearly the same moment. The anchors are so far apart that the reading error is negligible.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::arch;
 
 /// Largest age, in nanoseconds, of the newer anchor when records are converted.
 const FRESH: u64 = 1_000_000;
-/// Largest distance between the anchors, in nanoseconds: when they are farther apart, a later anchor replaces the older
+/// Largest distance between the anchors, in nanoseconds. When they are farther apart, a later anchor replaces the older
 /// one. After the host resumes from suspend, conversions may be wrong for about this long, because an anchor from
 /// before the suspend is still in use.
 const SPAN: u64 = 10_000_000_000;
@@ -18,7 +18,7 @@ const SPAN: u64 = 10_000_000_000;
 /// been interrupted.
 const TRIES: usize = 3;
 
-/// The current [`Line`], with new anchors taken as needed.
+/// Keeps the current [`Line`], and takes new anchors as needed.
 #[derive(Debug)]
 pub(super) struct Clock(Mutex<Anchors>);
 
@@ -57,7 +57,7 @@ impl Clock {
 
     /// A line through a recent anchor.
     pub(super) fn line(&self) -> Line {
-        // Every anchor is complete, even after a panic of a thread that held the lock.
+        // Every anchor is complete, even if a thread panicked while it held the lock.
         let mut anchors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sys::raw_time().saturating_sub(anchors.line.new.raw) > FRESH {
             anchors.add(Anchor::now());

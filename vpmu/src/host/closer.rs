@@ -29,7 +29,7 @@ impl Closer {
     /// Starts the thread, which calls `begin` first.
     ///
     /// # Errors
-    /// The host's error if it cannot start a thread; the error of `begin` if that fails.
+    /// The host's error if it cannot start a thread, or the error of `begin` if that fails.
     pub(super) fn start(
         begin: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
@@ -98,7 +98,7 @@ impl Counter for ClosedLater {
 impl Drop for ClosedLater {
     fn drop(&mut self) {
         if let Some(mut counter) = self.counter.take() {
-            // The queue may delay the close, so stop the counter now. If that fails, the close stops it.
+            // The queue may delay the close, so stop the counter now. If that fails, the close will stop it.
             let _ = counter.stop();
             self.closer.close(Box::new(counter));
         }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn everything_is_closed() {
         let closer = Closer::start(|| Ok(())).expect("a thread");
-        // The reader of a pipe sees when the writer is closed.
+        // The reader of a pipe notices when the writer is closed.
         let ends: Vec<_> = (0..2 * WAITING)
             .map(|_| {
                 let (reader, writer) = io::pipe().expect("a pipe");

@@ -55,7 +55,7 @@ pub(super) fn open(
     thread: i32,
 ) -> io::Result<Box<dyn Counter>> {
     let is_clock = is_clock(what.kind, what.config);
-    // Timers are members of a group, and perf allows only a group's leader to be pinned.
+    // Do not pin timers: they are members of a group, and perf allows only a group's leader to be pinned.
     let timed = is_clock && what.sampling.is_some() && !what.pinned;
     let group = match timed {
         true => source.timers.of(thread)?,
@@ -127,9 +127,9 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     attr
 }
 
-/// The rate in a form that the host accepts. If a clock is opened with a frequency, the host converts the
-/// frequency to a period, and then rejects new frequencies for this clock. Therefore, clocks always get a
-/// period. A clock's period is in nanoseconds, so it follows from the frequency.
+/// Returns the rate in a form that the host accepts. If a clock is opened with a frequency, the host converts the
+/// frequency to a period, and then rejects new frequencies for this clock. Therefore, clocks always get a period. A
+/// clock's period is in nanoseconds, so it follows from the frequency.
 fn at_host(rate: Rate, is_clock: bool) -> Rate {
     match rate {
         Rate::Frequency(frequency) if is_clock => {

@@ -1,4 +1,4 @@
-//! One group of host events on a vCPU's thread: the host schedules all members or none, and one system call
+//! One group of host events on a vCPU's thread. The host schedules either all members or none, and one system call
 //! reads them all.
 
 use std::fs::File;
@@ -29,7 +29,7 @@ const HEADER: usize = 3;
 /// Bytes of the longest reading.
 const BYTES: usize = (HEADER + MOST) * size_of::<u64>();
 
-/// Only events of the same class share a group. Their exclusions may differ: perf applies them to each event
+/// Only events of the same class share a group. Their exclusions may differ, because perf applies them to each event
 /// separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
@@ -45,7 +45,7 @@ pub(super) enum Class {
 }
 
 impl Class {
-    /// The class of `what`; `None` if `what` samples, or is a trace.
+    /// Returns the class of `what`. `None` if `what` samples or is a trace.
     pub(super) fn of(what: &Request) -> Option<Self> {
         let class = match what.kind {
             KIND_SOFTWARE => Self::Software,
@@ -68,7 +68,7 @@ impl Class {
     }
 }
 
-/// Buffer for readings, so that reading allocates nothing.
+/// Buffer for readings. With this buffer, reading does not allocate memory.
 #[derive(Debug)]
 pub(super) struct Scratch {
     bytes: [u8; BYTES],

@@ -1,7 +1,7 @@
 //! Counters that this process reads with an instruction.
 #![expect(unsafe_code, reason = "instructions without a safe wrapper")]
 
-/// The host's virtual counter. A guest's virtual counter differs from it by a fixed offset, as a guest's time
+/// The host's virtual counter. A guest's virtual counter differs from it by a fixed offset, just as a guest's time
 /// stamp counter differs from the host's on x86-64.
 pub(crate) fn ticks() -> u64 {
     let ticks: u64;
@@ -17,7 +17,7 @@ pub(crate) fn ticks() -> u64 {
 /// administrator's permission to do so.
 pub(crate) const READS_COUNTERS: bool = false;
 
-/// Performance counter `index` of this CPU; `None` unless [`READS_COUNTERS`].
+/// Returns performance counter `index` of this CPU. `None` unless [`READS_COUNTERS`] is true.
 pub(crate) fn performance_counter(_index: u32) -> Option<u64> {
     None
 }

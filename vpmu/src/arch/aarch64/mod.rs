@@ -16,6 +16,6 @@ pub(crate) use registers::{
 #[cfg(feature = "internals")]
 pub(crate) use {internals::program, registers::ENTRIES};
 
-/// Exit reasons (`EXIT_*`) that never occur: the architecture has no I/O ports, and KVM handles WFI without an
+/// Exit reasons (`EXIT_*`) that never occur, because the architecture has no I/O ports, and KVM handles WFI without an
 /// exit to the VMM.
 pub(crate) const UNREACHABLE_EXITS: [u64; 2] = [crate::abi::EXIT_IO, crate::abi::EXIT_HLT];

@@ -1,5 +1,5 @@
-//! Page tables of EL1 for 4 KiB pages and 48-bit addresses, or 52-bit addresses with FEAT_LPA2. Stock kernels
-//! use these tables; other tables are not walked.
+//! Page tables of EL1 for 4 KiB pages and 48-bit addresses, or 52-bit addresses with FEAT_LPA2. Stock kernels use these
+//! tables. This module does not walk other tables.
 
 use vm_memory::GuestAddress;
 
@@ -9,10 +9,11 @@ use crate::walk::Page;
 /// SCTLR_EL1: addresses are translated.
 pub(super) const SCTLR_MMU: u64 = 1 << 0;
 
-/// TCR_EL1: for each half of the address space, the number of upper address bits that are not translated.
+/// The fields of TCR_EL1 that hold, for each half of the address space, the number of upper address bits that are not
+/// translated.
 const TCR_SIZE_MASK: u64 = 0x3f;
 const TCR_T1_SHIFT: u32 = 16;
-/// TCR_EL1: the granule of each half. The two halves encode the same granule differently.
+/// The fields of TCR_EL1 that hold the granule of each half. The two halves encode the same granule differently.
 const TCR_TG0_SHIFT: u32 = 14;
 const TCR_TG0_4K: u64 = 0b00;
 const TCR_TG1_SHIFT: u32 = 30;
@@ -26,12 +27,13 @@ const TCR_TBI0: u64 = 1 << 37;
 const TCR_TBI1: u64 = 1 << 38;
 /// If set, descriptors and TTBRs hold 52-bit addresses (FEAT_LPA2).
 const TCR_DS: u64 = 1 << 59;
-/// 48-bit addresses and 4 KiB pages in both halves.
+/// Selects 48-bit addresses and 4 KiB pages in both halves.
 #[cfg(any(test, feature = "internals"))]
 pub(super) const TCR_48_BITS: u64 = 16 | 16 << TCR_T1_SHIFT | TCR_TG1_4K << TCR_TG1_SHIFT;
 
 pub(super) const VALID: u64 = 1 << 0;
-/// Above the last level: the entry points to a table. In the last level: the entry is for a page.
+/// Above the last level, this bit means that the entry points to a table. In the last level, it means that the entry is
+/// for a page.
 pub(super) const TABLE: u64 = 1 << 1;
 pub(super) const USER: u64 = 1 << 6;
 const KERNEL_NEVER_EXECUTES: u64 = 1 << 53;
@@ -46,13 +48,13 @@ const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 const ADDRESS_DS: u64 = 0x0003_ffff_ffff_f000;
 const ADDRESS_DS_HIGH: u64 = 0b11 << 8;
 const ADDRESS_DS_HIGH_SHIFT: u32 = 42;
-/// The address in a TTBR. It need not be page-aligned: a top table with few entries is smaller than a page.
+/// The address in a TTBR. It need not be page-aligned, because a top table with few entries is smaller than a page.
 const ROOT: u64 = 0x0000_ffff_ffff_ffc0;
 const ROOT_DS_HIGH: u64 = 0b1111 << 2;
 const ROOT_DS_HIGH_SHIFT: u32 = 46;
 
 const PAGE_BITS: u32 = 12;
-/// Address bits that each level of tables resolves; the top level resolves the remaining bits.
+/// Number of address bits that each level of tables resolves. The top level resolves the remaining bits.
 const INDEX_BITS: u32 = 9;
 /// The bit that selects an address's half.
 const HALF: u32 = 55;
@@ -83,8 +85,8 @@ struct Half {
 }
 
 impl Half {
-    /// The half with tables at `ttbr`; `untranslated` is the number of address bits that are not translated.
-    /// `None` if the granule or `untranslated` is not supported.
+    /// Returns the half whose tables are at `ttbr`. `untranslated` is the number of address bits that are not
+    /// translated. `None` if the granule or `untranslated` is not supported.
     fn new(ttbr: u64, is_4k: bool, untranslated: u64, tagged: bool, wide: bool) -> Option<Self> {
         let bits = match (untranslated, wide) {
             (16, _) => 48,
@@ -110,7 +112,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// The tables that `control` selects; `None` if translation is off.
+    /// Returns the tables that `control` selects. `None` if translation is off.
     pub(super) fn new(control: &Control) -> Option<Self> {
         if control.sctlr & SCTLR_MMU == 0 {
             return None;
@@ -137,7 +139,7 @@ impl Tables {
         })
     }
 
-    /// Translates through the tables, with at most one read per level, whatever the tables hold.
+    /// Translates through the tables. Reads at most one entry per level, no matter what the tables contain.
     pub(super) fn walk(&self, memory: &View<'_>, address: u64) -> Option<Page> {
         let is_upper = !is_user_address(address);
         let half = if is_upper { self.upper? } else { self.lower? };
@@ -247,8 +249,8 @@ mod tests {
             self
         }
 
-        /// The translation of `address`, whether programs can read there, and whether the kernel can execute
-        /// there.
+        /// Returns the translation of `address`, whether programs can read at this address, and whether the kernel can
+        /// execute there.
         fn walk(&self, tcr: u64, address: u64) -> Option<(u64, bool, bool)> {
             let control = Control {
                 sctlr: SCTLR_MMU,
@@ -343,7 +345,7 @@ mod tests {
         let guest = Guest::new().map((KERNEL, 4), 0, 0x8_7000 | PAGE, 0);
         assert!(guest.walk(TCR_48_BITS, KERNEL).is_some());
         for tcr in [
-            // In order: a granule of 64 KiB, a granule of 16 KiB, 39-bit addresses, and disabled walks.
+            // In this order: a granule of 64 KiB, a granule of 16 KiB, 39-bit addresses, and disabled walks.
             TCR_48_BITS | 0b11 << TCR_TG1_SHIFT,
             TCR_48_BITS ^ 0b11 << TCR_TG1_SHIFT,
             TCR_48_BITS ^ (16 ^ 25) << TCR_T1_SHIFT,

@@ -8,7 +8,7 @@ use crate::walk::Page;
 /// Number of registers that a sample can hold.
 pub const GENERAL_REGS: usize = 33;
 
-/// All of a vCPU's state that a call chain or a record of registers needs.
+/// The parts of a vCPU's state that a call chain or a record of registers needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuState {
     /// In the order of perf's numbers for arm64: X0 to X29, LR, SP, PC. SP is the stack pointer in use.
@@ -30,7 +30,7 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// Whether a CPU with this `pstate` is in user mode, EL0.
+    /// Whether a CPU with this `pstate` is in user mode (EL0).
     #[must_use]
     pub fn is_user(pstate: u64) -> bool {
         pstate & MODE_LEVEL == 0
@@ -47,7 +47,7 @@ impl CpuState {
 const MODE_LEVEL: u64 = 0xf;
 const MODE_AARCH32: u64 = 1 << 4;
 
-/// perf's numbers of the frame pointer, the stack pointer, and the program counter.
+/// perf's register numbers for the frame pointer, the stack pointer and the program counter.
 pub(crate) const FP: usize = 29;
 pub(crate) const SP: usize = 31;
 pub(crate) const IP: usize = 32;
@@ -58,16 +58,16 @@ pub(crate) const REGISTERS: u64 = (1 << GENERAL_REGS) - 1;
 /// Linux's kernel stacks have this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code are walked. They are not, because compilers for 32-bit code do not agree on a frame
-/// pointer.
+/// Whether frames of 32-bit code are walked. They are not walked here, because compilers for 32-bit code do not agree
+/// on a frame pointer.
 pub(crate) const WALKS_32_BIT_CODE: bool = false;
 
-/// Number of words in Linux's `struct pt_regs` that hold registers: perf's registers in perf's order, then
+/// Number of words in Linux's `struct pt_regs` that hold registers: perf's registers in perf's order, followed by
 /// PSTATE.
 pub(crate) const SAVED_WORDS: usize = GENERAL_REGS + 1;
 
-/// The registers in `words` of a `struct pt_regs`, and whether they belong to 64-bit code. `None` unless the kernel
-/// saved these registers when a program entered the kernel.
+/// Returns the registers in the words of a `struct pt_regs`, and whether they belong to 64-bit code. `None` unless the
+/// kernel saved these registers when a program entered the kernel.
 pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
     let [general @ .., pstate] = words;
     CpuState::is_user(pstate).then_some((general, CpuState::is_code64(pstate)))
@@ -92,7 +92,7 @@ pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
 pub(crate) struct Tables(paging::Tables);
 
 impl Tables {
-    /// The tables of `cpu`; `None` if translation is off.
+    /// Returns the tables of `cpu`. `None` if translation is off.
     pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
         let control = Control {
             sctlr: cpu.sctlr,
@@ -109,8 +109,8 @@ impl Tables {
     }
 }
 
-/// Flags of page-table entries that let user mode access a page: first the flags of an entry for a table,
-/// then the flags of an entry for a page.
+/// Flags of page-table entries that let user mode access a page. The first value is for an entry that points to a
+/// table, and the second value is for an entry of a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [
     paging::VALID | paging::TABLE,

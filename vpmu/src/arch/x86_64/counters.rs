@@ -3,15 +3,15 @@
 
 /// The time stamp counter.
 pub(crate) fn ticks() -> u64 {
-    // SAFETY: every x86-64 CPU has the instruction, and user space may use it unless the process has disabled
-    // it for itself.
+    // SAFETY: every x86-64 CPU has the instruction, and user space may use it unless the process has disabled it.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
 /// Whether the device reads performance counters with RDPMC instead of a system call.
 pub(crate) const READS_COUNTERS: bool = true;
 
-/// Performance counter `index` of this CPU, as RDPMC numbers it; `None` unless [`READS_COUNTERS`].
+/// Returns performance counter `index` of this CPU. RDPMC numbers the counters. `None` unless [`READS_COUNTERS`] is
+/// true.
 ///
 /// `index` must come from the metadata page of an event that counts this thread, and the page must permit the
 /// read. Otherwise, the CPU faults and the kernel ends the process.

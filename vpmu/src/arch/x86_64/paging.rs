@@ -1,4 +1,4 @@
-//! Page tables of long mode, with four or five levels. Other modes are not walked.
+//! Page tables of long mode, with four or five levels. This module does not walk tables of other modes.
 
 use vm_memory::GuestAddress;
 
@@ -16,15 +16,15 @@ const USER: u64 = 1 << 2;
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 /// The bits of a table entry and of CR3 that hold an address. An address with more bits than the processor supports
-/// needs no check: it is not in guest memory, and the walk reads only guest memory.
+/// needs no check, because it is not in guest memory and the walk reads only guest memory.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 const PAGE_BITS: u32 = 12;
-/// Address bits that each level of tables resolves.
+/// Number of address bits that each level of tables resolves.
 const INDEX_BITS: u32 = 9;
 
-/// Flags of page-table entries that let user mode access a page: first the flags of an entry for a table,
-/// then the flags of an entry for a page.
+/// Flags of page-table entries that let user mode access a page. The first value is for an entry that points to a
+/// table, and the second value is for an entry of a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [PRESENT | USER, PRESENT | USER];
 
@@ -41,7 +41,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// The tables of `cpu`; `None` outside long mode.
+    /// Returns the tables of `cpu`. `None` outside long mode.
     pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
         let long = cpu.efer & EFER_LMA != 0 && cpu.cr4 & CR4_PAE != 0 && cpu.cr0 & CR0_PG != 0;
         long.then_some(Self {
@@ -50,7 +50,7 @@ impl Tables {
         })
     }
 
-    /// Translates through the tables, with at most one read per level, whatever the tables hold.
+    /// Translates through the tables. Reads at most one entry per level, no matter what the tables contain.
     pub(crate) fn walk(&self, memory: &View<'_>, address: u64) -> Option<Page> {
         let bits = PAGE_BITS + self.levels * INDEX_BITS;
         if !is_canonical(address, bits) {
@@ -91,7 +91,8 @@ impl Tables {
     }
 }
 
-/// Whether `address` is canonical: the highest of its `bits` translated bits is equal to each bit above it.
+/// Returns whether `address` is canonical. In a canonical address, all bits above the `bits` translated bits equal the
+/// highest translated bit.
 fn is_canonical(address: u64, bits: u32) -> bool {
     let above = address >> (bits - 1);
     above == 0 || above == u64::MAX >> (bits - 1)

@@ -4,11 +4,11 @@
 /// Number of registers that a sample can hold.
 pub const GENERAL_REGS: usize = 24;
 
-/// All of a vCPU's state that a call chain or a record of registers needs.
+/// The parts of a vCPU's state that a call chain or a record of registers needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuState {
-    /// In the order of perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS,
-    /// GS, R8 to R15; segments as selectors.
+    /// In the order of perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS, GS, R8 to
+    /// R15. Segment registers hold selectors.
     pub general: [u64; GENERAL_REGS],
     /// Whether the vCPU was in guest user mode.
     pub user: bool,
@@ -24,27 +24,27 @@ pub struct CpuState {
     pub efer: u64,
 }
 
-/// perf's numbers of the frame pointer, the stack pointer, and the instruction pointer.
+/// perf's register numbers for the frame pointer, the stack pointer and the instruction pointer.
 pub(crate) const FP: usize = 6;
 pub(crate) const SP: usize = 7;
 pub(crate) const IP: usize = 8;
 const CS: usize = 10;
 
-/// Registers that an event may request: AX to SS, then R8 to R15; not DS, ES, FS, GS.
+/// Registers that an event may request: AX to SS and R8 to R15, but not DS, ES, FS and GS.
 pub(crate) const REGISTERS: u64 = 0xff_0fff;
 
 /// Linux's kernel stacks have this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code are walked: true here, because 32-bit and 64-bit code use the same register as the
-/// frame pointer.
+/// Whether frames of 32-bit code are walked. They are walked here, because 32-bit and 64-bit code use the same register
+/// as the frame pointer.
 pub(crate) const WALKS_32_BIT_CODE: bool = true;
 
 /// Number of words in Linux's `struct pt_regs`.
 pub(crate) const SAVED_WORDS: usize = 21;
 
-/// perf's number for each word of `struct pt_regs`, which the kernel saves when a program enters the kernel;
-/// `None` for the word with the system call number.
+/// perf's register number for each word of `struct pt_regs`, which the kernel saves when a program enters the kernel.
+/// `None` for the word that holds the system call number.
 const SAVED: [Option<usize>; SAVED_WORDS] = [
     Some(23),
     Some(22),
@@ -73,8 +73,8 @@ const USER32_CS: u64 = 0x23;
 /// The privilege level in a selector.
 const SELECTOR_LEVEL: u64 = 3;
 
-/// The registers in `words` of a `struct pt_regs`, and whether they belong to 64-bit code. `None` unless the kernel
-/// saved these registers when a program entered the kernel.
+/// Returns the registers in the words of a `struct pt_regs`, and whether they belong to 64-bit code. `None` unless the
+/// kernel saved these registers when a program entered the kernel.
 pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
     let mut general = [0; GENERAL_REGS];
     for (number, word) in SAVED.into_iter().zip(words) {

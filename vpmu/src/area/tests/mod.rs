@@ -16,7 +16,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// A value that tests never write.
 const UNTOUCHED: u64 = u64::MAX;
 
-/// Memory of one area, with the head and the tail, which writer and reader share.
+/// The memory of one area, and the head and the tail. The writer and the reader share all of it.
 struct Fake {
     data: Vec<u64>,
     head: Cell<u64>,

@@ -51,7 +51,7 @@ impl Model {
         if self.overwrite {
             return self.size;
         }
-        // A tail is valid if it is at most the area's size behind the head. Search all such tails.
+        // A tail is valid if its distance behind the head is at most the area's size. Search all such tails.
         (0..=self.size)
             .step_by(8)
             .chain(0..=self.size)

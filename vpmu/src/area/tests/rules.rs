@@ -1,4 +1,4 @@
-//! The rules of an area, one by one.
+//! Tests each rule of an area separately.
 
 use super::*;
 
@@ -88,8 +88,7 @@ fn full_area_wakes_once_and_continues_when_there_is_room() {
     assert_eq!(second, Appended::default(), "notified already");
     pages.tail.set(1024);
     assert!(area.append(&mut pages, &entry(&words)).whole);
-    // The entry above has opened a new chunk. The next entry does not fit: it ends the chunk, and wakes the reader
-    // again.
+    // The entry above opened a new chunk. The next entry does not fit, so it ends the chunk and wakes the reader again.
     let third = area.append(&mut pages, &entry(&words));
     let chunk = Chunk {
         offset: PAGE,
