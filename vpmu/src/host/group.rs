@@ -111,13 +111,13 @@ pub(super) struct Group {
 
 #[derive(Debug)]
 struct Member {
-    /// `None` for a removed leader. Its event stays open: closing it would dissolve the group.
+    /// `None` for a removed leader. Its event stays open, because closing it would dissolve the group.
     key: Option<CounterKey>,
     request: Request,
     event: File,
     /// The event's metadata page, if it is mapped.
     page: Option<Mapping>,
-    /// The host's count when the member was added; not zero for a reused leader.
+    /// The host's count when the member was added. It is not zero for a reused leader.
     base: u64,
 }
 
@@ -145,7 +145,8 @@ impl Member {
         })
     }
 
-    /// The member's reading. `value` is the host's count of its event; `times` are the times of the group.
+    /// Returns the member's reading. `value` is the host's count of the member's event, and `times` are the times of
+    /// the group.
     fn reading(&self, value: u64, times: Reading) -> Reading {
         Reading {
             value: value.wrapping_sub(self.base),
@@ -184,12 +185,12 @@ impl Group {
         mapped.count()
     }
 
-    /// Whether no member is left, apart from a removed leader.
+    /// Returns whether the group has no members left, except for a removed leader.
     pub(super) fn is_empty(&self) -> bool {
         self.members.iter().all(|member| member.key.is_none())
     }
 
-    /// Reuses the leader if it was removed and had the same request; returns whether it was reused.
+    /// Reuses the leader if it was removed and had the same request. Returns whether the leader was reused.
     pub(super) fn revive(
         &mut self,
         what: &Request,
@@ -208,8 +209,8 @@ impl Group {
         true
     }
 
-    /// Opens another member; returns whether the host can count it together with the group's members. If not,
-    /// the group is unchanged.
+    /// Opens another member. Returns whether the host can count it together with the group's other members. If not, the
+    /// group is unchanged.
     ///
     /// # Errors
     /// Errors that would also occur in another group.
@@ -259,7 +260,7 @@ impl Group {
         matches!((before, after), (Some(before), Some(after)) if is_waiting(before, after))
     }
 
-    /// Removes the member `key`; returns whether the group had it.
+    /// Removes the member `key`. Returns whether the group had this member.
     pub(super) fn remove(&mut self, key: CounterKey) -> bool {
         let is_it = |member: &Member| member.key == Some(key);
         match self.members.iter().position(is_it) {
@@ -273,8 +274,8 @@ impl Group {
         true
     }
 
-    /// Reads every member now. Stores the reading of `only`, or all readings if `only` is `None`. `own`:
-    /// whether the counters count the calling thread.
+    /// Reads every member now. Stores the reading of `only`, or all readings if `only` is `None`. `own` is true if the
+    /// counters count the calling thread.
     pub(super) fn refresh(
         &mut self,
         only: Option<CounterKey>,
@@ -291,7 +292,7 @@ impl Group {
         }
     }
 
-    /// Reads the members' values into `into`, and returns the group's times; `None` if the host cannot read the
+    /// Reads the members' values into `into`, and returns the group's times. Returns `None` if the host cannot read the
     /// group.
     fn read(&mut self, own: bool, into: &mut Scratch) -> Option<Reading> {
         let looked = if own { self.look(into) } else { None };
@@ -305,8 +306,8 @@ impl Group {
         Some(self.times)
     }
 
-    /// Reads the whole group from its metadata pages; `None` if a member cannot be read from a page. The times
-    /// are the leader's, as in the host's own reading.
+    /// Reads the whole group from its metadata pages. Returns `None` if a member cannot be read from a page. The times
+    /// are the leader's times, as in a reading by the host.
     fn look(&self, into: &mut Scratch) -> Option<Reading> {
         let mut of_leader = None;
         for (member, value) in self.members.iter().zip(&mut into.values) {
@@ -317,8 +318,8 @@ impl Group {
         of_leader
     }
 
-    /// Reads the group with a system call. `None` if the call fails, or for a pinned event that lost its counter:
-    /// the host then returns end of file.
+    /// Reads the group with a system call. Returns `None` if the call fails, or if a pinned event has lost its counter,
+    /// in which case the host returns end of file.
     fn ask(&self, into: &mut Scratch) -> Option<Reading> {
         let leader = self.members.first()?;
         let words = HEADER + self.members.len();
@@ -347,13 +348,13 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Drop the leader last: without it, the host makes each member a group of its own.
+        // Drop the leader last, because without a leader the host makes each member a separate group.
         while self.members.pop().is_some() {}
     }
 }
 
-/// Identifies the kernel's software PMU of an event: each clock has its own PMU, and all other software events
-/// share one. `None` if the event is not a software event.
+/// Identifies the kernel's software PMU to which an event belongs. Each clock has its own PMU, and all other software
+/// events share one. `None` if the event is not a software event.
 fn software_pmu(what: &Request) -> Option<u64> {
     let software = what.kind == KIND_SOFTWARE;
     software.then_some(match is_clock(what.kind, what.config) {
@@ -362,9 +363,9 @@ fn software_pmu(what: &Request) -> Option<u64> {
     })
 }
 
-/// Whether the host refused a member because of its group: `EINVAL` or `ENOSPC` if the PMU cannot count all
-/// members at once; `E2BIG` if the host cannot read all members at once; `ENODEV` (Linux 6.15 and newer) if
-/// the group's thread has ended. On a thread that has ended, an event without a group fails with `ESRCH`.
+/// Returns whether the host refused a member because of its group. The error is `EINVAL` or `ENOSPC` if the PMU cannot
+/// count all members at once, `E2BIG` if the host cannot read all members at once, and `ENODEV` (Linux 6.15 and newer)
+/// if the group's thread has ended. On a thread that has ended, an event without a group fails with `ESRCH`.
 fn is_misfit(error: &io::Error) -> bool {
     let misfits = [libc::EINVAL, libc::ENOSPC, libc::E2BIG, libc::ENODEV];
     error
@@ -372,7 +373,7 @@ fn is_misfit(error: &io::Error) -> bool {
         .is_some_and(|error| misfits.contains(&error))
 }
 
-/// Whether a group was never scheduled on its PMU between two readings, although its thread ran.
+/// Returns whether a group was never scheduled on its PMU between two readings although its thread ran.
 fn is_waiting(before: Reading, after: Reading) -> bool {
     after.enabled > before.enabled && after.running == before.running
 }

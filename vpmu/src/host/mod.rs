@@ -85,7 +85,7 @@ impl HostFiles {
     }
 }
 
-/// The host's perf events, counted on vCPU threads.
+/// The host's perf events, which count on vCPU threads.
 #[derive(Debug)]
 pub struct PerfSource {
     signal: c_int,
@@ -163,8 +163,8 @@ impl PerfSource {
         })
     }
 
-    /// The PMU that counts hardware events; the default if no PMU does. The default then has no effect, because the
-    /// source offers no hardware events.
+    /// The PMU that counts hardware events, or the default if no PMU does. In the latter case the default has no
+    /// effect, because the source offers no hardware events.
     fn pmu(&self) -> CpuPmu {
         self.cpu_pmu.unwrap_or_default()
     }
@@ -190,34 +190,35 @@ pub(crate) fn candidates() -> impl Iterator<Item = Offer> {
 /// itself.
 ///
 /// # Errors
-/// The reason why it cannot, with a remedy.
+/// The reason why perf cannot trace them, with a remedy.
 pub fn traces_exits() -> Result<(), ExitsRefused> {
     Tracepoints::find()?.permitted()?.probe()
 }
 
-/// Maximum number of bytes that the host locks in memory: the rings of at most `counters` sampling counters and of the
-/// operator's counters and, on each of `vcpus` threads, the metadata pages of the non-sampling counters.
+/// Returns the maximum number of bytes that the host locks in memory. They are the rings of at most `counters` sampling
+/// counters and of the operator's counters, and the metadata pages of the non-sampling counters on each of `vcpus`
+/// threads.
 pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     let rings = ring::most_pages(u64::from(counters) + OPERATORS);
     let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
     (rings + pages) * PAGE_SIZE as u64
 }
 
-/// Number of counters of the operator that [`locked_memory`] and [`descriptors`] allow for.
+/// Number of the operator's counters that [`locked_memory`] and [`descriptors`] take into account.
 const OPERATORS: u64 = 64;
 /// Maximum number of descriptors for the non-sampling counters of a thread. This covers a counter for each
 /// event with each combination of exclusions, the leaders of their groups, and the leader of the thread's
 /// sampling clocks.
 const SHARED: u64 = 4 * 64;
 
-/// Maximum number of file descriptors: those of at most `counters` sampling counters, of the operator's counters, of
-/// the non-sampling counters on each of `vcpus` threads, and the VMM's other descriptors. A trace of exits needs two
-/// descriptors, so each sampling counter and each counter of the operator is counted twice.
+/// Returns the maximum number of file descriptors. They are the descriptors of at most `counters` sampling counters, of
+/// the operator's counters, of the non-sampling counters on each of `vcpus` threads, and the VMM's other descriptors. A
+/// trace of exits needs two descriptors, so each sampling counter and each counter of the operator is counted twice.
 pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
 
-/// The PMU that counts on every CPU on which the calling thread may run. Threads that the calling thread starts
+/// Returns the PMU that counts on every CPU on which the calling thread may run. Threads that the calling thread starts
 /// inherit these CPUs.
 fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     let affinity = sys::affinity().unwrap_or_else(|error| {
@@ -227,8 +228,9 @@ fn cpu_pmu() -> Result<CpuPmu, Refusal> {
     CpuPmu::find(Path::new(pmus::DEVICES), &affinity)
 }
 
-/// The reason why [`PerfSource`] refuses hardware events, even if the host would open them: the events would
-/// not count on some of the CPUs on which the calling thread may run. `None` if there is no such reason.
+/// Returns the reason why [`PerfSource`] refuses hardware events even if the host would open them. The reason is that
+/// the events would not count on some of the CPUs on which the calling thread may run. `None` if there is no such
+/// reason.
 #[must_use]
 pub fn hardware_refusal() -> Option<Refusal> {
     cpu_pmu().err()

@@ -1,8 +1,8 @@
-//! Reads an event's count without a system call: from the CPU's counter and the event's metadata page.
+//! Reads an event's count without a system call, from the CPU's counter and the event's metadata page.
 //!
-//! The protocol is documented in `linux/perf_event.h` at `perf_event_mmap_page`. It works only on the thread
-//! that the event counts: the page names a counter of the CPU that runs this thread, and the kernel updates the
-//! page when it assigns the counter to the event or takes it away.
+//! The protocol is documented in `linux/perf_event.h` at `perf_event_mmap_page`. It works only on the thread that the
+//! event counts, because the page refers to a counter of the CPU that runs this thread, and the kernel updates the page
+//! when it assigns the counter to the event or takes it away.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -16,15 +16,15 @@ use vpmu_perf::record::halves;
 use crate::arch;
 use crate::source::Reading;
 
-/// Maximum number of attempts to read the page. A concurrent update makes an attempt fail; after the last
-/// attempt, the caller makes a system call instead.
+/// Maximum number of attempts to read the page. A concurrent update makes an attempt fail. After the last attempt, the
+/// caller makes a system call instead.
 const TRIES: usize = 4;
 
-/// A metadata page, and the CPU that the reader runs on.
+/// A metadata page, and the CPU on which the reader runs.
 pub(super) trait Metadata {
     /// The aligned word at byte `offset` of the page.
     fn word(&self, offset: usize) -> u64;
-    /// The value of the performance counter with RDPMC number `index`; `None` if user space cannot read it.
+    /// Returns the value of the performance counter with RDPMC number `index`. `None` if user space cannot read it.
     fn counter(&self, index: u32) -> Option<u64>;
     /// The time stamp counter now.
     fn tsc(&self) -> u64;
@@ -45,8 +45,8 @@ impl Metadata for Mapping {
     }
 }
 
-/// The event's current count and times; `None` if only the kernel can read them: the event has no counter now,
-/// the page does not permit such reads, or the page keeps changing.
+/// Returns the event's current count and times. `None` if only the kernel can read them: the event currently has no
+/// counter, the page does not permit such reads, or the page keeps changing.
 pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     for _ in 0..TRIES {
         let before = event.word(LOCK_INDEX);
@@ -61,7 +61,7 @@ pub(super) fn read(event: &impl Metadata) -> Option<Reading> {
     None
 }
 
-/// Reads the page once. The result is valid only if the page's lock did not change meanwhile.
+/// Reads the page once. The result is valid only if the page's lock did not change during the read.
 fn snapshot(event: &impl Metadata, index: u32) -> Option<Reading> {
     let capabilities = event.word(CAPABILITIES);
     let needed = CAP_USER_RDPMC | CAP_USER_TIME;
@@ -84,7 +84,7 @@ fn snapshot(event: &impl Metadata, index: u32) -> Option<Reading> {
     })
 }
 
-/// `(ticks * mult) >> shift`, modulo 2^64; `None` for a shift that the kernel never uses.
+/// Returns `(ticks * mult) >> shift`, modulo 2^64. `None` for a shift that the kernel never uses.
 fn nanoseconds(ticks: u64, shift: u16, mult: u32) -> Option<u64> {
     let shift = u32::from(shift);
     let quotient = ticks.checked_shr(shift)?;
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// The fields of a page as a test sets them.
+    /// The fields of a page. A test sets them.
     #[derive(Debug, Clone, Copy)]
     struct Fields {
         lock: u32,
@@ -151,8 +151,8 @@ mod tests {
     /// 100 ns after the page was updated.
     const NOW: u64 = 1200;
 
-    /// A model of a metadata page that the kernel updates during reads: each read of the counter changes the page
-    /// to the next of `fields`, until only one is left.
+    /// A model of a metadata page that the kernel updates during reads. Each read of the counter changes the page to
+    /// the next element of `fields`, until only one element is left.
     struct Page {
         fields: RefCell<Vec<Fields>>,
         reads: Cell<usize>,
@@ -271,8 +271,8 @@ mod tests {
     fn short_clock_is_completed_from_the_page() {
         let fields = Fields {
             capabilities: PLAIN.capabilities | CAP_USER_TIME_SHORT,
-            // The clock has only 8 bits. At tick 1200 it shows 0xb0: 0xa0 ticks have passed since the update of
-            // the page, when the clock showed 0x10.
+            // The clock has only 8 bits. At tick 1200 it shows 0xb0. When the page was updated, the clock showed 0x10,
+            // so 0xa0 ticks have passed since then.
             cycles: 0x1_0010,
             mask: 0xff,
             time_offset: 0_u64.wrapping_sub(0x1_0010 / 2),

@@ -15,11 +15,11 @@ pub(super) const DEVICES: &str = "/sys/bus/event_source/devices";
 /// The PMU of an x86 host with uniform CPUs. On other hosts, each CPU PMU has a file that lists its CPUs.
 const PLAIN: &str = "cpu";
 const CPUS: &str = "cpus";
-/// Fields of a config that select the event. A raw event may set only these fields: the others are flags, some of
-/// which let a counter count more than its thread.
+/// Fields of a config that select the event. A raw event may set only these fields. The other fields are flags, some of
+/// which make a counter count more than its thread.
 const CHOOSING: [&str; 2] = ["event", "umask"];
 
-/// A list is invalid if it contains this CPU number or a higher one. No host has so many CPUs.
+/// A list that contains this CPU number or a higher one is invalid, because no host has so many CPUs.
 const MOST_CPUS: u32 = 1 << 16;
 /// Shift of the PMU's type in a generic event's config.
 const TYPE_SHIFT: u32 = 32;
@@ -35,8 +35,8 @@ pub(super) struct CpuPmu {
 }
 
 impl Default for CpuPmu {
-    /// The host's only PMU, for a host whose sysfs does not describe it. A raw event's config then has 16 bits: one
-    /// number, or an event number and a unit mask of 8 bits each.
+    /// The host's only PMU, if sysfs does not describe it. A raw event's config then has 16 bits: one number, or an
+    /// event number and a unit mask of 8 bits each.
     fn default() -> Self {
         Self {
             named: None,
@@ -155,7 +155,7 @@ fn range(part: &str) -> Option<RangeInclusive<u32>> {
     (first <= last).then_some(first..=last)
 }
 
-/// Mask of the bits of a config that select an event; `None` if the directory `format` does not describe them.
+/// Returns the mask of the config bits that select an event. `None` if the directory `format` does not describe them.
 fn choosing(format: &Path) -> Option<u64> {
     let texts = CHOOSING
         .iter()
@@ -187,7 +187,7 @@ mod tests {
         pinned: false,
     };
 
-    /// A directory of PMUs that contains `files`, each given as path and content.
+    /// Creates a directory of PMUs that contains `files`. Each file is given as its path and its content.
     fn devices(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
         for (path, text) in files {

@@ -1,4 +1,4 @@
-//! The events of this host, found by opening each candidate.
+//! Finds the events of this host by opening each candidate.
 
 use std::io;
 
@@ -11,8 +11,8 @@ use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
-/// The shortest period of software clocks. With a shorter period, the kernel's timer would still use this one, but
-/// each sample would contain the shorter period.
+/// The shortest period of software clocks. With a shorter period, the kernel's timer would still use this period, but
+/// each sample would contain the shorter one.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;
@@ -159,7 +159,7 @@ pub(super) fn candidates() -> impl Iterator<Item = Offer> {
     hardware.chain(software).chain(caches)
 }
 
-/// The offers of the raw events that the operator lists, or one offer that represents all raw events.
+/// Returns offers for the raw events that the operator lists, or one offer that represents all raw events.
 fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
     let counts = "the CPU's raw event of this number on the vCPU's thread";
     let offer = |config, name| on_cpu(KIND_RAW, config, name, counts);
@@ -209,7 +209,8 @@ fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
             sampling,
             exclude_user: false,
             exclude_kernel: excludes,
-            // One test suffices: an event that opens with the host's work excluded also opens with it included.
+            // One test suffices, because an event that opens with the host's work excluded also opens with that work
+            // included.
             exclude_host: offer.guest_only,
             pinned: false,
         };

@@ -1,4 +1,5 @@
-//! The readings of a set's counters, found by key without a search: each task switch looks up many of them.
+//! The readings of a set's counters. They are found by key without a search, because each task switch looks up many of
+//! them.
 
 use std::io;
 
@@ -48,14 +49,14 @@ impl Readings {
         }
     }
 
-    /// Stores a reading; `None` if the host could not read the counter.
+    /// Stores a reading. `None` means that the host could not read the counter.
     pub(super) fn set(&mut self, key: CounterKey, reading: Option<Reading>) {
         if let Some(slot) = self.slot(key) {
             slot.reading = reading;
         }
     }
 
-    /// The last stored reading; `None` also for an unknown key.
+    /// Returns the last stored reading. Also returns `None` for an unknown key.
     pub(super) fn get(&self, key: CounterKey) -> Option<Reading> {
         let slot = self.slots.get(index(key)).filter(|slot| slot.key == key)?;
         slot.reading

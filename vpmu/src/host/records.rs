@@ -6,9 +6,9 @@ use vpmu_perf::record::{
 
 use crate::source::Mode;
 
-/// Words of a sample's body: IP, TIME, PERIOD.
+/// Number of words in a sample's body, which consists of IP, TIME and PERIOD.
 const SAMPLE_WORDS: u64 = 3;
-/// Words of a loss record's body: the event's id, the number of lost records.
+/// Number of words in a loss record's body, which consists of the event's id and the number of lost records.
 const LOST_WORDS: u64 = 2;
 
 /// The content of a record.
@@ -40,8 +40,8 @@ pub(super) enum Notice {
     Throttle,
 }
 
-/// The content of a `PERF_RECORD_LOST` or `PERF_RECORD_THROTTLE`, which the ring of any event can contain; `None`
-/// for any other record.
+/// Returns the content of a `PERF_RECORD_LOST` or `PERF_RECORD_THROTTLE`. The ring of any event can contain these
+/// records. `None` for any other record.
 pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Option<Notice> {
     match record.header.kind {
         TYPE_LOST if record.words() >= LOST_WORDS => Some(Notice::Lost(record.word(1))),
@@ -54,7 +54,7 @@ pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Optio
 /// Passes the records between `tail` and `head` of a ring of `size` bytes to `found`, oldest first. `word`
 /// returns the aligned word at an offset below `size`.
 ///
-/// Afterwards the caller stores `head` as the reader's tail; the ring is then empty.
+/// Afterwards, the caller must store `head` as the reader's tail. The ring is then empty.
 pub fn take(
     word: impl Fn(u64) -> u64,
     size: u64,
@@ -108,7 +108,7 @@ mod tests {
         [&[header(kind, misc, len)], words].concat()
     }
 
-    /// Returns the records that [`take`] finds in a ring that holds `records` from byte `tail` on.
+    /// Returns the records that [`take`] finds in a ring that holds `records`, starting at byte `tail`.
     fn taken(records: &[Vec<u64>], tail: u64) -> Vec<Record> {
         let mut ring = [0; SIZE / 8];
         let mut head = tail;

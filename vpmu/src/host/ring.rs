@@ -44,7 +44,7 @@ impl Pool {
         Self(AtomicUsize::new(ALL_BATCHED_PAGES))
     }
 
-    /// Takes the pages of one long ring, if available.
+    /// Takes the pages of one long ring, if they are available.
     fn share(self: &Arc<Self>, pages: usize) -> Option<Share> {
         let take = |left: usize| left.checked_sub(pages);
         let taken = self
@@ -63,25 +63,25 @@ impl Drop for Share {
     }
 }
 
-/// A mapped ring: one metadata page, then data pages.
+/// A mapped ring. It consists of one metadata page, followed by data pages.
 #[derive(Debug)]
 pub(super) struct HostRing {
     mapping: Mapping,
     page: usize,
     size: u64,
-    /// For a long ring: the pages that it took from the pool.
+    /// For a long ring, the pages that it took from the pool.
     _share: Option<Share>,
 }
 
 impl HostRing {
-    /// A ring of one data page, for an event whose overflows make the run call return.
+    /// Creates a ring with one data page, for an event whose overflows make the run call return.
     pub(super) fn short(event: &File) -> io::Result<Self> {
         Self::map(event, 1, None)
     }
 
-    /// A ring of `pages` data pages, a power of two, for an event whose ring is drained only occasionally. The
-    /// ring is shorter if `pool` is used up, or if the host's limit on locked memory is reached. The host may
-    /// then drop records; it reports their number.
+    /// Creates a ring with `pages` data pages, for an event whose ring is drained only occasionally. `pages` must be a
+    /// power of two. The ring is shorter if `pool` is used up, or if the host's limit on locked memory is reached. The
+    /// host may then drop records, but reports how many.
     pub(super) fn long(event: &File, pages: usize, pool: &Arc<Pool>) -> io::Result<Self> {
         let share = pool.share(pages);
         let pages = if share.is_some() { pages } else { 1 };
@@ -108,8 +108,8 @@ impl HostRing {
         }
     }
 
-    /// Removes the unread records from the ring. Adds to `into` the samples, and the numbers of lost samples and of
-    /// throttles.
+    /// Removes the unread records from the ring. Adds the samples, and the numbers of lost samples and throttles, to
+    /// `into`.
     pub(super) fn drain(&self, clock: &Clock, into: &mut Overflows) {
         let Some(stretch) = self.stretch() else {
             return;
@@ -143,9 +143,9 @@ impl HostRing {
         self.size
     }
 
-    /// The unread records; `None` if there are none.
+    /// Returns the unread records. `None` if there are no unread records.
     pub(super) fn stretch(&self) -> Option<Stretch<'_>> {
-        // Pairs with the kernel's release: the records are stored before the head moves.
+        // Pairs with the kernel's release, so that the records are stored before the head moves.
         let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
         let tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
         (head != tail).then_some(Stretch {
@@ -165,7 +165,7 @@ pub(super) struct Stretch<'a> {
 }
 
 impl Stretch<'_> {
-    /// The aligned word at `offset` of the data; zero beyond the end of the data.
+    /// Returns the aligned word at `offset` in the data. Zero beyond the end of the data.
     pub(super) fn word(&self, offset: u64) -> u64 {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let offset = self.ring.page.saturating_add(offset);
@@ -175,7 +175,7 @@ impl Stretch<'_> {
 
 impl Drop for Stretch<'_> {
     fn drop(&mut self) {
-        // Pairs with the kernel's acquire: the words are read before the kernel overwrites them.
+        // Pairs with the kernel's acquire, so that the words are read before the kernel overwrites them.
         let mapping = &self.ring.mapping;
         mapping.store(DATA_TAIL, self.head, Ordering::Release);
     }

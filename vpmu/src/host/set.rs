@@ -36,7 +36,7 @@ impl PerfSet {
         }
     }
 
-    /// Opens a counter in the first group that accepts it, or in a new group; returns the group's index.
+    /// Opens a counter in the first group that accepts it, or in a new group. Returns the group's index.
     fn place(&mut self, what: &Request, class: Class, key: CounterKey) -> io::Result<usize> {
         let on = On {
             thread: self.thread,
@@ -58,8 +58,7 @@ impl PerfSet {
             }
         }
         let group = Group::open(class, what, key, on)?;
-        // The event could be opened in a group of its own, so the other groups refused it only because of their
-        // members.
+        // The event could be opened in a new group, so the other groups refused it only because of their members.
         for refusing in self.groups.iter_mut().filter(|group| group.is_of(class)) {
             refusing.close_to_others();
         }

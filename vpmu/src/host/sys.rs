@@ -16,12 +16,12 @@ pub(super) use vpmu_perf::call::{announce, set_period, thread};
 /// its limits allow, but the VMM must still be able to open files and accept clients.
 pub(super) const LEFT_TO_OTHERS: u64 = 32;
 
-/// Opens a perf event that counts `thread` (0: the calling thread) on any CPU.
+/// Opens a perf event that counts `thread` on any CPU. 0 is the calling thread.
 pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
     open_at(attr, Place::thread(thread))
 }
 
-/// Like [`open`], but in the group of `leader`: the event counts only while the leader is enabled, too.
+/// Like [`open`], but in the group of `leader`. The event counts only while the leader is also enabled.
 pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) -> io::Result<File> {
     let leader = Some(leader.as_fd());
     open_at(
@@ -71,10 +71,10 @@ pub(super) fn redirect(event: &File, target: &File) -> io::Result<()> {
 /// Maximum number of CPUs in a set. Linux does not support more.
 const MOST_CPUS: u32 = 8192;
 
-/// The CPUs that the calling thread may run on.
+/// Returns the CPUs on which the calling thread may run.
 pub(super) fn affinity() -> io::Result<BTreeSet<u32>> {
     let mut words = [0_u64; MOST_CPUS as usize / 64];
-    // SAFETY: the kernel writes at most the given size, which is that of `words`.
+    // SAFETY: the kernel writes at most the given number of bytes, which is the size of `words`.
     check(unsafe { libc::sched_getaffinity(0, size_of_val(&words), words.as_mut_ptr().cast()) })?;
     let has = |&cpu: &u32| {
         let word = words.get(cpu as usize / 64);
@@ -102,15 +102,15 @@ struct CapabilityData {
     inheritable: u32,
 }
 
-/// The effective capabilities of the calling thread, one bit each.
+/// Returns the effective capabilities of the calling thread. Each capability is one bit.
 pub(super) fn effective_capabilities() -> io::Result<u64> {
     let mut header = CapabilityHeader {
         version: CAPABILITIES_VERSION,
         pid: 0,
     };
     let mut data = [CapabilityData::default(); 2];
-    // SAFETY: the kernel reads and writes the header, and writes two elements, as this version
-    // specifies; both outlive the call.
+    // SAFETY: the kernel reads and writes the header, and writes two elements, as this version specifies. The header
+    // and the elements outlive the call.
     let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -123,19 +123,19 @@ thread_local! {
     static THREAD: i32 = thread();
 }
 
-/// The calling thread's id, cached after the first call. After a fork, the child still gets the cached id of
-/// the parent's thread.
+/// Returns the calling thread's id, which is cached after the first call. After a fork, the child still gets the cached
+/// id of the parent's thread.
 pub(super) fn known_thread() -> i32 {
     THREAD.with(|&thread| thread)
 }
 
-/// CPU time of the calling thread in nanoseconds.
+/// Returns the CPU time of the calling thread in nanoseconds.
 pub(super) fn thread_time() -> Option<u64> {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Nanoseconds of the clock that host records use; zero on a host without that clock. Sampling events cannot
-/// be opened on such a host.
+/// Returns the time, in nanoseconds, of the clock that host records use. Zero on a host without that clock. Sampling
+/// events cannot be opened on such a host.
 pub(super) fn raw_time() -> u64 {
     clock(libc::CLOCK_MONOTONIC_RAW).unwrap_or(0)
 }

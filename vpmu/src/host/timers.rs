@@ -1,10 +1,10 @@
 //! Starts and stops counters that are paced by timers of the host. Up to 64 such counters of a thread are members of
 //! one perf group, and their timers start together.
 //!
-//! Each such counter has a timer of its own. Timers that start a microsecond apart expire a microsecond apart,
-//! and each expiry is an interrupt, which takes a vCPU out of the guest. If the timers of a perf group start
-//! together with the group's leader, they expire at one moment, and one interrupt serves them all. Enabling or
-//! disabling the leader also takes only one system call for any number of counters.
+//! Each such counter has its own timer. Timers that start a microsecond apart expire a microsecond apart. Each expiry
+//! is an interrupt, which takes a vCPU out of the guest. If the timers of a perf group start together with the group's
+//! leader, they expire at one moment, and one interrupt serves them all. Enabling or disabling the leader also takes
+//! only one system call for any number of counters.
 
 use std::fs::File;
 use std::io;
@@ -36,7 +36,7 @@ struct Groups {
 }
 
 impl Timers {
-    /// The group of `thread`, created if the thread has none; `None` if the group is full.
+    /// Returns the group of `thread`. Creates the group if the thread has none. `None` if the group is full.
     ///
     /// # Errors
     /// The host's error.
@@ -61,7 +61,7 @@ impl Timers {
         }
     }
 
-    /// Ends the delay of [`Timers::hold`], and starts the members that should count.
+    /// Ends the delay that [`Timers::hold`] began, and starts the members that should count.
     ///
     /// # Errors
     /// The host's error.
@@ -193,7 +193,7 @@ impl Timer {
         &self.member.event
     }
 
-    /// Starts the counter; if the group is held, the counter starts at the release.
+    /// Starts the counter. If the group is held, the counter starts only at the release.
     ///
     /// # Errors
     /// The host's error.
@@ -246,7 +246,7 @@ impl TimerGroup {
             ..perf_event_attr::default()
         };
         attr.set_disabled(1);
-        // All events of a group must use one clock: the clock of the members' samples.
+        // All events of a group must use the same clock, which is the clock of the members' samples.
         attr.set_use_clockid(1);
         attr.clockid = libc::CLOCK_MONOTONIC_RAW;
         Ok(Self {
@@ -262,9 +262,9 @@ impl TimerGroup {
         })
     }
 
-    /// Enables or disables the changed members as wanted, while the leader is disabled. Enabling a member
-    /// while the leader is enabled might not start it: the host may search for events to start only in groups
-    /// whose leader has the same PMU as the member.
+    /// Enables or disables the changed members as wanted, while the leader is disabled. Enabling a member while the
+    /// leader is enabled might not start it, because the host may search for events to start only in groups whose
+    /// leader has the same PMU as the member.
     fn settle(&self, state: &mut State) -> io::Result<()> {
         // If no member should run, disable only the leader and keep the changes for the next start. Members
         // that stop together may start together again, and then none of them needs its own system call.

@@ -4,7 +4,7 @@
 /// A tracepoint according to its `format` file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Format {
-    /// The tracepoint's id: the `config` of its perf event, and `common_type` in its raw data.
+    /// The tracepoint's id. It is the `config` of the tracepoint's perf event, and the `common_type` in its raw data.
     pub(super) id: u16,
     fields: Vec<(String, Field)>,
 }
@@ -17,7 +17,7 @@ pub(super) struct Field {
 }
 
 impl Format {
-    /// Parses `text`; `None` if it is not a format file.
+    /// Parses `text`. Returns `None` if it is not a format file.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let id = text.lines().find_map(|line| line.strip_prefix("ID:"))?;
         let fields = text
@@ -39,7 +39,7 @@ impl Format {
 }
 
 impl Field {
-    /// The field's value in `raw`; zero if `raw` is too short.
+    /// Returns the field's value in `raw`. Zero if `raw` is too short.
     pub(super) fn of(self, raw: &[u8]) -> u64 {
         let bytes = raw.get(self.offset..).and_then(|raw| raw.get(..self.size));
         let mut word = [0; 8];

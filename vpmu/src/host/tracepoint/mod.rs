@@ -1,6 +1,6 @@
-//! Records every exit of a vCPU, including exits that the host's kernel handles itself. To do so, this module
-//! opens KVM's tracepoints on the vCPU's thread. The tracepoints' records also contain data of the host; the
-//! module removes that data.
+//! Records every exit of a vCPU, including exits that the host's kernel handles itself. To do so, this module opens
+//! KVM's tracepoints on the vCPU's thread. The tracepoints' records also contain data about the host. This module
+//! removes that data.
 
 mod format;
 mod pairs;
@@ -19,8 +19,8 @@ use crate::source::Offer;
 
 /// The host's tracefs directories.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// The kernel's own KVM drivers, which hit the tracepoints at every exit and entry. Other KVM drivers
-/// define the tracepoints, but do not hit them.
+/// The kernel's own KVM drivers, which hit the tracepoints at every exit and entry. Other KVM drivers define these
+/// tracepoints but do not hit them.
 const DRIVERS: [&str; 2] = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
 const EXIT: &str = "kvm_exit";
 const ENTRY: &str = "kvm_entry";
@@ -83,7 +83,7 @@ pub(super) struct Layout {
     end: usize,
 }
 
-/// The offer of a host with both tracepoints.
+/// What a host with both tracepoints offers.
 pub(super) fn offer() -> Offer {
     Offer {
         kind: KIND_EXIT_TRACE,
@@ -187,14 +187,15 @@ pub struct ExitFormats(Layout);
 
 #[cfg(feature = "internals")]
 impl ExitFormats {
-    /// Parses the texts of the `format` files of the exit and the entry tracepoint; `None` if they are invalid.
+    /// Parses the texts of the `format` files for the exit tracepoint and the entry tracepoint. Returns `None` if they
+    /// are invalid.
     #[must_use]
     pub fn parse(exit: &str, entry: &str) -> Option<Self> {
         let found = Tracepoints::parse(exit, entry).ok()?;
         Some(Self(found.layout))
     }
 
-    /// Number of exits and losses in a host ring of exit records. The parameters are those of
+    /// Returns the number of exits and losses in a host ring of exit records. The parameters are the same as for
     /// [`crate::host::records::take`].
     pub fn exits_in(&self, word: impl Fn(u64) -> u64, size: u64, tail: u64, head: u64) -> u64 {
         let (mut pairs, mut exits) = (pairs::Pairs::default(), 0);

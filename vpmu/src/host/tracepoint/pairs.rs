@@ -1,5 +1,5 @@
-//! Combines the records of a host ring into exits of a vCPU, each with the entry that ended it. Lengths in
-//! records are not trusted; unreadable records count as losses.
+//! Combines the records of a host ring into exits of a vCPU. Each exit contains the entry that ended it. Lengths in
+//! records are not trusted, and unreadable records count as losses.
 
 use vpmu_perf::record::{Record, Records, TYPE_SAMPLE};
 
@@ -9,7 +9,8 @@ use crate::host::records::{Notice, notice};
 
 /// Maximum number of raw bytes to examine.
 pub(super) const RAW_MOST: usize = 120;
-/// Index of the word after TIME. `PERF_SAMPLE_RAW` begins there: a 32-bit number of raw bytes, then the raw bytes.
+/// Index of the word after TIME. `PERF_SAMPLE_RAW` begins there. It consists of the number of raw bytes as 32 bits,
+/// followed by the raw bytes.
 const RAW_WORD: u64 = 1;
 const RAW_COUNT: usize = 4;
 
