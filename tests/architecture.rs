@@ -1,4 +1,4 @@
-//! Permitted dependencies between the parts of the tree.
+//! Checks that the parts of the tree depend on one another only as permitted.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ fn dependencies(package: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Directories of the workspace's members, sorted by name.
+/// Returns the directories of the workspace's members, sorted by name.
 fn members() -> Vec<String> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("default-members = [").unwrap();
@@ -344,8 +344,8 @@ fn modules_of_the_vmm_form_no_circle() {
         graph["vm"].contains("vcpu"),
         "paths in the code are not recognised"
     );
-    // Repeatedly removes modules that use no other module, and modules that no other module uses. The loop leaves only
-    // the modules of cycles, and those on paths from one cycle to another.
+    // Repeatedly removes modules that use no other module, and modules that no other module uses. Only the modules in
+    // cycles remain, and the modules on paths from one cycle to another.
     loop {
         let left = graph.len();
         let modules: BTreeSet<String> = graph.keys().cloned().collect();
@@ -447,7 +447,7 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
     }
 }
 
-/// Whether `text` contains `word` as a whole name. A part of a longer name does not count.
+/// Returns whether `text` contains `word` as a whole name. A part of a longer name does not count.
 fn has_word(text: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let names_meet = |left: Option<char>, right: Option<char>| {

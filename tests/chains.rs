@@ -99,8 +99,8 @@ fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     guest
 }
 
-/// Runs `guest`. Returns the return addresses of its two marks, and the sample of each mark without its header: first
-/// the sample in kernel mode, then the sample in user mode.
+/// Runs `guest`. Returns the return addresses of its two marks, and the sample of each mark without the header. The
+/// sample in kernel mode comes first, and then the sample in user mode.
 fn samples(guest: Sampled) -> (Marked, [Vec<u64>; 2]) {
     let (kernel, at) = guest.kernel(MARK, [KERNEL_BP, KERNEL_SP], [USER_BP, USER_SP]);
     let ran = run(&kernel, 1, &[]);
@@ -150,8 +150,8 @@ fn chains_without_kernel_or_program() {
 fn registers_and_stack_of_kernel_and_program() {
     let all = REGS_USER | STACK_USER | REGS_INTR;
     let (at, [of_kernel, of_user]) = samples(guest(all, 0, SAVED));
-    // The stack's page ends six words above the stack pointer. So only six of the eight requested words are copied: 48
-    // bytes.
+    // The stack's page ends six words above the stack pointer. Therefore, only six of the eight requested words are
+    // copied, which are 48 bytes.
     let mut stack = vec![STACK];
     stack.extend((0..6).map(|word| 0x7700 + word));
     stack.extend([0, 0, 48]);

@@ -1,4 +1,4 @@
-//! Privileges of a running VMM according to `/proc`: threads, filters, capabilities, the user, the root directory and
+//! Checks the privileges of a running VMM in `/proc`: threads, filters, capabilities, the user, the root directory and
 //! descriptors. The guests are programs of a few instructions, and run on this machine's `/dev/kvm`.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -20,7 +20,7 @@ const RESET_PORT: u16 = 0xcf9;
 const RESET: u8 = 6;
 /// `CAP_PERFMON`.
 const PERFMON: u64 = 1 << 38;
-/// A user and a group that own nothing.
+/// The ids of a user and a group that own nothing.
 const NOBODY: u32 = 65_534;
 
 /// Seven marks, then a byte to the console.
@@ -118,12 +118,13 @@ impl Machine {
         assert!(output.status.success(), "{words:?}: {errors}");
     }
 
-    /// Returns the status of each thread by thread id, without the threads that KVM adds to the process.
+    /// Returns the status of each thread by thread id. Omits the threads that KVM adds to the process.
     fn threads(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let tasks = fs::read_dir(self.process().join("task")).expect("a process");
         let status = |task: fs::DirEntry| {
             let text = match fs::read_to_string(task.path().join("status")) {
-                // A thread of KVM exited after it was listed: each machine has one, which ends with the machine.
+                // A thread of KVM has exited since it was listed. Each machine has one such thread, which ends with the
+                // machine.
                 Err(error) if exited(&error) => return None,
                 text => text.expect("a thread"),
             };
@@ -138,7 +139,7 @@ impl Machine {
             .collect()
     }
 
-    /// Ends the machine with a signal; returns its exit status and messages.
+    /// Ends the machine with a signal. Returns its exit status and its messages.
     fn end(&mut self) -> (Option<i32>, String) {
         let id = self.child.id().to_string();
         // It may have exited already.
@@ -150,7 +151,7 @@ impl Machine {
         (status.code(), errors)
     }
 
-    /// Ends the machine with a signal; returns the report that the VMM has written.
+    /// Ends the machine with a signal. Returns the report that the VMM has written.
     fn report(&mut self) -> Value {
         let (status, errors) = self.end();
         assert_eq!(status, Some(6), "{errors}");
@@ -279,8 +280,8 @@ fn threads_stay_the_same_whatever_the_operator_and_the_guest_do() {
     assert_eq!((status, errors.as_str()), (Some(6), ""));
 }
 
-/// Which system calls the C library's allocator makes to free memory depends on how much a thread has freed before. So
-/// the test makes several large recordings.
+/// Which system calls the C library's allocator makes to free memory depends on how much a thread has freed before.
+/// Therefore, the test makes several large recordings.
 #[test]
 fn large_recordings_again_and_again_are_within_the_filters() {
     let marks = Code::new().repeat(20_000, &Code::new().store(DOORBELL, 7));

@@ -1,5 +1,5 @@
-//! The guest driver as packagers build it, for both series of stock kernels: without warnings, in the kernel's style,
-//! and with DKMS.
+//! Builds the guest driver as packagers do, for both series of stock kernels. Checks that there are no warnings, that
+//! the code follows the kernel's style, and that DKMS can build it.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! The cost of a sample to the guest, for each engine. The built VMM runs a program in ring 3 on this machine's
+//! Checks what a sample costs the guest with each engine. The built VMM runs a program in ring 3 on this machine's
 //! `/dev/kvm`. The program makes no exits of its own while it is sampled.
 
 use serde_json::Value;
@@ -63,7 +63,8 @@ fn exits(ran: &Ran) -> &Value {
     &ran.report["vcpus"][0]["exits"]
 }
 
-/// Checks the ring's records: at least `least`, in order of time, with addresses in the program.
+/// Checks that the ring has at least `least` records, that they are in order of time, and that their addresses are in
+/// the program.
 fn check_records(ran: &Ran, at: &Looping, least: u32) {
     // The guest sends only the beginning of the ring. The last record sent may be incomplete.
     let whole = ran.console.len() - ran.console.len() % RECORD as usize;
@@ -111,7 +112,7 @@ fn exit_engine_costs_one_exit_per_sample() {
     let overflows = pmu(&ran, "samples_written") + pmu(&ran, "samples_lost");
     let signals = number(&exits(&ran)["signal"]);
     // Several overflows share one exit if they occur while the vCPU is outside the guest. At most a tenth of the
-    // overflows may have no exit of their own.
+    // overflows may share an exit with another overflow.
     assert!(
         (overflows - overflows / 10..=overflows).contains(&signals),
         "{signals} exits for {overflows} overflows"

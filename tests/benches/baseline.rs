@@ -1,6 +1,6 @@
-//! Exits and interrupts of a guest per sample and per task switch, with two PMUs: a CPU PMU whose registers
-//! are trapped and emulated, driven by the stock kernel's own driver, and the paravirtual PMU. Both PMUs are in
-//! one guest, and count the same host clock.
+//! Measures a guest's exits and interrupts per sample and per task switch, with two PMUs. One is a CPU PMU whose
+//! registers are trapped and emulated, and which the stock kernel's own driver uses. The other is the paravirtual PMU.
+//! Both PMUs are in one guest and count the same host clock.
 //!
 //! The figures are counts, not times: the guest runs in the exact lab, where counts repeat.
 
@@ -117,7 +117,7 @@ fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
     })
 }
 
-/// Prints a row; returns whether it is within its limit. A row without figures gets a dash. Such a row is over its
+/// Prints a row, and returns whether it is within its limit. A row without figures gets a dash. Such a row exceeds its
 /// limit, unless the limit is `None`.
 fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
     let Some(row) = row else {
@@ -141,7 +141,7 @@ fn head(what: &str) {
     );
 }
 
-/// Prints the tables; returns whether all limits hold.
+/// Prints the tables, and returns whether all limits hold.
 fn print(told: &Told) -> bool {
     let mut kept = true;
     head("per sample");

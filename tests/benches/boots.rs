@@ -1,6 +1,6 @@
 //! Measures boots up to the guest's init: their time, their exits, and the memory that the VMM uses in addition to the
-//! guest's. Compares this project's VMM, with and without the device, and QEMU's microvm. All boot the same kernel and
-//! init.
+//! guest's memory. Compares this project's VMM, with and without the device, and QEMU's microvm. All boot the same
+//! kernel and init.
 //!
 //! The three VMMs boot alternately in the exact lab, where each instruction takes one nanosecond. How much time the
 //! device adds to the VMM's start is also measured on this machine's own `/dev/kvm`, because there the start includes
@@ -27,7 +27,7 @@ const NAMES: [(&str, &str); 3] = [
     ("vmm-without", "vmm --no-vpmu"),
     ("qemu-microvm", "QEMU microvm"),
 ];
-/// Maximum bytes of memory that the VMM may use in addition to the guest's.
+/// Maximum number of bytes that the VMM may use in addition to the guest's memory.
 const MEMORY: u64 = 5 << 20;
 /// Maximum time, in nanoseconds, that an unused device may add to a start on this machine's own KVM.
 const DEVICE: u64 = 1_000_000;
@@ -81,7 +81,7 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
     Ok((outcome.place.to_string(), told.collect()))
 }
 
-/// Prints the table and the limits. Returns whether all limits are kept, or `None` if a figure is missing.
+/// Prints the table and the limits. Returns whether all limits hold, or `None` if a figure is missing.
 fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
     println!(
         "\n  {:16} {:>22} {:>22} {:>18}",
@@ -130,7 +130,7 @@ fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
     Some(hold(&limits))
 }
 
-/// Prints the limits; returns whether all are kept.
+/// Prints the limits, and returns whether all of them hold.
 fn hold(limits: &[(bool, String)]) -> bool {
     for (kept, limit) in limits {
         println!("  {limit}{}", if *kept { "" } else { "  exceeded" });
@@ -176,7 +176,7 @@ fn starts() -> Result<bool, Box<dyn Error>> {
     Ok(hold(&[(device.as_nanos() <= DEVICE.into(), limit)]))
 }
 
-/// The time from the start of the VMM to its guest's first output.
+/// Returns the time from the start of the VMM to its guest's first output.
 fn start(kernel: &Path, turn: u32, arguments: &[&str]) -> Result<Duration, Box<dyn Error>> {
     // Some waits in the host's kernel end only at its next tick. The sleeps differ, so that the starts are spread over
     // the time between two ticks.

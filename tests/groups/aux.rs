@@ -1,5 +1,5 @@
-//! AUX areas as a user sees them, with counts and sizes checked exactly: mapping and writing of areas, the traces in
-//! them, perf core's own areas, and vperf.
+//! AUX areas as a user sees them: how areas are mapped and written, the traces in them, perf core's own areas, and
+//! vperf. The tests check exact counts and sizes.
 
 tests::guest_tests! {
     "aux":

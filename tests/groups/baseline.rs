@@ -1,5 +1,5 @@
-//! The baseline that the paravirtual PMU is compared with: CPU PMUs with trapped registers, driven by the stock
-//! kernel's own drivers. `cargo bench -p tests --bench baseline` prints the figures.
+//! The baseline for the paravirtual PMU: CPU PMUs with trapped registers, which the stock kernel's own drivers use.
+//! `cargo bench -p tests --bench baseline` prints the figures.
 
 /// Intel's architectural PMU, version 2.
 mod intel {

@@ -19,7 +19,7 @@ use images::{Arch, Boot, PlaceChoice, Sources};
 use tests::boots;
 use vpmu_client::error::chain;
 
-/// The one row whose event the lab's PMU lacks.
+/// The only row whose event the lab's PMU lacks.
 const ABSENT_IN_LAB: &[&str] = &["loop_counts_its_branches"];
 
 /// The results of one boot.
@@ -30,7 +30,7 @@ struct Table {
     output: String,
 }
 
-/// Boots a guest that checks the PMU of its processors, with these arguments for `vmm run`.
+/// Boots a guest that checks the PMU of its processors. The arguments are for `vmm run`.
 fn table(more: &[&str]) -> Result<Table, String> {
     // An emulated processor takes so long for each sample that the default limit on the share of time for sampling
     // would throttle the events.
@@ -91,7 +91,7 @@ fn check(row: &str) {
     }
 }
 
-/// A test for each row. The text beside a row names the tests of kvm-unit-tests and of the kernel's KVM selftests
+/// One test for each row. The text beside a row names the tests of kvm-unit-tests and of the kernel's KVM selftests
 /// that check the same rule with the registers of an architectural PMU. The text is empty if no such test exists.
 macro_rules! rows {
     ($($row:ident: $like:literal),+ $(,)?) => {

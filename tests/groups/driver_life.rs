@@ -1,5 +1,5 @@
-//! Tests of the guest driver's states: a device that stops answering, a transport that is unbound, a machine that
-//! hibernates, a module that is reloaded. Meanwhile programs keep using the driver.
+//! Tests of the guest driver while the device stops answering, the transport is unbound, the machine hibernates or the
+//! module is reloaded. Programs keep using the driver during these events.
 
 tests::guest_tests! {
     "driver-life" appending "iomem=relaxed";

@@ -1,5 +1,5 @@
-//! Flush as a user sees it: when the call returns, all samples and packets from before the call are in the
-//! mapped pages.
+//! Flushes as a user sees them. When the call returns, all samples and packets from before the call are in the mapped
+//! pages.
 
 /// In the guest.
 mod guest {

@@ -1,5 +1,5 @@
-//! Perf on the host measures the threads of a machine while the guest counts and samples with vpmu. Both get
-//! correct results.
+//! Checks that perf on the host and vpmu in the guest get correct results at the same time. perf measures the threads
+//! of the machine while the guest counts and samples.
 
 use tests::host::SharedSession;
 
@@ -66,10 +66,10 @@ cat /tmp/profiled.said
 static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 tests::shared_boots!(|| SESSION.boot());
 
-/// Number of marks that the guest places per round; each one causes an exit.
+/// Number of marks that the guest places per round. Each mark causes an exit.
 const MARKS: f64 = 500.0;
 
-/// The count of an event in the output of `perf stat -x,`.
+/// Returns the count of an event in the output of `perf stat -x,`.
 fn count(file: &str, event: &str) -> f64 {
     let text = SESSION.get().text(file);
     let line = text.lines().find(|line| line.contains(event));

@@ -1,4 +1,4 @@
-//! Attacks on the machine by an unprivileged guest program. `tests/hostile.rs` has the attacks by the guest's kernel.
+//! Attacks on the machine by an unprivileged guest program. `tests/hostile.rs` contains attacks by the guest's kernel.
 
 tests::guest_tests! {
     "hostile":

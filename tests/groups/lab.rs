@@ -1,8 +1,8 @@
-//! The TSC frequency that KVM uses on the lab's host.
+//! Checks which TSC frequency KVM uses on the lab's host.
 
 use images::{Boot, PlaceChoice};
 
-/// The time stamp of the line in the kernel's log that ends in `words`.
+/// Returns the time stamp of the line in the kernel's log that ends in `words`.
 fn written(log: &str, words: &str) -> f64 {
     let line = log.lines().find(|line| line.ends_with(words));
     let line = line.unwrap_or_else(|| panic!("no line ends in {words:?}:\n{log}"));

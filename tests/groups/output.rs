@@ -1,11 +1,11 @@
-//! The output ABI as programs use it, rule by rule: rings, records, and the accounting of their memory.
+//! Tests each rule of the output ABI as programs use it: rings, records, and the accounting of their memory.
 
 use std::path::Path;
 
 use images::Arch;
 use images::foreign::{Files, ForeignError, compiled};
 
-/// Compiles the reader in C with the kernel's header and the driver's.
+/// Compiles the reader in C with the kernel's header and the driver's header.
 fn reader(arch: Arch) -> Result<Files, ForeignError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let headers = here.join("../guest-driver/linux");

@@ -1,4 +1,5 @@
-//! Persistent events as programs and the operator use them: they outlive their creators, the driver, and the guest.
+//! Persistent events as programs and the operator use them. These events outlive their creators, the driver and the
+//! guest.
 
 /// Persistent events of the guest.
 mod own {

@@ -1,4 +1,4 @@
-//! Refusals of counters by the host or its operator, as the guest sees them.
+//! How the guest sees it when the host or its operator refuses counters.
 
 tests::guest_tests! {
     "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];

@@ -1,4 +1,4 @@
-//! Snapshots of a running stock guest: the guest continues after a save, and so does each restored copy.
+//! Snapshots of a running stock guest. The guest continues after a save, and each restored copy also continues.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use images::Arch;
@@ -166,7 +166,7 @@ static SESSION: SharedSession = SharedSession::with_perf(SCRIPT).on_any();
 static SESSION_OF_CYCLES: SharedSession = SharedSession::new(SCRIPT_OF_CYCLES).on_any();
 tests::shared_boots!(|| SESSION.boot(), || SESSION_OF_CYCLES.boot());
 
-/// The lines of a console: number and time of each.
+/// Returns the number and the time of each line on a console.
 fn lines(console: &[u8]) -> Vec<(u32, u64)> {
     let text = String::from_utf8_lossy(console).replace('\r', "");
     let said = text
@@ -180,13 +180,13 @@ fn lines(console: &[u8]) -> Vec<(u32, u64)> {
     .collect()
 }
 
-/// Checks that a console has every line from its first one to [`LINES`], once and in order, with times that never
-/// decrease, and then the program's end. Returns the number of the first line.
+/// Checks that a console has every line from its first line to [`LINES`] once and in order, that their times never
+/// decrease, and that the program's end follows. Returns the number of the first line.
 fn rest(console: &[u8]) -> u32 {
     rest_of(LINES, console)
 }
 
-/// Like [`rest`], with `last` as the last line.
+/// Like [`rest`], but with `last` as the last line.
 fn rest_of(last: u32, console: &[u8]) -> u32 {
     let text = String::from_utf8_lossy(console).replace('\r', "");
     let said: Vec<&str> = text
@@ -205,7 +205,7 @@ fn rest_of(last: u32, console: &[u8]) -> u32 {
     first
 }
 
-/// Checks that a console has every line from the first.
+/// Checks that a console has every line, starting with the first.
 fn whole(console: &[u8]) {
     assert_eq!(rest(console), 1);
 }
@@ -284,7 +284,7 @@ fn events_go_on_in_each_copy() {
     let log = session.text("early.log");
     assert_eq!(session.exit("early"), 0, "{log}");
     println!("{log}");
-    // This console begins with a later line: the earlier ones are on the console of the saved machine.
+    // This console starts with a later line, because the earlier lines are on the console of the saved machine.
     let first = rest(session.file("early.console"));
     assert!((20..60).contains(&first), "{first}");
 }
@@ -308,7 +308,7 @@ fn state(session: &SharedSession, file: &str) -> Value {
     serde_json::from_str(line).expect("JSON")
 }
 
-/// How far the second vCPU's TSC is ahead of the first one's.
+/// How far the second vCPU's TSC is ahead of the first vCPU's TSC.
 fn tsc_distance(state: &Value) -> u64 {
     let [one, other] = [0, 1].map(|vcpu| {
         let offset = state["vcpus"][vcpu]["tsc_offset"].as_u64();
@@ -336,8 +336,8 @@ fn counted(state: &Value) -> u64 {
 }
 
 /// Nanoseconds by which the distance between a guest's TSC and KVM's clock may change from one save to the next. KVM
-/// calculates its clock from the TSC, but now and then takes it from the host's kernel again, whose frequency for the TSC
-/// is rounded differently.
+/// calculates its clock from the TSC, but occasionally sets it from the host kernel's clock. The host's kernel rounds
+/// the TSC's frequency differently.
 const DRIFT: i128 = 500;
 
 #[test]
@@ -373,7 +373,7 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
     }
 }
 
-/// The names of forged states, each with words of the error message that its restore must print.
+/// The names of forged states. Each comes with words from the error message that its restore must print.
 fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     match arch {
         Arch::X86_64 => &[
@@ -406,7 +406,7 @@ fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
 #[test]
 fn forged_state_starts_nothing() {
     let session = SESSION.get();
-    // An unchanged state with a new digest is restored.
+    // A state that is unchanged but has a new digest is restored.
     let log = session.text("forged-none.log");
     assert_eq!(session.exit("forged-none"), 0, "{log}");
     rest(session.file("forged-none.console"));

@@ -1,7 +1,7 @@
 //! Sampling storms: how much time an unprivileged program's clocks leave for other work on their vCPU.
 //!
-//! On the exact lab, where a clock with a period of ten microseconds is due again before the vCPU re-enters the
-//! guest, only the throttle lets the guest continue.
+//! The tests run on the exact lab. There, a clock with a period of ten microseconds expires again before the vCPU
+//! re-enters the guest, so the guest can continue only because of the throttle.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use images::{Boot, PlaceChoice};
@@ -14,10 +14,10 @@ tests::guest_tests! {
     clocks_of_nobodys_task_share_one_budget,
 }
 
-/// The throttle's window of guest time, in nanoseconds.
+/// The length of the throttle's window of guest time, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 
-/// The number after `name: ` in a guest's line about its storm.
+/// Returns the number after `name: ` in a guest's line about its storm.
 fn printed(output: &str, name: &str) -> u64 {
     let line = output.lines().find(|line| line.contains("storm of 1"));
     let line = line.unwrap_or_else(|| panic!("no storm in {output}"));
@@ -50,7 +50,8 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
     assert_eq!(device("sampling_throttles"), throttles);
     assert!(throttles > 1, "{}", outcome.output);
     // By default, the samples may take a quarter of each window. If they take more, the excess is charged to the next
-    // window. So their total time can exceed a quarter of the time only by the excess of the last window.
+    // window. Therefore, the samples can take more than a quarter of the total time only by the excess of the last
+    // window.
     let taken = device("sampling_time");
     let share = time / 4 + WINDOW;
     assert!(taken <= share, "{taken} ns of {time}");

@@ -1,5 +1,5 @@
-//! Starters and stoppers, tested from user space: an event counts exactly the exits in its region, and placing a mark
-//! costs exactly one exit.
+//! Tests starters and stoppers from user space. An event must count exactly the exits in its region, and placing a mark
+//! must cost exactly one exit.
 
 tests::guest_tests! {
     "trigger":

@@ -18,9 +18,9 @@ use crate::raw::{
 };
 use crate::{Outcome, cpu, os};
 
-/// Marks of a boot, half of them on each vCPU.
+/// Number of marks in a boot. Half of them are on each vCPU.
 const MARKS: u32 = 1_000;
-/// Marks that the guest's own persistent event counts in each boot.
+/// Number of marks that the guest's own persistent event counts in each boot.
 const OWN: u32 = 50;
 /// Size of the group that [`close`] closes: the maximum for a group.
 const CLOSED_GROUP: usize = 64;
@@ -28,7 +28,8 @@ const OWN_NAME: &str = "own";
 /// The value of the marks that the guest's own event counts.
 const OWN_VALUE: u64 = 500_000;
 
-/// `guest-tests act`: performs this boot's act. An act that ends the guest does not return.
+/// Implements `guest-tests act`, which performs this boot's act. If the act ends the guest, this function does not
+/// return.
 pub(crate) fn act() -> ExitCode {
     match perform() {
         Ok(()) => ExitCode::SUCCESS,
@@ -42,7 +43,7 @@ pub(crate) fn act() -> ExitCode {
 /// Prints a line for the host, which reads the console.
 pub(crate) fn say(what: &str) {
     println!("@guest {what}");
-    // A failure means that the console is closed and nobody reads it.
+    // If this fails, the console is closed and nobody reads it.
     let _ = std::io::stdout().flush();
     os::drain_console();
 }
@@ -82,7 +83,7 @@ fn perform() -> Outcome {
     }
 }
 
-/// Keeps the control queue busy with one request after another, on CPU 0. [`close`] uses CPU 1.
+/// Keeps the control queue busy with one request after another. Runs on CPU 0, because [`close`] uses CPU 1.
 fn ask_on(stop: &AtomicBool, asked: mpsc::Sender<()>) -> std::io::Result<()> {
     cpu::pin(0)?;
     let device = Device::open()?;

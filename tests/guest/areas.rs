@@ -71,7 +71,7 @@ impl Area {
         self.pages.address()
     }
 
-    /// Returns the word at `position`. Like the head, `position` does not wrap to zero at the end of the area.
+    /// Returns the word at `position`. Like the head, `position` is not reset to zero at the end of the area.
     pub(crate) fn word(&self, position: u64) -> u64 {
         self.pages.load((position % self.size()) as usize)
     }
@@ -92,7 +92,7 @@ impl Area {
         Ok(packets)
     }
 
-    /// The packets of a snapshot, from the oldest page that is still whole.
+    /// Returns the packets of a snapshot, starting with the oldest page that is still complete.
     pub(crate) fn newest(&self, ring: &Pages) -> Result<Vec<Placed>, String> {
         let head = ring.load_acquire(AUX_HEAD);
         let oldest = head.saturating_sub(self.size());
@@ -102,7 +102,7 @@ impl Area {
     }
 }
 
-/// The area's head, which is in the ring's metadata page.
+/// Returns the area's head, which is in the ring's metadata page.
 pub(crate) fn head(ring: &Pages) -> u64 {
     ring.load_acquire(AUX_HEAD)
 }
@@ -160,8 +160,8 @@ pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, S
     Ok(told)
 }
 
-/// Checks that each chunk begins where the previous one ended, and the first at `from`. Returns the end of the last
-/// chunk.
+/// Checks that the first chunk begins at `from`, and that each other chunk begins where the previous chunk ended.
+/// Returns the end of the last chunk.
 pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
     chunks.iter().try_fold(from, |at, chunk| {
         if chunk.offset == at {

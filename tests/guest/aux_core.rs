@@ -51,7 +51,7 @@ fn pmu_type(pmu: &str) -> Result<u32, Box<dyn std::error::Error>> {
         .parse()?)
 }
 
-/// An attr of the PMU `vpmu_trace`. The event starts disabled.
+/// Returns an attr for the PMU `vpmu_trace`. The event starts disabled.
 pub(crate) fn attr(
     device: &Device,
     kind: u64,
@@ -63,14 +63,14 @@ pub(crate) fn attr(
     })
 }
 
-/// The attr of a trace of programs' port accesses. The trace starts disabled.
+/// Returns the attr of a trace of the port accesses that programs make. The trace starts disabled.
 pub(crate) fn port_trace(device: &Device) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
     let mut attr = attr(device, KIND_EXIT_TRACE, EXIT_PORT)?;
     attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
     Ok(attr)
 }
 
-/// A trace whose ring and AUX area perf core manages.
+/// A trace whose ring and AUX area are managed by perf core.
 pub(crate) struct Kept {
     pub(crate) event: Event,
     pub(crate) ring: Pages,

@@ -85,7 +85,7 @@ fn watermark_wakes_perfs_reader() -> Outcome {
     kept.event.enable(0)?;
     let mut made = 0;
     for _ in 0..20 {
-        // The watermark is the size of 32 packets. So 40 exits reach it, regardless of where the previous chunk ended.
+        // The watermark is the size of 32 packets, so 40 exits reach it regardless of where the previous chunk ended.
         ports(40);
         made += 40;
         ensure_eq!(
@@ -126,7 +126,7 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
         Some(TRUNCATED),
         "flags {flags:x?} of the last chunk"
     );
-    // perf core has disabled the event. So nothing is written, although the area has room again.
+    // perf core has disabled the event, so nothing is written even though the area has room again.
     ports(50);
     let count = kept.event.count()?;
     ports(50);

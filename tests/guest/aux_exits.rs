@@ -158,7 +158,7 @@ fn each_mark_is_in_the_trace_once() -> Outcome {
             "IP, qualification and detail of a mark"
         );
         ensure_eq!(mark.pid_tid, own, "the task");
-        // The driver writes the mark, for the program.
+        // The driver writes the mark on behalf of the program.
         ensure_eq!(mark.flags, HAS_IP, "flags of a mark in the kernel");
     }
     ensure!(

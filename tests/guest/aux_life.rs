@@ -125,7 +125,7 @@ fn area_lives_as_long_as_any_map() -> Outcome {
     ports(2);
     drop(event);
     // The mapping keeps the event's file open, so the trace continues. The device publishes each half of the area by
-    // itself, without a flush or a read. A half holds a sync and 31 exits.
+    // itself, without a flush or a read. Each half holds a sync packet and 31 exits.
     ports(27);
     let packets = second.take(&ring)?;
     Ledger::default().follow(&packets)?;
@@ -165,7 +165,7 @@ fn while_writing(body: impl FnOnce() -> Outcome) -> Outcome {
     Ok(())
 }
 
-/// Checks that pages which replaced an area are unchanged.
+/// Checks that the pages that replaced an area are unchanged.
 pub(crate) fn untouched(pages: usize, round: usize) -> Outcome {
     let memory = settle_on(pages);
     for _ in 0..200 {
@@ -218,7 +218,8 @@ fn closing_while_the_host_writes_harms_nothing() -> Outcome {
             while area.word(0) == 0 {
                 std::hint::spin_loop();
             }
-            // Event, ring and area each keep the file open: the last one that is dropped releases the file.
+            // The event, the ring and the area each keep the file open. When the last of them is dropped, the file is
+            // released.
             match round % 3 {
                 0 => drop((event, ring, area)),
                 1 => drop((area, event, ring)),
@@ -238,7 +239,7 @@ fn areas_are_accounted_and_given_back() -> Outcome {
     os::set_paranoid(1)?;
     os::become_nobody()?;
     let pair = || -> std::io::Result<(Event, Pages)> {
-        // The user nobody may not observe the kernel.
+        // The user `nobody` may not observe the kernel.
         let mut attr = io_trace(&device);
         attr.set_exclude_kernel(1);
         let event = device.open_event(&attr, How::OWN)?;

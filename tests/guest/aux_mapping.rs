@@ -46,12 +46,12 @@ pub(crate) fn io_trace(device: &Device) -> perf_event_attr {
     attr
 }
 
-/// A trace of this thread's port I/O, disabled.
+/// Opens a trace of this thread's port I/O. The trace is disabled.
 pub(crate) fn event(device: &Device) -> std::io::Result<Event> {
     device.open_event(&io_trace(device), How::OWN)
 }
 
-/// Makes `times` port writes. Each is an exit.
+/// Makes `times` port writes. Each write is an exit.
 pub(crate) fn ports(times: u64) {
     (0..times).for_each(|_| cpu::port_write());
 }

@@ -41,8 +41,8 @@ const RESUME: u64 = 60;
 const PAUSE: u64 = 61;
 const REGIONS: u64 = 1_000;
 
-/// Opens a trace that starts paused, and the events of marks that resume and pause it. All three are off until the
-/// trace is enabled.
+/// Opens a trace that starts paused, and two events of marks that resume and pause the trace. All three events are off
+/// until the trace is enabled.
 fn regions(
     device: &Device,
     attr: perf_event_attr,
@@ -88,7 +88,7 @@ fn trace_has_only_the_regions() -> Outcome {
     let packets = traced.area.take(&traced.ring)?;
     traced.ledger.follow(&packets)?;
     ensure_eq!(exits(&packets).len() as u64, inside, "exits in the regions");
-    // A region without an exit has no packet, so it has no sync either.
+    // A region without an exit has no packet, so it has no sync packet either.
     let resumed = syncs(&packets)
         .iter()
         .filter(|sync| sync.flags & SYNC_RESUME != 0)
@@ -103,7 +103,7 @@ fn trace_has_only_the_regions() -> Outcome {
         first & SYNC_START != 0,
         "the first sync lacks SYNC_START: {first:#x}"
     );
-    // The exits of a region are between its sync and the next one.
+    // The exits of a region are between its sync packet and the next sync packet.
     let mut sizes = Vec::new();
     for placed in &packets {
         match (placed.packet.sync(), sizes.last_mut()) {

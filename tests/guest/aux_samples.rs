@@ -1,4 +1,4 @@
-//! Sample packets. The *pace* of a trace is the event that drives it: each time the pace has counted a period, the
+//! Sample packets. The *pace* of a trace is the event that paces it. Each time this event has counted one period, the
 //! trace makes one packet with the current registers.
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -99,7 +99,7 @@ fn packet_holds_all_registers() -> Outcome {
     let after = device.time_of(cpu::tsc());
     event.disable(0)?;
     let packets = area.take(&ring)?;
-    // A signal between two writes is an exit as well.
+    // A signal between two writes is also an exit.
     let own: Vec<Sample> = samples(&packets)
         .into_iter()
         .filter(|sample| sample.ip == stubs::out_known_ip())
@@ -142,7 +142,8 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
 }
 
 fn clock_paces_packets() -> Outcome {
-    // The period is long compared with the time that a packet takes on an emulated host: the clock continues meanwhile.
+    // The period is long compared with the time that a packet takes on an emulated host, because the clock continues
+    // during that time.
     const PERIOD: u64 = 5_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;

@@ -30,7 +30,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("excluded_mode_is_not_traced", excluded_mode_is_not_traced),
 ];
 
-/// Runs `body` while another thread makes exits on `cpu`. Also returns that thread's id and the number of its exits.
+/// Runs `body` while another thread makes exits on `cpu`. Also returns the id of that thread and the number of its
+/// exits.
 fn beside<R>(cpu: usize, body: impl FnOnce() -> R) -> Result<(R, u32, u64), String> {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     let (stop, made) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -203,7 +204,7 @@ fn trace_follows_its_task() -> Outcome {
     Ok(())
 }
 
-/// Exits of CPU 1 by kind while `body` runs there.
+/// Returns the exits of CPU 1 by kind while `body` runs there.
 fn counted(device: &Device, body: impl FnOnce()) -> Result<[u64; 3], Box<dyn std::error::Error>> {
     let [mmio, signal] = [EXIT_MMIO, EXIT_SIGNAL].map(|exits| device.attr(KIND_EXITS, exits));
     let counters =

@@ -38,7 +38,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(traced.event.as_raw_fd())?;
-    // Commands on the event are exits of the kind that it traces, so the event is read while it is disabled.
+    // Read the event while it is disabled, because commands on the event are exits of the kind that it traces.
     other.enable(0)?;
     for _ in 0..50 {
         ports(1);
@@ -109,7 +109,7 @@ fn children_write_into_their_parents_area() -> Outcome {
     event.enable(0)?;
     let mut packets = Vec::new();
     let mut reached = 0;
-    // The number of reads of the area that have begun, and of those that have ended.
+    // How many reads of the area have started, and how many have ended.
     let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
     let threads = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
         let makers = [0, 1].map(|cpu| {
@@ -136,7 +136,7 @@ fn children_write_into_their_parents_area() -> Outcome {
         while !makers.iter().all(|maker| maker.is_finished()) {
             let number = 1 + begun.fetch_add(1, Ordering::SeqCst);
             let outcome = read();
-            // After a failed read, the makers must not wait for another read.
+            // After a failed read, the threads that make exits must not wait for another read.
             let last = if outcome.is_ok() { number } else { u64::MAX };
             ended.store(last, Ordering::SeqCst);
             outcome?;

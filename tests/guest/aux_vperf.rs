@@ -47,8 +47,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
 
-/// Numbers that the device defines: the kinds of the two traces, the config for exits to the VMM, and the pace that
-/// counts exits.
+/// Numbers that the device defines: the kinds of the two types of trace, the config for exits to the VMM, and the pace
+/// that counts exits.
 const KIND_EXIT_TRACE: u32 = 0x105;
 const KIND_SAMPLE_TRACE: u32 = 0x106;
 const EXIT_USER: u64 = 1;
@@ -71,7 +71,7 @@ fn succeeded(output: &Output) -> Outcome {
     Ok(())
 }
 
-/// Runs `vperf exits record` into `file`; returns its messages.
+/// Runs `vperf exits record` with the output file `file`. Returns its messages.
 fn record(file: &str, args: &[&str]) -> Fallible<String> {
     let output = vperf(&[&["exits", "record", "-o", file], args].concat())?;
     succeeded(&output)?;
@@ -234,7 +234,7 @@ fn timeline_has_every_exit() -> Outcome {
         .filter(|event| event["ph"] == "X" && event["args"]["what"] == PORT_WRITTEN)
         .collect();
     ensure_eq!(ports.len(), 400, "port writes in the timeline");
-    // In the timeline, the exits of one task do not overlap: none begins before the previous one has ended.
+    // In the timeline, the exits of one task do not overlap. No exit begins before the previous exit has ended.
     let mut after = f64::MIN;
     for event in ports {
         let (at, lasted) = (event["ts"].as_f64(), event["dur"].as_f64());
@@ -300,7 +300,7 @@ fn trace_beside_samples_is_in_the_file() -> Outcome {
         exits["written_bytes"],
         "bytes written: {samples}"
     );
-    // Each mark is an exit; the program may have made others.
+    // Each mark is an exit, and the program may have made other exits.
     ensure!(
         exits["exits"].as_u64() >= Some(500),
         "fewer exits than marks: {exits}"

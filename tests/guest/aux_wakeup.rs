@@ -14,8 +14,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("first_loss_in_an_area_wakes", first_loss_in_an_area_wakes),
 ];
 
-/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check that
-/// no wakeup has come.
+/// Limits for poll, in milliseconds. `LONG` is for a wakeup that must come, no matter how slow the machine is. `NOW` is
+/// for checks that no wakeup has come.
 const LONG: i32 = 10_000;
 
 const NOW: i32 = 0;
@@ -42,8 +42,8 @@ fn number_of_aux_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), 512);
     let mut traced = start(&device, attr, 4, READ_WRITE)?;
-    // At the beginning of a page, a sync and seven exits reach the watermark of 512 bytes. Elsewhere in a page, eight
-    // exits reach it.
+    // At the beginning of a page, a sync packet and seven exits reach the watermark of 512 bytes. Elsewhere in a page,
+    // eight exits reach it.
     let marks: Vec<u64> = (1..=16)
         .map(|wakeup| wakeup * 8 - (wakeup * 8_u64).div_ceil(64))
         .collect();

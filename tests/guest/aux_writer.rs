@@ -60,7 +60,7 @@ fn trace_wraps_without_loss() -> Outcome {
     let (count, lost) = traced.read()?;
     ensure_eq!(lost, 0, "lost bytes");
     ensure_eq!(traced.ledger.packets, made, "exits in the trace");
-    // There is a sync for each page that was begun. There is no padding, because 64 packets fill a page.
+    // There is a sync packet for each page that was started. There is no padding, because 64 packets fill a page.
     let packets = made + made.div_ceil(PER_PAGE);
     ensure_eq!(count, packets * EXIT_BYTES, "bytes of {made} exits");
     ensure!(
@@ -204,7 +204,7 @@ fn lying_tail_counts_as_a_full_area() -> Outcome {
     traced.balance()?;
     ensure_eq!(traced.take()?.len(), 4, "exits after the false tails");
     ensure_eq!(traced.ledger.lost, lost, "lost bytes that the sync reports");
-    // The device keeps its own head: a guest's write to the page changes nothing.
+    // The device keeps its own head, so a guest's write to the page has no effect.
     traced.ring.store_release(crate::pages::AUX_HEAD, 1 << 40);
     ports(1);
     traced.balance()?;

@@ -1,6 +1,6 @@
-//! Costs of samples and task switches for a guest, with two PMUs: a CPU PMU whose registers are trapped, run by the
-//! kernel's own driver; and the paravirtual PMU, through perf core and through `/dev/vpmu`. All events count the host's
-//! CPU clock of the vCPU.
+//! Measures what samples and task switches cost a guest with two PMUs. One is a CPU PMU whose registers are trapped,
+//! and which the kernel's own driver uses. The other is the paravirtual PMU, through perf core and through `/dev/vpmu`.
+//! All events count the host's CPU clock of the vCPU.
 
 use std::fs;
 use std::io;
@@ -130,12 +130,12 @@ impl Interface {
     }
 }
 
-/// Exits and interrupts on [`CPU`] in a period of time.
+/// Number of exits and interrupts on [`CPU`] in a period of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// All exits except for the host's own interrupts.
     exits: u64,
-    /// Exits for the host's own interrupts: those of its timers and, if the guest samples, those of the overflows.
+    /// Exits for the host's own interrupts. They come from the host's timers and, if the guest samples, from overflows.
     host: u64,
     /// The exits that reached the VMM, whatever their reason.
     user: u64,
@@ -169,7 +169,7 @@ impl Seen {
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     time: u64,
-    /// Numbers of exits to the VMM: all, and those for memory, for signals and for registers.
+    /// Number of exits to the VMM: all exits, and the exits for memory, for signals and for registers.
     kept: [u64; 4],
     nmis: u64,
     lines: u64,
@@ -240,7 +240,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Sums the interrupts in those lines of `table` that contain `name`, on one CPU or on all.
+/// Sums the interrupts in the lines of `table` that contain `name`, on one CPU or on all CPUs.
 fn interrupts_of(table: &str, name: &str, cpu: Option<usize>) -> u64 {
     let lines = table.lines().filter(|line| line.contains(name));
     lines
@@ -265,7 +265,7 @@ fn clocks(interface: Interface, device: &Device, count: u64) -> io::Result<Vec<E
     (0..count).map(start).collect()
 }
 
-/// Keeps this thread on [`CPU`]. No other task runs there, except one with which this thread takes turns.
+/// Keeps this thread on [`CPU`]. The only other task that may run there is one with which this thread takes turns.
 fn settle() -> io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
@@ -286,7 +286,7 @@ fn switches(interface: Interface, events: u64, rounds: u64) -> Result<Seen, Fail
                 other.wait()?;
                 other.give()?;
             }
-            // The task ends only after the count has ended.
+            // The task must not end before counting has ended.
             other.wait()?;
             Ok(())
         });
@@ -324,8 +324,8 @@ fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)
     }
 }
 
-/// Returns the exits and interrupts from one sample to another at least `count` samples later. Also returns the number
-/// of samples and the time between these two samples.
+/// Returns the exits and interrupts between one sample and another that is at least `count` samples later. Also returns
+/// the number of samples and the time between these two samples.
 fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -377,7 +377,8 @@ fn idle(time: Duration) -> Result<Seen, Failure> {
     watch.between(before, after)
 }
 
-/// Prevents the kernel from reducing the sampling rate when samples take long, as on an emulated machine.
+/// Prevents the kernel from reducing the sampling rate when samples take a long time, as they do on an emulated
+/// machine.
 fn sample_as_asked() -> io::Result<()> {
     // While this is zero, the kernel refuses to change the rate.
     fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "25")?;
@@ -475,8 +476,8 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
             "fewer exits than reached the VMM: {seen:?}"
         );
     }
-    // There are more events than counters, so only as many events as counters run at a time. A switch takes at least as
-    // many accesses as with six events.
+    // There are more events than counters, so the number of events that run at a time is the number of counters. A
+    // switch makes at least as many accesses as with six events.
     let seen = switches(Interface::Trapped, 20, ROUNDS)?;
     ensure!(
         seen.register >= 2 * ROUNDS * driver.switch_of_six,

@@ -21,7 +21,7 @@ const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t pani
     random.trust_cpu=on cryptomgr.notests";
 /// All exits of all guests of this host.
 const EXITS: &str = "/sys/kernel/debug/kvm/exits";
-/// A VMM to boot: its name in the figures, its program, the arguments before the kernel, and the option that takes the
+/// A VMM to boot: its name in the figures, its program, the arguments before the kernel, and the option for the
 /// kernel's command line.
 struct Vmm {
     subject: &'static str,
@@ -60,7 +60,7 @@ const VMMS: [Vmm; 3] = [
         ],
         append: "--cmdline",
     },
-    // As QEMU's manual recommends for the fastest boot: KVM provides timer and clock.
+    // QEMU's manual recommends these options for the fastest boot. KVM provides the timer and the clock.
     Vmm {
         subject: "qemu-microvm",
         program: "qemu-system-x86_64",
@@ -105,7 +105,7 @@ impl Vmm {
         child.map_err(|error| format!("{}: {error}", self.program).into())
     }
 
-    /// Boots a guest up to its init's line.
+    /// Boots a guest until its init prints a line.
     fn boot(&self) -> Result<Boot, Box<dyn Error>> {
         let (before, began) = (exits()?, Instant::now());
         let mut child = self.start()?;
@@ -136,7 +136,7 @@ struct Boot {
     memory: u64,
 }
 
-/// Reads the console up to the init's line. The console stays open while the result lives.
+/// Reads the console up to the line of the init. The console stays open until the result is dropped.
 fn until_init(console: ChildStdout) -> Result<BufReader<ChildStdout>, Box<dyn Error>> {
     let mut console = BufReader::new(console);
     let mut output = Vec::new();
@@ -195,7 +195,7 @@ mount -t debugfs debugfs /sys/kernel/debug";
     Ok(())
 }
 
-/// The median, the minimum and the maximum of an odd number of values.
+/// Returns the median, the minimum and the maximum of an odd number of values.
 fn spread(mut values: Vec<u64>) -> Option<[u64; 3]> {
     values.sort_unstable();
     Some([

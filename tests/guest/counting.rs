@@ -188,9 +188,10 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     let on_cpu = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
         Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
     };
-    // The clocks continue if the host stalls between two calls. So `around` is started before `guest` and read after
-    // it, and `within` is started after `guest` and read before it. Nevertheless, `guest` can exceed `around`: the
-    // scheduler charges a switch to the thread that it switches to, and perf's clock continues only after the switch.
+    // The clocks continue if the host stalls between two calls. Therefore, `around` is started before `guest` and read
+    // after it, and `within` is started after `guest` and read before it. Nevertheless, `guest` can exceed `around`:
+    // the scheduler charges a switch to the thread that it switches to, and perf's clock continues only after the
+    // switch.
     let [around, guest, within] = [
         on_cpu("task-clock")?,
         on_cpu("guest-time")?,
@@ -252,7 +253,7 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
     Ok(())
 }
 
-/// On `cpu`, makes `times` writes to a word with a data breakpoint, and as many marks. Returns the counts of both.
+/// On `cpu`, makes `times` writes to a word that has a data breakpoint, and `times` marks. Returns the counts of both.
 fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
     let counts = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
         cpu::pin(cpu)?;
@@ -284,8 +285,8 @@ fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
     counts().map_err(|error| error.to_string())
 }
 
-/// Data breakpoints of the guest's kernel, on two vCPUs at the same time: a host CPU must load the debug registers of
-/// the vCPU that it runs.
+/// Uses data breakpoints of the guest's kernel on two vCPUs at the same time. A host CPU must load the debug registers
+/// of the vCPU that it runs.
 fn data_breakpoints_count_beside_marks() -> Outcome {
     let threads = [0, 1].map(|cpu| thread::spawn(move || break_on_writes(cpu, 500)));
     for thread in threads {

@@ -1,4 +1,4 @@
-//! CPU and kernel interfaces below the client library: pinning, ports, and the counter that times are computed from.
+//! CPU and kernel interfaces below the client library: pinning, ports, and the counter from which times are computed.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use std::fs;
@@ -33,7 +33,7 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: `set` is a valid set, and `CPU_SET` checks that it has a bit for `cpu`.
     unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: `set` lives through the call, and its size is given.
+    // SAFETY: `set` is valid during the call, and the size is correct.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
     if result == 0 {
         Ok(())
@@ -58,11 +58,11 @@ pub(crate) fn keep() -> io::Result<()> {
 fn reserve_nothing() -> io::Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    // By default, real-time tasks must leave some time to others.
+    // By default, real-time tasks must leave some CPU time to other tasks.
     set(Path::new("/proc/sys/kernel/sched_rt_runtime_us"), "-1")?;
-    // From Linux 6.12 on, a deadline server on each CPU runs ordinary tasks nevertheless. Once the servers have no
-    // bandwidth, Linux 6.12 refuses any write of the limit above (EBUSY), even of the same value. So `set` writes a
-    // value only if it differs.
+    // Since Linux 6.12, a deadline server on each CPU runs ordinary tasks even without this reserve. Once the servers
+    // have no bandwidth, Linux 6.12 refuses any write of the limit above (EBUSY), even of the same value. Therefore,
+    // `set` writes a value only if it differs.
     for server in fair_servers()? {
         set(&server.join("runtime"), "0")?;
     }
@@ -70,7 +70,7 @@ fn reserve_nothing() -> io::Result<()> {
     set(Path::new("/proc/sys/kernel/soft_watchdog"), "0")
 }
 
-/// Writes a kernel setting, unless it has that value already.
+/// Writes a kernel setting, unless the setting already has that value.
 fn set(file: &Path, value: &str) -> io::Result<()> {
     match fs::read_to_string(file)?.trim_end() == value {
         true => Ok(()),
@@ -78,7 +78,7 @@ fn set(file: &Path, value: &str) -> io::Result<()> {
     }
 }
 
-/// The directories of the CPUs' deadline servers for ordinary tasks; empty where the kernel has none.
+/// Returns the directories of the CPUs' deadline servers for ordinary tasks. The list is empty if the kernel has none.
 fn fair_servers() -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir("/sys/kernel/debug/sched/fair_server") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -87,13 +87,13 @@ fn fair_servers() -> io::Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// The CPU that serves the console's interrupts: the only one that makes exits for them.
+/// The CPU that serves the console's interrupts. Only this CPU makes exits for them.
 const CONSOLE: usize = 0;
 
 /// A CPU on which only programs access ports.
 const QUIET: usize = 1;
 
-/// Binds the console's interrupt to [`CONSOLE`]; the next interrupt moves it there.
+/// Binds the console's interrupt to [`CONSOLE`]. The next interrupt moves it there.
 ///
 /// The last interrupt for a line of output may arrive long after the line was sent. The port accesses of its handler
 /// would then count for whichever task runs at that time.
@@ -140,7 +140,7 @@ pub(crate) fn read(fd: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
 /// Maps `fd`, and immediately unmaps it again. Returns the errno if mmap(2) fails.
 pub(crate) fn try_map(fd: BorrowedFd<'_>, len: usize, flags: i32, offset: i64) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let address = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -154,7 +154,7 @@ pub(crate) fn try_map(fd: BorrowedFd<'_>, len: usize, flags: i32, offset: i64) -
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the mapping made above, to which nothing refers.
+    // SAFETY: the mapping was made above, and nothing refers to it.
     unsafe { libc::munmap(address, len) };
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Marks by a single store to the doorbell's page, mapped into a program.
+//! Marks that a program makes with a single store to the doorbell's page, which is mapped into the program.
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ADDR, TIME};

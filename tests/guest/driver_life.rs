@@ -97,7 +97,7 @@ const SECONDS: &str = "/sys/module/virtio_pmu/parameters/answer_seconds";
 const DRIVER: &str = "/sys/bus/platform/drivers/virtio-mmio";
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
-/// The device status, among the registers of virtio-mmio.
+/// Offset of the device status in the registers of virtio-mmio.
 const STATUS: u64 = 0x70;
 const GONE: i16 = libc::POLLHUP | libc::POLLERR;
 
@@ -119,8 +119,8 @@ fn bind(transport: &str) -> io::Result<()> {
     fs::write(PathBuf::from(DRIVER).join("bind"), transport)
 }
 
-/// Resets the device without the driver's involvement, by a write of zero to the status register. The device then has
-/// no queues, and answers no command.
+/// Resets the device without the driver's involvement, by writing zero to the status register. Afterwards, the device
+/// has no queues and does not answer commands.
 fn mute() -> Outcome {
     let name = transport()?;
     let map = fs::read_to_string("/proc/iomem")?;
@@ -167,13 +167,13 @@ fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
     let event = event.duplicate()?;
     let (tell, told) = channel();
     thread::spawn(move || {
-        // The send fails only if the test has failed and dropped the receiver.
+        // Sending fails only if the test has failed and dropped the receiver.
         let _ = tell.send(event.poll(-1));
     });
     Ok(told)
 }
 
-/// One of everything that a program can have open: events of `/dev/vpmu` and of perf core, rings, an area, a persistent
+/// Everything that a program can have open: events of `/dev/vpmu` and of perf core, rings, an area and a persistent
 /// event.
 struct Open {
     device: Device,
@@ -255,7 +255,7 @@ impl Open {
             ensure_eq!(refused(map), Some(errno), "mapping {index}");
         }
         for event in [&self.perf, &self.perf_of_cpu] {
-            // As perf shows an event that does not run.
+            // This is how perf shows an event that does not run.
             ensure_eq!(
                 event.read()?.get(2),
                 Some(&0),
@@ -369,7 +369,7 @@ fn killed_task_leaves_a_mute_device() -> Outcome {
         Ok(())
     })?;
     let stat = format!("/proc/{}/stat", doomed.hear()?);
-    // Waits until the task blocks in the wait for an answer that never comes.
+    // Waits until the task blocks while it waits for an answer that never comes.
     while !fs::read_to_string(&stat)?.contains(") D ") {
         os::yield_cpu();
     }
@@ -485,8 +485,8 @@ fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
     ensure_no_complaint()
 }
 
-/// Opens and counts through `/dev/vpmu` and perf core, calls `held` while all is open, then closes; true if
-/// the counts are right.
+/// Opens events of `/dev/vpmu` and of perf core and counts with them, calls `held` while all of them are open, and then
+/// closes them. Returns true if the counts are right.
 fn hold(held: impl FnOnce()) -> io::Result<bool> {
     let device = Device::open()?;
     let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
@@ -498,7 +498,7 @@ fn hold(held: impl FnOnce()) -> io::Result<bool> {
     Ok(event.count()? == 3 && perf.count()? == 3)
 }
 
-/// Opens, counts and closes through `/dev/vpmu` and perf core; true if all of that worked.
+/// Opens events of `/dev/vpmu` and of perf core, counts with them, and closes them. Returns true if all of that worked.
 fn turn() -> bool {
     hold(|| ()).unwrap_or(false)
 }
@@ -506,7 +506,7 @@ fn turn() -> bool {
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
-    // The number of turns that worked, and of those that an unbinding disturbed.
+    // The number of turns that worked, and the number of turns that an unbinding disturbed.
     let (worked, disturbed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let until_more = |turns: &AtomicUsize| {
         let before = turns.load(Ordering::Relaxed);
@@ -555,7 +555,7 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
     let name = transport()?;
     for round in 0..ROUNDS {
         let device = fresh()?;
-        // Each needs requests to close it, because its ring is in the guest's memory.
+        // Closing each of them takes requests, because its ring is in the guest's memory.
         for number in 0..PERSISTENT {
             let event = device.start(&sequence(&device), How::on_cpu(0))?;
             let _ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -597,8 +597,8 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
 /// Here, a real-time task preempts it at varying times, and keeps the CPU until the device is bound again.
 fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() -> Outcome {
     const ROUNDS: u32 = 100;
-    /// After this time, the real-time task gives up the CPU: the unbinding may wait for a lock that the opening task
-    /// holds.
+    /// After this time, the real-time task gives up the CPU, because the unbinding may wait for a lock that the opening
+    /// task holds.
     const KEPT: Duration = Duration::from_millis(100);
     let name = transport()?;
     let device = fresh()?;
@@ -614,7 +614,7 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
             for (what, errno) in [("mapping", refused(ring)), ("opening", refused(perf))] {
                 match errno {
                     None => opened += 1,
-                    // The device is unbound, or has been since it opened the event.
+                    // The device is unbound, or was unbound after it opened the event.
                     Some(libc::ENODEV) => (),
                     Some(errno) => {
                         return Err(io::Error::other(format!("{what}: errno {errno}")));
@@ -638,7 +638,7 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
                 while bound.load(Ordering::Relaxed) == round && begun.elapsed() < KEPT {}
                 Ok(())
             });
-            // If the channel is closed, the other thread has failed. Its result has the error.
+            // If the channel is closed, the other thread has failed. That thread's result contains the error.
             let done = told
                 .recv()
                 .map_or(Ok(()), |()| unbind(name).and_then(|()| bind(name)));
@@ -824,7 +824,7 @@ fn hibernate() -> Outcome {
 
 fn counts_go_on_after_a_hibernation() -> Outcome {
     let device = fresh()?;
-    // CPU 0 stays online: perf core ends the events of a CPU that goes offline.
+    // CPU 0 must stay online, because perf core ends the events of a CPU that goes offline.
     cpu::pin(0)?;
     let own = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let id = own.id()?;

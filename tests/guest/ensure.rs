@@ -1,4 +1,4 @@
-//! Checks that return an error: a panic would print a backtrace on the serial console.
+//! Checks that return an error instead of panicking, because a panic would print a backtrace on the serial console.
 
 /// Fails the test with a message unless the condition holds.
 macro_rules! ensure {
@@ -25,8 +25,7 @@ macro_rules! ensure_eq {
 
 pub(crate) use {ensure, ensure_eq};
 
-/// Returns the errno of an error or of its causes: the last one in the chain. Returns zero if none of them has an
-/// errno.
+/// Returns the last errno in the chain of an error and its causes. Returns zero if none of them has an errno.
 pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> i32 {
     let mut cause = Some(error);
     let mut found = 0;

@@ -1,5 +1,5 @@
-//! Parses a sample's fields in the order of `<linux/perf_event.h>`, down to the last word: a record that is a word
-//! too long or too short is an error.
+//! Parses a sample's fields in the order of `<linux/perf_event.h>`. A record that is even one word too long or too
+//! short is an error.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -64,7 +64,7 @@ pub(crate) struct Regs {
     pub(crate) values: Vec<u64>,
 }
 
-/// The fields of a sample; `None` for a field that was not requested.
+/// The fields of a sample. A field that was not requested is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Sample {
     pub(crate) misc: u16,
@@ -186,14 +186,14 @@ pub(crate) fn reading(words: &[u64], format: u64) -> Result<Reading, String> {
     Ok(reading)
 }
 
-/// A sample of an event with this attr.
+/// Parses a sample of an event with this attr.
 pub(crate) fn sample(record: &Record, attr: &perf_event_attr) -> Result<Sample, String> {
     if record.kind != SAMPLE {
         return Err(format!("not a sample: {record:?}"));
     }
     let asked = |bit| attr.sample_type & bit != 0;
     let mut words = Words(record.words.iter());
-    // The fields are evaluated in the order in which they are written here, which is the order of the words.
+    // The fields are evaluated in the order in which they are written here. It is also the order of the words.
     let sample = Sample {
         misc: record.misc,
         identifier: words.when(asked(IDENTIFIER))?,
@@ -224,7 +224,7 @@ pub(crate) fn sample(record: &Record, attr: &perf_event_attr) -> Result<Sample, 
     Ok(sample)
 }
 
-/// Returns the first `body` words of a record that is not a sample, and the trailer behind them.
+/// Returns the first `body` words of a record that is not a sample, and the trailer that follows them.
 pub(crate) fn trailer(
     record: &Record,
     body: usize,
@@ -245,7 +245,7 @@ pub(crate) fn trailer(
     Ok((own, trailer))
 }
 
-/// The samples among the records and how many were lost; any other record is an error.
+/// Returns the samples among the records, and how many samples were lost. Any other record is an error.
 pub(crate) fn samples(
     records: &[Record],
     attr: &perf_event_attr,

@@ -1,5 +1,5 @@
-//! Flush: when the call returns, the pages contain everything that was sampled and traced before it, and waiting
-//! readers are woken.
+//! Tests of flushes. When the call returns, the pages must contain everything that was sampled and traced before the
+//! call, and waiting readers must have been woken.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,8 +67,8 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 70;
-/// Limits for poll, in milliseconds: `LONG` for a wakeup that must come, however slow the machine; `NOW` to check that
-/// no wakeup has come.
+/// Limits for poll, in milliseconds. `LONG` is for a wakeup that must come, no matter how slow the machine is. `NOW` is
+/// for checks that no wakeup has come.
 const LONG: i32 = 10_000;
 const NOW: i32 = 0;
 
@@ -105,7 +105,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
     thread::scope(|scope| -> Outcome {
         let sleeper = scope.spawn(|| event.poll(LONG));
         let epoll = os::Epoll::new(event.as_fd(), true)?;
-        // If the sleeper does not sleep yet, it finds the records immediately.
+        // If the sleeper is not asleep yet, it finds the records immediately.
         event.flush(0)?;
         let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure_eq!(told, libc::POLLIN, "the sleeper's poll");
@@ -282,7 +282,7 @@ fn every_state_can_be_flushed() -> Outcome {
         libc::POLLIN,
         "poll of an event whose ring overwrites"
     );
-    // The task has ended; its records can be flushed all the same.
+    // The task has ended, but its records can still be flushed.
     let tid = AtomicU64::new(0);
     let gone = thread::scope(|scope| {
         let owner = scope.spawn(|| -> std::io::Result<(Event, Pages)> {
@@ -503,7 +503,7 @@ fn flush_has_no_other_arguments() -> Outcome {
     Ok(())
 }
 
-/// Both vCPUs sample all their marks and flush all events again and again; one reader takes the records.
+/// Both vCPUs sample all their marks and repeatedly flush all events. One reader takes the records.
 fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
     const EACH: u32 = 3_000;
     let device = fresh()?;

@@ -1,5 +1,5 @@
-//! Third-party programs and a library, other than perf. Those that find vpmu's events in sysfs count and sample them.
-//! The others know only the kernel's own events, and run at the same time as vpmu's events.
+//! Third-party programs other than perf, and a library. Some of them find vpmu's events in sysfs, and count and sample
+//! these events. The others know only the kernel's own events, and run at the same time as vpmu's events.
 #![expect(unsafe_code, reason = "marks of a child before its exec")]
 
 use std::error::Error;
@@ -78,7 +78,7 @@ pub(crate) const BPFTRACE: &[Test] = &[
     ),
 ];
 
-/// An event by its name in sysfs, and the value of a mark.
+/// An event, given by its name in sysfs and the value of a mark.
 fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
     let mut builder = Dynamic::builder("vpmu")?;
     // The library has no default value for a term of the format, so `paused` needs one.
@@ -176,8 +176,8 @@ fn librarys_group_counts_its_members() -> Outcome {
 }
 
 /// The library's own leader counts nothing. If the PMUs of a member and its leader differ, Linux 6.12 enables the
-/// member only when the task is next scheduled in. This also applies to members on the kernel's own PMUs. So our member
-/// must count whenever the kernel's member does.
+/// member only when the task is next scheduled in. This also applies to members on the kernel's own PMUs. Therefore,
+/// our member must count whenever the kernel's member does.
 fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outcome {
     let vpmu = Vpmu::open()?;
     let times = ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING;
@@ -275,7 +275,7 @@ fn has_cycles() -> Fallible<bool> {
     Ok(entries.iter().any(|entry| entry.name == "cycles"))
 }
 
-/// Counts the marks of a shell script and checks the count; returns the script's output.
+/// Counts the marks of a shell script, and checks the count. Returns the script's output.
 fn counted(script: &str, marks: u32) -> Fallible<String> {
     let args = [
         "stat", "-x,", "-o", "counted", "-e", MARK_3, "--", "sh", "-c", script,
@@ -371,7 +371,7 @@ fn bpftrace(program: &str, command: &str) -> Fallible<(bool, String)> {
     Ok((output.status.success(), said))
 }
 
-/// The number that bpftrace prints for `map` when it exits.
+/// Returns the number that bpftrace prints for `map` when it exits.
 fn printed(said: &str, map: &str) -> Fallible<u64> {
     let line = said.lines().find_map(|line| line.strip_prefix(map));
     let number = line.ok_or_else(|| format!("no {map} in:\n{said}"))?;

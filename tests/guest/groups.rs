@@ -51,7 +51,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The attr of an event that counts marks of `value`. A read of the event returns the counts of its whole group.
+/// Returns the attr of an event that counts marks of `value`. A read of the event returns the counts of the event's
+/// whole group.
 fn marks(vpmu: &Vpmu, value: u32) -> Result<EventAttr, Box<dyn std::error::Error>> {
     Ok(vpmu.attr(&format!("mark={value}"))?.reading_group())
 }
@@ -106,7 +107,7 @@ fn group_is_switched_and_reset_as_one() -> Outcome {
             vpmu.open_member(&attr, &leader)?,
             vpmu.open_member(&attr, &leader)?,
         ];
-        // Any event of the group can be named.
+        // The call accepts any event of the group.
         siblings[1].enable_group()?;
         vpmu.mark(3)?;
         ensure_eq!(values(&leader)?, [1, 1, 1], "all counts, all on");
@@ -331,7 +332,7 @@ fn group_of_unlike_events_is_refused() -> Outcome {
     Ok(())
 }
 
-/// Marks of value 3, by a child of this process.
+/// A child of this process places marks of value 3.
 fn child_places(times: u32) -> Outcome {
     let status = Command::new("/proc/self/exe")
         .args(["mark", "3", &times.to_string()])
@@ -444,7 +445,7 @@ fn limit_continues_after_a_pause() -> Outcome {
         event.enable()?;
         place(5)?;
         ensure_eq!(samples()?, 3, "samples of a limit of three, with a pause");
-        // Opening another event makes perf core reschedule this one, which must stay off.
+        // Opening another event makes perf core reschedule this event. It must stay off.
         drop(vpmu.open_event(&attr)?);
         place(1)?;
         ensure_eq!(

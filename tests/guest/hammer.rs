@@ -1,5 +1,6 @@
-//! Several processes of the users root and nobody make random calls on the driver at the same time, in a kernel that
-//! checks its allocations. Afterwards, the kernel must have logged no fault, and no event may be left on the device.
+//! Several processes of the users `root` and `nobody` make random calls to the driver at the same time, in a kernel
+//! that checks its allocations. Afterwards, the kernel must have logged no fault, and no event may be left on the
+//! device.
 //!
 //! Each process makes the same calls for the same seed. How the calls of several processes interleave depends on the
 //! scheduler.
@@ -36,12 +37,12 @@ pub(crate) const TESTS: &[Test] = &[(
 
 const SEED: u64 = 0x5eed_0001;
 const OPERATIONS: u64 = 600;
-/// Number of processes; half of them are root's.
+/// Number of processes. Half of them belong to root.
 const PROCESSES: u64 = 6;
 /// Maximum number of descriptors, and of maps, that a process keeps.
 const KEPT: usize = 20;
 
-/// The ioctls of `/dev/vpmu`. [`EVENT_CALLS`] has those of events, including perf's.
+/// The ioctls of `/dev/vpmu`. [`EVENT_CALLS`] has the ioctls of events, including perf's ioctls.
 const DEVICE_CALLS: [u32; 8] = [
     uapi::IOC_INFO,
     uapi::IOC_OPEN,
@@ -88,13 +89,13 @@ const KINDS: [(u64, u64); 9] = [
 ];
 const SAMPLED: [u64; 6] = [0, 0b10, 0b1111, 1 << 4, 0x4_0000, 0xffff_ffff];
 
-/// A pseudo-random sequence, the same for the same seed.
+/// A pseudo-random sequence. Equal seeds result in equal sequences.
 #[derive(Debug)]
 struct Random(u64);
 
 impl Random {
     fn new(seed: u64) -> Self {
-        // Never zero, and far apart for seeds that are close.
+        // This value is never zero, and values for seeds that are close are far apart.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -119,7 +120,7 @@ impl Random {
     }
 }
 
-/// A process's calls, and the descriptors and maps that they made.
+/// The calls of a process, and the descriptors and maps that they made.
 #[derive(Debug)]
 struct Hammer {
     random: Random,
@@ -128,7 +129,7 @@ struct Hammer {
     scratch: Vec<u64>,
     fds: Vec<i32>,
     maps: Vec<(usize, usize)>,
-    /// False in a child, which must not fork in turn.
+    /// False in a child, because a child must not fork.
     forks: bool,
 }
 
@@ -144,7 +145,8 @@ impl Hammer {
         })
     }
 
-    /// A descriptor: mostly an event's, sometimes -1, 0, the device's, or one that is not open.
+    /// Returns a descriptor. Mostly it belongs to an event. Sometimes it is -1, 0, the device's descriptor, or a
+    /// descriptor that is not open.
     fn fd(&mut self) -> i32 {
         let device = self.device.as_raw_fd();
         match self.random.below(12) {
@@ -158,7 +160,7 @@ impl Hammer {
         }
     }
 
-    /// An address: mostly of [`Self::scratch`], sometimes one that faults.
+    /// Returns an address. Mostly it is the address of [`Self::scratch`], and sometimes an address that faults.
     fn address(&mut self) -> u64 {
         let scratch = self.scratch.as_ptr().expose_provenance() as u64;
         match self.random.below(8) {
@@ -227,7 +229,7 @@ impl Hammer {
             .of(&[0, 0, 0, 0, 1, 2, 8, 1 << 32, 1 << 33, 1 << 40]);
         let engine = self.random.of(&[0, 0, 1, 2, 3]);
         if self.random.one_in(5) {
-            // SAFETY: the kernel reads the attr, which lives through the call.
+            // SAFETY: the kernel reads the attr, which is valid during the call.
             let fd = unsafe {
                 libc::syscall(
                     libc::SYS_perf_event_open,
@@ -248,7 +250,7 @@ impl Hammer {
             u64::from(group as u32) | engine << 32,
             flags,
         ];
-        // SAFETY: the driver reads four words and the attr, which live through the call.
+        // SAFETY: the driver reads four words and the attr, which are valid during the call.
         let fd = unsafe {
             libc::ioctl(
                 self.device.as_raw_fd(),
@@ -300,7 +302,7 @@ impl Hammer {
         let protection = self.random.of(&[1, 3, 3, 7, 0]);
         let flags = self.random.of(&[1, 1, 1, 2]);
         let fd = self.fd();
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -394,7 +396,7 @@ impl Hammer {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one element, which lives through the call.
+        // SAFETY: the kernel accesses one element, which is valid during the call.
         unsafe { libc::poll(&raw mut asked, 1, 0) };
         if fd > 2 && self.random.one_in(2) {
             let own = std::process::id() as i32;
@@ -446,7 +448,7 @@ impl Hammer {
             89..91 => self.fork(),
             91..93 => {
                 let which = self.random.below(2) as usize;
-                // The calls continue, whether this is refused or not.
+                // The calls continue whether or not this call is refused.
                 let _ = cpu::pin(which);
             }
             93..95 => os::yield_cpu(),
@@ -497,7 +499,7 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
     Ok(())
 }
 
-/// Has the kernel validate all objects of its general caches; returns the number of caches.
+/// Makes the kernel validate all objects in its general caches. Returns the number of caches.
 fn validate_slabs() -> Result<usize, Box<dyn std::error::Error>> {
     let mut looked = 0;
     for cache in fs::read_dir("/sys/kernel/slab")? {

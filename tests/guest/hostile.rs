@@ -1,4 +1,5 @@
-//! Attacks on the machine by programs, each in a process of its own. After each attack, every vCPU must still count.
+//! Attacks on the machine by programs. Each attack runs in its own process. After each attack, every vCPU must still
+//! count.
 #![expect(unsafe_code, reason = "instructions and calls that no program needs")]
 
 use std::io;
@@ -30,9 +31,9 @@ pub(crate) const TESTS: &[Test] = &[
 
 const VALUE: u64 = 90;
 const CPUS: usize = 2;
-/// Bytes of a signal's stack: enough for the frame on every architecture.
+/// Size of a signal's stack in bytes. It is large enough for the signal frame on every architecture.
 const STACK: usize = 64 << 10;
-/// A child's exit code: the doorbell was refused.
+/// The exit code of a child to which the doorbell was refused.
 const REFUSED: i32 = 20;
 /// A child's exit code: something else failed.
 const FAILED: i32 = 21;
@@ -47,7 +48,7 @@ fn as_nobody(cpu: usize, act: impl FnOnce() -> io::Result<i32>) -> io::Result<i3
     })
 }
 
-/// Checks that the device still works on each vCPU: a new event counts exactly the marks that are placed.
+/// Checks that the device still works on each vCPU. A new event must count exactly the marks that are placed.
 fn ensure_answers() -> Outcome {
     let device = Device::open()?;
     for cpu in 0..CPUS {
@@ -99,8 +100,8 @@ fn take_signal_below(end: *mut u8) -> io::Result<bool> {
     Ok(RAN.load(Ordering::Relaxed))
 }
 
-/// A signal frame on a mapped doorbell would end the machine: the kernel writes the frame with instructions that KVM
-/// does not emulate.
+/// A signal frame on a mapped doorbell would end the machine, because the kernel writes the frame with instructions
+/// that KVM does not emulate.
 fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
     for cpu in 0..CPUS {
         let mut memory = vec![0; STACK];

@@ -28,7 +28,7 @@ const FAULTS: [&str; 18] = [
     "bad unlock balance",
     "turning off the locking correctness validator",
 ];
-/// Maximum number of lines that are shown of a report.
+/// Maximum number of lines of a report that are shown.
 const LINES: usize = 40;
 
 /// The kernel's log since boot.
@@ -38,7 +38,7 @@ pub(crate) fn log() -> Result<String, Box<dyn Error>> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the log from the first report of a fault on, up to [`LINES`] lines.
+/// Returns up to [`LINES`] lines of the log, starting with the first report of a fault.
 fn fault<'a>(log: &'a str, more: &[&str]) -> Option<Vec<&'a str>> {
     let names_fault = |line: &&str| {
         // Harmless lines: boot messages of the allocator and of KASAN, and reports of faults in programs.

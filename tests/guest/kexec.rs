@@ -1,5 +1,5 @@
-//! A second kernel, which the first one starts with kexec, without a reset of the machine: the device must write
-//! nothing more to the first kernel's memory, and must keep events whose rings are in the host's memory.
+//! Tests a second kernel, which the first kernel starts with kexec and without a reset of the machine. The device must
+//! not write to the first kernel's memory any more, and must keep events whose rings are in the host's memory.
 //!
 //! The init programs of both kernels run the same command. Only in the second kernel does the command find the
 //! persistent event.
@@ -53,12 +53,12 @@ fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
     Ok((entry & FRAME) * u64::try_from(PAGE)?)
 }
 
-/// Lower limit of the addresses at which kexec places the second kernel: kexec fills memory from the top.
+/// Lower limit of the addresses at which kexec places the second kernel. kexec fills memory from the top.
 fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
     /// Offset of `init_size` in the boot protocol's header: the bytes of memory that the kernel needs before it can
     /// read the memory map.
     const INIT_SIZE: u64 = 0x260;
-    /// Room for boot parameters, for the code that starts the kernel, and for alignment.
+    /// Room for the boot parameters, for the code that starts the kernel, and for alignment.
     const REST: u64 = 16 << 20;
     let mut size = [0; 4];
     File::open(KERNEL)?.read_exact_at(&mut size, INIT_SIZE)?;
@@ -130,7 +130,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
         "the initramfs was not packed"
     );
     let (clock, _ring, pages) = low_clock(device, lowest_of_second_kernel()?)?;
-    // Perf core stops its own events before another kernel starts. A detached event is not among them.
+    // Perf core stops its own events before another kernel starts. A detached event is not one of them.
     clock.detach("clock")?;
     let command_line = format!(
         "{} iomem=relaxed memmap=4K${:#x} memmap=4K${:#x}",
@@ -158,7 +158,7 @@ fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
 }
 
 fn second(device: &Device, id: u64) -> Outcome {
-    // The time at which this kernel started, on the clock of the records.
+    // Returns the time at which this kernel started, on the clock of the records.
     let started = device.time_of(cpu::tsc()) - os::uptime()?;
     let memory = File::open("/dev/mem")?;
     let word = |address| -> io::Result<u64> {

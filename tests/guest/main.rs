@@ -1,7 +1,7 @@
 //! The program `guest-tests`: the tests that run in a booted guest, and the commands that tests run there.
 //!
-//! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one framed line for each. On
-//! the host, tests of the same names boot a guest and read these lines.
+//! `guest-tests run GROUP` runs each test of a group in a separate process, and prints one framed line for each test.
+//! On the host, tests of the same names boot a guest and read these lines.
 
 mod acts;
 mod arch;
@@ -99,7 +99,7 @@ use std::time::{Duration, Instant};
 
 use guest_tests::wire::{self, Verdict};
 
-/// The result of a test; the error is the reason for the failure.
+/// The result of a test. The error is the reason for the failure.
 type Outcome = Result<(), Box<dyn Error>>;
 /// A test's name and what it does.
 type Test = (&'static str, fn() -> Outcome);
@@ -266,7 +266,7 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Runs the tests one after another; prints a framed line for each, and one for the kernel's log.
+/// Runs the tests one after another. Prints a framed line for each test, and one for the kernel's log.
 fn run(name: &str, tests: &[Test]) -> ExitCode {
     if let Err(error) = cpu::bind_console() {
         eprintln!("binding the console's interrupt: {error}");

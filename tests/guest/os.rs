@@ -20,13 +20,13 @@ fn checked(result: i32) -> io::Result<i32> {
 
 /// Unloads a module, if nobody uses it.
 pub(crate) fn unload(module: &CStr) -> io::Result<()> {
-    // SAFETY: the string is valid for the whole call; the flags are a number.
+    // SAFETY: the string is valid for the whole call, and the flags are a number.
     let done = unsafe { libc::syscall(libc::SYS_delete_module, module.as_ptr(), libc::O_NONBLOCK) };
     checked(i32::try_from(done).map_err(io::Error::other)?)?;
     Ok(())
 }
 
-/// Puts a kernel and its initramfs in place for [`start_kernel`].
+/// Loads a kernel and its initramfs for [`start_kernel`].
 pub(crate) fn load_kernel(
     kernel: BorrowedFd<'_>,
     initramfs: BorrowedFd<'_>,
@@ -48,7 +48,7 @@ pub(crate) fn load_kernel(
     Ok(())
 }
 
-/// Starts the kernel of [`load_kernel`] in place of this one; returns only if that fails.
+/// Starts the kernel of [`load_kernel`] in place of this kernel. Returns only if that fails.
 pub(crate) fn start_kernel() -> io::Error {
     // SAFETY: the call takes only a number. If the call succeeds, this process no longer exists.
     unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
@@ -76,7 +76,8 @@ pub(crate) fn load(file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The signal that the tests request. It is a real-time signal: the kernel queues such signals, so none is lost.
+/// The signal that the tests request. It is a real-time signal. The kernel queues such signals, so none of them is
+/// lost.
 pub(crate) fn signal() -> i32 {
     libc::SIGRTMIN() + 3
 }
@@ -112,7 +113,7 @@ pub(crate) fn block_signal() -> io::Result<()> {
     Ok(())
 }
 
-// In <fcntl.h>, and missing in the crate libc.
+// This constant is in <fcntl.h>, but is missing in the crate `libc`.
 const F_SETSIG: i32 = 10;
 const F_SETOWN_EX: i32 = 15;
 const F_OWNER_TID: i32 = 0;
@@ -144,7 +145,7 @@ pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The next signal within `limit`; `None` if there is none.
+/// Returns the next signal that arrives within `limit`. `None` if there is none.
 pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     let set = signals();
     let limit = libc::timespec {
@@ -197,8 +198,8 @@ pub(crate) fn mount_groups(at: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process ends within `limit`. The caller sleeps until then, because polling every few milliseconds would
-/// take CPU time from the process.
+/// Returns whether a process ends within `limit`. The caller sleeps until then, because polling every few milliseconds
+/// would take CPU time from the process.
 pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
     // SAFETY: the call accesses no memory, and returns a descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
@@ -235,8 +236,8 @@ pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
     })
 }
 
-/// A pipe filled with `bytes` bytes, which takes that much kernel memory. `bytes` must be a power of two and at least a
-/// page.
+/// Returns a pipe that is filled with `bytes` bytes and therefore occupies that much kernel memory. `bytes` must be a
+/// power of two and at least a page.
 pub(crate) fn full_pipe(bytes: usize) -> io::Result<(PipeReader, PipeWriter)> {
     let size = i32::try_from(bytes).map_err(io::Error::other)?;
     let (reader, mut writer) = io::pipe()?;
@@ -253,7 +254,7 @@ pub(crate) fn is_mapped(address: *mut u8) -> bool {
     unsafe { libc::mincore(address.cast(), 4096, &raw mut resident) == 0 }
 }
 
-/// Whether the kernel can read the byte at `address`. The result is false where a program's read would raise SIGBUS.
+/// Returns whether the kernel can read the byte at `address`. Returns false if a program's read would raise SIGBUS.
 pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
     let mut ends = [-1; 2];
     // SAFETY: two descriptors are written there.
@@ -269,7 +270,7 @@ pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
     }
 }
 
-/// munmap(2) of a part of a mapping, which must be refused.
+/// Calls munmap(2) for a part of a mapping, which must be refused.
 pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
     // SAFETY: the caller expects a refusal. If the call does unmap pages, the later accesses are atomic reads, which
     // raise a fault.
@@ -285,7 +286,7 @@ pub(crate) fn make_writable(address: *mut u8, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process run as the user nobody, without capabilities.
+/// Makes this process run as the user `nobody`, without capabilities.
 pub(crate) fn become_nobody() -> io::Result<()> {
     const NOBODY: u32 = 65534;
     // SAFETY: the call changes this process's identity and accesses no memory.
@@ -315,7 +316,7 @@ pub(crate) fn keep_capabilities(kept: &[u32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process run as the user nobody, with only these capabilities.
+/// Makes this process run as the user `nobody`, with only these capabilities.
 pub(crate) fn become_nobody_with(kept: &[u32]) -> io::Result<()> {
     // SAFETY: the call takes only numbers.
     checked(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
@@ -323,7 +324,7 @@ pub(crate) fn become_nobody_with(kept: &[u32]) -> io::Result<()> {
     keep_capabilities(kept)
 }
 
-/// Sets whether other processes of the same user may trace this one.
+/// Sets whether other processes of the same user may trace this process.
 pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
     // SAFETY: the call takes only numbers.
     checked(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, i32::from(dumpable), 0, 0, 0) })?;
@@ -365,7 +366,7 @@ pub(crate) fn open_perf_event(kind: u32, config: u64) -> io::Result<OwnedFd> {
 /// Opens an event of this task by `perf_event_open(2)`.
 pub(crate) fn open_perf_attr(attr: &perf_event_attr) -> io::Result<OwnedFd> {
     let attr: *const perf_event_attr = attr;
-    // SAFETY: the kernel reads the number of bytes in the attr's size field; they are valid for the whole call.
+    // SAFETY: the kernel reads as many bytes as the attr's size field says. They are valid for the whole call.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr, 0, -1, -1, 0) };
     let fd = checked(i32::try_from(fd).map_err(io::Error::other)?)?;
     // SAFETY: the descriptor was just opened, and nothing else owns it.
@@ -386,8 +387,8 @@ impl BpfCounter {
         const MAP_CREATE: i32 = 0;
         const PROG_LOAD: i32 = 5;
         const PERF_EVENT: u32 = 7;
-        // An array map with one element: the words hold its type, the size of a key, the size of a value, and the
-        // number of elements.
+        // Creates an array map with one element. The words hold the map's type, the size of a key, the size of a value,
+        // and the number of elements.
         let map = bpf(MAP_CREATE, &[2 | 4 << 32, 8 | 1 << 32])?;
         // SAFETY: the descriptor was just opened, and nothing else owns it.
         let map = unsafe { OwnedFd::from_raw_fd(map) };
@@ -398,7 +399,7 @@ impl BpfCounter {
         let minus_four = u32::MAX - 3;
         let map_number = map.as_raw_fd().cast_unsigned();
         let code = [
-            // The key 0 on the stack, where r2 points to.
+            // Store the key 0 on the stack, and make r2 point to it.
             instruction(0x62, 10, 0, u16::MAX - 3, 0),
             instruction(0xbf, 2, 10, 0, 0),
             instruction(0x07, 2, 0, 0, minus_four),
@@ -495,7 +496,7 @@ impl KernelCode {
     }
 }
 
-/// `bpf(2)` with `words` as the beginning of its attributes. The rest are zero.
+/// Calls `bpf(2)`. The attributes begin with `words`, and the rest of them are zero.
 fn bpf(call: i32, words: &[u64]) -> io::Result<i32> {
     // SAFETY: the kernel reads that many bytes and accesses the memory that they point to. It does so only during the
     // call.
@@ -538,7 +539,7 @@ pub(crate) fn is_asleep(thread: u32) -> io::Result<bool> {
         .is_some_and(|rest| rest.starts_with('S')))
 }
 
-/// A process that sleeps until this is dropped.
+/// A process that sleeps until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     pub(crate) pid: libc::pid_t,
@@ -579,7 +580,7 @@ impl Sleeper {
 impl Drop for Sleeper {
     fn drop(&mut self) {
         let mut status = 0;
-        // SAFETY: a child of ours, not waited for yet.
+        // SAFETY: the process is our child, and we have not waited for it yet.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
         // SAFETY: the address is valid for the whole call.
         unsafe { libc::waitpid(self.pid, &raw mut status, 0) };

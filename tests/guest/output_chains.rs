@@ -1,4 +1,4 @@
-//! Call chains by frame pointers: the chains of known nested calls must have exactly the known addresses.
+//! Call chains by frame pointers. The chains of known nested calls must contain exactly the known addresses.
 
 use std::os::fd::AsRawFd;
 
@@ -53,7 +53,7 @@ fn take_samples(
     Ok(samples)
 }
 
-/// The chains of `times` runs of the nest, one sample in each.
+/// Returns the chains of `times` runs of the nest. Each run has one sample.
 fn chains(
     device: &Device,
     attr: &perf_event_attr,
@@ -77,7 +77,8 @@ fn writes(device: &Device) -> perf_event_attr {
     silent(sampling(device.port_exits(), 1, CALLCHAIN))
 }
 
-/// Whether a sample of the write can have `ip`: some hosts report the write's address, others the next instruction's.
+/// Returns whether a sample of the write can have `ip`. Some hosts report the address of the write, and others report
+/// the address of the next instruction.
 fn is_out(ip: u64) -> bool {
     ip == stubs::nest_out() || ip == stubs::nest_out() + stubs::WRITE_LEN
 }
@@ -126,7 +127,7 @@ fn mark(device: &Device) -> Leaf {
     Leaf::Mark(device.as_raw_fd(), VALUE)
 }
 
-/// Splits a chain at its context markers. Returns the kernel's addresses, then the user's.
+/// Splits a chain at its context markers. Returns the kernel addresses and the user addresses.
 fn halves(chain: &[u64]) -> Result<[Option<&[u64]>; 2], String> {
     let at = chain.iter().position(|&entry| entry == CONTEXT_USER);
     let (kernel, user) = chain.split_at(at.unwrap_or(chain.len()));
@@ -181,7 +182,7 @@ fn either_half_of_a_chain_can_be_left_out() -> Outcome {
     Ok(())
 }
 
-/// The callers in each chain of the samples in the leaf's loop.
+/// Returns the callers in the chain of each sample whose IP is in the leaf's loop.
 fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
     let inside = |sample: &&Sample| {
         sample.misc & MISC_MODE == MISC_USER
@@ -197,7 +198,7 @@ fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// Runs the nest's loop until there are `enough` samples with an IP in the loop; returns the callers of each sample.
+/// Runs the nest's loop until there are `enough` samples with an IP in the loop. Returns the callers of each sample.
 fn sample_loop(
     event: &Event,
     attr: &perf_event_attr,

@@ -42,10 +42,10 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 60;
-/// Bytes of user stack in a sample: the words that the stubs leave on top of the stack.
+/// Number of user stack bytes in a sample. These are the words that the stubs leave on top of the stack.
 const STACK_BYTES: u32 = 8 * STACK.len() as u32;
 
-/// A sample of every port write of this thread.
+/// Samples every port write of this thread.
 fn writes(device: &Device, sample_type: u64) -> perf_event_attr {
     let mut attr = silent(sampling(device.port_exits(), 1, sample_type));
     attr.read_format = FORMAT_ID;
@@ -100,7 +100,8 @@ struct Known {
     until: u64,
 }
 
-/// Whether a sample of the write can have `ip`: some hosts report the write's address, others the next instruction's.
+/// Returns whether a sample of the write can have `ip`. Some hosts report the address of the write, and others report
+/// the address of the next instruction.
 fn is_write(ip: u64) -> bool {
     let at = stubs::out_known_ip();
     ip == at || ip == at + stubs::WRITE_LEN
@@ -212,7 +213,7 @@ fn each_field_alone_is_true() -> Outcome {
             checked.map_err(|e| format!("field {field:#x} alone: {e}"))?;
         }
     }
-    // No field at all: a sample is its header.
+    // Without any fields, a sample consists only of its header.
     let attr = writes(&device, 0);
     let (samples, known) = known_writes(&device, &attr, 3)?;
     samples
@@ -228,7 +229,8 @@ fn all_fields_together_are_true() -> Outcome {
     for (number, sample) in (1..).zip(&samples) {
         known.check(sample, number, all)?;
     }
-    // Also requests all fields but one, for each field in turn, because the fields before a field determine its offset.
+    // For each field, also requests all fields except that field, because the fields before a field determine its
+    // offset.
     for left_out in ALL {
         let asked = all & !left_out;
         let (samples, known) = known_writes(&device, &writes(&device, asked), 2)?;

@@ -1,4 +1,4 @@
-//! The life of an event: limits, periods, frequencies, children, exec, modes, and requests that are refused.
+//! The life of an event: limits, periods, frequencies, children, exec, modes and refused requests.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -64,7 +64,7 @@ fn refresh_limits_overflows() -> Outcome {
     let mut counted = 0;
     for overflows in [1, 2, 17] {
         event.refresh(overflows)?;
-        // The period is two marks. Places more than twice the marks that the permitted overflows need.
+        // Sets a period of two marks. Places more than twice as many marks as the permitted overflows need.
         device.place(VALUE, 4 * overflows + 3)?;
         counted += 2 * overflows;
         ensure_eq!(
@@ -149,7 +149,7 @@ fn frequency_is_reached() -> Outcome {
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 16, READ_WRITE)?;
     event.enable(0)?;
-    // Goes on until the times of the samples span two seconds.
+    // Continue until the times of the samples span two seconds.
     let (mut samples, mut placed) = (Vec::new(), 0);
     let times = |samples: &[fields::Sample]| -> Vec<u64> {
         samples.iter().filter_map(|sample| sample.time).collect()
@@ -182,7 +182,7 @@ fn frequency_is_reached() -> Outcome {
         (RATE / 2..=RATE * 2).contains(&rate),
         "{rate} samples a second, {RATE} asked for"
     );
-    // However the period changed, the periods add up to the count.
+    // No matter how the period changed, the periods in the samples add up to the count.
     let sum: u64 = samples.iter().filter_map(|sample| sample.period).sum();
     let last = samples[samples.len() - 1]
         .read
@@ -386,7 +386,7 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, TIME));
     let event = device.open_event(&attr, How::OWN)?;
-    // In perf, only breakpoints support a change of their attributes.
+    // In perf, only breakpoints support changes to their attributes.
     ensure_eq!(
         refused(event.modify(&attr)),
         Some(libc::EOPNOTSUPP),

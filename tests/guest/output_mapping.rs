@@ -1,4 +1,5 @@
-//! How a ring is mapped: its sizes, which processes may map it, its lifetime, and which user its memory is charged to.
+//! How a ring is mapped: its sizes, the processes that may map it, its lifetime, and the user to whom its memory is
+//! charged.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -229,8 +230,8 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     Ok(())
 }
 
-/// Allocates `freed` pages of memory, probably those that an unmapped ring has freed. The caller can then check that
-/// the device no longer writes to them.
+/// Allocates `freed` pages of memory, which are probably the pages that an unmapped ring has freed. The caller can then
+/// check that the device no longer writes to them.
 pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
     vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
 }
@@ -261,7 +262,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
             for round in 0..60_usize {
                 let pages = 1 << (round % 4);
                 let mut ring = Pages::map(&event, pages, READ_WRITE)?;
-                // Waits for a record, so that the host writes during the unmapping.
+                // Waits for a record, so that the host is writing when the ring is unmapped.
                 while ring.head() == 0 {
                     std::hint::spin_loop();
                 }

@@ -1,4 +1,4 @@
-//! The metadata page: counts and times for every reader, without a system call or an exit.
+//! The metadata page, from which every reader gets counts and times without a system call or an exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"

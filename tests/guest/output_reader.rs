@@ -31,7 +31,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
         Some("ready"),
         "the first line"
     );
-    // Places the marks on the reader's CPU or on the other one.
+    // Places the marks on the reader's CPU or on the other CPU.
     cpu::pin(if together { 0 } else { 1 })?;
     let before = device.time_of(cpu::tsc());
     device.place(VALUE, marks)?;

@@ -1,4 +1,4 @@
-//! Readings: every read_format, alone and in groups; and the rules of groups.
+//! Tests readings with every `read_format`, of single events and of groups. Also tests the rules of groups.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +61,7 @@ fn member_of<'a>(leader: &'a Event, how: How<'a>) -> How<'a> {
     }
 }
 
-/// A disabled group of `members` events, the leader first.
+/// Opens a disabled group of `members` events. The leader is first.
 fn group(device: &Device, members: u64, format: u64, how: How<'_>) -> std::io::Result<Vec<Event>> {
     let mut events = vec![device.open_event(&attr(device, 0, format), how)?];
     for member in 1..members {
@@ -280,8 +280,8 @@ fn members_count_while_their_leader_does() -> Outcome {
     Ok(())
 }
 
-/// Reads the group of two marks from another CPU until its counts have grown often enough. Meanwhile another thread
-/// places the two marks alternately, so the first count in a reading may be at most one ahead of the second.
+/// Reads the group of two marks from another CPU until its counts have grown often enough. At the same time, another
+/// thread places the two marks alternately, so the first count in a reading may be at most one ahead of the second.
 fn look_at_pairs(leader: &Event) -> Outcome {
     cpu::pin(0)?;
     let (mut grown, mut last) = (0, 0);

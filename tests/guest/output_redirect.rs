@@ -169,7 +169,7 @@ fn output_returns_to_the_events_own_ring() -> Outcome {
     event.output_to(target.as_raw_fd())?;
     device.place(VALUE + 1, 3)?;
     event.output_to(-1)?;
-    // The event has no ring now: its records are dropped.
+    // The event no longer has a ring, so its records are dropped.
     device.place(VALUE + 1, 4)?;
     let mut own = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE + 1, 5)?;

@@ -77,7 +77,7 @@ const WAKEUP_BYTES: u32 = 2;
 /// 64 bytes with the header.
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
-/// Timeout, in milliseconds, of a poll for a wakeup that must come, however slow the machine.
+/// Timeout, in milliseconds, of a poll for a wakeup that must come, no matter how slow the machine is.
 const LONG: i32 = 10_000;
 /// No timeout. When a poll times out, it checks for records once more, which would hide a missing wakeup. If a sleeper
 /// is not woken, the test exceeds its own time limit.
@@ -93,7 +93,7 @@ fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pag
     Ok((event, ring))
 }
 
-/// Checks that a wakeup comes at each record that `marks` lists, counted from one, and at no other.
+/// Checks that a wakeup comes at each record that `marks` lists, and at no other record. Records are counted from one.
 fn wakes_at(event: &Event, device: &Device, marks: &[u64]) -> Outcome {
     let mut placed = 0;
     for &mark in marks {
@@ -111,7 +111,7 @@ fn every_full_page_wakes() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = start(&device, &device.marks(VALUE, 1, FIELDS))?;
     wakes_at(&event, &device, &[PER_PAGE, 2 * PER_PAGE, 3 * PER_PAGE])?;
-    // After the ring has wrapped, too, a wakeup comes when a page is full.
+    // A wakeup also comes when a page is full after the ring has wrapped.
     ensure_eq!(ring.take()?.len() as u64, 3 * PER_PAGE, "records");
     device.place(VALUE, 2 * PER_PAGE - 1)?;
     ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll past the ring's end");
@@ -181,11 +181,11 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
         sharer.output_to(event.as_raw_fd())?;
     }
     let sleepers = [event].into_iter().chain(sharers).collect();
-    // The mark makes a record of only one of the events.
+    // Only one of the events has a record of the mark.
     sleepers_are_woken(sleepers, || device.mark(VALUE))
 }
 
-/// For each of these events, a thread sleeps in poll(2). Checks that `wake` wakes all of these threads.
+/// For each of these events, one thread sleeps in poll(2). Checks that `wake` wakes all of these threads.
 pub(crate) fn sleepers_are_woken(
     sleepers: Vec<Event>,
     wake: impl FnOnce() -> std::io::Result<()>,
@@ -197,7 +197,7 @@ pub(crate) fn sleepers_are_woken(
         let (announce, announced) = mpsc::channel();
         let told = told.clone();
         thread::spawn(move || {
-            // The receiver is gone if a test has failed.
+            // If a test has failed, the receiver no longer exists.
             let _ = announce.send(cpu::thread_id());
             let _ = told.send(sleeper.poll(FOREVER));
         });
@@ -275,7 +275,7 @@ fn each_overflow_signals() -> Outcome {
         fd: event.as_raw_fd(),
     };
     for round in 1..=30 {
-        // Places marks on both CPUs in turn: the signals must not depend on the CPU that takes the interrupt.
+        // Places marks on both CPUs in turn, because the signals must not depend on the CPU that takes the interrupt.
         cpu::pin(round % 2)?;
         device.mark(VALUE)?;
         ensure_eq!(next_signal()?, expected, "the signal of overflow {round}");
@@ -302,7 +302,7 @@ fn burst_signals_each_overflow() -> Outcome {
     no_signal("more signals than overflows")
 }
 
-/// Has the kernel write a line to the serial console with interrupts off. Each character causes an exit.
+/// Makes the kernel write a line to the serial console with interrupts off. Each character causes an exit.
 fn print_long() -> std::io::Result<()> {
     let line = format!("<1>guest-tests: interrupts wait {}", ".".repeat(800));
     fs::write("/dev/kmsg", line)

@@ -1,5 +1,5 @@
-//! Tasks in samples, and what they cost: with either engine, samples name the right task without an exit at a task
-//! switch; with the batched engine, a sample causes no exit.
+//! Tasks in samples, and what samples cost. With both engines, samples refer to the right task without an exit at a
+//! task switch. With the batched engine, a sample does not cause an exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -149,7 +149,7 @@ fn tell_of_marks(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// A counter of one CPU's exits, and the page from which it is read without an exit.
+/// A counter of the exits of one CPU, and the page from which the counter is read without an exit.
 fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages)> {
     let event = device.open_event(&device.attr(KIND_EXITS, which), How::on_cpu(cpu))?;
     let page = Pages::map(&event, 0, READ_WRITE)?;
@@ -169,8 +169,8 @@ impl Random {
     }
 }
 
-/// Runs two threads on one CPU, each in code of its own. They yield to each other after random times, until `enough`
-/// returns true. Returns the number of switches.
+/// Runs two threads on one CPU. Each thread runs its own code. They yield to each other after random times, until
+/// `enough` returns true. Returns the number of switches.
 fn swap_until(
     codes: &[Loop; 2],
     tids: &[AtomicU64; 2],
@@ -354,7 +354,7 @@ fn batched_engine_exits_for_no_sample() -> Outcome {
     Ok(())
 }
 
-/// Two threads inherit a clock, each on a vCPU of its own and in code of its own.
+/// Two threads inherit a clock. Each thread has its own vCPU and its own code.
 fn both_vcpus_are_batched_into_one_ring() -> Outcome {
     const EACH: usize = 200;
     let device = Device::open()?;

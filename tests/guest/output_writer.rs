@@ -1,4 +1,4 @@
-//! How the device writes forward and backward rings: it writes only whole records, and reports every loss.
+//! How the device writes forward and backward rings. It must write only whole records, and must report every loss.
 
 use std::thread;
 
@@ -54,8 +54,8 @@ pub(crate) fn numbers(samples: &[Sample]) -> Vec<u64> {
     samples.iter().map(number).collect()
 }
 
-/// Pins this thread to CPU 1, and starts an event of that CPU. If the event were one of a task, a task switch would
-/// schedule it out, and thereby record a pending loss early.
+/// Pins this thread to CPU 1, and starts an event of that CPU. If the event belonged to a task, a task switch would
+/// schedule it out, and would thereby record a pending loss early.
 fn start(
     device: &Device,
     attr: &perf_event_attr,
@@ -118,8 +118,8 @@ fn losses_stand_where_they_happened() -> Outcome {
     let room = ring.size() / RECORD;
     device.place(VALUE, room + 33)?;
     ensure_eq!(ring.head(), ring.size(), "bytes in a full ring");
-    // The ring has room for one record. A record of the earlier loss must precede the new sample, and the two do not
-    // fit. So this sample is lost, too.
+    // The ring has room for one record. A record of the earlier loss must precede the new sample, but the ring does not
+    // have room for both, so this sample is also lost.
     ring.next_record()?;
     device.place(VALUE, 1)?;
     ensure_eq!(
@@ -205,7 +205,7 @@ fn backward(device: &Device) -> perf_event_attr {
     attr
 }
 
-/// The samples of a backward ring, newest first: from the head to the oldest whole record.
+/// Returns the samples of a backward ring from the head to the oldest whole record, so the newest sample is first.
 fn held(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<Sample>, String> {
     let produced = ring.head().wrapping_neg();
     let (mut at, mut samples) = (0, Vec::new());

@@ -8,7 +8,7 @@
 use crate::raw::PAGE;
 
 pub(crate) const ALIGN: u64 = 64;
-/// Bytes of an exit, and of a sync.
+/// Size in bytes of an exit packet, and of a sync packet.
 pub(crate) const EXIT_BYTES: u64 = 64;
 pub(crate) const SYNC_BYTES: u64 = 64;
 /// Bytes of a sample.
@@ -157,7 +157,7 @@ fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// The parts of each packet's first word: kind, flags, 16 bits and 32 bits.
+/// Splits the first word of a packet into its parts: kind, flags, 16 bits and 32 bits.
 fn first(word: u64) -> (u8, u8, u16, u32) {
     (
         word as u8,
@@ -231,7 +231,7 @@ fn sample(words: &[u64]) -> Result<Sample, String> {
     })
 }
 
-/// Parses the packet at `at`; `word` returns the word at a position.
+/// Parses the packet at `at`. `word` returns the word at a position.
 fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, String> {
     let head = word(at);
     let bytes = match head as u8 {
@@ -259,8 +259,8 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
     .map_err(|error| format!("at {at:#x}: {error}"))
 }
 
-/// Parses all packets in `[begin, end)`; `word` returns the word at a position. Each page must begin with a sync that
-/// has [`SYNC_PAGE`], and no other sync may have it.
+/// Parses all packets in `[begin, end)`. `word` returns the word at a position. Each page must begin with a sync packet
+/// that has [`SYNC_PAGE`], and no other sync packet may have this flag.
 pub(crate) fn decode(
     begin: u64,
     end: u64,
@@ -290,14 +290,14 @@ pub(crate) fn decode(
     Ok(packets)
 }
 
-/// Checks the sequence numbers of one event's packets: each packet must occur exactly once.
+/// Checks the sequence numbers of one event's packets. Each packet must occur exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     /// The number that the next packet must have.
     next: u64,
     /// Lost bytes that syncs have reported.
     pub(crate) lost: u64,
-    /// A sync that no packet has followed yet.
+    /// A sync packet that has not been followed by another packet yet.
     due: Option<Sync>,
     /// Time of the last packet of each vCPU.
     times: [u64; 2],

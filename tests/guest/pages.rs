@@ -1,4 +1,4 @@
-//! Mapped rings, accessed word by word. Readers follow the rules of `<linux/perf_event.h>`.
+//! Mapped rings, which are accessed word by word. Readers follow the rules of `<linux/perf_event.h>`.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -35,7 +35,7 @@ pub(crate) const AUX_TAIL: usize = 1064;
 pub(crate) const AUX_OFFSET: usize = 1072;
 pub(crate) const AUX_SIZE: usize = 1080;
 
-/// A record: the fields of its header, and the rest as words.
+/// A record: the fields of its header, and the rest of the record as words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) kind: u32,
@@ -72,7 +72,7 @@ pub(crate) fn map_physical(address: u32) -> io::Result<*mut u8> {
     }
 }
 
-/// A mapping of an event; unmapped when dropped.
+/// A mapping of an event. It is unmapped when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Pages {
     base: *mut AtomicU64,
@@ -129,7 +129,7 @@ impl Pages {
             "{offset} of {}",
             self.bytes
         );
-        // SAFETY: the assertion ensures that the word is inside the mapping, which is valid as long as `self`.
+        // SAFETY: the assertion ensures that the word is inside the mapping, which is valid as long as `self` is.
         let word = unsafe { self.base.add(offset / 8) };
         // SAFETY: aligned, and accessed only atomically.
         unsafe { &*word }
@@ -217,13 +217,13 @@ impl Pages {
             ));
         }
         self.tail = self.tail.wrapping_add(size);
-        // The host may overwrite the record only after all loads of it.
+        // The host may overwrite the record only after all of its words have been loaded.
         self.store_release(DATA_TAIL, self.tail);
         Ok(Some(record))
     }
 
-    /// Takes the records up to the head at the time of the call. Meanwhile, the host may write more records into the
-    /// freed space, for example at a task switch; the next call takes these.
+    /// Takes the records up to the head at the time of the call. During the call, the host may write more records into
+    /// the freed space, for example at a task switch. The next call takes these records.
     pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
         let head = self.head();
         let mut records = Vec::new();

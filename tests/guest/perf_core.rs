@@ -393,7 +393,7 @@ fn place(vpmu: &Vpmu, marks: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes the samples out of a ring; returns their number.
+/// Takes the samples out of a ring. Returns the number of samples.
 fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
     let mut samples = 0;
     while let Some(record) = ring.next_record()? {
@@ -485,7 +485,7 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
         9,
         "samples made after the view was opened"
     );
-    // Both views share one ring. The first reader has taken all records, so the second one finds none.
+    // Both views share one ring. The first reader has taken all records, so the second reader finds none.
     let other = open_view(&vpmu, &pmu, id)?;
     let mut empty = other.map(6)?;
     vpmu.flush_perf(&other)?;

@@ -1,5 +1,5 @@
-//! More uses of stock perf: the options that select what `perf stat` counts and how it prints the counts, and uses of
-//! `perf record` other than one plain recording.
+//! More uses of stock perf: options that select what `perf stat` counts and how it prints the counts, and uses of `perf
+//! record` beyond a single plain recording.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -157,7 +157,7 @@ pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
     }
 }
 
-/// A process of three threads that place marks when it gets a byte.
+/// A process with three threads, which place marks when the process reads a byte.
 struct Threads(Child);
 
 impl Threads {
@@ -200,7 +200,7 @@ impl Drop for Threads {
     }
 }
 
-/// The lines that `perf stat -x,` prints for a command.
+/// Returns the lines that `perf stat -x,` prints for a command.
 fn stat(args: &[&str]) -> Fallible<Vec<String>> {
     let output = perf(&[&["stat", "-x,"], args].concat())?;
     let said = text(&output.stderr);

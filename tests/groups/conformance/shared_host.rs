@@ -63,7 +63,7 @@ end
 static SESSION: SharedSession = SharedSession::on_aarch64(SCRIPT);
 tests::shared_boots!(|| SESSION.boot());
 
-/// The value that the guest of boot `boot` reported for `what`.
+/// Returns the value that the guest of boot `boot` reported for `what`.
 fn said(boot: &str, what: &str) -> String {
     let said = SESSION.get().said(boot);
     let line = said.iter().find_map(|line| line.strip_prefix(what));

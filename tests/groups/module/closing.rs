@@ -1,5 +1,5 @@
-//! Closing events: how many commands the driver sends to the device, from the VMM's report; and whether siblings lose
-//! counts when their leader is closed.
+//! Tests how many commands the driver sends to the device when events are closed, according to the VMM's report. Also
+//! tests whether siblings lose counts when their leader is closed.
 
 use serde_json::Value;
 use tests::host::{Session, SharedSession};
@@ -40,7 +40,7 @@ fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
     let (none, _) = closing(session, 0)?;
     for events in [64, 128, 512] {
         let (commands, said) = closing(session, events)?;
-        // One command starts an event, one stops it.
+        // One command starts an event, and one command stops it.
         let each = 2 * events;
         assert_eq!(
             (commands.wrapping_sub(none), said.as_slice()),
@@ -51,8 +51,8 @@ fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
     Ok(())
 }
 
-/// On the device, an enabled sibling does not count while its leader is off. So the close of a leader must not return
-/// before the device has closed the leader.
+/// On the device, an enabled sibling does not count while its leader is off. Therefore, the call that closes a leader
+/// must not return before the device has closed the leader.
 #[test]
 fn sibling_counts_from_the_close_of_its_leader() {
     let session = SESSION.get();

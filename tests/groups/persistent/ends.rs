@@ -1,5 +1,5 @@
-//! Recordings of a guest that has ended, for each kind of end: they contain every mark, in order,
-//! according to stock perf and an independent reader.
+//! Recordings of a guest that has ended, for each way in which a guest can end. Stock perf and an independent reader
+//! must find every mark in them, in order.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::io::Cursor;
@@ -8,9 +8,9 @@ use linux_perf_data::linux_perf_event_reader::EventRecord;
 use linux_perf_data::{AttributeDescription, PerfFileReader, PerfFileRecord};
 use tests::host::SharedSession;
 
-/// Marks of one boot, as the guest's program places them.
+/// The marks that the guest's program places in one boot.
 const MARKS: u64 = 1_000;
-/// Marks of the guest's own event in one boot.
+/// The marks that the guest's own event counts in one boot.
 const OWN: usize = 50;
 
 const SCRIPT: &str = r#"
@@ -91,7 +91,7 @@ struct Marked {
     cpu: u32,
 }
 
-/// The samples of a perf.data file, read by an independent crate.
+/// Returns the samples in a perf.data file. An independent crate reads the file.
 fn recorded(data: &[u8]) -> Vec<Marked> {
     let PerfFileReader {
         mut perf_file,
@@ -121,7 +121,7 @@ fn recorded(data: &[u8]) -> Vec<Marked> {
     samples
 }
 
-/// The values of the samples of the operator's events, in the recording's order.
+/// Returns the values in the samples of the operator's events, in the order of the recording.
 fn flight(data: &[u8]) -> Vec<u64> {
     let samples = recorded(data);
     assert!(
@@ -136,7 +136,7 @@ fn flight(data: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// Like [`flight`], from the output of stock perf.
+/// Like [`flight`], but from the output of stock perf.
 fn scripted(text: &str) -> Vec<u64> {
     text.lines()
         .filter(|line| line.contains("flight-"))
@@ -243,8 +243,8 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     );
     assert_eq!(session.exit("wait"), 6);
     let data = recorded(session.file("wait.data"));
-    // The recording lacks flight-1, which was ended by request, and that event's half of the marks. It still has the
-    // half of flight-0.
+    // The event flight-1 was ended by request, so the recording lacks this event and its half of the marks. The
+    // recording still has the half of flight-0.
     let half: Vec<u64> = (1..=MARKS)
         .filter(|value| (value - 1) / 100 % 2 == 0)
         .collect();

@@ -58,7 +58,7 @@ fn border(
     Ok(found[0])
 }
 
-/// By how much a count of [`spin`] exceeds the loop's instructions.
+/// Returns by how much a count of [`spin`] exceeds the number of instructions in the loop.
 pub(super) fn border_of_the_loop() -> Result<u64, Box<dyn Error>> {
     let event = open(INSTRUCTIONS, Mode::User)?;
     border(PER_ROUND, &|rounds| {
@@ -73,7 +73,7 @@ fn user_loop() -> Found {
 
 /// Number of runs. Only the lowest of their counts is used, because an interrupt can only add to a count.
 const TRIES: usize = 9;
-/// Runs of the kernel's code within one count.
+/// How often the kernel's code runs during one count.
 const RUNS: u32 = 100;
 
 fn kernel_code() -> Found {
@@ -125,7 +125,8 @@ fn cycles() -> Found {
     holds(format!("{cycles} of {instructions} instructions"))
 }
 
-/// Instructions of one round of [`accesses::out_loop`]. One of them leaves the guest, and the hypervisor emulates it.
+/// Number of instructions in one round of [`accesses::out_loop`]. One of them leaves the guest, and the hypervisor
+/// emulates it.
 const PER_WRITE: u64 = 3;
 
 fn trapped() -> Found {

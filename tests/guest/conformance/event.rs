@@ -69,7 +69,7 @@ pub(super) fn open(what: What, mode: Mode) -> io::Result<Event> {
     kernels_own(&attr(what, mode))
 }
 
-/// Like [`open`]; `None` if the PMU has no such event.
+/// Like [`open`], but returns `None` if the PMU has no such event.
 pub(super) fn offered(what: What, mode: Mode) -> io::Result<Option<Event>> {
     let opened = open(what, mode);
     match opened.as_ref().map_err(io::Error::raw_os_error) {
@@ -89,7 +89,7 @@ pub(super) fn read(event: &Event) -> Result<Reading, Box<dyn Error>> {
     }
 }
 
-/// Counts `work` from zero; returns the event's reading.
+/// Counts `work`, starting from zero. Returns the event's reading.
 pub(super) fn counted(event: &Event, work: impl FnOnce()) -> Result<Reading, Box<dyn Error>> {
     event.reset(0)?;
     event.enable(0)?;
@@ -110,7 +110,7 @@ pub(super) fn code() -> std::ops::Range<u64> {
     one.code
 }
 
-/// The errno of opening with the attr; `None` if it opens.
+/// Returns the errno of an attempt to open an event with this attr. `None` if the event opens.
 pub(super) fn refusal(attr: &perf_event_attr) -> Option<i32> {
     refused(kernels_own(attr))
 }

@@ -1,5 +1,5 @@
-//! The programs of guests that share their host's counters with others, and the commands that run on the host
-//! meanwhile.
+//! The programs of guests that share their host's counters with others, and the commands that run on the host at the
+//! same time.
 
 use std::error::Error;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::{Outcome, cpu};
 
 /// Number of the guest's events. The lab's PMU can count them and the operator's events at the same time.
 const EVENTS: usize = 6;
-/// Loops that are counted while others use the counters.
+/// Number of loops that are counted while others use the counters.
 const LOOPS: usize = 50;
 
 /// The guest's part in the test: counts loops, reports how many of its events wait for counters, and then sleeps.
@@ -50,7 +50,7 @@ pub(crate) fn counts() -> Outcome {
 /// for these exits.
 const WRITES: u64 = 1_000;
 
-/// Instructions in both modes of a loop that leaves the guest [`WRITES`] times.
+/// Returns the number of instructions, in both modes, of a loop that leaves the guest [`WRITES`] times.
 fn of_writes() -> Result<u64, Box<dyn Error>> {
     cpu::allow_ports()?;
     let mut attr = attr(INSTRUCTIONS, Mode::Both);
@@ -65,7 +65,7 @@ const INST_RETIRED: What = What {
     config: 0x08,
 };
 
-/// The raw event's count of a loop of 10,000 rounds, or `refused`.
+/// Returns the raw event's count for a loop of 10,000 rounds, or `refused`.
 fn of_raw() -> Result<String, Box<dyn Error>> {
     Ok(match offered(INST_RETIRED, Mode::User)? {
         None => "refused".to_owned(),

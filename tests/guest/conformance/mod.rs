@@ -1,6 +1,6 @@
 //! Checks whether a PMU's counts obey the rules for counters. Each rule is a row of a table.
 //!
-//! Most rows use only `perf_event_open(2)`, so they can judge any CPU PMU of the guest's kernel: the vPMU, or one
+//! Most rows use only `perf_event_open(2)`, so they can check any CPU PMU of the guest's kernel: the vPMU, or a PMU
 //! that KVM emulates. Only the rows about regions and about listed events need the vPMU.
 
 mod counting;
@@ -30,7 +30,7 @@ fn holds(figures: impl Into<String>) -> Found {
     Ok(Finding::Holds(figures.into()))
 }
 
-/// The guest lacks what the row would judge.
+/// The guest lacks the feature that the row checks.
 fn absent(reason: impl Into<String>) -> Found {
     Ok(Finding::Absent(reason.into()))
 }
@@ -62,7 +62,7 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Keeps other tasks off this CPU, and lets perf sample as often as asked.
+/// Keeps other tasks off this CPU, and lets perf sample at any requested rate.
 fn prepare() -> Result<(), Box<dyn Error>> {
     cpu::bind_console()?;
     cpu::leave_console()?;

@@ -16,7 +16,7 @@ pub(super) const ROWS: &[Row] = &[
     ("reserved_bit_is_refused", reserved),
 ];
 
-/// perf's names of the generic events, by their configs.
+/// perf's names for the generic events, by config.
 const GENERIC: [&str; 10] = [
     "cycles",
     "instructions",
@@ -54,7 +54,7 @@ fn cache_events() -> impl Iterator<Item = What> {
     configs.map(move |config| What { kind, config })
 }
 
-/// Reads and writes memory, and executes branches, taken and not taken.
+/// Reads and writes memory, and executes branches. Some of the branches are taken, and some are not.
 fn work() {
     let mut words = vec![1_u64; 1 << 17];
     for round in 0..8 {

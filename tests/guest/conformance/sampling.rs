@@ -29,7 +29,7 @@ fn paced(what: What, period: u64) -> perf_event_attr {
     sampling(attr(what, Mode::User), period, IP | TIME | PERIOD)
 }
 
-/// Takes the samples out of the ring; none may be lost.
+/// Takes the samples out of the ring. No sample may be lost.
 fn samples(ring: &mut Pages, attr: &perf_event_attr) -> Result<Vec<Sample>, Box<dyn Error>> {
     let (samples, lost) = fields::samples(&ring.take()?, attr)?;
     ensure_eq!(lost, 0, "samples lost");

@@ -43,7 +43,7 @@ fn counts_the_loop((what, mode): (What, Mode)) -> bool {
     [INSTRUCTIONS, CYCLES].contains(&what) && mode != Mode::Kernel
 }
 
-/// The events' readings over a loop of `rounds` rounds.
+/// Returns the events' readings over a loop of `rounds` rounds.
 fn together(kinds: &[(What, Mode)], rounds: u64) -> Result<Vec<Reading>, Box<dyn Error>> {
     let events: Vec<Event> = kinds
         .iter()
@@ -63,8 +63,8 @@ fn always(reading: &Reading) -> bool {
     reading.running == reading.enabled
 }
 
-/// Returns the PMU's number of counters: how many of the events, from the first on, run the whole time when they are
-/// counted together. Returns `None` if all of the events do: then the PMU may have more counters.
+/// Returns the PMU's number of counters: how many of the events, starting with the first, run the whole time when they
+/// are counted together. Returns `None` if all of the events do, because the PMU may then have more counters.
 fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     for events in 1..=kinds.len() {
         if !together(&kinds[..events], LONG / 5)?.iter().all(always) {

@@ -1,4 +1,4 @@
-//! Accesses to device memory in assembly: each has a known address, size, direction and instruction.
+//! Accesses to device memory, in assembly. The address, size, direction and instruction of each access are known.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 use std::arch::global_asm;
@@ -73,7 +73,7 @@ pub(crate) fn ports() -> Vec<Access> {
     access(ports::idle(), IDLE_PORT)
 }
 
-/// Another address that no device answers to, mapped.
+/// Another mapped address at which no device answers.
 #[derive(Debug)]
 pub(crate) struct IdleMemory(*mut u8);
 

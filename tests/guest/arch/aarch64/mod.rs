@@ -13,10 +13,10 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// Config of the trace with the most exits. Here these are the exits that reach the VMM: the device reads KVM's own
-/// trace only on x86.
+/// Config of the trace with the most exits. On aarch64, these are the exits that reach the VMM, because the device
+/// reads KVM's own trace only on x86.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
-/// Exit reasons that do not occur: no vCPU exits to the VMM for them.
+/// Exit reasons that do not occur, because no vCPU exits to the VMM for them.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[vpmu_abi::EXIT_IO, vpmu_abi::EXIT_HLT];
 /// Whether a guest makes its first exit to the VMM within a second of its kernel's start.
 pub(crate) const EXITS_AT_ONCE: bool = false;

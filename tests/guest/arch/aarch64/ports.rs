@@ -22,15 +22,15 @@ pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;
 /// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. True on aarch64: the kernel's
 /// driver makes exits for the same reason when it notifies the device.
 pub(crate) const OWN_IN_USER_MODE: bool = true;
-/// Number of [`EXIT_PORT`] exits that a mark by a store causes: one, for the store.
+/// Number of [`EXIT_PORT`] exits caused by a mark that a program makes with a store. The store itself causes one.
 pub(crate) const STORE_EXITS: u64 = 1;
-/// An address that no device of the machine answers to: a write has no effect but an exit.
+/// An address at which no device of the machine answers. A write there has no effect other than an exit.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
 
 /// The mapping of [`IDLE_PORT`] in this process, or null.
 static MAPPED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 
-/// Maps [`IDLE_PORT`] into this process; it stays mapped.
+/// Maps [`IDLE_PORT`] into this process. It stays mapped.
 pub(crate) fn allow_ports() -> io::Result<()> {
     if MAPPED.load(Ordering::Acquire).is_null() {
         MAPPED.store(map_physical(IDLE_PORT)?, Ordering::Release);
@@ -38,14 +38,14 @@ pub(crate) fn allow_ports() -> io::Result<()> {
     Ok(())
 }
 
-/// The address of the mapping; call [`allow_ports`] first.
+/// Returns the address of the mapping. Call [`allow_ports`] first.
 pub(super) fn idle() -> *mut u8 {
     MAPPED.load(Ordering::Acquire)
 }
 
 /// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.
 pub(crate) fn port_write() {
-    // SAFETY: no device answers to the address. Where it is not mapped, the write faults and ends the test, but does
+    // SAFETY: no device answers at the address. Where it is not mapped, the write faults and ends the test, but does
     // not violate memory safety.
     unsafe { asm!("strb wzr, [{}]", in(reg) idle(), options(nostack, preserves_flags)) };
 }

@@ -1,4 +1,5 @@
-//! Accesses to ports and device memory in assembly: each has a known address, size, direction and instruction.
+//! Accesses to ports and device memory, in assembly. The address, size, direction and instruction of each access are
+//! known.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 use std::arch::global_asm;
@@ -78,7 +79,7 @@ unsafe extern "C" {
 /// as the host sees them. The caller must have access to ports.
 pub(crate) fn ports() -> Vec<Access> {
     let mut buffer = [0_u8; 24];
-    // SAFETY: the call writes 24 bytes, twice 12, to the buffer, which has this size.
+    // SAFETY: the call writes 12 bytes twice, which are 24 bytes. The buffer has this size.
     unsafe { vpmu_ports(buffer.as_mut_ptr()) };
     // SAFETY: nothing writes to this table.
     let labels = unsafe { vpmu_port_labels };

@@ -29,7 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The exit codes of CPUID and of port I/O: SVM's, then VMX's.
+/// The exit codes of CPUID and of port I/O, first for SVM and then for VMX.
 const CPUID: [u16; 2] = [0x72, 10];
 const PORT_IO: [u16; 2] = [0x7b, 30];
 const PACKET: u64 = 64;
@@ -53,11 +53,11 @@ global_asm!(
 
 unsafe extern "C" {
     fn vpmu_hardware_cpuid(times: u64);
-    /// Not a function, but a label in one.
+    /// This is not a function, but a label inside a function.
     safe static vpmu_hardware_cpuid_at: u8;
 }
 
-/// Executes CPUID `times` times: each is an exit that the host's kernel handles by itself.
+/// Executes CPUID `times` times. Each execution is an exit that the host's kernel handles by itself.
 fn cpuid(times: u64) {
     // SAFETY: the function preserves the registers that a C function must preserve. Its argument is not zero, so its
     // loop ends.
@@ -115,7 +115,7 @@ fn is(exit: &Exit, numbers: [u16; 2]) -> bool {
     matches!(exit.reason(), Reason::Hardware(number) if numbers.contains(&number))
 }
 
-/// The port of a port access: SVM and VMX report it in the same bits.
+/// Returns the port of a port access. SVM and VMX report it in the same bits.
 fn port(exit: &Exit) -> u64 {
     exit.qualification() >> 16 & 0xffff
 }
@@ -140,7 +140,7 @@ fn every_exit_is_traced() -> Outcome {
         );
         let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
         let ours: Vec<_> = exits.iter().filter(|exit| exit.ip() == Some(at)).collect();
-        // An interrupt can arrive at the same address.
+        // An exit for an interrupt can have the same address.
         let cpuids = ours.iter().filter(|exit| is(exit, CPUID));
         ensure_eq!(cpuids.count() as u64, TIMES, "CPUIDs, round {round}");
         let me = (std::process::id(), cpu::thread_id());

@@ -16,7 +16,7 @@ use crate::Test;
 
 /// Config of the trace with the most exits: all of them, including those that KVM handles by itself.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_ALL;
-/// Exit reasons that do not occur: no vCPU exits to the VMM for them.
+/// Exit reasons that do not occur, because no vCPU exits to the VMM for them.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[];
 /// Whether a guest makes its first exit to the VMM within a second of its kernel's start.
 pub(crate) const EXITS_AT_ONCE: bool = true;

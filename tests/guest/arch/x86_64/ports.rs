@@ -14,19 +14,20 @@ pub(crate) const PORT_EXITS: &str = "exits-io";
 pub(crate) const PORT_REASON: &str = "io";
 /// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
-/// The detail in the packet of a write to [`IDLE_PORT`]: one access, a write, of one byte.
+/// The detail in the packet of a write to [`IDLE_PORT`]. It describes a single access, which writes one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
 /// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. False on x86: besides
 /// programs, only the console's driver makes such exits, and tests avoid the console's interrupts.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
-/// Number of [`EXIT_PORT`] exits that a mark by a store causes: none, because a store exits for MMIO.
+/// Number of [`EXIT_PORT`] exits caused by a mark that a program makes with a store. There are none, because a store is
+/// an MMIO exit.
 pub(crate) const STORE_EXITS: u64 = 0;
-/// A port that no device of the machine answers to: a write has no effect but an exit.
+/// A port at which no device of the machine answers. A write there has no effect other than an exit.
 pub(crate) const IDLE_PORT: u16 = 0x80;
 
 /// Gives this thread access to every port.
 pub(crate) fn allow_ports() -> io::Result<()> {
-    // SAFETY: changes nothing but this thread's I/O privilege.
+    // SAFETY: the call changes only this thread's I/O privilege.
     let result = unsafe { libc::iopl(3) };
     if result == 0 {
         Ok(())
