@@ -134,7 +134,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Calls of the standard library and the C library on any thread.
+/// The calls that the standard library and the C library make on any thread.
 const RUNTIME: [Call; 26] = [
     call!(futex, SYS_futex, [], "locks and channels"),
     call!(

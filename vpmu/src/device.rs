@@ -366,10 +366,10 @@ impl Vpmu {
 
     // Save and restore.
 
-    /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count is in guest
-    /// memory or the window. The VMM must then copy guest memory and the window, and must not call any method of
-    /// the device until the copies are complete. The device can continue after that, but traces record the
-    /// current exit of each vCPU as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
+    /// Saves the device's state, for [`Vpmu::restore`]. On return, every sample, packet and count is in guest memory or
+    /// the window. The VMM must then copy guest memory and the window, and must not call any method of the device until
+    /// the copies are complete. The device can continue after that, but in traces, the current exit of each vCPU is
+    /// marked as cut ([`PACKET_CUT`](crate::abi::PACKET_CUT)).
     ///
     /// Every vCPU must have left the guest, and its exit must have been handled. This method does not make vCPUs leave
     /// the guest.

@@ -202,9 +202,9 @@ pub struct Limits {
     /// Maximum number of bytes per second in the sample records of all of the guest's events together. Must not be
     /// zero. The record that exceeds the limit is still written.
     pub max_record_bytes: u64,
-    /// Maximum share of each vCPU's time, in percent, for samples of host counters by
-    /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample is charged the time from the overflow to
-    /// the next guest entry. 100 disables the limit.
+    /// Maximum share of each vCPU's time, in percent, that may be spent on samples of host counters by
+    /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample is charged the time from the overflow to the
+    /// next guest entry. 100 disables the limit.
     pub max_sampling_percent: u32,
     /// The shortest period of hardware events. Must not be zero.
     pub min_hardware_period: u64,

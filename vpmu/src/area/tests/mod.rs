@@ -1,4 +1,4 @@
-//! Tests of areas. A vector replaces the guest's pages, and each test acts as the reader.
+//! Tests of areas. A vector stands in for the guest's pages, and each test acts as the reader.
 
 mod properties;
 mod rules;
