@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Differences between kernel versions. No other file checks the version.
+ * Differences between kernel versions. No other file checks the kernel version.
  */
 #ifndef _VPMU_COMPAT_H
 #define _VPMU_COMPAT_H

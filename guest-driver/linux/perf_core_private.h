@@ -4,11 +4,11 @@
  *
  * perf core lets a PMU use the fields attr, hw, pmu, cpu, parent, group_leader,
  * state, count, pmu_private and destroy of an event. This driver needs more
- * fields: it accesses events outside of perf core's scheduling, updates their
- * times, and makes samples. These fields are private to kernel/events/core.c,
- * which may change their meaning in any version. The comment of each helper
- * explains why the access is safe in 6.1 and in 6.12. To port the driver to
- * another version, check this file first.
+ * fields: it accesses events while perf core is not scheduling them, updates
+ * their times, and makes samples. These fields are private to
+ * kernel/events/core.c, which may change their meaning in any version. The
+ * comment of each helper explains why the access is safe in 6.1 and in 6.12. To
+ * port the driver to another version, check this file first.
  */
 #ifndef _VPMU_PERF_CORE_PRIVATE_H
 #define _VPMU_PERF_CORE_PRIVATE_H
@@ -53,8 +53,8 @@ static inline struct perf_event_context *perf_core_context(const struct perf_eve
  * @task: the current task, or the task that this CPU is switching to;
  *        interrupts are off
  *
- * Safe for such a task: its context is released only when the task exits, and
- * is swapped with another task's context only when one of the two tasks is
+ * Safe for these two tasks: perf core releases a task's context only when the
+ * task exits, and swaps the contexts of two tasks only when one of them is
  * scheduled out.
  *
  * Return: the context, or NULL if the task has none.
@@ -171,15 +171,15 @@ static inline void perf_core_assert_locked(const struct perf_event_context *ctx)
  * perf_core_for_each_event() - iterate over all events of a context, active or
  *                              not
  * @event: set to each event in turn
- * @ctx: the context, locked: list_add_event() and list_del_event() change the
- *       list only with the lock held
+ * @ctx: the context, which is locked; list_add_event() and list_del_event()
+ *       change the list only with the lock held
  */
 #define perf_core_for_each_event(event, ctx) \
 	list_for_each_entry(event, &(ctx)->event_list, event_entry)
 
 /**
- * perf_core_pin() - keep perf core from swapping an event's context with that
- *                   of another task
+ * perf_core_pin() - keep perf core from swapping an event's context with
+ *                   another task's context
  * @event: an event of the context, which is locked
  *
  * Safe: perf core counts its own pins in the same field, with the lock held,
@@ -224,8 +224,8 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
  * There are two classes, pinned and flexible events, and is_active has a bit
  * for each. To schedule out one class or both, ctx_sched_out() first clears the
  * bits, and then schedules out the events: all events of the class, or, from
- * 6.2 on, sometimes only those of one PMU. Safe: the bits (enum event_type_t in
- * core.c) have the same values in all versions.
+ * 6.2 on, sometimes only the events of one PMU. Safe: the bits (enum
+ * event_type_t in core.c) have the same values in all versions.
  *
  * Return: true if @other is scheduled out before the context is unlocked.
  */
@@ -242,7 +242,7 @@ static inline bool perf_core_class_leaves(const struct perf_event *event,
 }
 
 /**
- * perf_core_clock() - read the clock that an event's times are measured with
+ * perf_core_clock() - read the clock that measures an event's times
  * @event: the event, whose context is locked
  *
  * Reads the clock like perf_event_time(). Safe: update_context_time() advances
@@ -262,12 +262,12 @@ static inline u64 perf_core_clock(const struct perf_event *event)
 /* Times of an event */
 
 /**
- * perf_core_add_up() - bring an event's time enabled up to date
+ * perf_core_add_up() - update an event's enabled time
  * @event: an active event, whose context is locked
  *
  * Adds the time since tstamp, and advances tstamp, as perf_event_update_time()
- * does. But that function also updates the time running; here, the caller does.
- * Safe: perf core later adds only the time after the new tstamp.
+ * does. But that function also updates the running time; here, the caller must
+ * do that. Safe: perf core later adds only the time after the new tstamp.
  *
  * Return: the time that was added.
  */
@@ -281,7 +281,7 @@ static inline u64 perf_core_add_up(struct perf_event *event)
 }
 
 /**
- * perf_core_running() - get the time running of an event
+ * perf_core_running() - get an event's running time
  * @event: the event, whose context is locked
  *
  * Return: the time, up to the last change of state.
@@ -292,9 +292,9 @@ static inline u64 perf_core_running(const struct perf_event *event)
 }
 
 /**
- * perf_core_set_running() - change the time running of an event
+ * perf_core_set_running() - set an event's running time
  * @event: the event, whose context is locked
- * @running: the time
+ * @running: the running time
  *
  * Safe: core.c adds to total_time_running only with the lock held, and never
  * compares it with a clock. Readers without the lock see the old or the new
@@ -306,7 +306,7 @@ static inline void perf_core_set_running(struct perf_event *event, u64 running)
 }
 
 /**
- * perf_core_missed() - get the time that an event was enabled but did not run
+ * perf_core_missed() - get how long an event was enabled but did not run
  * @event: the event, whose context is locked
  *
  * Return: the time, up to the last change of state.
@@ -317,12 +317,12 @@ static inline u64 perf_core_missed(const struct perf_event *event)
 }
 
 /*
- * Families: an event, and its children, which are the events inherited from it
+ * Families: a family is an event and its children. The children are the events
+ * that are inherited from it.
  */
 
 /**
- * perf_core_lock_family() - keep tasks from inheriting an event, and the
- *                           event's children from ending
+ * perf_core_lock_family() - keep an event's list of children from changing
  * @event: the event that was opened
  *
  * inherit_event() and perf_event_exit_event() hold this lock when they change
@@ -364,8 +364,8 @@ static inline void perf_core_unlock_family(struct perf_event *event)
 
 /**
  * perf_core_has_children() - whether an event has children
- * @event: the event that was opened; without the lock of its family the answer
- *         is a hint
+ * @event: the event that was opened; if its family is not locked, the answer is
+ *         only a hint
  *
  * Return: true if @event has a child that has not ended.
  */
@@ -422,7 +422,7 @@ static inline int perf_core_cpu(const struct perf_event *event)
  *
  * When a task exits, perf core first schedules the task's events out, and sets
  * their context's task to TASK_TOMBSTONE. It changes the events' state later.
- * Safe: TASK_TOMBSTONE of core.c is (void *)-1L in both versions, and the
+ * Safe: core.c defines TASK_TOMBSTONE as (void *)-1L in both versions, and the
  * context keeps this value until it is freed.
  *
  * Return: true if the task has exited.
@@ -516,12 +516,12 @@ static inline void perf_core_trace_started(struct perf_event *event)
 }
 
 /**
- * perf_core_add_lost() - count samples without a record
+ * perf_core_add_lost() - add to an event's count of lost samples
  * @event: the event
- * @count: number of samples
+ * @count: number of samples for which no record was written
  *
- * A read with PERF_FORMAT_LOST returns the sum. Safe: perf_output_begin() adds
- * to the same field, lost_samples, which is atomic.
+ * A read with PERF_FORMAT_LOST returns the event's count. Safe:
+ * perf_output_begin() adds to the same field, lost_samples, which is atomic.
  */
 static inline void perf_core_add_lost(struct perf_event *event, u64 count)
 {
@@ -549,8 +549,8 @@ static inline u64 perf_core_event_clock(const struct perf_event *event)
  * Safe: perf_event_alloc() takes a reference on the namespace, and the event
  * holds that reference until the event is freed.
  *
- * Return: the namespace; for an inherited event, that of its parent, as in perf
- * core.
+ * Return: the namespace; for an inherited event, its parent's namespace, as in
+ * perf core.
  */
 static inline struct pid_namespace *perf_core_namespace(const struct perf_event *event)
 {
@@ -602,13 +602,13 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  *
  * Before 6.10, the program is the event's overflow handler, and this function
  * does nothing. From 6.10 on, core.c runs the program in
- * bpf_overflow_handler(). Unlike that function, this one does not check
- * bpf_prog_active, to skip the program and the record while another program
- * runs on this CPU, and does not call perf_prepare_sample(): both need symbols
+ * bpf_overflow_handler(). That function also checks bpf_prog_active, to skip
+ * the program and the record while another program runs on this CPU, and calls
+ * perf_prepare_sample(). This function does neither, because both need symbols
  * that are not exported.
  *
  * Safe without the check of bpf_prog_active: BPF programs and maps hold locks
- * only with interrupts off, when a replay cannot begin, and programs of raw
+ * only with interrupts off, and no replay starts then. Programs of raw
  * tracepoints also nest without this check. Safe without perf_prepare_sample():
  * the program's context and helpers use only the registers, address, period and
  * call chain, which the replay has set.

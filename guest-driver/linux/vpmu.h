@@ -54,16 +54,16 @@ struct vpmu_replay;
  * @index: the number of the vCPU
  * @lock: protects @vq, @broken, @closed, @pending, @events, @commands and
  *        @replies; interrupts are off wherever it is held
- * @broken: the device did not answer immediately, and owns the buffers until it
+ * @broken: the device did not answer immediately; it owns the buffers until it
  *          is reset
- * @closed: the queue does not exist: it is not created yet, it is deleted, or
+ * @closed: the queue does not exist: it is not created yet, it was deleted, or
  *          the machine sleeps
  * @pmu_disabled: perf core has disabled the PMU, so commands are gathered
  * @reading: commands are gathered for a group, for example while perf core
  *           reads the group
- * @group_read: since perf core disabled the PMU, the last group leader that was
- *              scheduled out without its siblings, or NULL; the siblings were
- *              read at that time, see vpmu_context.c
+ * @group_read: the last group leader that was scheduled out without its
+ *              siblings since perf core disabled the PMU, or NULL; the siblings
+ *              were read at that time, see vpmu_context.c
  * @pending: number of gathered commands
  * @events: the event of each gathered command
  * @commands: VPMU_BATCH slots for gathered commands, then VPMU_DIRECT slots for
@@ -75,7 +75,7 @@ struct vpmu_replay;
  * @traces: perf core's traces that write on this CPU
  * @service: calls vpmu_trace_service() on this CPU
  * @sampling: perf core's sampling events that are active on this CPU
- * @stopped: sampling events that were just stopped, and whose last samples must
+ * @stopped: sampling events that were just stopped; their last samples must
  *           still be replayed
  * @views: views of persistent events that are active on this CPU
  * @replay: the state of a replay
@@ -135,8 +135,8 @@ struct vpmu_pmu {
  * struct vpmu_control_queue - the control queue
  * @vq: the queue, NULL while there are no queues
  * @lock: protects the queue; taken with interrupts off
- * @closed: the negative errno with which requests fail because the queue does
- *          not exist; 0 while it exists
+ * @closed: the negative errno that requests return while the queue does not
+ *          exist; 0 while it exists
  * @resets: how often the queue was closed after a reset of the device
  * @sent: requests in the queue
  * @waiting: requests that wait for a free slot in the queue, oldest first
@@ -167,8 +167,8 @@ struct vpmu_event_queue {
 /**
  * struct vpmu_doorbell - a register; each 32-bit write to it places a mark
  * @address: the kernel's mapping of the register; NULL without the feature
- * @page: the physical address of the page that programs map; zero if the
- *        doorbell does not fill whole pages, so that programs cannot map it
+ * @page: the physical address of the page that programs map; zero if programs
+ *        cannot map it, because the doorbell does not fill whole pages
  */
 struct vpmu_doorbell {
 	void __iomem *address;
@@ -176,7 +176,7 @@ struct vpmu_doorbell {
 };
 
 /**
- * struct vpmu_window - memory of the host, for rings that outlive this driver
+ * struct vpmu_window - host memory for rings that outlive this driver
  * @base: the kernel's mapping of the window; NULL without the feature
  * @pfn: the first page frame
  * @pages: number of pages; 0 without the feature
@@ -211,15 +211,15 @@ struct vpmu_persistent_set {
 };
 
 /**
- * struct vpmu_lookup - events by id, to find the event of a notice
+ * struct vpmu_lookup - events by id, used to find a notice's event
  * @lock: held while a notice's event is looked up and the notice is handled;
  *        keeps that event alive, and protects the fields that notices use:
  *        vpmu_file::family, vpmu_file::output.ring, vpmu_ring::writers,
  *        vpmu_event::trace and vpmu_event::sampler; taken with interrupts off
  * @files: struct vpmu_file by id, also by the ids of inherited events
  * @traces: struct vpmu_event of perf core's traces
- * @sampled: struct vpmu_event of perf core's sampling events with a ring of
- *           their own
+ * @sampled: struct vpmu_event of perf core's sampling events that have their
+ *           own ring
  * @wakeups: number of wakeups of all rings
  */
 struct vpmu_lookup {
@@ -232,12 +232,12 @@ struct vpmu_lookup {
 
 /**
  * struct vpmu_life - the state of the device, its perf events and its users
- * @lost: the negative errno with which all requests fail: -EIO for a device
- *        that was given up, -ENODEV for a removed device; 0 for a device in use
+ * @lost: the negative errno that all requests return: -EIO for a device that
+ *        was given up, -ENODEV for a removed device; 0 for a device in use
  * @asleep: the machine sleeps: no event is started or read
  * @lock: protects @events, and keeps its events alive; sleeps
- * @events: the vpmu_events of perf events, in the order of creation: an event
- *          follows its parent and its leader
+ * @events: the vpmu_events of perf events, in the order of creation, so an
+ *          event comes after its parent and its leader
  * @give_up: ends the use of a device that does not answer
  * @reboot: resets the device before another kernel starts
  * @transports: virtio devices that were unbound while the device had users; the
@@ -325,8 +325,8 @@ struct vpmu_permission {
  * vpmu_task.c explains the order of its locks, users_lock and tell_lock.
  *
  * A task may hold any of the sleeping locks while it waits for the answer to a
- * request. So, before the driver takes these locks to end the events, it calls
- * vpmu_life_close() with none of these locks held: that call ends all requests.
+ * request. So, to end the events, the driver first calls vpmu_life_close()
+ * without holding any of these locks. That call ends all requests.
  */
 struct vpmu_device {
 	struct virtio_device *vdev;

@@ -21,7 +21,7 @@
 
 /* Feature bits */
 #define VPMU_F_RING		0	/* writes samples into rings in guest memory */
-#define VPMU_F_TASK_PAGE	1	/* reads the running task from a page per vCPU */
+#define VPMU_F_TASK_PAGE	1	/* reads each vCPU's running task from a page */
 #define VPMU_F_DOORBELL		2	/* shared memory region VPMU_SHM_DOORBELL exists */
 #define VPMU_F_AUX		3	/* writes traces into AUX areas in guest memory */
 #define VPMU_F_WINDOW		4	/* shared memory region VPMU_SHM_WINDOW exists */
@@ -36,7 +36,7 @@
 #define VPMU_QUEUE_VCPU		2	/* vCPU n has VPMU_QUEUE_VCPU + n */
 
 /* Shared memory regions */
-#define VPMU_SHM_DOORBELL	0	/* a 32-bit write at its offset 0 is a mark */
+#define VPMU_SHM_DOORBELL	0	/* a 32-bit write to offset 0 places a mark */
 #define VPMU_SHM_WINDOW		1	/* the VMM's memory for rings that outlive a reset */
 
 /**
@@ -88,8 +88,8 @@ struct vpmu_config {
 #define VPMU_REFUSED_ABSENT		4	/* the host has no such event, or no PMU */
 #define VPMU_REFUSED_POLICY		5	/* the operator has disabled such events */
 #define VPMU_REFUSED_OTHER		6
-#define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM may run on CPUs of several core PMUs */
-#define VPMU_REFUSED_MEDIATED		8	/* hardware is left to VMs with a mediated PMU */
+#define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM's CPUs may have different core PMUs */
+#define VPMU_REFUSED_MEDIATED		8	/* a hardware event blocks VMs with mediated PMUs */
 
 /*
  * Values of vpmu_control_header::op. The comment beside each value names the
@@ -125,8 +125,8 @@ struct vpmu_control_header {
 };
 
 /**
- * struct vpmu_control_reply - the reply to every request except
- *                             VPMU_CONTROL_OPEN, or the start of that reply
+ * struct vpmu_control_reply - the reply, or the start of the reply, to every
+ *                             request except VPMU_CONTROL_OPEN
  * @status: 0 or a positive Linux errno
  * @value: for the catalogue and the list of persistent events: the number of
  *         entries that follow; for VPMU_CONTROL_MAP with VPMU_MAP_WINDOW: the
@@ -182,7 +182,7 @@ struct vpmu_control_reply {
  * @header: its field event is zero
  * @kind: VPMU_KIND_*
  * @context: a vCPU index or VPMU_CONTEXT_TASK
- * @config: which event of @kind
+ * @config: selects an event of @kind
  * @period: events between samples, or samples per second with VPMU_OPEN_FREQ;
  *          zero: the event only counts
  * @sample_type: perf's PERF_SAMPLE_*, a subset of VPMU_SAMPLE_ALLOWED
@@ -283,7 +283,8 @@ struct vpmu_redirect_request {
 /**
  * struct vpmu_pause_request - VPMU_CONTROL_PAUSE
  * @header: names an event that writes to the ring
- * @paused: 1 to pause the ring, 0 to resume it; overflows in between are lost
+ * @paused: 1 to pause the ring, 0 to resume it; overflows are lost while it is
+ *          paused
  * @reserved: zero
  */
 struct vpmu_pause_request {
@@ -356,7 +357,7 @@ struct vpmu_persistent_request {
  * @open: a request that would open an identical event, with the event's current
  *        VPMU_OPEN_ENABLED, period, wakeup and engine
  * @pages: number of pages of the event's ring, including the metadata page;
- *         zero without a ring
+ *         zero if it has no ring
  * @map: VPMU_MAP_* flags of the ring
  * @window_page: with VPMU_MAP_WINDOW: the number of the ring's first page in
  *               the window
@@ -399,7 +400,7 @@ struct vpmu_features_request {
 /**
  * struct vpmu_task_page_request - VPMU_CONTROL_TASK_PAGE
  * @header: its field event is zero
- * @vcpu: the vCPU of the page
+ * @vcpu: the vCPU that the page is for
  * @reserved: zero
  * @address: guest-physical address, page-aligned; zero removes the page
  */
@@ -456,7 +457,7 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_RESET	7	/* set the count to zero; keep the times */
 #define VPMU_COMMAND_PERIOD	8	/* set the period or frequency, from now on */
 #define VPMU_COMMAND_REFRESH	9	/* enable for @value overflows, then enter "off" */
-#define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
+#define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area, starting at @value */
 #define VPMU_COMMAND_AUX_END	11	/* withdraw the room; reply with head and lost bytes */
 #define VPMU_COMMAND_FLUSH	12	/* write pending data; event 0: see vpmu_command::event */
 
@@ -480,13 +481,14 @@ struct vpmu_command {
 };
 
 /* vpmu_reply::state */
-#define VPMU_STATE_ERROR	(-2)	/* not counted any more; the count is final */
+#define VPMU_STATE_ERROR	(-2)	/* no longer counted; the count is final */
 #define VPMU_STATE_OFF		(-1)	/* disabled */
 #define VPMU_STATE_INACTIVE	0	/* enabled; context not running */
 #define VPMU_STATE_ACTIVE	1	/* counting */
 
 /**
- * struct vpmu_reply - the reply to a command: the event's state after it
+ * struct vpmu_reply - the reply to a command: the event's state after the
+ *                     command
  * @status: 0 or a positive Linux errno
  * @state: VPMU_STATE_*, two's complement
  * @value: the count; for VPMU_COMMAND_VCPU the vCPU's index, for
@@ -519,9 +521,8 @@ struct vpmu_reply {
 /**
  * struct vpmu_notice - a notice from the device, on the event queue
  * @kind: VPMU_NOTICE_*
- * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: the number of wakeups,
- *         or of used-up limits, that this notice reports, 1 to
- *         VPMU_NOTICE_COUNT;
+ * @value: for VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: the number of wakeups
+ *         or used-up limits that this notice reports, 1 to VPMU_NOTICE_COUNT;
  *         for VPMU_NOTICE_ERROR: the reason why the host refused the event's
  *         counter, VPMU_REFUSED_*, or VPMU_REFUSED_NOT if the host revoked an
  *         open counter; else zero

@@ -18,7 +18,7 @@
 
 /*
  * Mask of the registers that a sample can contain: all except DS, ES, FS, GS
- * and the vector registers. Bit n stands for perf's register number n.
+ * and the vector registers. Bit n is perf's register number n.
  */
 #define VPMU_ARCH_REGS \
 	(GENMASK_ULL(PERF_REG_X86_SS, PERF_REG_X86_AX) | \
@@ -62,9 +62,9 @@ static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool 
 }
 
 /**
- * vpmu_arch_no_regs() - make struct pt_regs for a sample without registers
+ * vpmu_arch_no_regs() - fill struct pt_regs for a sample without registers
  * @regs: filled in
- * @ip: the sample's address
+ * @ip: the sample's instruction pointer
  * @user: the sample was taken in user mode
  */
 static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)

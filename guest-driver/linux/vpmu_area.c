@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas of perf core's rings: mapping their pages on the device, and taking
- * the pages back.
+ * Maps the AUX areas of perf core's rings on the device, and takes their pages
+ * back.
  *
  * perf core allocates and frees the area. The device identifies the area by the
  * event through which the area was mapped. That event may be closed before the
@@ -81,7 +81,7 @@ free:
  * vpmu_area_free() - struct pmu::free_aux: take the pages back from the device
  * @aux: the return value of vpmu_area_setup()
  *
- * Perf core calls this when no trace writes to the area any more.
+ * Perf core calls this once no trace writes to the area.
  */
 void vpmu_area_free(void *aux)
 {
@@ -111,7 +111,7 @@ void vpmu_area_free(void *aux)
 
 /**
  * vpmu_area_close() - close a trace on the device, which also unmaps its area
- * @own: the trace's event; perf core does not schedule it any more
+ * @own: the trace's event; perf core no longer schedules it
  */
 void vpmu_area_close(struct vpmu_event *own)
 {

@@ -35,9 +35,9 @@
 			 PERF_SAMPLE_ADDR | PERF_SAMPLE_PERIOD)
 
 /*
- * Fields that the driver refuses. For some of them, the device has no data.
- * perf core would read the others at the replay, when the current task or CPU
- * may differ from those of the sample.
+ * Fields that the driver refuses. For some of them, the device has no data. For
+ * the others, perf core would read the data at the replay, when the current
+ * task or CPU may differ from the sample's.
  */
 #define SAMPLE_REFUSED	(PERF_SAMPLE_PHYS_ADDR | PERF_SAMPLE_DATA_PAGE_SIZE | \
 			 PERF_SAMPLE_CODE_PAGE_SIZE | PERF_SAMPLE_CGROUP | PERF_SAMPLE_AUX | \
@@ -122,10 +122,10 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 }
 
 /*
- * Whether an attr sets an unsupported field. Clears, in a copy of the attr, the
- * supported fields, and the fields that only have an effect together with a bit
- * that is refused anyway. If a field of the copy is still set, the attr is not
- * supported.
+ * Whether an attr sets an unsupported field. Works on a copy of the attr:
+ * clears the supported fields, and the fields that have an effect only with a
+ * bit that is refused anyway. If a field of the copy is still set, the attr is
+ * not supported.
  */
 static bool attr_asks_more(const struct perf_event_attr *attr)
 {
@@ -220,7 +220,8 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 }
 
 /**
- * vpmu_attr_check_replay() - refuse an event whose samples a replay cannot make
+ * vpmu_attr_check_replay() - refuse an event if a replay cannot make its
+ *                            samples
  * @event: a sampling event that is being opened
  *
  * Return: 0 or -EOPNOTSUPP.
@@ -269,7 +270,7 @@ bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
  * @dev: the device
  * @attr: the attr
  *
- * Return: true for a trace, whether its type is that of vpmu or of vpmu_trace.
+ * Return: true for a trace, with the type of either vpmu or vpmu_trace.
  */
 bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
 {
@@ -400,8 +401,8 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 }
 
 /**
- * vpmu_attr_replayed() - the sample fields that a replay needs for an event of
- *                        perf core
+ * vpmu_attr_replayed() - get the sample fields that a replay needs for an event
+ *                        of perf core
  * @attr: the event's attr
  *
  * Return: PERF_SAMPLE_* fields for the request.
@@ -493,7 +494,7 @@ static bool attr_counts_time(u64 config)
  * @request: its flags are filled in
  *
  * Like the kernel's own clocks, a clock opened with perf_event_open(2) cannot
- * exclude a mode: it counts both modes, and only its samples of the excluded
+ * exclude a mode: it counts both modes, and only samples taken in the excluded
  * mode are dropped.
  *
  * Return: 0; or -EACCES if the event would count the kernel for a program

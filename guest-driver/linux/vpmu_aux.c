@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas of /dev/vpmu: pages beside a ring, to which the host writes traces.
+ * AUX areas of /dev/vpmu: pages beside a ring. The host writes traces to them.
  *
  * A program writes the area's offset and size to the ring's first page, and
  * maps the area at that offset, as for a perf event. Each mapping of an area

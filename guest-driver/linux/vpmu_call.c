@@ -99,9 +99,9 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
 	/*
-	 * The file's tally already includes the inherited events, so do not add
-	 * it once for each event: copy it. Copy it again at each event, because
-	 * the last copy is closest to the time of the counts.
+	 * The file's tally already includes the inherited events, so copy it
+	 * instead of adding it for each event. Copy it again at each event,
+	 * because the last copy is closest to the time of the counts.
 	 */
 	totals->enabled = atomic64_read(&file->tally.enabled_ns);
 	totals->running = atomic64_read(&file->tally.running_ns);
@@ -160,8 +160,8 @@ static int call_group_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 
 	if (vcpu) {
 		/*
-		 * Interrupts are off: the queue gets no other commands
-		 * meanwhile.
+		 * Interrupts are off, so no other command enters the queue in
+		 * between.
 		 */
 		vcpu->reading = true;
 		call_each(call, vcpu, call_append);
@@ -292,9 +292,8 @@ static int event_call(struct event_call *call)
 	else
 		call->cpu = -1;
 	/*
-	 * -EAGAIN: the events are active, or about to be active, on another
-	 * CPU than the one tried: that CPU was not known, or the task has moved
-	 * there.
+	 * -EAGAIN: the events are active, or about to be active, on a CPU other
+	 * than the one tried: their CPU was not known, or the task has moved.
 	 */
 	do {
 		cpu = get_cpu();
@@ -374,7 +373,7 @@ static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
  * vpmu_call_event() - send a command for one event
  * @event: the event
  * @op: VPMU_COMMAND_PERIOD; VPMU_COMMAND_REFRESH; or VPMU_COMMAND_ENABLE, to
- *      continue an event whose limit of overflows is used up
+ *      continue an event that has used up its limit of overflows
  * @value: the command's value
  *
  * Return: 0 or a negative errno, which may come from the device.

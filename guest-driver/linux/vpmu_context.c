@@ -20,7 +20,7 @@
  * room for it. The event is then called unexpected: it counts on the device but
  * must not count for perf. The driver stops it when the next event of the
  * context is scheduled out, before the context can move to another CPU, and
- * drops its count since the start.
+ * drops what it has counted since its start.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>

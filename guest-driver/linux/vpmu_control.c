@@ -36,9 +36,9 @@ enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
  * @request: the request
  * @dev: the device
  * @answered: completed for the sender
- * @state: enum open_state; decides who frees the request: the sender, or, if
- *         the sender stops waiting before the answer, open_answered() or
- *         open_closed()
+ * @state: enum open_state; decides who frees the request. The sender does,
+ *         unless it stops waiting before the answer: then open_answered() or
+ *         open_closed() does
  * @asked: buffer of the request
  * @reply: buffer of the reply
  * @close: closes the event if the sender no longer waits
@@ -171,9 +171,9 @@ void vpmu_control_open_queue(struct vpmu_device *dev)
 /**
  * vpmu_control_close_queue() - fail all requests, after the device was reset
  * @dev: the device
- * @err: the negative errno with which unanswered and later requests fail
+ * @err: the negative errno that unanswered and later requests return
  *
- * On return, the queue is not accessed any more.
+ * Once this function has returned, nothing accesses the queue.
  */
 void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 {
@@ -196,7 +196,7 @@ static void control_wake(struct vpmu_control_request *request)
  * Gives up a device that has not answered in time. When a device is removed,
  * the driver calls vpmu_control_close_queue() and then waits for the work
  * life.give_up. Because of control.lock, this function schedules the work
- * before that call or not at all. If a sender runs so late that the device has
+ * before that call or not at all. If a sender runs only after the device has
  * been bound again, it finds its request completed, and does nothing.
  */
 static void control_give_up(struct vpmu_device *dev, struct completion *answered)
@@ -209,8 +209,8 @@ static void control_give_up(struct vpmu_device *dev, struct completion *answered
 
 /*
  * Waits for an answer, or until the device is given up because it has not
- * answered in time. Waits in steps of one second, so that at most one second is
- * counted of a time in which the whole VM was stopped. Returns 0, or -EINTR if
+ * answered in time. Waits in steps of one second: if the whole VM is stopped
+ * for a while, at most one second of that time counts. Returns 0, or -EINTR if
  * the sender was killed.
  */
 static int control_await(struct vpmu_device *dev, struct completion *answered, bool killable)
@@ -364,8 +364,8 @@ static void open_answered(struct vpmu_control_request *request)
  * @wanted: the request; its header is filled in here
  * @opened: filled in on success
  *
- * If the task is killed meanwhile, the event is closed as soon as the device
- * has opened it.
+ * If the task is killed while it waits, the event is closed as soon as the
+ * device has opened it.
  *
  * Return: 0; -EINTR if the task was killed; or a negative errno, which may come
  * from the device.
@@ -663,8 +663,8 @@ int vpmu_control_features(struct vpmu_device *dev, u64 features)
 }
 
 /*
- * Reads catalogue entries from @first; returns their number or a negative
- * errno.
+ * Reads catalogue entries, starting at @first. Returns the number of entries
+ * read, or a negative errno.
  */
 static int control_catalogue_step(struct vpmu_device *dev, u32 first, u32 count)
 {

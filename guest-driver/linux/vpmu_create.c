@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Opens an event on the device for each perf event, and closes it: for both
- * interfaces, and for counting, sampling and tracing events.
+ * For each perf event, opens an event on the device, and closes it later. Does
+ * so for both interfaces, and for counting, sampling and tracing events.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -54,8 +54,8 @@ static void event_withdraw(struct vpmu_event *own)
 
 	vpmu_event_unpublish(own);
 	/*
-	 * Wait for the handling of notices that have already found the event:
-	 * it uses the event with this lock held.
+	 * Another CPU may still be handling a notice for the event, with this
+	 * lock held. Wait until it has finished.
 	 */
 	spin_lock_irq(&dev->lookup.lock);
 	if (own->file)
@@ -176,7 +176,8 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	request->parent = cpu_to_le64(parent->id);
 	request->period = cpu_to_le64(READ_ONCE(file->spec.period));
 	/*
-	 * One engine makes the samples of an event and of all that inherit it.
+	 * The same engine makes the samples of an event and of all events that
+	 * inherit it.
 	 */
 	request->engine = cpu_to_le32(file->spec.engine);
 }
@@ -268,8 +269,8 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (own->file && !event->parent)
 		own->file->spec.engine = own->engine;
 	/*
-	 * Publish the event before its ring is mapped: once mapped, the device
-	 * writes to the ring immediately, and its notices must find the event.
+	 * Publish the event before its ring is mapped: the device writes to a
+	 * mapped ring immediately, and its notices must find the event.
 	 */
 	err = event_publish(own);
 	if (!err && own->sampler)
@@ -405,9 +406,9 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 /*
  * Pins the contexts of a family after the event that a new task inherits could
  * not be opened on the device. To perf core, the new task's context is equal to
- * those of the family's other tasks. Without the pins, perf core would swap the
- * contexts at a switch between these tasks, and so give the new task the open
- * event of another task. Does nothing if a reset has ended the parent.
+ * the contexts of the family's other tasks. Without the pins, perf core would
+ * swap the contexts at a switch between these tasks, and so give the new task
+ * the open event of another task. Does nothing if a reset has ended the parent.
  */
 static void event_miss(struct vpmu_event *missing, int err)
 {

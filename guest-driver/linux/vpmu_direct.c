@@ -67,7 +67,7 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	struct perf_event *event = file->event;
 	struct vpmu_event *own = event->pmu_private;
 
-	/* With the lock held, events of the context are not scheduled. */
+	/* With the lock held, perf core schedules no event of the context. */
 	perf_core_lock_irq(perf_core_context(event));
 	own->id = 0;
 	own->started = false;
@@ -83,10 +83,10 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 }
 
 /*
- * Called when a file has no more handles, so that only notices can still find
- * the file. If the event is still persistent, vpmu_persistent_close() has taken
- * the file off the list of persistent events, and the event stays on the device
- * if it can outlive a reset. All other events are closed.
+ * Called when a file has no handles left, so only notices can still find the
+ * file. If the event is still persistent, vpmu_persistent_close() has taken the
+ * file off the list of persistent events, and the event stays on the device if
+ * it can outlive a reset. All other events are closed.
  */
 static void direct_close(struct vpmu_file *file)
 {

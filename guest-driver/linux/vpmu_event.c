@@ -38,9 +38,10 @@ static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *even
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
- * Does nothing if the event is already started, or must not count because its
- * limit of overflows (PERF_EVENT_IOC_REFRESH) is used up, it is not open on the
- * device, its file or its leader's file is disabled, or the machine sleeps.
+ * Does nothing if the event is already started or must not count. It must not
+ * count if its limit of overflows (PERF_EVENT_IOC_REFRESH) is used up, if it is
+ * not open on the device, if its file or its leader's file is disabled, or if
+ * the machine sleeps.
  *
  * Return: true if a command was needed.
  */
@@ -107,9 +108,9 @@ static bool is_stop(u32 op)
  *
  * The running time does not yet include the time since perf core last updated
  * it. This function can use that time only if perf core is about to add it, as
- * after pmu->del(). It then adds the time itself, before it subtracts, so that
- * a reader on another CPU never finds a negative running time. If the running
- * time is too short to subtract everything, the rest is subtracted at the next
+ * after pmu->del(). It then adds the time itself before it subtracts, so that a
+ * reader on another CPU never sees a negative running time. If the running time
+ * is too short to subtract everything, the rest is subtracted at the next
  * answer.
  *
  * perf core's running time never matches the device's exactly: when an event
@@ -152,7 +153,7 @@ static void event_owe(struct vpmu_event *own, u64 time)
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {
-	/* RESET sets the device's count and perf's to zero. */
+	/* RESET sets both the device's count and perf's count to zero. */
 	if (op == VPMU_COMMAND_RESET)
 		local64_set(&event->count, 0);
 	else
@@ -171,8 +172,8 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 }
 
 /**
- * vpmu_event_idle() - set the running time of an event that is not open on the
- *                     device back to zero
+ * vpmu_event_idle() - set the running time back to zero, for an event that is
+ *                     not open on the device
  * @event: the event; its context's lock is held
  * @stops: perf core is scheduling the event out
  *
@@ -212,7 +213,7 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 
 /*
  * Whether an answer shows that the device disabled the event because its limit
- * of overflows is used up, and not because the driver sent a command. For a
+ * of overflows is used up, rather than because the driver told it to. For a
  * task event, any state OFF shows that: the driver starts and stops it with IN
  * and OUT, which do not change the state to OFF. For a CPU event, DISABLE
  * changes the state to OFF, too, so only a READ before DISABLE shows it.
@@ -225,11 +226,11 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 }
 
 /*
- * Whether the event's records or packets name a task: the one for which the
- * event was scheduled in. At a switch between two tasks that inherited the same
- * events, perf core swaps their contexts instead of scheduling events out and
- * in, so the output would name the wrong task. perf core does not swap a pinned
- * context.
+ * Whether the event's records or packets name a task, namely the task for which
+ * the event was scheduled in. At a switch between two tasks that inherited the
+ * same events, perf core swaps their contexts instead of scheduling events out
+ * and in, so the output would name the wrong task. perf core does not swap a
+ * pinned context.
  */
 static bool event_names_task(const struct vpmu_event *own)
 {
@@ -238,9 +239,10 @@ static bool event_names_task(const struct vpmu_event *own)
 
 /*
  * Whether perf core must not move the event to another task by swapping
- * contexts. This is so for a linked event, whose started or stopped state
- * belongs to one task. It is also so if some events of the family are not open
- * on the device: a swap could give their tasks the open events of other tasks.
+ * contexts. This applies to a linked event, because its started or stopped
+ * state belongs to one task. It also applies if some events of the family are
+ * not open on the device, because a swap could give their tasks the open events
+ * of other tasks.
  */
 static bool event_is_anchored(const struct vpmu_event *own)
 {

@@ -29,25 +29,25 @@ struct vpmu_view;
  * @event: the perf event
  * @id: the event's id on the device; zero if the event is not open there: it
  *      could not be opened for a new task, was lost, or became persistent
- * @task: the event belongs to a task: it is started and stopped by IN and OUT,
- *        not by ENABLE and DISABLE
+ * @task: the event belongs to a task, so it is started and stopped by IN and
+ *        OUT, not by ENABLE and DISABLE
  * @started: its command to start counting was queued or sent
  * @coming: it was started early, for a task that is being switched in; see
  *          vpmu_switch.c
- * @unexpected: it was started, but perf core did not add it: its count is
+ * @unexpected: it was started, but perf core did not add it, so its count is
  *              dropped; see vpmu_context.c
- * @limit_hit: it must not start: its limit of overflows
+ * @limit_hit: it must not start, because its limit of overflows
  *             (PERF_EVENT_IOC_REFRESH) is used up, or it is persistent
  * @stopping: its command to stop was queued, after a READ that will show
  *            whether its limit of overflows is used up
  * @count: the count in the device's last answer
- * @enabled_ns: the time enabled in the device's last answer
- * @running_ns: the time running in the device's last answer
+ * @enabled_ns: the enabled time in the device's last answer
+ * @running_ns: the running time in the device's last answer
  * @lost: the number of overflows without a record, in the device's last answer
- * @ran_ns: for an event through perf core: total time running on the device;
+ * @ran_ns: for an event through perf core: total running time on the device;
  *          unlike @running_ns, it continues when the event is reopened
  * @unpaid_ns: time that must still be subtracted from perf core's running time,
- *             because the device did not count the event in that time;
+ *             because the device did not count the event during that time;
  *             U64_MAX: subtract all running time, because the device does not
  *             have the event
  * @file: the event of /dev/vpmu; NULL for an event through perf core
@@ -69,8 +69,8 @@ struct vpmu_view;
  * @resets: vpmu_control_queue::resets when the device opened it
  * @engine: the engine that makes its samples, VPMU_ENGINE_*
  * @view: the view that @event became when it was made persistent, or NULL
- * @tracks: it holds a reference of vpmu_task_get()
- * @switches: it holds a reference of vpmu_switch_get()
+ * @tracks: it holds a reference from vpmu_task_get()
+ * @switches: it holds a reference from vpmu_switch_get()
  * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an
  *                event
  * @charged: vpmu_permission_charge() has charged it

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * File operations of descriptors from VPMU_IOC_OPEN: those of perf events, with
- * perf's ioctl numbers.
+ * File operations of descriptors from VPMU_IOC_OPEN: the same operations as for
+ * perf events, with perf's ioctl numbers.
  */
 #include <linux/anon_inodes.h>
 #include <linux/bpf.h>
@@ -136,8 +136,8 @@ bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_fi
  * vpmu_file_fget() - find an open event by its descriptor
  * @fd: the descriptor
  *
- * Return: the open file, for fput(); or an ERR_PTR of -EBADF if @fd is not the
- * descriptor of an event.
+ * Return: the open file, which the caller must release with fput(); or an
+ * ERR_PTR of -EBADF if @fd is not the descriptor of an event.
  */
 struct file *vpmu_file_fget(int fd)
 {
@@ -199,7 +199,9 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	ssize_t size;
 	u64 *values;
 
-	/* End of file means an event in the error state, as in perf. */
+	/*
+	 * As in perf, end of file means that the event is in the error state.
+	 */
 	size = vpmu_read(filp->private_data, &values, count);
 	if (size > 0 && copy_to_user(buf, values, size))
 		size = -EFAULT;

@@ -99,7 +99,7 @@ struct vpmu_spec {
  * struct vpmu_switch - whether a program has enabled an event
  * @enabled: set by PERF_EVENT_IOC_ENABLE and cleared by _DISABLE. perf core's
  *           event stays enabled, because perf core exports no function that
- *           disables inherited events, too
+ *           also disables inherited events
  * @on_exec: the event was opened with enable_on_exec: until the task's exec,
  *           the state of perf core's event decides whether the event counts;
  *           see group_switch_file()
@@ -117,8 +117,8 @@ struct vpmu_switch {
  * struct vpmu_totals - the last reading of an event, summed up over the event
  *                      and the events that inherit it
  * @value: the count
- * @enabled: time enabled, as the device counts it
- * @running: time running, likewise
+ * @enabled: enabled time, as the device counts it
+ * @running: running time, as the device counts it
  * @lost: overflows without a record
  * @missed: time in which the event was enabled, but perf core did not schedule
  *          it
@@ -137,8 +137,8 @@ struct vpmu_totals {
 /**
  * struct vpmu_tally - times and losses of an event, summed up over the event
  *                     and the events that inherit it
- * @enabled_ns: time enabled, as the device counts it
- * @running_ns: time running, likewise
+ * @enabled_ns: enabled time, as the device counts it
+ * @running_ns: running time, as the device counts it
  * @lost: overflows without a record
  * @totals: the last reading; the group's lock protects it
  */
@@ -269,12 +269,12 @@ struct vpmu_backend {
  * @id: the event's id on the device
  * @label: the id that programs see: the first value of @id. If the event is
  *         reopened on the device, @id changes but @label does not
- * @failure: the negative errno with which calls on the event fail; 0 while the
+ * @failure: the negative errno that calls on the event return; 0 while the
  *           event exists on the device
  * @error: the event is in VPMU_STATE_ERROR, or lost
  * @ended: the host or a reset has ended the event
  * @closed: the last handle is closed, so notices for the file are ignored
- * @tracks: the file holds a reference of vpmu_task_get()
+ * @tracks: the file holds a reference from vpmu_task_get()
  * @place: where the event counts
  * @spec: the properties with which the event was opened
  * @control: whether a program has enabled the event

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Groups of /dev/vpmu events, whose events are started, stopped and read
- * together.
+ * Groups of /dev/vpmu events. The events of a group are started, stopped and
+ * read together.
  *
  * perf core cannot group in-kernel events, so to perf core each event of
  * /dev/vpmu is alone. In this driver, a group consists of the files (struct
@@ -24,8 +24,8 @@
  * @file: the file
  *
  * In an RCU read-side critical section, the leader's memory stays valid even
- * without a reference: it is freed a grace period after @file has stopped
- * pointing to the leader, or later.
+ * without a reference: it is not freed until a grace period has passed after
+ * @file stopped pointing to the leader.
  *
  * Return: the leader; @file itself if it is a leader, is alone, or its leader
  * was closed.
@@ -126,8 +126,8 @@ int vpmu_group_join(struct vpmu_file *file)
 	lockdep_assert_held(&leader->group.lock);
 	/*
 	 * The contexts differ if perf core has swapped the leader's context
-	 * with that of a task that inherited the leader. The leader and the new
-	 * event would then not be scheduled together.
+	 * with the context of a task that inherited the leader. The leader and
+	 * the new event would then not be scheduled together.
 	 */
 	if (perf_core_context(leader->event) != perf_core_context(file->event))
 		return -EINVAL;

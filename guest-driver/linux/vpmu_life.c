@@ -23,7 +23,7 @@
 /**
  * vpmu_life_close() - reset the device, and stop using it
  * @dev: the device
- * @err: the negative errno with which waiting and later requests fail
+ * @err: the negative errno that waiting and later requests return
  *
  * On return, the queues are no longer accessed. Calling this again is harmless.
  */
@@ -99,7 +99,7 @@ static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 /**
  * vpmu_life_end() - end all open events
  * @dev: the device, which vpmu_life_close() has closed
- * @err: the negative errno with which later calls on the events fail
+ * @err: the negative errno that later calls on the events return
  */
 void vpmu_life_end(struct vpmu_device *dev, int err)
 {
@@ -150,7 +150,9 @@ void vpmu_life_add(struct vpmu_event *own)
 	if (lost)
 		vpmu_event_lose(own);
 	mutex_unlock(&dev->life.lock);
-	/* The file is not published any more: vpmu_life_end() does not find it. */
+	/*
+	 * The file is no longer published, so vpmu_life_end() does not find it.
+	 */
 	if (lost && own->file && !own->event->parent)
 		file_lose(own->file, lost);
 }
@@ -196,10 +198,11 @@ void vpmu_life_pause(struct vpmu_device *dev)
 }
 
 /*
- * Whether an event that a reset ended can be opened again on the device. A
- * trace cannot, nor can a linked event, nor an event of /dev/vpmu that samples
- * or has a ring. An event that samples through perf core can: programs see only
- * the records that perf core makes, which do not contain the event's device id.
+ * Whether an event that a reset ended can be opened again on the device. The
+ * following cannot: traces, linked events, and events of /dev/vpmu that sample
+ * or have a ring. An event that samples through perf core can: programs see
+ * only the records that perf core makes, which do not contain the event's
+ * device id.
  */
 static bool event_can_go_on(const struct vpmu_event *own)
 {

@@ -143,7 +143,7 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
 
 /*
  * Keeps perf core from swapping the contexts of an event and of the events that
- * inherit it: the started or stopped state belongs to one task.
+ * inherit it, because the started or stopped state belongs to one task.
  */
 static void link_anchor(struct vpmu_file *file)
 {
@@ -177,8 +177,8 @@ static int link_pair(struct vpmu_device *dev, const struct link_end *one,
 }
 
 /*
- * With @inherited, links the pairs in which both events are inherited; without,
- * links all other pairs.
+ * With @inherited, links the pairs in which both events are inherited; without
+ * it, links all other pairs.
  */
 static int link_pairs_of(struct vpmu_device *dev, const struct link_ends *from,
 			 const struct link_ends *to, unsigned int role, bool inherited)

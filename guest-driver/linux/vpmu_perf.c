@@ -37,7 +37,10 @@ static bool file_is_perf(const struct file *filp)
 	       !strcmp(filp->f_path.dentry->d_name.name, "[perf_event]");
 }
 
-/* The file of an event of @dev, for fput(); or an ERR_PTR of -EBADF. */
+/*
+ * Returns the file of an event of @dev, to be released with fput(); or an
+ * ERR_PTR of -EBADF.
+ */
 static struct file *perf_fget(const struct vpmu_device *dev, int fd)
 {
 	struct file *filp = fget(fd);

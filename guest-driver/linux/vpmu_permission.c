@@ -179,7 +179,8 @@ int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *
  *
  * The other events are reserved for programs with CAP_PERFMON.
  *
- * Return: 0, to undo with vpmu_permission_uncharge(); or -ENOSPC.
+ * Return: 0, after which the caller must call vpmu_permission_uncharge() when
+ * the event has ended; or -ENOSPC.
  */
 int vpmu_permission_charge(struct vpmu_device *dev)
 {

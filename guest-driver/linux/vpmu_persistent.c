@@ -29,8 +29,8 @@ static const char no_name[VPMU_PERSISTENT_NAME];
  * @dev: the device
  * @id: the event's id
  *
- * Return: its file, for vpmu_persistent_put(); or an ERR_PTR of -ENOENT or
- * another negative errno.
+ * Return: its file, to be released with vpmu_persistent_put(); or an ERR_PTR of
+ * -ENOENT or another negative errno.
  */
 struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 {
@@ -173,7 +173,7 @@ static void persistent_name(struct vpmu_device *dev)
 
 /**
  * vpmu_persistent_detach() - VPMU_IOC_DETACH
- * @file: the file of the event, which is persistent from now on
+ * @file: the file of the event; on success, the event is persistent
  * @name: VPMU_PERSISTENT_NAME bytes, as for vpmu_control_detach(); NULL has the
  *        same effect as zeros
  *
@@ -298,7 +298,8 @@ int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
 
 /**
  * vpmu_persistent_attach() - VPMU_IOC_ATTACH
- * @file: the file of the event, which now ends when its last handle is dropped
+ * @file: the file of the event; on success, the event ends when its last handle
+ *        is dropped
  *
  * Return: 0; -EPERM without CAP_PERFMON or for an event of the host; -EINVAL if
  * the event is not persistent; or another negative errno.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /sys/bus/event_source/devices/persistent: the current persistent events, and
- * perf_event_open(2) of them; see vpmu_view.c.
+ * /sys/bus/event_source/devices/persistent: lists the current persistent
+ * events, and lets perf_event_open(2) open them; see vpmu_view.c.
  */
 #include <linux/capability.h>
 #include <linux/device.h>

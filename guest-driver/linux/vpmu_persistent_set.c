@@ -4,8 +4,8 @@
  *
  * The device keeps the list, because the host starts and ends some of the
  * events, and events can outlive this driver. The driver has a struct vpmu_file
- * for each event, open or not, which holds the event's ring, its name in sysfs,
- * and the programs to wake.
+ * for each event, whether the event is open or not. The file holds the event's
+ * ring, its name in sysfs, and the programs to wake.
  */
 #include <linux/ctype.h>
 #include <linux/slab.h>
@@ -77,8 +77,8 @@ void vpmu_persistent_remove(struct vpmu_file *file)
  * @dev: the device; its persistent.lock is held
  * @event: its entry in the device's list; the name is not used
  *
- * Return: the file, for vpmu_persistent_add() and vpmu_file_put(); or an
- * ERR_PTR.
+ * Return: the file, with a reference that the caller owns; it can be passed to
+ * vpmu_persistent_add(). Or an ERR_PTR.
  */
 struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 					const struct vpmu_persistent_event *event)
@@ -205,7 +205,7 @@ static int persistent_see(struct vpmu_device *dev,
  * @dev: the device; its persistent.lock is held
  *
  * Events that have ended are removed before new ones are added, because a new
- * event may have the name of an ended one.
+ * event may have the name of an event that has ended.
  *
  * Return: 0 or a negative errno.
  */
@@ -298,7 +298,7 @@ int vpmu_persistent_register(struct vpmu_device *dev)
 /**
  * vpmu_persistent_close() - empty the list; events that outlive a reset
  *                           continue
- * @dev: the device, which cannot be opened any more
+ * @dev: the device, which can no longer be opened
  *
  * Events that cannot outlive a reset end here, if the device still answers
  * requests. Open files stay until they are closed.

@@ -2,8 +2,9 @@
 /*
  * The PMU vpmu: a struct pmu whose counters the device provides.
  *
- * A CPU event is enabled and disabled on its vCPU. A task event is opened
- * enabled, and scheduled in and out (IN, OUT) where its task runs.
+ * A CPU event is enabled and disabled on its vCPU. A task event is enabled when
+ * it is opened, and is scheduled in and out (IN, OUT) on the vCPU where its
+ * task runs.
  */
 #include <linux/cpumask.h>
 #include <linux/err.h>

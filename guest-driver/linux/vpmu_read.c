@@ -29,7 +29,7 @@ static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *
 /*
  * Reports the device's times, because perf core's times also run while the file
  * is disabled. The device does not know the time in which perf core could not
- * schedule the event, so this function adds that time to the time enabled.
+ * schedule the event, so this function adds that time to the enabled time.
  */
 static size_t read_put_times(struct vpmu_file *file, u64 format, u64 *values)
 {

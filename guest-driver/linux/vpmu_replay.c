@@ -133,8 +133,8 @@ static u32 replay_pid(const struct perf_event *event, u32 nr)
 
 /*
  * Whether perf core can no longer read the user registers or user stack of the
- * sample's task, because that task is not current, or has no address space any
- * more.
+ * sample's task, because that task is not current, or no longer has an address
+ * space.
  */
 static bool replay_is_late(struct vpmu_replay *replay)
 {
@@ -298,7 +298,7 @@ static bool replay_count(const struct vpmu_replay *replay, const struct perf_eve
 
 /*
  * With @back, sets an event's count back to its value at the time of the
- * sample; without, restores the current count.
+ * sample; without it, restores the current count.
  */
 static void replay_turn(const struct vpmu_replay *replay, struct perf_event *event, bool back)
 {
@@ -376,7 +376,9 @@ static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 	u64 end = tail + VPMU_REPLAY_PAGES * PAGE_SIZE;
 
 	while (tail != head && (s64)(end - tail) > 0) {
-		/* Programs can write to the header meanwhile: use a copy. */
+		/*
+		 * Programs can write to the header at any time, so use a copy.
+		 */
 		records_copy(replay->records, tail, &header, sizeof(header));
 		/*
 		 * If the size is invalid, the next record cannot be found, so

@@ -36,8 +36,8 @@ struct vpmu_records {
 };
 
 /*
- * Samples can be replayed if they have no other fields than these.
- * PERF_SAMPLE_REGS_INTR must have exactly the registers in VPMU_ARCH_REGS.
+ * Samples can be replayed if they have only these fields. PERF_SAMPLE_REGS_INTR
+ * must have exactly the registers in VPMU_ARCH_REGS.
  */
 #define VPMU_REPLAYED \
 	(PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
@@ -52,7 +52,7 @@ struct vpmu_records {
 #define VPMU_SAMPLE_PROMPT \
 	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)
 
-/* Maximum number of pages per replay, because interrupts are off meanwhile */
+/* Maximum number of pages per replay, because a replay keeps interrupts off */
 #define VPMU_REPLAY_PAGES	16
 
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,

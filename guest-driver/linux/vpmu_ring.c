@@ -3,8 +3,8 @@
  * Rings: pages that the host writes and programs map.
  *
  * The first mmap(2) of an event allocates its ring. The ring is freed when its
- * last mapping, through any of the events that write to it, is gone. In
- * between, the host writes records without this driver.
+ * last mapping, through any of the events that write to it, is gone. Until
+ * then, the host writes records without involving this driver.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>
@@ -276,8 +276,9 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	ring->kept = file->persist.active;
 	ring->overwrites = !(vma->vm_flags & VM_WRITE);
 	/*
-	 * Attach the ring before the device maps it: the device then writes to
-	 * it immediately, and the device's notices must find the ring.
+	 * Attach the ring before mapping it on the device: the device writes to
+	 * a mapped ring immediately, and the device's notices must find the
+	 * ring.
 	 */
 	vpmu_output_attach(file, ring);
 	err = ring_give(file->dev, ring, vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
@@ -396,7 +397,7 @@ void vpmu_ring_close(struct vpmu_file *file)
 	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
-		/* A persistent event's ring may have no mapping any more. */
+		/* A persistent event's ring may no longer have a mapping. */
 		if (!ring->mapped)
 			ring_destroy(dev, ring);
 	}

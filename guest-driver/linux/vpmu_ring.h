@@ -55,12 +55,13 @@ struct vpmu_aux {
 
 /**
  * struct vpmu_ring - pages that the host writes and programs map
- * @mapped: number of mappings, through any event, those of @aux included
+ * @mapped: number of mappings, through any event, including the mappings of
+ *          @aux
  * @id: the device's id of the event through which the ring was first mapped
  * @writers: the files whose events write to the ring
  * @wakeup: value of vpmu_lookup::wakeups at the ring's last wakeup
- * @kept: the ring stays even without maps, because its event is persistent
- * @window: the ring is in the window, from @pfn on
+ * @kept: the ring stays even without mappings, because its event is persistent
+ * @window: the ring is in the window, starting at @pfn
  * @overwrites: no reader moves the tail, so new records overwrite old ones
  * @ended: the device no longer writes to the ring
  * @pfn: the first page frame in the window; 0 once the device may use the pages

@@ -329,7 +329,7 @@ static enum hrtimer_restart sampling_timer(struct hrtimer *timer)
 {
 	struct vpmu_vcpu *vcpu = container_of(timer, struct vpmu_vcpu, replay_timer);
 
-	/* The queue's CPU may be offline: no event is active there. */
+	/* If the queue's CPU went offline, no event is active there. */
 	if (vpmu_vcpu_local(vcpu->dev) != vcpu ||
 	    (list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
 		return HRTIMER_NORESTART;

@@ -6,17 +6,17 @@
  * task's events in after the switch. But this driver sends the commands for
  * both with one kick, before the switch. Until the device has answered, the
  * contexts of both tasks are locked, and perf_event::oncpu of the old task's
- * events is still this CPU. So every reader finds complete counts.
+ * events is still this CPU. So every reader sees complete counts.
  *
  * An event that this kick has started is "coming" (vpmu_event::coming) until
  * perf core adds the event. Interrupts stay off from the kick until then. Only
- * groups that perf core is certain to add are started early: those with only
- * events of the PMU vpmu, because perf core adds any number of events of a
- * software context. Other CPUs see a coming event as inactive. perf core sends
- * its calls for the event to the CPU of the switch, because the new task
- * already runs on that CPU; the calls wait there until interrupts are on again.
- * For a context with a coming event, vpmu_call.c repeats this driver's calls
- * until perf core has added the event.
+ * groups that perf core is certain to add are started early. These are the
+ * groups with only events of the PMU vpmu, because perf core adds any number of
+ * events of a software context. Other CPUs see a coming event as inactive. perf
+ * core sends its calls for the event to the CPU of the switch, because the new
+ * task already runs on that CPU; the calls wait there until interrupts are on
+ * again. For a context with a coming event, vpmu_call.c repeats this driver's
+ * calls until perf core has added the event.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -176,8 +176,8 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
  *                         is switching from
  * @ctx: a locked context with an event that is being scheduled out
  *
- * Return: true if it does; perf core is then scheduling all events of the task
- * out.
+ * Return: true if it does; perf core is then scheduling out all events of the
+ * task.
  */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx)
 {
@@ -185,7 +185,7 @@ bool vpmu_switch_is_from(const struct perf_event_context *ctx)
 	       ctx == perf_core_task_context(current);
 }
 
-/* Whether the queued commands schedule events of @ctx out. */
+/* Whether the queued commands schedule out events of @ctx. */
 static bool switch_takes_out(const struct vpmu_vcpu *vcpu, const struct perf_event_context *ctx)
 {
 	return vcpu->pending && vcpu->events[vcpu->pending - 1]->ctx == ctx;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Reports the current task of each CPU in a page, one for each CPU. The device
- * reads the page when it writes a sample.
+ * Reports each CPU's current task, in one page per CPU. The device reads the
+ * page when it writes a sample.
  *
  * The page contains the current task, for a sample that is taken now; the
  * address of the task's user registers, for a sample in kernel mode; and a
@@ -54,8 +54,8 @@ static void task_write(struct task_struct *task)
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
 	/*
 	 * For a sample at an exit, the device reads these fields while this CPU
-	 * is stopped between two instructions. The zero prevents a sample with
-	 * the ids of one task and the registers of another task.
+	 * is stopped between two instructions. The zero keeps a sample from
+	 * combining the ids of one task with the registers of another task.
 	 */
 	WRITE_ONCE(page->user_regs, 0);
 	/* A single store: pid and tid always belong to the same task. */
@@ -126,7 +126,7 @@ int vpmu_task_get(struct vpmu_device *dev)
 
 	/*
 	 * If a CPU comes online now, either the loop below includes it, or
-	 * vpmu_task_online() finds telling set.
+	 * vpmu_task_online() sees that telling is set.
 	 */
 	mutex_lock(&tell_lock);
 	telling = true;

@@ -173,8 +173,8 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 }
 
 /**
- * vpmu_trace_service() - end the spans that a notice or a flush asks to end,
- *                        and begin new spans
+ * vpmu_trace_service() - end spans because of a notice or a flush, and begin
+ *                        new spans
  * @vcpu: this CPU's queue
  *
  * Called with interrupts off, like an interrupt handler.
@@ -255,7 +255,7 @@ void vpmu_trace_flush(struct vpmu_event *own)
 		vpmu_device_put(dev);
 }
 
-/* Begins a span of a stopped event; returns like trace_begin(). */
+/* Begins a span of a stopped event. Returns what trace_begin() returns. */
 static int trace_try(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {
 	int err = trace_begin(trace, vcpu);

@@ -54,7 +54,7 @@ struct vpmu_info {
 };
 
 /* The sampling engine: struct vpmu_open::engine and VPMU_IOC_ENGINE */
-#define VPMU_ENGINE_ANY		0	/* the device chooses; an event without samples has this */
+#define VPMU_ENGINE_ANY		0	/* the device chooses; or the event has no samples */
 #define VPMU_ENGINE_EXIT	1	/* each overflow makes the vCPU exit: exact on any host */
 #define VPMU_ENGINE_BATCHED	2	/* the host samples: no exit per sample */
 
@@ -122,8 +122,8 @@ struct vpmu_persistent {
  * @name: its name in sysfs
  * @cpu: the event's CPU; to open the event again, pass this CPU. All ones while
  *       the CPU is unknown
- * @pages: number of pages of its ring, including the metadata page, which a
- *         mapping must have; zero if it has no ring yet
+ * @pages: number of pages that a mapping of its ring must have, including the
+ *         metadata page; zero if it has no ring yet
  * @engine: its sampling engine, VPMU_ENGINE_*
  * @flags: VPMU_PERSISTENT_*
  * @attr: its struct perf_event_attr, of VPMU_ATTR_SIZE bytes; the fields
@@ -189,7 +189,7 @@ struct vpmu_catalogue {
  * struct vpmu_catalogue_entry - one event that this host can count
  * @kind: VPMU_KIND_*; see VPMU_CONFIG
  * @flags: VPMU_CATALOGUE_*
- * @config: which event of @kind
+ * @config: selects an event of @kind
  * @name: name of the event, as for "vperf -e"
  * @unit: unit of the count
  * @source: description of the host's counter for the event
@@ -270,7 +270,7 @@ struct vpmu_catalogue_entry {
 #define VPMU_SYNC_MAGIC		0x434e5953554d5056ULL	/* "VPMUSYNC" */
 
 /* vpmu_sync_packet::flags */
-#define VPMU_SYNC_START		(1U << 0)	/* the trace begins, or was off until now */
+#define VPMU_SYNC_START		(1U << 0)	/* the trace begins, or was off just before */
 #define VPMU_SYNC_LOSS		(1U << 1)	/* packets right before this one were lost */
 #define VPMU_SYNC_RESUME	(1U << 2)	/* the trace was paused before this packet */
 #define VPMU_SYNC_PAGE		(1U << 3)	/* a page of the area begins */

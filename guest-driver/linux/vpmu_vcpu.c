@@ -112,7 +112,8 @@ void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Sends @count commands from slot @first on; their answers use the same slots.
+ * Sends @count commands, starting at slot @first. Their answers use the same
+ * slots.
  */
 static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int count)
 {

@@ -251,7 +251,7 @@ static void view_take(void *info)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	/* With the lock held, events of the context are not scheduled. */
+	/* With the lock held, perf core schedules no event of the context. */
 	perf_core_lock(perf_core_context(event));
 	WRITE_ONCE(view->file->control.enabled, own->started);
 	own->id = 0;

@@ -73,8 +73,8 @@ static bool device_leave(struct vpmu_device *dev)
 {
 	WRITE_ONCE(dev->life.lost, -ENODEV);
 	/*
-	 * Either the read below returns the user that vpmu_event_create() adds,
-	 * or vpmu_event_create() reads @lost as set.
+	 * Either the read below sees the user that vpmu_event_create() adds, or
+	 * vpmu_event_create() sees that @lost is set.
 	 */
 	smp_mb();
 	return atomic_read(&dev->life.users);

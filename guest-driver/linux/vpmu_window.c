@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The window: memory of the host for rings that outlive this driver.
+ * The window: host memory for rings that outlive this driver.
  *
  * The device chooses the pages of a ring. They are not guest RAM, so this
  * driver does not allocate, charge or reference-count them; programs map them
@@ -63,8 +63,8 @@ void vpmu_window_exit(struct vpmu_device *dev)
  * @page: number of the ring's first page in the window
  * @count: number of pages
  *
- * Return: the page frame number of the first page; 0 if the ring does not lie
- * within the window.
+ * Return: the page frame number of the first page; 0 if the ring is not within
+ * the window.
  */
 unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count)
 {
