@@ -112,8 +112,8 @@ fn abi_is_layouts_alone() {
     assert_eq!(found, BTreeSet::from(["zerocopy".to_owned()]));
 }
 
-/// Only `vpmu-perf` calls perf, maps events and reads records, for the host and the guest. The tests may also make raw
-/// calls, with arguments that the safe functions of `vpmu-perf` do not accept.
+/// Only `vpmu-perf` calls perf, maps events and reads records, both on the host and in the guest. Tests may also call
+/// perf directly, to pass arguments that the safe functions of `vpmu-perf` do not accept.
 #[test]
 fn only_one_crate_calls_perf() {
     let mut members = members();
@@ -127,8 +127,8 @@ fn only_one_crate_calls_perf() {
     assert_eq!(found, BTreeSet::from(expected));
 }
 
-/// Only `vpmu-symbols` reads ELF symbol tables and `/proc/kallsyms`, for the host and the guest. Tests of other
-/// crates may compare with a reader of their own.
+/// Only `vpmu-symbols` reads ELF symbol tables and `/proc/kallsyms`, both on the host and in the guest. Tests of other
+/// crates may compare its results with their own reader's.
 #[test]
 fn only_one_crate_reads_symbols() {
     let mut members = members();
@@ -251,8 +251,7 @@ fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
     }
 }
 
-/// Returns the code of a file as it is in a build without tests: without comments, and without items under
-/// `#[cfg(test)]`.
+/// Returns a file's code as a build without tests compiles it: without comments and without items under `#[cfg(test)]`.
 fn built_code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let mut kept = String::new();
@@ -278,7 +277,7 @@ fn built_code(path: &Path) -> String {
     kept
 }
 
-/// Returns the names that follow `prefix` in paths, including each name of a list in braces.
+/// Returns the names that follow `prefix` in paths. If a list in braces follows, returns each name in it.
 fn names_after<'a>(code: &'a str, prefix: &str) -> BTreeSet<&'a str> {
     let ident = |text: &str| {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
@@ -317,7 +316,7 @@ fn module_graph(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
         let below = file.strip_prefix(src).unwrap().with_extension("");
         let parts: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
         let module = parts[0];
-        // `lib` and `main` are crate roots, not modules. A build without tests does not include the files of tests.
+        // `lib` and `main` are crate roots, not modules. Files of tests are not part of a build without tests.
         if ["lib", "main"].contains(&module) || parts.contains(&"tests") {
             continue;
         }
@@ -344,8 +343,8 @@ fn modules_of_the_vmm_form_no_circle() {
         graph["vm"].contains("vcpu"),
         "paths in the code are not recognised"
     );
-    // Repeatedly removes modules that use no other module, and modules that no other module uses. Only the modules in
-    // cycles remain, and the modules on paths from one cycle to another.
+    // Repeatedly removes modules that use no other module, and modules that no other module uses. What remains are
+    // modules in cycles, and modules on paths from one cycle to another.
     loop {
         let left = graph.len();
         let modules: BTreeSet<String> = graph.keys().cloned().collect();
@@ -410,8 +409,8 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
         "tstamp",
     ];
     // The driver's own structures also have fields with these names, so the test looks only for accesses by pointers to
-    // perf's structures. Each row has the structure, the usual name of a pointer to it, the text before the pointer in
-    // an access, and the field.
+    // perf's structures. Each row has the structure, the usual name of a pointer to it, the text that precedes the
+    // pointer in accesses, and the field.
     const SHARED_FIELDS: [(&str, &str, &str, &str); 2] = [
         ("perf_event", "event", "", "ctx"),
         ("perf_event_context", "ctx", "&", "lock"),
@@ -476,7 +475,7 @@ fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
         .filter(|path| {
             let name = path.file_name().unwrap().to_str().unwrap();
             let code = name.ends_with(".c") || name.ends_with(".h");
-            // A manual build leaves a `.mod.c` file, which kbuild generates and which names the kernel version.
+            // After a manual build, there is a `.mod.c` file, which kbuild generates. It contains the kernel version.
             let source = code && !name.ends_with(".mod.c");
             (source || name == "Kbuild" || name == "Makefile") && asks(path)
         })

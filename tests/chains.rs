@@ -1,5 +1,5 @@
-//! Call chains, registers and stacks of a guest with hand-made frames, sampled by the built VMM on
-//! this machine's `/dev/kvm`.
+//! Checks the call chains, registers and stacks in samples of a guest with hand-made frames. The built VMM runs the
+//! guest on this machine's `/dev/kvm`.
 
 use tests::micro::run;
 use tests::micro::sampled::{KERNEL_STACK, Marked, SAVED, Sampled, USER, USER_STACK, records};
@@ -79,7 +79,7 @@ fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     frame(KERNEL_BP + 0x30, 0, 0x10_0222, false);
     frame(USER_BP, USER_BP + 0x20, 0x1111, true);
     frame(USER_BP + 0x20, USER_BP + 0x40, 0x2222, true);
-    // The last frame links to an address in the kernel, which cannot hold a program's frame.
+    // The last frame links to a kernel address, where a program cannot have a frame.
     frame(USER_BP + 0x40, KERNEL_BP, 0x3333, true);
     for word in 0..6 {
         guest.user_word(USER_SP + word * 8, 0x7700 + word);
@@ -151,7 +151,7 @@ fn registers_and_stack_of_kernel_and_program() {
     let all = REGS_USER | STACK_USER | REGS_INTR;
     let (at, [of_kernel, of_user]) = samples(guest(all, 0, SAVED));
     // The stack's page ends six words above the stack pointer. Therefore, only six of the eight requested words are
-    // copied, which are 48 bytes.
+    // copied, that is, 48 bytes.
     let mut stack = vec![STACK];
     stack.extend((0..6).map(|word| 0x7700 + word));
     stack.extend([0, 0, 48]);

@@ -1,5 +1,5 @@
 //! Checks the privileges of a running VMM in `/proc`: threads, filters, capabilities, the user, the root directory and
-//! descriptors. The guests are programs of a few instructions, and run on this machine's `/dev/kvm`.
+//! descriptors. The guests are programs of a few instructions that run on this machine's `/dev/kvm`.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ const RESET_PORT: u16 = 0xcf9;
 const RESET: u8 = 6;
 /// `CAP_PERFMON`.
 const PERFMON: u64 = 1 << 38;
-/// The ids of a user and a group that own nothing.
+/// The ids of a user and a group that own no files.
 const NOBODY: u32 = 65_534;
 
 /// Seven marks, then a byte to the console.
@@ -30,7 +30,8 @@ fn marking() -> Code {
         .out8(SERIAL, b'!')
 }
 
-/// Whether reading a thread's file in `/proc` failed because the thread has exited, before or after the file was opened.
+/// Returns whether reading a thread's file in `/proc` failed because the thread has exited. The thread can exit before
+/// or after the file was opened.
 fn exited(error: &io::Error) -> bool {
     let gone = [Errno::NOENT, Errno::SRCH].map(Errno::raw_os_error);
     error
@@ -45,8 +46,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// Runs the VMM with `guest`, persistent marks and a control socket. The words of `before` precede the VMM on the
-    /// command line.
+    /// Runs the VMM with `guest`, persistent marks and a control socket. The command line starts with the words in
+    /// `before`, followed by the VMM.
     fn start(guest: &Code, before: &[&str], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(directory.path().join("out")).expect("a directory");
@@ -123,8 +124,8 @@ impl Machine {
         let tasks = fs::read_dir(self.process().join("task")).expect("a process");
         let status = |task: fs::DirEntry| {
             let text = match fs::read_to_string(task.path().join("status")) {
-                // A thread of KVM has exited since it was listed. Each machine has one such thread, which ends with the
-                // machine.
+                // A KVM thread has exited since it was listed. KVM has one such thread for each machine, and the thread
+                // exits when the machine ends.
                 Err(error) if exited(&error) => return None,
                 text => text.expect("a thread"),
             };
@@ -162,7 +163,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // After a failed test the process may still run.
+        // If the test failed, the process may still be running.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -280,8 +281,8 @@ fn threads_stay_the_same_whatever_the_operator_and_the_guest_do() {
     assert_eq!((status, errors.as_str()), (Some(6), ""));
 }
 
-/// Which system calls the C library's allocator makes to free memory depends on how much a thread has freed before.
-/// Therefore, the test makes several large recordings.
+/// The C library's allocator frees memory with different system calls, depending on how much memory a thread has freed
+/// before. Therefore, the test makes several large recordings.
 #[test]
 fn large_recordings_again_and_again_are_within_the_filters() {
     let marks = Code::new().repeat(20_000, &Code::new().store(DOORBELL, 7));
@@ -502,7 +503,7 @@ fn machine_in_another_root_reaches_what_it_opened_before() {
     assert_eq!(fs::read_dir(root.path()).expect("a directory").count(), 0);
 }
 
-/// Restores the snapshot in `directory`. The words of `before` precede the VMM on the command line.
+/// Restores the snapshot in `directory`. The command line starts with the words in `before`, followed by the VMM.
 fn restored(before: &[&str], directory: &Path, arguments: &[&str]) -> Child {
     let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
     let (program, first) = whole.split_first().expect("a program");
@@ -531,7 +532,7 @@ fn snapshot_of_one_user_continues_as_another_in_another_root() {
     machine.done(&["snapshot", here.to_str().expect("a plain path")]);
     let (status, errors) = machine.end();
     assert_eq!(status, Some(6), "{errors}");
-    // Gives the snapshot to another user. Root may still read it.
+    // Makes another user the owner of the snapshot. Root can still read it.
     for file in ["memory", "state", "."] {
         std::os::unix::fs::chown(here.join(file), Some(7), Some(7)).expect("root gives it away");
     }
@@ -614,7 +615,7 @@ fn wrong_confinement_is_refused_with_its_remedy() {
             &["--user", "1000:1000"],
         );
     }
-    // Without capabilities, root has the rights of any other user.
+    // Without capabilities, root has no more rights than any other user.
     let nobody: &[&str] = match is_root() {
         true => &["setpriv", "--bounding-set=-all"],
         false => &[],

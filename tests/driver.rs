@@ -11,8 +11,8 @@ use images::{dkms, module, style};
 
 const SERIES: [&str; 2] = ["6.1", "6.12"];
 
-/// A module of one file, `vpmu_odd.c`, which ends with `line`. It builds much faster than the whole driver with such a
-/// line.
+/// A module of one file, `vpmu_odd.c`, which ends with `line`. It builds much faster than the whole driver would with
+/// this line.
 fn module_with(line: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let kbuild = "obj-m := virtio_pmu.o\nvirtio_pmu-y := vpmu_odd.o\n";

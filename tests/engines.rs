@@ -1,5 +1,5 @@
 //! Checks what a sample costs the guest with each engine. The built VMM runs a program in ring 3 on this machine's
-//! `/dev/kvm`. The program makes no exits of its own while it is sampled.
+//! `/dev/kvm`. The program itself causes no exits while it is sampled.
 
 use serde_json::Value;
 use tests::micro::device::Device;
@@ -17,7 +17,7 @@ const ENGINE_ANY: u64 = 0;
 const ENGINE_EXIT: u64 = 1;
 const ENGINE_BATCHED: u64 = 2;
 
-/// The request that opens an event that samples the vCPU's clock.
+/// The request to open an event that samples the vCPU's clock.
 fn open(engine: u64) -> [u64; 14] {
     const OPEN: u64 = 1;
     const SOFTWARE: u64 = 1;
@@ -101,7 +101,7 @@ fn batched_engine_samples_without_exits() {
         assert!(pmu(&ran, "drains") > 0);
         ran
     });
-    // 60 more samples add no return from the run call.
+    // 60 more samples cause no additional return from the run call.
     assert_eq!(exits(&runs[0]), exits(&runs[1]));
 }
 

@@ -1,7 +1,7 @@
 //! Attacks on the machine from inside a guest. The machine must keep running, and must respond to its operator.
 //!
-//! The guests are kernels of a few instructions, on this machine's `/dev/kvm`. `groups/hostile.rs` has the attacks by
-//! an unprivileged program, `vpmu/perfdata/tests/memory.rs` measures the memory of a recording, and
+//! The guests are kernels of a few instructions that run on this machine's `/dev/kvm`. `groups/hostile.rs` has the
+//! attacks by an unprivileged program, `vpmu/perfdata/tests/memory.rs` measures how much memory a recording takes, and
 //! `vpmu/tests/device` measures what attacks cost the device.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
@@ -61,7 +61,7 @@ impl Open {
     }
 }
 
-/// A host clock that samples every `period` nanoseconds.
+/// Returns a request for a host clock that samples every `period` nanoseconds.
 fn clock(period: u64) -> Open {
     Open {
         kind: KIND_SOFTWARE,
@@ -89,7 +89,7 @@ impl Running {
         Self::start_by(Command::new(vmm_binary()), kernel, arguments)
     }
 
-    /// Starts the VMM with the command `vmm`, which is the VMM's program or a wrapper. Appends the VMM's arguments.
+    /// Starts the VMM with the command `vmm`, which is the VMM or a wrapper. Appends the VMM's arguments.
     fn start_by(mut vmm: Command, kernel: &[u8], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = |name: &str| directory.path().join(name);
@@ -161,7 +161,7 @@ impl Running {
         );
     }
 
-    /// Terminates the machine and waits for its end; returns its report.
+    /// Terminates the machine, waits until it has ended, and returns its report.
     fn terminate(mut self) -> Value {
         let id = self.vmm.id().to_string();
         let sent = Command::new("kill").arg(&id).status().expect("kill starts");
@@ -180,7 +180,7 @@ impl Drop for Running {
     }
 }
 
-/// A kernel that opens a group of `events` page-fault events on vCPU 0.
+/// Returns a device, and the code that opens a group of `events` page-fault events on its vCPU 0.
 fn group_of(events: u32) -> (Device, Code) {
     let (mut device, up) = Device::bring_up(1);
     let event = |leader| Open {
@@ -201,7 +201,7 @@ fn group_of(events: u32) -> (Device, Code) {
 #[test]
 fn kicks_of_2048_group_switches_leave_the_machine_to_its_operator() {
     let (_, code) = group_of(1024);
-    // The guest writes to its console when it has sent the first commands.
+    // The guest writes to its console after it has sent the first commands.
     let code = code
         .then(&fill_with_switches(1))
         .then(&kick(2, 1))
@@ -210,7 +210,7 @@ fn kicks_of_2048_group_switches_leave_the_machine_to_its_operator() {
         .halt_for_ever();
     let mut machine = Running::start(&single(&code), &[]);
     machine.await_answer();
-    // These requests run concurrently with the attack, which begins during them.
+    // These requests run concurrently with the attack, which may start during any of them.
     for _ in 0..10 {
         assert!(machine.answers());
     }
@@ -219,8 +219,8 @@ fn kicks_of_2048_group_switches_leave_the_machine_to_its_operator() {
     let report = machine.terminate();
     assert!(number(&report, "/vpmu/turns_unfinished") > 0);
     let turn = number(&report, "/vpmu/largest_turn/operations");
-    // A turn can exceed its budget by the cost of one command. This command examines and changes each of the 1,023
-    // members, and the leader.
+    // A turn can exceed its budget by the cost of one command. Here, a command examines and changes each of the 1,023
+    // members and the leader.
     assert!(turn <= 4096 + 2 * 1023 + 3, "{turn}");
     let calls = number(&report, "/vpmu/largest_turn/host_calls");
     assert!(calls <= 512 + 2, "{calls}");
@@ -239,7 +239,7 @@ fn notification_of_2048_group_switches_is_answered_in_the_end() {
     let figure = |path: &str| number(&ran.report, path);
     assert_eq!(figure("/vpmu/commands"), u64::from(MOST_COMMANDS));
     assert_eq!(figure("/vpmu/bad_requests"), 0);
-    // Each of the 2,048 commands switches a group of 64 events, after it has examined each of the 63 members.
+    // Each of the 2,048 commands first examines the 63 members of a group, and then switches the group's 64 events.
     let least = u64::from(MOST_COMMANDS) * (1 + 64 + 63);
     assert!(figure("/vpmu/work/operations") >= least);
     assert!(figure("/vpmu/turns_unfinished") >= least / (4096 + 2 * 64));
@@ -339,7 +339,7 @@ fn operator_starts_an_event_when_the_guest_has_its_name_and_the_window() {
         u64::from_le_bytes(name)
     };
     let mut code = up;
-    // The two rings, of 9 and 3 pages, take all of the guest's 12 pages.
+    // The two rings have 9 and 3 pages, and so take all 12 pages of the guest.
     for (event, called, pages) in [(1, name(b"marks"), 9), (2, name(b"other"), 3)] {
         code = code
             .then(&device.request(&mark.words()))
@@ -351,7 +351,7 @@ fn operator_starts_an_event_when_the_guest_has_its_name_and_the_window() {
     machine.await_console();
     assert!(machine.does(&["start", "marks,size=8K"]));
     assert!(machine.does(&["end", "marks"]));
-    // The guest's event is now named after its id.
+    // The guest's event has lost its name, and is now named after its id.
     assert!(!machine.does(&["end", "marks"]) && machine.does(&["end", "event1"]));
     machine.terminate();
 }
@@ -376,7 +376,7 @@ fn operator_has_a_host_counter_when_the_guest_has_used_up_its_own() {
         assert!(machine.does(&["start", &event]), "{name}");
     }
     let report = machine.terminate();
-    // Of 256 descriptors, 72 are reserved for the VMM, 10 for the vCPU and 32 for the operator; the guest's
+    // Of the 256 descriptors, 72 are reserved for the VMM, 10 for the vCPU and 32 for the operator. The guest's
     // counters use the rest.
     assert_eq!(opened(&report), 256 - 72 - 10 - 32);
     assert_eq!(number(&report, "/vpmu/events_opened"), 142 + 3);
@@ -401,7 +401,7 @@ fn host_counters_beyond_the_descriptors_are_refused_at_the_start() {
     }
 }
 
-/// Code that sets the device up `times` times, with a queue outside guest memory.
+/// Returns code that sets the device up `times` times, each time with a queue outside guest memory.
 fn bad_setups(times: u32) -> Code {
     let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
     let setup = [
@@ -436,8 +436,8 @@ fn lines_that_a_guest_brings_about_are_limited_and_counted() {
     let [written, left_out] = ["log_lines", "log_lines_left_out"]
         .map(|name| number(&ran.report, &format!("/limits/{name}")));
     assert!(written + left_out >= SETUPS.into(), "{written} {left_out}");
-    // The log gets at most ten lines at once, then one line a second. A line with the number of omitted lines
-    // may precede each of them.
+    // The log accepts at most ten lines at once, and then one line per second. Before each of these lines, the log may
+    // contain a line with the number of omitted lines.
     let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
     assert!(written <= 10 + seconds, "{written} in {seconds} s");
     assert!(lines <= 2 * written + 1, "{lines}");
@@ -506,8 +506,8 @@ fn recordings_of_a_guest_that_resets_are_limited() {
     let mut machine = Running::start(&single(&code), &arguments);
     machine.await_line("--max-resets");
     let report = machine.terminate();
-    // Four boots have ended with a reset; the fifth waits. A recording is written if any of the budget of 20 KiB is
-    // left. Each recording has more than 16 KiB, so two are written, and the other two are left out.
+    // Four boots have ended with a reset, and the fifth waits. The VMM writes a recording as long as some of the 20 KiB
+    // budget is left. Each recording has more than 16 KiB, so the VMM writes two and leaves out the other two.
     assert_eq!(number(&report, "/boots"), 4);
     let left_out = number(&report, "/limits/recordings_left_out");
     assert_eq!(left_out, 2);

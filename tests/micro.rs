@@ -1,7 +1,7 @@
-//! Guests of a few instructions on this machine's `/dev/kvm`, whose exits are known exactly.
+//! Guests of a few instructions whose exits are known exactly. They run on this machine's `/dev/kvm`.
 //!
-//! A stock kernel causes exits in addition to those of its programs. These guests have no such exits, so the VMM must
-//! count exactly the exits of their programs.
+//! A stock kernel causes exits in addition to its programs' exits. In these guests, only the programs cause exits, so
+//! the VMM must count exactly these exits.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ fn port_writes(times: u32) -> Code {
     Code::new().repeat(times, &Code::new().out8(PORT, 0x5a))
 }
 
-/// Loads the address of shared memory region 0 into `ebx`, or triple-faults.
+/// Loads the address of shared memory region 0 into `ebx`, or causes a triple fault.
 fn find_doorbell() -> Code {
     Code::new()
         .load(MAGIC)
@@ -34,7 +34,7 @@ fn find_doorbell() -> Code {
         .raw(&[0x89, 0xc3])
 }
 
-/// `times` marks of `value`, after finding the doorbell.
+/// Finds the doorbell, and then places `times` marks of `value`.
 fn marks(times: u32, value: u32) -> Code {
     // mov dword [ebx], value
     let mark = Code::new().raw(&[0xc7, 0x03]).raw(&value.to_le_bytes());
@@ -55,7 +55,7 @@ fn port_writes_count_one_by_one() {
     for times in [0, 1, 2, 7, 1000] {
         let ran = run(&kernel(&[port_writes(times)]), 1, &[]);
         powered_off(&ran);
-        // The power-off is one more exit for port I/O.
+        // The power-off causes one more exit for port I/O.
         assert_eq!(ran.vcpu(0), exits(u64::from(times) + 1, 0), "{times}");
         assert_eq!(ran.marks(), 0);
     }
@@ -195,7 +195,7 @@ fn report_of_a_tier_names_it_and_its_events() {
 
 #[test]
 fn triple_fault_on_other_vcpu_ends_run() {
-    // Memory that the boot vCPU sets once its writes are done.
+    // Word of memory that the boot vCPU sets when its writes are done.
     const FLAG: u32 = 0x84_0000;
     let programs = [
         port_writes(3).store(FLAG, 1),

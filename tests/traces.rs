@@ -1,5 +1,5 @@
-//! Traces of guests of a few instructions on this machine's `/dev/kvm`: every exit of their
-//! programs, in order, once, with its instruction and access.
+//! Traces guests of a few instructions on this machine's `/dev/kvm`. A trace must have every exit of the guest's
+//! programs exactly once, in order, with its instruction and access.
 #![expect(
     clippy::expect_used,
     reason = "the guest sends a known number of bytes"
@@ -10,18 +10,17 @@ use tests::micro::{Code, Ran, address_of, kernel, run};
 
 /// A port without a device.
 const PORT: u16 = 0x5f0;
-/// Registers of the device: a constant one, and a writable one.
+/// A constant register and a writable register of the device.
 const MAGIC: u32 = REGISTERS;
 const REGION_SELECT: u32 = REGISTERS + 0xac;
 
-/// Address of rings and areas, one after another for each vCPU.
+/// Address of the rings and areas. Each vCPU has a ring, followed by its area.
 const RINGS: u32 = 0xa0_0000;
 const RING_PAGES: u32 = 2;
 const PAGE: u32 = 0x1000;
 const AUX_HEAD: u32 = 1056;
 const AUX_TAIL: u32 = 1064;
-/// Flags: the boot vCPU sets `OPEN` once the events are open; the other vCPU sets `OFF` once its trace is
-/// disabled.
+/// Flags. The boot vCPU sets `OPEN` when the events are open. The other vCPU sets `OFF` when its trace is disabled.
 const OPEN: u32 = 0x84_0000;
 const OFF: u32 = 0x84_0004;
 
@@ -46,7 +45,7 @@ struct Made {
     at: [usize; 2],
 }
 
-/// A part of a program, with its exits.
+/// A part of a program, and the exits that it makes.
 #[derive(Debug, Clone, Default)]
 struct Part {
     code: Code,
@@ -81,7 +80,7 @@ impl Part {
         self.makes(&before, instruction, [EXIT_MMIO, address.into(), detail])
     }
 
-    /// Accesses of every size, both ways, to ports and to memory.
+    /// Appends reads and writes of every size to ports, and reads and writes of memory.
     fn every_kind(self) -> Self {
         self.port(PORT, &[0xee], WRITE | 1)
             .port(PORT + 1, &[0x66, 0xef], WRITE | 2)
@@ -113,7 +112,7 @@ impl Part {
     }
 }
 
-/// A trace of one vCPU. Its ring lies right before its area.
+/// A trace of one vCPU. Its ring is directly before its area.
 #[derive(Debug, Clone, Copy)]
 struct Trace {
     vcpu: u32,
@@ -136,7 +135,7 @@ impl Trace {
         self.area - RING_PAGES * PAGE
     }
 
-    /// Opens the trace disabled, and maps its ring and area.
+    /// Opens the trace in disabled state, and maps its ring and area.
     fn open(&self, device: &mut Device) -> Code {
         const OPEN: u64 = 1;
         const MAP: u64 = 3;
@@ -213,7 +212,8 @@ struct Exit {
 }
 
 impl Sent {
-    /// The exit packets between the positions `from` and `to`. The area must still hold all bytes between the two.
+    /// Returns the exit packets between the positions `from` and `to`. The area must still hold all bytes between the
+    /// two positions.
     fn exits(&self, from: u64, to: u64) -> Vec<Exit> {
         const EXIT: u8 = 1;
         let size = self.area.len() as u64;
@@ -238,9 +238,9 @@ impl Sent {
     }
 }
 
-/// Checks that `exits` are the exits in `made`, each once and in order, and then the exit that ended the trace.
+/// Checks that `exits` has each exit in `made` once and in order, followed by the exit that ended the trace.
 fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
-    // Ignores exits that the host causes: they can come at any time.
+    // Ignores exits that the host causes, because they can occur at any time.
     let own: Vec<&Exit> = exits
         .iter()
         .filter(|exit| [EXIT_IO, EXIT_MMIO].contains(&exit.reason))
@@ -253,7 +253,7 @@ fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
         // KVM reports the address of the exit's instruction, or of the next instruction.
         let at = made.at.map(|at| base + at as u64);
         assert!(at.contains(&exit.ip), "{exit:#x?} {made:x?} at {base:#x}");
-        // Ring 0, a known address, a complete exit.
+        // The exit came from ring 0, has a known address, and is complete.
         assert_eq!(exit.flags, 1 << 1);
         assert!(exit.outside > 0);
     }
@@ -336,7 +336,8 @@ fn two_vcpus_are_traced_at_once() {
 
 #[test]
 fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
-    /// Exits in each of the two rounds: more than the area holds. The reader empties the area between the rounds.
+    /// Number of exits in each of the two rounds, which is more than the area holds. The reader empties the area
+    /// between the rounds.
     const EXITS: u32 = 300;
     let (mut device, boot) = Device::bring_up(1);
     let trace = Trace::new(0, 2);
@@ -360,15 +361,16 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     let size = u64::from(trace.pages * PAGE);
     assert_eq!(sent.count, sent.head + sent.lost);
     assert_eq!(sent.head, 2 * size, "full again");
-    // The second round: a sync packet and 63 exits on each page.
+    // In the second round, each page has a sync packet and 63 exits.
     let exits = sent.exits(size, 2 * size);
     assert_eq!(exits.len(), 2 * 63);
     // The area held 2 * 63 exits of each round. Lost exits also have sequence numbers, so the gap before the second
-    // round's first exit is the first round's loss.
+    // round's first exit is the number of exits that the first round lost.
     let between = exits[0].sequence - 2 * 63;
     let after = sent.lost / 64 - between;
     assert_eq!(sent.lost % 64, 0);
-    // All exits are those of the program, the exit of the command that ended the trace, and those that the host caused.
+    // The total consists of the program's exits, the exit of the command that ended the trace, and the exits that the
+    // host caused.
     let made = 2 * u64::from(EXITS) + 1;
     let all = 4 * 63 + between + after;
     let of_the_host: u64 = ["signal", "other"]

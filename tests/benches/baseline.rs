@@ -1,8 +1,8 @@
-//! Measures a guest's exits and interrupts per sample and per task switch, with two PMUs. One is a CPU PMU whose
-//! registers are trapped and emulated, and which the stock kernel's own driver uses. The other is the paravirtual PMU.
-//! Both PMUs are in one guest and count the same host clock.
+//! Measures a guest's exits and interrupts per sample and per task switch, with two PMUs. One is a CPU PMU with trapped
+//! and emulated registers, driven by the stock kernel's own driver. The other is the paravirtual PMU. Both PMUs are in
+//! one guest and count the same host clock.
 //!
-//! The figures are counts, not times: the guest runs in the exact lab, where counts repeat.
+//! The figures are counts, not times. The guest runs in the exact lab, where every run has the same counts.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -28,8 +28,8 @@ const PMUS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Rows of the table of samples: the name in the guest's figures, the name to print, and the limit on returns to the
-/// VMM for each sample.
+/// Rows of the table of samples. Each has the name in the guest's figures, the name to print, and the maximum number of
+/// returns to the VMM per sample.
 const SAMPLERS: [(&str, &str, Option<f64>); 4] = [
     ("trapped", "CPU PMU, trapped", None),
     ("perf-core", "vPMU, perf_event_open", Some(1.2)),

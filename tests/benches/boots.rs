@@ -2,9 +2,9 @@
 //! guest's memory. Compares this project's VMM, with and without the device, and QEMU's microvm. All boot the same
 //! kernel and init.
 //!
-//! The three VMMs boot alternately in the exact lab, where each instruction takes one nanosecond. How much time the
-//! device adds to the VMM's start is also measured on this machine's own `/dev/kvm`, because there the start includes
-//! real waits in the host's kernel.
+//! The three VMMs boot alternately in the exact lab, where each instruction takes one nanosecond. The benchmark also
+//! measures on this machine's own `/dev/kvm` how much time the device adds to the VMM's start, because there the start
+//! includes real waits in the host's kernel.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -178,8 +178,8 @@ fn starts() -> Result<bool, Box<dyn Error>> {
 
 /// Returns the time from the start of the VMM to its guest's first output.
 fn start(kernel: &Path, turn: u32, arguments: &[&str]) -> Result<Duration, Box<dyn Error>> {
-    // Some waits in the host's kernel end only at its next tick. The sleeps differ, so that the starts are spread over
-    // the time between two ticks.
+    // Some waits in the host's kernel end only at its next tick. Different sleeps spread the starts over the time
+    // between two ticks.
     thread::sleep(Duration::from_micros(20_000 + u64::from(turn * 617 % 4000)));
     let began = Instant::now();
     let mut vmm = Command::new(vmm_binary())

@@ -1,5 +1,5 @@
-//! AUX areas as a user sees them: how areas are mapped and written, the traces in them, perf core's own areas, and
-//! vperf. The tests check exact counts and sizes.
+//! AUX areas as a user sees them: how areas are mapped and written, the traces in them, the areas that perf core
+//! manages, and vperf. The tests check exact counts and sizes.
 
 tests::guest_tests! {
     "aux":
@@ -90,8 +90,8 @@ tests::guest_tests! {
     wrong_traces_name_the_remedy,
 }
 
-/// The trace of every exit, compared with the host hypervisor's counts. The host must let the VMM use the
-/// host's tracepoints, as the lab's host does.
+/// Compares the trace of every exit with the host hypervisor's counts. The host must let the VMM use the host's
+/// tracepoints, as the lab's host does.
 mod hardware {
     tests::guest_tests! {
         "aux-hardware" in lab:

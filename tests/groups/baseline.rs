@@ -1,4 +1,4 @@
-//! The baseline for the paravirtual PMU: CPU PMUs with trapped registers, which the stock kernel's own drivers use.
+//! The baseline for the paravirtual PMU: CPU PMUs with trapped registers, driven by the stock kernel's own drivers.
 //! `cargo bench -p tests --bench baseline` prints the figures.
 
 /// Intel's architectural PMU, version 2.

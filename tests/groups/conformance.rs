@@ -1,8 +1,8 @@
-//! Checks whether the counts of hardware events obey the rules for counters, for the vPMU and for KVM's own PMU on the
-//! same host. Each rule is a row of a table. Also checks the host's view of these counts.
+//! Checks whether the counts of hardware events obey the rules for counters, both with the vPMU and with KVM's own PMU
+//! on the same host. Each rule is a row of a table. Also checks the host's view of these counts.
 //!
-//! On a host without counters, these tests run in the aarch64 lab, where QEMU emulates a PMUv3 that is exact to the
-//! instruction. The VMM, KVM and the host's perf core are real. Only the counters are emulated.
+//! On a host without counters, these tests run in the aarch64 lab, where QEMU emulates a PMUv3 that counts every
+//! instruction exactly. The VMM, KVM and the host's perf core are real. Only the counters are emulated.
 
 /// The host's view of its guests' counts.
 mod shared_host;
@@ -30,10 +30,10 @@ struct Table {
     output: String,
 }
 
-/// Boots a guest that checks the PMU of its processors. The arguments are for `vmm run`.
+/// Boots a guest that checks the PMU of its processors. The arguments are passed to `vmm run`.
 fn table(more: &[&str]) -> Result<Table, String> {
-    // An emulated processor takes so long for each sample that the default limit on the share of time for sampling
-    // would throttle the events.
+    // A sample takes so long on an emulated processor that the default limit on sampling time would throttle the
+    // events.
     let vmm_args = ["--max-sampling-percent", "100"].iter().chain(more);
     let boot = Boot {
         command: "guest-tests conformance".into(),
@@ -91,8 +91,8 @@ fn check(row: &str) {
     }
 }
 
-/// One test for each row. The text beside a row names the tests of kvm-unit-tests and of the kernel's KVM selftests
-/// that check the same rule with the registers of an architectural PMU. The text is empty if no such test exists.
+/// One test for each row. The text beside a row names the tests in kvm-unit-tests and the kernel's KVM selftests that
+/// check the same rule on an architectural PMU's registers. The text is empty if there are no such tests.
 macro_rules! rows {
     ($($row:ident: $like:literal),+ $(,)?) => {
         const ROWS: &[(&str, &str)] = &[$((stringify!($row), $like)),+];

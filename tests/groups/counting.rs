@@ -22,8 +22,8 @@ tests::guest_tests! {
     children_are_left_out_unless_asked,
     many_events_of_one_task,
 
-    // Groups of events: their scheduling, and readings of all members at once. perf core reschedules groups differently
-    // in each kernel.
+    // How groups of events are scheduled, and how all members are read at once. Each kernel's perf core reschedules
+    // groups differently.
     sibling_counts_while_its_leader_does,
     group_is_switched_and_reset_as_one,
     group_is_read_at_one_moment,

@@ -21,8 +21,8 @@ tests::guest_tests! {
 }
 
 mod kexec {
-    //! A second kernel, which the first one starts with kexec_file_load(2). Debian's kernels for aarch64 do
-    //! not have this system call.
+    //! A second kernel, which the first kernel starts with kexec_file_load(2). Debian's kernels for aarch64 do not have
+    //! this system call.
 
     tests::guest_tests! {
         "kexec" on x86_64 with its kernel:

@@ -1,5 +1,5 @@
-//! Flushes as a user sees them. When the call returns, all samples and packets from before the call are in the mapped
-//! pages.
+//! Flushes as a user sees them. When the call returns, the mapped pages contain all samples and packets from before the
+//! call.
 
 /// In the guest.
 mod guest {

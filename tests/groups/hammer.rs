@@ -1,5 +1,4 @@
-//! Random calls to the driver by several processes at once, in a guest whose kernel checks each
-//! allocation.
+//! Several processes make random calls to the driver at the same time, in a guest whose kernel checks each allocation.
 
 tests::guest_tests! {
     // `started &[]` replaces the usual `--max-sampling-percent 100`, so the default limit applies. Without that limit,

@@ -82,7 +82,7 @@ fn count(file: &str, event: &str) -> f64 {
 #[test]
 fn guests_counts_and_samples_are_exact_while_its_host_profiles_it() {
     let said = SESSION.get().said("profiled");
-    // The guest prints one round before the host's first run, and two for each of the host's four runs.
+    // The guest prints one round before the host's first run, and two rounds for each of the host's four runs.
     assert!(said.len() >= 9, "{said:?}");
     for (at, line) in said.iter().enumerate() {
         assert_eq!(*line, format!("round {}: 500 200", at + 1), "{said:?}");
@@ -94,8 +94,8 @@ fn hosts_stat_of_vcpu_threads_counts_while_the_guest_does() {
     assert!(count("stat", "task-clock") > 0.0);
     let exits = count("stat", "kvm:kvm_exit");
     assert!(exits >= MARKS, "{exits} exits");
-    // Each thread is either in the guest or outside it, so the counts differ by at most one for each of the
-    // two vCPUs.
+    // Each vCPU thread is either in the guest or outside it, so for each of the two vCPUs, the numbers of exits and
+    // entries differ by at most one.
     let entries = count("stat", "kvm:kvm_entry");
     assert!(
         (exits - entries).abs() <= 2.0,

@@ -2,7 +2,7 @@
 
 use images::{Boot, PlaceChoice};
 
-/// Returns the time stamp of the line in the kernel's log that ends in `words`.
+/// Returns the timestamp of the line in the kernel's log that ends with `words`.
 fn written(log: &str, words: &str) -> f64 {
     let line = log.lines().find(|line| line.ends_with(words));
     let line = line.unwrap_or_else(|| panic!("no line ends in {words:?}:\n{log}"));
@@ -11,8 +11,8 @@ fn written(log: &str, words: &str) -> f64 {
     time.unwrap_or_else(|error| panic!("no time in {line:?}: {error}"))
 }
 
-/// KVM must be loaded after the kernel has refined the frequency of its TSC. KVM keeps the value that it reads when it
-/// is loaded. If the refined value differs by too much, vCPUs have no TSC frequency for their timers.
+/// KVM must be loaded after the kernel has refined its TSC frequency, because KVM keeps the value that it reads when it
+/// is loaded. If the refined value differs too much from KVM's value, vCPUs have no TSC frequency for their timers.
 #[test]
 fn kvm_takes_the_refined_frequency_of_the_tsc() {
     let boot = Boot {

@@ -1,5 +1,5 @@
-//! All guest tests that boot a stock kernel, in one test program. Cargo runs test programs one after the other, so
-//! separate programs would leave processors idle whenever one of them has less than a full set of guests.
+//! All guest tests that boot a stock kernel, in one test program. Cargo runs test programs one after the other. So
+//! separate programs would leave processors idle whenever the current program runs too few guests to keep them busy.
 
 mod aux;
 mod baseline;

@@ -1,4 +1,4 @@
-//! Permissions for the driver's calls: perf's rules, capabilities, and the limit on the events of users without
+//! Permissions for calls to the driver: perf's rules, capabilities, and the limit on events for users without
 //! `CAP_PERFMON`.
 
 tests::guest_tests! {

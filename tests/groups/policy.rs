@@ -10,7 +10,7 @@ mod hardware {
     }
 }
 
-/// A list that allows only the named events.
+/// A machine whose operator allows only the named events.
 mod allowed {
     tests::guest_tests! {
         "policy-allowed" started &["--allow-event", "tsc,exits-mmio,mark:7,exit-trace-mmio"];

@@ -1,4 +1,4 @@
-//! How the guest sees it when the host or its operator refuses counters.
+//! What the guest sees when the host or its operator refuses counters.
 
 tests::guest_tests! {
     "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];

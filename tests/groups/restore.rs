@@ -10,7 +10,7 @@ const LINES: u32 = 150;
 /// Number of lines that the program prints in the machine that is saved [`CYCLES`] times.
 const LINES_OF_CYCLES: u32 = 400;
 const CYCLES: usize = 20;
-/// Number of programs that place a mark at each line while tools measure them.
+/// Number of programs that tools measure. Each program places a mark at each line.
 const PROGRAMS: usize = 4;
 
 /// Functions of the scripts.
@@ -180,8 +180,8 @@ fn lines(console: &[u8]) -> Vec<(u32, u64)> {
     .collect()
 }
 
-/// Checks that a console has every line from its first line to [`LINES`] once and in order, that their times never
-/// decrease, and that the program's end follows. Returns the number of the first line.
+/// Checks that a console has every line from its first line to [`LINES`] exactly once and in order, that the times
+/// never decrease, and that the program's end follows. Returns the number of the first line.
 fn rest(console: &[u8]) -> u32 {
     rest_of(LINES, console)
 }
@@ -308,7 +308,7 @@ fn state(session: &SharedSession, file: &str) -> Value {
     serde_json::from_str(line).expect("JSON")
 }
 
-/// How far the second vCPU's TSC is ahead of the first vCPU's TSC.
+/// Returns how far the second vCPU's TSC is ahead of the first vCPU's TSC.
 fn tsc_distance(state: &Value) -> u64 {
     let [one, other] = [0, 1].map(|vcpu| {
         let offset = state["vcpus"][vcpu]["tsc_offset"].as_u64();
@@ -317,7 +317,7 @@ fn tsc_distance(state: &Value) -> u64 {
     other.wrapping_sub(one)
 }
 
-/// Nanoseconds by which the first vCPU's TSC was ahead of KVM's clock at the save.
+/// Returns by how many nanoseconds the first vCPU's TSC was ahead of KVM's clock at the save.
 fn lead(state: &Value) -> i128 {
     let number = |value: &Value| value.as_u64().expect("a number");
     let bytes = state["vm"]["clock"].as_array().expect("bytes");
@@ -328,16 +328,16 @@ fn lead(state: &Value) -> i128 {
     i128::from(tsc.cast_signed()) * 1_000_000 / i128::from(number(&vcpu["tsc_khz"])) - clock
 }
 
-/// The guest's time in nanoseconds at which its counter had the value in `state`.
+/// Returns the guest's counter value in `state`, converted to nanoseconds.
 fn counted(state: &Value) -> u64 {
     let of = |name: &str| state["vm"][name].as_u64().expect("a number");
     let nanoseconds = u128::from(of("counter")) * 1_000_000_000 / u128::from(of("hertz"));
     u64::try_from(nanoseconds).expect("not so long")
 }
 
-/// Nanoseconds by which the distance between a guest's TSC and KVM's clock may change from one save to the next. KVM
-/// calculates its clock from the TSC, but occasionally sets it from the host kernel's clock. The host's kernel rounds
-/// the TSC's frequency differently.
+/// Maximum change, in nanoseconds, of the difference between a guest's TSC and KVM's clock from one save to the next.
+/// KVM calculates its clock from the TSC, but occasionally sets it from the host kernel's clock. The host's kernel
+/// rounds the TSC's frequency differently.
 const DRIFT: i128 = 500;
 
 #[test]
@@ -373,7 +373,7 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
     }
 }
 
-/// The names of forged states. Each comes with words from the error message that its restore must print.
+/// Names of forged states. Beside each name are words that the restore's error message must contain.
 fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     match arch {
         Arch::X86_64 => &[
@@ -406,7 +406,7 @@ fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
 #[test]
 fn forged_state_starts_nothing() {
     let session = SESSION.get();
-    // A state that is unchanged but has a new digest is restored.
+    // The VMM restores an unchanged state with a new digest.
     let log = session.text("forged-none.log");
     assert_eq!(session.exit("forged-none"), 0, "{log}");
     rest(session.file("forged-none.console"));

@@ -14,10 +14,10 @@ tests::guest_tests! {
     clocks_of_nobodys_task_share_one_budget,
 }
 
-/// The length of the throttle's window of guest time, in nanoseconds.
+/// The length of the throttle's window, in nanoseconds of guest time.
 const WINDOW: u64 = 10_000_000;
 
-/// Returns the number after `name: ` in a guest's line about its storm.
+/// Returns the number after `name: ` in the line that a guest prints about its storm.
 fn printed(output: &str, name: &str) -> u64 {
     let line = output.lines().find(|line| line.contains("storm of 1"));
     let line = line.unwrap_or_else(|| panic!("no storm in {output}"));
@@ -50,8 +50,7 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
     assert_eq!(device("sampling_throttles"), throttles);
     assert!(throttles > 1, "{}", outcome.output);
     // By default, the samples may take a quarter of each window. If they take more, the excess is charged to the next
-    // window. Therefore, the samples can take more than a quarter of the total time only by the excess of the last
-    // window.
+    // window. Therefore, the samples can exceed a quarter of the total time by at most the excess of the last window.
     let taken = device("sampling_time");
     let share = time / 4 + WINDOW;
     assert!(taken <= share, "{taken} ns of {time}");

@@ -1,4 +1,4 @@
-//! The vperf command and its library in a stock guest, as a user runs them.
+//! The vperf command and its library in a stock guest, as users use them.
 
 tests::guest_tests! {
     "vperf":

@@ -22,7 +22,7 @@ use crate::{Outcome, cpu, os};
 const MARKS: u32 = 1_000;
 /// Number of marks that the guest's own persistent event counts in each boot.
 const OWN: u32 = 50;
-/// Size of the group that [`close`] closes: the maximum for a group.
+/// Maximum size of the groups that [`close`] opens and closes.
 const CLOSED_GROUP: usize = 64;
 const OWN_NAME: &str = "own";
 /// The value of the marks that the guest's own event counts.
@@ -43,7 +43,7 @@ pub(crate) fn act() -> ExitCode {
 /// Prints a line for the host, which reads the console.
 pub(crate) fn say(what: &str) {
     println!("@guest {what}");
-    // If this fails, the console is closed and nobody reads it.
+    // This fails only if the console is closed, and then nobody reads it.
     let _ = std::io::stdout().flush();
     os::drain_console();
 }
@@ -97,8 +97,8 @@ fn ask_on(stop: &AtomicBool, asked: mpsc::Sender<()>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Opens, enables and closes `count` events of this task, and prints how often the task slept while it enabled and
-/// closed them. Nothing else runs on the CPU, so the task is switched out only if it sleeps.
+/// Opens, enables and closes `count` events of this task. Prints how often the task slept while it enabled and closed
+/// them. Nothing else runs on the CPU, so the task is switched out only if it sleeps.
 fn close(count: usize) -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -231,13 +231,13 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
         os::is_readable(ring.address())? && event.count()? > 0,
         "the ring of {name} is unreadable, or its count is zero"
     );
-    // Consumes a wakeup from before this descriptor was opened, because poll reports such wakeups, too.
+    // Consumes a wakeup that occurred before this descriptor was opened, because poll also reports such wakeups.
     event.poll(0)?;
     Ok((event, ring))
 }
 
-/// Checks an event that the host has ended: its descriptor reports the end and refuses every request, and its pages are
-/// unmapped.
+/// Checks an event that the host has ended. Its descriptor must report the end and refuse every request, and its pages
+/// must be unmapped.
 fn is_over(event: &Event, ring: &Pages) -> Outcome {
     ensure_eq!(
         event.poll(300_000)?,
@@ -267,7 +267,7 @@ fn is_over(event: &Event, ring: &Pages) -> Outcome {
     Ok(())
 }
 
-/// Waits for the host to flush, to start an event and to end one.
+/// Waits until the host has flushed an event, started another and ended a third.
 fn wait() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
@@ -292,7 +292,7 @@ fn wait() -> Outcome {
     };
     let (event, ring) = hold(&device, "flight-1")?;
     until(true, "late");
-    // Only the end of the event wakes the poll.
+    // Here, the poll returns only when the event ends.
     is_over(&event, &ring)?;
     say("flight-1 is over");
     until(false, "flight-1");

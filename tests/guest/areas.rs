@@ -29,7 +29,7 @@ pub(crate) struct Area {
     tail: u64,
 }
 
-/// Announces an area: writes its offset and size to the ring's metadata page. A program must do so before it maps
+/// Announces an area by writing its offset and size to the ring's metadata page. A program must do this before it maps
 /// the area.
 pub(crate) fn announce(ring: &Pages, offset: u64, size: u64) {
     ring.store_release(AUX_OFFSET, offset);
@@ -136,7 +136,7 @@ impl Told {
     }
 }
 
-/// Parses the records of a ring. Each record must be about the ring's AUX area: a `PERF_RECORD_AUX` or a
+/// Parses the records of a ring. Each record must be about the ring's AUX area, that is, a `PERF_RECORD_AUX` or a
 /// `PERF_RECORD_ITRACE_START`.
 pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, String> {
     let mut told = Told::default();
@@ -160,7 +160,7 @@ pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, S
     Ok(told)
 }
 
-/// Checks that the first chunk begins at `from`, and that each other chunk begins where the previous chunk ended.
+/// Checks that the first chunk begins at `from`, and that every later chunk begins where the previous chunk ended.
 /// Returns the end of the last chunk.
 pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
     chunks.iter().try_fold(from, |at, chunk| {

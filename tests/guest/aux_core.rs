@@ -1,5 +1,5 @@
-//! AUX areas of traces that were opened with `perf_event_open(2)`. Here perf core, not the device, writes the AUX
-//! records.
+//! AUX areas of traces that were opened with `perf_event_open(2)`. For these traces, perf core writes the AUX records,
+//! not the device.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub(crate) fn attr(
     })
 }
 
-/// Returns the attr of a trace of the port accesses that programs make. The trace starts disabled.
+/// Returns the attr for a trace of port accesses by programs. The trace starts disabled.
 pub(crate) fn port_trace(device: &Device) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
     let mut attr = attr(device, KIND_EXIT_TRACE, EXIT_PORT)?;
     attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
@@ -100,11 +100,11 @@ impl Kept {
         })
     }
 
-    /// Takes the exits from the area, and the records about its chunks from the ring. Each chunk must begin where the
-    /// previous one ended, and the last must end at the head. A chunk may end during this call, and then the head
-    /// moves. The caller must run on the CPU of the trace: perf core writes the record of a chunk before it moves the
-    /// head, so a reader on another CPU could see the record but not yet the new head. Returns the exits and the flags
-    /// of the chunks.
+    /// Takes the exits from the area, and the records about the area's chunks from the ring. Each chunk must begin
+    /// where the previous one ended, and the last must end at the head. If a chunk ends during this call, the head
+    /// moves. Returns the exits, and the flags of the chunks. The caller must run on the trace's CPU, because perf core
+    /// writes a chunk's record before it moves the head. So a reader on another CPU could see the record before the new
+    /// head.
     pub(crate) fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
         let before = areas::head(&self.ring);
         let packets = self.area.take(&self.ring)?;

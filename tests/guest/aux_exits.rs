@@ -166,7 +166,7 @@ fn each_mark_is_in_the_trace_once() -> Outcome {
         "the IP of a mark is not in the kernel: {:#x}",
         marks[0].ip
     );
-    // The last exit is the command that disabled the trace. It wrote to a register of the device other than the marks'
+    // The last exit is the command that disabled the trace. It wrote to a device register other than the marks'
     // register.
     ensure_eq!(
         end.flags,
@@ -199,7 +199,7 @@ fn time_outside_is_part_of_the_time() -> Outcome {
         outside < took,
         "{outside} ns outside the guest, of {took} ns"
     );
-    // The guest ran between two exits: no exit begins before the previous one has ended.
+    // The guest ran between two exits, so no exit begins before the previous exit has ended.
     ensure!(
         exits
             .windows(2)
@@ -320,7 +320,7 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
         aux_watermark: 4096,
         ..device.marks(3, 1, 0)
     };
-    // Other events accept `aux_watermark`, as in perf, which uses it only if the event has an area.
+    // Other events also accept `aux_watermark`, as in perf. perf uses it only for events with an area.
     ensure_eq!(open(&marks), None, "marks with aux_watermark");
     let host = silent(device.attr(crate::raw::KIND_HOST_TRACE, 0));
     ensure_eq!(

@@ -1,4 +1,4 @@
-//! The lifetime of an AUX area: which references keep it, and which user is charged for its memory.
+//! The lifetime of an AUX area: which references keep it alive, and which user is charged for its memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -84,7 +84,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     ports(2);
     drop(ring);
     ports(3);
-    // As in perf, the area's mapping keeps the ring, and a new mapping of the ring must have the same size.
+    // As in perf, the area's mapping keeps the ring alive, and a new mapping of the ring must have the same size.
     ensure_eq!(
         refused(Pages::map(&event, 2, READ_WRITE)),
         Some(libc::EINVAL),
@@ -95,7 +95,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     let packets = area.take(&ring)?;
     Ledger::default().follow(&packets)?;
     ensure_eq!(exits(&packets).len(), 5, "exits");
-    // If the area is unmapped first, the ring remains, without an area.
+    // If the area is unmapped first, the ring remains without an area.
     drop(area);
     event.enable(0)?;
     ports(6);
@@ -133,7 +133,7 @@ fn area_lives_as_long_as_any_map() -> Outcome {
     Ok(())
 }
 
-/// Runs `body` while CPU 1 makes exits without end.
+/// Runs `body` while CPU 1 continuously makes exits.
 fn while_writing(body: impl FnOnce() -> Outcome) -> Outcome {
     let stop = AtomicBool::new(false);
     let ready = AtomicU64::new(0);

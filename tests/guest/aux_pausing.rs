@@ -1,4 +1,4 @@
-//! Pausing and resuming a trace by overflows of the events in its group. The tests check each exit.
+//! Overflows of the events in a trace's group pause and resume the trace. The tests check each exit.
 
 use std::os::fd::AsFd;
 

@@ -1,4 +1,4 @@
-//! Sample packets. The *pace* of a trace is the event that paces it. Each time this event has counted one period, the
+//! Sample packets. The *pace* of a trace is the event that drives it. Each time this event has counted one period, the
 //! trace makes one packet with the current registers.
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The attr of a trace that makes a packet for every `period` units of `pace`, in user mode.
+/// Returns the attr of a trace that makes a packet after every `period` units of `pace`, in user mode.
 fn paced(device: &Device, pace: u64, period: u64) -> perf_event_attr {
     let mut attr = sampling(silent(device.attr(KIND_SAMPLE_TRACE, pace)), period, 0);
     attr.set_exclude_kernel(1);
@@ -142,8 +142,8 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
 }
 
 fn clock_paces_packets() -> Outcome {
-    // The period is long compared with the time that a packet takes on an emulated host, because the clock continues
-    // during that time.
+    // The period must be long compared with the time that a packet takes on an emulated host, because the clock runs
+    // during that time, too.
     const PERIOD: u64 = 5_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -220,8 +220,8 @@ fn stalled_readers_samples_are_counted() -> Outcome {
         return Err("no reading".into());
     };
     let head = areas::head(&ring);
-    // A page holds a sync and 15 packets. Padding fills the rest of a page if another page follows. Packets that do not
-    // fit into the two pages are lost.
+    // A page holds a sync packet and 15 sample packets. If another page follows, padding fills the rest of the page.
+    // Packets that do not fit into the two pages are lost.
     ensure_eq!(count, head + lost, "bytes produced");
     ensure!(
         lost % 256 == 0 && lost >= (MADE - 30) * 256,

@@ -38,7 +38,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(traced.event.as_raw_fd())?;
-    // Read the event while it is disabled, because commands on the event are exits of the kind that it traces.
+    // The event is read while it is disabled, because it traces exits, and commands on the event are such exits.
     other.enable(0)?;
     for _ in 0..50 {
         ports(1);
@@ -109,7 +109,7 @@ fn children_write_into_their_parents_area() -> Outcome {
     event.enable(0)?;
     let mut packets = Vec::new();
     let mut reached = 0;
-    // How many reads of the area have started, and how many have ended.
+    // Number of reads of the area that have started, and number of reads that have ended.
     let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
     let threads = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
         let makers = [0, 1].map(|cpu| {
@@ -119,7 +119,8 @@ fn children_write_into_their_parents_area() -> Outcome {
                 cpu::allow_ports()?;
                 for _ in 0..EACH / STEP {
                     ports(STEP);
-                    // Wait for a read of the area that begins after these exits, because it takes all of them.
+                    // Waits for a read of the area that starts after these exits, because such a read takes all of
+                    // them.
                     let before = begun.load(Ordering::SeqCst);
                     while ended.load(Ordering::SeqCst) <= before {
                         thread::yield_now();

@@ -1,4 +1,4 @@
-//! `vperf exits` and `vperf record --aux` as users run them, on commands whose exits are known exactly.
+//! Tests `vperf exits` and `vperf record --aux` as users run them, on commands whose exits are known exactly.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -47,8 +47,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
 
-/// Numbers that the device defines: the kinds of the two types of trace, the config for exits to the VMM, and the pace
-/// that counts exits.
+/// Numbers that the device defines: the kinds of the two traces, the config for exits to the VMM, and the pace that
+/// counts exits.
 const KIND_EXIT_TRACE: u32 = 0x105;
 const KIND_SAMPLE_TRACE: u32 = 0x106;
 const EXIT_USER: u64 = 1;
@@ -78,7 +78,7 @@ fn record(file: &str, args: &[&str]) -> Fallible<String> {
     Ok(text(&output.stderr))
 }
 
-/// The first trace in the output of `vperf exits report --sort KEYS` on `file`.
+/// Returns the first trace in the output of `vperf exits report --sort KEYS` for `file`.
 fn report(file: &str, keys: &str) -> Fallible<Value> {
     let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
     succeeded(&output)?;
@@ -150,7 +150,7 @@ fn exits_of_a_command_are_all_there() -> Outcome {
 
 fn exits_name_who_caused_them() -> Outcome {
     let file = "/tmp/callers.vperf";
-    // Records all CPUs, so that the report must distinguish the command's exits from those of other tasks.
+    // Records all CPUs, so that the report must distinguish the command's exits from other tasks' exits.
     record(
         file,
         &[
@@ -208,7 +208,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     for part in ["EXITS", "WORST  REASON", "TASK"] {
         ensure!(shown.contains(part), "{part} is not in:\n{shown}");
     }
-    // The report describes an access in the same words, whether its reason is the device's or the hardware's.
+    // The report describes an access in the same words, whether the reason is defined by the device or by the hardware.
     let trace = report(file, "what,task")?;
     nothing_is_lost(&trace)?;
     let ports = rows(&trace)?
@@ -460,8 +460,8 @@ fn recorder_that_stalls_reports_losses() -> Outcome {
     );
     ensure!(written >= 8192, "the area was not filled: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
-    // Each lost packet is an exit, and has 64 bytes. On an architecture with ports, all exits are the command's
-    // accesses. Otherwise the driver's notifications are among the exits, too.
+    // Each lost packet is one exit and has 64 bytes. On an architecture with ports, all exits are the command's
+    // accesses. Otherwise, the driver's notifications are also among the exits.
     let exits = number("exits") + lost / 64;
     match OWN_IN_USER_MODE {
         true => ensure!(

@@ -20,7 +20,7 @@ const LONG: i32 = 10_000;
 
 const NOW: i32 = 0;
 
-/// Checks for a wakeup at exactly these exits, and at no other.
+/// Checks that there is a wakeup at each of these exits, and at no other exit.
 fn wakes_at(traced: &Traced, exits: &[u64]) -> Outcome {
     let mut made = 0;
     for &exit in exits {
@@ -52,7 +52,7 @@ fn number_of_aux_bytes_wakes() -> Outcome {
     ensure_eq!(sizes, [512; 16], "bytes of the chunks");
     let made = *marks.last().ok_or("no marks")?;
     ensure_eq!(traced.take()?.len() as u64, made, "exits");
-    // In the other half of the area the wakeups come at the same exits.
+    // In the other half of the area, the wakeups come after the same numbers of exits.
     wakes_at(&traced, &marks)?;
     traced.balance()
 }

@@ -141,7 +141,7 @@ fn written_and_lost_are_all_that_was_produced() -> Outcome {
             "a chunk has other flags: {chunks:x?}"
         );
         traced.balance()?;
-        // The reader stalls in two rounds of three.
+        // The reader stalls in two of every three rounds.
         if round % 3 == 2 {
             traced.take()?;
         }
@@ -363,7 +363,7 @@ fn trace_that_restarts_has_a_sync_packet() -> Outcome {
         );
         ensure_eq!(exits(&packets).len(), 2, "exits of round {round}");
     }
-    // A reset restarts the count, not the trace.
+    // A reset sets the count to zero, but does not restart the trace.
     traced.event.enable(0)?;
     traced.event.reset(0)?;
     ports(2);

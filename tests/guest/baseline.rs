@@ -1,5 +1,5 @@
-//! Measures what samples and task switches cost a guest with two PMUs. One is a CPU PMU whose registers are trapped,
-//! and which the kernel's own driver uses. The other is the paravirtual PMU, through perf core and through `/dev/vpmu`.
+//! Measures what samples and task switches cost a guest with two PMUs. One is a CPU PMU with trapped registers, driven
+//! by the kernel's own driver. The other is the paravirtual PMU, used both through perf core and through `/dev/vpmu`.
 //! All events count the host's CPU clock of the vCPU.
 
 use std::fs;
@@ -52,14 +52,14 @@ const WAKEUP: u32 = 16;
 /// `PERF_RECORD_SAMPLE`.
 const RECORD_SAMPLE: u32 = 9;
 const RING_PAGES: usize = 8;
-/// Bytes of a sample: a header and an address.
+/// Size of a sample in bytes. It has a header and an address.
 const SAMPLE_BYTES: u64 = 16;
-/// Pages of the area for the trace of every exit.
+/// Number of pages of the area for the trace of every exit.
 const AREA_PAGES: usize = 256;
-/// SVM's exit code for an interrupt of the host.
+/// SVM's exit code for an interrupt that is for the host.
 const EXIT_OF_INTERRUPT: u16 = 0x60;
 
-/// Number of register accesses that the kernel's driver of a CPU PMU makes.
+/// Numbers of register accesses that the kernel's driver for a CPU PMU makes.
 struct Driver {
     /// For a switch between two tasks with one event each.
     switch: u64,
@@ -130,7 +130,7 @@ impl Interface {
     }
 }
 
-/// Number of exits and interrupts on [`CPU`] in a period of time.
+/// Numbers of exits and interrupts on [`CPU`] in a period of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     /// All exits except for the host's own interrupts.
@@ -169,17 +169,17 @@ impl Seen {
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     time: u64,
-    /// Number of exits to the VMM: all exits, and the exits for memory, for signals and for registers.
+    /// Numbers of exits to the VMM: all exits, memory exits, signal exits and register exits.
     kept: [u64; 4],
     nmis: u64,
     lines: u64,
 }
 
-/// Watches [`CPU`]: counts the exits that reach the VMM, and has the host trace every exit.
+/// Watches [`CPU`]. Counts the exits that reach the VMM, and makes the host trace every exit.
 struct Watch<'a> {
     device: &'a Device,
     trace: Traced,
-    /// The metadata pages of the counting events: a read of a count from its page makes no exit.
+    /// The metadata pages of the counting events. Reading a count from its page causes no exit.
     kept: [Pages; 4],
     _events: [Event; 4],
 }
@@ -271,8 +271,8 @@ fn settle() -> io::Result<()> {
     cpu::keep()
 }
 
-/// Returns the exits and interrupts of `rounds` switches to another task and back. Each of the two tasks has `events`
-/// enabled clock events.
+/// Returns the numbers of exits and interrupts during `rounds` switches to another task and back. Each of the two tasks
+/// has `events` enabled clock events.
 fn switches(interface: Interface, events: u64, rounds: u64) -> Result<Seen, Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -313,7 +313,7 @@ fn switches(interface: Interface, events: u64, rounds: u64) -> Result<Seen, Fail
 }
 
 /// Returns the counts at one moment, and the number of bytes in all records up to then. Tries again if a record is
-/// written meanwhile.
+/// written between the readings.
 fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)> {
     loop {
         let head = pages.head();
@@ -324,8 +324,8 @@ fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)
     }
 }
 
-/// Returns the exits and interrupts between one sample and another that is at least `count` samples later. Also returns
-/// the number of samples and the time between these two samples.
+/// Returns the numbers of exits and interrupts between one sample and another that is at least `count` samples later.
+/// Also returns the number of samples and the time between these two.
 fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -365,7 +365,7 @@ fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Fa
     Ok((watch.between(before, after)?, taken, took))
 }
 
-/// Returns the exits and interrupts while a task runs for `time` and nothing is sampled.
+/// Returns the numbers of exits and interrupts while a task runs for `time` without sampling.
 fn idle(time: Duration) -> Result<Seen, Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
@@ -476,8 +476,8 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
             "fewer exits than reached the VMM: {seen:?}"
         );
     }
-    // There are more events than counters, so the number of events that run at a time is the number of counters. A
-    // switch makes at least as many accesses as with six events.
+    // There are more events than counters, so every counter is in use. A switch then makes at least as many accesses as
+    // with six events.
     let seen = switches(Interface::Trapped, 20, ROUNDS)?;
     ensure!(
         seen.register >= 2 * ROUNDS * driver.switch_of_six,

@@ -1,6 +1,6 @@
 //! `guest-tests boots` runs on the lab's KVM host. This project's VMM, with and without its device, and QEMU take turns
 //! booting the same kernel and init. For each, the program prints the time to the init's first line, the number of
-//! exits up to that line, and the memory that the VMM uses in addition to the guest's.
+//! exits up to that line, and the memory that the VMM uses in addition to the guest's memory.
 
 use std::error::Error;
 use std::fs;
@@ -19,10 +19,10 @@ const INITRAMFS: &str = "/tmp/small-initramfs";
 const MEMORY_MIB: u64 = 256;
 const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// All exits of all guests of this host.
+/// The file that contains the number of exits of all guests on this host.
 const EXITS: &str = "/sys/kernel/debug/kvm/exits";
-/// A VMM to boot: its name in the figures, its program, the arguments before the kernel, and the option for the
-/// kernel's command line.
+/// A VMM to boot. The fields are its name in the figures, its program, the arguments before the kernel, and the option
+/// for the kernel's command line.
 struct Vmm {
     subject: &'static str,
     program: &'static str,
@@ -136,7 +136,7 @@ struct Boot {
     memory: u64,
 }
 
-/// Reads the console up to the line of the init. The console stays open until the result is dropped.
+/// Reads the console up to the init's line. The console stays open until the result is dropped.
 fn until_init(console: ChildStdout) -> Result<BufReader<ChildStdout>, Box<dyn Error>> {
     let mut console = BufReader::new(console);
     let mut output = Vec::new();
@@ -156,7 +156,7 @@ fn exits() -> Result<u64, Box<dyn Error>> {
     Ok(text.trim().parse()?)
 }
 
-/// The process's resident memory without the guest's memory. The guest's memory is the only mapping of exactly
+/// Returns the process's resident memory without the guest's memory. The guest's memory is the only mapping of exactly
 /// [`MEMORY_MIB`] MiB.
 fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
     let maps = fs::read_to_string(format!("/proc/{process}/smaps"))?;

@@ -1,5 +1,5 @@
-//! Tests of counts. A count must be exact if the device itself counts the event, and within bounds if the host measures
-//! it.
+//! Tests of counts. If the device itself counts an event, the count must be exact. If the host measures it, the count
+//! must be within bounds.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -173,7 +173,7 @@ fn tsc_agrees_with_rdtsc() -> Outcome {
     let reading = cpu::tsc();
     let count = event.read()?.value;
     let after = cpu::tsc();
-    // The count began between the first two stamps and was taken between the last two.
+    // Counting started between the first two timestamps, and the count was read between the last two.
     let (least, most) = (reading - enabled, after - before);
     ensure!(
         count >= least - least / 100 && count <= most + most / 100,
@@ -188,9 +188,9 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     let on_cpu = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
         Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
     };
-    // The clocks continue if the host stalls between two calls. Therefore, `around` is started before `guest` and read
-    // after it, and `within` is started after `guest` and read before it. Nevertheless, `guest` can exceed `around`:
-    // the scheduler charges a switch to the thread that it switches to, and perf's clock continues only after the
+    // The clocks keep running if the host stalls between two calls. Therefore, `around` is started before `guest` and
+    // read after it, and `within` is started after `guest` and read before it. `guest` can still exceed `around`,
+    // because the scheduler charges the time of a switch to the next thread, but perf's clock resumes only after the
     // switch.
     let [around, guest, within] = [
         on_cpu("task-clock")?,
@@ -205,8 +205,8 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     let within = within.read()?.value;
     let guest = guest.read()?.value;
     let around = around.read()?.value;
-    // Both are clocks of the host: perf's clock of the vCPU's thread, and the CPU time that the scheduler charges to
-    // that thread inside the run call. The guest is in its loop all the time.
+    // Both clocks are the host's. One is perf's clock of the vCPU's thread, and the other is the CPU time that the
+    // scheduler charges to that thread inside the run call. The guest is in its loop all the time.
     ensure!(
         (within - within / 20..=around + around / 20).contains(&guest),
         "perf reports {within} to {around} ns, the scheduler {guest} ns"
@@ -253,7 +253,8 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
     Ok(())
 }
 
-/// On `cpu`, makes `times` writes to a word that has a data breakpoint, and `times` marks. Returns the counts of both.
+/// On `cpu`, writes `times` times to a word that has a data breakpoint, and places `times` marks. Returns the counts of
+/// both events.
 fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
     let counts = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
         cpu::pin(cpu)?;

@@ -1,4 +1,5 @@
-//! CPU and kernel interfaces below the client library: pinning, ports, and the counter from which times are computed.
+//! CPU and kernel interfaces that the client library does not provide: pinning, ports, and the counter from which times
+//! are computed.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use std::fs;
@@ -42,8 +43,8 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     }
 }
 
-/// Keeps all other tasks off this thread's CPU until the thread sleeps or ends, so that its events are not
-/// switched.
+/// Keeps all other tasks off this thread's CPU until the thread sleeps or ends, so that its events are not scheduled
+/// out.
 pub(crate) fn keep() -> io::Result<()> {
     reserve_nothing()?;
     let priority = libc::sched_param { sched_priority: 1 };
@@ -54,19 +55,19 @@ pub(crate) fn keep() -> io::Result<()> {
     }
 }
 
-/// Removes the kernel's reserve of CPU time for tasks that are not real-time.
+/// Removes the share of CPU time that the kernel reserves for tasks that are not real-time.
 fn reserve_nothing() -> io::Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     // By default, real-time tasks must leave some CPU time to other tasks.
     set(Path::new("/proc/sys/kernel/sched_rt_runtime_us"), "-1")?;
-    // Since Linux 6.12, a deadline server on each CPU runs ordinary tasks even without this reserve. Once the servers
-    // have no bandwidth, Linux 6.12 refuses any write of the limit above (EBUSY), even of the same value. Therefore,
-    // `set` writes a value only if it differs.
+    // Since Linux 6.12, a deadline server on each CPU runs ordinary tasks even without this reserve. When the servers
+    // have no bandwidth, Linux 6.12 refuses every write to the limit above with EBUSY, even if the value is unchanged.
+    // Therefore, `set` writes a value only if it differs.
     for server in fair_servers()? {
         set(&server.join("runtime"), "0")?;
     }
-    // Every four seconds the soft lockup detector runs a thread that preempts every task.
+    // Every four seconds, the soft lockup detector runs a thread that preempts all tasks.
     set(Path::new("/proc/sys/kernel/soft_watchdog"), "0")
 }
 
@@ -87,7 +88,7 @@ fn fair_servers() -> io::Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// The CPU that serves the console's interrupts. Only this CPU makes exits for them.
+/// The CPU that handles the console's interrupts. Only this CPU exits for them.
 const CONSOLE: usize = 0;
 
 /// A CPU on which only programs access ports.
@@ -95,8 +96,8 @@ const QUIET: usize = 1;
 
 /// Binds the console's interrupt to [`CONSOLE`]. The next interrupt moves it there.
 ///
-/// The last interrupt for a line of output may arrive long after the line was sent. The port accesses of its handler
-/// would then count for whichever task runs at that time.
+/// The last interrupt for a line of output may arrive long after the line was sent. The handler's port accesses would
+/// then be counted for whatever task is running.
 pub(crate) fn bind_console() -> io::Result<()> {
     for entry in fs::read_dir("/proc/irq")? {
         let interrupt = entry?.path();
@@ -140,7 +141,7 @@ pub(crate) fn read(fd: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
 /// Maps `fd`, and immediately unmaps it again. Returns the errno if mmap(2) fails.
 pub(crate) fn try_map(fd: BorrowedFd<'_>, len: usize, flags: i32, offset: i64) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address that the kernel chooses.
+    // SAFETY: the call makes a new mapping at an address that the kernel chooses.
     let address = unsafe {
         libc::mmap(
             ptr::null_mut(),

@@ -33,7 +33,7 @@ fn store_to_the_doorbell_is_a_mark() -> Outcome {
     // Counts the marks of each task on this CPU.
     cpu::pin(1)?;
     let all = device.start(&device.attr(KIND_MARK, VALUE.into()), How::on_cpu(1))?;
-    // The mapping outlives its file, and a child inherits it.
+    // The mapping remains after its file is closed, and a child inherits it.
     drop(device);
     bell.mark(VALUE);
     ensure_eq!(
@@ -82,8 +82,8 @@ fn mark_has_its_value() -> Outcome {
         expected,
         "the values in the samples of all marks"
     );
-    // An event that counts the marks of one value also reports this value in its samples. Events of other kinds report
-    // zero.
+    // Samples contain the mark's value even if the event counts marks of only one value. Samples of other kinds of
+    // events contain zero.
     let attr = silent(device.marks(VALUE.into(), 2, ADDR));
     let event = device.start(&attr, How::on_cpu(1))?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;

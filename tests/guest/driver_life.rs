@@ -1,5 +1,5 @@
-//! Tests of the guest driver when the device goes away or stops answering, or when the machine hibernates, while a
-//! program has everything open.
+//! Tests the guest driver when the device goes away or stops answering, or the machine hibernates, while a program has
+//! events of every type open.
 
 use std::fs::{self, File};
 use std::io;
@@ -97,7 +97,7 @@ const SECONDS: &str = "/sys/module/virtio_pmu/parameters/answer_seconds";
 const DRIVER: &str = "/sys/bus/platform/drivers/virtio-mmio";
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
-/// Offset of the device status in the registers of virtio-mmio.
+/// Offset of the device status register of virtio-mmio.
 const STATUS: u64 = 0x70;
 const GONE: i16 = libc::POLLHUP | libc::POLLERR;
 
@@ -119,8 +119,8 @@ fn bind(transport: &str) -> io::Result<()> {
     fs::write(PathBuf::from(DRIVER).join("bind"), transport)
 }
 
-/// Resets the device without the driver's involvement, by writing zero to the status register. Afterwards, the device
-/// has no queues and does not answer commands.
+/// Resets the device behind the driver's back, by writing zero to the status register. After that, the device has no
+/// queues and does not answer commands.
 fn mute() -> Outcome {
     let name = transport()?;
     let map = fs::read_to_string("/proc/iomem")?;
@@ -236,7 +236,7 @@ impl Open {
         Ok(())
     }
 
-    /// Checks that everything has ended, and that no call blocks.
+    /// Checks that all of them have ended, and that no call blocks.
     fn ensure_ended(&self, errno: i32) -> Outcome {
         let own = [
             &self.counting,
@@ -313,8 +313,8 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     open.ensure_counts()?;
     let told = poller(&open.persistent)?;
     mute()?;
-    // The driver notices that the device no longer answers when a command times out. This may be the command of this
-    // request, or an earlier command.
+    // When a command times out, the driver notices that the device no longer answers. The command may be this request's
+    // or an earlier one.
     let refusal = refused(
         open.device
             .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
@@ -369,7 +369,7 @@ fn killed_task_leaves_a_mute_device() -> Outcome {
         Ok(())
     })?;
     let stat = format!("/proc/{}/stat", doomed.hear()?);
-    // Waits until the task blocks while it waits for an answer that never comes.
+    // Waits until the task blocks, because its answer never comes.
     while !fs::read_to_string(&stat)?.contains(") D ") {
         os::yield_cpu();
     }
@@ -412,7 +412,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
         );
         unbind(&name)?;
     }
-    // Once the last user is gone, the module can be unloaded, whether a device is bound or not.
+    // When the last user is gone, the module can be unloaded, whether or not a device is bound.
     drop(open);
     ensure!(
         module("rmmod", "virtio_pmu")?,
@@ -498,7 +498,7 @@ fn hold(held: impl FnOnce()) -> io::Result<bool> {
     Ok(event.count()? == 3 && perf.count()? == 3)
 }
 
-/// Opens events of `/dev/vpmu` and of perf core, counts with them, and closes them. Returns true if all of that worked.
+/// Opens events of `/dev/vpmu` and of perf core, counts with them, and closes them. Returns true if all of this worked.
 fn turn() -> bool {
     hold(|| ()).unwrap_or(false)
 }
@@ -506,7 +506,7 @@ fn turn() -> bool {
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
-    // The number of turns that worked, and the number of turns that an unbinding disturbed.
+    // Number of turns that worked, and number of turns that failed because of an unbinding.
     let (worked, disturbed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let until_more = |turns: &AtomicUsize| {
         let before = turns.load(Ordering::Relaxed);
@@ -547,15 +547,15 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     ensure_no_complaint()
 }
 
-/// The removal of a device first refuses to open events, then closes persistent events, then resets the device. An event
-/// whose opening began before the removal may be opened in between.
+/// When a device is removed, the driver first refuses new opens, then closes persistent events, and then resets the
+/// device. An open that started before the removal may complete during these steps.
 fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
     const ROUNDS: usize = 8;
     const PERSISTENT: usize = 16;
     let name = transport()?;
     for round in 0..ROUNDS {
         let device = fresh()?;
-        // Closing each of them takes requests, because its ring is in the guest's memory.
+        // The driver must send requests to close each of these events, because its ring is in the guest's memory.
         for number in 0..PERSISTENT {
             let event = device.start(&sequence(&device), How::on_cpu(0))?;
             let _ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -593,8 +593,8 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
     ensure_no_complaint()
 }
 
-/// The opening task may be preempted after the device has opened its event and before the driver has recorded the event.
-/// Here, a real-time task preempts it at varying times, and keeps the CPU until the device is bound again.
+/// The opening task may be preempted after the device has opened the event and before the driver has recorded it. Here,
+/// a real-time task preempts it at varying times, and keeps the CPU until the device is bound again.
 fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() -> Outcome {
     const ROUNDS: u32 = 100;
     /// After this time, the real-time task gives up the CPU, because the unbinding may wait for a lock that the opening
@@ -602,7 +602,7 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
     const KEPT: Duration = Duration::from_millis(100);
     let name = transport()?;
     let device = fresh()?;
-    // The number of times that the device was bound again
+    // Number of times that the device was bound again.
     let (bound, stop) = (AtomicU32::new(0), AtomicBool::new(false));
     let open = || -> io::Result<usize> {
         cpu::pin(1)?;
@@ -614,7 +614,7 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
             for (what, errno) in [("mapping", refused(ring)), ("opening", refused(perf))] {
                 match errno {
                     None => opened += 1,
-                    // The device is unbound, or was unbound after it opened the event.
+                    // The device is not bound, or it was unbound after it opened the event.
                     Some(libc::ENODEV) => (),
                     Some(errno) => {
                         return Err(io::Error::other(format!("{what}: errno {errno}")));
@@ -680,7 +680,7 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
                 let racers: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
                 drop(tell_refused);
                 ensure_eq!(refusal, Some(libc::EAGAIN), "round {round}: unloading");
-                // Unloading succeeds at the latest when the last program has closed its events.
+                // Unloading must succeed, at the latest when the last program has closed its events.
                 while let Err(error) = os::unload(c"virtio_pmu") {
                     let errno = error.raw_os_error();
                     ensure_eq!(errno, Some(libc::EAGAIN), "round {round}: unloading");
@@ -808,8 +808,8 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     ensure_no_complaint()
 }
 
-/// Makes a hibernation image, for which the kernel stops and starts devices. Without a disk to store the image, the
-/// kernel then continues.
+/// Makes the kernel create a hibernation image, for which it stops and restarts devices. There is no disk for the
+/// image, so the kernel then continues.
 fn hibernate() -> Outcome {
     let written = fs::write("/sys/power/state", "disk");
     let errno = written.err().and_then(|error| error.raw_os_error());
@@ -850,7 +850,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     let (order, orders) = channel();
     let (tell, told) = channel();
     thread::scope(|scope| -> Outcome {
-        // This task, which has inherited events, exists before and after the hibernation.
+        // This task has inherited events, and exists both before and after the hibernation.
         let servant = &device;
         scope.spawn(move || {
             let mut placed = orders.into_iter().map(|times| servant.place(VALUE, times));

@@ -25,7 +25,7 @@ macro_rules! ensure_eq {
 
 pub(crate) use {ensure, ensure_eq};
 
-/// Returns the last errno in the chain of an error and its causes. Returns zero if none of them has an errno.
+/// Returns the last errno in the chain that consists of an error and its causes, or zero if the chain has no errno.
 pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> i32 {
     let mut cause = Some(error);
     let mut found = 0;

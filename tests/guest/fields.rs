@@ -80,12 +80,12 @@ pub(crate) struct Sample {
     pub(crate) read: Option<Reading>,
     pub(crate) chain: Option<Vec<u64>>,
     pub(crate) regs_user: Option<Regs>,
-    /// The words of the requested size, and how many bytes of them were copied from the stack.
+    /// The stack words, which have the requested size, and the number of bytes that were copied from the stack.
     pub(crate) stack: Option<(Vec<u64>, u64)>,
     pub(crate) regs_intr: Option<Regs>,
 }
 
-/// The trailer of records other than samples if `sample_id_all` is set.
+/// The trailer that all records except samples have if `sample_id_all` is set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Trailer {
     pub(crate) pid_tid: Option<(u32, u32)>,
@@ -193,7 +193,7 @@ pub(crate) fn sample(record: &Record, attr: &perf_event_attr) -> Result<Sample, 
     }
     let asked = |bit| attr.sample_type & bit != 0;
     let mut words = Words(record.words.iter());
-    // The fields are evaluated in the order in which they are written here. It is also the order of the words.
+    // Rust evaluates the fields in the order in which they are written here, which is also the order of the words.
     let sample = Sample {
         misc: record.misc,
         identifier: words.when(asked(IDENTIFIER))?,
@@ -245,7 +245,7 @@ pub(crate) fn trailer(
     Ok((own, trailer))
 }
 
-/// Returns the samples among the records, and how many samples were lost. Any other record is an error.
+/// Returns the samples in the records, and the number of lost samples. Records of any other type are an error.
 pub(crate) fn samples(
     records: &[Record],
     attr: &perf_event_attr,

@@ -1,4 +1,4 @@
-//! The console lines with which a guest reports measurements. Other lines are skipped.
+//! The console lines in which a guest reports measurements. The parser skips all other lines.
 
 use std::collections::BTreeMap;
 

@@ -105,7 +105,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
     thread::scope(|scope| -> Outcome {
         let sleeper = scope.spawn(|| event.poll(LONG));
         let epoll = os::Epoll::new(event.as_fd(), true)?;
-        // If the sleeper is not asleep yet, it finds the records immediately.
+        // A sleeper that is not yet asleep finds the records immediately.
         event.flush(0)?;
         let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure_eq!(told, libc::POLLIN, "the sleeper's poll");
@@ -352,7 +352,7 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
     Ok(())
 }
 
-/// Where the host batches samples, they wait in the host's ring for up to ten milliseconds.
+/// If the host batches samples, they stay in the host's ring for up to ten milliseconds.
 fn flush_writes_samples_of_the_batched_engine() -> Outcome {
     held_samples_are_written(ENGINE_BATCHED)
 }
@@ -546,7 +546,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
         });
         while !storms.iter().all(|storm| storm.is_finished()) {
             take(&mut rings, &mut told, &mut lost)?;
-            // The reader yields the CPUs, so that rings fill, too.
+            // The reader yields its CPU, so that rings also become full.
             os::yield_cpu();
         }
         for storm in storms {

@@ -1,5 +1,5 @@
-//! Third-party programs other than perf, and a library. Some of them find vpmu's events in sysfs, and count and sample
-//! these events. The others know only the kernel's own events, and run at the same time as vpmu's events.
+//! Tests third-party programs other than perf, and a library. Some of them find vpmu's events in sysfs, and count and
+//! sample them. The others know only the kernel's own events, and run while vpmu's events are in use.
 #![expect(unsafe_code, reason = "marks of a child before its exec")]
 
 use std::error::Error;
@@ -78,10 +78,10 @@ pub(crate) const BPFTRACE: &[Test] = &[
     ),
 ];
 
-/// An event, given by its name in sysfs and the value of a mark.
+/// Returns an event, given its name in sysfs and the value of a mark.
 fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
     let mut builder = Dynamic::builder("vpmu")?;
-    // The library has no default value for a term of the format, so `paused` needs one.
+    // The library has no default values for format terms, so `paused` needs an explicit value.
     builder.event(name)?.field("paused", 0)?;
     if let Some(value) = value {
         builder.field("event", value)?;

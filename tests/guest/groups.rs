@@ -1,5 +1,5 @@
-//! Groups of events of `/dev/vpmu`: when their members count, whether one read returns counts that belong to the same
-//! moment, and which events may join.
+//! Groups of events of `/dev/vpmu`: when members count, whether all counts of one read are from the same moment, and
+//! which events may join.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -154,7 +154,8 @@ fn group_is_read_at_one_moment() -> Outcome {
             sibling.enable()?;
             let first = values(&leader)?;
             let (mut last, mut turn) = (0, 0);
-            // Continues until there are at least 300 reads, and at least 64 marks between the first and the last.
+            // Continues until there have been at least 300 reads, and at least 64 marks between the first and the last
+            // read.
             while turn < 300 || last < first[0] + 64 {
                 turn += 1;
                 let now = values(if turn % 2 == 0 { &leader } else { &sibling })?;
@@ -197,7 +198,7 @@ fn closed_leader_frees_its_siblings() -> Outcome {
             [0],
             "the count of a member that was off"
         );
-        // The sibling is in no group now, so it can lead one.
+        // The sibling is no longer in a group, so it can become a leader.
         let next = vpmu.open_member(&attr, &siblings[0])?;
         next.enable()?;
         vpmu.mark(3)?;
@@ -212,7 +213,7 @@ fn closed_leader_frees_its_siblings() -> Outcome {
     Ok(())
 }
 
-/// Closes leaders that are off, and leaders that are on. Each sibling must count the next mark.
+/// Closes disabled leaders and enabled leaders. Each sibling must count the next mark.
 pub(crate) fn close_leaders() -> Outcome {
     let vpmu = Vpmu::open()?;
     for round in 0..50 {
@@ -281,7 +282,7 @@ pub(crate) fn close_leaders_under_marks() -> Outcome {
     Ok(())
 }
 
-/// Each event becomes the leader of the next one and is then closed. The last event must not keep the others alive.
+/// Each event becomes the leader of the next event, and is then closed. The last event must not keep the others alive.
 fn leaders_follow_each_other_without_end() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?.of_task(0);

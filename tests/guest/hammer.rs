@@ -75,7 +75,7 @@ const EVENT_CALLS: [u32; 19] = [
     uapi::IOC_SET_STOPPER,
     uapi::IOC_WAKEUP,
 ];
-/// Kinds and configs of events, most of which open.
+/// Kinds and configs of events. Most of these events can be opened.
 const KINDS: [(u64, u64); 9] = [
     (KIND_MARK, 1),
     (KIND_MARK, MARK_ANY),
@@ -95,7 +95,7 @@ struct Random(u64);
 
 impl Random {
     fn new(seed: u64) -> Self {
-        // This value is never zero, and values for seeds that are close are far apart.
+        // This value is never zero. Seeds that are close to each other result in values that are far apart.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -120,7 +120,7 @@ impl Random {
     }
 }
 
-/// The calls of a process, and the descriptors and maps that they made.
+/// The state of a process that makes calls, with the descriptors and maps that these calls created.
 #[derive(Debug)]
 struct Hammer {
     random: Random,
@@ -129,7 +129,7 @@ struct Hammer {
     scratch: Vec<u64>,
     fds: Vec<i32>,
     maps: Vec<(usize, usize)>,
-    /// False in a child, because a child must not fork.
+    /// Whether the process may fork. A child must not.
     forks: bool,
 }
 
@@ -302,7 +302,7 @@ impl Hammer {
         let protection = self.random.of(&[1, 3, 3, 7, 0]);
         let flags = self.random.of(&[1, 1, 1, 2]);
         let fd = self.fd();
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the call makes a new mapping at an address that the kernel chooses.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -365,7 +365,7 @@ impl Hammer {
         }
     }
 
-    /// Has the kernel write the first `words` words of [`Self::scratch`] to `address`. The write may fault.
+    /// Makes the kernel write the first `words` words of [`Self::scratch`] to `address`. The write may fault.
     fn put(&self, address: usize, words: usize) {
         let Ok((reader, mut writer)) = io::pipe() else {
             return;
@@ -485,7 +485,7 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let done = hammer(seed + process, process % 2 == 1, operations);
-            // SAFETY: ends the child before it runs code that is meant for its parent.
+            // SAFETY: the call ends the child before it runs code that is meant for its parent.
             unsafe { libc::_exit(i32::from(done.is_err())) };
         }
         started.push(pid);

@@ -33,7 +33,7 @@ const VALUE: u64 = 90;
 const CPUS: usize = 2;
 /// Size of a signal's stack in bytes. It is large enough for the signal frame on every architecture.
 const STACK: usize = 64 << 10;
-/// The exit code of a child to which the doorbell was refused.
+/// The exit code of a child that was not allowed to map the doorbell.
 const REFUSED: i32 = 20;
 /// A child's exit code: something else failed.
 const FAILED: i32 = 21;
@@ -87,7 +87,7 @@ fn take_signal_below(end: *mut u8) -> io::Result<bool> {
     if unsafe { libc::sigaltstack(&raw const stack, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a plain structure, for which all zeros are valid.
+    // SAFETY: all zeros are valid for this plain structure.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
     action.sa_flags = libc::SA_ONSTACK;

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fs;
 
-/// Returns the number of the interrupt, and how often all CPUs together have taken it.
+/// Returns the interrupt's number, and the number of times that it has been taken on all CPUs.
 fn line() -> Result<(u32, u64), Box<dyn Error>> {
     // The vPMU is the virtio device that is bound to the driver `virtio_pmu`.
     let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
@@ -24,12 +24,12 @@ fn line() -> Result<(u32, u64), Box<dyn Error>> {
     Ok((number.trim().parse()?, counts.sum()))
 }
 
-/// Returns how many interrupts of the device there were so far on all CPUs.
+/// Returns the number of the device's interrupts so far, on all CPUs.
 pub(crate) fn taken() -> Result<u64, Box<dyn Error>> {
     line().map(|(_, taken)| taken)
 }
 
-/// Binds the interrupt to `cpu`. The interrupt handler then makes exits only on that CPU, two for each interrupt.
+/// Binds the interrupt to `cpu`. The interrupt handler then causes exits only on that CPU, two for each interrupt.
 pub(crate) fn bind(cpu: usize) -> Result<(), Box<dyn Error>> {
     let (number, _) = line()?;
     let mask = format!("{:x}", 1 << cpu);

@@ -1,5 +1,5 @@
-//! Searches the guest's kernel log for reports of faults. Every kernel checks for some faults; a kernel with a checker
-//! reports more.
+//! Searches the guest's kernel log for reports of faults. Every kernel checks for some faults. A kernel with a checker
+//! also reports others.
 
 use std::error::Error;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::Outcome;
 use crate::ensure::ensure;
 
-/// Words that begin or continue a kernel's report of a fault.
+/// Words with which the kernel begins or continues a report of a fault.
 const FAULTS: [&str; 18] = [
     "WARNING:",
     "BUG",

@@ -1,5 +1,5 @@
-//! Tests a second kernel, which the first kernel starts with kexec and without a reset of the machine. The device must
-//! not write to the first kernel's memory any more, and must keep events whose rings are in the host's memory.
+//! Tests a second kernel, which the first kernel starts with kexec, without a reset of the machine. After the start,
+//! the device must not write to the first kernel's memory, but must keep events whose rings are in the host's memory.
 //!
 //! The init programs of both kernels run the same command. Only in the second kernel does the command find the
 //! persistent event.
@@ -38,7 +38,7 @@ fn second_kernel_has_its_memory_and_the_persistent_events() -> Outcome {
     }
 }
 
-/// The guest-physical address of a page of a ring.
+/// Returns the guest-physical address of a page of a ring.
 fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
     const IN_MEMORY: u64 = 1 << 63;
     const FRAME: u64 = (1 << 55) - 1;
@@ -55,8 +55,8 @@ fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
 
 /// Lower limit of the addresses at which kexec places the second kernel. kexec fills memory from the top.
 fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
-    /// Offset of `init_size` in the boot protocol's header: the bytes of memory that the kernel needs before it can
-    /// read the memory map.
+    /// Offset of `init_size` in the boot protocol's header. This field is the number of bytes of memory that the kernel
+    /// needs before it can read the memory map.
     const INIT_SIZE: u64 = 0x260;
     /// Room for the boot parameters, for the code that starts the kernel, and for alignment.
     const REST: u64 = 16 << 20;
@@ -85,7 +85,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
     Ok(kib.ok_or("no MemAvailable")?.parse::<usize>()? << 10)
 }
 
-/// A sampling clock with a ring below `limit`, and the addresses of the ring's pages.
+/// Returns a sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
     // Number of steps that are left out, so that 64 MiB stay free for loading the second kernel.
@@ -93,8 +93,7 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
     attr.set_write_backward(1);
-    // Hold the rings that are not below the limit, and use up free pages, so that the next ring is allocated
-    // lower.
+    // Keeps the rings that are not below the limit, and uses up free pages, so that the next ring is allocated lower.
     let mut high = Vec::new();
     // Full pipes use up kernel memory. The kernel allocates rings from the same pool of pages. The memory of programs
     // comes from another pool.
@@ -130,7 +129,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
         "the initramfs was not packed"
     );
     let (clock, _ring, pages) = low_clock(device, lowest_of_second_kernel()?)?;
-    // Perf core stops its own events before another kernel starts. A detached event is not one of them.
+    // perf core stops its own events before another kernel starts, but not a detached event.
     clock.detach("clock")?;
     let command_line = format!(
         "{} iomem=relaxed memmap=4K${:#x} memmap=4K${:#x}",
@@ -146,7 +145,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
     Ok(os::start_kernel())
 }
 
-/// The addresses of the first kernel's ring, from the command line.
+/// Returns the addresses of the first kernel's ring, from the command line.
 fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
     let line = fs::read_to_string("/proc/cmdline")?;
     let pages = line
@@ -158,7 +157,7 @@ fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
 }
 
 fn second(device: &Device, id: u64) -> Outcome {
-    // Returns the time at which this kernel started, on the clock of the records.
+    // Returns the time at which this kernel started, according to the clock that the records use.
     let started = device.time_of(cpu::tsc()) - os::uptime()?;
     let memory = File::open("/dev/mem")?;
     let word = |address| -> io::Result<u64> {

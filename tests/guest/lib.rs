@@ -1,4 +1,4 @@
-//! The console lines with which `guest-tests` reports to the tests on the host, which parse them.
+//! The console lines in which `guest-tests` reports to the tests on the host. These tests parse the lines.
 
 pub mod figures;
 pub mod rows;

@@ -104,8 +104,8 @@ type Outcome = Result<(), Box<dyn Error>>;
 /// A test's name and what it does.
 type Test = (&'static str, fn() -> Outcome);
 
-/// Time limit of a test, far above the time that any test needs. If a test hangs, only this test fails, not its whole
-/// group.
+/// The time limit of a test, which is far longer than any test needs. If a test hangs, only this test fails, not its
+/// whole group.
 const LIMIT: Duration = Duration::from_secs(300);
 
 fn group(name: &str) -> Option<Vec<Test>> {

@@ -48,20 +48,20 @@ pub(crate) fn load_kernel(
     Ok(())
 }
 
-/// Starts the kernel of [`load_kernel`] in place of this kernel. Returns only if that fails.
+/// Replaces this kernel with the kernel that [`load_kernel`] has loaded. Returns only if this fails.
 pub(crate) fn start_kernel() -> io::Error {
     // SAFETY: the call takes only a number. If the call succeeds, this process no longer exists.
     unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
     io::Error::last_os_error()
 }
 
-/// How long this kernel has run, in nanoseconds.
+/// Returns how long this kernel has been running, in nanoseconds.
 pub(crate) fn uptime() -> io::Result<u64> {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the call writes one timespec, which `now` is.
+    // SAFETY: the call writes one timespec, and `now` is a timespec.
     checked(unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) })?;
     let nanoseconds = now.tv_sec * 1_000_000_000 + now.tv_nsec;
     u64::try_from(nanoseconds).map_err(io::Error::other)
@@ -96,7 +96,7 @@ pub(crate) const POLL_IN: i32 = 1;
 pub(crate) const POLL_HUP: i32 = 6;
 
 fn signals() -> libc::sigset_t {
-    // SAFETY: all zeros are a valid value; the next call makes it an empty set.
+    // SAFETY: all zeros are a valid value. The next call makes it an empty set.
     let mut set: libc::sigset_t = unsafe { mem::zeroed() };
     // SAFETY: a valid address.
     unsafe { libc::sigemptyset(&raw mut set) };
@@ -125,7 +125,7 @@ struct Owner {
     id: libc::pid_t,
 }
 
-/// Makes `fd` send its signals to this thread: `F_SETOWN_EX`, `F_SETSIG`, `O_ASYNC`.
+/// Makes `fd` send its signals to this thread, with `F_SETOWN_EX`, `F_SETSIG` and `O_ASYNC`.
 pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
     let fd = fd.as_raw_fd();
     // SAFETY: cannot fail and touches no memory.
@@ -145,7 +145,7 @@ pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the next signal that arrives within `limit`. `None` if there is none.
+/// Returns the next signal that arrives within `limit`, or `None` if no signal arrives.
 pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     let set = signals();
     let limit = libc::timespec {
@@ -281,7 +281,7 @@ pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
 /// mprotect(2) that makes read-only pages writable.
 pub(crate) fn make_writable(address: *mut u8, bytes: usize) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the caller expects a refusal; the pages are shared memory, which is accessed only atomically.
+    // SAFETY: the caller expects a refusal. The pages are shared memory, which is accessed only atomically.
     checked(unsafe { libc::mprotect(address.cast(), bytes, protection) })?;
     Ok(())
 }
@@ -381,8 +381,8 @@ pub(crate) struct BpfCounter {
 }
 
 impl BpfCounter {
-    /// Loads a program to attach to perf events. `records`: whether an overflow still writes a record after the program
-    /// has run.
+    /// Loads a program that can be attached to perf events. `records` selects whether an overflow still writes a record
+    /// after the program has run.
     pub(crate) fn load(records: bool) -> io::Result<Self> {
         const MAP_CREATE: i32 = 0;
         const PROG_LOAD: i32 = 5;
@@ -392,7 +392,7 @@ impl BpfCounter {
         let map = bpf(MAP_CREATE, &[2 | 4 << 32, 8 | 1 << 32])?;
         // SAFETY: the descriptor was just opened, and nothing else owns it.
         let map = unsafe { OwnedFd::from_raw_fd(map) };
-        // An instruction: the opcode, the two registers, the offset, the immediate value.
+        // Encodes an instruction with its opcode, two registers, offset and immediate value.
         let instruction = |code: u64, to: u64, from: u64, offset: u16, value: u32| {
             code | to << 8 | from << 12 | u64::from(offset) << 16 | u64::from(value) << 32
         };
@@ -405,8 +405,8 @@ impl BpfCounter {
             instruction(0x07, 2, 0, 0, minus_four),
             instruction(0x18, 1, 1, 0, map_number),
             0,
-            // The lookup returns the element's address in r0. The verifier requires a check for null, which skips the
-            // addition.
+            // The lookup returns the element's address in r0. The verifier requires a check for null. If r0 is null,
+            // the check skips the addition.
             instruction(0x85, 0, 0, 0, 1),
             instruction(0x15, 0, 0, 2, 0),
             instruction(0xb7, 1, 0, 0, 1),
@@ -532,21 +532,21 @@ pub(crate) fn leave_user_namespace() -> io::Result<()> {
 /// Whether a thread of this process sleeps.
 pub(crate) fn is_asleep(thread: u32) -> io::Result<bool> {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"))?;
-    // The state follows the name, which is in parentheses.
+    // The state follows the name. The name is in parentheses.
     Ok(stat
         .rsplit(") ")
         .next()
         .is_some_and(|rest| rest.starts_with('S')))
 }
 
-/// A process that sleeps until this value is dropped.
+/// A child process that sleeps until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     pub(crate) pid: libc::pid_t,
 }
 
 impl Sleeper {
-    /// Forks the process. Returns when `prepare` has succeeded in the child, which keeps the result of `prepare`.
+    /// Forks the child. Returns when `prepare` has succeeded in the child. The child keeps the result of `prepare`.
     pub(crate) fn start<T>(prepare: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         let mut ends = [-1; 2];
         // SAFETY: two descriptors are written there.
@@ -587,7 +587,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// Number of voluntary context switches of this thread.
+/// Returns the number of this thread's voluntary context switches.
 pub(crate) fn sleeps() -> io::Result<i64> {
     // SAFETY: all zeros are a valid value of this plain structure.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };

@@ -1,4 +1,5 @@
-//! Call chains by frame pointers. The chains of known nested calls must contain exactly the known addresses.
+//! Tests call chains that follow frame pointers. The chains of known nested calls must contain exactly the known
+//! addresses.
 
 use std::os::fd::AsRawFd;
 
@@ -182,7 +183,7 @@ fn either_half_of_a_chain_can_be_left_out() -> Outcome {
     Ok(())
 }
 
-/// Returns the callers in the chain of each sample whose IP is in the leaf's loop.
+/// For each sample whose IP is in the leaf's loop, returns the callers in its chain.
 fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
     let inside = |sample: &&Sample| {
         sample.misc & MISC_MODE == MISC_USER

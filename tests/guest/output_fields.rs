@@ -1,5 +1,5 @@
-//! Fields of a sample: each field alone, and all fields in perf's order. The tests compare the values with known
-//! values.
+//! Tests the fields of a sample, each field alone and all fields in perf's order. The tests compare the fields with
+//! known values.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -229,8 +229,8 @@ fn all_fields_together_are_true() -> Outcome {
     for (number, sample) in (1..).zip(&samples) {
         known.check(sample, number, all)?;
     }
-    // For each field, also requests all fields except that field, because the fields before a field determine its
-    // offset.
+    // The offset of a field depends on the fields before it. So for each field, the test also requests all fields
+    // except that one.
     for left_out in ALL {
         let asked = all & !left_out;
         let (samples, known) = known_writes(&device, &writes(&device, asked), 2)?;

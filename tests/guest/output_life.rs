@@ -64,7 +64,7 @@ fn refresh_limits_overflows() -> Outcome {
     let mut counted = 0;
     for overflows in [1, 2, 17] {
         event.refresh(overflows)?;
-        // Sets a period of two marks. Places more than twice as many marks as the permitted overflows need.
+        // The period is two marks. Places more than twice as many marks as the permitted overflows need.
         device.place(VALUE, 4 * overflows + 3)?;
         counted += 2 * overflows;
         ensure_eq!(
@@ -149,7 +149,7 @@ fn frequency_is_reached() -> Outcome {
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 16, READ_WRITE)?;
     event.enable(0)?;
-    // Continue until the times of the samples span two seconds.
+    // Continues until the samples' times span two seconds.
     let (mut samples, mut placed) = (Vec::new(), 0);
     let times = |samples: &[fields::Sample]| -> Vec<u64> {
         samples.iter().filter_map(|sample| sample.time).collect()
@@ -182,7 +182,7 @@ fn frequency_is_reached() -> Outcome {
         (RATE / 2..=RATE * 2).contains(&rate),
         "{rate} samples a second, {RATE} asked for"
     );
-    // No matter how the period changed, the periods in the samples add up to the count.
+    // The periods in the samples must add up to the count, no matter how the period changed.
     let sum: u64 = samples.iter().filter_map(|sample| sample.period).sum();
     let last = samples[samples.len() - 1]
         .read
@@ -350,8 +350,8 @@ fn excluded_mode_is_not_counted() -> Outcome {
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: samples of user mode");
-            // The exits from kernel mode are the driver's notifications, where these have the same exit reason as port
-            // writes.
+            // Where the driver's notifications have the same exit reason as port writes, these notifications are the
+            // exits from kernel mode.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
             ensure_eq!(
                 of_kernel > 0,
@@ -492,7 +492,7 @@ fn attributes_of_other_sizes() -> Outcome {
         );
         ensure_eq!(attr.size as usize, known, "the size written back");
     }
-    // 64 bytes are the size of the first version of `perf_event_attr`. A size of zero means the same.
+    // The first version of `perf_event_attr` has 64 bytes. A size of zero means the same.
     for size in [64, 0] {
         attr.size = size;
         ensure_eq!(

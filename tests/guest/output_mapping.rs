@@ -173,7 +173,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
         let pair = (first.load(PAGE + word), second.load(PAGE + word));
         ensure_eq!(pair.0, pair.1, "byte {word} of the data in the maps");
     }
-    // All maps share the tail, so a later map begins after the consumed records.
+    // All maps share the tail, so a reader of a later map starts after the consumed records.
     ensure_eq!(first.take()?.len(), 10, "records");
     let third = Pages::map(&event, 1, READ_WRITE)?;
     ensure_eq!(third.tail(), head, "the tail that a later map finds");
@@ -186,7 +186,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE, 3)?;
     let code = os::forked(|| {
-        // As with perf's rings, a forked child does not inherit the mapping of the ring, but may map the ring itself.
+        // As with perf's rings, a forked child does not inherit the ring's mapping, but may map the ring itself.
         if os::is_mapped(ring.address()) {
             return 1;
         }
@@ -361,8 +361,8 @@ fn rings_of_root_have_no_memory_limit() -> Outcome {
     Ok(())
 }
 
-/// The machine limits the bytes of records in each window of this length, by default to 2.6 MiB. Records of 32 KiB that
-/// come faster are throttled.
+/// In each window of this length, the machine limits the bytes of records, by default to 2.6 MiB. If records of 32 KiB
+/// come faster, the event is throttled.
 const WINDOW: Duration = Duration::from_millis(10);
 const RECORDS_OF_A_WINDOW: u64 = 50;
 

@@ -1,4 +1,4 @@
-//! The metadata page, from which every reader gets counts and times without a system call or an exit.
+//! The metadata page, from which any reader gets counts and times without a system call or an exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -103,7 +103,7 @@ fn page_describes_itself() -> Outcome {
 fn page_counts_without_a_call_or_an_exit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
-    // A switch of the task is an exit.
+    // A switch of the task causes an exit.
     cpu::keep()?;
     let (_marks, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
     let (_exits, exits) = counting(&device, device.attr(KIND_EXITS, EXIT_USER), How::OWN)?;
@@ -132,7 +132,7 @@ fn page_counts_without_a_call_or_an_exit() -> Outcome {
 
 fn page_equals_read() -> Outcome {
     let device = Device::open()?;
-    // The page has the counts as of the last command. A task switch also sends a command, so no other task may run
+    // The page contains the counts at the last command. A task switch also sends a command, so no other task may run
     // here.
     cpu::keep()?;
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
@@ -200,8 +200,8 @@ fn page_is_never_torn() -> Outcome {
                 let backwards = snapshot.count < last.count
                     || snapshot.enabled < last.enabled
                     || snapshot.running < last.running;
-                // Each update of the page changes both the count and the time enabled. If only one of them changed,
-                // the snapshot mixes two updates.
+                // Each update of the page changes both the count and the time enabled. If only one of them changed, the
+                // snapshot is a mixture of two updates.
                 let apart = (snapshot.count == last.count) != (snapshot.enabled == last.enabled);
                 if backwards || apart || snapshot.running > snapshot.enabled {
                     return Err(format!("{snapshot:?} after {last:?}"));

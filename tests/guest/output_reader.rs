@@ -1,4 +1,4 @@
-//! The reader is a separate program in C. It uses only the interfaces in the kernel's header and in the driver's
+//! Tests a reader that is a separate program in C. It uses only the interfaces in the kernel's header and the driver's
 //! header.
 
 use std::io::{BufRead, BufReader};

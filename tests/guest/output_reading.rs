@@ -280,8 +280,9 @@ fn members_count_while_their_leader_does() -> Outcome {
     Ok(())
 }
 
-/// Reads the group of two marks from another CPU until its counts have grown often enough. At the same time, another
-/// thread places the two marks alternately, so the first count in a reading may be at most one ahead of the second.
+/// From another CPU, reads a group that counts two marks, until its counts have grown often enough. At the same time,
+/// another thread places the two marks alternately. So in a reading, the first count may be at most one ahead of the
+/// second.
 fn look_at_pairs(leader: &Event) -> Outcome {
     cpu::pin(0)?;
     let (mut grown, mut last) = (0, 0);
@@ -348,7 +349,7 @@ fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
     for (sample, number) in samples.iter().zip(1..) {
         let values = sample.read.as_ref().map(counts).unwrap_or_default();
         ensure_eq!(values.len(), 3, "events in a sample");
-        // The leader's fifth mark is placed before the member's fifth.
+        // The test places the leader's fifth mark before the member's fifth mark.
         ensure_eq!(
             (values[0], values[2]),
             (5 * number, 5 * number - 1),
@@ -469,7 +470,7 @@ fn groups_that_cannot_be_are_refused() -> Outcome {
         Some(libc::EBADF),
         "a file that is not an event"
     );
-    // If the open has the flag `PERF_FLAG_FD_NO_GROUP`, any event is accepted as the leader.
+    // With the flag `PERF_FLAG_FD_NO_GROUP`, the open accepts any event as the leader.
     let apart = How {
         flags: FLAG_NO_GROUP,
         ..under_member

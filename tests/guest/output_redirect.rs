@@ -209,7 +209,7 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
         2,
         "records of both events, read through the second's mapping"
     );
-    // The ring exists while either event has a mapping of it.
+    // The ring exists as long as at least one of the two events has it mapped.
     drop(ring);
     device.mark(VALUE)?;
     device.mark(VALUE + 1)?;
@@ -253,7 +253,7 @@ fn removed_ring_removes_its_redirects() -> Outcome {
     event.output_to(target.as_raw_fd())?;
     device.place(VALUE + 1, 3)?;
     drop(ring);
-    // The event has no ring, which is not an error.
+    // The event now has no ring. This is not an error.
     device.place(VALUE + 1, 3)?;
     ensure_eq!(event.count()?, 6, "the count without a ring");
     let mut own = Pages::map(&event, 1, READ_WRITE)?;

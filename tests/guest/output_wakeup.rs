@@ -77,13 +77,13 @@ const WAKEUP_BYTES: u32 = 2;
 /// 64 bytes with the header.
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
-/// Timeout, in milliseconds, of a poll for a wakeup that must come, no matter how slow the machine is.
+/// The timeout, in milliseconds, of a poll for a wakeup that must come even on a slow machine.
 const LONG: i32 = 10_000;
-/// No timeout. When a poll times out, it checks for records once more, which would hide a missing wakeup. If a sleeper
-/// is not woken, the test exceeds its own time limit.
+/// No timeout. A poll that times out checks for records once more, which would hide a missing wakeup. If a sleeper is
+/// not woken, the test exceeds its own time limit.
 const FOREVER: i32 = -1;
-/// Timeout of a poll for a wakeup that must not come. The poll need not wait, because a wakeup would have come at the
-/// exit that wrote the record.
+/// The timeout of a poll for a wakeup that must not come. The poll need not wait, because a wakeup would have come at
+/// the exit that wrote the record.
 const NOW: i32 = 0;
 
 fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pages)> {
@@ -181,7 +181,7 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
         sharer.output_to(event.as_raw_fd())?;
     }
     let sleepers = [event].into_iter().chain(sharers).collect();
-    // Only one of the events has a record of the mark.
+    // Only one of the events writes a record of the mark.
     sleepers_are_woken(sleepers, || device.mark(VALUE))
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn sleepers_are_woken(
 ) -> Outcome {
     let all = sleepers.len();
     let (told, tells) = mpsc::channel();
-    // Each sleeper has its own thread. A thread that is not woken ends with the process.
+    // Each sleeper has its own thread. A thread that is not woken remains until the process ends.
     for sleeper in sleepers {
         let (announce, announced) = mpsc::channel();
         let told = told.clone();
@@ -308,14 +308,14 @@ fn print_long() -> std::io::Result<()> {
     fs::write("/dev/kmsg", line)
 }
 
-/// The CPU that takes the interrupt is busy while events on another CPU overflow, so the event queue runs out of
+/// While events on another CPU overflow, the CPU that takes the interrupt is busy. So the event queue runs out of
 /// buffers.
 fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     const OVERFLOWS: u64 = 1000;
     let device = Device::open()?;
     interrupt::bind(0)?;
     cpu::pin(1)?;
-    // Signals beyond this limit are not queued, and come as SIGIO.
+    // If there are more signals than this limit, they are not queued, and come as SIGIO.
     os::limit_signals(2 * OVERFLOWS)?;
     os::block_signal()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
@@ -385,7 +385,8 @@ fn interval_changes_while_records_flow() -> Outcome {
     event.enable(0)?;
     os::signal_from(event.as_fd())?;
     cpu::pin(0)?;
-    // The event was opened with an interval of seven records. The last four do not count towards the new interval.
+    // The event was opened with an interval of seven records. Of the records placed here, the last four do not count
+    // towards the new interval.
     device.place(VALUE, 7 + 4)?;
     ensure_eq!(
         next_signal()?.code,
@@ -423,8 +424,8 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    // The child has inherited the event by now, so the new interval must also reach the child's event. Children
-    // that are forked later have the new interval from the start.
+    // The child has already inherited the event, so the new interval must also reach the child's event. Children that
+    // are forked later have the new interval from the start.
     event.wakeup(3, WAKEUP_RECORDS, 0)?;
     let mut turns = child.stdin.take().ok_or("no pipe")?;
     let mut answers = BufReader::new(child.stdout.take().ok_or("no pipe")?);

@@ -1,5 +1,5 @@
-//! Tasks in samples, and what samples cost. With both engines, samples refer to the right task without an exit at a
-//! task switch. With the batched engine, a sample does not cause an exit.
+//! Tests which tasks samples name, and what samples cost. With both engines, samples must name the right task, without
+//! an exit at a task switch. With the batched engine, a sample must not cause an exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"
@@ -149,7 +149,7 @@ fn tell_of_marks(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// A counter of the exits of one CPU, and the page from which the counter is read without an exit.
+/// Opens a counter of one CPU's exits, and maps the page from which the counter is read without an exit.
 fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages)> {
     let event = device.open_event(&device.attr(KIND_EXITS, which), How::on_cpu(cpu))?;
     let page = Pages::map(&event, 0, READ_WRITE)?;
@@ -273,7 +273,8 @@ fn swapping_tasks_are_distinguished_by_the_batched_engine() -> Outcome {
 /// Results of sampling a loop on a CPU.
 struct Sampled {
     samples: u64,
-    /// Number of distinct times in the samples. All overflows that are found at one exit have the time of that exit.
+    /// Number of distinct times in the samples. All overflows that the device finds at one exit have the time of that
+    /// exit.
     moments: u64,
     /// Number of signals that took the vCPU out of the guest while the loop was sampled.
     signals: u64,
@@ -330,11 +331,11 @@ fn exit_engine_exits_once_for_a_sample() -> Outcome {
         moments,
         signals,
     } = sampled_loop(&device, &clock(&device), ENGINE_EXIT)?;
-    // There can be fewer signals than samples. The last sample needs no signal if its overflow is found at the exit
-    // that disables the event. On a busy host, one signal can notify of several overflows. Their samples then have the
-    // same time, so the lower bound counts distinct times. No sample causes more than one signal. A signal still ends a
-    // run call if its overflow was already found at another exit. `signals` also counts signals with other causes, so
-    // the upper bound allows one more.
+    // There can be fewer signals than samples. The last sample needs no signal if the device finds its overflow at the
+    // exit that disables the event. On a busy host, one signal can announce several overflows. Their samples then have
+    // the same time, so the lower bound uses the number of distinct times. No sample causes more than one signal. A
+    // signal ends a run call even if the device has already found its overflow at another exit. `signals` also counts
+    // signals with other causes, so the upper bound allows one more.
     ensure!(
         (moments - 1..=samples + 1).contains(&signals),
         "{signals} signals ended the run call for {samples} samples with {moments} distinct times"

@@ -42,8 +42,7 @@ const VALUE: u64 = 23;
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | READ;
 const RECORD: u64 = 64;
 
-/// Returns the number of the mark that caused the sample. The marks are numbered by the event's count, which is in the
-/// sample.
+/// Returns the number of the mark that caused the sample. This is the event's count, which is in the sample.
 pub(crate) fn number(sample: &Sample) -> u64 {
     let read = sample.read.as_ref();
     read.and_then(|read| read.values.first())
@@ -118,7 +117,7 @@ fn losses_stand_where_they_happened() -> Outcome {
     let room = ring.size() / RECORD;
     device.place(VALUE, room + 33)?;
     ensure_eq!(ring.head(), ring.size(), "bytes in a full ring");
-    // The ring has room for one record. A record of the earlier loss must precede the new sample, but the ring does not
+    // The ring has room for one record. A record of the earlier loss must precede the new sample. The ring does not
     // have room for both, so this sample is also lost.
     ring.next_record()?;
     device.place(VALUE, 1)?;
@@ -266,7 +265,7 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     );
     event.pause(false)?;
     device.place(VALUE, 1)?;
-    // The loss and the record after it were published together.
+    // The device has published the loss record and the next record together.
     let loss = ring.record_at(ring.head())?;
     ensure_eq!(
         (loss.kind, &loss.words[..]),

@@ -8,7 +8,7 @@
 use crate::raw::PAGE;
 
 pub(crate) const ALIGN: u64 = 64;
-/// Size in bytes of an exit packet, and of a sync packet.
+/// Size in bytes of an exit packet and of a sync packet.
 pub(crate) const EXIT_BYTES: u64 = 64;
 pub(crate) const SYNC_BYTES: u64 = 64;
 /// Bytes of a sample.
@@ -121,7 +121,7 @@ impl Packet {
     }
 }
 
-/// A packet and its position: the number of bytes that the trace had written before it.
+/// A packet and its position, which is the number of bytes that the trace had written before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) at: u64,
@@ -305,9 +305,9 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Checks the next packets of one trace. Sequence numbers must be consecutive, unless a sync reports how many bytes
-    /// of packets are missing. On each vCPU, times must not decrease. The trace must begin with a sync that reports its
-    /// start.
+    /// Checks the next packets of one trace. Sequence numbers must be consecutive, unless a sync packet reports how
+    /// many bytes of packets are missing. On each vCPU, times must not decrease. The trace must begin with a sync
+    /// packet that reports its start.
     pub(crate) fn follow(&mut self, packets: &[Placed]) -> Result<(), String> {
         packets.iter().try_for_each(|placed| {
             self.one(&placed.packet)

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::raw::{Event, PAGE};
 
 pub(crate) const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
-/// Protection of a read-only mapping. A reader with such a mapping cannot move the tail, so the host overwrites the
+/// The protection of a read-only mapping. A reader with such a mapping cannot move the tail, so the host overwrites the
 /// oldest records.
 pub(crate) const READ: i32 = libc::PROT_READ;
 
@@ -43,7 +43,7 @@ pub(crate) struct Record {
     pub(crate) words: Vec<u64>,
 }
 
-/// The count and its times at one moment.
+/// An event's count and its times at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CountSnapshot {
     pub(crate) index: u32,
@@ -135,7 +135,7 @@ impl Pages {
         unsafe { &*word }
     }
 
-    /// The word at a byte offset from the mapping's beginning.
+    /// Returns the word at a byte offset from the mapping's beginning.
     pub(crate) fn load(&self, offset: usize) -> u64 {
         self.word(offset).load(Ordering::Relaxed)
     }
@@ -174,7 +174,7 @@ impl Pages {
         self.base.cast()
     }
 
-    /// The word at `position` in the data pages. Positions grow without wrapping at the ring's end.
+    /// Returns the word at `position` in the data pages. Positions do not wrap at the ring's end.
     fn data(&self, position: u64) -> u64 {
         self.load(PAGE + (position % self.size()) as usize)
     }
@@ -233,7 +233,7 @@ impl Pages {
         Ok(records)
     }
 
-    /// Reads count and times without a system call, as `<linux/perf_event.h>` recommends for self-monitoring.
+    /// Reads the count and the times without a system call, as `<linux/perf_event.h>` recommends for self-monitoring.
     pub(crate) fn snapshot(&self) -> CountSnapshot {
         loop {
             let before = self.word(LOCK_INDEX).load(Ordering::Acquire);

@@ -281,7 +281,7 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
     let target = pmu.open_event(&mark_attr(&pmu, 9)?)?;
-    // These calls accept only events of perf core. For an event of /dev/vpmu, a program makes the same requests on the
+    // These calls accept only perf core's events. For an event of /dev/vpmu, a program makes the same requests on the
     // event's own descriptor.
     let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
     ensure_eq!(
@@ -393,7 +393,7 @@ fn place(vpmu: &Vpmu, marks: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes the samples out of a ring. Returns the number of samples.
+/// Takes the samples out of a ring, and returns their number.
 fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
     let mut samples = 0;
     while let Some(record) = ring.next_record()? {
@@ -427,7 +427,7 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     ensure_eq!(listed.id, id, "the id listed");
     let again = vpmu.reopen(&listed)?;
     ensure_eq!(again.read()?.value, 12, "the count");
-    // The event's ring was not mapped before, so nobody has consumed samples.
+    // Nobody mapped the event's ring before, so nobody has consumed samples.
     let mut ring = again.map_pages(16)?;
     again.flush()?;
     ensure_eq!(take_samples(&mut ring)?, 12, "samples");

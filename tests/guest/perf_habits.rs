@@ -102,12 +102,11 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Number of marks that each thread of [`place_by_threads`] places in one round. The first number is the first
-/// thread's.
+/// Number of marks that each thread of [`place_by_threads`] places in one round, first thread first.
 const BY_THREADS: [u32; 3] = [3, 5, 7];
 
-/// `guest-tests threads [in-turn]`: three threads place one round of marks. With `in-turn`, they place one round for
-/// each byte that the program reads, and the program outputs the byte after the round.
+/// `guest-tests threads [in-turn]`: three threads place one round of marks. With `in-turn`, the threads place a round
+/// for each byte that the program reads. The program outputs the byte after the round.
 pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
     let endless = rounds == Some("in-turn");
     let place = || -> Outcome {
@@ -389,7 +388,7 @@ fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
         "7",
     ])?;
     let fields: Vec<&str> = lines.iter().flat_map(|line| line.split(',')).collect();
-    // The event's name has a comma; the deviation follows it.
+    // The event's name contains a comma, so it takes two fields. The deviation follows it.
     ensure_eq!(fields[0], "7", "the mean: {lines:?}");
     ensure_eq!(fields[4], "0.00%", "the deviation: {lines:?}");
     let output = perf(&[
@@ -459,8 +458,8 @@ fn stat_in_json_has_each_count() -> Outcome {
     Ok(())
 }
 
-/// Mounts the unified hierarchy of cgroups, and enables a controller in it. Only then does the kernel count events per
-/// cgroup of this hierarchy. Other systems do both during their boot.
+/// Mounts the unified hierarchy of cgroups, and enables a controller in it. Without both, the kernel does not count
+/// events per cgroup of this hierarchy. Other systems do both at boot.
 fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     fs::create_dir_all("/tmp/unified")?;
     os::mount(c"cgroup2", c"/tmp/unified")?;
@@ -672,7 +671,7 @@ fn record_that_switches_files_loses_no_sample() -> Outcome {
     for round in 1..=2 {
         marker.place(30)?;
         perf.signal("-USR2")?;
-        // The file is whole when it has its name.
+        // perf gives the file its final name only when the file is complete.
         while fs::read_dir("/tmp/switched")?.count() <= round {
             thread::yield_now();
         }
@@ -788,9 +787,9 @@ fn sched_recorded_beside_leaves_counts_exact() -> Outcome {
         said.lines().any(|line| line.starts_with("500,,")),
         "perf stat did not count 500 marks: {said}"
     );
-    // `timehist` names a task by the sample of its switch. The sample of a task's last switch has -1 as its thread id
-    // if the parent has reaped the task by then, and marks may take one uninterrupted turn. A task that sleeps is
-    // switched from while it lives.
+    // `timehist` takes a task's name from the sample of a switch away from the task. In the sample of the task's last
+    // switch, the thread id is -1 if the parent has already reaped the task. The task that places marks may have only
+    // this one switch, so the check looks for `sleep`, which is switched out before it ends.
     for (action, expected) in [("latency", "guest-tests:"), ("timehist", "sleep[")] {
         let said = shown(&["sched", action, "-i", "sched"])?;
         ensure!(

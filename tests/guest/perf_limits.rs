@@ -1,5 +1,5 @@
-//! Stock perf's output for events that waited for room: the percentage of the time that they ran, or `<not counted>` if
-//! they never ran.
+//! Stock perf's output for events that had to wait for room. perf prints the percentage of time for which an event ran,
+//! or `<not counted>` if it never ran.
 
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr};
@@ -79,8 +79,8 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
         ("10", "100.00"),
         "count and percentage of {MARK_3}: {said}"
     );
-    // Of the events that count marks of value 4, only the shell's own event was opened on the device. The shell itself
-    // places no marks, so the count that perf scales is zero.
+    // Among the events for marks of value 4, only the shell's own event was opened on the device. The shell itself
+    // places no marks, so perf scales a count of zero.
     let share: f64 = second[4].parse()?;
     ensure_eq!(second[0], "0", "the count of {MARK_4}: {said}");
     ensure!(
@@ -140,8 +140,8 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
     Ok(())
 }
 
-/// Reads both clocks with read(2) on perf core's events, as any program does. The second clock waits for the vCPU's
-/// only sampling counter until the first clock is disabled.
+/// Reads both clocks as any program does, with read(2) on perf core's events. The second clock has to wait for the
+/// vCPU's only sampling counter until the first clock is disabled.
 fn clock_that_waits_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -184,8 +184,8 @@ fn clock_that_waits_has_not_run() -> Outcome {
     Ok(())
 }
 
-/// At a read, perf core takes its timestamp first, and the device takes its own later. The large group makes the
-/// difference between the two large.
+/// When an event is read, perf core takes its timestamp first, and the device takes another one later. The group is
+/// large to make the time between the two timestamps long.
 fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -223,8 +223,8 @@ fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     Ok(())
 }
 
-/// A pinned event does not wait for the counter that another pinned event uses: it goes into the error state, and perf
-/// prints `<not counted>` for its reading.
+/// A pinned event does not wait for a counter that another pinned event uses. Instead, it enters the error state, and
+/// perf prints `<not counted>` for it.
 fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;

@@ -155,7 +155,7 @@ pub(crate) fn record(file: &str, args: &[&str]) -> Fallible<String> {
     Ok(said)
 }
 
-/// The lines of `perf script` with these fields, a sample each.
+/// Returns the lines that `perf script` prints with these fields, one for each sample.
 pub(crate) fn script(file: &str, fields: &str) -> Fallible<Vec<String>> {
     let lines = shown(&["script", "-f", "-i", file, "-F", fields])?;
     Ok(lines.lines().map(|line| line.trim().to_owned()).collect())
@@ -243,7 +243,7 @@ fn record_per_thread_has_the_threads_samples() -> Outcome {
     Ok(())
 }
 
-/// Two processes take turns on one CPU, after each mark.
+/// Two processes run on one CPU and take turns after each mark.
 fn record_of_cpus_names_each_task() -> Outcome {
     let shell = "mkfifo there back 2>/dev/null; \
         taskset 2 guest-tests mark 4 40 in-turn < there > back & \
@@ -307,7 +307,7 @@ impl Drop for Marker {
     }
 }
 
-/// `perf record` or `perf stat`, controlled through a FIFO by commands that it acknowledges.
+/// `perf record` or `perf stat`, controlled by commands through a FIFO. perf acknowledges each command.
 pub(crate) struct Controlled {
     perf: Child,
     control: fs::File,
@@ -319,7 +319,7 @@ impl Controlled {
         Self::run(&["record", "-o", file], args)
     }
 
-    /// `perf stat`, which writes its counts to `file`.
+    /// Starts `perf stat`, which writes its counts to `file`.
     pub(crate) fn stat(file: &str, args: &[&str]) -> Fallible<Self> {
         Self::run(&["stat", "-x,", "-o", file], args)
     }
@@ -478,7 +478,8 @@ fn samples_are_in_the_order_of_time() -> Outcome {
         !said.contains("out of order"),
         "perf reports records out of order: {said}"
     );
-    // The kernel itself stamps the task's first and last record. The times of our samples must lie between them.
+    // The kernel itself timestamps the task's first and last records. The times of our samples must be between these
+    // two.
     let lines = text(&output.stdout);
     let times: Vec<f64> = lines
         .lines()
@@ -511,7 +512,7 @@ fn samples_lost_for_room_are_counted() -> Outcome {
     Ok(())
 }
 
-/// Returns how many samples all events of a recording lost, by the records that perf wrote about them.
+/// Returns the total number of lost samples in a recording, from the records of losses that perf wrote.
 fn lost_samples(file: &str) -> Fallible<usize> {
     let said = shown(&["report", "-i", file, "-D"])?;
     let lost = |line: &str| -> Option<usize> {
@@ -538,15 +539,15 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
     for function in ["hot_leaf", "three_quarters", "one_quarter"] {
         ensure!(said.contains(function), "no {function} in:\n{said}");
     }
-    // In a whole chain, these functions follow each other from the innermost outward: the leaf, one of its two callers,
-    // and the function that calls both.
+    // A complete chain contains these functions, from the innermost outward: the leaf, one of its two callers, and the
+    // function that calls both callers.
     let lines = script("tree", "ip,sym")?;
     let mut names: Vec<&str> = lines
         .iter()
         .map(|line| line.split_once(' ').map_or("", |(_, symbol)| symbol))
         .collect();
-    // On aarch64, perf also adds the leaf's caller from the link register. If the leaf has set up its frame, the caller
-    // then occurs twice.
+    // On aarch64, perf also adds the leaf's caller from the link register. If the leaf has already set up its frame,
+    // the chain then contains the caller twice.
     names.dedup();
     let whole = names.windows(3).filter(|chain| {
         chain[0].contains("hot_leaf")
@@ -558,7 +559,7 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
         .filter(|name| name.contains("hot_leaf"))
         .count();
     let whole = whole.count();
-    // If a sample hits an instruction that sets the frame up, its chain lacks a caller. So not every chain is whole.
+    // If a sample hits an instruction that sets up the frame, its chain lacks a caller. So not every chain is complete.
     ensure!(
         leaves > 0 && whole > leaves / 2,
         "only {whole} of {leaves} chains are whole: {names:?}"
@@ -577,7 +578,7 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
         "1000000",
     ];
     record("dwarf", &[&args[..], &spin].concat())?;
-    // Without --no-inline, perf runs addr2line, which the guest lacks, and ends at the first sample.
+    // Without --no-inline, perf would run addr2line, which the guest does not have, and would stop at the first sample.
     let said = shown(&["report", "--no-inline", "-i", "dwarf", "-D"])?;
     let samples = said.matches("PERF_RECORD_SAMPLE(").count();
     let stacks = said.split("... ustack: size ").skip(1);
@@ -585,13 +586,13 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
         .map(|rest| rest.split(',').next().unwrap_or_default().parse())
         .collect::<Result<_, _>>()?;
     ensure_eq!(stacks.len(), samples, "stacks in the recording");
-    // At the start of the program, its stack has fewer than the 1024 bytes that perf requests.
+    // When the program starts, its stack is smaller than the 1024 bytes that perf requests.
     let full = stacks.iter().filter(|&&size| size == 1024).count();
     ensure!(
         stacks.iter().all(|size| (1..=1024).contains(size)),
         "a stack has no byte, or more than 1024: {stacks:?}"
     );
-    // The stacks are those of the samples' moments: perf finds the callers in them.
+    // Each stack must be a copy from the time of its sample, so that perf finds the callers in it.
     let chains = shown(&["script", "--no-inline", "-i", "dwarf", "-F", "ip,sym"])?;
     let names = |chain: &str| -> Vec<String> {
         let names = chain.lines().map(|line| line.split_whitespace().nth(1));
@@ -613,9 +614,9 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
         "{whole} of the {} samples in `spin` name its caller: {chains:?}",
         spins.len()
     );
-    // Beyond the start of the program, the stack is deep enough.
+    // After the program's start, the stack is at least 1024 bytes deep.
     ensure!(full >= whole, "{full} stacks have 1024 bytes: {stacks:?}");
-    // The instruction pointer among a sample's registers is the sample's address.
+    // The instruction pointer in a sample's registers equals the sample's address.
     let mut address = None;
     let mut equal = 0;
     for line in said.lines() {
@@ -685,8 +686,8 @@ fn top_until_named(process: u32) -> Outcome {
     Ok(())
 }
 
-/// The device interrupts the driver when half of the driver's ring of 64 KiB is full. With records of 48 bytes, that is
-/// once in about 680 samples.
+/// The device interrupts the driver each time half of the driver's 64 KiB ring is full. With 48-byte records, that is
+/// about every 680 samples.
 fn interrupts_of_a_recording_are_one_for_many_samples() -> Outcome {
     let mut perf = Controlled::start("few", &["-a", "-e", MARK_3, "-c", "1"])?;
     perf.say("enable")?;
@@ -806,8 +807,8 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
         kernel.is_none(),
         "a sample has an address of the kernel: {kernel:?}"
     );
-    // perf excludes the kernel for this user. That limits exits and marks to those from user mode; clocks still count
-    // both modes, as perf's own clocks do.
+    // For this user, perf excludes the kernel. So exits and marks count only in user mode. Clocks still count in both
+    // modes, as perf's own clocks do.
     for (event, expected) in [
         ("vpmu/exits-user/", None),
         ("vpmu/mark,event=3/", Some("0")),
@@ -828,7 +829,7 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
         let said = text(&output.stderr);
         let value = said.split(',').next().unwrap_or_default();
         ensure!(value.parse::<f64>().is_ok(), "{event} has no count: {said}");
-        // Marks by a system call come from kernel mode: the driver places them.
+        // A mark by a system call comes from kernel mode, because the driver places it.
         ensure!(
             expected.is_none_or(|expected| expected == value),
             "{event} has a wrong count: {said}"

@@ -1,5 +1,5 @@
-//! The driver's rules for who may open and change events, and how many: each test makes a call that the rule refuses,
-//! and the most similar call that the rule allows.
+//! The driver's rules for who may open and change events, and how many events. Each test makes a call that a rule
+//! refuses, and the most similar call that the rule allows.
 
 use std::fs;
 use std::io;
@@ -111,7 +111,7 @@ fn set_parameter(name: &str, value: i32) -> io::Result<()> {
     fs::write(format!("{PARAMETERS}/{name}"), value.to_string())
 }
 
-/// Runs `act` in a child that is nobody.
+/// Runs `act` in a child process, as the user nobody.
 fn as_nobody(act: impl FnOnce() -> Outcome) -> Outcome {
     in_child(os::become_nobody, act)
 }
@@ -142,14 +142,14 @@ fn own_of_marks(device: &Device) -> Option<i32> {
 fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     let device = Device::open()?;
     let marks = mark(&device);
-    // Most kinds of events do not support `exclude_kernel`; a trace of exits does.
+    // Most kinds of events do not support `exclude_kernel`, but a trace of exits does.
     let mut user_exits = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     user_exits.set_exclude_kernel(1);
     let init = How { pid: 1, ..How::OWN };
     let here = How::on_cpu(0);
     let all = [OPEN, 0, 1, 2, CLOSED];
-    // An event, and the highest level of `perf_event_paranoid` at which the user nobody may open it. `None`: that user
-    // may not open it at any level.
+    // Each case has an event and the highest level of `perf_event_paranoid` at which the user nobody may open it.
+    // `None` means that this user may not open it at any level.
     let cases: [(&str, &perf_event_attr, How<'_>, Option<i32>); 6] = [
         ("marks of its own", &marks, How::OWN, Some(1)),
         (
@@ -546,7 +546,8 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
     Ok(())
 }
 
-/// Returns how many more events of `pid` can be opened: opens as many as possible, and closes them.
+/// Returns how many more events can be opened on task `pid`. To find out, opens as many as possible and closes them
+/// again.
 pub(crate) fn room(device: &Device, pid: i32) -> Result<u32, Box<dyn std::error::Error>> {
     let how = How { pid, ..How::OWN };
     let mut kept = Vec::new();
@@ -566,7 +567,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     os::set_paranoid(OPEN)?;
     os::allow_descriptors(4096)?;
     let all = device.info.max_events;
-    // The events belong to tasks that sleep, so that no task switch sends commands for them.
+    // The events are on sleeping tasks, so that task switches send no commands for them.
     let roots = os::Sleeper::start(|| Ok(()))?;
     let nobodys = os::Sleeper::start(|| {
         os::become_nobody()?;
@@ -634,8 +635,8 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
                     .map(|_| os::Sleeper::start(|| Ok(())))
                     .collect::<io::Result<Vec<_>>>()?;
                 ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more event");
-                // The task can be forked, but the limit does not allow the event that it would inherit, so its marks
-                // are not counted.
+                // The fork succeeds, but the limit does not allow the inherited event. So the child's marks are not
+                // counted.
                 let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
                 ensure_eq!(code, 0, "the other task's exit code");
             }

@@ -1,5 +1,5 @@
-//! Lifetime of a persistent event: it needs no open handle, and it outlives its creator. After `VPMU_IOC_ATTACH`, it
-//! ends with its last user.
+//! The lifetime of a persistent event. The event needs no open handle and outlives its creator. After
+//! `VPMU_IOC_ATTACH`, it ends when its last user is gone.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -80,7 +80,7 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
-    // Only the child has the descriptor and the ring, and it is killed while it places marks.
+    // Only the child has the descriptor and the ring. The test kills it while it places marks.
     let mut child = Doomed::start(|parent| {
         let device = Device::open()?;
         let (event, id) = persistent(&device, &attr, 1, "orphan")?;
@@ -187,8 +187,8 @@ fn second_detach_returns_the_same_id() -> Outcome {
     Ok(())
 }
 
-/// Tests whether the device still has an event. The event is the only starter that `target` can have, so `heir` can
-/// become the starter only after the event has ended.
+/// Tests whether the device still has an event. `target` can have only one starter, and the event is this starter. So
+/// `heir` can become the starter only after the event has ended.
 struct Place {
     target: Event,
     heir: Event,
@@ -360,7 +360,7 @@ fn readers_of_one_ring_are_all_woken() -> Outcome {
     Ok(())
 }
 
-/// The errno of a mapping of that size.
+/// Returns the errno of a mapping of that size.
 fn sized(event: &Event, pages: usize) -> Option<i32> {
     refused(Pages::map(event, pages, READ_WRITE))
 }
@@ -505,7 +505,7 @@ fn persistent_event_waits_for_its_cpu() -> Outcome {
     cpu::pin(0)?;
     fs::write(ONLINE, "0")?;
     let away = (|| -> Outcome {
-        // The event was not read before, so the count comes from the device.
+        // Nobody has read the event before, so the count must come from the device.
         ensure_eq!(
             event.count()?,
             5,

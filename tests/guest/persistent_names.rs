@@ -1,4 +1,4 @@
-//! Names of persistent events: which are valid, and how sysfs lists them.
+//! Names of persistent events: which names are valid, and how sysfs lists them.
 
 use std::fs;
 use std::path::Path;
@@ -147,7 +147,7 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     );
     device.reopen(id, 1)?.attach()?;
     ensure_eq!(names()?, ["second"], "names after one has ended");
-    // An attached event is not persistent, though still open.
+    // An attached event is no longer persistent, although it is still open.
     other.attach()?;
     ensure_eq!(
         names()?.len(),
@@ -188,7 +188,7 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
         "config:0-63",
         "the contents of format/id"
     );
-    // Opens the event by the contents of sysfs alone.
+    // Opens the event with no information except what sysfs contains.
     let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
     drop(event);
     let content = fs::read_to_string(listed("by-sysfs"))?;
@@ -225,14 +225,14 @@ fn stock_perf_counts_one_by_name() -> Outcome {
         34,
         "the count that the event's handle reads"
     );
-    // perf's end does not switch the event off.
+    // The event stays enabled when perf ends.
     device.place(6, 1)?;
     ensure_eq!(event.count()?, 35, "the event's count after perf has ended");
     event.attach()?;
     Ok(())
 }
 
-/// Stock perf records the samples that a persistent event already has in the window, and the new ones.
+/// Stock perf records both the samples that a persistent event already has in the window and the new samples.
 fn stock_perf_records_one_by_name() -> Outcome {
     fresh()?;
     let vpmu = Vpmu::open()?;

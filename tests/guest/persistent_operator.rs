@@ -43,8 +43,8 @@ pub(crate) const TESTS: &[Test] = &[
 /// The events that the VMM starts.
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
-/// An event of the operator, opened again and with its ring mapped. The open needs the id and the CPU of the event's
-/// entry in the list; the mapping needs the number of pages.
+/// An event of the operator, opened again and with its ring mapped. The event's entry in the list provides the id and
+/// the CPU for the open, and the number of pages for the mapping.
 struct Found {
     event: Event,
     id: u64,
@@ -70,7 +70,7 @@ fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>
 }
 
 impl Found {
-    /// The samples in the event's ring, the oldest first. The event must not write records during the call.
+    /// Returns the samples in the event's ring, oldest first. The event must not write records during the call.
     fn samples(&self) -> Result<Vec<Sample>, String> {
         let head = self.ring.head();
         let mut samples = Vec::new();
@@ -132,7 +132,7 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     let first = samples
         .first()
         .ok_or("the event has no records of the boot")?;
-    // Samples from before the driver was loaded name no task: their pid and tid are zero.
+    // Samples that were taken before the driver was loaded have no task, so their pid and tid are zero.
     let before = samples
         .iter()
         .filter(|sample| sample.pid_tid == Some((0, 0)))
@@ -149,7 +149,7 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
         boot.event.count()? >= samples.len() as u64,
         "the count is less than the number of records"
     );
-    // The event has been enabled since the guest's first instruction. The check allows a difference of one second.
+    // The event has been enabled since the guest's first instruction. The check tolerates a difference of one second.
     let uptime = std::fs::read_to_string("/proc/uptime")?;
     let uptime: f64 = uptime.split(' ').next().unwrap_or("").parse()?;
     let uptime = Duration::from_secs_f64(uptime);
@@ -314,7 +314,7 @@ fn reloaded_driver_finds_the_operators_events() -> Outcome {
     Ok(())
 }
 
-/// mprotect(2) refuses the whole map, and its first page alone.
+/// mprotect(2) fails both for the whole map and for its first page alone.
 fn operators_ring_made_writable_is_refused() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;

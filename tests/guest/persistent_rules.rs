@@ -164,7 +164,7 @@ fn others_may_write_into_its_ring() -> Outcome {
     device.place(4, 5)?;
     ensure_eq!(ring.take()?.len(), 10, "records of both events");
     drop(other);
-    // By another handle of the same event, too.
+    // Redirection through another handle of the same event also works.
     let again = device.reopen(id, 1)?;
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(again.as_raw_fd())?;
@@ -187,7 +187,7 @@ fn others_may_write_into_its_ring() -> Outcome {
     Ok(())
 }
 
-/// A change of an attr: its name, and the change itself.
+/// A change to an attr: the name of the changed field, and a function that makes the change.
 type Change = (&'static str, fn(&mut perf_event_attr));
 
 fn opening_again_takes_the_id_and_no_more() -> Outcome {
@@ -282,8 +282,7 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
         Some(libc::ENOSPC),
         "opening one more persistent event"
     );
-    // Renaming a persistent event does not count it again against the limit, and an event that has ended no longer
-    // counts.
+    // A renamed persistent event does not count twice against the limit, and an event that has ended no longer counts.
     kept[0].detach("renamed")?;
     kept[1].attach()?;
     more.detach("")?;

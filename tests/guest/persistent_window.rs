@@ -1,4 +1,4 @@
-//! Where rings of persistent events lie, and which events and rings a reloaded driver finds.
+//! Where the rings of persistent events are in memory, and which events and rings a driver finds after a reload.
 
 use std::process::{Command, Stdio};
 
@@ -103,8 +103,8 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
             .ok_or("/proc/self/status lacks a field")?;
         Ok(line.trim_end_matches("kB").trim().parse()?)
     };
-    // The user may lock only as many pages as the driver's allowance, which is enough for the small ring but not for
-    // the large one.
+    // The user may lock no more pages than the driver's allowance. This is enough for the small ring, but not for the
+    // large ring.
     let small = (allowance()? / 2).next_power_of_two();
     let large = 2 * small;
     os::limit_locked(0)?;
@@ -124,7 +124,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
         before,
         "locked and pinned memory of the process"
     );
-    // The ring in the window has used none of the allowance.
+    // The ring in the window has not used any of the allowance.
     drop(Pages::map(&own, small, READ_WRITE)?);
     drop(ring);
     event.attach()?;

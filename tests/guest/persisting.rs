@@ -43,7 +43,7 @@ pub(crate) fn values(records: &[Record], attr: &perf_event_attr) -> Result<Vec<u
     Ok(samples.iter().filter_map(|sample| sample.addr).collect())
 }
 
-/// Like [`values`], for a backward ring; the oldest value first.
+/// Like [`values`], for a backward ring. Returns the oldest value first.
 pub(crate) fn newest(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<u64>, String> {
     let head = ring.head();
     let mut records = Vec::new();
@@ -58,7 +58,7 @@ pub(crate) fn newest(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<u64>, S
     values(&records, attr)
 }
 
-/// Ends all persistent events of the guest that an earlier test left. Those of the operator stay.
+/// Ends all persistent events of the guest that earlier tests left behind. The operator's events stay.
 pub(crate) fn sweep(device: &Device) -> Outcome {
     for entry in device.persistent()? {
         if entry.flags & OPERATORS == 0 {
@@ -96,7 +96,7 @@ pub(crate) fn look(event: &Event, data_pages: usize) -> io::Result<Pages> {
     Pages::map(event, data_pages, READ)
 }
 
-/// The path in sysfs of the event of that name.
+/// Returns the sysfs path of the event with this name.
 pub(crate) fn listed(name: &str) -> PathBuf {
     Path::new(SYSFS).join("events").join(name)
 }
@@ -123,14 +123,14 @@ fn pipe() -> io::Result<(File, File)> {
     Ok((read, write))
 }
 
-/// A child process, which sends numbers until it is killed.
+/// A child process that sends numbers until it is killed.
 pub(crate) struct Doomed {
     pid: libc::pid_t,
     said: File,
 }
 
 impl Doomed {
-    /// Forks. The child runs `body`, which sends numbers with [`tell`]; after that, the child waits to be killed.
+    /// Forks a child that runs `body`, which sends numbers with [`tell`]. Then the child waits to be killed.
     pub(crate) fn start(body: impl FnOnce(&mut File) -> Outcome) -> io::Result<Self> {
         let (said, mut tells) = pipe()?;
         // SAFETY: the process has only this thread, which continues in the child.
@@ -159,7 +159,7 @@ impl Doomed {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Kills the child with SIGKILL, and waits for its end.
+    /// Kills the child with SIGKILL, and waits until it has ended.
     pub(crate) fn kill(self) -> Outcome {
         let mut status = 0;
         // SAFETY: the process is a child of this one, and nobody has waited for it.

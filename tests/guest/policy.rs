@@ -81,7 +81,7 @@ fn event_excluding_the_hypervisor_counts_through_both_interfaces() -> Outcome {
     Ok(())
 }
 
-/// The catalogue lists the raw event if the host could open it. Otherwise, the guest's open fails with `ENOENT`.
+/// If the host can open the raw event, the catalogue lists it. Otherwise, opening it in the guest fails with `ENOENT`.
 fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries().iter();
@@ -111,7 +111,7 @@ fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     Ok(())
 }
 
-/// Refused like an event that the host lacks.
+/// The refusal is the same as for an event that the host does not have.
 fn raw_event_beyond_the_operators_list_is_refused() -> Outcome {
     let device = Device::open()?;
     let attr = device.attr(KIND_RAW.into(), RAW + 1);

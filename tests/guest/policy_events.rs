@@ -1,5 +1,5 @@
-//! The operator's lists of events: a denied event can be opened neither through `/dev/vpmu` nor through perf core; the
-//! other events can be opened through both.
+//! The operator's lists of events. A denied event cannot be opened through `/dev/vpmu` or perf core. All other events
+//! can be opened through both.
 
 use vpmu_client::Vpmu;
 
@@ -47,8 +47,8 @@ const HW_CACHE: u64 = 3;
 const RAW: u64 = 4;
 const INSTRUCTIONS: u64 = 1;
 
-/// Events that are allowed by one machine's list and denied by another machine's list: vperf's name for each
-/// event, its kind, its config, and whether it can be sampled.
+/// Events that one machine's list allows and another machine's list denies. Each entry has vperf's name for the event,
+/// its kind, its config, and whether it can be sampled.
 const MEMBERS: [(&str, u64, u64, bool); 3] = [
     ("tsc", KIND_TSC, 0, false),
     ("exits-mmio", KIND_EXITS, EXIT_MMIO, true),
@@ -73,7 +73,7 @@ fn every_interface(device: &Device, event: (&str, u64, u64, bool), errno: Option
         ),
         ("perf core", refused(os::open_perf_attr(&attr))),
     ];
-    // Attaches the event, so that it ends with its descriptor.
+    // Attaches the event, so that it ends when its descriptor is closed.
     let persistent = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
     if let Ok(event) = &persistent {
         event.attach()?;
@@ -103,8 +103,8 @@ fn every_interface(device: &Device, event: (&str, u64, u64, bool), errno: Option
     Ok(())
 }
 
-/// Like [`every_interface`] for a trace of exits, but opens it only through `/dev/vpmu`, because perf core has traces
-/// in another PMU.
+/// Like [`every_interface`], but for a trace of exits. Opens the trace only through `/dev/vpmu`, because in perf core,
+/// traces belong to another PMU.
 fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
     let attr = device.attr(KIND_EXIT_TRACE, config);
     for how in [How::OWN, How::on_cpu(0)] {
@@ -114,7 +114,7 @@ fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
     Ok(())
 }
 
-/// Checks hardware events, by perf's own types and by their kinds in our PMU.
+/// Checks hardware events, opened both with perf's own types and with their kinds in our PMU.
 fn hardware_is_absent(device: &Device) -> Outcome {
     for (kind, config) in [(HARDWARE, INSTRUCTIONS), (HW_CACHE, 0), (RAW, 0x11)] {
         let attr = device.attr(kind, config);
@@ -233,7 +233,7 @@ fn denied_events_are_refused_through_every_interface_and_others_are_not() -> Out
     trace(&device, EXIT_USER, None)
 }
 
-/// The operator's list applies to the guest's events, not to the operator's own.
+/// The operator's list applies only to the guest's events, not to the operator's own events.
 fn denied_event_of_the_operators_own_is_read() -> Outcome {
     cpu::pin(0)?;
     let device = Device::open()?;

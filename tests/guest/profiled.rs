@@ -1,5 +1,5 @@
-//! A guest that the host profiles. Meanwhile it counts and samples its own marks, round after round, and prints how
-//! many marks were counted and sampled in each.
+//! A guest that counts and samples its own marks while the host profiles it. After each round, it prints how many marks
+//! were counted and how many were sampled.
 
 use crate::Outcome;
 use crate::acts::say;

@@ -1,4 +1,4 @@
-//! Call trees and live view of vperf, tested on programs with a known profile.
+//! Tests vperf's call trees and live view with programs whose profiles are known.
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{count, json, text, vperf};
@@ -37,7 +37,7 @@ struct Call {
     self_samples: u64,
 }
 
-/// The call tree of the first event in a report's JSON. Each caller comes before its callees.
+/// Returns the call tree of the first event in a report's JSON. Each caller comes before its callees.
 fn calls(report: &serde_json::Value) -> Option<Vec<Call>> {
     let calls = report["events"][0]["calls"].as_array()?;
     let call = |call: &serde_json::Value| {
@@ -51,9 +51,9 @@ fn calls(report: &serde_json::Value) -> Option<Vec<Call>> {
     calls.iter().map(call).collect()
 }
 
-/// The direct callees of line `at`, without those that have at most 2 % of the line's samples. If a sample hits one of
-/// the few instructions that set a frame up, its chain lacks the caller, so the sampled function appears at the wrong
-/// place.
+/// Returns the direct callees of line `at`. Omits callees with at most 2 % of the line's samples: if a sample hits one
+/// of the few instructions that set up a frame, its chain lacks the caller, so the sampled function appears in the
+/// wrong place.
 fn callees(calls: &[Call], at: usize) -> Vec<&Call> {
     let least = calls[at].samples / 50;
     calls[at + 1..]
@@ -97,7 +97,7 @@ fn call_tree_matches_the_program() -> Outcome {
         .iter()
         .position(|call| ends(call, "tree"))
         .ok_or_else(|| format!("no tree in {report}"))?;
-    // Chains begin at `begin`, the caller of `tree`, so only `begin` and the process are above `tree`.
+    // Chains start at `begin`, which calls `tree`. So only `begin` and the process are above `tree`.
     ensure_eq!(calls[tree].depth, 2, "depth of the tree");
     ensure!(
         ends(&calls[tree - 1], "begin"),
@@ -135,7 +135,8 @@ fn call_tree_matches_the_program() -> Outcome {
             caller.self_samples,
             caller.samples
         );
-        // The rest are samples in interrupt handlers. On a busy machine, these take as much time as the program.
+        // The other samples are in interrupt handlers. On a busy machine, the handlers take as much time as the
+        // program.
         ensure!(
             leaf.self_samples * 10 > leaf.samples,
             "the leaf itself has only {} of its {} samples",
@@ -147,7 +148,7 @@ fn call_tree_matches_the_program() -> Outcome {
         leaves * 20 >= whole * 19,
         "the leaf has only {leaves} of {whole} samples"
     );
-    // The bounds are far wider than the random deviation with 100 or more samples.
+    // With 100 or more samples, the random deviation is far smaller than these bounds allow.
     let percent = often.samples * 100 / whole;
     ensure!(
         (60..=90).contains(&percent),
@@ -232,7 +233,7 @@ fn top_names_the_hot_function() -> Outcome {
     let workload = ["--", "workload", "hot", "--ms", "60000"];
     let frames = frames(&[&options[..], &workload].concat())?;
     ensure_eq!(frames.len(), 5, "frames shown");
-    // Checks only the last frame: the first one may end before the program begins its work.
+    // Checks only the last frame, because the first frame may end before the program starts its work.
     let last = &frames[4];
     let rows = last["rows"].as_array().ok_or("no rows")?;
     let is_hot = |row: &&serde_json::Value| {

@@ -32,8 +32,8 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// `guest-tests mark VALUE TIMES`: a command that places a known number of marks, for other programs to measure.
 ///
-/// With `in_turn`, the command reads a byte before each mark and writes the byte after the mark. If two such commands
-/// are connected by pipes, they place their marks alternately.
+/// With `in_turn`, the command reads a byte before each mark, and writes the byte after the mark. Two such commands
+/// that are connected by pipes place their marks alternately.
 pub(crate) fn place_marks(value: &str, times: &str, in_turn: bool) -> ExitCode {
     let (Ok(value), Ok(times)) = (value.parse(), times.parse::<u32>()) else {
         return ExitCode::from(2);
@@ -106,7 +106,7 @@ fn list_names_every_source() -> Outcome {
     Ok(())
 }
 
-/// The count of `event` in the JSON of `vperf stat`.
+/// Returns the count of `event` from the JSON of `vperf stat`.
 pub(crate) fn count(json: &serde_json::Value, event: &str) -> Option<u64> {
     json["events"]
         .as_array()?

@@ -1,5 +1,5 @@
-//! If the host's operator disables events, the driver does not offer them, and the guest kernel's log contains the
-//! reason. A pinned event that cannot get a counter goes into the error state.
+//! The driver does not offer events that the host's operator has disabled, and logs the reason in the guest's kernel
+//! log. A pinned event that cannot get a counter enters the error state.
 
 use std::hint::black_box;
 
@@ -106,7 +106,7 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
         }
     };
 
-    // A pinned event that has the counter to itself counts.
+    // A pinned event counts when no other event uses the counter.
     let alone = device.start(&pinned, How::OWN)?;
     spin();
     let words = alone.read()?;

@@ -1,4 +1,4 @@
-//! The guest's part of tests in which the host saves and restores the guest: both vCPUs take turns printing numbered
+//! The guest's part of tests in which the host saves and restores the guest. The two vCPUs take turns to print numbered
 //! lines, and events record marks at each line.
 
 use std::io::{Read, Write};
@@ -26,14 +26,14 @@ use crate::triggers::{Region, START, STOP};
 use crate::{Outcome, cpu, fields};
 use perf_event_open_sys::bindings::perf_event_attr;
 
-/// Lines of a run.
+/// Number of lines in a run.
 pub(crate) const LINES: u32 = 150;
-/// Lines of a run in which the host saves the guest again and again.
+/// Number of lines in a run in which the host saves the guest repeatedly.
 pub(crate) const LINES_OF_CYCLES: u32 = 400;
 /// The pause between two lines, in which the host can act.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Numbered lines, each with the guest's time in nanoseconds.
+/// Prints numbered lines, each with the guest's time in nanoseconds.
 pub(crate) fn lines() -> Outcome {
     let (to_other, from_one) = channel();
     let (to_one, from_other) = channel();
@@ -50,7 +50,7 @@ pub(crate) fn lines() -> Outcome {
     Ok(())
 }
 
-/// Prints the next line on CPU `place` whenever it is this thread's turn.
+/// Runs on CPU `place`, and prints the next line whenever it is this thread's turn.
 fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32>) -> Outcome {
     cpu::pin(place)?;
     while let Ok(number) = mine.recv() {
@@ -58,7 +58,7 @@ fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32
             say(&format!("line {number} {}", start.elapsed().as_nanos()));
             thread::sleep(PAUSE);
         }
-        // The send fails only if the other thread has ended after the last line.
+        // The send fails only if the other thread has printed the last line and ended.
         if others.send(number + 1).is_err() || number >= LINES {
             break;
         }
@@ -66,15 +66,15 @@ fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32
     Ok(())
 }
 
-/// The mark of a line is its number plus this.
+/// The value of a line's mark is the line's number plus this number.
 const FIRST: u64 = 1_000;
 /// Marks of a line.
 const MARKS: u64 = 3;
 /// Nanoseconds between two samples of the clock.
 const TICK: u64 = 1_000_000;
 
-/// Prints lines as [`lines`] does. For each line, a vCPU places three marks, and each event of that vCPU counts,
-/// samples or traces them.
+/// Prints lines like [`lines`]. For each line, one vCPU places three marks, and that vCPU's events count, sample or
+/// trace them.
 pub(crate) fn events(lines: u32) -> Outcome {
     let device = Device::open()?;
     let mut watches = [Watch::open(&device, 0)?, Watch::open(&device, 1)?];
@@ -98,7 +98,7 @@ pub(crate) fn events(lines: u32) -> Outcome {
         last.is_some_and(|last| last < next),
         "id {next} was used again: the last one was {last:?}"
     );
-    // Prints the limit that the driver has read from the host on which the machine now runs.
+    // Prints the limit that the driver has read from the host that runs the machine after the restore.
     say(&format!("limit {}", Device::open()?.info.max_sample_rate));
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");
@@ -119,11 +119,11 @@ fn events_of_lines(lines: u32, device: &Device, bell: &Doorbell, watches: &mut [
     Ok(())
 }
 
-/// The pause between two flushes, in which others use the vCPU.
+/// The pause between two flushes, in which other threads use the vCPU.
 const BETWEEN_FLUSHES: Duration = Duration::from_millis(5);
 
-/// Flushes a clock again and again: the machine is saved during some of the flushes. Each flush must return,
-/// and the ring then has the earlier ticks in order.
+/// Flushes a clock repeatedly, so that the host saves the machine during some of the flushes. Each flush must return,
+/// and must leave all earlier ticks in the ring, in order.
 fn flushes(over: &AtomicBool) -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -156,7 +156,8 @@ fn ticks(mut records: Vec<Record>, attr: &perf_event_attr) -> Result<Vec<u64>, S
     Ok(ticks.iter().filter_map(|tick| tick.time).collect())
 }
 
-/// Prints lines as [`lines`] does. At each line, each of four programs places a mark, and a tool measures each program.
+/// Prints lines like [`lines`]. At each line, four programs place one mark each. Each program is measured by its own
+/// tool.
 pub(crate) fn tools() -> Outcome {
     let record = [
         "perf", "record", "-o", "lines", "-d", "-T", "-e", MARK_3, "-c", "1",
@@ -218,8 +219,8 @@ pub(crate) fn tools() -> Outcome {
     Ok(())
 }
 
-/// Checks the times, periods and values that perf prints for a recording: it must have each mark exactly once, in
-/// order.
+/// Checks the times, periods and values that perf prints for a recording. The recording must have each mark exactly
+/// once, in order.
 fn whole_recording(samples: &[String]) -> Outcome {
     ensure_eq!(samples.len(), LINES as usize, "samples of perf record");
     let mut times = Vec::new();
@@ -237,7 +238,7 @@ fn whole_recording(samples: &[String]) -> Outcome {
     Ok(())
 }
 
-/// A tool and the program that the tool measures. The program places a mark at each of its turns.
+/// A tool, which runs and measures a program. The program places one mark each time it gets a turn.
 struct Tool(Child);
 
 impl Tool {
@@ -274,7 +275,7 @@ impl Tool {
     }
 }
 
-/// One event of every sort on a vCPU.
+/// One event of each sort on a vCPU.
 struct Watch {
     cpu: i32,
     /// The values of all marks on the vCPU so far.
@@ -285,7 +286,7 @@ struct Watch {
     /// An event whose records are read at each line, and whose ring wraps.
     followed: (Event, Pages),
     read: Vec<u64>,
-    /// An event whose ring is full before the last save.
+    /// An event whose ring becomes full before the last save.
     narrow: (Event, Pages),
     narrow_attr: perf_event_attr,
     /// An event that samples every second mark.
@@ -298,7 +299,7 @@ struct Watch {
     clock: (Event, Pages),
     clock_attr: perf_event_attr,
     enabled: u64,
-    /// The id of a persistent event whose ring lies in the window. No process has the event open.
+    /// The id of a persistent event whose ring is in the window. No process has the event open.
     kept: u64,
     newest: u64,
 }
@@ -409,7 +410,7 @@ impl Watch {
         ensure!(count > 0 && lost == 0, "{count} bytes traced, {lost} lost");
         self.clock.0.flush(0)?;
         let times = ticks(self.clock.1.take()?, &self.clock_attr)?;
-        // Ticks that are found at the same exit have the same time.
+        // Ticks that the device finds at the same exit have the same time.
         ensure!(times.is_sorted(), "the ticks are not in order: {times:?}");
         let listed = device
             .entry(self.kept)?
@@ -443,8 +444,8 @@ impl Watch {
         self.lost(device)
     }
 
-    /// Checks the narrow ring, which became full: it has the first marks, and the next record reports the others as
-    /// lost.
+    /// Checks the narrow ring, which became full. It must have the first marks, and the next record must report the
+    /// others as lost.
     fn lost(&mut self, device: &Device) -> Outcome {
         let marks = |narrow: &mut (Event, Pages), attr| -> Fallible<(Vec<u64>, u64)> {
             let (samples, lost) = fields::samples(&narrow.1.take()?, attr)?;

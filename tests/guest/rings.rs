@@ -1,4 +1,4 @@
-//! Rings: records written and lost add up to those produced, whatever the reader does.
+//! Rings: whatever the reader does, the written records and the lost records add up to the produced records.
 
 use std::os::fd::AsFd;
 
@@ -42,7 +42,7 @@ fn place(vpmu: &Vpmu, times: u64) -> Outcome {
     Ok(())
 }
 
-/// Reads the ring, has the event report pending losses, and reads those.
+/// Reads the ring, makes the event report pending losses, and reads these reports.
 fn settle(
     event: &Event,
     ring: &mut Ring,
@@ -79,7 +79,7 @@ fn absent_readers_losses_are_reported() -> Outcome {
         "records, {} written and {lost} lost",
         samples.len()
     );
-    // Once the loss is reported, the ring works as before.
+    // After the loss has been reported, the ring works as before.
     place(&vpmu, 10)?;
     let (samples, lost) = settle(&event, &mut ring)?;
     ensure_eq!(
@@ -240,7 +240,7 @@ fn ring_outlives_its_event() -> Outcome {
     drop(event);
     place(&vpmu, 6)?;
     let (samples, lost) = drain(&mut ring)?;
-    // The mapping keeps the file open, so the event exists until the mapping is gone, too.
+    // The mapping keeps the file open, so the event exists until both the descriptor and the mapping are gone.
     ensure_eq!(
         (samples.len(), lost),
         (12, 0),

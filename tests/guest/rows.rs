@@ -1,4 +1,4 @@
-//! The console lines with which a guest reports conformance results. Other lines are skipped.
+//! The console lines in which a guest reports conformance results. The parser skips all other lines.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ pub enum Finding {
     Holds(String),
     /// The rule does not hold, for this reason.
     Fails(String),
-    /// The PMU lacks an event or feature, which this text names.
+    /// The PMU lacks the event or feature that this text names.
     Absent(String),
 }
 
@@ -43,7 +43,7 @@ pub fn line(row: &str, took: Duration, finding: &Finding) -> String {
     format!("{MARK} {row} {millis} {word} {text}")
 }
 
-/// Parses a result from a line: the row's name, the milliseconds that it took, and the finding.
+/// Parses a line with a result. Returns the row's name, the milliseconds that the row took, and the finding.
 #[must_use]
 pub fn parse(line: &str) -> Option<(&str, u64, Finding)> {
     let mut words = line.trim_end().splitn(5, ' ');

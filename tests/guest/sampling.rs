@@ -1,4 +1,4 @@
-//! Samples: one for each period, each with the guest's correct values.
+//! Checks that there is one sample for each period, and that each sample has the guest's correct values.
 
 use std::hint::black_box;
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -42,7 +42,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The samples in a ring, and the number of samples that the device reports as lost.
+/// Returns the samples in a ring, and the number of samples that the device reports as lost.
 pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
     let (mut samples, mut lost) = (Vec::new(), 0);
     for record in ring.records() {
@@ -55,7 +55,7 @@ pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::
     Ok((samples, lost))
 }
 
-/// An event and its ring of 2^n pages, enabled.
+/// Returns an enabled event and its ring of 2^n pages.
 pub(crate) fn sampling(
     vpmu: &Vpmu,
     attr: &EventAttr,
@@ -242,7 +242,7 @@ fn placer_in_turn(times: usize, before: PipeReader, after: PipeWriter) -> io::Re
 fn siblings_are_distinguished() -> Outcome {
     const MARKS: usize = 150;
     let vpmu = Vpmu::open()?;
-    // The children inherit this CPU. Since they share one CPU, a switch to the sibling follows each mark.
+    // The children inherit this CPU. Because they share it, the CPU switches to the other child after each mark.
     cpu::pin(0)?;
     let attr = EventAttr {
         inherit: true,
@@ -346,7 +346,7 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     let in_loop = |s: &Sample| s.user && (here..here + 0x400).contains(&s.ip);
     let (mut samples, mut lost) = (Vec::new(), 0);
     // On a busy host, the clock's interrupts are fewer and late, so many samples hit the kernel. The test runs until
-    // there are enough samples in the loop, but for at most 1000 rounds of 20 ms.
+    // enough samples are in the loop, but for at most 1000 rounds of 20 ms.
     for _ in 0..1000 {
         busy(&vpmu, 20);
         let (more, missed) = drain(&mut ring)?;
@@ -405,7 +405,7 @@ fn every_nth_record_wakes() -> Outcome {
 
 fn sampling_by_the_tsc_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
-    // The device refuses to sample by an event without exact overflows.
+    // The device refuses sampling on an event that has no exact overflows.
     let attr = vpmu.attr("tsc")?.sampling(1000);
     let refused = vpmu.open_event(&attr).err().map(|e| errno(&e));
     ensure_eq!(refused, Some(libc::EOPNOTSUPP), "errno for sampling by tsc");

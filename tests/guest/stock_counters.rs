@@ -39,12 +39,12 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Instructions of one round of `workload loop`.
 const PER_ROUND: u64 = 2;
-/// By how many instructions two runs of a program may differ outside the loop.
+/// Number of instructions by which two runs of a program may differ outside the loop.
 const BORDER: u64 = 1_000;
 /// A sampling period that does not divide the length of the loop.
 const PERIOD: u64 = 100_003;
 
-/// The value that `perf stat -x,` prints for `event`.
+/// Returns the value that `perf stat -x,` prints for `event`.
 fn stat(event: &str, args: &[&str]) -> Fallible<String> {
     let output = perf(&[&["stat", "-x,"], args].concat())?;
     let said = text(&output.stderr);
@@ -116,7 +116,7 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
 }
 
 fn stat_of_more_events_than_counters_scales_each() -> Outcome {
-    /// Events that count mostly the loop if they count user mode.
+    /// Events that count mostly the loop when they count user mode.
     const KINDS: [&str; 4] = [
         "instructions",
         "cycles",
@@ -160,7 +160,7 @@ fn stat_of_more_events_than_counters_scales_each() -> Outcome {
     Ok(())
 }
 
-/// Whether a sample's line ends in the loop's name. Some versions of perf print the name without a path before it.
+/// Returns whether a sample's line ends with the loop's name. Some versions of perf print the name without the path.
 fn in_loop(line: &str) -> bool {
     line.ends_with("exact_loop")
 }
@@ -174,7 +174,7 @@ fn record_of_cycles_samples_the_loop() -> Outcome {
     let lines = script("cycles", "ip,sym")?;
     let inside = lines.iter().filter(|line| in_loop(line)).count();
     // In the lab, each instruction takes one cycle. Elsewhere, the two instructions of a round may take fewer than two
-    // cycles, so the number of samples is not known. This checks only how many of them are in the loop.
+    // cycles, so the number of samples is not known. Therefore, the test checks only the share of samples in the loop.
     ensure!(
         inside > 0 && inside * 100 >= lines.len() * 95,
         "only {inside} of {} samples are in the loop",

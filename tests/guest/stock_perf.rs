@@ -1,4 +1,4 @@
-//! The device through perf core, as the distribution's own `perf` sees it.
+//! The device as the distribution's own `perf` sees it through perf core.
 
 use std::process::{Command, ExitCode, Output};
 
@@ -53,7 +53,7 @@ pub(crate) fn write_ports(times: &str) -> ExitCode {
 #[derive(Debug)]
 struct Line {
     cpu: Option<String>,
-    /// As printed: a number, or the reason for its absence.
+    /// The value as perf prints it: a number, or the reason why there is no number.
     value: String,
     event: String,
     /// The percentage of the time in which the event counted.
@@ -61,7 +61,7 @@ struct Line {
 }
 
 impl Line {
-    /// Splits a line, `VALUE,UNIT,vpmu/EVENT/,TIME,SHARE,…`; EVENT may have commas.
+    /// Splits a line of the form `VALUE,UNIT,vpmu/EVENT/,TIME,SHARE,…`. EVENT may contain commas.
     fn parse(text: &str) -> Option<Self> {
         let (front, rest) = text.split_once("vpmu/")?;
         let (event, rest) = rest.split_once('/')?;
@@ -89,7 +89,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The lines of `perf stat` about our events.
+/// Returns the lines that `perf stat` prints for our events.
 fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
     let output = perf(&[&["stat", "-x,"], args].concat())?;
     let said = text(&output.stderr);
@@ -102,7 +102,7 @@ fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
     Ok(lines)
 }
 
-/// The count of the only event, which must have run all the time.
+/// Returns the count of the only event. The event must have run all the time.
 fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
     let lines = stat(args)?;
     let [line] = lines.as_slice() else {
@@ -213,8 +213,8 @@ fn cpus_count_apart() -> Outcome {
 /// perf reads the counts after each interval. For an interval in which the task did not run, it prints `<not counted>`.
 fn intervals_add_up() -> Outcome {
     const FILE: &str = "/tmp/intervals";
-    // perf does not print an interval that the program's end cuts short. So the program waits until perf has printed an
-    // interval that begins after the marks.
+    // If the program ends during an interval, perf does not print this interval. So the program waits until perf has
+    // printed an interval that started after the marks.
     let script = format!(
         "for i in $(seq 10); do guest-tests mark 3 7; done
         lines() {{ wc -l <{FILE}; }}
@@ -241,8 +241,8 @@ fn intervals_add_up() -> Outcome {
 }
 
 fn many_events_of_a_task_at_once() -> Outcome {
-    // A group and single events of known counts, the kernel's own events between them, and events whose counts are not
-    // known.
+    // A group and single events with known counts, some of the kernel's own events between them, and events with
+    // unknown counts.
     let events = "{vpmu/mark,event=0/,vpmu/mark,event=1/},task-clock,vpmu/mark,event=2/,\
         page-faults,vpmu/mark,event=3/,vpmu/mark,event=4/,vpmu/mark,event=5/,vpmu/mark,event=6/,\
         vpmu/mark,event=7/,vpmu/tsc/,vpmu/guest-time/,vpmu/exits/";
@@ -295,7 +295,7 @@ fn uncountable_events_are_not_supported() -> Outcome {
     for event in [
         // An unknown kind.
         "vpmu/kind=0x7ff,event=1/",
-        // The device cannot count halts in user mode only.
+        // The device cannot restrict the count of halts to user mode.
         "vpmu/halts/u",
         // Exits of a guest of this guest.
         "vpmu/exits-user/G",

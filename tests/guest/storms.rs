@@ -1,5 +1,5 @@
-//! Sampling storms: an unprivileged program opens a clock with a period of ten microseconds. Other programs must still
-//! get their time on the same vCPU.
+//! Sampling storms: an unprivileged program opens a clock with a period of ten microseconds. Other programs on the same
+//! vCPU must still get time to run.
 
 use std::hint::black_box;
 use std::process::{Child, Command, Stdio};
@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// The shortest period, in nanoseconds, with which the host's clocks can sample.
+/// The shortest sampling period, in nanoseconds, of the host's clocks.
 const PERIOD: u64 = 10_000;
 /// The throttle's window of guest time, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
@@ -36,13 +36,13 @@ const THROTTLE: u32 = 5;
 const UNTHROTTLE: u32 = 6;
 const SAMPLE: u32 = 9;
 
-/// The records in the rings of a storm, and its duration.
+/// The numbers of records in the rings during a storm, and the storm's duration.
 #[derive(Debug, Default)]
 struct Storm {
     samples: u64,
     throttles: u64,
     unthrottles: u64,
-    /// Records of losses: times that a ring was full.
+    /// Number of records that report losses. Each one means that a ring was full.
     losses: u64,
     time: u64,
 }
@@ -91,7 +91,7 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
         open.is_some_and(|open| open <= clocks.len() as u64),
         "the throttles do not match their ends: {storm:?}"
     );
-    // Each event is throttled once in a window at most.
+    // Each event is throttled at most once per window.
     let windows = storm.time / WINDOW + 2;
     ensure!(
         storm.throttles <= windows * clocks.len() as u64,
@@ -100,7 +100,7 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
     Ok(())
 }
 
-/// Samples this task by `clocks` until `other` has ended.
+/// Samples this task with `clocks` until `other` has ended.
 fn until_done(clocks: &[u64], other: &mut Child) -> Result<Storm, Box<dyn std::error::Error>> {
     let device = Device::open()?;
     let mut events = Vec::new();

@@ -13,7 +13,7 @@ use crate::arch::stubs::idle_port;
 pub(crate) enum Leaf {
     /// One write to the idle port.
     Out,
-    /// One mark, with the device's file descriptor and the mark's value.
+    /// One mark. The fields are the device's file descriptor and the mark's value.
     Mark(i32, u64),
     /// A loop of this many rounds.
     Spin(u64),
@@ -27,8 +27,8 @@ pub(crate) const STACK: [u64; 4] = [
     0x4455_6677_8899_aabb,
 ];
 
-/// The value that the stubs put into general register `number`: each byte is the number plus 0xa0, except the
-/// bytes that the port or the system call needs.
+/// Returns the value that the stubs put into general register `number`. Each byte is the number plus 0xa0, except in
+/// bytes that the port access or the system call uses.
 pub(crate) const fn known(number: usize) -> u64 {
     0x0101_0101_0101_0101 * (number as u64 + 0xa0)
 }
@@ -60,7 +60,7 @@ fn at(label: *const u8) -> u64 {
 /// Call [`allow_ports`](crate::arch::allow_ports) first.
 pub(crate) fn out_known() -> u64 {
     let mut sp = 0;
-    // SAFETY: the stub follows the calling convention, and writes only one word to memory, to `sp`.
+    // SAFETY: the stub follows the calling convention. In memory, it writes only the word `sp`.
     unsafe { vpmu_out_known(&raw mut sp, idle_port()) };
     sp
 }
@@ -79,7 +79,7 @@ pub(crate) fn mark_known(device: i32, value: u64) -> u64 {
     sp
 }
 
-/// The return address of the system call of [`mark_known`].
+/// Returns the return address of the system call in [`mark_known`].
 pub(crate) fn mark_known_ip() -> u64 {
     at(&raw const vpmu_mark_known_ip)
 }
@@ -96,7 +96,7 @@ pub(crate) fn nest(leaf: Leaf) {
     unsafe { vpmu_nest(leaf, first, second, idle_port()) }
 }
 
-/// The return addresses of [`nest`]'s callers, innermost first.
+/// Returns the return addresses in [`nest`]'s callers, innermost first.
 pub(crate) fn nest_callers() -> [u64; 3] {
     [
         at(&raw const vpmu_nest_in_middle),
@@ -105,7 +105,7 @@ pub(crate) fn nest_callers() -> [u64; 3] {
     ]
 }
 
-/// The instruction that writes the port, in the leaf.
+/// Returns the address of the leaf's instruction that writes the port.
 pub(crate) fn nest_out() -> u64 {
     at(&raw const vpmu_nest_out)
 }

@@ -1,4 +1,4 @@
-//! Switches between tasks that both have events: their cost, and that all counts stay exact.
+//! Checks what task switches cost when both tasks have events, and that all counts stay exact.
 
 use std::error::Error;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -57,8 +57,8 @@ type Shared<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const VALUE: u64 = 31;
 const ROUNDS: u64 = 500;
-/// Nanoseconds between samples: an hour, so that no sample is taken during a test. The interrupt of a sample would
-/// cause more exits.
+/// Nanoseconds between samples. With a period of an hour, no sample is taken during a test. The interrupt for a sample
+/// would cause additional exits.
 const PERIOD: u64 = 3_600_000_000_000;
 /// The CPU that both tasks run on.
 const CPU: usize = 1;
@@ -67,7 +67,7 @@ const READERS: usize = 0;
 /// How to open an event that counts all tasks on [`CPU`].
 const ALL: How<'_> = How::on_cpu(1);
 
-/// One task's ends of two pipes that make two tasks run alternately. A task waits for a byte from the other task, and
+/// One task's ends of the two pipes with which two tasks take turns. A task waits for a byte from the other task, and
 /// later sends a byte back.
 pub(crate) struct Turn {
     mine: PipeReader,
@@ -98,14 +98,14 @@ impl Turn {
     }
 }
 
-/// Keeps this thread on [`CPU`] with a real-time priority. Besides the task that it takes turns with, only kernel
-/// threads of a higher priority can run there.
+/// Keeps this thread on [`CPU`] with a real-time priority. Only the task with which it takes turns and kernel threads
+/// of a higher priority can also run there.
 pub(crate) fn settle() -> std::io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
 }
 
-/// Number of MMIO exits of [`CPU`], and the kernel's count of context switches on it.
+/// The number of MMIO exits of [`CPU`], and the number of context switches that the kernel counted there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cost {
     exits: u64,
@@ -113,7 +113,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// Reads both counters without a switch between the two readings.
+    /// Reads both counters. Tries again if a switch occurs between the two readings.
     fn so_far(exits: &Pages, switches: &Event) -> std::io::Result<Self> {
         let mut before = switches.count()?;
         loop {
@@ -126,8 +126,9 @@ impl Cost {
         }
     }
 
-    /// Ensures exactly one exit for each switch of the rounds, and at most one for each other switch. The other
-    /// switches are to and from kernel threads that ran in between. A switch between two kernel threads causes no exit.
+    /// Ensures that each switch of the rounds caused exactly one exit, and that each other switch caused at most one.
+    /// The other switches are to and from kernel threads that ran in between. A switch between two kernel threads
+    /// causes no exit.
     fn ensure_one_exit_a_switch(self, what: &str) -> Outcome {
         let one_each = 2 * ROUNDS..=self.switches;
         ensure!(
@@ -144,8 +145,8 @@ fn cost_of_rounds(
     first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
     second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
 ) -> Result<Cost, Failure> {
-    // Binds the interrupts that announce replies to the other CPU. On this CPU, such an interrupt could arrive after
-    // the task has read the reply, and its exits would be counted, too.
+    // Moves the interrupts that announce replies to the other CPU. On this CPU, such an interrupt could arrive after
+    // the task has read the reply, and the test would count the interrupt's exits, too.
     interrupt::bind(READERS)?;
     let device = Device::open()?;
     let counter = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), ALL)?;
@@ -163,16 +164,16 @@ fn cost_of_rounds(
     let (device, page, switches) = (&device, &page, &switches);
     let (first, second) = (&first, &second);
     thread::scope(|scope| {
-        // If a task fails, its end of the turn is dropped, and the other task stops waiting.
+        // If a task fails, its pipe ends are dropped, and the other task stops waiting.
         let partner = scope.spawn(move || -> Shared<()> {
             settle()?;
             let _events = second(device)?;
-            // The first round comes before the count begins.
+            // The first round is not counted.
             for _ in 0..=ROUNDS {
                 other.wait()?;
                 other.give()?;
             }
-            // The task ends only after the count has ended.
+            // This task ends only after the last reading of the counters.
             other.wait()?;
             Ok(())
         });
@@ -202,7 +203,7 @@ fn cost_of_rounds(
     })
 }
 
-/// Uses `open` to open `count` events that count the calling thread's marks, and enables them.
+/// Opens `count` events with `open`, and enables them. The events count the calling thread's marks.
 fn marks(
     device: &Device,
     count: u64,
@@ -234,7 +235,7 @@ fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
         let cost = cost_of_rounds(open(first), open(second))?;
         cost.ensure_one_exit_a_switch(&format!("{first} and {second} events"))?;
     }
-    // One task uses `/dev/vpmu` and also samples, the other uses perf core.
+    // One task uses `/dev/vpmu` and also samples. The other task uses perf core.
     let cost = cost_of_rounds(
         |device| {
             let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
@@ -279,7 +280,8 @@ fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
     Ok(())
 }
 
-/// Calls `act` at each turn of this task until `stop` is set. The task that `begins` has the first turn.
+/// Calls `act` each time this task has its turn, until `stop` is set. If `begins` is true, this task has the first
+/// turn.
 fn take_turns(
     turn: &mut Turn,
     begins: bool,
@@ -298,7 +300,7 @@ fn take_turns(
     Ok(())
 }
 
-/// Two tasks that place marks in turn, and how many marks each task has placed.
+/// Two tasks that take turns to place marks, and the number of marks that each task has placed.
 struct Placers<'a> {
     device: &'a Device,
     placed: [AtomicU64; 2],
@@ -315,7 +317,7 @@ impl<'a> Placers<'a> {
     }
 
     /// Runs `watch` on the other CPU while both tasks take turns. `watch` gets the tasks' events and thread ids. Each
-    /// event counts marks of [`VALUE`] from its task's first turn on.
+    /// event counts marks of [`VALUE`], starting with its task's first turn.
     fn run(
         &self,
         open: impl Fn(&Device) -> std::io::Result<Event> + Sync,

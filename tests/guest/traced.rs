@@ -21,7 +21,7 @@ pub(crate) struct Traced {
 }
 
 impl Traced {
-    /// Opens a trace with its ring and area, disabled.
+    /// Opens a disabled trace with its ring and area.
     pub(crate) fn open(
         device: &Device,
         attr: perf_event_attr,
@@ -46,8 +46,8 @@ impl Traced {
         })
     }
 
-    /// Reads the numbers of bytes produced and bytes lost with read(2). This call also publishes the data written so
-    /// far.
+    /// Returns the number of bytes produced and the number of bytes lost, as reported by read(2). This call also
+    /// publishes the data written so far.
     pub(crate) fn read(&self) -> Result<(u64, u64), Box<dyn std::error::Error>> {
         match self.event.read()?[..] {
             [count, lost] => Ok((count, lost)),
@@ -89,8 +89,8 @@ impl Traced {
     }
 }
 
-/// Pins this thread to CPU 1, and returns an enabled trace of that CPU. A trace of the task would be unsuitable: a task
-/// switch schedules it out, which publishes its data early.
+/// Pins this thread to CPU 1, and returns an enabled trace of that CPU. A trace of the task is not suitable, because
+/// each task switch would schedule the trace out and so publish its data early.
 pub(crate) fn start(
     device: &Device,
     attr: perf_event_attr,

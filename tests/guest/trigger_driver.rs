@@ -1,6 +1,5 @@
-//! Links, flushes and mappings of the doorbell: behaviour of the driver itself, not of the device. Covers links of
-//! tasks whose inherited contexts perf core swaps, links that are made and ended while tasks fork, signals, and
-//! permissions.
+//! Tests the driver itself, not the device: links, flushes, and mappings of the doorbell. Covers links of tasks whose
+//! inherited contexts perf core swaps, links that are made and ended while tasks fork, signals, and permissions.
 
 use std::fs::File;
 use std::io;
@@ -56,8 +55,9 @@ fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
     attr
 }
 
-/// A target that waits for its starter. None of these events writes records: records that name a task would also keep
-/// perf core from swapping two tasks' inherited contexts, and only links should do that in these tests.
+/// Opens a target that waits for its starter. The events of these tests write no records, because records that name a
+/// task would also keep perf core from swapping two tasks' inherited contexts. In these tests, only links should
+/// prevent the swap.
 fn target(device: &Device, how: How<'_>) -> io::Result<Event> {
     let attr = inherited(device.attr(KIND_MARK, INSIDE.into()));
     device.start(&attr, how.with(FLAG_ON_STARTER))
@@ -77,7 +77,7 @@ fn link(region: &Region) -> io::Result<()> {
     Ok(())
 }
 
-/// Places two marks, a region with `inside` marks in it, and two more.
+/// Places two marks, then a region with `inside` marks in it, then two more marks.
 fn pass(device: &Device, inside: u64) -> io::Result<()> {
     device.place(INSIDE.into(), 2)?;
     device.mark(START.into())?;
@@ -93,7 +93,7 @@ fn child(work: impl FnOnce() -> io::Result<()>) -> Outcome {
     Ok(())
 }
 
-/// Starts a thread that forwards messages; returns the sender and the receiver of its channels.
+/// Starts a thread that forwards messages. Returns the sender to the thread and the receiver from it.
 fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Receiver<Told>) {
     let (tell, told) = channel();
     let (forward, forwarded) = channel();
@@ -102,7 +102,7 @@ fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Rec
 }
 
 /// After a context switch has swapped the contexts of two tasks, the events that a task opens are not in the same
-/// context as the events that it opened before the swap. Events in different contexts can be linked nevertheless.
+/// context as the events that it opened before the swap. Nevertheless, events in different contexts can be linked.
 fn links_between_swapped_contexts_act() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
@@ -110,7 +110,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
         thread::scope(|scope| -> Outcome {
             // The relay thread has no inherited events, so perf core never swaps its context with another task's.
             let (tell, told) = relay(scope);
-            // The servant thread inherits only the starter and the stopper. As long as these have no links, perf core
+            // The servant thread inherits only the starter and the stopper. While these two have no links, perf core
             // may swap the contexts of this thread and the servant.
             let (starter, stopper) = (starter(&device, How::OWN)?, stopper(&device, How::OWN)?);
             let (order, orders) = channel();
@@ -119,8 +119,8 @@ fn links_between_swapped_contexts_act() -> Outcome {
                 let mut passes = orders.into_iter().map(|inside| pass(servant, inside));
                 passes.try_for_each(|passed| tell.send(passed))
             });
-            // A switch from this thread to the servant swaps their contexts. The switches back, by way of the relay,
-            // swap nothing.
+            // A switch from this thread to the servant swaps their contexts. The switches back go through the relay
+            // thread, and swap no contexts.
             for _ in 0..=turn % 4 {
                 order.send(0)?;
                 told.recv()??;
@@ -169,7 +169,8 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     pass(&device, 4)?;
     ensure_eq!(region.target.count()?, 4, "marks in this task's region");
     child(|| pass(&device, 3))?;
-    // The child did not inherit the stopper, so its region never ends: the two marks after the stop mark count, too.
+    // The child did not inherit the stopper, so its region never ends, and the two marks after the stop mark count,
+    // too.
     ensure_eq!(
         region.target.count()?,
         4 + 3 + 2,
@@ -221,8 +222,8 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
     Ok(())
 }
 
-/// Opens, links, reads and closes the events of a region of another task, while that task creates threads. `turn`
-/// selects which of target, starter and stopper is closed first.
+/// Opens, links, reads and closes the events of a region in another task, while that task creates threads. `turn`
+/// selects whether the target, the starter or the stopper is closed first.
 fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     let region = Region {
         target: target(device, how)?,
@@ -267,7 +268,7 @@ fn flush_sends_a_signal() -> Outcome {
     for turn in 0..20 {
         device.mark(INSIDE.into())?;
         event.flush(0)?;
-        // The signal has been sent when the flush returns: no wait is needed.
+        // The signal has already been sent when the flush returns, so the test need not wait.
         let signal = os::wait_signal(Duration::ZERO)?;
         let from = signal.map(|signal| (signal.code, signal.fd));
         let expected = (os::POLL_IN, event.as_raw_fd());

@@ -1,4 +1,4 @@
-//! Links of inherited events: each forked task has regions of its own.
+//! Links between inherited events. Each forked task has its own regions.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +48,7 @@ fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
     attr
 }
 
-/// Opens the events of a region for this thread and all its descendants. Links them if `linked`.
+/// Opens the events of a region for this thread and all its descendants. If `linked` is true, also links them.
 fn family(device: &Device, linked: bool) -> std::io::Result<Region> {
     let marks = |value: u32, period| inherited(device.marks(value.into(), period, 0));
     let inside = inherited(device.attr(KIND_MARK, INSIDE.into()));
@@ -69,7 +69,7 @@ fn link(region: &Region) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Places the marks of `times` regions, each with two marks inside and one outside.
+/// Places the marks of `times` regions. Each region has two marks inside and one outside.
 fn regions(bell: &Doorbell, times: u64) {
     for _ in 0..times {
         bell.mark(INSIDE);
@@ -104,8 +104,8 @@ fn child_has_regions_of_its_own() -> Outcome {
     bell.place(INSIDE, 5);
     bell.mark(STOP);
     bell.place(INSIDE, 5);
-    // The child's target waits for a start mark of the child: it begins in the state in which the parent's target was
-    // opened, not in the running state of the parent's target. So the child's first seven marks do not count.
+    // The child's target waits for the child's start mark. It does not inherit the running state of the parent's
+    // target, but the state in which the parent's target was opened. So the child's first seven marks do not count.
     ensure_eq!(
         region.target.count()?,
         3 + 5,
@@ -120,7 +120,7 @@ fn family_counts_all_its_regions() -> Outcome {
     let bell = Doorbell::map(&device)?;
     let region = family(&device, true)?;
     regions(&bell, EACH);
-    // A child runs regions, and so does a grandchild. Another grandchild ends inside its region.
+    // A child and a grandchild run regions. Another grandchild ends inside its region.
     let code = os::forked(|| {
         let Ok(device) = Device::open() else {
             return 1;
@@ -333,7 +333,7 @@ fn regions_of_a_task_that_runs_at_the_link_stay_its_own() -> Outcome {
         let waits = scope.spawn(|| -> std::io::Result<()> {
             settle()?;
             other.wait()?;
-            // Both tasks have run. From here on, the task that enters the region spins until the links are made.
+            // Both tasks have now run. Next, the task that will enter the region spins until the links are made.
             other.give()?;
             other.wait()?;
             bell.place(INSIDE, 5);

@@ -1,5 +1,5 @@
-//! Combinations of starters and stoppers: chains, one starter of many targets, one event that both starts and stops a
-//! target, every Nth region, regions of traces.
+//! Combinations of starters and stoppers: chains, one starter for many targets, one event that both starts and stops a
+//! target, regions bounded by every Nth mark, and regions of traces.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -49,7 +49,7 @@ fn chain_of_starters_starts_link_by_link() -> Outcome {
     cpu::pin(1)?;
     let bell = Doorbell::map(&device)?;
     let here = How::on_cpu(1);
-    // Mark n starts the event that overflows at mark n + 1.
+    // The event that overflows at mark n starts the event that overflows at mark n + 1.
     let first = trigger(&device, START, 1, here)?;
     let mut chain = vec![first];
     for link in 1..LINKS {
@@ -177,7 +177,8 @@ fn every_nth_region() -> Outcome {
         bell.mark(STOP);
         bell.mark(INSIDE);
     }
-    // Each of the 100 rounds has two marks. All count, except the 10 marks that follow a tenth stop: 200 - 10.
+    // The 100 rounds have two marks each. All of them count, except the 10 marks that directly follow every tenth stop:
+    // 200 - 10.
     ensure_eq!(region.target.count()?, 190, "marks up to every tenth stop");
     Ok(())
 }
@@ -188,7 +189,7 @@ fn exits_bound_regions() -> Outcome {
     cpu::allow_ports()?;
     let here = How::OWN;
     let target = waiting(&device, &marks_inside(&device), here)?;
-    // Every third port write starts, every fifth stops.
+    // Every third port write starts the target, and every fifth stops it.
     let exits = |period| -> std::io::Result<Event> {
         let attr = sampling(device.port_exits(), period, 0);
         device.start(&attr, here.by(ENGINE_EXIT))
@@ -258,8 +259,8 @@ fn members_of_a_group_are_targets_by_themselves() -> Outcome {
         (60, 40),
         "counts of the leader and of the target, its member"
     );
-    // While the leader is disabled, no member of the group is active: the starter starts nothing, and the target counts
-    // nothing.
+    // While the leader is disabled, no member of the group is active. So the starter does not start the target, and the
+    // target does not count.
     leader.disable(0)?;
     bell.mark(START);
     bell.place(INSIDE, 5);
@@ -375,7 +376,7 @@ fn starter_writes_its_own_records() -> Outcome {
         (4, 0),
         "the starter's samples and losses"
     );
-    // The starter starts its target even if it cannot write its records, as here, where its output is paused.
+    // The starter starts its target even if the starter cannot write its records. Here, its output is paused.
     let stopper = trigger(&device, STOP, 1, here)?;
     stopper.stops(target.as_raw_fd())?;
     bell.mark(STOP);

@@ -1,4 +1,5 @@
-//! Targets count exactly the marks and exits in their regions, over thousands of regions whose bounds user code marks.
+//! Checks that targets count exactly the marks and exits in their regions. User code marks the bounds of thousands of
+//! regions.
 
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -96,7 +97,7 @@ fn regions_hold_exactly_their_exits() -> Outcome {
 fn both_vcpus_have_regions_of_their_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
-    // On vCPU 0, all events are events of a task; on vCPU 1, they are events of the CPU.
+    // On vCPU 0, all events are per-task events. On vCPU 1, they are per-CPU events.
     let run = |vcpu: u64| -> Result<(u64, u64), String> {
         let body = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
             cpu::pin(usize::try_from(vcpu)?)?;
@@ -170,7 +171,7 @@ fn region_excludes_its_starting_mark_and_includes_its_stopping_mark() -> Outcome
         bell.mark(INSIDE);
     }
     ensure_eq!(region.target.count()?, expected, "marks of every value");
-    // Starting a running target and stopping a stopped one change nothing.
+    // Starting a running target changes nothing, nor does stopping a stopped target.
     bell.place(START, 3);
     bell.place(INSIDE, 2);
     bell.place(STOP, 3);
@@ -207,7 +208,7 @@ fn event_waiting_for_its_starter_counts_nothing() -> Outcome {
     device.place(START.into(), 1)?;
     device.place(INSIDE.into(), 10)?;
     ensure_eq!(target.count()?, 10, "marks after the hundredth start");
-    // Without `FLAG_ON_STARTER`, a target counts from the beginning.
+    // Without `FLAG_ON_STARTER`, a target counts as soon as it is enabled.
     let plain = device.start(&attr, How::on_cpu(1))?;
     let other = trigger(&device, START, 1, How::on_cpu(1))?;
     other.starts(plain.as_raw_fd())?;
@@ -231,8 +232,8 @@ fn samples_are_of_regions_alone() -> Outcome {
             expected.push(u64::from(1_000 + number + value));
         }
         bell.mark(STOP);
-        // Each mark in the region is an overflow of the target, and so is the mark that stops the target. The sample of
-        // that last overflow is still written.
+        // The target overflows at each mark in the region, and also at the mark that stops it. The sample of this last
+        // overflow is still written.
         expected.push(STOP.into());
         bell.mark(3_000 + number);
         bell.mark(INSIDE);
@@ -273,7 +274,7 @@ fn page_does_not_change_outside_a_region() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    // How much each mark, each port write and each stop adds to the count.
+    // The amounts that a mark, a port write and a stop add to the count.
     for (attr, [of_mark, of_port, of_stop]) in [
         (device.attr(KIND_MARK, INSIDE.into()), [1, 0, 0]),
         (device.port_exits(), [cpu::STORE_EXITS, 1, cpu::STORE_EXITS]),

@@ -106,7 +106,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
         libc::EINVAL,
         "another task's target",
     )?;
-    // An event that names the calling thread by its id belongs to the same task.
+    // An event that is opened with the calling thread's id belongs to the same task.
     let named = waiting(
         &device,
         &inside(&device),
@@ -172,7 +172,7 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
         Some(libc::EBUSY),
         "errno for another stopper"
     );
-    // By another descriptor it is the same target.
+    // Another descriptor still refers to the same target.
     let twin = std::os::fd::AsFd::as_fd(&target).try_clone_to_owned()?;
     ensure_eq!(
         refused(first.starts(twin.as_raw_fd())),
@@ -216,7 +216,7 @@ fn links_go_with_the_event_that_acts() -> Outcome {
         starter,
         stopper,
     } = region;
-    // A running target runs on without a stopper.
+    // Without a stopper, a running target continues to run.
     device.mark(START.into())?;
     drop(stopper);
     device.mark(STOP.into())?;
@@ -225,7 +225,7 @@ fn links_go_with_the_event_that_acts() -> Outcome {
     let stopper = trigger(&device, STOP, 1, HERE)?;
     stopper.stops(target.as_raw_fd())?;
     device.mark(STOP.into())?;
-    // A paused target stays paused, even if disabled and enabled, until another starter starts it.
+    // A paused target stays paused until another starter starts it, even if the target is disabled and enabled again.
     drop(starter);
     device.mark(START.into())?;
     device.place(INSIDE.into(), 4)?;
@@ -425,7 +425,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
                 refusal.is_none() || refusal == Some(libc::EBUSY),
                 "round {round}: the link was refused with {refusal:?}"
             );
-            // If the first attempt was refused, the link can be made now. Otherwise, the link exists already.
+            // If the first attempt was refused, this attempt succeeds. Otherwise, the link already exists.
             let again = refused(fresh.starts(fd));
             let expected = match refusal {
                 None => Some(libc::EEXIST),

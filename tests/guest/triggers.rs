@@ -15,12 +15,12 @@ pub(crate) const STOP: u32 = 101;
 /// The mark that is counted in a region.
 pub(crate) const INSIDE: u32 = 102;
 
-/// An enabled event that overflows at every `period`th mark of `value`: for use as a starter or stopper.
+/// Returns an enabled event that overflows at every `period`th mark of `value`, for use as a starter or stopper.
 pub(crate) fn trigger(device: &Device, value: u32, period: u64, how: How<'_>) -> io::Result<Event> {
     device.start(&device.marks(value.into(), period, 0), how.by(ENGINE_EXIT))
 }
 
-/// An enabled target that waits for its starter.
+/// Returns an enabled target that waits for its starter.
 pub(crate) fn waiting(device: &Device, attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
     device.start(attr, how.with(FLAG_ON_STARTER))
 }
@@ -39,7 +39,8 @@ impl Region {
         Self::paced(device, attr, how, [1, 1])
     }
 
-    /// Like [`Region::of`], bounded by every `start`th mark [`START`] and every `stop`th mark [`STOP`].
+    /// Like [`Region::of`], but every `start`th mark [`START`] starts the region, and every `stop`th mark [`STOP`] ends
+    /// it.
     pub(crate) fn paced(
         device: &Device,
         attr: &perf_event_attr,
@@ -57,7 +58,7 @@ impl Region {
     }
 }
 
-/// Makes `times` exits by port writes; call [`cpu::allow_ports`] first.
+/// Causes `times` exits by port writes. Call [`cpu::allow_ports`] first.
 pub(crate) fn ports(times: u64) {
     (0..times).for_each(|_| cpu::port_write());
 }

@@ -93,7 +93,7 @@ fn place(values: std::ops::Range<u32>) -> Outcome {
     Ok(())
 }
 
-/// The values of marks in lines of text.
+/// Returns the values of the marks in lines of text.
 fn values(lines: &str, name: &str) -> Vec<u64> {
     let word = format!("{name}: 0x");
     let value = |line: &str| {
@@ -149,7 +149,7 @@ fn recorder_is_created_read_and_ended() -> Outcome {
         ensure_eq!(event[key], expected, "{key} of {event}");
     }
     let id = event["id"].to_string();
-    // Dump the event by name, by id, and with all events. A dump removes no records.
+    // The test dumps the event by name, by id, and as one of all events. A dump removes no records.
     for args in [
         &["persist", "dump", "signposts"][..],
         &["persist", "dump", &id],
@@ -253,8 +253,8 @@ fn unread_marks_stay_until_they_are_read() -> Outcome {
     Ok(())
 }
 
-/// Attaches a reader to `name`, calls `then` once the reader reads, and interrupts the reader once it has shown
-/// `last`. Returns the values and the rest of the reader's output.
+/// Attaches a reader to `name`, and calls `then` when the reader has started to read. Interrupts the reader after it
+/// has shown `last`. Returns the values and the rest of the reader's output.
 fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Vec<u64>, Output)> {
     let mut reader = Command::new("vperf")
         .args(["persist", "attach", name])
@@ -264,7 +264,7 @@ fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Ve
     let mut lines = BufReader::new(reader.stdout.take().ok_or("no output")?);
     let mut line = String::new();
     let mut seen = Vec::new();
-    // The first line says that the reader reads.
+    // The reader prints its first line when it has started to read.
     ensure!(
         lines.read_line(&mut line)? > 0,
         "the reader printed nothing"

@@ -1,5 +1,5 @@
-//! `vperf stat` and `record` with --from and --to: they measure exactly the code between a program's own marks, down to
-//! a single exit.
+//! Tests `vperf stat` and `record` with --from and --to. They must measure exactly the code between a program's own
+//! marks, down to a single exit.
 
 use std::process::{Command, Output};
 
@@ -76,7 +76,7 @@ fn passed(counts: &Value) -> (Option<u64>, Option<u64>) {
 
 fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     cpu::leave_console()?;
-    // Each region has one mark and one port write, and so has the code between two regions.
+    // Each region has one mark and one port write. The code between two regions has the same.
     let exits = cpu::own_port_exits();
     let events = format!("mark=3,{exits},task-clock");
     let counts = stat(
@@ -146,8 +146,8 @@ fn each_thread_has_regions_of_its_own() -> Outcome {
 
 fn one_end_alone_has_a_meaning() -> Outcome {
     let regions = ["workload", "regions", "10", "--marks", "1", "--outside"];
-    // The count starts at the mark 2 that ends the first region. One mark 3 follows in the same round, and two in each
-    // of the nine later rounds.
+    // The mark of value 2 that ends the first region starts the count. One mark of value 3 follows in the same round,
+    // and two follow in each of the nine later rounds.
     let counts = stat(&["--from", "2", "-e", "mark=3"], &regions)?;
     ensure_eq!(
         passed(&counts),
@@ -193,8 +193,8 @@ fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
         &["--from", "1", "--to", "1", "-e", "mark=5,mark=1"],
         &regions,
     )?;
-    // Regions reach from the first mark to the second, from the third to the fourth, and so on. The last mark begins a
-    // region that has no end.
+    // The first region is from the first mark to the second, the next from the third to the fourth, and so on. The last
+    // mark begins a region that has no end.
     ensure_eq!(
         passed(&counts),
         (Some(6), Some(5)),
@@ -381,8 +381,8 @@ fn trace_covers_only_the_region() -> Outcome {
     let writes = rows.iter().filter(|row| row["what"] == PORT_WRITTEN);
     let writes: Vec<&Value> = writes.map(|row| &row["exits"]).collect();
     ensure_eq!(writes, [300], "port writes in {report}");
-    // Where a port access is a memory access, it has the same exit reason as the driver's notifications and marks, so
-    // the total is larger.
+    // On architectures where a port access is a memory access, the driver's notifications and marks exit for the same
+    // reason, so the total is larger.
     if !cpu::OWN_IN_USER_MODE {
         ensure_eq!(trace["exits"], 300, "exits in {report}");
     }

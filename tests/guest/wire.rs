@@ -1,4 +1,4 @@
-//! The console lines with which a guest reports the verdicts of tests. Other lines are skipped.
+//! The console lines in which a guest reports the verdicts of tests. The parser skips all other lines.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub fn line(test: &str, took: Duration, verdict: &Verdict) -> String {
     }
 }
 
-/// Parses a verdict from a line: the test's name, the milliseconds that it took, and the result.
+/// Parses a line with a verdict. Returns the test's name, the milliseconds that the test took, and the result.
 #[must_use]
 pub fn parse(line: &str) -> Option<(&str, u64, Verdict)> {
     let mut words = line.trim_end().splitn(4, ' ');

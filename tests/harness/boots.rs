@@ -1,5 +1,5 @@
-//! Boots the guests of a test program in parallel. Without this, most processors would be idle: an emulated machine
-//! keeps at most one processor busy, and most tests of a program wait for the same guest.
+//! Boots the guests of a test program in parallel. Otherwise, most processors would be idle, because an emulated
+//! machine keeps at most one processor busy, and most tests of a program wait for the same guest.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -16,8 +16,8 @@ use crate::guest::say;
 #[doc(hidden)]
 pub use linkme::{self, distributed_slice};
 
-/// The time limit of a boot. Three machines on two processors that are also busy with other work need up to ten minutes
-/// for the longest groups.
+/// The time limit of a boot. The longest groups take up to ten minutes when three machines share two processors with
+/// other work.
 pub const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A boot that tests of a module share.
@@ -25,9 +25,9 @@ pub const LIMIT: Duration = Duration::from_secs(1800);
 pub struct SharedBoot {
     /// The module's path.
     pub module: &'static str,
-    /// The number of tests in the guest. `None` for a session of the lab's host, which may run several guests.
+    /// The number of tests in the guest, or `None` for a session of the lab's host, which may run several guests.
     pub tests: Option<usize>,
-    /// Boots the guest, unless it was booted, and returns when the guest has run.
+    /// Boots the guest, unless it has already booted. Returns when the guest has run.
     pub run: fn(),
 }
 
@@ -36,8 +36,8 @@ pub struct SharedBoot {
 #[distributed_slice]
 pub static BOOTS: [SharedBoot];
 
-/// Registers shared boots of this module, for [`begin`] to run: functions that each boot one guest or run one session,
-/// or the number of tests of a guest and the function that boots it.
+/// Registers shared boots of this module, which [`begin`] runs. The arguments are either functions that each boot one
+/// guest or run one session, or the number of tests in a guest and the function that boots it.
 #[macro_export]
 macro_rules! shared_boots {
     (@ $tests:expr, $boot:expr) => {
@@ -59,9 +59,9 @@ macro_rules! shared_boots {
     };
 }
 
-/// Starts the shared boots of all modules whose tests are all selected, unless an earlier call did so. At most as many
-/// boots run at a time as there are slots for emulated machines. Sessions and large groups start first: a long boot that
-/// starts last would leave processors idle. The guests of other modules boot when a test needs them.
+/// On its first call, starts the shared boots of each module whose tests are all selected. No more boots run at a time
+/// than there are slots for emulated machines. Sessions and large groups start first, because a long boot that starts
+/// last would leave processors idle. The guests of other modules boot when a test needs them.
 pub fn begin() {
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| {
@@ -77,7 +77,7 @@ pub fn begin() {
         let shared = Arc::new((Mutex::new(VecDeque::from(boots)), AtomicUsize::new(0)));
         for _ in 0..cache::slots() {
             let shared = Arc::clone(&shared);
-            // If the host cannot create a thread, tests boot their guests themselves.
+            // If the host cannot create the thread, the tests boot their guests themselves.
             let _ = thread::Builder::new().spawn(move || {
                 let (boots, done) = &*shared;
                 let next = || boots.lock().ok()?.pop_front();
@@ -91,7 +91,7 @@ pub fn begin() {
     });
 }
 
-/// The filters among the arguments of a test program; `None` if other arguments may also select tests.
+/// Returns the filters among a test program's arguments, or `None` if other arguments may also select tests.
 fn filters(arguments: impl Iterator<Item = String>) -> Option<Vec<String>> {
     /// libtest's options that only change the output.
     const OUTPUT: &[&str] = &[
@@ -109,9 +109,9 @@ fn filters(arguments: impl Iterator<Item = String>) -> Option<Vec<String>> {
         .then_some(filters)
 }
 
-/// Whether libtest's `filters` select all tests of the module with this path.
+/// Returns whether libtest's `filters` select all tests of the module with this path.
 fn is_whole(module: &str, filters: &[String]) -> bool {
-    // Names of tests lack the name of the crate.
+    // Test names do not contain the crate's name.
     let path = module.split_once("::").map_or("", |(_, path)| path);
     let start = format!("{path}::");
     filters.is_empty() || filters.iter().any(|filter| start.contains(filter.as_str()))

@@ -1,5 +1,5 @@
-//! A group of guest tests: one boot of a stock guest, shared by host tests that each report the
-//! verdict of one guest test.
+//! Groups of guest tests. The tests of a group share one boot of a stock guest. For each guest test, a host test
+//! reports the verdict.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -21,10 +21,11 @@ pub use guest_tests::wire::KERNEL_LOG;
 /// The environment variable that selects the kernel of all guests: a series, like `6.12`, or a series with a checker
 /// (lockdep or KASAN), like `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
-/// The environment variable that names an architecture, like `aarch64`. Groups run in that architecture's lab
-/// instead of in the lab of their own architecture, except groups of features that only their own architecture has.
+/// The environment variable that names an architecture, like `aarch64`. Groups then run in that architecture's lab
+/// instead of their own architecture's lab. The exceptions are groups that test features that only their own
+/// architecture has.
 const ARCH: &str = "VPMU_TEST_ARCH";
-/// A checker makes the guest many times slower.
+/// The time limit of a boot with a checker, which makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
 /// Additional guest memory in MiB for a checker, such as KASAN's shadow memory and the metadata of each object.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
@@ -39,12 +40,12 @@ struct Booted {
     output: String,
 }
 
-/// A group by its name in the guest's program.
+/// A group, identified by its name in the guest's program.
 #[derive(Debug)]
 pub struct Group {
     name: &'static str,
     files: fn(Arch) -> Result<Files, ForeignError>,
-    /// Whether the guest has its kernel's image as a file.
+    /// Whether the guest gets its own kernel's image as a file.
     with_kernel: bool,
     vmm: Option<&'static str>,
     vmm_args: &'static [&'static str],
@@ -57,13 +58,13 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group with default settings. The first test that needs its guest boots it.
+    /// Returns a group with default settings. The first test that needs the group's guest boots it.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self::with(name, |_| Ok(Files::new()))
     }
 
-    /// Like [`Group::new`], in a machine with these arguments for `vmm run`, in place of the usual ones.
+    /// Like [`Group::new`], but starts the machine with these arguments for `vmm run` instead of the usual arguments.
     #[must_use]
     pub const fn started(name: &'static str, vmm_args: &'static [&'static str]) -> Self {
         let mut group = Self::new(name);
@@ -71,7 +72,7 @@ impl Group {
         group
     }
 
-    /// Like [`Group::new`], with more words on the guest kernel's command line.
+    /// Like [`Group::new`], but adds words to the guest kernel's command line.
     #[must_use]
     pub const fn appending(name: &'static str, append: &'static str) -> Self {
         let mut group = Self::new(name);
@@ -80,7 +81,7 @@ impl Group {
     }
 
     /// Like [`Group::new`], but always in the lab of x86. Use this for tests that trace exits by the processor's own
-    /// exit numbers: the VMM reads these numbers from the host's tracepoints, and the lab's host permits that.
+    /// exit numbers. The VMM reads these numbers from the host's tracepoints, which the lab's host permits.
     #[must_use]
     pub const fn in_lab(name: &'static str) -> Self {
         let mut group = Self::new(name);
@@ -88,8 +89,8 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// Like [`Group::with`], but runs the guest with one vCPU on the exact lab of x86, with the program `vmm` instead
-    /// of the project's VMM.
+    /// Like [`Group::with`], but runs the guest with one vCPU on the exact lab of x86, and uses the program `vmm`
+    /// instead of the project's VMM.
     #[must_use]
     pub const fn run_by(
         vmm: &'static str,
@@ -104,7 +105,7 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// Keeps the group on x86-64: it tests features that only x86 has.
+    /// Keeps the group on x86-64, because it tests features that only x86 has.
     #[must_use]
     pub const fn on_x86_64(mut self) -> Self {
         self.arch = Arch::X86_64;
@@ -119,7 +120,7 @@ impl Group {
         self
     }
 
-    /// Like [`Group::new`], with more files for the guest.
+    /// Like [`Group::new`], but adds files to the guest.
     #[must_use]
     pub const fn with(name: &'static str, files: fn(Arch) -> Result<Files, ForeignError>) -> Self {
         Self {
@@ -144,7 +145,7 @@ impl Group {
         self
     }
 
-    /// Starts the machine with these arguments for `vmm run`, in place of the usual ones.
+    /// Starts the machine with these arguments for `vmm run` instead of the usual arguments.
     #[must_use]
     pub const fn with_arguments(mut self, vmm_args: &'static [&'static str]) -> Self {
         self.vmm_args = vmm_args;
@@ -173,10 +174,10 @@ impl Group {
         }
     }
 
-    /// Passes if the guest ran these tests and no other.
+    /// Passes if the guest ran exactly these tests.
     ///
     /// # Panics
-    /// If the lists differ, as when a test was added on one side only, or if no guest booted.
+    /// If the lists differ, for example because a test was added on only one side, or if no guest booted.
     pub fn check_names(&self, expected: &[&str]) {
         let mut expected: Vec<&str> = expected.to_vec();
         expected.push(KERNEL_LOG);
@@ -189,7 +190,7 @@ impl Group {
         );
     }
 
-    /// Boots the guest, unless it was booted, and returns when the guest has run.
+    /// Boots the guest, unless it has already booted. Returns when the guest has run.
     #[doc(hidden)]
     pub fn boot(&self) {
         let _ = self.result();
@@ -208,8 +209,8 @@ impl Group {
     }
 }
 
-/// An emulated processor spends so long on a sample that the default limit on the share of a vCPU's time for
-/// sampling would throttle ordinary clocks. Tests of that limit set their own.
+/// A sample takes so long on an emulated processor that the default limit on sampling time would throttle ordinary
+/// clocks. Tests of this limit set their own limit.
 const UNTHROTTLED: &[&str] = &["--max-sampling-percent", "100"];
 
 /// The name of the guests' kernel.
@@ -217,7 +218,7 @@ fn kernel() -> String {
     env::var(KERNEL).unwrap_or_else(|_| DEFAULT_SERIES.to_owned())
 }
 
-/// The series and the checker in a kernel's name.
+/// Returns the series and the checker in a kernel's name.
 fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
     let Some((series, checker)) = kernel.split_once('-') else {
         return Ok((kernel.to_owned(), None));
@@ -229,8 +230,8 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
         .ok_or_else(|| format!("{KERNEL}={kernel}: expected a series, like 6.12 or 6.1-kasan"))
 }
 
-/// The series that a lab's host and its guests run on. Drops the checker of the kernel's name: only the guests of
-/// groups run with a checker.
+/// Returns the series that a lab's host and its guests run. Drops the checker from the kernel's name, because only the
+/// guests of groups run with a checker.
 pub(crate) fn series() -> Result<String, String> {
     named(&kernel()).map(|(series, _)| series)
 }
@@ -248,7 +249,7 @@ fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
         .ok_or_else(|| format!("{ARCH}={wanted}: expected x86_64 or aarch64"))
 }
 
-/// The architecture that the tests were asked to run on, or else `own`.
+/// Returns the architecture that the environment selects, or `own` if it selects none.
 pub(crate) fn asked_arch(own: Arch) -> Result<Arch, String> {
     arch(env::var(ARCH).ok().as_deref(), own, false)
 }
@@ -268,8 +269,8 @@ fn run(group: &Group) -> Result<Booted, String> {
         files.extend(foreign::kernel(&sources).map_err(|error| chain(&error))?);
     }
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
-    // The guest's memory holds the packed files and the root file system, which takes at most half of the memory
-    // that the packed files leave.
+    // The guest's memory holds the packed files and the root file system. The root file system may use at most half of
+    // the memory that the packed files leave free.
     let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {
@@ -307,14 +308,14 @@ fn run(group: &Group) -> Result<Booted, String> {
     })
 }
 
-/// Prints a line, even if the test passes: the test runner captures only the output of macros.
+/// Prints a line even if the test passes, because the test runner captures only the output of print macros.
 pub(crate) fn say(line: &str) {
-    // A closed stderr is not a reason to fail.
+    // A closed stderr must not fail the test.
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// A host test for each test of a guest group, one for the guest kernel's log, and one that compares
-/// the lists. `with` names the function that adds files for the guest.
+/// Defines a host test for each test of a guest group, one for the guest kernel's log, and one that compares the host's
+/// list of tests with the guest's. `with` names the function that adds files for the guest.
 #[macro_export]
 macro_rules! guest_tests {
     ($group:literal: $($test:ident),+ $(,)?) => {

@@ -1,5 +1,5 @@
-//! Runs commands on the lab's own KVM host, for tests of files that the VMM completes only when its guest ends. One
-//! boot of this host, which runs one script, is a session.
+//! Runs commands on the lab's own KVM host, for tests of files that the VMM completes only when its guest ends. A
+//! session is one boot of this host, which runs one script.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -12,8 +12,8 @@ use crate::{boots, guest};
 
 /// Shell functions that a session's script can call. `put NAME FILE` outputs a file. `boot NAME ARGUMENT...` runs a
 /// guest with `$VCPUS` vCPUs, and outputs the guest's console, log, recording and report as files `NAME.*`. `$ACT`
-/// selects what the guest does (`tests/guest/acts.rs`), and `$RESET` the method by which it resets. The guest runs this
-/// script, too, but there the first line executes `guest-tests act` instead of the rest.
+/// selects what the guest does (`tests/guest/acts.rs`), and `$RESET` selects how the guest resets. The guest also runs
+/// this script, but there the first line executes `guest-tests act` instead of the rest.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {
@@ -59,7 +59,7 @@ impl Session {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
-            // Includes room for the snapshots, because the root file system is in memory.
+            // The root file system is in memory, so this includes room for the snapshots.
             memory_mib: 1024,
             place,
             timeout: boots::LIMIT,
@@ -134,7 +134,7 @@ impl Session {
         *exit.unwrap_or_else(|| panic!("no boot {name}:\n{}", self.output))
     }
 
-    /// The guest's lines that begin with `@guest` in boot `name`, without that prefix.
+    /// Returns the lines that begin with `@guest` in the output of boot `name`, without this prefix.
     #[must_use]
     pub fn said(&self, name: &str) -> Vec<String> {
         self.text(&format!("{name}.text"))
@@ -158,7 +158,7 @@ pub struct SharedSession {
 }
 
 impl SharedSession {
-    /// A session with stock perf that will run `script`.
+    /// Returns a session that will run `script`, with stock perf available.
     #[must_use]
     pub const fn with_perf(script: &'static str) -> Self {
         Self {
@@ -171,7 +171,7 @@ impl SharedSession {
         }
     }
 
-    /// Like [`SharedSession::with_perf`], without perf.
+    /// Like [`SharedSession::with_perf`], but without perf.
     #[must_use]
     pub const fn new(script: &'static str) -> Self {
         Self {
@@ -184,7 +184,7 @@ impl SharedSession {
         }
     }
 
-    /// Like [`SharedSession::new`], on the exact lab of aarch64.
+    /// Like [`SharedSession::new`], but on the exact lab of aarch64.
     #[must_use]
     pub const fn on_aarch64(script: &'static str) -> Self {
         Self {
@@ -227,7 +227,7 @@ impl SharedSession {
     /// The session.
     ///
     /// # Panics
-    /// If the session failed, for this test or an earlier one.
+    /// If the session failed, whether this test or an earlier test started it.
     pub fn get(&self) -> &Session {
         boots::begin();
         match self.booted() {
@@ -254,7 +254,7 @@ impl SharedSession {
     }
 }
 
-/// Bytes from pairs of hexadecimal digits, up to the first other character.
+/// Converts pairs of hexadecimal digits to bytes. Stops at the first other character.
 fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text
         .chars()

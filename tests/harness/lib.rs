@@ -1,6 +1,6 @@
 //! Shared code of the guest tests: boots one guest per group of tests, and reads its verdicts.
 //!
-//! This code uses only programs that users run, and no internals of the device or the VMM.
+//! This code uses only the programs that users run. It does not use internals of the device or the VMM.
 
 pub mod boots;
 pub mod guest;

@@ -63,7 +63,7 @@ end
 static SESSION: SharedSession = SharedSession::on_aarch64(SCRIPT);
 tests::shared_boots!(|| SESSION.boot());
 
-/// Returns the value that the guest of boot `boot` reported for `what`.
+/// Returns the value that the guest reported for `what` in boot `boot`.
 fn said(boot: &str, what: &str) -> String {
     let said = SESSION.get().said(boot);
     let line = said.iter().find_map(|line| line.strip_prefix(what));
@@ -71,7 +71,7 @@ fn said(boot: &str, what: &str) -> String {
     line.trim().to_owned()
 }
 
-/// Checks that, in the boot named `boot`, the guest counted its loop exactly to the instruction.
+/// Checks that the guest of boot `boot` counted every instruction of its loop exactly.
 fn ensure_exact(boot: &str) {
     assert_eq!(said(boot, "loops"), "exact", "{boot}");
 }
@@ -108,7 +108,7 @@ fn counter_that_the_host_keeps_shows_in_the_time_running() {
     ensure_exact("contended");
 }
 
-/// Lower bound on the number of instructions that KVM and the VMM execute for an exit that reaches the VMM.
+/// Minimum number of instructions that KVM and the VMM execute for an exit that reaches the VMM.
 const LEAST_OF_AN_EXIT: u64 = 500;
 
 fn number(boot: &str, what: &str) -> u64 {

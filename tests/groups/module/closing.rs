@@ -7,8 +7,8 @@ use tests::host::{Session, SharedSession};
 /// Boots guests in which a task closes `$events` counting events, while another task uses the control queue.
 ///
 /// Then boots a guest in which a task closes leaders. The device executes requests of the control queue on the VMM's
-/// main thread. With the lowest priority, this thread closes a leader later than the guest places its next mark, unless
-/// the driver waits for the close.
+/// main thread. The script gives this thread the lowest priority. So the device closes a leader only after the guest
+/// has placed its next mark, unless the driver waits for the close.
 const SCRIPT: &str = r#"
 for events in 0 64 128 512; do
 	ACT=close-$events; boot close-$events
@@ -32,8 +32,8 @@ fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String>
     Ok((commands, session.said(&name)))
 }
 
-/// If a task slept while it closed one of its events, all its other events would be scheduled out and in. So a task
-/// must not sleep while it closes events, and the number of commands must be the same for each event.
+/// If a task slept while it closed one of its events, the kernel would schedule all its other events out and in. So a
+/// task must not sleep while it closes events, and each event must take the same number of commands.
 #[test]
 fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
     let session = SESSION.get();

@@ -8,9 +8,9 @@ use linux_perf_data::linux_perf_event_reader::EventRecord;
 use linux_perf_data::{AttributeDescription, PerfFileReader, PerfFileRecord};
 use tests::host::SharedSession;
 
-/// The marks that the guest's program places in one boot.
+/// Number of marks that the guest's program places in one boot.
 const MARKS: u64 = 1_000;
-/// The marks that the guest's own event counts in one boot.
+/// Number of marks that the guest's own event counts in one boot.
 const OWN: usize = 50;
 
 const SCRIPT: &str = r#"
@@ -243,8 +243,8 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     );
     assert_eq!(session.exit("wait"), 6);
     let data = recorded(session.file("wait.data"));
-    // The event flight-1 was ended by request, so the recording lacks this event and its half of the marks. The
-    // recording still has the half of flight-0.
+    // A request ended event flight-1, so the recording lacks this event and its half of the marks. The recording still
+    // has flight-0's half.
     let half: Vec<u64> = (1..=MARKS)
         .filter(|value| (value - 1) / 100 % 2 == 0)
         .collect();

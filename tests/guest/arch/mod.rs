@@ -1,5 +1,5 @@
-//! The only module that selects code by architecture. It has instructions that cause exits, instructions that cause
-//! none, and the known values of registers at these instructions.
+//! The only module that selects code by architecture. It contains instructions that cause exits, instructions that
+//! cause no exits, and the values that registers have at these instructions.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -32,11 +32,11 @@ const ROUNDS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Upper bound on the number of instructions that a core completes in a cycle.
 const WIDEST: u64 = 16;
 
-/// Returns the difference between `count` and `each` times the number of rounds. The difference must be the same for
-/// all numbers of rounds.
+/// Returns by how much `count` exceeds `each` instructions per round. The excess must be the same for every number of
+/// rounds.
 fn border(
     each: u64,
-    // A trait object, so that the code around the loop is the same for all numbers of rounds.
+    // This is a trait object, so that the same code surrounds the loop for every number of rounds.
     count: &dyn Fn(u64) -> Result<u64, Box<dyn Error>>,
 ) -> Result<u64, Box<dyn Error>> {
     let mut found = Vec::new();
@@ -71,9 +71,9 @@ fn user_loop() -> Found {
     holds(format!("2,000 to 2,000,000, each + {border}"))
 }
 
-/// Number of runs. Only the lowest of their counts is used, because an interrupt can only add to a count.
+/// Number of runs. Only the lowest count is used, because interrupts can only increase a count.
 const TRIES: usize = 9;
-/// How often the kernel's code runs during one count.
+/// Number of times that the kernel's code runs during one count.
 const RUNS: u32 = 100;
 
 fn kernel_code() -> Found {

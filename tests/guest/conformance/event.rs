@@ -10,10 +10,10 @@ use crate::stubs;
 
 /// Instructions of one round of [`spin`].
 pub(super) const PER_ROUND: u64 = 2;
-/// Maximum number of instructions that a count includes before and after the loop.
+/// Maximum number of instructions outside the loop that a count includes.
 pub(super) const MOST_BORDER: u64 = 64;
 
-/// An event of the CPU: perf's type and config.
+/// An event of the CPU, given by perf's type and config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct What {
     pub(super) kind: u32,
@@ -110,7 +110,7 @@ pub(super) fn code() -> std::ops::Range<u64> {
     one.code
 }
 
-/// Returns the errno of an attempt to open an event with this attr. `None` if the event opens.
+/// Tries to open an event with this attr. Returns the errno, or `None` if the event opens.
 pub(super) fn refusal(attr: &perf_event_attr) -> Option<i32> {
     refused(kernels_own(attr))
 }

@@ -1,5 +1,5 @@
-//! The programs of guests that share their host's counters with others, and the commands that run on the host at the
-//! same time.
+//! Programs for guests that share their host's counters with others, and commands that run on the host at the same
+//! time.
 
 use std::error::Error;
 use std::fs;
@@ -18,12 +18,12 @@ use crate::arch::accesses;
 use crate::raw::{Event, How, kernels, kernels_own};
 use crate::{Outcome, cpu};
 
-/// Number of the guest's events. The lab's PMU can count them and the operator's events at the same time.
+/// Number of events in the guest. The lab's PMU can count them together with the operator's events.
 const EVENTS: usize = 6;
 /// Number of loops that are counted while others use the counters.
 const LOOPS: usize = 50;
 
-/// The guest's part in the test: counts loops, reports how many of its events wait for counters, and then sleeps.
+/// The guest's part in the test. It counts loops, reports how many of its events wait for counters, and then sleeps.
 pub(crate) fn counts() -> Outcome {
     prepare()?;
     let mut borders = Vec::new();
@@ -73,7 +73,7 @@ fn of_raw() -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program. Then writes to the file how many instructions
+/// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program, then writes to the file how many instructions
 /// guests executed in user mode on the program's threads.
 pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> ExitCode {
     let run = || -> Result<u8, Box<dyn Error>> {

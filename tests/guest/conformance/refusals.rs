@@ -1,4 +1,4 @@
-//! Requests that open an event, and requests that are refused.
+//! Tests which requests open an event, and which are refused.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -120,7 +120,7 @@ fn listed() -> Found {
     holds(opens.into_iter().collect::<Vec<_>>().join(", "))
 }
 
-/// The first bit of the attr's flags that kernels leave reserved.
+/// In the attr's flags, the first bit that is reserved in all kernels.
 const FIRST_FLAG: u32 = 48;
 /// The first bit of `sample_type` that is refused.
 const FIRST_FIELD: u32 = 26;

@@ -124,7 +124,7 @@ fn changed() -> Found {
     holds(format!("{short}, then {long}"))
 }
 
-/// Maximum error of the rate of samples, in percent, once the rate has settled.
+/// Maximum error of the sampling rate, in percent, after the rate has settled.
 const PERCENT: u64 = 10;
 
 fn frequency() -> Found {
@@ -134,7 +134,7 @@ fn frequency() -> Found {
     let event = kernels_own(&attr)?;
     let mut ring = Pages::map(&event, RING_PAGES, READ_WRITE)?;
     event.enable(0)?;
-    // Kernels start with a short period and adapt it at each tick.
+    // The kernel starts with a short period, and adapts it at each tick. So the first samples are discarded.
     spin(50_000_000);
     ring.take()?;
     let samples = (0..4).try_fold(Vec::new(), |mut all, _| {

@@ -20,8 +20,8 @@ pub(super) const ROWS: &[Row] = &[
 
 /// Long enough for many turns.
 const LONG: u64 = 50_000_000;
-/// Events that a PMU may be able to count at the same time. The events that count the work of the loop come first. No
-/// two events are identical, because identical events would share one counter of the device.
+/// Events that a PMU may be able to count at the same time. Events that count the loop's work come first. No two events
+/// are identical, because identical events would share one counter of the device.
 const KINDS: [What; 4] = [INSTRUCTIONS, CYCLES, FRONTEND, BACKEND];
 const MODES: [Mode; 3] = [Mode::User, Mode::Both, Mode::Kernel];
 
@@ -63,8 +63,8 @@ fn always(reading: &Reading) -> bool {
     reading.running == reading.enabled
 }
 
-/// Returns the PMU's number of counters: how many of the events, starting with the first, run the whole time when they
-/// are counted together. Returns `None` if all of the events do, because the PMU may then have more counters.
+/// Returns the PMU's number of counters, that is, how many of the first events can be counted together if all of them
+/// must run the whole time. Returns `None` if this holds for all events, because the PMU may then have more counters.
 fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     for events in 1..=kinds.len() {
         if !together(&kinds[..events], LONG / 5)?.iter().all(always) {

@@ -2,7 +2,7 @@
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-/// The attributes of a later kernel: `perf_event_attr` with more fields at its end.
+/// Attributes from a later kernel: a `perf_event_attr` with additional fields at its end.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Later {
@@ -40,7 +40,7 @@ pub(crate) fn watermark(mut attr: perf_event_attr, bytes: u32) -> perf_event_att
     attr
 }
 
-/// Sets a watermark that records never reach, so that only a loss wakes readers.
+/// Sets a watermark that the records never reach, so that only lost records wake the readers.
 pub(crate) fn silent(attr: perf_event_attr) -> perf_event_attr {
     watermark(attr, u32::MAX)
 }

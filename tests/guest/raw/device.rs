@@ -16,7 +16,7 @@ use vpmu_abi::uapi::{self, Info};
 use super::{EXIT_PORT, Event, How, KIND_EXITS, KIND_MARK, Later, MARK_ANY, checked, sampling};
 use crate::arch::OWN_IN_USER_MODE;
 
-/// The number of the ioctl that places a mark; assembly code uses it, too.
+/// The number of the ioctl that places a mark. Assembly code uses it, too.
 pub(crate) const IOC_MARK: u64 = uapi::IOC_MARK as u64;
 
 /// `/dev/vpmu`.
@@ -54,7 +54,7 @@ impl Device {
         attr
     }
 
-    /// An attr that takes a sample with these fields at every `period`th mark of `value`.
+    /// An attr that takes a sample with these fields at every `period`th mark with value `value`.
     pub(crate) fn marks(&self, value: u64, period: u64, sample_type: u64) -> perf_event_attr {
         sampling(self.attr(KIND_MARK, value), period, sample_type)
     }
@@ -69,12 +69,12 @@ impl Device {
         self.open_at(ptr::from_mut(attr), how)
     }
 
-    /// Opens an event by the attributes of a later kernel, which have more fields.
+    /// Opens an event with attributes from a later kernel, which have additional fields.
     pub(crate) fn open_later(&self, later: &mut Later) -> io::Result<Event> {
         self.open_at(ptr::from_mut(later).cast(), How::OWN)
     }
 
-    /// Opens an event. The kernel reads as many bytes of `attr` as its size states, and may write the size.
+    /// Opens an event. The kernel reads as many bytes as the size field of `attr` states, and may write that field.
     fn open_at(&self, attr: *mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
         let request = uapi::Open {
             attr: attr.expose_provenance() as u64,

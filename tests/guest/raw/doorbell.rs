@@ -7,7 +7,7 @@ use std::ptr;
 
 use super::{Device, PAGE};
 
-/// A mapping of the doorbell; unmapped when dropped.
+/// A mapping of the doorbell, which is unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Doorbell(*mut u32);
 
@@ -64,7 +64,7 @@ impl Doorbell {
 
 impl Drop for Doorbell {
     fn drop(&mut self) {
-        // SAFETY: the call unmaps the one page that was mapped. The driver refuses maps of more than a page.
+        // SAFETY: the call unmaps the one page that was mapped. The driver refuses to map more than one page.
         unsafe { libc::munmap(self.0.cast(), PAGE) };
     }
 }

@@ -1,4 +1,4 @@
-//! An open event: what its descriptor can do.
+//! An open event, and the requests that its descriptor accepts.
 #![expect(unsafe_code, reason = "system calls")]
 
 use std::io;
@@ -17,7 +17,7 @@ pub(crate) struct Event(pub(super) OwnedFd);
 impl Event {
     fn ioctl(&self, request: bindings::perf_event_ioctls, argument: u64) -> io::Result<i32> {
         // SAFETY: a request accesses memory only at `argument`. The callers below keep that memory valid, and it is
-        // large enough. `QUERY_BPF` writes only one word, because its buffer has a size of zero programs.
+        // large enough. `QUERY_BPF` writes only one word, because its buffer states room for zero programs.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), u64::from(request), argument) })
     }
 
@@ -63,7 +63,7 @@ impl Event {
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
     }
 
-    /// Like [`Event::modify`], with the attributes of a later kernel, which have more fields.
+    /// Like [`Event::modify`], but with attributes from a later kernel, which have additional fields.
     pub(crate) fn modify_later(&self, later: &Later) -> io::Result<i32> {
         let address = ptr::from_ref(later).expose_provenance() as u64;
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
@@ -99,7 +99,7 @@ impl Event {
         })
     }
 
-    /// splice(2) of some bytes of the event into a pipe.
+    /// Calls splice(2) to move some bytes of the event into a pipe.
     pub(crate) fn splice_to(&self, pipe: RawFd) -> io::Result<usize> {
         let (from, none) = (self.0.as_raw_fd(), ptr::null_mut());
         // SAFETY: both offsets are null, so the call accesses no memory of this process.
@@ -107,8 +107,8 @@ impl Event {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Waits until all samples and packets of the event are in its mapped pages; with [`GROUP`](super::GROUP), also
-    /// those of its group.
+    /// Waits until all samples and packets of the event are in its mapped pages. With [`GROUP`](super::GROUP), also
+    /// waits for the samples and packets of the event's group.
     pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_FLUSH.into(), flags) })

@@ -1,5 +1,5 @@
-//! The driver's system calls without the client library: ioctls, mmap and plain words. The library would hide some
-//! calls or correct their arguments, but tests of the driver's rules must make exactly the calls that they name.
+//! Calls the driver without the client library: ioctls, mmap and plain words. Tests of the driver's rules must make
+//! exactly the calls that they name, but the library would hide some calls or correct their arguments.
 
 mod attrs;
 mod device;
@@ -38,7 +38,7 @@ pub(crate) const EXIT_PORT: u64 = crate::arch::EXIT_PORT;
 pub(crate) const SW_CPU_CLOCK: u64 = 0;
 pub(crate) const SW_TASK_CLOCK: u64 = 1;
 
-/// perf's constants, in the types of the fields that hold them.
+/// perf's constants, converted to the types of the fields that hold them.
 pub(crate) const FORMAT_ENABLED: u64 = 1 << 0;
 pub(crate) const FORMAT_RUNNING: u64 = 1 << 1;
 pub(crate) const FORMAT_ID: u64 = 1 << 2;
@@ -96,7 +96,7 @@ impl<'a> How<'a> {
         }
     }
 
-    /// The same in the group of that leader.
+    /// The same, but in the group of that leader.
     pub(crate) const fn led_by(self, leader: BorrowedFd<'a>) -> Self {
         Self {
             group: Some(leader),
@@ -113,7 +113,7 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// The errno of a call; `None` if it succeeded.
+/// Returns the errno of a call, or `None` if the call succeeded.
 pub(crate) fn refused<T>(result: io::Result<T>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }

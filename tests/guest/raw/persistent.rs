@@ -14,7 +14,7 @@ use super::{Device, Event, How, checked};
 
 /// Flag of an [`Entry`]: the event is the operator's.
 pub(crate) const OPERATORS: u32 = PERSISTENT_OPERATOR;
-/// Flag of an [`Entry`]: the event's ring lies in the window and outlives a reset of the guest.
+/// Flag of an [`Entry`]: the event's ring is in the window, and survives a reset of the guest.
 pub(crate) const IN_WINDOW: u32 = uapi::PERSISTENT_WINDOW;
 /// Flag of an [`Entry`]: new records overwrite the oldest ones, and programs map the ring read-only.
 pub(crate) const OVERWRITES: u32 = uapi::PERSISTENT_OVERWRITE;
@@ -39,12 +39,12 @@ impl Entry {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// Number of data pages of the ring; `None` if the event has no ring.
+    /// Returns the number of data pages of the ring, or `None` if the event has no ring.
     pub(crate) fn data_pages(&self) -> Option<usize> {
         (self.pages as usize).checked_sub(1)
     }
 
-    /// The attributes that the event was opened with, except that `disabled` is the event's current state.
+    /// Returns the attributes with which the event was opened, except that `disabled` has the event's current state.
     pub(crate) fn attr(&self) -> perf_event_attr {
         let mut attr = perf_event_attr::default();
         let bytes = mem::size_of::<perf_event_attr>().min(uapi::ATTR_SIZE);
@@ -61,12 +61,12 @@ impl Entry {
 }
 
 impl Device {
-    /// At most `count` persistent events with ids above `after`.
+    /// Lists at most `count` persistent events with ids above `after`.
     pub(crate) fn list(&self, after: u64, count: u32) -> io::Result<Vec<Entry>> {
         self.list_raw(after, count, 0)
     }
 
-    /// Like [`Device::list`], with a value for the request's reserved word. The driver accepts only zero.
+    /// Like [`Device::list`], but sets the request's reserved word, for which the driver accepts only zero.
     pub(crate) fn list_raw(&self, after: u64, count: u32, reserved: u32) -> io::Result<Vec<Entry>> {
         let mut entries = vec![Entry(uapi::PersistentEntry::default()); count as usize];
         let request = uapi::Persistent {
@@ -92,12 +92,12 @@ impl Device {
         self.list(0, 4096)
     }
 
-    /// The persistent event of that id, if it exists.
+    /// Returns the persistent event with this id, if it exists.
     pub(crate) fn entry(&self, id: u64) -> io::Result<Option<Entry>> {
         Ok(self.persistent()?.into_iter().find(|entry| entry.id == id))
     }
 
-    /// The attr that opens persistent event `id` again.
+    /// Returns the attr that opens persistent event `id` again.
     pub(crate) fn reopening(&self, id: u64) -> perf_event_attr {
         perf_event_attr {
             type_: self.info.persistent_type,
@@ -122,7 +122,7 @@ impl Device {
 }
 
 impl Event {
-    /// Makes the event persistent, with this name unless it is empty. Returns its id.
+    /// Makes the event persistent, and gives it this name unless the name is empty. Returns the event's id.
     pub(crate) fn detach(&self, name: &str) -> io::Result<u64> {
         let mut bytes = [0; PERSISTENT_NAME];
         let fits = name.len().min(PERSISTENT_NAME);
@@ -140,7 +140,7 @@ impl Event {
         Ok(request.id)
     }
 
-    /// Attaches the event: from now on, it ends when its last user is gone.
+    /// Attaches the event. From then on, the event ends when its last user is gone.
     pub(crate) fn attach(&self) -> io::Result<i32> {
         // SAFETY: the request takes no argument.
         checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_ATTACH.into(), 0) })

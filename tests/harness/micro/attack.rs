@@ -1,18 +1,18 @@
-//! Guests that attack the device directly: many events, full buffers of commands, malformed chains.
+//! Guests that attack the device directly, with many events, buffers full of commands, and malformed chains.
 
 use super::code::Code;
 use super::device::{AVAILABLE, Device, NOTIFY, USED, queue};
 
-/// Addresses of a full buffer's commands, and of the room for their replies.
+/// The address of the commands in a full buffer, and the address of the room for their replies.
 const COMMANDS: u32 = 0xa0_0000;
 const REPLIES: u32 = 0xb0_0000;
 /// Maximum number of commands in one notification.
 pub const MOST_COMMANDS: u32 = 2048;
-/// Bytes of a command, and of its reply.
+/// Size of a command and size of its reply, in bytes.
 const COMMAND: u32 = 32;
 const REPLY: u32 = 40;
 
-/// Sends the last control request of `device` `times` more times, without checking the replies.
+/// Sends the last control request of `device` again, `times` times. Does not check the replies.
 #[must_use]
 pub fn again(device: &mut Device, times: u32) -> Code {
     let control = queue(0);
@@ -97,7 +97,7 @@ pub fn make_indirect(index: u32) -> Code {
     descriptors(code, queue(index), &[(TABLE, 32, INDIRECT)])
 }
 
-/// Makes descriptor 0 of a queue available for the `number`th time, and notifies.
+/// Makes descriptor 0 of a queue available for the `number`th time, and notifies the device.
 #[must_use]
 pub fn kick(index: u32, number: u32) -> Code {
     Code::new()
@@ -105,7 +105,7 @@ pub fn kick(index: u32, number: u32) -> Code {
         .store(NOTIFY, index)
 }
 
-/// Makes descriptor 0 of a queue available and notifies, forever.
+/// Repeatedly makes descriptor 0 of a queue available and notifies the device, forever.
 #[must_use]
 pub fn kick_for_ever(index: u32) -> Code {
     // xor ebp, ebp

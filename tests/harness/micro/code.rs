@@ -1,7 +1,7 @@
-//! A tiny assembler for encodings with the same meaning in 32-bit and 64-bit mode.
+//! A tiny assembler. It uses only encodings with the same meaning in 32-bit and 64-bit mode.
 //!
 //! A program can run on the boot vCPU, which the VMM enters in long mode, and on the other vCPUs, which start in flat
-//! protected mode. Addresses are below 4 GiB; `ebx`, `ecx`, `edx` and `eax` are scratch.
+//! protected mode. Addresses are below 4 GiB, and `ebx`, `ecx`, `edx` and `eax` are scratch registers.
 
 /// A program or part of a program.
 #[derive(Debug, Clone, Default)]
@@ -85,7 +85,7 @@ impl Code {
         self.address(address).raw(&[0x8b, 0x03])
     }
 
-    /// Triple-faults unless `eax` holds `value`. The VMM reports the triple fault.
+    /// Causes a triple fault unless `eax` holds `value`. The VMM reports the triple fault.
     #[must_use]
     pub fn require(self, value: u32) -> Self {
         // cmp eax, value; je over; ud2
@@ -95,7 +95,7 @@ impl Code {
             .die()
     }
 
-    /// Triple-faults, as long as there is no interrupt table.
+    /// Causes a triple fault if there is no interrupt table.
     #[must_use]
     pub fn die(self) -> Self {
         self.raw(&[0x0f, 0x0b])

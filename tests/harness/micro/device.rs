@@ -1,5 +1,5 @@
-//! A minimal driver of the device: it sets up queues, sends requests and commands, and triple-faults if a reply has an
-//! unexpected status.
+//! A minimal driver of the device. It sets up queues, sends requests and commands, and causes a triple fault if a reply
+//! has an unexpected status.
 
 use super::code::Code;
 
@@ -8,13 +8,13 @@ pub const REGISTERS: u32 = 0xd000_0000;
 /// The notification register of queues.
 pub const NOTIFY: u32 = REGISTERS + 0x50;
 
-/// Address of the queues, each with its rings, requests and replies.
+/// Address of the queues. Each queue has its own rings, requests and replies.
 const QUEUES: u32 = 0x90_0000;
 const QUEUE: u32 = 0x8000;
 pub(super) const AVAILABLE: u32 = 0x1000;
 pub(super) const USED: u32 = 0x2000;
 const ASKED: u32 = 0x3000;
-/// Replies are kept: each has its own address.
+/// Each reply has its own address, so no reply overwrites an earlier one.
 const ANSWERED: u32 = 0x5000;
 const ANSWER: u32 = 0x40;
 const SERIAL: u16 = 0x3f8;
@@ -22,7 +22,7 @@ const SERIAL: u16 = 0x3f8;
 /// Bytes of the reply to a command.
 pub const REPLY: u32 = 40;
 
-/// Address of a queue's descriptors, followed by its rings.
+/// Returns the address of a queue's descriptors. The queue's rings follow them.
 pub(super) fn queue(index: u32) -> u32 {
     QUEUES + index * QUEUE
 }
@@ -35,19 +35,20 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device with `vcpus` vCPUs, and the code that initializes it: every feature, the control
-    /// queue and a queue per vCPU.
+    /// Returns a device with `vcpus` vCPUs, and the code that initializes it. The code sets up every feature, the
+    /// control queue, and one queue per vCPU.
     #[must_use]
     pub fn bring_up(vcpus: u32) -> (Self, Code) {
         Self::bring_up_with(vcpus, 0xf)
     }
 
-    /// Like [`Device::bring_up`], with `features` instead of bits 0 to 3; the device must offer all of them.
+    /// Like [`Device::bring_up`], but with `features` instead of feature bits 0 to 3. The device must offer all of
+    /// them.
     #[must_use]
     pub fn bring_up_with(vcpus: u32, features: u32) -> (Self, Code) {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
         let mut code = Code::new();
-        // Reset, ACKNOWLEDGE, DRIVER; then the features and VERSION_1; then FEATURES_OK.
+        // The order is: reset, ACKNOWLEDGE, DRIVER, the features and VERSION_1, FEATURES_OK.
         for (offset, value) in [
             (0x70, 0),
             (0x70, 1),
@@ -90,15 +91,15 @@ impl Device {
         self.give(0, words, OPEN_REPLY, status).0
     }
 
-    /// Sends a command on the queue of `vcpu`, which must run this code, and requires success. Also returns the
+    /// Sends a command on the queue of `vcpu`, and requires success. `vcpu` itself must run this code. Also returns the
     /// address of the reply.
     #[must_use]
     pub fn command(&mut self, vcpu: u32, op: u64, event: u64) -> (Code, u32) {
         self.give(2 + vcpu, &[op, event, 0, 0], REPLY, 0)
     }
 
-    /// Adds `times` to the number of buffers sent on a queue, for code that sends the queue's last buffer again that
-    /// many times. Returns the number before and after.
+    /// Adds `times` to the number of buffers sent on a queue. The caller's code sends the queue's last buffer again
+    /// `times` times. Returns the numbers before and after the addition.
     pub(super) fn give_again(&mut self, index: u32, times: u32) -> (u32, u32) {
         let given = self.given.get_mut(index as usize).expect("such a queue");
         let before = *given;
@@ -120,8 +121,8 @@ impl Device {
                 code = code.store(at, u32::try_from(half & 0xffff_ffff).expect("a half"));
             }
         }
-        // Descriptor 0 is the request and links to descriptor 1, the reply. The entries of the
-        // available ring stay zero: each names descriptor 0.
+        // Descriptor 0 is the request, and links to descriptor 1, which is the reply. The available ring's entries stay
+        // zero, so each entry names descriptor 0.
         for (at, value) in [
             (0, queue + ASKED),
             (8, length),

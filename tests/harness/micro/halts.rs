@@ -1,4 +1,4 @@
-//! A program that halts a known number of times, each time woken by its own timer.
+//! A program that halts a known number of times. Its own timer wakes it each time.
 
 use super::code::Code;
 
@@ -17,11 +17,11 @@ const TIMER_DIVIDE: u32 = 0xfee0_03e0;
 const VECTOR: u32 = 0x20;
 const ENABLED: u32 = 0x1ff;
 const UNDIVIDED: u32 = 0xb;
-/// Ticks until the wakeup: far more than the code before the halt takes. Even if the host delays that code, the vCPU
-/// halts, because it enables interrupts only at the halt.
+/// Number of timer ticks until the wakeup. The code before the halt takes far fewer ticks. Even if the host delays that
+/// code, the vCPU halts, because it enables interrupts only at the halt.
 const TICKS: u32 = 1_000_000;
 
-/// Returns code that halts `times` times. Only for the boot vCPU, which is in long mode.
+/// Returns code that halts `times` times. Only the boot vCPU can run it, because the code needs long mode.
 #[must_use]
 pub fn halts(times: u32) -> Code {
     // mov ebx, END_OF_INTERRUPT; mov dword [rbx], 0; iretq

@@ -1,26 +1,26 @@
-//! An ELF kernel image of micro programs, one per vCPU.
+//! An ELF kernel image that contains micro programs, one for each vCPU.
 //!
-//! The boot vCPU starts the others with INIT and SIPI, like an operating system, runs its own
-//! program concurrently, waits until all are done and powers off.
+//! Like an operating system, the boot vCPU starts the other vCPUs with INIT and SIPI. It runs its own program
+//! concurrently, waits until all programs are done, and powers off the machine.
 
 use super::code::Code;
 
 /// Load address and entry of the file.
 const LOAD: u32 = 0x10_0000;
-/// Bytes of the file before the loaded part.
+/// Number of bytes in the file before the loaded part.
 const HEADERS: usize = 64 + 56;
-/// Address of the number of vCPUs that are done; memory is zero at the start.
+/// Address of the number of vCPUs that are done. Memory is zero at the start.
 const DONE: u32 = 0x80_0000;
 /// Real-mode pages where vCPUs 1, 2, ... start.
 const TRAMPOLINE: u32 = 0x1_0000;
 const TRAMPOLINE_SIZE: u32 = 0x1000;
 
-/// The local APIC's register with the software-enable bit. Until a local APIC changes its state, KVM has no map of the
-/// APICs, and delivers no interrupts to other vCPUs. Like every operating system, the guest makes such a change: it
-/// enables its APIC first.
+/// The local APIC's register with the software-enable bit. KVM has no map of the APICs, and delivers no interrupts to
+/// other vCPUs, until a local APIC changes its state. So the guest first enables its APIC, as every operating system
+/// does.
 const SPURIOUS: u32 = 0xfee0_00f0;
 const ENABLED: u32 = 0x1ff;
-/// The local APIC's interrupt command register, high half first.
+/// The local APIC's interrupt command register: the high half, then the low half.
 const ICR_HIGH: u32 = 0xfee0_0310;
 const ICR_LOW: u32 = 0xfee0_0300;
 const ICR_INIT: u32 = 0x4500;
@@ -30,21 +30,21 @@ const ICR_STARTUP: u32 = 0x4600;
 const SLEEP_PORT: u16 = 0x600;
 const SLEEP_NOW: u8 = 5 << 2 | 1 << 5;
 
-/// The power-off: one port write on the boot vCPU.
+/// Returns code that powers off the machine with one port write on the boot vCPU.
 #[must_use]
 pub fn power_off() -> Code {
     Code::new().out8(SLEEP_PORT, SLEEP_NOW).halt_for_ever()
 }
 
-/// A kernel that runs one program, on the boot vCPU. The program must power off the machine.
+/// Returns a kernel that runs one program, on the boot vCPU. The program must power off the machine.
 #[must_use]
 pub fn single(program: &Code) -> Vec<u8> {
     elf(program.bytes())
 }
 
-/// A kernel that runs a program on each vCPU at once and powers off when all are done.
+/// Returns a kernel that runs a program on each vCPU, all at the same time, and powers off when all are done.
 ///
-/// In addition to the programs, the boot vCPU makes one port write: the power-off.
+/// In addition to the programs' accesses, the boot vCPU makes one port write, which powers off the machine.
 #[must_use]
 pub fn kernel(programs: &[Code]) -> Vec<u8> {
     let (boot, others) = programs.split_first().expect("a program for the boot vCPU");
@@ -57,8 +57,8 @@ pub fn kernel(programs: &[Code]) -> Vec<u8> {
         .collect();
     let count = u32::try_from(others.len()).expect("few vCPUs");
 
-    // The layout depends on the boot program's length, which does not depend on the values of addresses. So measure the
-    // length with arbitrary addresses, then build with the right ones.
+    // The layout depends on the boot program's length, which does not depend on the values of addresses. So this code
+    // measures the length with arbitrary addresses, and then builds the kernel with the right addresses.
     let make = |images: u32| {
         let mut code = Code::new().store(SPURIOUS, ENABLED);
         let mut program = images;
@@ -83,7 +83,7 @@ pub fn kernel(programs: &[Code]) -> Vec<u8> {
     elf(&bytes)
 }
 
-/// The address of a part of a kernel file's programs.
+/// Returns the address of a part of the programs in a kernel file.
 ///
 /// # Panics
 /// Unless the file has the part exactly once.
@@ -101,7 +101,7 @@ fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).expect("a small program")
 }
 
-/// Code that starts in real mode at `page`, and jumps to `entry` in flat protected mode. Returned as words to store.
+/// Returns code, as words to store, that starts in real mode at `page` and jumps to `entry` in flat protected mode.
 fn trampoline(page: u32, entry: u32) -> Vec<u32> {
     const PROTECTED: u32 = 0x18;
     const TABLE: u32 = 0x30;
@@ -135,7 +135,7 @@ fn trampoline(page: u32, entry: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A 64-bit executable with one segment, loaded and entered at [`LOAD`].
+/// Returns a 64-bit executable with one segment. Its load address and its entry point are [`LOAD`].
 fn elf(code: &[u8]) -> Vec<u8> {
     let size = code.len() as u64;
     let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0];
@@ -149,7 +149,7 @@ fn elf(code: &[u8]) -> Vec<u8> {
         file.extend(word.to_le_bytes());
     }
     file.extend(0_u32.to_le_bytes());
-    // Sizes and numbers: this header, one program header, no sections.
+    // Header sizes and entry counts: this header, one program header, no sections.
     for half in [64_u16, 56, 1, 64, 0, 0] {
         file.extend(half.to_le_bytes());
     }

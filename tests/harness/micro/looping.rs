@@ -1,5 +1,5 @@
-//! A guest that samples itself: a program in ring 3 opens an event, loops without exits until its
-//! ring holds a given number of bytes, closes the event and sends the ring.
+//! A guest that samples itself. A program in ring 3 opens an event, and loops without exits until the event's ring
+//! holds a given number of bytes. It then closes the event and sends the ring.
 
 use std::ops::Range;
 
@@ -18,13 +18,13 @@ const HEAD: u64 = RING + 1024;
 pub struct Looping {
     /// The loop.
     pub in_loop: Range<u64>,
-    /// The whole program up to closing the event.
+    /// The program up to the code that closes the event, inclusive.
     pub open: Range<u64>,
 }
 
 impl Sampled {
-    /// The kernel file of a guest that opens an event with `open`, maps a ring of one page, and
-    /// loops until the ring holds `bytes` bytes.
+    /// Returns the kernel file of a guest that opens an event with `open`, maps a ring of one page, and loops until the
+    /// ring holds `bytes` bytes.
     #[must_use]
     pub fn looping(mut self, open: &[u64], bytes: u32) -> (Vec<u8>, Looping) {
         const CLOSE: u64 = 2;

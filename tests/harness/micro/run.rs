@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Time limit of a run: far longer than any micro guest takes on a loaded machine.
+/// The time limit of a run, which is far longer than any micro guest takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
-    /// The VMM's exit status; -1 after a signal.
+    /// The VMM's exit status, or -1 if a signal ended it.
     pub status: i32,
     /// Its output on standard error.
     pub errors: String,
@@ -57,7 +57,7 @@ impl Ran {
     /// KVM's own statistic `name` of vCPU `index`.
     ///
     /// # Panics
-    /// If this KVM lacks the statistic: KVM offers statistics to the VMM since Linux 5.14.
+    /// If this KVM lacks the statistic. KVM has offered statistics to the VMM since Linux 5.14.
     #[must_use]
     pub fn statistic(&self, index: usize, name: &str) -> u64 {
         self.number(&self.report["vcpus"][index]["kvm"][name])
@@ -80,7 +80,7 @@ impl Ran {
     }
 }
 
-/// Boots `kernel` with `vcpus` vCPUs and further arguments, and waits for its end.
+/// Boots `kernel` with `vcpus` vCPUs and further VMM arguments, and waits until the VMM ends.
 ///
 /// # Panics
 /// If the VMM cannot be started, does not end in time, or leaves no report.
@@ -108,7 +108,7 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
         .spawn()
         .expect("the VMM starts");
 
-    // Standard error closes when the VMM ends, so reading to its end waits for the VMM.
+    // The VMM's standard error closes when the VMM ends, so reading it to the end waits for the VMM.
     let mut pipe = vmm.stderr.take().expect("piped above");
     let (sender, receiver) = mpsc::channel();
     let reader = thread::spawn(move || {
@@ -138,10 +138,11 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     }
 }
 
-/// The VMM of this workspace, built once per test program; optimized if the test program is, as benchmarks are.
+/// Returns the path of this workspace's VMM, which is built once per test program. The VMM is optimized if the test
+/// program is, as in benchmarks.
 ///
-/// An unoptimized VMM is built as a dependency of its own tests, without selecting its package: Cargo then unifies
-/// features as `cargo test` does, and finds the crates that `cargo test` compiled.
+/// An unoptimized VMM is built as a dependency of its own tests, without selecting its package. Cargo then unifies
+/// features as `cargo test` does, and reuses the crates that `cargo test` compiled.
 ///
 /// # Panics
 /// If it does not build.
@@ -174,7 +175,8 @@ fn build() -> PathBuf {
         .expect("cargo names the program that it built")
 }
 
-/// Prints the name of the KVM module once, even if the tests pass: the test runner captures only the output of macros.
+/// Prints the name of the KVM module once. It is printed even if the tests pass, because the test runner captures only
+/// the output of print macros.
 fn say_once() {
     static SAID: OnceLock<()> = OnceLock::new();
     SAID.get_or_init(|| {
@@ -182,7 +184,7 @@ fn say_once() {
             .into_iter()
             .find(|name| Path::new("/sys/module").join(name).exists())
             .unwrap_or("of unknown kind");
-        // A closed stderr is not a reason to fail.
+        // A closed stderr must not fail the test.
         let _ = writeln!(stderr(), "micro guests on /dev/kvm ({module})");
     });
 }

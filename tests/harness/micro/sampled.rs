@@ -1,8 +1,7 @@
-//! A guest that drives the device itself: opens events, places marks, and sends its ring through
-//! the serial port.
+//! A guest that drives the device itself. It opens events, places marks, and sends its ring through the serial port.
 //!
-//! The guest's image contains tables, stacks and the requests of the control queue ready for use, and only a few
-//! instructions. So a test knows every byte that a sample can contain.
+//! The guest's image contains only a few instructions. Its tables, stacks and control queue requests are ready for use.
+//! So a test knows every byte that a sample can contain.
 
 use super::code::Code;
 use super::image::{power_off, single};
@@ -17,13 +16,13 @@ pub(super) const AVAILABLE: u64 = QUEUE + 0x1000;
 pub(super) const USED: u64 = QUEUE + 0x2000;
 const REQUESTS: u64 = QUEUE + 0x3000;
 const ANSWERS: u64 = QUEUE + 0x4000;
-/// Bytes of a request, and of a reply.
+/// Room for a request and room for a reply, in bytes.
 const SLOT: u64 = 0x100;
 const ANSWER: u32 = 16;
 
 /// The ring: its metadata and one page of data.
 pub(super) const RING: u64 = 0x15_0000;
-/// Bytes of the data to send.
+/// Number of bytes of the ring's data that the guest sends.
 const SENT: u32 = 0x800;
 const TASK_PAGE: u64 = 0x15_8000;
 
@@ -37,7 +36,7 @@ const POINTER: u64 = GDT + 0x100;
 pub const KERNEL_STACK: u64 = 0x18_0000;
 /// Bytes of the stack, and its alignment.
 pub const KERNEL_STACK_SIZE: u64 = 0x4000;
-/// Address of the task's saved registers while it is in the kernel.
+/// Address of the task's saved registers while the task is in the kernel.
 pub const SAVED: u64 = KERNEL_STACK + KERNEL_STACK_SIZE - 21 * 8;
 
 /// Virtual address of the program's pages, in order: code, stack, doorbell, ring data.
@@ -55,7 +54,7 @@ pub(super) const VIRTIO: u32 = 0xd000_0000;
 const DOORBELL: u32 = VIRTIO + 0x1000;
 const SERIAL: u16 = 0x3f8;
 
-/// Return addresses of the marks in the kernel and the program.
+/// Return addresses of the mark in the kernel and the mark in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Marked {
     /// In ring 0.
@@ -98,7 +97,7 @@ impl Sampled {
         self.place(address, &word.to_le_bytes());
     }
 
-    /// Stores a word of the program's stack, at the program's address.
+    /// Stores a word in the program's stack. `address` is the program's virtual address.
     ///
     /// # Panics
     /// See [`Sampled::word`].
@@ -116,7 +115,7 @@ impl Sampled {
         let number = u64::from(self.requests);
         let at = REQUESTS + number * SLOT;
         self.place(at, &bytes);
-        // A request, then room for the reply: descriptors 2n and 2n + 1.
+        // Descriptor 2n is the request, and descriptor 2n + 1 is the room for the reply.
         let first = QUEUE + number * 32;
         let length = bytes.len() as u64;
         self.word(first, at);
@@ -141,9 +140,9 @@ impl Sampled {
         self.request(&[6, 0, 0, TASK_PAGE]);
     }
 
-    /// The kernel file, and the return addresses of its marks. The guest sends the requests, marks `value` in
-    /// ring 0 with the frame pointer `kernel_bp` and the stack pointer `kernel_sp`, enters ring 3, marks again
-    /// with `user_bp` and `user_sp`, and sends the ring.
+    /// Returns the kernel file and the return addresses of its marks. The guest sends the requests and places mark
+    /// `value` in ring 0, with frame pointer `kernel_bp` and stack pointer `kernel_sp`. It then enters ring 3, places
+    /// the mark again with `user_bp` and `user_sp`, and sends the ring.
     #[must_use]
     pub fn kernel(mut self, value: u32, kernel: [u64; 2], user: [u64; 2]) -> (Vec<u8>, Marked) {
         let [kernel_bp, kernel_sp] = kernel;
@@ -197,7 +196,7 @@ impl Sampled {
         self.word(POINTER + 4, GDT >> 16);
     }
 
-    /// Maps the first 4 GiB one to one for the kernel, and the program's pages for the kernel and the program.
+    /// Identity-maps the first 4 GiB for the kernel. Maps the program's pages for both the kernel and the program.
     fn pages(&mut self) {
         const KERNEL: u64 = 0b011;
         const PROGRAM: u64 = 0b111;
@@ -225,7 +224,7 @@ impl Sampled {
         }
     }
 
-    /// Maps the kernel's addresses for the program, too. The program can then drive the device itself.
+    /// Also maps the kernel's addresses for the program, so that the program can drive the device itself.
     pub(super) fn open_to_all(&mut self) {
         const USER_TOO: u8 = 0b100;
         let entries = [PML4, PML4 + PAGE]
@@ -249,7 +248,7 @@ impl Sampled {
             // mov cr3, rax
             .raw(&[0x0f, 0x22, 0xd8]);
         for (offset, value) in [
-            // Reset, ACKNOWLEDGE, DRIVER; then features 0 to 2 and VERSION_1; then FEATURES_OK.
+            // The order is: reset, ACKNOWLEDGE, DRIVER, features 0 to 2 and VERSION_1, FEATURES_OK.
             (0x70, 0),
             (0x70, 1),
             (0x70, 3),
@@ -258,7 +257,7 @@ impl Sampled {
             (0x24, 1),
             (0x20, 1),
             (0x70, 0xb),
-            // Queue 0: size and rings, then ready; then DRIVER_OK.
+            // The size and the rings of queue 0, then ready, then DRIVER_OK.
             (0x30, 0),
             (0x38, 8),
             (0x80, low(QUEUE)),
@@ -319,7 +318,7 @@ pub(super) fn send() -> Code {
 /// Parses records from a guest's output. Each record is a list of words, the header first.
 ///
 /// # Panics
-/// If the output is not a whole number of records.
+/// If the output does not consist of complete records.
 #[must_use]
 pub fn records(sent: &[u8]) -> Vec<Vec<u64>> {
     let mut words = sent

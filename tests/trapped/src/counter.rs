@@ -1,5 +1,5 @@
-//! The count of an emulated counter: the nanoseconds of the host's CPU clock on the vCPU's thread, for any event that
-//! the guest selects. An overflow of this clock sends the thread a signal.
+//! The clock behind an emulated counter. Whatever event the guest selects, the counter counts nanoseconds of the host's
+//! CPU clock on the vCPU's thread. When this clock overflows, the host sends the thread a signal.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,14 +14,14 @@ use vpmu_perf::page::DATA_HEAD;
 
 const PAGES: usize = 2;
 const PAGE: usize = 4096;
-/// A period that does not end in practice: 26 days.
+/// A period of 26 days, which in practice never ends.
 const NEVER: u64 = 1 << 51;
 
 /// A clock of the calling thread, initially stopped.
 #[derive(Debug)]
 pub(crate) struct Clock {
     event: File,
-    /// The event's ring. The head advances at each overflow, and only the head is read, not the records.
+    /// The event's ring. Its head advances at each overflow. This code reads only the head, not the records.
     ring: Mapping,
     seen: u64,
 }
@@ -54,7 +54,7 @@ impl Clock {
         Ok(u64::from_ne_bytes(count))
     }
 
-    /// Starts the clock, to overflow once after `period`.
+    /// Starts the clock, which then overflows once after `period`.
     pub(crate) fn start(&mut self, period: u64) -> io::Result<()> {
         self.disarm()?;
         self.rearm(period)?;
@@ -70,7 +70,7 @@ impl Clock {
         call::set_period(&self.event, period.clamp(1, NEVER))
     }
 
-    /// Whether the clock has overflowed since it was started or disarmed.
+    /// Returns whether the clock has overflowed since it was last started or disarmed.
     pub(crate) fn overflowed(&self) -> bool {
         self.head() != self.seen
     }

@@ -42,7 +42,7 @@ const INTEL_CONTROL: u32 = 0x38f;
 const INTEL_STATUS_CLEAR: u32 = 0x390;
 /// RDPMC's indices of fixed counters.
 const INTEL_FIXED_INDEX: u32 = 1 << 30;
-/// The bit of the first fixed counter in a register with one bit for each counter.
+/// The first fixed counter's bit in registers that have one bit for each counter.
 const INTEL_FIXED_BIT: u32 = 32;
 
 /// The function of a register.
@@ -66,7 +66,7 @@ pub(crate) enum Register {
 pub(crate) enum Layout {
     /// The four counters that every AMD processor has.
     Amd,
-    /// Intel's architectural PMU, version 2: eight counters and three fixed ones.
+    /// Intel's architectural PMU, version 2: eight general-purpose counters and three fixed counters.
     IntelV2,
     /// AMD's PerfMonV2: six counters, and global registers that control all of them together.
     AmdV2,
@@ -97,7 +97,7 @@ impl Layout {
         }
     }
 
-    /// Number of counters; the fixed ones are last.
+    /// Returns the number of counters. Fixed counters come last.
     pub(crate) fn counters(self) -> u32 {
         self.general() + self.fixed()
     }
@@ -109,7 +109,7 @@ impl Layout {
         }
     }
 
-    /// The bit of a counter in [`Register::Control`] and [`Register::Status`].
+    /// Returns the bit of a counter in [`Register::Control`] and [`Register::Status`].
     pub(crate) fn bit(self, counter: usize) -> u64 {
         let general = self.general() as usize;
         match counter.checked_sub(general) {
@@ -118,13 +118,13 @@ impl Layout {
         }
     }
 
-    /// Whether a counter counts only while its bit in [`Register::Control`] is set.
+    /// Returns whether a counter counts only while its bit in [`Register::Control`] is set.
     pub(crate) fn has_control(self) -> bool {
         self != Self::Amd
     }
 
-    /// Returns the numbers of all trapped registers. The patched RDPMC reads registers from 0 and from
-    /// [`INTEL_FIXED_INDEX`] on: see [`rdpmc`](crate::rdpmc).
+    /// Returns the numbers of all trapped registers. The patched RDPMC reads the registers whose numbers start at 0 and
+    /// at [`INTEL_FIXED_INDEX`]: see [`rdpmc`](crate::rdpmc).
     pub(crate) fn ranges(self) -> Vec<Range<u32>> {
         let mut ranges = Vec::from([Range {
             start: 0,
@@ -200,7 +200,7 @@ impl Layout {
     /// Adds the CPUID leaves that describe these registers.
     pub(crate) fn describe(self, leaves: &mut Vec<kvm_cpuid_entry2>) {
         match self {
-            // No leaf describes these registers: every AMD processor has them.
+            // No leaf describes these registers, because every AMD processor has them.
             Self::Amd => {}
             Self::AmdV2 => self.describe_amd(leaves),
             Self::IntelV2 => Self::describe_intel(leaves),

@@ -1,5 +1,5 @@
-//! The VMM with an architectural PMU in addition to the paravirtual one: the guest's own CPU PMU
-//! driver runs on counters whose accesses are all trapped and emulated here.
+//! The VMM with an architectural PMU in addition to the paravirtual PMU. The guest's own CPU PMU driver uses the
+//! architectural PMU. All of the driver's accesses to the counters are trapped and emulated here.
 //!
 //! `trapped run --pmu amd-v2 …` accepts the options of `vmm run`. Benchmarks
 //! compare the vPMU with this trapped PMU.

@@ -1,4 +1,4 @@
-//! The emulated PMU: its registers, and the interrupt of an overflow.
+//! The emulated PMU: its registers, and its overflow interrupt.
 
 use std::error::Error;
 use std::io;
@@ -16,21 +16,21 @@ use crate::rdpmc;
 
 const SELECT_INTERRUPT: u64 = 1 << 20;
 const SELECT_ENABLE: u64 = 1 << 22;
-/// Number of bits that each fixed counter has in the common control register: for its modes and its interrupt.
+/// Number of bits that each fixed counter has in the common control register. They select its modes and its interrupt.
 const FIXED_BITS: usize = 4;
 const FIXED_MODES: u64 = 3;
 const FIXED_INTERRUPT: u64 = 1 << 3;
 const OVERFLOW: u64 = 1 << WIDTH;
 const VALUE: u64 = OVERFLOW - 1;
 
-/// The local APIC's register for the interrupt of performance counters.
+/// The local APIC's register for the performance counters' interrupt.
 const APIC_LVTPC: usize = 0x340;
 const LVT_MASKED: u32 = 1 << 16;
 const LVT_MODE: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
 
-/// Guest memory while the kernel in it has yet to be patched, otherwise `None`. The first read of a register patches
-/// the kernel, because the guest's driver probes the registers before it uses RDPMC.
+/// The guest memory that contains the kernel, or `None` after the kernel has been patched. The first read of a register
+/// patches the kernel, because the guest's driver probes the registers before it uses RDPMC.
 type Unchanged = Arc<Mutex<Option<GuestMemoryMmap>>>;
 
 /// The PMU of every vCPU of a machine.
@@ -49,7 +49,7 @@ impl TrappedPmu {
     }
 }
 
-/// Patches the kernel, unless it is patched already.
+/// Patches the kernel, unless it has already been patched.
 fn change(unchanged: &Unchanged) -> io::Result<()> {
     let mut unchanged = unchanged.lock().unwrap_or_else(PoisonError::into_inner);
     match unchanged.take() {
@@ -93,7 +93,7 @@ impl MsrDevice for TrappedPmu {
 struct Counter {
     clock: Clock,
     select: u64,
-    /// The count when the clock was at `since`.
+    /// The counter's value at the time when the clock was at `since`.
     value: u64,
     since: u64,
     counting: bool,
@@ -110,7 +110,7 @@ impl Counter {
         })
     }
 
-    /// Updates the count; returns whether the counter has overflowed since the last update.
+    /// Updates the count. Returns whether the counter has overflowed since the last update.
     fn update(&mut self) -> io::Result<bool> {
         if !self.counting {
             return Ok(false);
@@ -124,7 +124,7 @@ impl Counter {
         }
         let overflowed = value >= OVERFLOW;
         if overflowed {
-            // Counts once, even if the timer is late.
+            // The overflow counts only once, even if the timer is late.
             self.clock.disarm()?;
         }
         self.since = now;
@@ -142,7 +142,7 @@ impl Counter {
         Ok(())
     }
 
-    /// Starts or stops the counter; returns whether it has overflowed.
+    /// Starts or stops the counter. Returns whether it has overflowed.
     fn count(&mut self, on: bool) -> io::Result<bool> {
         match (self.counting, on) {
             (false, true) => {
@@ -171,9 +171,9 @@ struct VcpuPmu {
     fixed_control: u64,
     control: u64,
     status: u64,
-    /// Whether the interrupt of an overflow is pending.
+    /// Whether an overflow interrupt is pending.
     interrupt: bool,
-    /// An error of the host while a register was read or written.
+    /// An error from the host that occurred while a register was read or written.
     failed: Option<io::Error>,
 }
 

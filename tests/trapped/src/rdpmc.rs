@@ -1,18 +1,19 @@
 //! The guest kernel's RDPMC, which KVM cannot forward to user space.
 //!
-//! Without a PMU, KVM injects a general protection fault for RDPMC, without an exit to user space. A stock kernel has
-//! the instruction once, in `native_read_pmc`. There, it is replaced with RDMSR, which uses the same registers: the
-//! index of the counter becomes the number of the register to read. Like a trapped RDPMC, it costs one exit.
+//! If the vCPU has no PMU, KVM answers RDPMC with a general protection fault, without an exit to user space. A stock
+//! kernel has the instruction only once, in `native_read_pmc`. This module replaces it with RDMSR, which uses the same
+//! general registers: the counter's index becomes the number of the MSR to read. Like a trapped RDPMC, the RDMSR costs
+//! one exit.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap};
 
-/// `mov %edi,%ecx; rdpmc; xchg %ax,%ax; shl $32,%rdx`: the index is the function's argument, and the
-/// two-byte NOP is the place of a tracepoint.
+/// `mov %edi,%ecx; rdpmc; xchg %ax,%ax; shl $32,%rdx`. The index is the function's argument, and the two-byte NOP is a
+/// place for a tracepoint.
 const NATIVE_READ_PMC: [u8; 10] = [0x89, 0xf9, 0x0f, 0x33, 0x66, 0x90, 0x48, 0xc1, 0xe2, 0x20];
 /// Offset of the second byte of RDPMC in this code, and the value of that byte in RDMSR.
 const OPCODE: usize = 3;
 const RDMSR: u8 = 0x32;
-/// The addresses to search for the kernel's code, from its load address on.
+/// The address range in which to search for the kernel's code. It starts at the kernel's load address.
 const KERNEL: std::ops::Range<u64> = 0x10_0000..0x800_0000;
 
 /// Errors of patching the guest's kernel.

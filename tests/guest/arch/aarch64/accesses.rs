@@ -48,9 +48,10 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Makes a write and a read of each size at `page`, which maps `address`. Returns the accesses as the host sees them.
+/// Makes a write and a read of each size at `page`, where `address` is mapped. Returns the accesses as the host sees
+/// them.
 fn access(page: *mut u8, address: u32) -> Vec<Access> {
-    // SAFETY: reads and writes inside the mapped page, where no device answers.
+    // SAFETY: the code reads and writes inside the mapped page, where no device answers.
     unsafe { vpmu_memory(page) };
     // SAFETY: nothing writes to this table.
     let labels = unsafe { vpmu_memory_labels };
@@ -99,11 +100,11 @@ impl Drop for IdleMemory {
 
 /// Writes a byte to the idle address `rounds` times, always with the same instruction.
 pub(crate) fn out_loop(rounds: u64) {
-    // SAFETY: counts a register down, and writes where no device answers.
+    // SAFETY: the code decrements a register, and writes where no device answers.
     unsafe { vpmu_out_loop(rounds.max(1), ports::idle()) }
 }
 
-/// The address of the instruction in [`out_loop`] that writes.
+/// Returns the address of the instruction in [`out_loop`] that writes.
 pub(crate) fn out_loop_ip() -> u64 {
     (&raw const vpmu_out_loop_ip).expose_provenance() as u64
 }

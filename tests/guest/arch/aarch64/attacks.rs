@@ -6,11 +6,11 @@ use std::arch::asm;
 use crate::arch::Attack;
 use crate::raw::PAGE;
 
-/// Accesses that a program can make. Some of them end the program: for several of these instructions, the processor
-/// gives KVM no valid syndrome, so KVM cannot emulate them.
+/// Accesses that a program can make. Some of them end the program, because KVM cannot emulate instructions for which
+/// the processor provides no valid syndrome.
 pub(crate) const ATTACKS: [(&str, Attack); 6] = [
     ("a store of a pair", |page| {
-        // SAFETY: the page belongs to this process; it is device memory, and no reference to it exists.
+        // SAFETY: the page belongs to this process. It is device memory, and no reference to it exists.
         unsafe { asm!("stp xzr, xzr, [{}]", in(reg) page) }
     }),
     ("a store of 16 bytes", |page| {

@@ -13,18 +13,19 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// Config of the trace with the most exits. On aarch64, these are the exits that reach the VMM, because the device
+/// The config of the trace with the most exits. On aarch64, these are the exits that reach the VMM, because the device
 /// reads KVM's own trace only on x86.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
 /// Exit reasons that do not occur, because no vCPU exits to the VMM for them.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[vpmu_abi::EXIT_IO, vpmu_abi::EXIT_HLT];
-/// Whether a guest makes its first exit to the VMM within a second of its kernel's start.
+/// Whether a guest first exits to the VMM within a second after its kernel has started.
 pub(crate) const EXITS_AT_ONCE: bool = false;
 
-/// The text before the hexadecimal digits of the instruction pointer in perf's dump of the registers.
+/// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.
 pub(crate) const PERF_ADDRESS: &str = ".... pc    0x";
 
-/// Tests of traces with the hardware's own exit codes: `None`, because KVM has such a trace only on x86.
+/// Returns the tests of traces with the hardware's own exit codes. Returns `None` on aarch64, because KVM has such a
+/// trace only on x86.
 pub(crate) fn hardware() -> Option<Vec<Test>> {
     None
 }

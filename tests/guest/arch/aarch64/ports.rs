@@ -17,12 +17,13 @@ pub(crate) const PORT_EXITS: &str = "exits-mmio";
 pub(crate) const PORT_REASON: &str = "mmio";
 /// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "memory 0x10000000 write 1 byte";
-/// The detail in the packet of a write to [`IDLE_PORT`]: a write of one byte.
+/// The detail in the packet for a write to [`IDLE_PORT`]. It describes a write of one byte.
 pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;
-/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. True on aarch64: the kernel's
-/// driver makes exits for the same reason when it notifies the device.
+/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. This is true on aarch64, where
+/// the kernel's driver causes exits for the same reason when it notifies the device.
 pub(crate) const OWN_IN_USER_MODE: bool = true;
-/// Number of [`EXIT_PORT`] exits caused by a mark that a program makes with a store. The store itself causes one.
+/// Number of [`EXIT_PORT`] exits that a program causes when it places a mark with a store. The store itself is such an
+/// exit.
 pub(crate) const STORE_EXITS: u64 = 1;
 /// An address at which no device of the machine answers. A write there has no effect other than an exit.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;

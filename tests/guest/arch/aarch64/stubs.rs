@@ -24,12 +24,13 @@ pub(crate) const PACKET_IP: usize = 22;
 /// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 4;
 
-/// The argument that selects the idle port in the stubs: its address in this process.
+/// Returns the argument that selects the idle port in the stubs, which is the port's address in this process.
 pub(crate) fn idle_port() -> u64 {
     ports::idle().expose_provenance() as u64
 }
 
-/// The value of register `number` when `out_known` writes. `sp` is the stack pointer that `out_known` returned.
+/// Returns the value of register `number` at the write in `out_known`. `sp` is the stack pointer that `out_known`
+/// returned.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
         1 => Known::Is(idle_port()),
@@ -39,8 +40,8 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     }
 }
 
-/// Like [`at_write`], for the register at index `place` of a packet. A packet has no X9 to X18. Its last register is
-/// PSTATE.
+/// Like [`at_write`], but for the register at index `place` of a packet. A packet does not have X9 to X18. Its last
+/// register is PSTATE.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     match place {
         0..9 => at_write(place, sp),
@@ -57,9 +58,9 @@ pub(crate) fn in_kernel(number: usize) -> Known {
     }
 }
 
-/// Register masks that are refused, each with its errno.
+/// Returns register masks that are refused, each with the errno of the refusal.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
-    // An empty mask; a bit without a register; the vector length (VG); the highest bit.
+    // The rows are an empty mask, a bit without a register, the vector length (VG), and the highest bit.
     vec![
         (0, libc::EINVAL),
         (REGS | 1 << 33, libc::EINVAL),
@@ -71,7 +72,7 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
 /// The system call number of ioctl(2), and the register that holds it.
 const IOCTL: (u64, usize) = (29, 8);
 
-/// The value of user register `number` in the system call of `mark_known`.
+/// Returns the value of user register `number` during the system call in `mark_known`.
 pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known {
     match number {
         0 => Known::Is(i64::from(device).cast_unsigned()),

@@ -75,11 +75,11 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Makes writes and reads of each size at the idle port, with single and with string instructions. Returns the accesses
-/// as the host sees them. The caller must have access to ports.
+/// Makes writes and reads of each size at the idle port, both with single and with string instructions. Returns the
+/// accesses as the host sees them. The caller must have access to ports.
 pub(crate) fn ports() -> Vec<Access> {
     let mut buffer = [0_u8; 24];
-    // SAFETY: the call writes 12 bytes twice, which are 24 bytes. The buffer has this size.
+    // SAFETY: the call writes 12 bytes twice to the buffer, which has 24 bytes.
     unsafe { vpmu_ports(buffer.as_mut_ptr()) };
     // SAFETY: nothing writes to this table.
     let labels = unsafe { vpmu_port_labels };
@@ -102,7 +102,7 @@ pub(crate) fn ports() -> Vec<Access> {
     pairs.map(access).collect()
 }
 
-/// A guest-physical address at which no device answers and no kernel expects one.
+/// A guest-physical address at which no device answers and no kernel expects a device.
 const IDLE_MEMORY: u32 = 0xe000_0000;
 
 /// Memory that no device answers to, mapped.
@@ -117,7 +117,7 @@ impl IdleMemory {
     /// Makes a write and a read of each size. Returns the accesses as the host sees them. When a write exits, KVM has
     /// already completed the writing instruction, so the exit has the address of the next instruction.
     pub(crate) fn access(&self) -> Vec<Access> {
-        // SAFETY: reads and writes inside the mapped page, where no device answers.
+        // SAFETY: the code reads and writes inside the mapped page, where no device answers.
         unsafe { vpmu_memory(self.0) };
         // SAFETY: nothing writes to this table.
         let labels = unsafe { vpmu_memory_labels };
@@ -148,7 +148,7 @@ pub(crate) fn out_loop(rounds: u64) {
     unsafe { vpmu_out_loop(rounds.max(1)) }
 }
 
-/// The address of the instruction in [`out_loop`] that writes.
+/// Returns the address of the instruction in [`out_loop`] that writes.
 pub(crate) fn out_loop_ip() -> u64 {
     (&raw const vpmu_out_loop_ip).expose_provenance() as u64
 }

@@ -9,7 +9,7 @@ use crate::raw::PAGE;
 /// Accesses that a program can make. Some of them end the program.
 pub(crate) const ATTACKS: [(&str, Attack); 6] = [
     ("FXSAVE", |page| {
-        // SAFETY: the page belongs to this process; it is device memory, and no reference to it exists.
+        // SAFETY: the page belongs to this process. It is device memory, and no reference to it exists.
         unsafe { asm!("fxsave64 [{}]", in(reg) page) }
     }),
     ("a store of 16 bytes", |page| {
@@ -38,8 +38,8 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
         }
     }),
     ("a store across the end of the page", |page| {
-        // SAFETY: as above; the memory after the page is unmapped, or belongs to this process, which ends after the
-        // store.
+        // SAFETY: as above. The memory after the page either is unmapped or belongs to this process, which ends after
+        // the store.
         unsafe { asm!("mov qword ptr [{} + 4092], rax", in(reg) page) }
     }),
     ("execution from the page", |page| {

@@ -1,5 +1,5 @@
-//! Compares the trace of every exit, including those that the host's kernel handles by itself, with the host's own
-//! statistics, with the trace of the exits that reach the VMM, and with instructions whose exits are known.
+//! Tests the trace of every exit, including exits that the host's kernel handles by itself. Compares it with the host's
+//! own statistics, with the trace of the exits that reach the VMM, and with instructions whose exits are known.
 #![expect(unsafe_code, reason = "an instruction at a known address")]
 
 use std::arch::global_asm;
@@ -284,7 +284,7 @@ fn stalled_readers_losses_are_counted() -> Outcome {
     let on_cpu = |attr: EventAttr| attr.on_cpu(0);
     let mut both = Traced::new(&vpmu, "exit-trace", "exits", on_cpu)?;
     both.trace.enable()?;
-    // More exits than fit into the area, and perhaps more than fit into the host's own ring.
+    // Makes more exits than fit into the area, and perhaps more than fit into the host's own ring.
     cpuid(2 * both.area.size() / PACKET);
     both.trace.disable()?;
     let (reading, counted) = (both.trace.read()?, both.counted.read()?.value);

@@ -14,17 +14,18 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// Config of the trace with the most exits: all of them, including those that KVM handles by itself.
+/// The config of the trace with the most exits. On x86, these are all exits, including exits that KVM handles by
+/// itself.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_ALL;
 /// Exit reasons that do not occur, because no vCPU exits to the VMM for them.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[];
-/// Whether a guest makes its first exit to the VMM within a second of its kernel's start.
+/// Whether a guest first exits to the VMM within a second after its kernel has started.
 pub(crate) const EXITS_AT_ONCE: bool = true;
 
-/// The text before the hexadecimal digits of the instruction pointer in perf's dump of the registers.
+/// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.
 pub(crate) const PERF_ADDRESS: &str = ".... IP    0x";
 
-/// Tests of traces with the hardware's own exit codes.
+/// Returns the tests of traces with the hardware's own exit codes.
 pub(crate) fn hardware() -> Option<Vec<Test>> {
     Some(hardware::TESTS.to_vec())
 }

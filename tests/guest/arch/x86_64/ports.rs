@@ -14,13 +14,13 @@ pub(crate) const PORT_EXITS: &str = "exits-io";
 pub(crate) const PORT_REASON: &str = "io";
 /// A write as `vperf exits` describes it.
 pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
-/// The detail in the packet of a write to [`IDLE_PORT`]. It describes a single access, which writes one byte.
+/// The detail in the packet for a write to [`IDLE_PORT`]. It describes a single access, which writes one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
-/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. False on x86: besides
-/// programs, only the console's driver makes such exits, and tests avoid the console's interrupts.
+/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. This is false on x86, where
+/// only the console's driver also causes such exits, and tests avoid the console's interrupts.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
-/// Number of [`EXIT_PORT`] exits caused by a mark that a program makes with a store. There are none, because a store is
-/// an MMIO exit.
+/// Number of [`EXIT_PORT`] exits that a program causes when it places a mark with a store. There are none, because a
+/// store causes an MMIO exit.
 pub(crate) const STORE_EXITS: u64 = 0;
 /// A port at which no device of the machine answers. A write there has no effect other than an exit.
 pub(crate) const IDLE_PORT: u16 = 0x80;
@@ -38,7 +38,7 @@ pub(crate) fn allow_ports() -> io::Result<()> {
 
 /// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.
 pub(crate) fn port_write() {
-    // SAFETY: no device answers to the port. Without privilege the write faults and ends the test, but does not
+    // SAFETY: no device answers at the port. Without privilege, the write faults and ends the test, but does not
     // violate memory safety.
     unsafe { asm!("out dx, al", in("dx") IDLE_PORT, in("al") 0_u8, options(nomem, nostack)) }
 }

@@ -20,7 +20,8 @@ const CS: usize = 10;
 const SS: usize = 11;
 const R11: usize = 19;
 
-/// Mask of every register that a sample can have: all except the data segments, which are refused.
+/// Mask of every register that a sample can have. The data segment registers are missing, because the driver refuses
+/// them.
 pub(crate) const REGS: u64 = 0xff_0fff;
 /// One more than the highest number.
 pub(crate) const NUMBERS: usize = 24;
@@ -31,18 +32,19 @@ pub(crate) const PACKET_IP: usize = IP;
 /// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 1;
 
-/// The argument that selects the idle port in the stubs: its number.
+/// Returns the argument that selects the idle port in the stubs, which is the port's number.
 pub(crate) fn idle_port() -> u64 {
     IDLE_PORT.into()
 }
 
-/// The value of register `number` when `out_known` writes. `sp` is the stack pointer that `out_known` returned.
+/// Returns the value of register `number` at the write in `out_known`. `sp` is the stack pointer that `out_known`
+/// returned.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
         SP => Known::Is(sp),
         IP => Known::Write,
         DX => Known::Is(known(number) & !0xffff | idle_port()),
-        // Interrupts are on, and bit 1 is always set; the other flags depend on the code before the write.
+        // Interrupts are on, and bit 1 is always set. The other flags depend on the code before the write.
         FLAGS => Known::Has(0x202),
         // 64-bit user code and its stack.
         CS => Known::Is(0x33),
@@ -52,7 +54,7 @@ pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     }
 }
 
-/// Like [`at_write`], for the register at index `place` of a packet.
+/// Like [`at_write`], but for the register at index `place` of a packet.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     at_write(place, sp)
 }
@@ -66,10 +68,10 @@ pub(crate) fn in_kernel(number: usize) -> Known {
     }
 }
 
-/// Register masks that are refused, each with its errno.
+/// Returns register masks that are refused, each with the errno of the refusal.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
-    // The data segment registers; an empty mask; a bit without a register; two vector registers. For vector registers,
-    // the driver returns EOPNOTSUPP, as perf does.
+    // The rows are the data segment registers, an empty mask, a bit without a register, and vector registers. For
+    // vector registers, the driver returns EOPNOTSUPP, as perf does.
     let segments = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
     let others = [
         (0, libc::EINVAL),
@@ -80,7 +82,7 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
     segments.chain(others).collect()
 }
 
-/// The value of user register `number` in the system call of `mark_known`.
+/// Returns the value of user register `number` during the system call in `mark_known`.
 pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known {
     match number {
         IP | CX => Known::Is(mark_known_ip()),
