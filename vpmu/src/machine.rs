@@ -100,10 +100,10 @@ pub trait Machine: Send + Sync + Debug {
     /// How many times the vCPU has halted so far. `None` if the VMM cannot read the number. If this is `None` for any
     /// vCPU, the catalogue lacks the event `halts`.
     fn halts(&self, vcpu: u32) -> Option<u64>;
-    /// Whether the host's samples are usable for guest code. If so, a sample that the host takes while a vCPU's thread
-    /// runs guest code is marked as a guest sample and contains the guest's instruction pointer. Called at most once,
-    /// when an event that depends on the result is opened or restored. The device holds no locks during the call,
-    /// because an implementation may take a while.
+    /// Whether the host can sample guest code. It can if a sample that it takes while a vCPU's thread runs guest code
+    /// is marked as a guest sample and contains the guest's instruction pointer. Called at most once, when an event
+    /// that depends on the result is opened or restored. The device holds no locks during the call, because an
+    /// implementation may take a while.
     ///
     /// By default, returns `false`. Every sample then costs an exit.
     fn reports_guest_ips(&self) -> bool {

@@ -44,7 +44,7 @@ pub struct Metrics {
     pub control_requests: u64,
     /// Commands taken from vCPU queues.
     pub commands: u64,
-    /// Number of notifications of each vCPU queue. Commands cause these exits.
+    /// Number of notifications of each vCPU queue. Each notification is an exit that commands cause.
     pub kicks: Vec<u64>,
     /// Sample records written to guest rings.
     pub samples_written: u64,
@@ -83,7 +83,7 @@ pub struct Metrics {
     pub notices: u64,
     /// Marks placed.
     pub marks: u64,
-    /// How often the device woke readers of rings and areas.
+    /// Number of times that the device woke a reader of a ring or area.
     pub wakeups: u64,
     /// Bytes that traces wrote to AUX areas.
     pub aux_written: u64,

@@ -15,7 +15,7 @@ use crate::queues::{BadChain, Chain, DeviceQueue, QueueState, put};
 use crate::refusal::{self, Refusal};
 use crate::save::{Fault, SavedNotice, SavedQueue};
 
-/// The notices of one device, with the event queue that delivers them and the interrupt.
+/// The notices of one device, and the event queue and the interrupt that deliver them.
 #[derive(Debug)]
 pub(crate) struct Notices {
     /// Whether there may be a notice that can be delivered. [`Notices::deliver`] looks for pending notices only if this
@@ -89,7 +89,7 @@ impl Notices {
         }
     }
 
-    /// Handles the driver's notification that it has posted buffers on the event queue.
+    /// Handles the driver's notification that it has posted buffers to the event queue.
     pub(crate) fn posted(&self) {
         // Set `ready` while the lock is held. Otherwise, a delivery that has just found no buffer could clear the flag
         // afterwards.
@@ -130,7 +130,7 @@ impl Notices {
         self.interrupts.load(Ordering::Relaxed)
     }
 
-    /// Numbers of delivered notices and of unusable buffers since the device was created.
+    /// Returns how many notices were delivered, and how many unusable buffers were found, since the device was created.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.delivered, state.bad_buffers)
@@ -305,12 +305,12 @@ impl Pending {
         waking
     }
 
-    /// Adds the `NOTICE_ERROR` of an event. Called at most once in the event's life.
+    /// Adds the `NOTICE_ERROR` for an event. Called at most once in the event's life.
     pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
         self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
-    /// Adds a `NOTICE_LIMIT` of an event. The driver also wakes readers when it receives this notice, so the notice
+    /// Adds a `NOTICE_LIMIT` for an event. The driver also wakes readers when it receives this notice, so the notice
     /// replaces the `woke` wakeups of the last overflow. A program that counts signals then gets exactly one signal per
     /// overflow.
     pub(crate) fn limit(&mut self, event: u64, woke: u64) {
@@ -328,7 +328,7 @@ impl Pending {
         }
     }
 
-    /// Adds a `NOTICE_AUX` of an event, unless one is already pending. The notice tells the driver to check the AUX
+    /// Adds a `NOTICE_AUX` for an event, unless one is already pending. The notice tells the driver to check the AUX
     /// area that it manages for the event.
     pub(crate) fn aux(&mut self, event: u64) {
         if self.fetched.insert(event) {
@@ -417,7 +417,7 @@ impl Pending {
     }
 }
 
-/// Subtracts `count` from the pending count of an event. Returns whether the remaining count is not zero.
+/// Subtracts `count` from the pending count of an event. Returns whether the event still has a pending count.
 fn subtract(pending: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
     let rest = pending.remove(&event).unwrap_or(0).saturating_sub(count);
     if rest > 0 {

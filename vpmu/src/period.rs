@@ -221,7 +221,7 @@ mod tests {
         }
     }
 
-    /// Returns how often a count overflows that grows by one every `gap` nanoseconds for `seconds` seconds.
+    /// Returns how many times a count overflows if it grows by one every `gap` nanoseconds for `seconds` seconds.
     fn run(period: &mut Period, start: u64, gap: u64, seconds: u64) -> u64 {
         (0..seconds * NANOS_PER_SECOND / gap)
             .map(|step| overflows(period.grow(1, || start + step * gap)))

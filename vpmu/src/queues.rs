@@ -301,7 +301,7 @@ impl DeviceQueue {
     }
 }
 
-/// Collects the descriptors of the buffer of `queue` that starts at `head`.
+/// Collects the descriptors of one buffer of `queue`. The buffer starts at descriptor `head`.
 fn walk(
     queue: &QueueState,
     memory: &View<'_>,

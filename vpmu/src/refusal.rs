@@ -53,7 +53,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The reason for an error of `perf_event_open(2)` on an event that its PMU supports.
+    /// Returns the reason why `perf_event_open(2)` failed with `error` for an event that its PMU supports.
     #[must_use]
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {

@@ -27,7 +27,7 @@ pub struct VcpuSession {
     /// Whether the current exit is published, so that traces can record it when it ends.
     in_traced_exit: bool,
     buffer: CommandBuffer,
-    /// A notification, some of whose commands have not been executed yet.
+    /// A notification that still has commands to execute.
     serving: Option<Serving>,
     /// Only one thread at a time may use a session.
     _not_sync: PhantomData<Cell<()>>,
@@ -61,7 +61,7 @@ impl VcpuSession {
     }
 
     /// Call this right before the run call. Call [`VcpuSession::leave`] after the run call, even if the run call fails.
-    /// First executes any commands that remain from a notification.
+    /// This call first executes any commands that remain from a notification.
     pub fn enter(&mut self) {
         while self.resume() == Turn::Unfinished {}
         let shared = &*self.shared;

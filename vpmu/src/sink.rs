@@ -101,7 +101,7 @@ impl Sink {
         }
     }
 
-    /// The event through which the sink was mapped.
+    /// The event for which the sink was mapped.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -200,7 +200,7 @@ impl Sink {
         }
     }
 
-    /// Restarts the counts of records and bytes towards the next wakeup at zero.
+    /// Resets to zero the counts of records and bytes since the last wakeup.
     pub(crate) fn restart_wakeups(&self) {
         if let Some(ring) = &mut self.state.lock().ring {
             ring.what.restart_wakeups();

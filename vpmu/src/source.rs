@@ -157,7 +157,7 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// See [`Counter::start`].
     fn read(&mut self) -> io::Result<Reading>;
-    /// Sets a new rate. A period must not replace a frequency, nor a frequency a period.
+    /// Sets a new rate. A period must not replace a frequency, and a frequency must not replace a period.
     ///
     /// # Errors
     /// See [`Counter::start`].

@@ -116,7 +116,7 @@ impl TaskHistory {
         fence(Ordering::Acquire);
         let now = load(SWITCHES, Ordering::Relaxed)?;
         // The entry of switch n + ENTRIES overwrites the entry of switch n. The driver counts a switch only after
-        // writing its entry, so the first switch not counted yet may also have overwritten an entry.
+        // writing its entry, so one switch that is not counted yet may also have overwritten an entry.
         let spoilt = now
             .checked_sub(first)?
             .saturating_add(1)

@@ -32,7 +32,7 @@ pub(crate) struct Run {
     taken: Arc<Taken>,
 }
 
-/// One region of memory, and which runs of its pages are allocated.
+/// One region of memory, and the runs of pages that are allocated in it.
 #[derive(Debug)]
 pub(crate) struct Window {
     memory: Memory,

@@ -12,7 +12,7 @@ pub(crate) use self::request::{open_request, spelled};
 pub use self::spec::{PersistSpec, PersistSpecError};
 use crate::source::Rate;
 
-/// The properties that a persistent event has in addition to those of any event.
+/// The properties that only a persistent event has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Persistence {
     pub(crate) name: Name,

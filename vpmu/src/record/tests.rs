@@ -1,4 +1,4 @@
-//! Tests that every field is at perf's position.
+//! Tests that every field is at the same position as in perf's records.
 
 use super::*;
 use crate::abi::SAMPLE_ALLOWED;

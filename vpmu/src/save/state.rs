@@ -136,7 +136,7 @@ saved! {
         pub(crate) failed: bool,
         /// Whether its overflows make no records.
         pub(crate) throttled: bool,
-        /// The task and the vCPU for which the event was last scheduled in.
+        /// The event's task that was last scheduled in, and the last vCPU that it ran on.
         pub(crate) task: Option<Task>,
         pub(crate) last_vcpu: u32,
         pub(crate) limit: u64,

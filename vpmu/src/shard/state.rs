@@ -392,9 +392,9 @@ impl State {
         self.events.insert(event.spec.id, event);
     }
 
-    /// Stops an event and writes its pending records, before the event is removed.
+    /// Stops an event, writes its pending records, and removes it.
     pub(crate) fn end(&mut self, id: u64) {
-        // If the event cannot be stopped, it enters the error state, but is still removed.
+        // If the event cannot be stopped, it enters the error state, and is removed anyway.
         let _ = self.stop(id);
         self.write_counts(id);
         self.flush(id);
@@ -528,7 +528,7 @@ impl State {
         self.halt(id, PendingOverflows::Written)
     }
 
-    /// Stops an event. `pending` says what to do with the overflows that the host still holds.
+    /// Stops an event. `pending` selects what to do with the overflows that the host still holds.
     fn halt(&mut self, id: u64, pending: PendingOverflows) -> Result<(), Errno> {
         let active = self.deactivate(id)?;
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
@@ -1681,8 +1681,8 @@ impl State {
 
     // Throttles.
 
-    /// Returns the throttled events that use the batched engine if `batched` is true, and otherwise the throttled
-    /// events that do not use it.
+    /// Returns the throttled events of the batched engine if `batched` is true, or all other throttled events if it is
+    /// false.
     fn throttled(&self, batched: bool) -> Vec<u64> {
         let throttled = |id: &u64| {
             let event = self.events.get(id);

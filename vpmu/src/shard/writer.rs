@@ -28,7 +28,7 @@ pub(crate) struct Writer {
     pub(crate) tally: Tally,
 }
 
-/// How many samples, wakeups, AUX bytes and AUX records there were since the device was created.
+/// Totals of samples, wakeups, AUX bytes and AUX records since the device was created.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) written: u64,

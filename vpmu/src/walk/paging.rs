@@ -76,8 +76,8 @@ impl<'a> AddressSpace<'a> {
                 break;
             };
             let offset = at & page.mask;
-            // Returns the number of bytes to the end of the page. If that number does not fit into `usize`, returns
-            // `usize::MAX`, which no slice exceeds.
+            // The number of bytes to the end of the page. If that number does not fit into `usize`, use `usize::MAX`,
+            // which no slice exceeds.
             let left = usize::try_from(page.mask - offset).map_or(usize::MAX, |left| left + 1);
             let len = left.min(bytes.len() - done);
             let physical = GuestAddress(page.physical + offset);

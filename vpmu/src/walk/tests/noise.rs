@@ -102,7 +102,7 @@ proptest! {
         spec in spec(),
     ) {
         let guest = Guest::bare(4);
-        // Fill the tables with random entries. Enough of them have the present bit that walks reach lower levels.
+        // Fill the tables with random entries. Enough entries have the present bit set for walks to reach lower levels.
         let mut noise = seed[0] | 1;
         for at in (0x1000..0x9000_u64).step_by(8) {
             noise ^= noise << 13;
