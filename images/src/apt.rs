@@ -28,8 +28,8 @@ const TARGETS: &str = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(CODENAME)";
 /// The option that makes `apt-get update` fail when it cannot reach an archive.
 pub(crate) const UPDATE_OR_FAIL: &str = "APT::Update::Error-Mode=any";
 
-/// apt's errors when its lists name a file that the archive dropped, lack a package or a version,
-/// or are older than an installed package.
+/// apt's errors when its package lists are out of date. Such lists name a file that the archive has dropped, lack a
+/// package or a version, or are older than an installed package.
 const STALE: [&str; 10] = [
     "Failed to fetch",
     "Unable to locate package",

@@ -27,7 +27,8 @@ const KERNEL: &str = "VPMU_TEST_KERNEL";
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The time limit of a boot with a checker, which makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
-/// Additional guest memory in MiB for a checker, such as KASAN's shadow memory and the metadata of each object.
+/// Additional guest memory in MiB that a checker needs, for example for KASAN's shadow memory and for the metadata of
+/// each object.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
 const MIB: usize = 1 << 20;
 

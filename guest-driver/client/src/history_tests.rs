@@ -155,8 +155,8 @@ fn record_overwritten_during_copy_is_omitted() {
 fn copy_waits_for_unpublished_write() {
     let (mut writer, mapping) = Writer::new(true);
     writer.records(0..500);
-    // These records overwrite the oldest ones before the copy, but only the flush after the copy
-    // publishes them.
+    // These records overwrite the oldest records before the copy is made, but are published only by
+    // the flush after the copy.
     for ip in 0..20 {
         writer.put(0xdead_0000 + ip);
     }

@@ -291,7 +291,7 @@ fn notification_looks_at_a_bounded_number_of_descriptors() {
         rig.vcpus.kick(0, QUEUE_VCPU);
         returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
     }
-    // Together, two chains have twice as many descriptors as the queue. That is the limit, so the device serves two
-    // chains per notification.
+    // Together, two chains have twice as many descriptors as the queue has entries. The device stops at this number of
+    // descriptors, so it serves two chains per notification.
     assert_eq!(returned, [2; 8]);
 }

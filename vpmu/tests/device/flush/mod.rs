@@ -9,7 +9,8 @@ use vpmu::abi::*;
 use crate::rig::{Rig, open_of, sampling};
 use crate::world::CYCLES;
 
-/// Opens an enabled event on `vcpu` whose host counter samples every hundredth cycle, with the given engine.
+/// Opens an enabled event on `vcpu`. The given engine takes a sample at every hundredth cycle that the event's host
+/// counter counts.
 fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
     let request = OpenRequest {
         engine: engine.into(),
