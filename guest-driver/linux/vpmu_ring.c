@@ -294,7 +294,8 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 }
 
 /**
- * vpmu_ring_adopt() - attach an event's ring in the window to a new file
+ * vpmu_ring_adopt() - give an event's new file the ring that the event already
+ *                     has in the window
  * @file: the event's new file
  * @event: its entry in the device's list
  *

@@ -142,8 +142,8 @@ impl Default for RawEvents {
     }
 }
 
-/// Whose work hardware events count. Sampling events always count only the guest's work. Otherwise, the host's work for
-/// one sample would cause the next sample.
+/// Whether hardware events count only the guest's work, or also the host's work. Sampling events always count only the
+/// guest's work, because otherwise the work that the host does for one sample would cause the next sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountMode {
     /// Only the guest's work.

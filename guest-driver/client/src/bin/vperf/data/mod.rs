@@ -1,5 +1,6 @@
-//! The file of `vperf record` and `vperf exits record`: one JSON object per line, in order of
-//! recording, so that a truncated file can be read up to its end.
+//! The output file of `vperf record` and `vperf exits record`. It contains one JSON object per
+//! line, in the order of recording. Therefore, the lines that remain of a truncated file can still
+//! be read.
 //!
 //! | line | contents |
 //! |---|---|
