@@ -52,8 +52,8 @@ struct vpmu_view *vpmu_view_alloc(struct perf_event *event)
 }
 
 /*
- * Whether the records in an event's ring have all fields that a view with the
- * sample_type @wanted needs.
+ * Whether the records in an event's ring have all fields that a view needs.
+ * @wanted is the view's sample_type.
  */
 static bool view_fits(const struct vpmu_file *file, u64 wanted)
 {

@@ -1,4 +1,4 @@
-//! What the guest sees when the host or its operator refuses counters.
+//! Counters that the host or its operator refuses, as the guest sees them.
 
 tests::guest_tests! {
     "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];

@@ -410,7 +410,7 @@ impl TryFrom<&RunArgs> for Config {
     }
 }
 
-/// Returns the given value, or if there is none, the snapshot's value. If both exist, they must be equal.
+/// Returns `given`, or the snapshot's value if `given` is `None`. If both exist, they must be equal.
 fn same_or<T: Copy + PartialEq + Display>(
     facts: Option<&Facts>,
     flag: &'static str,

@@ -58,7 +58,7 @@ impl KvmError {
     }
 }
 
-/// What an architecture requires of the host.
+/// The host features that an architecture requires.
 #[derive(Debug)]
 pub struct Host {
     /// The remedy for a host without KVM.

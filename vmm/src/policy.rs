@@ -130,7 +130,8 @@ impl HardwareUse {
     }
 }
 
-/// The events that may be opened, according to the tier and the lists that change it.
+/// The events that a guest may open: the tier's events, with the events that the lists add and without the events that
+/// they remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The tier from which the lists start. `None` if the guest has only the events that the lists add.

@@ -34,7 +34,7 @@ pub(crate) struct Backend {
     pub(crate) counters: CounterPool,
     /// The producers of AUX data in the VMM, by number.
     producers: OnceLock<Vec<AuxProducer>>,
-    /// The set of the host's reasons for refusal that were already logged, as bits.
+    /// A bit set of the host's refusal reasons that were already logged.
     refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,

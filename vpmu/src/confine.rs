@@ -6,9 +6,9 @@
 //! library and the C library make on its behalf for locks, memory and clocks. The VMM adds the calls of its
 //! [`Machine`](crate::Machine), its logger and its own event loop.
 //!
-//! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of any thread but the
-//! main thread shrinks. The lists omit that call. A VMM avoids it by calling `mallopt(M_ARENA_MAX, 1)` before
-//! it starts its first thread.
+//! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread other than the main
+//! thread shrinks. The lists omit that call. A VMM avoids it by calling `mallopt(M_ARENA_MAX, 1)` before it starts its
+//! first thread.
 //!
 //! The lists do not cover the setup: [`HostFiles::read`](crate::host::HostFiles::read) reads files, and
 //! [`PerfSource::confined`](crate::host::PerfSource::confined) starts a thread. Call both before you install

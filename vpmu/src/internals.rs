@@ -1,4 +1,4 @@
-//! Parts of the device for this project's own benchmarks and fuzz targets. Not a stable interface for
+//! Exposes parts of the device to this project's own benchmarks and fuzz targets. This is not a stable interface for
 //! embedders.
 
 mod areas;
@@ -21,9 +21,9 @@ pub use crate::host::tracepoint::ExitFormats;
 pub use areas::{AuxArea, Tracer, aux_memory};
 pub use callers::Callers;
 
-/// Guest address of `data_tail`: the metadata page is the first page of the memory.
+/// Guest address of `data_tail`. The metadata page is the first page of the memory.
 const DATA_TAIL: GuestAddress = GuestAddress(std::mem::offset_of!(Metadata, data_tail) as u64);
-/// With the header, these fields take seven words. The eighth word is the CPU number in a record of [`SHORTEST`]
+/// With the header, these fields take up seven words. The eighth word is the CPU number in a record of [`SHORTEST`]
 /// bytes, and the callchain's length in a longer record.
 const SAMPLE_TYPE: u64 =
     SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
@@ -70,7 +70,7 @@ impl Producer {
         })
     }
 
-    /// Builds and writes `records` in one burst; returns the number written.
+    /// Builds and writes `records` records in one burst. Returns the number of records written.
     pub fn burst(&mut self, records: u64) -> u64 {
         let view = self.memory.view();
         let read = view.store(self.head.to_le(), DATA_TAIL, Ordering::Release);

@@ -320,7 +320,7 @@ impl Sink {
         Some(produced)
     }
 
-    /// Notes that a packet for the area was lost.
+    /// Records that a packet for the area was lost.
     pub(crate) fn miss(&self) {
         if let Some(area) = &mut self.state.lock().area {
             area.what.miss();

@@ -9,14 +9,15 @@ pub struct Reading {
     /// The count.
     pub value: u64,
     /// Nanoseconds for which the event was enabled; for a task's event, only while the task ran.
-    /// Zero unless in the read format.
+    /// Zero if the read format does not include it.
     pub time_enabled: u64,
-    /// Nanoseconds of `time_enabled` during which the event counted; zero unless in the read
-    /// format.
+    /// Nanoseconds of `time_enabled` during which the event counted. Zero if the read format does
+    /// not include it.
     pub time_running: u64,
-    /// The event's id; zero unless in the read format.
+    /// The event's id. Zero if the read format does not include it.
     pub id: u64,
-    /// Lost records of the event, or lost bytes of a trace; zero unless in the read format.
+    /// Number of lost records of the event, or of lost bytes of a trace. Zero if the read format
+    /// does not include it.
     pub lost: u64,
 }
 

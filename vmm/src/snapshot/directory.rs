@@ -103,9 +103,8 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the files that an interrupted snapshot left in the directory. There are none in an empty directory. Any
-/// other file is an error. A file `memory` belongs to an interrupted snapshot if the state is unfinished, because the
-/// state is renamed last.
+/// Returns the files that an interrupted snapshot left in the directory. Any other file in the directory is an error. A
+/// file `memory` belongs to an interrupted snapshot if the state is unfinished, because the state is renamed last.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
     let names: Vec<OsString> = names.collect::<io::Result<_>>()?;

@@ -187,7 +187,7 @@ pub(crate) fn read_id(file: &File, length: u64) -> io::Result<String> {
     Ok(name.unwrap_or_default().to_owned())
 }
 
-/// The length of `memory` in bytes. The next memory starts at this offset in the file.
+/// Returns the length of `memory` in bytes. In the file, the part that follows this memory starts at this offset.
 pub(crate) fn length(memory: &GuestMemoryMmap) -> u64 {
     memory.iter().map(GuestMemoryRegion::len).sum()
 }

@@ -226,7 +226,7 @@ impl DeviceOwned {
     ///
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`, or if `size` is not a
-    /// multiple of 8; the producer may then continue to write.
+    /// multiple of 8. After [`Refused::NoRoom`], the producer may continue to write.
     pub(super) fn release(
         &mut self,
         pages: &impl Pages,

@@ -257,7 +257,8 @@ impl Area {
         kept.claim(&pages, token)
     }
 
-    /// Returns the producer's next position and the room there. `None` if the producer no longer writes.
+    /// Returns the position at which the producer writes next, and the remaining room. `None` if the producer no longer
+    /// writes.
     pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
         match &self.keeper {
             Keeper::Device(_, kept) => kept.claimed(token),

@@ -199,7 +199,7 @@ impl Control {
         FEATURES | u64::from(doorbell) << F_DOORBELL | u64::from(self.has_window()) << F_WINDOW
     }
 
-    /// Activates the device for a driver; the caller must check `features` and `queues` first.
+    /// Activates the device for a driver. The caller must have checked `features` and `queues`.
     ///
     /// # Errors
     /// [`Overlap`]: the window overlaps `memory`.
@@ -1460,7 +1460,7 @@ impl Control {
         needs_guest_ips(request, self.backend.settings.engines)
     }
 
-    /// Opens a persistent event for the operator. Returns its id. `request` is the open request for `asked`.
+    /// Opens a persistent event for the operator. Returns its id. `request` is the open request that `asked` describes.
     pub(crate) fn persist(
         &mut self,
         asked: &Persist,
@@ -1591,8 +1591,9 @@ impl Control {
     }
 
     /// Begins a flush of the events `ids`. Skips every event for which the host cannot have pending overflows (see
-    /// [`State::holds`]). For each other event: if its vCPU is outside the guest, writes the overflows now; if its vCPU
-    /// is in the guest, adds the vCPU's current visit (the time from entry to exit) to the returned set.
+    /// [`State::holds`]). For each remaining event whose vCPU is outside the guest, writes the overflows now. For each
+    /// remaining event whose vCPU is in the guest, adds the vCPU's current visit (the time from entry to exit) to the
+    /// returned set.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {

@@ -111,8 +111,7 @@ impl Control {
 
     fn save_event(&mut self, id: u64) -> Option<SavedEvent> {
         let life = self.with_event(id, |state| state.event(id).map(Event::save))??;
-        // For a task event, this context contains the vCPU that runs the task; the context in `self.events`
-        // does not.
+        // For a task event, this context contains the vCPU that runs the task. The context in `self.events` does not.
         let context = self.with_event(id, |state| state.event(id).map(|event| event.context))??;
         let entry = self.events.get(&id)?;
         let spec = &entry.spec;

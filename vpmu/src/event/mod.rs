@@ -608,8 +608,8 @@ impl Event {
     /// Sets a new period, or a new frequency if the event was opened with a frequency.
     ///
     /// # Errors
-    /// See [`Event::start`]. `ENOSPC` if the new rate would exceed the vCPU's limit on interrupts. The period then does
-    /// not change.
+    /// See [`Event::start`]. `ENOSPC` if the new rate would exceed the vCPU's limit on interrupts. In that case, the
+    /// period does not change.
     pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
         if let Some(place) = &mut self.place
@@ -650,8 +650,8 @@ impl Event {
     /// See [`Event::start`].
     pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> (Verdict, io::Result<()>) {
         let verdict = self.throttle.admit(limit, time);
-        // For an event with a frequency, the host adjusts the period to this frequency, which does not exceed the
-        // rate limit, so overflows can stay enabled.
+        // If the event has a frequency, the host adjusts the period to match it. The frequency does not exceed the rate
+        // limit, so overflows can stay enabled.
         let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
         let silenced = match silence {
             true => self.silence(),
@@ -673,8 +673,8 @@ impl Event {
         }
     }
 
-    /// Like [`Event::exhaust`], but if the event has a frequency, reduces it. Called for an event whose overflows
-    /// took too much time.
+    /// Like [`Event::exhaust`], but reduces the frequency of an event that has one. Call this for an event whose
+    /// overflows took too much time.
     ///
     /// # Errors
     /// See [`Event::start`].

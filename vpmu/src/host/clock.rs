@@ -25,7 +25,7 @@ pub(super) struct Clock(Mutex<Anchors>);
 #[derive(Debug)]
 struct Anchors {
     line: Line,
-    /// Becomes the older anchor of `line` when `line` is longer than [`SPAN`].
+    /// The anchor that becomes the older anchor of `line` when `line` is longer than [`SPAN`].
     middle: Anchor,
 }
 

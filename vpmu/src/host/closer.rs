@@ -9,8 +9,8 @@ use std::thread;
 
 use crate::source::{Counter, Overflows, Rate, Reading};
 
-/// Maximum number of queued counters. When the queue is full, the thread that drops a counter
-/// closes it itself, which slows down a guest that opens and closes in a loop.
+/// Maximum number of queued counters. When the queue is full, the thread that drops a counter closes it itself, which
+/// slows down a guest that opens and closes counters in a loop.
 const WAITING: usize = 64;
 
 /// The queue of a thread that closes counters. The thread ends when this value is dropped.

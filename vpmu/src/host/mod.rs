@@ -195,9 +195,9 @@ pub fn traces_exits() -> Result<(), ExitsRefused> {
     Tracepoints::find()?.permitted()?.probe()
 }
 
-/// Returns the maximum number of bytes that the host locks in memory. They are the rings of at most `counters` sampling
-/// counters and of the operator's counters, and the metadata pages of the non-sampling counters on each of `vcpus`
-/// threads.
+/// Returns the maximum number of bytes that the host locks in memory. The host locks the rings of at most `counters`
+/// sampling counters and of the operator's counters, and the metadata pages of the non-sampling counters on each of
+/// `vcpus` threads.
 pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
     let rings = ring::most_pages(u64::from(counters) + OPERATORS);
     let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
@@ -211,9 +211,9 @@ const OPERATORS: u64 = 64;
 /// sampling clocks.
 const SHARED: u64 = 4 * 64;
 
-/// Returns the maximum number of file descriptors. They are the descriptors of at most `counters` sampling counters, of
-/// the operator's counters, of the non-sampling counters on each of `vcpus` threads, and the VMM's other descriptors. A
-/// trace of exits needs two descriptors, so each sampling counter and each counter of the operator is counted twice.
+/// Returns the maximum number of file descriptors. This covers at most `counters` sampling counters, the operator's
+/// counters, the non-sampling counters on each of `vcpus` threads, and the VMM's other descriptors. A trace of exits
+/// needs two descriptors, so each sampling counter and each counter of the operator is counted twice.
 pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
@@ -236,8 +236,8 @@ pub fn hardware_refusal() -> Option<Refusal> {
     cpu_pmu().err()
 }
 
-/// The error to return if an event does not open. For a raw event, `EINVAL` means that the PMU does not know
-/// the event, and becomes `ENOENT`.
+/// The error to return if an event does not open. For a raw event, `EINVAL` means that the PMU does not know the event,
+/// so it becomes `ENOENT`.
 fn unknown(what: &Request, error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EINVAL) if what.kind == KIND_RAW => io::Error::from_raw_os_error(libc::ENOENT),

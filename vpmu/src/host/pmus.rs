@@ -59,8 +59,8 @@ impl CpuPmu {
     /// The PMU in `devices` that counts on every CPU in `affinity`, the CPUs on which the process may run.
     ///
     /// # Errors
-    /// [`Refusal::SeveralPmus`]: no PMU has all of these CPUs, so a generic event would not count on some of
-    /// them; or `affinity` is empty, because these CPUs are unknown.
+    /// [`Refusal::SeveralPmus`]: no PMU has all of these CPUs, so a generic event would not count on some of them. Also
+    /// returned if `affinity` is empty, because the CPUs are then unknown.
     pub(super) fn find(devices: &Path, affinity: &BTreeSet<u32>) -> Result<Self, Refusal> {
         let pmus = of_some_cpus(devices);
         if pmus.is_empty() {

@@ -209,8 +209,8 @@ fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
             sampling,
             exclude_user: false,
             exclude_kernel: excludes,
-            // One test suffices, because an event that opens with the host's work excluded also opens with that work
-            // included.
+            // One test suffices, because an event that opens while excluding the host's work also opens while including
+            // it.
             exclude_host: offer.guest_only,
             pinned: false,
         };

@@ -108,8 +108,8 @@ impl HostRing {
         }
     }
 
-    /// Removes the unread records from the ring. Adds the samples, and the numbers of lost samples and throttles, to
-    /// `into`.
+    /// Removes the unread records from the ring. Adds the samples, the number of lost samples and the number of
+    /// throttles to `into`.
     pub(super) fn drain(&self, clock: &Clock, into: &mut Overflows) {
         let Some(stretch) = self.stretch() else {
             return;

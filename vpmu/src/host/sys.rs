@@ -123,8 +123,8 @@ thread_local! {
     static THREAD: i32 = thread();
 }
 
-/// Returns the calling thread's id, which is cached after the first call. After a fork, the child still gets the cached
-/// id of the parent's thread.
+/// Returns the calling thread's id, which is cached after the first call. If the id was cached before a fork, this
+/// function still returns the id of the parent's thread in the child.
 pub(super) fn known_thread() -> i32 {
     THREAD.with(|&thread| thread)
 }

@@ -130,7 +130,7 @@ struct State {
     on: bool,
     /// Number of members that should count.
     running: usize,
-    /// Members whose host event may still have to be enabled or disabled. This is done while the leader is
+    /// Members whose host event may still have to be enabled or disabled. The change is made while the leader is
     /// disabled.
     changed: Vec<Weak<Member>>,
 }

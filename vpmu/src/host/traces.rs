@@ -1,5 +1,5 @@
-//! Traces of the host's own PMUs, and the reasons why guests cannot have them: a trace would have
-//! to contain only the guest's data, which no current Linux driver guarantees.
+//! Traces of the host's own PMUs, and the reasons why guests cannot have them. A guest may have a trace only if the
+//! trace contains nothing but the guest's data, and no current Linux driver guarantees this.
 
 use std::fs;
 
@@ -31,8 +31,8 @@ pub fn host_traces() -> Vec<HostTrace> {
     traces
 }
 
-/// The reason why a guest cannot have the trace of `pmu`; `None` for a PMU without traces.
-/// `pt_mode` is the value of the parameter [`PT_MODE`]; `None` if it cannot be read.
+/// Returns the reason why a guest cannot have the trace of `pmu`. `None` for a PMU without traces. `pt_mode` is the
+/// value of the parameter [`PT_MODE`], or `None` if the parameter cannot be read.
 fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
     let kind = pmu.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
     Some(match (kind, pt_mode) {

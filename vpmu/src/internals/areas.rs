@@ -29,21 +29,21 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const RING_PAGES: u64 = 16;
 const EVENT: u64 = 1;
 
-/// An area of 2^n pages; its metadata page is the first page of the memory.
+/// An area of 2^n pages. Its metadata page is the first page of the memory.
 #[derive(Debug)]
 pub struct AuxArea {
     memory: GuestMemoryMmap,
     area: Area,
 }
 
-/// Bytes of memory for areas of `pages` pages.
+/// Returns a number of bytes of memory that is enough for any area of `pages` pages.
 #[must_use]
 pub fn aux_memory(pages: u64) -> usize {
     // A scattered area uses every other page, so it spans twice as much memory.
     usize::try_from((1 + RING_PAGES + 2 * pages) * PAGE).unwrap_or(0)
 }
 
-/// The pages of an area. They are contiguous, or have a gap after each page if `apart` is set.
+/// Returns the pages of an area. They are contiguous unless `apart` is set, which leaves a gap after each page.
 fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
     let step = if apart { 2 } else { 1 };
     (0..pages)
@@ -61,7 +61,7 @@ fn keep_up(memory: &GuestMemoryMmap) {
 }
 
 impl AuxArea {
-    /// An area of `count` pages in `memory`. [`aux_memory`] returns how many bytes `memory` needs.
+    /// Creates an area of `count` pages in `memory`. [`aux_memory`] returns how many bytes `memory` needs.
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, apart: bool) -> Option<Self> {
         let pages = pages(count, apart);
@@ -69,7 +69,7 @@ impl AuxArea {
         Some(Self { memory, area })
     }
 
-    /// Makes the reader consume everything, then writes and publishes `words`; returns whether the write succeeded.
+    /// Makes the reader consume everything, then writes and publishes `words`. Returns whether the write succeeded.
     pub fn write(&mut self, words: &[u64]) -> bool {
         keep_up(&self.memory);
         let entry = Entry {
@@ -98,7 +98,7 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// A trace of exits, or of samples if `samples` is set. The trace writes to an area of `count` pages in
+    /// Creates a trace of exits, or of samples if `samples` is set. The trace writes to an area of `count` pages in
     /// `memory`. [`aux_memory`] returns how many bytes `memory` needs.
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, samples: bool) -> Option<Self> {
@@ -144,7 +144,7 @@ impl Tracer {
         })
     }
 
-    /// Makes and writes `packets`, then makes the reader consume everything; returns the number
+    /// Makes and writes `packets` packets, then makes the reader consume everything. Returns the number of packets
     /// written.
     pub fn burst(&mut self, packets: u64) -> u64 {
         let samples = self.spec.kind == KIND_SAMPLE_TRACE;

@@ -7,7 +7,7 @@ use crate::machine::GuestRegs;
 use crate::memory::View;
 use crate::walk::{Capture, CaptureSpec, CpuContext};
 
-/// Guest-physical address of the page tables; the stack, at `STACK`, follows them.
+/// Guest-physical address of the page tables. The stack follows them, at `STACK`.
 const TABLES: u64 = 0x1000;
 const LEVELS: u64 = 4;
 const STACK: u64 = 0x10_0000;
@@ -26,8 +26,8 @@ impl Callers {
     /// Bytes of memory that the program needs.
     pub const MEMORY: usize = 0x20_0000;
 
-    /// A program that is `depth` calls deep. Its stack is mapped with 4 KiB pages, starting at virtual address
-    /// zero.
+    /// Creates a program whose call stack is `depth` calls deep. Its stack is mapped with 4 KiB pages, starting at
+    /// virtual address zero.
     ///
     /// # Errors
     /// `memory` is too small for the program.
@@ -44,7 +44,7 @@ impl Callers {
         }
         for frame in 0..depth {
             let at = frame * FRAME;
-            // The outermost frame has no caller: the frame pointer that it saves is an unmapped address.
+            // The outermost frame has no caller, so the frame pointer that it saves is an unmapped address.
             let next = if frame + 1 < depth {
                 at + FRAME
             } else {
@@ -60,7 +60,7 @@ impl Callers {
         })
     }
 
-    /// Takes the call chain of one sample; returns the number of its addresses.
+    /// Takes the call chain of one sample. Returns the number of addresses in the chain.
     pub fn walk(&mut self) -> usize {
         let regs = GuestRegs {
             ip: 0x40_0000,

@@ -17,7 +17,7 @@ pub enum SaveError {
     Producing(u64),
 }
 
-/// What is invalid in a part of a [`SavedState`](crate::SavedState).
+/// The fault in an invalid part of a [`SavedState`](crate::SavedState).
 pub(crate) type Fault = &'static str;
 
 /// Why a state cannot be restored. A failed restore leaves the device unchanged.

@@ -1,5 +1,5 @@
-//! What a shard needs to know about its vCPU to count events: clocks, the thread, and the host counters that several
-//! events share.
+//! The vCPU data that a shard uses to count events: clocks, the thread, and the host counters that several events
+//! share.
 
 use std::io;
 use std::sync::Arc;

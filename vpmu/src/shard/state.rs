@@ -90,7 +90,7 @@ const LOOKS_PER_OPERATION: u64 = 8;
 
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
 
-/// What to do with the overflows that the host still holds when an event stops.
+/// How to handle the overflows that the host still holds when an event stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PendingOverflows {
     Written,
@@ -1446,9 +1446,9 @@ impl State {
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
         let origin = moment.origin(event);
-        // Without the registers, a record that must contain an IP would be wrong. With registers from an excluded mode,
-        // the record would leak data. The overflow happened in a counted mode, but the exit at which it was found came
-        // later, possibly in another mode.
+        // If the registers are unknown, a record that must contain an IP would be wrong. Registers from an excluded
+        // mode would leak data: the overflow happened in a counted mode, but the device found it at a later exit,
+        // possibly in an excluded mode.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {

@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the test knows about the state of each opened event.
+/// The test's model of each opened event.
 struct Run {
     rig: Rig,
     /// Id and family of each event.

@@ -297,7 +297,8 @@ impl World {
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Makes `events` events happen on `thread`. The thread's counters count only `seen` quarters of these events.
+    /// Makes an event happen `events` times on `thread`. The thread's counters count only `seen` / 4 of the
+    /// occurrences.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");

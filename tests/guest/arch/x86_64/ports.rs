@@ -19,8 +19,8 @@ pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
 /// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. This is false on x86, where
 /// only the console's driver also causes such exits, and tests avoid the console's interrupts.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
-/// Number of [`EXIT_PORT`] exits that a program causes when it places a mark with a store. There are none, because a
-/// store causes an MMIO exit.
+/// Number of [`EXIT_PORT`] exits for a mark that a program places with a store. It is zero, because the store causes an
+/// MMIO exit.
 pub(crate) const STORE_EXITS: u64 = 0;
 /// A port at which no device of the machine answers. A write there has no effect other than an exit.
 pub(crate) const IDLE_PORT: u16 = 0x80;

@@ -5,7 +5,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use super::exits;
 use crate::kvm::{Host, KvmError};
 
-/// What a machine on aarch64 requires of its host. On aarch64, KVM is built into the kernel.
+/// The host features that a machine on aarch64 requires. On aarch64, KVM is built into the kernel.
 pub const HOST: Host = Host {
     remedy: "boot a host kernel that has KVM built in, and boot it at EL2",
     modules: &[],

@@ -6,7 +6,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use super::layout;
 use crate::kvm::{Host, KvmError};
 
-/// What a machine on x86-64 requires of its host.
+/// The host features that a machine on x86-64 requires.
 pub const HOST: Host = Host {
     remedy: "enable virtualisation in the firmware and load kvm-intel or kvm-amd",
     modules: &["kvm_intel", "kvm_amd", "kvm_pvm"],

@@ -110,7 +110,7 @@ impl Tables {
 }
 
 /// Flags of page-table entries that let user mode access a page. The first value is for an entry that points to a
-/// table, and the second value is for an entry of a page.
+/// table, and the second value is for an entry that maps a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [
     paging::VALID | paging::TABLE,

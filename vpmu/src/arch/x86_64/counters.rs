@@ -10,8 +10,7 @@ pub(crate) fn ticks() -> u64 {
 /// Whether the device reads performance counters with RDPMC instead of a system call.
 pub(crate) const READS_COUNTERS: bool = true;
 
-/// Returns performance counter `index` of this CPU. RDPMC numbers the counters. `None` unless [`READS_COUNTERS`] is
-/// true.
+/// Returns this CPU's performance counter with RDPMC number `index`. `None` unless [`READS_COUNTERS`] is true.
 ///
 /// `index` must come from the metadata page of an event that counts this thread, and the page must permit the
 /// read. Otherwise, the CPU faults and the kernel ends the process.

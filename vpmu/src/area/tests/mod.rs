@@ -23,7 +23,7 @@ struct Fake {
     tail: Cell<u64>,
     /// Number of reads of the tail.
     looks: Cell<u64>,
-    /// Where in the area memory is missing, if anywhere.
+    /// The place in the area where memory is missing, if any.
     hole: Option<u64>,
 }
 

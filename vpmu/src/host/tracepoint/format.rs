@@ -56,8 +56,8 @@ impl Field {
     }
 }
 
-/// Parses a line such as `unsigned int reason; offset:8; size:4; signed:0;`, in which tabs, not spaces, follow
-/// the semicolons.
+/// Parses a line such as `unsigned int reason; offset:8; size:4; signed:0;`, in which each semicolon is followed by a
+/// tab instead of a space.
 fn field(line: &str) -> Option<(String, Field)> {
     let mut parts = line.split(';').map(str::trim);
     let name = parts.next()?.rsplit([' ', '*']).next()?;

@@ -83,7 +83,7 @@ pub(super) struct Layout {
     end: usize,
 }
 
-/// What a host with both tracepoints offers.
+/// Returns the offer for a host with both tracepoints.
 pub(super) fn offer() -> Offer {
     Offer {
         kind: KIND_EXIT_TRACE,

@@ -9,8 +9,8 @@ use crate::host::records::{Notice, notice};
 
 /// Maximum number of raw bytes to examine.
 pub(super) const RAW_MOST: usize = 120;
-/// Index of the word after TIME. `PERF_SAMPLE_RAW` begins there. It consists of the number of raw bytes as 32 bits,
-/// followed by the raw bytes.
+/// Index of the word after TIME. `PERF_SAMPLE_RAW` begins there. It consists of the number of raw bytes, as a 32-bit
+/// value, and the raw bytes.
 const RAW_WORD: u64 = 1;
 const RAW_COUNT: usize = 4;
 
@@ -22,14 +22,14 @@ pub(super) enum Found {
     Lost(u64),
 }
 
-/// One exit of a vCPU, without data of the host. Times are in nanoseconds of the host event's clock.
+/// One exit of a vCPU, without data about the host. Times are in nanoseconds of the host event's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exit {
     pub(super) time: u64,
     pub(super) ip: u64,
     pub(super) reason: u16,
     pub(super) info: [u64; 2],
-    /// The time when the vCPU was about to re-enter the guest; `None` if unknown.
+    /// The time when the vCPU was about to re-enter the guest. `None` if unknown.
     pub(super) back: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Pairs {
 }
 
 impl Pairs {
-    /// Takes the records between `tail` and `head`; see [`crate::host::records::take`].
+    /// Takes the records between `tail` and `head`. See [`crate::host::records::take`].
     pub(super) fn take(
         &mut self,
         layout: &Layout,
@@ -92,8 +92,8 @@ impl Pairs {
         }
     }
 
-    /// Handles the loss of `records` records. Exits and entries alternate, so the number of lost exits follows from
-    /// the number of lost records.
+    /// Handles the loss of `records` records. Exits and entries alternate, so the number of lost exits can be computed
+    /// from the number of lost records.
     fn lose(&mut self, records: u64, found: &mut impl FnMut(Found)) {
         let (odd, inside) = (records % 2 == 1, self.inside);
         self.finish(found);
@@ -132,8 +132,8 @@ fn moment<W: Fn(u64) -> u64>(layout: &Layout, body: &Record<'_, W>) -> Option<Mo
     Some(Moment::Exit(Exit {
         time,
         ip: layout.ip.of(raw),
-        // The low half of the hardware's exit reason. An SVM reason fits in 16 bits. A VMX reason has flags in the
-        // high half.
+        // Keep only the low half of the hardware's exit reason. An SVM reason fits in 16 bits, and the high half of a
+        // VMX reason contains flags.
         reason: u16::try_from(reason & 0xffff).unwrap_or(u16::MAX),
         info: told(layout.isa.of(raw), reason, info),
         back: None,
@@ -197,7 +197,7 @@ mod tests {
         record(TYPE_LOST, &[7, records])
     }
 
-    /// Returns the results of [`Pairs::take`] for a ring that holds `records` from byte `tail` on.
+    /// Returns the results of [`Pairs::take`] for a ring that holds `records`, starting at byte `tail`.
     fn taken(pairs: &mut Pairs, records: &[Vec<u64>], tail: u64) -> Vec<Found> {
         let mut ring = [0; SIZE / 8];
         let mut head = tail;
@@ -248,8 +248,8 @@ mod tests {
         );
     }
 
-    /// Alternating exits and entries, some dropped by the ring: the reported exits and losses must
-    /// add up to all exits.
+    /// Checks a sequence of alternating exits and entries, some of which the ring dropped. The reported exits and the
+    /// reported losses must add up to the number of exits in the sequence.
     fn check_losses(events: usize, dropped: std::ops::Range<usize>) {
         let mut records = Vec::new();
         let mut exits = 0;
@@ -289,7 +289,7 @@ mod tests {
     fn exit_whose_entry_was_lost_has_no_end() {
         let records = [entry(5), exit(10, 1), lost(3), exit(30, 2), entry(31)];
         let expected = [found(10, 1, None), Found::Lost(1), found(30, 2, Some(31))];
-        // Lost: an entry, an exit and an entry.
+        // The lost records are an entry, an exit and an entry.
         assert_eq!(taken(&mut Pairs::default(), &records, 0), expected);
     }
 

@@ -1,4 +1,5 @@
-//! Checks, by the kernel's rules and without opening an event, whether perf lets a thread read tracepoint data.
+//! Checks whether perf lets a thread read tracepoint data. The check applies the kernel's rules and does not open an
+//! event.
 
 use std::fs;
 

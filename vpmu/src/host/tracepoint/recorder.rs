@@ -15,7 +15,7 @@ use crate::host::ring::{HostRing, Pool};
 use crate::host::sys;
 use crate::source::{Counter, HostExit, Overflows, Rate, Reading, Recorded};
 
-/// Data pages of the ring. They hold 7,000 exits, which is as many as a busy vCPU makes in 10 ms.
+/// Data pages of the ring. They hold 7,000 exits, which is as many as a busy vCPU causes in 10 ms.
 const PAGES: usize = 256;
 
 /// Records the exits of one vCPU.
@@ -79,7 +79,7 @@ pub(super) fn probe(layout: &Layout) -> io::Result<()> {
     Ok(())
 }
 
-/// The host's attributes for a tracepoint: record each hit, with all of its raw data.
+/// Returns the host's attributes for a tracepoint. They make the host record each hit with all of its raw data.
 fn attr(id: u16, disabled: bool) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_TRACEPOINT,

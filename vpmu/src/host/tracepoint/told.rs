@@ -1,9 +1,9 @@
-//! Filters `info1` and `info2` of a `kvm_exit` record, the information words of an exit, for the guest. Bits that
-//! describe the host, and words of unknown meaning, become zero. Only bits that describe the guest's own
-//! instruction or access remain.
+//! Filters an exit's information words, which are `info1` and `info2` of a `kvm_exit` record, before the guest sees
+//! them. Only bits that describe the guest's own instruction or access remain. Bits that describe the host, and words
+//! of unknown meaning, become zero.
 
-/// Values of the field `isa` in `kvm_exit`, on which the meaning of the exit reason and of the information words
-/// depends.
+/// Values of the field `isa` in `kvm_exit`. The meaning of the exit reason and of the information words depends on this
+/// field.
 pub(super) const VMX: u64 = 1;
 pub(super) const SVM: u64 = 2;
 
@@ -17,7 +17,7 @@ const NESTED_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 32 | 1 << 33;
 /// the linear address is valid, and whether the access was to that address rather than to the guest's page tables.
 const VIOLATION_OWN: u64 = 0b111 | 1 << 7 | 1 << 8;
 
-/// The parts of the information words `info` that the guest may see about an exit with `reason`.
+/// Returns the information words `info` of an exit with `reason`. Bits that the guest must not see are zero.
 pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
     match isa {
         VMX => vmx(reason & 0xffff, info),
@@ -26,8 +26,8 @@ pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
     }
 }
 
-/// The first word is the exit qualification. The second is the IDT-vectoring information: the event that was
-/// being delivered.
+/// The first word is the exit qualification. The second word is the IDT-vectoring information, which identifies the
+/// event that was being delivered.
 fn vmx(reason: u64, [qualification, vectoring]: [u64; 2]) -> [u64; 2] {
     match reason {
         // Task switch, INVLPG, control and debug registers, ports, local APIC accesses, end of an
@@ -41,19 +41,20 @@ fn vmx(reason: u64, [qualification, vectoring]: [u64; 2]) -> [u64; 2] {
 /// EXITINFO1 and EXITINFO2.
 fn svm(reason: u64, [first, second]: [u64; 2]) -> [u64; 2] {
     match reason {
-        // Control and debug registers: the number of the general register.
+        // Control and debug registers: the number of the general-purpose register.
         0x00..=0x3f => [first, 0],
-        // Page fault: the error code and the faulting address. Machine check (0x52): describes the host.
+        // Page fault: the error code and the faulting address. Machine check (0x52): nothing, because the words
+        // describe the host.
         0x4e => [first & FAULT_OWN, second],
         0x52 => [0; 2],
         0x40..=0x5f => [first, 0],
         // INT: the vector. INVLPG: the address. MSR: read or write.
         0x75 | 0x79 | 0x7c => [first, 0],
-        // Port I/O: the access, and the address of the next instruction. Task switch.
+        // Port I/O: the access, and the address of the next instruction. Task switch: both words.
         0x7b | 0x7d => [first, second],
         // Nested page fault: the error code and the guest-physical address.
         0x400 => [first & NESTED_OWN, second],
-        // All others, such as interrupts, NMI, SMI and INIT: the words are stale, or describe the host.
+        // All others, such as interrupts, NMI, SMI and INIT: nothing, because the words are stale or describe the host.
         _ => [0; 2],
     }
 }

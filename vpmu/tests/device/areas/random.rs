@@ -69,7 +69,7 @@ struct Mapped {
     area: Option<Read>,
 }
 
-/// What the test knows about the state of one area.
+/// The test's model of one area.
 struct Read {
     area: AreaReader,
     writable: bool,

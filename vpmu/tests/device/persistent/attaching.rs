@@ -1,4 +1,4 @@
-//! What happens to persistent events before their vCPU has a thread, and when the vCPU gets a new thread.
+//! Persistent events of a vCPU that has no thread yet, or that gets a new thread.
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
