@@ -77,18 +77,25 @@ pub enum ForeignError {
 /// Files for [`crate::Boot::files`]: path in the guest without the leading slash, contents.
 pub type Files = Vec<(String, Vec<u8>)>;
 
-/// The distribution's `perf` for `arch`, for the guest's /bin.
+/// The configuration of the guest's `perf`. By default, `perf record` ends with filling a cache of build IDs, where it
+/// writes one copy of `/proc/kallsyms` for the kernel and one for each module. In a lab, that takes longer than the rest
+/// of a short recording, and the cache is gone when the guest ends. `PERF_CONFIG=/dev/null` restores the defaults.
+const PERF_CONFIG: &str = "[record]\n\tbuild-id = no-cache\n";
+
+/// The distribution's `perf` for `arch`, for the guest's /bin, and its configuration.
 ///
 /// # Errors
 /// [`ForeignError`].
 pub fn perf(arch: Arch) -> Result<Files, ForeignError> {
-    match arch.is_native() {
+    let mut files = match arch.is_native() {
         true => {
             host::ensure(&[Need::Perf])?;
-            with_libraries("perf", &host::perf().unwrap_or_default())
+            with_libraries("perf", &host::perf().unwrap_or_default())?
         }
-        false => unpacked("linux-perf", "perf", arch),
-    }
+        false => unpacked("linux-perf", "perf", arch)?,
+    };
+    files.push(("etc/perfconfig".to_owned(), PERF_CONFIG.into()));
+    Ok(files)
 }
 
 /// Like [`perf`], plus the distribution's programs in `others`.
