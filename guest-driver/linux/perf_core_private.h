@@ -27,6 +27,7 @@
 #include <linux/pid_namespace.h>
 #include <linux/poll.h>
 #include <linux/sched.h>
+#include <linux/smp.h>
 #include <linux/spinlock.h>
 
 #include "compat.h"
@@ -213,6 +214,57 @@ static inline void perf_core_unpin(struct perf_event *event)
 static inline bool perf_core_is_scheduled(const struct perf_event *event)
 {
 	return event->ctx->is_active;
+}
+
+/**
+ * perf_core_admits() - whether perf core lets an event count on this CPU now
+ * @event: the event, whose context is locked and is being scheduled in here
+ *
+ * Checks the event's CPU and cgroup as event_filter_match() does. Only CPU
+ * events have a cgroup. Safe before 6.2: perf_cgroup_switch() sets the CPU's
+ * cgroup with the context locked, after it has scheduled the events out and
+ * before it schedules them in. From 6.2 on, the CPU's cgroup is private, and
+ * this function admits no event with a cgroup.
+ *
+ * Return: true if perf core does not filter the event out.
+ */
+static inline bool perf_core_admits(const struct perf_event *event)
+{
+	if (event->cpu != -1 && event->cpu != smp_processor_id())
+		return false;
+#ifdef CONFIG_CGROUP_PERF
+	if (event->cgrp) {
+#if !VPMU_PERF_ONE_CONTEXT
+		const struct perf_cgroup *now;
+
+		now = this_cpu_ptr(event->ctx->pmu->pmu_cpu_context)->cgrp;
+		return now && cgroup_is_descendant(now->css.cgroup, event->cgrp->css.cgroup);
+#else
+		return false;
+#endif
+	}
+#endif
+	return true;
+}
+
+/**
+ * perf_core_has_room() - whether perf core can add any number of events beside
+ *                        an event
+ * @event: the event, whose context is locked
+ *
+ * An event that is grouped with hardware events is in their context, where
+ * counters can be scarce. Safe: perf core sets these fields before it installs
+ * the event.
+ *
+ * Return: true if the event is in a software context.
+ */
+static inline bool perf_core_has_room(const struct perf_event *event)
+{
+#if !VPMU_PERF_ONE_CONTEXT
+	return event->ctx->pmu->task_ctx_nr == perf_sw_context;
+#else
+	return event->pmu_ctx->pmu->task_ctx_nr == perf_sw_context;
+#endif
 }
 
 /**

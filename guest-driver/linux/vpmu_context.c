@@ -14,16 +14,17 @@
  * Before 6.2, perf core disables the PMU for each event separately. So when
  * perf core adds the first event of a context, the driver does not know whether
  * other events follow. Together with the first event, it starts the events that
- * it expects to follow.
+ * it expects to follow: all that perf core admits on this CPU, but in a context
+ * where counters can be scarce only those of the same group.
  *
- * perf core may then not add such an event, for example because it finds no
- * room for it. The event is then called unexpected: it counts on the device but
- * must not count for perf. The driver stops it when the next event of the
- * context is scheduled out, before the context can move to another CPU, and
- * drops what it has counted since its start.
+ * perf core may then not add an event of the group, because it finds no counter
+ * for another one. The event is then called unexpected: it counts on the device
+ * but must not count for perf. perf core schedules out the rest of the group
+ * before it unlocks the context. The driver then stops the unexpected event,
+ * and drops what it has counted since its start. If the driver left it started,
+ * perf core could destroy it without scheduling it out.
  */
 #include <linux/perf_event.h>
-#include <linux/smp.h>
 
 #include "compat.h"
 #include "perf_core_private.h"
@@ -40,7 +41,8 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
 	return own->id && !own->started &&
 	       other->state == PERF_EVENT_STATE_INACTIVE &&
 	       other->group_leader->state >= PERF_EVENT_STATE_INACTIVE &&
-	       (other->cpu == -1 || other->cpu == smp_processor_id());
+	       perf_core_admits(other) &&
+	       (other->group_leader == event->group_leader || perf_core_has_room(other));
 }
 
 /**

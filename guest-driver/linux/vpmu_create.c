@@ -130,6 +130,8 @@ static void event_destroy(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	bool close = own->id;
 
+	/* perf core has scheduled the event out, so no CPU replays its ring. */
+	WARN_ON_ONCE(own->sampler && !list_empty(&own->sampling));
 	vpmu_life_remove(own);
 	event_withdraw(own);
 	/*

@@ -145,8 +145,7 @@ static bool group_comes(struct perf_event *leader)
 {
 	struct perf_event *sibling;
 
-	if (!member_comes(leader) || !member_fits(leader, leader) ||
-	    (leader->cpu != -1 && leader->cpu != smp_processor_id()))
+	if (!member_comes(leader) || !member_fits(leader, leader) || !perf_core_admits(leader))
 		return false;
 	for_each_sibling_event(sibling, leader)
 		if (!member_fits(sibling, leader))

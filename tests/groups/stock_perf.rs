@@ -76,6 +76,7 @@ mod recording {
         refused_requests_have_the_errno_that_perf_expects,
         traces_name_the_tool_that_reads_them,
         cgroup_counts_its_members_alone,
+        cgroup_beside_a_count_of_all_tasks_counts_its_members_alone,
     }
 }
 

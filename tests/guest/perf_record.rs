@@ -114,6 +114,10 @@ pub(crate) const TESTS: &[Test] = &[
         "cgroup_counts_its_members_alone",
         cgroup_counts_its_members_alone,
     ),
+    (
+        "cgroup_beside_a_count_of_all_tasks_counts_its_members_alone",
+        cgroup_beside_a_count_of_all_tasks_counts_its_members_alone,
+    ),
 ];
 
 pub(crate) const MARK_3: &str = "vpmu/mark,event=3/";
@@ -895,13 +899,25 @@ fn traces_name_the_tool_that_reads_them() -> Outcome {
     Ok(())
 }
 
-fn cgroup_counts_its_members_alone() -> Outcome {
+/// A shell command that places marks before and after its shell joins the cgroup `counted`: 5, then 11.
+const JOINING: &str =
+    "guest-tests mark 3 5; echo $$ > /tmp/groups/counted/cgroup.procs; guest-tests mark 3 11";
+
+/// Mounts the cgroups, unless another test has mounted them, and creates `counted`.
+fn make_group() -> Outcome {
     fs::create_dir_all("/tmp/groups")?;
-    os::mount_groups(c"/tmp/groups")?;
+    if !Path::new("/tmp/groups/cgroup.procs").exists() {
+        os::mount_groups(c"/tmp/groups")?;
+    }
     fs::create_dir_all("/tmp/groups/counted")?;
-    let shell = "guest-tests mark 3 5; echo $$ > /tmp/groups/counted/cgroup.procs; \
-        guest-tests mark 3 11";
-    let args = ["-a", "-e", MARK_3, "-G", "counted", "--", "sh", "-c", shell];
+    Ok(())
+}
+
+fn cgroup_counts_its_members_alone() -> Outcome {
+    make_group()?;
+    let args = [
+        "-a", "-e", MARK_3, "-G", "counted", "--", "sh", "-c", JOINING,
+    ];
     let output = perf(&[&["stat", "-x,"], &args[..]].concat())?;
     let said = text(&output.stderr);
     ensure!(output.status.success(), "perf stat failed: {said}");
@@ -910,7 +926,27 @@ fn cgroup_counts_its_members_alone() -> Outcome {
         Some("11"),
         "marks of the cgroup: {said}"
     );
-    record("group", &[&["-c", "1"], &args[..6], &args[6..]].concat())?;
+    record("group", &[&["-c", "1"], &args[..]].concat())?;
     ensure_eq!(script("group", "comm")?.len(), 11, "samples");
+    Ok(())
+}
+
+/// The CPU then has two events, and perf core adds the cgroup's event only for members. The count of all tasks outlives
+/// the recording by more than the interval of the driver's replays.
+fn cgroup_beside_a_count_of_all_tasks_counts_its_members_alone() -> Outcome {
+    make_group()?;
+    let recording = format!(
+        "perf record -o both -c 1 -a -e {MARK_3} -G counted -- sh -c '{JOINING}' && sleep 0.5"
+    );
+    let args = ["stat", "-x,", "-o", "all", "-a", "-e", MARK_3, "--"];
+    let output = perf(&[&args[..], &["sh", "-c", &recording]].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "perf failed: {said}");
+    ensure_eq!(script("both", "comm")?.len(), 11, "samples");
+    let all = fs::read_to_string("/tmp/all")?;
+    ensure!(
+        all.lines().any(|line| line.starts_with("16,")),
+        "marks of all tasks: {all}"
+    );
     Ok(())
 }
