@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * For each perf event, opens an event on the device, and closes it later. Does
- * so for both interfaces, and for counting, sampling and tracing events.
+ * For each perf event of either interface, whether it counts, samples or
+ * traces, opens an event on the device, and closes it later.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>

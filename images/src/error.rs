@@ -41,7 +41,7 @@ pub enum BootError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// Several vCPUs in an exact lab that runs only one vCPU reliably.
+    /// The boot needs several vCPUs, but in this exact lab only a guest with one vCPU runs reliably.
     #[error(
         "the exact x86 lab runs only guests with one vCPU, not {0}: guests with more vCPUs can hang there"
     )]

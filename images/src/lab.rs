@@ -131,8 +131,8 @@ impl Lab {
     fn aarch64(&self, qemu: &mut Command) -> String {
         qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
         if self.exact {
-            // Authenticate pointers with QEMU's own algorithm: emulating the architecture's algorithm would
-            // take most of the time.
+            // Authenticate pointers with QEMU's own algorithm: the lab would spend most of its time emulating the
+            // architecture's algorithm.
             qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
         } else {
             // Use a processor whose events user-space libraries know.

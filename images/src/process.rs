@@ -12,7 +12,7 @@ use crate::sys;
 #[derive(Debug, Error)]
 pub enum ProcessError {
     /// The program is missing or not executable. [`follow`] also returns this if it cannot read the program's output
-    /// or wait for its end.
+    /// or wait for the program to exit.
     #[error("cannot start {program}")]
     Start {
         /// Its name.

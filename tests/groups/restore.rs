@@ -377,13 +377,19 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
 fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     match arch {
         Arch::X86_64 => &[
-            ("arch", "is a riscv64 machine, but this host is x86_64"),
+            (
+                "arch",
+                "is a snapshot of a riscv64 machine, but this host is x86_64",
+            ),
             ("counter", "runs at 7 kHz"),
             ("register", "model-specific register 0x7fff0000"),
             ("controllers", "set of interrupt controllers"),
         ],
         Arch::Aarch64 => &[
-            ("arch", "is a riscv64 machine, but this host is aarch64"),
+            (
+                "arch",
+                "is a snapshot of a riscv64 machine, but this host is aarch64",
+            ),
             ("counter", "runs at 7000 Hz"),
             ("processor", "a different kind of processor"),
             ("register", "register 0x603000000013ffff"),

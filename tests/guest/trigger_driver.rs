@@ -222,8 +222,8 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
     Ok(())
 }
 
-/// Opens, links, reads and closes the events of a region in another task, while that task creates threads. `turn`
-/// selects whether the target, the starter or the stopper is closed first.
+/// Opens, links, reads and closes a region's events for another task, while that task creates threads. `turn` selects
+/// the event that is closed first: the target, the starter or the stopper.
 fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     let region = Region {
         target: target(device, how)?,

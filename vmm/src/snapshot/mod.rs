@@ -66,7 +66,7 @@ pub enum SnapshotError {
         found: u32,
     },
     /// The machine has a different architecture.
-    #[error("{path} is a {saved} machine, but this host is {own}", own = std::env::consts::ARCH)]
+    #[error("{path} is a snapshot of a {saved} machine, but this host is {own}", own = std::env::consts::ARCH)]
     Arch {
         /// The file.
         path: PathBuf,

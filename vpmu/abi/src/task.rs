@@ -18,7 +18,7 @@ wire! {
         pub switches: U64,
         /// Zero.
         pub reserved: U64,
-        /// The last switches: switch number n (from 0) is entry n modulo [`TASK_HISTORY`].
+        /// The last switches: the entry of switch n, counted from 0, is n modulo [`TASK_HISTORY`].
         pub history: [TaskSwitch; TASK_HISTORY],
     }
 }

@@ -1137,7 +1137,7 @@ impl Control {
         released.ok_or(AuxError::NoEvent(id))?
     }
 
-    /// Counts the `bytes` bytes that a producer could not write as lost.
+    /// Adds `bytes`, which a producer could not write, to the number of lost bytes.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }

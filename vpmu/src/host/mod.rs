@@ -170,8 +170,7 @@ impl PerfSource {
     }
 }
 
-/// Logs that guests cannot use events of a kind. Hosts without a PMU are common, so a missing PMU is not a
-/// warning.
+/// Logs why guests cannot use the events of one kind. Many hosts have no PMU, so that reason is not logged as a warning.
 fn log_refusal(kind: u32, refusal: Refusal) {
     let (events, level) = match (kind, refusal) {
         (KIND_SOFTWARE, _) => ("software", log::Level::Warn),

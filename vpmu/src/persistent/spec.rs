@@ -82,7 +82,7 @@ pub enum PersistSpecError {
     #[error("period and freq: give only one of them")]
     TwoRates,
     /// A size for an event without samples.
-    #[error("`{0}` cannot be sampled and only counts: omit size")]
+    #[error("`{0}` only counts and has no samples: omit size")]
     OnlyCounts(String),
     /// Samples without a ring.
     #[error("samples need a ring: omit size=0, or omit period and freq")]

@@ -41,7 +41,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Number of bits of an APIC id that distinguish the cores of the package.
+    /// Number of low bits of an APIC id that identify a core within its package.
     fn core_bits(&self) -> u32 {
         u32::from(self.count).next_power_of_two().trailing_zeros()
     }

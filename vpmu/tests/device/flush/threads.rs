@@ -31,7 +31,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
                         rig.world.work(rig::thread(vcpu), 100, 4);
                         visits += 1;
                     }
-                    // The simulated kicks do not stop the vCPU, so the vCPU repeatedly leaves the guest by itself.
+                    // The simulated kicks cannot make the vCPU leave the guest, so this loop makes it leave.
                     rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits

@@ -124,7 +124,7 @@ fn session_continues_in_another_thread() {
         lane.session.enter();
         lane.mark(5);
     });
-    // The session moved to another thread. Host counters still count the thread that attached the vCPU.
+    // The session moved to another thread, but the host counters still measure the thread that attached the vCPU.
     rig.world.work(rig::thread(0), 10, 4);
     let replies = moved.run(move |lane| lane.commands(&each(COMMAND_READ, &[event, marks])));
     let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();
