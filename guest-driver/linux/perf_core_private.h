@@ -221,10 +221,10 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
  * @event: the event, whose context is locked and is being scheduled in here
  *
  * Checks the event's CPU and cgroup as event_filter_match() does. Only CPU
- * events have a cgroup. Safe before 6.2: perf_cgroup_switch() sets the CPU's
- * cgroup with the context locked, after it has scheduled the events out and
- * before it schedules them in. From 6.2 on, the CPU's cgroup is private, and
- * this function admits no event with a cgroup.
+ * events have a cgroup. Safe before 6.2: core.c changes the CPU's cgroup only
+ * with the context locked, and perf_cgroup_switch() changes it before it
+ * schedules the events in. From 6.2 on, the CPU's cgroup is private, and this
+ * function admits no event with a cgroup.
  *
  * Return: true if perf core does not filter the event out.
  */
@@ -248,23 +248,20 @@ static inline bool perf_core_admits(const struct perf_event *event)
 }
 
 /**
- * perf_core_has_room() - whether perf core can add any number of events beside
- *                        an event
- * @event: the event, whose context is locked
+ * perf_core_has_room() - whether perf core tries to add a group whatever else
+ *                        is active
+ * @leader: the group's leader, whose context is locked
  *
- * An event that is grouped with hardware events is in their context, where
- * counters can be scarce. Safe: perf core sets these fields before it installs
- * the event.
+ * group_can_go_on() always lets groups of software events pass. It may refuse
+ * other groups, because of an exclusive event or because counters are scarce. A
+ * sibling of a hardware event that loses its leader remains such a group. Safe:
+ * core.c changes group_caps only with the context locked.
  *
- * Return: true if the event is in a software context.
+ * Return: true if all events of the group are software events.
  */
-static inline bool perf_core_has_room(const struct perf_event *event)
+static inline bool perf_core_has_room(const struct perf_event *leader)
 {
-#if !VPMU_PERF_ONE_CONTEXT
-	return event->ctx->pmu->task_ctx_nr == perf_sw_context;
-#else
-	return event->pmu_ctx->pmu->task_ctx_nr == perf_sw_context;
-#endif
+	return leader->group_caps & PERF_EV_CAP_SOFTWARE;
 }
 
 /**
@@ -627,6 +624,21 @@ static inline void perf_core_disable(struct perf_event *event)
 	event->pending_disable = 1;
 #ifdef VPMU_EVENT_HAS_DISABLE_IRQ
 	irq_work_queue(&event->pending_disable_irq);
+#endif
+}
+
+/**
+ * perf_core_sync_irq() - wait for an event's irq_work
+ * @event: an event that perf core is destroying
+ *
+ * _free_event() waits for the irq_work before it calls perf_event::destroy. A
+ * replay may have queued it again since.
+ */
+static inline void perf_core_sync_irq(struct perf_event *event)
+{
+	irq_work_sync(&event->pending_irq);
+#ifdef VPMU_EVENT_HAS_DISABLE_IRQ
+	irq_work_sync(&event->pending_disable_irq);
 #endif
 }
 

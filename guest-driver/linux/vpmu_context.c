@@ -14,15 +14,14 @@
  * Before 6.2, perf core disables the PMU for each event separately. So when
  * perf core adds the first event of a context, the driver does not know whether
  * other events follow. Together with the first event, it starts the events that
- * it expects to follow: all that perf core admits on this CPU, but in a context
- * where counters can be scarce only those of the same group.
+ * it expects to follow: those of the same group, and those of groups that perf
+ * core is sure to add.
  *
- * perf core may then not add an event of the group, because it finds no counter
- * for another one. The event is then called unexpected: it counts on the device
- * but must not count for perf. perf core schedules out the rest of the group
- * before it unlocks the context. The driver then stops the unexpected event,
- * and drops what it has counted since its start. If the driver left it started,
- * perf core could destroy it without scheduling it out.
+ * perf core may then not add an event of the group, because another one cannot
+ * be added. The event is then called unexpected: it counts on the device but
+ * must not count for perf. perf core schedules out the rest of the group before
+ * it unlocks the context. The driver then stops the unexpected event, and drops
+ * what it has counted since its start.
  */
 #include <linux/perf_event.h>
 
@@ -31,8 +30,33 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 
+/**
+ * vpmu_context_adds() - whether perf core is sure to add an event's group when
+ *                       it schedules in the group's context on this CPU
+ * @leader: the group's leader, of the PMU vpmu; its context is locked
+ *
+ * perf core filters groups by their leader. If an event cannot be added, perf
+ * core does not try to add those that follow in the group. So all events of the
+ * group must be of the PMU vpmu, which adds any event.
+ *
+ * Return: true if the leader is enabled, and perf core will add the group.
+ */
+bool vpmu_context_adds(struct perf_event *leader)
+{
+	struct perf_event *sibling;
+
+	if (leader->state < PERF_EVENT_STATE_INACTIVE || !perf_core_has_room(leader) ||
+	    !perf_core_admits(leader))
+		return false;
+	for_each_sibling_event(sibling, leader)
+		if (sibling->pmu != leader->pmu)
+			return false;
+	return true;
+}
+
 static bool context_expects(const struct perf_event *event, const struct perf_event *other)
 {
+	struct perf_event *leader = other->group_leader;
 	const struct vpmu_event *own;
 
 	if (other == event || other->pmu != event->pmu)
@@ -40,9 +64,8 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
 	own = other->pmu_private;
 	return own->id && !own->started &&
 	       other->state == PERF_EVENT_STATE_INACTIVE &&
-	       other->group_leader->state >= PERF_EVENT_STATE_INACTIVE &&
-	       perf_core_admits(other) &&
-	       (other->group_leader == event->group_leader || perf_core_has_room(other));
+	       (leader == event->group_leader ||
+		(leader->pmu == event->pmu && vpmu_context_adds(leader)));
 }
 
 /**
@@ -90,7 +113,7 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			continue;
 		if (other->state != PERF_EVENT_STATE_ACTIVE) {
 			own->unexpected = true;
-			own->coming = false;
+			vpmu_switch_arrived(own);
 			vpmu_event_stop(vcpu, other);
 		} else if (context_loses(event, other)) {
 			/*

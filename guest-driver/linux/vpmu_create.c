@@ -130,8 +130,7 @@ static void event_destroy(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	bool close = own->id;
 
-	/* perf core has scheduled the event out, so no CPU replays its ring. */
-	WARN_ON_ONCE(own->sampler && !list_empty(&own->sampling));
+	vpmu_event_purge(own);
 	vpmu_life_remove(own);
 	event_withdraw(own);
 	/*
@@ -349,6 +348,7 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 			return NULL;
 		}
 	}
+	INIT_LIST_HEAD(&own->arrival);
 	INIT_LIST_HEAD(&own->family);
 	own->file = vpmu_file_of(event);
 	if (own->file) {
@@ -475,6 +475,13 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (err)
 		event_miss(own, err);
 
+	/*
+	 * perf core does this for events of perf_event_open(2). Before 6.2, it
+	 * does not for in-kernel events, and would not add them beside a
+	 * program's exclusive event.
+	 */
+	if (event->pmu == &dev->counting.pmu)
+		event->event_caps |= PERF_EV_CAP_SOFTWARE;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	event->pmu_private = own;
 	if (own->file) {

@@ -4,9 +4,13 @@
  *
  * The device keeps the count; the driver adds each increase to perf's count.
  */
+#include <linux/irqflags.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
 #include <linux/preempt.h>
+#include <linux/smp.h>
 
 #include "perf_core_private.h"
 #include "vpmu.h"
@@ -60,6 +64,7 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	    !vpmu_group_allows(event))
 		return false;
 	own->started = true;
+	own->cpu = smp_processor_id();
 	if (own->sampler)
 		event_start_sampling(vcpu, event, own);
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE, 0);
@@ -328,6 +333,47 @@ void vpmu_event_lose(struct vpmu_event *own)
 	perf_core_lock_irq(ctx);
 	event_forget(own);
 	perf_core_unlock_irq(ctx);
+}
+
+/*
+ * Runs with interrupts off, on the CPU where the event was started or, if that
+ * CPU is offline, on any other CPU.
+ */
+static void event_purge(void *info)
+{
+	struct vpmu_event *own = info;
+
+	own->started = false;
+	vpmu_switch_arrived(own);
+	if (own->sampler)
+		list_del_init(&own->sampling);
+}
+
+/**
+ * vpmu_event_purge() - remove an event from the lists of the CPU where it was
+ *                      started
+ * @own: the event, which perf core is destroying
+ *
+ * perf core schedules out an active event before it destroys it, which removes
+ * it from these lists. But it does not schedule out an event that the driver
+ * started early, and that perf core did not add. The request that closes the
+ * event also stops it on the device. Sleeps.
+ */
+void vpmu_event_purge(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+
+	if (!READ_ONCE(own->coming) && (!own->sampler || list_empty(&own->sampling)))
+		return;
+	/* Purges on behalf of an offline CPU must not overlap. */
+	mutex_lock(&dev->life.lock);
+	if (smp_call_function_single(own->cpu, event_purge, own, 1)) {
+		local_irq_disable();
+		event_purge(own);
+		local_irq_enable();
+	}
+	mutex_unlock(&dev->life.lock);
+	perf_core_sync_irq(own->event);
 }
 
 /**

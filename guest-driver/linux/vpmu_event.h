@@ -32,8 +32,10 @@ struct vpmu_view;
  * @task: the event belongs to a task, so it is started and stopped by IN and
  *        OUT, not by ENABLE and DISABLE
  * @started: its command to start counting was queued or sent
+ * @cpu: the CPU where it was last started
  * @coming: it was started early, for a task that is being switched in; see
  *          vpmu_switch.c
+ * @arrival: entry in the list of coming events of @cpu
  * @unexpected: it was started, but perf core did not add it, so its count is
  *              dropped; see vpmu_context.c
  * @limit_hit: it must not start, because its limit of overflows
@@ -86,7 +88,9 @@ struct vpmu_event {
 	u64 id;
 	bool task;
 	bool started;
+	int cpu;
 	bool coming;
+	struct list_head arrival;
 	bool unexpected;
 	bool limit_hit;
 	bool stopping;
@@ -131,6 +135,7 @@ void vpmu_event_pin(struct perf_event *event);
 void vpmu_event_unpin(struct perf_event *event);
 void vpmu_event_anchor(struct vpmu_event *own);
 void vpmu_event_lose(struct vpmu_event *own);
+void vpmu_event_purge(struct vpmu_event *own);
 void vpmu_event_idle(struct perf_event *event, bool stops);
 void vpmu_event_read(struct perf_event *event);
 bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
@@ -146,12 +151,14 @@ void vpmu_life_remove(struct vpmu_event *own);
 int vpmu_call_switch(struct perf_event *event);
 
 /* vpmu_context.c */
+bool vpmu_context_adds(struct perf_event *leader);
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_switch.c */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx);
+void vpmu_switch_arrived(struct vpmu_event *own);
 void vpmu_switch_flush(struct vpmu_vcpu *vcpu);
 
 /* vpmu_sampling.c */

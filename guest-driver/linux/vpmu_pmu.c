@@ -68,35 +68,37 @@ static void vpmu_pmu_cancel_txn(struct pmu *pmu)
 	vpmu_pmu_commit_txn(pmu);
 }
 
-static void vpmu_pmu_start(struct perf_event *event, int flags)
+/* Returns true if a command was needed. */
+static bool pmu_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
-	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 	struct vpmu_event *own = event->pmu_private;
 
-	if (!vcpu || !(event->hw.state & PERF_HES_STOPPED))
-		return;
+	if (!(event->hw.state & PERF_HES_STOPPED))
+		return false;
 	event->hw.state = 0;
 	if (own->view) {
 		vpmu_view_start(vcpu, own->view);
-		return;
+		return false;
 	}
 	if (own->coming) {
-		own->coming = false;
+		vpmu_switch_arrived(own);
 		/*
 		 * A program may have disabled the event or its leader since the
 		 * early start.
 		 */
 		if (!vpmu_group_allows(event))
 			vpmu_event_stop(vcpu, event);
-		return;
+		return false;
 	}
-	/*
-	 * If the event is already started, vpmu_context_enter() was called for
-	 * an earlier event of the context, and has started all events that are
-	 * expected to follow, so it is not called again.
-	 */
-	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
-		vpmu_context_enter(vcpu, event);
+	return vpmu_event_start(vcpu, event);
+}
+
+static void vpmu_pmu_start(struct perf_event *event, int flags)
+{
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
+
+	if (vcpu)
+		pmu_start(vcpu, event);
 }
 
 /* Returns true if a command was needed. */
@@ -138,8 +140,15 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 		return -ENODEV;
 	vpmu_event_pin(event);
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-	if (flags & PERF_EF_START)
-		vpmu_pmu_start(event, flags);
+	/*
+	 * If the event is already started, vpmu_context_enter() was called for
+	 * an earlier event of the context, and has started all events that are
+	 * expected to follow, so it is not called again. It is not called from
+	 * pmu->start() either: perf core also calls that function alone, for
+	 * PERF_EVENT_IOC_PERIOD, and then adds no events.
+	 */
+	if (flags & PERF_EF_START && pmu_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
+		vpmu_context_enter(vcpu, event);
 	return 0;
 }
 

@@ -10,13 +10,16 @@
  *
  * An event that this kick has started is "coming" (vpmu_event::coming) until
  * perf core adds the event. Interrupts stay off from the kick until then. Only
- * groups that perf core is certain to add are started early. These are the
- * groups with only events of the PMU vpmu, because perf core adds any number of
- * events of a software context. Other CPUs see a coming event as inactive. perf
- * core sends its calls for the event to the CPU of the switch, because the new
- * task already runs on that CPU; the calls wait there until interrupts are on
- * again. For a context with a coming event, vpmu_call.c repeats this driver's
- * calls until perf core has added the event.
+ * groups that perf core is sure to add are started early. Other CPUs see a
+ * coming event as inactive. For a context with a coming event, vpmu_call.c
+ * repeats this driver's calls until perf core has added the event.
+ *
+ * Between the kick and the schedule-in, another CPU can still disable the event
+ * or remove it from the context: while the context is not active, perf core
+ * does not send these calls to the CPU of the switch. Then perf core does not
+ * add the event. If the event still exists at the CPU's next switch, the driver
+ * stops it there, and drops its count. If perf core destroys the event earlier,
+ * vpmu_event_purge() removes it from this CPU's lists.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -35,16 +38,34 @@
  * struct task_switch - a CPU's last task switch
  * @prev: the old task; the switch is in progress while @prev is current
  * @next: the new task
+ * @coming: the events of @next that are coming, by vpmu_event::arrival
+ *
+ * Used only on the CPU, with interrupts off.
  */
 struct task_switch {
 	const struct task_struct *prev;
 	struct task_struct *next;
+	struct list_head coming;
 };
 
 static DEFINE_PER_CPU(struct task_switch, task_switches);
 static struct tracepoint *sched_switch;
 static DEFINE_MUTEX(switch_lock);
 static unsigned int switch_users;
+
+/* Stops an event that another CPU has disabled or removed while it was coming. */
+static void switch_stop(struct vpmu_event *own)
+{
+	struct perf_event_context *ctx = perf_core_context(own->event);
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
+
+	perf_core_lock(ctx);
+	vpmu_switch_arrived(own);
+	own->unexpected = own->started;
+	vpmu_event_stop(vcpu, own->event);
+	vpmu_sampling_settle(vcpu);
+	perf_core_unlock(ctx);
+}
 
 /*
  * Called with interrupts off, before perf core schedules events for this
@@ -53,6 +74,14 @@ static unsigned int switch_users;
 static void switch_begins(void *data, bool preempt, struct task_struct *prev,
 			  struct task_struct *next, unsigned int prev_state)
 {
+	struct vpmu_event *own, *more;
+
+	/*
+	 * These events cannot be freed here: vpmu_event_purge() waits until
+	 * this CPU has interrupts on.
+	 */
+	list_for_each_entry_safe(own, more, this_cpu_ptr(&task_switches.coming), arrival)
+		switch_stop(own);
 	this_cpu_write(task_switches.prev, prev);
 	this_cpu_write(task_switches.next, next);
 }
@@ -77,6 +106,10 @@ static void switch_find(struct tracepoint *tracepoint, void *unused)
  */
 struct tracepoint *vpmu_switch_init(void)
 {
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		INIT_LIST_HEAD(per_cpu_ptr(&task_switches.coming, cpu));
 	for_each_kernel_tracepoint(switch_find, NULL);
 	return sched_switch;
 }
@@ -126,39 +159,14 @@ static bool member_comes(const struct perf_event *event)
 	return event->state == PERF_EVENT_STATE_INACTIVE;
 }
 
-/*
- * Returns true if @event is open on the device, and perf core is certain to add
- * it with @leader's group.
- */
-static bool member_fits(const struct perf_event *event, const struct perf_event *leader)
-{
-	const struct vpmu_event *own;
-
-	if (event->pmu != leader->pmu)
-		return false;
-	own = event->pmu_private;
-	return own->id;
-}
-
-/* Whether perf core is sure to add @leader's group on this CPU. */
-static bool group_comes(struct perf_event *leader)
-{
-	struct perf_event *sibling;
-
-	if (!member_comes(leader) || !member_fits(leader, leader) || !perf_core_admits(leader))
-		return false;
-	for_each_sibling_event(sibling, leader)
-		if (!member_fits(sibling, leader))
-			return false;
-	return true;
-}
-
 static void member_take(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	if (member_comes(event) && vpmu_event_start(vcpu, event))
-		own->coming = true;
+	if (!member_comes(event) || !vpmu_event_start(vcpu, event))
+		return;
+	own->coming = true;
+	list_add(&own->arrival, this_cpu_ptr(&task_switches.coming));
 }
 
 static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
@@ -168,6 +176,17 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
 	member_take(vcpu, leader);
 	for_each_sibling_event(sibling, leader)
 		member_take(vcpu, sibling);
+}
+
+/**
+ * vpmu_switch_arrived() - an event is no longer coming: perf core has added it,
+ *                         or it was stopped
+ * @own: the event, on the CPU where it was started; interrupts are off
+ */
+void vpmu_switch_arrived(struct vpmu_event *own)
+{
+	own->coming = false;
+	list_del_init(&own->arrival);
 }
 
 /**
@@ -212,7 +231,7 @@ static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 	perf_core_assert_locked(ctx);
 	perf_core_for_each_event(event, ctx)
 		if (event->group_leader == event && event->pmu == &vcpu->dev->counting.pmu &&
-		    group_comes(event))
+		    vpmu_context_adds(event))
 			group_take(vcpu, event);
 }
 
@@ -235,7 +254,7 @@ static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 			if (own->sampler)
 				vpmu_sampling_forget(own);
 		}
-		own->coming = false;
+		vpmu_switch_arrived(own);
 	}
 }
 

@@ -5,7 +5,9 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
+use perf_event_open_sys::bindings::{PERF_TYPE_SOFTWARE, perf_event_attr};
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr, Record, Ring, Vpmu};
 
@@ -70,6 +72,18 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "period_of_a_perf_event_changes_at_once",
         period_of_a_perf_event_changes_at_once,
+    ),
+    (
+        "perf_event_that_lost_its_leader_ends_with_its_close",
+        perf_event_that_lost_its_leader_ends_with_its_close,
+    ),
+    (
+        "perf_event_behind_a_trace_without_an_area_ends_with_its_close",
+        perf_event_behind_a_trace_without_an_area_ends_with_its_close,
+    ),
+    (
+        "exclusive_event_of_the_kernel_leaves_both_interfaces_counting",
+        exclusive_event_of_the_kernel_leaves_both_interfaces_counting,
     ),
 ];
 
@@ -575,5 +589,79 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
         }
     })?;
     ensure_eq!(nobodys, 0, "nobody's exit code (2: a call was not refused)");
+    Ok(())
+}
+
+/// More than the interval at which the driver replays the samples of events that it believes active.
+const REPLAYED: Duration = Duration::from_millis(250);
+
+/// When a disabled leader is closed, perf core leaves its enabled sibling inactive until it next schedules the task's
+/// events. A new period only restarts the other event.
+fn perf_event_that_lost_its_leader_ends_with_its_close() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let other = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1_000_000))?;
+    other.enable()?;
+    for period in 1..=20 {
+        let leader = pmu.open_event(&mark_attr(&pmu, 9)?)?;
+        let sibling = pmu.open_member(&mark_attr(&pmu, 10)?.sampling(1), &leader)?;
+        sibling.enable()?;
+        drop(leader);
+        other.set_period(1_000_000 + period)?;
+        drop(sibling);
+    }
+    thread::sleep(REPLAYED);
+    vpmu.mark(8)?;
+    ensure_eq!(other.read()?.value, 1, "the other event's count");
+    Ok(())
+}
+
+/// perf core cannot add a trace without an area, and then does not try to add the trace's siblings.
+fn perf_event_behind_a_trace_without_an_area_ends_with_its_close() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let traces = PerfPmu::open_at(Path::new(TRACES))?;
+    let trace = traces.open_event(&traces.attr("exit-trace-user")?)?;
+    let sibling = pmu.open_member(&mark_attr(&pmu, 8)?.sampling(1), &trace)?;
+    sibling.enable()?;
+    trace.enable()?;
+    let other = pmu.open_event(&mark_attr(&pmu, 8)?)?;
+    other.enable()?;
+    vpmu.mark(8)?;
+    ensure_eq!(
+        sibling.read()?.value,
+        0,
+        "marks while perf core cannot add the group"
+    );
+    drop(sibling);
+    thread::sleep(REPLAYED);
+    ensure_eq!(other.read()?.value, 1, "marks of the other event");
+    Ok(())
+}
+
+/// An exclusive event excludes only hardware events.
+fn exclusive_event_of_the_kernel_leaves_both_interfaces_counting() -> Outcome {
+    const DUMMY: u64 = 9;
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
+    let core = pmu.open_event(&mark_attr(&pmu, 8)?)?;
+    let mut attr = perf_event_attr {
+        type_: PERF_TYPE_SOFTWARE,
+        size: u32::try_from(size_of::<perf_event_attr>())?,
+        config: DUMMY,
+        ..perf_event_attr::default()
+    };
+    attr.set_pinned(1);
+    attr.set_exclusive(1);
+    let exclusive = os::open_perf_attr(&attr)?;
+    file.enable()?;
+    core.enable()?;
+    for _ in 0..5 {
+        vpmu.mark(8)?;
+    }
+    ensure_eq!(
+        (file.read()?.value, core.read()?.value),
+        (5, 5),
+        "marks beside an exclusive event"
+    );
+    drop(exclusive);
     Ok(())
 }
