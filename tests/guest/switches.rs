@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
@@ -45,6 +46,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "counts_of_switching_tasks_are_exact_while_their_events_come_and_go",
         counts_of_switching_tasks_are_exact_while_their_events_come_and_go,
+    ),
+    (
+        "sampling_events_of_switching_tasks_end_with_their_close",
+        sampling_events_of_switching_tasks_end_with_their_close,
     ),
     (
         "disabled_event_of_a_switching_task_counts_nothing",
@@ -491,6 +496,31 @@ fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outco
         })?;
     }
     Ok(())
+}
+
+/// Closes events while the driver starts them early, for a task that is being switched in.
+fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
+    let device = Device::open()?;
+    let mut attr = device.attr(KIND_MARK, VALUE);
+    attr.__bindgen_anon_1.sample_period = 1_000_000;
+    let placers = Placers::new(&device);
+    placers.run(own_marks_of_perf_core, |_, ids| {
+        for turn in 0..60 {
+            let how = How {
+                pid: ids[turn % 2],
+                ..How::OWN
+            };
+            let event = kernels(&attr, how)?;
+            event.enable(0)?;
+            (0..turn % 4).for_each(|_| thread::yield_now());
+            if turn % 3 == 0 {
+                event.disable(0)?;
+            }
+        }
+        // More than the interval at which the driver replays samples.
+        thread::sleep(Duration::from_millis(250));
+        Ok(())
+    })
 }
 
 fn disabled_event_of_a_switching_task_counts_nothing() -> Outcome {
