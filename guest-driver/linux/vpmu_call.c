@@ -76,9 +76,10 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		/*
 		 * READ also makes the device write a pending PERF_RECORD_LOST,
 		 * so also send it for inactive events with samples or packets.
+		 * What an event counts while it is coming is dropped.
 		 */
-		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
-		    own->file->spec.trace)
+		if (event->state == PERF_EVENT_STATE_ACTIVE ||
+		    (!own->coming && (own->file->spec.period || own->file->spec.trace)))
 			vpmu_vcpu_append(vcpu, event, call->op, 0);
 		break;
 	default:
@@ -235,10 +236,12 @@ static int call_cpu(const struct event_call *call)
 
 /*
  * Whether events of the call's context are about to become active on another
- * CPU: the device has already started them, but perf core has not added them.
- * See vpmu_switch.c.
+ * CPU, and the call must be repeated there: the device has already started the
+ * events, but perf core has not added them; see vpmu_switch.c. On this CPU, no
+ * switch is in progress, so perf core no longer adds an event that is coming
+ * here.
  */
-static bool call_must_wait(const struct event_call *call)
+static bool call_must_wait(struct event_call *call)
 {
 	const struct perf_event *event = call->event;
 	const struct vpmu_event *own;
@@ -248,8 +251,10 @@ static bool call_must_wait(const struct event_call *call)
 		if (other->pmu != event->pmu)
 			continue;
 		own = other->pmu_private;
-		if (own->coming)
-			return true;
+		if (!own->coming || own->cpu == smp_processor_id())
+			continue;
+		call->cpu = own->cpu;
+		return true;
 	}
 	return false;
 }

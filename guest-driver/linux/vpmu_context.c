@@ -141,7 +141,8 @@ static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	for_each_sibling_event(sibling, event) {
 		const struct vpmu_event *own = sibling->pmu_private;
 
-		if (sibling->pmu == event->pmu && own->started)
+		if (sibling->pmu == event->pmu && own->started &&
+		    sibling->state == PERF_EVENT_STATE_ACTIVE)
 			vpmu_vcpu_append(vcpu, sibling, VPMU_COMMAND_READ, 0);
 	}
 }

@@ -363,7 +363,8 @@ void vpmu_event_purge(struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
 
-	if (!READ_ONCE(own->coming) && (!own->sampler || list_empty(&own->sampling)))
+	/* Pairs with switch_stop() of vpmu_switch.c. */
+	if (!smp_load_acquire(&own->coming) && (!own->sampler || list_empty(&own->sampling)))
 		return;
 	/* Purges on behalf of an offline CPU must not overlap. */
 	mutex_lock(&dev->life.lock);

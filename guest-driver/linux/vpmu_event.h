@@ -35,6 +35,9 @@ struct vpmu_view;
  * @cpu: the CPU where it was last started
  * @coming: it was started early, for a task that is being switched in; see
  *          vpmu_switch.c
+ * @came: perf_core_clock() when it was started early. The clock stands still
+ *        while the context is on no CPU, so it has this value when perf core
+ *        adds the event at the end of the switch
  * @arrival: entry in the list of coming events of @cpu
  * @unexpected: it was started, but perf core did not add it, so its count is
  *              dropped; see vpmu_context.c
@@ -90,6 +93,7 @@ struct vpmu_event {
 	bool started;
 	int cpu;
 	bool coming;
+	u64 came;
 	struct list_head arrival;
 	bool unexpected;
 	bool limit_hit;

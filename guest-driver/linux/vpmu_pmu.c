@@ -86,9 +86,19 @@ static bool pmu_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 		 * A program may have disabled the event or its leader since the
 		 * early start.
 		 */
-		if (!vpmu_group_allows(event))
+		if (!vpmu_group_allows(event)) {
 			vpmu_event_stop(vcpu, event);
-		return false;
+			return false;
+		}
+		if (own->came == perf_core_clock(event))
+			return false;
+		/*
+		 * perf core did not add the event at the switch, but does so
+		 * now: drop what it has counted, and start it again.
+		 */
+		own->unexpected = true;
+		vpmu_event_stop(vcpu, event);
+		vpmu_vcpu_flush(vcpu);
 	}
 	return vpmu_event_start(vcpu, event);
 }

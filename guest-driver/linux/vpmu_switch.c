@@ -12,14 +12,15 @@
  * perf core adds the event. Interrupts stay off from the kick until then. Only
  * groups that perf core is sure to add are started early. Other CPUs see a
  * coming event as inactive. For a context with a coming event, vpmu_call.c
- * repeats this driver's calls until perf core has added the event.
+ * repeats this driver's calls on the CPU of the switch, after the switch.
  *
  * Between the kick and the schedule-in, another CPU can still disable the event
  * or remove it from the context: while the context is not active, perf core
  * does not send these calls to the CPU of the switch. Then perf core does not
- * add the event. If the event still exists at the CPU's next switch, the driver
- * stops it there, and drops its count. If perf core destroys the event earlier,
- * vpmu_event_purge() removes it from this CPU's lists.
+ * add the event. At the CPU's next switch, the driver stops the event, and drops
+ * its count. If perf core adds the event earlier after all, because it was
+ * enabled again, the driver restarts it. If perf core destroys the event
+ * earlier, vpmu_event_purge() removes it from this CPU's lists.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -40,7 +41,8 @@
  * @next: the new task
  * @coming: the events of @next that are coming, by vpmu_event::arrival
  *
- * Used only on the CPU, with interrupts off.
+ * Used only on the CPU, with interrupts off; from another CPU only while this
+ * CPU is offline.
  */
 struct task_switch {
 	const struct task_struct *prev;
@@ -53,18 +55,27 @@ static struct tracepoint *sched_switch;
 static DEFINE_MUTEX(switch_lock);
 static unsigned int switch_users;
 
-/* Stops an event that another CPU has disabled or removed while it was coming. */
+/*
+ * Stops an event that another CPU has disabled or removed while it was coming.
+ * Another CPU may be destroying the event: vpmu_event_purge() then waits until
+ * this CPU has interrupts on, but only if it sees that the event is coming.
+ */
 static void switch_stop(struct vpmu_event *own)
 {
 	struct perf_event_context *ctx = perf_core_context(own->event);
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
 	perf_core_lock(ctx);
-	vpmu_switch_arrived(own);
+	list_del_init(&own->arrival);
 	own->unexpected = own->started;
 	vpmu_event_stop(vcpu, own->event);
 	vpmu_sampling_settle(vcpu);
 	perf_core_unlock(ctx);
+	/*
+	 * Pairs with vpmu_event_purge(). After this store, the event may be
+	 * freed.
+	 */
+	smp_store_release(&own->coming, false);
 }
 
 /*
@@ -76,10 +87,6 @@ static void switch_begins(void *data, bool preempt, struct task_struct *prev,
 {
 	struct vpmu_event *own, *more;
 
-	/*
-	 * These events cannot be freed here: vpmu_event_purge() waits until
-	 * this CPU has interrupts on.
-	 */
 	list_for_each_entry_safe(own, more, this_cpu_ptr(&task_switches.coming), arrival)
 		switch_stop(own);
 	this_cpu_write(task_switches.prev, prev);
@@ -166,6 +173,7 @@ static void member_take(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	if (!member_comes(event) || !vpmu_event_start(vcpu, event))
 		return;
 	own->coming = true;
+	own->came = perf_core_clock(event);
 	list_add(&own->arrival, this_cpu_ptr(&task_switches.coming));
 }
 
