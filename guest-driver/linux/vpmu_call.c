@@ -76,7 +76,7 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		/*
 		 * READ also makes the device write a pending PERF_RECORD_LOST,
 		 * so also send it for inactive events with samples or packets.
-		 * What an event counts while it is coming is dropped.
+		 * Do not read a coming event: its count will be dropped.
 		 */
 		if (event->state == PERF_EVENT_STATE_ACTIVE ||
 		    (!own->coming && (own->file->spec.period || own->file->spec.trace)))

@@ -346,7 +346,7 @@ static void event_purge(void *info)
 	own->started = false;
 	vpmu_switch_arrived(own);
 	if (own->sampler)
-		list_del_init(&own->sampling);
+		vpmu_sampling_forget(own);
 }
 
 /**

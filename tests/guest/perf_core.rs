@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use perf_event_open_sys::bindings::{PERF_TYPE_SOFTWARE, perf_event_attr};
+use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr};
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr, Record, Ring, Vpmu};
 
@@ -592,8 +592,8 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     Ok(())
 }
 
-/// More than the interval at which the driver replays the samples of events that it believes active.
-const REPLAYED: Duration = Duration::from_millis(250);
+/// More than the interval at which the driver replays samples of the events that are on its lists of active events.
+pub(crate) const REPLAYED: Duration = Duration::from_millis(250);
 
 /// When a disabled leader is closed, perf core leaves its enabled sibling inactive until it next schedules the task's
 /// events. A new period only restarts the other event.
@@ -639,14 +639,13 @@ fn perf_event_behind_a_trace_without_an_area_ends_with_its_close() -> Outcome {
 
 /// An exclusive event excludes only hardware events.
 fn exclusive_event_of_the_kernel_leaves_both_interfaces_counting() -> Outcome {
-    const DUMMY: u64 = 9;
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
     let core = pmu.open_event(&mark_attr(&pmu, 8)?)?;
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: u32::try_from(size_of::<perf_event_attr>())?,
-        config: DUMMY,
+        config: PERF_COUNT_SW_DUMMY.into(),
         ..perf_event_attr::default()
     };
     attr.set_pinned(1);

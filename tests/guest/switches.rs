@@ -6,12 +6,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::pages::{Pages, READ_WRITE};
+use crate::perf_core::REPLAYED;
 use crate::raw::{
     Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC,
     SW_CPU_CLOCK, kernels, sampling,
@@ -517,8 +517,7 @@ fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
                 event.disable(0)?;
             }
         }
-        // More than the interval at which the driver replays samples.
-        thread::sleep(Duration::from_millis(250));
+        thread::sleep(REPLAYED);
         Ok(())
     })
 }

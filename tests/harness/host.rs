@@ -1,5 +1,5 @@
-//! Runs commands on the lab's own KVM host. Its tests check files that the VMM finishes only after its guest has ended.
-//! A session boots this host once, and runs one script there.
+//! Runs commands on the lab's own KVM host, so that tests can check files that the VMM finishes only after its guest has
+//! ended. A session boots this host once, and runs one script there.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
