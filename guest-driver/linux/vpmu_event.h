@@ -69,8 +69,8 @@ struct vpmu_view;
  * @sampling: entry in vpmu_vcpu::sampling or ::stopped
  * @period: the period that the device uses
  * @freq: @period is a frequency
- * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and the event has not
- *         been started since
+ * @ended: its samples are dropped until it is next started, because the limit of
+ *         PERF_EVENT_IOC_REFRESH is used up, or perf core did not add the event
  * @resets: vpmu_control_queue::resets when the device opened it
  * @engine: the engine that makes its samples, VPMU_ENGINE_*
  * @view: the view that @event became when it was made persistent, or NULL

@@ -216,6 +216,13 @@ struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 
 static void replay_event(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
+	/*
+	 * If interrupts were on since an early start, perf core did not add the
+	 * event (see vpmu_switch.c): drop its samples. A ring that tasks have
+	 * inherited also contains samples of other tasks, so keep all of them.
+	 */
+	if (own->coming && !own->event->attr.inherit)
+		own->ended = true;
 	/* One replay covers the whole ring: no second call is needed. */
 	vpmu_replay(vcpu, own->event, &own->sampler->records, &own->ended);
 }

@@ -18,9 +18,9 @@
  * or remove it from the context: while the context is not active, perf core
  * does not send these calls to the CPU of the switch. Then perf core does not
  * add the event. At the CPU's next switch, the driver stops the event, and drops
- * its count. If perf core adds the event earlier after all, because it was
- * enabled again, the driver restarts it. If perf core destroys the event
- * earlier, vpmu_event_purge() removes it from this CPU's lists.
+ * its count and its samples. If perf core adds the event earlier after all,
+ * because it was enabled again, the driver restarts it. If perf core destroys
+ * the event earlier, vpmu_event_purge() removes it from this CPU's lists.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>

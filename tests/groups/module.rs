@@ -34,6 +34,7 @@ tests::guest_tests! {
     counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere,
     counts_of_switching_tasks_are_exact_while_their_events_come_and_go,
     sampling_events_of_switching_tasks_end_with_their_close,
+    disabled_event_of_a_switching_task_takes_no_samples,
     disabled_event_of_a_switching_task_counts_nothing,
     unloading_waits_for_the_last_user,
     module_is_loaded_by_the_devices_modalias,

@@ -408,7 +408,7 @@ fn place(vpmu: &Vpmu, marks: u32) -> Result<(), Box<dyn Error>> {
 }
 
 /// Takes the samples out of a ring, and returns their number.
-fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
+pub(crate) fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
     let mut samples = 0;
     while let Some(record) = ring.next_record()? {
         samples += u64::from(matches!(record, Record::Sample(_)));

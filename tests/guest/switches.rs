@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use vpmu_client::perf::PerfPmu;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::pages::{Pages, READ_WRITE};
-use crate::perf_core::REPLAYED;
+use crate::perf_core::{REPLAYED, mark_attr, take_samples};
 use crate::raw::{
     Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC,
     SW_CPU_CLOCK, kernels, sampling,
@@ -50,6 +51,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "sampling_events_of_switching_tasks_end_with_their_close",
         sampling_events_of_switching_tasks_end_with_their_close,
+    ),
+    (
+        "disabled_event_of_a_switching_task_takes_no_samples",
+        disabled_event_of_a_switching_task_takes_no_samples,
     ),
     (
         "disabled_event_of_a_switching_task_counts_nothing",
@@ -518,6 +523,48 @@ fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
             }
         }
         thread::sleep(REPLAYED);
+        Ok(())
+    })
+}
+
+/// Disables events while the driver starts them early, for a task that is being switched in.
+fn disabled_event_of_a_switching_task_takes_no_samples() -> Outcome {
+    let (device, pmu) = (Device::open()?, PerfPmu::open()?);
+    let attr = mark_attr(&pmu, VALUE)?.sampling(1);
+    let placers = Placers::new(&device);
+    placers.run(own_marks_of_perf_core, |_, ids| {
+        for (index, id) in ids.into_iter().enumerate() {
+            let await_marks = || {
+                let placed = || placers.placed[index].load(Ordering::Acquire);
+                let enough = placed() + 2;
+                while placed() < enough {
+                    thread::yield_now();
+                }
+            };
+            let event = pmu.open_event(&attr.clone().of_task(id))?;
+            let (mut ring, mut samples) = (event.map(4)?, 0);
+            event.enable()?;
+            await_marks();
+            for turn in 0..100 {
+                event.disable()?;
+                samples += take_samples(&mut ring)?;
+                if turn % 2 == 0 {
+                    await_marks();
+                    ensure_eq!(take_samples(&mut ring)?, 0, "samples while it was disabled");
+                }
+                event.enable()?;
+                (0..turn % 4).for_each(|_| thread::yield_now());
+            }
+            event.disable()?;
+            samples += take_samples(&mut ring)?;
+            let count = event.read()?.value;
+            ensure!(count > 0, "no mark was counted");
+            ensure_eq!(
+                samples,
+                count,
+                "samples, and the expected number, the count"
+            );
+        }
         Ok(())
     })
 }
