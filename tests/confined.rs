@@ -46,8 +46,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// Runs the VMM with `guest`, persistent marks and a control socket. The command line starts with the words in
-    /// `before`, followed by the VMM.
+    /// Runs the VMM with `guest`, a persistent `marks` event, and a control socket. The command line starts with
+    /// the words in `before`, followed by the VMM.
     fn start(guest: &Code, before: &[&str], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(directory.path().join("out")).expect("a directory");

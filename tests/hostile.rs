@@ -506,8 +506,8 @@ fn recordings_of_a_guest_that_resets_are_limited() {
     let mut machine = Running::start(&single(&code), &arguments);
     machine.await_line("--max-resets");
     let report = machine.terminate();
-    // Four boots have ended with a reset, and the fifth waits. The VMM writes a recording as long as some of the 20 KiB
-    // budget is left. Each recording has more than 16 KiB, so the VMM writes two and leaves out the other two.
+    // Four boots have ended with a reset, and the fifth waits. The VMM writes a recording if any of the budget of 20
+    // KiB is left. Each recording has more than 16 KiB, so the VMM writes two and leaves out the other two.
     assert_eq!(number(&report, "/boots"), 4);
     let left_out = number(&report, "/limits/recordings_left_out");
     assert_eq!(left_out, 2);

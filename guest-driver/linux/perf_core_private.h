@@ -248,14 +248,15 @@ static inline bool perf_core_admits(const struct perf_event *event)
 }
 
 /**
- * perf_core_has_room() - whether perf core tries to add a group whatever else
- *                        is active
+ * perf_core_has_room() - whether perf core tries to add a group no matter which
+ *                        other events are active
  * @leader: the group's leader, whose context is locked
  *
  * group_can_go_on() always lets groups of software events pass. It may refuse
  * other groups, because of an exclusive event or because counters are scarce. A
- * sibling of a hardware event that loses its leader remains such a group. Safe:
- * core.c changes group_caps only with the context locked.
+ * sibling that loses its hardware leader becomes a group of its own, which may
+ * still be refused. Safe: core.c changes group_caps only with the context
+ * locked.
  *
  * Return: true if all events of the group are software events.
  */
@@ -265,8 +266,8 @@ static inline bool perf_core_has_room(const struct perf_event *leader)
 }
 
 /**
- * perf_core_class_leaves() - whether perf core is scheduling out an event
- *                            together with all others of its class
+ * perf_core_class_leaves() - whether perf core is scheduling out all events of
+ *                            the class of @other
  * @event: an event that is being scheduled out; its context is locked
  * @other: the event to check: @event, or another active event of its context
  *
@@ -731,9 +732,9 @@ static inline bool perf_core_overflow(struct perf_event *event, struct perf_samp
  *                      the event's overflow limit
  * @event: the event, active on this CPU; interrupts are off
  *
- * Handles the signal and the limit as __perf_event_overflow() does. Safe: only
- * the CPU that the event is active on accesses the pending fields, and
- * perf_pending_irq() reads them on that CPU.
+ * Does both as __perf_event_overflow() does. Safe: only the CPU that the event
+ * is active on accesses the pending fields, and perf_pending_irq() reads them
+ * on that CPU.
  *
  * Return: true if the limit of PERF_EVENT_IOC_REFRESH is used up.
  */

@@ -259,7 +259,7 @@ struct vpmu_life {
 };
 
 /**
- * struct vpmu_permission - state for deciding which events programs may open
+ * struct vpmu_permission - state for deciding which events a program may open
  * @paranoid: the open file of the sysctl kernel.perf_event_paranoid, or NULL
  * @unprivileged: number of open events that vpmu_permission_charge() has
  *                charged
@@ -293,7 +293,7 @@ struct vpmu_permission {
  * @tracing: the PMU vpmu_trace; not registered without the feature
  * @persistent: persistent events, and the PMU persistent
  * @misc: /dev/vpmu
- * @permission: state for deciding which events programs may open
+ * @permission: state for deciding which events a program may open
  * @lookup: events by id
  * @output_lock: protects rings, their mappings and the events that write to
  *               them: vpmu_file::output, struct vpmu_ring and struct vpmu_area;

@@ -76,7 +76,8 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		/*
 		 * READ also makes the device write a pending PERF_RECORD_LOST,
 		 * so also send it for inactive events with samples or packets.
-		 * Do not read a coming event: its count will be dropped.
+		 * Do not read an event that is "coming" (see vpmu_switch.c):
+		 * its count will be dropped.
 		 */
 		if (event->state == PERF_EVENT_STATE_ACTIVE ||
 		    (!own->coming && (own->file->spec.period || own->file->spec.trace)))
@@ -235,11 +236,11 @@ static int call_cpu(const struct event_call *call)
 }
 
 /*
- * Whether events of the call's context are about to become active on another
- * CPU, and the call must be repeated there: the device has already started the
- * events, but perf core has not added them; see vpmu_switch.c. On this CPU, no
- * switch is in progress, so perf core no longer adds an event that is coming
- * here.
+ * Whether the call must be repeated on another CPU, because events of the
+ * call's context are about to become active there: the device has already
+ * started the events, but perf core has not added them; see vpmu_switch.c.
+ * Skips events that are coming on this CPU: no switch is in progress here, so
+ * perf core no longer adds them.
  */
 static bool call_must_wait(struct event_call *call)
 {

@@ -41,8 +41,8 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 
 	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
 	/*
-	 * More pages than the allowance may be locked, if the allowance was
-	 * larger when they were locked.
+	 * The number of locked pages can exceed the allowance, if the allowance
+	 * was larger when they were locked.
 	 */
 	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
 	locked += count;

@@ -17,11 +17,12 @@
  * it expects to follow: those of the same group, and those of groups that perf
  * core is sure to add.
  *
- * perf core may then not add an event of the group, because another one cannot
- * be added. The event is then called unexpected: it counts on the device but
- * must not count for perf. perf core schedules out the rest of the group before
- * it unlocks the context. The driver then stops the unexpected event, and drops
- * what it has counted since its start.
+ * But if an event of the same group cannot be added, perf core does not add
+ * those that follow it. An event that was started but not added is called
+ * unexpected: it counts on the device but must not count for perf. perf core
+ * schedules out the rest of the group before it unlocks the context. The driver
+ * then stops the unexpected event, and drops what it has counted since its
+ * start.
  */
 #include <linux/perf_event.h>
 
@@ -36,8 +37,9 @@
  * @leader: the group's leader, of the PMU vpmu; its context is locked
  *
  * perf core filters groups by their leader. If an event cannot be added, perf
- * core does not try to add those that follow in the group. So all events of the
- * group must be of the PMU vpmu, which adds any event.
+ * core does not try to add those that follow in the group. So perf core is sure
+ * to add a group only if all its events are of the PMU vpmu, which adds any
+ * event.
  *
  * Return: true if the leader is enabled, and perf core will add the group.
  */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * For each perf event of either interface, whether it counts, samples or
- * traces, opens an event on the device, and closes it later.
+ * Opens an event on the device for each perf event of either interface, and
+ * closes it later. The perf event may count, sample or trace.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -406,11 +406,12 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 }
 
 /*
- * Pins the contexts of a family after the event that a new task inherits could
- * not be opened on the device. To perf core, the new task's context is equal to
- * the contexts of the family's other tasks. Without the pins, perf core would
- * swap the contexts at a switch between these tasks, and so give the new task
- * the open event of another task. Does nothing if a reset has ended the parent.
+ * Called when the event that a new task inherits could not be opened on the
+ * device. Pins the contexts of the event's family. To perf core, the new task's
+ * context is equal to the contexts of the family's other tasks. Without the
+ * pins, perf core would swap the contexts at a switch between these tasks, and
+ * so give the new task the open event of another task. Does nothing if a reset
+ * has ended the parent.
  */
 static void event_miss(struct vpmu_event *missing, int err)
 {
@@ -476,9 +477,9 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 		event_miss(own, err);
 
 	/*
-	 * perf core does this for events of perf_event_open(2). Before 6.2, it
-	 * does not for in-kernel events, and would not add them beside a
-	 * program's exclusive event.
+	 * perf core sets this flag for events of perf_event_open(2). Before
+	 * 6.2, it does not set the flag for in-kernel events, and without the
+	 * flag, it would not add them beside a program's exclusive event.
 	 */
 	if (event->pmu == &dev->counting.pmu)
 		event->event_caps |= PERF_EV_CAP_SOFTWARE;

@@ -354,10 +354,10 @@ static void event_purge(void *info)
  *                      started
  * @own: the event, which perf core is destroying
  *
- * perf core schedules out an active event before it destroys it, which removes
- * it from these lists. But it does not schedule out an event that the driver
- * started early, and that perf core did not add. The request that closes the
- * event also stops it on the device. Sleeps.
+ * Before perf core destroys an active event, it schedules the event out. That
+ * removes the event from these lists. But perf core does not schedule out an
+ * event that the driver started early, and that perf core did not add. The
+ * request that closes the event also stops it on the device. Sleeps.
  */
 void vpmu_event_purge(struct vpmu_event *own)
 {

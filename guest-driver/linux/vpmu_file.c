@@ -151,10 +151,10 @@ struct file *vpmu_file_fget(int fd)
 }
 
 /**
- * vpmu_file_open() - create the open file of a descriptor
- * @file: the event's file; on success, the open file owns the caller's handle
+ * vpmu_file_open() - create a struct file for a new descriptor of an event
+ * @file: the event; on success, the struct file takes over the caller's handle
  *
- * Return: the open file, or an ERR_PTR.
+ * Return: the struct file, or an ERR_PTR.
  */
 struct file *vpmu_file_open(struct vpmu_file *file)
 {

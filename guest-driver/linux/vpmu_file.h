@@ -369,8 +369,8 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
  * All events of the group that count the same task get the command at the same
  * instant.
  *
- * Return: 0 or the first negative errno. An error for one event does not keep
- * the command from being sent for the other events.
+ * Return: 0 or the first negative errno. After an error for one event, the
+ * command is still sent for the other events.
  */
 static inline int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {

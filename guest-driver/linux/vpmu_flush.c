@@ -34,10 +34,10 @@ static void flush_wake(struct vpmu_device *dev)
  * @file: the event's file
  * @whole: flush the whole group
  *
- * An error of one event does not keep the others from being flushed.
+ * After an error of one event, the others are still flushed.
  *
- * Return: 0; -EIO if an event is in the error state, whose data is published
- * anyway; or another negative errno.
+ * Return: 0; -EIO if an event is in the error state (its data is published
+ * anyway); or another negative errno.
  */
 int vpmu_flush(struct vpmu_file *file, bool whole)
 {

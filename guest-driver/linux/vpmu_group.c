@@ -158,9 +158,9 @@ void vpmu_group_leave(struct vpmu_file *file)
 	held = !READ_ONCE(file->control.enabled) || file->control.on_exec;
 	/*
 	 * Until the device closes a leader's event, siblings count only while
-	 * this event is enabled. An event of a task stays enabled when it is
-	 * scheduled out, unless its limit of overflows is used up. An event of
-	 * a CPU must stay enabled until its close.
+	 * the leader's event is enabled. An event of a task stays enabled when
+	 * it is scheduled out, unless its limit of overflows is used up. An
+	 * event of a CPU must stay enabled until the device closes it.
 	 */
 	waits = !held && !list_empty(&file->group.members) &&
 		(!file->place.task || file->control.limited);

@@ -42,9 +42,9 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	 */
 	virtio_reset_device(dev->vdev);
 	/*
-	 * An interrupt handler of the transport that began before the reset may
-	 * still walk the queues, without a lock. Wait for it, because the
-	 * queues are freed soon.
+	 * The transport's interrupt handler may have begun before the reset,
+	 * and may still walk the queues, without a lock. Wait for it, because
+	 * the queues are freed soon.
 	 */
 	virtio_synchronize_cbs(dev->vdev);
 	vpmu_control_close_queue(dev, err);

@@ -91,8 +91,8 @@ int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role ro
  * the contexts of tasks that inherited the same events, so two events that now
  * share a context may have been created for different tasks: compare their
  * contexts, not their tasks. But if both events are inherited, compare the
- * tasks: all events that a fork creates are for one context, and do not point
- * to it during the fork.
+ * tasks: all events that one fork creates are for one context, but until the
+ * fork ends, their pointers to it may be NULL.
  */
 static bool link_paired(const struct link_end *one, const struct link_end *other)
 {

@@ -140,7 +140,7 @@ static int perf_attach(const struct vpmu_device *dev, struct perf_event *event)
 }
 
 /*
- * Records that @event is linked, so that it is not opened again after a reset.
+ * Sets vpmu_event::linked, so that @event is not opened again after a reset.
  * Does nothing for a view.
  */
 static void perf_mark_linked(const struct vpmu_device *dev, struct perf_event *event)

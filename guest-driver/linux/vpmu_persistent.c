@@ -177,9 +177,9 @@ static void persistent_name(struct vpmu_device *dev)
  * @name: VPMU_PERSISTENT_NAME bytes, as for vpmu_control_detach(); NULL has the
  *        same effect as zeros
  *
- * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task, in a
- * group or redirected; or another negative errno, which may come from the
- * device.
+ * Return: 0; -EPERM without CAP_PERFMON; -EINVAL if the event counts for a
+ * task, is in a group, or is redirected; or another negative errno, which may
+ * come from the device.
  */
 int vpmu_persistent_detach(struct vpmu_file *file, const char *name)
 {

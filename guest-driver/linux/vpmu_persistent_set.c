@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The list of persistent events.
+ * The driver's list of persistent events.
  *
- * The device keeps the list, because the host starts and ends some of the
+ * It follows the device's list, because the host starts and ends some of the
  * events, and events can outlive this driver. The driver has a struct vpmu_file
  * for each event, whether the event is open or not. The file holds the event's
  * ring, its name in sysfs, and the programs to wake.

@@ -157,9 +157,9 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	/*
 	 * If the event is already started, vpmu_context_enter() was called for
 	 * an earlier event of the context, and has started all events that are
-	 * expected to follow, so it is not called again. It is not called from
-	 * pmu->start() either: perf core also calls that function alone, for
-	 * PERF_EVENT_IOC_PERIOD, and then adds no events.
+	 * expected to follow. Do not call it again. Do not call it from
+	 * pmu->start() either: for PERF_EVENT_IOC_PERIOD, perf core calls
+	 * pmu->start() without adding events.
 	 */
 	if (flags & PERF_EF_START && pmu_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);
@@ -249,7 +249,7 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 }
 
 /*
- * Whether the guest has a CPU PMU of its own, which then handles perf's generic
+ * Whether the guest has a CPU PMU of its own, which then counts perf's generic
  * events.
  */
 static bool cpu_pmu_exists(void)

@@ -10,7 +10,7 @@
  * In perf core, the function that calls the handler also throttles the event,
  * sends signals and decrements the limit of PERF_EVENT_IOC_REFRESH, but that
  * function is not exported. So the device throttles the event, and this file
- * handles signals and the limit.
+ * sends the signals and decrements the limit.
  */
 #include <linux/bits.h>
 #include <linux/math64.h>

@@ -6,10 +6,11 @@
  * the driver replays them to perf core: see vpmu_replay.c.
  *
  * Records are replayed on the CPU where the event is active, with interrupts
- * off: when the ring crosses its watermark, so that one device interrupt is
- * enough for many samples; when the event is scheduled out; when it is read;
- * and every REPLAY_NS. If perf core must read part of a sample at the replay,
- * such as the user stack, the watermark is one record.
+ * off. The driver replays them when the ring crosses its watermark, when the
+ * event is scheduled out, when it is read, and every REPLAY_NS. With the
+ * watermark, one device interrupt is enough for many samples. But if perf core
+ * must read part of a sample at the replay, such as the user stack, the
+ * watermark is one record.
  */
 #include <linux/bits.h>
 #include <linux/cpumask.h>
@@ -277,8 +278,8 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
  * vpmu_sampling_stop() - remove an event from the events that this CPU replays
  * @own: the event, on the CPU where it was active; interrupts are off
  *
- * vpmu_sampling_settle() replays the event's last samples later, because the
- * caller of this function holds a queue's lock.
+ * The caller holds a queue's lock, so the event's last samples are not replayed
+ * here, but later, by vpmu_sampling_settle().
  */
 void vpmu_sampling_stop(struct vpmu_event *own)
 {
@@ -367,11 +368,11 @@ void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
  * @dev: the device
  * @id: id of the event that the ring belongs to
  *
- * Called from the device's interrupt, on any CPU. Makes the CPU where the event
- * is active replay the ring's samples, or all CPUs if tasks may have inherited
- * the event. If a call to a CPU is already pending, that call also replays
- * these samples. If the event is not active, the samples were replayed when the
- * event left its CPU.
+ * Called from the device's interrupt, on any CPU. To replay the ring's samples,
+ * sends a call to the CPU where the event is active, or to all CPUs if tasks
+ * may have inherited the event. If a call to a CPU is already pending, that
+ * call also replays these samples. If the event is not active, the samples were
+ * replayed when the event left its CPU.
  *
  * Return: false if the event does not sample through perf core.
  */

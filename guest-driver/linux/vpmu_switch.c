@@ -11,8 +11,8 @@
  * An event that this kick has started is "coming" (vpmu_event::coming) until
  * perf core adds the event. Interrupts stay off from the kick until then. Only
  * groups that perf core is sure to add are started early. Other CPUs see a
- * coming event as inactive. For a context with a coming event, vpmu_call.c
- * repeats this driver's calls on the CPU of the switch, after the switch.
+ * coming event as inactive. If vpmu_call.c finds a coming event in the context
+ * of a call, it repeats the call on the CPU of the switch, after the switch.
  *
  * Between the kick and the schedule-in, another CPU can still disable the event
  * or remove it from the context: while the context is not active, perf core
@@ -41,8 +41,8 @@
  * @next: the new task
  * @coming: the events of @next that are coming, by vpmu_event::arrival
  *
- * Used only on the CPU, with interrupts off; from another CPU only while this
- * CPU is offline.
+ * Only the CPU itself uses this struct, with interrupts off. Another CPU may
+ * use it while that CPU is offline.
  */
 struct task_switch {
 	const struct task_struct *prev;
@@ -58,7 +58,7 @@ static unsigned int switch_users;
 /*
  * Stops an event that another CPU has disabled or removed while it was coming.
  * Another CPU may be destroying the event: vpmu_event_purge() then waits until
- * this CPU has interrupts on, but only if it sees that the event is coming.
+ * this CPU has interrupts on, but only if it finds vpmu_event::coming set.
  */
 static void switch_stop(struct vpmu_event *own)
 {

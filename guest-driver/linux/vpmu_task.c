@@ -53,9 +53,10 @@ static void task_write(struct task_struct *task)
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
 	/*
-	 * For a sample at an exit, the device reads these fields while this CPU
-	 * is stopped between two instructions. The zero keeps a sample from
-	 * combining the ids of one task with the registers of another task.
+	 * For a sample at an exit, the device reads user_regs, pid and tid
+	 * while this CPU is stopped, maybe between two of these stores. The
+	 * zero keeps a sample from combining the ids of one task with the
+	 * registers of another task.
 	 */
 	WRITE_ONCE(page->user_regs, 0);
 	/* A single store: pid and tid always belong to the same task. */

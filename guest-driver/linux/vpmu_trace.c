@@ -56,9 +56,10 @@ static struct vpmu_command trace_command(const struct vpmu_event *own, u32 op)
  * ring's AUX area was mapped, and the events that inherit it, can write to the
  * area.
  *
- * Returns 0 if there is space. Returns -ENOSPC if no packet fits; perf core
- * then disables the event. Returns -EINVAL if there is no area, or if the area
- * is full, which perf core handles itself.
+ * Returns 0 if there is space. Returns -ENOSPC if no packet fits; this function
+ * has then made perf core disable the event. Returns -EINVAL if there is no
+ * area, or if the area is full. If it is full, perf core itself disables the
+ * event.
  */
 static int trace_room(struct vpmu_trace *trace)
 {

@@ -8,10 +8,10 @@
  * the persistent event's whole count, including what was counted before the
  * view was opened. Disabling a view does not disable the persistent event.
  *
- * A view's ring belongs to perf core. While it is mapped, the samples in the
- * persistent event's ring are replayed to it, beginning with those from before
- * the mapping. As with a ring that several programs map, each sample goes to
- * only one reader.
+ * A view's ring belongs to perf core. While the view's ring is mapped, the
+ * samples in the persistent event's ring are replayed to it. Samples that were
+ * taken before the mapping come first. As with a ring that several programs
+ * map, each sample goes to only one reader.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -270,7 +270,8 @@ static void view_take(void *info)
  * vpmu_view_take() - turn perf core's event into a view of a persistent event
  * @view: the view, which is open; its event is CPU-wide, and alone in its group
  *
- * The event keeps counting on the device, and its times in perf core continue.
+ * The event keeps counting on the device, and its enabled and running times in
+ * perf core continue.
  */
 void vpmu_view_take(struct vpmu_view *view)
 {

@@ -4,8 +4,8 @@
  *
  * The transport can be unbound while events are open. Unbinding ends the events
  * without waiting for their users; the driver's objects stay until perf core
- * and programs release them. If a device is bound before that, it replaces the
- * unbound device.
+ * and programs release them. If a device is bound before all these objects are
+ * released, it replaces the unbound device.
  */
 #include <linux/cpu.h>
 #include <linux/cpuhotplug.h>
@@ -417,8 +417,9 @@ static int device_reboot(struct notifier_block *block, unsigned long action, voi
 
 	/*
 	 * If the device has been given up, the work may not have reset it yet,
-	 * so wait for the work. There is no need to wait for a removal: it
-	 * holds the virtio device's lock, so device_shutdown() waits for it.
+	 * so wait for the work. There is no need to wait for a removal here:
+	 * device_shutdown() waits for the virtio device's lock, which a removal
+	 * holds.
 	 */
 	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
 		vpmu_life_close(dev, -ENODEV);
@@ -534,10 +535,10 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	int err;
 
 	/*
-	 * While the queues are closed, this CPU cannot find its queue:
-	 * device_restart() opens the queues, then finds those of all online
-	 * CPUs. A CPU that comes online later finds its queue below, even if
-	 * the device is not in use yet.
+	 * While the queues are closed, this CPU cannot find its queue.
+	 * device_restart() opens the queues, then makes each online CPU find
+	 * its queue. A CPU that comes online later finds its queue in the code
+	 * below, even if the device is not in use yet.
 	 */
 	if (vpmu_vcpu_is_closed(&dev->vcpus[cpu % dev->info.vcpus]))
 		return 0;

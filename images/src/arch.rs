@@ -91,8 +91,8 @@ impl Arch {
         self == Self::X86_64
     }
 
-    /// Kernel modules for a guest's devices: the virtio transport, and the panic device, for which Debian's
-    /// arm64 kernels have no driver.
+    /// Kernel modules for a guest's devices: the virtio transport and, on x86, the panic device. Debian's arm64
+    /// kernels have no driver for the panic device.
     pub(crate) fn guest_modules(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["virtio_mmio", "pvpanic_mmio"],

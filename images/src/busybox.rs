@@ -40,7 +40,7 @@ pub enum BusyboxError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The program has no table of its tools.
-    #[error("{0} does not list its commands")]
+    #[error("cannot find the table of tools in {0}")]
     Tools(PathBuf),
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Cli {
     pub(crate) action: Action,
 }
 
-/// Drops the `--` of `cargo demo -- --lab`, which the user need not type, because cargo's alias already ends in `--`.
+/// Drops the `--` of `cargo demo -- --lab`. This `--` is redundant, because cargo's alias already ends in `--`.
 pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.collect();
     if arguments.get(1..3).is_some_and(|two| two == ["demo", "--"]) {

@@ -90,7 +90,7 @@ pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelEr
     host::ensure(&NEEDS)?;
     let compiler = process::output(Command::new("gcc").arg("--version"));
     let compiler = compiler.map_err(KernelError::Build)?;
-    // Look the version up in each attempt: refreshed lists may name another.
+    // Look the version up in each attempt, because refreshed lists may name another version.
     apt.refreshing(|| {
         let (source, _) = packages::candidate(apt, &format!("linux-source-{series}"))?;
         let key = Key::new("debug kernel, recipe 1")

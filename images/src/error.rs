@@ -77,7 +77,7 @@ pub enum BootError {
 
 /// A file or a directory that could not be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot use {path}")]
+#[error("cannot read or write {path}")]
 pub struct FileError {
     path: PathBuf,
     source: io::Error,

@@ -77,7 +77,7 @@ pub enum ForeignError {
 /// Files for [`crate::Boot::files`]: path in the guest without the leading slash, contents.
 pub type Files = Vec<(String, Vec<u8>)>;
 
-/// The configuration of the guest's `perf`. By default, `perf record` ends with filling a cache of build IDs, where it
+/// The configuration of the guest's `perf`. By default, `perf record` fills a cache of build IDs before it exits: it
 /// writes one copy of `/proc/kallsyms` for the kernel and one for each module. In a lab, that takes longer than the rest
 /// of a short recording, and the cache is gone when the guest ends. `PERF_CONFIG=/dev/null` restores the defaults.
 const PERF_CONFIG: &str = "[record]\n\tbuild-id = no-cache\n";

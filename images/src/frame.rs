@@ -80,7 +80,8 @@ impl Frames {
         self.transcript
     }
 
-    /// Handles the bytes up to the next mark, then the mark. Returns false if it needs more bytes.
+    /// Assigns the bytes before the next mark to the current part, then interprets the mark. Returns false if it
+    /// needs more bytes.
     fn step(&mut self) -> bool {
         let Some(at) = find(&self.held, &self.mark) else {
             let safe = self.held.len() - self.could_begin_a_mark();
@@ -97,7 +98,7 @@ impl Frames {
             .to_owned();
         let before: Vec<u8> = self.held[..at].to_vec();
         self.keep(&before);
-        // The newline that ends this mark stays held: it may begin the next mark.
+        // The newline that ends this mark stays in `held`, because it may begin the next mark.
         self.held.drain(..line + end);
         self.mark_says(&word);
         self.after_mark = true;

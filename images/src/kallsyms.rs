@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 
-/// Number of tokens. A name is a sequence of tokens, and each byte of a name is the number of a token.
+/// How many tokens there are. A name is a sequence of tokens, and each byte of a name is the number of a token.
 const TOKENS: usize = 256;
 /// The tokens of the digits. The parser searches for them to find the table of tokens. Each character of a name is
 /// also a token, and the token's number is the character's ASCII code, so the digits are consecutive.
@@ -20,7 +20,7 @@ const MARKED: usize = 256;
 const NAMES: std::ops::Range<usize> = 512..1 << 21;
 /// x86-64 kernels are linked in the last 2 GiB of the address space.
 const LOWEST: u64 = 0xffff_ffff_8000_0000;
-/// Maximum number of bytes between the number of names and the tokens.
+/// Maximum distance in bytes from the stored number of names to the tokens.
 const REACH: usize = 32 << 20;
 
 /// The lines of a `System.map`, with the addresses that the kernel was linked at, in ascending order; `None` if the

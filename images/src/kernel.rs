@@ -87,7 +87,7 @@ pub struct Sources {
     pub arch: Arch,
     /// Series or release of the stock kernel; `None` for [`DEFAULT_SERIES`].
     pub version: Option<String>,
-    /// The checker to build that series' kernel with; `None` for the stock kernel.
+    /// The checker with which to build the kernel of that series; `None` for the stock kernel.
     pub debug: Option<Debug>,
     /// A vmlinux or bzImage.
     pub kernel: Option<PathBuf>,
@@ -152,7 +152,7 @@ impl Kernel {
     }
 
     fn stock_from(apt: &Apt, cache: &Cache, series: &str) -> Result<Self, KernelError> {
-        // Look the kernel up in each attempt: refreshed lists may name another.
+        // Look the kernel up in each attempt, because refreshed lists may name another kernel.
         let get = || Self::fetch(apt, cache, &packages::resolve(apt, cache, series)?);
         match apt.arch().is_native() {
             true => apt.refreshing(get),

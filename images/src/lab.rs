@@ -111,8 +111,8 @@ impl Lab {
         }
         qemu.args(["-M", "q35"]);
         // Leave out XSAVE: TCG does not intercept a guest's XSETBV, so the CPUID that KVM emulates for the guest
-        // would not match the guest's XCR0. With the filter of PAUSE instructions, KVM runs another vCPU of the guest
-        // instead of one that spins. Guests of the exact lab have only one vCPU.
+        // would not match the guest's XCR0. With `pause-filter`, KVM runs another vCPU of the guest in place of a
+        // spinning vCPU. Guests of the exact lab have only one vCPU, so that lab does not need it.
         let tsc_khz = if self.exact {
             qemu.args(["-accel", "tcg,thread=single"]);
             qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::{process, sys};
 
 const CHUNK: usize = 4096;
-/// Interval at which a program that closed its streams is checked for its end.
+/// Interval between checks whether a program has ended after it closed its streams.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Errors of running a machine.
@@ -37,7 +37,7 @@ pub enum MachineError {
         source: io::Error,
     },
     /// The program took too long and was ended.
-    #[error("did not end within {} s", .0.as_secs())]
+    #[error("the machine did not end within {} s", .0.as_secs())]
     Timeout(Duration),
 }
 

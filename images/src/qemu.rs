@@ -114,8 +114,8 @@ pub enum QemuError {
     /// The package lists could not be refreshed.
     #[error(transparent)]
     Apt(#[from] AptError),
-    /// The QEMU in this host's package lists belongs to another series than the fixes.
-    #[error("the lab is built from Debian 12's QEMU {SERIES}; this host's lists have {0}")]
+    /// The QEMU in this host's package lists is not of the series that the fixes are for.
+    #[error("the lab needs Debian 12's QEMU {SERIES}, but this host's package lists have {0}")]
     Series(String),
     /// The cache cannot be used.
     #[error(transparent)]
@@ -174,7 +174,7 @@ fn get_from(
         step.done();
         Ok::<_, QemuError>(())
     };
-    // Look the version up in each attempt: refreshed lists may name another.
+    // Look the version up in each attempt: refreshed lists may name another version.
     apt.refreshing(|| {
         let version = sources::version(apt, cache, PACKAGE)?;
         if !is_of_series(&version) {

@@ -74,7 +74,7 @@ pub fn dies_with_us(command: &mut Command) -> &mut Command {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec `arm` makes two system calls and allocates nothing.
+    // SAFETY: `arm` runs between fork and exec. It makes two system calls and allocates nothing.
     unsafe { command.pre_exec(arm) }
 }
 

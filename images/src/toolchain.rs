@@ -79,7 +79,7 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Gets the compilers for `arch`; `None` if `arch` is this machine's architecture, for which its own
+    /// Gets the compilers for `arch`. Returns `None` if `arch` is this machine's architecture: then this machine's own
     /// compilers are used.
     ///
     /// # Errors
@@ -161,8 +161,8 @@ fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     })
 }
 
-/// The packages that, with their dependencies, build programs for `arch`: Rust's compiler, GNU's compiler, and the C
-/// library. GNU's compiler does not depend on the C library, but only recommends it.
+/// The packages that, with their dependencies, build programs for `arch`: Rust's compiler, GCC, and the C library.
+/// GCC's package does not depend on the C library, but only recommends it.
 fn names(arch: Arch) -> [String; 3] {
     [
         RUST.to_owned(),

@@ -2,7 +2,7 @@
 
 tests::guest_tests! {
     // `started &[]` replaces the usual `--max-sampling-percent 100`, so the default limit applies. Without that limit,
-    // random clocks of the shortest period would leave an emulated processor no time for anything else.
+    // clock events with the shortest sampling period would leave an emulated processor no time for anything else.
     "hammer" appending "slub_debug=FZPU", started &[];
     random_calls_of_several_users_leave_kernel_and_device_clean,
 }

@@ -1,4 +1,4 @@
-//! Counters that the host or its operator refuses, as the guest sees them.
+//! What a guest sees when the host or its operator refuses a counter.
 
 tests::guest_tests! {
     "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];

@@ -10,7 +10,7 @@ const LINES: u32 = 150;
 /// Number of lines that the program prints in the machine that is saved [`CYCLES`] times.
 const LINES_OF_CYCLES: u32 = 400;
 const CYCLES: usize = 20;
-/// Number of programs that tools measure. Each program places a mark at each line.
+/// Number of programs in the guest that perf or vperf measures. Each program places a mark at each line.
 const PROGRAMS: usize = 4;
 
 /// Functions of the scripts.
@@ -181,7 +181,7 @@ fn lines(console: &[u8]) -> Vec<(u32, u64)> {
 }
 
 /// Checks that a console has every line from its first line to [`LINES`] exactly once and in order, that the times
-/// never decrease, and that the program's end follows. Returns the number of the first line.
+/// never decrease, and that the guest's last message is `whole`. Returns the number of the first line.
 fn rest(console: &[u8]) -> u32 {
     rest_of(LINES, console)
 }
@@ -335,9 +335,9 @@ fn counted(state: &Value) -> u64 {
     u64::try_from(nanoseconds).expect("not so long")
 }
 
-/// Maximum change, in nanoseconds, of the difference between a guest's TSC and KVM's clock from one save to the next.
-/// KVM calculates its clock from the TSC, but occasionally sets it from the host kernel's clock. The host's kernel
-/// rounds the TSC's frequency differently.
+/// From one save to the next, the difference between a guest's TSC and KVM's clock changes by less than this number of
+/// nanoseconds. KVM calculates its clock from the TSC, but occasionally sets it from the host kernel's clock. KVM and
+/// the host kernel's clock round the TSC's frequency differently.
 const DRIFT: i128 = 500;
 
 #[test]
@@ -354,9 +354,9 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
             println!("ns that the TSC gains on KVM's clock from save to save: {drifts:?}");
             assert!(drifts.iter().all(|drift| drift.abs() < DRIFT), "{drifts:?}");
         }
-        // On aarch64, all vCPUs read one counter. Between the two saves, it must advance by at least the time from the
-        // first to the last line between the saves, and by at most the time from the last line before the first save to
-        // the first line after the second save.
+        // On aarch64, all vCPUs read one counter. The times of lines give bounds for its advance from the first save to
+        // the second. Lower bound: from the first to the last line between the saves. Upper bound: from the last line
+        // before the first save to the first line after the second save.
         Arch::Aarch64 => {
             let times = |machine: &str| {
                 let lines = lines(SESSION.get().file(&format!("{machine}.console")));

@@ -92,7 +92,7 @@ mod few {
 }
 
 mod waiting {
-    //! A machine that allows one active sampling host counter on each vCPU.
+    //! A machine on which only one host counter of sampling events runs on a vCPU at a time. Further events wait.
 
     tests::guest_tests! {
         "stock-waiting" with images::foreign::perf, started &["--max-active-counters", "1"];

@@ -38,7 +38,8 @@ fn traces_write_into_anothers_area() -> Outcome {
     attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(traced.event.as_raw_fd())?;
-    // The event is read while it is disabled, because it traces exits, and commands on the event are such exits.
+    // `other` traces MMIO exits, and commands on an event are such exits. Therefore, the test disables `other` before
+    // it reads the counts.
     other.enable(0)?;
     for _ in 0..50 {
         ports(1);
@@ -119,8 +120,8 @@ fn children_write_into_their_parents_area() -> Outcome {
                 cpu::allow_ports()?;
                 for _ in 0..EACH / STEP {
                     ports(STEP);
-                    // Waits for a read of the area that starts after these exits, because such a read takes all of
-                    // them.
+                    // Waits for the end of a read that starts after these exits, because such a read takes all of their
+                    // packets.
                     let before = begun.load(Ordering::SeqCst);
                     while ended.load(Ordering::SeqCst) <= before {
                         thread::yield_now();

@@ -364,7 +364,7 @@ fn snapshot_holds_the_newest_exits() -> Outcome {
         bytes("produced_bytes") > 2000 * 64,
         "too few bytes produced: {trace}"
     );
-    // The snapshot has the whole area of two pages, except for the page that is being overwritten.
+    // The area has two pages. The snapshot leaves out only the page that is being overwritten.
     ensure!(
         (4096..=8192).contains(&bytes("written_bytes")),
         "bytes written are not those of one to two pages: {trace}"

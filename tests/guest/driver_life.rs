@@ -313,8 +313,8 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     open.ensure_counts()?;
     let told = poller(&open.persistent)?;
     mute()?;
-    // When a command times out, the driver notices that the device no longer answers. The command may be this request's
-    // or an earlier one.
+    // When a command times out, the driver notices that the device no longer answers. That command may belong to this
+    // request or to an earlier one.
     let refusal = refused(
         open.device
             .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),

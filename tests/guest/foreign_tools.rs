@@ -293,7 +293,7 @@ fn counted(script: &str, marks: u32) -> Fallible<String> {
 
 /// PAPI finds events in its own tables, which do not list the PMUs of sysfs.
 fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
-    // With 3, Debian's default of `perf_event_paranoid`, PAPI does not even try to open events.
+    // If `perf_event_paranoid` is 3, which is Debian's default, PAPI does not even try to open events.
     os::set_paranoid(2)?;
     let papi = "papi_command_line perf::TASK-CLOCK perf::PAGE-FAULTS";
     let script = format!("guest-tests mark 3 20; {papi}; guest-tests mark 3 30");

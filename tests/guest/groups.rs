@@ -495,7 +495,7 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
             let siblings = match (open(), open()) {
                 (Ok(one), Ok(other)) => [one, other],
                 // At a task switch, perf core may have swapped the contexts of the task and its child. The leader and
-                // the member would then belong to different tasks, which perf also refuses.
+                // the member would then belong to different tasks. The open then fails, as it would in perf.
                 (Err(error), _) | (_, Err(error)) if errno(&error) == libc::EINVAL => {
                     return Ok(());
                 }

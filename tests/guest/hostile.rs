@@ -129,7 +129,7 @@ fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
 }
 
 fn mark_of_nobody_is_exact() -> Outcome {
-    // At 3, Debian's default of `perf_event_paranoid`, the user nobody cannot open any event.
+    // If `perf_event_paranoid` is 3, which is Debian's default, the user nobody cannot open any event.
     os::set_paranoid(3)?;
     let device = Device::open()?;
     for (cpu, number) in (0..CPUS).zip(0..) {

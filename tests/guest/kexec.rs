@@ -88,7 +88,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
 /// Returns a sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
-    // Number of steps that are left out, so that 64 MiB stay free for loading the second kernel.
+    // Number of steps whose memory is not used up, so that 64 MiB stay free for loading the second kernel.
     const LEFT: usize = 16;
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);

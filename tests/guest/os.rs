@@ -270,10 +270,10 @@ pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
     }
 }
 
-/// Calls munmap(2) for a part of a mapping, which must be refused.
+/// Calls munmap(2) for a part of a mapping. The call must be refused.
 pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
-    // SAFETY: the caller expects a refusal. If the call does unmap pages, the later accesses are atomic reads, which
-    // raise a fault.
+    // SAFETY: the caller expects a refusal. Later accesses to the mapping are atomic reads. If the call unmaps pages
+    // after all, these reads raise a fault.
     checked(unsafe { libc::munmap(address.cast(), bytes) })?;
     Ok(())
 }
@@ -498,8 +498,8 @@ impl KernelCode {
 
 /// Calls `bpf(2)`. The attributes begin with `words`, and the rest of them are zero.
 fn bpf(call: i32, words: &[u64]) -> io::Result<i32> {
-    // SAFETY: the kernel reads that many bytes and accesses the memory that they point to. It does so only during the
-    // call.
+    // SAFETY: the kernel reads only `words`, because the call states their size. It also accesses the memory to which
+    // pointers in `words` point. It does both only during the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, call, words.as_ptr(), size_of_val(words)) };
     checked(i32::try_from(result).map_err(io::Error::other)?)
 }

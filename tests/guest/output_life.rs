@@ -350,8 +350,8 @@ fn excluded_mode_is_not_counted() -> Outcome {
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: samples of user mode");
-            // Where the driver's notifications have the same exit reason as port writes, these notifications are the
-            // exits from kernel mode.
+            // On some architectures, the driver's notifications exit for the same reason as port writes. There, the
+            // samples of kernel mode are the exits of these notifications.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
             ensure_eq!(
                 of_kernel > 0,

@@ -280,8 +280,8 @@ fn members_count_while_their_leader_does() -> Outcome {
     Ok(())
 }
 
-/// From another CPU, reads a group that counts two marks, until its counts have grown often enough. At the same time,
-/// another thread places the two marks alternately. So in a reading, the first count may be at most one ahead of the
+/// Reads a group that counts two marks, until 100 readings have shown a higher first count. Meanwhile, a thread on
+/// another CPU places the two marks alternately. So in a reading, the first count may be at most one ahead of the
 /// second.
 fn look_at_pairs(leader: &Event) -> Outcome {
     cpu::pin(0)?;

@@ -209,7 +209,7 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
         2,
         "records of both events, read through the second's mapping"
     );
-    // The ring exists as long as at least one of the two events has it mapped.
+    // The ring exists as long as it is mapped through at least one of the two events.
     drop(ring);
     device.mark(VALUE)?;
     device.mark(VALUE + 1)?;

@@ -315,7 +315,7 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     let device = Device::open()?;
     interrupt::bind(0)?;
     cpu::pin(1)?;
-    // If there are more signals than this limit, they are not queued, and come as SIGIO.
+    // Signals beyond this limit are not queued, and come as SIGIO.
     os::limit_signals(2 * OVERFLOWS)?;
     os::block_signal()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 1);

@@ -1,5 +1,5 @@
-//! Tests which tasks samples name, and what samples cost. With both engines, samples must name the right task, without
-//! an exit at a task switch. With the batched engine, a sample must not cause an exit.
+//! Tests the task that each sample names, and the cost of samples. With both engines, samples must name the right task,
+//! without an exit at a task switch. With the batched engine, a sample must not cause an exit.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "splits words into fields; usize has 64 bits"

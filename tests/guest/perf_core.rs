@@ -595,8 +595,8 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
 /// More than the interval at which the driver replays samples of the events that are on its lists of active events.
 pub(crate) const REPLAYED: Duration = Duration::from_millis(250);
 
-/// When a disabled leader is closed, perf core leaves its enabled sibling inactive until it next schedules the task's
-/// events. A new period only restarts the other event.
+/// When a disabled leader is closed, its enabled sibling stays inactive until perf core next schedules the task's
+/// events. A new period of the other event does not schedule them: it only restarts that other event.
 fn perf_event_that_lost_its_leader_ends_with_its_close() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let other = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1_000_000))?;

@@ -175,8 +175,8 @@ pub(crate) fn tally(lines: &[String]) -> BTreeMap<&str, usize> {
     tally
 }
 
-/// Here, `perf record` runs with its default configuration. The guest's own configuration makes the other recordings of
-/// the tests leave out the last step, the cache of build IDs.
+/// Here, `perf record` runs with its default configuration. In the tests' other recordings, perf does not fill its
+/// cache of build IDs at the end, because the guest's own configuration turns this step off.
 fn record_of_marks_has_a_sample_for_each() -> Outcome {
     let record = ["record", "-o", "marks", "-d", "-e", MARK_3, "-c", "1"];
     let marks = ["--", "guest-tests", "mark", "3", "5000"];
@@ -899,7 +899,7 @@ fn traces_name_the_tool_that_reads_them() -> Outcome {
     Ok(())
 }
 
-/// A shell command that places marks before and after its shell joins the cgroup `counted`: 5, then 11.
+/// A shell command: places 5 marks, moves its shell to the cgroup `counted`, and places 11 marks.
 const JOINING: &str =
     "guest-tests mark 3 5; echo $$ > /tmp/groups/counted/cgroup.procs; guest-tests mark 3 11";
 
@@ -931,8 +931,8 @@ fn cgroup_counts_its_members_alone() -> Outcome {
     Ok(())
 }
 
-/// The CPU then has two events, and perf core adds the cgroup's event only for members. The count of all tasks outlives
-/// the recording by more than the interval of the driver's replays.
+/// Each CPU has two events: a count of all tasks, and the cgroup's event, which perf core adds only while a member of
+/// the cgroup runs. The count continues after the recording, for longer than the interval of the driver's replays.
 fn cgroup_beside_a_count_of_all_tasks_counts_its_members_alone() -> Outcome {
     make_group()?;
     let recording = format!(

@@ -80,7 +80,7 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
-    // Only the child has the descriptor and the ring. The test kills it while it places marks.
+    // Only the child has the descriptor and the ring. The test kills the child while the child places marks.
     let mut child = Doomed::start(|parent| {
         let device = Device::open()?;
         let (event, id) = persistent(&device, &attr, 1, "orphan")?;

@@ -282,7 +282,7 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
         Some(libc::ENOSPC),
         "opening one more persistent event"
     );
-    // A renamed persistent event does not count twice against the limit, and an event that has ended no longer counts.
+    // A renamed persistent event still takes only one place of the limit. An attached event gives its place back.
     kept[0].detach("renamed")?;
     kept[1].attach()?;
     more.detach("")?;

@@ -98,7 +98,7 @@ pub(crate) fn events(lines: u32) -> Outcome {
         last.is_some_and(|last| last < next),
         "id {next} was used again: the last one was {last:?}"
     );
-    // Prints the limit that the driver has read from the host that runs the machine after the restore.
+    // Prints the limit on the sampling rate. The driver has read it from the host on which the machine was restored.
     say(&format!("limit {}", Device::open()?.info.max_sample_rate));
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
     say("whole");

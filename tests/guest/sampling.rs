@@ -242,7 +242,8 @@ fn placer_in_turn(times: usize, before: PipeReader, after: PipeWriter) -> io::Re
 fn siblings_are_distinguished() -> Outcome {
     const MARKS: usize = 150;
     let vpmu = Vpmu::open()?;
-    // The children inherit this CPU. Because they share it, the CPU switches to the other child after each mark.
+    // The children inherit this thread's CPU affinity. Because they share one CPU, it switches to the other child after
+    // each mark.
     cpu::pin(0)?;
     let attr = EventAttr {
         inherit: true,

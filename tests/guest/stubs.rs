@@ -1,5 +1,5 @@
-//! Assembly whose registers, stack, callers and addresses are known exactly. Each architecture's module contains its
-//! own.
+//! Assembly whose registers, stack, callers and addresses are known exactly. The module of each architecture contains
+//! the assembly for that architecture.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 pub(crate) use crate::arch::stubs::{

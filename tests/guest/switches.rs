@@ -108,8 +108,8 @@ impl Turn {
     }
 }
 
-/// Keeps this thread on [`CPU`] with a real-time priority. Only the task with which it takes turns and kernel threads
-/// of a higher priority can also run there.
+/// Keeps this thread on [`CPU`] with a real-time priority. Apart from this thread, only kernel threads of a higher
+/// priority and the task with which it takes turns can run there.
 pub(crate) fn settle() -> std::io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
@@ -136,9 +136,9 @@ impl Cost {
         }
     }
 
-    /// Ensures that each switch of the rounds caused exactly one exit, and that each other switch caused at most one.
-    /// The other switches are to and from kernel threads that ran in between. A switch between two kernel threads
-    /// causes no exit.
+    /// Ensures that each switch of the rounds caused exactly one exit, and that all further switches caused at most one
+    /// exit each. The further switches are to and from kernel threads that ran in between. A switch between two kernel
+    /// threads causes no exit.
     fn ensure_one_exit_a_switch(self, what: &str) -> Outcome {
         let one_each = 2 * ROUNDS..=self.switches;
         ensure!(
@@ -503,7 +503,7 @@ fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outco
     Ok(())
 }
 
-/// Closes events while the driver starts them early, for a task that is being switched in.
+/// Closes events of a task that is being switched in. The driver starts these events before perf core adds them.
 fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
     let device = Device::open()?;
     let mut attr = device.attr(KIND_MARK, VALUE);
@@ -527,7 +527,7 @@ fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
     })
 }
 
-/// Disables events while the driver starts them early, for a task that is being switched in.
+/// Disables events of a task that is being switched in. The driver starts these events before perf core adds them.
 fn disabled_event_of_a_switching_task_takes_no_samples() -> Outcome {
     let (device, pmu) = (Device::open()?, PerfPmu::open()?);
     let attr = mark_attr(&pmu, VALUE)?.sampling(1);

@@ -1,5 +1,6 @@
-//! Tests the driver itself, not the device: links, flushes, and mappings of the doorbell. Covers links of tasks whose
-//! inherited contexts perf core swaps, links that are made and ended while tasks fork, signals, and permissions.
+//! Tests the driver itself, not the device: links, flushes, and mappings of the doorbell. Covers permissions,
+//! signals, links of tasks whose inherited contexts perf core swaps, and links that are made and ended while tasks
+//! fork.
 
 use std::fs::File;
 use std::io;
@@ -169,8 +170,8 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     pass(&device, 4)?;
     ensure_eq!(region.target.count()?, 4, "marks in this task's region");
     child(|| pass(&device, 3))?;
-    // The child did not inherit the stopper, so its region never ends, and the two marks after the stop mark count,
-    // too.
+    // The child did not inherit the stopper, so its region never ends. Therefore, the two marks that follow the stop
+    // mark also count.
     ensure_eq!(
         region.target.count()?,
         4 + 3 + 2,

@@ -102,8 +102,8 @@ fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
         Some(10_000),
         "marks of value 3: {counts}"
     );
-    // On some architectures, the store that places a mark causes the same kind of exit as a port write. There, the mark
-    // inside the region and the stop mark count, too.
+    // On some architectures, the store that places a mark causes the same kind of exit as a port write. There, the
+    // exits of two marks also count: the mark inside the region, and the stop mark.
     let each = 1 + 2 * cpu::STORE_EXITS;
     ensure_eq!(
         count(&counts, &exits),
@@ -146,7 +146,7 @@ fn each_thread_has_regions_of_its_own() -> Outcome {
 
 fn one_end_alone_has_a_meaning() -> Outcome {
     let regions = ["workload", "regions", "10", "--marks", "1", "--outside"];
-    // The mark of value 2 that ends the first region starts the count. One mark of value 3 follows in the same round,
+    // Counting starts at the mark of value 2 that ends the first region. One mark of value 3 follows in the same round,
     // and two follow in each of the nine later rounds.
     let counts = stat(&["--from", "2", "-e", "mark=3"], &regions)?;
     ensure_eq!(

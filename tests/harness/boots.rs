@@ -36,8 +36,9 @@ pub struct SharedBoot {
 #[distributed_slice]
 pub static BOOTS: [SharedBoot];
 
-/// Registers shared boots of this module, which [`begin`] runs. The arguments are either functions that each boot one
-/// guest or run one session, or the number of tests in a guest and the function that boots it.
+/// Registers shared boots of this module, which [`begin`] runs. The arguments have one of two forms. `boot, ...` are
+/// functions, each of which boots one guest or runs one session. `tests; boot` are the number of tests in a guest and
+/// the function that boots it.
 #[macro_export]
 macro_rules! shared_boots {
     (@ $tests:expr, $boot:expr) => {
@@ -59,9 +60,9 @@ macro_rules! shared_boots {
     };
 }
 
-/// On its first call, starts the shared boots of each module whose tests are all selected. No more boots run at a time
-/// than there are slots for emulated machines. Sessions and large groups start first, because a long boot that starts
-/// last would leave processors idle. The guests of other modules boot when a test needs them.
+/// On its first call, starts the shared boots of each module whose tests are all selected. At most as many boots run at
+/// a time as there are slots for emulated machines. Sessions and large groups start first, because a long boot that
+/// starts last would leave processors idle. The guests of other modules boot when a test needs them.
 pub fn begin() {
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| {

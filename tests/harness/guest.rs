@@ -82,7 +82,7 @@ impl Group {
     }
 
     /// Like [`Group::new`], but always in the lab of x86. Use this for tests that trace exits by the processor's own
-    /// exit numbers. The VMM reads these numbers from the host's tracepoints, which the lab's host permits.
+    /// exit numbers. The VMM reads these numbers from the host's tracepoints, and the lab's host permits this.
     #[must_use]
     pub const fn in_lab(name: &'static str) -> Self {
         let mut group = Self::new(name);
@@ -231,8 +231,8 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
         .ok_or_else(|| format!("{KERNEL}={kernel}: expected a series, like 6.12 or 6.1-kasan"))
 }
 
-/// Returns the series that a lab's host and its guests run. Drops the checker from the kernel's name, because only the
-/// guests of groups run with a checker.
+/// Returns the kernel series for the host and the guests of a session. If [`KERNEL`] names a checker, drops it, because
+/// only the guests of groups run with a checker.
 pub(crate) fn series() -> Result<String, String> {
     named(&kernel()).map(|(series, _)| series)
 }

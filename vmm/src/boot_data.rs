@@ -32,7 +32,7 @@ pub enum DataError {
     #[error("cannot write the initramfs")]
     WriteInitramfs(#[source] GuestMemoryError),
     /// The command line exceeds Linux's limit.
-    #[error("the command line has {len} bytes; Linux accepts {most}")]
+    #[error("the command line is too long: {len} bytes, and Linux accepts at most {most}")]
     CmdlineTooLong {
         /// Its length.
         len: usize,
@@ -128,7 +128,11 @@ mod tests {
         let longest = "x".repeat(99);
         assert!(check_cmdline(&longest, 100).is_ok());
         let error = check_cmdline(&format!("{longest}x"), 100).expect_err("too long");
-        assert!(error.to_string().contains("100 bytes; Linux accepts 99"));
+        assert!(
+            error
+                .to_string()
+                .contains("100 bytes, and Linux accepts at most 99")
+        );
         assert!(matches!(
             check_cmdline("a\0b", 100),
             Err(DataError::CmdlineZero)

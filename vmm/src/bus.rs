@@ -43,7 +43,7 @@ pub struct Bus {
 
 /// Two devices claim the same address. This is an error in the layout, which is detected when the machine is built.
 #[derive(Debug, thiserror::Error)]
-#[error("two devices at {0:#x}")]
+#[error("the device at {0:#x} overlaps another device")]
 pub struct Overlap(u64);
 
 impl Bus {

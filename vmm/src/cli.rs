@@ -45,7 +45,7 @@ pub enum Command {
 /// Parses the arguments of this process.
 ///
 /// # Errors
-/// The error in one line. `None` if the user asked for help or for the version, which this function has then printed.
+/// The error in one line. If the user asked for help or for the version, this function prints that, and returns `None`.
 pub fn parse() -> Result<Cli, Option<String>> {
     Cli::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp

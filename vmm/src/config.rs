@@ -81,7 +81,7 @@ pub enum OnReset {
 /// The configuration of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The kernel image. `None` for a restored machine that has no kernel with which to boot again.
+    /// The kernel image. `None` for a machine that is restored without a kernel. Such a machine cannot boot again.
     pub kernel: Option<PathBuf>,
     /// The kernel's initramfs.
     pub initramfs: Option<PathBuf>,
@@ -174,7 +174,7 @@ pub enum ConfigError {
         #[source]
         source: serde_json::Error,
     },
-    /// Neither the flags nor the file name a kernel.
+    /// Neither a flag nor the configuration file gives a kernel.
     #[error("no kernel: give one with --kernel, or as \"kernel\" in the file of --config")]
     NoKernel,
     /// An invalid number of vCPUs.

@@ -209,7 +209,7 @@ impl Wakeups {
     }
 }
 
-/// Clears an eventfd. Call this before handling the event, so that a signal that arrives during the handling is not
+/// Clears an eventfd. Call this before handling the event, so that a write to the eventfd during the handling is not
 /// lost.
 fn take(event: &EventFd) {
     if let Err(error) = event.read()

@@ -15,8 +15,8 @@ use crate::bucket::Bucket;
 pub const DEFAULT_LINES: u32 = 20;
 /// The size of a burst, as a multiple of the limit on lines per second.
 const BURST: u64 = 10;
-/// The default filter. It drops the messages of virtio-queue, which logs each mistake of a driver, because the device
-/// counts these mistakes.
+/// The default filter. The crate virtio-queue logs each mistake of a driver. The filter drops these messages, because
+/// the device counts the mistakes.
 const FILTER: &str = "warn,virtio_queue=off";
 
 /// The process's log.

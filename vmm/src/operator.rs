@@ -62,7 +62,7 @@ pub enum OperatorError {
     /// A request came without a file to write to.
     #[error("the request came without a file to write to: use 'vmm ctl'")]
     NoFile,
-    /// A request for a snapshot reached the PMU's operator, which is a bug.
+    /// A request for a snapshot reached [`Operator::serve`], which is a bug.
     #[error("the PMU cannot save the machine: this is a bug")]
     Machine,
     /// A recording that cannot be written.

@@ -35,11 +35,11 @@ pub enum Tier {
     Off,
     /// Clocks, marks, and exits that the VMM counts
     Clocks,
-    /// Every event of the tier clocks; also hardware and cache events, the host's software events and
-    /// statistics, and traces
+    /// Every event of the clocks tier; also hardware and cache events, traces, and the host's software events
+    /// and statistics
     #[default]
     Standard,
-    /// Every event of the tier standard; also every raw event of the host's CPU
+    /// Every event of the standard tier; also every raw event of the host's CPU
     Full,
 }
 
@@ -73,17 +73,18 @@ pub struct PolicyArgs {
     )]
     pub allow_events: Vec<Events>,
 
-    /// Remove events from the list: the guest cannot see that the host has them; can be repeated
+    /// Remove events that the guest could otherwise open: the guest cannot see that the host has them; can be
+    /// repeated
     #[arg(long = "deny-event", value_name = "EVENT[,...]", value_delimiter = ',')]
     pub deny_events: Vec<Events>,
 
-    /// Add these raw hardware events to the list: hexadecimal numbers and ranges of them, or all.
+    /// Also let the guest open these raw hardware events: hexadecimal numbers and ranges of them, or all.
     /// See below [default: none]
     #[arg(long, value_name = "LIST|all")]
     pub raw_events: Option<RawEvents>,
 
-    /// Open hardware events even if the host's KVM gives VMs a mediated PMU: Linux starts no VM with a
-    /// mediated PMU while a hardware event is open. By default hardware events are not opened on such a host,
+    /// Open hardware events even if the host's KVM gives VMs a mediated PMU. While a hardware event is open,
+    /// Linux starts no VM with a mediated PMU. By default hardware events are not opened on such a host,
     /// unless the tier is full, --raw-events is given, or --allow-event or --persistent names a hardware
     /// event
     #[arg(long, conflicts_with = "no_hardware_events")]
@@ -111,7 +112,7 @@ pub(crate) struct PolicyFile {
 pub enum HardwareUse {
     /// Never: hardware events are not opened.
     Never,
-    /// Only if the host's KVM is not known to have mediated PMUs.
+    /// Unless the host's KVM is known to have mediated PMUs.
     UnlessMediated,
     /// Always, even if that prevents other VMs from starting.
     Always,
@@ -148,7 +149,7 @@ pub struct Decision {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PolicyError {
     /// Events for a machine without a PMU.
-    #[error("{0} has no effect without the PMU: remove --pmu off and --no-vpmu")]
+    #[error("{0} has no effect without the PMU: remove '--pmu off' and '--no-vpmu'")]
     Off(&'static str),
     /// Contradictory flags for the PMU.
     #[error("--no-vpmu conflicts with --pmu {0}: give only one of them")]

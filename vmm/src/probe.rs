@@ -64,8 +64,8 @@ impl Check {
         }
     }
 
-    /// A line that has the observation of `finding` as its value. Its consequence is `good` or `bad`, depending on the
-    /// finding.
+    /// A line whose value is the finding's observation. The line's consequence is `good` if the finding is ok, and
+    /// `bad` otherwise.
     pub(crate) fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Self {
         let consequence = if finding.ok { good } else { bad };
         Self::new(name, finding.detail.as_str(), consequence)

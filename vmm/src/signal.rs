@@ -17,7 +17,7 @@ pub enum SignalError {
     #[error("cannot install a signal handler")]
     Handler(#[source] io::Error),
     /// The mask could not be set.
-    #[error("cannot block the ending signals: {0}")]
+    #[error("cannot block the signals that end the run: {0}")]
     Block(vmm_sys_util::signal::Error),
     /// The descriptor could not be opened.
     #[error("cannot open a signal descriptor")]

@@ -268,7 +268,7 @@ fn port_writes_are_counted_exactly() {
         assert_eq!(output.expect("vmm starts").status.code(), Some(0));
         let report = read_report(&report);
         let exits = &report["vcpus"][0]["exits"];
-        // `count` writes to the unused port, and one write each to the debug port and the sleep port.
+        // The guest writes `count` times to the unused port, and once each to the debug port and the sleep port.
         assert_eq!(exits["io"], count + 2);
         assert_eq!(exits["mmio"], 0);
         assert!(report["boot_to_init_ns"].as_u64() <= report["wall_ns"].as_u64());

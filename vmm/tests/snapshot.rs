@@ -41,8 +41,8 @@ fn spelling() -> Vec<u8> {
     code
 }
 
-/// A guest that prints `!`, and then letters like [`spelling`]. Before each letter, it writes to one page of memory and
-/// places a mark. After the letter, it writes nothing.
+/// A guest that prints `!`, and then the same letters as [`spelling`]. Before each letter, it writes to one page of
+/// memory and places a mark. After the letter, it writes nothing.
 fn marking() -> Vec<u8> {
     // mov bl, '`'; mov ecx, 3 MiB; mov [rcx], bl
     let mut code = vec![0xb3, b'`', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
@@ -430,7 +430,7 @@ fn diff_has_the_pages_written_since_its_base_and_no_others() {
     assert_eq!(pages(&base), Value::Null);
     assert_eq!(machine.next(), "bb");
     machine.saved_diff(&one, &base);
-    // The guest wrote its page, and the device wrote the metadata page of the ring and the records.
+    // The guest wrote its page. The device wrote the ring's metadata page, and the page that has the records.
     let written = json!([[WRITTEN, 1], [RING, 2]]);
     assert_eq!(pages(&one), written);
     machine.saved_diff(&two, &one);
@@ -509,7 +509,7 @@ fn diff_without_its_base_is_refused() {
     machine.end();
     restore_refused(&one, &["--memory", "64"], 2, &["--memory"]);
     fs::rename(&other, bench.path("away")).expect("ours");
-    restore_refused(&one, &[], 1, &["needs its base", "other/state"]);
+    restore_refused(&one, &[], 1, &["snapshot's base", "other/state"]);
     fs::rename(&base, &other).expect("ours");
     restore_refused(&one, &[], 1, &["other is not the snapshot"]);
 }

@@ -16,7 +16,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::internals::{Producer, SHORTEST};
 
-/// Number of data pages. The ring is 512 KiB, the default size of `perf record`.
+/// Number of data pages. The ring is 512 KiB, the size that `perf record` uses by default.
 const PAGES: usize = 128;
 const DATA: usize = PAGES * 4096;
 /// Size of a burst in bytes: half the ring, as if a reader kept up.

@@ -340,8 +340,8 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     ),
 ];
 
-/// The entries for marks. The entry for marks of any value comes first, because the entry for marks of one value
-/// matches any config and [`Catalogue::find`] returns the first match.
+/// The entries for marks. The second entry, for marks of one value, matches any config. The entry for marks of any
+/// value comes first, because [`Catalogue::find`] returns the first match.
 fn marks() -> [Entry; 2] {
     let any = Entry::device(
         KIND_MARK,

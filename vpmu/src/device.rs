@@ -85,7 +85,7 @@ pub enum Error {
     #[error("the PMU device has no vCPU {0}")]
     NoVcpu(u32),
     /// The vCPU already has a session.
-    #[error("vCPU {0} is attached already")]
+    #[error("a thread is already attached to vCPU {0}")]
     Attached(u32),
 }
 
@@ -304,8 +304,8 @@ impl Vpmu {
     }
 
     /// Activates the device once the driver has set `DRIVER_OK`. First resets the device, as [`Vpmu::reset`] does.
-    /// Until the next reset, the device uses `memory` and the queues in `queues`, which are in the order of their
-    /// indices, and reports used buffers through `interrupt`.
+    /// `queues` is in the order of the queues' indices. Until the next reset, the device uses `memory` and these
+    /// queues, and reports used buffers through `interrupt`.
     ///
     /// # Errors
     /// [`Error`]: the queues or the features are not valid, or the window overlaps guest memory; the device is then
@@ -588,7 +588,7 @@ impl Vpmu {
         shard.is_none_or(|shard| shard.vcpu.visit() != Some(visit.number))
     }
 
-    /// Calls `act` on the control plane, then delivers the notices that it added.
+    /// Calls `act` on the control plane, then delivers the notices that `act` added.
     pub(crate) fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
         let result = act(&mut self.shared.control.lock());
         self.shared.notices.deliver(None);

@@ -11,7 +11,7 @@
 //!
 //! The gate of [`crate::flush`] is locked only while no other lock is held. A thread takes locks in the order of the
 //! table, from top to bottom, and never holds two locks of the same kind. A thread that needs two shards unlocks the
-//! first before it locks the second. If no event may move between these shards in the meantime, the thread holds
+//! first before it locks the second. If events must not move between these shards in the meantime, the thread holds
 //! `CONTROL` throughout. Debug builds check each acquisition.
 
 use std::fmt::{self, Debug, Formatter};

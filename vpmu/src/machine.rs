@@ -1,4 +1,4 @@
-//! The services that the VMM provides to the device, and the exits that it reports.
+//! The services that the VMM provides to the device, and the exits that the VMM reports.
 
 use std::fmt::Debug;
 use std::io;
@@ -100,9 +100,9 @@ pub trait Machine: Send + Sync + Debug {
     /// How many times the vCPU has halted so far. `None` if the VMM cannot read the number. If this is `None` for any
     /// vCPU, the catalogue lacks the event `halts`.
     fn halts(&self, vcpu: u32) -> Option<u64>;
-    /// Whether the host can sample guest code. It can if a sample that it takes while a vCPU's thread runs guest code
-    /// is marked as a guest sample and contains the guest's instruction pointer. Called at most once, when an event
-    /// that depends on the result is opened or restored. The device holds no locks during the call, because an
+    /// Whether the host can sample guest code. When such a host samples a vCPU's thread that runs guest code, it marks
+    /// the sample as a guest sample and stores the guest's instruction pointer in it. Called at most once, when an
+    /// event that depends on the result is opened or restored. The device holds no locks during the call, because an
     /// implementation may take a while.
     ///
     /// By default, returns `false`. Every sample then costs an exit.

@@ -52,7 +52,7 @@ enum Backing {
 
 impl Memory {
     /// Memory whose regions may change while the device exists. Each access uses the current regions of `space`. If
-    /// pages of a ring or area are removed, the device counts the records that it can no longer write as lost. The
+    /// pages of a ring or area are removed, the device can no longer write some records, and counts these as lost. The
     /// driver can use added pages for rings and areas immediately.
     ///
     /// Pass vm-memory's `GuestMemoryAtomic`. If this were an `Arc` of a guest memory, all vCPUs would contend for its

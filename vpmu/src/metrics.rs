@@ -44,7 +44,8 @@ pub struct Metrics {
     pub control_requests: u64,
     /// Commands taken from vCPU queues.
     pub commands: u64,
-    /// Number of notifications of each vCPU queue. Each notification is an exit that commands cause.
+    /// Number of notifications of each vCPU queue. The guest sends a notification to have its commands executed. Each
+    /// notification is an exit.
     pub kicks: Vec<u64>,
     /// Sample records written to guest rings.
     pub samples_written: u64,
@@ -95,8 +96,8 @@ pub struct Metrics {
     pub bad_requests: u64,
     /// The cost of the guest's requests, marks and exits.
     pub work: Work,
-    /// The largest value of each figure in any turn. A turn handles an exit, a mark, or the requests of a notification
-    /// that are served without a break.
+    /// For each field of [`Work`], the largest value in any turn. A turn is the work for one exit, for one mark, or for
+    /// a series of requests of one notification that the device serves without a break.
     pub largest_turn: Work,
     /// Number of turns that ended before all requests of their notification were served.
     pub turns_unfinished: u64,

@@ -99,9 +99,9 @@ impl Notices {
         self.deliver(None);
     }
 
-    /// Delivers pending notices. `served` is the index of another queue for which the driver wants an interrupt, if
-    /// any. Makes a single call that raises the interrupt for this queue and, if the driver wants it, the interrupt for
-    /// the notices. The caller must not hold any of the device's locks, because the transport has locks of its own.
+    /// Delivers pending notices. If the driver wants an interrupt for another queue, `served` is the index of that
+    /// queue. A single call raises the interrupt for that queue, if any, and the interrupt for the notices, if the
+    /// driver wants it. The caller must not hold any of the device's locks, because the transport has locks of its own.
     pub(crate) fn deliver(&self, served: Option<u16>) {
         let event = self.deliver_pending().then_some(QUEUE_EVENT);
         let (queues, len) = match (served, event) {

@@ -175,8 +175,8 @@ impl Policy {
     }
 }
 
-/// For a trace, returns the event whose individual occurrences the trace records, or the event that paces the trace.
-/// Denying this event also denies the trace.
+/// For a trace of exits, returns the event that counts these exits. For a trace of samples, returns the event whose
+/// overflows trigger the samples. Denying the returned event also denies the trace.
 fn shown(events: &EventMatch) -> Option<EventMatch> {
     if events.mask != u64::MAX {
         return None;

@@ -46,7 +46,7 @@ pub enum AuxError {
     #[error("the trace has no area")]
     NoArea,
     /// Another writer has started a write to the area and has not ended it yet.
-    #[error("the area is being written to")]
+    #[error("another writer is writing to the area")]
     Nested,
     /// The area is full of unread data, or `end` was called for more bytes than were written.
     #[error("the area has no room for the data")]
@@ -174,7 +174,7 @@ impl<'a> AuxWriter<'a> {
         self.write(whole_words(bytes)?, &[])
     }
 
-    /// Adds `bytes` bytes that did not fit to the trace's number of lost bytes, which the guest can read.
+    /// Adds `bytes` to the trace's number of lost bytes, which the guest can read. Call this for data that did not fit.
     pub fn lose(&mut self, bytes: u64) {
         self.vpmu
             .control(|control| control.lose_aux(self.trace, bytes));

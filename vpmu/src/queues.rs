@@ -13,9 +13,9 @@ use crate::work;
 
 /// Bit in the flags of the available ring: the driver does not want an interrupt.
 const NO_INTERRUPT: u16 = 1;
-/// Maximum number of descriptors that the device uses in one round of serving a queue, as a multiple of the queue's
-/// size. A correct driver needs only a multiple of one: if the driver adds buffers during a round, it notifies the
-/// device again, and the notification starts another round.
+/// In one round of serving a queue, the device takes no more buffers after it has used this many descriptors per entry
+/// of the queue. One per entry is enough for a correct driver: if the driver adds buffers during a round, it notifies
+/// the device again, and the notification starts another round.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
 /// Descriptor flags. In this order, they mean: another descriptor follows; the device writes the buffer; the buffer is
@@ -149,7 +149,7 @@ struct Active {
     broken: bool,
     /// Number of descriptors that the current round of serving the queue may still use.
     descriptors: usize,
-    /// The parts of the last returned buffer. They are kept so that their memory can be reused.
+    /// The parts of the last returned buffer. The next buffer reuses the allocation of this vector.
     spare: Vec<Part>,
 }
 

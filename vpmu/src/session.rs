@@ -82,7 +82,7 @@ impl VcpuSession {
     }
 
     /// Call this right after the run call. If `exit` is just an [`ExitReason`](crate::ExitReason), traces lack the
-    /// details of the guest's access.
+    /// details of the guest's I/O access ([`Exit::access`]).
     pub fn leave(&mut self, exit: impl Into<Exit>, regs: &mut dyn Registers) {
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {

@@ -65,8 +65,8 @@ impl Settings {
         Self { policy, ..self }
     }
 
-    /// For a transport without shared memory regions. The device then does not offer the doorbell's feature or its
-    /// events.
+    /// For a transport without shared memory regions. The device then offers neither the doorbell feature nor the
+    /// events that count marks.
     #[must_use]
     pub fn without_doorbell(mut self) -> Self {
         self.doorbell = false;
@@ -119,7 +119,7 @@ impl Default for Hardware {
 /// cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawEvents {
-    /// Only these configs. The catalogue lists the configs that the host can open.
+    /// Only these configs. Of these, the catalogue lists the ones that the host can open.
     Listed(BTreeSet<u64>),
     /// Any event and unit mask that the PMU accepts.
     All,
@@ -202,9 +202,9 @@ pub struct Limits {
     /// Maximum number of bytes per second in the sample records of all of the guest's events together. Must not be
     /// zero. The record that exceeds the limit is still written.
     pub max_record_bytes: u64,
-    /// Maximum share of each vCPU's time, in percent, that may be spent on samples of host counters by
-    /// [`Engine::Exit`](crate::source::Engine::Exit); not zero. A sample is charged the time from the overflow to the
-    /// next guest entry. 100 disables the limit.
+    /// Maximum share of each vCPU's time, in percent, that samples of host counters may take if they use
+    /// [`Engine::Exit`](crate::source::Engine::Exit). Must not be zero. A sample is charged the time from the overflow
+    /// to the next guest entry. 100 disables the limit.
     pub max_sampling_percent: u32,
     /// The shortest period of hardware events. Must not be zero.
     pub min_hardware_period: u64,

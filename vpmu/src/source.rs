@@ -162,7 +162,7 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// See [`Counter::start`].
     fn set_rate(&mut self, rate: Rate) -> io::Result<()>;
-    /// Appends the overflows or exits since the last call to `into`, oldest first. While the counter runs, an
+    /// Appends to `into` the overflows or exits since the last call, oldest first. While the counter runs, an
     /// unfinished exit is left for a later call.
     fn drain(&mut self, into: &mut Overflows);
 }
@@ -243,9 +243,9 @@ pub struct HostExit {
     pub ip: u64,
     /// The exit reason, as the hardware numbers it.
     pub reason: u16,
-    /// The first information word of the exit: `info1` of `kvm:kvm_exit`, filtered for the guest.
+    /// The first information word of the exit: `info1` of `kvm:kvm_exit`. Bits that the guest must not see are zero.
     pub qualification: u64,
-    /// The second information word of the exit: `info2` of `kvm:kvm_exit`, filtered for the guest.
+    /// The second information word of the exit: `info2` of `kvm:kvm_exit`. Bits that the guest must not see are zero.
     pub detail: u64,
 }
 

@@ -54,8 +54,8 @@ impl Tasks {
         task(word.unwrap_or(0))
     }
 
-    /// The guest-virtual address of the registers with which the running task entered the kernel. Zero if the task has
-    /// no user registers. The guest can write any value, so check the address before use.
+    /// The guest-virtual address of the saved registers with which the running task entered the kernel. Zero if the
+    /// task has no user registers. The guest can write any value, so check the address before use.
     pub(crate) fn user_regs(self, memory: &View<'_>) -> u64 {
         let word = self
             .0

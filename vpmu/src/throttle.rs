@@ -1,5 +1,5 @@
-//! Limits on sampling. The first kind limits the samples in each window of guest time, and therefore the rate
-//! at which a guest can make its host write records. The second kind limits the share of a vCPU's time that
+//! Two kinds of limits on sampling. The first kind limits the samples in each window of guest time, and therefore the
+//! rate at which a guest can make its host write records. The second kind limits the share of a vCPU's time that
 //! samples may take.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -20,8 +20,8 @@ pub(crate) enum Hook {
     Traced,
     /// Looks for overflows of host counters.
     HostSamples,
-    /// Set if drains must collect the records that the host writes for an event. Causes no work at exits and
-    /// entries.
+    /// Set if [`Vpmu::drain`](crate::Vpmu::drain) must collect the records that the host writes for an event. Causes no
+    /// work at exits and entries.
     Collecting,
     /// Set if an event is throttled. Each exit then checks whether the event may sample again.
     Throttled,

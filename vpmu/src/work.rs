@@ -1,5 +1,6 @@
-//! The cost of a guest's requests: operations and calls to the source. They are counted on the thread that executes the
-//! requests. The limits apply to this work, not to the number of requests, because one request can affect many events.
+//! The cost of a guest's requests: operations, and calls to the [`Source`](crate::source::Source) of counters. They are
+//! counted on the thread that executes the requests. The limits apply to this work, not to the number of requests,
+//! because one request can affect many events.
 //!
 //! The counts are per thread, because one request can use several shards and the source, but always runs on one
 //! thread.
@@ -26,9 +27,10 @@ thread_local! {
     serde(deny_unknown_fields)
 )]
 pub struct Work {
-    /// Number of operations. Each of these is one operation: a start, stop, read or count of an event; a record written
-    /// for an event; a request; a command; and a descriptor of a buffer of requests or commands. Several page addresses
-    /// together count as one operation. Several events that are only examined also count as one operation.
+    /// Number of operations. Each of these is one operation: a start, stop or read of an event; an occurrence that the
+    /// device counts for an event; a record written for an event; a request; a command; and a descriptor of a buffer of
+    /// requests or commands. Several page addresses together count as one operation. Several events that are only
+    /// examined also count as one operation.
     pub operations: u64,
     /// Number of calls to the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,

@@ -62,8 +62,8 @@ fn foreign_memory_queues_and_vectors_carry_the_device() {
     assert_eq!(
         text.lines().collect::<Vec<_>>(),
         [
-            // In order, these are the pages of the event queue's used ring and the notice's buffer, and the metadata
-            // page and data page of the event's ring.
+            // The pages are, in order: the event queue's used ring, the notice's buffer, and the metadata page and data
+            // page of the event's ring.
             "a sample and its notice: pages 0x2000 0x140000 0x300000 0x301000",
             "two samples, one in a plugged region: pages 0x2000 0x160000 0x300000 0x301000 0x40000000 0x40001000",
             "unplugged: 4 samples written, 1 lost",

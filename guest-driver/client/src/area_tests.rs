@@ -181,7 +181,7 @@ fn writes_during_snapshot_drop_oldest_bytes() {
     let chunk = take(&place, || {
         *calls.borrow_mut() += 1;
         // The reader calls this closure before and after the copy. Write more packets at the second
-        // call, as a host would that keeps tracing during the copy.
+        // call: this simulates a host that continues to trace during the copy.
         if *calls.borrow() == 2 {
             host.borrow_mut().write(65);
         }
@@ -231,7 +231,7 @@ fn snapshot_with_wild_heads_does_not_panic() {
 fn snapshot_of_event_that_reads_its_group_has_its_bytes() {
     let mut host = Host::new(1);
     host.write(3);
-    // Each read(2) of this file returns zeros, which parse as the reading of an empty group.
+    // Each read(2) of this file returns zeros, which parse as the counts of an empty group.
     let file = tempfile::tempfile().unwrap();
     file.set_len(16 * PAGE).unwrap();
     let attr = EventAttr::new(0, 0).reading_group();

@@ -130,8 +130,8 @@ impl Event {
         call::refresh(self, overflows).map_err(EventError::Refresh)
     }
 
-    /// Redirects records to the ring of `target`; `None` ends the redirection, after which the
-    /// event has no ring until it is mapped.
+    /// Redirects records to the ring of `target`. `None` ends the redirection: the event then has
+    /// no ring until one is mapped through it.
     ///
     /// # Errors
     /// [`EventError::Output`], with `EINVAL` if the two events cannot share a ring.

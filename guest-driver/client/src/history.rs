@@ -34,7 +34,9 @@ pub enum HistoryError {
     )]
     Forward,
     /// A ring that is written backwards, but is not in overwrite mode.
-    #[error("the event's ring is written backwards, but does not overwrite the oldest records")]
+    #[error(
+        "cannot read the event's ring: it is written backwards, but does not overwrite the oldest records"
+    )]
     Backward,
 }
 

@@ -54,8 +54,8 @@ impl Metadata {
         } else {
             self.time_offset.wrapping_add(self.scaled(tsc))
         };
-        // If the event has counted for all of its enabled time, it is still counting, because the page is written
-        // whenever the event loses its counter.
+        // The page is written whenever the event loses its counter. So an event that has counted
+        // for all of its enabled time is still counting.
         let running = if self.time_running == self.time_enabled {
             since
         } else {

@@ -43,14 +43,14 @@ pub enum PersistentError {
     },
     /// An invalid name.
     #[error(
-        "{0:?} is not a valid name for a persistent event: use lower-case letters, digits, - and _, a letter first, {MOST_LETTERS} at most"
+        "{0:?} is not a valid name for a persistent event: use at most {MOST_LETTERS} lower-case letters, digits, - and _, beginning with a letter"
     )]
     Name(String),
     /// The event cannot be made persistent.
     #[error("making the event persistent{}", detach_hint(.0))]
     Detach(#[source] io::Error),
     /// The event cannot be made non-persistent.
-    #[error("making the event end with its last handle{}", attach_hint(.0))]
+    #[error("making the event non-persistent{}", attach_hint(.0))]
     Attach(#[source] io::Error),
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn list(device: BorrowedFd<'_>) -> Result<Vec<Persistent>, Persistent
         let after = events.last().map_or(0, |event| event.id);
         let mut raw = [PersistentEntry::new_zeroed(); CHUNK];
         let filled = sys::persistent(device, after, &mut raw).map_err(PersistentError::List)?;
-        // Skip ids that do not ascend: such a list would never end.
+        // Skip ids that do not ascend: otherwise this loop could run forever.
         let further = raw[..filled].iter().filter(|entry| entry.id > after);
         events.extend(further.map(Persistent::from_raw));
         if filled == 0 || events.last().map_or(0, |event| event.id) == after {

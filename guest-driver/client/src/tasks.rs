@@ -79,7 +79,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Follows the thread `pid`, or all tasks with -1, on the CPU `cpu`.
+    /// Follows the thread `pid`, or all tasks if `pid` is -1, on the CPU `cpu`.
     ///
     /// # Errors
     /// [`TasksError::Open`] with the kernel's error number as its source.

@@ -80,7 +80,7 @@ pub enum DemoError {
     #[error("perf cannot read the recording: {0}")]
     Recording(String),
     /// The recording lacks marks, or has them out of order.
-    #[error("the recording should have the marks 1 to {wanted} in order, and has {found:?}")]
+    #[error("the recording should have the marks 1 to {wanted} in order, but has {found:?}")]
     Marks {
         /// Marks placed.
         wanted: u64,

@@ -63,8 +63,9 @@ fn always(reading: &Reading) -> bool {
     reading.running == reading.enabled
 }
 
-/// Returns the PMU's number of counters, that is, how many of the first events can be counted together if all of them
-/// must run the whole time. Returns `None` if this holds for all events, because the PMU may then have more counters.
+/// Returns the PMU's number of counters. This is the largest number of events, taken from the start of `kinds`, that
+/// all run the whole time when they are counted together. Returns `None` if all events in `kinds` do, because the PMU
+/// may then have more counters.
 fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     for events in 1..=kinds.len() {
         if !together(&kinds[..events], LONG / 5)?.iter().all(always) {

@@ -91,8 +91,8 @@ impl Device {
         self.give(0, words, OPEN_REPLY, status).0
     }
 
-    /// Returns code that sends a command on the queue of `vcpu` and checks that it succeeds, and the address of the
-    /// reply. `vcpu` itself must run the code.
+    /// Returns code that sends a command on the queue of `vcpu` and checks that it succeeds. Also returns the address
+    /// of the reply. `vcpu` itself must run the code.
     #[must_use]
     pub fn command(&mut self, vcpu: u32, op: u64, event: u64) -> (Code, u32) {
         self.give(2 + vcpu, &[op, event, 0, 0], REPLY, 0)

@@ -226,8 +226,8 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Whether the host can trace exits. Runs a guest that loops. The trace of this guest must have at least one exit,
-/// because an exit stops the guest. If guests cannot run (`guests` is false), only checks that the tracepoints open.
+/// Whether the host can trace exits. Runs a guest that loops. The trace of this guest must have at least one exit: the
+/// one that stops the guest. If guests cannot run (`guests` is false), only checks that the tracepoints open.
 fn tracepoints(guests: bool) -> Finding {
     let found = traces_exits().map_err(|refusal| refusal.to_string());
     let recorded = found.and_then(|()| match guests {
@@ -241,8 +241,8 @@ fn tracepoints(guests: bool) -> Finding {
 }
 
 fn exits_of_a_guest() -> Result<u64, String> {
-    // The guest's run time of `time` starts before the event is opened. On an emulated host, this time can be over
-    // before the event is open. Then no exit is recorded, so try again with a longer time.
+    // The guest runs until `time` is over. `time` starts before the event is opened, and on an emulated host, it can be
+    // over before the event is open. Then no exit is recorded, so try again with a longer time.
     for time in [SPUN, 10 * SPUN, 100 * SPUN] {
         match exits_of_one(time)? {
             0 => {}

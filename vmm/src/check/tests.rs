@@ -21,8 +21,8 @@ fn surveyed() -> &'static Survey {
 /// The errno of a raw `perf_event_open` call for a generic hardware or software event. Zero if the event opened.
 #[expect(unsafe_code, reason = "perf_event_open without the code under test")]
 fn perf_event_open(kind: u32, config: u64) -> i32 {
-    // The structure in its first published size, 64 bytes. It has type, size and config, and the flag `disabled` in the
-    // flag word at byte 40. All other bytes are zero.
+    // A `perf_event_attr` in its first published size, 64 bytes. It sets type, size and config, and the flag `disabled`
+    // in the flag word at byte 40. All other bytes are zero.
     let mut attr = [0_u64; 8];
     attr[0] = u64::from(kind) | 64 << 32;
     attr[1] = config;

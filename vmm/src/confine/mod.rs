@@ -84,7 +84,7 @@ pub enum ConfineError {
         source: seccompiler::BackendError,
     },
     /// The handler of refused calls could not be installed.
-    #[error("cannot handle refused system calls")]
+    #[error("cannot install the signal handler for refused system calls")]
     Handler(#[source] vmm_sys_util::errno::Error),
     /// The kernel refused the filter.
     #[error(

@@ -251,7 +251,7 @@ fn waiting() -> [Rule; 3] {
     ]
 }
 
-/// System calls on open files: the symbols, the report and a recording.
+/// System calls on open files: the symbol file, the run's report and a recording.
 fn open_files() -> [Rule; 2] {
     [
         rule(

@@ -1,5 +1,6 @@
-//! The file of the control socket. From its creation, only its owner can access the file. The file is removed when the
-//! VMM ends. It replaces the stale socket of a VMM that has ended, but never the socket of a running VMM.
+//! The file of the control socket. From the moment when the file is created, only its owner can access it. The file is
+//! removed when the VMM ends. A new socket replaces the stale socket of a VMM that has ended, but never the socket of a
+//! running VMM.
 
 #![allow(unsafe_code)]
 

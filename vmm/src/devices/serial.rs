@@ -135,7 +135,7 @@ impl Serial {
     /// Restores a saved port. If an interrupt was pending, raises it again.
     ///
     /// # Errors
-    /// The saved input exceeds the buffer, or the line returns an error.
+    /// The saved input exceeds the buffer, or the interrupt cannot be raised.
     pub(crate) fn restore(
         &self,
         saved: SavedSerial,
@@ -167,7 +167,7 @@ impl Serial {
     /// Passes input to the guest, and returns the number of bytes that the port accepted.
     pub fn input(&self, bytes: &[u8]) -> usize {
         match self.lock().enqueue_raw_bytes(bytes) {
-            // In loopback mode the receiver is disconnected from the line, so the input is lost.
+            // In loopback mode the receiver is disconnected from the serial line, so the input is lost.
             Ok(0) => bytes.len(),
             Ok(count) => count,
             Err(vm_superio::serial::Error::FullFifo) => 0,

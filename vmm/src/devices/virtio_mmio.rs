@@ -102,7 +102,7 @@ pub trait Backend: Send + Sync + Debug {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
     /// Stops the device. Afterwards, the device must not access memory or queues.
     fn reset(&self);
-    /// Handles a notification for `queue`. The vCPU of `caller` made it, and waits until this call returns.
+    /// Handles a notification for `queue` from the vCPU of `caller`. The vCPU waits until this call returns.
     fn notify(&self, queue: u16, caller: &mut Caller<'_>);
 }
 

@@ -59,7 +59,7 @@ impl DrainThread {
         })
     }
 
-    /// Waits until a running drain ends. No other drain starts until the returned value is dropped.
+    /// If a drain is running, waits until it ends. No other drain starts until the returned value is dropped.
     pub(crate) fn hold(&self) -> Held<'_> {
         hold(&self.turn)
     }

@@ -27,7 +27,7 @@ pub(crate) enum DiffError {
     )]
     Base,
     /// The machine has had no snapshot since it started, or since its last reset.
-    #[error("the machine has no snapshot since it was started or reset: leave --diff out")]
+    #[error("no snapshot was taken since the machine was started or reset: leave --diff out")]
     None,
     /// KVM's log cannot be read.
     #[error("KVM cannot report which pages the guest has written")]
@@ -98,7 +98,7 @@ impl Tracker {
         GuestRegionCollection::from_regions(regions.collect())
     }
 
-    /// Checks that the snapshot `base` is the one since which writes have been tracked.
+    /// Checks that writes are tracked since the snapshot `base`.
     ///
     /// # Errors
     /// [`DiffError`].

@@ -187,7 +187,7 @@ pub(crate) fn read_id(file: &File, length: u64) -> io::Result<String> {
     Ok(name.unwrap_or_default().to_owned())
 }
 
-/// Returns the length of `memory` in bytes. In the file, the part that follows this memory starts at this offset.
+/// Returns the length of `memory` in bytes, in guest memory and also in the file.
 pub(crate) fn length(memory: &GuestMemoryMmap) -> u64 {
     memory.iter().map(GuestMemoryRegion::len).sum()
 }

@@ -2,8 +2,8 @@
 //! `vmm run --restore` continues from it. A snapshot can be restored any number of times.
 //!
 //! The directory has two files. `memory` has all of the guest's memory, with holes for zero pages, and then a page with
-//! the snapshot's name. `state` has two lines of JSON: the facts, and everything else. `state` is written last, so a
-//! directory without this file is not a snapshot.
+//! the snapshot's name. `state` has two lines of JSON: a header with the facts (properties of the machine that the
+//! guest sees), and everything else. `state` is written last, so a directory without this file is not a snapshot.
 //!
 //! A diff is a snapshot that has only the pages written since an earlier snapshot, which is called its base. The base
 //! may be a diff, too.
@@ -99,7 +99,7 @@ pub enum SnapshotError {
     #[error("{0} and the state beside it belong to different snapshots")]
     OtherMemory(PathBuf),
     /// A base cannot be read.
-    #[error("the snapshot needs its base {path}")]
+    #[error("cannot read the snapshot's base {path}")]
     Base {
         /// The directory of the base.
         path: PathBuf,

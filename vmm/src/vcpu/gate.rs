@@ -37,8 +37,8 @@ struct Waiting {
 pub(crate) struct Closed<'a>(&'a Gate);
 
 impl Gate {
-    /// Makes all vCPUs leave the guest, and wait until the returned [`Closed`] is dropped. `vcpus` is the number of
-    /// vCPUs. Also returns their states. Returns `None` if the run ends before every vCPU has reached the gate.
+    /// Makes all vCPUs leave the guest. They wait until the returned [`Closed`] is dropped. Also returns their states.
+    /// `vcpus` is the number of vCPUs. Returns `None` if the run ends before every vCPU has reached the gate.
     pub(crate) fn close(
         &self,
         vcpus: u8,

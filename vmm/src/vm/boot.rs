@@ -127,7 +127,7 @@ pub(super) struct Threads {
 /// A thread that runs one vCPU at a time.
 #[derive(Debug)]
 struct Seat {
-    /// Sends the thread its next vCPU. `None` once there will be no more vCPUs.
+    /// Sends the thread its next vCPU. `None` when the thread gets no more vCPUs.
     vcpus: Option<SyncSender<Vcpu>>,
     /// Receives a message when the thread's vCPU has ended.
     ended: Receiver<()>,

@@ -29,7 +29,7 @@ enum TakeError {
     #[error("the machine is ending")]
     Ends,
     /// The embedder emulates registers. The VMM does not know their state.
-    #[error("the machine has registers that its embedder emulates, which are not saved")]
+    #[error("cannot save the registers that the machine's embedder emulates")]
     Emulated,
     /// The PMU device cannot be saved.
     #[error("the PMU device cannot be saved")]
@@ -49,8 +49,8 @@ enum TakeError {
 }
 
 impl Vm {
-    /// If a client has finished its snapshot, handles the result. If there is a request for a new snapshot, takes the
-    /// snapshot. `boot` is the current boot.
+    /// If a client has finished its snapshot, reports the result to the tracker, and logs a failure. If there is a
+    /// request for a new snapshot, takes the snapshot. `boot` is the current boot.
     pub(super) fn answer_mailbox(&self, boot: &Boot) {
         let mailbox = &self.control.mailbox;
         if let Some(completion) = mailbox.take_finished() {

@@ -35,7 +35,7 @@ pub const KIND_SAMPLE_TRACE: u32 = 0x106;
 /// because no host can confine such a trace to one guest.
 pub const KIND_HOST_TRACE: u32 = 0x107;
 /// Event kind: a trace written by a producer in the VMM; config is the producer's number. The count is
-/// in bytes. The device supports this kind only if the catalogue lists it.
+/// in bytes. The device opens such a trace only if the catalogue lists its producer.
 pub const KIND_VMM_TRACE: u32 = 0x108;
 
 /// [`KIND_SAMPLE_TRACE`] config: the period is in nanoseconds of perf's `cpu-clock` on the vCPU thread.

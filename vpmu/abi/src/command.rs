@@ -28,9 +28,9 @@ pub const COMMAND_VCPU: u32 = 1;
 pub const COMMAND_ENABLE: u32 = 2;
 /// vCPU command: disable the event: its state becomes [`STATE_OFF`].
 pub const COMMAND_DISABLE: u32 = 3;
-/// vCPU command: the task of a task event starts to run on this vCPU.
+/// vCPU command: report that the task of a task event starts to run on this vCPU.
 pub const COMMAND_IN: u32 = 4;
-/// vCPU command: the task of a task event stops running on this vCPU.
+/// vCPU command: report that the task of a task event stops running on this vCPU.
 pub const COMMAND_OUT: u32 = 5;
 /// vCPU command: only return the reply.
 pub const COMMAND_READ: u32 = 6;

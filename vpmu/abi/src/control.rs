@@ -113,7 +113,7 @@ wire! {
     pub struct PauseRequest {
         /// `event` names an event that writes to the ring.
         pub header: ControlHeader,
-        /// 1: stop writing, so that overflows from now on are lost; 0: resume writing.
+        /// 1: stop writing. Overflows are lost while writing is stopped. 0: resume writing.
         pub paused: U32,
         /// Zero.
         pub reserved: U32,

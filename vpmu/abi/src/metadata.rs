@@ -10,7 +10,7 @@ wire! {
         pub version: U32,
         /// Lowest compatible version; zero.
         pub compat_version: U32,
-        /// Sequence lock: odd while the device changes fields from `offset` to `time_offset`.
+        /// Sequence lock: odd while the device updates any of the fields `offset` through `time_offset`.
         pub lock: U32,
         /// Hardware counter index; zero if there is no counter to read.
         pub index: U32,

@@ -15,8 +15,8 @@ wire! {
         pub context: U32,
         /// The event within the kind.
         pub config: U64,
-        /// Events between samples, or samples per second with [`OPEN_FREQ`]; zero for an event that
-        /// only counts.
+        /// The sampling period; with [`OPEN_FREQ`], the sampling frequency in samples per second. Zero for an
+        /// event that only counts.
         pub period: U64,
         /// perf's `PERF_SAMPLE_*`, a subset of [`SAMPLE_ALLOWED`].
         pub sample_type: U64,

@@ -226,14 +226,15 @@ pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
 pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
 /// Places a mark on the caller's CPU; the argument is the mark's value.
 pub const IOC_MARK: u32 = ioc(0, 3, 0);
-/// On an event: writes the event's sampling engine, one of `ENGINE_*`, as a `u32`.
+/// On an event: returns the event's sampling engine, one of `ENGINE_*`, in the `u32` at the address in the
+/// argument.
 pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
 /// The argument is a [`Persistent`]; returns the number of entries written.
 pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
 /// On an event: flushes the event, or the event's whole group with `PERF_IOC_FLAG_GROUP`. On the device:
 /// flushes every persistent event.
 pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
-/// On an event: makes it persistent. The argument is a [`Detach`], which the call fills in.
+/// On an event: makes it persistent. The argument is a [`Detach`], in which the call returns the event's id.
 pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
 /// On an event: makes it non-persistent. The event then ends when its last file descriptor is closed and its
 /// ring is no longer mapped.

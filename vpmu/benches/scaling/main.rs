@@ -56,10 +56,10 @@ const ROUNDS: usize = 15;
 const SLICES: usize = 9;
 /// Maximum number of shared slices that a round measures.
 const TRIES: usize = 90;
-/// A shared slice counts as undisturbed if the threads got at least this share of the CPU time in the independent
-/// slices before and after it.
+/// A shared slice counts as undisturbed if, in both the independent slice before it and the one after it, the threads
+/// got at least this fraction of the CPU time that they could get.
 const UNDISTURBED: f64 = 0.9;
-/// For each number in [`EVENTS`], how many slices measure the time of a switch.
+/// Number of slices that measure the time of a switch, for each number in [`EVENTS`].
 const TIMES: usize = 40;
 
 /// The machine that runs the benchmark.
@@ -77,8 +77,8 @@ pub(crate) struct Host {
 struct Pair {
     shared: f64,
     independent: f64,
-    /// CPU time that the threads got, divided by the maximum that they could get. This is the lower value of the two
-    /// independent slices.
+    /// The lower of the two independent slices' values: CPU time that the threads got, divided by the maximum that they
+    /// could get.
     undisturbed: f64,
 }
 

@@ -50,7 +50,7 @@ const SLICES: usize = 8;
 /// Number of runs of each kind: host events, batched engine and exit engine. Runs of the three kinds alternate,
 /// because the speed of a machine with other users drifts.
 const RUNS: usize = 4;
-/// The batched engine should slow the guest down at most this many times as much as the host's own events do.
+/// The aim: the slowdown by the batched engine, divided by the slowdown by the host's own events, is at most this.
 const LIMIT: f64 = 1.2;
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
 /// Bytes of a sample with IP, TID and TIME.

@@ -37,7 +37,7 @@ const AUX_HEAD: u64 = 1056;
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) marks: u64,
-    /// Number of traced exits to the port that was passed to [`Driver::stop`].
+    /// Number of traced exits due to I/O at the port that was passed to [`Driver::stop`].
     pub(crate) exits: usize,
     /// Instruction pointers of the samples.
     pub(crate) samples: Vec<u64>,
@@ -122,7 +122,7 @@ impl Driver {
         Ok(&self.samples)
     }
 
-    /// Disables the events, reads everything that they produced, and closes them. Counts the traced exits to
+    /// Disables the events, reads everything that they produced, and closes them. Counts the traced exits due to I/O at
     /// `port`.
     pub(crate) fn stop(mut self, session: &mut VcpuSession, port: u16) -> io::Result<Seen> {
         let replies = self.tell(session, COMMAND_DISABLE)?;

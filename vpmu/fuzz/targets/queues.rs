@@ -20,8 +20,8 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
         if stage.forged {
-            // Make no requests of the driver: the indices of the restored queues may have any values, so the device may
-            // leave requests unanswered.
+            // As the driver, send no requests: the indices of the restored queues may have any values, so the device
+            // may leave requests unanswered.
             stage.notify_all();
             host_ops::step(stage, input)?;
             continue;

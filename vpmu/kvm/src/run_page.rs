@@ -2,7 +2,7 @@
 //!
 //! kvm-ioctls also maps this page, but a second mapping is necessary for two reasons. First, the exit is classified
 //! while a [`VcpuExit`](kvm_ioctls::VcpuExit) borrows the vCPU. Second, the signal handler for kicks needs an address
-//! of `immediate_exit` that may outlive the vCPU's descriptor.
+//! of `immediate_exit` that stays valid even after the vCPU's descriptor is closed.
 
 #![expect(unsafe_code, reason = "a mapping that KVM writes to, and its unions")]
 

@@ -1,6 +1,6 @@
 //! KVM's binary statistics of a vCPU, which are counters that the host kernel keeps by name.
 //!
-//! Only these statistics count exactly the exits that do not reach this process.
+//! Only these statistics give an exact count of the exits that do not reach this process.
 
 #![expect(unsafe_code, reason = "an ioctl that kvm-ioctls does not wrap")]
 

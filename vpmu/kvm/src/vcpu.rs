@@ -17,7 +17,7 @@ pub struct VcpuThread {
     // Fields drop in this order. The run page must be dropped last, because host counters can overflow after the
     // session ends, and then the signal handler writes to the page.
     session: Option<VcpuSession>,
-    /// Accepts the accesses that a bus reports through [`here`](crate::here), if there is a session.
+    /// While this exists, [`here`](crate::here) accepts accesses on this thread. `None` without a session.
     accesses: Option<Accesses>,
     _kickable: Kickable,
     page: RunPage,

@@ -82,7 +82,7 @@ impl Mapping {
         self.word(offset).map_or(0, |word| word.load(order))
     }
 
-    /// Stores `value` in the word that contains byte `offset`. Does nothing beyond the mapping, or if
+    /// Stores `value` in the word that contains byte `offset`. Does nothing if `offset` is beyond the mapping, or if
     /// the mapping is read-only.
     #[inline]
     pub fn store(&self, offset: usize, value: u64, order: Ordering) {

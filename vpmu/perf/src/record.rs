@@ -1,7 +1,7 @@
 //! The records in a ring, or in a copy of its bytes, oldest first.
 //!
-//! A ring's contents may be forged. Whatever its head, tail and record lengths are, a walk stays inside
-//! the ring and ends. This module reads headers and words; callers interpret the fields.
+//! A ring's contents may be forged. For any head, tail and record lengths, a walk terminates and reads nothing outside
+//! the ring. This module reads headers and words; callers interpret the fields.
 
 use perf_event_open_sys::bindings as perf;
 

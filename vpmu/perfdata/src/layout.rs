@@ -122,7 +122,7 @@ pub(crate) fn write(
     let attrs_at = HEADER_SIZE + 8 * ids.len();
     let attrs_size = (ATTR_SIZE + SECTION_SIZE) * streams.len();
     let data_at = attrs_at + attrs_size;
-    // perf warns about a file without any record, so every file ends with this one.
+    // perf warns about a file without any record, so this record is written at the end of every file's data.
     let mut round = Vec::new();
     stream::append(&mut round, TYPE_FINISHED_ROUND, 0, &[]);
     let mut symbols_size = 0;

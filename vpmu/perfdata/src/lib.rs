@@ -114,9 +114,10 @@ impl<'a> Recording<'a> {
 /// Returns the `wanted` persistent events of `vpmu` with the records in their rings. An event whose ring
 /// cannot be read is returned without records.
 ///
-/// `most` limits the total size in bytes of the records from rings in guest memory. The size of a record is its size in
-/// the ring, but at least the size of the shortest sample in the file. The limit is necessary because any number of
-/// rings can use the same pages, and short records become longer in the file. A ring larger than `most` is not read.
+/// `most` limits the total size in bytes of the records from rings in guest memory. Each record counts with its size in
+/// the ring, or with the size of the shortest sample in the file if that is larger. The limit is necessary because any
+/// number of rings can use the same pages, and short records become longer in the file. A ring larger than `most` is
+/// not read.
 #[must_use]
 pub fn histories(
     vpmu: &Vpmu,
@@ -171,7 +172,7 @@ fn beyond_the_window(history: &History) -> usize {
     in_file.saturating_sub(given)
 }
 
-/// Keeps the records of each history if they fit in what is left of the limit of `most` bytes. Otherwise drops them.
+/// Keeps the records of each history if they fit in the rest of the limit of `most` bytes. Otherwise drops them.
 /// [`beyond_the_window`] returns the bytes that a history needs.
 fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
     let mut room = most;

@@ -1,9 +1,8 @@
 //! Checks one record of a guest's ring and rebuilds it in the common format of the file.
 //!
-//! The guest can write to its rings, so a record may contain anything. Records that perf would act on
-//! (mapped files, task names) or fail on (a sample with missing fields) are left out, as are records
-//! that the file does not need. A sample is parsed and rebuilt. Of a THROTTLE or UNTHROTTLE record,
-//! only the type and the time are kept.
+//! The guest can write to its rings, so a record may contain anything. This module leaves out records that perf would
+//! act on (mapped files, task names) or fail on (a sample with missing fields), and records that the file does not
+//! need. A sample is parsed and rebuilt. Of a THROTTLE or UNTHROTTLE record, only the type and the time are kept.
 
 use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};

@@ -9,8 +9,8 @@ use crate::save::{Fault, SavedKeeper, SavedSpan};
 #[derive(Debug)]
 pub(super) struct DriverOwned {
     writer: Writer,
-    /// The driver is notified at multiples of this many bytes and when half of the granted space is used, but not in
-    /// overwrite mode. The driver is also notified when an entry is lost.
+    /// Outside overwrite mode, the driver is notified at multiples of this many bytes and when half of the granted
+    /// space is used. In every mode, the driver is notified when an entry is lost.
     watermark: u64,
     span: Option<Span>,
 }

@@ -1,5 +1,5 @@
-//! Uses loom to test every interleaving of the device and a reader of an area. The area's writer accesses loom's
-//! weak memory model instead of guest memory.
+//! Uses loom to test every interleaving of the device and a reader of an area. Instead of guest memory, the area's
+//! writer accesses loom's atomics and cells, which follow a weak memory model.
 //!
 //! The reader follows the protocol for `aux_head` and `aux_tail` in the kernel's UAPI header. Loom checks that
 //! the reader's plain loads of the data do not race with the device's plain stores.

@@ -57,7 +57,8 @@ pub(super) struct Writer {
     overwrite: bool,
     /// Position of the next byte.
     head: u64,
-    /// The reader's position, as last read from its page. If it is stale, the free space appears smaller than it is.
+    /// The reader's position, as last read from the metadata page. If the position is stale, the free space appears
+    /// smaller than it is.
     tail: u64,
     /// Start of the open write.
     begun: Option<u64>,

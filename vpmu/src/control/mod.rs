@@ -351,7 +351,7 @@ impl Control {
     }
 
     /// Executes a command for an event that is not in the shard of the vCPU whose queue held the command. `of` is that
-    /// vCPU, and `by` is the vCPU that notified the queue. `resets` is how often the device had been reset when the
+    /// vCPU, and `by` is the vCPU that notified the queue. `resets` is the number of resets of the device when the
     /// notification began.
     pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
         if resets != self.resets {
@@ -394,8 +394,8 @@ impl Control {
         }
     }
 
-    /// Writes the pending batched samples of each vCPU that has an event writing to the sink of the event `id`. If that
-    /// event is closed or has no sink, uses the sink that was mapped for `id` instead.
+    /// Writes the pending batched samples of each vCPU with an event that writes to the sink of the event `id`. If the
+    /// event `id` is closed or has no sink, uses the sink that was mapped for `id` instead.
     fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -991,9 +991,9 @@ impl Control {
         }
     }
 
-    /// Makes the traces that write to a sink record the current exits of their vCPUs as cut. Returns the event through
-    /// which the caller can close the sink's area. This is a trace if one writes to the sink, otherwise the event for
-    /// which the sink was mapped, or else any event that writes to the sink.
+    /// In each trace that writes to a sink, records the current exit of the trace's vCPU as cut. Returns the event
+    /// through which the caller can close the sink's area: a trace that writes to the sink. If there is none, the event
+    /// for which the sink was mapped, if it writes to the sink, or else any event that writes to the sink.
     fn cut_traces(&mut self, id: u64) -> Option<u64> {
         let writers = self.sinks.writers(id);
         let is_trace = |id: &u64| {

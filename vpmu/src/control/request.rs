@@ -42,8 +42,8 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PERSISTENT
     | OPEN_EXCLUDE_HOST;
 
-/// The flags of a group member whose overflows pause or resume the group's leader, a trace. A member that pauses the
-/// trace is its stopper. A member that resumes the trace is its starter.
+/// The flags of a group member whose overflows pause or resume the group's leader. The leader is a trace. A member that
+/// pauses the trace is its stopper. A member that resumes the trace is its starter.
 const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
@@ -129,8 +129,7 @@ impl Terms<'_> {
         })
     }
 
-    /// Returns whether the event counts nanoseconds. For a sample trace, returns whether the event that paces the trace
-    /// does.
+    /// Returns whether the event counts nanoseconds. For a sample trace, checks the event that paces the trace instead.
     fn is_clock(&self, entry: &Entry) -> bool {
         let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
         match paced_by {

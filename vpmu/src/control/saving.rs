@@ -146,8 +146,8 @@ impl Control {
         self.next_id == 1 && self.features == 0 && !self.shards.iter().any(attached)
     }
 
-    /// Restores a saved device into this device. The caller must have checked that this device is new and that `driver`
-    /// is valid.
+    /// Restores a saved device into this device. The caller must have checked that this device is unused
+    /// ([`Control::is_new`]) and that `driver` is valid.
     ///
     /// # Errors
     /// [`RestoreError`]: the state does not fit this device, which stays unused.

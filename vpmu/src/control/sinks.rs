@@ -245,8 +245,8 @@ impl Sinks {
         pages.sum()
     }
 
-    /// Adds a sink. Moves the family of the event for which it was mapped to this sink. `run` holds the ring's pages in
-    /// the window.
+    /// Adds a sink, and moves a family to it: the family of the event for which the sink was mapped. `run` holds the
+    /// ring's pages in the window.
     pub(super) fn add(&mut self, sink: Sink, run: Option<Run>) -> Moved {
         let id = sink.id();
         self.adopt(sink, run);

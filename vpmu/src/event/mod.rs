@@ -94,7 +94,7 @@ pub(crate) struct Event {
     /// The part of the vCPU's [`RoomLimit`] that the event's own counter uses. An operator's event does not
     /// count towards that limit.
     place: Option<Place>,
-    /// The number of the event's last wait for a [`Place`]. It is unique among the waits on the vCPU.
+    /// Identifies the event's last wait for a [`Place`], by a number that is unique among the waits on the vCPU.
     wait: u64,
     count: u64,
     enabled_ticks: u64,

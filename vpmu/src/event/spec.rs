@@ -40,8 +40,8 @@ impl Context {
     }
 }
 
-/// Returns the kind and the config of the host event that paces a sample trace. `config` is the trace's `PACE_*`.
-/// `None` for a trace that is paced by exits, because the device counts exits itself.
+/// Returns the kind and the config of the host event that paces a sample trace. The parameter `config` is the trace's
+/// own config, a `PACE_*` constant. `None` for a trace that is paced by exits, because the device counts exits itself.
 pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     match config {
         // PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_HW_CPU_CYCLES and PERF_COUNT_HW_INSTRUCTIONS.

@@ -328,7 +328,7 @@ mod tests {
 
         #[test]
         fn differences_survive_the_width(start in any::<u64>(), more in 0_u64..1 << 47) {
-            // When the kernel reads the counter, it stores the count minus the sign-extended counter on the page.
+            // When the kernel reads the counter, it stores on the page the count minus the sign-extended counter.
             let seen = extended(start, 48).expect("a width");
             let now = extended(start.wrapping_add(more), 48).expect("a width");
             let grown = now.wrapping_sub(seen) & ((1 << 48) - 1);

@@ -35,8 +35,8 @@ pub(super) struct CpuPmu {
 }
 
 impl Default for CpuPmu {
-    /// The host's only PMU, if sysfs does not describe it. A raw event's config then has 16 bits: one number, or an
-    /// event number and a unit mask of 8 bits each.
+    /// The host's only PMU, if sysfs does not describe it. A raw event's config then has 16 bits: either one 16-bit
+    /// event number, or an event number and a unit mask of 8 bits each.
     fn default() -> Self {
         Self {
             named: None,

@@ -11,8 +11,8 @@ use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
-/// The shortest period of software clocks. With a shorter period, the kernel's timer would still use this period, but
-/// each sample would contain the shorter one.
+/// The shortest period of software clocks. If an event requested a shorter period, the kernel's timer would still use
+/// this period, but each sample would contain the requested one.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
 const CPU_CLOCK: u64 = 0;
 const TASK_CLOCK: u64 = 1;

@@ -43,7 +43,7 @@ pub fn aux_memory(pages: u64) -> usize {
     usize::try_from((1 + RING_PAGES + 2 * pages) * PAGE).unwrap_or(0)
 }
 
-/// Returns the pages of an area. They are contiguous unless `apart` is set, which leaves a gap after each page.
+/// Returns the pages of an area. They are contiguous, or have a gap after each page if `apart` is set.
 fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
     let step = if apart { 2 } else { 1 };
     (0..pages)

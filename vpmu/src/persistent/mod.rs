@@ -22,9 +22,9 @@ pub(crate) struct Persistence {
 
 /// A request for a persistent event of the operator. The guest can read the event, but not change it.
 ///
-/// It counts and samples as soon as it is open and its vCPU has started. It continues across resets, until
-/// [`Vpmu::end`](crate::Vpmu::end) ends it. The device chooses its engine. Its ring is in the window. The
-/// device writes the ring backwards, and overwrites the oldest records.
+/// The event counts and samples as soon as it is open and its vCPU has started. It continues across resets, until
+/// [`Vpmu::end`](crate::Vpmu::end) ends it. The device chooses the event's engine. The event's ring is in the window.
+/// The device writes the ring backwards, and overwrites the oldest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Persist {
     /// At most 39 bytes: lower-case letters, digits, `-` and `_`, beginning with a letter. If `None`, the event gets
@@ -98,8 +98,9 @@ pub struct PersistentStatus {
 pub struct History {
     /// The event.
     pub event: PersistentStatus,
-    /// Complete records of the event in perf's layout, concatenated, oldest first. Because the guest can write to
-    /// the ring, a record that cannot belong to the event is omitted, and an invalid size ends the history.
+    /// Complete records of the event in perf's layout, concatenated, oldest first. The guest can write to the ring, so
+    /// the device checks the records. It omits a record that cannot belong to the event. It stops reading the ring at a
+    /// record whose size is invalid.
     pub records: Vec<u8>,
 }
 

@@ -205,7 +205,7 @@ impl Ring {
         }
     }
 
-    /// If a loss is pending and its record fits, writes the record. Returns whether to wake the reader.
+    /// Writes the `PERF_RECORD_LOST` of a pending loss, if it fits. Returns whether to wake the reader.
     pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
             && self

@@ -79,10 +79,9 @@ pub(super) struct Producer {
     lost: u64,
     /// Whether the reader was woken for the lost samples.
     loss_told: bool,
-    /// Samples since the last wakeup that [`Wakeup::Records`] caused. Counts only samples of events with this
-    /// wakeup.
+    /// Samples since [`Wakeup::Records`] last caused a wakeup. Counts only samples of events with this kind of wakeup.
     records: u64,
-    /// Bytes since the last wakeup that [`Wakeup::Bytes`] caused. Counts the records of all events.
+    /// Bytes since [`Wakeup::Bytes`] last caused a wakeup. Counts the records of all events.
     bytes: u64,
     loss: Record,
 }
@@ -394,7 +393,7 @@ impl<'a, P: Pages> Session<'a, P> {
         }
     }
 
-    /// If a loss is pending and its record fits, writes the record. Returns whether to wake the reader.
+    /// Writes the `PERF_RECORD_LOST` of a pending loss, if it fits. Returns whether to wake the reader.
     pub(crate) fn flush(&mut self, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss() && self.producer.append(&mut self.pages, &[], 0, context).wake
     }

@@ -236,7 +236,7 @@ saved! {
         pub(crate) told: bool,
     }
 
-    /// An ended chunk of an AUX area that has no record in the ring yet.
+    /// A chunk of AUX data that has ended but has no record in the ring yet.
     pub(crate) struct SavedPendingAux {
         pub(crate) chunk: Chunk,
         pub(crate) layout: Layout,

@@ -69,8 +69,8 @@ impl CommandBuffer {
         self.turn
     }
 
-    /// Executes the commands on the queue of `state`, which the vCPU `by` notified. Stops before a command
-    /// whose event is not in this shard, or when the turn ends.
+    /// Executes the commands on the queue of `state`. The vCPU `by` notified this queue. Stops before a command whose
+    /// event is not in this shard, or when the turn ends.
     pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
         if state.resets != self.resets {
             // A reset has removed the notified queue.

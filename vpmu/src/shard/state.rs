@@ -85,7 +85,7 @@ impl Hasher for IdHasher {
     }
 }
 
-/// Number of events that a scan examines at the cost of one operation.
+/// A scan is charged one operation per this many events that it examines.
 const LOOKS_PER_OPERATION: u64 = 8;
 
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
@@ -594,7 +594,7 @@ impl State {
         };
         let changed = event.set_period(period, self.cpu.backend.room_limit());
         if event.is_waiting() {
-            // A slower clock may stay within the limit on the total rate.
+            // If the new rate is lower, it may fit within the limit on the total rate.
             self.cpu.look_again();
         }
         self.flush(id);
@@ -1074,8 +1074,8 @@ impl State {
         let backend = Arc::clone(&self.cpu.backend);
         let time = self.cpu.time();
         if let Some((spent, guest)) = self.cpu.vcpu.take_sample() {
-            // `guest` is elapsed time, during which the host may also have run other threads. The charge can
-            // therefore be too low, but never too high.
+            // `spent` is CPU time, but `guest` is elapsed time, which includes any time in which the host ran other
+            // threads. The charge can therefore be too low, but never too high.
             let took = spent.saturating_sub(backend.clock.nanoseconds(guest));
             self.sampling.charge(backend.time_limit, time, took);
         }
@@ -1098,7 +1098,7 @@ impl State {
             if let Some(origin) = origin {
                 self.note(id, &origin, &Note::Throttle);
             }
-            // A throttled event may cause no further exit, so a periodic drain must lift the throttle.
+            // A throttled event might not cause another exit, so a periodic drain must lift the throttle.
             self.start_collecting();
             if let Some(Err(error)) = rested {
                 self.fail(id, error);
@@ -1381,8 +1381,8 @@ impl State {
 
     /// Decides whether the device writes a record for an overflow at `moment`. Returns `None` if the event does not
     /// exist. If this overflow uses up the event's rate limit, or if the guest's budget is used up, also disables
-    /// overflows of the host counter, unless the event has a frequency. The second value is the host's error if it
-    /// could not disable them.
+    /// overflows of the host counter, unless the event has a frequency. If that fails, the second value is the host's
+    /// error.
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
@@ -1395,8 +1395,8 @@ impl State {
         self.with_hooks(id, |event, _| event.admit(limit, moment.time))
     }
 
-    /// Whether a sample of an event may be written at `time`. If so, charges the sample to the guest's budget, which
-    /// does not limit the operator's samples.
+    /// Whether a sample of an event may be written at `time`. Always true for the operator's events (`operators`). For
+    /// the guest's events, the guest's budget decides, and each permitted sample is charged to the budget.
     fn allows(&mut self, operators: bool, time: u64) -> bool {
         operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
@@ -1425,7 +1425,7 @@ impl State {
         let is_last = matches!(verdict, Verdict::Last | Verdict::Exhausted);
         if let Some(origin) = origin.filter(|_| is_last) {
             self.note(id, &origin, &Note::Throttle);
-            // A throttled event may cause no further exit, so a periodic drain must lift the throttle.
+            // A throttled event might not cause another exit, so a periodic drain must lift the throttle.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1623,7 +1623,7 @@ impl State {
         }
         if last {
             self.note(id, &origin, &Note::Throttle);
-            // A throttled event may cause no further exit, so a periodic drain must lift the throttle.
+            // A throttled event might not cause another exit, so a periodic drain must lift the throttle.
             self.start_collecting();
         }
         if let Err(error) = silenced {
@@ -1692,8 +1692,8 @@ impl State {
         watched.filter(throttled).collect()
     }
 
-    /// Lifts an event's throttle if the window in which the throttle began has ended and the vCPU has time left for
-    /// samples.
+    /// Lifts an event's throttle if the window of guest time in which the throttle began has ended, and the vCPU has
+    /// time left for samples.
     pub(super) fn unthrottle(&mut self, id: u64) {
         if self.events.get(&id).is_some_and(Event::is_throttled) {
             let time = self.cpu.time();
@@ -1851,7 +1851,8 @@ impl State {
             for id in self.throttled(false) {
                 self.unthrottle(id);
             }
-            // All records up to `until` are written, so a window that ended before `until` is complete.
+            // All records up to `until` are written. Therefore, each window of guest time that ended before `until` is
+            // complete.
             let time = backend.clock.nanoseconds(self.cpu.vcpu.to_guest(until));
             for id in self.throttled(true) {
                 self.unthrottle_at(id, time);

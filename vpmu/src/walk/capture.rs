@@ -199,9 +199,9 @@ impl Capture {
 }
 
 /// Returns the registers with which the running task entered the kernel, if they are on the current kernel stack, above
-/// the stack pointer. During a task switch, `user_regs` may already be the next task's address, while the kernel still
-/// runs on the stack and in the address space of the previous task. A sample must not attribute one task's registers to
-/// the other task.
+/// the stack pointer. During a task switch, `user_regs` may already be the address of the next task's registers, while
+/// the kernel still runs on the stack and in the address space of the previous task. A sample must not attribute one
+/// task's registers to the other task.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
     let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);

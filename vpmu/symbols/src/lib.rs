@@ -1,5 +1,5 @@
-//! Finds functions by address: kernel functions in the text of `/proc/kallsyms` and `System.map`, functions
-//! of programs and kernels in ELF files.
+//! Finds functions by address: kernel functions in the text of `/proc/kallsyms` and `System.map`, and functions of
+//! programs and kernels in ELF files.
 //!
 //! The input may be forged. Malformed lines and symbols are skipped, and memory is bounded by the size of the
 //! input. The crate opens no files: its callers decide which file to read, and how much of it.

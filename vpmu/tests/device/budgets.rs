@@ -39,8 +39,8 @@ fn switches(leader: u64, count: usize) -> Vec<Command> {
     ops.take(count).map(|&op| command(op, leader)).collect()
 }
 
-/// Notifies vCPU 0's queue with `count` commands that switch a large group. Returns the device after the first turn,
-/// which does not finish the commands.
+/// Notifies vCPU 0's queue with `count` commands that alternately enable and disable a large group. Returns the device
+/// after the first turn, which does not finish the commands.
 fn unfinished(count: usize) -> Rig {
     let mut rig = Rig::new();
     let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
@@ -256,7 +256,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     }
     assert_eq!(rig.vpmu.metrics().events_opened, 0);
     assert_eq!(rig.vpmu.metrics().bad_requests, 4);
-    // The event queue also returns buffers with indirect descriptors, and with nothing written to them.
+    // The event queue also returns buffers with indirect descriptors. The device writes nothing to them.
     let event = OpenRequest {
         wakeup: 1.into(),
         ..sampling(open, 1)

@@ -54,8 +54,8 @@ fn others_share_of_a_counter_shows_in_time_running() {
     }
 }
 
-/// Opens an event, makes the host revoke its counter, and checks that the reply to `op` and a notice report the loss
-/// without a reason.
+/// Opens an event, makes the host revoke its counter, and checks that the reply to `op` and a notice report the loss,
+/// but give no reason for it.
 pub(crate) fn reports_lost_counter(rig: &mut Rig, request: &OpenRequest, op: u32) {
     let event = rig.open(request).expect("open");
     rig.post_notice(0, 16);

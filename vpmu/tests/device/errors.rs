@@ -377,7 +377,7 @@ fn begin(scene: &mut Scene, table: &str) {
     begin_event(scene, table);
 }
 
-/// For a request or command of `table`, prepares the event to which it refers. Also prepares the command.
+/// Prepares the event to which a request or command of `table` refers. If it is a command, also prepares the command.
 fn begin_event(scene: &mut Scene, table: &str) {
     match table {
         "PAUSE" => {

@@ -1,5 +1,5 @@
 //! Other types of guest memory: memory with a bitmap of dirty pages, memory whose regions change, and memory with
-//! address translation. Also covers the queues and interrupts of other transports.
+//! address translation. The tests also check the queues and interrupts of other transports.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -57,7 +57,8 @@ fn records_are_redirected_to_another_ring_and_back() {
     assert_eq!((ids(&ring.raw()), ids(&own.raw())), (vec![one], vec![two]));
 }
 
-/// A vCPU reads its events' hooks without a lock while a request changes these hooks.
+/// At each exit, a vCPU reads its events' hooks (the work that they need there) without a lock. Meanwhile, a request
+/// changes these hooks.
 #[test]
 fn exits_during_redirections_are_all_counted() {
     const EXITS: u64 = 2_000_000;

@@ -297,8 +297,8 @@ impl World {
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Makes an event happen `events` times on `thread`. The thread's counters count only `seen` / 4 of the
-    /// occurrences.
+    /// Makes an event happen `events` times on `thread`. Of these occurrences, the thread's counters count only the
+    /// fraction `seen` / 4.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
@@ -603,7 +603,7 @@ impl Machine for FakeMachine {
     }
 }
 
-/// The registers of a vCPU at an address that the test chooses.
+/// The registers of a vCPU whose instruction pointer the test chooses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct At(pub(crate) u64);
 

@@ -105,7 +105,7 @@ pub struct EventAttr {
     /// The event must count whenever it is enabled. If it cannot, it goes into the error state, and reading it returns
     /// [`crate::event::EventError::Dead`].
     pub pinned: bool,
-    /// For an inherited event: when a child exits, the child's counts are written to the ring.
+    /// With [`Self::inherit`]: when a child exits, the child's counts are written to the ring.
     pub inherit_stat: bool,
     /// Records other than samples also carry task and time: [`crate::SampleId`].
     pub sample_id_all: bool,

@@ -98,12 +98,12 @@ pub struct Throttle {
     pub who: Option<SampleId>,
 }
 
-/// A span of new bytes in an AUX area, as one record reports it.
+/// A chunk of new bytes in an AUX area, as one record reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aux {
-    /// Bytes written to the area before the span.
+    /// Bytes written to the area before the chunk.
     pub offset: u64,
-    /// Bytes in the span.
+    /// Bytes in the chunk.
     pub size: u64,
     /// perf's `PERF_AUX_FLAG_*`.
     pub flags: u64,
@@ -112,7 +112,7 @@ pub struct Aux {
 }
 
 impl Aux {
-    /// Whether a full area cut the span short.
+    /// Whether a full area cut the chunk short.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_TRUNCATED) != 0
@@ -124,13 +124,13 @@ impl Aux {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_OVERWRITE) != 0
     }
 
-    /// Whether packets are missing before or within the span.
+    /// Whether packets are missing before or within the chunk.
     #[must_use]
     pub fn is_partial(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_PARTIAL) != 0
     }
 
-    /// Whether a packet in the span represents several overflows.
+    /// Whether a packet in the chunk represents several overflows.
     #[must_use]
     pub fn has_collision(&self) -> bool {
         self.flags & u64::from(bindings::PERF_AUX_FLAG_COLLISION) != 0

@@ -24,7 +24,7 @@ pub(crate) const PACKET_IP: usize = 22;
 /// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 4;
 
-/// Returns the argument that selects the idle port in the stubs, which is the port's address in this process.
+/// Returns the argument with which the stubs access the idle port: the port's address in this process.
 pub(crate) fn idle_port() -> u64 {
     ports::idle().expose_provenance() as u64
 }

@@ -19,7 +19,7 @@ use crate::Test;
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_ALL;
 /// Exit reasons that do not occur, because no vCPU exits to the VMM for them.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[];
-/// Whether a guest first exits to the VMM within a second after its kernel has started.
+/// Whether a guest's first exit to the VMM occurs within a second after its kernel has started.
 pub(crate) const EXITS_AT_ONCE: bool = true;
 
 /// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.

@@ -209,7 +209,7 @@ impl VcpuState {
             if [reg::TIMER_COUNT, reg::PHYSICAL_COUNT].contains(&id) {
                 continue;
             }
-            // Skip a register that already has its value: many registers are read-only.
+            // Skip a register that already has the saved value: many registers are read-only.
             if get(fd, id).map_err(refused("restore", id))? == (low, high) {
                 continue;
             }

@@ -137,8 +137,8 @@ fn dsdt(machine: &Machine) -> Sdt {
     table
 }
 
-/// The AML of one device. It is stored as bytes, because a function cannot return a builder of `acpi_tables`, which
-/// borrows its contents.
+/// The AML of one device. It is stored as bytes: the builders in the crate `acpi_tables` borrow their contents, so a
+/// function cannot return a builder.
 struct Device(Vec<u8>);
 
 impl Aml for Device {

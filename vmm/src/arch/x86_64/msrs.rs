@@ -67,7 +67,7 @@ pub(crate) fn trap(vm: &VmFd, device: &dyn MsrDevice) -> Result<(), KvmError> {
     capability.args[0] = u64::from(KVM_MSR_EXIT_REASON_FILTER);
     vm.enable_cap(&capability)
         .map_err(KvmError::refused("pass MSR accesses to the VMM"))?;
-    // For a clear bit, KVM passes accesses to the register to the VMM.
+    // If a register's bit is clear, KVM passes accesses to the VMM.
     let ranges: Vec<(Range<u32>, Vec<u8>)> = device
         .ranges()
         .into_iter()

@@ -334,7 +334,7 @@ impl VcpuState {
             if index == MSR_TSC && keeps_offset {
                 continue;
             }
-            // Skip a register that already has its value: many registers are read-only.
+            // Skip a register that already has the saved value: many registers are read-only.
             if index != MSR_TSC && read_msrs(fd, &[index])?.first() == Some(&(index, value)) {
                 continue;
             }

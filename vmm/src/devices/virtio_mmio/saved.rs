@@ -146,7 +146,7 @@ impl VirtioMmio {
             driver_features_select: saved.driver_features_select,
             driver_features: saved.driver_features,
             queue_select: saved.queue_select,
-            // Configuration space may change, because it has this host's limits and counter frequency.
+            // Configuration space may differ from before the save: it has this host's limits and counter frequency.
             generation: saved.generation.wrapping_add(1),
             queues,
             region: saved.region.map(|(address, size)| Region { address, size }),

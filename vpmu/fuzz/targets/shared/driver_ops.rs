@@ -603,8 +603,8 @@ fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Notifies a queue twice: first from any vCPU or from no vCPU, and then correctly: only vCPU n may notify the queue of
-/// vCPU n.
+/// Notifies a queue twice. The first notification comes from any vCPU or from none. The second follows the rule that
+/// only vCPU n may notify the queue of vCPU n.
 fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Result<()> {
     let queue = u16::try_from(index).expect("few");
     match (input.arbitrary()?, stage.vcpu(input)?) {

@@ -202,7 +202,7 @@ pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result
     Ok(())
 }
 
-/// Makes a request of the operator to start an event. The request may be invalid.
+/// Makes a request to start an event, as an operator would. The request may be invalid.
 pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     let events = [
         "mark=5",

@@ -30,7 +30,7 @@ pub enum MachineError {
 }
 
 impl MachineError {
-    /// Returns a function for use with `map_err`, whose error says that KVM refused `step`.
+    /// Returns a function for `map_err`. It wraps KVM's error in a [`MachineError`] that names `step`.
     pub fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Kvm(step, source)
     }
@@ -52,7 +52,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Returns a description of the exit that completes a sentence starting with "the guest".
+    /// Returns the exit in words that complete a sentence starting with "the guest".
     pub fn describe(&self) -> String {
         match self {
             Exit::Port(port, data) => format!("wrote {data:x?} to port {port:#x}"),

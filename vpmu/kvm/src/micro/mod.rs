@@ -62,8 +62,8 @@ pub fn on_machine<T: Send + 'static>(
 /// Observes a machine while it loops in kernel or user mode.
 ///
 /// `start` creates the observer before the guest runs, on the guest's thread. The run ends after `budget`, or earlier
-/// if `done` returns `true`. `done` is called at the start and after each signal. `finish` then returns the observer's
-/// result.
+/// if `done` returns `true`. `done` is called at the start and after each signal. After the run, `finish` returns the
+/// observer's result.
 ///
 /// # Errors
 /// [`MicroError`].

@@ -112,7 +112,7 @@ fn ending() -> [c_int; 2] {
 /// Runs `probe`, signals it after `budget`, and returns its result.
 ///
 /// A probe may run until the time limit. It must check [`Watch::over`] before each run call and after each
-/// interruption. If a probe ignores the signal for a second, this function abandons it.
+/// interruption. If a probe still runs one second after the signal, this function abandons the probe.
 pub fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
@@ -154,8 +154,8 @@ pub fn watched<T: Send + 'static>(
     // the probe starts later and sees the flag.
     over.store(true, Ordering::SeqCst);
     match kick(&thread, signal) {
-        // This module installs no handler for `SIGIO`. If the thread had not blocked `SIGIO` yet, the signal would end
-        // the process.
+        // Send `SIGIO` only if the thread has already blocked it. This module installs no handler for `SIGIO`, so an
+        // unblocked `SIGIO` would end the process.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             if blocked.load(Ordering::SeqCst) {
                 kick(&thread, libc::SIGIO).map_err(Signal)?;

@@ -19,8 +19,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Returns the file in `directory` for the current boot of the host and the current load of the KVM module. Returns
-    /// `None` if the boot or the load cannot be identified.
+    /// Returns the file in `directory` for this boot of the host and for the KVM module as it is loaded now. Returns
+    /// `None` if the host's boot id or KVM's directory in sysfs cannot be read.
     pub(super) fn of_host(directory: &Path) -> Option<Self> {
         let host = host(Path::new("/proc"), Path::new("/sys")).ok()?;
         Some(Self {

@@ -110,7 +110,7 @@ impl Samples {
 }
 
 /// Returns whether the host's samples of a vCPU thread have the guest's addresses and mode, both in kernel mode and in
-/// user mode. The result is for [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips). Samples two small guests at
+/// user mode. Set [`KvmMachine::guest_ips`](crate::KvmMachine::guest_ips) to the result. Samples two small guests at
 /// once. This takes tens of milliseconds, or up to seconds on a busy host. It uses three threads besides the caller's,
 /// and the signal `SIGRTMIN + 9`.
 #[must_use]

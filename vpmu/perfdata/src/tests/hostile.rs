@@ -96,7 +96,8 @@ fn forged_length_is_not_followed() {
 
 #[test]
 fn record_that_grows_too_long_is_left_out() {
-    // The longest record whose copy in the file is not too long: the copy is six words longer.
+    // The copy of a record in the file is six words longer than the record. With this many addresses in the call
+    // chain, the copy has exactly the maximum length.
     let length = 8_182;
     let mut words = vec![1, length];
     words.extend(std::iter::repeat_n(

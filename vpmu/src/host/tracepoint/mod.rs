@@ -44,7 +44,7 @@ pub enum Refusal {
     #[error("kvm:kvm_exit or kvm:kvm_entry has no field {0} on this host")]
     Field(&'static str),
     /// The fields take up more bytes than the device examines.
-    #[error("the fields of kvm:kvm_exit and kvm:kvm_entry take up {0} bytes on this host, more than {most}", most = pairs::RAW_MOST)]
+    #[error("the fields of kvm:kvm_exit and kvm:kvm_entry take up {0} bytes on this host, more than the supported {most}", most = pairs::RAW_MOST)]
     TooLong(usize),
     /// No driver that hits the tracepoints is loaded.
     #[error(

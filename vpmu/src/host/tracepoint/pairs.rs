@@ -1,5 +1,5 @@
-//! Combines the records of a host ring into exits of a vCPU. Each exit contains the entry that ended it. Lengths in
-//! records are not trusted, and unreadable records count as losses.
+//! Combines the records of a host ring into exits of a vCPU. Each exit contains the time of the entry that ended it, if
+//! known. Lengths in records are not trusted, and unreadable records count as losses.
 
 use vpmu_perf::record::{Record, Records, TYPE_SAMPLE};
 
@@ -85,15 +85,15 @@ impl Pairs {
         }
     }
 
-    /// Reports an exit that still waits for its entry, because no entry will follow.
+    /// Reports the exit that still waits for its entry, if there is one. Call this when no entry will follow.
     pub(super) fn finish(&mut self, found: &mut impl FnMut(Found)) {
         if let Some(exit) = self.open.take() {
             found(Found::Exit(exit));
         }
     }
 
-    /// Handles the loss of `records` records. Exits and entries alternate, so the number of lost exits can be computed
-    /// from the number of lost records.
+    /// Reports the exit that still waits for its entry, and then the number of exits among `records` lost records.
+    /// Exits and entries alternate, so this number can be computed from the number of lost records.
     fn lose(&mut self, records: u64, found: &mut impl FnMut(Found)) {
         let (odd, inside) = (records % 2 == 1, self.inside);
         self.finish(found);

@@ -150,8 +150,7 @@ proptest! {
         ] {
             let mut rig = Rig::new(8, mode, wakeup);
             let wakes = (0..produced).filter(|_| rig.produce(16).wake).count() as u64;
-            // A record of 16 bytes causes only one wakeup, even if it reaches several multiples of a short
-            // interval.
+            // A record of 16 bytes causes only one wakeup, even if the wakeup interval is shorter than the record.
             let expected = match wakeup {
                 Wakeup::Bytes(1..16) => produced as u64,
                 Wakeup::Page => grown / PAGE,

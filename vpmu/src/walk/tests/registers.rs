@@ -36,10 +36,10 @@ fn without_saved_registers_there_is_no_program() {
         (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
         (2, Some(64))
     );
-    // Each row has a stack pointer and an address of saved registers that must be rejected: for a kernel thread
-    // without saved registers; during a task switch, with the previous task's stack; and for addresses that are below
-    // the stack pointer, unaligned, too close to the end of the stack, on a page that is not present, or at the end
-    // of the address space.
+    // Each row has a stack pointer and an address of saved registers. The address must be rejected. The reasons, in the
+    // order of the rows: a kernel thread has no saved registers, the stack is still the previous task's during a task
+    // switch, and the address is below the stack pointer, unaligned, too close to the end of the stack, on a page that
+    // is not present, or at the end of the address space.
     for (sp, user_regs) in [
         (sp, 0),
         (KSTACK - 8, SAVED),

@@ -36,7 +36,8 @@ fn limit_is_exact_to_the_record() {
     rig.post_notice(0, 16);
     record(&rig, 0, &[5_000_000, 4_000_000, 3_000_000]);
     rig.vpmu.drain();
-    // These four make seven overflows in total, but the limit is five. The last overflow is too young to be written.
+    // With these four overflows, there are seven in total, but the limit is five. The last one is too young to be
+    // written.
     record(&rig, 0, &[2_900_000, 2_800_000, 2_700_000, 100]);
     rig.vpmu.drain();
     assert_eq!(ring.samples().len(), 5);
@@ -84,7 +85,8 @@ fn throttle_ends_after_the_records_of_its_window() {
     record(&rig, 0, &[3_000_000; 10]);
     rig.vpmu.drain();
     assert_eq!(ring.raw().pop().map(|record| record.kind), Some(THROTTLE));
-    // The next time window has just started. The overflow happened in the previous window, and is still held back.
+    // The next time window has just started. The overflow recorded below happened in the previous window, and is still
+    // held back.
     rig.world.pass(5_300_000);
     record(&rig, 0, &[HOLD_BACK / 2]);
     rig.vpmu.drain();

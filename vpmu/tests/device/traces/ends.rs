@@ -1,4 +1,4 @@
-//! Which exits traces record, how traces end, and their counts at the end.
+//! Which exits a trace records, how it ends, and its count at the end.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;

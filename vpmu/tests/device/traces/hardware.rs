@@ -52,7 +52,8 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
     area.exits().iter().map(|exit| exit.ip.get()).collect()
 }
 
-/// Writes entry number `n` of vCPU 0's history, which records a switch to task `who` at guest TSC `since`.
+/// Writes entry `n` of the history in vCPU 0's task page. The entry records a switch to task `who` at guest TSC
+/// `since`.
 fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
     let put = |at, value: u64| {
         let stored = rig.memory.store(value, GuestAddress(at), Ordering::Release);
@@ -117,7 +118,7 @@ fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
         let mut rig = Rig::new();
         let (event, mut area) = traced(&mut rig);
         rig.world.pass(10_000);
-        // Record an exit whose entry was lost, and then the exit during which the trace ends.
+        // Record an exit whose VM entry was lost, and then the exit during which the trace ends.
         record(&rig, 0, exit(&rig, 1, 1000, None));
         record(&rig, 0, exit(&rig, 2, 400, None));
         rig.command(0, op, event);

@@ -9,7 +9,8 @@ use crate::world::At;
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
-/// A vCPU that provides its whole state. The value of each register is the address plus the register's number.
+/// A vCPU that provides its whole state. The field is its instruction pointer. The value of each register is this
+/// address plus the register's number.
 #[derive(Debug)]
 struct Everything(u64);
 

@@ -40,7 +40,7 @@ impl Own {
         Self { marks, tasks, ring }
     }
 
-    /// Switches tasks, makes marks and flushes on vCPU 1. Checks that nothing waits for another vCPU.
+    /// Switches tasks, places marks, and flushes an event on vCPU 1. Checks that nothing waits for another vCPU.
     fn check(&mut self, vcpu: &VcpuThread) {
         const ROUNDS: usize = 100;
         let (marks, tasks) = (self.marks, self.tasks.clone());

@@ -238,8 +238,7 @@ fn period_that_began_on_one_vcpu_ends_on_another() {
     }
     let samples = ring.samples();
     assert_eq!(samples.len(), 90 / 7);
-    // There are three marks in each round, and sample s samples mark 7 * s. Sample s is therefore taken in round (7 * s
-    // - 1) / 3.
+    // Each round has three marks. Mark 7 * s causes sample s, so this sample is taken in round (7 * s - 1) / 3.
     let vcpus: Vec<_> = (1..=90 / 7)
         .map(|sample| (7 * sample - 1) / 3 % 2)
         .collect();

@@ -65,9 +65,9 @@ struct Storm {
     events: Mutex<Vec<u64>>,
     /// Serializes attaches, because [`World::be_thread`] sets the thread for the next attach.
     attaching: Mutex<()>,
-    /// Set when the threads that reset the device, send requests or make the VMM's calls must end.
+    /// Set to end the threads that reset the device, send requests or make the VMM's calls.
     over: AtomicBool,
-    /// Set after `over`, when the vCPU threads must end. They run longer, because flushes wait for them.
+    /// Set after `over`, to end the vCPU threads. They run longer, because flushes wait for them.
     ended: AtomicBool,
 }
 

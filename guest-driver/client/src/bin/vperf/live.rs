@@ -135,7 +135,8 @@ impl Live {
         let mut names = Names::new(&since.processes, &[], &kernel, &mut self.programs);
         let mut sums = Sums::default();
         for (spot, (samples, period)) in &since.spots {
-            // Use the process's last name in the frame: after an exec, the new program's name.
+            // Use the newest name that the process had in this frame: after an exec, the new
+            // program's name.
             let spot = Spot {
                 time: u64::MAX,
                 ..*spot

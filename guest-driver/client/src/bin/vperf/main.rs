@@ -59,8 +59,8 @@ const FAILED: u8 = 125;
 ///   vperf persist dump                  samples in the flight recorder
 ///
 /// Exit codes: stat, record, top and exits return the exit code of their workload (128 + N if
-/// signal N ended it, 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf,
-/// a wrong option included.
+/// signal N ended it, 126 if it cannot be run, 127 if it is not found). 125 means that vperf
+/// itself failed or that an option is wrong.
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {

@@ -26,7 +26,7 @@ pub(crate) struct PeriodArgs {
 /// An error of the options.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PeriodError {
-    #[error("-F: the host takes at most {0} samples of an event per second")]
+    #[error("-F is too high: the host takes at most {0} samples of an event per second")]
     TooOften(u32),
 }
 

@@ -193,8 +193,8 @@ fn open_members(
     target.open(index, &event.attr, |place, attr| {
         let leader = leaders.iter().find(|leader| leader.place == place);
         let Some(leader) = leader else {
-            // The CPU came online after the leader was opened, so the event counts here without a leader. It starts
-            // with the other events.
+            // The CPU came online after the leader was opened. The event counts there without a
+            // leader, and starts when the other events start.
             return vpmu.open_event(attr);
         };
         let member = EventAttr {

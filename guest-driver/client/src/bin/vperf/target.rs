@@ -240,7 +240,7 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
     for range in text.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        // More CPUs than Linux supports are a mistake, and would waste memory.
+        // A CPU number above Linux's maximum is a mistake, and a list up to it would waste memory.
         if first > last || last >= 8192 {
             return None;
         }
@@ -341,7 +341,7 @@ impl Target {
             .collect()
     }
 
-    /// Starts the measurement: enables the events `opened` in order, unless the command's exec
+    /// Starts the measurement: enables the events in `opened`, in order, unless the command's exec
     /// enables them, and releases the command. Skips events on CPUs that went offline.
     pub(crate) fn start<'a>(
         self,

@@ -56,7 +56,8 @@ fn command_is_measured_with_children() {
     let line = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
     let (code, own) = measure(&args(&["sh", "-c", &format!("{line}; exit 3")]), || ());
     assert_eq!(code, 3);
-    // Each of two children does the work of the first command, and the shell only waits for them.
+    // Each of the two children does the same work as the command above. The shell only waits for
+    // them.
     let (code, children) = measure(
         &args(&["sh", "-c", &format!("({line}) & ({line}) & wait")]),
         || (),
@@ -76,7 +77,8 @@ fn short_lived_child_of_command_is_followed() {
     let mut measuring = target.start(&[]).unwrap();
     while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
     assert_eq!(measuring.finish().unwrap(), 0);
-    // The kernel has already reported the shell, so its sample causes no look-up in /proc.
+    // The kernel has already reported the shell, so a sample of the shell causes no look-up in
+    // /proc.
     processes.saw(shell, 0);
     let lines = processes.news(&Clocks::default()).unwrap();
     let mut tasks: Vec<Task> = lines

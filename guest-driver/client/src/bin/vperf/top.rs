@@ -32,7 +32,8 @@ const HEAD_LINES: usize = 4;
 /// Show live which functions the samples of an event hit.
 ///
 /// Without a target, measures all CPUs. Each refresh shows the samples since the previous one. On
-/// a terminal, press q to quit. Elsewhere, or with --batch, one table is written after the other.
+/// a terminal, press q to quit. Elsewhere, or with --batch, the tables are written one after
+/// another.
 ///
 /// Examples:
 ///   vperf top

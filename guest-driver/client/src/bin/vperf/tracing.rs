@@ -202,8 +202,8 @@ pub(crate) fn choose(
     Ok(chosen)
 }
 
-/// Returns the name of the event that a sample trace samples, and the unit of its period. The count of
-/// the trace itself is in bytes.
+/// Returns the name of the event that a sample trace samples, and the unit of the trace's period.
+/// The trace's count has another unit: bytes.
 fn pace(entry: &Entry) -> (&str, &'static str) {
     match (entry.kind, entry.config) {
         (KIND_SAMPLE_TRACE, PACE_CPU_CLOCK) => ("cpu-clock", "ns"),

@@ -1,5 +1,5 @@
-//! Results of the probes that run small guests, in the form that `vmm check --json` prints, and what they mean for
-//! stock kernels.
+//! Results of the probes that run small guests, in the form that `vmm check --json` prints, and the consequences of
+//! these results for stock kernels.
 
 use serde::Serialize;
 

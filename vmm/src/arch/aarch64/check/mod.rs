@@ -15,7 +15,7 @@ pub use facts::Guest;
 pub(crate) use facts::tests::has_hardware_virtualisation;
 pub(crate) use guest::probe;
 
-/// The capabilities to look up: name, number, and whether guests need it.
+/// The capabilities to look up. Each has a name, a number, and whether guests need the capability.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[
     ("arm_pmu_v3", KVM_CAP_ARM_PMU_V3, false),
     ("arm_psci_0_2", KVM_CAP_ARM_PSCI_0_2, true),

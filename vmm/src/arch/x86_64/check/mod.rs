@@ -16,7 +16,7 @@ pub(crate) use guest::probe;
 #[cfg(test)]
 pub(crate) use verdict::tests::has_hardware_virtualisation;
 
-/// The capabilities to look up: name, number, and whether guests need it.
+/// The capabilities to look up. Each has a name, a number, and whether guests need the capability.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[
     ("binary_stats", KVM_CAP_BINARY_STATS_FD, false),
     ("ext_cpuid", KVM_CAP_EXT_CPUID, true),

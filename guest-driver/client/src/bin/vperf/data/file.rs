@@ -25,7 +25,7 @@ pub(crate) enum DataError {
         "the recording has the unknown format {0}; this vperf reads formats {OLDEST} to {VERSION}: use the vperf that recorded it"
     )]
     Version(u32),
-    #[error("line {0} is not followed by the number of bytes that it states")]
+    #[error("line {0} states a wrong number of following bytes")]
     Aux(usize),
     #[error("line {line} cannot be read")]
     Line {

@@ -18,8 +18,8 @@ use crate::symbols::Programs;
 
 /// Write exits on a time axis, for chrome://tracing or ui.perfetto.dev.
 ///
-/// Each CPU is a line and each exit a bar as long as the CPU was outside the guest, labelled with
-/// its reason, access and task.
+/// Each CPU is a line. Each exit is a bar, labelled with its reason, access and task. The bar's
+/// length is the time that the CPU was outside the guest.
 ///
 /// Examples:
 ///   vperf exits timeline

@@ -37,8 +37,8 @@ pub(super) struct NewArgs {
     #[command(flatten)]
     cpus: CpuArgs,
     /// Name of the event: lower-case letters, digits, - and _, with a letter first. On several
-    /// CPUs, each event's name gets the suffix - and its CPU's number. [default: `event` followed
-    /// by its id]
+    /// CPUs, each event's name gets a hyphen and its CPU's number as a suffix, as in flight-0.
+    /// [default: `event` followed by its id]
     #[arg(long)]
     name: Option<String>,
     /// Bytes of each ring, 4K times a power of two, or 0 to only count. [default: 256K, or the
