@@ -128,7 +128,7 @@ fn only_one_crate_calls_perf() {
 }
 
 /// Only `vpmu-symbols` reads ELF symbol tables and `/proc/kallsyms`, both on the host and in the guest. Tests of other
-/// crates may compare its results with their own reader's.
+/// crates may read them too, to check the results of `vpmu-symbols`.
 #[test]
 fn only_one_crate_reads_symbols() {
     let mut members = members();
@@ -408,9 +408,9 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
         "total_time_running",
         "tstamp",
     ];
-    // The driver's own structures also have fields with these names, so the test looks only for accesses by pointers to
-    // perf's structures. Each row has the structure, the usual name of a pointer to it, the text that precedes the
-    // pointer in accesses, and the field.
+    // The driver's own structures also have fields with these names, so the test looks only for accesses through
+    // pointers to perf's structures. Each row has the structure, the usual name of a pointer to it, the text before the
+    // pointer's name in an access, and the field.
     const SHARED_FIELDS: [(&str, &str, &str, &str); 2] = [
         ("perf_event", "event", "", "ctx"),
         ("perf_event_context", "ctx", "&", "lock"),

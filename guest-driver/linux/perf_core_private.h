@@ -222,7 +222,7 @@ static inline bool perf_core_is_scheduled(const struct perf_event *event)
  *
  * Checks the event's CPU and cgroup as event_filter_match() does. Only CPU
  * events have a cgroup. Safe before 6.2: core.c changes the CPU's cgroup only
- * with the context locked, and perf_cgroup_switch() changes it before it
+ * with the context locked, and perf_cgroup_switch() does so before it
  * schedules the events in. From 6.2 on, the CPU's cgroup is private, and this
  * function admits no event with a cgroup.
  *
@@ -254,9 +254,9 @@ static inline bool perf_core_admits(const struct perf_event *event)
  *
  * group_can_go_on() always lets groups of software events pass. It may refuse
  * other groups, because of an exclusive event or because counters are scarce. A
- * sibling that loses its hardware leader becomes a group of its own, which may
- * still be refused. Safe: core.c changes group_caps only with the context
- * locked.
+ * software event that loses its hardware leader becomes a group of its own, but
+ * keeps the leader's group_caps, so it may still be refused. Safe: core.c
+ * changes group_caps only with the context locked.
  *
  * Return: true if all events of the group are software events.
  */
@@ -272,10 +272,10 @@ static inline bool perf_core_has_room(const struct perf_event *leader)
  * @other: the event to check: @event, or another active event of its context
  *
  * There are two classes, pinned and flexible events, and is_active has a bit
- * for each. To schedule out one class or both, ctx_sched_out() first clears the
- * bits, and then schedules out the events: all events of the class, or, from
- * 6.2 on, sometimes only the events of one PMU. Safe: the bits (enum
- * event_type_t in core.c) have the same values in all versions.
+ * for each. To schedule out one class or both, ctx_sched_out() first clears
+ * their bits, and then schedules out their events: all of them, or, from 6.2
+ * on, sometimes only those of one PMU. Safe: the bits (enum event_type_t in
+ * core.c) have the same values in all versions.
  *
  * Return: true if @other is scheduled out before the context is unlocked.
  */
@@ -316,8 +316,9 @@ static inline u64 perf_core_clock(const struct perf_event *event)
  * @event: an active event, whose context is locked
  *
  * Adds the time since tstamp, and advances tstamp, as perf_event_update_time()
- * does. But that function also updates the running time; here, the caller must
- * do that. Safe: perf core later adds only the time after the new tstamp.
+ * does. Unlike that function, it leaves the running time as it is: the caller
+ * must update it. Safe: perf core later adds only the time after the new
+ * tstamp.
  *
  * Return: the time that was added.
  */
@@ -472,8 +473,8 @@ static inline int perf_core_cpu(const struct perf_event *event)
  *
  * When a task exits, perf core first schedules the task's events out, and sets
  * their context's task to TASK_TOMBSTONE. It changes the events' state later.
- * Safe: core.c defines TASK_TOMBSTONE as (void *)-1L in both versions, and the
- * context keeps this value until it is freed.
+ * Safe: core.c defines TASK_TOMBSTONE as (void *)-1L in 6.1 and in 6.12, and
+ * the context keeps this value until it is freed.
  *
  * Return: true if the task has exited.
  */
@@ -614,11 +615,11 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
  * Does what perf_event_disable_inatomic() does, which modules cannot call. In
  * kernels without pending_disable_irq, the caller must queue pending_irq.
  *
- * Also call this after perf_aux_output_end() for a truncated AUX area. That
- * function is meant to disable the event, but before 6.16 it had two bugs: it
- * stored the CPU's number in pending_disable, so an event on CPU 0 was not
- * disabled; and in kernels with pending_disable_irq, it queued the wrong
- * irq_work.
+ * If perf_aux_output_end() reports a truncated AUX area, call this function
+ * afterwards. perf_aux_output_end() is meant to disable the event itself, but
+ * before 6.16 it had two bugs: it stored the CPU's number in pending_disable,
+ * so an event on CPU 0 was not disabled; and in kernels with
+ * pending_disable_irq, it queued the wrong irq_work.
  */
 static inline void perf_core_disable(struct perf_event *event)
 {
@@ -632,8 +633,8 @@ static inline void perf_core_disable(struct perf_event *event)
  * perf_core_sync_irq() - wait for an event's irq_work
  * @event: an event that perf core is destroying
  *
- * _free_event() waits for the irq_work before it calls perf_event::destroy. A
- * replay may have queued it again since.
+ * _free_event() waits for the irq_work, and then calls perf_event::destroy. In
+ * between, a replay may have queued the irq_work again.
  */
 static inline void perf_core_sync_irq(struct perf_event *event)
 {
@@ -673,10 +674,10 @@ static inline bool perf_core_disable_again(struct perf_event *event)
  * that are not exported.
  *
  * Safe without the check of bpf_prog_active: BPF programs and maps hold locks
- * only with interrupts off, and no replay starts then. Programs of raw
- * tracepoints also nest without this check. Safe without perf_prepare_sample():
- * the program's context and helpers use only the registers, address, period and
- * call chain, which the replay has set.
+ * only while interrupts are off, and no replay starts while they are off.
+ * Programs of raw tracepoints also nest without this check. Safe without
+ * perf_prepare_sample(): the program's context and helpers use only the
+ * registers, address, period and call chain, which the replay has set.
  *
  * Return: false if the program suppresses the record.
  */

@@ -409,7 +409,7 @@ void vpmu_life_resume(struct vpmu_device *dev);
 
 /**
  * struct vpmu_control_request - a request on the control queue
- * @entry: in vpmu_control_queue::sent or ::waiting
+ * @entry: links the request into vpmu_control_queue::sent or ::waiting
  * @out: the request, from kmalloc
  * @out_len: size of @out in bytes
  * @in: buffer for the reply, from kmalloc

@@ -432,8 +432,8 @@ struct vpmu_task_switch {
  * @tid: thread id
  * @user_regs: guest-virtual address of the task's struct pt_regs; zero for a
  *             task without user registers
- * @switches: number of switches written to @history; stored after the entry,
- *            with release semantics
+ * @switches: number of switches written to @history; the driver stores it with
+ *            release semantics, after it has written the entry
  * @reserved: zero
  * @history: a ring of switches: switch n, counted from 0, is in entry
  *           n % VPMU_TASK_HISTORY
@@ -465,8 +465,8 @@ struct vpmu_task_page {
  * struct vpmu_command - one command on a vCPU queue
  * @op: VPMU_COMMAND_*
  * @reserved: zero
- * @event: the event; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of
- *         this vCPU's persistent events
+ * @event: the event's id; zero for VPMU_COMMAND_VCPU, and for a
+ *         VPMU_COMMAND_FLUSH that flushes all persistent events of this vCPU
  * @value: the new period for VPMU_COMMAND_PERIOD, the number of overflows to
  *         allow for VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN,
  *         else zero

@@ -122,10 +122,10 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 }
 
 /*
- * Whether an attr sets an unsupported field. Works on a copy of the attr:
- * clears the supported fields, and the fields that have an effect only with a
- * bit that is refused anyway. If a field of the copy is still set, the attr is
- * not supported.
+ * Whether an attr sets an unsupported field. In a copy of the attr, clears the
+ * supported fields. Also clears the fields that matter only together with a bit
+ * that is refused anyway. If a field of the copy is still set, the attr is not
+ * supported.
  */
 static bool attr_asks_more(const struct perf_event_attr *attr)
 {
@@ -270,7 +270,7 @@ bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
  * @dev: the device
  * @attr: the attr
  *
- * Return: true for a trace, with the type of either vpmu or vpmu_trace.
+ * Return: true for a trace whose type is that of the PMU vpmu or vpmu_trace.
  */
 bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
 {

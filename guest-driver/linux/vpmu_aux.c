@@ -214,8 +214,8 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
  *                   event
  * @file: an event that writes to a ring
  * @vma: a shared mapping, with the offset and size that the ring's first page
- *       states; if the first mapping is writable, the reader moves aux_tail,
- *       else the device overwrites old data
+ *       states. If the first mapping is writable, the reader moves aux_tail. If
+ *       it is read-only, the device overwrites old data
  *
  * Return: 0 or a negative errno.
  */

@@ -101,9 +101,9 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
 	/*
-	 * The file's tally already includes the inherited events, so copy it
-	 * instead of adding it for each event. Copy it again at each event,
-	 * because the last copy is closest to the time of the counts.
+	 * The file's tally already includes the inherited events, so it is
+	 * copied, not added up. It is copied again at each event, so that the
+	 * copy that remains is as recent as the last count.
 	 */
 	totals->enabled = atomic64_read(&file->tally.enabled_ns);
 	totals->running = atomic64_read(&file->tally.running_ns);
@@ -162,8 +162,8 @@ static int call_group_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 
 	if (vcpu) {
 		/*
-		 * Interrupts are off, so no other command enters the queue in
-		 * between.
+		 * Interrupts are off, so only this call adds commands to the
+		 * queue while vcpu->reading is set.
 		 */
 		vcpu->reading = true;
 		call_each(call, vcpu, call_append);
@@ -213,9 +213,10 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 /*
  * Returns the CPU where events of the call are active, or -1 if none is active.
  * If perf core has stopped one event of a group, other events of the group may
- * still be active. An event to flush may already count although perf core has
- * not added it yet (see vpmu_context.c); it then counts on the CPU where other
- * events of its context are active.
+ * still be active. A flush considers all vpmu events of the context: an event
+ * may already count although perf core has not added it yet (see
+ * vpmu_context.c). It then counts on the CPU where other events of its context
+ * are active.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -239,8 +240,8 @@ static int call_cpu(const struct event_call *call)
  * Whether the call must be repeated on another CPU, because events of the
  * call's context are about to become active there: the device has already
  * started the events, but perf core has not added them; see vpmu_switch.c.
- * Skips events that are coming on this CPU: no switch is in progress here, so
- * perf core no longer adds them.
+ * Skips events that are still coming on this CPU: their switch is over, and
+ * perf core has not added them.
  */
 static bool call_must_wait(struct event_call *call)
 {
@@ -272,7 +273,7 @@ static void event_call_here(void *info)
 	struct perf_event_context *ctx = perf_core_context(event);
 	struct vpmu_vcpu *vcpu;
 
-	/* With the lock held, perf core schedules no event of the context. */
+	/* The lock keeps perf core from scheduling the context's events. */
 	perf_core_lock(ctx);
 	call->ret = -EAGAIN;
 	call->cpu = call_cpu(call);
@@ -298,8 +299,9 @@ static int event_call(struct event_call *call)
 	else
 		call->cpu = -1;
 	/*
-	 * -EAGAIN: the events are active, or about to be active, on a CPU other
-	 * than the one tried: their CPU was not known, or the task has moved.
+	 * -EAGAIN: this was the wrong CPU, because the right one was not known
+	 * or the task has moved. The events are active, or about to be active,
+	 * on another CPU.
 	 */
 	do {
 		cpu = get_cpu();

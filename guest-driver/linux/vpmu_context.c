@@ -38,8 +38,8 @@
  *
  * perf core filters groups by their leader. If an event cannot be added, perf
  * core does not try to add those that follow in the group. So perf core is sure
- * to add a group only if all its events are of the PMU vpmu, which adds any
- * event.
+ * to add a group only if all its events are of the PMU vpmu, which can add
+ * every event.
  *
  * Return: true if the leader is enabled, and perf core will add the group.
  */

@@ -36,9 +36,9 @@ enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
  * @request: the request
  * @dev: the device
  * @answered: completed for the sender
- * @state: enum open_state; decides who frees the request. The sender does,
- *         unless it stops waiting before the answer: then open_answered() or
- *         open_closed() does
+ * @state: enum open_state; decides who frees the request. The sender frees it
+ *         after the answer. If the sender stops waiting before the answer,
+ *         open_answered() or open_closed() frees it
  * @asked: buffer of the request
  * @reply: buffer of the reply
  * @close: closes the event if the sender no longer waits
@@ -64,8 +64,8 @@ static int control_add(struct vpmu_device *dev, struct vpmu_control_request *req
 }
 
 /*
- * Moves waiting requests to the queue until it is full. Requests that cannot be
- * added for another reason go to @refused.
+ * Moves waiting requests to the queue until it is full. If a request cannot be
+ * added for a reason other than a full queue, it goes to @refused.
  */
 static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 {
@@ -195,9 +195,10 @@ static void control_wake(struct vpmu_control_request *request)
 /*
  * Gives up a device that has not answered in time. When a device is removed,
  * the driver calls vpmu_control_close_queue() and then waits for the work
- * life.give_up. Because of control.lock, this function schedules the work
- * before that call or not at all. If a sender runs only after the device has
- * been bound again, it finds its request completed, and does nothing.
+ * life.give_up. Both functions take control.lock, so this one schedules the
+ * work before the queue is closed, or not at all. If a sender gets here only
+ * after the device has been bound again, its request is already completed, and
+ * this function does nothing.
  */
 static void control_give_up(struct vpmu_device *dev, struct completion *answered)
 {
@@ -495,8 +496,8 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 }
 
 /**
- * vpmu_control_map_aux() - map an AUX area beside a ring, or alone with
- *                          VPMU_MAP_DRIVER_OWNED
+ * vpmu_control_map_aux() - map an AUX area beside a ring or, with
+ *                          VPMU_MAP_DRIVER_OWNED, without a ring
  * @dev: the device
  * @id: id of the event through which the ring was mapped; with
  *      VPMU_MAP_DRIVER_OWNED, id of the trace

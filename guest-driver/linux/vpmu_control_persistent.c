@@ -14,7 +14,7 @@
  * @dev: the device
  * @id: the event's id
  * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; if all are zero, the
- *        event keeps its name, or the device chooses one
+ *        event keeps its name or, if it has none, gets one from the device
  *
  * Return: 0 or a negative errno, which may come from the device.
  */

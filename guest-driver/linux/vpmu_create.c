@@ -469,7 +469,7 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (err && !event->parent)
 		goto free;
 	/*
-	 * An error would make the fork that inherits the event fail. Instead,
+	 * For an inherited event, an error would make the fork fail. Instead,
 	 * the event is created but never counts, and its running time stays
 	 * zero.
 	 */
@@ -477,9 +477,9 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 		event_miss(own, err);
 
 	/*
-	 * perf core sets this flag for events of perf_event_open(2). Before
-	 * 6.2, it does not set the flag for in-kernel events, and without the
-	 * flag, it would not add them beside a program's exclusive event.
+	 * perf core sets this flag for events of perf_event_open(2) but, before
+	 * 6.2, not for in-kernel events. Without the flag, perf core would not
+	 * add in-kernel events beside a program's exclusive event.
 	 */
 	if (event->pmu == &dev->counting.pmu)
 		event->event_caps |= PERF_EV_CAP_SOFTWARE;

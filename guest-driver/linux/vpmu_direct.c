@@ -4,9 +4,9 @@
  * event.
  *
  * A perf event ends when its last descriptor is closed. So an event that is or
- * was persistent has no perf event; the driver sends the event's commands from
- * the CPU that the event counts on. A direct event is always alone in its
- * group.
+ * was persistent has no perf event. The driver itself sends the event's
+ * commands, from the CPU that the event counts on. A direct event is always
+ * alone in its group.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -67,7 +67,7 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	struct perf_event *event = file->event;
 	struct vpmu_event *own = event->pmu_private;
 
-	/* With the lock held, perf core schedules no event of the context. */
+	/* The lock keeps perf core from scheduling the context's events. */
 	perf_core_lock_irq(perf_core_context(event));
 	own->id = 0;
 	own->started = false;

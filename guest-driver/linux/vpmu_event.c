@@ -231,11 +231,11 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 }
 
 /*
- * Whether the event's records or packets name a task, namely the task for which
- * the event was scheduled in. At a switch between two tasks that inherited the
- * same events, perf core swaps their contexts instead of scheduling events out
- * and in, so the output would name the wrong task. perf core does not swap a
- * pinned context.
+ * Whether the event's records or packets name a task. They name the task for
+ * which the event was scheduled in. At a switch between two tasks that
+ * inherited the same events, perf core swaps their contexts instead of
+ * scheduling events out and in. After such a swap, the output would name the
+ * wrong task. perf core does not swap a pinned context.
  */
 static bool event_names_task(const struct vpmu_event *own)
 {
@@ -386,7 +386,7 @@ void vpmu_event_read(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu;
 
-	/* An NMI must not take a queue's lock; the last count is kept. */
+	/* An NMI must not take a queue's lock, so it keeps the last count. */
 	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->life.asleep))
 		return;
 	if (own->view) {

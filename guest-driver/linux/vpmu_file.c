@@ -163,8 +163,8 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 	if (IS_ERR(filp))
 		return filp;
 	/*
-	 * read() has no position, so f_pos holds the last wakeup that poll()
-	 * has reported.
+	 * An event has no read position. Instead, f_pos holds the last wakeup
+	 * that poll() has reported.
 	 */
 	stream_open(file_inode(filp), filp);
 	/*
@@ -353,8 +353,8 @@ static long file_detach(struct vpmu_file *file, struct vpmu_detach __user *arg)
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
 	/*
-	 * The id does not change. Write it first, so that a fault leaves the
-	 * event unchanged.
+	 * Detaching does not change the id. Write the id to the program first:
+	 * if this faults, the event stays unchanged.
 	 */
 	if (put_user(file->id, &arg->id))
 		return -EFAULT;

@@ -27,8 +27,8 @@
  * without a reference: it is not freed until a grace period has passed after
  * @file stopped pointing to the leader.
  *
- * Return: the leader; @file itself if it is a leader, is alone, or its leader
- * was closed.
+ * Return: the leader; or @file itself, if @file is a leader, is in no group, or
+ * has lost its leader because that was closed.
  */
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file)
 {

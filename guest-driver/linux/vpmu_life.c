@@ -122,8 +122,8 @@ void vpmu_life_end(struct vpmu_device *dev, int err)
  * vpmu_event_is_stale() - check whether a reset has ended an event
  * @own: the event, not persistent
  *
- * If vpmu_life_end() runs before the event is on the list of all events, it
- * does not find the event.
+ * If the event is not yet on the list of all events, vpmu_life_end() does not
+ * find it.
  *
  * Return: true if the device was reset since it opened the event.
  */
@@ -217,7 +217,10 @@ static bool event_can_go_on(const struct vpmu_event *own)
 	       !file->links.actor[VPMU_STOPPER];
 }
 
-/* Ends direct events that are no longer persistent: a reset has closed them. */
+/*
+ * A reset closes direct events that are no longer persistent. Ends them in the
+ * driver, too.
+ */
 static void files_end(struct vpmu_device *dev)
 {
 	struct vpmu_file *file;

@@ -3,10 +3,11 @@
  * Links: an event can start or stop another event when it overflows.
  *
  * The device does the starting and stopping. A program links two files (struct
- * vpmu_file). The driver then links, on the device, each pair of the two files'
- * events that are scheduled together: the opened events, and the events of each
- * task that inherited both. A link never changes. When either of its events is
- * closed, the link ends, in the driver and on the device.
+ * vpmu_file). The driver then links events of the two files on the device: each
+ * pair that is scheduled together. These pairs are the two opened events, and
+ * the two events of each task that inherited both. A link never changes. When
+ * either of its events is closed, the link ends, in the driver and on the
+ * device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
@@ -90,9 +91,9 @@ int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role ro
  * Whether two events are scheduled together, in one context. perf core swaps
  * the contexts of tasks that inherited the same events, so two events that now
  * share a context may have been created for different tasks: compare their
- * contexts, not their tasks. But if both events are inherited, compare the
- * tasks: all events that one fork creates are for one context, but until the
- * fork ends, their pointers to it may be NULL.
+ * contexts, not their tasks. But if both events are inherited, compare their
+ * tasks. All events that one fork creates belong to one context, but until the
+ * fork ends, their pointers to the context may be NULL.
  */
 static bool link_paired(const struct link_end *one, const struct link_end *other)
 {
@@ -329,10 +330,7 @@ void vpmu_link_inherit(struct vpmu_event *own)
 	unsigned int role;
 	int err = 0, ret;
 
-	/*
-	 * If the file is linked only later, link_collect() finds this event
-	 * then.
-	 */
+	/* If the file is linked later, link_collect() will find this event. */
 	if (!own->id || !READ_ONCE(own->file->links.anchored))
 		return;
 	mutex_lock(&dev->link_lock);

@@ -57,9 +57,10 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
  *                          its ring
  * @file: the event's file; the device's output_lock is held
  *
- * If the ring belongs to another event, this detaches @file from it, as perf
- * does. But an event stays attached to its own ring: on the device, a ring
- * always belongs to the event through which it was first mapped.
+ * If @file writes to the ring of another event, this function detaches @file
+ * from that ring, as perf does. But an event stays attached to its own ring: on
+ * the device, a ring always belongs to the event through which it was first
+ * mapped.
  */
 void vpmu_output_unmapped(struct vpmu_file *file)
 {
@@ -228,8 +229,8 @@ void vpmu_output_gone(struct vpmu_file *file)
 
 /*
  * Wakes programs that poll the ring of @file. Also sends @count signals with
- * @reason to the owner of @file, because programs may count signals to count
- * wakeups.
+ * @reason to the owner of @file: programs may count wakeups by counting these
+ * signals.
  */
 static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 {

@@ -26,10 +26,10 @@
 #include "vpmu_view.h"
 
 /*
- * Whether a file is a perf event. perf core does not export its file
- * operations, so they cannot be compared with the file's. Instead, check that
- * the file is an anonymous inode with the name that perf gives to its files:
- * only the kernel can assign that name.
+ * Whether a file is a perf event. This function cannot check for perf core's
+ * file operations, because perf core does not export them. Instead, it checks
+ * that the file is an anonymous inode with the name that perf gives to its
+ * files: only the kernel can assign that name.
  */
 static bool file_is_perf(const struct file *filp)
 {
@@ -79,9 +79,9 @@ static void perf_flush_trace(struct perf_event *event)
 }
 
 /*
- * Flushes an event. To flush samples, the function reads the event: for each
- * event of the family, the read replays the samples on the CPU where that event
- * is active.
+ * Flushes an event. To flush samples, this function reads the event. The read
+ * covers each event of the family: it replays the samples on the CPU where that
+ * event is active.
  */
 static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 {

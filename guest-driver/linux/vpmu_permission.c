@@ -57,8 +57,8 @@ MODULE_PARM_DESC(unprivileged_percent,
  * vpmu_permission_init() - open the file of the sysctl
  * @dev: the device
  *
- * If the file cannot be opened, as in a kernel without procfs, opening events
- * needs CAP_PERFMON, unless the parameter paranoid is set.
+ * If the file cannot be opened, for example in a kernel without procfs, callers
+ * need CAP_PERFMON to open events, unless the parameter paranoid is set.
  */
 void vpmu_permission_init(struct vpmu_device *dev)
 {

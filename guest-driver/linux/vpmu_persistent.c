@@ -83,7 +83,8 @@ void vpmu_persistent_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_open() - VPMU_IOC_OPEN with the type of the persistent PMU
+ * vpmu_persistent_open() - handle VPMU_IOC_OPEN if the attr's type is that of
+ *                          the persistent PMU
  * @dev: the device
  * @args: arguments, without flags other than PERF_FLAG_FD_CLOEXEC
  * @attr: the attr, with only type and config set
@@ -236,9 +237,9 @@ static int persistent_take(struct perf_event *event, const char *name)
 	vpmu_persistent_add(file);
 	/*
 	 * The view is the first handle of the file, and takes over the
-	 * reference from vpmu_persistent_adopt(). vpmu_view_open() cannot fail,
-	 * because records in a sampler's ring have all fields that the view
-	 * needs.
+	 * reference from vpmu_persistent_adopt(). vpmu_view_open() cannot fail
+	 * here, because the records in a sampler's ring have all fields that
+	 * the view needs.
 	 */
 	file->persist.handles = 1;
 	vpmu_view_open(view, file);

@@ -26,7 +26,7 @@ static void list_entry_fill(struct vpmu_device *dev, const struct vpmu_persisten
 	memset(entry, 0, sizeof(*entry));
 	entry->id = le64_to_cpu(event->id);
 	strscpy(entry->name, event->name, sizeof(entry->name));
-	/* -1 while the CPU is unknown: all ones in the program's u32 */
+	/* While the CPU is unknown, this is -1: the program reads U32_MAX. */
 	entry->cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(event->open.context));
 	entry->pages = le32_to_cpu(event->pages);
 	entry->engine = le32_to_cpu(event->open.engine);

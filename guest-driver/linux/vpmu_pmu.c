@@ -3,8 +3,8 @@
  * The PMU vpmu: a struct pmu whose counters the device provides.
  *
  * A CPU event is enabled and disabled on its vCPU. A task event is enabled when
- * it is opened, and is scheduled in and out (IN, OUT) on the vCPU where its
- * task runs.
+ * it is opened. The commands IN and OUT then schedule it in and out on the vCPU
+ * where its task runs.
  */
 #include <linux/cpumask.h>
 #include <linux/err.h>
@@ -156,10 +156,11 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	/*
 	 * If the event is already started, vpmu_context_enter() was called for
-	 * an earlier event of the context, and has started all events that are
-	 * expected to follow. Do not call it again. Do not call it from
-	 * pmu->start() either: for PERF_EVENT_IOC_PERIOD, perf core calls
-	 * pmu->start() without adding events.
+	 * an earlier event of the context. That call has started all events
+	 * that perf core is expected to add next, so do not call the function
+	 * again. Do not call it from pmu->start() either: for
+	 * PERF_EVENT_IOC_PERIOD, perf core calls pmu->start() without adding
+	 * events.
 	 */
 	if (flags & PERF_EF_START && pmu_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);
@@ -240,8 +241,8 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	}
 	err = vpmu_event_create(to_vpmu(event->pmu), event);
 	/*
-	 * If opening cycles fails with ENOENT, programs fall back to a clock;
-	 * if it fails with EOPNOTSUPP, they do not.
+	 * If the event "cycles" cannot be opened, programs fall back to a clock
+	 * after ENOENT, but not after EOPNOTSUPP.
 	 */
 	if (err == -EOPNOTSUPP && type_is_generic(attr->type))
 		err = -ENOENT;

@@ -412,7 +412,9 @@ static bool replay_records(struct vpmu_replay *replay)
 	head = smp_load_acquire(&metadata->data_head);
 	if (head == tail)
 		return false;
-	/* Programs that map the ring move the tail, too: it may be invalid. */
+	/*
+	 * Programs that map the ring also write the tail, so it may be invalid.
+	 */
 	if (head - tail > records->size || tail % sizeof(u64))
 		tail = head;
 	else
@@ -463,7 +465,8 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
  * @vcpu: this CPU's queue; interrupts are off
  * @event: the event, of the PMU vpmu or vpmu_trace
  *
- * Return: true if its count is currently set back to the value at the sample.
+ * Return: true if the event's count is currently set back to its value at the
+ * time of the sample.
  */
 bool vpmu_replay_counts(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
 {

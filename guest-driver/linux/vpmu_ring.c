@@ -307,7 +307,10 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 	u32 count = le32_to_cpu(event->pages);
 	struct vpmu_ring *ring;
 
-	/* Only a ring in the window outlives a reset, and can be attached. */
+	/*
+	 * A ring outside the window does not outlive a reset, and cannot be
+	 * attached.
+	 */
 	if (!count || !(le32_to_cpu(event->map) & VPMU_MAP_WINDOW))
 		return 0;
 	ring = ring_alloc_window(count);
@@ -391,7 +394,10 @@ void vpmu_ring_close(struct vpmu_file *file)
 	struct vpmu_device *dev = file->dev;
 	struct vpmu_ring *ring;
 
-	/* A closed event cannot get a new ring: do not wait for the lock. */
+	/*
+	 * This check needs no lock: a closed event that has no ring cannot get
+	 * one later.
+	 */
 	if (!READ_ONCE(file->output.ring))
 		return;
 	mutex_lock(&dev->output_lock);

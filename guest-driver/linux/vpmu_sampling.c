@@ -218,9 +218,10 @@ struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 static void replay_event(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
 	/*
-	 * If interrupts were on since an early start, perf core did not add the
-	 * event (see vpmu_switch.c): drop its samples. A ring that tasks have
-	 * inherited also contains samples of other tasks, so keep all of them.
+	 * If the event is still coming, interrupts have been on since its early
+	 * start, so perf core did not add it (see vpmu_switch.c). Drop its
+	 * samples. But a ring that tasks have inherited also contains samples
+	 * of other tasks, so keep all its samples.
 	 */
 	if (own->coming && !own->event->attr.inherit)
 		own->ended = true;

@@ -57,8 +57,8 @@ static unsigned int switch_users;
 
 /*
  * Stops an event that another CPU has disabled or removed while it was coming.
- * Another CPU may be destroying the event: vpmu_event_purge() then waits until
- * this CPU has interrupts on, but only if it finds vpmu_event::coming set.
+ * Another CPU may be destroying the event. If vpmu_event_purge() on that CPU
+ * finds vpmu_event::coming set, it waits until this CPU has interrupts on.
  */
 static void switch_stop(struct vpmu_event *own)
 {
@@ -219,8 +219,9 @@ static bool switch_takes_out(const struct vpmu_vcpu *vcpu, const struct perf_eve
 
 /*
  * Returns the new task's context if the queued commands are for events of a
- * task that is being switched out, else NULL. If not NULL, perf core holds the
- * lock of the old task's context, and has decided not to swap the two contexts.
+ * task that is being switched out, else NULL. If this returns a context, perf
+ * core holds the lock of the old task's context, and has decided not to swap
+ * the two contexts.
  */
 static struct perf_event_context *switch_next(const struct vpmu_vcpu *vcpu)
 {

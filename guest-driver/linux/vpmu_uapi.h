@@ -162,7 +162,7 @@ struct vpmu_wakeup {
 
 /**
  * struct vpmu_perf - a call on a file descriptor of perf_event_open(2)
- * @fd: the descriptor, of an event of this device's PMUs
+ * @fd: a descriptor of an event of this device's PMUs
  * @call: VPMU_IOC_FLUSH, _DETACH, _ATTACH, _SET_STARTER or _SET_STOPPER
  * @arg: the argument of @call: zero, an address, or the target's descriptor,
  *       which is also from perf_event_open(2)
@@ -190,7 +190,7 @@ struct vpmu_catalogue {
  * @kind: VPMU_KIND_*; see VPMU_CONFIG
  * @flags: VPMU_CATALOGUE_*
  * @config: selects an event of @kind
- * @name: name of the event, as for "vperf -e"
+ * @name: name of the event, as "vperf -e" accepts it
  * @unit: unit of the count
  * @source: description of the host's counter for the event
  * @counts: description of the counted events
@@ -406,8 +406,8 @@ struct vpmu_sample_packet {
 #define VPMU_IOC_MARK		_IO(VPMU_IOC_MAGIC, 3)
 
 /*
- * On an event's file descriptor: writes the event's sampling engine to the
- * __u32 at the address in the argument.
+ * On an event's file descriptor: writes the number of the event's sampling
+ * engine, VPMU_ENGINE_*, to the __u32 at the address in the argument.
  */
 #define VPMU_IOC_ENGINE		_IOR(VPMU_IOC_MAGIC, 4, __u32)
 

@@ -3,9 +3,9 @@
  * The vCPU queues: the driver sends commands with interrupts off, and the
  * device answers them before the kick returns.
  *
- * The host handles the kick of a vCPU queue on that vCPU's thread, so the
- * answers are in the used ring when the notifying store retires, without an
- * interrupt or a wait.
+ * The host handles the kick of a vCPU queue on that vCPU's thread. So when the
+ * store that notifies the device completes, the answers are already in the used
+ * ring. The driver needs no interrupt and does not wait.
  *
  * While perf core has the PMU disabled, commands are gathered. One kick sends
  * them when perf core enables the PMU, or earlier when perf core schedules an
@@ -112,8 +112,8 @@ void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Sends @count commands, starting at slot @first. Their answers use the same
- * slots.
+ * Sends @count commands from vcpu->commands, starting at slot @first. The
+ * answers go to the same slots of vcpu->replies.
  */
 static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int count)
 {
@@ -208,13 +208,13 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 
 /**
  * vpmu_vcpu_commands() - send commands immediately, with one kick
- * @vcpu: this CPU's queue; for VPMU_COMMAND_VCPU any queue
+ * @vcpu: this CPU's queue, or any queue for VPMU_COMMAND_VCPU
  * @commands: the commands
  * @replies: filled in, on success, with one answer per command
  * @count: number of commands, at most VPMU_DIRECT
  *
- * Call with preemption off. Gathered commands are not sent: the queue may
- * belong to another CPU, whose PMU is disabled.
+ * Call with preemption off. Does not send gathered commands, because the queue
+ * may belong to another CPU whose PMU is disabled.
  *
  * Return: 0 if the device answered, in which case each answer has its own
  * status; or a negative errno.
@@ -236,7 +236,7 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
 
 /**
  * vpmu_vcpu_command() - send one command immediately
- * @vcpu: this CPU's queue; for VPMU_COMMAND_VCPU any queue
+ * @vcpu: this CPU's queue, or any queue for VPMU_COMMAND_VCPU
  * @op: VPMU_COMMAND_*
  * @event: the event's id, or zero
  * @value: the command's value, or zero

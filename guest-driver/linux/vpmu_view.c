@@ -170,8 +170,8 @@ static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
 	/*
-	 * Without a ring of its own, a view would consume samples without
-	 * writing a record.
+	 * A view without a ring of its own would consume the samples but write
+	 * no records.
 	 */
 	if (view->ring && perf_core_buffer(view->event))
 		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
@@ -212,7 +212,10 @@ void vpmu_view_read(struct vpmu_view *view)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
 
-	/* An NMI must not take a queue's lock, so keep the last count. */
+	/*
+	 * An NMI must not take a queue's lock, so in an NMI the count stays as
+	 * it was last read.
+	 */
 	if (in_nmi() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
 		return;
 	view_update(vcpu, view);
@@ -251,7 +254,7 @@ static void view_take(void *info)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	/* With the lock held, perf core schedules no event of the context. */
+	/* The lock keeps perf core from scheduling the context's events. */
 	perf_core_lock(perf_core_context(event));
 	WRITE_ONCE(view->file->control.enabled, own->started);
 	own->id = 0;

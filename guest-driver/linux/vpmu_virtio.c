@@ -88,9 +88,10 @@ static void device_drain(struct vpmu_device *dev)
 	/*
 	 * The last user has woken this task, but may still be in wake_up_all().
 	 * Also, perf core accesses the PMU once more after perf_event::destroy.
-	 * A task does not sleep in either place, but may be preempted:
-	 * synchronize_rcu_tasks() waits for that task. If the last user is an
-	 * interrupt handler, synchronize_rcu() waits for it.
+	 * A task does not sleep in either place, but may be preempted there.
+	 * synchronize_rcu_tasks() waits until the task has left the place. If
+	 * the last user is an interrupt handler, synchronize_rcu() waits for
+	 * it.
 	 */
 	synchronize_rcu_tasks();
 	synchronize_rcu();
@@ -416,10 +417,10 @@ static int device_reboot(struct notifier_block *block, unsigned long action, voi
 	struct vpmu_device *dev = container_of(block, struct vpmu_device, life.reboot);
 
 	/*
-	 * If the device has been given up, the work may not have reset it yet,
-	 * so wait for the work. There is no need to wait for a removal here:
-	 * device_shutdown() waits for the virtio device's lock, which a removal
-	 * holds.
+	 * If the device has been given up, wait for give_up_work(), which may
+	 * not have reset the device yet. There is no need to wait for a removal
+	 * here: device_shutdown() waits for the virtio device's lock, which a
+	 * removal holds.
 	 */
 	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
 		vpmu_life_close(dev, -ENODEV);

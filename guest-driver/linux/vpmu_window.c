@@ -34,10 +34,10 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return -ENXIO;
 	}
 	/*
-	 * perf core's views read the window through this mapping. On x86, this
-	 * mapping also makes programs' mappings write-back; without it, the
-	 * kernel would map the pages uncached for programs. Write-back is
-	 * correct, because the window is ordinary host memory.
+	 * perf core's views read the window through this mapping. On x86, it
+	 * also makes the kernel map the pages write-back for programs. Without
+	 * it, the kernel would map them uncached. Write-back is correct,
+	 * because the window is ordinary host memory.
 	 */
 	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
 	if (!dev->window.base)
@@ -116,9 +116,9 @@ void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 	vpmu_records_end(&ring->records);
 	ring->pfn = 0;
 	/*
-	 * All mappings of the ring were made through files of @ring->writers:
-	 * an event remains a writer of its ring while the ring is mapped
-	 * through the event's file.
+	 * @ring->writers has every file through which the ring is mapped: an
+	 * event remains a writer of its ring while the ring is mapped through
+	 * the event's file.
 	 */
 	list_for_each_entry(file, &ring->writers, output.entry)
 		unmap_mapping_range(&file->output.mapping, 0, 0, 1);

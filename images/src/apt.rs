@@ -353,7 +353,7 @@ impl Apt {
     }
 }
 
-/// Debian's own archives in the output of `apt-get indextargets`, in the format [`TARGETS`].
+/// Finds Debian's own archives in `targets`, which is the output of `apt-get indextargets` in the format [`TARGETS`].
 fn archives(targets: &str) -> Vec<(String, String)> {
     let archive = |target: &str| {
         let mut parts = target.split('|');
@@ -394,7 +394,7 @@ mod tests {
 
     const NAME: &str = "linux-kbuild-6.1";
 
-    /// Looks up the package `NAME` and fetches it. Returns the content of the package's file, which is its version.
+    /// Looks up the package `NAME` and fetches it. Returns the version that the fetched package contains as a file.
     fn fetch(apt: &Apt) -> Result<String, PackageError> {
         let directory = tempfile::tempdir().unwrap();
         apt.refreshing(|| {

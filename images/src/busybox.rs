@@ -17,8 +17,8 @@ use crate::progress::Step;
 
 const PACKAGE: &str = "busybox-static";
 const PROGRAM: &str = "bin/busybox";
-/// The program's own name. Its list of tools contains this name, too, but only the other tools need a link to the
-/// program.
+/// The program's own name. The program's list of tools contains this name, too, but only the other tools need a link
+/// to the program.
 const OWN: &str = "busybox";
 
 /// Errors of getting busybox.

@@ -247,8 +247,8 @@ mod tests {
             let early = was_taken.recv_timeout(Duration::from_millis(50));
             assert!(early.is_err(), "more machines than slots");
             taken_slots.clear();
-            // The waiters get the released locks in any order. If two waiters wait for the same lock, the second
-            // gets it only after this loop has received it from the first and dropped it.
+            // The waiters get the released locks in any order. If two waiters wait for the same lock, the first sends
+            // the lock to this loop, which drops it. Only then does the second waiter get the lock.
             for _ in 0..slots() {
                 was_taken.recv().unwrap();
             }

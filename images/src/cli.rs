@@ -11,8 +11,9 @@ use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 /// Builds guests and boots them.
 ///
 /// Everything is fetched or built when it is first needed, and kept under images/cache. A
-/// guest runs on this machine's KVM if a stock kernel boots there, else in the lab: QEMU
-/// emulates a CPU with SVM, and a stock kernel on this CPU provides a standard /dev/kvm.
+/// guest runs on this machine's KVM if a stock kernel boots there. Otherwise it runs in the
+/// lab, where QEMU emulates a CPU with SVM, and a stock kernel on this CPU provides a
+/// standard /dev/kvm.
 #[derive(Debug, Parser)]
 #[command(name = "images", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {

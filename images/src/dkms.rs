@@ -34,7 +34,7 @@ pub enum DkmsError {
     #[error(transparent)]
     Module(#[from] ModuleError),
     /// The kernel is not Debian's.
-    #[error("DKMS needs a Debian kernel (vmlinuz-RELEASE): the release is read from the file name")]
+    #[error("DKMS needs a Debian kernel, in a file that is named vmlinuz-RELEASE")]
     NoRelease,
     /// DKMS failed.
     #[error("DKMS cannot install the driver")]

@@ -1,5 +1,5 @@
-//! Third-party programs that check the driver in a guest: this host's, or Debian's for another architecture.
-//! They are linked dynamically, so their libraries and the loader are added to the guest, too.
+//! Third-party programs that check the driver in a guest. They come from this host or, for another architecture, from
+//! Debian. They are linked dynamically, so their libraries and the loader are added to the guest, too.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -82,7 +82,7 @@ pub type Files = Vec<(String, Vec<u8>)>;
 /// of a short recording, and the cache is gone when the guest ends. `PERF_CONFIG=/dev/null` restores the defaults.
 const PERF_CONFIG: &str = "[record]\n\tbuild-id = no-cache\n";
 
-/// The distribution's `perf` for `arch`, for the guest's /bin, and its configuration.
+/// The distribution's `perf` for `arch`, which goes into the guest's /bin, and the configuration of this `perf`.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -212,7 +212,7 @@ pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ForeignError>
     Ok(files)
 }
 
-/// The paths in the output of `ldd`; the error is the name of a library that it did not find.
+/// The paths in the output of `ldd`. If `ldd` did not find a library, returns that library's name as the error.
 fn libraries(list: &str) -> Result<Vec<String>, String> {
     let mut paths = Vec::new();
     for line in list.lines().map(str::trim) {

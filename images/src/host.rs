@@ -16,8 +16,8 @@ use crate::sys;
 /// Something is missing and cannot be installed.
 #[derive(Debug, Error)]
 pub enum HostError {
-    /// The process is not root, the host has no `apt-get`, or a program or library was installed, but is still not
-    /// found.
+    /// The process is not root, or the host has no `apt-get`, or a program or library is still not found after its
+    /// installation.
     #[error("this host lacks {what}; {remedy}")]
     Missing {
         /// Programs and libraries, separated by commas.

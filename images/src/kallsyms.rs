@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 
 /// How many tokens there are. A name is a sequence of tokens, and each byte of a name is the number of a token.
 const TOKENS: usize = 256;
-/// The tokens of the digits. The parser searches for them to find the table of tokens. Each character of a name is
-/// also a token, and the token's number is the character's ASCII code, so the digits are consecutive.
+/// The tokens of the digits. The parser searches for them to find the table of tokens. Each character that occurs in
+/// names is also a token by itself. The token's number is the character's ASCII code, so the digits are consecutive.
 const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
 /// Number of the first digit's token.
 const FIRST_DIGIT: usize = b'0' as usize;
@@ -165,7 +165,8 @@ fn addresses(kernel: &[u8], tokens: &Tokens, names: &Names) -> Option<Vec<u64>> 
     })
 }
 
-/// Resolves an offset. An offset of zero or more is the absolute address of a per-CPU variable.
+/// Converts a stored offset to an address. An offset of zero or more is itself the address, of a per-CPU variable. A
+/// negative offset is relative to `base`.
 fn address(offset: &[u8], base: u64) -> u64 {
     let offset = offset.try_into().map_or(0, i32::from_le_bytes);
     match u64::try_from(offset) {
@@ -185,8 +186,8 @@ mod tests {
 
     const BASE: u64 = 0xffff_ffff_8100_0000;
 
-    /// The text of a token of the test's kernel: a character if `number` is its ASCII code, or else a word made
-    /// from `number`.
+    /// The text of the token `number` in the test's kernel. If `number` is the ASCII code of a letter, a digit or `_`,
+    /// the text is this character. Otherwise it is a word made from `number`.
     fn token(number: u8) -> Vec<u8> {
         match number {
             b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'_' => vec![number],

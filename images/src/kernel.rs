@@ -106,7 +106,7 @@ pub struct Sources {
 pub struct Kernel {
     /// The image to boot: on x86 an ELF vmlinux, unless the user gave another.
     pub image: PathBuf,
-    /// The image as packaged, on x86 a bzImage; the same as `image` on aarch64 and for the user's own kernel.
+    /// The image as packaged: on x86, a bzImage. On aarch64 and for the user's own kernel, it is the same as `image`.
     pub bzimage: PathBuf,
     /// `/lib/modules/VERSION`; `None` if everything is built in.
     pub modules: Option<PathBuf>,
@@ -198,8 +198,8 @@ impl Kernel {
         })
     }
 
-    /// The release as `uname -r` prints it, from the image's name; `None` unless that is `vmlinuz-RELEASE`, as
-    /// in Debian's packages.
+    /// The release as `uname -r` prints it, if the image's name is `vmlinuz-RELEASE`, as in Debian's packages; `None`
+    /// if the image has another name.
     pub fn release(&self) -> Option<&str> {
         self.bzimage.file_name()?.to_str()?.strip_prefix("vmlinuz-")
     }
@@ -272,8 +272,8 @@ fn headers(root: &Path, release: &str) -> PathBuf {
         .join(format!("linux-headers-{release}"))
 }
 
-/// Makes the headers usable where they were unpacked: changes the include of the common headers' Makefile from its
-/// installed path, below /usr/src, to a relative one.
+/// Makes the headers usable where they were unpacked. Their Makefile includes the common headers' Makefile by its
+/// installed path, below /usr/src. Replaces this path with a relative one.
 fn relocate(headers: &Path) -> Result<(), KernelError> {
     let path = headers.join("Makefile");
     let text = fs::read_to_string(&path).map_err(FileError::at(&path))?;
@@ -414,7 +414,7 @@ mod tests {
         let (archive, cache) = stale();
         let error = chain(&Kernel::stock_from(&archive.apt(), &cache, "9.9").unwrap_err());
         assert!(
-            error.contains("no cloud kernel 9.9; there are: 6.1"),
+            error.contains("no cloud kernel 9.9; they have: 6.1"),
             "{error}"
         );
         assert_eq!(archive.updates(), 2);

@@ -1,5 +1,5 @@
-//! The lab: an emulated KVM host. QEMU emulates a CPU that can run guests, with SVM or with EL2; a stock
-//! kernel provides KVM on it.
+//! The lab: an emulated KVM host. QEMU emulates a CPU with SVM or EL2, so that the CPU can run guests. A stock kernel
+//! provides KVM on this CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,10 +16,11 @@ use crate::qemu::{self, QemuError};
 const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 /// The port of QEMU's `isa-debug-exit`.
 const EXIT_PORT: u16 = 0xf4;
-/// The lab's memory in addition to the guest's: for its kernel, the initramfs archives and their unpacked files.
+/// How much more memory the lab has than its guest: room for the lab's kernel, the initramfs archives and their
+/// unpacked files.
 const OWN_MEMORY_MIB: u32 = 768;
-/// Without `cryptomgr.notests` the self-test of ciphers would take 40 % of the boot. With `loglevel=2`, only
-/// messages of a crashing kernel get between the lines of the guest's console.
+/// Without `cryptomgr.notests`, the self-test of ciphers would take 40 % of the boot. With `loglevel=2`, only messages
+/// of a crashing kernel appear between the lines of the guest's console.
 const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
 /// Without `tsc=reliable`, the kernel checks its TSC against another timer. QEMU emulates both from the host's clock.
@@ -112,7 +113,7 @@ impl Lab {
         qemu.args(["-M", "q35"]);
         // Leave out XSAVE: TCG does not intercept a guest's XSETBV, so the CPUID that KVM emulates for the guest
         // would not match the guest's XCR0. With `pause-filter`, KVM runs another vCPU of the guest in place of a
-        // spinning vCPU. Guests of the exact lab have only one vCPU, so that lab does not need it.
+        // spinning vCPU. The exact lab does not need `pause-filter`, because its guests have only one vCPU.
         let tsc_khz = if self.exact {
             qemu.args(["-accel", "tcg,thread=single"]);
             qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);
@@ -131,8 +132,8 @@ impl Lab {
     fn aarch64(&self, qemu: &mut Command) -> String {
         qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
         if self.exact {
-            // Authenticate pointers with QEMU's own algorithm: the lab would spend most of its time emulating the
-            // architecture's algorithm.
+            // Use QEMU's own algorithm for pointer authentication. With the architecture's algorithm, the lab would
+            // spend most of its time emulating this algorithm.
             qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
         } else {
             // Use a processor whose events user-space libraries know.
@@ -141,9 +142,9 @@ impl Lab {
         format!("console=ttyAMA0 {CMDLINE}")
     }
 
-    /// The number of the lab's processors. A boot is no faster with more than one. The inexact aarch64 lab has two:
-    /// with only one, a vCPU that waits for another vCPU would run until its time slice ends, because KVM on
-    /// aarch64 does not yield to a vCPU that was in user mode.
+    /// The number of the lab's processors. A boot is no faster with more than one. Only the inexact aarch64 lab has
+    /// two. With one, a vCPU that waits for another vCPU would run until its time slice ends, because KVM on aarch64
+    /// does not yield to a vCPU that was preempted in user mode.
     fn processors(&self) -> &'static str {
         match (self.arch, self.exact) {
             (Arch::Aarch64, false) => "2",

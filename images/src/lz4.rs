@@ -19,13 +19,13 @@ pub enum Lz4Error {
     /// The stream ends inside a chunk.
     #[error("the LZ4 stream is cut short")]
     Truncated,
-    /// A chunk is not an LZ4 block of at most 8 MiB.
+    /// A chunk is not an LZ4 block, or it unpacks to more than 8 MiB.
     #[error("the LZ4 stream is damaged")]
     Damaged(#[source] DecompressError),
 }
 
-/// Unpacks `input` up to its end, or to its last four bytes: kernels carry their unpacked size there, outside the
-/// stream.
+/// Unpacks `input` up to its end, or up to its last four bytes. In kernels, these four bytes are the unpacked size,
+/// which is not part of the stream.
 ///
 /// # Errors
 /// [`Lz4Error`].
@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn chunk_beyond_eight_mebibytes_is_damaged() {
-        // One literal, then a match that begins 1 byte back. Each byte of 255 adds 255 to the length of the match,
-        // which becomes longer than a chunk may be.
+        // One literal, then a match that begins 1 byte back. Each length byte with the value 255 adds 255 to the
+        // length of the match, so the match becomes longer than a chunk may be.
         let mut chunk = vec![0x1f, b'x', 1, 0];
         chunk.resize(chunk.len() + CHUNK / 255 + 1, 255);
         chunk.extend([0, 0x10, b'y']);

@@ -86,7 +86,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     let place = cache.get(&kernel.arch.kind("module"), &key.hex(), |dir| {
         let step = Step::new("building the guest's driver");
         for source in &sources {
-            // kbuild writes its products beside the sources, so it builds from copies in the cache.
+            // kbuild writes its products beside the sources. Therefore, build from copies in the cache.
             fs::copy(source, dir.join(file_name(source))).map_err(FileError::at(source))?;
         }
         let mut make = make(kernel, dir, toolchain.as_ref());
@@ -137,8 +137,8 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
     })
 }
 
-/// Returns sparse's errors and warnings from the output of `make`. If `make` failed without any, returns the
-/// error of `make`.
+/// Returns sparse's errors and warnings from the output of `make`. If `make` failed but its output has none, returns
+/// the error of `make`.
 fn complaints(made: Result<Vec<u8>, ProcessError>) -> Result<Vec<String>, ProcessError> {
     let failure = match made {
         Ok(_) => return Ok(Vec::new()),
@@ -162,7 +162,7 @@ fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
     make.arg("-C")
         .arg(&kernel.headers)
         .arg(format!("M={}", dir.display()));
-    // Kernels with BTF would run pahole on the module, but nothing here reads its BTF.
+    // If the kernel has BTF, kbuild would run pahole on the module. Nothing here reads the module's BTF, so skip this.
     make.args(["modules", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
     if let Some(toolchain) = toolchain {
         make.arg(format!("ARCH={}", kernel.arch.kernel()));

@@ -24,7 +24,7 @@ use crate::progress::Step;
 #[derive(Debug, Error)]
 pub enum PackageError {
     /// The lists have no kernel of that version.
-    #[error("Debian's lists have no cloud kernel {wanted}; there are: {known}")]
+    #[error("Debian's lists have no cloud kernel {wanted}; they have: {known}")]
     NoKernel {
         /// The requested version.
         wanted: String,

@@ -100,7 +100,7 @@ impl Programs {
         let target = arch.target().to_uppercase().replace('-', "_");
         let setting = |name: &str| format!("CARGO_TARGET_{target}_{name}");
         if let Some(toolchain) = &toolchain {
-            // This rustc also compiles the build scripts and procedural macros, although they run on this machine.
+            // Cargo also uses this rustc for build scripts and procedural macros, which run on this machine.
             cargo.env("RUSTC", toolchain.rustc());
             cargo.env(setting("LINKER"), toolchain.gnu("gcc"));
             for variable in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {

@@ -114,7 +114,7 @@ pub enum QemuError {
     /// The package lists could not be refreshed.
     #[error(transparent)]
     Apt(#[from] AptError),
-    /// The QEMU in this host's package lists is not of the series that the fixes are for.
+    /// The fixes are for another series of QEMU than the one in this host's package lists.
     #[error("the lab needs Debian 12's QEMU {SERIES}, but this host's package lists have {0}")]
     Series(String),
     /// The cache cannot be used.

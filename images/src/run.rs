@@ -18,8 +18,8 @@ use crate::place::Place;
 pub struct Outcome {
     /// The command's output on the console, with `\n` at the end of lines.
     pub output: String,
-    /// The command's exit code. If the guest's kernel panicked before the command had ended, the run is an error,
-    /// unless `Boot::afterwards` is set: then the exit code is -1.
+    /// The command's exit code. It is -1 if the guest's kernel panicked before the command had ended and
+    /// `Boot::afterwards` is set. Without `Boot::afterwards`, such a run is an error.
     pub status: i32,
     /// The result of the command that ran afterwards, if any.
     pub afterwards: Option<Said>,

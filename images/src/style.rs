@@ -23,8 +23,8 @@ const SCRIPTS: [&str; 3] = [
     "scripts/spelling.txt",
     "scripts/const_structs.checkpatch",
 ];
-/// Headers that the driver shares with programs and the host, and the directory in which they are checked. There,
-/// checkpatch.pl expects headers that do not use the kernel's macros.
+/// Headers that the driver shares with programs and the host, and the directory in which they are checked. In this
+/// directory, checkpatch.pl does not demand that headers use the kernel's macros.
 const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
 const SHARED_PLACE: &str = "include/uapi/linux";
 /// Files, and the rules that each file must break because of its purpose.

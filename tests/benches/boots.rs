@@ -3,8 +3,8 @@
 //! kernel and init.
 //!
 //! The three VMMs boot alternately in the exact lab, where each instruction takes one nanosecond. The benchmark also
-//! measures on this machine's own `/dev/kvm` how much time the device adds to the VMM's start, because there the start
-//! includes real waits in the host's kernel.
+//! measures how much time the device adds to the VMM's start. This part uses this machine's own `/dev/kvm`, because
+//! there the start includes real waits in the host's kernel.
 
 use std::collections::BTreeMap;
 use std::error::Error;

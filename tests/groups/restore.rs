@@ -354,9 +354,10 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
             println!("ns that the TSC gains on KVM's clock from save to save: {drifts:?}");
             assert!(drifts.iter().all(|drift| drift.abs() < DRIFT), "{drifts:?}");
         }
-        // On aarch64, all vCPUs read one counter. The times of lines give bounds for its advance from the first save to
-        // the second. Lower bound: from the first to the last line between the saves. Upper bound: from the last line
-        // before the first save to the first line after the second save.
+        // On aarch64, all vCPUs read one counter. The times of the printed lines limit how far this counter may advance
+        // from the first save to the second. It must advance at least by the time from the first to the last line
+        // between the saves, and at most by the time from the last line before the first save to the first line after
+        // the second save.
         Arch::Aarch64 => {
             let times = |machine: &str| {
                 let lines = lines(SESSION.get().file(&format!("{machine}.console")));

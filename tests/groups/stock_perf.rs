@@ -92,7 +92,7 @@ mod few {
 }
 
 mod waiting {
-    //! A machine on which only one host counter of sampling events runs on a vCPU at a time. Further events wait.
+    //! A machine on which each vCPU runs at most one host counter for sampling events at a time. Further events wait.
 
     tests::guest_tests! {
         "stock-waiting" with images::foreign::perf, started &["--max-active-counters", "1"];

@@ -1,4 +1,5 @@
-//! Sampling storms: how much time an unprivileged program's clocks leave for other work on their vCPU.
+//! Sampling storms: an unprivileged program opens clocks with a period of ten microseconds. The tests check how much
+//! time the samples leave for other work on the same vCPU.
 //!
 //! The tests run on the exact lab. There, a clock with a period of ten microseconds expires again before the vCPU
 //! re-enters the guest, so the guest can continue only because of the throttle.

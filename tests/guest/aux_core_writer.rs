@@ -168,7 +168,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    // The trace never writes as many bytes as this watermark, so only the full area can wake the reader.
+    // The trace writes fewer bytes than this watermark, so only a full area can wake the reader.
     let attr = aux_watermark(port_trace(&device)?, 1 << 20);
     let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
     for round in 0..3 {

@@ -320,7 +320,8 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
         aux_watermark: 4096,
         ..device.marks(3, 1, 0)
     };
-    // Other events also accept `aux_watermark`, as in perf. perf uses it only for events with an area.
+    // As in perf, events without an area also accept `aux_watermark`, although perf uses it only for events with an
+    // area.
     ensure_eq!(open(&marks), None, "marks with aux_watermark");
     let host = silent(device.attr(crate::raw::KIND_HOST_TRACE, 0));
     ensure_eq!(

@@ -124,8 +124,8 @@ fn area_lives_as_long_as_any_map() -> Outcome {
     drop(first);
     ports(2);
     drop(event);
-    // The mapping keeps the event's file open, so the trace continues. The device publishes each half of the area by
-    // itself, without a flush or a read. Each half holds a sync packet and 31 exits.
+    // The mapping keeps the event's file open, so the trace continues. When a half of the area is full, the device
+    // publishes it without a flush or a read. Each half holds a sync packet and 31 exits.
     ports(27);
     let packets = second.take(&ring)?;
     Ledger::default().follow(&packets)?;

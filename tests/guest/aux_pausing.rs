@@ -41,8 +41,8 @@ const RESUME: u64 = 60;
 const PAUSE: u64 = 61;
 const REGIONS: u64 = 1_000;
 
-/// Opens a trace that starts paused, and two events of marks that resume and pause the trace. All three events are off
-/// until the trace is enabled.
+/// Opens a trace that starts paused, and two events that count marks. One of them resumes the trace, and the other
+/// pauses it. All three are off until the trace is enabled.
 fn regions(
     device: &Device,
     attr: perf_event_attr,
@@ -88,7 +88,7 @@ fn trace_has_only_the_regions() -> Outcome {
     let packets = traced.area.take(&traced.ring)?;
     traced.ledger.follow(&packets)?;
     ensure_eq!(exits(&packets).len() as u64, inside, "exits in the regions");
-    // A region without an exit has no packet, so it has no sync packet either.
+    // If no exit occurs in a region, the region has no packets at all, not even a sync packet.
     let resumed = syncs(&packets)
         .iter()
         .filter(|sync| sync.flags & SYNC_RESUME != 0)
@@ -198,8 +198,8 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     traced.balance()?;
     drop(members);
     let packets = traced.area.take(&traced.ring)?;
-    // Computes for each write whether the trace contains it. The trace contains an exit that pauses it, but not one
-    // that resumes it. At an exit that does both, the members act in the order in which they were opened.
+    // Computes for each write whether its exit is in the trace. An exit that pauses the trace is in it, but an exit
+    // that resumes the trace is not. If an exit does both, the members act in the order in which they were opened.
     let mut running = false;
     let mut inside = 0;
     for write in 1..=30 {

@@ -83,8 +83,8 @@ fn pieces_without_a_record_are_recorded_later() -> Outcome {
     traced.read()?;
     let chunks = traced.chunks()?;
     ensure_eq!(chunks.len(), 1, "records of all later chunks together");
-    // If a page of the area begins within the chunk, the chunk also contains a sync. A sync has the same size as an
-    // exit.
+    // If a page of the area begins within the chunk, the chunk also contains a sync packet. It has the same size as an
+    // exit's packet.
     let exits = chunks[0].size / EXIT_BYTES;
     ensure!(
         (more..=more + 1).contains(&exits),

@@ -142,8 +142,8 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
 }
 
 fn clock_paces_packets() -> Outcome {
-    // The period must be long compared with the time that a packet takes on an emulated host, because the clock runs
-    // during that time, too.
+    // The clock also runs while the device makes a packet, which takes long on an emulated host. The period must be
+    // much longer than this time.
     const PERIOD: u64 = 5_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;

@@ -226,7 +226,7 @@ fn trace_causes_no_exits() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let without = counted(&device, || ports(MADE))?;
-    // The trace's watermark is never reached, because a wakeup would need an interrupt, which also causes exits.
+    // A wakeup needs an interrupt, which also causes exits. So the watermark is too large to be reached.
     let attr = aux_watermark(trace(&device, EXIT_USER), u32::MAX);
     let mut traced = start(&device, attr, 64, READ_WRITE)?;
     let with = counted(&device, || ports(MADE))?;

@@ -120,8 +120,8 @@ fn children_write_into_their_parents_area() -> Outcome {
                 cpu::allow_ports()?;
                 for _ in 0..EACH / STEP {
                     ports(STEP);
-                    // Waits for the end of a read that starts after these exits, because such a read takes all of their
-                    // packets.
+                    // A read that starts after these exits takes all of their packets. Waits until such a read has
+                    // ended.
                     let before = begun.load(Ordering::SeqCst);
                     while ended.load(Ordering::SeqCst) <= before {
                         thread::yield_now();

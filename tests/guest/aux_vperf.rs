@@ -300,7 +300,7 @@ fn trace_beside_samples_is_in_the_file() -> Outcome {
         exits["written_bytes"],
         "bytes written: {samples}"
     );
-    // Each mark is an exit, and the program may have made other exits.
+    // Each mark causes an exit, and the program may have caused other exits, too.
     ensure!(
         exits["exits"].as_u64() >= Some(500),
         "fewer exits than marks: {exits}"
@@ -460,8 +460,8 @@ fn recorder_that_stalls_reports_losses() -> Outcome {
     );
     ensure!(written >= 8192, "the area was not filled: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
-    // Each lost packet is one exit and has 64 bytes. On an architecture with ports, all exits are the command's
-    // accesses. Otherwise, the driver's notifications are also among the exits.
+    // Each lost packet describes one exit and has 64 bytes. On architectures with ports, only the command's accesses
+    // cause these exits. On others, the driver's notifications cause some of them.
     let exits = number("exits") + lost / 64;
     match OWN_IN_USER_MODE {
         true => ensure!(

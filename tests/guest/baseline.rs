@@ -324,8 +324,8 @@ fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)
     }
 }
 
-/// Returns the numbers of exits and interrupts between one sample and another that is at least `count` samples later.
-/// Also returns the number of samples and the time between these two.
+/// Waits for a first sample, and then for at least `count` more. Returns the numbers of exits and interrupts since the
+/// first sample, the number of samples since then, and the time that they took.
 fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Failure> {
     let device = Device::open()?;
     let watch = Watch::start(&device)?;

@@ -188,10 +188,9 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     let on_cpu = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
         Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
     };
-    // The clocks keep running if the host stalls between two calls. Therefore, `around` is started before `guest` and
-    // read after it, and `within` is started after `guest` and read before it. `guest` can still exceed `around`,
-    // because the scheduler charges the time of a switch to the next thread, but perf's clock resumes only after the
-    // switch.
+    // The clocks keep running if the host stalls between two calls. Therefore, `around` is enabled first and read last,
+    // and `within` is enabled last and read first. Nevertheless, `guest` can exceed `around`. The scheduler charges a
+    // task switch to the thread that runs next, but perf's clock of that thread resumes only after the switch.
     let [around, guest, within] = [
         on_cpu("task-clock")?,
         on_cpu("guest-time")?,

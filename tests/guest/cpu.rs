@@ -16,7 +16,7 @@ pub(crate) use crate::arch::{
     ticks as tsc,
 };
 
-/// The event that counts a program's own port accesses, as the library names it.
+/// Returns the library's name for the event that counts a program's own port accesses.
 pub(crate) fn own_port_exits() -> String {
     let modifier = if OWN_IN_USER_MODE { ":u" } else { "" };
     format!("{PORT_EXITS}{modifier}")

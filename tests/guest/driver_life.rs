@@ -313,8 +313,8 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     open.ensure_counts()?;
     let told = poller(&open.persistent)?;
     mute()?;
-    // When a command times out, the driver notices that the device no longer answers. That command may belong to this
-    // request or to an earlier one.
+    // A command's timeout tells the driver that the device no longer answers. That command may belong to this open or
+    // to an earlier request.
     let refusal = refused(
         open.device
             .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
@@ -680,7 +680,8 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
                 let racers: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
                 drop(tell_refused);
                 ensure_eq!(refusal, Some(libc::EAGAIN), "round {round}: unloading");
-                // Unloading must succeed, at the latest when the last program has closed its events.
+                // Unloading may fail while programs have events open. It must succeed once the last program has closed
+                // its events.
                 while let Err(error) = os::unload(c"virtio_pmu") {
                     let errno = error.raw_os_error();
                     ensure_eq!(errno, Some(libc::EAGAIN), "round {round}: unloading");

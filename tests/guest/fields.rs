@@ -80,7 +80,7 @@ pub(crate) struct Sample {
     pub(crate) read: Option<Reading>,
     pub(crate) chain: Option<Vec<u64>>,
     pub(crate) regs_user: Option<Regs>,
-    /// The stack words, which have the requested size, and the number of bytes that were copied from the stack.
+    /// The words of the stack dump, which has the requested size, and the number of bytes that were copied into it.
     pub(crate) stack: Option<(Vec<u64>, u64)>,
     pub(crate) regs_intr: Option<Regs>,
 }

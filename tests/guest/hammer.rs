@@ -463,7 +463,7 @@ impl Hammer {
 /// The calls of one process.
 fn hammer(seed: u64, nobody: bool, operations: u64) -> io::Result<()> {
     // Signals of events must not end the process.
-    // SAFETY: takes only numbers.
+    // SAFETY: the call takes only numbers.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     os::allow_descriptors(256)?;
     if nobody {

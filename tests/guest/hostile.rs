@@ -95,7 +95,8 @@ fn take_signal_below(end: *mut u8) -> io::Result<bool> {
     if unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: takes only a number. If the kernel cannot write the signal frame, it kills only this child process.
+    // SAFETY: the call takes only a number. If the kernel cannot write the signal frame, it kills only this child
+    // process.
     unsafe { libc::raise(libc::SIGUSR1) };
     Ok(RAN.load(Ordering::Relaxed))
 }

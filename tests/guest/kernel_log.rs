@@ -1,5 +1,5 @@
-//! Searches the guest's kernel log for reports of faults. Every kernel checks for some faults. A kernel with a checker
-//! also reports others.
+//! Searches the guest's kernel log for reports of faults. Every kernel checks for some faults. A kernel that is built
+//! with a checker also reports others.
 
 use std::error::Error;
 use std::process::Command;

@@ -88,7 +88,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
 /// Returns a sampling clock with a ring below `limit`, and the addresses of the ring's pages.
 fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
     const STEP: usize = 4 << 20;
-    // Number of steps whose memory is not used up, so that 64 MiB stay free for loading the second kernel.
+    // Number of steps in the 64 MiB that must stay free for loading the second kernel.
     const LEFT: usize = 16;
     let steps = (available_memory()? / STEP).saturating_sub(LEFT);
     let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
@@ -129,7 +129,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
         "the initramfs was not packed"
     );
     let (clock, _ring, pages) = low_clock(device, lowest_of_second_kernel()?)?;
-    // perf core stops its own events before another kernel starts, but not a detached event.
+    // Before another kernel starts, perf core stops its own events, but it does not stop a detached event.
     clock.detach("clock")?;
     let command_line = format!(
         "{} iomem=relaxed memmap=4K${:#x} memmap=4K${:#x}",

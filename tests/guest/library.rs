@@ -72,7 +72,7 @@ fn times(records: Vec<Record>) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
 }
 
 fn backward_ring_keeps_the_latest_records() -> Outcome {
-    // A record has a header and six words, which are 56 bytes. So a page has room for 73 records.
+    // A record has 56 bytes: a header of 8 bytes and six words. So a page has room for 73 records.
     const FIT: usize = 4096 / 56;
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&EventAttr {

@@ -64,7 +64,8 @@ fn refresh_limits_overflows() -> Outcome {
     let mut counted = 0;
     for overflows in [1, 2, 17] {
         event.refresh(overflows)?;
-        // The period is two marks. Places more than twice as many marks as the permitted overflows need.
+        // The period is two marks, so the permitted overflows need only `2 * overflows` marks. The other marks must not
+        // count.
         device.place(VALUE, 4 * overflows + 3)?;
         counted += 2 * overflows;
         ensure_eq!(
@@ -350,8 +351,8 @@ fn excluded_mode_is_not_counted() -> Outcome {
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: samples of user mode");
-            // On some architectures, the driver's notifications exit for the same reason as port writes. There, the
-            // samples of kernel mode are the exits of these notifications.
+            // On some architectures, the driver's notifications cause exits for the same reason as port writes. The
+            // samples of kernel mode are then samples of these notifications.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
             ensure_eq!(
                 of_kernel > 0,

@@ -372,7 +372,7 @@ fn big_ring_fills_before_it_loses() -> Outcome {
     let stack = 32 << 10;
     let mut attr = silent(device.marks(VALUE, 1, fields::STACK_USER | READ));
     attr.sample_stack_user = stack;
-    // The event is bound to a CPU, not to a task, so no task switch records the loss early.
+    // The event is bound to a CPU. If it were bound to a task, a task switch could record the loss too early.
     cpu::pin(1)?;
     let event = device.start(&attr, How::on_cpu(1))?;
     let mut ring = Pages::map(&event, pages, READ_WRITE)?;

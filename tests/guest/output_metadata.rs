@@ -200,8 +200,8 @@ fn page_is_never_torn() -> Outcome {
                 let backwards = snapshot.count < last.count
                     || snapshot.enabled < last.enabled
                     || snapshot.running < last.running;
-                // Each update of the page changes both the count and the time enabled. If only one of them changed, the
-                // snapshot is a mixture of two updates.
+                // Each update of the page changes both the count and the time enabled. A snapshot in which only one of
+                // them has changed is a mixture of two updates.
                 let apart = (snapshot.count == last.count) != (snapshot.enabled == last.enabled);
                 if backwards || apart || snapshot.running > snapshot.enabled {
                     return Err(format!("{snapshot:?} after {last:?}"));

@@ -280,9 +280,9 @@ fn members_count_while_their_leader_does() -> Outcome {
     Ok(())
 }
 
-/// Reads a group that counts two marks, until 100 readings have shown a higher first count. Meanwhile, a thread on
-/// another CPU places the two marks alternately. So in a reading, the first count may be at most one ahead of the
-/// second.
+/// Reads a group that counts two marks, until its first count has grown in 100 of the readings. Meanwhile, a thread on
+/// another CPU places the two marks alternately. So in each reading, the two counts must be equal, or the first must be
+/// higher by one.
 fn look_at_pairs(leader: &Event) -> Outcome {
     cpu::pin(0)?;
     let (mut grown, mut last) = (0, 0);
@@ -349,7 +349,7 @@ fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
     for (sample, number) in samples.iter().zip(1..) {
         let values = sample.read.as_ref().map(counts).unwrap_or_default();
         ensure_eq!(values.len(), 3, "events in a sample");
-        // The test places the leader's fifth mark before the member's fifth mark.
+        // Every fifth mark of the leader causes a sample. The member's fifth mark is placed only after that.
         ensure_eq!(
             (values[0], values[2]),
             (5 * number, 5 * number - 1),

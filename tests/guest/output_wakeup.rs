@@ -93,7 +93,8 @@ fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pag
     Ok((event, ring))
 }
 
-/// Checks that a wakeup comes at each record that `marks` lists, and at no other record. Records are counted from one.
+/// `marks` lists numbers of records, counted from one. Checks that each of these records causes a wakeup, and that no
+/// other record does.
 fn wakes_at(event: &Event, device: &Device, marks: &[u64]) -> Outcome {
     let mut placed = 0;
     for &mark in marks {
@@ -135,7 +136,7 @@ fn number_of_records_wakes() -> Outcome {
 
 fn number_of_bytes_wakes() -> Outcome {
     let device = Device::open()?;
-    // With records of 64 bytes, record 4 reaches 200 bytes, record 7 reaches 400, and so on.
+    // A record has 64 bytes. So record 4 is the first to reach 200 bytes, record 7 the first to reach 400, and so on.
     let attr = watermark(device.marks(VALUE, 1, FIELDS), 200);
     let (event, _ring) = start(&device, &attr)?;
     wakes_at(&event, &device, &[4, 7, 10, 13])
@@ -385,8 +386,8 @@ fn interval_changes_while_records_flow() -> Outcome {
     event.enable(0)?;
     os::signal_from(event.as_fd())?;
     cpu::pin(0)?;
-    // The event was opened with an interval of seven records. Of the records placed here, the last four do not count
-    // towards the new interval.
+    // The event was opened with an interval of seven records. So the first seven records cause a wakeup. The other four
+    // come before the interval changes, and must not count towards the new interval.
     device.place(VALUE, 7 + 4)?;
     ensure_eq!(
         next_signal()?.code,

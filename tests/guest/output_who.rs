@@ -76,7 +76,7 @@ fn engine_of_an_event_is_reported() -> Outcome {
         ENGINE_EXIT,
         "the engine when the exit engine was requested"
     );
-    // If a program does not request an engine, the device selects the batched engine if the host supports it.
+    // By default, the device selects the batched engine if the host supports it, and otherwise the exit engine.
     let engine = device.open_event(&clock, How::OWN)?.engine()?;
     let batched = device.open_event(&clock, by(ENGINE_BATCHED, How::OWN));
     match &batched {
@@ -157,7 +157,7 @@ fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages
     Ok((event, page))
 }
 
-/// Pseudo-random numbers, so that the times do not synchronize with a scheduler.
+/// Pseudo-random numbers for the times between yields, so that the yields do not synchronize with a scheduler.
 struct Random(u64);
 
 impl Random {

@@ -54,7 +54,7 @@ pub(crate) fn numbers(samples: &[Sample]) -> Vec<u64> {
 }
 
 /// Pins this thread to CPU 1, and starts an event of that CPU. If the event belonged to a task, a task switch would
-/// schedule it out, and would thereby record a pending loss early.
+/// schedule it out. A pending loss would then be recorded too early for the tests.
 fn start(
     device: &Device,
     attr: &perf_event_attr,
@@ -117,8 +117,8 @@ fn losses_stand_where_they_happened() -> Outcome {
     let room = ring.size() / RECORD;
     device.place(VALUE, room + 33)?;
     ensure_eq!(ring.head(), ring.size(), "bytes in a full ring");
-    // The ring has room for one record. A record of the earlier loss must precede the new sample. The ring does not
-    // have room for both, so this sample is also lost.
+    // The reader frees room for one record. Before the new sample, the device must write a record of the earlier loss.
+    // The ring does not have room for both, so the new sample is also lost.
     ring.next_record()?;
     device.place(VALUE, 1)?;
     ensure_eq!(

@@ -8,8 +8,9 @@
 use crate::raw::PAGE;
 
 pub(crate) const ALIGN: u64 = 64;
-/// Size in bytes of an exit packet and of a sync packet.
+/// Bytes of an exit packet.
 pub(crate) const EXIT_BYTES: u64 = 64;
+/// Bytes of a sync packet.
 pub(crate) const SYNC_BYTES: u64 = 64;
 /// Bytes of a sample.
 pub(crate) const SAMPLE_BYTES: u64 = 256;
@@ -260,7 +261,7 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
 }
 
 /// Parses all packets in `[begin, end)`. `word` returns the word at a position. Each page must begin with a sync packet
-/// that has [`SYNC_PAGE`], and no other sync packet may have this flag.
+/// that has the flag [`SYNC_PAGE`]. No other sync packet may have this flag.
 pub(crate) fn decode(
     begin: u64,
     end: u64,

@@ -227,8 +227,8 @@ fn both_interfaces_count_the_same() -> Outcome {
     Ok(())
 }
 
-/// Counts port writes in the regions between two marks. All events come from `perf_event_open(2)`, and requests on
-/// `/dev/vpmu` link them.
+/// Counts port writes in the regions between two marks. All events come from `perf_event_open(2)`. Requests on
+/// `/dev/vpmu` then make the events of the marks start and stop the count.
 fn perf_events_start_and_stop_each_other() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
@@ -592,11 +592,11 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     Ok(())
 }
 
-/// More than the interval at which the driver replays samples of the events that are on its lists of active events.
+/// Longer than the driver's replay interval. At each replay, the driver goes through its lists of active events.
 pub(crate) const REPLAYED: Duration = Duration::from_millis(250);
 
-/// When a disabled leader is closed, its enabled sibling stays inactive until perf core next schedules the task's
-/// events. A new period of the other event does not schedule them: it only restarts that other event.
+/// After a disabled leader is closed, its enabled sibling stays inactive until perf core next schedules the task's
+/// events. When the test sets a new period for `other`, perf core does not schedule them. It only restarts `other`.
 fn perf_event_that_lost_its_leader_ends_with_its_close() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let other = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1_000_000))?;
@@ -615,7 +615,7 @@ fn perf_event_that_lost_its_leader_ends_with_its_close() -> Outcome {
     Ok(())
 }
 
-/// perf core cannot add a trace without an area, and then does not try to add the trace's siblings.
+/// perf core cannot add a trace that has no AUX area. After this failure, it does not try to add the trace's siblings.
 fn perf_event_behind_a_trace_without_an_area_ends_with_its_close() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let traces = PerfPmu::open_at(Path::new(TRACES))?;

@@ -388,7 +388,7 @@ fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
         "7",
     ])?;
     let fields: Vec<&str> = lines.iter().flat_map(|line| line.split(',')).collect();
-    // The event's name contains a comma, so it takes two fields. The deviation follows it.
+    // The event's name contains a comma, so it becomes two fields here. The next field is the deviation.
     ensure_eq!(fields[0], "7", "the mean: {lines:?}");
     ensure_eq!(fields[4], "0.00%", "the deviation: {lines:?}");
     let output = perf(&[
@@ -787,9 +787,10 @@ fn sched_recorded_beside_leaves_counts_exact() -> Outcome {
         said.lines().any(|line| line.starts_with("500,,")),
         "perf stat did not count 500 marks: {said}"
     );
-    // `timehist` takes a task's name from the sample of a switch away from the task. In the sample of the task's last
-    // switch, the thread id is -1 if the parent has already reaped the task. The task that places marks may have only
-    // this one switch, so the check looks for `sleep`, which is switched out before it ends.
+    // `timehist` takes a task's name from a sample in which the task is switched out. When a task ends, it is switched
+    // out for the last time. In that sample, the thread id is -1 if the parent has already reaped the task. The task
+    // that places marks may have no other such sample. So the check looks for `sleep`, which is also switched out
+    // before it ends.
     for (action, expected) in [("latency", "guest-tests:"), ("timehist", "sleep[")] {
         let said = shown(&["sched", action, "-i", "sched"])?;
         ensure!(

@@ -79,8 +79,8 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
         ("10", "100.00"),
         "count and percentage of {MARK_3}: {said}"
     );
-    // Among the events for marks of value 4, only the shell's own event was opened on the device. The shell itself
-    // places no marks, so perf scales a count of zero.
+    // Of the events for marks of value 4, only the shell's own event was opened on the device. The shell itself places
+    // no marks, so this event's count is zero. perf scales the count, but it stays zero.
     let share: f64 = second[4].parse()?;
     ensure_eq!(second[0], "0", "the count of {MARK_4}: {said}");
     ensure!(

@@ -175,8 +175,8 @@ pub(crate) fn tally(lines: &[String]) -> BTreeMap<&str, usize> {
     tally
 }
 
-/// Here, `perf record` runs with its default configuration. In the tests' other recordings, perf does not fill its
-/// cache of build IDs at the end, because the guest's own configuration turns this step off.
+/// Here, `perf record` runs with its default configuration, so it fills its cache of build IDs at the end. For the
+/// tests' other recordings, the guest's own configuration turns this step off.
 fn record_of_marks_has_a_sample_for_each() -> Outcome {
     let record = ["record", "-o", "marks", "-d", "-e", MARK_3, "-c", "1"];
     let marks = ["--", "guest-tests", "mark", "3", "5000"];
@@ -729,8 +729,7 @@ fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
     fs::write(ONLINE, "0")?;
     marker.place(10)?;
     fs::write(ONLINE, "1")?;
-    // Moves the marker to the CPU that stayed online, because the event of the other CPU ended when that CPU went
-    // offline.
+    // perf's event on CPU 1 ended when that CPU went offline. So this moves the marker to CPU 0, which stayed online.
     let id = marker.process.id().to_string();
     let status = Command::new("taskset")
         .args(["-p", "1", &id])
@@ -745,7 +744,8 @@ fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
 }
 
 fn hardware_events_without_host_counters_fall_back() -> Outcome {
-    // On a host with hardware counters, the device provides the hardware events, and perf does not fall back.
+    // On a host with hardware counters, the device provides the hardware events, so perf does not fall back to
+    // `cpu-clock`.
     let counted = vpmu_client::Vpmu::open()?
         .catalogue()
         .entries()
@@ -932,7 +932,7 @@ fn cgroup_counts_its_members_alone() -> Outcome {
 }
 
 /// Each CPU has two events: a count of all tasks, and the cgroup's event, which perf core adds only while a member of
-/// the cgroup runs. The count continues after the recording, for longer than the interval of the driver's replays.
+/// the cgroup runs. The count of all tasks continues after the recording, for longer than the driver's replay interval.
 fn cgroup_beside_a_count_of_all_tasks_counts_its_members_alone() -> Outcome {
     make_group()?;
     let recording = format!(

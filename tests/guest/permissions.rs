@@ -300,8 +300,8 @@ fn task_with_other_credentials_is_refused() -> Outcome {
     Ok(())
 }
 
-/// ptrace(2) would allow the owner of the namespace to access this task. The driver refuses, because a module cannot
-/// determine the owner.
+/// By the rules of ptrace(2), the owner of the task's user namespace may access the task. The driver still refuses the
+/// owner, because a module cannot find out who the owner is.
 fn task_in_another_user_namespace_is_refused() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(OPEN)?;

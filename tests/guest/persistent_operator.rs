@@ -43,8 +43,8 @@ pub(crate) const TESTS: &[Test] = &[
 /// The events that the VMM starts.
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
-/// An event of the operator, opened again and with its ring mapped. The event's entry in the list provides the id and
-/// the CPU for the open, and the number of pages for the mapping.
+/// An event of the operator that this program has opened, and whose ring it has mapped. The event's entry in the list
+/// provides the id and the CPU for the open, and the number of pages for the mapping.
 struct Found {
     event: Event,
     id: u64,

@@ -282,7 +282,7 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
         Some(libc::ENOSPC),
         "opening one more persistent event"
     );
-    // A renamed persistent event still takes only one place of the limit. An attached event gives its place back.
+    // A renamed persistent event still counts only once towards the limit. An attached event no longer counts.
     kept[0].detach("renamed")?;
     kept[1].attach()?;
     more.detach("")?;

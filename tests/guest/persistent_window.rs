@@ -103,8 +103,8 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
             .ok_or("/proc/self/status lacks a field")?;
         Ok(line.trim_end_matches("kB").trim().parse()?)
     };
-    // The user may lock no more pages than the driver's allowance. This is enough for the small ring, but not for the
-    // large ring.
+    // The user may lock no pages beyond the driver's allowance. The allowance is enough for the small ring, but not for
+    // the large ring.
     let small = (allowance()? / 2).next_power_of_two();
     let large = 2 * small;
     os::limit_locked(0)?;

@@ -206,7 +206,7 @@ impl Counter {
         u64::from(self.next - 1)
     }
 
-    /// Places marks until `stop` is set or this counter has placed `most` marks in total.
+    /// Places marks until `stop` is set, or until `most` marks have been placed in total.
     pub(crate) fn mark_until(&mut self, stop: &AtomicBool, most: u64) {
         while !stop.load(Ordering::Relaxed) && self.placed() < most {
             self.mark(1);

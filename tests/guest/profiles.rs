@@ -51,9 +51,9 @@ fn calls(report: &serde_json::Value) -> Option<Vec<Call>> {
     calls.iter().map(call).collect()
 }
 
-/// Returns the direct callees of line `at`. Omits callees with at most 2 % of the line's samples: if a sample hits one
-/// of the few instructions that set up a frame, its chain lacks the caller, so the sampled function appears in the
-/// wrong place.
+/// Returns the direct callees of line `at`, except those with at most 2 % of the line's samples. These few samples may
+/// have hit an instruction that sets up a frame. The chain of such a sample lacks the caller, so the sampled function
+/// appears in the wrong place.
 fn callees(calls: &[Call], at: usize) -> Vec<&Call> {
     let least = calls[at].samples / 50;
     calls[at + 1..]

@@ -242,8 +242,8 @@ fn placer_in_turn(times: usize, before: PipeReader, after: PipeWriter) -> io::Re
 fn siblings_are_distinguished() -> Outcome {
     const MARKS: usize = 150;
     let vpmu = Vpmu::open()?;
-    // The children inherit this thread's CPU affinity. Because they share one CPU, it switches to the other child after
-    // each mark.
+    // The children inherit this thread's CPU affinity, so they share one CPU. After each mark, this CPU switches to the
+    // other child.
     cpu::pin(0)?;
     let attr = EventAttr {
         inherit: true,
@@ -252,7 +252,8 @@ fn siblings_are_distinguished() -> Outcome {
     let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
     let (first_reads, mut second_writes) = io::pipe()?;
     let (second_reads, first_writes) = io::pipe()?;
-    // Keeps the pipe open for the last byte, which the first child does not read.
+    // The first child does not read the second child's last byte. With this copy of the pipe's read end, the second
+    // child can still write that byte.
     let _end = first_reads.try_clone()?;
     second_writes.write_all(&[0])?;
     let mut children = [
@@ -316,7 +317,7 @@ fn exits_sample_exactly() -> Outcome {
     );
     let here = cpu::port_write as fn() as usize as u64;
     for sample in samples {
-        // The compiler may inline the function. Even then, its code is in this program.
+        // The compiler may inline the function, so the IP may be outside it. But the IP must be in this program.
         ensure!(
             sample.user && sample.ip.abs_diff(here) < 1 << 24,
             "{:#x} is not in this program, near {here:#x}",

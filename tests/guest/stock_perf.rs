@@ -241,8 +241,8 @@ fn intervals_add_up() -> Outcome {
 }
 
 fn many_events_of_a_task_at_once() -> Outcome {
-    // A group and single events with known counts, some of the kernel's own events between them, and events with
-    // unknown counts.
+    // The marks have known counts. Two marks are a group, and the others are single events. Two of the kernel's own
+    // events are between them. The counts of the last three events are not known.
     let events = "{vpmu/mark,event=0/,vpmu/mark,event=1/},task-clock,vpmu/mark,event=2/,\
         page-faults,vpmu/mark,event=3/,vpmu/mark,event=4/,vpmu/mark,event=5/,vpmu/mark,event=6/,\
         vpmu/mark,event=7/,vpmu/tsc/,vpmu/guest-time/,vpmu/exits/";

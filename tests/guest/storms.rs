@@ -55,7 +55,7 @@ fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
     storm(&[SW_CPU_CLOCK, SW_TASK_CLOCK])
 }
 
-/// Runs the storm as the user nobody, on the same CPU as the other process.
+/// Runs the storm on CPU 0 as the user nobody, while another process works on the same CPU.
 fn storm(clocks: &[u64]) -> Outcome {
     os::set_paranoid(1)?;
     let code = os::forked(|| {

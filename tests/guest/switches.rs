@@ -77,8 +77,8 @@ const READERS: usize = 0;
 /// How to open an event that counts all tasks on [`CPU`].
 const ALL: How<'_> = How::on_cpu(1);
 
-/// One task's ends of the two pipes with which two tasks take turns. A task waits for a byte from the other task, and
-/// later sends a byte back.
+/// Two tasks take turns by means of two pipes. This is one task's end of each pipe. A task waits for a byte from the
+/// other task, and later sends a byte back.
 pub(crate) struct Turn {
     mine: PipeReader,
     other: PipeWriter,
@@ -108,8 +108,8 @@ impl Turn {
     }
 }
 
-/// Keeps this thread on [`CPU`] with a real-time priority. Apart from this thread, only kernel threads of a higher
-/// priority and the task with which it takes turns can run there.
+/// Keeps this thread on [`CPU`] with a real-time priority. The only other threads that can run there are kernel threads
+/// of a higher priority, and the task with which this thread takes turns.
 pub(crate) fn settle() -> std::io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
@@ -136,9 +136,9 @@ impl Cost {
         }
     }
 
-    /// Ensures that each switch of the rounds caused exactly one exit, and that all further switches caused at most one
-    /// exit each. The further switches are to and from kernel threads that ran in between. A switch between two kernel
-    /// threads causes no exit.
+    /// Ensures that each switch between the two tasks caused exactly one exit, and that every other switch caused at
+    /// most one exit. The other switches are to and from kernel threads that ran between the turns. A switch between
+    /// two kernel threads causes no exit.
     fn ensure_one_exit_a_switch(self, what: &str) -> Outcome {
         let one_each = 2 * ROUNDS..=self.switches;
         ensure!(

@@ -55,7 +55,8 @@ impl Traced {
         }
     }
 
-    /// Takes the published packets, which must follow the earlier ones. Returns the exits among them.
+    /// Takes the published packets, and checks that they continue the packets that were taken before. Returns the exits
+    /// among them.
     pub(crate) fn take(&mut self) -> Result<Vec<Exit>, String> {
         let packets = self.area.take(&self.ring)?;
         self.ledger.follow(&packets)?;

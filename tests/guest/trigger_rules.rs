@@ -106,7 +106,8 @@ fn links_that_cannot_be_are_refused() -> Outcome {
         libc::EINVAL,
         "another task's target",
     )?;
-    // An event that is opened with the calling thread's id belongs to the same task.
+    // This target is opened with the calling thread's id. It belongs to the same task as events that are opened for the
+    // calling thread, so the link is permitted.
     let named = waiting(
         &device,
         &inside(&device),
@@ -383,7 +384,7 @@ fn links_come_and_go_while_marks_are_placed() -> Outcome {
                 if round % 8 == 0 {
                     ensure!(target.count()? > 0, "round {round}: no region was entered");
                 }
-                // Rounds alternate: close the target first, close the stopper first, or close both concurrently.
+                // In turn, a round closes the target first, closes the stopper first, or closes both concurrently.
                 match round % 3 {
                     0 => drop((target, stopper)),
                     1 => drop((stopper, target)),
@@ -425,7 +426,8 @@ fn both_ends_are_closed_at_once() -> Outcome {
                 refusal.is_none() || refusal == Some(libc::EBUSY),
                 "round {round}: the link was refused with {refusal:?}"
             );
-            // If the first attempt was refused, this attempt succeeds. Otherwise, the link already exists.
+            // If the first attempt was refused, this attempt succeeds. If the first attempt succeeded, this attempt
+            // fails, because the link already exists.
             let again = refused(fresh.starts(fd));
             let expected = match refusal {
                 None => Some(libc::EEXIST),

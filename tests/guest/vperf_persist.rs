@@ -149,7 +149,7 @@ fn recorder_is_created_read_and_ended() -> Outcome {
         ensure_eq!(event[key], expected, "{key} of {event}");
     }
     let id = event["id"].to_string();
-    // The test dumps the event by name, by id, and as one of all events. A dump removes no records.
+    // The test dumps the event by name, by id, and in a dump of all events. A dump removes no records.
     for args in [
         &["persist", "dump", "signposts"][..],
         &["persist", "dump", &id],

@@ -76,7 +76,7 @@ fn passed(counts: &Value) -> (Option<u64>, Option<u64>) {
 
 fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     cpu::leave_console()?;
-    // Each region has one mark and one port write. The code between two regions has the same.
+    // Each region has one mark and one port write, and so does the code between two regions.
     let exits = cpu::own_port_exits();
     let events = format!("mark=3,{exits},task-clock");
     let counts = stat(
@@ -381,8 +381,8 @@ fn trace_covers_only_the_region() -> Outcome {
     let writes = rows.iter().filter(|row| row["what"] == PORT_WRITTEN);
     let writes: Vec<&Value> = writes.map(|row| &row["exits"]).collect();
     ensure_eq!(writes, [300], "port writes in {report}");
-    // On architectures where a port access is a memory access, the driver's notifications and marks exit for the same
-    // reason, so the total is larger.
+    // On architectures where a port access is a memory access, the driver's notifications and the marks cause exits
+    // with the same reason as port writes, so the total is larger.
     if !cpu::OWN_IN_USER_MODE {
         ensure_eq!(trace["exits"], 300, "exits in {report}");
     }

@@ -36,9 +36,9 @@ pub struct SharedBoot {
 #[distributed_slice]
 pub static BOOTS: [SharedBoot];
 
-/// Registers shared boots of this module, which [`begin`] runs. The arguments have one of two forms. `boot, ...` are
-/// functions, each of which boots one guest or runs one session. `tests; boot` are the number of tests in a guest and
-/// the function that boots it.
+/// Registers shared boots of this module, which [`begin`] runs. The arguments have one of two forms. In the form
+/// `tests; boot`, the function `boot` boots a guest with `tests` tests. The form `boot, ...` lists functions, each of
+/// which boots one guest or runs one session.
 #[macro_export]
 macro_rules! shared_boots {
     (@ $tests:expr, $boot:expr) => {

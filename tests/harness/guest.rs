@@ -21,9 +21,9 @@ pub use guest_tests::wire::KERNEL_LOG;
 /// The environment variable that selects the kernel of all guests: a series, like `6.12`, or a series with a checker
 /// (lockdep or KASAN), like `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
-/// The environment variable that names an architecture, like `aarch64`. Groups then run in that architecture's lab
-/// instead of their own architecture's lab. The exceptions are groups that test features that only their own
-/// architecture has.
+/// The environment variable that names an architecture, like `aarch64`. If it is set, groups run in that architecture's
+/// lab instead of their own architecture's lab. A group stays in its own architecture's lab if it tests features that
+/// only this architecture has.
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The time limit of a boot with a checker, which makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
@@ -90,8 +90,8 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// Like [`Group::with`], but runs the guest with one vCPU on the exact lab of x86, and uses the program `vmm`
-    /// instead of the project's VMM.
+    /// Like [`Group::with`], but runs the guest with one vCPU on the exact lab of x86. The program that the argument
+    /// `vmm` names runs the guest, instead of the project's VMM.
     #[must_use]
     pub const fn run_by(
         vmm: &'static str,

@@ -13,7 +13,7 @@ use crate::{boots, guest};
 /// Shell functions that a session's script can call. `put NAME FILE` outputs a file. `boot NAME ARGUMENT...` runs a
 /// guest with `$VCPUS` vCPUs, and outputs the guest's console, log, recording and report as files `NAME.*`. `$ACT`
 /// selects what the guest does (`tests/guest/acts.rs`), and `$RESET` selects how the guest resets. The guest also runs
-/// this script, but there the first line executes `guest-tests act` instead of the rest.
+/// this script. In the guest, the first line runs `guest-tests act`, and the rest of the script is not executed.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {
@@ -59,7 +59,7 @@ impl Session {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
-            // The root file system is in memory, so this includes room for the snapshots.
+            // The host's root file system is in memory, so the memory must also have room for the snapshots.
             memory_mib: 1024,
             place,
             timeout: boots::LIMIT,

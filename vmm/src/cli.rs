@@ -45,7 +45,8 @@ pub enum Command {
 /// Parses the arguments of this process.
 ///
 /// # Errors
-/// The error in one line. If the user asked for help or for the version, this function prints that, and returns `None`.
+/// The error in one line. If the user asked for help or for the version, this function prints the text that the user
+/// asked for, and the error is `None`.
 pub fn parse() -> Result<Cli, Option<String>> {
     Cli::try_parse().map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp

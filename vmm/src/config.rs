@@ -182,12 +182,12 @@ pub enum ConfigError {
     Vcpus(u32),
     /// An invalid amount of memory.
     #[error(
-        "{0} MiB of memory: give at least {MIN_MEMORY_MIB} MiB, and no more than a host can address, with --memory"
+        "{0} MiB of memory: with --memory, give at least {MIN_MEMORY_MIB} MiB, and no more than a host can address"
     )]
     Memory(u64),
     /// An invalid size of the window.
     #[error(
-        "a window of {0} bytes: give whole pages of 4K, no more than {max}M, with --window",
+        "a window of {0} bytes: with --window, give a multiple of 4K, at most {max}M",
         max = WINDOW_MAX >> 20
     )]
     Window(u64),

@@ -221,8 +221,8 @@ impl End {
         &self.hurry
     }
 
-    /// The reason for the end. The result stays available for [`End::take`]. `None` if no end was announced yet, if the
-    /// end is an error, or if [`End::take`] has taken the result.
+    /// Returns the reason for the end, but does not take the result as [`End::take`] does. Returns `None` if no end was
+    /// announced yet, if the end is an error, or if [`End::take`] has taken the result.
     #[must_use]
     pub fn peek(&self) -> Option<Ending> {
         let said = self.said();

@@ -21,7 +21,7 @@ pub enum KvmError {
     #[error("/dev/kvm has API version {0}, not {KVM_API_VERSION}")]
     Version(i32),
     /// This KVM lacks a required capability.
-    #[error("this KVM lacks {0}: host kernels from version 5.10 on have it")]
+    #[error("this KVM lacks {0}: use host kernel 5.10 or later")]
     Lacks(&'static str),
     /// More vCPUs than this host supports.
     #[error("{asked} vCPUs are too many: this KVM runs at most {most}")]

@@ -36,8 +36,8 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     pub max_active_counters: Option<u32>,
 
-    /// Maximum number of samples per second for one event, and of interrupts per second for all host clocks on
-    /// one vCPU [default: 100000]
+    /// Maximum number of samples per second for one event; also the maximum number of interrupts per second for
+    /// all host clocks on one vCPU [default: 100000]
     #[arg(long, value_name = "N")]
     pub max_sample_rate: Option<u32>,
 
@@ -149,8 +149,8 @@ pub enum LimitError {
     },
     /// The guest's share of the window exceeds the window, or is not a whole number of pages.
     #[error(
-        "--guest-window of {guest} bytes: give whole pages of 4K, no more than the {window} bytes of \
-         the window"
+        "--guest-window of {guest} bytes: give a multiple of 4K, at most the {window} bytes of the \
+         window"
     )]
     GuestWindow {
         /// The guest's share.

@@ -64,8 +64,8 @@ pub struct PolicyArgs {
     #[arg(long, value_enum, value_name = "TIER", hide_possible_values = true)]
     pub pmu: Option<Tier>,
 
-    /// Add events to the tier of --pmu; without --pmu, the guest has only the events added. See below for
-    /// names and other ways to select events; can be repeated
+    /// Add events to the tier of --pmu. Without --pmu, the guest has only the added events. Can be repeated.
+    /// See below for names and other ways to select events
     #[arg(
         long = "allow-event",
         value_name = "EVENT[,...]",
@@ -73,8 +73,8 @@ pub struct PolicyArgs {
     )]
     pub allow_events: Vec<Events>,
 
-    /// Remove events that the guest could otherwise open: the guest cannot see that the host has them; can be
-    /// repeated
+    /// Remove events that the guest could otherwise open. The guest then cannot see that the host has them.
+    /// Can be repeated
     #[arg(long = "deny-event", value_name = "EVENT[,...]", value_delimiter = ',')]
     pub deny_events: Vec<Events>,
 
@@ -131,8 +131,8 @@ impl HardwareUse {
     }
 }
 
-/// The events that a guest may open: the tier's events, with the events that the lists add and without the events that
-/// they remove.
+/// The events that a guest may open: the tier's events, plus the events that the lists add, minus the events that the
+/// lists remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The tier from which the lists start. `None` if the guest has only the events that the lists add.
@@ -149,7 +149,7 @@ pub struct Decision {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PolicyError {
     /// Events for a machine without a PMU.
-    #[error("{0} has no effect without the PMU: remove '--pmu off' and '--no-vpmu'")]
+    #[error("{0} has no effect without the PMU: do not give '--pmu off' or '--no-vpmu'")]
     Off(&'static str),
     /// Contradictory flags for the PMU.
     #[error("--no-vpmu conflicts with --pmu {0}: give only one of them")]
@@ -192,7 +192,7 @@ pub enum EventsError {
         suggestion: String,
     },
     /// A pattern that matches no name.
-    #[error("no event has a name like `{0}`")]
+    #[error("no event name matches `{0}`")]
     Pattern(String),
     /// An invalid number.
     #[error("`{0}`: give KIND:CONFIG or KIND:CONFIG/MASK, as in raw:0x11/0xff")]

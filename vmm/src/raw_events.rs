@@ -24,7 +24,7 @@ pub enum RawEventsError {
     )]
     Number(String),
     /// The list has too many events.
-    #[error("more than {MOST} raw events: give 'all'")]
+    #[error("more than {MOST} raw events: give 'all' instead")]
     TooMany,
 }
 

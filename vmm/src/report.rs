@@ -114,8 +114,8 @@ pub struct VpmuReport {
     pub metrics: Metrics,
 }
 
-/// Effects of the limits: totals of the log lines, console output and recordings that were dropped, and of the resets
-/// that were delayed. Also has the totals of the log lines and console output that were written.
+/// Totals of what the limits held back: dropped log lines, dropped console output, skipped recordings and delayed
+/// resets. Also has the totals of the log lines and the console output that were written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBack {
     /// Log lines written.

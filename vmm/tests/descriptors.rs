@@ -58,7 +58,7 @@ fn recording_is_written_without_free_descriptors() {
     assert!(recording.exists());
     let report = std::fs::read(bench.path("report.json")).expect("a report");
     let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
-    // Of the 120 descriptors, the VMM uses 72, the vCPU 10 and the operator 15. The guest got the rest.
+    // Of the 120 descriptors, the VMM uses 72, the vCPU 10 and the operator 15. The guest gets the other 23.
     assert_eq!(report["vpmu"]["host_counters"], 23);
 }
 

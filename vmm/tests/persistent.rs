@@ -14,8 +14,8 @@ use common::{
     running, terminate, values,
 };
 
-/// The command `vmm run` for a kernel of `code`, with a persistent event that samples all marks. It writes the
-/// recording and the report to `bench`.
+/// The command `vmm run` for a kernel that consists of `code`, with a persistent event that samples all marks. The
+/// command writes the recording and the report to `bench`.
 fn recorded(bench: &Bench, code: &[u8]) -> Command {
     let mut command = run(&bench.kernel(code));
     command

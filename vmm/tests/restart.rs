@@ -88,6 +88,6 @@ fn machine_without_the_pmu_reboots() {
             .stdout(Stdio::piped()),
     );
     assert_eq!(read_output(&mut child, 20), "!".repeat(20));
-    // A signal can end a guest that keeps resetting, at any time.
+    // A guest that keeps resetting can be ended by a signal at any time.
     terminate(child);
 }

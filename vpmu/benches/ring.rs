@@ -19,7 +19,7 @@ use vpmu::internals::{Producer, SHORTEST};
 /// Number of data pages. The ring is 512 KiB, the size that `perf record` uses by default.
 const PAGES: usize = 128;
 const DATA: usize = PAGES * 4096;
-/// Size of a burst in bytes: half the ring, as if a reader kept up.
+/// Size of a burst in bytes: half the ring. Before each burst, the ring's reader consumes everything.
 const BURST: usize = DATA / 2;
 const LENS: [usize; 3] = [SHORTEST, 1024, 65_528];
 const SLICES: usize = 400;

@@ -1,7 +1,7 @@
-//! A VMM with one vCPU that embeds the device. It needs only `vpmu-kvm` between the device and kvm-ioctls. The guest
-//! loops in ring 3 and occasionally writes to a port that serves as the doorbell. The guest counts its marks, samples
-//! its clock and traces its exits. The operator runs a flight recorder. At the end the guest and the operator print
-//! their results.
+//! A VMM with one vCPU that embeds the device. It needs only `vpmu-kvm` to connect the device with kvm-ioctls. The
+//! guest loops in ring 3 and occasionally writes to a port that serves as the doorbell. The guest counts its marks,
+//! samples its clock and traces its exits. The operator runs a flight recorder. At the end the guest and the operator
+//! print their results.
 //!
 //! `cargo run -p vpmu --example embed`, on x86-64 with `/dev/kvm`.
 //!

@@ -340,8 +340,9 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     ),
 ];
 
-/// The entries for marks. The second entry, for marks of one value, matches any config. The entry for marks of any
-/// value comes first, because [`Catalogue::find`] returns the first match.
+/// The entries for marks. The first entry is for marks of any value, and its config is [`MARK_ANY`]. The second entry
+/// is for marks with the value in the event's config, so it matches every config. The order matters, because
+/// [`Catalogue::find`] returns the first match.
 fn marks() -> [Entry; 2] {
     let any = Entry::device(
         KIND_MARK,
@@ -366,7 +367,8 @@ fn marks() -> [Entry; 2] {
     })
 }
 
-/// Matches marks of any single value. A value has 32 bits, so this does not match [`MARK_ANY`].
+/// Matches an event for marks of one value, whatever the value is. A value has 32 bits, so this does not match
+/// [`MARK_ANY`].
 const MARK_OF_A_VALUE: EventMatch = EventMatch {
     kind: KIND_MARK,
     config: 0,
@@ -425,7 +427,7 @@ fn counts_host(mode: CountMode) -> bool {
     mode == CountMode::Vcpu
 }
 
-/// Describes what the event of `offer` counts in `mode`, for the catalogue.
+/// Returns the catalogue's description of what the event of `offer` counts in `mode`.
 fn counts(offer: &Offer, mode: CountMode) -> String {
     let whose = match is_hardware(offer.kind) {
         false => "",

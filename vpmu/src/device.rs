@@ -47,7 +47,7 @@ pub enum Error {
     #[error("a PMU device has 1 to {MAX_VCPUS} vCPUs, not {0}")]
     Vcpus(u32),
     /// The TSC frequency is unknown, so the device cannot timestamp samples.
-    #[error("the guest's TSC frequency is not known, so samples would have no time")]
+    #[error("the guest's TSC frequency is not known, so the device cannot timestamp samples")]
     TscFrequency,
     /// A limit is zero or cannot be enforced.
     #[error(transparent)]
@@ -452,7 +452,7 @@ impl Vpmu {
         match queue {
             QUEUE_CONTROL => return self.serve_control(),
             QUEUE_EVENT => self.shared.notices.posted(),
-            // This is only a debug message, because a guest can do this at any rate.
+            // A guest can send such notifications at any rate, so they are logged only as debug messages.
             _ => log::debug!(
                 "ignored a notification of queue {queue}: not the control or event queue"
             ),

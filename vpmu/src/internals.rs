@@ -30,7 +30,7 @@ const SAMPLE_TYPE: u64 =
 /// Length of a record without a callchain, in bytes.
 pub const SHORTEST: usize = 64;
 
-/// A ring with a reader that has read everything when a burst begins.
+/// A ring whose reader has read everything when a burst begins.
 #[derive(Debug)]
 pub struct Producer {
     memory: Memory,

@@ -7,8 +7,8 @@
 //! thread [attaches](Vpmu::attach) to the device, and reports the vCPU's entries, exits, marks and notifications to its
 //! [`VcpuSession`]. The operator's persistent events survive every reset, because their rings are in a window: VMM
 //! memory outside guest memory. [`Vpmu::save`] returns the device's state as plain data, and [`Vpmu::restore`]
-//! restores it into a new device; with the feature `serde`, the state can be serialized. The crate uses guest memory
-//! and perf; it does not depend on KVM, an event loop or a command line.
+//! restores it into a new device. With the feature `serde`, the state can be serialized. The crate uses guest memory
+//! and perf. It does not depend on KVM, an event loop or a command line.
 //!
 //! Each vCPU has a shard, which contains the events of that vCPU. A vCPU's thread usually locks only the shard of its
 //! own vCPU. The module `locks` documents the order of all locks.

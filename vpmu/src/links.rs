@@ -39,8 +39,8 @@ struct Link {
     /// stopper.
     starts: bool,
     stops: bool,
-    /// The role that [`Links::steer`] gave the trigger, if the target is the leader of the trigger's group. Any
-    /// number of members may have the same role.
+    /// The role that [`Links::steer`] gave the trigger. The target is then the leader of the trigger's group. Any
+    /// number of the group's members may have the same role.
     steers: Option<Role>,
 }
 

@@ -63,7 +63,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
 
 impl<T, const RANK: u8> Debug for Lock<T, RANK> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // Do not lock to print the content, because the printing thread may already hold the lock.
+        // Print only the rank. To print the content, this thread would need the lock, which it may already hold.
         f.debug_tuple("Lock").field(&RANK).finish()
     }
 }

@@ -22,7 +22,7 @@ pub trait Registers {
     /// The registers at the exit. `None` if the hypervisor does not provide them.
     fn registers(&mut self) -> Option<GuestRegs>;
 
-    /// The vCPU's whole state at the exit. `None` if the hypervisor does not provide it; records then have
+    /// The vCPU's whole state at the exit. `None` if the hypervisor does not provide it. Records then have
     /// no call chains, registers or stacks.
     fn state(&mut self) -> Option<CpuState> {
         None
@@ -90,8 +90,8 @@ pub trait Interrupt: Send + Sync + Debug {
 /// The services that the VMM provides to the device.
 ///
 /// An implementation must not call back into [`Vpmu`](crate::Vpmu) or a [`VcpuSession`](crate::VcpuSession), not even
-/// for metrics: the device calls [`exits`](Machine::exits), [`halts`](Machine::halts) and
-/// [`draining`](Machine::draining) while it holds locks that those types take.
+/// to read metrics. The device calls [`exits`](Machine::exits), [`halts`](Machine::halts) and
+/// [`draining`](Machine::draining) while it holds locks that the methods of those types take.
 pub trait Machine: Send + Sync + Debug {
     /// How many exits the vCPU has had so far, according to the hypervisor's statistics. The number must never
     /// decrease, not even when the guest restarts. `None` if the VMM cannot read the number. If this is `None` for any

@@ -23,8 +23,8 @@ const PAGE_WORDS: usize = PAGE_SIZE / WORD;
 /// Guest memory that the VMM passes to the device. It can be any type that implements vm-memory's traits, with any
 /// bitmap.
 ///
-/// Addresses are guest-physical. The device also reads the guest's page tables through this memory. Use `into` to
-/// convert memory whose regions are fixed, and [`Memory::space`] for memory whose regions change.
+/// Addresses are guest-physical. The device also reads the guest's page tables through this memory. To create a
+/// `Memory`, use `into` for memory whose regions are fixed, and [`Memory::space`] for memory whose regions change.
 #[derive(Clone, Default)]
 pub struct Memory(Arc<Parts>);
 
@@ -55,8 +55,8 @@ impl Memory {
     /// pages of a ring or area are removed, the device can no longer write some records, and counts these as lost. The
     /// driver can use added pages for rings and areas immediately.
     ///
-    /// Pass vm-memory's `GuestMemoryAtomic`. If this were an `Arc` of a guest memory, all vCPUs would contend for its
-    /// reference count.
+    /// Pass vm-memory's `GuestMemoryAtomic`. Do not pass an `Arc` of a guest memory, because all vCPUs would contend
+    /// for its reference count.
     #[must_use]
     pub fn space<S>(space: S) -> Self
     where
@@ -243,8 +243,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The memory that contains `at`: either the window or guest memory. `None` if that memory is missing or its
-    /// regions are not fixed.
+    /// The memory that contains `at`: the window if `at` is in it, and guest memory otherwise. `None` if guest memory
+    /// is needed but is missing, or if its regions are not fixed.
     #[inline]
     fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
         if let Some(extent) = self.window

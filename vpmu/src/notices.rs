@@ -282,7 +282,8 @@ impl Pending {
         if !fresh {
             return Err("it is already pending");
         }
-        // `next` sets the value of a `NOTICE_WAKEUP` or a `NOTICE_LIMIT`. The value of any other notice fits in a byte.
+        // Later, `next` replaces the value of a `NOTICE_WAKEUP` or a `NOTICE_LIMIT` by the pending count, so the value
+        // that is passed here does not matter. The value of any other notice fits in a byte.
         self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
         Ok(())
     }
@@ -344,8 +345,8 @@ impl Pending {
         }
     }
 
-    /// Discards a closed event's pending notices, except `NOTICE_WAKEUP`, which applies to the event's whole family,
-    /// and `NOTICE_PERSISTENT`.
+    /// Discards a closed event's pending notices, except two kinds: `NOTICE_PERSISTENT`, and `NOTICE_WAKEUP`, which
+    /// applies to the event's whole family.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);
@@ -450,8 +451,8 @@ mod tests {
         // When the event is enabled again, it can cause wakeups and reach its limit as before.
         notices.wake(1, 1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
-        // Do this twice: three overflows, each with a wakeup. The third overflow reaches the limit, so the NOTICE_LIMIT
-        // replaces the third wakeup.
+        // Each of the two rounds stands for three overflows, each of which causes a wakeup. The third overflow reaches
+        // the limit, so the NOTICE_LIMIT replaces the third wakeup.
         for _ in 0..2 {
             notices.wake(1, 3);
             notices.limit(1, 1);

@@ -14,10 +14,11 @@ use crate::memory::{Page, View};
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
 /// The largest number of words that are copied word by word. The source is a record that was stored word by word just
-/// before the copy. CPUs forward pending stores only to loads that are not wider, so wider loads would stall.
+/// before the copy. A CPU can forward a pending store only to a load that is not wider than the store, so wider loads
+/// would stall.
 const SHORT: usize = 16;
 
-/// A page of a ring or area is not writable guest memory, or no longer is.
+/// A page of a ring or area is not writable guest memory, or is no longer writable guest memory.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unwritable {
     #[error("not guest memory")]

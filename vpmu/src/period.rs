@@ -4,7 +4,7 @@ use crate::save::SavedPeriod;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Each step of the adaptation moves the period by 1/`STEPS` of its distance from the right period.
+/// Each step of the adaptation moves the period towards the right period, by 1/`STEPS` of the difference.
 const STEPS: i128 = 8;
 
 /// The longest period that perf accepts.
@@ -59,7 +59,8 @@ impl Period {
         }
     }
 
-    /// Returns the current state for saving. A restored event measures the rate of its count again.
+    /// Returns the current state for saving. The measurement of the count's rate is not saved. A restored event starts
+    /// this measurement again.
     pub(crate) fn save(self) -> SavedPeriod {
         SavedPeriod {
             length: self.length,

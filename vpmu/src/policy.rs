@@ -70,8 +70,8 @@ impl EventMatch {
 /// Predefined lists of events, for operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tier {
-    /// Clocks, marks, and exits that the VMM counts. This tier excludes hardware counters, traces, and the host's other
-    /// software events and statistics.
+    /// Clocks, marks, and those kinds of exits that the VMM counts. This tier excludes hardware counters, traces, and
+    /// the host's other software events and statistics.
     Clocks,
     /// [`Tier::Clocks`], plus the CPU's generic and cache events, the host's software events and statistics,
     /// and traces.

@@ -15,7 +15,7 @@ const LONGEST_TEXT: usize = 127;
 /// A producer, as the catalogue describes it to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AuxProducer {
-    /// Its catalogue name, which is unique and at most 39 bytes long.
+    /// The producer's name in the catalogue. The name is unique and at most 39 bytes long.
     pub name: &'static str,
     /// The catalogue text that describes its data. At most 127 bytes.
     pub counts: &'static str,

@@ -13,9 +13,9 @@ use crate::work;
 
 /// Bit in the flags of the available ring: the driver does not want an interrupt.
 const NO_INTERRUPT: u16 = 1;
-/// In one round of serving a queue, the device takes no more buffers after it has used this many descriptors per entry
-/// of the queue. One per entry is enough for a correct driver: if the driver adds buffers during a round, it notifies
-/// the device again, and the notification starts another round.
+/// Limits one round of serving a queue. Once the device has used this many descriptors per entry of the queue, it takes
+/// no more buffers in that round. One per entry is enough for a correct driver: if the driver adds buffers during a
+/// round, it notifies the device again, and the notification starts another round.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
 /// Descriptor flags. In this order, they mean: another descriptor follows; the device writes the buffer; the buffer is
@@ -99,7 +99,8 @@ impl QueueState {
     /// The head of the next buffer that the driver made available.
     fn take(&mut self, memory: &View<'_>) -> Result<Option<u16>, BadRings> {
         let ring = GuestAddress(self.avail_ring);
-        // Pairs with the driver's barrier, so that all buffers before the index are completely written.
+        // Pairs with the barrier that the driver executes before it stores the index. All buffers before the index are
+        // therefore completely written.
         let index = memory.load(ring.unchecked_add(INDEX), Ordering::Acquire)?;
         let available = u16::from_le(index).wrapping_sub(self.next_avail);
         if available == 0 {

@@ -44,7 +44,8 @@ pub enum Refusal {
     /// The operator reserves the hardware counters for VMs with a mediated PMU, because such a VM cannot start
     /// while a hardware event is open.
     #[error(
-        "the hardware is left to VMs with a mediated PMU: Linux does not start such a VM while a hardware event is open"
+        "the hardware counters are reserved for VMs with a mediated PMU, because Linux does not start such a VM \
+         while a hardware event is open"
     )]
     Mediated,
     /// Any other reason.

@@ -24,7 +24,7 @@ use crate::work::{Turn, Work};
 pub struct VcpuSession {
     shared: Arc<Shared>,
     index: u32,
-    /// Whether the current exit is published, so that traces can record it when it ends.
+    /// Whether the current exit is published. Traces record a published exit when it ends.
     in_traced_exit: bool,
     buffer: CommandBuffer,
     /// A notification that still has commands to execute.

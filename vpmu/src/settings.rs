@@ -156,9 +156,9 @@ pub enum CountMode {
 /// The engine for samples of host counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Engines {
-    /// The engine that the guest requests. If the guest requests none: the batched engine if
+    /// The engine that the guest requests. If the guest requests none, the device uses the batched engine if
     /// [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips) returns true and the event supports that
-    /// engine, else the exit engine.
+    /// engine. Otherwise, the device uses the exit engine.
     #[default]
     Auto,
     /// Only the batched engine. The device refuses events that this engine does not support, and requests for the exit
@@ -194,8 +194,8 @@ pub struct Limits {
     pub max_persistent: u32,
     /// Maximum number of window pages for the guest's own rings. The remaining pages are reserved for the operator.
     pub max_window_pages: u32,
-    /// Maximum number of samples per second for one event, and of interrupts per second for all host clocks on one
-    /// vCPU. Must not be zero.
+    /// Maximum number of samples per second for one event. Also the maximum number of interrupts per second from all
+    /// host clocks on one vCPU together. Must not be zero.
     pub max_sample_rate: u32,
     /// Maximum number of samples per second for all of the guest's events together. Must not be zero.
     pub max_samples: u32,

@@ -76,7 +76,7 @@ pub struct Offer {
     pub kind: u32,
     /// The event within the kind.
     pub config: u64,
-    /// Whether the source also offers every other config that the host can open.
+    /// Whether the source offers not only `config`, but every config of this kind that the host can open.
     pub any_config: bool,
     /// The name of the event in the catalogue: lower case, digits and dashes, at most 40 bytes.
     pub name: String,
@@ -84,7 +84,7 @@ pub struct Offer {
     pub unit: &'static str,
     /// Description of the counted events.
     pub counts: &'static str,
-    /// The shortest sampling period of the host; `None` if the event cannot sample.
+    /// The shortest sampling period that the host allows; `None` if the event cannot sample.
     pub shortest_period: Option<u64>,
     /// Whether the count can exclude host work. For hardware events, [`Request::exclude_host`] does so.
     pub guest_only: bool,
@@ -133,9 +133,9 @@ pub enum Rate {
 /// The engine that turns overflows into records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// The vCPU's thread. The overflow ends the thread's run call.
+    /// The vCPU's thread makes the records. An overflow ends the thread's run call.
     Exit,
-    /// The host kernel, while the vCPU keeps running. [`Counter::drain`] returns the records later, on any
+    /// The host kernel makes the records while the vCPU keeps running. [`Counter::drain`] returns them later, on any
     /// thread.
     Batched,
 }
@@ -170,9 +170,9 @@ pub trait Counter: Send + Debug {
 /// The counters of one vCPU's thread that do not sample. They are read together. Dropping the set ends all its
 /// counters.
 ///
-/// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Only the
-/// difference between two readings of a counter is meaningful, because counters that are read together may share
-/// `enabled` and `running` times that began before one of them was added.
+/// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Counters that are read
+/// together may share their `enabled` and `running` times. These times may include time before a counter was added, so
+/// only the difference between two readings of a counter is meaningful.
 pub trait CounterSet: Send + Debug {
     /// Starts a new counter for `what`, which must not sample. The count begins at zero. The caller may share the
     /// counter among events. This call also takes the counter's first reading.
@@ -262,8 +262,8 @@ pub struct Overflow {
     pub period: u64,
 }
 
-/// The mode of a vCPU's thread. It does not include the guest's own mode, because Linux before 6.8 reports the guest
-/// mode in which the vCPU was last preempted.
+/// The mode of a vCPU's thread. It does not tell guest user mode from guest kernel mode, because Linux before 6.8
+/// reports the guest mode in which the vCPU was last preempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Running the guest.

@@ -73,7 +73,8 @@ impl Tasks {
     }
 }
 
-/// The tasks that ran on one vCPU until the history was read. The history goes back as far as the vCPU's task page.
+/// The tasks that ran on one vCPU until its task page was read. Older tasks, which the page no longer contained, are
+/// missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TaskHistory {
     /// The running task, if no switch has been recorded yet.

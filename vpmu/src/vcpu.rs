@@ -16,7 +16,7 @@ pub(crate) enum Hook {
     GuestTime,
     /// Passes each exit to exit events.
     Exits,
-    /// Records each exit in traces, with the time until the next entry.
+    /// Records each exit, and the time from the exit to the next entry, in traces.
     Traced,
     /// Looks for overflows of host counters.
     HostSamples,

@@ -89,7 +89,7 @@ impl Window {
     }
 
     /// Allocates the first run of `pages` contiguous free pages, and zeroes them. Returns `None` if there is no such
-    /// run. For the operator, prefers the pages that are reserved for the operator.
+    /// run. If `holder` is the operator, first searches the pages that are reserved for the operator.
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Run> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),

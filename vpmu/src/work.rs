@@ -29,8 +29,8 @@ thread_local! {
 pub struct Work {
     /// Number of operations. Each of these is one operation: a start, stop or read of an event; an occurrence that the
     /// device counts for an event; a record written for an event; a request; a command; and a descriptor of a buffer of
-    /// requests or commands. Several page addresses together count as one operation. Several events that are only
-    /// examined also count as one operation.
+    /// requests or commands. Checking a page address and examining an event cost less: several of them together count
+    /// as one operation.
     pub operations: u64,
     /// Number of calls to the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,

@@ -365,7 +365,8 @@ fn program() -> String {
         let c = layout.c;
         let size = i128::try_from(layout.size).expect("a size");
         if c == "perf_event_mmap_page" {
-            // The kernel's structure ends after `aux_size`, so the end of this field is compared instead of the size.
+            // Compare the end of `aux_size` instead of the size of the kernel's structure. Fields that a kernel appends
+            // after `aux_size` then do not matter.
             claim(format!("offsetof(struct {c}, aux_size) + 8"), size);
         } else {
             claim(format!("sizeof(struct {c})"), size);

@@ -235,8 +235,8 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     assert!(start.enabled > at_add.enabled);
     fresh.touch(10..30);
     let [late, end] = readings(&mut *set, [first, second]);
-    // There can be more faults than touched pages, because the kernel may migrate a page of the process during the
-    // test, and then the next access to the page faults.
+    // There can be more faults than touched pages. If the kernel migrates a page of the process during the test, the
+    // next access to that page also faults.
     let faults = late.value - since.value;
     assert!(faults >= 20, "{faults} faults for 20 pages");
     assert_eq!(end.value - start.value, faults);
@@ -348,7 +348,7 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
             set.refresh();
             assert!(keys.iter().all(|key| set.reading(*key).is_ok()));
             let open = open_descriptors() - before;
-            // A removed leader stays open while its group has members, so up to five removed leaders may still be open.
+            // A removed leader stays open while its group has members. Up to five such leaders may be open here.
             assert!(
                 (keys.len()..=keys.len() + 5).contains(&open),
                 "{open} descriptors for {} counters",

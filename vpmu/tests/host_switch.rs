@@ -123,7 +123,7 @@ impl Guest {
             .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
     }
 
-    /// Opens `events` enabled events of a task. Uses the configs 0 to `CONFIGS` - 1 in turn.
+    /// Opens enabled events of a task. Their number is `events`, and their configs cycle through 0 to `CONFIGS` - 1.
     fn task(&mut self, events: usize) -> Vec<u64> {
         let configs = (0..CONFIGS).cycle().take(events);
         configs.map(|config| self.open(&counting(config))).collect()
@@ -362,7 +362,7 @@ fn page_faults_count_for_the_task_that_is_in() {
         touch(pages);
         faults(&lane.run(&all(COMMAND_OUT, task)), 0)
     };
-    // Visit each task before the measurement, so that pages of code, stack and buffers are in memory.
+    // Call `visit` for each task before the measurement, so that pages of code, stack and buffers are in memory.
     for task in [&one, &other, &one, &other] {
         visit(task, 1);
     }
@@ -372,7 +372,7 @@ fn page_faults_count_for_the_task_that_is_in() {
         now - std::mem::replace(&mut counted[task], now)
     };
     for task in [0, 1] {
-        // A mapping cannot be empty, so the baseline is a visit that touches one page instead of none.
+        // `touch` cannot map zero pages, so the baseline touches one page.
         let without = grown(task, 1);
         let with = grown(task, 1 + K);
         assert_eq!(with - without, K, "task {task}");
@@ -424,8 +424,8 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
         counts.iter().all(|&count| count >= touched),
         "a count is below {touched}: {counts:?}"
     );
-    // The sums can differ slightly. The test does not read all counts at the same time. The device can cause faults
-    // between these reads, and between the first IN and the first read.
+    // `sum` and `grown` can differ slightly, because the test reads the counts one after another. The device can cause
+    // faults between these reads, and between the first IN and the first read.
     assert!(
         sum.abs_diff(grown) <= 8,
         "{counts:?} do not add up to {grown}"

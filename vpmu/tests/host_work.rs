@@ -1,5 +1,5 @@
-//! The threads of a process that embeds the device. The crate adds one thread, when the source is created. This program
-//! has only one test, because other tests would add their own threads.
+//! Checks which threads the crate adds to a process that embeds the device. It adds only one, when the source is
+//! created. This program has only one test, because other tests would add their own threads.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "other tests use the rest of the module")]
@@ -78,8 +78,8 @@ fn construction_makes_every_thread_and_work_makes_none() {
     let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");
     let made = threads();
     assert_eq!(made.len(), before + 1);
-    // If the host cannot trace exits, the device refuses `exit-trace`. Otherwise, the closer thread closes the counters
-    // of the exit trace.
+    // If the host cannot trace exits, the device refuses `exit-trace`. Otherwise, the crate's thread (`vpmu closer`)
+    // closes the counters of the exit trace.
     for event in ["task-clock", "cpu-clock", "exit-trace"] {
         for _ in 0..3 {
             let started = vpmu.persist(&persist(event));

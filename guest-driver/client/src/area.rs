@@ -27,7 +27,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 #[non_exhaustive]
 pub enum AreaError {
     /// The kernel refused the mapping.
-    #[error("mapping an AUX area of {pages} pages{}", hint(source))]
+    #[error("cannot map an AUX area of {pages} pages{}", hint(source))]
     Map {
         /// Pages requested.
         pages: usize,
@@ -75,7 +75,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// A mapped area, with the ring whose metadata page holds its head and tail.
+/// A mapped area and its ring. The ring's metadata page holds the area's head and tail.
 #[derive(Debug)]
 struct Place {
     mapping: Mapping,
@@ -242,7 +242,7 @@ impl<'a> Snapshot<'a> {
     /// [`AreaError::Event`] if the event cannot be read; [`AreaError::TooFast`] if the host
     /// overwrote the whole area during every attempt to copy it.
     pub fn take(&self) -> Result<Chunk, AreaError> {
-        // The read makes the device publish all data that it has written.
+        // Reading the event makes the device publish all trace data that the device has written.
         take(&self.place, || Ok(self.event.read_any()?))
     }
 }

@@ -67,8 +67,8 @@ pub struct Entry {
     pub samples: bool,
     /// Both counts and samples exclude the host's work for the vCPU.
     pub guest_only: bool,
-    /// `name=value` is valid. The value selects a variant of the event; for marks, it selects the
-    /// marks with this value.
+    /// The event can be written as `name=value`. The value selects a variant of the event; for
+    /// marks, it selects the marks with this value.
     pub takes_value: bool,
     /// `exclude_user` and `exclude_kernel` are supported.
     pub excludes: bool,

@@ -33,7 +33,7 @@ pub enum DeviceError {
     #[error("no {}: load the driver with `modprobe virtio_pmu`; if that fails, this machine's VMM offers no vPMU", .0.display())]
     Missing(PathBuf),
     /// The device file cannot be opened.
-    #[error("opening {}", path.display())]
+    #[error("cannot open {}", path.display())]
     Open {
         /// The path.
         path: PathBuf,
@@ -42,24 +42,24 @@ pub enum DeviceError {
     },
     /// The file does not belong to a vPMU, the device was removed, or the device did not answer and
     /// the driver gave up on it.
-    #[error("querying the vPMU")]
+    #[error("cannot query the vPMU")]
     Info(#[source] io::Error),
     /// The driver's interface version differs from this library's.
     #[error(
-        "the vPMU has interface version {0}, this program supports only {VERSION}: use the client that came with the VMM"
+        "the vPMU has interface version {0}, but this program supports only {VERSION}: use the client that came with the VMM"
     )]
     Version(u32),
     /// The catalogue cannot be read.
-    #[error("reading the vPMU's catalogue")]
+    #[error("cannot read the vPMU's catalogue")]
     Catalogue(#[source] io::Error),
     /// A mark was refused.
-    #[error("placing a mark")]
+    #[error("cannot place a mark")]
     Mark(#[source] io::Error),
     /// Pending samples could not be written.
-    #[error("flushing pending samples")]
+    #[error("cannot flush pending samples")]
     Flush(#[source] io::Error),
     /// The device refused the event.
-    #[error("opening the event{}", hint(.0))]
+    #[error("cannot open the event{}", hint(.0))]
     OpenEvent(#[source] io::Error),
 }
 
@@ -234,8 +234,8 @@ impl Vpmu {
     /// enabled, and one reading returns the counts of the whole group at one moment.
     ///
     /// # Errors
-    /// See [`Vpmu::open_event`]; `EINVAL` if the event and `leader` measure different tasks or CPUs,
-    /// `E2BIG` if the group already has 64 events.
+    /// See [`Vpmu::open_event`]. Also fails with `EINVAL` if the event and `leader` measure
+    /// different tasks or CPUs, and with `E2BIG` if the group already has 64 events.
     pub fn open_member(&self, attr: &EventAttr, leader: &Event) -> Result<Event, Error> {
         self.open_in(attr, Some(leader))
     }
@@ -257,8 +257,8 @@ impl Vpmu {
         Ok(sys::mark(self.file.as_fd(), value).map_err(DeviceError::Mark)?)
     }
 
-    /// Maps the doorbell, to place marks by stores. If the kernel refuses the mapping, each mark takes
-    /// a system call instead.
+    /// Maps the doorbell, so that a store can place a mark. If the kernel refuses the mapping, each
+    /// mark takes a system call instead.
     ///
     /// # Errors
     /// [`Error::Marks`].
@@ -295,7 +295,7 @@ impl Vpmu {
         persistent::list(self.as_fd())
     }
 
-    /// Finds the persistent event with this name, or this id in decimal digits.
+    /// Finds a persistent event by its name, or by its id in decimal digits.
     ///
     /// # Errors
     /// [`PersistentError::Unknown`] suggests similar names.
@@ -336,9 +336,9 @@ impl Vpmu {
     /// event's ring. Enabling or disabling the descriptor affects only the view.
     ///
     /// # Errors
-    /// See [`Event::detach`]; `EBADF` if the event was not opened on the vPMU with
-    /// `perf_event_open(2)`, `EOPNOTSUPP` if it is a trace or its samples contain counts, user
-    /// registers or the user stack.
+    /// See [`Event::detach`]. Also fails with `EBADF` if the event was not opened on the vPMU with
+    /// `perf_event_open(2)`, and with `EOPNOTSUPP` if it is a trace or its samples contain counts,
+    /// user registers or the user stack.
     pub fn detach_perf(&self, event: &Event, name: &str) -> Result<u64, PersistentError> {
         persistent::detach(name, |bytes| {
             sys::detach_perf(self.as_fd(), event.as_fd(), bytes)
@@ -348,7 +348,7 @@ impl Vpmu {
     /// Like [`Event::attach`], for an event opened with `perf_event_open(2)`.
     ///
     /// # Errors
-    /// See [`Event::attach`]; `EBADF` as for [`Vpmu::detach_perf`].
+    /// See [`Event::attach`]. Also fails with `EBADF`, as [`Vpmu::detach_perf`] does.
     pub fn attach_perf(&self, event: &Event) -> Result<(), PersistentError> {
         sys::attach_perf(self.as_fd(), event.as_fd()).map_err(PersistentError::Attach)
     }
@@ -356,8 +356,9 @@ impl Vpmu {
     /// Like [`Event::set_starter_of`], for two events opened with `perf_event_open(2)`.
     ///
     /// # Errors
-    /// See [`Event::set_starter_of`]; `EBADF` if either was not opened on the vPMU with
-    /// `perf_event_open(2)`, `EOPNOTSUPP` if either was opened with [`EventAttr::inherit`].
+    /// See [`Event::set_starter_of`]. Also fails with `EBADF` if either event was not opened on the
+    /// vPMU with `perf_event_open(2)`, and with `EOPNOTSUPP` if either was opened with
+    /// [`EventAttr::inherit`].
     pub fn set_perf_starter(&self, starter: &Event, target: &Event) -> Result<(), TriggerError> {
         sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd())
             .map_err(TriggerError::Starter)

@@ -120,8 +120,9 @@ impl Event {
         call::reset(self, Scope::Group).map_err(EventError::Reset)
     }
 
-    /// Enables the event for `overflows` more overflows; the last of them disables it. Zero enables the event for the
-    /// overflows that remain, or without a limit if none remain.
+    /// Enables the event for `overflows` more overflows; the last of them disables it. If
+    /// `overflows` is zero, enables the event for the overflows that remain from earlier calls, or
+    /// without a limit if none remain.
     ///
     /// # Errors
     /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or was opened with
@@ -377,7 +378,8 @@ impl Event {
     ///
     /// # Errors
     /// [`PersistentError::Detach`], with `EPERM` without CAP_PERFMON, and `EINVAL` if the event counts a
-    /// task, is in a group, or writes to the ring of another event; [`PersistentError::Name`].
+    /// task, is in a group, or writes to the ring of another event. [`PersistentError::Name`] if
+    /// the name is not valid.
     pub fn detach(&self, name: &str) -> Result<u64, PersistentError> {
         persistent::detach(name, |bytes| sys::detach(self.as_fd(), bytes))
     }

@@ -97,9 +97,9 @@ impl<'a> History<'a> {
     /// Reads the ring's contents after a flush of the event.
     ///
     /// # Errors
-    /// [`HistoryError::Event`] if the event cannot be flushed; [`HistoryError::Ring`]. A failed
-    /// flush of an event in the error state or on an offline CPU is ignored, because such an event
-    /// has no pending samples.
+    /// [`HistoryError::Event`] if the event cannot be flushed, and [`HistoryError::Ring`] if the
+    /// ring's head and tail are inconsistent. A failed flush of an event in the error state or on
+    /// an offline CPU is ignored, because such an event has no pending samples.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
@@ -138,7 +138,7 @@ fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     }
 }
 
-/// Reads a ring written backwards. `barrier` returns once all records that were being written are
+/// Reads a ring written backwards. `barrier` waits until all records that the writer had begun are
 /// published.
 fn newest(
     mapping: &Mapping,

@@ -1,9 +1,10 @@
 //! Client library for guest programs of the paravirtual PMU.
 //!
 //! The device has two interfaces, with one [`Event`] type for both:
-//! - [`Vpmu`] is `/dev/vpmu`: events that count and sample; the host writes their records
-//!   directly into this process's pages.
-//! - [`perf::PerfPmu`] is `perf_event_open(2)` on the PMU named `vpmu`: perf core's events.
+//! - [`Vpmu`] opens events through `/dev/vpmu`. They count and sample, and the host writes their
+//!   records directly into this process's pages.
+//! - [`perf::PerfPmu`] opens events with `perf_event_open(2)` on the PMU named `vpmu`. These are
+//!   perf core's events.
 //!
 //! Count the caller's exits for one reason:
 //! ```no_run

@@ -15,7 +15,7 @@ use crate::sys;
 #[non_exhaustive]
 pub enum MarksError {
     /// The device's descriptor cannot be duplicated.
-    #[error("keeping the vPMU open for marks")]
+    #[error("cannot keep the vPMU open for marks")]
     Keep(#[source] io::Error),
 }
 

@@ -1,5 +1,5 @@
 //! Events opened with `perf_event_open(2)` on the driver's PMU, which sysfs describes like any other
-//! PMU. Perf core writes the events' rings, from samples that the driver replays.
+//! PMU. The driver replays samples to perf core, which writes them to the events' rings.
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ pub enum PerfError {
     #[error("no PMU at {}: load the driver with `modprobe virtio_pmu`, and mount sysfs", .0.display())]
     Missing(PathBuf),
     /// A file cannot be read.
-    #[error("reading {}", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
         /// The path.
         path: PathBuf,

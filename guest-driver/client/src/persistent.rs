@@ -23,7 +23,7 @@ const MOST_LETTERS: usize = PERSISTENT_NAME - 1;
 #[non_exhaustive]
 pub enum PersistentError {
     /// The list cannot be read.
-    #[error("listing persistent events")]
+    #[error("cannot list persistent events")]
     List(#[source] io::Error),
     /// The event does not exist, or has ended.
     #[error("no persistent event {name:?}{}; `vperf persist ls` shows all", suggestion(.near))]
@@ -34,7 +34,7 @@ pub enum PersistentError {
         near: Vec<String>,
     },
     /// The event cannot be reopened.
-    #[error("opening the persistent event {name:?}{}", open_hint(.source))]
+    #[error("cannot open the persistent event {name:?}{}", open_hint(.source))]
     Open {
         /// The name.
         name: String,
@@ -47,10 +47,10 @@ pub enum PersistentError {
     )]
     Name(String),
     /// The event cannot be made persistent.
-    #[error("making the event persistent{}", detach_hint(.0))]
+    #[error("cannot make the event persistent{}", detach_hint(.0))]
     Detach(#[source] io::Error),
     /// The event cannot be made non-persistent.
-    #[error("making the event non-persistent{}", attach_hint(.0))]
+    #[error("cannot make the event non-persistent{}", attach_hint(.0))]
     Attach(#[source] io::Error),
 }
 
@@ -105,7 +105,7 @@ pub struct Persistent {
     pub is_operators: bool,
     /// Whether its ring outlives a guest reset.
     pub outlives_reset: bool,
-    /// Whether its ring overwrites the oldest records; otherwise it keeps unread records.
+    /// Whether its ring overwrites the oldest records. If not, the ring keeps unread records.
     pub overwrites: bool,
     /// The event's attributes; `disabled`, `period` and `engine` have their current values.
     pub attr: EventAttr,

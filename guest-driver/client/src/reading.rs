@@ -21,9 +21,9 @@ pub struct Reading {
     pub lost: u64,
 }
 
-/// Parses the reading of one event or, for a group, the readings of all members, the leader's first.
-/// Each member's reading contains the group's times. Returns `None` if the words are too few for the
-/// format.
+/// Parses the reading of one event or, for a group, the readings of all members, beginning with the
+/// leader. Each member's reading contains the group's times. Returns `None` if the words are too
+/// few for the format.
 pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Reading>> {
     let has = |bit| read_format & bit != 0;
     if !has(FORMAT_GROUP) {

@@ -24,7 +24,7 @@ pub const PAGE_SIZE: usize = 4096;
 #[non_exhaustive]
 pub enum RingError {
     /// The kernel refused the mapping.
-    #[error("mapping {pages} data pages of the event{}", hint(source))]
+    #[error("cannot map {pages} data pages of the event{}", hint(source))]
     Map {
         /// Data pages requested.
         pages: usize,
@@ -59,7 +59,7 @@ pub enum RingError {
         available: u64,
     },
     /// A record that cannot be parsed. It is consumed: the next call reads the record after it.
-    #[error("parsing the record at {tail:#x} of the ring")]
+    #[error("cannot parse the record at {tail:#x} of the ring")]
     Record {
         /// Its position.
         tail: u64,

@@ -29,10 +29,10 @@ const PAGES_LOG2: u32 = 3;
 #[non_exhaustive]
 pub enum TasksError {
     /// The kernel refused the event.
-    #[error("following task activity")]
+    #[error("cannot follow task activity")]
     Open(#[source] io::Error),
     /// The event's ring is malformed.
-    #[error("following task activity")]
+    #[error("cannot follow task activity")]
     Ring(#[from] RingError),
 }
 
@@ -147,8 +147,9 @@ fn dummy() -> perf_event_attr {
     attr
 }
 
-/// Parses a record whose last two words are thread and time. Returns `None` for a new or renamed
-/// thread of a process, the kernel's own mappings, other types and malformed records.
+/// Parses a record whose last two words are the thread and the time. Returns `None` for new or
+/// renamed threads of a process, for the kernel's own mappings, for records of other types and for
+/// malformed records.
 fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
     let (body, trailer) = body.split_at_checked(body.len().checked_sub(2)?)?;
     let (pid, second) = halves(*body.first()?);

@@ -26,10 +26,10 @@ use std::io;
 #[non_exhaustive]
 pub enum TriggerError {
     /// The event cannot be the starter of the target.
-    #[error("making the event the starter of the target{}", hint(.0))]
+    #[error("cannot make the event the starter of the target{}", hint(.0))]
     Starter(#[source] io::Error),
     /// The event cannot be the stopper of the target.
-    #[error("making the event the stopper of the target{}", hint(.0))]
+    #[error("cannot make the event the stopper of the target{}", hint(.0))]
     Stopper(#[source] io::Error),
 }
 

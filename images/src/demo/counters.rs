@@ -9,8 +9,8 @@ use crate::boot::Boot;
 use crate::foreign;
 use crate::place::PlaceChoice;
 
-/// A program that executes a known number of instructions, `million.S`. It has no C library, because the number
-/// of instructions of a C library's startup varies with random addresses.
+/// A program that executes a known number of instructions, `million.S`. It has no C library, because a C library's
+/// startup executes more or fewer instructions depending on random addresses.
 const PROGRAM: &str = "million";
 /// The number of words on the program's command line in each run. The program runs its loop a million times for each
 /// word.

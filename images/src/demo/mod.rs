@@ -1,5 +1,5 @@
-//! The demo: a stock guest counts and samples a program and traces its exits, and the host reports
-//! the cost; then another guest panics, and the host shows its last events.
+//! The demo. A stock guest counts and samples a program and traces the guest's exits, and the host reports the cost.
+//! Then another guest panics, and the host shows that guest's last events.
 
 mod counters;
 mod crash;
@@ -51,7 +51,7 @@ pub enum DemoError {
     #[error("the report lacks {HOT}, where the workload spends its time")]
     Profile,
     /// The guest ran, but the report of exits has no row with a reason.
-    #[error("the report of exits has no row with a reason and its time")]
+    #[error("the report of exits lists no exit reasons")]
     Exits,
     /// The VMM's report lacks a figure.
     #[error("the VMM's report lacks {0}")]
@@ -89,9 +89,9 @@ pub enum DemoError {
     },
 }
 
-/// Boots a guest with two vCPUs, profiles a program in it, prints the reports; then lets another guest panic
-/// and prints the contents of its flight recorder. If `arch` is not this machine's architecture, shows the hardware
-/// counters of a guest in the lab of `arch` instead.
+/// Boots a guest with two vCPUs, profiles a program in it, and prints the reports. Then lets another guest panic, and
+/// prints the contents of that guest's flight recorder. If `arch` is not this machine's architecture, shows the
+/// hardware counters of a guest in the lab of `arch` instead.
 ///
 /// # Errors
 /// [`DemoError`]: the demo did not show everything.

@@ -32,8 +32,8 @@ const ROUNDS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Upper bound on the number of instructions that a core completes in a cycle.
 const WIDEST: u64 = 16;
 
-/// Returns by how much `count` exceeds `each` instructions per round. The excess must be the same for every number of
-/// rounds.
+/// A loop executes `each` instructions per round. Returns how many more instructions `count` counts. This number must
+/// not depend on the number of rounds.
 fn border(
     each: u64,
     // This is a trait object, so that the same code surrounds the loop for every number of rounds.

@@ -49,7 +49,7 @@ pub(super) struct Reading {
     pub(super) running: u64,
 }
 
-/// Returns the attr of an event that starts disabled and whose readings contain both times.
+/// Returns the attr of an event that starts disabled. Its readings also contain the enabled time and the running time.
 pub(super) fn attr(what: What, mode: Mode) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: what.kind,

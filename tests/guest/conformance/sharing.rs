@@ -64,8 +64,8 @@ fn always(reading: &Reading) -> bool {
 }
 
 /// Returns the PMU's number of counters. This is the largest number of events, taken from the start of `kinds`, that
-/// all run the whole time when they are counted together. Returns `None` if all events in `kinds` do, because the PMU
-/// may then have more counters.
+/// all run the whole time when they are counted together. Returns `None` if even all events in `kinds` run the whole
+/// time, because the PMU may then have more counters.
 fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
     for events in 1..=kinds.len() {
         if !together(&kinds[..events], LONG / 5)?.iter().all(always) {

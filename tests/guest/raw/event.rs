@@ -16,8 +16,8 @@ pub(crate) struct Event(pub(super) OwnedFd);
 
 impl Event {
     fn ioctl(&self, request: bindings::perf_event_ioctls, argument: u64) -> io::Result<i32> {
-        // SAFETY: a request accesses memory only at `argument`. The callers below keep that memory valid, and it is
-        // large enough. `QUERY_BPF` writes only one word, because `ids_len` in its buffer is zero.
+        // SAFETY: a request accesses memory only at `argument`. The callers below make sure that this memory is valid
+        // and large enough. `QUERY_BPF` writes only one word, because `ids_len` in its buffer is zero.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), u64::from(request), argument) })
     }
 

@@ -35,8 +35,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Returns a device with `vcpus` vCPUs, and the code that initializes it. The code sets up every feature, the
-    /// control queue, and one queue per vCPU.
+    /// Returns a device with `vcpus` vCPUs, and the code that initializes it. The code accepts the device's feature
+    /// bits 0 to 3, and sets up the control queue and one queue per vCPU.
     #[must_use]
     pub fn bring_up(vcpus: u32) -> (Self, Code) {
         Self::bring_up_with(vcpus, 0xf)

@@ -1,7 +1,7 @@
 //! An ELF kernel image that contains micro programs, one for each vCPU.
 //!
-//! Like an operating system, the boot vCPU starts the other vCPUs with INIT and SIPI. It runs its own program
-//! concurrently, waits until all programs are done, and powers off the machine.
+//! The boot vCPU starts the other vCPUs with INIT and SIPI, as an operating system does. While they run their programs,
+//! it runs its own. It then waits until all programs are done, and powers off the machine.
 
 use super::code::Code;
 

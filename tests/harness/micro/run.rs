@@ -141,8 +141,8 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
 /// Returns the path of this workspace's VMM, which is built once per test program. The VMM is optimized if the test
 /// program is, as in benchmarks.
 ///
-/// An unoptimized VMM is built without `--package`, as a dependency of its test `cli`. Cargo then unifies features as
-/// `cargo test` does, and reuses the crates that `cargo test` compiled.
+/// To get an unoptimized VMM, this function builds the VMM's test `cli`, which depends on the VMM, and does not pass
+/// `--package`. Cargo then unifies features as `cargo test` does, and reuses the crates that `cargo test` compiled.
 ///
 /// # Panics
 /// If it does not build.

@@ -58,7 +58,8 @@ fn run() -> Result<u8, Failure> {
         return Err(usage("only `run` is supported"));
     };
     let mut config = Config::try_from(args.as_ref()).map_err(usage)?;
-    // The seccomp filters allow only the system calls of the project's VMM, which has no emulated PMU.
+    // Run without seccomp filters. The filters allow only the system calls of the project's VMM, which has no emulated
+    // PMU.
     config.confinement.seccomp = false;
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;

@@ -29,8 +29,9 @@ const LVT_MASKED: u32 = 1 << 16;
 const LVT_MODE: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
 
-/// The guest memory that contains the kernel, or `None` after the kernel has been patched. The first read of a register
-/// patches the kernel, because the guest's driver probes the registers before it uses RDPMC.
+/// The guest memory that contains the kernel, or `None` after the kernel has been patched. The kernel is patched when
+/// the guest first reads a register. This is early enough, because the guest's driver probes the registers before it
+/// uses RDPMC.
 type Unchanged = Arc<Mutex<Option<GuestMemoryMmap>>>;
 
 /// The PMU of every vCPU of a machine.

@@ -23,7 +23,7 @@ pub(crate) enum RdpmcError {
     #[error("cannot read the guest's kernel")]
     Memory(#[from] GuestMemoryError),
     /// An unexpected kernel.
-    #[error("found native_read_pmc {0} times in the guest's kernel, expected one")]
+    #[error("found native_read_pmc {0} times in the guest's kernel, expected it once")]
     Found(usize),
 }
 

@@ -26,7 +26,7 @@ pub struct Survey {
     pub mediated_pmu: Option<bool>,
     /// The events that a guest may open with each tier, or with the list on the command line.
     pub pmu: Vec<Offered>,
-    /// The same facts as lines of a table. Each line also states the consequence.
+    /// The same facts, written as lines of a table. Each line also states the consequence.
     pub checks: Vec<Check>,
 }
 

@@ -7,8 +7,8 @@ use super::perf;
 use crate::arch::check::Guest;
 use crate::probe::Check;
 
-/// Whether a stock kernel should boot. True if KVM is usable, and every mechanism works that small guests tested. These
-/// are the mechanisms that a kernel needs until it starts its first user program.
+/// Whether a stock kernel should boot. True if KVM is usable, and all mechanisms that were tested with small guests
+/// work. A kernel needs these mechanisms until it starts its first user program.
 pub(super) fn stock_kernel(kvm: &Kvm, guest: Option<&Guest>) -> bool {
     kvm.usable && guest.is_some_and(|guest| guest.obstacles().is_empty())
 }

@@ -53,8 +53,8 @@ pub struct RunArgs {
     pub guest_pmu: bool,
 
     /// Work that hardware events count: guest (only the guest's), or vcpu (also the host's work for
-    /// the vCPU: KVM and this VMM on its thread). Sampling events exclude the host's work in both
-    /// modes [default: guest]
+    /// the vCPU, which KVM and this VMM do on the vCPU's thread). Sampling events exclude the
+    /// host's work in both modes [default: guest]
     #[arg(long, value_enum, value_name = "MODE")]
     pub count_mode: Option<CountMode>,
 

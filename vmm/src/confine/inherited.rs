@@ -47,7 +47,7 @@ impl Inherited {
 }
 
 fn is_open(number: RawFd) -> bool {
-    // SAFETY: the call only reads the descriptor's flags; it returns an error if the descriptor is closed.
+    // SAFETY: the call only reads the descriptor's flags, and returns an error if the descriptor is closed.
     unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
 }
 

@@ -137,7 +137,8 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
 }
 
 /// Lowers the process's limits to what the machine needs. If permitted, also raises the limit on locked memory to what
-/// the machine needs, because rings of host events are locked and `CAP_IPC_LOCK` is dropped.
+/// the machine needs, because rings of host events count as locked memory, and `CAP_IPC_LOCK`, which would lift the
+/// limit, is dropped.
 pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
     let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
     let descriptors = machine + settings.map_or(0, vpmu::confine::descriptors);
@@ -203,9 +204,9 @@ fn failed(error: Errno) -> ConfineError {
 }
 
 /// Uses `chroot` instead of a new mount namespace, because `pivot_root` does not work on an initramfs. To escape, the
-/// process would need `CAP_SYS_CHROOT`, which is dropped, or an open directory outside the new root. The directories of
-/// recordings and of the control socket may be outside. There, the filters only allow the process to create, rename and
-/// remove files.
+/// process would need `CAP_SYS_CHROOT`, which is dropped, or an open directory outside the new root. The open
+/// directories of recordings and of the control socket can be outside. In these directories, the filters only allow the
+/// process to create, rename and remove files.
 fn change_root(directory: &Path) -> Result<(), ConfineError> {
     let refused = |error| chroot_refused(directory, error);
     rustix::process::chroot(directory).map_err(refused)?;

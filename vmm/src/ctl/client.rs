@@ -122,7 +122,7 @@ pub enum CtlError {
     #[error("no machine listens on {0}: the machine that created the socket has ended")]
     Dead(PathBuf),
     /// The path is not a socket.
-    #[error("{0} is not a control socket: give the path of 'vmm run --ctl' with --socket")]
+    #[error("{0} is not a control socket: give --socket the same path as 'vmm run --ctl'")]
     NoSocket(PathBuf),
     /// The caller lacks permission.
     #[error(
@@ -142,7 +142,7 @@ pub enum CtlError {
     #[error("the machine at {0} closed the connection without a reply")]
     Closed(PathBuf),
     /// The reply does not come from a VMM, or comes from a VMM of a different version.
-    #[error("unexpected reply on {path}: use the 'vmm' of the same version as the machine")]
+    #[error("unexpected reply on {path}: use the version of 'vmm' that runs the machine")]
     Stranger {
         /// The path.
         path: PathBuf,
@@ -203,7 +203,7 @@ pub enum CtlError {
         source: Box<CtlError>,
     },
     /// The reply does not match the request.
-    #[error("unexpected reply on {0}: use the 'vmm' of the same version as the machine")]
+    #[error("unexpected reply on {0}: use the version of 'vmm' that runs the machine")]
     Other(PathBuf),
     /// The machine refused the request, with this reason.
     #[error("{0}")]

@@ -203,8 +203,8 @@ pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
         gid: 0,
     };
     let mut size = size_of::<ucred>() as socklen_t;
-    // SAFETY: `size` is the size of `peer`. The kernel writes at most that many bytes to `peer`, and writes `size`,
-    // only during the call.
+    // SAFETY: `size` is the size of `peer`, and the kernel writes at most that many bytes to `peer`. It accesses `peer`
+    // and `size` only during the call.
     let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

@@ -21,8 +21,8 @@ const BATCH: usize = 4096;
 /// Conditions that end the wait for a slow reader.
 #[derive(Debug)]
 pub struct StallPolicy {
-    /// The end of the run. If the user or a signal requests the end, the wait stops ([`End::hurry`]). If the guest
-    /// causes the end, the wait continues.
+    /// The end of the run. If the user or a signal requests the end, the output stops waiting for the reader
+    /// ([`End::hurry`]). If the guest causes the end, the output continues to wait.
     pub end: Arc<End>,
     /// Pending signals that end the run.
     pub signals: EndingSignals,

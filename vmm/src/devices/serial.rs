@@ -26,7 +26,7 @@ impl Trigger for Line {
     }
 }
 
-/// Notifies the event loop that the guest has read all input and has room for more.
+/// Notifies the event loop that the guest has read all input, so the port has room for more.
 #[derive(Debug, Clone)]
 pub struct FifoSpace(pub Arc<EventFd>);
 

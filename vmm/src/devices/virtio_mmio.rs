@@ -125,7 +125,7 @@ pub struct VirtioMmio {
     backend: Arc<dyn Backend>,
     memory: Memory,
     interrupt: Arc<Interrupt>,
-    /// Whether notifications are passed to the backend. Every notification reads this without taking the lock.
+    /// Whether notifications are passed to the backend. A notification only reads this, and does not lock `state`.
     live: AtomicBool,
     state: Mutex<State>,
 }

@@ -103,8 +103,8 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the files that an interrupted snapshot left in the directory. Any other file in the directory is an error. A
-/// file `memory` belongs to an interrupted snapshot if the state is unfinished, because the state is renamed last.
+/// Returns the files that an interrupted snapshot left in the directory. Any other file in the directory is an error.
+/// If the state file is still unfinished, `memory` is a leftover too, because a snapshot renames the state file last.
 fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
     let names: Vec<OsString> = names.collect::<io::Result<_>>()?;
@@ -147,7 +147,7 @@ impl Drop for Directory {
         }
         for name in [STATE, MEMORY] {
             for path in [unfinished(&self.path, name), self.path.join(name)] {
-                // The file usually does not exist, and a drop cannot return an error.
+                // Ignore errors: usually the file does not exist, and a drop could not return an error.
                 let _ = fs::remove_file(path);
             }
         }

@@ -36,10 +36,10 @@ pub(crate) type Completion = Result<(), String>;
 #[derive(Debug, Default)]
 struct Slot {
     pending: Option<PendingRequest>,
-    /// The id of a snapshot for which the memory is written, but the client has not completed the files.
+    /// The id of a snapshot whose memory has been written, but whose files the client has not completed yet.
     unfinished: Option<String>,
     finished: Option<Completion>,
-    /// Whether new requests are refused, because the main thread takes no more requests.
+    /// Whether the main thread takes no more requests. New requests are then refused.
     closed: bool,
 }
 
@@ -93,7 +93,8 @@ impl Mailbox {
         answered.recv().unwrap_or_else(|_| Err(ENDS.to_owned()))
     }
 
-    /// Answers a request. If the snapshot was taken, its client must finish it next.
+    /// Answers a request. If the snapshot was taken, no other snapshot can be requested until the client has finished
+    /// this one.
     pub(crate) fn answer(&self, pending: PendingRequest, taken: Result<Taken, String>) {
         let PendingRequest {
             request, answer, ..

@@ -187,7 +187,7 @@ pub(crate) fn read_id(file: &File, length: u64) -> io::Result<String> {
     Ok(name.unwrap_or_default().to_owned())
 }
 
-/// Returns the length of `memory` in bytes, in guest memory and also in the file.
+/// Returns the length of `memory` in bytes. In the file, `memory` has the same length.
 pub(crate) fn length(memory: &GuestMemoryMmap) -> u64 {
     memory.iter().map(GuestMemoryRegion::len).sum()
 }

@@ -111,13 +111,13 @@ pub enum SnapshotError {
     #[error("{0} is not the snapshot that the diff is based on, or has changed since")]
     OtherBase(PathBuf),
     /// The base is already the last diff that is allowed on top of a full snapshot.
-    #[error("{0} is the last of {MAX_DIFFS} diffs: make a snapshot without --diff")]
+    #[error("{0} is the last of {MAX_DIFFS} possible diffs: make a snapshot without --diff")]
     TooManyDiffs(PathBuf),
     /// The facts describe an impossible machine.
     #[error("{0} describes an invalid machine")]
     Facts(PathBuf),
     /// A flag contradicts the snapshot.
-    #[error("{flag}: the snapshot's machine has {saved}; leave {flag} out")]
+    #[error("{flag} does not match the snapshot, which has {saved}: leave {flag} out")]
     Differs {
         /// The flag that differs.
         flag: &'static str,
@@ -392,8 +392,8 @@ pub(crate) fn open(directory: &Path) -> Result<Opened, SnapshotError> {
 
 type Below = Option<(Base, Vec<Run>)>;
 
-/// Opens the memory of the base in `directory`. If this base is a diff, also returns the base and
-/// the pages of that diff.
+/// Opens the memory of `base`, which is the snapshot in `directory`. If this snapshot is itself a diff, also returns
+/// the snapshot that it is based on, and the pages that it has.
 fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Below), SnapshotError> {
     let file = StateFile::read(directory)?;
     if file.digest != base.digest || file.header.id != base.id || file.header.machine != *facts {

@@ -37,15 +37,15 @@ pub enum VmError {
         #[source]
         source: kernel::KernelError,
     },
-    /// The configuration has no kernel. This is a bug, because only a machine that is restored and never boots needs no
-    /// kernel.
+    /// The configuration has no kernel. This is a bug: every machine that boots needs a kernel. Only a restored machine
+    /// that never boots can do without.
     #[error("there is no kernel to boot")]
     NothingToBoot,
     /// The snapshot cannot be restored.
     #[error(transparent)]
     Snapshot(#[from] snapshot::SnapshotError),
     /// This KVM cannot save a machine.
-    #[error("this KVM cannot save the machine, as --ctl requires; run without --ctl")]
+    #[error("--ctl needs a KVM that can save the machine, and this KVM cannot; run without --ctl")]
     Saver(#[source] state::StateError),
     /// KVM cannot be opened, or it refuses a request.
     #[error(transparent)]
@@ -65,11 +65,11 @@ pub enum VmError {
     /// A device cannot be added.
     #[error(transparent)]
     Devices(#[from] board::PlugError),
-    /// The host's perf events cannot serve the paravirtual PMU.
-    #[error("the host's perf events cannot serve the PMU; --no-vpmu runs without a PMU")]
+    /// The paravirtual PMU cannot use the host's perf events.
+    #[error("the PMU cannot use the host's perf events; to run without a PMU, give --no-vpmu")]
     PerfSource(#[from] vpmu::host::Error),
     /// The PMU device cannot be created.
-    #[error("cannot create the PMU device; --no-vpmu runs without a PMU")]
+    #[error("cannot create the PMU device; to run without a PMU, give --no-vpmu")]
     Vpmu(#[from] vpmu::Error),
     /// A persistent event of the operator cannot be started, or its recording cannot be written.
     #[error(transparent)]

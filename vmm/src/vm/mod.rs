@@ -85,8 +85,8 @@ pub struct Vm {
     footprint: Footprint,
 }
 
-/// Effects of the limits: totals of the resets that were delayed, and of the recordings and console output that were
-/// dropped. Also has the total of the console output that was written.
+/// Totals of what the limits held back: delayed resets, skipped recordings and dropped console output. Also has the
+/// total of the console output that was written.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeldBack {
     /// Resets that were delayed.
@@ -410,8 +410,8 @@ impl Vm {
             Ok(())
         });
         if served.is_err() {
-            // Announce an end, so that vCPUs no longer enter the guest. `ByHand` is a placeholder: this
-            // function returns the error of `served`.
+            // Announce an end, so that vCPUs no longer enter the guest. Nobody sees the placeholder `ByHand`, because
+            // this function returns the error in `served`.
             end.announce(Ok(Ending::ByHand));
         }
         self.vcpus.stop(&self.shared.threads);

@@ -45,11 +45,12 @@ pub const COMMAND_REFRESH: u32 = 9;
 /// vCPU command: let the event write up to `room` bytes to its AUX area, starting at position `value` modulo
 /// the size of the area. Only for areas mapped with [`MAP_DRIVER_OWNED`](super::MAP_DRIVER_OWNED).
 pub const COMMAND_AUX_BEGIN: u32 = 10;
-/// vCPU command: stop the event's writes to its AUX area. [`Reply::value`] is the head that the event
-/// reached. [`Reply::lost`] is the number of bytes that did not fit since [`COMMAND_AUX_BEGIN`].
+/// vCPU command: stop the event's writes to its AUX area. [`Reply::value`] is the head that the event reached.
+/// [`Reply::lost`] is the number of bytes that were lost since [`COMMAND_AUX_BEGIN`] because they did not fit.
 pub const COMMAND_AUX_END: u32 = 11;
-/// vCPU command: write the event's pending samples and packets to its ring and AUX area, and wake the readers,
-/// before replying. If [`Command::event`] is zero, flush every persistent event of this vCPU.
+/// vCPU command: write the event's pending samples and packets to its ring and AUX area, and wake the readers.
+/// The device does all this before it replies. If [`Command::event`] is zero, flush every persistent event of
+/// this vCPU.
 pub const COMMAND_FLUSH: u32 = 12;
 
 wire! {

@@ -96,7 +96,7 @@ pub const REFUSED_ABSENT: u8 = 4;
 pub const REFUSED_POLICY: u8 = 5;
 /// Reason for a refusal: any other error of the host.
 pub const REFUSED_OTHER: u8 = 6;
-/// Reason for a refusal: the VMM may run on CPUs with different core PMUs, or on CPUs without a core PMU.
+/// Reason for a refusal: the VMM can run on CPUs with different core PMUs, or on CPUs without a core PMU.
 pub const REFUSED_SEVERAL_PMUS: u8 = 7;
 /// Reason for a refusal: the host's KVM supports mediated PMUs, and an open hardware event would prevent VMs
 /// with a mediated PMU from starting.

@@ -1,5 +1,5 @@
 //! The control queue: operations, rings, AUX areas, task pages, links and wakeups. The comment on each
-//! operation names its request struct, then its reply struct. The structs of the requests that open, list and
+//! operation names its request struct and its reply struct. The structs of the requests that open, list and
 //! detach events are in the modules `open`, `catalogue` and `persistent`.
 
 use zerocopy::little_endian::{U32, U64};
@@ -16,54 +16,55 @@ wire! {
     }
 }
 
-/// Control operation: open an event; [`OpenRequest`](super::OpenRequest),
+/// Control operation: open an event. Request: [`OpenRequest`](super::OpenRequest). Reply:
 /// [`OpenReply`](super::OpenReply).
 pub const CONTROL_OPEN: u32 = 1;
-/// Control operation: close an event; header only, [`ControlReply`].
+/// Control operation: close an event. Request: [`ControlHeader`]. Reply: [`ControlReply`].
 pub const CONTROL_CLOSE: u32 = 2;
-/// Control operation: attach ring pages to an event; [`MapRequest`], [`ControlReply`].
+/// Control operation: attach ring pages to an event. Request: [`MapRequest`]. Reply: [`ControlReply`].
 pub const CONTROL_MAP: u32 = 3;
-/// Control operation: detach an event's ring pages; header only, [`ControlReply`]. After the reply, the device
-/// no longer writes to these pages.
+/// Control operation: detach an event's ring pages. Request: [`ControlHeader`]. Reply: [`ControlReply`]. After
+/// the reply, the device no longer writes to these pages.
 pub const CONTROL_UNMAP: u32 = 4;
-/// Control operation: read the catalogue; [`CatalogueRequest`](super::CatalogueRequest),
-/// [`ControlReply`] followed by a [`CatalogueEntry`](super::CatalogueEntry) for each event.
+/// Control operation: read the catalogue. Request: [`CatalogueRequest`](super::CatalogueRequest). Reply:
+/// [`ControlReply`], followed by a [`CatalogueEntry`](super::CatalogueEntry) for each event.
 pub const CONTROL_CATALOGUE: u32 = 5;
-/// Control operation: set the address of a vCPU's [`TaskPage`](super::TaskPage);
-/// [`TaskPageRequest`], [`ControlReply`].
+/// Control operation: set the address of a vCPU's [`TaskPage`](super::TaskPage). Request: [`TaskPageRequest`].
+/// Reply: [`ControlReply`].
 pub const CONTROL_TASK_PAGE: u32 = 6;
-/// Control operation: send an event's records to the ring of another event; [`RedirectRequest`],
-/// [`ControlReply`].
+/// Control operation: send an event's records to the ring of another event. Request: [`RedirectRequest`].
+/// Reply: [`ControlReply`].
 pub const CONTROL_REDIRECT: u32 = 7;
-/// Control operation: stop or resume writing to a ring; [`PauseRequest`], [`ControlReply`].
+/// Control operation: stop or resume writing to a ring. Request: [`PauseRequest`]. Reply: [`ControlReply`].
 pub const CONTROL_PAUSE: u32 = 8;
-/// Control operation: attach AUX pages to an event's own ring, or, with [`MAP_DRIVER_OWNED`], to an event
-/// without a ring; [`MapRequest`], [`ControlReply`].
+/// Control operation: attach AUX pages to an event's own ring. With [`MAP_DRIVER_OWNED`], attach them to an
+/// event without a ring. Request: [`MapRequest`]. Reply: [`ControlReply`].
 pub const CONTROL_MAP_AUX: u32 = 9;
-/// Control operation: detach an event's AUX pages; header only, [`ControlReply`]. After the reply, the device
-/// no longer writes to these pages.
+/// Control operation: detach an event's AUX pages. Request: [`ControlHeader`]. Reply: [`ControlReply`]. After
+/// the reply, the device no longer writes to these pages.
 pub const CONTROL_UNMAP_AUX: u32 = 10;
-/// Control operation: make an event persistent; [`DetachRequest`](super::DetachRequest),
+/// Control operation: make an event persistent. Request: [`DetachRequest`](super::DetachRequest). Reply:
 /// [`ControlReply`].
 pub const CONTROL_DETACH: u32 = 11;
-/// Control operation: make an event non-persistent; header only, [`ControlReply`].
+/// Control operation: make an event non-persistent. Request: [`ControlHeader`]. Reply: [`ControlReply`].
 pub const CONTROL_ATTACH: u32 = 12;
-/// Control operation: list persistent events in ascending order of id;
-/// [`PersistentRequest`](super::PersistentRequest), [`ControlReply`] followed by a
+/// Control operation: list persistent events in ascending order of id. Request:
+/// [`PersistentRequest`](super::PersistentRequest). Reply: [`ControlReply`], followed by a
 /// [`PersistentEvent`](super::PersistentEvent) for each event.
 pub const CONTROL_PERSISTENT: u32 = 13;
-/// Control operation: make an event the starter or stopper of another event; [`LinkRequest`],
-/// [`ControlReply`].
+/// Control operation: make the overflows of an event start or stop another event. Request: [`LinkRequest`].
+/// Reply: [`ControlReply`].
 pub const CONTROL_LINK: u32 = 14;
-/// Control operation: change the interval of an event's wakeups; [`WakeupRequest`],
+/// Control operation: change the interval of an event's wakeups. Request: [`WakeupRequest`]. Reply:
 /// [`ControlReply`].
 pub const CONTROL_WAKEUP: u32 = 15;
-/// Control operation: accept features that the transport hides; [`FeaturesRequest`],
+/// Control operation: accept features that the transport hides. Request: [`FeaturesRequest`]. Reply:
 /// [`ControlReply`].
 pub const CONTROL_FEATURES: u32 = 16;
 
 wire! {
-    /// The reply to every control request except [`CONTROL_OPEN`]; entries may follow it.
+    /// The reply to every control request except [`CONTROL_OPEN`]. In a reply to [`CONTROL_CATALOGUE`] or
+    /// [`CONTROL_PERSISTENT`], entries follow this struct.
     pub struct ControlReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
@@ -75,9 +76,9 @@ wire! {
 }
 
 wire! {
-    /// The request of [`CONTROL_MAP`] and [`CONTROL_MAP_AUX`]. In the readable buffer, it is followed by
-    /// the guest-physical addresses (`U64`) of `pages` pages. A ring consists of the metadata page,
-    /// followed by 2^n data pages or none. An AUX area consists of 2^n pages.
+    /// The request of [`CONTROL_MAP`] and [`CONTROL_MAP_AUX`]. In the readable buffer, it is followed by the
+    /// guest-physical addresses (`U64`) of `pages` pages. A ring consists of the metadata page alone, or of the
+    /// metadata page followed by 2^n data pages. An AUX area consists of 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,
@@ -113,7 +114,7 @@ wire! {
     pub struct PauseRequest {
         /// `event` names an event that writes to the ring.
         pub header: ControlHeader,
-        /// 1: stop writing. Overflows are lost while writing is stopped. 0: resume writing.
+        /// 1 stops writing, and 0 resumes it. Overflows are lost while writing is stopped.
         pub paused: U32,
         /// Zero.
         pub reserved: U32,

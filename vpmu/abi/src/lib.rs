@@ -6,7 +6,7 @@
 //! compares C and Rust field by field. Integers between device and driver are little-endian; reserved fields
 //! are zero.
 
-/// Defines a struct of the interface: its fields in order, without padding.
+/// Defines a struct of the interface. Its fields are laid out in order, without padding.
 macro_rules! wire {
     ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$about])*

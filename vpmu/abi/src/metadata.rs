@@ -3,8 +3,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 
 wire! {
-    /// The first page of a ring: the fields of Linux's `struct perf_event_mmap_page` that the
-    /// device writes. Offsets and sizes are the kernel's.
+    /// The first page of a ring: the fields of Linux's `struct perf_event_mmap_page` that the device writes.
+    /// Each field has the same offset and size as in the kernel.
     pub struct Metadata {
         /// Version of this layout; zero.
         pub version: U32,
@@ -36,7 +36,7 @@ wire! {
         pub size: U32,
         /// Zero.
         pub reserved_1: U32,
-        /// For a clock narrower than 64 bits, its reading when the conversion was set up.
+        /// For a clock narrower than 64 bits: the value of the clock when the conversion was set up.
         pub time_cycles: U64,
         /// Mask of the clock's bits.
         pub time_mask: U64,

@@ -65,8 +65,8 @@ pub const OPEN_WATERMARK: u32 = 1 << 3;
 /// [`OpenRequest::flags`]: `period` is a frequency in samples per second; the device adjusts the actual period
 /// to match it.
 pub const OPEN_FREQ: u32 = 1 << 4;
-/// [`OpenRequest::flags`]: every record that is not a sample ends with the fields TID, TIME, ID, STREAM_ID,
-/// CPU and IDENTIFIER, as far as `sample_type` selects them, like perf's `sample_id_all`.
+/// [`OpenRequest::flags`]: every record that is not a sample ends with those of the fields TID, TIME, ID,
+/// STREAM_ID, CPU and IDENTIFIER that `sample_type` selects. Like perf's `sample_id_all`.
 pub const OPEN_SAMPLE_ID_ALL: u32 = 1 << 5;
 /// [`OpenRequest::flags`]: the device writes the event's ring backwards, from its end, like perf's
 /// `write_backward`.

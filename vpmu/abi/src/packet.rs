@@ -9,8 +9,8 @@ pub const PACKET_ALIGN: usize = 64;
 pub const FORMAT_EXITS: u16 = 1;
 /// Format of a trace: [`SamplePacket`], [`SyncPacket`].
 pub const FORMAT_SAMPLES: u16 = 2;
-/// First trace format of the VMM's producers, which use 128 to 255
-/// ([`KIND_VMM_TRACE`](super::KIND_VMM_TRACE)).
+/// First trace format of the VMM's producers ([`KIND_VMM_TRACE`](super::KIND_VMM_TRACE)). The producers use the
+/// formats 128 to 255.
 pub const FORMAT_VMM: u16 = 128;
 
 /// First byte of a packet: padding. Readers skip [`PACKET_ALIGN`] bytes.
@@ -34,7 +34,7 @@ pub const SYNC_RESUME: u8 = 1 << 2;
 pub const SYNC_PAGE: u8 = 1 << 3;
 
 wire! {
-    /// A packet from which a reader can start to decode. The device writes one where the trace begins or
+    /// A packet from which a reader can start to decode. The device writes one where the trace begins, where it
     /// resumes, after lost packets, and at the beginning of each page of the area. 64 bytes.
     pub struct SyncPacket {
         /// [`PACKET_SYNC`].
@@ -69,8 +69,8 @@ pub const PACKET_IP: u8 = 1 << 1;
 /// [`ExitPacket::flags`]: the trace ended, or the vCPU stopped, before guest re-entry, so `outside` is
 /// incomplete.
 pub const PACKET_CUT: u8 = 1 << 2;
-/// [`ExitPacket::flags`]: `reason` is the hardware's exit reason (VMX, SVM), and `qualification` and
-/// `detail` are the hardware's exit information. Without this flag, `reason` is one of `EXIT_*`.
+/// [`ExitPacket::flags`]: `reason` is the hardware's exit reason (VMX, SVM), and `qualification` and `detail`
+/// hold the hardware's exit information. Without this flag, `reason` is one of `EXIT_*`.
 pub const PACKET_HARDWARE: u8 = 1 << 3;
 /// [`SamplePacket::flags`]: the registers are known.
 pub const PACKET_REGS: u8 = 1 << 4;
@@ -78,8 +78,8 @@ pub const PACKET_REGS: u8 = 1 << 4;
 pub const PACKET_COLLISION: u8 = 1 << 5;
 
 wire! {
-    /// One exit of a vCPU: the time from the guest's last instruction before the exit to the guest's
-    /// first instruction after it. 64 bytes.
+    /// One exit of a vCPU. It lasts from the guest's last instruction before the exit to the guest's first
+    /// instruction after it. 64 bytes.
     pub struct ExitPacket {
         /// [`PACKET_EXIT`].
         pub kind: u8,
@@ -97,8 +97,8 @@ wire! {
         pub outside: U64,
         /// Port I/O: the port. Memory-mapped I/O: the guest-physical address.
         pub qualification: U64,
-        /// Port and memory-mapped I/O: bits 0 to 7 are the size of an access in bytes, and [`DETAIL_WRITE`]
-        /// is set for a write. Port I/O: bits 32 to 63 are the number of accesses.
+        /// Port and memory-mapped I/O: bits 0 to 7 hold the size of an access in bytes, and [`DETAIL_WRITE`] is
+        /// set for a write. Port I/O: bits 32 to 63 hold the number of accesses.
         pub detail: U64,
         /// The running process.
         pub pid: U32,

@@ -12,9 +12,9 @@ wire! {
     pub struct DetachRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// The event's name: a lower-case letter, then at most 38 lower-case letters, digits, `-` and `_`;
-        /// padded with zeros. If all bytes are zero, the event keeps its name; an event without a name gets
-        /// the name `event` followed by its id.
+        /// The event's name, padded with zeros. It is a lower-case letter, followed by at most 38 lower-case
+        /// letters, digits, `-` and `_`. If all bytes are zero, the event keeps its name; an event without a
+        /// name gets the name `event` followed by its id.
         pub name: [u8; PERSISTENT_NAME],
     }
 }
@@ -41,7 +41,7 @@ wire! {
         /// A request that would open an event like this one: with the current `period`, `wakeup` and
         /// `engine`, and with [`OPEN_ENABLED`](super::OPEN_ENABLED) if the event is enabled.
         pub open: OpenRequest,
-        /// Pages of the event's ring, including the metadata page; zero without a ring.
+        /// Pages of the event's ring, including the metadata page; zero if the event has no ring.
         pub pages: U32,
         /// `MAP_*` flags of the ring.
         pub map: U32,

@@ -2,7 +2,7 @@
 //! the guest's byte order. `guest-driver/linux/vpmu_uapi.h` has the same definitions in C and documents each call;
 //! kinds, catalogue flags and packets are the same as in the device interface.
 
-/// Defines an argument struct of an ioctl: its fields in order, without padding.
+/// Defines an argument struct of an ioctl. Its fields are laid out in order, without padding.
 macro_rules! call {
     ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$about])*
@@ -123,7 +123,7 @@ call! {
         pub name: [u8; crate::PERSISTENT_NAME],
         /// The CPU on which to open the event again; all ones while the CPU is unknown.
         pub cpu: u32,
-        /// Pages of the event's ring, including the metadata page; zero without a ring.
+        /// Pages of the event's ring, including the metadata page; zero if the event has no ring.
         pub pages: u32,
         /// One of `ENGINE_*`.
         pub engine: u32,
@@ -153,14 +153,15 @@ call! {
 }
 
 call! {
-    /// The argument of [`IOC_PERF`]: an ioctl for an event that was opened with perf_event_open(2).
+    /// The argument of [`IOC_PERF`]. It describes another ioctl, to be executed on an event that was opened
+    /// with perf_event_open(2).
     pub struct Perf {
         /// The file descriptor of an event of this device's PMUs.
         pub fd: i32,
         /// The ioctl: [`IOC_FLUSH`], [`IOC_DETACH`], [`IOC_ATTACH`], [`IOC_SET_STARTER`] or
         /// [`IOC_SET_STOPPER`].
         pub call: u32,
-        /// The argument of the ioctl in `call`: zero, an address, or the file descriptor of a target.
+        /// The argument of the ioctl that `call` names: zero, an address, or the file descriptor of a target.
         pub arg: u64,
     }
 }
@@ -226,12 +227,12 @@ pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
 pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
 /// Places a mark on the caller's CPU; the argument is the mark's value.
 pub const IOC_MARK: u32 = ioc(0, 3, 0);
-/// On an event: returns the event's sampling engine, one of `ENGINE_*`, in the `u32` at the address in the
-/// argument.
+/// On an event: writes the number of the event's sampling engine, one of `ENGINE_*`, to the `u32` at the
+/// address in the argument.
 pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
 /// The argument is a [`Persistent`]; returns the number of entries written.
 pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
-/// On an event: flushes the event, or the event's whole group with `PERF_IOC_FLAG_GROUP`. On the device:
+/// On an event: flushes the event, or its whole group if the argument is `PERF_IOC_FLAG_GROUP`. On the device:
 /// flushes every persistent event.
 pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
 /// On an event: makes it persistent. The argument is a [`Detach`], in which the call returns the event's id.
@@ -239,9 +240,11 @@ pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
 /// On an event: makes it non-persistent. The event then ends when its last file descriptor is closed and its
 /// ring is no longer mapped.
 pub const IOC_ATTACH: u32 = ioc(0, 8, 0);
-/// On an event: makes its overflows start the event whose file descriptor is the argument.
+/// On an event: makes overflows of this event start another event, the target. The argument is the target's
+/// file descriptor.
 pub const IOC_SET_STARTER: u32 = ioc(0, 9, 0);
-/// On an event: makes its overflows stop the event whose file descriptor is the argument.
+/// On an event: makes overflows of this event stop another event, the target. The argument is the target's file
+/// descriptor.
 pub const IOC_SET_STOPPER: u32 = ioc(0, 10, 0);
 /// On the device: the argument is a [`Perf`].
 pub const IOC_PERF: u32 = ioc(WRITE, 11, size_of::<Perf>());

@@ -45,8 +45,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Activates the device, opens a disabled trace of every exit to the VMM, and maps the ring and the area
-    /// of the trace.
+    /// Activates the device. Opens a trace of every exit that reaches the VMM, and maps the trace's ring and
+    /// area. The trace is still disabled.
     pub(crate) fn open(vpmu: &Vpmu, memory: &GuestMemoryMmap) -> Self {
         let (drivers, queues): (Vec<_>, Vec<_>) = (0..3)
             .map(|index| {

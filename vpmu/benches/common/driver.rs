@@ -101,7 +101,8 @@ impl DriverQueue {
         Ok(())
     }
 
-    /// Reads `room` bytes of the last answer to the chain with index `chain`.
+    /// Reads the first `room` bytes of the answer buffer of chain number `chain`, which holds the latest answer
+    /// to this chain.
     pub(crate) fn answer(&self, chain: u64, room: usize) -> io::Result<Vec<u8>> {
         let mut answer = vec![0; room];
         let at = GuestAddress(self.base + ANSWERS + chain * BUFFER);

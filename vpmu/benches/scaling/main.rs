@@ -77,8 +77,8 @@ pub(crate) struct Host {
 struct Pair {
     shared: f64,
     independent: f64,
-    /// The lower of the two independent slices' values: CPU time that the threads got, divided by the maximum that they
-    /// could get.
+    /// CPU time that the threads got, divided by the maximum that they could get. This is the lower of the values for
+    /// the two independent slices.
     undisturbed: f64,
 }
 
@@ -236,7 +236,7 @@ fn round(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Pair> {
     Ok(pairs[pairs.len() / 2])
 }
 
-/// Prints the CPU time that one vCPU needs to schedule a task in and out, by number of events.
+/// Prints the CPU time that one vCPU needs to schedule a task in and out, for each number in [`EVENTS`].
 fn print_times(host: &Arc<Host>) -> io::Result<()> {
     let mut sides = Vec::new();
     for events in EVENTS {

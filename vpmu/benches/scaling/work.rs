@@ -118,7 +118,7 @@ impl Work {
 
     /// Leaves the guest. Returns an error if an event lost samples or trace bytes, or if a count does not match the
     /// number of steps. The events of [`Load::Switches`] do not count steps. With this load, returns an error if the
-    /// clock's count is zero, or if one of the last commands to switch in or out failed.
+    /// clock's count is zero, or if one of the last commands that schedule the events in or out failed.
     pub(crate) fn end(mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
         let room = self.events.len() * size_of::<Reply>();
         if let Load::Switches(_) = self.load {

@@ -1,4 +1,4 @@
-//! Slowdown of a guest that samples itself, by number of events and by engine.
+//! Slowdown of a guest that samples itself, for several numbers of events and for both engines.
 //!
 //! A minimal VMM embeds the device and runs a vCPU on this machine's `/dev/kvm`. The vCPU runs a loop in ring 3,
 //! while 1, 6 or 10 events at once sample the vCPU's clock, each at 1 kHz. Short slices with and without sampling
@@ -50,7 +50,7 @@ const SLICES: usize = 8;
 /// Number of runs of each kind: host events, batched engine and exit engine. Runs of the three kinds alternate,
 /// because the speed of a machine with other users drifts.
 const RUNS: usize = 4;
-/// The aim: the slowdown by the batched engine, divided by the slowdown by the host's own events, is at most this.
+/// The aim for the batched engine: its slowdown is at most this many times the slowdown by the host's own events.
 const LIMIT: f64 = 1.2;
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
 /// Bytes of a sample with IP, TID and TIME.
@@ -96,7 +96,7 @@ struct Slice {
     samples: u64,
 }
 
-/// The slices of a run. Slices with and without sampling alternate; the first and the last are without sampling.
+/// The slices of a run. Slices with and without sampling alternate. The first and the last slice are without sampling.
 #[derive(Debug)]
 struct Run {
     without: Vec<Slice>,

@@ -72,8 +72,8 @@ fuzz_target!(|input: &[u8]| {
     );
     let count_exits = |formats: &ExitFormats| {
         let exits = formats.exits_in(word, size, tail, head);
-        // A loss record can add two to the count: the loss itself, and the exit before the loss, if no entry has
-        // ended that exit.
+        // A loss record can add two to the count: one for the loss, and one for an exit that still waited for its
+        // entry.
         assert!(exits <= 2 * (size / 8 + 1));
     };
     OWN_FORMATS.with(|formats| {

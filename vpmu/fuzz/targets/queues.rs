@@ -20,8 +20,8 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.activate(features(input)?);
     while !input.is_empty() {
         if stage.forged {
-            // As the driver, send no requests: the indices of the restored queues may have any values, so the device
-            // may leave requests unanswered.
+            // Don't act as a driver that sends requests. The indices of the restored queues may have any values, so
+            // the device may leave requests unanswered.
             stage.notify_all();
             host_ops::step(stage, input)?;
             continue;

@@ -66,8 +66,8 @@ impl DrainTimer {
             revents: 0,
         };
         loop {
-            // SAFETY: the kernel reads and writes one `pollfd`, `timer`. The result is ignored because `take` decides
-            // whether a drain is due, even if a signal ends the call.
+            // SAFETY: the kernel reads and writes one `pollfd`, `timer`. The result is ignored. `take` decides whether
+            // a drain is due, also when a signal ended the call.
             unsafe { libc::poll(&raw mut timer, 1, -1) };
             let due = self.take();
             if *self.ended() {

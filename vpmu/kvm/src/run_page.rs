@@ -28,7 +28,7 @@ pub(crate) struct RunPage(NonNull<kvm_run>);
 
 /// Borrows the file descriptor of `vcpu`.
 pub(crate) fn descriptor(vcpu: &VcpuFd) -> BorrowedFd<'_> {
-    // SAFETY: `vcpu` owns the descriptor and is borrowed for as long as the result.
+    // SAFETY: `vcpu` owns the descriptor and stays borrowed while the result exists.
     unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) }
 }
 

@@ -22,7 +22,7 @@ mod request {
 const HEADER: usize = 24;
 /// Bytes of a descriptor before its name.
 const DESCRIPTOR: usize = 16;
-/// The largest values that this module accepts in the header. Every kernel has fewer descriptors and shorter names.
+/// The largest values that this module accepts in the header. The values of every kernel are smaller.
 const MAX_DESCRIPTORS: usize = 1024;
 const MAX_NAME: usize = 256;
 

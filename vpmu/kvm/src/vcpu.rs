@@ -88,7 +88,7 @@ impl VcpuThread {
             self.synced = wanted;
         }
         let page = &self.page;
-        // SAFETY: `fd` owns the descriptor and is borrowed for as long as the result.
+        // SAFETY: `fd` owns the descriptor and stays borrowed while the result exists.
         let vcpu = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
         if let Some(session) = &mut self.session {
             session.enter();
@@ -121,7 +121,7 @@ impl VcpuThread {
         self.page.set_immediate_exit();
     }
 
-    /// Runs one more turn of the commands that a notification left pending, like [`VcpuSession::resume`].
+    /// Runs the next turn of a notification's remaining commands, as [`VcpuSession::resume`] does.
     /// [`VcpuThread::run`] runs all remaining turns. A VMM that may need to stop a vCPU calls this method before
     /// [`VcpuThread::run`] and checks after each turn whether to stop.
     pub fn resume(&mut self) -> Turn {
@@ -154,7 +154,7 @@ impl Drop for VcpuThread {
     }
 }
 
-/// Stands for the registers when a [`VcpuThread`] is dropped, because the registers can then no longer be read.
+/// Provides no registers. Used when a [`VcpuThread`] is dropped, because the registers can no longer be read then.
 struct Unknown;
 
 impl Registers for Unknown {

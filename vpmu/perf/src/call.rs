@@ -159,7 +159,7 @@ pub fn set_period(event: impl AsFd, period: u64) -> io::Result<()> {
 pub fn modify(event: impl AsFd, attr: &perf_event_attr) -> io::Result<()> {
     let mut attr = *attr;
     let fd = event.as_fd().as_raw_fd();
-    // SAFETY: the request reads the attributes and may write their size; they outlive the call.
+    // SAFETY: the request reads the attributes and may write their size. The attributes outlive the call.
     check(unsafe { perf::ioctls::MODIFY_ATTRIBUTES(fd, &raw mut attr) })
 }
 

@@ -7,7 +7,7 @@ use perf_event_open_sys::bindings as perf;
 pub const SAMPLE_IP: u64 = perf::PERF_SAMPLE_IP as u64;
 /// perf's `PERF_SAMPLE_TID`: process and thread ids.
 pub const SAMPLE_TID: u64 = perf::PERF_SAMPLE_TID as u64;
-/// perf's `PERF_SAMPLE_TIME`: nanoseconds of the event's clock; in the device's records, guest time.
+/// perf's `PERF_SAMPLE_TIME`: the event's clock, in nanoseconds. In the device's records, this is guest time.
 pub const SAMPLE_TIME: u64 = perf::PERF_SAMPLE_TIME as u64;
 /// perf's `PERF_SAMPLE_ADDR`: the accessed address; zero where unknown.
 pub const SAMPLE_ADDR: u64 = perf::PERF_SAMPLE_ADDR as u64;

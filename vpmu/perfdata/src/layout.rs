@@ -122,7 +122,7 @@ pub(crate) fn write(
     let attrs_at = HEADER_SIZE + 8 * ids.len();
     let attrs_size = (ATTR_SIZE + SECTION_SIZE) * streams.len();
     let data_at = attrs_at + attrs_size;
-    // perf warns about a file without any record, so this record is written at the end of every file's data.
+    // perf warns about a file without any record, so a FINISHED_ROUND record ends the data of every file.
     let mut round = Vec::new();
     stream::append(&mut round, TYPE_FINISHED_ROUND, 0, &[]);
     let mut symbols_size = 0;
@@ -214,7 +214,7 @@ fn descriptions(streams: &[Stream<'_>]) -> Vec<u8> {
     bytes
 }
 
-/// Encodes a count; every count of this file fits in 32 bits.
+/// Encodes a count as a 32-bit number. Every count in the `perf.data` file fits.
 fn count(count: usize) -> [u8; 4] {
     u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes()
 }

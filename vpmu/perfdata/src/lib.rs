@@ -30,7 +30,8 @@ use crate::symbols::Function;
 
 pub use crate::symbols::{Symbols, SymbolsError};
 
-/// Maximum number of kernel addresses to look up functions for: a guest can forge any number of addresses.
+/// Maximum number of kernel addresses to look up. The limit is necessary because a guest can forge any number of
+/// addresses.
 const MOST_NAMED: usize = 16_384;
 /// Size in bytes of the shortest sample in the file.
 const LEAST_OF_RECORD: usize = 64;
@@ -115,9 +116,8 @@ impl<'a> Recording<'a> {
 /// cannot be read is returned without records.
 ///
 /// `most` limits the total size in bytes of the records from rings in guest memory. Each record counts with its size in
-/// the ring, or with the size of the shortest sample in the file if that is larger. The limit is necessary because any
-/// number of rings can use the same pages, and short records become longer in the file. A ring larger than `most` is
-/// not read.
+/// the ring, but at least with the size of the shortest sample in the file. The limit is necessary because any number
+/// of rings can use the same pages, and short records become longer in the file. A ring larger than `most` is not read.
 #[must_use]
 pub fn histories(
     vpmu: &Vpmu,
@@ -160,8 +160,8 @@ fn too_much(event: &PersistentStatus) {
     );
 }
 
-/// Returns how many bytes of the limit in [`histories`] an event's records use. If the ring is in the window, the size
-/// of the ring is subtracted, because the operator chose that size.
+/// Returns how many bytes an event's records count toward the limit of [`histories`]. If the ring is in the window, the
+/// size of the ring is subtracted, because the operator chose that size.
 fn beyond_the_window(history: &History) -> usize {
     let pages = history.event.pages.filter(|_| history.event.window);
     let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
@@ -172,7 +172,7 @@ fn beyond_the_window(history: &History) -> usize {
     in_file.saturating_sub(given)
 }
 
-/// Keeps the records of each history if they fit in the rest of the limit of `most` bytes. Otherwise drops them.
+/// Keeps the records of each history if they fit in what remains of the `most` bytes. Otherwise drops them.
 /// [`beyond_the_window`] returns the bytes that a history needs.
 fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
     let mut room = most;

@@ -72,8 +72,8 @@ impl Record {
 pub(crate) enum Found {
     /// A record for the file.
     Record(Record),
-    /// A valid record of a type that is left out: LOST, because the file has the device's own count of losses; READ;
-    /// and records about AUX areas, which the file does not contain.
+    /// A valid record of a type that is left out. LOST is left out because the file has the device's own count of
+    /// losses, and records about AUX areas because the file does not contain these areas. READ is also left out.
     Other,
     /// Not a record of this event: the guest forged it, or it belongs to another event that writes to the same ring.
     Foreign,

@@ -59,8 +59,8 @@ impl<'a> Stream<'a> {
         stream
     }
 
-    /// Rebuilds the records in the order of the ring. If the event has lost or left-out records, a last record
-    /// reports their number.
+    /// Rebuilds the records in the order of the ring. If any records of the event were lost or left out, adds a final
+    /// record with their number.
     fn records(&self) -> impl Iterator<Item = Record> + use<'a> {
         let (form, mut now) = (self.form, 0);
         let mut ring: Box<dyn Iterator<Item = &'a [u8]>> = Box::new(self.history.iter());

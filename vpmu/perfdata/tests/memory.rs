@@ -94,7 +94,7 @@ fn address(number: u64) -> u64 {
 fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let map = directory.path().join("System.map");
-    // One function every 4 KiB. The first samples in the first ring are at the same addresses.
+    // One function every 4 KiB. The first samples in the first ring have the addresses of these functions.
     let names: String = (0..40_000_u64)
         .map(|at| format!("{:016x} T function_{at}\n", 1 << 63 | at << 12))
         .collect();

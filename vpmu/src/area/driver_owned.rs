@@ -115,7 +115,7 @@ impl DriverOwned {
         Ok((self.writer.head(), span.lost))
     }
 
-    /// Writes an entry of `event`. The driver is notified at most once per span.
+    /// Writes an entry of `event`. The driver is notified at most once per grant of space.
     pub(super) fn append(
         &mut self,
         pages: &mut impl Pages,

@@ -101,9 +101,9 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// Creates an area that consists of `pages`. The device manages it with the metadata page `metadata`. If `metadata`
-    /// is `None`, the driver manages it. The caller must have checked that there are 2^n pages, and that each page is
-    /// aligned and listed only once. `watermark` is in bytes. Zero means half of the area.
+    /// Creates an area that consists of `pages`. If `metadata` is the address of a metadata page, the device manages
+    /// the area. If `metadata` is `None`, the driver manages it. The caller must have checked that there are 2^n pages,
+    /// and that each page is aligned and listed only once. `watermark` is in bytes, and zero means half of the area.
     ///
     /// # Errors
     /// A page that is not guest memory.

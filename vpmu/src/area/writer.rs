@@ -153,7 +153,8 @@ impl Writer {
         if self.overwrite {
             return Ok(());
         }
-        // Pairs with the reader's release of the tail, so that data before the tail may now be overwritten.
+        // This acquire pairs with the reader's release of the tail. After it, the data before the tail may be
+        // overwritten.
         let tail = pages.load(AUX_TAIL, Ordering::Acquire);
         self.tail = tail.map_err(Refused::Unwritable)?;
         Ok(())
@@ -175,7 +176,7 @@ impl Writer {
     /// Skips `bytes`, a multiple of 8, for alignment, and fills them with zeros.
     ///
     /// # Errors
-    /// See [`Writer::put`]. Bytes that were skipped before an unwritable page remain skipped.
+    /// See [`Writer::put`]. If a page is not writable, the head stays after the bytes that were already skipped.
     pub(super) fn skip(&mut self, pages: &mut impl Pages, bytes: u64) -> Result<(), Refused> {
         self.check(bytes)?;
         let mut words = bytes / 8;

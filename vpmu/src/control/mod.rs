@@ -70,7 +70,8 @@ const LONGEST_READING: usize = 16 << 10;
 #[derive(Debug)]
 struct Entry {
     spec: EventSpec,
-    /// The context of the open request. For a task event, it does not contain the vCPU that runs the task.
+    /// The context in the request that opened the event. For a task event, it does not contain the vCPU that runs the
+    /// task.
     context: Context,
     /// The index of the event's shard.
     shard: u32,
@@ -282,8 +283,8 @@ impl Control {
     pub(crate) fn attach(&mut self, vcpu: u32, thread: i32, tsc_offset: u64) {
         for (index, shard) in (0..).zip(self.shards.iter()) {
             if index != vcpu {
-                // Task events that ran on this vCPU may have moved to another shard since. They may still have counters
-                // on the vCPU's previous thread.
+                // Task events that ran on this vCPU may now be in another shard, but may still have counters on the
+                // vCPU's previous thread.
                 shard.with(|state| state.forget_thread(vcpu));
             }
         }
@@ -350,9 +351,8 @@ impl Control {
         }
     }
 
-    /// Executes a command for an event that is not in the shard of the vCPU whose queue held the command. `of` is that
-    /// vCPU, and `by` is the vCPU that notified the queue. `resets` is the number of resets of the device when the
-    /// notification began.
+    /// Executes a command from the queue of the vCPU `of`, for an event that is not in that vCPU's shard. `by` is the
+    /// vCPU that notified the queue. `resets` is the number of resets of the device when the notification began.
     pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
         if resets != self.resets {
             // The driver that sent the command no longer exists.
@@ -372,8 +372,8 @@ impl Control {
         })
     }
 
-    /// Moves a task event and the other events of its group to the shard of the vCPU `to`. Events that are scheduled
-    /// in on a vCPU stay in their shard.
+    /// Moves a task event and the other events of its group to the shard of the vCPU `to`. Does not move an event that
+    /// is currently scheduled in.
     fn bring(&mut self, id: u64, to: u32) {
         let Some(entry) = self.events.get(&id) else {
             return;
@@ -394,8 +394,8 @@ impl Control {
         }
     }
 
-    /// Writes the pending batched samples of each vCPU with an event that writes to the sink of the event `id`. If the
-    /// event `id` is closed or has no sink, uses the sink that was mapped for `id` instead.
+    /// Finds the events that write to the same sink as the event `id`, and writes all pending batched samples of these
+    /// events' vCPUs. If the event `id` is closed or has no sink, uses the sink that was mapped for `id` instead.
     fn flush_sink(&mut self, id: u64) {
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
@@ -806,7 +806,7 @@ impl Control {
         }
     }
 
-    /// Links two events. From now on, overflows of the event in the header start or stop the target.
+    /// Links two events. From now on, overflows of the event in the request's header start or stop the target event.
     fn link(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<LinkRequest>(request)?;
         let role = match request.role.get() {
@@ -991,9 +991,9 @@ impl Control {
         }
     }
 
-    /// In each trace that writes to a sink, records the current exit of the trace's vCPU as cut. Returns the event
-    /// through which the caller can close the sink's area: a trace that writes to the sink. If there is none, the event
-    /// for which the sink was mapped, if it writes to the sink, or else any event that writes to the sink.
+    /// In each trace that writes to a sink, records the current exit of the trace's vCPU as cut. Returns an event that
+    /// writes to the sink, so that the caller can close the sink's area through this event. Prefers a trace, then the
+    /// event for which the sink was mapped. `None` if no event writes to the sink.
     fn cut_traces(&mut self, id: u64) -> Option<u64> {
         let writers = self.sinks.writers(id);
         let is_trace = |id: &u64| {
@@ -1113,7 +1113,7 @@ impl Control {
         Ok(())
     }
 
-    /// Begins a write to a trace by a producer in the VMM.
+    /// Begins a VMM producer's write to the AUX area of a trace.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1137,7 +1137,7 @@ impl Control {
         released.ok_or(AuxError::NoEvent(id))?
     }
 
-    /// Adds `bytes`, which a producer could not write, to the number of lost bytes.
+    /// Adds `bytes` to a trace's number of lost bytes, for data that a producer could not write.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
         self.with_event(id, |state| state.lose_aux(id, bytes));
     }
@@ -1280,8 +1280,8 @@ impl Control {
         self.events.get(&id).is_some_and(Entry::is_operators)
     }
 
-    /// Makes a guest event persistent under the name in the request. Without a name in the request,
-    /// the event keeps its name, or gets its default name.
+    /// Makes a guest event persistent under the name in the request. If the request has no name, an event that is
+    /// already persistent keeps its name, and any other event gets its default name.
     fn detach(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<DetachRequest>(request)?;
         let name = match request.name.iter().all(|&byte| byte == 0) {
@@ -1395,7 +1395,7 @@ impl Control {
         }
     }
 
-    /// Frees the name of the guest event `id` for the operator by giving the event its default name.
+    /// Gives the guest event `id` its default name, because an event of the operator takes the old name.
     fn take_name(&mut self, id: u64) {
         self.set_persistence(
             id,
@@ -1661,7 +1661,7 @@ fn changes(op: u32) -> bool {
     )
 }
 
-/// Returns the request that would open a persistent event in its current state.
+/// Describes the current settings of a persistent event as an open request.
 fn open_request(entry: &Entry, view: &View) -> OpenRequest {
     let spec = &entry.spec;
     let flag = |on: bool, flag| if on { flag } else { 0 };

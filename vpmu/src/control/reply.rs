@@ -16,7 +16,8 @@ pub(super) struct Room<W> {
 }
 
 impl<W: Write> Room<W> {
-    /// Writes a [`ControlReply`] with the value zero. If the buffer is too small, `act` is not called.
+    /// Calls `act`, and writes its result in a [`ControlReply`] with the value zero. If the buffer is too small for the
+    /// reply, fails without calling `act`.
     pub(super) fn simple(self, act: impl FnOnce() -> Result<(), Errno>) -> Result<u32, BadChain> {
         self.valued(|| act().map(|()| 0))
     }

@@ -58,7 +58,8 @@ impl Control {
         }
     }
 
-    /// Saves the device. The caller must call [`Control::quiesce`] first, and then read `totals`.
+    /// Saves the device. `totals` are the device's metrics. The caller must call [`Control::quiesce`] before it reads
+    /// them.
     ///
     /// # Errors
     /// [`SaveError::Producing`]: a producer in the VMM is writing to an area.
@@ -158,7 +159,8 @@ impl Control {
     ) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
-            // A reset keeps persistent events, so clear their list. The reset then removes these events, too.
+            // A reset keeps the events in the list of persistent events. Clear the list first, so that the reset
+            // removes these events, too.
             self.persistent.clear();
             self.reset();
             self.next_id = 1;

@@ -122,8 +122,8 @@ impl Sinks {
         all.collect()
     }
 
-    /// Writes the parameters with which `clock` converts TSC ticks to nanoseconds to the metadata page of every
-    /// ring.
+    /// Writes the parameters of `clock` to the metadata page of every ring. These parameters convert TSC ticks to
+    /// nanoseconds.
     pub(super) fn retime(&self, clock: Clock) {
         for entry in self.sinks.values() {
             entry.sink.retime(clock);

@@ -62,8 +62,8 @@ pub(super) enum Backing {
     Exits,
     Halts,
     GuestTime,
-    /// Occurrences that the device counts one by one: marks, exits from only one guest mode, or exits that
-    /// pace a trace.
+    /// Occurrences that the device counts one by one: marks, exits of an event that excludes user or kernel mode, or
+    /// exits that pace a trace.
     Happened(u64),
     /// No backing. The count is the number of bytes that the trace has produced, including lost bytes.
     Traced,

@@ -19,7 +19,7 @@ pub(crate) struct Group {
 #[derive(Debug, Clone)]
 pub(crate) struct GroupEvent {
     pub(crate) id: u64,
-    /// The id of the family's owner, which identifies the event in readings of the group.
+    /// The id of the owner of the event's family. Readings of the group identify the event by this id.
     pub(crate) owner: u64,
     pub(crate) counts: Arc<LastCounts>,
 }

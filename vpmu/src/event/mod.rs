@@ -64,8 +64,8 @@ pub(crate) struct Event {
     /// The task that was last scheduled in. An overflow found while this task is being switched out belongs to
     /// this task, although the task page already names the next one.
     pub(crate) task: Option<Task>,
-    /// The last vCPU that the event's task ran on. Records written after the task has left this vCPU still contain
-    /// its number.
+    /// The last vCPU that the event's task ran on. Records that are written after the task has left this vCPU still
+    /// contain the vCPU's number.
     pub(crate) last_vcpu: u32,
     enabled: bool,
     /// Number of overflows until the event is disabled. Zero means no limit.
@@ -80,8 +80,8 @@ pub(crate) struct Event {
     pub(crate) effects: Vec<(u64, Effect)>,
     /// The state of a trace, which includes its number of bytes. `None` for other events.
     pub(crate) trace: Option<Trace>,
-    /// Whether the event is paused. Until it is resumed, it neither counts nor writes. During the pause, its state does
-    /// not change, and its times advance.
+    /// Whether the event is paused. Until it is resumed, it neither counts nor writes. The pause does not change the
+    /// event's state, and the event's times continue to advance.
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
@@ -94,7 +94,7 @@ pub(crate) struct Event {
     /// The part of the vCPU's [`RoomLimit`] that the event's own counter uses. An operator's event does not
     /// count towards that limit.
     place: Option<Place>,
-    /// Identifies the event's last wait for a [`Place`], by a number that is unique among the waits on the vCPU.
+    /// The number of the event's last wait for a [`Place`]. Each wait on the vCPU has a different number.
     wait: u64,
     count: u64,
     enabled_ticks: u64,

@@ -84,8 +84,8 @@ impl EventSpec {
         self.flags & flag != 0
     }
 
-    /// Returns the interrupts per second that the event's host counter causes at `rate`. Zero if the number does not
-    /// follow from `rate`.
+    /// Returns the interrupts per second that the event's host counter causes at `rate`. Zero if `rate` does not
+    /// determine the number.
     pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
         match rate {
             Rate::Frequency(hertz) => hertz,

@@ -10,9 +10,9 @@ use crate::arch;
 
 /// Largest age, in nanoseconds, of the newer anchor when records are converted.
 const FRESH: u64 = 1_000_000;
-/// Largest distance between the anchors, in nanoseconds. When they are farther apart, a later anchor replaces the older
-/// one. After the host resumes from suspend, conversions may be wrong for about this long, because an anchor from
-/// before the suspend is still in use.
+/// When the anchors are more than this many nanoseconds apart, a later anchor replaces the older one. After the host
+/// resumes from suspend, conversions may be wrong for about this long, because an anchor from before the suspend is
+/// still in use.
 const SPAN: u64 = 10_000_000_000;
 /// Number of attempts to read both clocks for an anchor. The shortest attempt is used, because others may have
 /// been interrupted.
@@ -25,7 +25,7 @@ pub(super) struct Clock(Mutex<Anchors>);
 #[derive(Debug)]
 struct Anchors {
     line: Line,
-    /// The anchor that becomes the older anchor of `line` when `line` is longer than [`SPAN`].
+    /// Replaces the older anchor of `line` when `line` becomes longer than [`SPAN`].
     middle: Anchor,
 }
 
@@ -188,7 +188,7 @@ mod tests {
             let got = line.tsc(raw);
             let ticks = line.new.tsc - line.old.tsc;
             let nanoseconds = line.new.raw - line.old.raw;
-            // Allow a microsecond, in addition to the time between the two readings of the counter.
+            // The result may be up to a microsecond before the first reading of the counter, or after the second.
             let slack = 1_000 * ticks / nanoseconds;
             assert!(
                 (before - slack..=after + slack).contains(&got),

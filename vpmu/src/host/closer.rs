@@ -29,7 +29,7 @@ impl Closer {
     /// Starts the thread, which calls `begin` first.
     ///
     /// # Errors
-    /// The host's error if it cannot start a thread, or the error of `begin` if that fails.
+    /// The host's error if the thread cannot be started, or the error that `begin` returns.
     pub(super) fn start(
         begin: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {

@@ -24,7 +24,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 #[derive(Debug)]
 struct PerfCounter {
     event: HostEvent,
-    /// Whether the event is one of perf's software clocks. Their rate is always set as a period: see [`at_host`].
+    /// Whether the event is one of perf's software clocks. A clock's rate is always set as a period (see [`at_host`]).
     is_clock: bool,
     /// `None` for an event that does not sample.
     ring: Option<HostRing>,
@@ -117,8 +117,7 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
         match sampling.engine {
             Engine::Exit => attr.__bindgen_anon_2.wakeup_events = 1,
             Engine::Batched => {
-                // No thread waits for the event, so the largest watermark makes the host's wakeups as rare as
-                // possible.
+                // No thread waits for the event's wakeups. The largest watermark makes them as rare as possible.
                 attr.set_watermark(1);
                 attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
             }

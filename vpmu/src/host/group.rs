@@ -23,8 +23,8 @@ const MOST: usize = 64;
 /// Maximum number of members of a group on the CPU's PMU. A PMU with fewer counters refuses members
 /// earlier.
 const MOST_ON_CPU: usize = 16;
-/// Number of words before the members' values in a reading. The words are the number of members, and the
-/// leader's times enabled and running.
+/// Number of words before the members' values in a reading. The words are the number of members, the
+/// leader's time enabled, and the leader's time running.
 const HEADER: usize = 3;
 /// Bytes of the longest reading.
 const BYTES: usize = (HEADER + MOST) * size_of::<u64>();
@@ -38,8 +38,8 @@ pub(super) enum Class {
     Software,
     /// Events of the CPU's PMU.
     Cpu,
-    /// A pinned event. Only a leader can be pinned, and if a pinned leader loses its counter, the whole group is in the
-    /// error state. A pinned event is therefore alone in its group, and each reading of it takes a separate system
+    /// A pinned event. Only a leader can be pinned. If a pinned leader loses its counter, its whole group goes into the
+    /// error state. Therefore, a pinned event is alone in its group, and each reading of it takes a separate system
     /// call.
     Pinned,
 }

@@ -27,8 +27,8 @@ const TYPE_SHIFT: u32 = 32;
 /// The PMU that counts hardware events on the CPUs of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CpuPmu {
-    /// The PMU's type, if the host has several PMUs. Without a type in the config, perf would choose any of
-    /// the PMUs.
+    /// The PMU's type, if the host has several PMUs. Without a type in the config, perf would choose one of
+    /// the PMUs itself.
     named: Option<u32>,
     /// Permitted bits of a raw event's config.
     raw_bits: u64,

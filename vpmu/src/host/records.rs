@@ -165,8 +165,7 @@ mod tests {
         for len in [0, 4, 7, 12, 40, 0xfff8] {
             let bad = vec![header(TYPE_SAMPLE, 5, len)];
             let found = taken(&[good.clone(), bad, good.clone()], 8);
-            // With a length of 40 bytes, the bad record ends exactly at the end of the data, so this length
-            // could be valid.
+            // A length of 40 bytes could be valid, because the record then ends exactly where the data ends.
             if len != 40 {
                 assert_eq!(found.len(), 2, "{len}: {found:?}");
             }

@@ -145,7 +145,7 @@ impl HostRing {
 
     /// Returns the unread records. `None` if there are no unread records.
     pub(super) fn stretch(&self) -> Option<Stretch<'_>> {
-        // Pairs with the kernel's release, so that the records are stored before the head moves.
+        // Pairs with the kernel's release, so that all records before this head can be read.
         let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
         let tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
         (head != tail).then_some(Stretch {

@@ -156,7 +156,7 @@ mod tests {
         });
         add_strange_group(&mut set, told.recv().unwrap());
 
-        // No host has software event 99. This error does not close the group to other counters.
+        // No host has software event 99, so it cannot be added. This error does not close the group to other counters.
         assert_eq!(
             set.add(&software(99)).unwrap_err().raw_os_error(),
             Some(libc::ENOENT)

@@ -109,8 +109,8 @@ pub(super) fn effective_capabilities() -> io::Result<u64> {
         pid: 0,
     };
     let mut data = [CapabilityData::default(); 2];
-    // SAFETY: the kernel reads and writes the header, and writes two elements, as this version specifies. The header
-    // and the elements outlive the call.
+    // SAFETY: for this version, the kernel reads and writes the header, and writes two elements of data. The header and
+    // the data outlive the call.
     let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
     if result < 0 {
         return Err(io::Error::last_os_error());

@@ -262,9 +262,9 @@ impl TimerGroup {
         })
     }
 
-    /// Enables or disables the changed members as wanted, while the leader is disabled. Enabling a member while the
-    /// leader is enabled might not start it. When the host looks for events to start, it may skip groups whose leader
-    /// does not have the member's PMU.
+    /// Enables or disables the changed members as wanted. Meanwhile, the leader is disabled, because a member that is
+    /// enabled while the leader is enabled might not start. When the host looks for events of the member's PMU to
+    /// start, it may skip groups whose leader has another PMU.
     fn settle(&self, state: &mut State) -> io::Result<()> {
         // If no member should run, disable only the leader and keep the changes for the next start. Members
         // that stop together may start together again, and then none of them needs its own system call.

@@ -115,7 +115,7 @@ impl History {
 #[derive(Debug, thiserror::Error)]
 pub enum PersistError {
     /// The vCPU does not exist.
-    #[error("there is no vCPU {vcpu}: the guest has {vcpus}")]
+    #[error("there is no vCPU {vcpu}: the guest has {vcpus} vCPUs, counted from 0")]
     NoVcpu {
         /// The requested vCPU.
         vcpu: u32,
@@ -141,7 +141,7 @@ pub enum PersistError {
     BadName(String),
     /// The name is reserved for the event whose id it contains.
     #[error(
-        "`{0}` is reserved as the default name of the event with that id: choose a different name"
+        "`{0}` is reserved as the default name of the event whose id it contains: choose a different name"
     )]
     ReservedName(String),
     /// Another event of the operator has the name. If an event of the guest has the name, the request succeeds and the

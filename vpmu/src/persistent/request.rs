@@ -15,8 +15,8 @@ const READ_FORMAT: u64 = 0x7;
 /// parameters.
 const SAMPLE_TYPE: u64 = 0x1_03ff;
 
-/// Checks `asked` against the catalogue, and returns an open request that leaves the event disabled.
-/// `highest` is the maximum sampling frequency.
+/// Checks `asked` against the catalogue, and returns a request of the type `CONTROL_OPEN`. The request opens the event
+/// without enabling it. `highest` is the maximum sampling frequency.
 pub(crate) fn open_request(
     asked: &Persist,
     catalogue: &Catalogue,

@@ -222,7 +222,7 @@ impl Record {
     }
 
     /// Appends a stack of `size` bytes: the bytes of `stack`, padded with zeros. Appends fewer bytes if the record
-    /// would otherwise be too long. The record's length includes the `after` bytes that follow the stack.
+    /// would otherwise be too long. `after` is the number of bytes that follow the stack in the record.
     fn push_stack(&mut self, size: u32, stack: Option<&[u8]>, after: usize) {
         let around = self.len() + 16 + after;
         let room = RECORD_MAX.saturating_sub(around);

@@ -83,8 +83,8 @@ impl Ring {
         saved
     }
 
-    /// Restores a saved ring over `pages`, whose contents do not change. The caller must have checked `pages` as
-    /// for [`Ring::new`].
+    /// Restores a saved ring in `pages`, without changing the contents of these pages. The caller must have checked
+    /// `pages` as for [`Ring::new`].
     ///
     /// # Errors
     /// The saved state is not valid.

@@ -68,8 +68,8 @@ impl Pages for Model {
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), pages::Unwritable> {
         match field {
-            // If the model fails, its panic drops the session, which stores the head. By then, loom's memory no longer
-            // exists.
+            // If the model fails, its panic drops the session, and the drop stores the head. Ignore this store, because
+            // loom's memory no longer exists by then.
             _ if std::thread::panicking() => {}
             DATA_HEAD => self.0.head.store(value, order),
             COUNT => self.0.count.store(value, order),

@@ -11,8 +11,8 @@ use crate::save::{Fault, SavedRing};
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
 pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 
-/// Limit on the counts of records and bytes since the last wakeup in a saved ring. No real ring reaches it, and a count
-/// that starts at this limit does not overflow before the next wakeup.
+/// In a saved ring, the largest valid count of records or bytes since the last wakeup. No real ring reaches it, and a
+/// count that starts at this limit does not overflow before the next wakeup.
 const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
 /// The condition on which the reader is woken.
@@ -36,7 +36,7 @@ pub(crate) enum Wakeup {
 pub(crate) struct WriteContext<'a> {
     /// The layout of the event's records.
     pub(crate) layout: &'a Layout,
-    /// The record's origin. If a loss record is written before the record, both have the same origin.
+    /// The record's origin. A `PERF_RECORD_LOST` that is written just before the record gets the same origin.
     pub(crate) origin: &'a Origin,
     pub(crate) wakeup: Wakeup,
 }
@@ -170,8 +170,8 @@ impl Producer {
     }
 
     /// Counts samples that could not be written, or for which no record could be made. Returns whether to wake the
-    /// reader. The first loss wakes the reader, because a full ring never reaches another wakeup and the reader would
-    /// otherwise sleep forever. A reader that paused its ring does not need a wakeup.
+    /// reader. The first loss wakes the reader. Without this wakeup, the reader of a full ring would sleep forever,
+    /// because no record can be written that would wake it. A reader that paused its ring does not need a wakeup.
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
@@ -279,7 +279,8 @@ impl Producer {
     /// Reads the reader's tail, and returns the number of free bytes.
     #[cold]
     fn look(&mut self, pages: &impl Pages) -> u64 {
-        // Pairs with the reader's release of the tail, so that data before the tail may now be overwritten.
+        // Pairs with the reader's release store of the tail. The reader has therefore finished reading the data before
+        // the tail, and the device may overwrite it.
         match pages.load(DATA_TAIL, Ordering::Acquire) {
             Ok(tail) => {
                 self.tail = tail;
@@ -334,7 +335,7 @@ impl Producer {
             return;
         }
         self.published = self.head;
-        // Pairs with the reader's acquire of the head, so that the records are stored before the head moves.
+        // Pairs with the reader's acquire load of the head. A reader that sees the new head also sees the records.
         if let Err(error) = pages.store(DATA_HEAD, self.head, Ordering::Release) {
             log::debug!("cannot write the head of a ring: {error}");
         }

@@ -24,7 +24,7 @@ const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
 pub(super) const CAP_USER_TIME: u64 = 1 << 3;
 const CAP_USER_TIME_ZERO: u64 = 1 << 4;
 /// The field `pmc_width`: the width in bits of a counter that programs read with `rdpmc`. To sign-extend the counter,
-/// programs shift it left and right by 64 minus this width. With this value, the shift is zero.
+/// programs shift it left and then right, by 64 minus this width. With this value, they shift it by zero.
 const PMC_WIDTH: u16 = 64;
 
 /// The count and times to publish in the metadata page.

@@ -27,7 +27,7 @@ pub enum RestoreError {
     #[error("the device is in use")]
     InUse,
     /// The state has a format that this version of the crate cannot read.
-    #[error("the state has format {0}, which this version does not read")]
+    #[error("the state has format {0}, which this version cannot read")]
     Format(u32),
     /// The device and the state have different numbers of vCPUs.
     #[error("the state has {saved} vCPUs, but the device has {here}")]

@@ -136,7 +136,7 @@ saved! {
         pub(crate) failed: bool,
         /// Whether its overflows make no records.
         pub(crate) throttled: bool,
-        /// The event's task that was last scheduled in, and the last vCPU that it ran on.
+        /// The task that was last scheduled in for the event, and the last vCPU that this task ran on.
         pub(crate) task: Option<Task>,
         pub(crate) last_vcpu: u32,
         pub(crate) limit: u64,

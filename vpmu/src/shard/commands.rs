@@ -210,8 +210,8 @@ pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: 
     state.reply(id, result)
 }
 
-/// Executes `COMMAND_AUX_END`, which ends the span of a trace in an area that the driver manages. The reply contains
-/// the head that the trace reached, and the number of bytes that the trace lost.
+/// Executes `COMMAND_AUX_END`, which withdraws the space granted to a trace in an area that the driver manages. The
+/// reply contains the head that the trace reached, and the number of bytes that the trace lost.
 fn aux_end_command(state: &mut State, command: &Command) -> Reply {
     let id = command.event.get();
     let ended = match has_no_operand(command) {

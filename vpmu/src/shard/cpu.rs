@@ -69,8 +69,8 @@ impl Cpu {
         self.vcpu.guest_tsc(&*self.backend.source)
     }
 
-    /// Returns the guest's TSC up to which counts are updated. It is read only once while the shard is locked, so all
-    /// events of a task switch are updated to the same time.
+    /// Returns the guest's TSC for updating counts. It is read only once while the shard is locked, so all events of a
+    /// task switch are updated to the same time.
     pub(crate) fn counting_tsc(&mut self) -> u64 {
         match self.now {
             Some(now) => now,

@@ -139,7 +139,7 @@ mod tests {
             let mut now = 0;
             for (round, until) in rounds {
                 for (event, tsc) in round {
-                    // As on the host, no new overflow is older than the overflows that were already returned.
+                    // Like a host, this test adds no overflow that is older than those already returned.
                     added.push((event, number));
                     merge.add(Recorded { period: number, ..recorded(event, now + tsc) });
                     number += 1;

@@ -29,7 +29,7 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// The task, vCPU, time and event of a record or packet that `event` writes for this overflow.
+    /// The origin (task, vCPU, time and event) of a record or packet that `event` writes for this overflow.
     pub(super) fn origin(&self, event: &Event) -> Origin {
         let task = event.task.unwrap_or(self.task);
         Origin {
@@ -96,7 +96,7 @@ impl<'a> ExitView<'a> {
         }
     }
 
-    /// Uses the time and registers in the stamp of a traced exit, instead of reading them.
+    /// Takes the time and registers from `stamp`, which was made at a traced exit, so that they are not read again.
     pub(crate) fn stamped(&mut self, stamp: &ExitStamp) {
         self.tsc = Some(stamp.tsc);
         self.regs = Some(stamp.regs);

@@ -85,7 +85,7 @@ impl Hasher for IdHasher {
     }
 }
 
-/// A scan is charged one operation per this many events that it examines.
+/// Number of events that a scan examines for each operation that it is charged.
 const LOOKS_PER_OPERATION: u64 = 8;
 
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
@@ -249,7 +249,7 @@ impl State {
         }
     }
 
-    /// The address of the vCPU's task page, and the positions of its queue.
+    /// The address of the vCPU's task page, and the positions of the vCPU's queue.
     pub(crate) fn save_driver(&self) -> (Option<u64>, Option<SavedQueue>) {
         let page = self.writer.tasks().page();
         (page.map(|page| page.0), self.queue.save())
@@ -335,7 +335,7 @@ impl State {
         self.events.get(&id)
     }
 
-    /// Like [`State::event`], for changes that touch neither the event's state nor its hooks.
+    /// Like [`State::event`], but mutable. Only for changes that touch neither the event's state nor its hooks.
     pub(crate) fn event_mut(&mut self, id: u64) -> Option<&mut Event> {
         self.events.get_mut(&id)
     }
@@ -409,8 +409,8 @@ impl State {
         self.release(leases);
     }
 
-    /// Resets the shard: closes every event except those that `outlives` selects, without writing to guest
-    /// memory, and drops the driver's memory and queue.
+    /// Resets the shard. Closes every event except those that `outlives` selects, and drops the driver's memory and
+    /// queue. Writes nothing to guest memory.
     pub(crate) fn reset(&mut self, outlives: impl Fn(u64) -> bool) {
         for id in self.ids(|event| !outlives(event.spec.id)) {
             let Some(mut event) = self.events.remove(&id) else {
@@ -794,7 +794,7 @@ impl State {
         }
     }
 
-    /// The task, vCPU, time and event of a record that the event would write now.
+    /// The origin (task, vCPU, time and event) of a record that the event would write now.
     fn origin(&self, event: &Event) -> Origin {
         let task = match event.context {
             Context::Vcpu(_) => self.writer.running(),
@@ -837,7 +837,7 @@ impl State {
         Ok(sink)
     }
 
-    /// Ends the producer's write, and publishes its first `size` bytes in `sink`.
+    /// Ends the producer's write to `sink`, and publishes the first `size` bytes of that write.
     ///
     /// # Errors
     /// [`AuxError`].
@@ -1032,7 +1032,7 @@ impl State {
     /// Handles an exit while events need exits.
     pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
         if self.hooks.has(Hook::Throttled) {
-            // Exclude events of the batched engine, because overflows that happened while they were throttled may not
+            // Exclude events of the batched engine. Overflows that happened while such an event was throttled may not
             // have been collected yet.
             for id in self.throttled(false) {
                 self.unthrottle(id);
@@ -1045,8 +1045,8 @@ impl State {
             self.sampled_exit = (exits, exit.place(self));
             self.account_samples();
         }
-        // Claim the exit before any overflow is applied, because the exit that pauses a trace must be the last exit
-        // that the trace records.
+        // Look up the traces that record this exit before any overflow is applied. If an overflow at this exit pauses a
+        // trace, the trace must still record this exit, as its last one.
         self.claim_exit();
         self.run_overflows(|state| {
             if state.hooks.has(Hook::Exits) {
@@ -1066,9 +1066,9 @@ impl State {
         }
     }
 
-    /// Charges the time of the last sample to the share of the vCPU's time that samples may use, unless this sample has
-    /// already been charged. Once the share is used up, throttles all of the guest's events whose overflows cause
-    /// exits.
+    /// Samples may use only a share of the vCPU's time. Charges the time of the last sample to that share, unless this
+    /// sample has already been charged. Once the share is used up, throttles all of the guest's events whose overflows
+    /// cause exits.
     fn account_samples(&mut self) {
         self.first_overflow = None;
         let backend = Arc::clone(&self.cpu.backend);
@@ -1106,9 +1106,9 @@ impl State {
         }
     }
 
-    /// Counts an exit or a mark in the events whose spec `matches`. First updates the counts of all of these events, so
-    /// that a record of one event contains the new counts of the others. Then handles the overflows of the events whose
-    /// period has elapsed.
+    /// Counts an exit or a mark in each event for whose spec `matches` returns true. First updates the counts of all
+    /// of these events, so that a record of one event contains the new counts of the others. Then handles the overflows
+    /// of the events whose period has elapsed.
     fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
         let clock = self.cpu.backend.clock;
@@ -1132,8 +1132,8 @@ impl State {
             let cpu = &self.cpu;
             let done = event.count_one(|| clock.nanoseconds(exit.tsc(cpu)));
             completed.extend(done.map(|done| (id, done)));
-            // Readers of the event's metadata page, and of its group on other vCPUs, must see the new count
-            // immediately.
+            // The new count must be visible immediately to readers of the event's metadata page, and to other vCPUs
+            // that read the event's group.
             let seen = event.is_shown() || event.group.is_some();
             grown.extend(seen.then_some(id));
         }
@@ -1270,7 +1270,7 @@ impl State {
                 .produce(sink, &event.spec, &origin, exit.tsc, trace, packet);
         }
         if paused {
-            // Publish the packet now: a paused trace writes nothing that would publish it later.
+            // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
             self.flush(id);
         }
     }
@@ -1286,7 +1286,7 @@ impl State {
         if !outermost {
             return;
         }
-        // Discard counts of groups that were read before all events had counted the exit.
+        // Discard group counts that were read before all events had counted the exit.
         self.overflows.read.clear();
         while let Some(found) = self.overflows.overflows.pop_front() {
             self.overflows_act(found);
@@ -1381,8 +1381,8 @@ impl State {
 
     /// Decides whether the device writes a record for an overflow at `moment`. Returns `None` if the event does not
     /// exist. If this overflow uses up the event's rate limit, or if the guest's budget is used up, also disables
-    /// overflows of the host counter, unless the event has a frequency. If that fails, the second value is the host's
-    /// error.
+    /// overflows of the host counter, unless the event has a frequency. If disabling them fails, the second value of
+    /// the result is the host's error.
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
@@ -1447,8 +1447,8 @@ impl State {
         let spec = &event.spec;
         let origin = moment.origin(event);
         // If the registers are unknown, a record that must contain an IP would be wrong. Registers from an excluded
-        // mode would leak data: the overflow happened in a counted mode, but the device found it at a later exit,
-        // possibly in an excluded mode.
+        // mode would leak data. They are possible because the device finds the overflow only at a later exit, and the
+        // vCPU may be in an excluded mode by then.
         let regs = moment.place.map(|place| place.regs);
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
@@ -1500,8 +1500,8 @@ impl State {
     }
 
     /// Counts an overflow towards the overflow limit of its event. If the limit is reached, disables the event and
-    /// notifies the driver. The notice replaces the `woke` wakeups that the overflow caused. Returns whether the event
-    /// was disabled.
+    /// notifies the driver. `woke` is the number of wakeups that the overflow caused. The notice replaces these
+    /// wakeups. Returns whether the event was disabled.
     fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
@@ -1618,7 +1618,7 @@ impl State {
             self.write_sample_packet(id, &origin, moment, overflows, counted);
         }
         if self.events.get(&id).is_some_and(Event::is_paused) {
-            // Publish the packet now: a paused trace writes nothing that would publish it later.
+            // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
             self.flush(id);
         }
         if last {
@@ -2157,7 +2157,7 @@ impl State {
                 stream_id: spec.id,
                 vcpu: self.cpu.index,
             };
-            // If the last exit has not ended yet, the time outside the guest lasts until this moment.
+            // If the last exit has not ended yet, count its time outside the guest up to this moment.
             let until = exit.back.or_else(|| (left == 0).then_some(now));
             let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
             let outside = clock.nanoseconds(until).saturating_sub(origin.time);

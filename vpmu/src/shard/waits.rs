@@ -24,8 +24,8 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    /// Begins a wait of `event`, and returns the number of the wait. The vCPU has `events` events. `lasts` must return
-    /// whether a given wait still lasts.
+    /// Begins a wait of `event`, and returns the number of the wait. First drops ended waits if the queue has at least
+    /// twice as many entries as the vCPU has events (`events`). `lasts` must return whether a given wait still lasts.
     pub(crate) fn begin(&mut self, event: u64, events: usize, lasts: impl Fn(Wait) -> bool) -> u64 {
         if self.queue.len() >= events.saturating_mul(2) {
             self.queue.retain(|&wait| lasts(wait));

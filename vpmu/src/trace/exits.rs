@@ -22,7 +22,8 @@ pub(crate) struct OpenExit {
 
 impl OpenExit {
     /// Returns the packet of an exit that ends at `now`, in guest nanoseconds, while `task` runs. If `cut` is true, the
-    /// end of the exit is unknown, for example because the trace ends first. The trace sets the packet's `sequence`.
+    /// end of the exit is unknown, for example because the trace ends before the exit does. The trace sets the packet's
+    /// `sequence`.
     pub(crate) fn packet(&self, task: Task, now: u64, cut: bool) -> ExitPacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let user = self.regs.is_some_and(|regs| regs.user);

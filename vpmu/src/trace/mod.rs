@@ -223,8 +223,9 @@ impl Laid {
     }
 }
 
-/// The padding needed before a packet of `len` bytes at `position`, and the `SYNC_*` flags of the sync packet needed
-/// before it, including those in `due`.
+/// Returns how many bytes of padding are needed before a packet of `len` bytes at `position`, and the `SYNC_*` flags of
+/// the sync packet that must come before this packet. The flags include `due`. If they are zero, no sync packet is
+/// needed.
 fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
     let offset = position % PAGE;
     let sync = if due == 0 { 0 } else { SYNC_LEN };

@@ -100,7 +100,7 @@ impl<N> FromIterator<Symbol<N>> for Functions<N> {
             has
         };
         let mut symbols: Vec<Symbol<N>> = symbols.into_iter().filter(&mut has_address).collect();
-        // The sort is stable: of symbols with equal keys, the first in the file remains.
+        // The sort is stable. Of symbols with equal sort keys, `dedup_by_key` keeps the one that is first in the file.
         symbols.sort_by_key(|symbol| (symbol.address, symbol.name.is_none(), Reverse(symbol.size)));
         symbols.dedup_by_key(|symbol| symbol.address);
         let (mut next, mut next_function) = (None, u64::MAX);
@@ -120,7 +120,8 @@ impl<N> FromIterator<Symbol<N>> for Functions<N> {
             let end = start.saturating_add(symbol.size?);
             Some(Function { start, end, name })
         };
-        // Collecting reuses the symbols' allocation: a kernel has a hundred thousand symbols.
+        // `collect` reuses the allocation of `symbols`. A new one would be large, because a kernel has a hundred
+        // thousand symbols.
         let list: Vec<Function<N>> = symbols.into_iter().filter_map(function).collect();
         Self {
             hidden: hidden && list.is_empty(),

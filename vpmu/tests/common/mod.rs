@@ -25,7 +25,7 @@ impl Machine for Bare {
     }
 }
 
-/// The registers of a vCPU that stays in user mode, at an instruction with this address.
+/// The registers of a vCPU that is always in user mode, and always at the instruction with this address.
 #[derive(Debug)]
 pub(crate) struct Still(pub(crate) u64);
 

@@ -216,7 +216,8 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     for queue in [0, 1, 2] {
         let table = rig.queues[queue].buffer(4);
         let (from, to) = (rig.queues[queue].buffer(0), rig.queues[queue].buffer(1));
-        // The table would be a valid request if the device supported indirect descriptors.
+        // Fill an indirect table. Its descriptors would form a valid request if the device supported indirect
+        // descriptors.
         let entries = [(from, 128_u32, 1_u16, 1_u16), (to, 16, 2, 0)];
         for (at, (address, len, flags, next)) in (table..).step_by(16).zip(entries) {
             let entry = [
@@ -291,7 +292,7 @@ fn notification_looks_at_a_bounded_number_of_descriptors() {
         rig.vcpus.kick(0, QUEUE_VCPU);
         returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
     }
-    // Together, two chains have twice as many descriptors as the queue has entries. The device stops at this number of
-    // descriptors, so it serves two chains per notification.
+    // The device stops when it has taken twice as many descriptors as the queue has entries. Two chains have exactly
+    // that many, so the device serves two chains per notification.
     assert_eq!(returned, [2; 8]);
 }

@@ -1128,7 +1128,7 @@ fn numbers() -> BTreeMap<&'static str, u32> {
     numbers.collect()
 }
 
-/// Returns the rows of the error tables in the order of SPEC.md. Each row has its status.
+/// Returns the name and the status of each row of the error tables, in the order of SPEC.md.
 fn rows() -> Vec<(&'static str, u32)> {
     let numbers = numbers();
     let tables = SPECIFICATION

@@ -51,8 +51,8 @@ impl Produced {
         }
     }
 
-    /// Reads all records, and checks that the records read plus the records lost equal `produced`. A command between
-    /// the two reads of the ring makes the device report the latest loss.
+    /// Reads all records, and checks that the records read plus the records lost equal `produced`. To get them all,
+    /// reads the ring, sends a command that makes the device report the latest loss, and reads the ring again.
     fn finish(mut self, produced: u64) -> (u64, u64) {
         self.take(usize::MAX);
         let value = self.rig.value(0, self.event);

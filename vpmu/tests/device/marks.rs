@@ -9,7 +9,8 @@ use crate::world::At;
 
 const ADDR: u64 = 1 << 3;
 
-/// Requests an enabled event that samples each mark of `config`, with only the field ADDR.
+/// Returns a request for an enabled event with this kind and config. The event samples with period 1, and ADDR is the
+/// only field of its samples.
 fn addressed(kind: u32, config: u64) -> OpenRequest {
     OpenRequest {
         period: 1.into(),

@@ -33,7 +33,7 @@ const WATCHDOG: AuxProducer = AuxProducer {
 /// Memory with a bitmap of dirty pages.
 type Watched = GuestMemoryMmap<AtomicBitmap>;
 
-/// Maps the same memory twice: for the device with a bitmap of dirty pages, and for the driver without one.
+/// Maps the same memory twice. The device's mapping has a bitmap of dirty pages, and the driver's mapping has none.
 fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(len as u64).expect("room");

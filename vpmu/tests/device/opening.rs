@@ -135,7 +135,7 @@ fn periods_and_frequencies_have_bounds() {
     assert_eq!(open(&mut rig, OPEN_FREQ, 0), Some(libc::EINVAL));
     assert_eq!(open(&mut rig, OPEN_FREQ, 5000), None);
     assert_eq!(open(&mut rig, OPEN_FREQ, 5001), Some(libc::EINVAL));
-    // The shortest period does not apply to frequencies. An event that cannot sample cannot have a frequency.
+    // An event's shortest period does not limit its frequency. An event that cannot sample cannot have a frequency.
     let frequency = |of: (u32, u64)| OpenRequest {
         flags: OPEN_FREQ.into(),
         ..sampling(open_of(of.0, of.1, 0), 1)

@@ -273,9 +273,9 @@ fn record_size_fits_its_header() {
     let records = records(&rig);
     let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
     assert_eq!(sizes, [65_528, 65_528]);
-    // The record has 8191 words. The header occupies one word, plain fields occupy nine, the call chain four (its
-    // length and three entries), each of the two register sets 21, and the two stack sizes two. The stack gets the
-    // rest. REGS_INTR comes last, after the word that holds the number of stack bytes that the device read.
+    // The record has 8191 words: 1 for the header, 9 for plain fields, 4 for the call chain (its length and three
+    // entries), 42 for two register sets, and 2 for two stack sizes. The rest is for the stack. REGS_INTR comes last.
+    // The word before it holds the number of stack bytes that the device read.
     let record = &records[0];
     let room = 8 * (8191 - 1 - 9 - 4 - 42 - 2);
     assert_eq!(record[record.len() - 22], room);

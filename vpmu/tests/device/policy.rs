@@ -58,7 +58,7 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
                 "{mode:?}: the counter includes host work: {request:?}"
             );
         }
-        // The device also accepts the flag for events that cannot exclude host work.
+        // The device also accepts `OPEN_EXCLUDE_HOST` for events that cannot exclude host work.
         let clock = OpenRequest {
             flags: OPEN_EXCLUDE_HOST.into(),
             ..open_of(CLOCK.0, CLOCK.1, 0)

@@ -57,8 +57,8 @@ fn records_are_redirected_to_another_ring_and_back() {
     assert_eq!((ids(&ring.raw()), ids(&own.raw())), (vec![one], vec![two]));
 }
 
-/// At each exit, a vCPU reads its events' hooks (the work that they need there) without a lock. Meanwhile, a request
-/// changes these hooks.
+/// Hooks tell a vCPU which work its events need at an exit. The vCPU reads them at each exit without a lock, while
+/// requests change them.
 #[test]
 fn exits_during_redirections_are_all_counted() {
     const EXITS: u64 = 2_000_000;

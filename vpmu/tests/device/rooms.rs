@@ -13,7 +13,7 @@ const THROTTLE: u64 = 5;
 /// The time window to which the budgets apply, in nanoseconds.
 const WINDOW: u64 = 10_000_000;
 
-/// Requests an enabled event on `vcpu` that samples with a host counter.
+/// Returns a request for an enabled event on `vcpu` that samples with a host counter.
 fn cycles(vcpu: u32) -> OpenRequest {
     OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -72,7 +72,8 @@ fn waiting_event_stops_pauses_and_closes() {
         .expect("open");
     rig.command(0, COMMAND_ENABLE, mark);
     rig.link(mark, second, LINK_STOPPER).expect("linked");
-    // An event that is paused while it waits leaves the queue of waiting events.
+    // The mark pauses the second event while it waits for a counter. The event must then no longer be in the queue of
+    // waiting events.
     rig.mark(0, 5, 1);
     rig.command(0, COMMAND_DISABLE, first);
     assert_eq!(rig.world.running(thread(0)), 0);
@@ -149,7 +150,7 @@ fn paused_event_holds_no_place() {
     }
     assert_eq!(regions.map(|region| rig.value(0, region)), [100, 100, 100]);
     assert_eq!(rig.vpmu.metrics().counter_waits, 0);
-    // If a target starts while another target counts, it waits until the other target stops.
+    // A target that is started while another target counts must wait until the other target stops.
     rig.mark(0, 5, 1);
     rig.world.work(thread(0), 100, 4);
     assert_eq!(state(&mut rig, regions[0]), STATE_INACTIVE);

@@ -10,8 +10,8 @@ use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
 use crate::world::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
 
 const WINDOW: u64 = 10_000_000;
-/// Number of ticks that a sample takes. This is a hundredth of a window plus 100 ticks, because each clock read takes a
-/// tick that is not charged to the sample. Thus, 25 samples use up a quarter of a window.
+/// Number of ticks that a sample takes: a hundredth of a window, so that 25 samples use up a quarter of a window. The
+/// other 100 ticks make up for clock reads. Each of them takes a tick that is not charged to the sample.
 const COST: u64 = 100_100;
 /// The period of a throttled host counter. It is so long that the counter never overflows.
 const NEVER: u64 = u64::MAX >> 1;

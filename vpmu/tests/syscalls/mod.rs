@@ -151,9 +151,8 @@ fn wait(thread: pid_t) -> io::Result<c_int> {
 }
 
 fn ptrace(request: c_uint, thread: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: among the requests in this file, only PTRACE_GET_SYSCALL_INFO writes to this process's memory. For this
-    // request, `address` is the size of the buffer at `data`, and the kernel writes no more than this size. `entered`
-    // passes such a buffer and its size.
+    // SAFETY: among the requests in this file, only PTRACE_GET_SYSCALL_INFO writes to this process's memory. It writes
+    // at most `address` bytes to the buffer at `data`. `entered` passes a buffer and the size of this buffer.
     match unsafe { libc::ptrace(request, thread, address, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

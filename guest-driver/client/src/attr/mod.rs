@@ -37,8 +37,8 @@ pub enum AttrError {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The device chooses the engine. For an open event, this value means that the event only
-    /// counts.
+    /// In the attributes of a new event: the device chooses the engine. As the engine of an open
+    /// event: the event only counts.
     #[default]
     Any,
     /// Each overflow causes a VM exit, at which the sample is taken. Such a sample is exact on any
@@ -119,8 +119,8 @@ pub struct EventAttr {
     pub exclude_callchain_user: bool,
     /// User-mode registers in a sample, as a mask of the kernel's register numbers.
     pub regs_user: u64,
-    /// Registers in a sample, with their values at the overflow, as a mask of the kernel's register
-    /// numbers.
+    /// Registers in a sample, as a mask of the kernel's register numbers. A sample has the values
+    /// that the registers had at the overflow.
     pub regs_intr: u64,
     /// Bytes of the user stack in a sample, a multiple of 8.
     pub stack_user: u32,
@@ -347,8 +347,8 @@ impl EventAttr {
         }
     }
 
-    /// Makes the event overflow every `period` events, so that it can start or stop other events before the next
-    /// instruction. The samples of the event itself have no fields.
+    /// Makes the event overflow once per `period` occurrences, so that it can start or stop other
+    /// events before the next instruction. The samples of the event itself have no fields.
     #[must_use]
     pub fn triggering(self, period: u64) -> Self {
         Self {

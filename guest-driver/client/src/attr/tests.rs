@@ -139,8 +139,8 @@ fn attr_from_kernel_bytes_equals_request() {
         let raw = attr.to_raw();
         let mut bytes = [0; vpmu_abi::uapi::ATTR_SIZE];
         #[expect(unsafe_code, reason = "its fields have unions among them")]
-        // SAFETY: the kernel's struct is at least as long as `bytes`, so both ranges are valid, and
-        // it holds only plain numbers.
+        // SAFETY: the kernel's struct is at least as long as `bytes`, so both ranges are valid. The
+        // struct holds only plain numbers.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 (&raw const raw).cast::<u8>(),

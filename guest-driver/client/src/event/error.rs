@@ -7,53 +7,53 @@ use std::io;
 #[non_exhaustive]
 pub enum EventError {
     /// Enabling failed.
-    #[error("enabling the event")]
+    #[error("cannot enable the event")]
     Enable(#[source] io::Error),
     /// Disabling failed.
-    #[error("disabling the event")]
+    #[error("cannot disable the event")]
     Disable(#[source] io::Error),
     /// Resetting failed.
-    #[error("resetting the event")]
+    #[error("cannot reset the event")]
     Reset(#[source] io::Error),
     /// The period is zero, or the event does not sample.
-    #[error("setting the event's period")]
+    #[error("cannot set the event's period")]
     Period(#[source] io::Error),
     /// The interval is zero, or the event makes no records.
-    #[error("setting the event's wakeup interval")]
+    #[error("cannot set the event's wakeup interval")]
     Wakeup(#[source] io::Error),
     /// The id cannot be read.
-    #[error("reading the event's id")]
+    #[error("cannot read the event's id")]
     Id(#[source] io::Error),
     /// `PERF_EVENT_IOC_REFRESH` failed: the event does not sample, or was opened with
     /// [`EventAttr::inherit`](crate::EventAttr::inherit).
-    #[error("granting the event more overflows")]
+    #[error("cannot grant the event more overflows")]
     Refresh(#[source] io::Error),
     /// The records cannot be redirected.
-    #[error("redirecting the event's records to another event's ring{}", output_hint(.0))]
+    #[error("cannot redirect the event's records to another event's ring{}", output_hint(.0))]
     Output(#[source] io::Error),
     /// The event has no ring to pause.
-    #[error("pausing the ring of the event")]
+    #[error("cannot pause the ring of the event")]
     Pause(#[source] io::Error),
     /// An attribute cannot change.
-    #[error("changing the event's attributes")]
+    #[error("cannot change the event's attributes")]
     Modify(#[source] io::Error),
     /// The engine cannot be queried.
-    #[error("querying the event's sampling engine")]
+    #[error("cannot query the event's sampling engine")]
     Engine(#[source] io::Error),
     /// An engine unknown to this library.
     #[error("the event's sampling engine has the unknown number {0}")]
     UnknownEngine(u32),
     /// Pending samples could not be written.
-    #[error("flushing the event{}", flush_hint(.0))]
+    #[error("cannot flush the event{}", flush_hint(.0))]
     Flush(#[source] io::Error),
     /// Reading failed.
-    #[error("reading the event")]
+    #[error("cannot read the event")]
     Read(#[source] io::Error),
     /// The event is in the error state: it no longer counts, and its count is lost.
     #[error("the event's counter on the host was lost: close the event and open it again")]
     Dead,
     /// The kernel returned fewer bytes than the read format needs.
-    #[error("reading the event: got {got} bytes, but its read format needs {expected}")]
+    #[error("cannot read the event: got {got} bytes, but its read format needs {expected}")]
     ShortRead {
         /// Bytes read.
         got: usize,
@@ -68,7 +68,7 @@ pub enum EventError {
         group: bool,
     },
     /// Waiting failed.
-    #[error("waiting for the event")]
+    #[error("cannot wait for the event")]
     Poll(#[source] io::Error),
 }
 

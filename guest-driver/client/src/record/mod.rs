@@ -98,7 +98,7 @@ pub struct Throttle {
     pub who: Option<SampleId>,
 }
 
-/// A chunk of new bytes in an AUX area, as one record reports it.
+/// A record that reports one chunk of new bytes in an AUX area.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aux {
     /// Bytes written to the area before the chunk.

@@ -39,7 +39,7 @@ pub struct Sample {
     pub stream_id: u64,
     /// Whether the guest was in user mode.
     pub user: bool,
-    /// The event's reading or, for a group, the readings of all members, the leader's first.
+    /// The event's reading or, for a group, the readings of all members, beginning with the leader.
     pub counts: Vec<Reading>,
     /// The call chain as recorded, including perf's `PERF_CONTEXT_*` markers; see [`Sample::frames`].
     pub chain: Vec<u64>,

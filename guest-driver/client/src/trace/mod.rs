@@ -39,7 +39,7 @@ impl Format {
 
 /// Bytes that are not a packet; reading continues at the next page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no whole packet at {position:#x} of the area, where the first byte is {kind:#04x}")]
+#[error("the bytes at {position:#x} of the area are not a whole packet (first byte {kind:#04x})")]
 pub struct PacketError {
     /// Position in the area, counted like [`Chunk::position`].
     pub position: u64,

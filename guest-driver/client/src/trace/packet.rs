@@ -232,7 +232,7 @@ impl TraceSample {
     }
 }
 
-/// A position where a reader can begin, with the number of bytes that were lost before it.
+/// A position where a reader can begin. Contains the number of bytes that were lost before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub struct Sync(SyncPacket);

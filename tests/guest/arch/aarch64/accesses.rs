@@ -48,8 +48,8 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Makes a write and a read of each size at `page`, where `address` is mapped. Returns the accesses as the host sees
-/// them.
+/// Makes a write and a read of each size in `page`, which is the mapping of the guest-physical address `address`.
+/// Returns the accesses as the host sees them.
 fn access(page: *mut u8, address: u32) -> Vec<Access> {
     // SAFETY: the code reads and writes inside the mapped page, where no device answers.
     unsafe { vpmu_memory(page) };

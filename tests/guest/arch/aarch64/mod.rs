@@ -13,12 +13,12 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// The config of the trace with the most exits. On aarch64, these are the exits that reach the VMM, because the device
-/// reads KVM's own trace only on x86.
+/// The trace config that selects the most exits. On aarch64, it selects the exits that reach the VMM, because the
+/// device reads KVM's own trace only on x86.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
-/// Exit reasons that do not occur, because no vCPU exits to the VMM for them.
+/// The reasons for which a vCPU of this architecture never exits to the VMM.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[vpmu_abi::EXIT_IO, vpmu_abi::EXIT_HLT];
-/// Whether a guest first exits to the VMM within a second after its kernel has started.
+/// Whether a guest's first exit to the VMM occurs within a second after its kernel has started.
 pub(crate) const EXITS_AT_ONCE: bool = false;
 
 /// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.

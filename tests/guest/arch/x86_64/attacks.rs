@@ -45,7 +45,7 @@ pub(crate) const ATTACKS: [(&str, Attack); 6] = [
     ("execution from the page", |page| {
         // SAFETY: the page belongs to this process. If the call is refused, the page does not change.
         unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
-        // SAFETY: as above. The page cannot be made executable, so this ends the process.
+        // SAFETY: as above. The page cannot be made executable, so the jump to it ends the process.
         unsafe { asm!("call {}", in(reg) page, clobber_abi("C")) };
     }),
 ];

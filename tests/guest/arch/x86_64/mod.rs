@@ -14,10 +14,10 @@ pub(crate) use ports::{
 
 use crate::Test;
 
-/// The config of the trace with the most exits. On x86, these are all exits, including exits that KVM handles by
+/// The trace config that selects the most exits. On x86, it selects all exits, including those that KVM handles by
 /// itself.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_ALL;
-/// Exit reasons that do not occur, because no vCPU exits to the VMM for them.
+/// The reasons for which a vCPU of this architecture never exits to the VMM.
 pub(crate) const UNREACHABLE_EXITS: &[u64] = &[];
 /// Whether a guest's first exit to the VMM occurs within a second after its kernel has started.
 pub(crate) const EXITS_AT_ONCE: bool = true;

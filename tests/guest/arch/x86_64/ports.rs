@@ -16,8 +16,8 @@ pub(crate) const PORT_REASON: &str = "io";
 pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
 /// The detail in the packet for a write to [`IDLE_PORT`]. It describes a single access, which writes one byte.
 pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
-/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. This is false on x86. The only
-/// part of the kernel that causes such exits there is the console's driver, and tests avoid the console's interrupts.
+/// Whether an event that counts a program's [`EXIT_PORT`] exits must exclude the kernel. This is false on x86: in the
+/// kernel, only the console's driver causes such exits, and tests avoid the console's interrupts.
 pub(crate) const OWN_IN_USER_MODE: bool = false;
 /// Number of [`EXIT_PORT`] exits for a mark that a program places with a store. It is zero, because the store causes an
 /// MMIO exit.

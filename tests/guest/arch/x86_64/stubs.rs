@@ -32,7 +32,7 @@ pub(crate) const PACKET_IP: usize = IP;
 /// Length in bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 1;
 
-/// Returns the argument that selects the idle port in the stubs, which is the port's number.
+/// Returns the argument that makes the stubs write to the idle port. It is the port's number.
 pub(crate) fn idle_port() -> u64 {
     IDLE_PORT.into()
 }

@@ -7,7 +7,7 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Returns `exit` unhandled, because this architecture has no exits for ports or emulated registers.
+/// Handles nothing and returns `exit`, because this architecture has no exits for ports or emulated registers.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     _access: Option<Access>,
@@ -18,7 +18,8 @@ pub(crate) fn serve<'a>(
     Some(exit)
 }
 
-/// Makes KVM pass [undecoded](is_undecoded) accesses to the VMM. If KVM cannot, the run call fails at such an access.
+/// Makes KVM pass [undecoded](is_undecoded) accesses to the VMM. If this KVM cannot do so, `KVM_RUN` fails when the
+/// guest makes such an access.
 pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     let capability = kvm_enable_cap {
         cap: KVM_CAP_ARM_NISV_TO_USER,
@@ -31,8 +32,8 @@ pub(crate) fn ask_for_undecoded(vm: &VmFd) {
     }
 }
 
-/// Whether the exit is an access outside guest memory without a valid syndrome. The processor provides no syndrome if
-/// the instruction uses a register pair, a vector register, or writeback of the address register.
+/// Whether the guest made an access outside guest memory for which the processor provided no valid syndrome. This is so
+/// if the instruction uses a register pair, a vector register, or writeback of the address register.
 pub(crate) fn is_undecoded(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::Unsupported(KVM_EXIT_ARM_NISV))
 }

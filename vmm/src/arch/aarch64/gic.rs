@@ -104,8 +104,9 @@ fn distributor() -> Vec<u32> {
     registers
 }
 
-/// Registers of a redistributor, in the order of [`distributor`]. PROPBASER and PENDBASER are for message-based
-/// interrupts, which this machine does not have. They are included because a guest can write to them.
+/// Registers of a redistributor. As in [`distributor`], the priority and trigger of the interrupts come before their
+/// enabled, active and pending states. PROPBASER and PENDBASER are for message-based interrupts, which this machine
+/// does not have. They are included because a guest can write to them.
 fn redistributor() -> Vec<u32> {
     const CTLR: u32 = 0x0;
     const STATUSR: u32 = 0x10;
@@ -186,8 +187,8 @@ fn pairs<'a, T: Copy + Into<u64>>(
     Ok(registers.iter().copied().zip(values))
 }
 
-/// Adds the controller to `vm`. All `vcpus` vCPUs of the VM must exist already. KVM keeps the controller until the VM
-/// is destroyed.
+/// Adds the controller to `vm`. All vCPUs of the VM must exist already, and `vcpus` is their number. KVM keeps the
+/// controller until the VM is destroyed.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -320,7 +321,7 @@ impl Gic {
     fn get(&self, part: Part, vcpu: u8, register: u32) -> Result<u64, StateError> {
         let mut value = 0u64;
         let mut attribute = attribute(part, vcpu, register, &raw mut value as u64);
-        // SAFETY: KVM writes 32 or 64 bits to the address of `value`, which has 64.
+        // SAFETY: KVM writes 32 or 64 bits to `value`, which has 64 bits.
         let got = unsafe { self.fd.get_device_attr(&mut attribute) };
         got.map_err(failed("save", part, register))?;
         Ok(value)

@@ -30,7 +30,7 @@ pub enum KernelError {
     #[error("an Image without a size: give a kernel of version 3.17 or later")]
     NoSize,
     /// The file ends within the header.
-    #[error("truncated: {has} bytes of {needs}")]
+    #[error("the file is truncated: it has {has} bytes, but at least {needs} are needed")]
     Truncated {
         /// Bytes in the file.
         has: u64,

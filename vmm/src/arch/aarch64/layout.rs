@@ -1,6 +1,6 @@
 //! Guest-physical addresses and interrupt lines.
 //!
-//! The device tree describes the addresses and lines to the guest. The devices have the lowest addresses. The window
+//! The device tree tells the guest these addresses and lines. The devices have the lowest addresses. The window
 //! follows, and then memory, which has no upper limit.
 
 /// The distributor of the interrupt controller.
@@ -11,7 +11,7 @@ pub const GIC_DISTRIBUTOR_SIZE: u64 = 0x1_0000;
 pub const GIC_REDISTRIBUTORS: u64 = GIC_DISTRIBUTOR + GIC_DISTRIBUTOR_SIZE;
 /// Size of a redistributor in bytes.
 pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
-/// Maximum number of vCPUs, the same as on x86-64. Up to 255 redistributors fit below the devices.
+/// Maximum number of vCPUs, the same as on x86-64. Up to 255 redistributors fit below the serial console.
 pub const MAX_VCPUS: u32 = 254;
 
 /// The serial console.
@@ -48,7 +48,7 @@ pub const KERNEL: u64 = FDT + FDT_MAX;
 /// Size in bytes of the range that must contain both the kernel and the initramfs, as arm64 Linux requires. The range
 /// begins at a multiple of 1 GiB.
 pub const INITRAMFS_REACH: u64 = 32 << 30;
-/// Maximum length of the command line, with its terminating zero; Linux on arm64 accepts no more.
+/// Maximum length of the command line, with its terminating zero. Linux on arm64 accepts no more.
 pub const CMDLINE_MAX: usize = 2048;
 
 /// The serial console's interrupt line. Lines are shared peripheral interrupts (SPIs) of the controller,
@@ -59,10 +59,10 @@ pub const VIRTIO_GSI: u32 = 1;
 /// Number of interrupts that the controller has: 32 private to each vCPU, and 32 shared. KVM allows no fewer.
 pub const INTERRUPTS: u32 = 64;
 
-/// Private interrupts of each vCPU's timers (secure and non-secure physical, virtual, hypervisor), in the
-/// device tree's numbers.
+/// Private interrupts of each vCPU's timers (secure and non-secure physical, virtual, hypervisor), numbered as in the
+/// device tree.
 pub const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
-/// The private interrupt of each vCPU's PMU, in the device tree's numbers.
+/// The private interrupt of each vCPU's PMU, numbered as in the device tree.
 pub const PMU_PPI: u32 = 7;
 /// KVM's number of the first private interrupt.
 pub const FIRST_PPI: u32 = 16;

@@ -15,7 +15,7 @@ pub mod layout;
 pub mod platform;
 pub mod state;
 
-/// The first Linux version whose KVM continues to count when the host moves an event to another counter while the guest
-/// runs. In older versions, the moved event does not count the guest's EL0 until the vCPU is loaded again. `None` means
-/// that all versions continue to count.
+/// The host may move an event to another counter while the guest runs. From this Linux version on, KVM then continues
+/// to count. In older versions, the moved event does not count the guest's EL0 until the vCPU is loaded again. `None`
+/// means that all versions continue to count.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = Some((6, 6));

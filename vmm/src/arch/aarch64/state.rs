@@ -95,7 +95,7 @@ pub(crate) struct Saver(());
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VcpuState {
-    /// For each register, KVM's id, and the low and the high half of the value.
+    /// For each register: its id in KVM, then the low half and the high half of its value.
     registers: Vec<(u64, u64, u64)>,
     mp: kvm_mp_state,
     serror: Option<SError>,

@@ -31,12 +31,13 @@ pub struct Cpus {
     pub controller: Controller,
 }
 
-/// The interrupt controllers of a VM. This type is empty, because their ioctls go to the VM's own file descriptor.
+/// The interrupt controllers of a VM. This type is empty: the ioctls of these controllers go to the VM's own file
+/// descriptor.
 #[derive(Debug)]
 pub struct Controller(());
 
-/// Creates the vCPUs of `machine` in `vm`. The memory of `vm` must be set up already. KVM will pass accesses to the
-/// registers in `emulation` to the VMM.
+/// Creates the vCPUs of `machine` in `vm`. The memory of `vm` must be set up already. When the guest accesses a
+/// register in `emulation`, KVM will pass the access to the VMM.
 ///
 /// # Errors
 /// [`CpuError`].

@@ -6,8 +6,8 @@ use vpmu::Access;
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles `exit` if it is port I/O or an access to a model-specific register. Returns any other exit. For port I/O,
-/// `access` contains the size of one access.
+/// Handles `exit` if it is port I/O or an access to a model-specific register. Otherwise, returns `exit` to the caller.
+/// For port I/O, `access` contains the size in bytes of each access.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     access: Option<Access>,

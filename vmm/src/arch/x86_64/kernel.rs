@@ -32,7 +32,7 @@ pub enum KernelError {
     #[error("a bzImage without a 64-bit entry: give a 64-bit kernel of version 3.8 or later")]
     Not64Bit,
     /// The file is truncated.
-    #[error("truncated: {has} bytes of {needs}")]
+    #[error("the file is truncated: it has {has} bytes, but at least {needs} are needed")]
     Truncated {
         /// Bytes in the file.
         has: u64,

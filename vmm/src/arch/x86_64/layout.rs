@@ -12,7 +12,7 @@ pub const BOOT_STACK: u64 = 0x8ff0;
 pub const PAGE_TABLES: u64 = 0x9000;
 /// The kernel command line.
 pub const CMDLINE: u64 = 0x2_0000;
-/// Maximum length of the command line, with its terminating zero; Linux on x86 accepts no more.
+/// Maximum length of the command line, with its terminating zero. Linux on x86 accepts no more.
 pub const CMDLINE_MAX: usize = 2048;
 /// End of the conventional memory below 1 MiB.
 pub const LOW_MEMORY_END: u64 = 0x9_fc00;
@@ -52,7 +52,7 @@ pub const IO_APIC: u32 = 0xfec0_0000;
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
 /// A page for KVM's identity map, which some Intel processors need to run a guest without paging.
 pub const KVM_IDENTITY_MAP: u64 = 0xfeff_c000;
-/// Three pages for KVM's task state segment, which the same processors need to run a guest in real mode.
+/// Three pages for KVM's task state segment, which some Intel processors need to run a guest in real mode.
 pub const KVM_TSS: usize = 0xfeff_d000;
 
 /// The serial console.

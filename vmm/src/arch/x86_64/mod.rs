@@ -18,6 +18,6 @@ pub mod power;
 pub mod regs;
 pub mod state;
 
-/// The first Linux version whose KVM continues to count when the host moves an event to another counter while the guest
-/// runs. `None` means that all versions continue to count.
+/// The host may move an event to another counter while the guest runs. From this Linux version on, KVM then continues
+/// to count. `None` means that all versions continue to count.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = None;

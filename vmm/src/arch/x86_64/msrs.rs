@@ -1,6 +1,6 @@
 //! Model-specific registers that the embedder emulates instead of KVM, for features that KVM lacks.
 //!
-//! KVM passes each access by the guest to the VMM, on the vCPU's thread.
+//! When the guest accesses such a register, KVM passes the access to the VMM, on the vCPU's thread.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -67,7 +67,7 @@ pub(crate) fn trap(vm: &VmFd, device: &dyn MsrDevice) -> Result<(), KvmError> {
     capability.args[0] = u64::from(KVM_MSR_EXIT_REASON_FILTER);
     vm.enable_cap(&capability)
         .map_err(KvmError::refused("pass MSR accesses to the VMM"))?;
-    // If a register's bit is clear, KVM passes accesses to the VMM.
+    // If a register's bit is clear, KVM passes each access to this register on to the VMM.
     let ranges: Vec<(Range<u32>, Vec<u8>)> = device
         .ranges()
         .into_iter()

@@ -19,7 +19,7 @@ pub const HOST: Host = Host {
 /// The reason why vCPUs cannot have a hardware PMU, or `None` if they can have one.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64, guests have only the paravirtual PMU");
 
-/// Creates a VM with interrupt controllers, and without a hardware PMU if KVM can disable it.
+/// Creates a VM with interrupt controllers. Disables the VM's hardware PMU, if KVM can do so.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

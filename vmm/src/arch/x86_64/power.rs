@@ -52,7 +52,7 @@ impl Device for Reset {
 #[derive(Debug)]
 pub struct I8042(pub Arc<End>);
 
-/// Number of ports of the keyboard controller: from data at 0x60 to command and status at 0x64.
+/// Number of ports of the keyboard controller: from the data port 0x60 to the command and status port 0x64.
 pub const I8042_SIZE: u64 = 5;
 const I8042_COMMAND: u64 = 4;
 const I8042_RESET: u8 = 0xfe;

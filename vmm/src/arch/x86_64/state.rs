@@ -37,7 +37,7 @@ pub enum StateError {
         value: u64,
     },
     /// A vCPU runs a nested guest.
-    #[error("the guest runs a hypervisor of its own, whose state is not saved")]
+    #[error("the guest runs a hypervisor of its own, whose state vmm cannot save")]
     Nested,
     /// There are more entries than KVM's interface can hold.
     #[error("too many {0}")]
@@ -117,12 +117,13 @@ pub(crate) struct VmState {
 struct Moment {
     clock: kvm_clock_data,
     host_tsc: u64,
-    /// Upper bound on the time between the two reads, in TSC ticks. Zero if KVM read both at once.
+    /// Upper bound on the time between the reads of `clock` and `host_tsc`, in TSC ticks. Zero if KVM read both at
+    /// once.
     apart: u64,
 }
 
 impl Moment {
-    /// Maximum number of attempts to read both without a preemption between the reads.
+    /// Maximum number of attempts to read KVM's clock and the host's TSC without a preemption between the two reads.
     const ATTEMPTS: u32 = 16;
 
     fn read(vm: &VmFd) -> Result<Self, kvm_ioctls::Error> {
@@ -158,8 +159,8 @@ impl Moment {
         })
     }
 
-    /// The number of ticks to subtract from the TSC offsets of `saved`, so that the TSCs advance as much as KVM's clock
-    /// does between the save and this moment. `khz` is the frequency of the TSCs.
+    /// The number of ticks to subtract from the TSC offsets of `saved`. The guest's TSCs have then advanced since the
+    /// save by the same time as KVM's clock. `khz` is the frequency of the TSCs.
     fn lag(&self, saved: &VmState, khz: u32) -> u64 {
         let nanoseconds = self.clock.clock.saturating_sub(saved.clock.clock);
         let ticks = u128::from(nanoseconds) * u128::from(khz) / 1_000_000;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::super::protocol::Answer;
 use super::*;
 
-/// A server on a socket in a temporary directory. It ends the event `known`, answers a list request with a long error,
-/// and refuses all other requests.
+/// A server on a socket in a temporary directory. It accepts a request to end the event `known`, answers a list request
+/// with a long error, and refuses all other requests.
 struct Bench {
     server: Option<Server>,
     path: PathBuf,

@@ -22,7 +22,7 @@ pub(crate) enum TransportError {
         source: virtio_queue::Error,
     },
     /// The saved queues do not match the device's queues.
-    #[error("the queues of the saved device differ from this device's in number or maximum size")]
+    #[error("the saved device and this device differ in the number or maximum size of queues")]
     Queues,
     /// The interrupt line returned an error.
     #[error("cannot raise the device's interrupt")]
@@ -146,7 +146,8 @@ impl VirtioMmio {
             driver_features_select: saved.driver_features_select,
             driver_features: saved.driver_features,
             queue_select: saved.queue_select,
-            // Configuration space may differ from before the save: it has this host's limits and counter frequency.
+            // Configuration space has the limits and the counter frequency of this host, which may differ from those
+            // before the save.
             generation: saved.generation.wrapping_add(1),
             queues,
             region: saved.region.map(|(address, size)| Region { address, size }),

@@ -268,7 +268,7 @@ fn assert_reset_clears_registers(reset: impl FnOnce(&Driver)) {
     assert_eq!(driver.read(register::STATUS), 0);
     assert_eq!(driver.read(register::INTERRUPT_STATUS), 0);
     assert_eq!(driver.line.read().expect("the edge before the reset"), 1);
-    // A thread of the device may still raise the interrupt after the reset.
+    // A thread of the device can still report used buffers after the reset.
     driver.transport.interrupt.used_buffer().expect("ignored");
     assert_eq!(driver.read(register::INTERRUPT_STATUS), 0);
     driver.line.read().expect_err("an edge after the reset");

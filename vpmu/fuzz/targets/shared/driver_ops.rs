@@ -219,7 +219,7 @@ fn map_window(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
     Ok(())
 }
 
-/// Maps pages that may be in other rings, too, or outside memory.
+/// Maps pages that may also belong to other rings, or that may lie outside memory.
 fn map_shared(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
     if once_in(input, 4)? {
@@ -619,7 +619,7 @@ fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Resu
     Ok(())
 }
 
-/// Writes a word to the window, as the guest can. Half of the words could be the header of a sample.
+/// Writes a word to the window, as the guest can. About half of the words look like the header of a sample.
 pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let at = input.int_in_range(0..=WINDOW_PAGES * PAGE_SIZE as u64 - 8)? / 8 * 8;
     let word = match input.arbitrary()? {

@@ -202,7 +202,7 @@ pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result
     Ok(())
 }
 
-/// Makes a request to start an event, as an operator would. The request may be invalid.
+/// Builds an operator's request to start an event. The request may be invalid.
 pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     let events = [
         "mark=5",
@@ -278,7 +278,7 @@ fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Saves the device and restores the state into a new device. Sometimes forges the state before that.
+/// Saves the device and restores the state into a new device. Sometimes forges the saved state before restoring it.
 fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.leave_all();
     let mut state = stage.save();

@@ -101,7 +101,7 @@ fn state(input: &mut Unstructured<'_>) -> Result<CpuState> {
         general,
         user: input.arbitrary()?,
         code64: input.ratio(3, 4)?,
-        // Mostly long mode, with page tables at a page that `driver_ops::tables` writes.
+        // In most cases, the vCPU is in long mode. CR3 points to a page to which `driver_ops::tables` writes.
         cr0: u64::from(input.ratio(9, 10)?) << 31,
         cr3: layout::table(input.int_in_range(0..=3)?),
         cr4: u64::from(input.ratio(9, 10)?) << 5 | u64::from(input.ratio(1, 4)?) << 12,

@@ -12,9 +12,9 @@ use super::rig::VCPUS;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The number of queues: control, event, and one for each vCPU.
 const QUEUE_COUNT: u64 = QUEUE_VCPU as u64 + VCPUS as u64;
-/// The task page of vCPU 0; the task pages of the other vCPUs follow.
+/// The task page of vCPU 0. The task pages of the other vCPUs follow it.
 pub(crate) const TASK_PAGES: u64 = 0x8000;
-/// The rings of queue 0, in one page; the pages of the other queues follow.
+/// The page that holds the rings of queue 0. The pages of the other queues follow it.
 const QUEUES: u64 = 0x1_0000;
 /// The first of [`ARENA_PAGES`] pages for rings and areas. Each of them is followed by a page that the driver never
 /// names, so the device must not write to it.

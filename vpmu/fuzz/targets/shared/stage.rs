@@ -102,7 +102,7 @@ impl Stage {
     pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
         let limits = limits(input)?;
-        // Derive this value from a limit: if it consumed more input, existing seeds would have another meaning.
+        // Derive this value from a limit. Reading it from the input would change the meaning of the existing seeds.
         let changing = limits.max_pages == FEW_PAGES;
         let settings = Settings::new(VCPUS, 1_000_000)
             .with_limits(limits)

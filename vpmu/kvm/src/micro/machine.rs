@@ -52,7 +52,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Returns the exit in words that complete a sentence starting with "the guest".
+    /// Returns a description of the exit that can follow the words "the guest", such as "halted".
     pub fn describe(&self) -> String {
         match self {
             Exit::Port(port, data) => format!("wrote {data:x?} to port {port:#x}"),
@@ -76,8 +76,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds a machine that is ready to execute `program` in `ring`. Each run ends at the latest when the time limit
-    /// of `watch` is reached.
+    /// Builds a machine that is ready to execute `program` in `ring`. Each run ends when `watch` reaches its time
+    /// limit, or earlier.
     pub fn new(
         kvm: &Kvm,
         watch: &Watch,

@@ -1,8 +1,8 @@
 //! Runs a probe on its own thread, within a time limit.
 //!
 //! A broken hypervisor can spin in one guest instruction forever, so a signal ends the probe's run call at the time
-//! limit. If the process's queue of real-time signals is full, `SIGIO` is used instead. The kernel then sends `SIGIO`
-//! for overflows, and this module sends it at the time limit. The thread blocks both signals outside of run calls.
+//! limit. If the process's queue of real-time signals is full, `SIGIO` is sent instead: by the kernel for overflows of
+//! a probe's event, and by this module at the time limit. The thread blocks both signals outside of run calls.
 
 #![expect(
     unsafe_code,
@@ -150,8 +150,8 @@ pub fn watched<T: Send + 'static>(
         Err(RecvTimeoutError::Disconnected) => return Err(Panicked),
         Err(RecvTimeoutError::Timeout) => {}
     }
-    // Set the flag before the signal is sent. If the thread has not blocked the signal yet, the signal is lost, but
-    // the probe starts later and sees the flag.
+    // Set the flag before the signal is sent. If the thread has not blocked the signal yet, the handler discards the
+    // signal. The probe has not started in this case, and will see the flag.
     over.store(true, Ordering::SeqCst);
     match kick(&thread, signal) {
         // Send `SIGIO` only if the thread has already blocked it. This module installs no handler for `SIGIO`, so an
@@ -171,7 +171,7 @@ pub fn watched<T: Send + 'static>(
     answer
 }
 
-/// Blocks `signal` in this thread. Succeeds if the thread inherited a mask that already blocks `signal`.
+/// Blocks `signal` in this thread. The thread's inherited mask may already block `signal`, and this is not an error.
 fn block(signal: c_int) -> Result<(), WatchError> {
     match block_signal(signal) {
         Ok(()) | Err(signals::Error::SignalAlreadyBlocked(_)) => Ok(()),

@@ -80,14 +80,14 @@ impl Samples {
     /// Fewer samples than this are inconclusive.
     const ENOUGH: u32 = 20;
 
-    /// Returns whether sampling can end, because there are enough samples of the guest, or because there are many
-    /// samples in total but fewer than an eighth of them are of the guest.
+    /// Returns whether sampling can end. It can end if there are enough samples of the guest. It can also end if there
+    /// are many samples in total, but fewer than an eighth of them are of the guest.
     fn are_enough(&self) -> bool {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
 
-    /// Returns whether the result also holds for other guests. A small number of samples of the guest is inconclusive,
-    /// because a busy host takes few samples of the guest, even if it labels them correctly.
+    /// Returns whether the result also holds for other guests. A small but nonzero number of samples of the guest is
+    /// inconclusive, because a busy host takes few samples of the guest, even if it labels them correctly.
     fn are_conclusive(&self) -> bool {
         self.are_enough() && (self.guest == 0 || self.guest >= Self::ENOUGH)
     }

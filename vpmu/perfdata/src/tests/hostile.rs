@@ -96,8 +96,8 @@ fn forged_length_is_not_followed() {
 
 #[test]
 fn record_that_grows_too_long_is_left_out() {
-    // The copy of a record in the file is six words longer than the record. With this many addresses in the call
-    // chain, the copy has exactly the maximum length.
+    // A record is six words longer in the file than in the ring. With this many addresses in the call chain, the
+    // record in the file has exactly the maximum length.
     let length = 8_182;
     let mut words = vec![1, length];
     words.extend(std::iter::repeat_n(

@@ -271,7 +271,7 @@ fn reports_name_functions_of_the_guest_and_none_of_the_host() {
     let histories = [history(event, &samples)];
     let named = recorded(&histories, Some(MAP));
     let report = perf(&["report", "--stdio", "--sort", "sym"], &named.path);
-    // perf ends its report with a tip chosen at random, in a comment; some tips hold a '%'.
+    // perf ends its report with a comment line that contains a random tip. Some tips contain a '%'.
     let rows: Vec<&str> = report
         .lines()
         .filter(|line| !line.starts_with('#') && line.contains('%'))

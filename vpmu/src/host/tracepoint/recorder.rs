@@ -91,7 +91,7 @@ fn attr(id: u16, disabled: bool) -> perf_event_attr {
     attr.__bindgen_anon_1.sample_period = 1;
     attr.set_disabled(disabled.into());
     attr.set_use_clockid(1);
-    // No thread waits for the event, so the largest watermark makes the host's wakeups as rare as possible.
+    // No thread waits for the event's wakeups. The largest watermark makes them as rare as possible.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
     attr

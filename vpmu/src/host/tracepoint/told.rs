@@ -30,8 +30,8 @@ pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
 /// event that was being delivered.
 fn vmx(reason: u64, [qualification, vectoring]: [u64; 2]) -> [u64; 2] {
     match reason {
-        // Task switch, INVLPG, control and debug registers, ports, local APIC accesses, end of an
-        // interrupt, descriptor tables, APIC write.
+        // Task switch, INVLPG, access to a control or debug register, port I/O, access to the local APIC, end of an
+        // interrupt, access to a descriptor-table register, APIC write.
         9 | 14 | 28 | 29 | 30 | 44 | 45 | 46 | 47 | 56 => [qualification, vectoring],
         48 => [qualification & VIOLATION_OWN, vectoring],
         _ => [0; 2],

@@ -50,8 +50,8 @@ proptest! {
                 }
                 Step::Consume(n) => rig.consume(n),
                 Step::Pause(paused) => rig.ring.pause(paused),
-                // Only set a tail that is far from the head, because the producer then recognises the tail as invalid
-                // and stops. A wrong tail near the head can be a valid position, so the producer could overwrite unread
+                // Set the tail only if it is far from the head. The producer then recognises the tail as invalid, and
+                // stops. A wrong tail near the head can be a valid position, so the producer could overwrite unread
                 // records.
                 Step::Lie(tail) => {
                     let ahead = tail.wrapping_sub(rig.head());

@@ -105,8 +105,8 @@ fn events_that_share_a_ring_keep_separate_wakeup_counts() {
         rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
         wakes.push(rig.produce(16).wake);
     }
-    // The first event wakes the reader at every second one of its own records. The second event wakes the reader after
-    // every 64 bytes that the two events wrote together.
+    // Every second record of the first event wakes the reader. The second event wakes the reader after every 64 bytes
+    // that the two events wrote together.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];
     assert_eq!(

@@ -170,7 +170,8 @@ fn overwriting_area_has_its_aux_record_at_the_commit() {
         let head = rig.aux_head();
         assert_eq!(rig.records(), [(TYPE_AUX, vec![0, head, OVERWRITE])]);
         assert_eq!((trace.count(), trace.lost()), (head, 0));
-        // The area contains the newest packets. A reader begins at the first page boundary among them.
+        // The area contains only the newest packets. Part of its oldest page may be overwritten, so a reader begins at
+        // the next page boundary.
         let first = head.saturating_sub(rig.size()).next_multiple_of(PAGE);
         let packets = rig.packets(first, head);
         let last = packets.iter().rev().find_map(|(_, packet)| match packet {

@@ -113,7 +113,7 @@ impl Guest {
         }
     }
 
-    /// Returns the vCPU's state in the program, at `ip` and with this frame pointer.
+    /// Returns the state of a vCPU that executes the program at `ip`. Its frame pointer and stack pointer are `bp`.
     fn in_user(&self, ip: u64, bp: u64) -> CpuState {
         let mut cpu = self.cpu();
         cpu.general[IP] = ip;

@@ -102,7 +102,8 @@ proptest! {
         spec in spec(),
     ) {
         let guest = Guest::bare(4);
-        // Fill the tables with random entries. Enough entries have the present bit set for walks to reach lower levels.
+        // Fill the tables with random entries. The present bit is set in many of them, so that walks also reach lower
+        // levels.
         let mut noise = seed[0] | 1;
         for at in (0x1000..0x9000_u64).step_by(8) {
             noise ^= noise << 13;

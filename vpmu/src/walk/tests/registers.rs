@@ -1,4 +1,4 @@
-//! Tests of registers and stacks, and of the task to which each is attributed.
+//! Tests of the registers and stacks in samples, and of the tasks to which they are attributed.
 
 use super::*;
 use crate::memory::View;
@@ -36,17 +36,21 @@ fn without_saved_registers_there_is_no_program() {
         (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
         (2, Some(64))
     );
-    // Each row has a stack pointer and an address of saved registers. The address must be rejected. The reasons, in the
-    // order of the rows: a kernel thread has no saved registers, the stack is still the previous task's during a task
-    // switch, and the address is below the stack pointer, unaligned, too close to the end of the stack, on a page that
-    // is not present, or at the end of the address space.
+    // Each row has a stack pointer and an address of saved registers. The address must be rejected.
     for (sp, user_regs) in [
+        // A kernel thread has no saved registers.
         (sp, 0),
+        // During a task switch, the kernel still runs on the previous task's stack.
         (KSTACK - 8, SAVED),
+        // The address is below the stack pointer.
         (SAVED + 8, SAVED),
+        // The address is unaligned.
         (sp, SAVED + 4),
+        // The address is too close to the end of the stack.
         (sp, KSTACK + 0x4000 - 8),
+        // The address is on a page that is not present.
         (0x7000_0000, 0x7000_0100),
+        // The address is at the end of the address space.
         (u64::MAX, u64::MAX - 7),
     ] {
         let capture = look(sp, user_regs);

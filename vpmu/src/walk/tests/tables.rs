@@ -11,7 +11,8 @@ fn pages_of_every_size_at_every_depth() {
             let size = 0x1000_u64 << (9 * level);
             let large = if level > 0 { PS } else { 0 };
             let address = 0x4000_0000_0000 + size * 3;
-            // Large pages start at physical address zero, because the memory may be smaller than such a page.
+            // Map large pages to physical address zero. The memory may be smaller than a large page, and then it
+            // contains no other address with the required alignment.
             let physical = if level == 0 { 0x20_0000 } else { 0 };
             // Bit 12 of a large page's entry is not part of its address.
             let entry = physical | large | (large << 5) | P | U;

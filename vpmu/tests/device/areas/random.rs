@@ -141,8 +141,8 @@ impl Run {
                 Packet::Exit(exit) => exit.sequence.get(),
                 Packet::Sample(sample) => sample.sequence.get(),
             };
-            // Exit and sample packets do not contain the id of their trace. If only one trace writes to the area, the
-            // packet is the next packet of that trace.
+            // Exit and sample packets do not contain the id of their trace, so their numbers can be checked only if one
+            // trace alone writes to the area. Each packet must then have the next number of that trace.
             assert!(
                 !read.next.is_empty(),
                 "a packet comes before the first sync packet"

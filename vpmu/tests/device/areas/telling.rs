@@ -83,7 +83,7 @@ fn every_command_to_a_trace_publishes_its_data() {
             _ => assert_eq!(rig.command(0, op, traced.event).status.get(), 0),
         }
         let grown = traced.area.head() - shown;
-        // The trace is disabled before `COMMAND_ENABLE`, so there is no new data.
+        // When `COMMAND_ENABLE` is sent, the trace is still disabled, so there is no new data to publish.
         assert_eq!(
             grown >= 512,
             op != COMMAND_ENABLE,

@@ -51,7 +51,7 @@ fn host_counter_counts_only_between_start_and_stop() {
     for _ in 0..100 {
         rig.world.work(thread(0), 3, 4);
         rig.mark(0, START, 1);
-        // Inside the region, the host lets the counter count only half of the events.
+        // Between the two marks, the host lets the counter count only half of the events.
         rig.world.work(thread(0), 40, 2);
         rig.mark(0, STOP, 1);
         rig.world.work(thread(0), 3, 4);

@@ -34,7 +34,7 @@ pub(crate) fn paused(kind: u32, config: u64) -> OpenRequest {
     }
 }
 
-/// Like [`paused`], but for an event that samples once per `period`, with the exit engine.
+/// Like [`paused`], but the event samples with period `period` and uses the exit engine.
 pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenRequest {
     OpenRequest {
         engine: ENGINE_EXIT.into(),

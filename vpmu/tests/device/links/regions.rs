@@ -9,8 +9,8 @@ use crate::world::At;
 
 const WORK: u32 = 5;
 
-/// Runs ten thousand regions, with work before, inside and after each region. Returns how often `work` ran inside a
-/// region.
+/// Starts and stops a region ten thousand times. Calls `work` before, inside and after each region, and returns the
+/// number of calls inside regions.
 fn regions(rig: &Rig, mut work: impl FnMut(&Rig)) -> u64 {
     let mut inside = 0;
     for region in 0..10_000 {
@@ -53,7 +53,7 @@ fn exits_are_exact_in_ten_thousand_regions() {
     });
     let inside = regions(&rig, |rig| rig.exit(0, ExitReason::Io, &mut At(1)));
     assert_eq!(rig.value(0, io), inside);
-    // The exit of the stopping mark counts in the region, but the exit of the starting mark does not.
+    // Each region also counts the exit that its stopping mark causes, but not the exit that its starting mark causes.
     assert_eq!(rig.value(0, all), inside + 10_000);
 }
 

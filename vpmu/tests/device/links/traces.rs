@@ -173,7 +173,8 @@ fn link_and_group_members_both_pause_a_trace() {
         rig.command(0, COMMAND_READ, trace);
         assert_eq!(ips(&mut area) == [ip], traces, "after mark {mark}");
     }
-    // The members that resume and pause the trace already act as its starters and stoppers.
+    // A member that resumes the trace already acts as its starter. A member that pauses the trace already acts as its
+    // stopper.
     assert_eq!(rig.link(resume, trace, LINK_STARTER), Err(libc::EEXIST));
     assert_eq!(rig.link(resume, trace, LINK_STOPPER), Err(libc::EBUSY));
     for member in pauses {

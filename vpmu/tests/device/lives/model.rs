@@ -24,7 +24,7 @@ pub(super) struct Event {
     pub(super) count: u64,
     /// The count since the last overflow.
     pub(super) progress: u64,
-    /// How many overflows until the event is disabled, or zero if there is no limit.
+    /// The event is disabled after this number of further overflows. Zero means that there is no limit.
     pub(super) limit: u64,
     pub(super) lost: u64,
     /// The name of a persistent event.
@@ -302,7 +302,7 @@ impl Model {
         }
     }
 
-    /// Returns event `id`, or the errno if the guest may not change it.
+    /// Returns event `id` if the guest may change it, and an errno otherwise.
     fn guests(&mut self, id: u64) -> Result<&mut Event, Errno> {
         match self.events.get_mut(&id) {
             None => Err(libc::ENOENT),

@@ -158,7 +158,10 @@ fn refused_request_has_a_reason_and_no_effect() {
         ..usual.clone()
     };
     for (persist, says) in [
-        (asked("mark=5", 2), "there is no vCPU 2: the guest has 2"),
+        (
+            asked("mark=5", 2),
+            "there is no vCPU 2: the guest has 2 vCPUs, counted from 0",
+        ),
         (event("nothing"), "this host has no event `nothing`"),
         (event("mark=x"), "this host has no event `mark=x`"),
         (

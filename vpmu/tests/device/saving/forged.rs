@@ -36,7 +36,7 @@ impl Rich {
             ..marks(0, 3)
         };
         rig.open(&child).expect("open");
-        // Event 5 writes to the parent's ring, and starts the leader that is opened next.
+        // Event 5 writes to the parent's ring, and starts event 6.
         let starter = rig.open(&marks(0, 2)).expect("open");
         rig.redirect(starter, parent).expect("redirected");
         // Event 6 is a leader, and event 7 is a member with a frequency.

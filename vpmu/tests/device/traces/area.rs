@@ -46,7 +46,7 @@ pub(crate) fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> R
 }
 
 impl AreaReader {
-    /// Creates a reader of the area `pages`. The area's metadata page is at `metadata`.
+    /// Creates a reader of the area that consists of `pages`. The area's metadata page is at `metadata`.
     pub(crate) fn new(rig: &Rig, metadata: u64, pages: Vec<u64>) -> Self {
         Self {
             memory: rig.memory.clone(),
@@ -169,7 +169,8 @@ impl AreaReader {
         packet
     }
 
-    /// Fills `bytes` with the bytes that start at the tail. Packets are aligned and do not cross a page boundary.
+    /// Fills `bytes` with data from the area, starting at the tail. Needs only one read, because packets are aligned
+    /// and do not cross a page boundary.
     fn copy(&self, bytes: &mut [u8]) {
         let page = usize::try_from(self.tail / 4096).expect("small") % self.pages.len();
         let at = self.pages[page] + self.tail % 4096;

@@ -1,4 +1,4 @@
-//! Traces of every exit, which the device takes from the host's records.
+//! Traces of every exit. The device takes these exits from the host's records.
 
 use std::sync::atomic::Ordering;
 

@@ -9,8 +9,8 @@ use crate::rig::{Rig, command, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 fn state(rig: &mut Rig, event: u64) -> i32 {
-    // Read the state on vCPU 0. The affected event is usually on vCPU 1. There, a command could complete the effect and
-    // so hide that the effect was missing.
+    // Read the state on vCPU 0, because the affected event is usually on vCPU 1. A command on vCPU 1 could itself
+    // complete the effect, and the test would not notice that the effect had been missing.
     rig.read(0, event).state.get()
 }
 
@@ -45,7 +45,7 @@ fn leader_starts_and_stops_its_member_on_another_vcpu() {
         rig.world.work(thread(1), 1000, 4);
         assert_eq!(rig.value(0, member), expected);
     }
-    // Enabling a leader also starts its member if the leader is scheduled out.
+    // Enabling a leader starts its member even if the leader is scheduled out.
     done(&mut rig, 0, COMMAND_OUT, leader);
     done(&mut rig, 0, COMMAND_ENABLE, leader);
     rig.world.work(thread(1), 5, 4);

@@ -172,7 +172,8 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
 }
 
-/// Makes the device serve a waiting control request while it reads these registers.
+/// Registers that notify the control queue when the device reads them. The device then serves a waiting control
+/// request.
 struct Meanwhile<'a>(&'a Vpmu);
 
 impl Registers for Meanwhile<'_> {

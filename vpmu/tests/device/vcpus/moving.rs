@@ -22,8 +22,8 @@ fn values(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<u64> {
     replies.iter().map(|reply| reply.value.get()).collect()
 }
 
-/// Simulates work on `vcpu`, which the task's events count if they are scheduled in there. Also simulates work on the
-/// other vCPU, which these events must not count.
+/// Simulates work on both vCPUs. The task's events count the work on `vcpu` if they are scheduled in there. They must
+/// not count the work on the other vCPU.
 fn work(rig: &Rig, vcpu: u32, times: u64) {
     rig.world.work(thread(vcpu), 10 * times, 4);
     rig.world.work(thread(1 - vcpu), 7000, 4);
@@ -186,7 +186,7 @@ fn samples_of_a_family_add_up_across_vcpus() {
             rig.world.work(thread(vcpu), cycles, 4);
             let at = usize::try_from(vcpu).expect("few");
             let event = usize::from(on[0] != at);
-            // Each event has a counter on each vCPU. Each counter has its own progress in the period.
+            // Each event has a counter on each vCPU. Each of these counters counts to the period separately.
             let grown = left[event][at] + cycles;
             expected[event][at] += grown / 100;
             left[event][at] = grown % 100;

@@ -1,6 +1,6 @@
-//! Runs all operations concurrently. vCPUs notify, mark, enter, leave, detach and attach during requests, drains,
-//! flushes, reads of metrics and resets. The test checks that threads do not deadlock, that locks are taken in order,
-//! and that no state is left over.
+//! Runs all operations concurrently. While vCPUs notify, mark, enter, leave, detach and attach, other threads send
+//! requests, drain, flush, read metrics and reset the device. The test checks that threads do not deadlock, that locks
+//! are taken in order, and that no event, counter or drain remains at the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -67,7 +67,8 @@ struct Storm {
     attaching: Mutex<()>,
     /// Set to end the threads that reset the device, send requests or make the VMM's calls.
     over: AtomicBool,
-    /// Set after `over`, to end the vCPU threads. They run longer, because flushes wait for them.
+    /// Set after `over`, to end the vCPU threads. They must run longer than the other threads, because flushes wait for
+    /// vCPUs.
     ended: AtomicBool,
 }
 
@@ -178,7 +179,8 @@ impl Storm {
         while queue.reclaim().is_some() {}
     }
 
-    /// Sends a request. Returns the status, and the value or id. Returns `None` if a reset came before the answer.
+    /// Sends a request. Returns its status and, if it opened an event, the event's id. Returns `None` if a reset came
+    /// before the answer.
     fn ask(&self, request: &[u8]) -> Option<(u32, u64)> {
         let mut queue = self.queue(0);
         queue.request(request, size_of::<OpenReply>());

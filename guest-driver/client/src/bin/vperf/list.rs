@@ -11,12 +11,13 @@ use crate::format::{Align, table};
 
 /// Show what this host can count.
 ///
-/// The table has each event's name for -e, its source, what exactly it counts, what can be recorded
-/// (samples: vperf record; every exit: vperf exits), and whether the event excludes or includes the
-/// host's work for this machine. An event that is not in the table cannot be counted here.
+/// For each event, the table shows its name for -e, its source, and exactly what it counts. It also
+/// shows what can be recorded (samples with vperf record, every exit with vperf exits), and whether
+/// the event excludes or includes the host's work for this machine. An event that is not in the
+/// table cannot be counted here.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Print one JSON object: "device", and "events" with their names, units, sources.
+    /// Print one JSON object: "device", and "events" with their names, units and sources.
     #[arg(long)]
     json: bool,
 }
@@ -26,7 +27,7 @@ pub(crate) struct ListArgs {
 pub(crate) enum ListError {
     #[error(transparent)]
     Device(#[from] DeviceError),
-    #[error("writing the list")]
+    #[error("cannot write the list")]
     Write(#[source] io::Error),
 }
 

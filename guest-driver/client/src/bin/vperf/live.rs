@@ -107,7 +107,8 @@ impl Live {
     /// Looks up the processes in the samples added since the last call. Call it after each read of the rings, because
     /// the name of a process cannot be found after the process has exited.
     pub(crate) fn look(&mut self) -> Result<(), TasksError> {
-        // This view gets no task notices from the kernel, so no times need conversion.
+        // The clocks convert the times of the kernel's task notices. This view gets no notices, so
+        // the default clocks suffice.
         let lines = self.processes.news(&Clocks::default())?;
         let room = MOST_PROCESSES.saturating_sub(self.since.processes.len());
         let processes = lines.into_iter().filter_map(|line| match line {

@@ -117,8 +117,9 @@ impl CliError {
         }
     }
 
-    /// Whether vperf ends because the reader of its standard output has closed the pipe, as in `vperf report | head`.
-    /// That is not a failure, but a broken pipe to the workload is one.
+    /// Whether vperf ends because the reader of its standard output has closed the pipe, as in
+    /// `vperf report | head`. That is not a failure. An error of the workload always is a failure,
+    /// even if its cause is a broken pipe.
     fn is_broken_pipe(&self) -> bool {
         if self.workload().is_some() {
             return false;

@@ -81,8 +81,8 @@ impl<'a> Names<'a> {
 
     /// Returns the positions of a sample's call chain, innermost first; without a chain, the
     /// sample's own position. The result ends before the first user-mode address that the process
-    /// cannot execute. Such a value means that a function has no frame pointer, so this value and
-    /// all later ones are not return addresses.
+    /// cannot execute. Such an address means that a function kept no frame pointer, so this address
+    /// and all later ones are not return addresses.
     pub(crate) fn chain(&self, sample: &Sample) -> Vec<Spot> {
         let here = Spot::from(sample);
         let mut spots = Vec::new();

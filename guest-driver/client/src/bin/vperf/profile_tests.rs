@@ -126,7 +126,7 @@ fn samples_of_no_event_are_nobodys() {
 
 /// Samples of the process `work`. Its functions have no names, so the report shows their pages.
 /// Code in page 0x1000 calls the kernel once, and calls functions in page 0x2000 twice. The second
-/// call of page 0x2000 is the last instruction of page 0x1000.
+/// of these two calls is the last instruction in page 0x1000.
 fn chains() -> Recording {
     let mut recording = recording();
     recording.samples.clear();

@@ -17,10 +17,10 @@ use crate::workload::WorkloadError;
 
 /// Sample where an event occurs in a command, in tasks, or on CPUs.
 ///
-/// At each period of the event (-c) the host writes a sample to a ring in this machine's memory, and
-/// vperf copies it to a file, which `vperf report` shows. When a ring is full, further samples are
-/// lost, and vperf reports their number: give the ring more pages (-m) or the event a longer period
-/// (-c).
+/// After each period of the event (-c), the host writes a sample to a ring in this machine's
+/// memory. vperf copies the samples to a file, which `vperf report` shows. When a ring is full,
+/// further samples are lost, and vperf reports their number. If so, give the ring more pages (-m)
+/// or the event a longer period (-c).
 ///
 /// With -g each sample has its callers, found by frame pointers (Rust: -C force-frame-pointers=yes,
 /// C: -fno-omit-frame-pointer). Few distributions build their kernel with frame pointers; in other
@@ -54,8 +54,8 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "N", requires = "call_graph",
           value_parser = clap::value_parser!(u16).range(1..=127))]
     max_stack: Option<u16>,
-    /// Traces to record too, as `vperf list` names them; may be given several times. -c and -F
-    /// apply to a trace of samples as well.
+    /// Also record these traces. `vperf list` shows their names. May be given several times. -c and
+    /// -F also apply to a trace of samples.
     #[arg(long, value_name = "TRACE,...", value_delimiter = ',')]
     aux: Vec<String>,
     /// Bytes of each trace's AUX area, a power of two such as 64K or 4M. [default: 4M, or the

@@ -38,14 +38,14 @@ fn mark(text: &str) -> Result<u32, String> {
 /// An error of measuring a region.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegionError {
-    #[error("opening mark {mark}, which --from and --to need")]
+    #[error("cannot open mark {mark}, which --from and --to need")]
     Open {
         mark: u32,
         source: vpmu_client::Error,
     },
-    #[error("linking mark {mark} to the measured events")]
+    #[error("cannot link mark {mark} to the measured events")]
     Link { mark: u32, source: TriggerError },
-    #[error("counting regions")]
+    #[error("cannot read how often the region was entered and left")]
     Read(#[source] vpmu_client::event::EventError),
 }
 

@@ -64,7 +64,7 @@ pub(crate) enum ReportError {
         "{}: the recording has no call chains: record them with `vperf record -g`", .0.display()
     )]
     NoChains(PathBuf),
-    #[error("writing the report")]
+    #[error("cannot write the report")]
     Write(#[source] io::Error),
 }
 

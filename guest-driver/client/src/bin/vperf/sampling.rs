@@ -57,7 +57,7 @@ pub(crate) enum SamplingError {
     Period(#[from] PeriodError),
     #[error("-m: a ring of this device has at most {0} data pages")]
     Pages(u32),
-    #[error("the batched engine has no call chains: omit --engine batched or -g")]
+    #[error("the batched engine cannot record call chains: omit --engine batched or -g")]
     BatchedChains,
     #[error("event {name:?}")]
     Open {
@@ -92,8 +92,8 @@ fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
 }
 
 impl SamplingArgs {
-    /// Selects the events and sets their periods and engine. Passes the attributes of each event
-    /// through `finish` last.
+    /// Selects the events and sets their periods and engine. As the last step for each event,
+    /// `finish` can change its attributes.
     pub(crate) fn choose(
         &self,
         events: &EventArgs,

@@ -18,10 +18,10 @@ use crate::workload::WorkloadError;
 
 /// Count events of a command, of tasks, or of CPUs.
 ///
-/// The table goes to standard error, so that it does not mix with the command's output; JSON and
+/// The table goes to standard error, so that it does not mix with the command's output. JSON and
 /// separated lines go to standard output, for programs. If an event was counted only part of the
-/// time, the table shows that share and an estimate for the whole time. A star marks events whose
-/// source cannot exclude the host's work.
+/// time, the table shows that part as a percentage, and an estimate of the count for the whole
+/// time. A star marks events whose source cannot exclude the host's work.
 ///
 /// Examples:
 ///   vperf stat -- make -j2
@@ -64,7 +64,7 @@ pub(crate) enum StatError {
     #[error(transparent)]
     Events(#[from] EventsError),
     #[error(
-        "none of the default events can be counted here: name some with -e; the last refusal: {0}"
+        "none of the default events can be counted here (last refusal: {0}): name events with -e"
     )]
     NoDefault(String),
     #[error(transparent)]
@@ -73,9 +73,9 @@ pub(crate) enum StatError {
     Target(TargetError),
     #[error(transparent)]
     Region(#[from] RegionError),
-    #[error("writing {}", path.display())]
+    #[error("cannot write {}", path.display())]
     Output { path: PathBuf, source: io::Error },
-    #[error("writing the counts")]
+    #[error("cannot write the counts")]
     Write(#[source] io::Error),
 }
 

@@ -21,7 +21,7 @@ const NAME_MAX: usize = 4096;
 const LARGEST: u64 = 1 << 30;
 
 /// The functions of `kallsyms` that contain `addresses`. If the file is missing, the addresses
-/// count as hidden.
+/// are treated as hidden.
 pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
     if addresses.is_empty() {
         return Kernel::default();

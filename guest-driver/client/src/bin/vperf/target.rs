@@ -72,11 +72,11 @@ pub(crate) enum TargetError {
     CpuList(String),
     #[error("CPU {cpu} is not online; the online CPUs are {online}")]
     Offline { cpu: u32, online: String },
-    #[error("reading {ONLINE}")]
+    #[error("cannot read {ONLINE}")]
     Online(#[source] io::Error),
     #[error("process {pid}")]
     Process { pid: i32, source: io::Error },
-    #[error("catching signals")]
+    #[error("cannot catch signals")]
     Signals(#[source] io::Error),
     #[error(transparent)]
     Workload(#[from] WorkloadError),
@@ -240,7 +240,8 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
     for range in text.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        // A CPU number above Linux's maximum is a mistake, and a list up to it would waste memory.
+        // A CPU number above Linux's maximum is a mistake. A list of all CPUs up to that number
+        // would waste memory.
         if first > last || last >= 8192 {
             return None;
         }
@@ -341,8 +342,9 @@ impl Target {
             .collect()
     }
 
-    /// Starts the measurement: enables the events in `opened`, in order, unless the command's exec
-    /// enables them, and releases the command. Skips events on CPUs that went offline.
+    /// Starts the measurement: first enables the events in `opened`, in order, then releases the
+    /// command. Enables no events if the command's exec enables them. Skips events on CPUs that
+    /// went offline.
     pub(crate) fn start<'a>(
         self,
         opened: impl IntoIterator<Item = &'a Opened>,

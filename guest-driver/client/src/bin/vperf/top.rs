@@ -59,7 +59,7 @@ pub(crate) struct TopArgs {
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',',
           default_values = ["comm", "object", "symbol"])]
     sort: Vec<Key>,
-    /// Show at most this many lines. [default: the terminal's height, else 20]
+    /// Show at most this many lines. [default: as many as fit on the terminal, or 20 without one]
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Write each refresh as one line of JSON.
@@ -84,9 +84,9 @@ pub(crate) enum TopError {
     Target(TargetError),
     #[error(transparent)]
     Tasks(#[from] TasksError),
-    #[error("using the terminal")]
+    #[error("cannot use the terminal")]
     Terminal(#[source] io::Error),
-    #[error("writing the table")]
+    #[error("cannot write the table")]
     Write(#[source] io::Error),
 }
 
@@ -166,9 +166,9 @@ impl Top<'_> {
                 break;
             }
             if woken == Woken::End {
-                // Read each event: the device then writes the event's pending record of lost samples.
-                // Ignore failures: an event in the error state cannot be read, but has no pending
-                // record.
+                // Read each event, so that the device writes the event's pending record of lost
+                // samples. Ignore failed reads: an event in the error state cannot be read, but it
+                // has no pending record.
                 measuring.stop(opened)?;
                 for opened in opened {
                     let _ = opened.event.read();

@@ -13,17 +13,17 @@ use crate::os::{self, Process};
 /// An error of the command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkloadError {
-    #[error("starting {program:?}")]
+    #[error("cannot start {program:?}")]
     Start {
         program: OsString,
         source: io::Error,
     },
-    #[error("running {program:?}")]
+    #[error("cannot run {program:?}")]
     Run {
         program: OsString,
         source: io::Error,
     },
-    #[error("waiting for the workload")]
+    #[error("cannot wait for the workload")]
     Wait(#[source] io::Error),
 }
 

@@ -36,8 +36,8 @@ struct Cli {
 enum Work {
     /// Spend 3/4 of the work in `hot_three_quarters`, 1/4 in `warm_one_quarter`.
     Hot(Amount),
-    /// Spend the work in `hot_leaf`: 3/4 in calls from `three_quarters`, 1/4 in calls from
-    /// `one_quarter`. `tree` calls both.
+    /// Do the work in `hot_leaf`: 3/4 of it in calls from `three_quarters`, 1/4 in calls from
+    /// `one_quarter`. `tree` calls both of these functions.
     Tree(Amount),
     /// Spend CPU time in `spin`.
     Spin {
@@ -80,7 +80,8 @@ struct Amount {
     rounds: Option<u64>,
 }
 
-/// Steps of the random number generator in a quarter of a round. They take tens of microseconds.
+/// Number of random number generator steps in a quarter of a round. These steps take tens
+/// of microseconds.
 const QUARTER: u32 = 10_000;
 
 /// Runs `count` steps. Inlined, so that a caller's time depends only on the number of steps.

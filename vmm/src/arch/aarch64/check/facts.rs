@@ -16,7 +16,7 @@ pub struct Guest {
     pub breakpoint: Finding,
     /// `hvc` with the function PSCI_VERSION returned version 0.2 or later.
     pub hypercall: Finding,
-    /// A signal to the thread of a vCPU that spins in the guest made `KVM_RUN` return.
+    /// While a vCPU was spinning in the guest, its thread received a signal, and `KVM_RUN` returned.
     pub signal: Finding,
 }
 

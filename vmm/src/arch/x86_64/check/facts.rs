@@ -21,7 +21,7 @@ pub struct Guest {
     pub cmpxchg16b: Finding,
     /// A hypercall with an unknown number returned an error to the guest.
     pub hypercall: Finding,
-    /// `KVM_RUN` returned when the thread of a vCPU that was spinning in the guest received a signal.
+    /// While a vCPU was spinning in the guest, its thread received a signal, and `KVM_RUN` returned.
     pub signal: Finding,
     /// The registers that KVM copies to `struct kvm_run` at an exit equal the registers that `KVM_GET_REGS` returns.
     pub sync_regs: Finding,

@@ -16,8 +16,8 @@ use vpmu::Exit;
 
 use crate::run_page::RunPage;
 
-/// Name of KVM's statistic for halts. It counts exits due to WFI, but not exits due to WFE, because WFE waits for
-/// another vCPU.
+/// Name of KVM's statistic for halts. It counts exits due to WFI. Exits due to WFE are not halts, because a vCPU uses
+/// WFE to wait for another vCPU.
 pub const HALTS: &str = "wfi_exit_stat";
 
 /// Returns `None`, because no exit is specific to this architecture.

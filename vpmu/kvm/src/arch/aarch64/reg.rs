@@ -78,7 +78,8 @@ pub fn get(vcpu: &impl AsRawFd, number: u64) -> Result<u64, kvm_ioctls::Error> {
         id: number,
         addr: &raw mut value as u64,
     };
-    // SAFETY: the kernel reads `register` and writes 64 bits to its `addr`, the address of `value`.
+    // SAFETY: the kernel reads `register`, and writes 64 bits to the address in `register.addr`, which points to
+    // `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_ONE_REG(), &register) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }
@@ -97,7 +98,7 @@ pub fn set(vcpu: &impl AsRawFd, number: u64, value: u64) -> Result<(), kvm_ioctl
         id: number,
         addr: &raw const value as u64,
     };
-    // SAFETY: the kernel reads `register` and 64 bits at its `addr`, the address of `value`.
+    // SAFETY: the kernel reads `register`, and 64 bits at the address in `register.addr`, which points to `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_ONE_REG(), &register) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }

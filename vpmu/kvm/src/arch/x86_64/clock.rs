@@ -23,8 +23,8 @@ mod request {
     );
 }
 
-/// Describes the vCPU attribute `KVM_VCPU_TSC_OFFSET`: guest TSC minus host TSC. `KVM_SET_DEVICE_ATTR` reads the value
-/// from `offset`, and `KVM_GET_DEVICE_ATTR` writes the value to `offset`.
+/// Describes the vCPU attribute `KVM_VCPU_TSC_OFFSET`, whose value is guest TSC minus host TSC. `KVM_SET_DEVICE_ATTR`
+/// reads the value from `offset`, and `KVM_GET_DEVICE_ATTR` writes the value to `offset`.
 fn attribute(offset: *mut u64) -> kvm_device_attr {
     kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,
@@ -41,7 +41,8 @@ fn attribute(offset: *mut u64) -> kvm_device_attr {
 pub fn clock_offset(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
     let mut offset = 0u64;
     let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads `attribute` and writes 64 bits to its `addr`, the address of `offset`.
+    // SAFETY: the kernel reads `attribute`, and writes 64 bits to the address in `attribute.addr`, which points to
+    // `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }
@@ -54,7 +55,7 @@ pub fn clock_offset(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
 /// The error of `KVM_SET_DEVICE_ATTR`. Before Linux 5.16, KVM does not have this attribute.
 pub fn set_clock_offset(vcpu: &VcpuFd, mut offset: u64) -> Result<(), kvm_ioctls::Error> {
     let attribute = attribute(&raw mut offset);
-    // SAFETY: the kernel reads `attribute` and 64 bits at its `addr`, the address of `offset`.
+    // SAFETY: the kernel reads `attribute`, and 64 bits at the address in `attribute.addr`, which points to `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {
         return Err(kvm_ioctls::Error::last());
     }

@@ -9,15 +9,15 @@ use super::{Header, Line, OLDEST, VERSION};
 /// An error of the file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DataError {
-    #[error("creating the file")]
+    #[error("cannot create the file")]
     Create(#[source] io::Error),
-    #[error("renaming the existing file to {0:?}")]
+    #[error("cannot rename the existing file to {0:?}")]
     Keep(std::path::PathBuf, #[source] io::Error),
-    #[error("writing the file")]
+    #[error("cannot write the file")]
     Write(#[source] io::Error),
-    #[error("opening the file")]
+    #[error("cannot open the file")]
     Open(#[source] io::Error),
-    #[error("reading the file")]
+    #[error("cannot read the file")]
     Read(#[source] io::Error),
     #[error("not a recording of `vperf record` or `vperf exits`")]
     NotOurs,
@@ -25,7 +25,7 @@ pub(crate) enum DataError {
         "the recording has the unknown format {0}; this vperf reads formats {OLDEST} to {VERSION}: use the vperf that recorded it"
     )]
     Version(u32),
-    #[error("line {0} states a wrong number of following bytes")]
+    #[error("line {0} states how many bytes follow it, but this number is wrong")]
     Aux(usize),
     #[error("line {line} cannot be read")]
     Line {

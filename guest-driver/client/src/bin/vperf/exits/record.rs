@@ -77,7 +77,10 @@ pub(crate) enum RecordError {
     Device(#[from] DeviceError),
     #[error("this device cannot trace exits; `vperf list` shows its events")]
     NoTrace,
-    #[error("--reason: this host cannot trace exits of {reason:?}, only of: {}", there.join(", "))]
+    #[error(
+        "--reason {reason}: this host cannot trace these exits; it can trace: {}",
+        there.join(", ")
+    )]
     NoReason { reason: String, there: Vec<String> },
     #[error(transparent)]
     Tracing(#[from] TracingError),
@@ -207,7 +210,8 @@ mod tests {
         assert_eq!(
             of(&[Reason::All]),
             Err(
-                "--reason: this host cannot trace exits of \"all\", only of: user, io, mmio".into()
+                "--reason all: this host cannot trace these exits; it can trace: user, io, mmio"
+                    .into()
             )
         );
         entries.push(entry("every", 0));

@@ -47,7 +47,7 @@ pub(crate) struct ReportArgs {
 pub(crate) enum ReportError {
     #[error(transparent)]
     Recorded(#[from] RecordedError),
-    #[error("writing the report")]
+    #[error("cannot write the report")]
     Write(#[source] io::Error),
 }
 

@@ -121,8 +121,8 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     let mut ended = matches!(reader, Reader::None);
     loop {
         if ended {
-            // Have the host write pending samples. If the event is in the error state, reading its
-            // count below fails, too, and reports the error.
+            // Have the host write pending samples. Ignore an error: if the event is in the error
+            // state, reading its count below fails as well, and that error is reported.
             let _ = event.flush();
         }
         missed += reader

@@ -55,7 +55,7 @@ enum Command {
 
 /// End persistent events.
 ///
-/// If other programs have an event open, it ends when the last of them closes it.
+/// If other programs have an event open, the event ends when the last program closes it.
 #[derive(Debug, Args)]
 struct RmArgs {
     /// Ids or names, as `vperf persist ls` shows them.
@@ -79,7 +79,7 @@ pub(crate) enum PersistError {
     #[error("{name:?} has no ring: it only counts, and `vperf persist ls` shows the count")]
     NoRing { name: String },
     #[error(
-        "{name:?} counts CPU {cpu}, which is offline: put it online first (echo 1 > /sys/devices/system/cpu/cpu{cpu}/online), or read the ring as it is with `vperf persist dump {name}`"
+        "{name:?} counts on CPU {cpu}, which is offline: put it online first (echo 1 > /sys/devices/system/cpu/cpu{cpu}/online), or read the ring as it is with `vperf persist dump {name}`"
     )]
     Away { name: String, cpu: u32 },
     #[error("event {name:?}")]
@@ -100,7 +100,7 @@ pub(crate) enum PersistError {
     Names(String),
     #[error("{path}")]
     Data { path: String, source: DataError },
-    #[error("writing the output")]
+    #[error("cannot write the output")]
     Write(#[source] io::Error),
 }
 

@@ -186,7 +186,7 @@ pub(super) fn kernel_functions() -> KernelFunctions {
 }
 
 /// The line that describes an event in the file. The line has the persistent event's own name, such
-/// as `flight-0`, because events on several CPUs can count the same thing.
+/// as `flight-0`, to distinguish it from events that count the same thing on other CPUs.
 fn line(vpmu: &Vpmu, event: &Persistent) -> EventLine {
     let spec = vpmu.catalogue().spec(vpmu.info().pmu_type, &event.attr);
     let entry = vpmu.catalogue().entry(&spec).ok();

@@ -1,4 +1,4 @@
-//! Writes from user mode to an address without a device. Each causes a VM exit, like a port write
+//! User-mode writes to an address without a device. Each write causes a VM exit, like a port write
 //! on x86-64.
 #![expect(unsafe_code, reason = "memory of devices is mapped and written")]
 
@@ -47,8 +47,9 @@ impl Port {
 
     /// Writes once.
     pub(crate) fn write(&self) {
-        // KVM can emulate this form of store. For some other forms, ESR_EL2 does not contain the number of the stored
-        // register. SAFETY: writes to a mapped page without a device behind it.
+        // KVM can emulate this form of store. For some other forms, ESR_EL2 does not contain the
+        // number of the stored register.
+        // SAFETY: the store goes to a mapped page, which has no device behind it.
         unsafe { asm!("strb wzr, [{}]", in(reg) self.0, options(nostack, preserves_flags)) };
     }
 }

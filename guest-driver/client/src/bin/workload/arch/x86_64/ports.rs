@@ -1,4 +1,4 @@
-//! Writes from user mode to a port without a device. Each causes a VM exit.
+//! User-mode writes to a port without a device. Each write causes a VM exit.
 #![expect(unsafe_code, reason = "port I/O is an instruction")]
 
 use std::arch::asm;
