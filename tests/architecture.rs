@@ -251,7 +251,7 @@ fn only_arch_modules_of_the_vmm_and_the_device_name_an_architecture() {
     }
 }
 
-/// Returns a file's code as a build without tests compiles it: without comments and without items under `#[cfg(test)]`.
+/// Returns the part of a file's code that is compiled without tests: no comments, and no items under `#[cfg(test)]`.
 fn built_code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let mut kept = String::new();

@@ -52,9 +52,9 @@ static struct vpmu_command trace_command(const struct vpmu_event *own, u32 op)
 /*
  * Gets space from perf core, in the area that was mapped through this event or,
  * for an inherited event, through its parent. The device has no other area for
- * the event. So if two events share a ring, only the event through which the
- * ring's AUX area was mapped, and the events that inherit it, can write to the
- * area.
+ * the event. So if two events share a ring, only one of them can write to the
+ * ring's AUX area: the event through which the area was mapped. The children of
+ * this event can also write to it.
  *
  * Returns 0 if there is space. Returns -ENOSPC if no packet fits; this function
  * has then made perf core disable the event. Returns -EINVAL if there is no

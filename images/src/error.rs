@@ -43,7 +43,7 @@ pub enum BootError {
     Cache(#[from] CacheError),
     /// The boot needs several vCPUs, but in this exact lab only a guest with one vCPU runs reliably.
     #[error(
-        "the exact x86 lab runs only guests with one vCPU, not {0}: guests with more vCPUs can hang there"
+        "with --exact, the x86 lab runs only guests with one vCPU, not {0}: guests with more vCPUs can hang"
     )]
     ExactVcpus(u32),
     /// A guest that this machine's processors cannot run.

@@ -51,7 +51,7 @@ fn calls(report: &serde_json::Value) -> Option<Vec<Call>> {
     calls.iter().map(call).collect()
 }
 
-/// Returns the direct callees of line `at`, except those with at most 2 % of the line's samples. These few samples may
+/// Returns the direct callees of line `at`, except those with at most 2 % of the line's samples. Such samples may
 /// have hit an instruction that sets up a frame. The chain of such a sample lacks the caller, so the sampled function
 /// appears in the wrong place.
 fn callees(calls: &[Call], at: usize) -> Vec<&Call> {

@@ -106,7 +106,7 @@ impl Group {
         group.on_x86_64()
     }
 
-    /// Keeps the group on x86-64, because it tests features that only x86 has.
+    /// Restricts the group to x86-64, because the group tests features that only x86 has.
     #[must_use]
     pub const fn on_x86_64(mut self) -> Self {
         self.arch = Arch::X86_64;

@@ -178,7 +178,7 @@ pub enum ConfigError {
     #[error("no kernel: give one with --kernel, or as \"kernel\" in the file of --config")]
     NoKernel,
     /// An invalid number of vCPUs.
-    #[error("{0} vCPUs: give 1 to {MAX_VCPUS} with --vcpus")]
+    #[error("cannot run {0} vCPUs: give --vcpus a number from 1 to {MAX_VCPUS}")]
     Vcpus(u32),
     /// An invalid amount of memory.
     #[error(

@@ -132,7 +132,7 @@ pub enum LimitError {
     #[error("{0} 0: give 1 or more")]
     Zero(&'static str),
     /// A percentage above 100.
-    #[error("{flag} {given}: give 1 to 100")]
+    #[error("{flag} {given}: give a number from 1 to 100")]
     Percent {
         /// The flag.
         flag: &'static str,

@@ -29,7 +29,7 @@ pub enum CatalogueError {
     NoValue(String),
     /// The value is not a number, or is too large.
     #[error(
-        "{value:?} is not a value for event {name:?}: use a number below 2^48, or 0x and hexadecimal digits"
+        "{value:?} is not a value for event {name:?}: use a number below 2^48, in decimal or, with the prefix 0x, in hexadecimal"
     )]
     Value {
         /// The event.

@@ -147,9 +147,9 @@ fn dummy() -> perf_event_attr {
     attr
 }
 
-/// Parses a record whose last two words are the thread and the time. Returns `None` for new or
-/// renamed threads of a process, for the kernel's own mappings, for records of other types and for
-/// malformed records.
+/// Parses a record whose last two words are the thread and the time. Returns `None` for a
+/// thread that was created or renamed within a process, for a mapping of the kernel, for a record of
+/// another type, and for a malformed record.
 fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
     let (body, trailer) = body.split_at_checked(body.len().checked_sub(2)?)?;
     let (pid, second) = halves(*body.first()?);

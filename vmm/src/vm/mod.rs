@@ -434,8 +434,8 @@ impl Vm {
         Ok(end.take().ok_or(VmError::NoReason)??)
     }
 
-    /// Makes a new VM. Memory and devices are in the same state as at power-on. The window keeps its contents, and the
-    /// operator's events keep their counts. The console and the guest's time continue.
+    /// Replaces the VM with a new one. Memory and devices are in the same state as at power-on. The window keeps its
+    /// contents, and the operator's events keep their counts. The console stays open, and guest time is not reset.
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
         let emulation = self.shared.emulation.as_ref();

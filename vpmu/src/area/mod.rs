@@ -80,7 +80,7 @@ pub(crate) struct Appended {
     pub(crate) written: u64,
     /// The chunk that the entry ended, if any.
     pub(crate) chunk: Option<Chunk>,
-    /// Whether to wake the reader or, if the driver manages the area, to notify the driver.
+    /// If true, a wakeup is due: the reader is woken or, if the driver manages the area, the driver is notified.
     pub(crate) wake: bool,
 }
 

@@ -115,8 +115,8 @@ impl CommandBuffer {
         self.done += 1;
     }
 
-    /// Takes the next valid buffer. Returns `false` if the queue is empty, or if the notification has reached
-    /// its limit of buffers.
+    /// Takes the next valid buffer. Returns `false` if the queue is empty, or if as many buffers were taken as one
+    /// notification allows.
     fn next(&mut self, state: &mut State) -> bool {
         while self.buffers > 0 {
             self.buffers -= 1;

@@ -402,8 +402,8 @@ impl State {
             return;
         };
         self.writer.tell(Tell::Forget(id));
-        // If the driver has granted the event space in an area that the driver manages, withdraw it, so that the driver
-        // can grant space to other events of the same family.
+        // The driver may have granted space to the event, in an area that the driver manages. End this grant, so that
+        // the driver can grant space to other events of the same family.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
         let leases = event.take_counters();
         self.release(leases);

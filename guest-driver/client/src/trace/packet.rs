@@ -123,8 +123,8 @@ impl Exit {
         self.0.outside.get()
     }
 
-    /// Whether the trace ended or was paused before the vCPU re-entered the guest, or the host did
-    /// not record the re-entry.
+    /// Whether the end of the exit is unknown, because the trace ended or was paused before the vCPU
+    /// re-entered the guest, or because the host did not record the re-entry.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.0.flags & PACKET_CUT != 0

@@ -75,8 +75,8 @@ unsafe extern "C" {
     static vpmu_memory_labels: [u64; 9];
 }
 
-/// Makes writes and reads of each size at the idle port, both with single and with string instructions. Returns the
-/// accesses as the host sees them. The caller must have access to ports.
+/// Writes and reads the idle port with each access size, both with plain instructions (IN, OUT) and with string
+/// instructions (INS, OUTS). Returns the accesses as the host sees them. The caller must have permission for port I/O.
 pub(crate) fn ports() -> Vec<Access> {
     let mut buffer = [0_u8; 24];
     // SAFETY: the call writes 12 bytes twice to the buffer, which has 24 bytes.

@@ -47,9 +47,7 @@ pub enum Refusal {
     #[error("the fields of kvm:kvm_exit and kvm:kvm_entry take up {0} bytes on this host, more than the supported {most}", most = pairs::RAW_MOST)]
     TooLong(usize),
     /// No driver that hits the tracepoints is loaded.
-    #[error(
-        "neither kvm_intel nor kvm_amd is loaded: this host's KVM driver does not hit the tracepoints"
-    )]
+    #[error("neither kvm_intel nor kvm_amd is loaded, and only these drivers hit the tracepoints")]
     Driver,
     /// perf denies access to the tracepoints' data.
     #[error("perf refuses access to tracepoint data: run as root, or grant CAP_PERFMON")]

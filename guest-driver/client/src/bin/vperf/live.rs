@@ -104,8 +104,9 @@ impl Live {
         }
     }
 
-    /// Looks up the processes in the samples added since the last call. Call it after each read of the rings, because
-    /// the name of a process cannot be found after the process has exited.
+    /// Looks up the names of the processes in the samples added since the last call. Call it after
+    /// each read of the rings, because the name of a process cannot be found after the process has
+    /// exited.
     pub(crate) fn look(&mut self) -> Result<(), TasksError> {
         // The clocks convert the times of the kernel's task notices. This view gets no notices, so
         // the default clocks suffice.
