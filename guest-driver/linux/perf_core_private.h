@@ -473,8 +473,9 @@ static inline int perf_core_cpu(const struct perf_event *event)
  *
  * When a task exits, perf core first schedules the task's events out, and sets
  * their context's task to TASK_TOMBSTONE. It changes the events' state later.
- * Safe: core.c defines TASK_TOMBSTONE as (void *)-1L in 6.1 and in 6.12, and
- * the context keeps this value until it is freed.
+ * Reading the context's task is safe: core.c defines TASK_TOMBSTONE as
+ * (void *)-1L in 6.1 and in 6.12, and the context keeps this value until it is
+ * freed.
  *
  * Return: true if the task has exited.
  */

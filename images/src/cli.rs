@@ -118,7 +118,8 @@ pub(crate) struct KernelArgs {
     /// Build directory of your own kernel, like /lib/modules/VERSION/build
     #[arg(long, value_name = "DIR", requires = "kernel")]
     headers: Option<PathBuf>,
-    /// Modules of your own kernel, like /lib/modules/VERSION [default: none; all drivers are built in]
+    /// Modules of your own kernel, in a directory such as /lib/modules/VERSION [default: none; all drivers
+    /// are built in]
     #[arg(long, value_name = "DIR", requires = "kernel")]
     modules: Option<PathBuf>,
     /// An initramfs of your own; ours is unpacked after it and replaces files of the same names

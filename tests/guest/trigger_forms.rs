@@ -376,7 +376,7 @@ fn starter_writes_its_own_records() -> Outcome {
         (4, 0),
         "the starter's samples and losses"
     );
-    // The starter starts its target even if the starter cannot write its records. Here, its output is paused.
+    // The starter starts its target even if the starter cannot write records: here, the starter's ring is paused.
     let stopper = trigger(&device, STOP, 1, here)?;
     stopper.stops(target.as_raw_fd())?;
     bell.mark(STOP);

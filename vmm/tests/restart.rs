@@ -15,8 +15,8 @@ use common::{
 /// Writes register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
 
-/// A guest that counts its boots in the window. At each boot it prints three digits: the number of the boot, whether
-/// memory was not empty, and whether time went backwards. The first two boots end with the code in `end`.
+/// A guest that keeps the number of its boots in the window. At each boot it prints three digits: the number of the
+/// boot, whether memory had contents, and whether time went backwards. The first two boots end with the code in `end`.
 fn booting_thrice(end: &[u8]) -> Vec<u8> {
     let mut code = Vec::new();
     let mut add = |bytes: &[u8]| code.extend_from_slice(bytes);

@@ -140,8 +140,8 @@ fn record_overwritten_during_copy_is_omitted() {
         let writer = RefCell::new(writer);
         let barrier = after_copy(|| writer.borrow_mut().records(0..later));
         let past = newest(&mapping, &LAYOUT, None, barrier).unwrap();
-        // 4096 bytes hold the 170 newest records and 16 bytes of the record before them. The first
-        // of the later records overwrites these 16 bytes and part of the oldest whole record.
+        // 4096 bytes hold the 170 newest records and 16 bytes of the record before them. The next
+        // record overwrites these 16 bytes and part of the oldest whole record.
         let left = (SIZE.saturating_sub(later * RECORD)) / RECORD;
         assert_eq!(
             ips(&past),

@@ -46,8 +46,8 @@ pub(crate) fn counts() -> Outcome {
     }
 }
 
-/// Number of exits of a loop. Only with `--count-mode vcpu` do counts include the instructions that the host executes
-/// for these exits.
+/// Number of VM exits that a loop causes. Only with `--count-mode vcpu` do counts include the instructions that the
+/// host executes for these exits.
 const WRITES: u64 = 1_000;
 
 /// Returns the number of instructions, in both modes, of a loop that leaves the guest [`WRITES`] times.

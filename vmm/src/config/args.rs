@@ -97,9 +97,9 @@ pub struct RunArgs {
     #[arg(long)]
     pub track_dirty: bool,
 
-    /// Engine for the guest's samples of host events: batched (the host takes the samples,
-    /// without an exit per sample), exit (one exit per sample), or auto (batched if the host's samples
-    /// have guest addresses, else exit) [default: auto]
+    /// Engine for samples of host events: batched (the host takes the samples, without an exit per
+    /// sample), exit (one exit per sample), or auto (batched if the host's samples have guest
+    /// addresses, else exit) [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<Engine>,
 

@@ -76,7 +76,7 @@ fn word_that_names_no_event_is_refused_with_one_like_it() {
         ("exit-io", "did you mean exits-io?"),
         ("zzz", "no event `zzz`; 'vmm check"),
         ("", "no event ``; 'vmm check"),
-        ("zz*", "like `zz*`"),
+        ("zz*", "matches `zz*`"),
         ("raw:11/0xf0", "raw:11/0xf0"),
         ("raw:r11", "KIND:CONFIG"),
         ("raw:0x", "KIND:CONFIG"),

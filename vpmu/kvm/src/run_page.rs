@@ -69,7 +69,7 @@ impl RunPage {
         unsafe { AtomicU8::from_ptr(flag) }
     }
 
-    /// Makes kicks to this thread reach this vCPU, until the returned guard is dropped.
+    /// Until the returned guard is dropped, a kick to this thread makes this vCPU leave the guest.
     pub(crate) fn kickable(&self) -> Kickable {
         // SAFETY: `VcpuThread` drops the guard before it drops the run page, so the byte stays mapped. `VcpuThread` is
         // not `Send`, so it drops the guard on this thread.

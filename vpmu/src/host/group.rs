@@ -132,7 +132,7 @@ impl Member {
         };
         let wants_page = arch::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
         let page = match wants_page {
-            // Mapping fails if the limit on locked memory is reached. A system call then reads the event.
+            // Mapping fails if the limit on locked memory is reached. Without a page, a system call reads the event.
             true => Mapping::new(event.as_fd(), sys::page_size()?).ok(),
             false => None,
         };

@@ -170,7 +170,8 @@ impl PerfSource {
     }
 }
 
-/// Logs why guests cannot use the events of one kind. Many hosts have no PMU, so that reason is not logged as a warning.
+/// Logs why guests cannot use the events of one kind. Does not log a missing PMU as a warning, because many hosts have
+/// no PMU.
 fn log_refusal(kind: u32, refusal: Refusal) {
     let (events, level) = match (kind, refusal) {
         (KIND_SOFTWARE, _) => ("software", log::Level::Warn),
