@@ -21,8 +21,8 @@
  * those that follow it. An event that was started but not added is called
  * unexpected: it counts on the device but must not count for perf. perf core
  * schedules out the rest of the group before it unlocks the context. The driver
- * then stops the unexpected event, and drops what it has counted since its
- * start.
+ * then stops the unexpected event, and drops what it has counted and sampled
+ * since its start.
  */
 #include <linux/perf_event.h>
 

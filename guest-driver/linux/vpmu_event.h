@@ -39,8 +39,8 @@ struct vpmu_view;
  *        while the context is on no CPU, so it has this value when perf core
  *        adds the event at the end of the switch
  * @arrival: entry in the list of coming events of @cpu
- * @unexpected: it was started, but perf core did not add it, so its count is
- *              dropped; see vpmu_context.c
+ * @unexpected: it was started, but perf core did not add it, so its count and
+ *              its samples are dropped; see vpmu_context.c
  * @limit_hit: it must not start, because its limit of overflows
  *             (PERF_EVENT_IOC_REFRESH) is used up, or it is persistent
  * @stopping: its command to stop was queued, after a READ that will show

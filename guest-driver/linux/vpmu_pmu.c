@@ -81,19 +81,17 @@ static bool pmu_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 		return false;
 	}
 	if (own->coming) {
+		vpmu_switch_arrived(own);
 		/*
 		 * A program may have disabled the event or its leader since the
 		 * early start.
 		 */
 		if (!vpmu_group_allows(event)) {
-			vpmu_switch_arrived(own);
 			vpmu_event_stop(vcpu, event);
 			return false;
 		}
-		if (own->came == perf_core_clock(event)) {
-			vpmu_switch_arrived(own);
+		if (own->came == perf_core_clock(event))
 			return false;
-		}
 		/*
 		 * perf core did not add the event at the switch, but does so
 		 * now: drop its count and its samples, and start it again.
@@ -101,8 +99,6 @@ static bool pmu_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 		own->unexpected = true;
 		vpmu_event_stop(vcpu, event);
 		vpmu_vcpu_flush(vcpu);
-		vpmu_sampling_settle(vcpu);
-		vpmu_switch_arrived(own);
 	}
 	return vpmu_event_start(vcpu, event);
 }
