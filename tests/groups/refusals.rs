@@ -1,4 +1,4 @@
-//! What a guest sees when the host or its operator refuses a counter.
+//! Tests of counters that the host or its operator refuses: the catalogue, the kernel log and the event in the guest.
 
 tests::guest_tests! {
     "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];
