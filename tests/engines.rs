@@ -4,7 +4,7 @@
 use serde_json::Value;
 use tests::micro::device::Device;
 use tests::micro::sampled::{Sampled, records};
-use tests::micro::{Looping, Ran, power_off, run, single};
+use tests::micro::{Looping, RunResult, power_off, run, single};
 
 const IP_AND_TIME: u64 = 1 << 0 | 1 << 2;
 /// Header, IP, TIME.
@@ -42,7 +42,7 @@ fn open(engine: u64) -> [u64; 14] {
 }
 
 /// Samples the vCPU's clock until the ring has `samples` records.
-fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (Ran, Looping) {
+fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (RunResult, Looping) {
     let (kernel, at) = Sampled::new().looping(&open(engine), samples * RECORD);
     let ran = run(&kernel, 1, arguments);
     assert_eq!(ran.status, 0, "{} {:#}", ran.errors, ran.report);
@@ -55,17 +55,17 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-fn pmu(ran: &Ran, name: &str) -> u64 {
+fn pmu(ran: &RunResult, name: &str) -> u64 {
     number(&ran.report["vpmu"][name])
 }
 
-fn exits(ran: &Ran) -> &Value {
+fn exits(ran: &RunResult) -> &Value {
     &ran.report["vcpus"][0]["exits"]
 }
 
 /// Checks that the ring has at least `least` records, that they are in order of time, and that their addresses are in
 /// the program.
-fn check_records(ran: &Ran, at: &Looping, least: u32) {
+fn check_records(ran: &RunResult, at: &Looping, least: u32) {
     // The guest sends only the beginning of the ring. The last record sent may be incomplete.
     let whole = ran.console.len() - ran.console.len() % RECORD as usize;
     let records = records(&ran.console[..whole]);

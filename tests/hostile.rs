@@ -17,7 +17,7 @@ use tests::micro::attack::{
     MOST_COMMANDS, again, fill_with_switches, for_ever, kick, kick_for_ever, make_indirect,
 };
 use tests::micro::device::{Device, REGISTERS};
-use tests::micro::{Code, Ran, kernel, power_off, run, single, vmm_binary};
+use tests::micro::{Code, RunResult, kernel, power_off, run, single, vmm_binary};
 
 const KIND_SOFTWARE: u64 = 1;
 const CPU_CLOCK: u64 = 0;
@@ -457,7 +457,7 @@ fn console_output_is_limited_and_counted() {
     let code = Code::new()
         .repeat(BYTES, &Code::new().out8(SERIAL, b'x'))
         .then(&power_off());
-    let figure = |ran: &Ran, name: &str| number(&ran.report, &format!("/limits/{name}"));
+    let figure = |ran: &RunResult, name: &str| number(&ran.report, &format!("/limits/{name}"));
     let ran = run(&single(&code), 1, &["--max-console", "1000"]);
     assert_eq!(ran.status, 0, "{}", ran.errors);
     let [taken, left_out] = ["console_bytes", "console_bytes_left_out"];

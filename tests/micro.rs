@@ -6,7 +6,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use tests::micro::{Code, Ran, Vcpu, halts, kernel, power_off, run, single, vmm_binary};
+use tests::micro::{Code, RunResult, Vcpu, halts, kernel, power_off, run, single, vmm_binary};
 
 /// A port without a device.
 const PORT: u16 = 0x5f0;
@@ -41,7 +41,7 @@ fn marks(times: u32, value: u32) -> Code {
     find_doorbell().repeat(times, &mark)
 }
 
-fn powered_off(ran: &Ran) {
+fn powered_off(ran: &RunResult) {
     assert_eq!(ran.status, 0, "{} {:#}", ran.errors, ran.report);
     assert_eq!(ran.report["ending"], "poweroff");
 }

@@ -6,7 +6,7 @@
 )]
 
 use tests::micro::device::{Device, NOTIFY, REGISTERS, REPLY, send};
-use tests::micro::{Code, Ran, address_of, kernel, run};
+use tests::micro::{Code, RunResult, address_of, kernel, run};
 
 /// A port without a device.
 const PORT: u16 = 0x5f0;
@@ -270,7 +270,7 @@ fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
     assert!(exits.windows(2).all(in_turn));
 }
 
-fn powered_off(ran: &Ran) {
+fn powered_off(ran: &RunResult) {
     assert_eq!(ran.status, 0, "{} {:#}", ran.errors, ran.report);
 }
 

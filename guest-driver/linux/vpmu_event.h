@@ -57,7 +57,7 @@ struct vpmu_view;
  *             have the event
  * @file: the event of /dev/vpmu; NULL for an event through perf core
  * @family: entry in vpmu_file::family
- * @call_seq: number of the last call that visited it, see vpmu_call.c
+ * @call_seq: number of the last call that visited it, see vpmu_backend_perf.c
  * @linked: VPMU_IOC_PERF has made it a starter, a stopper or a target
  * @incomplete: an event that inherits it could not be opened on the device
  * @pinned: it has pinned its context, so that perf core does not swap the
@@ -151,7 +151,7 @@ bool vpmu_event_is_stale(const struct vpmu_event *own);
 void vpmu_life_add(struct vpmu_event *own);
 void vpmu_life_remove(struct vpmu_event *own);
 
-/* vpmu_call.c */
+/* vpmu_backend_perf.c */
 int vpmu_call_switch(struct perf_event *event);
 
 /* vpmu_context.c */

@@ -353,7 +353,7 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole);
 int vpmu_group_refresh(struct vpmu_file *file, u32 overflows);
 int vpmu_group_period(struct vpmu_file *file, u64 period);
 
-/* vpmu_call.c */
+/* vpmu_backend_perf.c */
 extern const struct vpmu_backend vpmu_perf_backend;
 int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 
@@ -378,7 +378,7 @@ static inline int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *on
 	return leader->backend->group(leader, only, op);
 }
 
-/* vpmu_direct.c */
+/* vpmu_backend_direct.c */
 extern const struct vpmu_backend vpmu_direct_backend;
 struct perf_event *vpmu_direct_take(struct vpmu_file *file);
 

@@ -192,19 +192,20 @@ void vpmu_output_ended(struct vpmu_file *file)
  * vpmu_output_poll() - whether a ring has crossed its watermark since the last
  *                      poll
  * @file: the polled file
- * @told: number of the last wakeup that this descriptor has reported; updated
+ * @reported: number of the last wakeup that this descriptor has reported;
+ *	updated
  *
  * Return: EPOLLIN if the ring has crossed its watermark, 0 if it has not,
  * EPOLLHUP if the event has no ring.
  */
-__poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
+__poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *reported)
 {
 	__poll_t events = EPOLLHUP;
 
 	spin_lock_irq(&file->dev->lookup.lock);
 	if (file->output.ring) {
-		events = file->output.ring->wakeup > *told ? EPOLLIN : 0;
-		*told = max(*told, file->output.ring->wakeup);
+		events = file->output.ring->wakeup > *reported ? EPOLLIN : 0;
+		*reported = max(*reported, file->output.ring->wakeup);
 	}
 	spin_unlock_irq(&file->dev->lookup.lock);
 	return events;

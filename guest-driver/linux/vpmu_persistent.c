@@ -4,8 +4,8 @@
  * it.
  *
  * Each persistent event has a struct vpmu_file but no perf event, whichever
- * interface it was opened with; see vpmu_direct.c. An event's handles are its
- * open files and perf core's views of it.
+ * interface it was opened with; see vpmu_backend_direct.c. An event's handles
+ * are its open files and perf core's views of it.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>

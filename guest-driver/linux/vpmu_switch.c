@@ -11,8 +11,9 @@
  * An event that this kick has started is "coming" (vpmu_event::coming) until
  * perf core adds the event. Interrupts stay off from the kick until then. Only
  * groups that perf core is sure to add are started early. Other CPUs see a
- * coming event as inactive. If vpmu_call.c finds a coming event in the context
- * of a call, it repeats the call on the CPU of the switch, after the switch.
+ * coming event as inactive. If vpmu_backend_perf.c finds a coming event in the
+ * context of a call, it repeats the call on the CPU of the switch, after the
+ * switch.
  *
  * Between the kick and the schedule-in, another CPU can still disable the event
  * or remove it from the context: while the context is not active, perf core

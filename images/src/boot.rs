@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::afterwards::{self, Afterwards};
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::cpio::Archive;
@@ -16,9 +15,10 @@ use crate::digest::Key;
 use crate::error::BootError;
 use crate::initramfs;
 use crate::kernel::{Kernel, Sources};
+use crate::kvm_host::{self, KvmHost, KvmHostChoice};
 use crate::lab::Lab;
 use crate::module;
-use crate::place::{self, Place, PlaceChoice};
+use crate::post_run::{self, PostRun};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
 
@@ -55,7 +55,7 @@ pub struct Boot {
     /// More files for the guest: path without the leading slash, contents.
     pub files: Vec<(String, Vec<u8>)>,
     /// The machine to run on.
-    pub place: PlaceChoice,
+    pub kvm_host: KvmHostChoice,
     /// Maximum run time of the machine.
     pub timeout: Duration,
     /// The program that runs the guest: `vmm`, or a program of the `tests` crate that takes the arguments of
@@ -67,7 +67,7 @@ pub struct Boot {
     pub append: String,
     /// A command to run after the guest has ended, on the machine that ran the VMM. If this is set, it is not an error
     /// if the guest's kernel panics before `command` ends.
-    pub afterwards: Option<Afterwards>,
+    pub post_run: Option<PostRun>,
     /// Whether the output also goes to our stdout as it arrives.
     pub echo: bool,
     /// The guest's architecture, kernel and additional initramfs.
@@ -82,12 +82,12 @@ impl Default for Boot {
             memory_mib: 256,
             programs: Vec::new(),
             files: Vec::new(),
-            place: PlaceChoice::Auto,
+            kvm_host: KvmHostChoice::Auto,
             timeout: Duration::from_secs(180),
             vmm: VMM.to_owned(),
             vmm_args: Vec::new(),
             append: String::new(),
-            afterwards: None,
+            post_run: None,
             echo: false,
             sources: Sources::default(),
         }
@@ -109,20 +109,22 @@ impl Boot {
     /// [`BootError`]. A command that fails is not an error: see [`Outcome::status`].
     pub fn run(&self) -> Result<Outcome, BootError> {
         let arch = self.sources.arch;
-        if self.place == PlaceChoice::Exact && self.vcpus > 1 && !arch.exact_with_vcpus() {
+        if self.kvm_host == KvmHostChoice::Exact && self.vcpus > 1 && !arch.exact_with_vcpus() {
             return Err(BootError::ExactVcpus(self.vcpus));
         }
-        if self.place == PlaceChoice::Direct && !arch.is_native() {
+        if self.kvm_host == KvmHostChoice::Direct && !arch.is_native() {
             return Err(BootError::ForeignDirect(arch));
         }
         let parts = self.prepare()?;
         let mark = self.mark();
         let guest = self.guest_archive(&parts, &mark)?;
-        let direct = match self.place {
-            PlaceChoice::Direct => true,
-            PlaceChoice::Auto if !arch.is_native() => false,
-            PlaceChoice::Auto => place::stock_kernel_boots(&parts.cache, parts.programs.vmm()?)?,
-            PlaceChoice::Lab | PlaceChoice::Exact => false,
+        let direct = match self.kvm_host {
+            KvmHostChoice::Direct => true,
+            KvmHostChoice::Auto if !arch.is_native() => false,
+            KvmHostChoice::Auto => {
+                kvm_host::stock_kernel_boots(&parts.cache, parts.programs.vmm()?)?
+            }
+            KvmHostChoice::Lab | KvmHostChoice::Exact => false,
         };
         if direct {
             self.run_direct(&parts, &mark, &guest)
@@ -199,20 +201,20 @@ impl Boot {
         let mut command = Command::new(parts.programs.one(&self.vmm)?);
         command.args(self.vmm_arguments(&kernel, &initramfs.path(), &report_path));
         let directory = tempfile::tempdir().map_err(BootError::Temporary)?;
-        if self.afterwards.is_some() {
+        if self.post_run.is_some() {
             command.current_dir(directory.path());
         }
-        let run = run::watch(self, &parts.cache, &mut command, mark, &Place::Direct)?;
+        let run = run::watch(self, &parts.cache, &mut command, mark, &KvmHost::Direct)?;
         let mut transcript = run.transcript;
         transcript.vmm = run.ended.status.code();
         transcript.log = run.ended.stderr.into_bytes();
         transcript.report = fs::read(report.path()).map_err(BootError::Temporary)?;
-        if let Some(afterwards) = &self.afterwards {
-            let said = afterwards.run(directory.path())?;
-            transcript.host = said.output.into_bytes();
-            transcript.host_status = Some(said.status);
+        if let Some(post_run) = &self.post_run {
+            let result = post_run.run(directory.path())?;
+            transcript.host = result.output.into_bytes();
+            transcript.host_status = Some(result.status);
         }
-        run::outcome(self, transcript, Place::Direct, run.wall, run.console)
+        run::outcome(self, transcript, KvmHost::Direct, run.wall, run.console)
     }
 
     fn run_lab(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, BootError> {
@@ -224,14 +226,14 @@ impl Boot {
             let program = initramfs::concatenate(&[parts.programs.one(&self.vmm)?], &[])?;
             run.file(&format!("bin/{}", self.vmm), 0o755, &program)?;
         }
-        let job = match &self.afterwards {
+        let job = match &self.post_run {
             None => format!("exec {vmm}\n"),
-            Some(afterwards) => {
-                run.file("run/afterwards", 0o644, afterwards.command.as_bytes())?;
-                for (name, contents) in &afterwards.files {
+            Some(post_run) => {
+                run.file("run/post-run", 0o644, post_run.command.as_bytes())?;
+                for (name, contents) in &post_run.files {
                     run.file(name, 0o755, contents)?;
                 }
-                afterwards::job(&vmm)
+                post_run::job(&vmm)
             }
         };
         run.file("run/job", 0o644, job.as_bytes())?;
@@ -272,9 +274,9 @@ impl Boot {
     /// initramfs.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
-        let exact = self.place == PlaceChoice::Exact;
+        let exact = self.kvm_host == KvmHostChoice::Exact;
         let lab = Lab::get(&parts.cache, arch, exact)?;
-        let place = Place::Lab {
+        let kvm_host = KvmHost::Lab {
             arch,
             qemu: lab.version(),
             exact,
@@ -286,25 +288,25 @@ impl Boot {
         let initramfs = Unnamed::new(&initramfs::concatenate(&[&base], &run.finish()?)?)?;
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);
         let _slot = parts.cache.slot()?;
-        let run = run::watch(self, &parts.cache, &mut command, mark, &place)?;
+        let run = run::watch(self, &parts.cache, &mut command, mark, &kvm_host)?;
         if run.transcript.vmm.is_none() {
-            let said = run
+            let error = run
                 .ended
                 .stderr
                 .lines()
                 .rfind(|line| !line.contains("TCG doesn't support"));
-            let said = said.map(|line| format!(": {line}")).unwrap_or_default();
+            let error = error.map(|line| format!(": {line}")).unwrap_or_default();
             let what = format!(
-                "the lab ended before its script did (QEMU: {}){said}",
+                "the lab ended before its script did (QEMU: {}){error}",
                 run.ended.status
             );
             return Err(BootError::Ended {
-                place,
+                kvm_host,
                 what,
                 console: run.console.keep()?,
             });
         }
-        run::outcome(self, run.transcript, place, run.wall, run.console)
+        run::outcome(self, run.transcript, kvm_host, run.wall, run.console)
     }
 }
 
@@ -335,7 +337,7 @@ mod tests {
     #[test]
     fn exact_lab_refuses_several_vcpus() {
         let boot = Boot {
-            place: PlaceChoice::Exact,
+            kvm_host: KvmHostChoice::Exact,
             vcpus: 2,
             ..Boot::default()
         };

@@ -11,8 +11,8 @@ use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::error::FileError;
-use crate::host::{self, HostError, Need};
 use crate::packages::{self, PackageError};
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::progress::Step;
 
 const PACKAGE: &str = "busybox-static";
@@ -26,7 +26,7 @@ const OWN: &str = "busybox";
 pub enum BusyboxError {
     /// The host lacks busybox.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// The package of busybox could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
@@ -56,8 +56,8 @@ impl Stale for BusyboxError {
 /// [`BusyboxError`].
 pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, BusyboxError> {
     if arch.is_native() {
-        host::ensure(&[Need::Busybox])?;
-        return Ok(host::busybox().unwrap_or_default());
+        prerequisites::ensure(&[Prerequisite::Busybox])?;
+        return Ok(prerequisites::busybox().unwrap_or_default());
     }
     let apt = Apt::of(arch)?;
     apt.refreshing(|| {

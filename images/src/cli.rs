@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use images::{Arch, Boot, Debug, PlaceChoice, Sources};
+use images::{Arch, Boot, Debug, KvmHostChoice, Sources};
 
 /// Builds guests and boots them.
 ///
@@ -75,7 +75,7 @@ pub(crate) enum Action {
     /// Run a command on the lab's own KVM host, with a guest's kernel and initramfs in /guest
     Lab(BootArgs),
     /// Boot a guest, profile a program in it, and print the costs
-    Demo(PlaceArgs),
+    Demo(KvmHostArgs),
     /// Remove everything that was fetched and made
     Clean,
 }
@@ -143,7 +143,7 @@ impl KernelArgs {
 
 /// The machine to run on; by default one where a stock kernel boots.
 #[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct PlaceArgs {
+pub(crate) struct KvmHostArgs {
     /// Run in the lab of this architecture, even if this machine has KVM; the aarch64 lab is exact and
     /// has hardware counters
     #[arg(long, value_name = "ARCH", value_enum, num_args = 0..=1,
@@ -157,20 +157,20 @@ pub(crate) struct PlaceArgs {
     exact: bool,
 }
 
-impl PlaceArgs {
+impl KvmHostArgs {
     pub(crate) fn arch(self) -> Arch {
         self.lab.unwrap_or_default()
     }
 
     /// The machine that the arguments select. `--lab aarch64` always selects the exact lab, because QEMU's PMU
     /// counts instructions only there.
-    pub(crate) fn choice(self) -> PlaceChoice {
+    pub(crate) fn choice(self) -> KvmHostChoice {
         let exact = self.exact || self.lab == Some(Arch::Aarch64);
         match (exact, self.lab.is_some(), self.direct) {
-            (true, ..) => PlaceChoice::Exact,
-            (_, true, _) => PlaceChoice::Lab,
-            (.., true) => PlaceChoice::Direct,
-            _ => PlaceChoice::Auto,
+            (true, ..) => KvmHostChoice::Exact,
+            (_, true, _) => KvmHostChoice::Lab,
+            (.., true) => KvmHostChoice::Direct,
+            _ => KvmHostChoice::Auto,
         }
     }
 }
@@ -181,7 +181,7 @@ pub(crate) struct BootArgs {
     #[command(flatten)]
     kernel: KernelArgs,
     #[command(flatten)]
-    place: PlaceArgs,
+    kvm_host: KvmHostArgs,
     /// Number of vCPUs [default: 2, in the exact lab 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: Option<u32>,
@@ -227,22 +227,26 @@ impl BootArgs {
             let contents = fs::read(outside).map_err(|e| format!("cannot read {outside}: {e}"))?;
             files.push((inside.trim_start_matches('/').to_owned(), contents));
         }
-        let place = self.place.choice();
-        let vcpus = if place == PlaceChoice::Exact { 1 } else { 2 };
+        let kvm_host = self.kvm_host.choice();
+        let vcpus = if kvm_host == KvmHostChoice::Exact {
+            1
+        } else {
+            2
+        };
         Ok(Boot {
             command: self.command.join(" "),
             vcpus: self.vcpus.unwrap_or(vcpus),
             memory_mib: self.memory,
             programs: self.programs.clone(),
             files,
-            place,
+            kvm_host,
             timeout: Duration::from_secs(self.timeout),
             vmm: self.vmm.clone(),
             vmm_args: self.vmm_args.clone(),
             append: self.append.clone(),
-            afterwards: None,
+            post_run: None,
             echo: true,
-            sources: self.kernel.clone().sources(self.place.arch()),
+            sources: self.kernel.clone().sources(self.kvm_host.arch()),
         })
     }
 }
@@ -287,8 +291,8 @@ mod tests {
         let boot = boot.unwrap();
         assert_eq!((boot.command.as_str(), boot.vcpus), ("echo hi", 3));
         assert_eq!(
-            (boot.place, boot.vmm_args),
-            (PlaceChoice::Lab, vec!["--no-vpmu".to_owned()])
+            (boot.kvm_host, boot.vmm_args),
+            (KvmHostChoice::Lab, vec!["--no-vpmu".to_owned()])
         );
     }
 
@@ -296,14 +300,14 @@ mod tests {
     fn lab_option_takes_architecture_and_aarch64_is_exact() {
         let arch = |arguments: &[&str]| {
             let boot = boot(arguments).unwrap();
-            (boot.place, boot.sources.arch)
+            (boot.kvm_host, boot.sources.arch)
         };
-        let exact = (PlaceChoice::Exact, Arch::Aarch64);
+        let exact = (KvmHostChoice::Exact, Arch::Aarch64);
         assert_eq!(arch(&["--lab", "aarch64", "--exact", "--", "true"]), exact);
         assert_eq!(arch(&["--lab", "aarch64", "--", "true"]), exact);
-        let lab = (PlaceChoice::Lab, Arch::X86_64);
+        let lab = (KvmHostChoice::Lab, Arch::X86_64);
         assert_eq!(arch(&["--lab", "--", "true"]), lab);
-        assert_eq!(arch(&["--", "true"]), (PlaceChoice::Auto, Arch::X86_64));
+        assert_eq!(arch(&["--", "true"]), (KvmHostChoice::Auto, Arch::X86_64));
     }
 
     #[test]

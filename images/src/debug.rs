@@ -12,9 +12,9 @@ use crate::apt::Apt;
 use crate::cache::Cache;
 use crate::digest::Key;
 use crate::error::FileError;
-use crate::host::{self, Need};
 use crate::kernel::{Kernel, KernelError};
 use crate::packages::{self, Package};
+use crate::prerequisites::{self, Prerequisite};
 use crate::process;
 use crate::progress::Step;
 use crate::vmlinux;
@@ -39,16 +39,16 @@ const BUILD_FILES: [&str; 8] = [
 ];
 const BUILD_TREES: [&str; 4] = ["include", "scripts", "arch/x86/include", "arch/x86/tools"];
 
-const NEEDS: [Need; 9] = [
-    Need::Gcc,
-    Need::Make,
-    Need::Flex,
-    Need::Bison,
-    Need::Bc,
-    Need::LibElfHeader,
-    Need::OpensslHeader,
-    Need::Xz,
-    Need::Zstd,
+const NEEDS: [Prerequisite; 9] = [
+    Prerequisite::Gcc,
+    Prerequisite::Make,
+    Prerequisite::Flex,
+    Prerequisite::Bison,
+    Prerequisite::Bc,
+    Prerequisite::LibElfHeader,
+    Prerequisite::OpensslHeader,
+    Prerequisite::Xz,
+    Prerequisite::Zstd,
 ];
 
 /// The checker of a debug kernel.
@@ -87,7 +87,7 @@ pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelEr
     let config = stock.config().ok_or_else(|| {
         KernelError::Layout("configuration, which a debug kernel starts from".into())
     })?;
-    host::ensure(&NEEDS)?;
+    prerequisites::ensure(&NEEDS)?;
     let compiler = process::output(Command::new("gcc").arg("--version"));
     let compiler = compiler.map_err(KernelError::Build)?;
     // Look the version up in each attempt, because refreshed lists may name another version.

@@ -9,10 +9,10 @@ use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
 use crate::error::FileError;
-use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
 use crate::module::{self, ModuleError};
 use crate::packages::{self, PackageError};
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
@@ -23,7 +23,7 @@ const CONFIGURATION: &str = "dkms.conf";
 pub enum DkmsError {
     /// The host lacks something.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// DKMS's package could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
@@ -58,7 +58,12 @@ impl Stale for DkmsError {
 /// # Errors
 /// [`DkmsError`].
 pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> {
-    host::ensure(&[Need::Gcc, Need::Make, Need::LibElf, Need::Depmod])?;
+    prerequisites::ensure(&[
+        Prerequisite::Gcc,
+        Prerequisite::Make,
+        Prerequisite::LibElf,
+        Prerequisite::Depmod,
+    ])?;
     let release = kernel.release().ok_or(DkmsError::NoRelease)?;
     let step = Step::new(format!("installing the driver for {release} with DKMS"));
     let at = |name: &str| directory.join(name);

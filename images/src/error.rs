@@ -8,10 +8,10 @@ use crate::cache::CacheError;
 use crate::cpio::CpioError;
 use crate::initramfs::InitramfsError;
 use crate::kernel::KernelError;
+use crate::kvm_host::{KvmHost, KvmHostError};
 use crate::lab::LabError;
 use crate::machine::MachineError;
 use crate::module::ModuleError;
-use crate::place::{Place, PlaceError};
 use crate::programs::ProgramError;
 
 /// Errors from running a command in a guest.
@@ -35,9 +35,9 @@ pub enum BootError {
     /// The lab is not available.
     #[error(transparent)]
     Lab(#[from] LabError),
-    /// The place could not be chosen.
+    /// The KVM host could not be chosen.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    KvmHost(#[from] KvmHostError),
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -53,10 +53,10 @@ pub enum BootError {
     #[error("cannot write a temporary file; check free space and TMPDIR")]
     Temporary(#[source] io::Error),
     /// The machine did not start, or did not end in time.
-    #[error("{place}: the guest did not run; its console output is in {console}")]
+    #[error("{kvm_host}: the guest did not run; its console output is in {console}")]
     Machine {
         /// The machine that the guest ran on.
-        place: Place,
+        kvm_host: KvmHost,
         /// The bytes of the guest's console.
         console: PathBuf,
         /// The cause.
@@ -64,10 +64,10 @@ pub enum BootError {
         source: MachineError,
     },
     /// The machine ended before its command did, or the VMM failed.
-    #[error("{place}: {what}; its console output is in {console}")]
+    #[error("{kvm_host}: {what}; its console output is in {console}")]
     Ended {
         /// The machine that the guest ran on.
-        place: Place,
+        kvm_host: KvmHost,
         /// Description of the end.
         what: String,
         /// The bytes of the guest's console.

@@ -11,9 +11,9 @@ use crate::cache::{Cache, CacheError};
 use crate::debug::{self, Debug};
 use crate::digest::{DigestError, Key};
 use crate::error::FileError;
-use crate::host::HostError;
 use crate::kallsyms;
 use crate::packages::{self, KernelPackages, PackageError};
+use crate::prerequisites::PrerequisiteError;
 use crate::process::ProcessError;
 use crate::progress::Step;
 use crate::vmlinux::{self, VmlinuxError};
@@ -54,7 +54,7 @@ pub enum KernelError {
     Layout(String),
     /// The host lacks something to build a kernel with.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// Debug kernels are built only for this machine's architecture.
     #[error("debug kernels are built only for x86, not for {0}")]
     ForeignDebug(Arch),

@@ -10,7 +10,7 @@ use std::process::Command;
 use object::{Object, ObjectSection};
 use thiserror::Error;
 
-use crate::host::{self, HostError, Need};
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 
 /// Errors from adding a module to an initramfs.
@@ -38,7 +38,7 @@ pub enum KmodError {
     },
     /// The host lacks the program that unpacks the module.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// The module cannot be unpacked.
     #[error("cannot unpack {path}")]
     Unpack {
@@ -144,8 +144,8 @@ fn stem(path: &Path) -> String {
 
 fn read(path: &Path) -> Result<Vec<u8>, KmodError> {
     let packer = match path.extension().and_then(|e| e.to_str()) {
-        Some("xz") => Some(("xz", Some(Need::Xz))),
-        Some("zst") => Some(("zstd", Some(Need::Zstd))),
+        Some("xz") => Some(("xz", Some(Prerequisite::Xz))),
+        Some("zst") => Some(("zstd", Some(Prerequisite::Zstd))),
         Some("gz") => Some(("gzip", None)),
         _ => None,
     };
@@ -155,7 +155,7 @@ fn read(path: &Path) -> Result<Vec<u8>, KmodError> {
             source,
         });
     };
-    host::ensure(need.as_slice())?;
+    prerequisites::ensure(need.as_slice())?;
     process::output(Command::new(program).arg("-dc").arg(path)).map_err(|source| {
         KmodError::Unpack {
             path: path.to_owned(),

@@ -73,7 +73,7 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
         }
         Action::Boot(arguments) => return boot(&arguments, Boot::run),
         Action::Lab(arguments) => return boot(&arguments, Boot::run_on_lab_host),
-        Action::Demo(place) => images::demo::run(place.choice(), place.arch())?,
+        Action::Demo(args) => images::demo::run(args.choice(), args.arch())?,
         Action::Clean => cache.clear()?,
     }
     Ok(ExitCode::SUCCESS)
@@ -94,7 +94,7 @@ fn boot(
     let outcome = run(&arguments.boot()?)?;
     eprintln!(
         "ran on {}: exit code {}, {:.1} s",
-        outcome.place,
+        outcome.kvm_host,
         outcome.status,
         outcome.wall.as_secs_f64()
     );

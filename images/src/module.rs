@@ -10,8 +10,8 @@ use thiserror::Error;
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
 use crate::error::FileError;
-use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 use crate::toolchain::{Toolchain, ToolchainError};
@@ -24,7 +24,7 @@ pub const NAME: &str = "virtio_pmu.ko";
 pub enum ModuleError {
     /// The host lacks something.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -69,7 +69,7 @@ pub fn driver() -> PathBuf {
 /// # Errors
 /// [`ModuleError`].
 pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, ModuleError> {
-    host::ensure(&[Need::Gcc, Need::Make, Need::LibElf])?;
+    prerequisites::ensure(&[Prerequisite::Gcc, Prerequisite::Make, Prerequisite::LibElf])?;
     let toolchain = Toolchain::get(cache, kernel.arch)?;
     let sources = sources(driver)?;
     let mut key = Key::new("module, recipe 2").text("kernel", &kernel.id);
@@ -122,7 +122,12 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
 /// # Errors
 /// [`ModuleError`].
 pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError> {
-    host::ensure(&[Need::Gcc, Need::Make, Need::LibElf, Need::Sparse])?;
+    prerequisites::ensure(&[
+        Prerequisite::Gcc,
+        Prerequisite::Make,
+        Prerequisite::LibElf,
+        Prerequisite::Sparse,
+    ])?;
     let work = tempfile::tempdir().map_err(FileError::at(driver))?;
     for source in sources(driver)? {
         let copy = work.path().join(file_name(&source));

@@ -16,7 +16,7 @@ use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::error::FileError;
-use crate::host::{self, HostError, Need};
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
@@ -48,7 +48,7 @@ pub enum PackageError {
     Apt(#[from] AptError),
     /// The host lacks something.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// Fetching failed.
     #[error("cannot fetch {package}")]
     Fetch {
@@ -112,7 +112,7 @@ pub struct KernelPackages {
 /// # Errors
 /// [`PackageError`].
 pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
-    host::ensure(&[Need::Apt])?;
+    prerequisites::ensure(&[Prerequisite::Apt])?;
     // Keep the result: apt takes most of a second to read its lists, and the result changes only if the lists change.
     let mut key = Key::new("packages").text("wanted", wanted);
     if !apt.arch().is_native() {

@@ -12,8 +12,8 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
-use crate::host::{self, HostError, Need};
 use crate::packages::PackageError;
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 use crate::sources;
@@ -89,17 +89,17 @@ impl Machine {
     }
 }
 
-const NEEDS: [Need; 10] = [
-    Need::Gcc,
-    Need::Make,
-    Need::Ninja,
-    Need::Meson,
-    Need::PkgConfig,
-    Need::Glib,
-    Need::Pixman,
-    Need::Fdt,
-    Need::Patch,
-    Need::Python,
+const NEEDS: [Prerequisite; 10] = [
+    Prerequisite::Gcc,
+    Prerequisite::Make,
+    Prerequisite::Ninja,
+    Prerequisite::Meson,
+    Prerequisite::PkgConfig,
+    Prerequisite::Glib,
+    Prerequisite::Pixman,
+    Prerequisite::Fdt,
+    Prerequisite::Patch,
+    Prerequisite::Python,
 ];
 
 /// Errors of getting QEMU.
@@ -107,7 +107,7 @@ const NEEDS: [Need; 10] = [
 pub enum QemuError {
     /// The host lacks something.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// QEMU's source could not be fetched.
     #[error(transparent)]
     Source(#[from] PackageError),
@@ -145,11 +145,11 @@ impl Stale for QemuError {
 /// # Errors
 /// [`QemuError`].
 pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, QemuError> {
-    let needs: &[Need] = match arch {
-        Arch::X86_64 => &[Need::Firmware, Need::Gcc],
-        Arch::Aarch64 => &[Need::Gcc],
+    let needs: &[Prerequisite] = match arch {
+        Arch::X86_64 => &[Prerequisite::Firmware, Prerequisite::Gcc],
+        Arch::Aarch64 => &[Prerequisite::Gcc],
     };
-    host::ensure(needs)?;
+    prerequisites::ensure(needs)?;
     let machine = Machine::of(arch);
     get_from(Apt::host(), cache, &machine, &NEEDS, |work, dir, step| {
         build(&machine, work, dir, step)
@@ -162,11 +162,11 @@ fn get_from(
     apt: &Apt,
     cache: &Cache,
     machine: &Machine,
-    needs: &[Need],
+    needs: &[Prerequisite],
     build: impl Fn(&Path, &Path, &Step) -> Result<(), QemuError>,
 ) -> Result<PathBuf, QemuError> {
     let make = |version: &str, dir: &Path| {
-        host::ensure(needs)?;
+        prerequisites::ensure(needs)?;
         let step = Step::new(format!("building the {} lab's QEMU, once", machine.arch));
         let work = tempfile::tempdir_in(dir).map_err(|e| failed(dir, e))?;
         sources::unpack(apt, "qemu", version, work.path(), &step)?;
@@ -223,11 +223,11 @@ fn build(machine: &Machine, work: &Path, dir: &Path, step: &Step) -> Result<(), 
     process::output(configure.args(machine.options()).current_dir(&build))
         .map_err(QemuError::Build)?;
     let mut ninja = Command::new("ninja");
-    let mut told = 0;
+    let mut reported = 0;
     let name = machine.program();
     process::follow(ninja.arg(&name).current_dir(&build), |line| {
-        if let Some(tenths) = tenths(line).filter(|tenths| *tenths > told) {
-            told = tenths;
+        if let Some(tenths) = tenths(line).filter(|tenths| *tenths > reported) {
+            reported = tenths;
             step.detail(&format!("{tenths}0 %"));
         }
     })
@@ -268,7 +268,7 @@ mod tests {
 
     /// Publishes a binary package and its source in the archive.
     fn publish(archive: &Archive, version: &str, source: (&str, &str)) {
-        host::ensure(&[Need::DpkgSource, Need::Xz]).unwrap();
+        prerequisites::ensure(&[Prerequisite::DpkgSource, Prerequisite::Xz]).unwrap();
         let source = Source {
             name: source.0.to_owned(),
             version: source.1.to_owned(),

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::afterwards::Said;
 use crate::boot::Boot;
 use crate::cache::Cache;
+use crate::console_protocol::{Frames, Transcript};
 use crate::error::BootError;
-use crate::frame::{Frames, Transcript};
+use crate::kvm_host::KvmHost;
 use crate::machine::{self, Ended};
-use crate::place::Place;
+use crate::post_run::PostRunOutput;
 
 /// The result of a command.
 #[derive(Debug)]
@@ -19,12 +19,12 @@ pub struct Outcome {
     /// The command's output on the console, with `\n` at the end of lines.
     pub output: String,
     /// The command's exit code. It is -1 if the guest's kernel panicked before the command had ended and
-    /// `Boot::afterwards` is set. Without `Boot::afterwards`, such a run is an error.
+    /// `Boot::post_run` is set. Without `Boot::post_run`, such a run is an error.
     pub status: i32,
     /// The result of the command that ran afterwards, if any.
-    pub afterwards: Option<Said>,
+    pub post_run: Option<PostRunOutput>,
     /// The machine that the command ran on.
-    pub place: Place,
+    pub kvm_host: KvmHost,
     /// The VMM's report.
     pub report: serde_json::Value,
     /// Run time of the machine, the lab included.
@@ -63,7 +63,7 @@ pub(crate) fn watch(
     cache: &Cache,
     command: &mut Command,
     mark: &str,
-    place: &Place,
+    kvm_host: &KvmHost,
 ) -> Result<Run, BootError> {
     let mut frames = Frames::new(mark);
     let mut console = Console {
@@ -91,7 +91,7 @@ pub(crate) fn watch(
         Err(source) => {
             let console = console.keep()?;
             Err(BootError::Machine {
-                place: place.clone(),
+                kvm_host: kvm_host.clone(),
                 console,
                 source,
             })
@@ -107,14 +107,14 @@ const PANICKED: i32 = 5;
 pub(crate) fn outcome(
     boot: &Boot,
     transcript: Transcript,
-    place: Place,
+    kvm_host: KvmHost,
     wall: Duration,
     console: Console,
 ) -> Result<Outcome, BootError> {
     let log = String::from_utf8_lossy(&transcript.log);
     let report = serde_json::from_slice(&transcript.report);
     let status = match (transcript.status, transcript.vmm) {
-        (None, Some(PANICKED)) if boot.afterwards.is_some() => Some(-1),
+        (None, Some(PANICKED)) if boot.post_run.is_some() => Some(-1),
         (status, Some(0)) => status,
         _ => None,
     };
@@ -124,11 +124,11 @@ pub(crate) fn outcome(
             return Ok(Outcome {
                 output,
                 status,
-                afterwards: transcript.host_status.map(|status| Said {
+                post_run: transcript.host_status.map(|status| PostRunOutput {
                     output: String::from_utf8_lossy(&transcript.host).into_owned(),
                     status,
                 }),
-                place,
+                kvm_host,
                 report,
                 wall,
             });
@@ -140,16 +140,16 @@ pub(crate) fn outcome(
                 (None, true) => "before the command had ended",
                 (None, false) => "before the command began",
             };
-            let said = log
+            let error = log
                 .lines()
                 .last()
                 .map(|line| format!(": {line}"))
                 .unwrap_or_default();
-            format!("{} {when}{said}", ending(code))
+            format!("{} {when}{error}", ending(code))
         }
     };
     Err(BootError::Ended {
-        place,
+        kvm_host,
         what,
         console: console.keep()?,
     })
@@ -191,7 +191,7 @@ mod tests {
         outcome(
             &boot,
             transcript,
-            Place::Direct,
+            KvmHost::Direct,
             Duration::ZERO,
             console(directory.path()),
         )
@@ -227,13 +227,13 @@ mod tests {
             ..good()
         };
         let boot = Boot {
-            afterwards: Some(crate::Afterwards::default()),
+            post_run: Some(crate::PostRun::default()),
             ..Boot::default()
         };
         let outcome = ended(boot.clone(), transcript()).unwrap();
-        let said = outcome.afterwards.unwrap();
+        let check = outcome.post_run.unwrap();
         assert_eq!(
-            (outcome.status, said.status, said.output.as_str()),
+            (outcome.status, check.status, check.output.as_str()),
             (-1, 1, "looked")
         );
         assert!(ended(Boot::default(), transcript()).is_err());

@@ -9,8 +9,8 @@ use crate::apt::{self, Apt};
 use crate::cache::Cache;
 use crate::digest::Key;
 use crate::error::FileError;
-use crate::host::{self, Need};
 use crate::packages::{self, PackageError};
+use crate::prerequisites::{self, Prerequisite};
 use crate::process;
 use crate::progress::Step;
 
@@ -20,7 +20,7 @@ use crate::progress::Step;
 /// # Errors
 /// [`PackageError`].
 pub fn version(apt: &Apt, cache: &Cache, package: &str) -> Result<String, PackageError> {
-    host::ensure(&[Need::Apt])?;
+    prerequisites::ensure(&[Prerequisite::Apt])?;
     let key = apt
         .state(Key::new("source").text("package", package))?
         .hex();
@@ -46,7 +46,7 @@ pub fn unpack(
     dir: &Path,
     step: &Step,
 ) -> Result<(), PackageError> {
-    host::ensure(&[Need::DpkgSource, Need::Xz])?;
+    prerequisites::ensure(&[Prerequisite::DpkgSource, Prerequisite::Xz])?;
     step.detail(&format!("fetching the source of {name} {version}"));
     let fetch = |source| PackageError::Fetch {
         package: format!("the source of {name} {version}"),

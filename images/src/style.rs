@@ -10,10 +10,10 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::error::FileError;
-use crate::host::{self, HostError, Need};
 use crate::kernel::DEFAULT_SERIES;
 use crate::module::{self, ModuleError};
 use crate::packages::{self, PackageError};
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
@@ -40,7 +40,7 @@ const EXCEPTIONS: [(&str, &str); 2] = [
 pub enum StyleError {
     /// The host lacks something.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// The script's package could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
@@ -75,7 +75,7 @@ impl Stale for StyleError {
 /// # Errors
 /// [`StyleError`].
 pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
-    host::ensure(&[Need::Perl])?;
+    prerequisites::ensure(&[Prerequisite::Perl])?;
     let script = Apt::host().refreshing(|| script(Apt::host(), cache))?;
     let copy = tempfile::tempdir().map_err(FileError::at(driver))?;
     let shared = copy.path().join(SHARED_PLACE);
@@ -131,7 +131,7 @@ fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
     let (package, _) = packages::candidate(apt, &name)?;
     let key = Key::new("checkpatch, recipe 1").text("version", &package.version);
     let place = cache.get("checkpatch", &key.hex(), |dir| {
-        host::ensure(&[Need::Xz])?;
+        prerequisites::ensure(&[Prerequisite::Xz])?;
         let step = Step::new("getting the kernel's checkpatch.pl");
         let work = tempfile::tempdir_in(dir).map_err(FileError::at(dir))?;
         packages::unpack(apt, &package, work.path(), &step)?;

@@ -110,11 +110,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let first = Lock::take(&path, || panic!("nobody has it")).unwrap();
-        let (told, waits) = mpsc::channel();
+        let (reported, waits) = mpsc::channel();
         let second = {
             let path = path.clone();
             std::thread::spawn(move || {
-                let lock = Lock::take(&path, || told.send("waiting").unwrap()).unwrap();
+                let lock = Lock::take(&path, || reported.send("waiting").unwrap()).unwrap();
                 drop(lock);
             })
         };

@@ -132,7 +132,7 @@ impl Toolchain {
         self.bin().join(format!("{}{name}", self.arch.gnu()))
     }
 
-    /// Puts the compilers in front of this machine's programs in the PATH of `command`.
+    /// Prepends the directory of the compilers to the PATH of `command`, so they take precedence over this machine's.
     pub fn lead<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let mut path = OsString::from(self.bin());
         if let Some(others) = std::env::var_os("PATH") {

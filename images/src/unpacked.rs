@@ -14,9 +14,9 @@ use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::error::FileError;
-use crate::foreign::Files;
 use crate::packages::{self, Package, PackageError};
 use crate::progress::Step;
+use crate::third_party::Files;
 
 /// Directories in which an architecture's loader looks for libraries, below the root.
 const DIRECTORIES: [&str; 2] = ["lib", "usr/lib"];

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use thiserror::Error;
 
-use crate::host::{self, HostError, Need};
 use crate::lz4::{self, Lz4Error};
+use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::sys;
 
 const SECTOR: usize = 512;
@@ -37,7 +37,7 @@ pub enum VmlinuxError {
     Lz4(#[from] Lz4Error),
     /// The program that unpacks the kernel is missing.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// The program that unpacks the kernel failed.
     #[error("{program} cannot unpack the kernel")]
     Unpack {
@@ -61,8 +61,8 @@ pub fn extract(image: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
     let kernel = match payload {
         [0x02, 0x21, ..] => lz4::unpack(payload)?,
         [0x1f, 0x8b, ..] => pipe("gzip", None, payload)?,
-        [0xfd, b'7', b'z', ..] => pipe("xz", Some(Need::Xz), payload)?,
-        [0x28, 0xb5, 0x2f, ..] => pipe("zstd", Some(Need::Zstd), payload)?,
+        [0xfd, b'7', b'z', ..] => pipe("xz", Some(Prerequisite::Xz), payload)?,
+        [0x28, 0xb5, 0x2f, ..] => pipe("zstd", Some(Prerequisite::Zstd), payload)?,
         [0x7f, b'E', b'L', b'F', ..] => payload.to_vec(),
         other => {
             return Err(VmlinuxError::Compression(
@@ -103,8 +103,12 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
 /// output: gzip's format ends with this length, and the kernel's build appends it to other formats. Programs other than
 /// gzip write all of the output and then fail on these four bytes, so their exit status is ignored and only the length
 /// is checked.
-fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
-    host::ensure(need.as_slice())?;
+fn pipe(
+    program: &'static str,
+    need: Option<Prerequisite>,
+    bytes: &[u8],
+) -> Result<Vec<u8>, VmlinuxError> {
+    prerequisites::ensure(need.as_slice())?;
     let failed = |source| VmlinuxError::Unpack { program, source };
     let mut command = Command::new(program);
     command

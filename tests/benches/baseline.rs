@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use guest_tests::figures::{self, Figures};
-use images::{Boot, PlaceChoice};
+use images::{Boot, KvmHostChoice};
 use vpmu_client::error::chain;
 
 const SAMPLES: u64 = 50;
@@ -47,7 +47,7 @@ const SWITCHERS: [(&str, &str, Option<f64>); 3] = [
 ];
 
 /// The guest's figures by subject.
-type Told = BTreeMap<String, Figures>;
+type Reported = BTreeMap<String, Figures>;
 
 /// Figures per sample or per switch.
 struct Row {
@@ -60,13 +60,13 @@ fn main() -> ExitCode {
     let mut kept = true;
     for (pmu, described) in PMUS {
         match measure(pmu) {
-            Ok((place, told)) => {
-                println!("\nA guest on {place}; its CPU PMU: {described}.");
+            Ok((kvm_host, reported)) => {
+                println!("\nA guest on {kvm_host}; its CPU PMU: {described}.");
                 println!(
                     "Every event counts the host's cpu-clock of the vCPU in nanoseconds: no hardware \
                      counter is read."
                 );
-                kept &= print(&told);
+                kept &= print(&reported);
             }
             Err(error) => {
                 eprintln!("no figures of {pmu}: {error}");
@@ -80,12 +80,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(pmu: &str) -> Result<(String, Told), String> {
+fn measure(pmu: &str) -> Result<(String, Reported), String> {
     let boot = Boot {
         command: format!("guest-tests baseline {SAMPLES} {ROUNDS}"),
         vcpus: 1,
         programs: vec!["guest-tests".to_owned()],
-        place: PlaceChoice::Exact,
+        kvm_host: KvmHostChoice::Exact,
         timeout: std::time::Duration::from_secs(900),
         vmm: "trapped".to_owned(),
         vmm_args: vec!["--pmu".to_owned(), pmu.to_owned()],
@@ -95,14 +95,14 @@ fn measure(pmu: &str) -> Result<(String, Told), String> {
     if outcome.status != 0 {
         return Err(outcome.output);
     }
-    let told = outcome.output.lines().filter_map(figures::parse);
-    let told = told.map(|(subject, figures)| (subject.to_owned(), figures));
-    Ok((outcome.place.to_string(), told.collect()))
+    let reported = outcome.output.lines().filter_map(figures::parse);
+    let reported = reported.map(|(subject, figures)| (subject.to_owned(), figures));
+    Ok((outcome.kvm_host.to_string(), reported.collect()))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of one boot")]
-fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
-    let (with, without) = (told.get(subject)?, told.get(without)?);
+fn row(reported: &Reported, subject: &str, without: &str) -> Option<Row> {
+    let (with, without) = (reported.get(subject)?, reported.get(without)?);
     let sum = |names: &[&str]| -> Option<f64> {
         let values = names
             .iter()
@@ -142,12 +142,12 @@ fn head(what: &str) {
 }
 
 /// Prints the tables, and returns whether all limits hold.
-fn print(told: &Told) -> bool {
+fn print(reported: &Reported) -> bool {
     let mut kept = true;
     head("per sample");
     for (interface, name, limit) in SAMPLERS {
         let row = row(
-            told,
+            reported,
             &format!("sample:{interface}"),
             &format!("idle:{interface}"),
         );
@@ -160,7 +160,7 @@ fn print(told: &Told) -> bool {
                 format!("switch:{interface}:{events}"),
                 format!("switch:{interface}:0"),
             );
-            kept &= line(name, row(told, &with, &without).as_ref(), limit);
+            kept &= line(name, row(reported, &with, &without).as_ref(), limit);
         }
     }
     println!(

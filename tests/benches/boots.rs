@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_tests::figures::{self, Figures};
-use images::{Boot, PlaceChoice, foreign};
+use images::{Boot, KvmHostChoice, third_party};
 use tests::micro::{Code, power_off, single, vmm_binary};
 use vpmu_client::error::chain;
 
@@ -38,10 +38,12 @@ const SERIAL: u16 = 0x3f8;
 
 fn main() -> ExitCode {
     match measure() {
-        Ok((place, told)) => {
-            println!("\nA guest of 1 vCPU and 256 MiB on {place}; the median of {ROUNDS} boots.");
-            let Some(kept) = print(&told) else {
-                eprintln!("figures are missing: {told:?}");
+        Ok((kvm_host, reported)) => {
+            println!(
+                "\nA guest of 1 vCPU and 256 MiB on {kvm_host}; the median of {ROUNDS} boots."
+            );
+            let Some(kept) = print(&reported) else {
+                eprintln!("figures are missing: {reported:?}");
                 return ExitCode::FAILURE;
             };
             match starts() {
@@ -65,10 +67,10 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
         command: format!("guest-tests boots {ROUNDS}"),
         vcpus: 1,
         programs: vec!["guest-tests".to_owned()],
-        files: foreign::microvm().map_err(|error| chain(&error))?,
+        files: third_party::microvm().map_err(|error| chain(&error))?,
         // Enough for the initramfs archive and its unpacked copy, which are in memory at the same time.
         memory_mib: 1024,
-        place: PlaceChoice::Exact,
+        kvm_host: KvmHostChoice::Exact,
         timeout: Duration::from_secs(900),
         ..Boot::default()
     };
@@ -76,19 +78,19 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
     if outcome.status != 0 {
         return Err(outcome.output);
     }
-    let told = outcome.output.lines().filter_map(figures::parse);
-    let told = told.map(|(subject, figures)| (subject.to_owned(), figures));
-    Ok((outcome.place.to_string(), told.collect()))
+    let reported = outcome.output.lines().filter_map(figures::parse);
+    let reported = reported.map(|(subject, figures)| (subject.to_owned(), figures));
+    Ok((outcome.kvm_host.to_string(), reported.collect()))
 }
 
 /// Prints the table and the limits. Returns whether all limits hold, or `None` if a figure is missing.
-fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
+fn print(reported: &BTreeMap<String, Figures>) -> Option<bool> {
     println!(
         "\n  {:16} {:>22} {:>22} {:>18}",
         "", "boot to init, ms", "exits", "memory, KiB"
     );
     for (subject, name) in NAMES {
-        let row = told.get(subject)?;
+        let row = reported.get(subject)?;
         let spread = |quantity: &str, divisor: u64| {
             let value = |suffix| {
                 let value = row.get(&format!("{quantity}{suffix}"))?;
@@ -104,7 +106,7 @@ fn print(told: &BTreeMap<String, Figures>) -> Option<bool> {
             spread("memory", 1024)?
         );
     }
-    let of = |subject: &str, quantity| told.get(subject)?.get(quantity).copied();
+    let of = |subject: &str, quantity| reported.get(subject)?.get(quantity).copied();
     let (with, without) = (of("vmm", "time")?, of("vmm-without", "time")?);
     let (memory, qemu) = (of("vmm", "memory")?, of("qemu-microvm", "time")?);
     let device = with.saturating_sub(without);

@@ -4,7 +4,7 @@
 /// Intel's architectural PMU, version 2.
 mod intel {
     tests::guest_tests! {
-        "baseline" with images::foreign::perf, run by "trapped" &["--pmu", "intel-v2"];
+        "baseline" with images::third_party::perf, run by "trapped" &["--pmu", "intel-v2"];
         cpu_pmu_reads_cost_one_exit,
         cpu_pmu_switches_cost_exits_by_the_event,
         cpu_pmu_samples_cost_an_nmi_and_exits,
@@ -16,7 +16,7 @@ mod intel {
 /// AMD's PerfMonV2.
 mod amd {
     tests::guest_tests! {
-        "baseline" with images::foreign::perf, run by "trapped" &["--pmu", "amd-v2"];
+        "baseline" with images::third_party::perf, run by "trapped" &["--pmu", "amd-v2"];
         cpu_pmu_reads_cost_one_exit,
         cpu_pmu_switches_cost_exits_by_the_event,
         cpu_pmu_samples_cost_an_nmi_and_exits,

@@ -15,7 +15,7 @@ use std::io::Write as _;
 use std::sync::LazyLock;
 
 use guest_tests::rows::{self, Finding};
-use images::{Arch, Boot, PlaceChoice, Sources};
+use images::{Arch, Boot, KvmHostChoice, Sources};
 use tests::boots;
 use vpmu_client::error::chain;
 
@@ -25,7 +25,7 @@ const ABSENT_IN_LAB: &[&str] = &["loop_counts_its_branches"];
 /// The results of one boot.
 #[derive(Debug)]
 struct Table {
-    place: String,
+    kvm_host: String,
     rows: BTreeMap<String, Finding>,
     output: String,
 }
@@ -40,7 +40,7 @@ fn table(more: &[&str]) -> Result<Table, String> {
         programs: vec!["guest-tests".into()],
         vcpus: 1,
         vmm_args: vmm_args.map(|&argument| argument.into()).collect(),
-        place: PlaceChoice::Exact,
+        kvm_host: KvmHostChoice::Exact,
         timeout: boots::LIMIT,
         sources: Sources {
             arch: Arch::Aarch64,
@@ -56,7 +56,7 @@ fn table(more: &[&str]) -> Result<Table, String> {
         .map(|(row, _, finding)| (row.to_owned(), finding))
         .collect();
     Ok(Table {
-        place: outcome.place.to_string(),
+        kvm_host: outcome.kvm_host.to_string(),
         rows,
         output: outcome.output,
     })
@@ -78,11 +78,11 @@ fn check(row: &str) {
     let table = get(&OURS);
     match table.rows.get(row) {
         None => panic!("the guest did not report {row}:\n{}", table.output),
-        Some(Finding::Fails(reason)) => panic!("on {}: {reason}", table.place),
+        Some(Finding::Fails(reason)) => panic!("on {}: {reason}", table.kvm_host),
         Some(Finding::Absent(reason)) => assert!(
             ABSENT_IN_LAB.contains(&row),
             "on {}, the rule cannot be checked: {reason}",
-            table.place
+            table.kvm_host
         ),
         Some(Finding::Holds(_)) => assert!(
             !ABSENT_IN_LAB.contains(&row),
@@ -138,14 +138,14 @@ fn both_pmus_are_judged_by_the_same_rows() {
     expected.sort_unstable();
     for table in [get(&OURS), get(&KVMS)] {
         let judged: Vec<&str> = table.rows.keys().map(String::as_str).collect();
-        assert_eq!(judged, expected, "on {}:\n{}", table.place, table.output);
+        assert_eq!(judged, expected, "on {}:\n{}", table.kvm_host, table.output);
     }
 }
 
 #[test]
 fn table_shows_vpmu_beside_kvms_own_pmu() {
     let (ours, kvms) = (get(&OURS), get(&KVMS));
-    let mut text = format!("\nOn {}:\n", ours.place);
+    let mut text = format!("\nOn {}:\n", ours.kvm_host);
     for (row, like) in ROWS {
         let cell = |table: &Table| table.rows.get(*row).map(ToString::to_string);
         let (ours, kvms) = (cell(ours), cell(kvms));

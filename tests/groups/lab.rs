@@ -1,6 +1,6 @@
 //! Checks which TSC frequency KVM uses on the lab's host.
 
-use images::{Boot, PlaceChoice};
+use images::{Boot, KvmHostChoice};
 
 /// Returns the timestamp of the line in the kernel's log that ends with `words`.
 fn written(log: &str, words: &str) -> f64 {
@@ -18,7 +18,7 @@ fn written(log: &str, words: &str) -> f64 {
 fn kvm_takes_the_refined_frequency_of_the_tsc() {
     let boot = Boot {
         command: "dmesg".to_owned(),
-        place: PlaceChoice::Lab,
+        kvm_host: KvmHostChoice::Lab,
         ..Boot::default()
     };
     let log = boot.run_on_lab_host().unwrap().output;

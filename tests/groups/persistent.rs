@@ -4,7 +4,7 @@
 /// Persistent events of the guest.
 mod own {
     tests::guest_tests! {
-        "persistent" with images::foreign::perf:
+        "persistent" with images::third_party::perf:
         detached_event_outlives_its_creators_kill,
         persistent_event_counts_on_without_a_handle,
         event_opened_persistent_outlives_its_handle,

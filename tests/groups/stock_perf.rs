@@ -1,11 +1,11 @@
 //! The distribution's unmodified `perf` in a stock guest.
 
 use images::Arch;
-use images::foreign::{Files, ForeignError, Need};
+use images::third_party::{Files, Prerequisite, ThirdPartyError};
 
 /// `perf annotate` runs objdump.
-fn perf_and_objdump(arch: Arch) -> Result<Files, ForeignError> {
-    images::foreign::perf_with(arch, &[Need::Objdump])
+fn perf_and_objdump(arch: Arch) -> Result<Files, ThirdPartyError> {
+    images::third_party::perf_with(arch, &[Prerequisite::Objdump])
 }
 
 tests::guest_tests! {
@@ -50,7 +50,7 @@ mod recording {
     //! `perf record` and related commands, and other uses of perf.
 
     tests::guest_tests! {
-        "stock-record" with images::foreign::perf:
+        "stock-record" with images::third_party::perf:
         record_of_marks_has_a_sample_for_each,
         record_with_a_period_has_every_nth,
         record_of_a_frequency_has_the_clocks_period,
@@ -84,7 +84,7 @@ mod few {
     //! In a machine whose guest can open at most three events.
 
     tests::guest_tests! {
-        "stock-few" with images::foreign::perf, started &["--max-events", "3"];
+        "stock-few" with images::third_party::perf, started &["--max-events", "3"];
         stat_of_more_events_than_the_device_has_names_the_errno,
         stat_of_children_without_room_shows_the_share,
         stat_of_all_that_has_room_is_whole_again,
@@ -95,7 +95,7 @@ mod waiting {
     //! A machine on which each vCPU runs at most one host counter for sampling events at a time. Further events wait.
 
     tests::guest_tests! {
-        "stock-waiting" with images::foreign::perf, started &["--max-active-counters", "1"];
+        "stock-waiting" with images::third_party::perf, started &["--max-active-counters", "1"];
         record_of_a_clock_that_waits_has_no_sample_of_it,
         clock_that_waits_has_not_run,
         clock_that_counts_after_a_wait_has_run,
@@ -108,10 +108,17 @@ mod tools {
     //! Third-party libraries and programs that open events themselves.
 
     use images::Arch;
-    use images::foreign::{Files, ForeignError, Need};
+    use images::third_party::{Files, Prerequisite, ThirdPartyError};
 
-    fn programs(arch: Arch) -> Result<Files, ForeignError> {
-        images::foreign::perf_with(arch, &[Need::Papi, Need::StressNg, Need::TraceCmd])
+    fn programs(arch: Arch) -> Result<Files, ThirdPartyError> {
+        images::third_party::perf_with(
+            arch,
+            &[
+                Prerequisite::Papi,
+                Prerequisite::StressNg,
+                Prerequisite::TraceCmd,
+            ],
+        )
     }
 
     tests::guest_tests! {
@@ -133,10 +140,10 @@ mod bpftrace {
     //! The distribution's bpftrace, with its built-in compiler.
 
     use images::Arch;
-    use images::foreign::{Files, ForeignError, Need};
+    use images::third_party::{Files, Prerequisite, ThirdPartyError};
 
-    fn programs(arch: Arch) -> Result<Files, ForeignError> {
-        images::foreign::perf_with(arch, &[Need::Bpftrace])
+    fn programs(arch: Arch) -> Result<Files, ThirdPartyError> {
+        images::third_party::perf_with(arch, &[Prerequisite::Bpftrace])
     }
 
     tests::guest_tests! {

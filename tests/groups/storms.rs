@@ -5,7 +5,7 @@
 //! re-enters the guest, so the guest can continue only because of the throttle.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-use images::{Boot, PlaceChoice};
+use images::{Boot, KvmHostChoice};
 
 tests::guest_tests! {
     // The limit is only 5 %, so that storms reach it even on a fast machine, where a sample takes a small part of the
@@ -33,7 +33,7 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
     let boot = Boot {
         command: format!("guest-tests one storms {test}"),
         programs: vec!["guest-tests".into()],
-        place: PlaceChoice::Exact,
+        kvm_host: KvmHostChoice::Exact,
         vcpus: 1,
         timeout: tests::boots::LIMIT,
         ..Boot::default()

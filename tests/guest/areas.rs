@@ -117,7 +117,7 @@ pub(crate) struct Chunk {
 
 /// The ring's records about its area.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Told {
+pub(crate) struct Reported {
     pub(crate) chunks: Vec<Chunk>,
     /// Process and thread of each `PERF_RECORD_ITRACE_START`.
     pub(crate) starts: Vec<(u32, u32)>,
@@ -125,7 +125,7 @@ pub(crate) struct Told {
     pub(crate) trailers: Vec<fields::Trailer>,
 }
 
-impl Told {
+impl Reported {
     /// Bytes of all chunks.
     pub(crate) fn bytes(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.size).sum()
@@ -138,8 +138,8 @@ impl Told {
 
 /// Parses the records of a ring. Each record must be about the ring's AUX area, that is, a `PERF_RECORD_AUX` or a
 /// `PERF_RECORD_ITRACE_START`.
-pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, String> {
-    let mut told = Told::default();
+pub(crate) fn reported(records: &[Record], attr: &perf_event_attr) -> Result<Reported, String> {
+    let mut reported = Reported::default();
     for record in records {
         let body = match record.kind {
             AUX => 3,
@@ -148,16 +148,16 @@ pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, S
         };
         let (own, trailer) = fields::trailer(record, body, attr)?;
         match own[..] {
-            [offset, size, flags] => told.chunks.push(Chunk {
+            [offset, size, flags] => reported.chunks.push(Chunk {
                 offset,
                 size,
                 flags,
             }),
-            _ => told.starts.push((own[0] as u32, (own[0] >> 32) as u32)),
+            _ => reported.starts.push((own[0] as u32, (own[0] >> 32) as u32)),
         }
-        told.trailers.push(trailer);
+        reported.trailers.push(trailer);
     }
-    Ok(told)
+    Ok(reported)
 }
 
 /// Checks that the first chunk begins at `from`, and that every later chunk begins where the previous chunk ended.

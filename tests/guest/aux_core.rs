@@ -8,8 +8,8 @@ use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::arch::{OWN_IN_USER_MODE, accesses};
-use crate::areas::{self, Area, announce, contiguous, told};
+use crate::arch::{OWN_IN_USER_MODE, mmio_pio};
+use crate::areas::{self, Area, announce, contiguous, reported};
 use crate::aux_life::untouched;
 use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
@@ -77,7 +77,7 @@ pub(crate) struct Kept {
     pub(crate) area: Area,
     pub(crate) ledger: Ledger,
     pub(crate) attr: perf_event_attr,
-    pub(crate) told: u64,
+    pub(crate) reported: u64,
 }
 
 impl Kept {
@@ -96,7 +96,7 @@ impl Kept {
             area,
             ledger: Ledger::default(),
             attr,
-            told: 0,
+            reported: 0,
         })
     }
 
@@ -109,16 +109,16 @@ impl Kept {
         let before = areas::head(&self.ring);
         let packets = self.area.take(&self.ring)?;
         self.ledger.follow(&packets)?;
-        let told = told(&self.ring.take()?, &self.attr)?;
-        self.told = contiguous(&told.chunks, self.told)?;
+        let reported = reported(&self.ring.take()?, &self.attr)?;
+        self.reported = contiguous(&reported.chunks, self.reported)?;
         let heads = before..=areas::head(&self.ring);
-        if !heads.contains(&self.told) {
+        if !heads.contains(&self.reported) {
             return Err(format!(
                 "the chunks end at {}, the head is in {heads:?}",
-                self.told
+                self.reported
             ));
         }
-        Ok((exits(&packets), told.flags()))
+        Ok((exits(&packets), reported.flags()))
     }
 }
 
@@ -214,7 +214,7 @@ fn perf_traces_a_task() -> Outcome {
     kept.event.enable(0)?;
     for hop in 0..10 {
         cpu::pin(hop % 2)?;
-        accesses::out_loop(MADE / 10);
+        mmio_pio::out_loop(MADE / 10);
     }
     kept.event.disable(0)?;
     ports(3);
@@ -224,7 +224,7 @@ fn perf_traces_a_task() -> Outcome {
     ensure_eq!(own.len() as u64, MADE, "exits");
     let who = (std::process::id(), cpu::thread_id());
     for (number, exit) in own.iter().enumerate() {
-        ensure_eq!(exit.ip, accesses::out_loop_ip(), "the IP");
+        ensure_eq!(exit.ip, mmio_pio::out_loop_ip(), "the IP");
         ensure_eq!(exit.qualification, u64::from(cpu::IDLE_PORT), "the port");
         ensure_eq!(exit.pid_tid, who, "the task");
         ensure_eq!(
@@ -233,18 +233,18 @@ fn perf_traces_a_task() -> Outcome {
             "the vCPU of exit {number}"
         );
     }
-    let told = told(&kept.ring.take()?, &attr)?;
+    let reported = reported(&kept.ring.take()?, &attr)?;
     let head = areas::head(&kept.ring);
     ensure_eq!(
-        contiguous(&told.chunks, 0)?,
+        contiguous(&reported.chunks, 0)?,
         head,
         "the end of the last chunk"
     );
     ensure!(
-        told.flags().iter().all(|&flags| flags == 0),
-        "a chunk has flags: {told:x?}"
+        reported.flags().iter().all(|&flags| flags == 0),
+        "a chunk has flags: {reported:x?}"
     );
-    ensure_eq!(told.starts, [who], "the tasks whose traces started");
+    ensure_eq!(reported.starts, [who], "the tasks whose traces started");
     ensure_eq!(kept.event.count()?, head, "bytes counted");
     Ok(())
 }
@@ -264,7 +264,7 @@ fn perf_traces_a_cpu() -> Outcome {
             scope.spawn(move || -> std::io::Result<()> {
                 cpu::pin(cpu)?;
                 cpu::allow_ports()?;
-                accesses::out_loop(MADE + cpu as u64);
+                mmio_pio::out_loop(MADE + cpu as u64);
                 Ok(())
             })
         });
@@ -283,7 +283,7 @@ fn perf_traces_a_cpu() -> Outcome {
             exits.iter().all(|exit| exit.vcpu == vcpu),
             "the trace of vCPU {vcpu} has an exit of another vCPU"
         );
-        let own = exits.iter().filter(|e| e.ip == accesses::out_loop_ip());
+        let own = exits.iter().filter(|e| e.ip == mmio_pio::out_loop_ip());
         ensure_eq!(
             own.count() as u64,
             MADE + u64::from(vcpu),

@@ -4,16 +4,16 @@ use crate::aux_core::{Kept, P, attr, port_trace};
 use std::thread;
 
 use crate::arch::Known;
-use crate::arch::accesses;
-use crate::areas::{self, OVERWRITE, PARTIAL, TRUNCATED, told};
+use crate::arch::mmio_pio;
+use crate::areas::{self, OVERWRITE, PARTIAL, TRUNCATED, reported};
 use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
+use crate::known_code;
 use crate::packets::{EXIT_BYTES, SYNC_LOSS, exits, samples, syncs};
 use crate::pages::{AUX_TAIL, Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{
     Device, How, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels, refused, sampling,
 };
-use crate::stubs;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -70,7 +70,7 @@ fn perfs_reader_keeps_up() -> Outcome {
         "bytes counted"
     );
     ensure!(
-        kept.told > 10 * kept.area.size(),
+        kept.reported > 10 * kept.area.size(),
         "the area wrapped at most ten times"
     );
     Ok(())
@@ -133,7 +133,7 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     ensure_eq!(kept.event.count()?, count, "bytes of a disabled event");
     ensure_eq!(
         areas::head(&kept.ring),
-        kept.told,
+        kept.reported,
         "the head of a disabled event's area"
     );
     kept.event.enable(0)?;
@@ -153,10 +153,10 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
         lost && kept.ledger.lost > 0,
         "nothing was lost, or no sync reports the loss"
     );
-    let told = told(&kept.ring.take()?, &kept.attr)?;
+    let reported = reported(&kept.ring.take()?, &kept.attr)?;
     ensure!(
-        told.flags().iter().any(|flags| flags & PARTIAL != 0),
-        "no chunk has the flag PARTIAL: {told:x?}"
+        reported.flags().iter().any(|flags| flags & PARTIAL != 0),
+        "no chunk has the flag PARTIAL: {reported:x?}"
     );
     let produced = areas::head(&kept.ring) + kept.ledger.lost;
     ensure_eq!(kept.event.count()?, produced, "bytes written and lost");
@@ -173,7 +173,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
     let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
     for round in 0..3 {
         // The remaining space has the size of a packet, but perf core keeps one byte free, so no packet fits.
-        let full = kept.told.wrapping_add(PACKET).wrapping_sub(P);
+        let full = kept.reported.wrapping_add(PACKET).wrapping_sub(P);
         kept.ring.store_release(AUX_TAIL, full);
         kept.event.enable(0)?;
         ensure_eq!(
@@ -181,7 +181,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
             libc::POLLIN,
             "round {round}: poll of a full area"
         );
-        kept.ring.store_release(AUX_TAIL, kept.told);
+        kept.ring.store_release(AUX_TAIL, kept.reported);
         ports(10);
         let (exits, flags) = kept.take()?;
         ensure_eq!(exits.len(), 0, "round {round}: exits of a disabled event");
@@ -229,10 +229,10 @@ fn perfs_snapshot_keeps_the_newest() -> Outcome {
         (MADE - held..MADE).collect::<Vec<u64>>(),
         "numbers of the exits"
     );
-    let told = told(&kept.ring.take()?, &attr)?;
+    let reported = reported(&kept.ring.take()?, &attr)?;
     ensure!(
-        !told.chunks.is_empty() && told.flags().iter().all(|&flags| flags == OVERWRITE),
-        "no chunk, or one whose flags are not OVERWRITE alone: {told:x?}"
+        !reported.chunks.is_empty() && reported.flags().iter().all(|&flags| flags == OVERWRITE),
+        "no chunk, or one whose flags are not OVERWRITE alone: {reported:x?}"
     );
     Ok(())
 }
@@ -297,25 +297,29 @@ fn perf_traces_samples() -> Outcome {
     attr.set_exclude_kernel(1);
     let mut kept = Kept::open(attr, How::OWN, 16, READ_WRITE)?;
     kept.event.enable(0)?;
-    let stacks: Vec<u64> = (0..MADE).map(|_| stubs::out_known()).collect();
+    let stacks: Vec<u64> = (0..MADE).map(|_| known_code::out_known()).collect();
     kept.event.disable(0)?;
     let packets = kept.area.take(&kept.ring)?;
     kept.ledger.follow(&packets)?;
     let own: Vec<_> = samples(&packets)
         .into_iter()
-        .filter(|sample| sample.ip == stubs::out_known_ip())
+        .filter(|sample| sample.ip == known_code::out_known_ip())
         .collect();
     ensure_eq!(own.len() as u64, MADE, "packets");
     for (sample, sp) in own.iter().zip(stacks) {
         for (place, &value) in sample.regs.iter().enumerate() {
-            if let Known::Is(known) = stubs::in_packet(place, sp) {
+            if let Known::Is(known) = known_code::in_packet(place, sp) {
                 ensure_eq!(value, known, "register {place}");
             }
         }
     }
     // The ring has only records about the area, and no samples.
-    let told = told(&kept.ring.take()?, &attr)?;
-    ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes in the chunks");
+    let reported = reported(&kept.ring.take()?, &attr)?;
+    ensure_eq!(
+        reported.bytes(),
+        areas::head(&kept.ring),
+        "bytes in the chunks"
+    );
     Ok(())
 }
 
@@ -335,7 +339,7 @@ fn both_interfaces_trace_at_once() -> Outcome {
     )?;
     shared.event.enable(0)?;
     kept.event.enable(0)?;
-    accesses::out_loop(MADE);
+    mmio_pio::out_loop(MADE);
     kept.event.disable(0)?;
     shared.event.disable(0)?;
     let (core, _) = kept.take()?;

@@ -2,7 +2,7 @@
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::arch::accesses::{self, IdleMemory};
+use crate::arch::mmio_pio::{self, IdleMemory};
 use crate::arch::{Access, PORT_DETAIL};
 use crate::aux_mapping::{io_trace, ports};
 use crate::cpu::IDLE_PORT;
@@ -76,14 +76,14 @@ fn each_port_write_is_in_the_trace_once() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 32, READ_WRITE)?;
     let before = device.time_of(cpu::tsc());
-    accesses::out_loop(MADE);
+    mmio_pio::out_loop(MADE);
     let after = device.time_of(cpu::tsc());
     traced.event.disable(0)?;
     traced.balance()?;
     let exits = traced.take()?;
     ensure_eq!(exits.len() as u64, MADE, "exits");
     let access = Access {
-        ip: accesses::out_loop_ip(),
+        ip: mmio_pio::out_loop_ip(),
         qualification: IDLE_PORT.into(),
         detail: PORT_DETAIL,
     };
@@ -105,7 +105,7 @@ fn accesses_are_recorded_as_made() -> Outcome {
     cpu::allow_ports()?;
     cpu::pin(1)?;
     let mut io = start(&device, io_trace(&device), 2, READ_WRITE)?;
-    let made = accesses::ports();
+    let made = mmio_pio::ports();
     io.event.disable(0)?;
     compare(&io.take()?, EXIT_PORT, &made)?;
     let memory = IdleMemory::map()?;
@@ -125,7 +125,7 @@ fn accesses_are_recorded_as_made() -> Outcome {
 }
 
 fn compare(exits: &[Exit], reason: u64, made: &[Access]) -> Outcome {
-    let told: Vec<Access> = exits
+    let reported: Vec<Access> = exits
         .iter()
         .map(|exit| Access {
             ip: exit.ip,
@@ -133,7 +133,11 @@ fn compare(exits: &[Exit], reason: u64, made: &[Access]) -> Outcome {
             detail: exit.detail,
         })
         .collect();
-    ensure_eq!(told.len(), made.len(), "exits {told:x?} of {made:x?}");
+    ensure_eq!(
+        reported.len(),
+        made.len(),
+        "exits {reported:x?} of {made:x?}"
+    );
     for (number, (exit, access)) in exits.iter().zip(made).enumerate() {
         is(exit, reason, access, 1).map_err(|error| format!("access {number}: {error}"))?;
     }

@@ -10,8 +10,8 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, SYNC_RESUME, SYNC_START, exits, syncs};
 use crate::pages::READ_WRITE;
 use crate::raw::{
-    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, Event, How, acting, refused,
-    sampling,
+    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, Event, How, refused, sampling,
+    with_aux_action,
 };
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu};
@@ -53,13 +53,13 @@ fn regions(
     cpu::allow_ports()?;
     let traced = Traced::open(
         device,
-        acting(attr, AUX_START_PAUSED),
+        with_aux_action(attr, AUX_START_PAUSED),
         how,
         pages,
         READ_WRITE,
     )?;
     let member = |value, action| {
-        let mut attr = acting(device.marks(value, 1, 0), action);
+        let mut attr = with_aux_action(device.marks(value, 1, 0), action);
         attr.set_disabled(0);
         let how = How {
             group: Some(traced.event.as_fd()),
@@ -175,7 +175,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     cpu::allow_ports()?;
     let mut traced = Traced::open(
         &device,
-        acting(io_trace(&device), AUX_START_PAUSED),
+        with_aux_action(io_trace(&device), AUX_START_PAUSED),
         How::on_cpu(1),
         16,
         READ_WRITE,
@@ -187,7 +187,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     // Every third port write resumes the trace, and every fifth pauses it.
     let member = |period, action| {
         let attr = device.port_exits();
-        let mut attr = acting(sampling(attr, period, 0), action);
+        let mut attr = with_aux_action(sampling(attr, period, 0), action);
         attr.set_disabled(0);
         device.open_event(&attr, how)
     };
@@ -219,7 +219,7 @@ fn paused_trace_stays_enabled() -> Outcome {
     let device = Device::open()?;
     let mut attr = io_trace(&device);
     attr.read_format = crate::raw::FORMAT_ENABLED | crate::raw::FORMAT_RUNNING;
-    let attr = acting(attr, AUX_START_PAUSED);
+    let attr = with_aux_action(attr, AUX_START_PAUSED);
     cpu::pin(1)?;
     let event = device.start(&attr, How::on_cpu(1))?;
     let times = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
@@ -256,7 +256,7 @@ fn pausing_is_for_members_of_a_trace() -> Outcome {
     let leader = device.open_event(&io_trace(&device), How::OWN)?;
     let marks = device.open_event(&device.marks(3, 1, 0), How::OWN)?;
     for action in [AUX_PAUSE, AUX_RESUME] {
-        let attr = acting(device.marks(4, 1, 0), action);
+        let attr = with_aux_action(device.marks(4, 1, 0), action);
         ensure_eq!(
             open(&attr, Some(&leader)),
             None,
@@ -273,26 +273,26 @@ fn pausing_is_for_members_of_a_trace() -> Outcome {
             "action {action} outside a group"
         );
     }
-    let both = acting(device.marks(4, 1, 0), AUX_PAUSE | AUX_RESUME);
+    let both = with_aux_action(device.marks(4, 1, 0), AUX_PAUSE | AUX_RESUME);
     ensure_eq!(
         open(&both, Some(&leader)),
         Some(libc::EINVAL),
         "two actions at once"
     );
-    let start = acting(device.marks(4, 1, 0), AUX_START_PAUSED);
+    let start = with_aux_action(device.marks(4, 1, 0), AUX_START_PAUSED);
     ensure_eq!(
         open(&start, None),
         Some(libc::EOPNOTSUPP),
         "marks that start paused"
     );
-    let unknown = acting(io_trace(&device), 1 << 3);
+    let unknown = with_aux_action(io_trace(&device), 1 << 3);
     ensure_eq!(
         open(&unknown, None),
         Some(libc::EINVAL),
         "an unknown action"
     );
     ensure_eq!(
-        open(&acting(io_trace(&device), AUX_START_PAUSED), None),
+        open(&with_aux_action(io_trace(&device), AUX_START_PAUSED), None),
         None,
         "a trace that starts paused"
     );

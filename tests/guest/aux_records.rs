@@ -1,6 +1,6 @@
 //! The records that a ring has about its AUX area: one when a trace starts, and one for each chunk.
 
-use crate::areas::{self, Area, told};
+use crate::areas::{self, Area, reported};
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{CPU, ID, IDENTIFIER, STREAM_ID, TID, TIME};
@@ -58,9 +58,9 @@ fn start_is_recorded_once() -> Outcome {
             Some(areas::ITRACE_START),
             "the first record"
         );
-        let told = told(&records, &attr)?;
-        ensure_eq!(told.starts, [own], "the tasks whose traces started");
-        ensure!(told.bytes() > 0, "no chunk is recorded");
+        let reported = reported(&records, &attr)?;
+        ensure_eq!(reported.starts, [own], "the tasks whose traces started");
+        ensure!(reported.bytes() > 0, "no chunk is recorded");
     }
     Ok(())
 }
@@ -127,10 +127,13 @@ fn records_of_an_area_name_their_task() -> Outcome {
     ports(3);
     event.disable(0)?;
     let after = device.time_of(cpu::tsc());
-    let told = told(&ring.take()?, &attr)?;
-    ensure!(told.trailers.len() >= 2, "fewer than two records: {told:?}");
+    let reported = reported(&ring.take()?, &attr)?;
+    ensure!(
+        reported.trailers.len() >= 2,
+        "fewer than two records: {reported:?}"
+    );
     let mut last = before;
-    for trailer in &told.trailers {
+    for trailer in &reported.trailers {
         ensure_eq!(
             trailer.pid_tid,
             Some((std::process::id(), cpu::thread_id())),

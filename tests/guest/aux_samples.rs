@@ -4,16 +4,16 @@
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::arch::Known;
-use crate::areas::{self, Area, told};
+use crate::areas::{self, Area, reported};
 use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
+use crate::known_code;
 use crate::packets::{COLLISION, HAS_IP, HAS_REGS, Ledger, Sample, USER, samples, syncs};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
     Device, EXIT_USER, FORMAT_LOST, How, KIND_EXITS, KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS,
     refused, sampling, silent,
 };
-use crate::stubs;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -75,7 +75,7 @@ fn each_period_makes_a_packet() -> Outcome {
         );
         let reading = event.read()?;
         ensure_eq!(reading, [areas::head(&ring), 0], "bytes produced and lost");
-        let chunks = told(&{ ring }.take()?, &paced(&device, PACE_EXITS, period))?;
+        let chunks = reported(&{ ring }.take()?, &paced(&device, PACE_EXITS, period))?;
         ensure_eq!(chunks.bytes(), reading[0], "bytes that the ring reports");
         ensure!(
             chunks.flags().iter().all(|&flags| flags == 0),
@@ -95,14 +95,14 @@ fn packet_holds_all_registers() -> Outcome {
     let mut area = Area::map(&event, &ring, 16, READ_WRITE)?;
     event.enable(0)?;
     let before = device.time_of(cpu::tsc());
-    let stacks: Vec<u64> = (0..MADE).map(|_| stubs::out_known()).collect();
+    let stacks: Vec<u64> = (0..MADE).map(|_| known_code::out_known()).collect();
     let after = device.time_of(cpu::tsc());
     event.disable(0)?;
     let packets = area.take(&ring)?;
     // A signal between two writes is also an exit.
     let own: Vec<Sample> = samples(&packets)
         .into_iter()
-        .filter(|sample| sample.ip == stubs::out_known_ip())
+        .filter(|sample| sample.ip == known_code::out_known_ip())
         .collect();
     ensure_eq!(
         own.len(),
@@ -121,7 +121,7 @@ fn packet_holds_all_registers() -> Outcome {
     Ok(())
 }
 
-/// Checks that a packet has the values that [`stubs::out_known`] sets.
+/// Checks that a packet has the values that [`known_code::out_known`] sets.
 fn known(sample: &Sample, sp: u64) -> Outcome {
     ensure_eq!(sample.flags, USER | HAS_IP | HAS_REGS, "flags");
     ensure_eq!(
@@ -131,10 +131,10 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
     );
     ensure_eq!(sample.vcpu, 0, "the vCPU");
     for (place, &value) in sample.regs.iter().enumerate() {
-        match stubs::in_packet(place, sp) {
+        match known_code::in_packet(place, sp) {
             Known::Is(is) => ensure_eq!(value, is, "register {place}"),
             Known::Has(bits) => ensure_eq!(value & bits, bits, "register {place}, {value:#x}"),
-            Known::Write => ensure_eq!(value, stubs::out_known_ip(), "register {place}"),
+            Known::Write => ensure_eq!(value, known_code::out_known_ip(), "register {place}"),
             Known::Unknown => {}
         }
     }
@@ -154,7 +154,7 @@ fn clock_paces_packets() -> Outcome {
     ensure_eq!(event.engine()?, crate::raw::ENGINE_EXIT, "the engine");
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     let mut area = Area::map(&event, &ring, 256, READ_WRITE)?;
-    let spun = stubs::loops()[0].clone();
+    let spun = known_code::loops()[0].clone();
     let before = device.time_of(cpu::tsc());
     let mut own = Vec::new();
     let mut ledger = Ledger::default();
@@ -164,10 +164,11 @@ fn clock_paces_packets() -> Outcome {
         event.disable(0)?;
         let packets = area.take(&ring)?;
         ledger.follow(&packets)?;
-        let told = told(&ring.take()?, &attr)?;
+        let reported = reported(&ring.take()?, &attr)?;
         let some = samples(&packets);
         ensure_eq!(
-            told.flags()
+            reported
+                .flags()
                 .iter()
                 .any(|flags| flags & areas::COLLISION != 0),
             some.iter().any(|sample| sample.flags & COLLISION != 0),
@@ -196,7 +197,7 @@ fn clock_paces_packets() -> Outcome {
         let user = if sample.ip >> 63 == 0 { USER } else { 0 };
         ensure_eq!(sample.flags & !COLLISION, user | HAS_IP | HAS_REGS, "flags");
         ensure_eq!(
-            sample.regs[stubs::PACKET_IP],
+            sample.regs[known_code::PACKET_IP],
             sample.ip,
             "the IP among the registers, compared with the packet's IP"
         );

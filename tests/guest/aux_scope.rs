@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::thread;
 
-use crate::arch::accesses::{self};
+use crate::arch::mmio_pio::{self};
 use crate::aux_exits::trace;
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
@@ -143,7 +143,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
                     let pinned = cpu::pin(cpu).and_then(|()| cpu::allow_ports());
                     together.wait();
                     pinned?;
-                    accesses::out_loop(EACH[cpu]);
+                    mmio_pio::out_loop(EACH[cpu]);
                     Ok(cpu::thread_id())
                 })
             })
@@ -160,7 +160,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
         // The kernel may have written to its console.
         let own: Vec<&Exit> = exits
             .iter()
-            .filter(|exit| exit.ip == accesses::out_loop_ip())
+            .filter(|exit| exit.ip == mmio_pio::out_loop_ip())
             .collect();
         ensure_eq!(
             own.len() as u64,

@@ -6,7 +6,7 @@ use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::areas::{self, Area, contiguous, told};
+use crate::areas::{self, Area, contiguous, reported};
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{EXIT_BYTES, Exit, USER, exits, syncs};
@@ -75,7 +75,7 @@ fn traces_write_into_anothers_area() -> Outcome {
         "the syncs name the events {ids:?}, not {known:?}"
     );
     traced.chunks()?;
-    ensure_eq!(traced.told, head, "the end of the last chunk");
+    ensure_eq!(traced.reported, head, "the end of the last chunk");
     // Ends the redirection. The event has no area of its own, so its packets are now lost.
     other.output_to(-1)?;
     other.enable(0)?;
@@ -132,7 +132,7 @@ fn children_write_into_their_parents_area() -> Outcome {
         });
         let mut read = || -> Outcome {
             packets.extend(area.take(&ring)?);
-            reached = contiguous(&told(&ring.take()?, &attr)?.chunks, reached)?;
+            reached = contiguous(&reported(&ring.take()?, &attr)?.chunks, reached)?;
             Ok(())
         };
         while !makers.iter().all(|maker| maker.is_finished()) {
@@ -152,9 +152,9 @@ fn children_write_into_their_parents_area() -> Outcome {
     let count = event.count()?;
     packets.extend(area.take(&ring)?);
     // The ring may have been too full for the record of a chunk. Then the next read(2) of the event writes the record.
-    reached = contiguous(&told(&ring.take()?, &attr)?.chunks, reached)?;
+    reached = contiguous(&reported(&ring.take()?, &attr)?.chunks, reached)?;
     event.count()?;
-    reached = contiguous(&told(&ring.take()?, &attr)?.chunks, reached)?;
+    reached = contiguous(&reported(&ring.take()?, &attr)?.chunks, reached)?;
     let head = areas::head(&ring);
     ensure_eq!(reached, head, "the end of the last chunk");
     for (vcpu, tid) in (0..).zip(threads) {

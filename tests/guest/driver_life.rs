@@ -165,12 +165,12 @@ fn ensure_no_complaint() -> Outcome {
 /// Polls without a time limit in another thread. Returns the receiver of the result.
 fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
     let event = event.duplicate()?;
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     thread::spawn(move || {
         // Sending fails only if the test has failed and dropped the receiver.
         let _ = tell.send(event.poll(-1));
     });
-    Ok(told)
+    Ok(reported)
 }
 
 /// Everything that a program can have open: events of `/dev/vpmu` and of perf core, rings, an area and a persistent
@@ -311,7 +311,7 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     fs::write(SECONDS, "1")?;
     let mut open = Open::new()?;
     open.ensure_counts()?;
-    let told = poller(&open.persistent)?;
+    let reported = poller(&open.persistent)?;
     mute()?;
     // A command's timeout tells the driver that the device no longer answers. That command may belong to this open or
     // to an earlier request.
@@ -320,7 +320,7 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
             .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
     );
     ensure_eq!(refusal, Some(libc::EIO), "opening an event");
-    ensure_eq!(told.recv()??, GONE, "the poll's result");
+    ensure_eq!(reported.recv()??, GONE, "the poll's result");
     open.ensure_ended(libc::EIO)?;
     open.ensure_readable(5)?;
     let other = Device::open();
@@ -385,9 +385,9 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     let name = transport()?;
     let mut open = Open::new()?;
     open.ensure_counts()?;
-    let told = poller(&open.persistent)?;
+    let reported = poller(&open.persistent)?;
     unbind(&name)?;
-    ensure_eq!(told.recv()??, GONE, "the poll's result");
+    ensure_eq!(reported.recv()??, GONE, "the poll's result");
     open.ensure_ended(libc::ENODEV)?;
     open.ensure_readable(5)?;
     let other = Device::open();
@@ -561,7 +561,7 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
             let _ring = Pages::map(&event, 1, READ_WRITE)?;
             event.detach(&format!("kept{number}"))?;
         }
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         let last = thread::scope(|scope| {
             let device = &device;
             let opener = scope.spawn(move || {
@@ -574,7 +574,7 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
                 }
                 last
             });
-            let unbound = told.recv().map(|()| unbind(&name));
+            let unbound = reported.recv().map(|()| unbind(&name));
             (unbound, opener.join())
         });
         let (unbound, Ok(last)) = last else {
@@ -625,7 +625,7 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
         Ok(opened)
     };
     let bind_again = |round: u32| -> io::Result<()> {
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         let (name, bound) = (&name, &bound);
         thread::scope(|scope| {
             let keeper = scope.spawn(move || -> io::Result<()> {
@@ -639,7 +639,7 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
                 Ok(())
             });
             // If the channel is closed, the other thread has failed. That thread's result contains the error.
-            let done = told
+            let done = reported
                 .recv()
                 .map_or(Ok(()), |()| unbind(name).and_then(|()| bind(name)));
             bound.fetch_add(1, Ordering::Relaxed);
@@ -849,7 +849,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     let window = Pages::map(&kept, 1, READ_WRITE)?;
 
     let (order, orders) = channel();
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     thread::scope(|scope| -> Outcome {
         // This task has inherited events, and exists both before and after the hibernation.
         let servant = &device;
@@ -858,12 +858,12 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
             placed.try_for_each(|done| tell.send(done))
         });
         order.send(4)?;
-        told.recv()??;
+        reported.recv()??;
         device.place(VALUE, 3)?;
         hibernate()?;
         device.place(VALUE, 5)?;
         order.send(6)?;
-        told.recv()??;
+        reported.recv()??;
         drop(order);
         Ok(())
     })?;
@@ -922,9 +922,9 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
 fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     let mut open = Open::new()?;
     open.ensure_counts()?;
-    let told = poller(&open.sampling)?;
+    let reported = poller(&open.sampling)?;
     hibernate()?;
-    ensure_eq!(told.recv()??, GONE, "the poll's result");
+    ensure_eq!(reported.recv()??, GONE, "the poll's result");
     for event in [&open.sampling, &open.trace] {
         ensure_eq!(
             event.read()?,

@@ -11,6 +11,7 @@ use crate::areas;
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ADDR, TIME};
+use crate::known_code;
 use crate::packets::exits;
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{fresh, look, newest, persistent, values};
@@ -18,7 +19,6 @@ use crate::raw::{
     Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, GROUP, How,
     KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, aux_watermark, refused, sampling, silent,
 };
-use crate::stubs;
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu, os};
 
@@ -107,8 +107,8 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
         let epoll = os::Epoll::new(event.as_fd(), true)?;
         // A sleeper that is not yet asleep finds the records immediately.
         event.flush(0)?;
-        let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
-        ensure_eq!(told, libc::POLLIN, "the sleeper's poll");
+        let reported = sleeper.join().map_err(|_| "the sleeper panicked")??;
+        ensure_eq!(reported, libc::POLLIN, "the sleeper's poll");
         device.place(VALUE, 1)?;
         event.flush(0)?;
         ensure!(epoll.wait(LONG)? != 0, "epoll does not report the flush");
@@ -331,7 +331,7 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
         let chunks = traced.chunks()?;
         ensure_eq!(chunks.len(), 1, "round {round}: records of chunks");
         ensure_eq!(
-            traced.told,
+            traced.reported,
             head,
             "round {round}: the end of the last chunk"
         );
@@ -365,7 +365,7 @@ fn held_samples_are_written(engine: u32) -> Outcome {
     const PERIOD: u64 = 1_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;
-    let [code, _] = stubs::loops();
+    let [code, _] = known_code::loops();
     let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
     let attr = silent(sampling(clock, PERIOD, TIME));
     let event = device.start(&attr, How::on_cpu(1).by(engine))?;
@@ -515,16 +515,17 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
         Pages::map(&events[0], 4, READ_WRITE)?,
         Pages::map(&events[1], 4, READ_WRITE)?,
     ];
-    let mut told = [Vec::new(), Vec::new()];
+    let mut reported = [Vec::new(), Vec::new()];
     let mut lost = [0, 0];
-    let take = |rings: &mut [Pages; 2], told: &mut [Vec<u64>; 2], lost: &mut [u64; 2]| -> Outcome {
-        for which in 0..2 {
-            let (samples, less) = fields::samples(&rings[which].take()?, &attr)?;
-            told[which].extend(samples.iter().filter_map(|sample| sample.addr));
-            lost[which] += less;
-        }
-        Ok(())
-    };
+    let take =
+        |rings: &mut [Pages; 2], reported: &mut [Vec<u64>; 2], lost: &mut [u64; 2]| -> Outcome {
+            for which in 0..2 {
+                let (samples, less) = fields::samples(&rings[which].take()?, &attr)?;
+                reported[which].extend(samples.iter().filter_map(|sample| sample.addr));
+                lost[which] += less;
+            }
+            Ok(())
+        };
     thread::scope(|scope| -> Outcome {
         let storms = [0, 1].map(|vcpu| {
             let (device, events) = (&device, &events);
@@ -545,7 +546,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
             })
         });
         while !storms.iter().all(|storm| storm.is_finished()) {
-            take(&mut rings, &mut told, &mut lost)?;
+            take(&mut rings, &mut reported, &mut lost)?;
             // The reader yields its CPU, so that rings also become full.
             os::yield_cpu();
         }
@@ -556,18 +557,18 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
     })?;
     for _ in 0..2 {
         device.flush()?;
-        take(&mut rings, &mut told, &mut lost)?;
+        take(&mut rings, &mut reported, &mut lost)?;
     }
     for (vcpu, event) in events.iter().enumerate() {
         let produced = event.count()?;
         ensure_eq!(produced, u64::from(EACH), "marks of vCPU {vcpu}");
         ensure_eq!(
-            told[vcpu].len() as u64 + lost[vcpu],
+            reported[vcpu].len() as u64 + lost[vcpu],
             produced,
             "samples of vCPU {vcpu}, written and lost"
         );
         ensure!(
-            told[vcpu].windows(2).all(|pair| pair[0] < pair[1]),
+            reported[vcpu].windows(2).all(|pair| pair[0] < pair[1]),
             "vCPU {vcpu}: a mark is recorded twice, or before an earlier one"
         );
     }

@@ -127,7 +127,7 @@ fn group_is_read_at_one_moment() -> Outcome {
     let stop = AtomicBool::new(false);
     // Reads the group of a CPU while it counts there, and the group of a task while the task moves between CPUs.
     thread::scope(|scope| -> Outcome {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, reported) = std::sync::mpsc::channel();
         let placer = scope.spawn({
             let (vpmu, stop) = (&vpmu, &stop);
             move || -> Result<u64, String> {
@@ -143,7 +143,7 @@ fn group_is_read_at_one_moment() -> Outcome {
                 Ok(placed)
             }
         });
-        let tid = told.recv()?.cast_signed();
+        let tid = reported.recv()?.cast_signed();
         let attr = marks(&vpmu, 3)?;
         let both = [attr.clone().of_task(tid), attr.on_cpu(1)];
         let read = both.iter().try_for_each(|attr| -> Outcome {
@@ -474,7 +474,7 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
         ..marks(&vpmu, 3)?
     };
     thread::scope(|scope| -> Outcome {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, reported) = std::sync::mpsc::channel();
         let forker = scope.spawn({
             let stop = &stop;
             move || -> Result<u32, String> {
@@ -487,7 +487,7 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
                 Ok(forked)
             }
         });
-        let attr = attr.of_task(told.recv()?.cast_signed());
+        let attr = attr.of_task(reported.recv()?.cast_signed());
         let mut whole = 0;
         let turns = (0..60).try_for_each(|turn| -> Outcome {
             let leader = vpmu.open_event(&attr)?;

@@ -33,30 +33,31 @@ fn page_agrees_with_a_reading() -> Outcome {
     for marks in [0, 1, 17] {
         place(&vpmu, 9, marks)?;
         let before = event.read()?;
-        let told = page.reading()?;
+        let reported = page.reading()?;
         let after = event.read()?;
         ensure_eq!(
-            told.value,
+            reported.value,
             after.value,
             "the page's count after {marks} more marks"
         );
         ensure!(
-            before.time_enabled <= told.time_enabled && told.time_enabled <= after.time_enabled,
+            before.time_enabled <= reported.time_enabled
+                && reported.time_enabled <= after.time_enabled,
             "the page's enabled time, {} ns, is not between {} and {}",
-            told.time_enabled,
+            reported.time_enabled,
             before.time_enabled,
             after.time_enabled
         );
         ensure_eq!(
-            told.time_running,
-            told.time_enabled,
+            reported.time_running,
+            reported.time_enabled,
             "time running, compared with time enabled"
         );
     }
     event.disable()?;
-    let (told, read) = (page.reading()?, event.read()?);
+    let (reported, read) = (page.reading()?, event.read()?);
     ensure_eq!(
-        (told.value, told.time_enabled, told.time_running),
+        (reported.value, reported.time_enabled, reported.time_running),
         (read.value, read.time_enabled, read.time_running),
         "the page of a disabled event, compared with read()"
     );

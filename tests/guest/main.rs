@@ -3,7 +3,6 @@
 //! `guest-tests run GROUP` runs each test of a group in a separate process, and prints one framed line for each test.
 //! On the host, tests of the same names boot a guest and read these lines.
 
-mod acts;
 mod arch;
 mod areas;
 mod aux_core;
@@ -27,6 +26,7 @@ mod counting;
 mod cpu;
 mod doorbell;
 mod driver_life;
+mod end_scenarios;
 mod ensure;
 mod fields;
 mod flush;
@@ -37,6 +37,7 @@ mod hostile;
 mod interrupt;
 mod kernel_log;
 mod kexec;
+mod known_code;
 mod library;
 mod module;
 mod os;
@@ -78,7 +79,6 @@ mod sampling;
 mod stock_counters;
 mod stock_perf;
 mod storms;
-mod stubs;
 mod switches;
 mod tasks;
 mod traced;
@@ -236,7 +236,7 @@ fn main() -> ExitCode {
         ["hold-counters", count] => conformance::hold_counters(count),
         ["baseline", samples, rounds] => baseline::measure(samples, rounds),
         ["boots", rounds] => boots::measure(rounds),
-        ["act"] => acts::act(),
+        ["act"] => end_scenarios::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
         ["ports", times] => stock_perf::write_ports(times),
         ["threads"] => perf_habits::place_by_threads(None),

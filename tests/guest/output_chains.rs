@@ -9,12 +9,12 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{
     self, CALLCHAIN, CONTEXT_KERNEL, CONTEXT_USER, IP, MISC_KERNEL, MISC_MODE, MISC_USER, Sample,
 };
+use crate::known_code::{self, Leaf};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
     self, Device, ENGINE_BATCHED, ENGINE_EXIT, Event, How, KIND_SOFTWARE, SW_CPU_CLOCK,
     SW_TASK_CLOCK, refused, sampling, silent,
 };
-use crate::stubs::{self, Leaf};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -65,7 +65,7 @@ fn chains(
     let event = device.open_event(attr, How::OWN)?;
     let mut ring = Pages::map(&event, 4, READ_WRITE)?;
     event.enable(0)?;
-    (0..times).for_each(|_| stubs::nest(leaf));
+    (0..times).for_each(|_| known_code::nest(leaf));
     let samples = take_samples(&event, &mut ring, attr)?;
     ensure_eq!(samples.len(), times, "samples of {leaf:?}");
     Ok(samples
@@ -81,7 +81,7 @@ fn writes(device: &Device) -> perf_event_attr {
 /// Returns whether a sample of the write can have `ip`. Some hosts report the address of the write, and others report
 /// the address of the next instruction.
 fn is_out(ip: u64) -> bool {
-    ip == stubs::nest_out() || ip == stubs::nest_out() + stubs::WRITE_LEN
+    ip == known_code::nest_out() || ip == known_code::nest_out() + known_code::WRITE_LEN
 }
 
 fn users_chain_is_exact() -> Outcome {
@@ -98,7 +98,7 @@ fn users_chain_is_exact() -> Outcome {
             "the leaf's address {:#x} is not that of the write",
             chain[1]
         );
-        ensure_eq!(chain[2..], stubs::nest_callers(), "the callers");
+        ensure_eq!(chain[2..], known_code::nest_callers(), "the callers");
     }
     Ok(())
 }
@@ -117,7 +117,7 @@ fn chain_has_the_requested_length() -> Outcome {
         );
         ensure_eq!(
             chain[2..],
-            stubs::nest_callers()[..addresses - 1],
+            known_code::nest_callers()[..addresses - 1],
             "callers with at most {most}"
         );
     }
@@ -141,8 +141,8 @@ fn halves(chain: &[u64]) -> Result<[Option<&[u64]>; 2], String> {
 }
 
 fn users_half() -> [u64; 4] {
-    let [leaf, middle, outer] = stubs::nest_callers();
-    [stubs::nest_marked(), leaf, middle, outer]
+    let [leaf, middle, outer] = known_code::nest_callers();
+    [known_code::nest_marked(), leaf, middle, outer]
 }
 
 fn chain_continues_through_the_kernel() -> Outcome {
@@ -187,7 +187,9 @@ fn either_half_of_a_chain_can_be_left_out() -> Outcome {
 fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
     let inside = |sample: &&Sample| {
         sample.misc & MISC_MODE == MISC_USER
-            && sample.ip.is_some_and(|ip| stubs::nest_spin().contains(&ip))
+            && sample
+                .ip
+                .is_some_and(|ip| known_code::nest_spin().contains(&ip))
     };
     let chains = samples
         .iter()
@@ -209,7 +211,7 @@ fn sample_loop(
     let mut callers = Vec::new();
     event.enable(0)?;
     while callers.len() < enough {
-        stubs::nest(Leaf::Spin(1 << 20));
+        known_code::nest(Leaf::Spin(1 << 20));
         let (samples, _) = fields::samples(&ring.take()?, attr)?;
         let kernels = samples.iter().find(|s| {
             s.misc & MISC_MODE == MISC_KERNEL
@@ -242,11 +244,11 @@ fn chains_of_a_clock_equal_perfs() -> Outcome {
     for (name, found) in [("perf", perfs), ("the device", own)] {
         let strange = found
             .iter()
-            .find(|callers| **callers != stubs::nest_callers());
+            .find(|callers| **callers != known_code::nest_callers());
         ensure!(
             strange.is_none(),
             "{name} found the callers {strange:#x?}, not {:#x?}",
-            stubs::nest_callers()
+            known_code::nest_callers()
         );
     }
     Ok(())

@@ -16,9 +16,9 @@ use crate::fields::{
     PERIOD, READ, REGS_INTR, REGS_USER, Reading, Regs, SAMPLE, STACK_USER, STREAM_ID, Sample, TID,
     TIME, Trailer, Value,
 };
+use crate::known_code::{self, REGS, STACK};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, FORMAT_ID, How, PAGE, refused, sampling, silent};
-use crate::stubs::{self, REGS, STACK};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -78,7 +78,7 @@ fn known_writes(
         ..Known::default()
     };
     for _ in 0..times {
-        known.sp = stubs::out_known();
+        known.sp = known_code::out_known();
     }
     known.until = device.time_of(cpu::tsc());
     event.disable(0)?;
@@ -103,8 +103,8 @@ struct Known {
 /// Returns whether a sample of the write can have `ip`. Some hosts report the address of the write, and others report
 /// the address of the next instruction.
 fn is_write(ip: u64) -> bool {
-    let at = stubs::out_known_ip();
-    ip == at || ip == at + stubs::WRITE_LEN
+    let at = known_code::out_known_ip();
+    ip == at || ip == at + known_code::WRITE_LEN
 }
 
 /// Compares the value of register `number` with its `known` value.
@@ -112,7 +112,7 @@ fn ensure_known(number: usize, value: u64, known: Register) -> Outcome {
     match known {
         Register::Is(is) => ensure_eq!(value, is, "register {number}"),
         Register::Has(bits) => ensure_eq!(value & bits, bits, "register {number}, {value:#x}"),
-        Register::Write => ensure_eq!(value, stubs::out_known_ip(), "register {number}"),
+        Register::Write => ensure_eq!(value, known_code::out_known_ip(), "register {number}"),
         Register::Unknown => {}
     }
     Ok(())
@@ -135,14 +135,14 @@ impl Known {
         had(REGS_USER, sample.regs_user.is_some())?;
         had(REGS_INTR, sample.regs_intr.is_some())?;
         ensure_eq!(sample.misc & MISC_MODE, MISC_USER, "the mode");
-        for (name, bit, told, is) in [
+        for (name, bit, reported, is) in [
             ("IDENTIFIER", IDENTIFIER, sample.identifier, self.id),
             ("ADDR, which is zero", ADDR, sample.addr, 0),
             ("ID", ID, sample.id, self.id),
             ("STREAM_ID", STREAM_ID, sample.stream_id, self.id),
             ("PERIOD", PERIOD, sample.period, 1),
         ] {
-            ensure_eq!(told, (asked & bit != 0).then_some(is), "{name}");
+            ensure_eq!(reported, (asked & bit != 0).then_some(is), "{name}");
         }
         let who = (std::process::id(), cpu::thread_id());
         ensure_eq!(sample.pid_tid, (asked & TID != 0).then_some(who), "TID");
@@ -185,11 +185,11 @@ impl Known {
 
     fn check_registers(&self, regs: &Regs) -> Outcome {
         ensure_eq!(regs.abi, 2, "the registers' abi");
-        let numbers = (0..stubs::NUMBERS).filter(|number| REGS & 1 << number != 0);
+        let numbers = (0..known_code::NUMBERS).filter(|number| REGS & 1 << number != 0);
         let values = regs.values.iter().copied();
         let mut count = 0;
         for (number, value) in numbers.zip(values) {
-            match stubs::at_write(number, self.sp) {
+            match known_code::at_write(number, self.sp) {
                 Register::Write => ensure!(
                     is_write(value),
                     "the instruction pointer {value:#x} is not that of the write"
@@ -244,7 +244,7 @@ fn all_fields_together_are_true() -> Outcome {
 
 fn registers_of_a_user_are_true() -> Outcome {
     let device = Device::open()?;
-    for number in (0..stubs::NUMBERS).filter(|number| REGS & 1 << number != 0) {
+    for number in (0..known_code::NUMBERS).filter(|number| REGS & 1 << number != 0) {
         let mut attr = writes(&device, REGS_USER | REGS_INTR);
         attr.sample_regs_user = 1 << number;
         attr.sample_regs_intr = REGS & !(1 << number);
@@ -282,7 +282,7 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     attr.sample_stack_user = STACK_BYTES;
     let event = device.start(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    let sp = stubs::mark_known(device.as_raw_fd(), VALUE);
+    let sp = known_code::mark_known(device.as_raw_fd(), VALUE);
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
     ensure_eq!((samples.len(), lost), (1, 0), "samples and losses");
     let sample = &samples[0];
@@ -297,9 +297,9 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
         (2, REGS.count_ones() as usize),
         "abi and number of registers"
     );
-    let numbers = (0..stubs::NUMBERS).filter(|number| REGS & 1 << number != 0);
+    let numbers = (0..known_code::NUMBERS).filter(|number| REGS & 1 << number != 0);
     for (number, value) in numbers.clone().zip(user.values) {
-        let known = stubs::in_call(number, sp, device.as_raw_fd(), VALUE);
+        let known = known_code::in_call(number, sp, device.as_raw_fd(), VALUE);
         ensure_known(number, value, known)?;
     }
     let stack = (STACK.to_vec(), u64::from(STACK_BYTES));
@@ -312,12 +312,12 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
         "abi and number of registers at the exit"
     );
     ensure_eq!(
-        Some(intr.values[stubs::IP_PLACE]),
+        Some(intr.values[known_code::IP_PLACE]),
         sample.ip,
         "the IP among the registers at the exit"
     );
     for (number, &value) in numbers.zip(&intr.values) {
-        ensure_known(number, value, stubs::in_kernel(number))?;
+        ensure_known(number, value, known_code::in_kernel(number))?;
     }
     Ok(())
 }
@@ -330,7 +330,7 @@ fn stack_is_copied_unchanged() -> Outcome {
         cpu::allow_ports()?;
         let event = device.start(&attr, How::OWN)?;
         let mut ring = Pages::map(&event, 16, READ_WRITE)?;
-        stubs::out_known();
+        known_code::out_known();
         let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
         ensure_eq!(
             (samples.len(), lost),
@@ -356,7 +356,7 @@ fn stack_is_copied_unchanged() -> Outcome {
     attr.sample_stack_user = size;
     let event = device.start(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 32, READ_WRITE)?;
-    stubs::out_known();
+    known_code::out_known();
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
     let (words, copied) = samples[0].stack.clone().unwrap_or_default();
     ensure_eq!(
@@ -379,8 +379,15 @@ fn stack_is_copied_unchanged() -> Outcome {
 fn other_records_name_their_task() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
-    let told = TID | TIME | ID | STREAM_ID | CPU | IDENTIFIER;
-    for fields_asked in [told, told & !TID, told & !IDENTIFIER, TIME, ID | CPU, IP] {
+    let reported = TID | TIME | ID | STREAM_ID | CPU | IDENTIFIER;
+    for fields_asked in [
+        reported,
+        reported & !TID,
+        reported & !IDENTIFIER,
+        TIME,
+        ID | CPU,
+        IP,
+    ] {
         for all in [true, false] {
             let mut attr = silent(device.marks(VALUE, 1, fields_asked));
             attr.set_sample_id_all(all.into());
@@ -461,7 +468,7 @@ fn other_fields_are_refused() -> Outcome {
 fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let errno = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
-    for (mask, expected) in stubs::refused() {
+    for (mask, expected) in known_code::refused() {
         let mut attr = device.marks(VALUE, 1, REGS_USER);
         attr.sample_regs_user = mask;
         ensure_eq!(

@@ -121,9 +121,9 @@ fn period_can_be_changed() -> Outcome {
     event.period(1)?;
     device.place(VALUE, 2)?;
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
-    let told: Vec<Option<u64>> = samples.iter().map(|sample| sample.period).collect();
+    let reported: Vec<Option<u64>> = samples.iter().map(|sample| sample.period).collect();
     ensure_eq!(
-        told,
+        reported,
         [10, 10, 4, 4, 1, 1].map(Some),
         "periods of the records"
     );
@@ -289,18 +289,18 @@ fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
             .collect();
         ensure_eq!(samples.len() as u64, placed, "records of the child");
         let child = fields::sample(samples[0], &attr)?;
-        let told: Vec<_> = records
+        let reported: Vec<_> = records
             .iter()
             .filter(|record| record.kind == READ_RECORD)
             .collect();
         ensure_eq!(
-            told.len(),
+            reported.len(),
             1,
             "records of counts at a child's end, among {} records",
             records.len()
         );
         // pid and tid, the count, the id.
-        let (own, trailer) = fields::trailer(told[0], 3, &attr)?;
+        let (own, trailer) = fields::trailer(reported[0], 3, &attr)?;
         let who = child
             .pid_tid
             .map(|(pid, tid)| u64::from(pid) | u64::from(tid) << 32);

@@ -81,9 +81,9 @@ fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
             let bytes = pages * PAGE;
             let mapped = Pages::map_raw(&event, bytes, protection, libc::MAP_SHARED, 0);
             if let Ok(ring) = &mapped {
-                let told = (ring.load(DATA_OFFSET), ring.load(DATA_SIZE));
+                let reported = (ring.load(DATA_OFFSET), ring.load(DATA_SIZE));
                 let is = (PAGE as u64, ((pages - 1) * PAGE) as u64);
-                ensure_eq!(told, is, "data_offset and data_size with {pages} pages");
+                ensure_eq!(reported, is, "data_offset and data_size with {pages} pages");
             }
             ensure_eq!(
                 refused(mapped),

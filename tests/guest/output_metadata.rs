@@ -73,10 +73,10 @@ fn page_describes_itself() -> Outcome {
         );
     }
     let capabilities = page.load(CAPABILITIES);
-    let told = CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO;
+    let reported = CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO;
     ensure_eq!(
-        capabilities & told,
-        told,
+        capabilities & reported,
+        reported,
         "required bits of the capabilities {capabilities:#x}"
     );
     ensure_eq!(
@@ -139,8 +139,8 @@ fn page_equals_read() -> Outcome {
     let same = |what: &str| -> Outcome {
         let words = event.read()?;
         let snapshot = page.snapshot();
-        let told = [snapshot.count, snapshot.enabled, snapshot.running];
-        ensure_eq!(words, told, "read(), compared with the page, {what}");
+        let reported = [snapshot.count, snapshot.enabled, snapshot.running];
+        ensure_eq!(words, reported, "read(), compared with the page, {what}");
         Ok(())
     };
     for round in 1..=20 {

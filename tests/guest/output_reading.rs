@@ -217,8 +217,8 @@ fn each_events_loss_is_its_own() -> Outcome {
     device.place(VALUE + 1, 5)?;
     let lost = |event: &Event, values: &[u64]| -> Outcome {
         let reading = fields::reading(&event.read()?, FORMAT_LOST)?;
-        let told = [reading.values[0].value, reading.values[0].lost.unwrap_or(0)];
-        ensure_eq!(told, values, "count and losses of an event");
+        let reported = [reading.values[0].value, reading.values[0].lost.unwrap_or(0)];
+        ensure_eq!(reported, values, "count and losses of an event");
         Ok(())
     };
     lost(&first, &[fit + 3, 3])?;

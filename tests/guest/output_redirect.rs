@@ -68,9 +68,9 @@ fn events_write_into_anothers_ring() -> Outcome {
         }
         let (samples, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
         ensure_eq!(lost, 0, "lost records");
-        let told: Vec<u64> = samples.iter().filter_map(|s| s.id).collect();
+        let reported: Vec<u64> = samples.iter().filter_map(|s| s.id).collect();
         ensure_eq!(
-            told,
+            reported,
             ids,
             "the ids of the records, in the order of their marks"
         );

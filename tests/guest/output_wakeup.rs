@@ -192,15 +192,15 @@ pub(crate) fn sleepers_are_woken(
     wake: impl FnOnce() -> std::io::Result<()>,
 ) -> Outcome {
     let all = sleepers.len();
-    let (told, tells) = mpsc::channel();
+    let (reported, tells) = mpsc::channel();
     // Each sleeper has its own thread. A thread that is not woken remains until the process ends.
     for sleeper in sleepers {
         let (announce, announced) = mpsc::channel();
-        let told = told.clone();
+        let reported = reported.clone();
         thread::spawn(move || {
             // If a test has failed, the receiver no longer exists.
             let _ = announce.send(cpu::thread_id());
-            let _ = told.send(sleeper.poll(FOREVER));
+            let _ = reported.send(sleeper.poll(FOREVER));
         });
         let thread = announced.recv()?;
         while !os::is_asleep(thread)? {

@@ -13,12 +13,12 @@ use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, IP, MISC_MODE, MISC_USER, PERIOD, Sample, TID, TIME};
+use crate::known_code::{self, Loop};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
     Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_MMIO, EXIT_SIGNAL, Event, How,
     KIND_EXITS, KIND_MARK, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
 };
-use crate::stubs::{self, Loop};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -215,7 +215,7 @@ fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
     const ENOUGH: usize = 2000;
     let device = Device::open()?;
     cpu::pin(1)?;
-    let codes = stubs::loops();
+    let codes = known_code::loops();
     let tids = [AtomicU64::new(0), AtomicU64::new(0)];
     let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
     let attr = silent(sampling(clock, MILLISECOND, FIELDS));
@@ -238,7 +238,7 @@ fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
             };
             let tid = tids[which].load(Ordering::Acquire) as u32;
             match sample.pid_tid {
-                Some((pid, told)) if told == tid && pid == std::process::id() => right += 1,
+                Some((pid, reported)) if reported == tid && pid == std::process::id() => right += 1,
                 Some((0, 0)) => nobody += 1,
                 _ => wrong.push(sample.clone()),
             }
@@ -286,7 +286,7 @@ fn sampled_loop(
     engine: u32,
 ) -> Result<Sampled, Box<dyn std::error::Error>> {
     cpu::pin(1)?;
-    let [code, _] = stubs::loops();
+    let [code, _] = known_code::loops();
     let event = device.open_event(attr, by(engine, How::on_cpu(1)))?;
     ensure_eq!(event.engine()?, engine, "the engine");
     let mut ring = Pages::map(&event, 64, READ_WRITE)?;
@@ -359,7 +359,7 @@ fn batched_engine_exits_for_no_sample() -> Outcome {
 fn both_vcpus_are_batched_into_one_ring() -> Outcome {
     const EACH: usize = 200;
     let device = Device::open()?;
-    let codes = stubs::loops();
+    let codes = known_code::loops();
     let mut attr = clock(&device);
     attr.set_inherit(1);
     let event = device.open_event(&attr, by(ENGINE_BATCHED, How::OWN))?;
@@ -381,7 +381,7 @@ fn both_vcpus_are_batched_into_one_ring() -> Outcome {
         let in_code = |sample: &&Sample, which: usize| {
             sample.ip.is_some_and(|ip| codes[which].code.contains(&ip))
         };
-        let told = loop {
+        let reported = loop {
             match ring.take().map(|bytes| fields::samples(&bytes, &attr)) {
                 Ok(Ok((more, less))) => {
                     samples.extend(more);
@@ -402,7 +402,7 @@ fn both_vcpus_are_batched_into_one_ring() -> Outcome {
             first.map_err(|_| "a runner panicked")??,
             second.map_err(|_| "a runner panicked")??,
         ];
-        told?;
+        reported?;
         ensure_eq!(lost, 0, "lost samples");
         for (which, tid) in tids.into_iter().enumerate() {
             let own = samples.iter().filter(|s| in_code(s, which));

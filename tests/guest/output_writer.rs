@@ -353,9 +353,9 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
             })
         });
         let mut take = || -> Outcome {
-            let (more, told) = fields::samples(&ring.take()?, &attr)?;
+            let (more, reported) = fields::samples(&ring.take()?, &attr)?;
             samples.extend(more);
-            lost += told;
+            lost += reported;
             Ok(())
         };
         while !placers.iter().all(|placer| placer.is_finished()) {

@@ -189,12 +189,12 @@ fn second_detach_returns_the_same_id() -> Outcome {
 
 /// Tests whether the device still has an event. `target` can have only one starter, and the event is this starter. So
 /// `heir` can become the starter only after the event has ended.
-struct Place {
+struct StarterProbe {
     target: Event,
     heir: Event,
 }
 
-impl Place {
+impl StarterProbe {
     fn of(device: &Device, event: &Event) -> Result<Self, Box<dyn std::error::Error>> {
         let here = How::on_cpu(1);
         let target = device.start(&device.attr(KIND_MARK, 77), here)?;
@@ -232,7 +232,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     let attr = sequence(&device);
     let (creator, id) = persistent(&device, &attr, 1, "ends")?;
     let reader = device.reopen(id, 1)?;
-    let place = Place::of(&device, &reader)?;
+    let place = StarterProbe::of(&device, &reader)?;
     drop(creator);
     // Any handle can attach the event. The event then lives until its last user is gone.
     let other = device.reopen(id, 1)?;
@@ -276,7 +276,7 @@ fn map_keeps_an_attached_event() -> Outcome {
     drop(creator);
     let event = device.reopen(id, 1)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    let place = Place::of(&device, &event)?;
+    let place = StarterProbe::of(&device, &event)?;
     event.attach()?;
     drop(event);
     device.place(9, 3)?;
@@ -585,10 +585,10 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
     let event = device.reopen(id, 1)?;
     ensure_eq!(event.count()?, placed, "the event's count");
     let ring = look(&event, 4)?;
-    let told = newest(&ring, &attr)?;
-    let first = placed + 1 - told.len() as u64;
+    let reported = newest(&ring, &attr)?;
+    let first = placed + 1 - reported.len() as u64;
     ensure_eq!(
-        told,
+        reported,
         (first..=placed).collect::<Vec<_>>(),
         "values of the newest marks"
     );

@@ -192,12 +192,12 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
     drop(event);
     let content = fs::read_to_string(listed("by-sysfs"))?;
-    let told = content
+    let reported = content
         .trim_end()
         .strip_prefix("id=0x")
         .ok_or("no id there")?;
-    ensure_eq!(u64::from_str_radix(told, 16)?, id, "the id in sysfs");
-    let mut attr = device.reopening(u64::from_str_radix(told, 16)?);
+    ensure_eq!(u64::from_str_radix(reported, 16)?, id, "the id in sysfs");
+    let mut attr = device.reopening(u64::from_str_radix(reported, 16)?);
     attr.type_ = kind;
     device.open_event(&attr, How::on_cpu(1))?.attach()?;
     Ok(())

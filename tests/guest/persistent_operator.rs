@@ -45,14 +45,14 @@ const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
 
 /// An event of the operator that this program has opened, and whose ring it has mapped. The event's entry in the list
 /// provides the id and the CPU for the open, and the number of pages for the mapping.
-struct Found {
+struct OperatorEvent {
     event: Event,
     id: u64,
     ring: Pages,
     attr: perf_event_open_sys::bindings::perf_event_attr,
 }
 
-fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>> {
+fn find(device: &Device, name: &str) -> Result<OperatorEvent, Box<dyn std::error::Error>> {
     let entry = device
         .persistent()?
         .into_iter()
@@ -61,7 +61,7 @@ fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>
     let event = device.reopen(entry.id, entry.cpu.cast_signed())?;
     let pages = entry.data_pages().ok_or("the event has no ring")?;
     let ring = Pages::map(&event, pages, READ)?;
-    Ok(Found {
+    Ok(OperatorEvent {
         event,
         id: entry.id,
         ring,
@@ -69,7 +69,7 @@ fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>
     })
 }
 
-impl Found {
+impl OperatorEvent {
     /// Returns the samples in the event's ring, oldest first. The event must not write records during the call.
     fn samples(&self) -> Result<Vec<Sample>, String> {
         let head = self.ring.head();
@@ -114,9 +114,9 @@ fn operators_events_are_found_by_name() -> Outcome {
             (1, 0),
             "write_backward and disabled of {name}"
         );
-        let told = std::fs::read_to_string(listed(name))?;
+        let reported = std::fs::read_to_string(listed(name))?;
         ensure_eq!(
-            told.trim_end(),
+            reported.trim_end(),
             format!("id={:#x}", found.id),
             "the contents of {name}"
         );
@@ -237,11 +237,11 @@ fn each_vcpu_has_its_own() -> Outcome {
             before[vcpu] + 50,
             "marks of vCPU {vcpu}"
         );
-        let told = flight.values()?;
+        let reported = flight.values()?;
         let expected: Vec<u64> = (value..value + 50).collect();
         ensure!(
-            told.ends_with(&expected),
-            "the newest records of vCPU {vcpu} are not its 50 marks: {told:?}"
+            reported.ends_with(&expected),
+            "the newest records of vCPU {vcpu} are not its 50 marks: {reported:?}"
         );
     }
     let own = std::process::id();
@@ -306,10 +306,10 @@ fn reloaded_driver_finds_the_operators_events() -> Outcome {
         count,
         "the event's count after the reload"
     );
-    let told = found.values()?;
+    let reported = found.values()?;
     ensure!(
-        told.ends_with(&(1..=30).collect::<Vec<u64>>()),
-        "the newest records are not the 30 marks: {told:?}"
+        reported.ends_with(&(1..=30).collect::<Vec<u64>>()),
+        "the newest records are not the 30 marks: {reported:?}"
     );
     Ok(())
 }

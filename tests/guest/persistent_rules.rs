@@ -321,14 +321,19 @@ fn list_is_read_in_pieces() -> Outcome {
         "errno for a reserved word"
     );
     for (number, (entry, &id)) in device.persistent()?.iter().zip(&ids).enumerate() {
-        let told = entry.attr();
+        let reported = entry.attr();
         ensure_eq!(
             (entry.id, entry.cpu as usize, entry.flags, entry.engine),
             (id, number % 2, 0, ENGINE_EXIT),
             "the entry of event {number}"
         );
         ensure_eq!(
-            (told.type_, told.config, told.sample_type, told.disabled()),
+            (
+                reported.type_,
+                reported.config,
+                reported.sample_type,
+                reported.disabled()
+            ),
             (attr.type_, attr.config, attr.sample_type, 0),
             "the attr of event {number}"
         );

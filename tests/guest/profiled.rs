@@ -2,7 +2,7 @@
 //! were counted and how many were sampled.
 
 use crate::Outcome;
-use crate::acts::say;
+use crate::end_scenarios::say;
 use crate::perf_record::{Fallible, MARK_3, perf, record, script};
 use crate::programs::text;
 

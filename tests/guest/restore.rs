@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::acts::say;
+use crate::end_scenarios::say;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{ADDR, CPU, ID, IDENTIFIER, IP, PERIOD, STREAM_ID, TID, TIME};
 use crate::kernel_log::ensure_none_of;

@@ -2,7 +2,7 @@
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::areas::{self, Area, Chunk, contiguous, told};
+use crate::areas::{self, Area, Chunk, contiguous, reported};
 use crate::ensure::ensure_eq;
 use crate::packets::{Exit, Ledger, exits};
 use crate::pages::{Pages, READ_WRITE};
@@ -16,7 +16,7 @@ pub(crate) struct Traced {
     pub(crate) area: Area,
     pub(crate) ledger: Ledger,
     /// The end of the last chunk that the ring reported.
-    pub(crate) told: u64,
+    pub(crate) reported: u64,
     attr: perf_event_attr,
 }
 
@@ -41,7 +41,7 @@ impl Traced {
             ring,
             area,
             ledger: Ledger::default(),
-            told: 0,
+            reported: 0,
             attr,
         })
     }
@@ -66,9 +66,9 @@ impl Traced {
     /// Takes the records in the ring, which report chunks of the area. Each chunk must begin where the previous one
     /// ended.
     pub(crate) fn chunks(&mut self) -> Result<Vec<Chunk>, String> {
-        let told = told(&self.ring.take()?, &self.attr)?;
-        self.told = contiguous(&told.chunks, self.told)?;
-        Ok(told.chunks)
+        let reported = reported(&self.ring.take()?, &self.attr)?;
+        self.reported = contiguous(&reported.chunks, self.reported)?;
+        Ok(reported.chunks)
     }
 
     /// Checks an invariant of every trace: each byte that the trace produced was either written to the area or lost,
@@ -85,7 +85,7 @@ impl Traced {
         // If the ring was full, this read reports the chunks for which the ring had no room.
         self.read()?;
         self.chunks()?;
-        ensure_eq!(self.told, head, "the end of the last chunk");
+        ensure_eq!(self.reported, head, "the end of the last chunk");
         Ok(())
     }
 }

@@ -49,7 +49,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// The result of one task's work, which it sends to another task.
-type Told = io::Result<()>;
+type Reported = io::Result<()>;
 
 fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
     attr.set_inherit(1);
@@ -95,10 +95,12 @@ fn child(work: impl FnOnce() -> io::Result<()>) -> Outcome {
 }
 
 /// Starts a thread that forwards messages. Returns the sender to the thread and the receiver from it.
-fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Told>, Receiver<Told>) {
-    let (tell, told) = channel();
+fn relay<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+) -> (Sender<Reported>, Receiver<Reported>) {
+    let (tell, reported) = channel();
     let (forward, forwarded) = channel();
-    scope.spawn(move || told.into_iter().try_for_each(|what| forward.send(what)));
+    scope.spawn(move || reported.into_iter().try_for_each(|what| forward.send(what)));
     (tell, forwarded)
 }
 
@@ -110,7 +112,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
     for turn in 0..20 {
         thread::scope(|scope| -> Outcome {
             // The relay thread has no inherited events, so perf core never swaps its context with another task's.
-            let (tell, told) = relay(scope);
+            let (tell, reported) = relay(scope);
             // The servant thread inherits only the starter and the stopper. While these two have no links, perf core
             // may swap the contexts of this thread and the servant.
             let (starter, stopper) = (starter(&device, How::OWN)?, stopper(&device, How::OWN)?);
@@ -124,7 +126,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
             // thread, and swap no contexts.
             for _ in 0..=turn % 4 {
                 order.send(0)?;
-                told.recv()??;
+                reported.recv()??;
             }
             let region = Region {
                 target: target(&device, How::OWN)?,
@@ -145,7 +147,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
                 "turn {turn}: marks with those of a child's region"
             );
             order.send(3)?;
-            told.recv()??;
+            reported.recv()??;
             let count = region.target.count()?;
             ensure_eq!(
                 count,
@@ -184,7 +186,7 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
     let device = Device::open()?;
     let stop = AtomicBool::new(false);
     thread::scope(|scope| -> Outcome {
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         let forker = scope.spawn({
             let (stop, device) = (&stop, &device);
             move || -> Result<u32, String> {
@@ -200,7 +202,7 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
             }
         });
         let how = How {
-            pid: told.recv()?.cast_signed(),
+            pid: reported.recv()?.cast_signed(),
             ..How::OWN
         };
         let turns = (0..24).try_for_each(|turn| churn(&device, how, turn));

@@ -296,18 +296,18 @@ fn attached_event_ends_with_its_reader() -> Outcome {
         place(0..30)?;
         let (seen, output) = attach(name, 99, || place(30..100))?;
         ensure_eq!(seen, (0..100).collect::<Vec<_>>(), "{name}: values shown");
-        let told = text(&output.stderr);
+        let reported = text(&output.stderr);
         ensure!(
             output.status.success(),
-            "vperf persist attach failed: {told}"
+            "vperf persist attach failed: {reported}"
         );
         ensure!(
-            told.contains("counted 100;"),
-            "the count is not 100: {told}"
+            reported.contains("counted 100;"),
+            "the count is not 100: {reported}"
         );
         ensure!(
-            told.contains("100 samples shown, 0 lost, 0 bytes"),
-            "the summary does not report 100 samples and no losses: {told}"
+            reported.contains("100 samples shown, 0 lost, 0 bytes"),
+            "the summary does not report 100 samples and no losses: {reported}"
         );
         ensure!(named(name)?.is_none(), "{name} has not ended");
     }
@@ -353,10 +353,10 @@ fn persistent_event_without_a_ring_is_listed() -> Outcome {
         "the dump of an event without a ring"
     );
     let output = vperf(&["persist", "attach", "counter"])?;
-    let told = text(&output.stderr);
+    let reported = text(&output.stderr);
     ensure!(
-        output.status.success() && told.contains("counted 1;"),
-        "vperf persist attach failed, or the count is not 1: {told}"
+        output.status.success() && reported.contains("counted 1;"),
+        "vperf persist attach failed, or the count is not 1: {reported}"
     );
     ensure!(named("counter")?.is_none(), "the event has not ended");
     Ok(())

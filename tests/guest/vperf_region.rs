@@ -61,10 +61,10 @@ fn stat(options: &[&str], command: &[&str]) -> Fallible<Value> {
     let output = vperf(&[&["stat", "--json"], options, &["--"], command].concat())?;
     succeeded(&output)?;
     let said = text(&output.stdout);
-    let (told, counts) = said.split_once('\n').ok_or("only one line")?;
+    let (reported, counts) = said.split_once('\n').ok_or("only one line")?;
     ensure!(
-        told.ends_with("each mark by a store"),
-        "the first line does not end in the kind of mark: {told}"
+        reported.ends_with("each mark by a store"),
+        "the first line does not end in the kind of mark: {reported}"
     );
     json(counts.as_bytes())
 }

@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use guest_tests::wire::{self, Verdict};
-use images::foreign::{self, Files, ForeignError};
 use images::kernel::DEFAULT_SERIES;
-use images::{Arch, Boot, Debug, PlaceChoice, Sources};
+use images::third_party::{self, Files, ThirdPartyError};
+use images::{Arch, Boot, Debug, KvmHostChoice, Sources};
 use vpmu_errors::chain;
 
 use crate::boots;
@@ -36,7 +36,7 @@ const MIB: usize = 1 << 20;
 #[derive(Debug)]
 struct Booted {
     kernel: String,
-    place: String,
+    kvm_host: String,
     verdicts: BTreeMap<String, (u64, Verdict)>,
     output: String,
 }
@@ -45,13 +45,13 @@ struct Booted {
 #[derive(Debug)]
 pub struct Group {
     name: &'static str,
-    files: fn(Arch) -> Result<Files, ForeignError>,
+    files: fn(Arch) -> Result<Files, ThirdPartyError>,
     /// Whether the guest gets its own kernel's image as a file.
     with_kernel: bool,
     vmm: Option<&'static str>,
     vmm_args: &'static [&'static str],
     append: &'static str,
-    place: PlaceChoice,
+    kvm_host: KvmHostChoice,
     arch: Arch,
     /// Whether the group tests features that only `arch` has.
     bound: bool,
@@ -86,7 +86,7 @@ impl Group {
     #[must_use]
     pub const fn in_lab(name: &'static str) -> Self {
         let mut group = Self::new(name);
-        group.place = PlaceChoice::Lab;
+        group.kvm_host = KvmHostChoice::Lab;
         group.on_x86_64()
     }
 
@@ -97,12 +97,12 @@ impl Group {
         vmm: &'static str,
         vmm_args: &'static [&'static str],
         name: &'static str,
-        files: fn(Arch) -> Result<Files, ForeignError>,
+        files: fn(Arch) -> Result<Files, ThirdPartyError>,
     ) -> Self {
         let mut group = Self::with(name, files);
         group.vmm = Some(vmm);
         group.vmm_args = vmm_args;
-        group.place = PlaceChoice::Exact;
+        group.kvm_host = KvmHostChoice::Exact;
         group.on_x86_64()
     }
 
@@ -123,7 +123,10 @@ impl Group {
 
     /// Like [`Group::new`], but adds files to the guest.
     #[must_use]
-    pub const fn with(name: &'static str, files: fn(Arch) -> Result<Files, ForeignError>) -> Self {
+    pub const fn with(
+        name: &'static str,
+        files: fn(Arch) -> Result<Files, ThirdPartyError>,
+    ) -> Self {
         Self {
             name,
             files,
@@ -131,7 +134,7 @@ impl Group {
             vmm: None,
             vmm_args: UNTHROTTLED,
             append: "",
-            place: PlaceChoice::Auto,
+            kvm_host: KvmHostChoice::Auto,
             arch: Arch::X86_64,
             bound: false,
             booted: OnceLock::new(),
@@ -142,7 +145,7 @@ impl Group {
     #[must_use]
     pub const fn on_aarch64(mut self) -> Self {
         self.arch = Arch::Aarch64;
-        self.place = PlaceChoice::Exact;
+        self.kvm_host = KvmHostChoice::Exact;
         self
     }
 
@@ -159,7 +162,7 @@ impl Group {
     /// If the test failed or was not run, or if no guest booted.
     pub fn check(&self, test: &str) {
         let booted = self.booted();
-        let (kernel, place) = (&booted.kernel, &booted.place);
+        let (kernel, kvm_host) = (&booted.kernel, &booted.kvm_host);
         let (millis, verdict) = booted.verdicts.get(test).unwrap_or_else(|| {
             panic!(
                 "the guest with {kernel} did not run {test}:\n{}",
@@ -167,11 +170,11 @@ impl Group {
             )
         });
         say(&format!(
-            "{}::{test}: a guest with {kernel} on {place}, {millis} ms",
+            "{}::{test}: a guest with {kernel} on {kvm_host}, {millis} ms",
             self.name
         ));
         if let Verdict::Failed(reason) = verdict {
-            panic!("in the guest with {kernel}, on {place}: {reason}");
+            panic!("in the guest with {kernel}, on {kvm_host}: {reason}");
         }
     }
 
@@ -267,7 +270,7 @@ fn run(group: &Group) -> Result<Booted, String> {
     };
     let mut files = (group.files)(arch).map_err(|error| chain(&error))?;
     if group.with_kernel {
-        files.extend(foreign::kernel(&sources).map_err(|error| chain(&error))?);
+        files.extend(third_party::kernel(&sources).map_err(|error| chain(&error))?);
     }
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
     // The guest's memory holds the packed files and the root file system. The root file system may use at most half of
@@ -283,13 +286,13 @@ fn run(group: &Group) -> Result<Booted, String> {
             .saturating_add(debug.map_or(0, |_| MEMORY_OF_CHECKER_MIB)),
         files,
         vmm: group.vmm.map_or(usual.vmm, str::to_owned),
-        vcpus: match group.place {
-            PlaceChoice::Exact => 1,
+        vcpus: match group.kvm_host {
+            KvmHostChoice::Exact => 1,
             _ => usual.vcpus,
         },
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         append: group.append.into(),
-        place: group.place,
+        kvm_host: group.kvm_host,
         timeout: debug.map_or(boots::LIMIT, |_| LIMIT_WITH_CHECKER),
         sources,
         ..usual
@@ -303,7 +306,7 @@ fn run(group: &Group) -> Result<Booted, String> {
         .collect();
     Ok(Booted {
         kernel,
-        place: outcome.place.to_string(),
+        kvm_host: outcome.kvm_host.to_string(),
         verdicts,
         output: outcome.output,
     })

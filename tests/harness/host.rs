@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use images::foreign::Files;
-use images::{Arch, Boot, PlaceChoice, Sources};
+use images::third_party::Files;
+use images::{Arch, Boot, KvmHostChoice, Sources};
 use vpmu_errors::chain;
 
 use crate::{boots, guest};
@@ -51,17 +51,22 @@ impl Session {
     /// # Errors
     /// If the lab is unavailable, or if the script fails. In the latter case, the error contains the script's output.
     pub fn run(script: &str, files: Files) -> Result<Self, String> {
-        Self::run_on(Arch::default(), PlaceChoice::Lab, script, files)
+        Self::run_on(Arch::default(), KvmHostChoice::Lab, script, files)
     }
 
-    fn run_on(arch: Arch, place: PlaceChoice, script: &str, files: Files) -> Result<Self, String> {
+    fn run_on(
+        arch: Arch,
+        kvm_host: KvmHostChoice,
+        script: &str,
+        files: Files,
+    ) -> Result<Self, String> {
         let boot = Boot {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
             files,
             // The host's root file system is in memory, so the memory must also have room for the snapshots.
             memory_mib: 1024,
-            place,
+            kvm_host,
             timeout: boots::LIMIT,
             sources: Sources {
                 arch,
@@ -150,7 +155,7 @@ impl Session {
 pub struct SharedSession {
     script: &'static str,
     arch: Arch,
-    place: PlaceChoice,
+    kvm_host: KvmHostChoice,
     /// Whether `VPMU_TEST_ARCH` can select another architecture.
     free: bool,
     perf: bool,
@@ -164,7 +169,7 @@ impl SharedSession {
         Self {
             script,
             arch: Arch::X86_64,
-            place: PlaceChoice::Lab,
+            kvm_host: KvmHostChoice::Lab,
             free: false,
             perf: true,
             session: OnceLock::new(),
@@ -177,7 +182,7 @@ impl SharedSession {
         Self {
             script,
             arch: Arch::X86_64,
-            place: PlaceChoice::Lab,
+            kvm_host: KvmHostChoice::Lab,
             free: false,
             perf: false,
             session: OnceLock::new(),
@@ -191,7 +196,7 @@ impl SharedSession {
             script,
             arch: Arch::Aarch64,
             // Counters are exact in this lab.
-            place: PlaceChoice::Exact,
+            kvm_host: KvmHostChoice::Exact,
             free: false,
             perf: false,
             session: OnceLock::new(),
@@ -246,10 +251,10 @@ impl SharedSession {
         self.session.get_or_init(|| {
             let arch = self.asked_arch()?;
             let files = match self.perf {
-                true => images::foreign::perf(arch).map_err(|error| chain(&error))?,
+                true => images::third_party::perf(arch).map_err(|error| chain(&error))?,
                 false => Files::new(),
             };
-            Session::run_on(arch, self.place, self.script, files)
+            Session::run_on(arch, self.kvm_host, self.script, files)
         })
     }
 }

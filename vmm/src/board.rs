@@ -14,7 +14,7 @@ use crate::devices::progress::Progress;
 use crate::devices::serial::{Console, FifoSpace, Line, SERIAL_SIZE, Serial};
 use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
 use crate::devices::vpmu::{Doorbell, VirtioPmu};
-use crate::exit::End;
+use crate::exit::StopLatch;
 
 /// Errors from adding a device.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +64,7 @@ pub fn plug_console(
 /// [`PlugError::Overlap`].
 pub fn plug_power(
     buses: &mut Buses,
-    end: &Arc<End>,
+    end: &Arc<StopLatch>,
     progress: &Arc<Progress>,
 ) -> Result<(), PlugError> {
     let panic = Arc::new(Panic(Arc::clone(end)));

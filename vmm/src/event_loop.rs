@@ -17,7 +17,7 @@ use vpmu::{Turn, Vpmu, abi};
 
 use crate::devices::console::Keys;
 use crate::devices::serial::{Console, Serial};
-use crate::exit::{End, Ending};
+use crate::exit::{Ending, StopLatch};
 use crate::signal::EndingSignals;
 use crate::snapshot::mailbox::Mailbox;
 
@@ -59,7 +59,7 @@ pub struct Queues {
 
 #[derive(Debug)]
 struct Wakeups {
-    end: Arc<End>,
+    end: Arc<StopLatch>,
     signals: EndingSignals,
     console: Console,
     queues: Option<Queues>,
@@ -78,7 +78,7 @@ struct Wakeups {
 pub struct EventLoop {
     manager: EventManager<Wakeups>,
     wakeups: SubscriberId,
-    end: Arc<End>,
+    end: Arc<StopLatch>,
     serial: Arc<Serial>,
     mailbox: Arc<Mailbox>,
 }
@@ -99,7 +99,7 @@ impl EventLoop {
     /// # Errors
     /// [`LoopError`].
     pub(crate) fn new(
-        end: &Arc<End>,
+        end: &Arc<StopLatch>,
         signals: EndingSignals,
         console: Console,
         queues: Option<Queues>,

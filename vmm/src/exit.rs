@@ -1,4 +1,4 @@
-//! The ways in which a run can end, and [`End`], which announces the end.
+//! The ways in which a run can end, and [`StopLatch`], which announces the end.
 
 use std::fmt;
 use std::io;
@@ -133,7 +133,7 @@ pub enum VcpuError {
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct StopState {
     how: Option<Result<Ending, VcpuError>>,
     /// The end that the user or a signal requested. It is remembered even if this boot had already ended for another
     /// reason.
@@ -142,14 +142,14 @@ struct Said {
 
 /// The end of a run. If several ends are announced, the first one counts.
 #[derive(Debug)]
-pub struct End {
+pub struct StopLatch {
     ended: AtomicBool,
-    said: Mutex<Said>,
+    state: Mutex<StopState>,
     event: EventFd,
-    hurry: EventFd,
+    force: EventFd,
 }
 
-impl End {
+impl StopLatch {
     /// The initial state: the run has not ended yet.
     ///
     /// # Errors
@@ -157,28 +157,28 @@ impl End {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             ended: AtomicBool::new(false),
-            said: Mutex::new(Said::default()),
+            state: Mutex::new(StopState::default()),
             event: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
-            hurry: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+            force: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
         })
     }
 
     /// Announces the end.
     pub fn announce(&self, how: Result<Ending, VcpuError>) {
-        let mut said = self.said();
+        let mut state = self.state();
         let outside = how
             .as_ref()
             .ok()
             .copied()
             .filter(|how| how.is_from_outside());
-        said.outside = said.outside.or(outside);
-        if said.how.is_none() {
-            said.how = Some(how);
+        state.outside = state.outside.or(outside);
+        if state.how.is_none() {
+            state.how = Some(how);
             self.ended.store(true, Ordering::SeqCst);
-            tell(&self.event);
+            signal(&self.event);
         }
         if outside.is_some() {
-            tell(&self.hurry);
+            signal(&self.force);
         }
     }
 
@@ -186,20 +186,20 @@ impl End {
     ///
     /// # Errors
     /// The requested end.
-    pub fn go_on(&self) -> Result<(), Ending> {
-        let mut said = self.said();
-        if let Some(outside) = said.outside {
+    pub fn rearm(&self) -> Result<(), Ending> {
+        let mut state = self.state();
+        if let Some(outside) = state.outside {
             return Err(outside);
         }
-        said.how = None;
+        state.how = None;
         self.ended.store(false, Ordering::SeqCst);
         // Clear the descriptor. The read fails if it is already clear.
         let _ = self.event.read();
         Ok(())
     }
 
-    fn said(&self) -> MutexGuard<'_, Said> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, StopState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an end was announced. vCPUs then no longer enter the guest.
@@ -217,25 +217,29 @@ impl End {
     /// An event that is readable once the user or a signal has requested the end. From then on, the VMM must not wait
     /// for pending work, such as console output.
     #[must_use]
-    pub fn hurry(&self) -> &EventFd {
-        &self.hurry
+    pub fn force(&self) -> &EventFd {
+        &self.force
     }
 
-    /// Returns the reason for the end, but does not take the result as [`End::take`] does. Returns `None` if no end was
-    /// announced yet, if the end is an error, or if [`End::take`] has taken the result.
+    /// Returns the reason for the end, but does not take the result as [`StopLatch::take`] does. Returns `None` if no
+    /// end was announced yet, if the end is an error, or if [`StopLatch::take`] has taken the result.
     #[must_use]
     pub fn peek(&self) -> Option<Ending> {
-        let said = self.said();
-        said.how.as_ref().and_then(|how| how.as_ref().ok()).copied()
+        let state = self.state();
+        state
+            .how
+            .as_ref()
+            .and_then(|how| how.as_ref().ok())
+            .copied()
     }
 
     /// Takes the result. `None` before the end, and after the result was taken.
     pub fn take(&self) -> Option<Result<Ending, VcpuError>> {
-        self.said().how.take()
+        self.state().how.take()
     }
 }
 
-fn tell(event: &EventFd) {
+fn signal(event: &EventFd) {
     if let Err(error) = event.write(1) {
         log::error!("cannot signal the end of the run: {error}");
     }
@@ -247,37 +251,37 @@ mod tests {
 
     #[test]
     fn first_reported_end_is_kept() {
-        let end = End::new().expect("an event descriptor");
+        let end = StopLatch::new().expect("an event descriptor");
         assert!(!end.reached());
         end.announce(Ok(Ending::Reset));
         end.announce(Ok(Ending::Poweroff));
         assert!(end.reached());
         assert!(matches!(end.take(), Some(Ok(Ending::Reset))));
         assert_eq!(end.event().read().expect("signalled"), 1);
-        assert!(end.hurry().read().is_err());
+        assert!(end.force().read().is_err());
     }
 
     #[test]
     fn machine_continues_after_a_reset_but_not_after_an_external_end() {
-        let end = End::new().expect("event descriptors");
+        let end = StopLatch::new().expect("event descriptors");
         end.announce(Ok(Ending::Reset));
         assert!(matches!(end.take(), Some(Ok(Ending::Reset))));
-        assert_eq!(end.go_on(), Ok(()));
+        assert_eq!(end.rearm(), Ok(()));
         assert!(!end.reached() && end.event().read().is_err());
         end.announce(Ok(Ending::TripleFault));
         end.announce(Ok(Ending::Signal(15)));
         end.announce(Ok(Ending::ByHand));
         assert!(matches!(end.take(), Some(Ok(Ending::TripleFault))));
-        assert_eq!(end.go_on(), Err(Ending::Signal(15)));
+        assert_eq!(end.rearm(), Err(Ending::Signal(15)));
         assert!(end.reached());
     }
 
     #[test]
     fn ending_from_outside_is_in_a_hurry() {
         for ending in [Ending::ByHand, Ending::Signal(15)] {
-            let end = End::new().expect("event descriptors");
+            let end = StopLatch::new().expect("event descriptors");
             end.announce(Ok(ending));
-            assert!(end.hurry().read().is_ok());
+            assert!(end.force().read().is_ok());
         }
     }
 

@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn device_that_does_not_open_names_the_remedy() {
         let remedy = "load its module";
-        let told = |errno| KvmError::open(kvm_ioctls::Error::new(errno), remedy).to_string();
-        assert!(told(libc::ENOENT).contains(remedy));
-        assert!(told(libc::EACCES).contains("usermod -aG kvm"));
-        assert_eq!(told(libc::EMFILE), "cannot open /dev/kvm");
+        let reported = |errno| KvmError::open(kvm_ioctls::Error::new(errno), remedy).to_string();
+        assert!(reported(libc::ENOENT).contains(remedy));
+        assert!(reported(libc::EACCES).contains("usermod -aG kvm"));
+        assert_eq!(reported(libc::EMFILE), "cannot open /dev/kvm");
     }
 }

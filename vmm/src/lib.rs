@@ -39,7 +39,7 @@ pub mod logger;
 pub mod machine;
 pub mod memory;
 pub mod operator;
-mod place;
+mod path_at;
 pub mod policy;
 pub mod probe;
 pub mod raw_events;

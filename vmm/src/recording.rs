@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use vpmu::History;
 use vpmu_perfdata::{Recording, Summary, Symbols, SymbolsError};
 
-use crate::place::Place;
+use crate::path_at::PathAt;
 
 /// Errors of a recording.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ pub enum RecordingError {
 /// Writes recordings to one file. The file always contains the newest recording.
 #[derive(Debug)]
 pub struct Recorder {
-    place: Place,
+    place: PathAt,
     symbols: Option<Symbols>,
 }
 
@@ -64,7 +64,7 @@ impl Recorder {
     /// [`RecordingError::Symbols`].
     pub fn new(path: &Path, symbols: Option<&Path>) -> Result<Self, RecordingError> {
         Ok(Self {
-            place: Place::open(path),
+            place: PathAt::open(path),
             symbols: symbols.map(Symbols::open).transpose()?,
         })
     }
@@ -147,7 +147,7 @@ impl Recorder {
 }
 
 /// Preserves an existing recording at `place`.
-pub(crate) fn keep(place: &Place) -> Result<(), RecordingError> {
+pub(crate) fn keep(place: &PathAt) -> Result<(), RecordingError> {
     place.keep_older().map_err(|source| RecordingError::Keep {
         path: place.older(),
         source,

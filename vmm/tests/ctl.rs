@@ -50,7 +50,7 @@ impl Machine {
     }
 
     /// The answer to a command that must succeed.
-    fn told(&self, args: &[&str]) -> Value {
+    fn reply(&self, args: &[&str]) -> Value {
         let output = self.ask(&[args, &["--json"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
         serde_json::from_slice(&output.stdout).expect("JSON")
@@ -75,14 +75,14 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
     assert!(table.starts_with("ID  NAME   EVENT"), "{table}");
     assert_eq!(table.lines().count(), 2, "{table}");
-    let started = machine.told(&["start", "mark=7,size=4K,name=sevens"]);
+    let started = machine.reply(&["start", "mark=7,size=4K,name=sevens"]);
     assert_eq!(started["events"][0]["name"], "sevens");
     assert_eq!(started["events"][0]["count"], 0, "counts from its start");
     let [_, sevens] = names(&machine);
     assert_eq!(sevens["id"], started["events"][0]["id"]);
-    assert_eq!(machine.told(&["end", "steps"]), json!("done"));
+    assert_eq!(machine.reply(&["end", "steps"]), json!("done"));
     let id = sevens["id"].to_string();
-    assert_eq!(machine.told(&["end", &id]), json!("done"));
+    assert_eq!(machine.reply(&["end", &id]), json!("done"));
     assert_eq!(names(&machine), [] as [Value; 0]);
     let none = machine.ask(&["list"]);
     assert_eq!(
@@ -94,7 +94,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
 
 /// The machine's events. There must be exactly `N`.
 fn names<const N: usize>(machine: &Machine) -> [Value; N] {
-    let list = machine.told(&["list"]);
+    let list = machine.reply(&["list"]);
     let events = list["events"].as_array().expect("a list").clone();
     events.try_into().expect("exactly N events")
 }
@@ -103,16 +103,16 @@ fn names<const N: usize>(machine: &Machine) -> [Value; N] {
 fn recordings_are_written_on_demand() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
-    let dumped = machine.told(&["dump"]);
+    let dumped = machine.reply(&["dump"]);
     let file = bench.path("perf.data");
     let bytes = fs::metadata(&file).expect("written").len();
     let expected = json!({"file": file, "events": 1, "samples": 7, "lost": 0, "bytes": bytes});
     assert_eq!(dumped["recording"], expected);
     let other = bench.path("now.data");
     let dumped = machine.ask(&["dump", other.to_str().expect("a plain path")]);
-    let told = String::from_utf8_lossy(&dumped.stdout).into_owned();
+    let reported = String::from_utf8_lossy(&dumped.stdout).into_owned();
     assert_eq!(
-        told,
+        reported,
         format!("{}: 1 events, 7 samples, 0 lost\n", other.display())
     );
     let (one, two) = (fs::read(bench.path("perf.data")), fs::read(&other));
@@ -127,13 +127,13 @@ fn flush_kicks_a_vcpu_that_never_exits() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
     // With the exit engine, a clock's samples wait until the vCPU leaves the guest, so a flush must kick the vCPU.
-    machine.told(&["start", "cpu-clock,period=100000000,name=clock"]);
+    machine.reply(&["start", "cpu-clock,period=100000000,name=clock"]);
     for args in [
         &["flush"] as &[&str],
         &["flush", "clock"],
         &["flush", "steps"],
     ] {
-        assert_eq!(machine.told(args), json!("done"));
+        assert_eq!(machine.reply(args), json!("done"));
     }
     machine.end();
 }
@@ -159,7 +159,7 @@ fn refusal_of_the_machine_is_one_line() {
 fn event_that_fails_on_one_vcpu_starts_on_none() {
     let bench = Bench::new();
     let machine = Machine::start_with(&bench, &["--vcpus", "2"]);
-    machine.told(&["start", "marks,cpu=1,name=half-1"]);
+    machine.reply(&["start", "marks,cpu=1,name=half-1"]);
     let before: [Value; 3] = names(&machine);
     // Starting the event on vCPU 0 alone would succeed.
     let output = machine.ask(&["start", "marks,name=half"]);
@@ -168,7 +168,7 @@ fn event_that_fails_on_one_vcpu_starts_on_none() {
     let of = |events: &[Value; 3]| events.clone().map(|event| event["name"].clone());
     assert_eq!(of(&after), of(&before));
     // The failure leaves the name free.
-    machine.told(&["start", "marks,cpu=0,name=half-0"]);
+    machine.reply(&["start", "marks,cpu=0,name=half-0"]);
     machine.end();
 }
 
@@ -252,10 +252,10 @@ fn resets_of_the_guest_keep_nobody_from_asking() {
         before = count;
         // These requests must also succeed between two boots, when the vCPU has no thread on which events could be
         // counted.
-        machine.told(&["start", "cpu-clock,size=4K,name=other"]);
-        assert_eq!(machine.told(&["flush"]), json!("done"));
-        machine.told(&["dump", now]);
-        assert_eq!(machine.told(&["end", "other"]), json!("done"));
+        machine.reply(&["start", "cpu-clock,size=4K,name=other"]);
+        assert_eq!(machine.reply(&["flush"]), json!("done"));
+        machine.reply(&["dump", now]);
+        assert_eq!(machine.reply(&["end", "other"]), json!("done"));
     }
     assert!(before >= 10, "{before} boots");
     // From this point on, nobody reads the output.

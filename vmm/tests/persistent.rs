@@ -45,8 +45,8 @@ fn every_end_of_a_guest_leaves_a_recording() {
         let output = recorded(&bench, &code).output().expect("vmm starts");
         assert_eq!(output.status.code(), Some(status), "{}", messages(&output));
         assert_eq!(messages(&output), "");
-        let told: Vec<u64> = (1..=100).collect();
-        assert_eq!(values(&bench.path("perf.data")), told);
+        let reported: Vec<u64> = (1..=100).collect();
+        assert_eq!(values(&bench.path("perf.data")), reported);
         let report = read_report(&bench.path("report.json"));
         assert_eq!(report["recording"]["samples"], 100);
     }
@@ -141,10 +141,14 @@ fn transport_reports_the_window() {
     tell(0xb8, u32::MAX);
     code.extend(power_off());
     let kernel = bench.kernel(&code);
-    for (window, told) in [("1M", "111100"), ("0", "000011")] {
+    for (window, reported) in [("1M", "111100"), ("0", "000011")] {
         let output = run(&kernel).args(["--window", window]).output();
         let output = output.expect("vmm starts");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), told, "{window}");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            reported,
+            "{window}"
+        );
     }
 }
 

@@ -137,11 +137,12 @@ fn each_vcpus_events_are_named_after_it() {
 
 #[test]
 fn stock_perf_reads_a_runs_recording() {
-    images::host::ensure(&[images::host::Need::Perf]).expect("stock perf");
+    images::prerequisites::ensure(&[images::prerequisites::Prerequisite::Perf])
+        .expect("stock perf");
     let bench = Bench::new();
     let code = [marks(5), power_off()].concat();
     recorded(&bench, &code, 0, &["--persistent", "marks"]);
-    let output = Command::new(images::host::perf().expect("stock perf"))
+    let output = Command::new(images::prerequisites::perf().expect("stock perf"))
         .args(["script", "-F", "tid,cpu,event,addr", "-i"])
         .arg(bench.path("perf.data"))
         .output()

@@ -13,7 +13,7 @@ use crate::policy::EventMatch;
 use crate::producer::AuxProducer;
 use crate::refusal::Refusal;
 use crate::settings::Settings;
-use crate::shard::{CounterPool, RoomLimit};
+use crate::shard::{CounterPool, RunLimit};
 use crate::source::{Request, Source};
 use crate::throttle::{Budget, RateLimit, TimeLimit};
 
@@ -72,9 +72,9 @@ impl Backend {
 
     /// Limits on one vCPU's sampling counters: the number of counters that run at the same time, and the
     /// total rate of interrupts from the counters whose rate is known.
-    pub(crate) fn room_limit(&self) -> RoomLimit {
+    pub(crate) fn run_limit(&self) -> RunLimit {
         let limits = &self.settings.limits;
-        RoomLimit {
+        RunLimit {
             counters: limits.max_active_counters,
             rate: limits.max_sample_rate.into(),
         }

@@ -12,8 +12,8 @@ use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::memory::Memory;
 use crate::record::{
-    Layout, MODE_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP,
-    SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
+    Layout, MODE_USER, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP, SAMPLE_PERIOD,
+    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample, SampleId,
 };
 use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
 
@@ -83,7 +83,7 @@ impl Producer {
         let mut written = 0;
         for _ in 0..records {
             self.time += 1;
-            let origin = Origin {
+            let sample_id = SampleId {
                 pid: 1,
                 tid: 2,
                 time: self.time,
@@ -104,10 +104,10 @@ impl Producer {
             };
             let context = WriteContext {
                 layout: &layout,
-                origin: &origin,
+                sample_id: &sample_id,
                 wakeup: Wakeup::Page,
             };
-            let Ok(record) = self.record.sample(&layout, &origin, &sample) else {
+            let Ok(record) = self.record.sample(&layout, &sample_id, &sample) else {
                 break;
             };
             self.head += size_of_val(record) as u64;

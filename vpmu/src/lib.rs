@@ -55,8 +55,8 @@ pub mod source;
 mod tasks;
 mod throttle;
 mod trace;
+mod unwind;
 mod vcpu;
-mod walk;
 mod window;
 mod work;
 

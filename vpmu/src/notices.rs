@@ -76,15 +76,15 @@ impl Notices {
     }
 
     /// Adds or retracts the notices in `all`. No notice is delivered before the whole list has been applied.
-    pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
+    pub(crate) fn apply(&self, all: impl Iterator<Item = NoticeChange>) {
         let mut pending = self.pending();
-        for tell in all {
-            match tell {
-                Tell::Wake(owner) => pending.wake(owner, 1),
-                Tell::Aux(event) => pending.aux(event),
-                Tell::Fail(event, refused) => pending.fail(event, refused),
-                Tell::Limit { event, woke } => pending.limit(event, woke),
-                Tell::Forget(event) => pending.forget(event),
+        for change in all {
+            match change {
+                NoticeChange::Wake(owner) => pending.wake(owner, 1),
+                NoticeChange::Aux(event) => pending.aux(event),
+                NoticeChange::Fail(event, refused) => pending.fail(event, refused),
+                NoticeChange::Limit { event, woke } => pending.limit(event, woke),
+                NoticeChange::Forget(event) => pending.forget(event),
             }
         }
     }
@@ -181,7 +181,7 @@ fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
 
 /// A notice that a shard adds or retracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tell {
+pub(crate) enum NoticeChange {
     /// Wake the readers of a family of events: an owner and the events inherited from it.
     Wake(u64),
     /// Make the driver look at the AUX area that it manages for an event.
@@ -446,8 +446,8 @@ mod tests {
         notices.wake(1, 1);
         notices.wake(2, 1);
         notices.limit(1, 1);
-        let told = drained(&mut notices);
-        assert_eq!(told, [(NOTICE_WAKEUP, 2, 1), (NOTICE_LIMIT, 1, 1)]);
+        let reported = drained(&mut notices);
+        assert_eq!(reported, [(NOTICE_WAKEUP, 2, 1), (NOTICE_LIMIT, 1, 1)]);
         // When the event is enabled again, it can cause wakeups and reach its limit as before.
         notices.wake(1, 1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
@@ -457,13 +457,13 @@ mod tests {
             notices.wake(1, 3);
             notices.limit(1, 1);
         }
-        let told = drained(&mut notices);
-        assert_eq!(told, [(NOTICE_WAKEUP, 1, 4), (NOTICE_LIMIT, 1, 2)]);
+        let reported = drained(&mut notices);
+        assert_eq!(reported, [(NOTICE_WAKEUP, 1, 4), (NOTICE_LIMIT, 1, 2)]);
         // The overflow that reaches the limit causes no wakeup.
         notices.wake(1, 1);
         notices.limit(1, 0);
-        let told = drained(&mut notices);
-        assert_eq!(told, [(NOTICE_WAKEUP, 1, 1), (NOTICE_LIMIT, 1, 1)]);
+        let reported = drained(&mut notices);
+        assert_eq!(reported, [(NOTICE_WAKEUP, 1, 1), (NOTICE_LIMIT, 1, 1)]);
     }
 
     #[test]
@@ -473,10 +473,10 @@ mod tests {
             notices.wake(1, 1);
             notices.wake(2, 1);
         }
-        let told = drained(&mut notices);
+        let reported = drained(&mut notices);
         let each = [256, 256, 88];
         let of = |event| each.map(|count| (NOTICE_WAKEUP, event, count));
-        assert_eq!(told, [of(1), of(2)].concat());
+        assert_eq!(reported, [of(1), of(2)].concat());
         assert!(notices.waking.is_empty());
     }
 

@@ -9,7 +9,7 @@ use crate::event::EventSpec;
 use crate::locks::{Lock, SINK};
 use crate::memory::{Memory, View};
 use crate::pages::GuestPages;
-use crate::record::{Layout, Origin, Record};
+use crate::record::{Layout, Record, SampleId};
 use crate::ring::{CountSnapshot, Outcome, Ring, Session, WriteContext};
 use crate::save::{SaveError, SavedPendingAux, SavedSink};
 use crate::trace::{Packet, Trace};
@@ -41,9 +41,9 @@ struct Mapped<T> {
 #[derive(Debug, Clone, Copy)]
 struct PendingAuxRecord {
     chunk: Chunk,
-    /// The record uses the layout and the origin of the event that was the last to write to the chunk.
+    /// The record uses the layout and the sample id of the event that was the last to write to the chunk.
     layout: Layout,
-    origin: Origin,
+    sample_id: SampleId,
 }
 
 /// The result of writing a packet.
@@ -144,7 +144,7 @@ impl Sink {
             pending: state.pending.map(|pending| SavedPendingAux {
                 chunk: pending.chunk,
                 layout: pending.layout,
-                origin: pending.origin,
+                origin: pending.sample_id,
             }),
         })
     }
@@ -154,7 +154,7 @@ impl Sink {
         self.state.lock().pending = Some(PendingAuxRecord {
             chunk: saved.chunk,
             layout: saved.layout,
-            origin: saved.origin,
+            sample_id: saved.origin,
         });
     }
 
@@ -218,9 +218,9 @@ impl Sink {
     }
 
     /// Writes counts to the metadata page.
-    pub(crate) fn show(&self, counts: &CountSnapshot) {
+    pub(crate) fn update_page(&self, counts: &CountSnapshot) {
         if let Some(Mapped { what, memory }) = &mut self.state.lock().ring {
-            what.show(&memory.view(), counts);
+            what.update_page(&memory.view(), counts);
         }
     }
 
@@ -293,7 +293,7 @@ impl Sink {
         &self,
         record: &mut Record,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         tsc: u64,
         trace: &Trace,
         packet: Packet<'_>,
@@ -301,7 +301,7 @@ impl Sink {
         let mut state = self.state.lock();
         let Mapped { what: area, memory } = state.area.as_mut()?;
         let position = area.position(spec.id)?;
-        let laid = trace.lay(spec, origin, tsc, packet, position);
+        let laid = trace.lay(spec, sample_id, tsc, packet, position);
         let appended = area.append(&memory.view(), spec.id, &laid.entry());
         let mut produced = Produced {
             appended,
@@ -312,7 +312,7 @@ impl Sink {
         if !produced.driven && (appended.chunk.is_some() || appended.wake) {
             let context = WriteContext {
                 layout: &spec.layout,
-                origin,
+                sample_id,
                 wakeup: spec.wakeup,
             };
             produced.add(state.report(record, &context, appended.chunk));
@@ -440,16 +440,16 @@ impl State {
             (before, Some(chunk)) => Some(PendingAuxRecord {
                 chunk: before.map_or(chunk, |before| before.chunk.with(chunk)),
                 layout: *context.layout,
-                origin: *context.origin,
+                sample_id: *context.sample_id,
             }),
         };
         if let (Some(pending), Some(Mapped { what, memory })) = (pending, &mut self.ring) {
             let own = WriteContext {
                 layout: &pending.layout,
-                origin: &pending.origin,
+                sample_id: &pending.sample_id,
                 wakeup: context.wakeup,
             };
-            let aux = record.aux(&pending.layout, &pending.origin, &pending.chunk);
+            let aux = record.aux(&pending.layout, &pending.sample_id, &pending.chunk);
             let Outcome { written, wake } = what.note(&memory.view(), aux, &own);
             produced.wake = wake;
             if written {

@@ -174,14 +174,14 @@ fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
 
 /// The part of the budget that a shard has taken but not used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Allowance {
+pub(crate) struct BudgetShare {
     window: u64,
     samples: u64,
-    /// Negative if the last record was longer than the allowance.
+    /// Negative if the last record was longer than the share.
     bytes: i64,
 }
 
-impl Allowance {
+impl BudgetShare {
     /// Returns whether a sample at `time`, in guest nanoseconds, may be written. If so, counts the sample.
     pub(crate) fn admit(&mut self, budget: &Budget, time: u64) -> bool {
         let window = budget.window(time);
@@ -203,7 +203,7 @@ impl Allowance {
         admitted
     }
 
-    /// Undoes [`Allowance::admit`] for a sample that was not written.
+    /// Undoes [`BudgetShare::admit`] for a sample that was not written.
     pub(crate) fn give_back(&mut self) {
         self.samples += 1;
     }
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn budget_is_for_all_shards_together() {
         let budget = Budget::new(5000, 1 << 30);
-        let mut shards = [Allowance::default(); 3];
+        let mut shards = [BudgetShare::default(); 3];
         let at = 20_000_000;
         let admitted = (0..100).filter(|turn| shards[turn % 3].admit(&budget, at + 5));
         assert_eq!(admitted.count(), 50, "10 ms of 5000 per second");
@@ -352,13 +352,13 @@ mod tests {
     #[test]
     fn bytes_end_a_window_too() {
         let budget = Budget::new(100_000, 100_000);
-        let mut shard = Allowance::default();
+        let mut shard = BudgetShare::default();
         assert!(shard.admit(&budget, 0));
         shard.spend(999);
         assert!(shard.admit(&budget, 1));
         shard.spend(100);
         assert!(!shard.admit(&budget, 2));
-        let mut other = Allowance::default();
+        let mut other = BudgetShare::default();
         assert!(!other.admit(&budget, 3));
         assert!(shard.admit(&budget, 10_000_000));
     }

@@ -471,20 +471,20 @@ fn request_that_samples_or_traces_is_refused_with_einval() {
 #[test]
 fn counters_of_an_ended_thread_keep_their_counts() {
     let _alone = alone();
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     let (go, wait) = channel::<()>();
     let thread = thread::spawn(move || {
         let source = source();
         tell.send(source.thread()).expect("asked");
-        wait.recv().expect("told");
+        wait.recv().expect("notified");
         Fresh::new(50).touch(0..50);
         tell.send(0).expect("asked");
-        wait.recv().expect("told");
+        wait.recv().expect("notified");
     });
-    let mut set = source().counters(told.recv().expect("a thread"));
+    let mut set = source().counters(reported.recv().expect("a thread"));
     let key = add(&mut *set, PAGE_FAULTS);
     go.send(()).expect("the thread waits");
-    told.recv().expect("done");
+    reported.recv().expect("done");
     let [running] = readings(&mut *set, [key]);
     assert!(running.value >= 50, "too few faults: {running:?}");
     go.send(()).expect("the thread waits");

@@ -62,7 +62,7 @@ fn run(vpmu: &Vpmu) {
 #[test]
 fn construction_makes_every_thread_and_work_makes_none() {
     ignore_signals();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, reported) = std::sync::mpsc::channel();
     let begin = move || {
         let name = std::thread::current().name().unwrap_or_default().to_owned();
         tell.send(name).map_err(io::Error::other)
@@ -70,7 +70,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
     let before = threads().len();
     let source = PerfSource::confined(HostFiles::read(&Hardware::default()), SIGRTMIN(), begin)
         .expect("a source");
-    assert_eq!(told.try_recv().as_deref(), Ok("vpmu closer"));
+    assert_eq!(reported.try_recv().as_deref(), Ok("vpmu closer"));
     assert!(names().contains("vpmu closer"));
     let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);
     let window = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);

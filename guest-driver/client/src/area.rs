@@ -77,13 +77,13 @@ fn hint(error: &io::Error) -> &'static str {
 
 /// A mapped area and its ring. The ring's metadata page holds the area's head and tail.
 #[derive(Debug)]
-struct Place {
+struct AreaMapping {
     mapping: Mapping,
     /// The ring's mapping, kept alive because its first page holds the head and the tail.
     ring: Arc<Mapping>,
 }
 
-impl Place {
+impl AreaMapping {
     /// Stores the area's offset and size in the ring's metadata page, as perf requires, and then
     /// maps the area. In the event's file, the area starts where the ring ends.
     fn new(
@@ -138,7 +138,7 @@ impl Place {
 /// A mapped AUX area and this reader's position in it.
 #[derive(Debug)]
 pub struct Area {
-    place: Place,
+    mapping: AreaMapping,
     /// Bytes consumed. The tail in the ring's metadata page is a copy of this number for the host.
     /// This reader loads the copy once, when the area is mapped, and afterwards only stores it.
     tail: u64,
@@ -150,21 +150,21 @@ impl Area {
         ring: &Ring,
         pages_log2: u32,
     ) -> Result<Self, AreaError> {
-        let place = Place::new(event, ring, pages_log2, true)?;
-        let tail = place.ring.load(AUX_TAIL, Ordering::Relaxed);
-        Ok(Self { place, tail })
+        let mapping = AreaMapping::new(event, ring, pages_log2, true)?;
+        let tail = mapping.ring.load(AUX_TAIL, Ordering::Relaxed);
+        Ok(Self { mapping, tail })
     }
 
     /// Bytes of the area.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.place.size()
+        self.mapping.size()
     }
 
     /// Bytes written so far, according to the host.
     #[must_use]
     pub fn head(&self) -> u64 {
-        self.place.head()
+        self.mapping.head()
     }
 
     /// Bytes that this reader has consumed.
@@ -188,7 +188,7 @@ impl Area {
         // Stop at the end of a page: packets do not cross pages.
         let most = MOST - tail % PAGE;
         let end = tail.wrapping_add(available.min(most));
-        self.place.copy(tail, end, chunk);
+        self.mapping.copy(tail, end, chunk);
         self.consume(end);
         Ok(available != 0)
     }
@@ -205,14 +205,14 @@ impl Area {
     /// use this to check how the host reacts to a wrong tail. The next read stores the correct tail
     /// again.
     pub fn set_tail_raw(&self, tail: u64) {
-        self.place.ring.store(AUX_TAIL, tail, Ordering::Release);
+        self.mapping.ring.store(AUX_TAIL, tail, Ordering::Release);
     }
 
     fn consume(&mut self, tail: u64) {
         self.tail = tail;
         // Release: the host may overwrite the consumed bytes only after this reader has loaded
         // them.
-        self.place.ring.store(AUX_TAIL, tail, Ordering::Release);
+        self.mapping.ring.store(AUX_TAIL, tail, Ordering::Release);
     }
 }
 
@@ -220,19 +220,19 @@ impl Area {
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     event: &'a Event,
-    place: Place,
+    mapping: AreaMapping,
 }
 
 impl<'a> Snapshot<'a> {
     pub(crate) fn new(event: &'a Event, ring: &Ring, pages_log2: u32) -> Result<Self, AreaError> {
-        let place = Place::new(event.as_fd(), ring, pages_log2, false)?;
-        Ok(Self { event, place })
+        let mapping = AreaMapping::new(event.as_fd(), ring, pages_log2, false)?;
+        Ok(Self { event, mapping })
     }
 
     /// Bytes of the area.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.place.size()
+        self.mapping.size()
     }
 
     /// Copies the newest part of the trace while the trace continues. The copy begins at the start
@@ -243,25 +243,28 @@ impl<'a> Snapshot<'a> {
     /// overwrote the whole area during every attempt to copy it.
     pub fn take(&self) -> Result<Chunk, AreaError> {
         // Reading the event makes the device publish all trace data that the device has written.
-        take(&self.place, || Ok(self.event.read_any()?))
+        take(&self.mapping, || Ok(self.event.read_any()?))
     }
 }
 
 /// Returns the bytes that were in the area before the copy began and that the host had not
 /// overwritten when the copy ended.
-fn take(place: &Place, publish: impl Fn() -> Result<(), AreaError>) -> Result<Chunk, AreaError> {
-    let size = place.size();
+fn take(
+    mapping: &AreaMapping,
+    publish: impl Fn() -> Result<(), AreaError>,
+) -> Result<Chunk, AreaError> {
+    let size = mapping.size();
     let mut chunk = Chunk::default();
     for _ in 0..TRIES {
         publish()?;
-        let head = place.head();
+        let head = mapping.head();
         if head == 0 {
             return Ok(Chunk::default());
         }
-        place.copy(head.saturating_sub(size), head, &mut chunk);
+        mapping.copy(head.saturating_sub(size), head, &mut chunk);
         publish()?;
         // The host may have overwritten the oldest bytes during the copy.
-        let oldest = place.head().saturating_sub(size);
+        let oldest = mapping.head().saturating_sub(size);
         let from = oldest.max(chunk.position).checked_next_multiple_of(PAGE);
         let from = from.unwrap_or(u64::MAX);
         let gone = usize::try_from(from - chunk.position).unwrap_or(usize::MAX);

@@ -38,9 +38,9 @@ impl Host {
         Area::new(self.file.as_fd(), &self.ring, pages_log2).unwrap()
     }
 
-    fn place(&self) -> Place {
+    fn mapping(&self) -> AreaMapping {
         let pages_log2 = (self.size / PAGE).ilog2();
-        Place::new(self.file.as_fd(), &self.ring, pages_log2, false).unwrap()
+        AreaMapping::new(self.file.as_fd(), &self.ring, pages_log2, false).unwrap()
     }
 
     fn put(&self, offset: usize, value: u64) {
@@ -157,28 +157,28 @@ fn area_reader_keeps_its_own_tail() {
 #[test]
 fn snapshot_holds_newest_bytes_from_page_boundary() {
     let mut host = Host::new(2);
-    let place = host.place();
-    let chunk = take(&place, || Ok(())).unwrap();
+    let mapping = host.mapping();
+    let chunk = take(&mapping, || Ok(())).unwrap();
     assert_eq!(chunk, Chunk::default());
     assert!(chunk.packets().next().is_none());
     host.write(3);
-    let chunk = take(&place, || Ok(())).unwrap();
+    let chunk = take(&mapping, || Ok(())).unwrap();
     assert_eq!((chunk.position, chunk.bytes), (0, expected(0, 3)));
     host.write(128);
     // The area holds the last 128 of 131 packets. The page with the oldest of them is partly
     // overwritten, so the snapshot omits this whole page.
-    let chunk = take(&place, || Ok(())).unwrap();
+    let chunk = take(&mapping, || Ok(())).unwrap();
     assert_eq!((chunk.position, chunk.bytes), (PAGE, expected(64, 131)));
 }
 
 #[test]
 fn writes_during_snapshot_drop_oldest_bytes() {
     let mut host = Host::new(4);
-    let place = host.place();
+    let mapping = host.mapping();
     host.write(256);
     let host = RefCell::new(host);
     let calls = RefCell::new(0);
-    let chunk = take(&place, || {
+    let chunk = take(&mapping, || {
         *calls.borrow_mut() += 1;
         // The reader calls this closure before and after the copy. Write more packets at the second
         // call: this simulates a host that continues to trace during the copy.
@@ -190,7 +190,7 @@ fn writes_during_snapshot_drop_oldest_bytes() {
     .unwrap();
     assert_eq!(chunk.position, 2 * PAGE, "one page and one packet are gone");
     assert_eq!(chunk.bytes, expected(128, 256));
-    let fast = take(&place, || {
+    let fast = take(&mapping, || {
         host.borrow_mut().write(256);
         Ok(())
     });
@@ -200,9 +200,9 @@ fn writes_during_snapshot_drop_oldest_bytes() {
 #[test]
 fn snapshot_of_empty_area_filled_during_copy_is_empty() {
     let host = RefCell::new(Host::new(1));
-    let place = host.borrow().place();
+    let mapping = host.borrow().mapping();
     let calls = Cell::new(0);
-    let chunk = take(&place, || {
+    let chunk = take(&mapping, || {
         calls.set(calls.get() + 1);
         if calls.get() == 2 {
             host.borrow_mut().write(200);
@@ -215,11 +215,11 @@ fn snapshot_of_empty_area_filled_during_copy_is_empty() {
 #[test]
 fn snapshot_with_wild_heads_does_not_panic() {
     let host = Host::new(1);
-    let place = host.place();
+    let mapping = host.mapping();
     let heads = [0, 1, PAGE, PAGE + 63, 3 * PAGE, u64::MAX - 7, u64::MAX];
     for (first, second) in heads.iter().flat_map(|&a| heads.map(|b| (a, b))) {
         let calls = Cell::new(0);
-        let _ = take(&place, || {
+        let _ = take(&mapping, || {
             calls.set(calls.get() + 1);
             host.put(AUX_HEAD, if calls.get() % 2 == 1 { first } else { second });
             Ok(())
@@ -236,10 +236,10 @@ fn snapshot_of_event_that_reads_its_group_has_its_bytes() {
     file.set_len(16 * PAGE).unwrap();
     let attr = EventAttr::new(0, 0).reading_group();
     let event = Event::new(file.into(), &attr);
-    let place = host.place();
+    let mapping = host.mapping();
     let snapshot = Snapshot {
         event: &event,
-        place,
+        mapping,
     };
     assert_eq!(snapshot.take().unwrap().bytes, expected(0, 3));
 }

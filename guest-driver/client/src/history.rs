@@ -60,7 +60,7 @@ pub struct History<'a> {
 
 /// Contents of a ring at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Past {
+pub struct RingSnapshot {
     /// The records, oldest first.
     pub records: Vec<Record>,
     /// Position after the newest record, for [`History::since`].
@@ -100,20 +100,20 @@ impl<'a> History<'a> {
     /// [`HistoryError::Event`] if the event cannot be flushed, and [`HistoryError::Ring`] if the
     /// ring's head and tail are inconsistent. A failed flush of an event in the error state or on
     /// an offline CPU is ignored, because such an event has no pending samples.
-    pub fn read(&self) -> Result<Past, HistoryError> {
-        self.past(None)
+    pub fn read(&self) -> Result<RingSnapshot, HistoryError> {
+        self.snapshot(None)
     }
 
     /// Like [`History::read`], but only for records after `position`, an earlier
-    /// [`Past::position`].
+    /// [`RingSnapshot::position`].
     ///
     /// # Errors
     /// See [`History::read`].
-    pub fn since(&self, position: u64) -> Result<Past, HistoryError> {
-        self.past(Some(position))
+    pub fn since(&self, position: u64) -> Result<RingSnapshot, HistoryError> {
+        self.snapshot(Some(position))
     }
 
-    fn past(&self, since: Option<u64>) -> Result<Past, HistoryError> {
+    fn snapshot(&self, since: Option<u64>) -> Result<RingSnapshot, HistoryError> {
         let Self {
             mapping, layout, ..
         } = self;
@@ -145,7 +145,7 @@ fn newest(
     layout: &Layout,
     since: Option<u64>,
     barrier: impl Fn() -> Result<(), EventError>,
-) -> Result<Past, EventError> {
+) -> Result<RingSnapshot, EventError> {
     let size = size(mapping);
     barrier()?;
     let head = mapping.load(DATA_HEAD, Ordering::Acquire);
@@ -157,11 +157,11 @@ fn newest(
     let after = mapping.load(DATA_HEAD, Ordering::Relaxed);
     let touched = head.wrapping_sub(after);
     let whole = words(size.saturating_sub(touched)).min(held.len());
-    let (mut past, bytes) = gather(walk(&held[..whole], head, layout));
-    past.records.reverse();
-    past.missed = since.map_or(0, |_| asked.saturating_sub(bytes));
-    past.position = head;
-    Ok(past)
+    let (mut snapshot, bytes) = gather(walk(&held[..whole], head, layout));
+    snapshot.records.reverse();
+    snapshot.missed = since.map_or(0, |_| asked.saturating_sub(bytes));
+    snapshot.position = head;
+    Ok(snapshot)
 }
 
 /// Reads a ring written forwards, whose readers move the tail. `barrier` is as for [`newest`].
@@ -170,7 +170,7 @@ fn unread(
     layout: &Layout,
     since: Option<u64>,
     barrier: impl Fn() -> Result<(), EventError>,
-) -> Result<Past, HistoryError> {
+) -> Result<RingSnapshot, HistoryError> {
     let size = size(mapping);
     barrier()?;
     let tail = mapping.load(DATA_TAIL, Ordering::Acquire);
@@ -192,11 +192,11 @@ fn unread(
     let from = taken.max(known);
     let start = tail.wrapping_add(from);
     let rest = held.get(words(from)..).unwrap_or_default();
-    let (mut past, _) = gather(walk(rest, start, layout));
+    let (mut snapshot, _) = gather(walk(rest, start, layout));
     let missed = since.map_or(0, |since| start.wrapping_sub(since).cast_signed());
-    past.missed = missed.max(0).cast_unsigned();
-    past.position = head;
-    Ok(past)
+    snapshot.missed = missed.max(0).cast_unsigned();
+    snapshot.position = head;
+    Ok(snapshot)
 }
 
 fn size(mapping: &Mapping) -> u64 {
@@ -231,17 +231,17 @@ pub(crate) fn walk<'a>(
 }
 
 /// Collects the records; returns them with their total size in bytes.
-fn gather(records: impl Iterator<Item = (Result<Record, RingError>, u64)>) -> (Past, u64) {
-    let mut past = Past::default();
+fn gather(records: impl Iterator<Item = (Result<Record, RingError>, u64)>) -> (RingSnapshot, u64) {
+    let mut snapshot = RingSnapshot::default();
     let mut bytes = 0;
     for (record, length) in records {
         bytes += length;
         match record {
-            Ok(record) => past.records.push(record),
-            Err(_) => past.unreadable += 1,
+            Ok(record) => snapshot.records.push(record),
+            Err(_) => snapshot.unreadable += 1,
         }
     }
-    (past, bytes)
+    (snapshot, bytes)
 }
 
 #[cfg(test)]

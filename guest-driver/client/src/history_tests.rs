@@ -72,13 +72,13 @@ impl Writer {
     }
 }
 
-fn ips(past: &Past) -> Vec<u64> {
+fn ips(snapshot: &RingSnapshot) -> Vec<u64> {
     let ip = |record: &Record| match record {
         Record::Sample(sample) => sample.ip,
         record => panic!("{record:?}"),
     };
-    assert_eq!(past.unreadable, 0);
-    past.records.iter().map(ip).collect()
+    assert_eq!(snapshot.unreadable, 0);
+    snapshot.records.iter().map(ip).collect()
 }
 
 fn quiet() -> Result<(), EventError> {
@@ -139,12 +139,12 @@ fn record_overwritten_during_copy_is_omitted() {
         writer.records(0..500);
         let writer = RefCell::new(writer);
         let barrier = after_copy(|| writer.borrow_mut().records(0..later));
-        let past = newest(&mapping, &LAYOUT, None, barrier).unwrap();
+        let snapshot = newest(&mapping, &LAYOUT, None, barrier).unwrap();
         // 4096 bytes hold the 170 newest records and 16 bytes of the record before them. The next
         // record overwrites these 16 bytes and part of the oldest whole record.
         let left = (SIZE.saturating_sub(later * RECORD)) / RECORD;
         assert_eq!(
-            ips(&past),
+            ips(&snapshot),
             (500 - left..500).collect::<Vec<u64>>(),
             "{later}"
         );
@@ -161,14 +161,14 @@ fn copy_waits_for_unpublished_write() {
         writer.put(0xdead_0000 + ip);
     }
     let writer = RefCell::new(writer);
-    let past = newest(
+    let snapshot = newest(
         &mapping,
         &LAYOUT,
         None,
         after_copy(|| writer.borrow().publish()),
     )
     .unwrap();
-    assert_eq!(ips(&past), (350..500).collect::<Vec<u64>>());
+    assert_eq!(ips(&snapshot), (350..500).collect::<Vec<u64>>());
 }
 
 #[test]
@@ -176,13 +176,13 @@ fn unread_records_are_shown_and_stay() {
     let (mut writer, mapping) = Writer::new(false);
     writer.records(0..100);
     for _ in 0..2 {
-        let past = unread(&mapping, &LAYOUT, None, quiet).unwrap();
-        assert_eq!(ips(&past), (0..100).collect::<Vec<u64>>());
+        let snapshot = unread(&mapping, &LAYOUT, None, quiet).unwrap();
+        assert_eq!(ips(&snapshot), (0..100).collect::<Vec<u64>>());
     }
     writer.word(DATA_TAIL as u64, 40 * RECORD);
     writer.records(100..200);
-    let past = unread(&mapping, &LAYOUT, None, quiet).unwrap();
-    assert_eq!(ips(&past), (40..200).collect::<Vec<u64>>());
+    let snapshot = unread(&mapping, &LAYOUT, None, quiet).unwrap();
+    assert_eq!(ips(&snapshot), (40..200).collect::<Vec<u64>>());
     let more = unread(&mapping, &LAYOUT, Some(90 * RECORD), quiet).unwrap();
     assert_eq!((ips(&more), more.missed), ((90..200).collect(), 0));
     let late = unread(&mapping, &LAYOUT, Some(30 * RECORD), quiet).unwrap();
@@ -199,12 +199,12 @@ fn record_consumed_during_copy_is_omitted() {
         writer.word(DATA_TAIL as u64, 60 * RECORD);
         writer.records(100..200);
     });
-    let past = unread(&mapping, &LAYOUT, None, barrier).unwrap();
-    assert_eq!(ips(&past), (60..100).collect::<Vec<u64>>());
+    let snapshot = unread(&mapping, &LAYOUT, None, barrier).unwrap();
+    assert_eq!(ips(&snapshot), (60..100).collect::<Vec<u64>>());
     // Other readers consume the whole ring during the copy.
     let gone = after_copy(|| writer.borrow().word(DATA_TAIL as u64, 200 * RECORD));
-    let past = unread(&mapping, &LAYOUT, None, gone).unwrap();
-    assert!(past.records.is_empty());
+    let snapshot = unread(&mapping, &LAYOUT, None, gone).unwrap();
+    assert!(snapshot.records.is_empty());
 }
 
 #[test]
@@ -222,24 +222,24 @@ fn nonsense_ends_the_reading() {
         writer.record(2);
         let position = writer.head.wrapping_add(RECORD) % SIZE;
         writer.word(SIZE + position, header);
-        let past = newest(&mapping, &LAYOUT, None, quiet).unwrap();
-        assert_eq!(ips(&past), [2], "{header:#x}");
+        let snapshot = newest(&mapping, &LAYOUT, None, quiet).unwrap();
+        assert_eq!(ips(&snapshot), [2], "{header:#x}");
     }
     // A record that is too short for its fields is skipped, and counted as unreadable.
     writer.record(1);
     let position = writer.head % SIZE;
     writer.word(SIZE + position, 8 << 48 | 9);
-    let past = newest(&mapping, &LAYOUT, None, quiet).unwrap();
-    assert_eq!(past.unreadable, 1);
+    let snapshot = newest(&mapping, &LAYOUT, None, quiet).unwrap();
+    assert_eq!(snapshot.unreadable, 1);
 }
 
 #[test]
 fn failed_flush_is_reported_unless_event_is_in_error() {
     let (_, mapping) = Writer::new(true);
     let fail = |errno| Err(EventError::Flush(std::io::Error::from_raw_os_error(errno)));
-    let past = |errno| newest(&mapping, &LAYOUT, None, || settled(fail(errno)));
-    assert!(past(libc::ENOTTY).is_err());
-    assert!(past(libc::EIO).is_ok());
+    let snapshot = |errno| newest(&mapping, &LAYOUT, None, || settled(fail(errno)));
+    assert!(snapshot(libc::ENOTTY).is_err());
+    assert!(snapshot(libc::EIO).is_ok());
 }
 
 #[test]

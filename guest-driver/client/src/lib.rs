@@ -126,7 +126,7 @@ pub use catalogue::{Catalogue, Entry};
 pub use device::{Info, Vpmu};
 pub use error::Error;
 pub use event::{Event, Wakeup};
-pub use history::{History, Past};
+pub use history::{History, RingSnapshot};
 pub use marks::Marks;
 pub use overwrite::Overwrite;
 pub use persistent::Persistent;

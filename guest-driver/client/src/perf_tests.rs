@@ -139,8 +139,8 @@ fn perf_software_ring_reads_records() {
     }
     assert!(samples > 0);
     // The page's times may lag: the kernel last updated the page before the event stopped.
-    let told = ring.metadata().unwrap().time_enabled;
-    assert!(told > 0 && told <= event.read().unwrap().time_enabled);
+    let reported = ring.metadata().unwrap().time_enabled;
+    assert!(reported > 0 && reported <= event.read().unwrap().time_enabled);
 }
 
 /// The kernel's task clock, in user mode only.

@@ -2,9 +2,9 @@
 //! driver's structs through without interpreting them. Perf's ioctls are in `vpmu_perf`.
 #![expect(unsafe_code, reason = "system calls")]
 
-mod lasting;
+mod device_ioctls;
 
-pub(crate) use lasting::*;
+pub(crate) use device_ioctls::*;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use vpmu_abi::uapi;
 use vpmu_perf::bindings::{self, perf_event_attr};
-use vpmu_perf::call::{Place, ioctl_request};
+use vpmu_perf::call::{Target, ioctl_request};
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -77,7 +77,7 @@ pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
 pub(crate) fn open(
     device: BorrowedFd<'_>,
     attr: &mut perf_event_attr,
-    place: Place<'_>,
+    place: Target<'_>,
     engine: u32,
     flags: u64,
 ) -> io::Result<OwnedFd> {

@@ -8,7 +8,7 @@
 use std::io;
 
 use vpmu_perf::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr};
-use vpmu_perf::call::{self, Place};
+use vpmu_perf::call::{self, Target};
 use vpmu_perf::record::{MODE_MASK, MODE_USER, TYPE_COMM, TYPE_FORK, TYPE_MMAP, halves};
 
 use crate::arch;
@@ -84,7 +84,7 @@ impl Tasks {
     /// # Errors
     /// [`TasksError::Open`] with the kernel's error number as its source.
     pub fn follow(pid: i32, cpu: i32) -> Result<Self, TasksError> {
-        let place = Place {
+        let place = Target {
             pid,
             cpu,
             leader: None,

@@ -6,8 +6,8 @@ use std::path::Path;
 use super::{DemoError, HOT};
 use crate::arch::Arch;
 use crate::boot::Boot;
-use crate::foreign;
-use crate::place::PlaceChoice;
+use crate::kvm_host::KvmHostChoice;
+use crate::third_party;
 
 /// A program that executes a known number of instructions, `million.S`. It has no C library, because a C library's
 /// startup executes more or fewer instructions depending on random addresses.
@@ -46,16 +46,16 @@ show perf report -q -i hot.data --stdio --stdio-color=never --percent-limit 1
 ///
 /// # Errors
 /// [`DemoError`]: a count is wrong, or the profile lacks [`HOT`].
-pub(super) fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
+pub(super) fn run(kvm_host: KvmHostChoice, arch: Arch) -> Result<(), DemoError> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo/million.S");
-    let mut files = foreign::perf(arch)?;
-    files.extend(foreign::assembled(arch, PROGRAM, &source)?);
+    let mut files = third_party::perf(arch)?;
+    files.extend(third_party::assembled(arch, PROGRAM, &source)?);
     let mut boot = Boot {
         command: script(),
         vcpus: 1,
         memory_mib: 512,
         files,
-        place,
+        kvm_host,
         echo: true,
         ..Boot::default()
     };
@@ -81,7 +81,7 @@ pub(super) fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
     }
     println!(
         "ran on {}, {:.1} s",
-        outcome.place,
+        outcome.kvm_host,
         outcome.wall.as_secs_f64()
     );
     Ok(())

@@ -1,14 +1,14 @@
 //! The last part of the demo: a guest panics on purpose, and its flight recorder shows the guest's last events.
 
 use super::DemoError;
-use crate::afterwards::Afterwards;
 use crate::arch::Arch;
 use crate::boot::Boot;
 use crate::cache::Cache;
-use crate::foreign;
-use crate::host::{self, Need};
 use crate::kernel::{Kernel, Sources};
-use crate::place::{Place, PlaceChoice};
+use crate::kvm_host::{KvmHost, KvmHostChoice};
+use crate::post_run::PostRun;
+use crate::prerequisites::{self, Prerequisite};
+use crate::third_party;
 
 /// Number of marks that the guest places before it panics, with the values 1, 2, ...
 const MARKS: u64 = 40;
@@ -19,17 +19,17 @@ const CHECKED: &str = "@@marks";
 /// The path in the lab of the guest kernel's symbols.
 const LAB_SYMBOLS: &str = "guest/System.map";
 
-/// Makes a guest panic in `place` and checks its recording.
+/// Makes a guest panic on `kvm_host` and checks its recording.
 ///
 /// # Errors
 /// [`DemoError`]: the recording cannot be read, or lacks marks.
-pub(super) fn run(place: &Place) -> Result<(), DemoError> {
-    let (choice, lab) = match place {
-        Place::Direct => (PlaceChoice::Direct, false),
-        Place::Lab { .. } => (PlaceChoice::Lab, true),
+pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
+    let (choice, lab) = match kvm_host {
+        KvmHost::Direct => (KvmHostChoice::Direct, false),
+        KvmHost::Lab { .. } => (KvmHostChoice::Lab, true),
     };
     println!("\nThe last part: a guest panics, and the host reads the guest's flight recorder");
-    host::ensure(&[Need::Perf]).map_err(foreign::ForeignError::from)?;
+    prerequisites::ensure(&[Prerequisite::Perf]).map_err(third_party::ThirdPartyError::from)?;
     let mut arguments: Vec<String> = EVENTS
         .iter()
         .flat_map(|event| ["--persistent", event])
@@ -46,17 +46,17 @@ pub(super) fn run(place: &Place) -> Result<(), DemoError> {
         arguments.extend(["--symbols".to_owned(), path]);
     }
     if lab {
-        files.extend(foreign::perf(Arch::default())?);
+        files.extend(third_party::perf(Arch::default())?);
         if let Some(symbols) = &symbols {
-            files.push((LAB_SYMBOLS.to_owned(), foreign::read(symbols)?));
+            files.push((LAB_SYMBOLS.to_owned(), third_party::read(symbols)?));
         }
     }
     let outcome = Boot {
         command: guest(),
-        place: choice,
+        kvm_host: choice,
         echo: true,
         vmm_args: arguments,
-        afterwards: Some(Afterwards {
+        post_run: Some(PostRun {
             command: host_command(),
             files,
         }),
@@ -66,13 +66,13 @@ pub(super) fn run(place: &Place) -> Result<(), DemoError> {
     if outcome.report["ending"] != "guest-panic" {
         return Err(DemoError::NoPanic(outcome.status));
     }
-    let said = outcome.afterwards.unwrap_or_default();
-    let (shown, checked) = said
+    let check = outcome.post_run.unwrap_or_default();
+    let (shown, checked) = check
         .output
         .split_once(CHECKED)
-        .unwrap_or((&said.output, ""));
+        .unwrap_or((&check.output, ""));
     println!("{}", shown.trim_end());
-    if said.status != 0 {
+    if check.status != 0 {
         return Err(DemoError::Recording(shown.trim_end().to_owned()));
     }
     let found = values(checked);

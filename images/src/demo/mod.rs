@@ -12,10 +12,10 @@ use thiserror::Error;
 use crate::arch::Arch;
 use crate::boot::Boot;
 use crate::error::BootError;
-use crate::foreign::ForeignError;
 use crate::kernel::KernelError;
-use crate::place::PlaceChoice;
+use crate::kvm_host::KvmHostChoice;
 use crate::run::Outcome;
+use crate::third_party::ThirdPartyError;
 
 /// The guest runs this script once init has loaded the driver. `vperf exits record` runs the script again, with the
 /// argument `tour`, and records all exits until that run ends. The last command reports the exits.
@@ -72,7 +72,7 @@ pub enum DemoError {
     Kernel(#[from] KernelError),
     /// perf, which reads recordings, is missing.
     #[error(transparent)]
-    Perf(#[from] ForeignError),
+    Perf(#[from] ThirdPartyError),
     /// The guest ended without the expected panic.
     #[error("the guest should have panicked, but ended with exit code {0}")]
     NoPanic(i32),
@@ -95,13 +95,13 @@ pub enum DemoError {
 ///
 /// # Errors
 /// [`DemoError`]: the demo did not show everything.
-pub fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
+pub fn run(kvm_host: KvmHostChoice, arch: Arch) -> Result<(), DemoError> {
     if !arch.is_native() {
-        return counters::run(place, arch);
+        return counters::run(kvm_host, arch);
     }
     let outcome = Boot {
         command: SCRIPT.to_owned(),
-        place,
+        kvm_host,
         echo: true,
         ..Boot::default()
     }
@@ -116,7 +116,7 @@ pub fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
         return Err(DemoError::Exits);
     }
     println!("\n{}", summary(&outcome)?);
-    crash::run(&outcome.place)
+    crash::run(&outcome.kvm_host)
 }
 
 /// Returns the row of the exit reason that took the most time: the first row below the heading.
@@ -190,7 +190,7 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
     let _ = write!(
         text,
         "ran on {}, 2 vCPUs, {:.1} s",
-        outcome.place,
+        outcome.kvm_host,
         outcome.wall.as_secs_f64()
     );
     Ok(text)
@@ -217,14 +217,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::place::Place;
+    use crate::kvm_host::KvmHost;
 
     fn outcome(report: Value) -> Outcome {
         Outcome {
             output: String::new(),
             status: 0,
-            afterwards: None,
-            place: Place::Direct,
+            post_run: None,
+            kvm_host: KvmHost::Direct,
             report,
             wall: Duration::from_secs(2),
         }

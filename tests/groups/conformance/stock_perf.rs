@@ -1,7 +1,7 @@
 //! Debian's perf for the guest's architecture: `perf stat` and `perf record` as users type them.
 
 tests::guest_tests! {
-    "stock-counters" on aarch64 with images::foreign::perf:
+    "stock-counters" on aarch64 with images::third_party::perf:
     plain_stat_counts_cycles_and_instructions,
     stat_grows_by_the_instructions_of_a_loop,
     stat_of_a_group_counts_at_once,

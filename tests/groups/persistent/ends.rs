@@ -248,21 +248,21 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     let half: Vec<u64> = (1..=MARKS)
         .filter(|value| (value - 1) / 100 % 2 == 0)
         .collect();
-    let told: Vec<u64> = data
+    let reported: Vec<u64> = data
         .iter()
         .filter(|sample| sample.event == "flight-0" && sample.value <= MARKS)
         .map(|sample| sample.value)
         .collect();
-    assert_eq!(told, half);
+    assert_eq!(reported, half);
     assert!(data.iter().all(|sample| sample.event != "flight-1"));
     let own = data.iter().filter(|sample| sample.event == "own").count();
     assert_eq!(own, OWN, "samples of the guest's own event");
     // Stock perf finds the same.
     let complaint = session.text("wait.complaint");
     assert_eq!(session.exit("script-wait"), 0, "{complaint}");
-    let mut told = scripted(&session.text("wait.script"));
-    told.retain(|&value| value <= MARKS);
-    assert_eq!(told, half);
+    let mut reported = scripted(&session.text("wait.script"));
+    reported.retain(|&value| value <= MARKS);
+    assert_eq!(reported, half);
 }
 
 #[test]

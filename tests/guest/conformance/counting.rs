@@ -6,8 +6,8 @@ use super::event::{
     BRANCHES, CYCLES, INSTRUCTIONS, MOST_BORDER, Mode, PER_ROUND, counted, offered, open, read,
     spin,
 };
-use super::{Found, Row, absent, holds};
-use crate::arch::accesses;
+use super::{Row, RowResult, absent, holds};
+use crate::arch::mmio_pio;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os::KernelCode;
@@ -66,7 +66,7 @@ pub(super) fn border_of_the_loop() -> Result<u64, Box<dyn Error>> {
     })
 }
 
-fn user_loop() -> Found {
+fn user_loop() -> RowResult {
     let border = border_of_the_loop()?;
     holds(format!("2,000 to 2,000,000, each + {border}"))
 }
@@ -76,7 +76,7 @@ const TRIES: usize = 9;
 /// Number of times that the kernel's code runs during one count.
 const RUNS: u32 = 100;
 
-fn kernel_code() -> Found {
+fn kernel_code() -> RowResult {
     let event = open(INSTRUCTIONS, Mode::Kernel)?;
     let least = |code: &KernelCode| -> Result<u64, Box<dyn Error>> {
         let mut least = u64::MAX;
@@ -107,7 +107,7 @@ fn kernel_code() -> Found {
     ))
 }
 
-fn branches() -> Found {
+fn branches() -> RowResult {
     let Some(event) = offered(BRANCHES, Mode::User)? else {
         return absent("the PMU has no event for branches");
     };
@@ -115,7 +115,7 @@ fn branches() -> Found {
     holds(format!("1,000 to 1,000,000, each + {border}"))
 }
 
-fn cycles() -> Found {
+fn cycles() -> RowResult {
     let instructions = counted(&open(INSTRUCTIONS, Mode::User)?, || spin(1_000_000))?.count;
     let cycles = counted(&open(CYCLES, Mode::User)?, || spin(1_000_000))?.count;
     ensure!(
@@ -125,15 +125,15 @@ fn cycles() -> Found {
     holds(format!("{cycles} of {instructions} instructions"))
 }
 
-/// Number of instructions in one round of [`accesses::out_loop`]. One of them leaves the guest, and the hypervisor
+/// Number of instructions in one round of [`mmio_pio::out_loop`]. One of them leaves the guest, and the hypervisor
 /// emulates it.
 const PER_WRITE: u64 = 3;
 
-fn trapped() -> Found {
+fn trapped() -> RowResult {
     cpu::allow_ports()?;
     let event = open(INSTRUCTIONS, Mode::User)?;
     let count = |rounds| -> Result<u64, Box<dyn Error>> {
-        Ok(counted(&event, || accesses::out_loop(rounds))?.count)
+        Ok(counted(&event, || mmio_pio::out_loop(rounds))?.count)
     };
     let grown = count(3_000)? - count(1_000)?;
     match grown.checked_div(2_000) {
@@ -148,7 +148,7 @@ fn trapped() -> Found {
 /// Maximum number of instructions that a read adds to the count of the event that it reads.
 const MOST_READ: u64 = 4_000;
 
-fn past_32_bits() -> Found {
+fn past_32_bits() -> RowResult {
     const STEP: u64 = 1 << 30;
     let event = open(INSTRUCTIONS, Mode::User)?;
     let mut counts = vec![0];
@@ -168,7 +168,7 @@ fn past_32_bits() -> Found {
     holds(format!("2^30 five times: {}", counts[5]))
 }
 
-fn disabled() -> Found {
+fn disabled() -> RowResult {
     let event = open(INSTRUCTIONS, Mode::Both)?;
     let before = counted(&event, || spin(1_000))?;
     spin(1_000_000);
@@ -188,7 +188,7 @@ fn disabled() -> Found {
     holds(format!("{} before and after 2,000,000", before.count))
 }
 
-fn reset() -> Found {
+fn reset() -> RowResult {
     let event = open(INSTRUCTIONS, Mode::User)?;
     let after = |rounds| -> Result<u64, Box<dyn Error>> {
         event.enable(0)?;
@@ -202,7 +202,7 @@ fn reset() -> Found {
     holds(format!("the loop after the reset + {border}"))
 }
 
-fn modes() -> Found {
+fn modes() -> RowResult {
     let user = open(INSTRUCTIONS, Mode::User)?;
     let kernel = open(INSTRUCTIONS, Mode::Kernel)?;
     let both = open(INSTRUCTIONS, Mode::Both)?;
@@ -233,7 +233,7 @@ fn modes() -> Found {
     ))
 }
 
-fn page() -> Found {
+fn page() -> RowResult {
     let event = open(INSTRUCTIONS, Mode::User)?;
     let pages = Pages::map(&event, 0, READ)?;
     for rounds in ROUNDS {

@@ -5,8 +5,8 @@ use std::io;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
+use crate::known_code;
 use crate::raw::{Event, FORMAT_ENABLED, FORMAT_RUNNING, kernels_own, refused};
-use crate::stubs;
 
 /// Instructions of one round of [`spin`].
 pub(super) const PER_ROUND: u64 = 2;
@@ -100,13 +100,13 @@ pub(super) fn counted(event: &Event, work: impl FnOnce()) -> Result<Reading, Box
 
 /// A loop of [`PER_ROUND`] instructions a round.
 pub(super) fn spin(rounds: u64) {
-    let [one, _] = stubs::loops();
+    let [one, _] = known_code::loops();
     one.run(rounds);
 }
 
 /// The addresses of the loop.
 pub(super) fn code() -> std::ops::Range<u64> {
-    let [one, _] = stubs::loops();
+    let [one, _] = known_code::loops();
     one.code
 }
 

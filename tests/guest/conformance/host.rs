@@ -13,8 +13,8 @@ use super::counting::border_of_the_loop;
 use super::event::{INSTRUCTIONS, Mode, What, attr, counted, offered, spin};
 use super::prepare;
 use super::sharing::waiting;
-use crate::acts::say;
-use crate::arch::accesses;
+use crate::arch::mmio_pio;
+use crate::end_scenarios::say;
 use crate::raw::{Event, How, kernels, kernels_own};
 use crate::{Outcome, cpu};
 
@@ -56,7 +56,7 @@ fn of_writes() -> Result<u64, Box<dyn Error>> {
     let mut attr = attr(INSTRUCTIONS, Mode::Both);
     attr.set_exclude_hv(0);
     let event = kernels_own(&attr)?;
-    Ok(counted(&event, || accesses::out_loop(WRITES))?.count)
+    Ok(counted(&event, || mmio_pio::out_loop(WRITES))?.count)
 }
 
 /// The event INST_RETIRED (instructions completed), by its Armv8 event number.

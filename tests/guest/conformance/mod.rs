@@ -21,17 +21,17 @@ pub(crate) use self::host::{count_guests, counts, hold_counters};
 use crate::{cpu, os};
 
 /// The result of a row, or an error that says why the row's rule does not hold.
-type Found = Result<Finding, Box<dyn Error>>;
+type RowResult = Result<Finding, Box<dyn Error>>;
 /// A row's name and its test.
-type Row = (&'static str, fn() -> Found);
+type Row = (&'static str, fn() -> RowResult);
 
 /// The row holds, with these figures.
-fn holds(figures: impl Into<String>) -> Found {
+fn holds(figures: impl Into<String>) -> RowResult {
     Ok(Finding::Holds(figures.into()))
 }
 
 /// The guest lacks the feature that the row checks.
-fn absent(reason: impl Into<String>) -> Found {
+fn absent(reason: impl Into<String>) -> RowResult {
     Ok(Finding::Absent(reason.into()))
 }
 

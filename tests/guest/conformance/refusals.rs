@@ -7,7 +7,7 @@ use std::fs;
 use perf_event_open_sys::bindings;
 
 use super::event::{INSTRUCTIONS, Mode, What, attr, counted, offered, refusal, spin};
-use super::{Found, Row, absent, holds};
+use super::{Row, RowResult, absent, holds};
 use crate::ensure::ensure_eq;
 
 pub(super) const ROWS: &[Row] = &[
@@ -69,7 +69,7 @@ fn work() {
     spin(std::hint::black_box(words)[0].max(100_000));
 }
 
-fn generic() -> Found {
+fn generic() -> RowResult {
     let (mut opened, mut zero) = (0, Vec::new());
     for (name, what) in generic_events() {
         let Some(event) = offered(what, Mode::Both)? else {
@@ -99,7 +99,7 @@ fn generic() -> Found {
     ))
 }
 
-fn listed() -> Found {
+fn listed() -> RowResult {
     let Ok(entries) = fs::read_dir("/sys/bus/event_source/devices/vpmu/events") else {
         return absent("only the PMU vpmu lists the generic events by name");
     };
@@ -129,7 +129,7 @@ const FIRST_FORMAT: u32 = 6;
 /// The first bit without a meaning in a generic event's config.
 const FIRST_CONFIG: u32 = 4;
 
-fn reserved() -> Found {
+fn reserved() -> RowResult {
     let mut refused = 0;
     let plain = attr(INSTRUCTIONS, Mode::User);
     let mut check = |what: &str, bit: u32, attr, allowed: &[i32]| {

@@ -5,7 +5,7 @@ use std::error::Error;
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use super::event::{CYCLES, INSTRUCTIONS, Mode, PER_ROUND, What, attr, code, spin};
-use super::{Found, Row, holds};
+use super::{Row, RowResult, holds};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, IP, PERIOD, Sample, TIME};
 use crate::pages::{Pages, READ_WRITE};
@@ -46,7 +46,7 @@ fn sampled(attr: &perf_event_attr, rounds: u64) -> Result<(u64, Vec<Sample>), Bo
     Ok((event.count()?, samples(&mut ring, attr)?))
 }
 
-fn each_period(what: What) -> Found {
+fn each_period(what: What) -> RowResult {
     let mut figures = Vec::new();
     for period in PERIODS {
         let attr = paced(what, period);
@@ -70,15 +70,15 @@ fn each_period(what: What) -> Found {
     holds(figures.join(", "))
 }
 
-fn instructions() -> Found {
+fn instructions() -> RowResult {
     each_period(INSTRUCTIONS)
 }
 
-fn cycles() -> Found {
+fn cycles() -> RowResult {
     each_period(CYCLES)
 }
 
-fn spread() -> Found {
+fn spread() -> RowResult {
     let attr = paced(INSTRUCTIONS, PERIODS[0]);
     let (_, samples) = sampled(&attr, 4 * SAMPLES * PERIODS[0] / PER_ROUND)?;
     let first = samples
@@ -93,7 +93,7 @@ fn spread() -> Found {
     holds(format!("first instruction: {first}, second: {others}"))
 }
 
-fn changed() -> Found {
+fn changed() -> RowResult {
     let attr = paced(INSTRUCTIONS, PERIODS[0]);
     let event = kernels_own(&attr)?;
     let mut ring = Pages::map(&event, RING_PAGES, READ_WRITE)?;
@@ -127,7 +127,7 @@ fn changed() -> Found {
 /// Maximum error of the sampling rate, in percent, after the rate has settled.
 const PERCENT: u64 = 10;
 
-fn frequency() -> Found {
+fn frequency() -> RowResult {
     const HERTZ: u64 = 4_000;
     let mut attr = paced(INSTRUCTIONS, HERTZ);
     attr.set_freq(1);

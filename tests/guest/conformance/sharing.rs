@@ -7,7 +7,7 @@ use super::event::{
     BACKEND, CYCLES, FRONTEND, INSTRUCTIONS, Mode, PER_ROUND, Reading, What, attr, offered, open,
     read, spin,
 };
-use super::{Found, Row, absent, holds};
+use super::{Row, RowResult, absent, holds};
 use crate::ensure::{ensure, ensure_eq};
 use crate::raw::{Event, How, kernels};
 
@@ -84,7 +84,7 @@ pub(super) fn waiting(events: usize) -> Result<usize, Box<dyn Error>> {
     Ok(readings.iter().filter(|reading| !always(reading)).count())
 }
 
-fn as_many() -> Found {
+fn as_many() -> RowResult {
     let kinds = different()?;
     let counters = counters(&kinds)?.unwrap_or(kinds.len());
     let kinds = &kinds[..counters];
@@ -103,7 +103,7 @@ fn as_many() -> Found {
     holds(format!("{counters} at once"))
 }
 
-fn one_more() -> Found {
+fn one_more() -> RowResult {
     let kinds = different()?;
     let Some(counters) = counters(&kinds)? else {
         return absent(format!("{} different events run at once", kinds.len()));
@@ -137,7 +137,7 @@ fn one_more() -> Found {
 /// Maximum error of a scaled count, in percent.
 const PERCENT: u64 = 2;
 
-fn twelve() -> Found {
+fn twelve() -> RowResult {
     let kinds = different()?;
     let Some(counters) = counters(&kinds)? else {
         return absent(format!("{} different events run at once", kinds.len()));
@@ -168,7 +168,7 @@ fn twelve() -> Found {
     ))
 }
 
-fn group() -> Found {
+fn group() -> RowResult {
     let leader = open(INSTRUCTIONS, Mode::User)?;
     let mut member = attr(INSTRUCTIONS, Mode::User);
     member.set_disabled(0);

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use super::event::{INSTRUCTIONS, MOST_BORDER, PER_ROUND, spin};
-use super::{Found, Row, absent, holds};
+use super::{Row, RowResult, absent, holds};
 use crate::ensure::ensure;
 use crate::raw::{Device, Doorbell, How};
 use crate::triggers::{Region, START, STOP};
@@ -18,7 +18,7 @@ fn pass(bell: &Doorbell, rounds: u64) {
     bell.mark(STOP);
 }
 
-fn region() -> Found {
+fn region() -> RowResult {
     let Ok(device) = Device::open() else {
         return absent("the guest has no vpmu");
     };

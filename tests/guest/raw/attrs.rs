@@ -53,15 +53,15 @@ pub(crate) fn aux_watermark(attr: perf_event_attr, bytes: u32) -> perf_event_att
     }
 }
 
-/// For [`acting`]: the event opens paused.
+/// For [`with_aux_action`]: the event opens paused.
 pub(crate) const AUX_START_PAUSED: u32 = 1 << 0;
-/// For [`acting`]: an overflow pauses the trace.
+/// For [`with_aux_action`]: an overflow pauses the trace.
 pub(crate) const AUX_PAUSE: u32 = 1 << 1;
-/// For [`acting`]: an overflow resumes the trace.
+/// For [`with_aux_action`]: an overflow resumes the trace.
 pub(crate) const AUX_RESUME: u32 = 1 << 2;
 
 /// Sets `aux_action`.
-pub(crate) fn acting(mut attr: perf_event_attr, aux_action: u32) -> perf_event_attr {
+pub(crate) fn with_aux_action(mut attr: perf_event_attr, aux_action: u32) -> perf_event_attr {
     attr.__bindgen_anon_5 = bindings::perf_event_attr__bindgen_ty_5 { aux_action };
     attr
 }

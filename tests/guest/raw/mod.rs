@@ -11,8 +11,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 pub(crate) use attrs::{
-    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Later, acting, aux_watermark, sampling, silent,
-    waking, watermark,
+    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Later, aux_watermark, sampling, silent, waking,
+    watermark, with_aux_action,
 };
 pub(crate) use device::{Device, IOC_MARK, kernels, kernels_own};
 pub(crate) use doorbell::Doorbell;

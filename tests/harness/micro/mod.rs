@@ -18,4 +18,4 @@ pub use code::Code;
 pub use halts::halts;
 pub use image::{address_of, kernel, power_off, single};
 pub use looping::Looping;
-pub use run::{Ran, Vcpu, run, vmm_binary};
+pub use run::{RunResult, Vcpu, run, vmm_binary};

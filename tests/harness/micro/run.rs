@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The result of a run.
 #[derive(Debug)]
-pub struct Ran {
+pub struct RunResult {
     /// The VMM's exit status, or -1 if a signal ended it.
     pub status: i32,
     /// Its output on standard error.
@@ -39,7 +39,7 @@ pub struct Vcpu {
     pub hlt: u64,
 }
 
-impl Ran {
+impl RunResult {
     /// Totals of vCPU `index`.
     ///
     /// # Panics
@@ -85,7 +85,7 @@ impl Ran {
 /// # Panics
 /// If the VMM cannot be started, does not end in time, or leaves no report.
 #[must_use]
-pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
+pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> RunResult {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let image = directory.path().join("kernel");
     let report = directory.path().join("report.json");
@@ -130,7 +130,7 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     assert!(in_time, "no end within {LIMIT:?}: {errors}");
     let report = fs::read(&report).unwrap_or_else(|e| panic!("no report: {e}: {errors}"));
     let report = serde_json::from_slice(&report).expect("a report in JSON");
-    Ran {
+    RunResult {
         status: status.code().unwrap_or(-1),
         errors,
         console: fs::read(&console).expect("its output"),

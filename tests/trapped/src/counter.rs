@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use vmm::signal::kick_signal;
 use vpmu_perf::Mapping;
 use vpmu_perf::bindings::{self, perf_event_attr};
-use vpmu_perf::call::{self, Place, Scope};
+use vpmu_perf::call::{self, Scope, Target};
 use vpmu_perf::page::DATA_HEAD;
 
 const PAGES: usize = 2;
@@ -36,7 +36,7 @@ impl Clock {
         attr.__bindgen_anon_1.sample_period = NEVER;
         attr.__bindgen_anon_2.wakeup_events = 1;
         attr.set_disabled(1);
-        let event = File::from(call::open(&attr, Place::HERE)?);
+        let event = File::from(call::open(&attr, Target::HERE)?);
         // Its overflows kick the thread's vCPU.
         call::announce(&event, call::thread(), kick_signal())?;
         let ring = Mapping::new_read_only(event.as_fd(), PAGES * PAGE)?;

@@ -7,7 +7,7 @@ use vpmu::confine::{Argument, Call, Thread};
 
 use super::ThreadKind;
 use crate::arch::calls;
-use crate::place;
+use crate::path_at;
 use crate::signal;
 
 /// Properties of the process and the machine that the filter rules use.
@@ -276,7 +276,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
     vec![
         rule(
             call!(SYS_openat, openat),
-            [is(0, directory), Argument::int(2, place::CREATE.bits())],
+            [is(0, directory), Argument::int(2, path_at::CREATE.bits())],
             "a recording: a new file",
         ),
         rule(

@@ -16,7 +16,7 @@ use clap::{Args, Subcommand};
 use super::descriptor;
 use super::protocol::{Answer, Reply, Request};
 use super::table;
-use crate::place::Place;
+use crate::path_at::PathAt;
 use crate::snapshot::directory::Directory;
 use crate::snapshot::{Base, SnapshotError, Taken};
 
@@ -233,7 +233,7 @@ pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
     let text = if args.json {
         serde_json::to_string_pretty(&answer).map_err(CtlError::Json)? + "\n"
     } else {
-        told(&answer)
+        text(&answer)
     };
     print(&text)
 }
@@ -279,7 +279,7 @@ fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {
 /// Writes a recording. This process opens the file, with the caller's rights, and passes it to the machine. An older
 /// recording is kept as FILE.old.
 fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlError> {
-    let place = Place::open(path);
+    let place = PathAt::open(path);
     if place.is_taken() {
         return Err(CtlError::Taken(path.to_owned()));
     }
@@ -470,7 +470,7 @@ fn is_socket(path: &Path) -> bool {
 }
 
 /// The answer as text for people.
-fn told(answer: &Answer) -> String {
+fn text(answer: &Answer) -> String {
     match answer {
         Answer::Events(events) => table::render(events),
         Answer::Recording(recorded) => format!("{recorded}\n"),

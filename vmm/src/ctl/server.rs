@@ -316,8 +316,8 @@ impl<S: Peer> Client<S> {
         } else if self.input.len() >= MAX_REQUEST {
             self.last = true;
             self.input = Vec::new();
-            let told = format!("invalid request: a line of more than {MAX_REQUEST} bytes");
-            self.answer(&Reply::Error(told));
+            let reported = format!("invalid request: a line of more than {MAX_REQUEST} bytes");
+            self.answer(&Reply::Error(reported));
         }
         self.write_out()?;
         match self.last && !self.input.contains(&b'\n') {
@@ -348,8 +348,8 @@ impl<S: Peer> Client<S> {
 
     fn answer(&mut self, reply: &Reply) {
         let text = serde_json::to_vec(reply).unwrap_or_else(|error| {
-            let told = Reply::Error(format!("no answer: {error}"));
-            serde_json::to_vec(&told).unwrap_or_default()
+            let reported = Reply::Error(format!("no answer: {error}"));
+            serde_json::to_vec(&reported).unwrap_or_default()
         });
         self.output.extend_from_slice(&text);
         self.output.push(b'\n');

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use libc::{c_char, c_int, sockaddr_un, socklen_t, ucred};
 
 use crate::confine::User;
-use crate::place::Place;
+use crate::path_at::PathAt;
 
 /// Errors from creating the control socket.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ const BACKLOG: c_int = 16;
 #[derive(Debug)]
 pub struct Socket {
     pub(super) listener: UnixListener,
-    place: Place,
+    place: PathAt,
     /// Device and inode of the socket's file, to detect that another file has replaced it at the path.
     made: (u64, u64),
 }
@@ -85,7 +85,7 @@ impl Socket {
             let (uid, gid) = (Some(uid.as_raw()), Some(gid.as_raw()));
             std::os::unix::fs::lchown(path, uid, gid).map_err(failed)?;
         }
-        let place = Place::open(path);
+        let place = PathAt::open(path);
         let made = place.status(false).map_err(failed)?;
         let made = made.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         Ok(Self {
@@ -234,7 +234,7 @@ mod tests {
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
         let stream = UnixStream::connect(&path).expect("answers");
-        assert!(is_ours(&stream).expect("told"));
+        assert!(is_ours(&stream).expect("notified"));
         drop(socket);
         assert!(!path.exists());
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bucket::Bucket;
-use crate::exit::End;
+use crate::exit::StopLatch;
 use crate::signal::EndingSignals;
 use crate::terminal;
 
@@ -22,8 +22,8 @@ const BATCH: usize = 4096;
 #[derive(Debug)]
 pub struct StallPolicy {
     /// The end of the run. If the user or a signal requests the end, the output stops waiting for the reader
-    /// ([`End::hurry`]). If the guest causes the end, the output continues to wait.
-    pub end: Arc<End>,
+    /// ([`StopLatch::force`]). If the guest causes the end, the output continues to wait.
+    pub end: Arc<StopLatch>,
     /// Pending signals that end the run.
     pub signals: EndingSignals,
 }
@@ -102,7 +102,7 @@ impl Output {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {
             let unless = [
-                self.stall.end.hurry().as_raw_fd(),
+                self.stall.end.force().as_raw_fd(),
                 self.stall.signals.as_raw_fd(),
             ];
             let written = match terminal::wait_writable(self.out.as_raw_fd(), unless) {
@@ -211,10 +211,10 @@ mod tests {
     #[test]
     fn bytes_are_batched() {
         let waiting = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
-        let told = waiting.try_clone().expect("a clone");
+        let reported = waiting.try_clone().expect("a clone");
         let mut file = tempfile::tempfile().expect("a temporary file");
         let stall = StallPolicy {
-            end: Arc::new(End::new().expect("event descriptors")),
+            end: Arc::new(StopLatch::new().expect("event descriptors")),
             signals: EndingSignals::new().expect("a signal descriptor"),
         };
         let mut output = Output::to(file.try_clone().expect("a clone"), waiting.into(), stall, 0);
@@ -222,7 +222,7 @@ mod tests {
             output.write_all(&[*byte]).expect("kept");
             output.flush().expect("nothing to write");
         }
-        assert_eq!(told.read().expect("signalled"), 1);
+        assert_eq!(reported.read().expect("signalled"), 1);
         assert_eq!(file.metadata().expect("a file").len(), 0);
         output.write_out();
         let mut text = String::new();

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::bus::{Caller, Device};
-use crate::exit::{End, Ending};
+use crate::exit::{Ending, StopLatch};
 
 /// The pvpanic device. It reports which events it supports, and receives reports of panics.
 #[derive(Debug)]
-pub struct Panic(pub Arc<End>);
+pub struct Panic(pub Arc<StopLatch>);
 
 const PANICKED: u8 = 1;
 
@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn panic_is_distinguished_from_other_events() {
         let panic = |value| {
-            let end = Arc::new(End::new().expect("an event descriptor"));
+            let end = Arc::new(StopLatch::new().expect("an event descriptor"));
             let device = Panic(Arc::clone(&end));
             as_vcpu(0, |caller| device.write(0, &[value], caller));
             end.take().map(|how| how.expect("an ending"))

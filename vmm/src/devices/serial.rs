@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use crate::bus::tests::as_vcpu;
     use crate::devices::console::StallPolicy;
-    use crate::exit::End;
+    use crate::exit::StopLatch;
     use crate::signal::EndingSignals;
 
     const DATA: u64 = 0;
@@ -237,7 +237,7 @@ mod tests {
     fn reset_clears_registers_and_unread_input() {
         let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("a descriptor"));
         let stall = StallPolicy {
-            end: Arc::new(End::new().expect("event descriptors")),
+            end: Arc::new(StopLatch::new().expect("event descriptors")),
             signals: EndingSignals::new().expect("a signal descriptor"),
         };
         let output = Output::new(event(), stall, 0).expect("an output");

@@ -8,7 +8,7 @@ use std::thread;
 use vpmu_kvm::Threads;
 
 use crate::arch::state::{StateError, VcpuState};
-use crate::exit::{End, VcpuError};
+use crate::exit::{StopLatch, VcpuError};
 
 type Saved = Result<VcpuState, StateError>;
 
@@ -43,7 +43,7 @@ impl Gate {
         &self,
         vcpus: u8,
         threads: &Threads,
-        end: &End,
+        end: &StopLatch,
     ) -> Option<(Closed<'_>, Vec<Saved>)> {
         let mut waiting = self.waiting();
         waiting.closings += 1;
@@ -115,13 +115,13 @@ impl Gate {
 #[derive(Debug)]
 pub(super) struct Leaving<'a> {
     vcpu: u32,
-    end: &'a End,
+    end: &'a StopLatch,
     gate: &'a Gate,
 }
 
 impl<'a> Leaving<'a> {
     /// Create this on the thread that runs `vcpu`, before the first entry.
-    pub(super) fn new(vcpu: u32, end: &'a End, gate: &'a Gate) -> Self {
+    pub(super) fn new(vcpu: u32, end: &'a StopLatch, gate: &'a Gate) -> Self {
         Self { vcpu, end, gate }
     }
 }
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn run_that_ends_is_not_waited_for() {
         let (gate, threads) = (Gate::default(), Threads::new(2, kick_signal()));
-        let end = End::new().expect("event descriptors");
+        let end = StopLatch::new().expect("event descriptors");
         thread::scope(|scope| {
             let closing = scope.spawn(|| gate.close(2, &threads, &end).is_none());
             while !gate.is_closed() {
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn vcpu_that_panics_is_not_waited_for() {
         let (gate, threads) = (Gate::default(), Threads::new(1, kick_signal()));
-        let end = End::new().expect("event descriptors");
+        let end = StopLatch::new().expect("event descriptors");
         let (tell, closed) = sync_channel(1);
         thread::scope(|scope| {
             scope.spawn(|| tell.send(gate.close(1, &threads, &end).is_none()));
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn vcpus_wait_until_the_gate_opens() {
         let (gate, threads) = (Gate::default(), Threads::new(1, kick_signal()));
-        let end = End::new().expect("event descriptors");
+        let end = StopLatch::new().expect("event descriptors");
         let (tell, passed) = sync_channel(1);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -215,7 +215,7 @@ mod tests {
     fn gate_that_closes_again_at_once_has_each_vcpus_state() {
         const TIMES: usize = 1000;
         let (gate, threads) = (Gate::default(), Threads::new(1, kick_signal()));
-        let end = End::new().expect("event descriptors");
+        let end = StopLatch::new().expect("event descriptors");
         let (tell, closed) = sync_channel(TIMES);
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -14,7 +14,7 @@ use crate::arch::exits;
 use crate::arch::state::{self, Saver};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
-use crate::exit::{End, Ending, VcpuError};
+use crate::exit::{Ending, StopLatch, VcpuError};
 pub(crate) use gate::Closed;
 pub use gate::Gate;
 use gate::Leaving;
@@ -29,7 +29,7 @@ pub struct Shared {
     /// The paravirtual PMU, unless disabled.
     pub vpmu: Option<Arc<Vpmu>>,
     /// The end of the run.
-    pub end: Arc<End>,
+    pub end: Arc<StopLatch>,
     /// The progress of the boot.
     pub progress: Arc<Progress>,
     /// The vCPUs' threads.

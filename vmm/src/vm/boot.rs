@@ -48,7 +48,7 @@ impl Boot {
         memory::register(&vm, memories, 0, tracked)?;
         let Cpus { vcpus, controller } = cpus::create(kvm, &vm, machine, emulation)?;
         let clock = match clock {
-            Some(clock) => clock.go_on(kvm, &vm, &vcpus)?,
+            Some(clock) => clock.resume(kvm, &vm, &vcpus)?,
             None => GuestClock::new(kvm, &vm, &vcpus)?,
         };
         Ok(Self {

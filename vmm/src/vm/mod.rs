@@ -44,7 +44,7 @@ use crate::devices::console::{ConsoleBytes, StallPolicy};
 use crate::devices::progress::Progress;
 use crate::devices::serial::Console;
 use crate::event_loop::{EventLoop, Stopped};
-use crate::exit::{End, Ending};
+use crate::exit::{Ending, StopLatch};
 use crate::footprint::Footprint;
 use crate::host_kernel;
 use crate::kvm;
@@ -246,7 +246,7 @@ impl Vm {
         let confinement = Confinement::drop_privileges(&config.confinement, &needs, inherited)?;
 
         signal::install_kick()?;
-        let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
+        let end = Arc::new(StopLatch::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
         let mut buses = Buses::default();
         let stall = StallPolicy {
@@ -366,7 +366,7 @@ impl Vm {
             let ended = self.run_boot(boot, &mut events);
             match ended {
                 Ok(how) if self.reboots(how) => {
-                    if let Err(outside) = self.shared.end.go_on() {
+                    if let Err(outside) = self.shared.end.rearm() {
                         return Ok(outside);
                     }
                     log::info!("{how}: the guest boots again");

@@ -8,7 +8,7 @@ use vpmu_perf::bindings::{
     PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD, PERF_SAMPLE_TIME,
     PERF_TYPE_SOFTWARE, perf_event_attr,
 };
-use vpmu_perf::call::{self, Place, Scope};
+use vpmu_perf::call::{self, Scope, Target};
 
 const PERIOD: u64 = 1_000_000;
 /// The metadata page and the data pages.
@@ -35,7 +35,7 @@ impl HostClock {
         attr.set_watermark(1);
         attr.__bindgen_anon_1.sample_period = PERIOD;
         attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-        let event = call::open(&attr, Place::HERE)?;
+        let event = call::open(&attr, Target::HERE)?;
         let ring = Mapping::new(event.as_fd(), RING)?;
         Ok(Self { event, _ring: ring })
     }

@@ -22,9 +22,9 @@ use vmm::config::{Config, RunArgs};
 use vmm::ctl::{Reply, Request};
 use vmm::operator::Operator;
 
-use crate::shared::rig::VCPUS;
+use crate::shared::fixture::VCPUS;
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, host_ops, reader, world};
+use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
 
 thread_local! {
     /// The directory to which `dump` writes recordings, whatever path a request names.
@@ -133,7 +133,7 @@ fn operator(stage: &Stage) -> Operator {
     };
     let config = Config::try_from(&arguments).expect("a configuration");
     let recorder = Operator::recorder(&config).expect("a recorder");
-    Operator::new(&config, &stage.rig.vpmu, recorder).expect("an operator")
+    Operator::new(&config, &stage.fixture.vpmu, recorder).expect("an operator")
 }
 
 fn recording() -> PathBuf {

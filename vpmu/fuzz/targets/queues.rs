@@ -13,7 +13,7 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, host_ops, reader, world};
+use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
 
 fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.movable = true;

@@ -24,7 +24,7 @@ use vpmu_perfdata::{Recording, Summary, Symbols, histories};
 
 use crate::shared::input::{number, once_in};
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, host_ops, reader, world};
+use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
 
 const MMAP: u32 = 1;
 const LOST: u32 = 2;
@@ -263,7 +263,7 @@ fuzz_target!(|input: &[u8]| {
         // Ends when the bytes run out.
         let _ = device(&mut stage, &mut input);
         stage.leave_all();
-        check(&histories(&stage.rig.vpmu, |_| true, 64 << 20), named);
+        check(&histories(&stage.fixture.vpmu, |_| true, 64 << 20), named);
         stage.finish();
     } else {
         let mut histories = Vec::new();

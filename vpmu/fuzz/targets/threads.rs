@@ -22,10 +22,10 @@ use vpmu::{ExitReason, VcpuSession, Vpmu};
 use zerocopy::IntoBytes;
 
 use crate::shared::driver::DriverQueue;
+use crate::shared::fake_host::FakeHost;
 use crate::shared::input::{cpu, exit, number};
 use crate::shared::stage::{Stage, features};
-use crate::shared::world::World;
-use crate::shared::{driver, driver_ops, host_ops, reader, rig, world};
+use crate::shared::{driver, driver_ops, fake_host, fixture, host_ops, reader};
 
 /// One vCPU on its thread.
 struct VcpuThread<'a> {
@@ -36,8 +36,8 @@ struct VcpuThread<'a> {
     /// may read any bytes as buffers.
     queue: DriverQueue,
     vpmu: &'a Vpmu,
-    world: &'a World,
-    /// Held while a thread attaches its vCPU. [`World::be_thread`] sets the current thread of the mock host, and
+    host: &'a FakeHost,
+    /// Held while a thread attaches its vCPU. [`FakeHost::be_thread`] sets the current thread of the mock host, and
     /// another thread must not overwrite the setting before the device has read it.
     attaching: &'a Mutex<()>,
     marks: u64,
@@ -50,21 +50,21 @@ impl VcpuThread<'_> {
         // Ends when the bytes run out.
         while !input.is_empty() && self.step(&mut input).is_ok() {}
         if let Some(session) = &mut self.session {
-            session.leave(ExitReason::Signal, &mut world::Nowhere);
+            session.leave(ExitReason::Signal, &mut fake_host::Nowhere);
         }
         (self.session, self.marks)
     }
 
     fn step(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        let thread = rig::thread(self.vcpu);
+        let thread = fixture::thread(self.vcpu);
         let (exit, mut regs) = (exit(input)?, cpu(input)?);
         let op = input.int_in_range(0..=9)?;
         if op == 0 {
             // Drop the session and attach the vCPU again, as when it moves to another thread.
             drop(self.session.take());
             let _alone = self.attaching.lock().expect("no panic");
-            self.world.be_thread(thread);
-            let attached = self.vpmu.attach(self.vcpu, rig::TSC_OFFSET);
+            self.host.be_thread(thread);
+            let attached = self.vpmu.attach(self.vcpu, fixture::TSC_OFFSET);
             self.session = Some(attached.expect("the old session is dropped"));
         }
         let Some(session) = &mut self.session else {
@@ -72,17 +72,17 @@ impl VcpuThread<'_> {
         };
         session.enter();
         match op {
-            1 => self.world.work(thread, input.int_in_range(0..=300)?, 4),
+            1 => self.host.work(thread, input.int_in_range(0..=300)?, 4),
             2 => {
                 let overflow = Overflow {
-                    tsc: self.world.now(),
+                    tsc: self.host.now(),
                     ip: number(input)?,
                     mode: Mode::Guest,
                     period: 10,
                 };
-                self.world.record(thread, overflow);
+                self.host.record(thread, overflow);
             }
-            3 => self.world.pass(input.int_in_range(0..=20_000_000)?),
+            3 => self.host.pass(input.int_in_range(0..=20_000_000)?),
             _ => {}
         }
         session.leave(exit, &mut regs);
@@ -121,7 +121,7 @@ impl VcpuThread<'_> {
 }
 
 /// Concurrent operations of the host and the operator.
-fn host(vpmu: &Vpmu, input: &[u8]) {
+fn drain_and_operate(vpmu: &Vpmu, input: &[u8]) {
     let mut input = Unstructured::new(input);
     while !input.is_empty() && host_step(vpmu, &mut input).is_ok() {}
 }
@@ -159,7 +159,10 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         input.bytes(quarter)?,
     ];
     let rest = input.bytes(input.len())?;
-    let (vpmu, world) = (Arc::clone(&stage.rig.vpmu), Arc::clone(&stage.rig.world));
+    let (vpmu, host) = (
+        Arc::clone(&stage.fixture.vpmu),
+        Arc::clone(&stage.fixture.host),
+    );
     let attaching = Mutex::new(());
     let vcpus: Vec<VcpuThread<'_>> = stage
         .take_vcpus()
@@ -169,7 +172,7 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             session: Some(session),
             queue,
             vpmu: &vpmu,
-            world: &world,
+            host: &host,
             attaching: &attaching,
             marks: 0,
         })
@@ -180,7 +183,7 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             .zip([first, second])
             .map(|(vcpu, input)| scope.spawn(move || vcpu.run(input)))
             .collect();
-        let host = scope.spawn(|| host(&vpmu, third));
+        let host = scope.spawn(|| drain_and_operate(&vpmu, third));
         driver(stage, rest);
         host.join().expect("no panic");
         let vcpus = vcpus.into_iter();

@@ -25,7 +25,7 @@ use vpmu::abi::PAGE_SIZE;
 use crate::shared::input::{cpu, half, once_in};
 use crate::shared::layout::WINDOW_PAGES;
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, host_ops, reader, world};
+use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
 
 /// Registers of the transport, with the names of the virtio specification.
 const QUEUE_SEL: u64 = 0x30;
@@ -60,12 +60,12 @@ impl Transport {
         let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
         let interrupt = Arc::new(Interrupt::new(line));
         let device = VirtioPmu {
-            vpmu: Arc::clone(&stage.rig.vpmu),
+            vpmu: Arc::clone(&stage.fixture.vpmu),
             interrupt: Arc::clone(&interrupt),
             window: WINDOW_PAGES * PAGE_SIZE as u64,
             control: Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor")),
         };
-        let memory = stage.rig.memory.clone().into();
+        let memory = stage.fixture.memory.clone().into();
         let mmio = VirtioMmio::new(Arc::new(device), memory, interrupt);
         Ok(Self {
             stage,
@@ -82,11 +82,11 @@ impl Transport {
 
     /// Writes `data` to `register` as vCPU 0, with the session of vCPU 0 if there is one.
     fn write_bytes(&mut self, register: u64, data: &[u8]) {
-        let vcpus = &self.stage.rig.vcpus;
+        let vcpus = &self.stage.fixture.vcpus;
         let mut session = self.stage.runs(0).then(|| vcpus.take(0));
         let mut caller = Caller {
             vcpu: 0,
-            registers: &mut world::Nowhere,
+            registers: &mut fake_host::Nowhere,
             pmu: session.as_mut(),
         };
         self.mmio.write(register, data, &mut caller);
@@ -111,7 +111,7 @@ impl Transport {
             false => None,
         };
         let does = |step: u32| omitted != Some(step);
-        let offered = self.stage.rig.vpmu.features();
+        let offered = self.stage.fixture.vpmu.features();
         let features = if does(5) {
             features & offered
         } else {
@@ -144,7 +144,7 @@ impl Transport {
             let status = self.read(STATUS);
             let all = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
             assert_eq!(status, all, "the right order starts the device");
-            self.stage.rig.queues = drivers;
+            self.stage.fixture.queues = drivers;
             self.stage.events.clear();
             self.orderly = true;
         }
@@ -234,7 +234,7 @@ impl Transport {
     /// Makes a request on any queue, and notifies the queue through its register. Only a started device may
     /// answer.
     fn request(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        let Some(last) = self.stage.rig.queues.len().checked_sub(1) else {
+        let Some(last) = self.stage.fixture.queues.len().checked_sub(1) else {
             return Ok(());
         };
         let index = input.int_in_range(0..=last)?;
@@ -244,22 +244,22 @@ impl Transport {
         let len = input.int_in_range(1..=64)?;
         let bytes = input.bytes(len)?.to_vec();
         let room = input.int_in_range(0..=64)?;
-        let queue = &mut self.stage.rig.queues[index];
+        let queue = &mut self.stage.fixture.queues[index];
         while queue.reclaim().is_some() {}
         queue.request(&bytes, room);
         let mut regs = cpu(input)?;
         if self.stage.runs(0) {
             self.stage
-                .rig
+                .fixture
                 .vcpus
                 .leave(0, vpmu::ExitReason::Mmio, &mut regs);
         }
         self.write(QUEUE_NOTIFY, u32::try_from(index).expect("few"));
         if self.stage.runs(0) {
-            self.stage.rig.vcpus.enter(0);
+            self.stage.fixture.vcpus.enter(0);
         }
         let live = self.read(STATUS) & (DRIVER_OK | NEEDS_RESET) == DRIVER_OK;
-        let answered = self.stage.rig.queues[index].reclaim().is_some();
+        let answered = self.stage.fixture.queues[index].reclaim().is_some();
         assert!(live || !answered, "a device that was not started answers");
         let served = index != 1;
         assert!(

@@ -45,7 +45,7 @@ enum Kind {
 
 /// Offset and type of a counter with a single value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct ValueField {
     /// Its offset in the file.
     offset: u64,
     kind: Kind,
@@ -56,7 +56,7 @@ struct Place {
 pub struct Stats {
     file: File,
     /// Counters with a single value, by name.
-    counters: BTreeMap<String, Place>,
+    counters: BTreeMap<String, ValueField>,
 }
 
 impl Stats {
@@ -76,7 +76,7 @@ impl Stats {
         Ok(Self { file, counters })
     }
 
-    fn read(&self, place: Place) -> Option<u64> {
+    fn read(&self, place: ValueField) -> Option<u64> {
         let mut value = [0; 8];
         self.file.read_exact_at(&mut value, place.offset).ok()?;
         Some(u64::from_ne_bytes(value))
@@ -93,7 +93,7 @@ struct Kept {
 
 impl Kept {
     /// Reads the value at `place` and combines it with the counter `name` from earlier boots.
-    fn total(&self, name: &str, place: Place) -> Option<u64> {
+    fn total(&self, name: &str, place: ValueField) -> Option<u64> {
         let now = self.now.as_ref()?.read(place)?;
         let past = self.past.as_ref().and_then(|past| past.get(name));
         Some(joined(place.kind, past.copied().unwrap_or(0), now))
@@ -194,7 +194,7 @@ fn u32_at(bytes: &[u8], offset: usize) -> io::Result<u32> {
 /// Finds the counters with a single value in a statistics file. `read_at(offset, bytes)` reads from the file.
 fn directory(
     read_at: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>,
-) -> io::Result<BTreeMap<String, Place>> {
+) -> io::Result<BTreeMap<String, ValueField>> {
     let mut header = [0; HEADER];
     read_at(0, &mut header)?;
     let name_size = u32_at(&header, 4)? as usize;
@@ -220,7 +220,7 @@ fn directory(
         let name = descriptor.get(DESCRIPTOR..).unwrap_or_default();
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
         if let (1, Some(kind)) = (elements, kind) {
-            let place = Place { offset, kind };
+            let place = ValueField { offset, kind };
             counters.insert(String::from_utf8_lossy(name).into_owned(), place);
         }
     }
@@ -255,7 +255,7 @@ mod tests {
         bytes
     }
 
-    fn parse(bytes: &[u8]) -> io::Result<BTreeMap<String, Place>> {
+    fn parse(bytes: &[u8]) -> io::Result<BTreeMap<String, ValueField>> {
         directory(&mut |offset, out| {
             let start = usize::try_from(offset).expect("small");
             let part = bytes.get(start..start + out.len()).ok_or_else(invalid)?;
@@ -273,7 +273,7 @@ mod tests {
         ]);
         let data = 40 + 3 * 32;
         let counters = parse(&bytes).expect("the documented layout");
-        let place = |offset, kind| Place { offset, kind };
+        let place = |offset, kind| ValueField { offset, kind };
         let (exits, longest) = (counters.get("exits"), counters.get("longest"));
         assert_eq!(exits, Some(&place(data + 8, Kind::Cumulative)));
         assert_eq!(longest, Some(&place(data + 176, Kind::Peak)));

@@ -25,7 +25,7 @@ struct Owner {
 
 /// Where an event counts.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct Target<'a> {
     /// A thread id; 0 for the calling thread, -1 for every task on `cpu`.
     pub pid: i32,
     /// A CPU number; -1 for any CPU.
@@ -34,7 +34,7 @@ pub struct Place<'a> {
     pub leader: Option<BorrowedFd<'a>>,
 }
 
-impl Place<'_> {
+impl Target<'_> {
     /// The calling thread, on any CPU.
     pub const HERE: Self = Self::thread(0);
 
@@ -79,7 +79,7 @@ fn check(result: c_int) -> io::Result<()> {
 ///
 /// # Errors
 /// The error of perf_event_open(2).
-pub fn open(attr: &perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
+pub fn open(attr: &perf_event_attr, place: Target<'_>) -> io::Result<OwnedFd> {
     let mut attr = *attr;
     attr.size = u32::try_from(size_of::<perf_event_attr>()).map_err(io::Error::other)?;
     let group = place.leader.map_or(-1, |leader| leader.as_raw_fd());

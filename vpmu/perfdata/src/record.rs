@@ -69,7 +69,7 @@ impl Record {
 
 /// The classification of a ring's record.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum RingRecord {
     /// A record for the file.
     Record(Record),
     /// A valid record of a type that is left out. LOST is left out because the file has the device's own count of
@@ -102,10 +102,10 @@ impl Form {
     }
 
     /// Classifies one record of the ring, which includes its header. `before` is the time of the previous record.
-    pub(crate) fn look(&self, record: &[u8], before: u64) -> Found {
+    pub(crate) fn look(&self, record: &[u8], before: u64) -> RingRecord {
         let (words, cut) = record.as_chunks();
         let Some((header, body)) = words.split_first().filter(|_| cut.is_empty()) else {
-            return Found::Foreign;
+            return RingRecord::Foreign;
         };
         let header = Header::from_word(u64::from_le_bytes(*header));
         let body: Vec<u64> = body.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -113,10 +113,10 @@ impl Form {
         let found = match header.kind {
             TYPE_SAMPLE => self.sample(header.mode(), body, before),
             kind @ (TYPE_THROTTLE | TYPE_UNTHROTTLE) => self.throttle(kind, body),
-            TYPE_LOST | TYPE_READ | TYPE_AUX | TYPE_ITRACE_START => return Found::Other,
+            TYPE_LOST | TYPE_READ | TYPE_AUX | TYPE_ITRACE_START => return RingRecord::Other,
             _ => None,
         };
-        found.map_or(Found::Foreign, Found::Record)
+        found.map_or(RingRecord::Foreign, RingRecord::Record)
     }
 
     fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 use vpmu::{History, PersistentStatus};
 use vpmu_perf::record::{TYPE_LOST, TYPE_SAMPLE};
 
-use crate::record::{Form, Found, Record};
+use crate::record::{Form, Record, RingRecord};
 
 /// perf stores a record's length in 16 bits.
 const RECORD_MAX: usize = 65_528;
@@ -38,7 +38,7 @@ impl<'a> Stream<'a> {
         let mut now = 0;
         for record in history.iter() {
             match stream.form.look(record, now) {
-                Found::Record(record) => {
+                RingRecord::Record(record) => {
                     now = record.time;
                     match stream.length(&record) {
                         Some(length) => {
@@ -49,8 +49,8 @@ impl<'a> Stream<'a> {
                         None => stream.left_out += 1,
                     }
                 }
-                Found::Other => {}
-                Found::Foreign => stream.left_out += 1,
+                RingRecord::Other => {}
+                RingRecord::Foreign => stream.left_out += 1,
             }
         }
         if let Some(lost) = stream.lost(now) {
@@ -68,7 +68,7 @@ impl<'a> Stream<'a> {
         let mut ended = false;
         std::iter::from_fn(move || {
             for record in ring.by_ref() {
-                if let Found::Record(record) = form.look(record, now) {
+                if let RingRecord::Record(record) = form.look(record, now) {
                     now = record.time;
                     if length(&form, &record).is_some() {
                         return Some(record);

@@ -24,7 +24,7 @@ struct Span {
     /// Number of bytes lost because there was no room or the pages were not writable.
     lost: u64,
     /// Whether the driver was notified in this span.
-    told: bool,
+    notified: bool,
 }
 
 impl DriverOwned {
@@ -50,7 +50,7 @@ impl DriverOwned {
             event: span.event,
             room: span.room,
             lost: span.lost,
-            told: span.told,
+            told: span.notified,
         });
         SavedKeeper::Driver { span }
     }
@@ -76,7 +76,7 @@ impl DriverOwned {
             event: span.event,
             room: span.room,
             lost: span.lost,
-            told: span.told,
+            notified: span.told,
         });
         Ok(Self {
             writer,
@@ -100,7 +100,7 @@ impl DriverOwned {
             event,
             room,
             lost: 0,
-            told: false,
+            notified: false,
         });
         Ok(())
     }
@@ -144,7 +144,7 @@ impl DriverOwned {
                 true
             }
         };
-        let wake = due && !std::mem::replace(&mut span.told, true);
+        let wake = due && !std::mem::replace(&mut span.notified, true);
         Appended {
             whole: placed.is_ok(),
             written: head.wrapping_sub(before),

@@ -17,7 +17,7 @@ use vm_memory::GuestAddress;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use self::reply::Room;
+use self::reply::ReplyBuffer;
 use self::request::{Maker, Terms, needs_guest_ips, period, steers};
 pub(crate) use self::saving::Driver;
 use self::sinks::{Extinct, Moved, Sinks};
@@ -480,7 +480,7 @@ impl Control {
     fn answer(&mut self, chain: &Chain) -> Result<u32, BadChain> {
         let request = self.copy_request(chain)?;
         let (bytes, writer) = chain.writer()?;
-        let room = Room { bytes, writer };
+        let room = ReplyBuffer { bytes, writer };
         let header = ControlHeader::read_from_prefix(&request);
         let Some((header, _)) = header.ok().filter(|(header, _)| header.reserved.get() == 0) else {
             return room.simple(|| Err(Errno::EINVAL));
@@ -1618,11 +1618,11 @@ impl Control {
     /// # Errors
     /// `EIO` or the host's error if the event is in the error state. `ENOENT` if the event was closed in the meantime.
     pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
-        let shown = self.with_event(id, |state| {
+        let published = self.with_event(id, |state| {
             state.flush_batched();
-            state.show_all(id)
+            state.publish_all(id)
         });
-        shown.unwrap_or(Err(Errno::ENOENT))
+        published.unwrap_or(Err(Errno::ENOENT))
     }
 }
 

@@ -10,19 +10,19 @@ use crate::queues::{BadChain, put};
 use crate::refusal::Refusal;
 
 /// The driver's buffer for an answer.
-pub(super) struct Room<W> {
+pub(super) struct ReplyBuffer<W> {
     pub(super) bytes: usize,
     pub(super) writer: W,
 }
 
-impl<W: Write> Room<W> {
+impl<W: Write> ReplyBuffer<W> {
     /// Calls `act`, and writes its result in a [`ControlReply`] with the value zero. If the buffer is too small for the
     /// reply, fails without calling `act`.
     pub(super) fn simple(self, act: impl FnOnce() -> Result<(), Errno>) -> Result<u32, BadChain> {
         self.valued(|| act().map(|()| 0))
     }
 
-    /// Like [`Room::simple`], but writes the value that `act` returns.
+    /// Like [`ReplyBuffer::simple`], but writes the value that `act` returns.
     pub(super) fn valued(
         mut self,
         act: impl FnOnce() -> Result<u32, Errno>,

@@ -24,7 +24,7 @@ use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
 use crate::save::{Fault, SavedLife};
 use crate::settings::CountMode;
-use crate::shard::{Cpu, Lease, Place, RoomLimit};
+use crate::shard::{Cpu, Lease, RunLimit, RunSlot};
 use crate::sink::Sink;
 use crate::source::{Engine, Overflows, Rate, Reading, Request, Sampling};
 use crate::tasks::Task;
@@ -91,10 +91,10 @@ pub(crate) struct Event {
     failed: bool,
     backing: Backing,
     active: Option<Active>,
-    /// The part of the vCPU's [`RoomLimit`] that the event's own counter uses. An operator's event does not
+    /// The part of the vCPU's [`RunLimit`] that the event's own counter uses. An operator's event does not
     /// count towards that limit.
-    place: Option<Place>,
-    /// The number of the event's last wait for a [`Place`]. Each wait on the vCPU has a different number.
+    slot: Option<RunSlot>,
+    /// The number of the event's last wait for a [`RunSlot`]. Each wait on the vCPU has a different number.
     wait: u64,
     count: u64,
     enabled_ticks: u64,
@@ -125,7 +125,7 @@ impl Event {
             silent: false,
             failed: false,
             active: None,
-            place: None,
+            slot: None,
             wait: 0,
             count: 0,
             enabled_ticks: 0,
@@ -378,7 +378,7 @@ impl Event {
     pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         work::charge(1);
         self.prepare(cpu)?;
-        let waits = !self.paused && !self.has_place(cpu)?;
+        let waits = !self.paused && !self.has_slot(cpu)?;
         let base = match self.backing.counter(cpu.index) {
             Some(open) => {
                 if !self.paused && !waits {
@@ -401,27 +401,27 @@ impl Event {
         Ok(())
     }
 
-    /// Reserves a [`Place`] on `cpu` for the event's own counter, if the counter needs one and has none yet.
+    /// Reserves a [`RunSlot`] on `cpu` for the event's own counter, if the counter needs one and has none yet.
     /// Returns whether the event may count there.
     ///
     /// # Errors
-    /// `ENOSPC` if the vCPU's [`RoomLimit`] is reached and the event is pinned.
-    fn has_place(&mut self, cpu: &Cpu) -> io::Result<bool> {
+    /// `ENOSPC` if the vCPU's [`RunLimit`] is reached and the event is pinned.
+    fn has_slot(&mut self, cpu: &Cpu) -> io::Result<bool> {
         if !self.backing.is_own() || self.is_operators() {
             return Ok(true);
         }
-        if self.place.is_none() {
-            self.place = cpu.take_place(self.interrupts());
+        if self.slot.is_none() {
+            self.slot = cpu.take_slot(self.interrupts());
         }
-        match self.place.is_none() && self.spec.has(OPEN_PINNED) {
+        match self.slot.is_none() && self.spec.has(OPEN_PINNED) {
             true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-            false => Ok(self.place.is_some()),
+            false => Ok(self.slot.is_some()),
         }
     }
 
-    /// Frees the [`Place`] of the event's counter, and ends any wait for a place. The counter must be stopped.
-    fn leave_place(&mut self) {
-        self.place = None;
+    /// Frees the [`RunSlot`] of the event's counter, and ends any wait for a slot. The counter must be stopped.
+    fn leave_slot(&mut self) {
+        self.slot = None;
         if let Some(active) = &mut self.active {
             active.waits = false;
         }
@@ -448,8 +448,8 @@ impl Event {
         self.is_waiting() && self.wait == number
     }
 
-    /// If the event's counter is waiting for a [`Place`] and can now get one, starts the counter. Returns whether it is
-    /// still waiting.
+    /// If the event's counter is waiting for a [`RunSlot`] and can now get one, starts the counter. Returns whether it
+    /// is still waiting.
     ///
     /// # Errors
     /// See [`Event::start`].
@@ -458,7 +458,7 @@ impl Event {
             return Ok(false);
         }
         work::charge(1);
-        if !self.has_place(cpu)? {
+        if !self.has_slot(cpu)? {
             return Ok(true);
         }
         self.update(cpu)?;
@@ -498,7 +498,7 @@ impl Event {
         let Some(active) = self.active.take() else {
             return Ok(());
         };
-        self.place = None;
+        self.slot = None;
         if let Some(open) = self.backing.counter(active.vcpu).filter(|_| !active.waits) {
             cpu.hold_own();
             open.stop()?;
@@ -534,7 +534,7 @@ impl Event {
     /// must release the leases.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;
-        self.place = None;
+        self.slot = None;
         self.failed = true;
         self.publish_on();
         self.backing.take_counters()
@@ -559,10 +559,10 @@ impl Event {
         self.update(cpu)?;
         self.paused = paused;
         if paused {
-            self.leave_place();
+            self.leave_slot();
             return Ok(());
         }
-        let waits = self.active.is_some() && !self.has_place(cpu)?;
+        let waits = self.active.is_some() && !self.has_slot(cpu)?;
         if let Some(active) = &mut self.active {
             active.waits = waits;
         }
@@ -573,7 +573,7 @@ impl Event {
         self.run(cpu, true)
     }
 
-    /// Starts or stops the event's own host counter, if the event is active and is not waiting for a [`Place`].
+    /// Starts or stops the event's own host counter, if the event is active and is not waiting for a [`RunSlot`].
     fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
         let vcpu = self.active_on().filter(|_| !self.is_waiting());
         match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
@@ -610,16 +610,16 @@ impl Event {
     /// # Errors
     /// See [`Event::start`]. `ENOSPC` if the new rate would exceed the vCPU's limit on interrupts. In that case, the
     /// period does not change.
-    pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
+    pub(crate) fn set_period(&mut self, period: Period, limit: RunLimit) -> io::Result<()> {
         let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
-        if let Some(place) = &mut self.place
-            && !place.change(limit, after)
+        if let Some(slot) = &mut self.slot
+            && !slot.change(limit, after)
         {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         let changed = self.change_period(period);
-        if let Some(place) = self.place.as_mut().filter(|_| changed.is_err()) {
-            place.change(limit, before);
+        if let Some(slot) = self.slot.as_mut().filter(|_| changed.is_err()) {
+            slot.change(limit, before);
         }
         changed
     }

@@ -10,7 +10,7 @@ use crate::record::{
 };
 use crate::ring::Wakeup;
 use crate::source::Rate;
-use crate::walk::CaptureSpec;
+use crate::unwind::CaptureSpec;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 

@@ -140,13 +140,13 @@ mod tests {
 
     #[test]
     fn counter_is_closed_on_the_thread_that_began_at_the_start() {
-        let (tell, told) = sync_channel(2);
+        let (tell, reported) = sync_channel(2);
         let begun = tell.clone();
         let begin = move || begun.send(thread::current().id()).map_err(io::Error::other);
         let closer = Closer::start(begin).expect("a thread");
         closer.close(Box::new(Dropped(tell)));
-        let made = told.recv().expect("it begins before `start` returns");
-        assert_eq!(told.recv().expect("closed"), made);
+        let made = reported.recv().expect("it begins before `start` returns");
+        assert_eq!(reported.recv().expect("closed"), made);
         assert_ne!(made, thread::current().id());
     }
 

@@ -148,13 +148,13 @@ mod tests {
     #[test]
     fn counter_that_a_group_refuses_joins_another_group() {
         let mut set = PerfSet::new(sys::thread(), CpuPmu::default());
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         let (end, ended) = channel::<()>();
         let strange = thread::spawn(move || {
             tell.send(sys::thread()).unwrap();
             ended.recv().unwrap_err();
         });
-        add_strange_group(&mut set, told.recv().unwrap());
+        add_strange_group(&mut set, reported.recv().unwrap());
 
         // No host has software event 99, so it cannot be added. This error does not close the group to other counters.
         assert_eq!(

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use libc::c_int;
 use vpmu_perf::bindings::perf_event_attr;
-use vpmu_perf::call::{self, Place, Scope};
+use vpmu_perf::call::{self, Scope, Target};
 pub(super) use vpmu_perf::call::{announce, set_period, thread};
 
 /// Number of file descriptors that events leave to the rest of the process. A guest may open as many events as
@@ -18,7 +18,7 @@ pub(super) const LEFT_TO_OTHERS: u64 = 32;
 
 /// Opens a perf event that counts `thread` on any CPU. 0 is the calling thread.
 pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
-    open_at(attr, Place::thread(thread))
+    open_at(attr, Target::thread(thread))
 }
 
 /// Like [`open`], but in the group of `leader`. The event counts only while the leader is also enabled.
@@ -26,14 +26,14 @@ pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) ->
     let leader = Some(leader.as_fd());
     open_at(
         attr,
-        Place {
+        Target {
             leader,
-            ..Place::thread(thread)
+            ..Target::thread(thread)
         },
     )
 }
 
-fn open_at(attr: &perf_event_attr, place: Place<'_>) -> io::Result<File> {
+fn open_at(attr: &perf_event_attr, place: Target<'_>) -> io::Result<File> {
     let event = File::from(call::open(attr, place)?);
     match u64::try_from(event.as_raw_fd()).is_ok_and(|fd| fd < most_descriptors()) {
         true => Ok(event),

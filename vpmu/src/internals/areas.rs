@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::event::EventSpec;
 use crate::memory::{Memory, View};
 use crate::notices::Notices;
-use crate::record::{Layout, Origin};
+use crate::record::{Layout, SampleId};
 use crate::ring::{Ring, RingMode, Wakeup};
 use crate::shard::Writer;
 use crate::sink::{Flush, Sink};
@@ -151,7 +151,7 @@ impl Tracer {
         let mut written = 0;
         for _ in 0..packets {
             self.time += 1;
-            let origin = Origin {
+            let sample_id = SampleId {
                 pid: 1,
                 tid: 2,
                 time: self.time,
@@ -179,12 +179,12 @@ impl Tracer {
             let (sink, trace) = (Some(&self.sink), &mut self.trace);
             let whole = self
                 .writer
-                .produce(sink, &self.spec, &origin, self.time, trace, packet);
+                .produce(sink, &self.spec, &sample_id, self.time, trace, packet);
             written += u64::from(whole);
         }
-        let origin = Origin::default();
+        let sample_id = SampleId::default();
         self.writer
-            .flush(Some(&self.sink), &self.spec, &origin, Flush::Owed);
+            .flush(Some(&self.sink), &self.spec, &sample_id, Flush::Owed);
         keep_up(&self.memory);
         written
     }

@@ -5,7 +5,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 use crate::arch::{self, CpuState};
 use crate::machine::GuestRegs;
 use crate::memory::View;
-use crate::walk::{Capture, CaptureSpec, CpuContext};
+use crate::unwind::{CaptureSpec, CpuContext, SampleCapture};
 
 /// Guest-physical address of the page tables. The stack follows them, at `STACK`.
 const TABLES: u64 = 0x1000;
@@ -19,7 +19,7 @@ const FRAME: u64 = 0x80;
 pub struct Callers {
     memory: GuestMemoryMmap,
     cpu: CpuState,
-    capture: Capture,
+    capture: SampleCapture,
 }
 
 impl Callers {
@@ -56,7 +56,7 @@ impl Callers {
         Ok(Self {
             memory,
             cpu: arch::program(TABLES),
-            capture: Capture::default(),
+            capture: SampleCapture::default(),
         })
     }
 

@@ -114,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
     use zerocopy::IntoBytes;
 
-    use super::super::{Member, Origin, Reading, Record, Regs, Sample};
+    use super::super::{Member, Reading, Record, Regs, Sample, SampleId};
     use super::*;
 
     const ALL: u64 = crate::abi::SAMPLE_ALLOWED;
@@ -130,16 +130,16 @@ mod tests {
         }
     }
 
-    fn origin() -> Origin {
-        Origin {
+    fn sample_id() -> SampleId {
+        SampleId {
             id: 7,
             stream_id: 8,
-            ..Origin::default()
+            ..SampleId::default()
         }
     }
 
     fn records(layout: &Layout) -> Vec<Vec<u8>> {
-        let (origin, mut record) = (origin(), Record::default());
+        let (sample_id, mut record) = (sample_id(), Record::default());
         let members = [Member::default(); 3];
         let regs = Some(Regs {
             abi: 2,
@@ -158,13 +158,13 @@ mod tests {
         };
         vec![
             record
-                .sample(layout, &origin, &sample)
+                .sample(layout, &sample_id, &sample)
                 .expect("short")
                 .as_bytes()
                 .to_vec(),
-            record.lost(layout, &origin, 3).as_bytes().to_vec(),
-            record.throttle(layout, &origin).as_bytes().to_vec(),
-            record.unthrottle(layout, &origin).as_bytes().to_vec(),
+            record.lost(layout, &sample_id, 3).as_bytes().to_vec(),
+            record.throttle(layout, &sample_id).as_bytes().to_vec(),
+            record.unthrottle(layout, &sample_id).as_bytes().to_vec(),
         ]
     }
 
@@ -197,7 +197,7 @@ mod tests {
             assert!(!admits(&layout, &record, 6));
         }
         let of_read = Record::default()
-            .itrace_start(&layout, &origin())
+            .itrace_start(&layout, &sample_id())
             .as_bytes()
             .to_vec();
         assert!(!admits(&layout, &of_read, 7), "a record of another kind");

@@ -65,7 +65,7 @@ impl Layout {
     derive(serde::Serialize, serde::Deserialize),
     serde(deny_unknown_fields)
 )]
-pub(crate) struct Origin {
+pub(crate) struct SampleId {
     pub(crate) pid: u32,
     pub(crate) tid: u32,
     /// Guest nanoseconds.
@@ -77,7 +77,7 @@ pub(crate) struct Origin {
     pub(crate) vcpu: u32,
 }
 
-impl Origin {
+impl SampleId {
     fn task(&self) -> u64 {
         u64::from(self.tid) << 32 | u64::from(self.pid)
     }
@@ -109,37 +109,37 @@ impl Record {
     }
 
     /// Builds `PERF_RECORD_LOST`.
-    pub(crate) fn lost(&mut self, layout: &Layout, origin: &Origin, lost: u64) -> &[u64] {
+    pub(crate) fn lost(&mut self, layout: &Layout, sample_id: &SampleId, lost: u64) -> &[u64] {
         self.begin();
-        self.push(origin.id);
+        self.push(sample_id.id);
         self.push(lost);
-        self.trailer(layout, origin);
+        self.trailer(layout, sample_id);
         self.finish(TYPE_LOST)
     }
 
     /// Builds `PERF_RECORD_THROTTLE`.
-    pub(crate) fn throttle(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
-        self.throttling(layout, origin, TYPE_THROTTLE)
+    pub(crate) fn throttle(&mut self, layout: &Layout, sample_id: &SampleId) -> &[u64] {
+        self.throttling(layout, sample_id, TYPE_THROTTLE)
     }
 
     /// Builds `PERF_RECORD_UNTHROTTLE`.
-    pub(crate) fn unthrottle(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
-        self.throttling(layout, origin, TYPE_UNTHROTTLE)
+    pub(crate) fn unthrottle(&mut self, layout: &Layout, sample_id: &SampleId) -> &[u64] {
+        self.throttling(layout, sample_id, TYPE_UNTHROTTLE)
     }
 
     /// Builds `PERF_RECORD_AUX`, which reports a chunk of the AUX area.
-    pub(crate) fn aux(&mut self, layout: &Layout, origin: &Origin, chunk: &Chunk) -> &[u64] {
+    pub(crate) fn aux(&mut self, layout: &Layout, sample_id: &SampleId, chunk: &Chunk) -> &[u64] {
         self.begin();
         self.push_all(&[chunk.offset, chunk.size, chunk.flags]);
-        self.trailer(layout, origin);
+        self.trailer(layout, sample_id);
         self.finish(TYPE_AUX)
     }
 
     /// Builds `PERF_RECORD_ITRACE_START`, which reports the start of a trace and the task running at that time.
-    pub(crate) fn itrace_start(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
+    pub(crate) fn itrace_start(&mut self, layout: &Layout, sample_id: &SampleId) -> &[u64] {
         self.begin();
-        self.push(origin.task());
-        self.trailer(layout, origin);
+        self.push(sample_id.task());
+        self.trailer(layout, sample_id);
         self.finish(TYPE_ITRACE_START)
     }
 
@@ -150,13 +150,13 @@ impl Record {
     pub(crate) fn read(
         &mut self,
         layout: &Layout,
-        origin: &Origin,
+        sample_id: &SampleId,
         reading: &Reading<'_>,
     ) -> Result<&[u64], TooLong> {
         self.begin();
-        self.push(origin.task());
+        self.push(sample_id.task());
         self.push_reading(layout.read_format, reading);
-        self.trailer(layout, origin);
+        self.trailer(layout, sample_id);
         self.end(TYPE_READ, MODE_UNKNOWN)
     }
 
@@ -167,18 +167,18 @@ impl Record {
     pub(crate) fn sample(
         &mut self,
         layout: &Layout,
-        origin: &Origin,
+        sample_id: &SampleId,
         sample: &Sample<'_>,
     ) -> Result<&[u64], TooLong> {
         let fields = [
-            (SAMPLE_IDENTIFIER, origin.id),
+            (SAMPLE_IDENTIFIER, sample_id.id),
             (SAMPLE_IP, sample.ip),
-            (SAMPLE_TID, origin.task()),
-            (SAMPLE_TIME, origin.time),
+            (SAMPLE_TID, sample_id.task()),
+            (SAMPLE_TIME, sample_id.time),
             (SAMPLE_ADDR, sample.addr),
-            (SAMPLE_ID, origin.id),
-            (SAMPLE_STREAM_ID, origin.stream_id),
-            (SAMPLE_CPU, u64::from(origin.vcpu)),
+            (SAMPLE_ID, sample_id.id),
+            (SAMPLE_STREAM_ID, sample_id.stream_id),
+            (SAMPLE_CPU, u64::from(sample_id.vcpu)),
             (SAMPLE_PERIOD, sample.period),
         ];
         self.begin();
@@ -271,28 +271,28 @@ impl Record {
         }
     }
 
-    fn throttling(&mut self, layout: &Layout, origin: &Origin, kind: u32) -> &[u64] {
+    fn throttling(&mut self, layout: &Layout, sample_id: &SampleId, kind: u32) -> &[u64] {
         self.begin();
-        self.push(origin.time);
-        self.push(origin.id);
-        self.push(origin.stream_id);
-        self.trailer(layout, origin);
+        self.push(sample_id.time);
+        self.push(sample_id.id);
+        self.push(sample_id.stream_id);
+        self.trailer(layout, sample_id);
         self.finish(kind)
     }
 
     /// Appends the `sample_id` fields. If the event has `sample_id_all`, every record except a sample ends with these
     /// fields.
-    fn trailer(&mut self, layout: &Layout, origin: &Origin) {
+    fn trailer(&mut self, layout: &Layout, sample_id: &SampleId) {
         if !layout.sample_id_all {
             return;
         }
         let fields = [
-            (SAMPLE_TID, origin.task()),
-            (SAMPLE_TIME, origin.time),
-            (SAMPLE_ID, origin.id),
-            (SAMPLE_STREAM_ID, origin.stream_id),
-            (SAMPLE_CPU, u64::from(origin.vcpu)),
-            (SAMPLE_IDENTIFIER, origin.id),
+            (SAMPLE_TID, sample_id.task()),
+            (SAMPLE_TIME, sample_id.time),
+            (SAMPLE_ID, sample_id.id),
+            (SAMPLE_STREAM_ID, sample_id.stream_id),
+            (SAMPLE_CPU, u64::from(sample_id.vcpu)),
+            (SAMPLE_IDENTIFIER, sample_id.id),
         ];
         self.push_chosen(layout, &fields);
     }

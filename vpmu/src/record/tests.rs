@@ -3,7 +3,7 @@
 use super::*;
 use crate::abi::SAMPLE_ALLOWED;
 
-const ORIGIN: Origin = Origin {
+const ORIGIN: SampleId = SampleId {
     pid: 7,
     tid: 8,
     time: 99,

@@ -268,9 +268,9 @@ impl Ring {
     }
 
     /// Writes a count and its times to the metadata page.
-    pub(crate) fn show(&mut self, memory: &View<'_>, counts: &CountSnapshot) {
+    pub(crate) fn update_page(&mut self, memory: &View<'_>, counts: &CountSnapshot) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
-            .and_then(|pages| user_page::show(&pages, &mut self.sequence, counts));
+            .and_then(|pages| user_page::update(&pages, &mut self.sequence, counts));
         if let Err(error) = shown {
             log::debug!("cannot write the metadata page of a ring: {error}");
         }

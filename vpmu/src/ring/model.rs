@@ -11,10 +11,10 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 
 use super::producer::{DATA_HEAD, DATA_TAIL};
-use super::user_page::{COUNT, LOCK, show};
+use super::user_page::{COUNT, LOCK, update};
 use super::*;
 use crate::pages::Pages;
-use crate::record::{Layout, Origin};
+use crate::record::{Layout, SampleId};
 
 /// Number of words in the data. A record has three words, so eight words hold two records and the first part of a third
 /// record, whose rest wraps around.
@@ -105,12 +105,12 @@ impl Pages for Model {
 
 /// The records that a reader read.
 #[derive(Default)]
-struct Found {
+struct ReadRecords {
     numbers: Vec<u64>,
     lost: u64,
 }
 
-impl Found {
+impl ReadRecords {
     /// Reads the records in `from..to`.
     fn read(&mut self, shared: &Shared, from: u64, to: u64) {
         let mut at = from;
@@ -151,10 +151,10 @@ fn record(number: u64) -> [u64; 3] {
     [RECORD_HEADER, number, !number].map(u64::to_le)
 }
 
-fn context<'a>(layout: &'a Layout, origin: &'a Origin) -> WriteContext<'a> {
+fn context<'a>(layout: &'a Layout, sample_id: &'a SampleId) -> WriteContext<'a> {
     WriteContext {
         layout,
-        origin,
+        sample_id,
         wakeup: Wakeup::Page,
     }
 }
@@ -167,7 +167,7 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
         let reader = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                let (mut found, mut tail) = (Found::default(), 0);
+                let (mut found, mut tail) = (ReadRecords::default(), 0);
                 for _ in 0..looks {
                     found.look(&shared, &mut tail, backward);
                 }
@@ -179,19 +179,20 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
             backward,
         };
         let mut producer = Producer::new(WORDS * 8, mode);
-        let (layout, origin) = (Layout::default(), Origin::default());
+        let (layout, sample_id) = (Layout::default(), SampleId::default());
         let (mut produced, mut written) = (0, 0);
         for &burst in bursts {
             let mut session = Session::new(&mut producer, Model(Arc::clone(&shared)));
             for _ in 0..burst {
                 produced += 1;
-                let outcome = session.write(&record(produced), &context(&layout, &origin));
+                let outcome = session.write(&record(produced), &context(&layout, &sample_id));
                 written += u64::from(outcome.written);
             }
         }
         let (mut found, mut tail) = reader.join().expect("the reader");
         found.look(&shared, &mut tail, backward);
-        Session::new(&mut producer, Model(Arc::clone(&shared))).flush(&context(&layout, &origin));
+        Session::new(&mut producer, Model(Arc::clone(&shared)))
+            .flush(&context(&layout, &sample_id));
         found.look(&shared, &mut tail, backward);
         assert_eq!(found.numbers.len() as u64, written);
         assert_eq!(
@@ -252,7 +253,7 @@ fn count_and_times_are_read_consistently() {
                 time_running: 0,
                 growing_since: None,
             };
-            show(&model, &mut sequence, &counts).expect("a model");
+            update(&model, &mut sequence, &counts).expect("a model");
         }
         reader.join().expect("the reader");
     });

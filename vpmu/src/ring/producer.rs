@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::pages::{self, Pages};
-use crate::record::{Layout, Origin, Record};
+use crate::record::{Layout, Record, SampleId};
 use crate::save::{Fault, SavedRing};
 
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
@@ -36,8 +36,8 @@ pub(crate) enum Wakeup {
 pub(crate) struct WriteContext<'a> {
     /// The layout of the event's records.
     pub(crate) layout: &'a Layout,
-    /// The record's origin. A `PERF_RECORD_LOST` that is written just before the record gets the same origin.
-    pub(crate) origin: &'a Origin,
+    /// The record's sample id. A `PERF_RECORD_LOST` that is written just before the record gets the same sample id.
+    pub(crate) sample_id: &'a SampleId,
     pub(crate) wakeup: Wakeup,
 }
 
@@ -202,7 +202,7 @@ impl Producer {
             return self.place(pages, &[], record, samples, context.wakeup);
         }
         let mut loss = std::mem::take(&mut self.loss);
-        let before = loss.lost(context.layout, context.origin, self.lost);
+        let before = loss.lost(context.layout, context.sample_id, self.lost);
         let outcome = self.place(pages, before, record, samples, context.wakeup);
         self.loss = loss;
         outcome

@@ -71,7 +71,7 @@ pub(super) fn retime(
 }
 
 /// Writes `counts` to the page. `sequence` is the value of the sequence lock, which is even before and after the write.
-pub(super) fn show(
+pub(super) fn update(
     pages: &impl Pages,
     sequence: &mut u32,
     counts: &CountSnapshot,

@@ -6,7 +6,7 @@ use crate::area::Chunk;
 use crate::event::Context;
 use crate::links::Role;
 use crate::metrics::{ExitCounts, Metrics};
-use crate::record::{Layout, Origin};
+use crate::record::{Layout, SampleId};
 use crate::ring::Wakeup;
 use crate::tasks::Task;
 
@@ -240,7 +240,7 @@ saved! {
     pub(crate) struct SavedPendingAux {
         pub(crate) chunk: Chunk,
         pub(crate) layout: Layout,
-        pub(crate) origin: Origin,
+        pub(crate) origin: SampleId,
     }
 
     /// An event that starts or stops another.

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{Place, Room};
+use super::{RunSlot, RunSlots};
 use crate::backend::Backend;
 use crate::refusal::Refusal;
 use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
@@ -21,7 +21,7 @@ pub(crate) struct Cpu {
     /// Number of earlier threads of the vCPU.
     threads: u64,
     /// Room for the guest's sampling counters.
-    room: Room,
+    slots: RunSlots,
     /// The thread for which [`Cpu::hold_own`] holds back the start of counters. `None` after [`Cpu::release_own`].
     held: Option<i32>,
     /// Cached readings of the guest's TSC, exits and halts. Each is read at most once while the shard is
@@ -41,7 +41,7 @@ impl Cpu {
             vcpu,
             counters: Counters::default(),
             threads: 0,
-            room: Room::default(),
+            slots: RunSlots::default(),
             held: None,
             now: None,
             exits: None,
@@ -119,20 +119,20 @@ impl Cpu {
         self.refusal.take()
     }
 
-    /// Takes a place for a counter with `rate` interrupts per second. Returns `None` if the vCPU's limits do not allow
+    /// Takes a slot for a counter with `rate` interrupts per second. Returns `None` if the vCPU's limits do not allow
     /// another such counter. The event must then wait.
-    pub(crate) fn take_place(&self, rate: u64) -> Option<Place> {
-        self.room.take(self.backend.room_limit(), rate)
+    pub(crate) fn take_slot(&self, rate: u64) -> Option<RunSlot> {
+        self.slots.take(self.backend.run_limit(), rate)
     }
 
-    /// See [`Room::take_freed`].
+    /// See [`RunSlots::take_freed`].
     pub(crate) fn take_freed(&self) -> bool {
-        self.room.take_freed()
+        self.slots.take_freed()
     }
 
-    /// See [`Room::look_again`].
+    /// See [`RunSlots::look_again`].
     pub(crate) fn look_again(&self) {
-        self.room.look_again();
+        self.slots.look_again();
     }
 
     /// Holds back the start of counters that only one event uses, until [`Cpu::release_own`] starts them together. See

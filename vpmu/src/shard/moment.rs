@@ -5,11 +5,11 @@ use super::state::State;
 use crate::arch::CpuState;
 use crate::event::Event;
 use crate::machine::{GuestRegs, Registers};
-use crate::record::Origin;
+use crate::record::SampleId;
 use crate::source::Overflow;
 use crate::tasks::Task;
+use crate::unwind::CpuContext;
 use crate::vcpu::{ExitStamp, Hook};
-use crate::walk::CpuContext;
 
 /// The vCPU's state, the time and the running task at an overflow. Overflows that are found together share one
 /// moment.
@@ -29,10 +29,10 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// The origin (task, vCPU, time and event) of a record or packet that `event` writes for this overflow.
-    pub(super) fn origin(&self, event: &Event) -> Origin {
+    /// The sample id (task, vCPU, time and event) of a record or packet that `event` writes for this overflow.
+    pub(super) fn sample_id(&self, event: &Event) -> SampleId {
         let task = event.task.unwrap_or(self.task);
-        Origin {
+        SampleId {
             pid: task.pid,
             tid: task.tid,
             time: self.time,

@@ -28,24 +28,25 @@ use crate::links::Effect;
 use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::notices::Tell;
+use crate::notices::NoticeChange;
 use crate::pages::GuestPages;
 use crate::period::Period;
 use crate::producer::AuxError;
 use crate::queues::{DeviceQueue, QueueState};
 use crate::record::{
-    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
+    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, Member, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
     SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
+    SampleId,
 };
 use crate::ring::{CountSnapshot, Session, Wakeup};
 use crate::save::SavedQueue;
 use crate::sink::{Flush, Sink};
 use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
 use crate::tasks::{Task, TaskHistory, Tasks};
-use crate::throttle::{Allowance, SamplingTime, Verdict};
-use crate::trace::{Found, OpenExit, Packet};
+use crate::throttle::{BudgetShare, SamplingTime, Verdict};
+use crate::trace::{OpenExit, OverflowBatch, Packet};
+use crate::unwind::{CpuContext, SampleCapture};
 use crate::vcpu::{ExitStamp, Hook, exit_matches};
-use crate::walk::{Capture, CpuContext};
 use crate::work;
 use vpmu_perf::field::FORMAT_GROUP;
 
@@ -162,7 +163,7 @@ pub(crate) struct State {
     sampled_exit: (u64, Option<CpuContext>),
     open_exit: ClaimedExit,
     /// Callchain, registers and stack of the sample under construction.
-    capture: Capture,
+    capture: SampleCapture,
     /// Overflows that the host recorded and that must be written to rings.
     merge: Merge,
     /// Buffer for the overflows that are being written. It is kept so that its memory can be reused.
@@ -173,7 +174,7 @@ pub(crate) struct State {
     /// Events whose counters wait for room.
     waits: Waits,
     /// The part of the guest's sampling budget that this shard has taken but not used yet.
-    allowance: Allowance,
+    budget_share: BudgetShare,
     /// Time that the vCPU spent on samples of the guest's events.
     sampling: SamplingTime,
     /// The host's TSC at the earliest overflow of the guest's events that was found at this exit.
@@ -193,13 +194,13 @@ impl State {
             overflows: OverflowQueue::default(),
             sampled_exit: (0, None),
             open_exit: ClaimedExit::default(),
-            capture: Capture::default(),
+            capture: SampleCapture::default(),
             merge: Merge::default(),
             batch: Vec::new(),
             collecting: false,
             errands: Vec::new(),
             waits: Waits::default(),
-            allowance: Allowance::default(),
+            budget_share: BudgetShare::default(),
             sampling: SamplingTime::default(),
             first_overflow: None,
         }
@@ -261,9 +262,9 @@ impl State {
     }
 
     /// Writes an event's counts, as of its last update, to the metadata page of its own ring.
-    pub(crate) fn show(&self, id: u64) {
+    pub(crate) fn update_page(&self, id: u64) {
         if let Some(event) = self.events.get(&id) {
-            show(event, self.cpu.backend.clock);
+            update_page(event, self.cpu.backend.clock);
         }
     }
 
@@ -365,7 +366,7 @@ impl State {
         let started = self.start(id);
         if started.is_err() {
             self.events.remove(&id);
-            self.writer.tell(Tell::Forget(id));
+            self.writer.notice(NoticeChange::Forget(id));
         }
         started.map_err(|errno| self.deny(errno))
     }
@@ -401,7 +402,7 @@ impl State {
         let Some(mut event) = self.events.remove(&id) else {
             return;
         };
-        self.writer.tell(Tell::Forget(id));
+        self.writer.notice(NoticeChange::Forget(id));
         // The driver may have granted space to the event, in an area that the driver manages. End this grant, so that
         // the driver can grant space to other events of the same family.
         let _ = event.sink.as_ref().map(|sink| sink.finish(id));
@@ -477,7 +478,7 @@ impl State {
         self.hooks.add(event, &self.cpu.vcpu);
         let collects = event.is_batched() || event.is_throttled();
         let traces = event.spec.is_trace();
-        show(event, self.cpu.backend.clock);
+        update_page(event, self.cpu.backend.clock);
         self.note_wait(id);
         if collects {
             self.start_collecting();
@@ -592,7 +593,7 @@ impl State {
             }
             _ => return Err(Errno::EINVAL),
         };
-        let changed = event.set_period(period, self.cpu.backend.room_limit());
+        let changed = event.set_period(period, self.cpu.backend.run_limit());
         if event.is_waiting() {
             // If the new rate is lower, it may fit within the limit on the total rate.
             self.cpu.look_again();
@@ -729,7 +730,7 @@ impl State {
         if let Some(event) = self.events.get(&id) {
             event.publish_counts();
             if event.sink.is_some() {
-                show(event, self.cpu.backend.clock);
+                update_page(event, self.cpu.backend.clock);
                 self.flush(id);
             }
         }
@@ -750,7 +751,7 @@ impl State {
             let leases = event.fail();
             self.release(leases);
             let refusal = self.cpu.take_refusal();
-            self.writer.tell(Tell::Fail(id, refusal));
+            self.writer.notice(NoticeChange::Fail(id, refusal));
             self.each_member(id, Self::stop, Errand::Stop);
         }
         errno
@@ -787,21 +788,21 @@ impl State {
     /// of the published data to the ring, if the record fits.
     pub(crate) fn close_area(&mut self, id: u64) {
         if let Some(event) = self.events.get(&id) {
-            let origin = self.origin(event);
+            let sample_id = self.sample_id(event);
             let sink = event.sink.as_deref();
             self.writer
-                .flush(sink, &event.spec, &origin, Flush::CloseArea);
+                .flush(sink, &event.spec, &sample_id, Flush::CloseArea);
         }
     }
 
-    /// The origin (task, vCPU, time and event) of a record that the event would write now.
-    fn origin(&self, event: &Event) -> Origin {
+    /// The sample id (task, vCPU, time and event) of a record that the event would write now.
+    fn sample_id(&self, event: &Event) -> SampleId {
         let task = match event.context {
             Context::Vcpu(_) => self.writer.running(),
             // Unknown if its task has never run.
             Context::Task(_) => event.task.unwrap_or_default(),
         };
-        Origin {
+        SampleId {
             pid: task.pid,
             tid: task.tid,
             time: self.cpu.time(),
@@ -832,8 +833,8 @@ impl State {
             return Err(AuxError::Inactive(id));
         }
         let sink = event.sink.clone().ok_or(AuxError::NoArea)?;
-        let origin = self.origin(event);
-        self.writer.claim(&sink, &event.spec, &origin, token)?;
+        let sample_id = self.sample_id(event);
+        self.writer.claim(&sink, &event.spec, &sample_id, token)?;
         Ok(sink)
     }
 
@@ -849,11 +850,11 @@ impl State {
         size: u64,
     ) -> Result<(), AuxError> {
         let event = self.events.get(&id).ok_or(AuxError::NoEvent(id))?;
-        let origin = self.origin(event);
+        let sample_id = self.sample_id(event);
         let event = self.events.get_mut(&id).ok_or(AuxError::NoEvent(id))?;
         let trace = event.trace.as_mut().ok_or(AuxError::NoEvent(id))?;
         self.writer
-            .release(sink, &event.spec, &origin, trace, token, size)?;
+            .release(sink, &event.spec, &sample_id, trace, token, size)?;
         Ok(())
     }
 
@@ -883,9 +884,9 @@ impl State {
         };
         let sink = event.sink.as_ref();
         if sink.is_some_and(|sink| sink.owes(event.spec.is_trace())) {
-            let origin = self.origin(event);
+            let sample_id = self.sample_id(event);
             self.writer
-                .flush(event.sink.as_deref(), &event.spec, &origin, Flush::Owed);
+                .flush(event.sink.as_deref(), &event.spec, &sample_id, Flush::Owed);
         }
     }
 
@@ -899,12 +900,12 @@ impl State {
         if !due || event.active_on().is_none() {
             return;
         }
-        let origin = self.origin(event);
+        let sample_id = self.sample_id(event);
         if let Some(event) = self.events.get_mut(&id)
             && let Some(trace) = &mut event.trace
         {
             let sink = event.sink.as_deref();
-            self.writer.announce(sink, &event.spec, &origin, trace);
+            self.writer.announce(sink, &event.spec, &sample_id, trace);
         }
     }
 
@@ -948,12 +949,12 @@ impl State {
         if !event.spec.is_child() || !event.spec.has(OPEN_INHERIT_STAT) {
             return;
         }
-        let origin = self.origin(event);
+        let sample_id = self.sample_id(event);
         let counts = self.counts(id);
         if let Some(event) = self.events.get(&id) {
             let note = Note::Read(counts.reading());
             self.writer
-                .note(event.sink.as_deref(), &event.spec, &origin, &note);
+                .note(event.sink.as_deref(), &event.spec, &sample_id, &note);
         }
     }
 
@@ -1091,12 +1092,12 @@ impl State {
         self.metrics.sampling_throttles += u64::from(!ids.is_empty());
         for id in ids {
             let rested = self.with_hooks(id, |event, _| event.rest(backend.rate_limit, time));
-            let origin = self.events.get(&id).map(|event| Origin {
+            let sample_id = self.events.get(&id).map(|event| SampleId {
                 time,
-                ..self.origin(event)
+                ..self.sample_id(event)
             });
-            if let Some(origin) = origin {
-                self.note(id, &origin, &Note::Throttle);
+            if let Some(sample_id) = sample_id {
+                self.note(id, &sample_id, &Note::Throttle);
             }
             // A throttled event might not cause another exit, so a periodic drain must lift the throttle.
             self.start_collecting();
@@ -1163,7 +1164,7 @@ impl State {
             return;
         };
         let updated = event.update(&mut self.cpu);
-        show(event, self.cpu.backend.clock);
+        update_page(event, self.cpu.backend.clock);
         if let Err(error) = updated {
             self.fail(id, error);
         }
@@ -1254,7 +1255,7 @@ impl State {
             time: self.cpu.backend.clock.nanoseconds(stamp.tsc),
             regs: stamp.regs,
         };
-        let origin = Origin {
+        let sample_id = SampleId {
             pid: task.pid,
             tid: task.tid,
             time: exit.time,
@@ -1267,7 +1268,7 @@ impl State {
         if let Some(trace) = &mut event.trace {
             let (sink, packet) = (event.sink.as_deref(), Packet::Exit(&packet));
             self.writer
-                .produce(sink, &event.spec, &origin, exit.tsc, trace, packet);
+                .produce(sink, &event.spec, &sample_id, exit.tsc, trace, packet);
         }
         if paused {
             // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
@@ -1398,7 +1399,7 @@ impl State {
     /// Whether a sample of an event may be written at `time`. Always true for the operator's events (`operators`). For
     /// the guest's events, the guest's budget decides, and each permitted sample is charged to the budget.
     fn allows(&mut self, operators: bool, time: u64) -> bool {
-        operators || self.allowance.admit(&self.cpu.backend.budget, time)
+        operators || self.budget_share.admit(&self.cpu.backend.budget, time)
     }
 
     /// Handles one overflow of an event that writes records. `period` is the growth of the count since the previous
@@ -1410,7 +1411,7 @@ impl State {
             return false;
         };
         let wakeups = self.writer.tally.wakeups;
-        let origin = match verdict {
+        let sample_id = match verdict {
             Verdict::Throttled => {
                 self.writer.tally.throttled += 1;
                 return true;
@@ -1418,13 +1419,13 @@ impl State {
             Verdict::Exhausted => {
                 self.writer.tally.throttled += 1;
                 self.metrics.samples_over_budget += 1;
-                self.events.get(&id).map(|event| moment.origin(event))
+                self.events.get(&id).map(|event| moment.sample_id(event))
             }
             Verdict::Within | Verdict::Last => self.sample(id, period, moment),
         };
         let is_last = matches!(verdict, Verdict::Last | Verdict::Exhausted);
-        if let Some(origin) = origin.filter(|_| is_last) {
-            self.note(id, &origin, &Note::Throttle);
+        if let Some(sample_id) = sample_id.filter(|_| is_last) {
+            self.note(id, &sample_id, &Note::Throttle);
             // A throttled event might not cause another exit, so a periodic drain must lift the throttle.
             self.start_collecting();
         }
@@ -1436,8 +1437,8 @@ impl State {
         verdict == Verdict::Exhausted || !self.reaches_limit(id, woke)
     }
 
-    /// Writes the record of one overflow, or counts the record as lost. Returns the record's origin.
-    fn sample(&mut self, id: u64, period: u64, moment: &Moment) -> Option<Origin> {
+    /// Writes the record of one overflow, or counts the record as lost. Returns the record's sample id.
+    fn sample(&mut self, id: u64, period: u64, moment: &Moment) -> Option<SampleId> {
         work::charge(1);
         let counts = match self.events.get(&id) {
             Some(event) if event.spec.layout.has(SAMPLE_READ) => self.counts(id),
@@ -1445,7 +1446,7 @@ impl State {
         };
         let event = self.events.get_mut(&id)?;
         let spec = &event.spec;
-        let origin = moment.origin(event);
+        let sample_id = moment.sample_id(event);
         // If the registers are unknown, a record that must contain an IP would be wrong. Registers from an excluded
         // mode would leak data. They are possible because the device finds the overflow only at a later exit, and the
         // vCPU may be in an excluded mode by then.
@@ -1453,7 +1454,7 @@ impl State {
         let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
             self.lose(id, 1);
-            return Some(origin);
+            return Some(sample_id);
         }
         let wanted = spec.capture();
         let capture = &mut self.capture;
@@ -1474,13 +1475,13 @@ impl State {
         };
         if !self
             .writer
-            .sample(event.sink.as_deref(), spec, &origin, &sample)
+            .sample(event.sink.as_deref(), spec, &sample_id, &sample)
         {
             event.lost = event.lost.saturating_add(1);
         } else if !event.is_operators() {
-            self.allowance.spend(self.writer.record.size());
+            self.budget_share.spend(self.writer.record.size());
         }
-        Some(origin)
+        Some(sample_id)
     }
 
     /// Counts overflows for which no record or packet can be made.
@@ -1515,14 +1516,14 @@ impl State {
         // overflows that the host still holds, because they are beyond the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
-        self.writer.tell(Tell::Limit { event: id, woke });
+        self.writer.notice(NoticeChange::Limit { event: id, woke });
         true
     }
 
-    fn note(&mut self, id: u64, origin: &Origin, note: &Note<'_>) {
+    fn note(&mut self, id: u64, sample_id: &SampleId, note: &Note<'_>) {
         if let Some(event) = self.events.get(&id) {
             self.writer
-                .note(event.sink.as_deref(), &event.spec, origin, note);
+                .note(event.sink.as_deref(), &event.spec, sample_id, note);
         }
     }
 
@@ -1591,7 +1592,7 @@ impl State {
         let Some(event) = self.events.get(&id) else {
             return;
         };
-        let (limit, origin) = (event.limit, moment.origin(event));
+        let (limit, sample_id) = (event.limit, moment.sample_id(event));
         let (mut overflows, mut counted, mut last) = (0, 0_u64, false);
         let mut silenced = Ok(());
         for period in periods {
@@ -1615,14 +1616,14 @@ impl State {
         }
         let wakeups = self.writer.tally.wakeups;
         if overflows > 0 {
-            self.write_sample_packet(id, &origin, moment, overflows, counted);
+            self.write_sample_packet(id, &sample_id, moment, overflows, counted);
         }
         if self.events.get(&id).is_some_and(Event::is_paused) {
             // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
             self.flush(id);
         }
         if last {
-            self.note(id, &origin, &Note::Throttle);
+            self.note(id, &sample_id, &Note::Throttle);
             // A throttled event might not cause another exit, so a periodic drain must lift the throttle.
             self.start_collecting();
         }
@@ -1644,7 +1645,7 @@ impl State {
     fn write_sample_packet(
         &mut self,
         id: u64,
-        origin: &Origin,
+        sample_id: &SampleId,
         moment: &Moment,
         overflows: u64,
         period: u64,
@@ -1663,16 +1664,16 @@ impl State {
             self.writer.lose_packets(sink, trace, 1, len);
             return;
         };
-        let found = Found {
+        let found = OverflowBatch {
             place,
             overflows,
             period,
         };
-        let packet = found.packet(origin);
+        let packet = found.packet(sample_id);
         self.writer.produce(
             sink,
             spec,
-            origin,
+            sample_id,
             moment.tsc,
             trace,
             Packet::Sample(&packet),
@@ -1712,12 +1713,12 @@ impl State {
         }
         match self.with_hooks(id, |event, _| event.unthrottle(limit, time)) {
             Some(Ok(true)) => {
-                let origin = self.events.get(&id).map(|event| Origin {
+                let sample_id = self.events.get(&id).map(|event| SampleId {
                     time,
-                    ..self.origin(event)
+                    ..self.sample_id(event)
                 });
-                if let Some(origin) = origin {
-                    self.note(id, &origin, &Note::Unthrottle);
+                if let Some(sample_id) = sample_id {
+                    self.note(id, &sample_id, &Note::Unthrottle);
                 }
             }
             Some(Err(error)) => {
@@ -1798,8 +1799,8 @@ impl State {
         let mut flushed = Ok(());
         for id in ids {
             self.write_held(id);
-            let shown = self.show_all(id);
-            flushed = flushed.and(shown);
+            let published = self.publish_all(id);
+            flushed = flushed.and(published);
         }
         flushed
     }
@@ -1823,12 +1824,12 @@ impl State {
 
     /// Publishes an event's records and counts. Wakes the event's reader unless it has already been woken for all
     /// records.
-    pub(crate) fn show_all(&mut self, id: u64) -> Result<(), Errno> {
+    pub(crate) fn publish_all(&mut self, id: u64) -> Result<(), Errno> {
         let updated = self.update(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
-        let origin = self.origin(event);
+        let sample_id = self.sample_id(event);
         self.writer
-            .flush(event.sink.as_deref(), &event.spec, &origin, Flush::Rouse);
+            .flush(event.sink.as_deref(), &event.spec, &sample_id, Flush::Rouse);
         match event.has_failed() {
             true => Err(Errno::EIO),
             false => updated,
@@ -2041,12 +2042,12 @@ impl State {
                 return index;
             }
             let budget = &self.cpu.backend.budget;
-            if guests && !self.allowance.admit(budget, time) {
+            if guests && !self.budget_share.admit(budget, time) {
                 return index;
             }
             if !event.admit_plain(limit, time) {
                 if guests {
-                    self.allowance.give_back();
+                    self.budget_share.give_back();
                 }
                 return index;
             }
@@ -2057,18 +2058,18 @@ impl State {
                 return index;
             };
             let spec = &event.spec;
-            let origin = moment.origin(event);
+            let sample_id = moment.sample_id(event);
             let sample = Sample {
                 misc: misc(Some(regs)),
                 ip: regs.ip,
                 period: entry.period,
                 ..Sample::default()
             };
-            let context = context(spec, &origin);
-            let outcome = match self.writer.record.sample(&spec.layout, &origin, &sample) {
+            let context = context(spec, &sample_id);
+            let outcome = match self.writer.record.sample(&spec.layout, &sample_id, &sample) {
                 Ok(record) => {
                     if guests {
-                        self.allowance.spend(size_of_val(record));
+                        self.budget_share.spend(size_of_val(record));
                     }
                     session.write(record, &context)
                 }
@@ -2149,7 +2150,7 @@ impl State {
                     Task::default()
                 })
             });
-            let origin = Origin {
+            let sample_id = SampleId {
                 pid: task.pid,
                 tid: task.tid,
                 time: clock.nanoseconds(tsc),
@@ -2160,18 +2161,19 @@ impl State {
             // If the last exit has not ended yet, count its time outside the guest up to this moment.
             let until = exit.back.or_else(|| (left == 0).then_some(now));
             let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
-            let outside = clock.nanoseconds(until).saturating_sub(origin.time);
-            let packet = exit_packet(exit, &origin, outside);
+            let outside = clock.nanoseconds(until).saturating_sub(sample_id.time);
+            let packet = exit_packet(exit, &sample_id, outside);
             let packet = Packet::Exit(&packet);
-            self.writer.produce(sink, spec, &origin, tsc, trace, packet);
+            self.writer
+                .produce(sink, spec, &sample_id, tsc, trace, packet);
         }
     }
 }
 
 /// Writes an event's counts to the metadata page of the event's own ring, if there is one.
-fn show(event: &Event, clock: Clock) {
+fn update_page(event: &Event, clock: Clock) {
     if let Some(sink) = event.sink.as_ref().filter(|_| event.is_shown()) {
-        sink.show(&event.counts(clock));
+        sink.update_page(&event.counts(clock));
     }
 }
 
@@ -2196,7 +2198,7 @@ fn misc(regs: Option<GuestRegs>) -> u16 {
     }
 }
 
-fn exit_packet(exit: &HostExit, origin: &Origin, outside: u64) -> ExitPacket {
+fn exit_packet(exit: &HostExit, sample_id: &SampleId, outside: u64) -> ExitPacket {
     let flag = |on: bool, flag| if on { flag } else { 0 };
     ExitPacket {
         kind: PACKET_EXIT,
@@ -2205,14 +2207,14 @@ fn exit_packet(exit: &HostExit, origin: &Origin, outside: u64) -> ExitPacket {
             | flag(exit.ip < KERNEL_HALF, PACKET_USER)
             | flag(exit.back.is_none(), PACKET_CUT),
         reason: exit.reason.into(),
-        vcpu: origin.vcpu.into(),
-        time: origin.time.into(),
+        vcpu: sample_id.vcpu.into(),
+        time: sample_id.time.into(),
         ip: exit.ip.into(),
         outside: outside.into(),
         qualification: exit.qualification.into(),
         detail: exit.detail.into(),
-        pid: origin.pid.into(),
-        tid: origin.tid.into(),
+        pid: sample_id.pid.into(),
+        tid: sample_id.tid.into(),
         ..ExitPacket::default()
     }
 }

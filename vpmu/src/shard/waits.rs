@@ -1,6 +1,6 @@
-//! The order in which a vCPU's waiting events get a [`Place`](super::room::Place).
+//! The order in which a vCPU's waiting events get a [`RunSlot`](super::slots::RunSlot).
 //!
-//! A wait ends when the event gets a place, or when the event is stopped, paused or closed. A stop, pause or close
+//! A wait ends when the event gets a slot, or when the event is stopped, paused or closed. A stop, pause or close
 //! leaves the wait's entry in the queue, because finding it would need a search. An entry therefore identifies one
 //! wait, not just an event, and a reader of the queue must check whether that wait has ended. Entries of ended waits
 //! are dropped when the queue is next taken. They are also dropped when a wait begins while the queue has twice as many

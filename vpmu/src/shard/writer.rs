@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::area::Refused;
 use crate::event::EventSpec;
 use crate::memory::{Memory, View};
-use crate::notices::{Notices, Tell};
-use crate::record::{Origin, Reading, Record, Sample};
+use crate::notices::{NoticeChange, Notices};
+use crate::record::{Reading, Record, Sample, SampleId};
 use crate::ring::{Outcome, WriteContext};
 use crate::sink::{Flush, Produced, Sink};
 use crate::tasks::{Task, TaskHistory, Tasks};
@@ -19,7 +19,7 @@ pub(crate) struct Writer {
     notices: Arc<Notices>,
     /// Notices to publish before the shard is unlocked, but after all records are written, because a woken reader must
     /// find its records.
-    told: Vec<Tell>,
+    changes: Vec<NoticeChange>,
     /// The guest's RAM, as passed at activation.
     guest: Memory,
     tasks: Tasks,
@@ -55,7 +55,7 @@ impl Writer {
     pub(crate) fn new(notices: Arc<Notices>) -> Self {
         Self {
             notices,
-            told: Vec::new(),
+            changes: Vec::new(),
             guest: Memory::default(),
             tasks: Tasks::default(),
             record: Record::default(),
@@ -64,14 +64,14 @@ impl Writer {
     }
 
     /// Keeps a notice until [`Writer::publish_notices`].
-    pub(crate) fn tell(&mut self, tell: Tell) {
-        self.told.push(tell);
+    pub(crate) fn notice(&mut self, change: NoticeChange) {
+        self.changes.push(change);
     }
 
     /// Hands the kept notices to [`Notices`].
     pub(crate) fn publish_notices(&mut self) {
-        if !self.told.is_empty() {
-            self.notices.tell(self.told.drain(..));
+        if !self.changes.is_empty() {
+            self.notices.apply(self.changes.drain(..));
         }
     }
 
@@ -116,12 +116,12 @@ impl Writer {
         &mut self,
         sink: Option<&Sink>,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         sample: &Sample<'_>,
     ) -> bool {
-        let written = self.write(sink, spec, origin, |record, context, sink| {
+        let written = self.write(sink, spec, sample_id, |record, context, sink| {
             sink.write(
-                |ring, memory| match record.sample(&spec.layout, origin, sample) {
+                |ring, memory| match record.sample(&spec.layout, sample_id, sample) {
                     Ok(sample) => ring.write(memory, sample, context),
                     Err(_) => ring.lose(1),
                 },
@@ -143,7 +143,7 @@ impl Writer {
     /// Counts overflows for which no record can be made.
     pub(crate) fn lose(&mut self, sink: Option<&Sink>, spec: &EventSpec, overflows: u64) {
         self.tally.lost = self.tally.lost.saturating_add(overflows);
-        self.write(sink, spec, &Origin::default(), |_, _, sink| {
+        self.write(sink, spec, &SampleId::default(), |_, _, sink| {
             sink.write(|ring, _| ring.lose(overflows))
         });
     }
@@ -153,14 +153,14 @@ impl Writer {
         &mut self,
         sink: Option<&Sink>,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         note: &Note<'_>,
     ) {
-        self.write(sink, spec, origin, |record, context, sink| {
+        self.write(sink, spec, sample_id, |record, context, sink| {
             let built = match note {
-                Note::Throttle => Ok(record.throttle(context.layout, origin)),
-                Note::Unthrottle => Ok(record.unthrottle(context.layout, origin)),
-                Note::Read(reading) => record.read(context.layout, origin, reading),
+                Note::Throttle => Ok(record.throttle(context.layout, sample_id)),
+                Note::Unthrottle => Ok(record.unthrottle(context.layout, sample_id)),
+                Note::Read(reading) => record.read(context.layout, sample_id, reading),
             };
             built.map_or_else(
                 |_| Outcome::default(),
@@ -174,13 +174,13 @@ impl Writer {
         &mut self,
         sink: Option<&Sink>,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         how: Flush,
     ) {
         let Some(sink) = sink else {
             return;
         };
-        let context = context(spec, origin);
+        let context = context(spec, sample_id);
         let produced = sink.flush(&mut self.record, spec.is_trace(), how, &context);
         self.count_produced(spec, &produced);
     }
@@ -188,20 +188,21 @@ impl Writer {
     /// Writes the next packet of a trace, after the padding and the sync packet that must precede it. If that
     /// fails, counts the packet as lost. Returns whether the packet was written.
     ///
-    /// `packet` is complete except for its number. `origin` contains the vCPU, the task and the time, and `tsc` is the
-    /// guest's TSC at that time. `trace` belongs to the event that `spec` describes. The reader sees the packet when a
-    /// watermark is crossed, or after [`Writer::flush`].
+    /// `packet` is complete except for its number. `sample_id` contains the vCPU, the task and the time, and `tsc` is
+    /// the guest's TSC at that time. `trace` belongs to the event that `spec` describes. The reader sees the packet when
+    /// a watermark is crossed, or after [`Writer::flush`].
     pub(crate) fn produce(
         &mut self,
         sink: Option<&Sink>,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         tsc: u64,
         trace: &mut Trace,
         packet: Packet<'_>,
     ) -> bool {
         let record = &mut self.record;
-        let produced = sink.and_then(|sink| sink.produce(record, spec, origin, tsc, trace, packet));
+        let produced =
+            sink.and_then(|sink| sink.produce(record, spec, sample_id, tsc, trace, packet));
         let Some(produced) = produced else {
             self.lose_packets(sink, trace, 1, packet.len());
             return false;
@@ -224,10 +225,10 @@ impl Writer {
         &mut self,
         sink: &Sink,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         token: u64,
     ) -> Result<(), Refused> {
-        let context = context(spec, origin);
+        let context = context(spec, sample_id);
         let produced = sink.claim(&mut self.record, token, &context)?;
         self.count_produced(spec, &produced);
         Ok(())
@@ -241,12 +242,12 @@ impl Writer {
         &mut self,
         sink: &Sink,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         trace: &mut Trace,
         token: u64,
         size: u64,
     ) -> Result<(), Refused> {
-        let context = context(spec, origin);
+        let context = context(spec, sample_id);
         let produced = sink.release(&mut self.record, token, size, &context)?;
         trace.grow(size);
         self.tally.aux_written += size;
@@ -275,15 +276,15 @@ impl Writer {
         &mut self,
         sink: Option<&Sink>,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         trace: &mut Trace,
     ) {
         let shape = sink.map(Sink::shape);
         if trace.announced || shape.is_none_or(|shape| !shape.has_area || shape.driven) {
             return;
         }
-        trace.announced = self.write(sink, spec, origin, |record, context, sink| {
-            let start = record.itrace_start(context.layout, origin);
+        trace.announced = self.write(sink, spec, sample_id, |record, context, sink| {
+            let start = record.itrace_start(context.layout, sample_id);
             sink.write(|ring, memory| ring.note(memory, start, context))
         });
     }
@@ -291,7 +292,7 @@ impl Writer {
     /// Wakes the reader of an event's family.
     pub(crate) fn wake(&mut self, spec: &EventSpec) {
         self.tally.wakeups += 1;
-        self.tell(Tell::Wake(spec.owner));
+        self.notice(NoticeChange::Wake(spec.owner));
     }
 
     fn count_produced(&mut self, spec: &EventSpec, produced: &Produced) {
@@ -300,7 +301,7 @@ impl Writer {
             return;
         }
         if produced.driven {
-            self.tell(Tell::Aux(spec.id));
+            self.notice(NoticeChange::Aux(spec.id));
         } else {
             self.wake(spec);
         }
@@ -312,13 +313,13 @@ impl Writer {
         &mut self,
         sink: Option<&Sink>,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         act: impl FnOnce(&mut Record, &WriteContext<'_>, &Sink) -> Outcome,
     ) -> bool {
         let Some(sink) = sink else {
             return false;
         };
-        let outcome = act(&mut self.record, &context(spec, origin), sink);
+        let outcome = act(&mut self.record, &context(spec, sample_id), sink);
         if outcome.wake {
             self.wake(spec);
         }
@@ -326,11 +327,11 @@ impl Writer {
     }
 }
 
-/// Returns the context in which the event that `spec` describes writes a record with `origin`.
-pub(super) fn context<'a>(spec: &'a EventSpec, origin: &'a Origin) -> WriteContext<'a> {
+/// Returns the context in which the event that `spec` describes writes a record with `sample_id`.
+pub(super) fn context<'a>(spec: &'a EventSpec, sample_id: &'a SampleId) -> WriteContext<'a> {
     WriteContext {
         layout: &spec.layout,
-        origin,
+        sample_id,
         wakeup: spec.wakeup,
     }
 }

@@ -12,11 +12,11 @@ use crate::abi::{
 };
 use crate::area::{Appended, Entry};
 use crate::event::EventSpec;
-use crate::record::Origin;
+use crate::record::SampleId;
 use crate::save::SavedTrace;
 
 pub(crate) use self::exits::OpenExit;
-pub(crate) use self::samples::Found;
+pub(crate) use self::samples::OverflowBatch;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const SYNC_LEN: u64 = size_of::<SyncPacket>() as u64;
@@ -112,11 +112,11 @@ impl Trace {
     }
 
     /// Lays out the next packet for `position` in the area. Packets do not cross pages, and each page begins with a
-    /// sync packet. The packet's time is the time in `origin`, and `tsc` is the guest's TSC at that time.
+    /// sync packet. The packet's time is the time in `sample_id`, and `tsc` is the guest's TSC at that time.
     pub(crate) fn lay(
         &self,
         spec: &EventSpec,
-        origin: &Origin,
+        sample_id: &SampleId,
         tsc: u64,
         packet: Packet<'_>,
         position: u64,
@@ -128,10 +128,10 @@ impl Trace {
                 kind: PACKET_SYNC,
                 flags,
                 format: format(spec).into(),
-                vcpu: origin.vcpu.into(),
+                vcpu: sample_id.vcpu.into(),
                 magic: SYNC_MAGIC.into(),
                 event: spec.id.into(),
-                time: origin.time.into(),
+                time: sample_id.time.into(),
                 tsc: tsc.into(),
                 sequence: self.sequence.into(),
                 lost: self.lost.into(),

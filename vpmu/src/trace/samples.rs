@@ -6,12 +6,12 @@ use crate::abi::{
     PACKET_COLLISION, PACKET_IP, PACKET_REGS, PACKET_SAMPLE, PACKET_USER, SamplePacket,
 };
 use crate::arch::packet_registers;
-use crate::record::Origin;
-use crate::walk::CpuContext;
+use crate::record::SampleId;
+use crate::unwind::CpuContext;
 
 /// Overflows found together at one exit.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct OverflowBatch {
     pub(crate) place: CpuContext,
     /// Their number, at least one.
     pub(crate) overflows: u64,
@@ -19,10 +19,10 @@ pub(crate) struct Found {
     pub(crate) period: u64,
 }
 
-impl Found {
-    /// Returns the packet for the overflows, with the task and the time of `origin`. The trace sets the packet's
+impl OverflowBatch {
+    /// Returns the packet for the overflows, with the task and the time of `sample_id`. The trace sets the packet's
     /// `sequence`.
-    pub(crate) fn packet(&self, origin: &Origin) -> SamplePacket {
+    pub(crate) fn packet(&self, sample_id: &SampleId) -> SamplePacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let regs = self.place.cpu.as_ref().map(packet_registers);
         SamplePacket {
@@ -31,12 +31,12 @@ impl Found {
                 | flag(self.place.regs.user, PACKET_USER)
                 | flag(regs.is_some(), PACKET_REGS)
                 | flag(self.overflows > 1, PACKET_COLLISION),
-            vcpu: origin.vcpu.into(),
-            time: origin.time.into(),
+            vcpu: sample_id.vcpu.into(),
+            time: sample_id.time.into(),
             ip: self.place.regs.ip.into(),
             period: self.period.into(),
-            pid: origin.pid.into(),
-            tid: origin.tid.into(),
+            pid: sample_id.pid.into(),
+            tid: sample_id.tid.into(),
             regs: regs.unwrap_or_default().map(U64::new),
             ..SamplePacket::default()
         }

@@ -11,20 +11,22 @@ use vpmu::source::{Mode, Overflow};
 use vpmu::{Engines, ExitReason};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::fake_host::{At, CYCLES};
+use crate::fixture::{
+    ALL_FEATURES, Fixture, TSC_OFFSET, command, limits, open_of, sampling, thread,
+};
 use crate::reader::{Reader, Record, Sample, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, limits, open_of, sampling, thread};
-use crate::world::{At, CYCLES};
 
 /// The device holds back records that are younger than this number of ticks.
 const HOLD_BACK: u64 = 1_000_000;
 const TASK_PAGE: u64 = 0x8000;
 
-fn rig() -> Rig {
-    let rig = Rig::new();
-    rig.world.know_ips();
+fn fixture() -> Fixture {
+    let fixture = Fixture::new();
+    fixture.host.know_ips();
     // Advance the clock, so that the tests can create records with times in the past.
-    rig.world.pass(10 * HOLD_BACK);
-    rig
+    fixture.host.pass(10 * HOLD_BACK);
+    fixture
 }
 
 fn cycles(context: u32) -> OpenRequest {
@@ -41,15 +43,15 @@ fn overflow(tsc: u64, ip: u64, mode: Mode) -> Overflow {
 }
 
 /// Opens an event of the batched engine, maps its ring, and enables the event.
-fn batched(rig: &mut Rig, request: &OpenRequest) -> (u64, Reader) {
-    let reply = rig.open_reply(request);
+fn batched(fixture: &mut Fixture, request: &OpenRequest) -> (u64, Reader) {
+    let reply = fixture.open_reply(request);
     assert_eq!(
         (reply.status.get(), reply.engine.get()),
         (0, ENGINE_BATCHED)
     );
     let event = reply.id.get();
-    let ring = rig.map(event, 16);
-    rig.command(0, COMMAND_ENABLE, event);
+    let ring = fixture.map(event, 16);
+    fixture.command(0, COMMAND_ENABLE, event);
     (event, ring)
 }
 
@@ -59,23 +61,24 @@ fn ips(samples: &[Sample]) -> Vec<u64> {
 
 /// Makes the host record one overflow for each number in `ago`. The number is both the overflow's age in ticks and its
 /// IP.
-fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
+fn record(fixture: &Fixture, vcpu: u32, ago: &[u64]) {
     for &ago in ago {
-        let tsc = rig.world.now() - ago;
-        rig.world
+        let tsc = fixture.host.now() - ago;
+        fixture
+            .host
             .record(thread(vcpu), overflow(tsc, ago, Mode::Guest));
     }
 }
 
 #[test]
 fn vcpus_run_while_the_host_is_probed() {
-    let mut rig = rig();
-    let trial = rig.world.try_slowly();
-    rig.queues[0].request(cycles(0).as_bytes(), size_of::<OpenReply>());
+    let mut fixture = fixture();
+    let trial = fixture.host.try_slowly();
+    fixture.queues[0].request(cycles(0).as_bytes(), size_of::<OpenReply>());
     std::thread::scope(|scope| {
-        let control = scope.spawn(|| rig.vpmu.notify(QUEUE_CONTROL));
+        let control = scope.spawn(|| fixture.vpmu.notify(QUEUE_CONTROL));
         trial.wait();
-        let seen = format!("{:?}", rig.vpmu);
+        let seen = format!("{:?}", fixture.vpmu);
         trial.wait();
         let _ = control.join().expect("no panic");
         assert!(
@@ -83,14 +86,14 @@ fn vcpus_run_while_the_host_is_probed() {
             "the device holds a lock while it probes the host"
         );
     });
-    let answer = rig.queues[0].answer().expect("answered");
+    let answer = fixture.queues[0].answer().expect("answered");
     let (reply, _) = OpenReply::read_from_prefix(&answer).expect("whole");
     assert_eq!(
         (reply.status.get(), reply.engine.get()),
         (0, ENGINE_BATCHED)
     );
     assert_eq!(
-        rig.queues[0].answer(),
+        fixture.queues[0].answer(),
         None,
         "the request is answered only once"
     );
@@ -140,13 +143,13 @@ fn engine_is_chosen_by_host_event_and_operator() {
         ),
     ];
     for (engines, knows, rows) in expected {
-        let mut rig = Rig::with_engines(engines, limits(), ALL_FEATURES);
+        let mut fixture = Fixture::with_engines(engines, limits(), ALL_FEATURES);
         if knows {
-            rig.world.know_ips();
+            fixture.host.know_ips();
         }
         for (request, row) in requests.iter().zip(rows) {
             for (engine, outcome) in (0..).zip(row) {
-                let reply = rig.open_reply(&OpenRequest {
+                let reply = fixture.open_reply(&OpenRequest {
                     engine: engine.into(),
                     ..*request
                 });
@@ -157,12 +160,12 @@ fn engine_is_chosen_by_host_event_and_operator() {
                 assert_eq!(got, outcome, "{engines:?} {knows} {engine} {request:?}");
             }
         }
-        let chain = rig.open_reply(&OpenRequest {
+        let chain = fixture.open_reply(&OpenRequest {
             engine: ENGINE_BATCHED.into(),
             ..with(CALLCHAIN)
         });
         assert_eq!(chain.status.get(), libc::EOPNOTSUPP.unsigned_abs());
-        let count = rig.open_reply(&open_of(CYCLES.0, CYCLES.1, 0));
+        let count = fixture.open_reply(&open_of(CYCLES.0, CYCLES.1, 0));
         assert_eq!((count.status.get(), count.engine.get()), (0, ENGINE_ANY));
     }
 }
@@ -170,15 +173,15 @@ fn engine_is_chosen_by_host_event_and_operator() {
 /// VPMU-D-6.6-4, VPMU-D-6.6-8, VPMU-D-6.6-9.
 #[test]
 fn records_become_samples_when_they_are_collected() {
-    let mut rig = rig();
-    let (event, mut ring) = batched(&mut rig, &cycles(0));
-    assert!(rig.world.draining());
+    let mut fixture = fixture();
+    let (event, mut ring) = batched(&mut fixture, &cycles(0));
+    assert!(fixture.host.draining());
     assert!(
-        !rig.vcpus.wants_registers(0),
+        !fixture.vcpus.wants_registers(0),
         "the vCPU wants registers, but no event needs them"
     );
-    rig.world.pass(10 * HOLD_BACK);
-    let now = rig.world.now();
+    fixture.host.pass(10 * HOLD_BACK);
+    let now = fixture.host.now();
     let moments = [
         overflow(now - 5_000_000, 0x10, Mode::Guest),
         overflow(now - 4_000_000, 0xffff_8000_0000_0000, Mode::Guest),
@@ -189,11 +192,11 @@ fn records_become_samples_when_they_are_collected() {
         },
     ];
     for moment in moments {
-        rig.world.record(thread(0), moment);
+        fixture.host.record(thread(0), moment);
     }
-    rig.exit(0, ExitReason::Signal, &mut At(0x9999));
+    fixture.exit(0, ExitReason::Signal, &mut At(0x9999));
     assert_eq!(ring.samples(), [], "an exit collects nothing");
-    rig.vpmu.drain();
+    fixture.vpmu.drain();
     let samples = ring.samples();
     let seen: Vec<_> = samples
         .iter()
@@ -213,39 +216,43 @@ fn records_become_samples_when_they_are_collected() {
             .iter()
             .all(|s| (s.id, s.stream_id, s.cpu) == (event, event, 0))
     );
-    let metrics = rig.vpmu.metrics();
+    let metrics = fixture.vpmu.metrics();
     assert_eq!((metrics.host_overflows, metrics.drains), (1, 1));
     assert_eq!((metrics.samples_lost, metrics.overflow_exits), (0, 0));
 }
 
 #[test]
 fn youngest_records_wait_for_the_next_drain() {
-    let mut rig = rig();
-    let (_, mut ring) = batched(&mut rig, &cycles(0));
-    rig.world.pass(10 * HOLD_BACK);
-    record(&rig, 0, &[3 * HOLD_BACK, HOLD_BACK + 1000, HOLD_BACK / 2]);
-    rig.vpmu.drain();
+    let mut fixture = fixture();
+    let (_, mut ring) = batched(&mut fixture, &cycles(0));
+    fixture.host.pass(10 * HOLD_BACK);
+    record(
+        &fixture,
+        0,
+        &[3 * HOLD_BACK, HOLD_BACK + 1000, HOLD_BACK / 2],
+    );
+    fixture.vpmu.drain();
     assert_eq!(ips(&ring.samples()), [3 * HOLD_BACK, HOLD_BACK + 1000]);
-    rig.world.pass(HOLD_BACK);
-    rig.vpmu.drain();
+    fixture.host.pass(HOLD_BACK);
+    fixture.vpmu.drain();
     assert_eq!(ips(&ring.samples()), [HOLD_BACK / 2]);
 }
 
 /// VPMU-D-6.6-7.
 #[test]
 fn samples_of_each_vcpu_are_in_order_of_time() {
-    let mut rig = rig();
-    let (parent, mut ring) = batched(&mut rig, &cycles(0));
+    let mut fixture = fixture();
+    let (parent, mut ring) = batched(&mut fixture, &cycles(0));
     let child = OpenRequest {
         parent: parent.into(),
         flags: OPEN_ENABLED.into(),
         ..cycles(1)
     };
-    let child = rig.open(&child).expect("open");
-    rig.world.pass(100 * HOLD_BACK);
-    record(&rig, 0, &[90_000_000, 70_000_000, 50_000_000]);
-    record(&rig, 1, &[80_000_000, 60_000_000, 40_000_000]);
-    rig.vpmu.drain();
+    let child = fixture.open(&child).expect("open");
+    fixture.host.pass(100 * HOLD_BACK);
+    record(&fixture, 0, &[90_000_000, 70_000_000, 50_000_000]);
+    record(&fixture, 1, &[80_000_000, 60_000_000, 40_000_000]);
+    fixture.vpmu.drain();
     let samples = ring.samples();
     for (event, vcpu) in [(parent, 0), (child, 1)] {
         let own = || samples.iter().filter(|sample| sample.cpu == vcpu);
@@ -265,22 +272,22 @@ fn samples_before_a_command_are_written_when_it_is_answered() {
         COMMAND_PERIOD,
         COMMAND_OUT,
     ] {
-        let mut rig = rig();
+        let mut fixture = fixture();
         let request = OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..cycles(CONTEXT_TASK)
         };
-        let event = rig.open(&request).expect("open");
-        let mut ring = rig.map(event, 2);
-        rig.command(0, COMMAND_IN, event);
+        let event = fixture.open(&request).expect("open");
+        let mut ring = fixture.map(event, 2);
+        fixture.command(0, COMMAND_IN, event);
         // Younger than HOLD_BACK.
-        record(&rig, 0, &[30, 20, 10]);
+        record(&fixture, 0, &[30, 20, 10]);
         let value = if op == COMMAND_PERIOD { 1000 } else { 0 };
         let asked = Command {
             value: value.into(),
             ..command(op, event)
         };
-        assert_eq!(rig.commands(0, &[asked])[0].status.get(), 0, "{op}");
+        assert_eq!(fixture.commands(0, &[asked])[0].status.get(), 0, "{op}");
         assert_eq!(ips(&ring.samples()), [30, 20, 10], "{op}");
     }
 }
@@ -288,50 +295,51 @@ fn samples_before_a_command_are_written_when_it_is_answered() {
 /// VPMU-D-6.6-6.
 #[test]
 fn samples_before_the_close_are_written_when_it_is_answered() {
-    let mut rig = rig();
-    let (event, mut ring) = batched(&mut rig, &cycles(0));
-    record(&rig, 0, &[20, 10]);
-    rig.close(event).expect("closed");
+    let mut fixture = fixture();
+    let (event, mut ring) = batched(&mut fixture, &cycles(0));
+    record(&fixture, 0, &[20, 10]);
+    fixture.close(event).expect("closed");
     assert_eq!(ips(&ring.samples()), [20, 10]);
 
-    let (event, mut ring) = batched(&mut rig, &cycles(0));
-    record(&rig, 0, &[20, 10]);
-    rig.unmap(event).expect("unmapped");
+    let (event, mut ring) = batched(&mut fixture, &cycles(0));
+    record(&fixture, 0, &[20, 10]);
+    fixture.unmap(event).expect("unmapped");
     assert_eq!(ips(&ring.samples()), [20, 10]);
 }
 
 #[test]
 fn fast_clock_delays_no_sample_before_a_command() {
-    let mut rig = rig();
-    let (event, mut ring) = batched(&mut rig, &cycles(0));
-    let ahead = rig.world.now() + 500_000;
-    rig.world
+    let mut fixture = fixture();
+    let (event, mut ring) = batched(&mut fixture, &cycles(0));
+    let ahead = fixture.host.now() + 500_000;
+    fixture
+        .host
         .record(thread(0), overflow(ahead, 0x10, Mode::Guest));
-    rig.read(0, event);
+    fixture.read(0, event);
     let samples = ring.samples();
     assert_eq!(ips(&samples), [0x10]);
-    assert!(samples[0].time <= rig.world.now() + TSC_OFFSET);
+    assert!(samples[0].time <= fixture.host.now() + TSC_OFFSET);
 }
 
 /// VPMU-D-6.6-13.
 #[test]
 fn samples_of_both_engines_keep_their_order() {
-    let mut rig = rig();
-    let mark = rig
+    let mut fixture = fixture();
+    let mark = fixture
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
         .expect("open");
-    let mut ring = rig.map(mark, 2);
-    rig.command(0, COMMAND_ENABLE, mark);
+    let mut ring = fixture.map(mark, 2);
+    fixture.command(0, COMMAND_ENABLE, mark);
     let child = OpenRequest {
         parent: mark.into(),
         flags: OPEN_ENABLED.into(),
         ..cycles(0)
     };
-    rig.open(&child).expect("open");
+    fixture.open(&child).expect("open");
     for _ in 0..10 {
-        rig.world.pass(100);
-        record(&rig, 0, &[3]);
-        rig.mark(0, 5, 0x5000);
+        fixture.host.pass(100);
+        record(&fixture, 0, &[3]);
+        fixture.mark(0, 5, 0x5000);
     }
     let samples = ring.samples();
     assert_eq!(ips(&samples), [3, 0x5000].repeat(10));
@@ -340,52 +348,52 @@ fn samples_of_both_engines_keep_their_order() {
 
 #[test]
 fn no_drain_is_requested_without_records() {
-    let mut rig = rig();
-    let count = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
-    rig.command(0, COMMAND_ENABLE, count);
+    let mut fixture = fixture();
+    let count = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    fixture.command(0, COMMAND_ENABLE, count);
     assert!(
-        !rig.world.draining(),
+        !fixture.host.draining(),
         "the device drains, but the event only counts"
     );
-    let (event, _ring) = batched(&mut rig, &cycles(0));
+    let (event, _ring) = batched(&mut fixture, &cycles(0));
     for _ in 0..3 {
-        rig.command(0, COMMAND_DISABLE, event);
-        assert!(rig.world.draining(), "a task switch stopped the drain");
-        rig.command(0, COMMAND_ENABLE, event);
+        fixture.command(0, COMMAND_DISABLE, event);
+        assert!(fixture.host.draining(), "a task switch stopped the drain");
+        fixture.command(0, COMMAND_ENABLE, event);
     }
-    rig.vpmu.drain();
-    assert!(rig.world.draining());
-    rig.command(0, COMMAND_DISABLE, event);
-    rig.vpmu.drain();
-    assert!(!rig.world.draining());
-    rig.command(0, COMMAND_ENABLE, event);
-    assert!(rig.world.draining());
-    rig.vpmu.reset();
-    assert!(!rig.world.draining());
-    rig.vpmu.drain();
+    fixture.vpmu.drain();
+    assert!(fixture.host.draining());
+    fixture.command(0, COMMAND_DISABLE, event);
+    fixture.vpmu.drain();
+    assert!(!fixture.host.draining());
+    fixture.command(0, COMMAND_ENABLE, event);
+    assert!(fixture.host.draining());
+    fixture.vpmu.reset();
+    assert!(!fixture.host.draining());
+    fixture.vpmu.drain();
 }
 
 #[test]
 fn one_drain_raises_one_interrupt() {
-    let mut rig = rig();
+    let mut fixture = fixture();
     let request = OpenRequest {
         wakeup: 10.into(),
         ..cycles(0)
     };
-    let (event, mut ring) = batched(&mut rig, &request);
-    rig.post_notice(0, 16);
-    rig.world.pass(10 * HOLD_BACK);
-    let before = rig.world.interrupts();
-    record(&rig, 0, &[5_000_000; 35]);
-    rig.vpmu.drain();
-    assert_eq!(rig.world.interrupts(), before + 1);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
-    assert_eq!(rig.vpmu.metrics().wakeups, 3);
+    let (event, mut ring) = batched(&mut fixture, &request);
+    fixture.post_notice(0, 16);
+    fixture.host.pass(10 * HOLD_BACK);
+    let before = fixture.host.interrupts();
+    record(&fixture, 0, &[5_000_000; 35]);
+    fixture.vpmu.drain();
+    assert_eq!(fixture.host.interrupts(), before + 1);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(fixture.vpmu.metrics().wakeups, 3);
     assert_eq!(ring.samples().len(), 35);
-    record(&rig, 0, &[4_000_000; 4]);
-    rig.vpmu.drain();
+    record(&fixture, 0, &[4_000_000; 4]);
+    fixture.vpmu.drain();
     assert_eq!(
-        rig.world.interrupts(),
+        fixture.host.interrupts(),
         before + 1,
         "the fourth interval of 10 is not complete"
     );

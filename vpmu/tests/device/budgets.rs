@@ -7,8 +7,8 @@ use vpmu::{SaveError, Turn};
 use zerocopy::IntoBytes;
 
 use crate::driver::{Descriptor, QUEUE_SIZE};
-use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
-use crate::world::{At, FAULTS};
+use crate::fake_host::{At, FAULTS};
+use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling};
 
 /// A turn ends after the request or command that reaches this number of operations.
 const TURN: u64 = 4096;
@@ -20,15 +20,15 @@ const FORMAT_GROUP: u64 = 1 << 3;
 const SAMPLE_READ: u64 = 1 << 4;
 
 /// Opens an enabled group of counting events, with `members` events besides the leader.
-fn group(rig: &mut Rig, of: OpenRequest, members: u64) -> u64 {
-    let leader = rig.open(&of).expect("a leader");
+fn group(fixture: &mut Fixture, of: OpenRequest, members: u64) -> u64 {
+    let leader = fixture.open(&of).expect("a leader");
     for _ in 0..members {
         let member = OpenRequest {
             leader: leader.into(),
             flags: OPEN_ENABLED.into(),
             ..of
         };
-        rig.open(&member).expect("a member");
+        fixture.open(&member).expect("a member");
     }
     leader
 }
@@ -41,33 +41,36 @@ fn switches(leader: u64, count: usize) -> Vec<Command> {
 
 /// Notifies vCPU 0's queue with `count` commands that alternately enable and disable a large group. Returns the device
 /// after the first turn, which does not finish the commands.
-fn unfinished(count: usize) -> Rig {
-    let mut rig = Rig::new();
-    let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
-    rig.vcpus
+fn unfinished(count: usize) -> Fixture {
+    let mut fixture = Fixture::new();
+    let leader = group(&mut fixture, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
+    fixture
+        .vcpus
         .leave(0, vpmu::ExitReason::Mmio, &mut At(u64::MAX));
     let commands = switches(leader, count);
-    rig.queues[2].request(commands.as_bytes(), count * size_of::<Reply>());
-    rig.vcpus.kick(0, QUEUE_VCPU);
+    fixture.queues[2].request(commands.as_bytes(), count * size_of::<Reply>());
+    fixture.vcpus.kick(0, QUEUE_VCPU);
     assert_eq!(
-        rig.queues[2].answer(),
+        fixture.queues[2].answer(),
         None,
         "the first turn does not finish the notification"
     );
-    rig
+    fixture
 }
 
 /// VPMU-D-2-9.
 #[test]
 fn notification_of_group_switches_is_served_in_turns() {
-    let mut rig = unfinished(2048);
+    let mut fixture = unfinished(2048);
     let mut turns = 1;
-    while rig.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {
+    while fixture.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {
         turns += 1;
     }
-    let answer = rig.queues[2].answer().expect("answered after all turns");
+    let answer = fixture.queues[2]
+        .answer()
+        .expect("answered after all turns");
     assert_eq!(answer.len(), 2048 * size_of::<Reply>());
-    let after = rig.vpmu.metrics();
+    let after = fixture.vpmu.metrics();
     // Each command visits the leader and all members.
     let work = after.work.operations;
     assert!(work > 2048 * MEMBERS, "only {work} operations");
@@ -90,21 +93,21 @@ fn notification_of_group_switches_is_served_in_turns() {
 /// VPMU-D-2-1.
 #[test]
 fn remaining_work_is_done_before_guest_entry() {
-    let mut rig = unfinished(64);
-    rig.vcpus.enter(0);
-    let answer = rig.queues[2].answer().expect("answered");
+    let mut fixture = unfinished(64);
+    fixture.vcpus.enter(0);
+    let answer = fixture.queues[2].answer().expect("answered");
     assert_eq!(answer.len(), 64 * size_of::<Reply>());
 }
 
 /// VPMU-D-2-9.
 #[test]
 fn operator_is_served_between_two_turns() {
-    let rig = unfinished(64);
+    let fixture = unfinished(64);
     // These calls are made on the vCPU's thread, so they would deadlock if the turn left a lock held.
-    assert!(rig.vpmu.persistent().is_empty());
-    rig.vpmu.drain();
+    assert!(fixture.vpmu.persistent().is_empty());
+    fixture.vpmu.drain();
     assert_eq!(
-        rig.vcpus.with(0, |session| session.resume()),
+        fixture.vcpus.with(0, |session| session.resume()),
         Turn::Unfinished
     );
 }
@@ -112,61 +115,64 @@ fn operator_is_served_between_two_turns() {
 /// VPMU-D-2-9.
 #[test]
 fn device_is_not_saved_between_two_turns() {
-    let rig = unfinished(64);
-    assert!(matches!(rig.vpmu.save(), Err(SaveError::Unserved(0))));
-    while rig.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {}
-    rig.save();
+    let fixture = unfinished(64);
+    assert!(matches!(fixture.vpmu.save(), Err(SaveError::Unserved(0))));
+    while fixture.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {}
+    fixture.save();
 }
 
 #[test]
 fn reset_between_two_turns_ends_the_notification() {
-    let mut rig = unfinished(64);
-    rig.vpmu.reset();
-    assert_eq!(rig.vcpus.with(0, |session| session.resume()), Turn::Done);
-    assert_eq!(rig.queues[2].answer(), None);
-    assert_eq!(rig.world.open_counters(), 0);
-    rig.activate(ALL_FEATURES);
-    rig.open(&open_of(KIND_MARK, 5, 0)).expect("as new");
+    let mut fixture = unfinished(64);
+    fixture.vpmu.reset();
+    assert_eq!(
+        fixture.vcpus.with(0, |session| session.resume()),
+        Turn::Done
+    );
+    assert_eq!(fixture.queues[2].answer(), None);
+    assert_eq!(fixture.host.open_counters(), 0);
+    fixture.activate(ALL_FEATURES);
+    fixture.open(&open_of(KIND_MARK, 5, 0)).expect("as new");
 }
 
 #[test]
 fn queue_notified_while_another_is_unfinished_is_served_after_it() {
-    let mut rig = unfinished(64);
-    rig.queues[3].request(command(COMMAND_VCPU, 0).as_bytes(), size_of::<Reply>());
-    rig.vcpus.kick(0, QUEUE_VCPU + 1);
-    rig.vcpus.kick(0, QUEUE_VCPU + 1);
-    while rig.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {}
-    assert!(rig.queues[2].answer().is_some());
-    assert!(rig.queues[3].answer().is_some());
-    assert_eq!(rig.vpmu.metrics().kicks, [1, 2]);
+    let mut fixture = unfinished(64);
+    fixture.queues[3].request(command(COMMAND_VCPU, 0).as_bytes(), size_of::<Reply>());
+    fixture.vcpus.kick(0, QUEUE_VCPU + 1);
+    fixture.vcpus.kick(0, QUEUE_VCPU + 1);
+    while fixture.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {}
+    assert!(fixture.queues[2].answer().is_some());
+    assert!(fixture.queues[3].answer().is_some());
+    assert_eq!(fixture.vpmu.metrics().kicks, [1, 2]);
 }
 
 #[test]
 fn control_requests_of_many_pages_are_served_in_turns() {
-    let mut rig = Rig::with(
+    let mut fixture = Fixture::with(
         limits().with(|limits| limits.max_ring_pages = 4096),
         ALL_FEATURES,
     );
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     // Only the last page is invalid, so the device has to check all pages.
     let pages: Vec<u64> = (0..4096).chain([u64::MAX >> 12]).map(|n| n << 12).collect();
     let request = MapRequest {
-        header: Rig::header(CONTROL_MAP, event),
+        header: Fixture::header(CONTROL_MAP, event),
         pages: 4097.into(),
         flags: 0.into(),
     };
     let mut bytes = request.as_bytes().to_vec();
     bytes.extend(pages.iter().flat_map(|page| page.to_le_bytes()));
     for slot in (0..QUEUE_SIZE).step_by(2) {
-        rig.queues[0].request_at(slot, &bytes, size_of::<ControlReply>());
+        fixture.queues[0].request_at(slot, &bytes, size_of::<ControlReply>());
     }
     let mut turns = 1;
-    while rig.vpmu.notify(QUEUE_CONTROL) == Turn::Unfinished {
+    while fixture.vpmu.notify(QUEUE_CONTROL) == Turn::Unfinished {
         turns += 1;
         // The device serves operator calls between turns.
-        assert!(rig.vpmu.persistent().is_empty());
+        assert!(fixture.vpmu.persistent().is_empty());
     }
-    let answers = std::iter::from_fn(|| rig.queues[0].answer()).count();
+    let answers = std::iter::from_fn(|| fixture.queues[0].answer()).count();
     assert_eq!(answers, usize::from(QUEUE_SIZE) / 2);
     // The first two turns each serve half of the requests. In the third turn, the queue is empty.
     assert_eq!(turns, 3);
@@ -175,14 +181,14 @@ fn control_requests_of_many_pages_are_served_in_turns() {
 /// VPMU-D-7-3.
 #[test]
 fn mark_reads_each_group_once() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let of = OpenRequest {
         sample_type: SAMPLE_READ.into(),
         read_format: FORMAT_GROUP.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
     // Members of two groups overflow alternately.
-    let leaders = [rig.open(&of), rig.open(&of)].map(|leader| leader.expect("a leader"));
+    let leaders = [fixture.open(&of), fixture.open(&of)].map(|leader| leader.expect("a leader"));
     for _ in 0..255 {
         for leader in leaders {
             let member = OpenRequest {
@@ -190,15 +196,15 @@ fn mark_reads_each_group_once() {
                 flags: OPEN_ENABLED.into(),
                 ..of
             };
-            rig.open(&member).expect("a member");
+            fixture.open(&member).expect("a member");
         }
     }
     for leader in leaders {
-        rig.command(0, COMMAND_ENABLE, leader);
+        fixture.command(0, COMMAND_ENABLE, leader);
     }
-    let before = rig.vpmu.metrics().work.operations;
-    rig.mark(0, 5, 1);
-    let work = rig.vpmu.metrics().work.operations - before;
+    let before = fixture.vpmu.metrics().work.operations;
+    fixture.mark(0, 5, 1);
+    let work = fixture.vpmu.metrics().work.operations - before;
     // Each of the 512 events needs at most four operations: one each for the count, the metadata page, a reading and a
     // record.
     assert!(
@@ -211,11 +217,14 @@ fn mark_reads_each_group_once() {
 #[test]
 fn indirect_descriptor_makes_a_buffer_bad() {
     const INDIRECT: u16 = 4;
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let open = open_of(KIND_MARK, 5, 0);
     for queue in [0, 1, 2] {
-        let table = rig.queues[queue].buffer(4);
-        let (from, to) = (rig.queues[queue].buffer(0), rig.queues[queue].buffer(1));
+        let table = fixture.queues[queue].buffer(4);
+        let (from, to) = (
+            fixture.queues[queue].buffer(0),
+            fixture.queues[queue].buffer(1),
+        );
         // Fill an indirect table. Its descriptors would form a valid request if the device supported indirect
         // descriptors.
         let entries = [(from, 128_u32, 1_u16, 1_u16), (to, 16, 2, 0)];
@@ -226,10 +235,14 @@ fn indirect_descriptor_makes_a_buffer_bad() {
                 &flags.to_le_bytes(),
                 &next.to_le_bytes(),
             ];
-            let written = rig.memory.write_slice(&entry.concat(), GuestAddress(at));
+            let written = fixture
+                .memory
+                .write_slice(&entry.concat(), GuestAddress(at));
             written.expect("in memory");
         }
-        let written = rig.memory.write_slice(open.as_bytes(), GuestAddress(from));
+        let written = fixture
+            .memory
+            .write_slice(open.as_bytes(), GuestAddress(from));
         written.expect("in memory");
         let indirect = Descriptor {
             address: table,
@@ -237,8 +250,8 @@ fn indirect_descriptor_makes_a_buffer_bad() {
             writable: false,
             next: None,
         };
-        rig.queues[queue].describe_as(0, indirect, INDIRECT);
-        rig.queues[queue].offer(0);
+        fixture.queues[queue].describe_as(0, indirect, INDIRECT);
+        fixture.queues[queue].offer(0);
         // Also offer an indirect descriptor in the middle of a chain.
         let first = Descriptor {
             address: from,
@@ -246,51 +259,51 @@ fn indirect_descriptor_makes_a_buffer_bad() {
             next: Some(0),
             ..indirect
         };
-        rig.queues[queue].describe(2, first);
-        rig.queues[queue].offer(2);
+        fixture.queues[queue].describe(2, first);
+        fixture.queues[queue].offer(2);
     }
-    let _ = rig.vpmu.notify(QUEUE_CONTROL);
-    rig.vcpus.kick(0, QUEUE_VCPU);
+    let _ = fixture.vpmu.notify(QUEUE_CONTROL);
+    fixture.vcpus.kick(0, QUEUE_VCPU);
     for queue in [0, 2] {
-        let returned: Vec<_> = std::iter::from_fn(|| rig.queues[queue].reclaim()).collect();
+        let returned: Vec<_> = std::iter::from_fn(|| fixture.queues[queue].reclaim()).collect();
         assert_eq!(returned, [(0, 0), (2, 0)], "queue {queue}");
     }
-    assert_eq!(rig.vpmu.metrics().events_opened, 0);
-    assert_eq!(rig.vpmu.metrics().bad_requests, 4);
+    assert_eq!(fixture.vpmu.metrics().events_opened, 0);
+    assert_eq!(fixture.vpmu.metrics().bad_requests, 4);
     // The event queue also returns buffers with indirect descriptors. The device writes nothing to them.
     let event = OpenRequest {
         wakeup: 1.into(),
         ..sampling(open, 1)
     };
-    let event = rig.open(&event).expect("open");
-    rig.map(event, 1);
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.queues[1].reclaim(), Some((0, 0)));
-    assert_eq!(rig.queues[1].reclaim(), Some((2, 0)));
+    let event = fixture.open(&event).expect("open");
+    fixture.map(event, 1);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.queues[1].reclaim(), Some((0, 0)));
+    assert_eq!(fixture.queues[1].reclaim(), Some((2, 0)));
 }
 
 /// VPMU-D-2-5.
 #[test]
 fn notification_looks_at_a_bounded_number_of_descriptors() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     // Offer one chain that consists of all descriptors, as many times as the queue has entries.
     for index in 0..QUEUE_SIZE {
         let descriptor = Descriptor {
-            address: rig.queues[2].buffer(0),
+            address: fixture.queues[2].buffer(0),
             len: 16,
             writable: false,
             next: (index + 1 < QUEUE_SIZE).then_some(index + 1),
         };
-        rig.queues[2].describe(index, descriptor);
+        fixture.queues[2].describe(index, descriptor);
     }
     for _ in 0..QUEUE_SIZE {
-        rig.queues[2].offer(0);
+        fixture.queues[2].offer(0);
     }
     let mut returned = Vec::new();
     for _ in 0..QUEUE_SIZE / 2 {
-        rig.vcpus.kick(0, QUEUE_VCPU);
-        returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
+        fixture.vcpus.kick(0, QUEUE_VCPU);
+        returned.push(std::iter::from_fn(|| fixture.queues[2].reclaim()).count());
     }
     // The device stops when it has taken twice as many descriptors as the queue has entries. Two chains have exactly
     // that many, so the device serves two chains per notification.

@@ -2,81 +2,81 @@
 
 use vpmu::abi::*;
 
+use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling};
 use crate::reader::{LOST, READ, SAMPLE, THROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
 
-fn family(rig: &mut Rig, flags: u32, format: u64) -> (u64, u64) {
+fn family(fixture: &mut Fixture, flags: u32, format: u64) -> (u64, u64) {
     let request = OpenRequest {
         flags: (flags | OPEN_ENABLED).into(),
         read_format: format.into(),
         ..open_of(KIND_MARK, 5, CONTEXT_TASK)
     };
-    let parent = rig.open(&request).expect("open");
+    let parent = fixture.open(&request).expect("open");
     let child = OpenRequest {
         parent: parent.into(),
         ..request
     };
-    (parent, rig.open(&child).expect("open"))
+    (parent, fixture.open(&child).expect("open"))
 }
 
 #[test]
 fn counts_of_a_child_are_written_at_its_close() {
-    let mut rig = Rig::new();
-    rig.runs(1, 41, 42);
+    let mut fixture = Fixture::new();
+    fixture.runs(1, 41, 42);
     // PERF_FORMAT_TOTAL_TIME_ENABLED, _TOTAL_TIME_RUNNING, _ID.
-    let (parent, child) = family(&mut rig, OPEN_INHERIT_STAT, 7);
-    let mut ring = rig.map(parent, 1);
-    rig.command(1, COMMAND_IN, child);
-    (0..9).for_each(|_| rig.mark(1, 5, 1));
+    let (parent, child) = family(&mut fixture, OPEN_INHERIT_STAT, 7);
+    let mut ring = fixture.map(parent, 1);
+    fixture.command(1, COMMAND_IN, child);
+    (0..9).for_each(|_| fixture.mark(1, 5, 1));
     // Schedule out the child's task, and then run another task.
-    let out = rig.command(1, COMMAND_OUT, child);
-    rig.runs(1, 51, 52);
-    rig.close(child).expect("closed");
+    let out = fixture.command(1, COMMAND_OUT, child);
+    fixture.runs(1, 51, 52);
+    fixture.close(child).expect("closed");
     let raw = ring.raw();
     assert_eq!(raw.len(), 1);
     assert_eq!(raw[0].kind, READ);
     let times = [out.time_enabled.get(), out.time_running.get()];
     assert_eq!(raw[0].words, [42 << 32 | 41, 9, times[0], times[1], parent]);
-    rig.close(parent).expect("closed");
+    fixture.close(parent).expect("closed");
     assert_eq!(ring.raw(), [], "no READ record: the parent is not a child");
 }
 
 #[test]
 fn child_that_never_ran_names_no_task() {
-    let mut rig = Rig::new();
-    rig.runs(0, 41, 42);
-    let (parent, child) = family(&mut rig, OPEN_INHERIT_STAT, 0);
-    let mut ring = rig.map(parent, 1);
-    rig.close(child).expect("closed");
+    let mut fixture = Fixture::new();
+    fixture.runs(0, 41, 42);
+    let (parent, child) = family(&mut fixture, OPEN_INHERIT_STAT, 0);
+    let mut ring = fixture.map(parent, 1);
+    fixture.close(child).expect("closed");
     assert_eq!(ring.raw()[0].words, [0, 0]);
 }
 
 #[test]
 fn counts_are_written_only_if_requested() {
-    let mut rig = Rig::new();
-    let (parent, child) = family(&mut rig, 0, 0);
-    let mut ring = rig.map(parent, 1);
-    rig.close(child).expect("closed");
+    let mut fixture = Fixture::new();
+    let (parent, child) = family(&mut fixture, 0, 0);
+    let mut ring = fixture.map(parent, 1);
+    fixture.close(child).expect("closed");
     assert_eq!(ring.raw(), []);
 }
 
 #[test]
 fn child_records_other_than_samples_end_with_task_and_time() {
     let limits = limits().with(|limits| limits.max_sample_rate = 60 * 100);
-    let mut rig = Rig::with(limits, ALL_FEATURES);
-    rig.runs(0, 41, 42);
+    let mut fixture = Fixture::with(limits, ALL_FEATURES);
+    fixture.runs(0, 41, 42);
     let request = OpenRequest {
         flags: (OPEN_SAMPLE_ID_ALL | OPEN_INHERIT_STAT | OPEN_ENABLED).into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    let parent = rig.open(&request).expect("open");
-    let mut ring = rig.map(parent, 1);
-    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    let parent = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(parent, 1);
+    (0..100).for_each(|_| fixture.mark(0, 5, 1));
     // Sixty samples are allowed in this time window, but only 56 fit into the ring. The THROTTLE record does not fit.
     let samples = ring.raw();
     assert!(samples.iter().all(|record| record.kind == SAMPLE));
     assert_eq!(samples.len(), 56);
-    rig.command(0, COMMAND_READ, parent);
+    fixture.command(0, COMMAND_READ, parent);
     let raw = ring.raw();
     let trailer = |words: &[u64], stream: u64| {
         let [task, _time, id, stream_id, cpu, identifier] = *words else {
@@ -93,8 +93,8 @@ fn child_records_other_than_samples_end_with_task_and_time() {
         parent: parent.into(),
         ..request
     };
-    let child = rig.open(&child).expect("open");
-    (0..60).for_each(|_| rig.mark(0, 5, 1));
+    let child = fixture.open(&child).expect("open");
+    (0..60).for_each(|_| fixture.mark(0, 5, 1));
     let raw = ring.raw();
     let throttle: Vec<_> = raw
         .iter()
@@ -102,9 +102,9 @@ fn child_records_other_than_samples_end_with_task_and_time() {
         .collect();
     // The parent is still throttled. The child takes sixty samples, and the device writes the samples that fit.
     assert_eq!(throttle.len(), 0, "{} records", raw.len());
-    rig.commands(0, &[command(COMMAND_DISABLE, parent)]);
+    fixture.commands(0, &[command(COMMAND_DISABLE, parent)]);
     ring.raw();
-    rig.close(child).expect("closed");
+    fixture.close(child).expect("closed");
     let raw = ring.raw();
     assert_eq!(raw.len(), 1);
     assert_eq!(
@@ -117,15 +117,15 @@ fn child_records_other_than_samples_end_with_task_and_time() {
 #[test]
 fn throttle_records_end_with_task_and_time() {
     let limits = limits().with(|limits| limits.max_sample_rate = 3 * 100);
-    let mut rig = Rig::with(limits, ALL_FEATURES);
-    rig.runs(1, 41, 42);
+    let mut fixture = Fixture::with(limits, ALL_FEATURES);
+    fixture.runs(1, 41, 42);
     let request = OpenRequest {
         flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(),
         ..sampling(open_of(KIND_MARK, 5, 1), 1)
     };
-    let event = rig.open(&request).expect("open");
-    let mut ring = rig.map(event, 1);
-    (0..4).for_each(|_| rig.mark(1, 5, 1));
+    let event = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(event, 1);
+    (0..4).for_each(|_| fixture.mark(1, 5, 1));
     let raw = ring.raw();
     let last = &raw[3];
     assert_eq!((last.kind, raw.len()), (THROTTLE, 4));
@@ -139,17 +139,17 @@ fn throttle_records_end_with_task_and_time() {
 
 #[test]
 fn loss_recorded_at_schedule_out_names_the_left_vcpu() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(),
         ..sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)
     };
-    let event = rig.open(&request).expect("open");
-    let mut ring = rig.map(event, 1);
-    rig.command(1, COMMAND_IN, event);
-    (0..60).for_each(|_| rig.mark(1, 5, 1));
+    let event = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(event, 1);
+    fixture.command(1, COMMAND_IN, event);
+    (0..60).for_each(|_| fixture.mark(1, 5, 1));
     assert_eq!(ring.raw().len(), 56);
-    rig.command(1, COMMAND_OUT, event);
+    fixture.command(1, COMMAND_OUT, event);
     let raw = ring.raw();
     assert_eq!((raw.len(), raw[0].kind), (1, LOST));
     // These words are the number of lost samples, and the CPU in the trailer.

@@ -5,9 +5,9 @@ use vpmu::abi::*;
 use vpmu::{Engines, ExitReason};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::fake_host::At;
+use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling, structs};
 use crate::persistent::{WINDOW, asked, window};
-use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling, structs};
-use crate::world::At;
 
 /// An event that wakes its reader for each record.
 fn waking() -> OpenRequest {
@@ -21,36 +21,36 @@ fn waking() -> OpenRequest {
 /// VPMU-D-2-7.
 #[test]
 fn queue_without_interrupts_raises_none() {
-    let mut rig = Rig::new();
-    let interrupts = rig.world.interrupts();
-    rig.commands(0, &[command(COMMAND_VCPU, 0)]);
-    assert_eq!(rig.world.interrupts(), interrupts);
-    rig.catalogue();
+    let mut fixture = Fixture::new();
+    let interrupts = fixture.host.interrupts();
+    fixture.commands(0, &[command(COMMAND_VCPU, 0)]);
+    assert_eq!(fixture.host.interrupts(), interrupts);
+    fixture.catalogue();
     assert_eq!(
-        rig.world.interrupts(),
+        fixture.host.interrupts(),
         interrupts + 1,
         "an interrupt is requested"
     );
-    rig.queues[0].want_no_interrupt();
-    rig.catalogue();
-    assert_eq!(rig.world.interrupts(), interrupts + 1);
+    fixture.queues[0].want_no_interrupt();
+    fixture.catalogue();
+    assert_eq!(fixture.host.interrupts(), interrupts + 1);
 }
 
 /// VPMU-D-2-2.
 #[test]
 fn control_requests_made_available_at_once_are_answered_in_order() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     for slot in [4, 0, 2] {
         let open = open_of(KIND_MARK, u64::from(slot), 0);
-        rig.queues[0].request_at(slot, open.as_bytes(), size_of::<OpenReply>());
+        fixture.queues[0].request_at(slot, open.as_bytes(), size_of::<OpenReply>());
     }
-    let _ = rig.vpmu.notify(QUEUE_CONTROL);
+    let _ = fixture.vpmu.notify(QUEUE_CONTROL);
     for (slot, id) in [(4, 1), (0, 2), (2, 3)] {
-        let (head, len) = rig.queues[0].reclaim().expect("answered");
+        let (head, len) = fixture.queues[0].reclaim().expect("answered");
         assert_eq!((head, len as usize), (slot, size_of::<OpenReply>()));
-        let at = rig.queues[0].buffer(u16::try_from(head).expect("a slot") + 1);
+        let at = fixture.queues[0].buffer(u16::try_from(head).expect("a slot") + 1);
         let mut bytes = [0; size_of::<OpenReply>()];
-        let read = rig.memory.read_slice(&mut bytes, GuestAddress(at));
+        let read = fixture.memory.read_slice(&mut bytes, GuestAddress(at));
         read.expect("in memory");
         let reply = OpenReply::read_from_bytes(&bytes).expect("a reply");
         assert_eq!((reply.status.get(), reply.id.get()), (0, id));
@@ -60,23 +60,26 @@ fn control_requests_made_available_at_once_are_answered_in_order() {
 /// VPMU-D-2-4.
 #[test]
 fn used_length_is_that_of_the_answer() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let room = 1000;
-    let close = Rig::header(CONTROL_CLOSE, 77);
-    assert_eq!(rig.control_bytes(close.as_bytes(), room).len(), 8);
+    let close = Fixture::header(CONTROL_CLOSE, 77);
+    assert_eq!(fixture.control_bytes(close.as_bytes(), room).len(), 8);
     let open = open_of(KIND_MARK, 5, 0);
-    assert_eq!(rig.control_bytes(open.as_bytes(), room).len(), 16);
+    assert_eq!(fixture.control_bytes(open.as_bytes(), room).len(), 16);
     let catalogue = CatalogueRequest {
-        header: Rig::header(CONTROL_CATALOGUE, 0),
+        header: Fixture::header(CONTROL_CATALOGUE, 0),
         count: 2.into(),
         ..CatalogueRequest::default()
     };
     let entries = 8 + 2 * size_of::<CatalogueEntry>();
-    assert_eq!(rig.control_bytes(catalogue.as_bytes(), room).len(), entries);
+    assert_eq!(
+        fixture.control_bytes(catalogue.as_bytes(), room).len(),
+        entries
+    );
     let commands = [command(COMMAND_READ, 1), command(COMMAND_READ, 77)];
-    rig.queues[2].request(commands.as_bytes(), room);
-    rig.vcpus.kick(0, QUEUE_VCPU);
-    let answer = rig.queues[2].answer().expect("answered immediately");
+    fixture.queues[2].request(commands.as_bytes(), room);
+    fixture.vcpus.kick(0, QUEUE_VCPU);
+    let answer = fixture.queues[2].answer().expect("answered immediately");
     let replies: Vec<Reply> = structs(&answer);
     let statuses: Vec<u32> = replies.iter().map(|reply| reply.status.get()).collect();
     assert_eq!(statuses, [0, libc::ENOENT.unsigned_abs()]);
@@ -89,15 +92,15 @@ fn features_of_other_rings_and_of_iommus_are_neither_offered_nor_taken() {
     const EVENT_INDEX: u64 = 29;
     const ACCESS_PLATFORM: u64 = 33;
     const PACKED: u64 = 34;
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     for bit in [INDIRECT, EVENT_INDEX, ACCESS_PLATFORM, PACKED] {
-        assert_eq!(rig.vpmu.features() >> bit & 1, 0, "bit {bit}");
-        let queues = rig.make_queues();
+        assert_eq!(fixture.vpmu.features() >> bit & 1, 0, "bit {bit}");
+        let queues = fixture.make_queues();
         let features = ALL_FEATURES | 1 << bit;
-        let memory = rig.memory.clone();
-        let active = rig
+        let memory = fixture.memory.clone();
+        let active = fixture
             .vpmu
-            .activate(memory, features, &queues, rig.interrupt.clone());
+            .activate(memory, features, &queues, fixture.interrupt.clone());
         assert!(active.is_err(), "feature bit {bit} was accepted");
     }
 }
@@ -106,53 +109,55 @@ fn features_of_other_rings_and_of_iommus_are_neither_offered_nor_taken() {
 #[test]
 fn configuration_does_not_change() {
     let memory = window(16);
-    let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
-    let before = rig.config();
-    rig.attach(0);
-    rig.attach(1);
-    rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    rig.activate(ALL_FEATURES);
-    let event = rig.open(&waking()).expect("open");
-    rig.map(event, 1);
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.config(), before);
-    rig.world.break_host();
-    rig.vpmu.reset();
-    assert_eq!(rig.config(), before);
+    let mut fixture = Fixture::bare(Engines::Auto, limits(), Some(&memory));
+    let before = fixture.config();
+    fixture.attach(0);
+    fixture.attach(1);
+    fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    fixture.activate(ALL_FEATURES);
+    let event = fixture.open(&waking()).expect("open");
+    fixture.map(event, 1);
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.config(), before);
+    fixture.host.break_host();
+    fixture.vpmu.reset();
+    assert_eq!(fixture.config(), before);
 }
 
 /// VPMU-D-6.1-1.
 #[test]
 fn event_id_is_never_reused() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let mut last = 0;
     for _ in 0..3 {
         for _ in 0..10 {
-            let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+            let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
             assert!(event > last, "the id {event} follows {last}");
             last = event;
-            rig.close(event).expect("closed");
+            fixture.close(event).expect("closed");
         }
-        rig.vpmu.reset();
-        rig.activate(ALL_FEATURES);
+        fixture.vpmu.reset();
+        fixture.activate(ALL_FEATURES);
     }
 }
 
 /// VPMU-D-6.7-6.
 #[test]
 fn map_writes_the_whole_metadata_page() {
-    let mut rig = Rig::new();
-    let event = rig.open(&waking()).expect("open");
-    let pages = [rig.next_ring, rig.next_ring + 0x1000];
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&waking()).expect("open");
+    let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
     for page in pages {
-        let junk = rig
+        let junk = fixture
             .memory
             .write_slice(&[0xa5; PAGE_SIZE], GuestAddress(page));
         junk.expect("in memory");
     }
-    rig.command(0, COMMAND_DISABLE, event);
-    rig.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
-    let config = rig.config();
+    fixture.command(0, COMMAND_DISABLE, event);
+    fixture
+        .map_pages(event, MAP_WRITABLE, &pages)
+        .expect("mapped");
+    let config = fixture.config();
     let expected = Metadata {
         capabilities: 0x12.into(),
         pmc_width: 64.into(),
@@ -167,7 +172,7 @@ fn map_writes_the_whole_metadata_page() {
     };
     let mut bytes = [0; PAGE_SIZE];
     let mut read = |page: u64| {
-        let read = rig.memory.read_slice(&mut bytes, GuestAddress(page));
+        let read = fixture.memory.read_slice(&mut bytes, GuestAddress(page));
         read.expect("in memory");
         bytes
     };
@@ -193,30 +198,30 @@ fn map_writes_the_whole_metadata_page() {
 /// VPMU-D-6.7-10.
 #[test]
 fn each_wakeup_with_a_buffer_has_a_notice() {
-    let mut rig = Rig::new();
-    let event = rig.open(&waking()).expect("open");
-    rig.map(event, 4);
-    (0..10).for_each(|slot| rig.post_notice(slot, 16));
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&waking()).expect("open");
+    fixture.map(event, 4);
+    (0..10).for_each(|slot| fixture.post_notice(slot, 16));
     for _ in 0..10 {
-        rig.mark(0, 5, 1);
+        fixture.mark(0, 5, 1);
     }
     for _ in 0..10 {
-        assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
+        assert_eq!(fixture.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
     }
-    assert_eq!(rig.counted_notice(), None);
+    assert_eq!(fixture.counted_notice(), None);
 }
 
 /// VPMU-D-6.10-4.
 #[test]
 fn new_ring_in_the_window_is_zeroed() {
     let memory = window(4);
-    let mut rig = Rig::windowed(&memory);
-    let event = rig.open(&waking()).expect("open");
-    rig.detach(event, "").expect("detached");
+    let mut fixture = Fixture::windowed(&memory);
+    let event = fixture.open(&waking()).expect("open");
+    fixture.detach(event, "").expect("detached");
     let junk = [0xa5; 4 * PAGE_SIZE];
     let wrote = memory.write_slice(&junk, GuestAddress(WINDOW));
     wrote.expect("in the window");
-    assert_eq!(rig.map_window(event, 2, 0), Ok(0));
+    assert_eq!(fixture.map_window(event, 2, 0), Ok(0));
     let mut data = [1; 2 * PAGE_SIZE];
     let at = GuestAddress(WINDOW + PAGE_SIZE as u64);
     memory.read_slice(&mut data, at).expect("in the window");
@@ -233,15 +238,15 @@ fn new_ring_in_the_window_is_zeroed() {
 /// VPMU-D-2-1.
 #[test]
 fn notification_is_answered_before_its_instruction_retires() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    fixture.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     let enable = command(COMMAND_ENABLE, event);
-    rig.queues[2].request(enable.as_bytes(), size_of::<Reply>());
-    rig.vcpus.kick(0, QUEUE_VCPU);
-    rig.vcpus.enter(0);
+    fixture.queues[2].request(enable.as_bytes(), size_of::<Reply>());
+    fixture.vcpus.kick(0, QUEUE_VCPU);
+    fixture.vcpus.enter(0);
     // The guest continues at its next instruction, so the reply must already be in the used ring.
-    let answer = rig.queues[2]
+    let answer = fixture.queues[2]
         .answer()
         .expect("the answer is in the used ring");
     let reply: Vec<Reply> = structs(&answer);

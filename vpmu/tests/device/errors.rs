@@ -9,15 +9,15 @@ use vpmu::abi::*;
 use vpmu::{AuxProducer, Engines, Limits, Persist, PersistentStatus, Settings};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::fake_host::{CLOCK, CYCLES, FAULTS};
+use crate::fixture::{Fixture, VCPUS, command, limits, open_of, sampling, thread};
 use crate::persistent::{WINDOW_FEATURES, asked, window};
-use crate::rig::{Rig, VCPUS, command, limits, open_of, sampling, thread};
-use crate::world::{CLOCK, CYCLES, FAULTS};
 
 const SPECIFICATION: &str = include_str!("../../SPEC.md");
 const NOBODY: u64 = 77_777;
 const NO_OP: u32 = 99;
 
-type Late = fn(&mut Rig);
+type Late = fn(&mut Fixture);
 
 /// The parameters of a device that is not created yet.
 struct Setup {
@@ -28,7 +28,7 @@ struct Setup {
 /// A request or a command that meets the condition of a row in an error table, and the device that receives this
 /// request or command.
 struct Scene {
-    rig: Rig,
+    fixture: Fixture,
     _window: GuestMemoryMmap,
     /// A control request.
     bytes: Vec<u8>,
@@ -92,18 +92,18 @@ impl Scene {
         setups.iter().for_each(|change| change(&mut setup));
         let window = window(16);
         let settings = Settings::new(VCPUS, 1_000_000).with_limits(setup.limits);
-        let memory = Rig::bare(Engines::Auto, limits(), None).memory;
+        let memory = Fixture::bare(Engines::Auto, limits(), None).memory;
         let producer = AuxProducer {
             name: "watchdog",
             counts: "events of the test",
             format: 130,
         };
-        let rig = Rig::with_memory(settings, Some(&window), memory);
-        let mut rig = rig.with_producers(&[producer]);
-        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        rig.activate(setup.features);
+        let fixture = Fixture::with_memory(settings, Some(&window), memory);
+        let mut fixture = fixture.with_producers(&[producer]);
+        (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+        fixture.activate(setup.features);
         Self {
-            rig,
+            fixture,
             _window: window,
             bytes: Vec::new(),
             command: Command::default(),
@@ -142,7 +142,7 @@ impl Scene {
 
     /// Opens an event and returns its id, or zero if the device refuses it.
     fn opened(&mut self, request: &OpenRequest) -> u64 {
-        self.rig.open(request).unwrap_or(0)
+        self.fixture.open(request).unwrap_or(0)
     }
 
     fn about_new(&mut self, request: &OpenRequest) {
@@ -159,7 +159,7 @@ impl Scene {
 
     fn ringed(&mut self, request: &OpenRequest) -> u64 {
         let event = self.opened(request);
-        let _ = self.rig.try_map(event, 1);
+        let _ = self.fixture.try_map(event, 1);
         event
     }
 
@@ -167,7 +167,7 @@ impl Scene {
     fn driven(&mut self) -> u64 {
         let event = self.opened(&trace());
         let pages = self.pages(4);
-        let _ = self.rig.map_as(
+        let _ = self.fixture.map_as(
             CONTROL_MAP_AUX,
             event,
             MAP_DRIVER_OWNED | MAP_WRITABLE,
@@ -178,8 +178,8 @@ impl Scene {
 
     /// Addresses of unused pages.
     fn pages(&mut self, count: u64) -> Vec<u64> {
-        let first = self.rig.next_ring;
-        self.rig.next_ring += count * 0x1000;
+        let first = self.fixture.next_ring;
+        self.fixture.next_ring += count * 0x1000;
         (0..count).map(|page| first + page * 0x1000).collect()
     }
 
@@ -204,7 +204,7 @@ impl Scene {
             pages: 1,
             ..asked("mark=5", 0)
         };
-        self.rig.vpmu.persist(&asked).expect("started")
+        self.fixture.vpmu.persist(&asked).expect("started")
     }
 
     /// Opens an event of vCPU 0. Puts the event in the error state by making the host revoke its counter.
@@ -214,8 +214,8 @@ impl Scene {
             ..open_of(CYCLES.0, CYCLES.1, 0)
         };
         let event = self.opened(&request);
-        self.rig.world.give_up(thread(0));
-        self.rig.command(0, COMMAND_READ, event);
+        self.fixture.host.give_up(thread(0));
+        self.fixture.command(0, COMMAND_READ, event);
         event
     }
 
@@ -243,9 +243,9 @@ impl Scene {
     /// Returns the state that a failed request must not change: the persistent events, the number of events opened so
     /// far, and the number of open host counters.
     fn state(&self) -> (Vec<PersistentStatus>, u64, usize) {
-        let opened = self.rig.vpmu.metrics().events_opened;
-        let counters = self.rig.world.open_counters();
-        let mut persistent = self.rig.vpmu.persistent();
+        let opened = self.fixture.vpmu.metrics().events_opened;
+        let counters = self.fixture.host.open_counters();
+        let mut persistent = self.fixture.vpmu.persistent();
         for status in &mut persistent {
             // The times grow even if the request changes nothing.
             (status.time_enabled, status.time_running) = (0, 0);
@@ -257,14 +257,16 @@ impl Scene {
     fn send(mut self) -> u32 {
         self.late.sort_by_key(|(phase, _)| *phase);
         for (_, act) in std::mem::take(&mut self.late) {
-            act(&mut self.rig);
+            act(&mut self.fixture);
         }
         if self.bytes.is_empty() {
-            let replies = self.rig.commands_from(self.of, self.by, &[self.command]);
+            let replies = self
+                .fixture
+                .commands_from(self.of, self.by, &[self.command]);
             return replies[0].status.get();
         }
         let before = self.state();
-        let answer = self.rig.control_bytes(&self.bytes, 0x1_0000);
+        let answer = self.fixture.control_bytes(&self.bytes, 0x1_0000);
         let status = u32::from_le_bytes(*answer.first_chunk().expect("a status"));
         if status != 0 {
             assert_eq!(
@@ -399,12 +401,12 @@ fn begin_event(scene: &mut Scene, table: &str) {
         }
         "ATTACH" => {
             scene.about_new(&mark());
-            let _ = scene.rig.detach(scene.event, "");
+            let _ = scene.fixture.detach(scene.event, "");
         }
         "IN" | "OUT" => {
             scene.about_new(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1));
             if table == "OUT" {
-                scene.rig.command(0, COMMAND_IN, scene.event);
+                scene.fixture.command(0, COMMAND_IN, scene.event);
             }
         }
         "AUX_BEGIN" | "AUX_END" => {
@@ -415,7 +417,7 @@ fn begin_event(scene: &mut Scene, table: &str) {
                     room: 4096.into(),
                     ..command(COMMAND_AUX_BEGIN, event)
                 };
-                scene.rig.commands(0, &[begin]);
+                scene.fixture.commands(0, &[begin]);
             }
         }
         "OPEN" | "CATALOGUE" | "PERSISTENT" | "TASK_PAGE" | "FEATURES" => {}
@@ -590,7 +592,7 @@ fn groups_of_open() -> Vec<Case> {
                 read_format: READ_ALLOWED.into(),
                 ..open_of(KIND_MARK, 5, 0)
             };
-            while scene.rig.open(&member).is_ok() {}
+            while scene.fixture.open(&member).is_ok() {}
             lead(scene, leader);
             scene.open(|open| open.read_format = READ_ALLOWED.into());
         }),
@@ -634,7 +636,7 @@ fn entries_of_open() -> Vec<Case> {
             scene.open(|open| open.engine = ENGINE_BATCHED.into());
         }),
         case("OPEN-33", |scene| {
-            let fill: Late = |rig| while rig.open(&open_of(KIND_MARK, 5, 0)).is_ok() {};
+            let fill: Late = |fixture| while fixture.open(&open_of(KIND_MARK, 5, 0)).is_ok() {};
             scene.late.push((1, fill));
         }),
         case("OPEN-34", |scene| {
@@ -645,21 +647,23 @@ fn entries_of_open() -> Vec<Case> {
             kind(scene, CYCLES, 100);
             scene
                 .late
-                .push((0, |rig| while rig.open(&cycles(0)).is_ok() {}));
+                .push((0, |fixture| while fixture.open(&cycles(0)).is_ok() {}));
         }),
         case("OPEN-36", |scene| {
             kind(scene, CYCLES, 100);
-            scene.late.push((2, |rig| rig.world.deny(libc::EACCES)));
+            scene
+                .late
+                .push((2, |fixture| fixture.host.deny(libc::EACCES)));
         }),
     ]
 }
 
-fn fill_persistent(rig: &mut Rig) {
+fn fill_persistent(fixture: &mut Fixture) {
     let request = OpenRequest {
         flags: OPEN_PERSISTENT.into(),
         ..open_of(KIND_MARK, 5, 0)
     };
-    while rig.open(&request).is_ok() {}
+    while fixture.open(&request).is_ok() {}
 }
 
 fn map_flags(scene: &mut Scene, flags: u32) {
@@ -670,7 +674,7 @@ fn rings() -> Vec<Case> {
     vec![
         case("CLOSE-1", |scene| scene.about(NOBODY)),
         case("CLOSE-2", |scene| {
-            let _ = scene.rig.detach(scene.event, "");
+            let _ = scene.fixture.detach(scene.event, "");
         }),
         case("MAP-1", |scene| map_flags(scene, 1 << 1)),
         case_with(
@@ -695,7 +699,7 @@ fn rings() -> Vec<Case> {
         case("MAP-7", |scene| {
             scene.about_new(&mark());
             let target = scene.ringed(&mark());
-            let _ = scene.rig.redirect(scene.event, target);
+            let _ = scene.fixture.redirect(scene.event, target);
         }),
         case("MAP-8", |scene| {
             let event = scene.driven();
@@ -713,7 +717,7 @@ fn rings() -> Vec<Case> {
             scene.name(&[page, page]);
         }),
         case("MAP-12", |scene| {
-            let _ = scene.rig.try_map(scene.event, 1);
+            let _ = scene.fixture.try_map(scene.event, 1);
         }),
         case("MAP-13", |scene| {
             map_flags(scene, 0);
@@ -721,7 +725,7 @@ fn rings() -> Vec<Case> {
         }),
         case("MAP-14", |scene| {
             scene.about_new(&mark());
-            let _ = scene.rig.detach(scene.event, "");
+            let _ = scene.fixture.detach(scene.event, "");
             map_flags(scene, MAP_WINDOW);
             scene.put32(offset_of!(MapRequest, pages), 17);
         }),
@@ -737,7 +741,7 @@ fn rings() -> Vec<Case> {
         case("PAUSE-4", |scene| scene.about_new(&mark())),
         case("PAUSE-5", |scene| {
             scene.about_new(&mark());
-            scene.rig.try_map(scene.event, 0).expect("mapped");
+            scene.fixture.try_map(scene.event, 0).expect("mapped");
         }),
         case("CATALOGUE-1", |scene| {
             scene.put32(offset_of!(CatalogueRequest, first), 9999);
@@ -823,7 +827,7 @@ fn redirections() -> Vec<Case> {
         }),
         case("REDIRECT-10", |scene| {
             scene.about_new(&mark());
-            let _ = scene.rig.detach(scene.event, "");
+            let _ = scene.fixture.detach(scene.event, "");
         }),
         case("REDIRECT-11", |scene| {
             let child = scene.child_of(scene.event, &mark());
@@ -871,13 +875,15 @@ fn areas() -> Vec<Case> {
         case("MAP_AUX-12", |scene| {
             let event = scene.opened(&trace());
             let pages = scene.pages(2);
-            let _ = scene.rig.map_pages(event, MAP_WRITABLE, &pages);
+            let _ = scene.fixture.map_pages(event, MAP_WRITABLE, &pages);
             scene.about(event);
             scene.name(&[pages[1]]);
         }),
         case("MAP_AUX-13", |scene| {
             let pages = scene.pages(1);
-            let mapped = scene.rig.map_as(CONTROL_MAP_AUX, scene.event, 0, &pages);
+            let mapped = scene
+                .fixture
+                .map_as(CONTROL_MAP_AUX, scene.event, 0, &pages);
             let _ = mapped;
         }),
         case("MAP_AUX-14", |scene| scene.name_fresh(32)),
@@ -914,7 +920,7 @@ fn persistence() -> Vec<Case> {
         case("DETACH-6", |scene| {
             let target = scene.ringed(&mark());
             scene.about_new(&mark());
-            let _ = scene.rig.redirect(scene.event, target);
+            let _ = scene.fixture.redirect(scene.event, target);
         }),
         case("DETACH-7", |scene| {
             let event = scene.failed();
@@ -923,7 +929,7 @@ fn persistence() -> Vec<Case> {
         case("DETACH-8", |scene| set_name(scene, b"event77")),
         case("DETACH-9", |scene| {
             let other = scene.opened(&mark());
-            let _ = scene.rig.detach(other, "mine");
+            let _ = scene.fixture.detach(other, "mine");
             set_name(scene, b"mine");
         }),
         case("DETACH-10", |scene| scene.late.push((0, fill_persistent))),
@@ -956,7 +962,7 @@ fn links() -> Vec<Case> {
         }),
         case("LINK-8", |scene| scene.about_new(&open_of(KIND_MARK, 5, 0))),
         case("LINK-9", |scene| {
-            scene.rig.world.know_ips();
+            scene.fixture.host.know_ips();
             scene.about_new(&OpenRequest {
                 engine: ENGINE_BATCHED.into(),
                 ..cycles(0)
@@ -965,12 +971,12 @@ fn links() -> Vec<Case> {
         case("LINK-10", |scene| {
             let target = scene.opened(&mark());
             set_target(scene, target);
-            let _ = scene.rig.link(scene.event, target, LINK_STARTER);
+            let _ = scene.fixture.link(scene.event, target, LINK_STARTER);
         }),
         case("LINK-11", |scene| {
             let (target, other) = (scene.opened(&mark()), scene.opened(&mark()));
             set_target(scene, target);
-            let _ = scene.rig.link(other, target, LINK_STARTER);
+            let _ = scene.fixture.link(other, target, LINK_STARTER);
         }),
     ]
 }
@@ -990,7 +996,7 @@ fn commands() -> Vec<Case> {
         case("IN-1", |scene| scene.about_new(&mark())),
         case("IN-2", |scene| {
             scene.about_new(&open_of(KIND_MARK, 5, CONTEXT_TASK));
-            scene.rig.command(1, COMMAND_IN, scene.event);
+            scene.fixture.command(1, COMMAND_IN, scene.event);
         }),
         case("OUT-1", |scene| {
             scene.about_new(&open_of(KIND_MARK, 5, CONTEXT_TASK));
@@ -1031,7 +1037,7 @@ fn commands() -> Vec<Case> {
                 ..cycles(0)
             });
             scene.operate(COMMAND_PERIOD, 100, 0);
-            scene.late.push((1, |rig| rig.world.refuse_rates()));
+            scene.late.push((1, |fixture| fixture.host.refuse_rates()));
         }),
         case("REFRESH-1", |scene| {
             scene.operate(COMMAND_REFRESH, 0, 0);
@@ -1052,12 +1058,14 @@ fn commands() -> Vec<Case> {
                 ..cycles(CONTEXT_TASK)
             });
             for op in [COMMAND_IN, COMMAND_OUT] {
-                scene.rig.command(0, op, scene.event);
+                scene.fixture.command(0, op, scene.event);
             }
             scene.of = 1;
             scene.by = 1;
             scene.operate(COMMAND_IN, 0, 0);
-            scene.late.push((1, |rig| rig.world.deny(libc::EACCES)));
+            scene
+                .late
+                .push((1, |fixture| fixture.host.deny(libc::EACCES)));
         }),
         case("AUX_BEGIN-1", |scene| scene.command.value = 32.into()),
         case("AUX_BEGIN-2", |scene| scene.about_new(&trace())),
@@ -1067,7 +1075,7 @@ fn commands() -> Vec<Case> {
                 room: 4096.into(),
                 ..command(COMMAND_AUX_BEGIN, scene.event)
             };
-            scene.rig.commands(0, &[begin]);
+            scene.fixture.commands(0, &[begin]);
         }),
         case("AUX_END-1", |scene| {
             let event = scene.driven();
@@ -1078,7 +1086,7 @@ fn commands() -> Vec<Case> {
                 flags: OPEN_ENABLED.into(),
                 ..open_of(KIND_MARK, 5, CONTEXT_TASK)
             });
-            scene.rig.command(1, COMMAND_IN, scene.event);
+            scene.fixture.command(1, COMMAND_IN, scene.event);
         }),
         case("FLUSH-2", |scene| {
             let event = scene.failed();

@@ -5,13 +5,13 @@ use vpmu::abi::*;
 use zerocopy::IntoBytes;
 
 use crate::driver::Descriptor;
-use crate::rig::{MEMORY, Rig, command, open_of, sampling};
-use crate::world::FAULTS;
+use crate::fake_host::FAULTS;
+use crate::fixture::{Fixture, MEMORY, command, open_of, sampling};
 
 /// VPMU-D-7-1.
 #[test]
 fn invalid_requests_are_refused() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let good = open_of(KIND_MARK, 5, 0);
     let refused = [
         (
@@ -93,16 +93,16 @@ fn invalid_requests_are_refused() {
         ),
     ];
     for (request, errno) in refused {
-        assert_eq!(rig.open(&request), Err(errno), "{request:?}");
+        assert_eq!(fixture.open(&request), Err(errno), "{request:?}");
     }
-    let mut header = Rig::header(99, 0);
-    assert_eq!(rig.control(&header), Err(libc::EOPNOTSUPP));
+    let mut header = Fixture::header(99, 0);
+    assert_eq!(fixture.control(&header), Err(libc::EOPNOTSUPP));
     header.reserved = 1.into();
-    assert_eq!(rig.control(&header), Err(libc::EINVAL));
-    assert_eq!(rig.close(77), Err(libc::ENOENT));
-    assert_eq!(rig.unmap(77), Err(libc::ENOENT));
-    let event = rig.open(&good).expect("open");
-    assert_eq!(rig.unmap(event), Err(libc::EINVAL));
+    assert_eq!(fixture.control(&header), Err(libc::EINVAL));
+    assert_eq!(fixture.close(77), Err(libc::ENOENT));
+    assert_eq!(fixture.unmap(77), Err(libc::ENOENT));
+    let event = fixture.open(&good).expect("open");
+    assert_eq!(fixture.unmap(event), Err(libc::EINVAL));
     for (vcpu, address) in [
         (2_u32, 0x1000_u64),
         (0, 0x1001),
@@ -110,25 +110,25 @@ fn invalid_requests_are_refused() {
         (0, u64::MAX - 4095),
     ] {
         let request = TaskPageRequest {
-            header: Rig::header(CONTROL_TASK_PAGE, 0),
+            header: Fixture::header(CONTROL_TASK_PAGE, 0),
             vcpu: vcpu.into(),
             reserved: 0.into(),
             address: address.into(),
         };
-        assert_eq!(rig.control(&request), Err(libc::EINVAL), "{request:?}");
+        assert_eq!(fixture.control(&request), Err(libc::EINVAL), "{request:?}");
     }
 }
 
 /// VPMU-D-7-2.
 #[test]
 fn invalid_rings_are_refused() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let child = OpenRequest {
         parent: event.into(),
         ..open_of(KIND_MARK, 5, 0)
     };
-    let child = rig.open(&child).expect("open");
+    let child = fixture.open(&child).expect("open");
     let page = |n: u64| n * 4096;
     for pages in [
         &[][..],
@@ -139,30 +139,30 @@ fn invalid_rings_are_refused() {
         &[u64::MAX - 4095],
     ] {
         assert_eq!(
-            rig.map_pages(event, 0, pages),
+            fixture.map_pages(event, 0, pages),
             Err(libc::EINVAL),
             "{pages:x?}"
         );
     }
-    assert_eq!(rig.map_pages(event, 2, &[page(300)]), Err(libc::EINVAL));
-    assert_eq!(rig.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
-    assert_eq!(rig.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
+    assert_eq!(fixture.map_pages(event, 2, &[page(300)]), Err(libc::EINVAL));
+    assert_eq!(fixture.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
+    assert_eq!(fixture.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
     // More pages than addresses.
     let request = MapRequest {
-        header: Rig::header(CONTROL_MAP, event),
+        header: Fixture::header(CONTROL_MAP, event),
         pages: 3.into(),
         flags: 0.into(),
     };
-    assert_eq!(rig.control(&request), Err(libc::EINVAL));
-    rig.map_pages(event, 0, &[page(300)]).expect("mapped");
-    assert_eq!(rig.map_pages(event, 0, &[page(301)]), Err(libc::EBUSY));
+    assert_eq!(fixture.control(&request), Err(libc::EINVAL));
+    fixture.map_pages(event, 0, &[page(300)]).expect("mapped");
+    assert_eq!(fixture.map_pages(event, 0, &[page(301)]), Err(libc::EBUSY));
 }
 
 /// VPMU-D-6.4-1.
 #[test]
 fn invalid_commands_are_refused() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let good = command(COMMAND_READ, event);
     let batch = [
         (
@@ -217,7 +217,7 @@ fn invalid_commands_are_refused() {
         ),
         (good, 0),
     ];
-    let replies = rig.commands(0, &batch.map(|(command, _)| command));
+    let replies = fixture.commands(0, &batch.map(|(command, _)| command));
     for (reply, (command, errno)) in replies.iter().zip(batch) {
         assert_eq!(reply.status.get(), errno.unsigned_abs(), "{command:?}");
     }
@@ -226,49 +226,49 @@ fn invalid_commands_are_refused() {
 /// VPMU-D-2-3, VPMU-D-6.4-2.
 #[test]
 fn buffers_without_room_are_returned_empty() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let open = open_of(KIND_MARK, 5, 0);
-    assert_eq!(rig.control_bytes(open.as_bytes(), 15), [0_u8; 0]);
-    assert_eq!(rig.control_bytes(open.as_bytes(), 0), [0_u8; 0]);
+    assert_eq!(fixture.control_bytes(open.as_bytes(), 15), [0_u8; 0]);
+    assert_eq!(fixture.control_bytes(open.as_bytes(), 0), [0_u8; 0]);
     assert_eq!(
-        rig.vpmu.metrics().events_opened,
+        fixture.vpmu.metrics().events_opened,
         0,
         "not executed, because there is no room for the reply"
     );
     // These requests are invalid. In the first the reply buffer is too short, in the second a command is incomplete,
     // and the third has more commands than one notification may have.
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
-        rig.queues[2].request(&vec![0; request], room);
-        rig.vcpus.kick(0, QUEUE_VCPU);
-        assert_eq!(rig.queues[2].answer().expect("returned"), [0_u8; 0]);
+        fixture.queues[2].request(&vec![0; request], room);
+        fixture.vcpus.kick(0, QUEUE_VCPU);
+        assert_eq!(fixture.queues[2].answer().expect("returned"), [0_u8; 0]);
     }
-    assert_eq!(rig.vpmu.metrics().bad_requests, 5);
-    rig.open(&open).expect("the device still works");
+    assert_eq!(fixture.vpmu.metrics().bad_requests, 5);
+    fixture.open(&open).expect("the device still works");
 }
 
 /// VPMU-D-2-3.
 #[test]
 fn short_notice_buffer_is_skipped() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         wakeup: 1.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    let event = rig.open(&request).expect("open");
-    rig.map(event, 1);
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.post_notice(0, 15);
-    rig.post_notice(1, 16);
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.queues[1].reclaim(), Some((0, 0)));
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    let event = fixture.open(&request).expect("open");
+    fixture.map(event, 1);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.post_notice(0, 15);
+    fixture.post_notice(1, 16);
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.queues[1].reclaim(), Some((0, 0)));
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
 }
 
 /// VPMU-D-2-3, VPMU-D-7-2.
 #[test]
 fn chains_that_loop_or_leave_memory_are_dropped() {
-    let mut rig = Rig::new();
-    let queue = &mut rig.queues[0];
+    let mut fixture = Fixture::new();
+    let queue = &mut fixture.queues[0];
     let looped = Descriptor {
         address: queue.buffer(0),
         len: 16,
@@ -303,10 +303,11 @@ fn chains_that_loop_or_leave_memory_are_dropped() {
         },
     );
     queue.offer(5);
-    let _ = rig.vpmu.notify(QUEUE_CONTROL);
-    let returned: Vec<_> = std::iter::from_fn(|| rig.queues[0].reclaim()).collect();
+    let _ = fixture.vpmu.notify(QUEUE_CONTROL);
+    let returned: Vec<_> = std::iter::from_fn(|| fixture.queues[0].reclaim()).collect();
     assert_eq!(returned, [(0, 0), (3, 0), (4, 0), (5, 0)]);
-    rig.open(&open_of(KIND_MARK, 5, 0))
+    fixture
+        .open(&open_of(KIND_MARK, 5, 0))
         .expect("the device still works");
 }
 
@@ -314,17 +315,17 @@ fn chains_that_loop_or_leave_memory_are_dropped() {
 #[test]
 fn invalid_queue_is_not_served() {
     for break_it in [
-        |rig: &mut Rig| rig.queues[0].claim(1000),
-        |rig: &mut Rig| rig.queues[0].offer(16),
+        |fixture: &mut Fixture| fixture.queues[0].claim(1000),
+        |fixture: &mut Fixture| fixture.queues[0].offer(16),
     ] {
-        let mut rig = Rig::new();
-        break_it(&mut rig);
-        let _ = rig.vpmu.notify(QUEUE_CONTROL);
-        assert_eq!(rig.queues[0].reclaim(), None);
-        rig.queues[0].claim(0);
-        let _ = rig.vpmu.notify(QUEUE_CONTROL);
-        assert_eq!(rig.queues[0].reclaim(), None);
-        let replies = rig.commands(0, &[command(COMMAND_VCPU, 0)]);
+        let mut fixture = Fixture::new();
+        break_it(&mut fixture);
+        let _ = fixture.vpmu.notify(QUEUE_CONTROL);
+        assert_eq!(fixture.queues[0].reclaim(), None);
+        fixture.queues[0].claim(0);
+        let _ = fixture.vpmu.notify(QUEUE_CONTROL);
+        assert_eq!(fixture.queues[0].reclaim(), None);
+        let replies = fixture.commands(0, &[command(COMMAND_VCPU, 0)]);
         assert_eq!(replies[0].status.get(), 0, "the other queues still work");
     }
 }
@@ -332,12 +333,12 @@ fn invalid_queue_is_not_served() {
 /// VPMU-D-2-8.
 #[test]
 fn notifications_of_unknown_queues_or_vcpus_are_ignored() {
-    let mut rig = Rig::new();
-    rig.queues[2].request(command(COMMAND_VCPU, 0).as_bytes(), 32);
-    let _ = rig.vpmu.notify(QUEUE_VCPU);
-    rig.vcpus.kick(0, QUEUE_VCPU + 2);
-    rig.vcpus.kick(0, u16::MAX);
-    assert_eq!(rig.queues[2].reclaim(), None);
+    let mut fixture = Fixture::new();
+    fixture.queues[2].request(command(COMMAND_VCPU, 0).as_bytes(), 32);
+    let _ = fixture.vpmu.notify(QUEUE_VCPU);
+    fixture.vcpus.kick(0, QUEUE_VCPU + 2);
+    fixture.vcpus.kick(0, u16::MAX);
+    assert_eq!(fixture.queues[2].reclaim(), None);
 }
 
 proptest! {
@@ -349,17 +350,17 @@ proptest! {
         requests in prop::collection::vec((0_u32..9, prop::collection::vec(any::<u8>(), 0..120), 0_usize..40), 1..40),
         batches in prop::collection::vec(prop::collection::vec((0_u32..11, 0_u64..6, 0_u64..3), 1..20), 1..10),
     ) {
-        let mut rig = Rig::new();
+        let mut fixture = Fixture::new();
         for vcpu in 0..2 {
-            rig.open(&sampling(open_of(KIND_MARK, 1, vcpu), 2)).expect("open");
+            fixture.open(&sampling(open_of(KIND_MARK, 1, vcpu), 2)).expect("open");
         }
-        rig.open(&sampling(open_of(KIND_EXITS, EXIT_USER, CONTEXT_TASK), 3)).expect("open");
+        fixture.open(&sampling(open_of(KIND_EXITS, EXIT_USER, CONTEXT_TASK), 3)).expect("open");
         for (op, mut bytes, room) in requests {
             if let Some(head) = bytes.get_mut(..8) {
-                head.copy_from_slice(Rig::header(op, 0).as_bytes()[..8].as_ref());
+                head.copy_from_slice(Fixture::header(op, 0).as_bytes()[..8].as_ref());
             }
             if !bytes.is_empty() {
-                rig.control_bytes(&bytes, room);
+                fixture.control_bytes(&bytes, room);
             }
         }
         for (index, batch) in (0..).zip(batches) {
@@ -367,8 +368,8 @@ proptest! {
                 .iter()
                 .map(|&(op, event, value)| Command { value: value.into(), ..command(op, event) })
                 .collect();
-            prop_assert_eq!(rig.commands(index % 2, &commands).len(), commands.len());
-            rig.mark(index % 2, 1, 1);
+            prop_assert_eq!(fixture.commands(index % 2, &commands).len(), commands.len());
+            fixture.mark(index % 2, 1, 1);
         }
     }
 }

@@ -4,14 +4,14 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 
+use crate::fake_host::{At, CYCLES};
+use crate::fixture::{Fixture, open_of, sampling, thread};
 use crate::reader::{Reader, Record};
-use crate::rig::{Rig, open_of, sampling, thread};
-use crate::world::{At, CYCLES};
 
 const SAMPLE: u64 = 72;
 
 struct Produced {
-    rig: Rig,
+    fixture: Fixture,
     event: u64,
     ring: Reader,
     read: u64,
@@ -20,14 +20,14 @@ struct Produced {
 
 impl Produced {
     fn new() -> Self {
-        let mut rig = Rig::new();
-        let event = rig
+        let mut fixture = Fixture::new();
+        let event = fixture
             .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
             .expect("open");
-        let ring = rig.map(event, 1);
-        rig.command(0, COMMAND_ENABLE, event);
+        let ring = fixture.map(event, 1);
+        fixture.command(0, COMMAND_ENABLE, event);
         Self {
-            rig,
+            fixture,
             event,
             ring,
             read: 0,
@@ -36,7 +36,7 @@ impl Produced {
     }
 
     fn mark(&self, times: u64) {
-        (0..times).for_each(|_| self.rig.mark(0, 5, 1));
+        (0..times).for_each(|_| self.fixture.mark(0, 5, 1));
     }
 
     fn take(&mut self, most: usize) {
@@ -55,10 +55,10 @@ impl Produced {
     /// reads the ring, sends a command that makes the device report the latest loss, and reads the ring again.
     fn finish(mut self, produced: u64) -> (u64, u64) {
         self.take(usize::MAX);
-        let value = self.rig.value(0, self.event);
+        let value = self.fixture.value(0, self.event);
         self.take(usize::MAX);
         assert_eq!((value, self.read + self.lost), (produced, produced));
-        let metrics = self.rig.vpmu.metrics();
+        let metrics = self.fixture.vpmu.metrics();
         assert_eq!(
             (metrics.samples_written, metrics.samples_lost),
             (self.read, self.lost)
@@ -124,7 +124,7 @@ fn last_loss_is_written_when_the_event_is_disabled() {
     let mut run = Produced::new();
     run.mark(100);
     run.take(usize::MAX);
-    run.rig.command(0, COMMAND_DISABLE, run.event);
+    run.fixture.command(0, COMMAND_DISABLE, run.event);
     let last = run.ring.take(usize::MAX);
     let lost = 100 - 4096 / SAMPLE;
     assert_eq!(
@@ -138,34 +138,34 @@ fn last_loss_is_written_when_the_event_is_disabled() {
 
 #[test]
 fn records_dropped_by_the_host_count_as_lost() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = rig
+    let event = fixture
         .open(&sampling(open_of(kind, config, 0), 100))
         .expect("open");
-    let mut ring = rig.map(event, 1);
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.world.drop_overflows(thread(0), 7);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
-    rig.command(0, COMMAND_READ, event);
+    let mut ring = fixture.map(event, 1);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.host.drop_overflows(thread(0), 7);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
+    fixture.command(0, COMMAND_READ, event);
     assert_eq!(ring.take(1), [Record::Lost { id: event, lost: 7 }]);
-    assert_eq!(rig.vpmu.metrics().samples_lost, 7);
+    assert_eq!(fixture.vpmu.metrics().samples_lost, 7);
 }
 
 #[test]
 fn event_without_a_ring_loses_every_record() {
-    let mut rig = Rig::new();
-    let event = rig
+    let mut fixture = Fixture::new();
+    let event = fixture
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
         .expect("open");
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.mark(0, 5, 1);
-    let mut ring = rig.map(event, 1);
-    rig.mark(0, 5, 1);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.mark(0, 5, 1);
+    let mut ring = fixture.map(event, 1);
+    fixture.mark(0, 5, 1);
     assert_eq!(ring.samples().len(), 1);
-    rig.unmap(event).expect("unmapped");
+    fixture.unmap(event).expect("unmapped");
     let head = ring.head();
-    rig.mark(0, 5, 1);
+    fixture.mark(0, 5, 1);
     assert_eq!(ring.head(), head);
-    assert_eq!(rig.vpmu.metrics().samples_lost, 2);
+    assert_eq!(fixture.vpmu.metrics().samples_lost, 2);
 }

@@ -3,9 +3,9 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 
+use crate::fake_host::At;
+use crate::fixture::{Fixture, open_of};
 use crate::reader::SAMPLE;
-use crate::rig::{Rig, open_of};
-use crate::world::At;
 
 const ADDR: u64 = 1 << 3;
 
@@ -22,30 +22,30 @@ fn addressed(kind: u32, config: u64) -> OpenRequest {
 
 #[test]
 fn marks_of_any_value_are_counted() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let events = [MARK_ANY, 5, 0, u32::MAX.into()].map(|config| {
         let request = OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..open_of(KIND_MARK, config, 0)
         };
-        rig.open(&request).expect("open")
+        fixture.open(&request).expect("open")
     });
     for value in [0, 5, 5, 6, u32::MAX] {
-        rig.mark(0, value, 1);
+        fixture.mark(0, value, 1);
     }
-    rig.mark(1, 5, 1);
-    let counts = events.map(|id| rig.value(0, id));
+    fixture.mark(1, 5, 1);
+    let counts = events.map(|id| fixture.value(0, id));
     assert_eq!(counts, [5, 2, 1, 1]);
 }
 
 #[test]
 fn sample_address_of_a_mark_is_its_value() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     for config in [MARK_ANY, 7] {
-        let mark = rig.open(&addressed(KIND_MARK, config)).expect("open");
-        let mut ring = rig.map(mark, 1);
+        let mark = fixture.open(&addressed(KIND_MARK, config)).expect("open");
+        let mut ring = fixture.map(mark, 1);
         for value in [7, u32::MAX, 0] {
-            rig.mark(0, value, 1);
+            fixture.mark(0, value, 1);
         }
         let addresses: Vec<u64> = ring
             .raw()
@@ -63,11 +63,13 @@ fn sample_address_of_a_mark_is_its_value() {
 
 #[test]
 fn only_marks_have_a_sample_address() {
-    let mut rig = Rig::new();
-    let exits = rig.open(&addressed(KIND_EXITS, EXIT_USER)).expect("open");
-    let mut ring = rig.map(exits, 1);
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    rig.mark(0, 7, 1);
+    let mut fixture = Fixture::new();
+    let exits = fixture
+        .open(&addressed(KIND_EXITS, EXIT_USER))
+        .expect("open");
+    let mut ring = fixture.map(exits, 1);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    fixture.mark(0, 7, 1);
     let records = ring.raw();
     assert!(records.iter().all(|record| record.words == [0]));
     assert_eq!(records.len(), 2);
@@ -75,8 +77,8 @@ fn only_marks_have_a_sample_address() {
 
 #[test]
 fn catalogue_lists_marks_of_any_value_before_those_of_one() {
-    let mut rig = Rig::new();
-    let marks: Vec<_> = rig
+    let mut fixture = Fixture::new();
+    let marks: Vec<_> = fixture
         .catalogue()
         .iter()
         .filter(|entry| entry.kind.get() == KIND_MARK)

@@ -17,10 +17,10 @@ use vpmu::{AuxProducer, Engines, Error, ExitReason, Memory, QueueState};
 use zerocopy::IntoBytes;
 
 use crate::driver::{Descriptor, DriverQueue};
+use crate::fake_host::At;
+use crate::fixture::{ALL_FEATURES, Fixture, MEMORY_LEN, QUEUES, VCPUS, limits, open_of, sampling};
 use crate::persistent::{WINDOW, WINDOW_FEATURES};
-use crate::rig::{ALL_FEATURES, MEMORY_LEN, QUEUES, Rig, VCPUS, limits, open_of, sampling};
 use crate::traces::area::map_aux;
-use crate::world::At;
 
 const PAGE: u64 = 0x1000;
 const WINDOW_PAGES: usize = 8;
@@ -48,7 +48,7 @@ fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
 
 /// A device whose guest memory and window have bitmaps of dirty pages.
 struct WatchedRig {
-    rig: Rig,
+    fixture: Fixture,
     memory: Watched,
     window: Watched,
 }
@@ -57,20 +57,21 @@ impl WatchedRig {
     fn new() -> Self {
         let (memory, plain) = shared(0, MEMORY_LEN);
         let (window, _) = shared(WINDOW, WINDOW_PAGES * PAGE_SIZE);
-        let mut rig = Rig::bare(Engines::Auto, limits(), None);
-        rig.memory = plain;
-        let vpmu = Arc::into_inner(rig.vpmu).expect("the only reference");
+        let mut fixture = Fixture::bare(Engines::Auto, limits(), None);
+        fixture.memory = plain;
+        let vpmu = Arc::into_inner(fixture.vpmu).expect("the only reference");
         let vpmu = vpmu.with_window(window.clone()).expect("a window");
-        rig.vpmu = Arc::new(vpmu);
-        let mut rig = rig.with_producers(&[WATCHDOG]);
-        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        let queues = rig.make_queues();
-        let interrupt = rig.interrupt.clone();
-        rig.vpmu
+        fixture.vpmu = Arc::new(vpmu);
+        let mut fixture = fixture.with_producers(&[WATCHDOG]);
+        (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+        let queues = fixture.make_queues();
+        let interrupt = fixture.interrupt.clone();
+        fixture
+            .vpmu
             .activate(memory.clone(), WINDOW_FEATURES, &queues, interrupt)
             .expect("active");
         Self {
-            rig,
+            fixture,
             memory,
             window,
         }
@@ -97,7 +98,7 @@ impl WatchedRig {
     /// Returns the pages that the device writes when it answers on a queue: the used ring and the buffer.
     fn answered(&self, queue: usize) -> [u64; 2] {
         let ring = QUEUES + queue as u64 * PAGE;
-        [ring, self.rig.queues[queue].buffer(1)]
+        [ring, self.fixture.queues[queue].buffer(1)]
     }
 
     /// Opens an enabled event that samples each mark of value 5.
@@ -107,7 +108,7 @@ impl WatchedRig {
             flags: OPEN_ENABLED.into(),
             ..sampling(open_of(KIND_MARK, 5, 0), 1)
         };
-        self.rig.open(&request).expect("open")
+        self.fixture.open(&request).expect("open")
     }
 }
 
@@ -124,11 +125,14 @@ fn reply_to_a_request_marks_the_used_ring_and_the_buffer() {
         exactly([]),
         "activation writes nothing"
     );
-    let event = watched.rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = watched
+        .fixture
+        .open(&open_of(KIND_MARK, 5, 0))
+        .expect("open");
     assert_eq!(watched.take_dirty(), exactly(watched.answered(0)));
-    watched.rig.command(0, COMMAND_ENABLE, event);
+    watched.fixture.command(0, COMMAND_ENABLE, event);
     assert_eq!(watched.take_dirty(), exactly(watched.answered(2)));
-    watched.rig.command(1, COMMAND_READ, event);
+    watched.fixture.command(1, COMMAND_READ, event);
     assert_eq!(watched.take_dirty(), exactly(watched.answered(3)));
 }
 
@@ -139,21 +143,21 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
     let pages: Vec<u64> = (0..5).map(|page| 0x20_0000 + page * 2 * PAGE).collect();
     watched.take_dirty();
     watched
-        .rig
+        .fixture
         .map_pages(event, MAP_WRITABLE, &pages)
         .expect("mapped");
     let laid = watched.answered(0).into_iter().chain([pages[0]]);
     assert_eq!(watched.take_dirty(), exactly(laid));
-    watched.rig.mark(0, 5, 1);
+    watched.fixture.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
     // A sample has 72 bytes, so the 57th sample crosses from the first data page to the second.
-    (0..55).for_each(|_| watched.rig.mark(0, 5, 1));
+    (0..55).for_each(|_| watched.fixture.mark(0, 5, 1));
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
-    watched.rig.mark(0, 5, 1);
+    watched.fixture.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly(pages[..3].iter().copied()));
-    watched.rig.mark(0, 5, 1);
+    watched.fixture.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[2]]));
-    watched.rig.mark(0, 6, 1);
+    watched.fixture.mark(0, 6, 1);
     assert_eq!(
         watched.take_dirty(),
         exactly([]),
@@ -164,13 +168,16 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
 #[test]
 fn shown_count_marks_the_metadata_page() {
     let mut watched = WatchedRig::new();
-    let event = watched.rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = watched
+        .fixture
+        .open(&open_of(KIND_MARK, 5, 0))
+        .expect("open");
     watched
-        .rig
+        .fixture
         .map_pages(event, MAP_WRITABLE, &[0x20_0000])
         .expect("mapped");
     watched.take_dirty();
-    watched.rig.command(0, COMMAND_ENABLE, event);
+    watched.fixture.command(0, COMMAND_ENABLE, event);
     let shown = watched.answered(2).into_iter().chain([0x20_0000]);
     assert_eq!(watched.take_dirty(), exactly(shown));
 }
@@ -181,13 +188,13 @@ fn notice_marks_the_used_ring_and_the_buffer_of_the_event_queue() {
     let event = watched.sampled();
     let pages = [0x20_0000, 0x20_1000];
     watched
-        .rig
+        .fixture
         .map_pages(event, MAP_WRITABLE, &pages)
         .expect("mapped");
-    watched.rig.post_notice(0, 16);
+    watched.fixture.post_notice(0, 16);
     watched.take_dirty();
-    watched.rig.mark(0, 5, 1);
-    let notice = [QUEUES + PAGE, watched.rig.queues[1].buffer(0)];
+    watched.fixture.mark(0, 5, 1);
+    let notice = [QUEUES + PAGE, watched.fixture.queues[1].buffer(0)];
     let written = pages.into_iter().chain(notice);
     assert_eq!(watched.take_dirty(), exactly(written));
 }
@@ -196,16 +203,18 @@ fn notice_marks_the_used_ring_and_the_buffer_of_the_event_queue() {
 fn aux_data_of_any_length_marks_its_pages() {
     let mut watched = WatchedRig::new();
     let request = open_of(KIND_VMM_TRACE, 0, 0);
-    let event = watched.rig.open(&request).expect("open");
+    let event = watched.fixture.open(&request).expect("open");
     let ring = [0x20_0000, 0x20_1000];
     let area: Vec<u64> = (0..8).map(|page| 0x30_0000 + page * PAGE).collect();
-    let rig = &mut watched.rig;
-    rig.map_pages(event, MAP_WRITABLE, &ring).expect("a ring");
-    map_aux(rig, event, MAP_WRITABLE, &area).expect("an area");
-    rig.command(0, COMMAND_ENABLE, event);
+    let fixture = &mut watched.fixture;
+    fixture
+        .map_pages(event, MAP_WRITABLE, &ring)
+        .expect("a ring");
+    map_aux(fixture, event, MAP_WRITABLE, &area).expect("an area");
+    fixture.command(0, COMMAND_ENABLE, event);
     watched.take_dirty();
     let write = |bytes: usize| {
-        let mut writer = watched.rig.vpmu.aux_begin(event).expect("begun");
+        let mut writer = watched.fixture.vpmu.aux_begin(event).expect("begun");
         writer.put(&vec![7; bytes / 8]).expect("room");
         writer.end(bytes as u64).expect("ended");
     };
@@ -227,15 +236,15 @@ fn ring_in_the_window_marks_the_windows_pages() {
         flags: flags.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    let event = watched.rig.open(&request).expect("open");
+    let event = watched.fixture.open(&request).expect("open");
     watched.take_dirty();
-    let first = watched.rig.map_window(event, 1, MAP_WRITABLE);
+    let first = watched.fixture.map_window(event, 1, MAP_WRITABLE);
     assert_eq!(first, Ok(0));
     // The device zeroes the pages of a new ring in the window.
     let laid = watched.answered(0).into_iter();
     let laid = laid.chain([WINDOW, WINDOW + PAGE]);
     assert_eq!(watched.take_dirty(), exactly(laid));
-    watched.rig.mark(0, 5, 1);
+    watched.fixture.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([WINDOW, WINDOW + PAGE]));
     // An area in guest RAM. Its head is in the ring's metadata page, which is in the window.
     let area = [0x30_0000];
@@ -243,18 +252,18 @@ fn ring_in_the_window_marks_the_windows_pages() {
         flags: flags.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
     };
-    let trace = watched.rig.open(&trace).expect("open");
-    let first = watched.rig.map_window(trace, 1, MAP_WRITABLE);
+    let trace = watched.fixture.open(&trace).expect("open");
+    let first = watched.fixture.map_window(trace, 1, MAP_WRITABLE);
     let ring = WINDOW + u64::from(first.expect("mapped")) * PAGE;
-    map_aux(&mut watched.rig, trace, MAP_WRITABLE, &area).expect("an area");
+    map_aux(&mut watched.fixture, trace, MAP_WRITABLE, &area).expect("an area");
     watched.take_dirty();
-    watched.rig.exit(0, ExitReason::Io, &mut At(1));
+    watched.fixture.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(
         watched.take_dirty(),
         exactly(area),
         "the data is not published yet"
     );
-    assert_eq!(watched.rig.flush(0, trace), 0);
+    assert_eq!(watched.fixture.flush(0, trace), 0);
     let shown = watched.answered(2).into_iter();
     let shown = shown.chain([ring, ring + PAGE]);
     assert_eq!(watched.take_dirty(), exactly(shown));
@@ -262,7 +271,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
 
 /// Memory with two regions. The tests remove the second region and add it again.
 struct Changing {
-    rig: Rig,
+    fixture: Fixture,
     space: GuestMemoryAtomic<GuestMemoryMmap>,
     whole: GuestMemoryMmap,
 }
@@ -278,15 +287,20 @@ impl Changing {
         ];
         let whole = GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory");
         let space = GuestMemoryAtomic::new(whole.clone());
-        let mut rig = Rig::bare(Engines::Auto, limits(), None);
-        rig.memory = whole.clone();
-        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        let queues = rig.make_queues();
+        let mut fixture = Fixture::bare(Engines::Auto, limits(), None);
+        fixture.memory = whole.clone();
+        (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+        let queues = fixture.make_queues();
         let memory = Memory::space(space.clone());
-        rig.vpmu
-            .activate(memory, ALL_FEATURES, &queues, rig.interrupt.clone())
+        fixture
+            .vpmu
+            .activate(memory, ALL_FEATURES, &queues, fixture.interrupt.clone())
             .expect("active");
-        Self { rig, space, whole }
+        Self {
+            fixture,
+            space,
+            whole,
+        }
     }
 
     fn change(&self, memory: GuestMemoryMmap) {
@@ -305,54 +319,61 @@ impl Changing {
 #[test]
 fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
     let mut changing = Changing::new();
-    let rig = &mut changing.rig;
+    let fixture = &mut changing.fixture;
     let open = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
     let [gone, stays] = [Changing::SECOND, 0x20_0000].map(|ring| {
-        let event = rig.open(&open).expect("open");
+        let event = fixture.open(&open).expect("open");
         let pages = [ring, ring + PAGE];
-        rig.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
+        fixture
+            .map_pages(event, MAP_WRITABLE, &pages)
+            .expect("mapped");
         event
     });
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.vpmu.metrics().samples_lost, 0);
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.vpmu.metrics().samples_lost, 0);
     changing.remove_second();
-    let rig = &mut changing.rig;
-    (0..3).for_each(|_| rig.mark(0, 5, 1));
-    let metrics = rig.vpmu.metrics();
+    let fixture = &mut changing.fixture;
+    (0..3).for_each(|_| fixture.mark(0, 5, 1));
+    let metrics = fixture.vpmu.metrics();
     assert_eq!((metrics.samples_written, metrics.samples_lost), (5, 3));
-    assert_eq!([gone, stays].map(|event| rig.value(0, event)), [4, 4]);
+    assert_eq!([gone, stays].map(|event| fixture.value(0, event)), [4, 4]);
     let pages = [Changing::SECOND + 2 * PAGE, Changing::SECOND + 3 * PAGE];
-    let third = rig.open(&open).expect("open");
-    let refused = rig.map_pages(third, MAP_WRITABLE, &pages);
+    let third = fixture.open(&open).expect("open");
+    let refused = fixture.map_pages(third, MAP_WRITABLE, &pages);
     assert_eq!(refused, Err(libc::EINVAL), "the address is not memory");
     let whole = changing.whole.clone();
     changing.change(whole);
-    let rig = &mut changing.rig;
-    rig.map_pages(third, MAP_WRITABLE, &pages).expect("mapped");
-    rig.mark(0, 5, 1);
-    let metrics = rig.vpmu.metrics();
+    let fixture = &mut changing.fixture;
+    fixture
+        .map_pages(third, MAP_WRITABLE, &pages)
+        .expect("mapped");
+    fixture.mark(0, 5, 1);
+    let metrics = fixture.vpmu.metrics();
     assert_eq!((metrics.samples_written, metrics.samples_lost), (8, 3));
 }
 
 #[test]
 fn queues_whose_region_is_removed_fall_silent() {
     let mut changing = Changing::new();
-    let event = changing.rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = changing
+        .fixture
+        .open(&open_of(KIND_MARK, 5, 0))
+        .expect("open");
     changing.change(GuestMemoryMmap::new());
-    let rig = &mut changing.rig;
-    rig.queues[0].request(&[0; 16], 16);
-    let _ = rig.vpmu.notify(QUEUE_CONTROL);
-    assert_eq!(rig.queues[0].answer(), None);
-    rig.mark(0, 5, 1);
+    let fixture = &mut changing.fixture;
+    fixture.queues[0].request(&[0; 16], 16);
+    let _ = fixture.vpmu.notify(QUEUE_CONTROL);
+    assert_eq!(fixture.queues[0].answer(), None);
+    fixture.mark(0, 5, 1);
     let whole = changing.whole.clone();
     changing.change(whole);
-    let rig = &mut changing.rig;
-    rig.activate(ALL_FEATURES);
+    let fixture = &mut changing.fixture;
+    fixture.activate(ALL_FEATURES);
     assert_eq!(
-        rig.close(event),
+        fixture.close(event),
         Err(libc::ENOENT),
         "the new driver has no events"
     );
@@ -388,23 +409,24 @@ impl GuestMemory for Translated {
 
 #[test]
 fn device_reads_requests_in_memory_that_it_cannot_write() {
-    let mut rig = Rig::bare(Engines::Auto, limits(), None);
-    (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-    let queues = rig.make_queues();
-    let first = rig.queues[0].buffer(0);
+    let mut fixture = Fixture::bare(Engines::Auto, limits(), None);
+    (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+    let queues = fixture.make_queues();
+    let first = fixture.queues[0].buffer(0);
     let memory = Translated {
-        memory: rig.memory.clone(),
+        memory: fixture.memory.clone(),
         read_only: first..first + DriverQueue::BUFFER,
     };
-    let interrupt = rig.interrupt.clone();
-    rig.vpmu
+    let interrupt = fixture.interrupt.clone();
+    fixture
+        .vpmu
         .activate(memory, ALL_FEATURES, &queues, interrupt)
         .expect("active");
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     // An answer in that memory is refused.
-    let request = Rig::header(CONTROL_CLOSE, event);
-    rig.queues[0].request(request.as_bytes(), size_of::<ControlReply>());
-    rig.queues[0].describe(
+    let request = Fixture::header(CONTROL_CLOSE, event);
+    fixture.queues[0].request(request.as_bytes(), size_of::<ControlReply>());
+    fixture.queues[0].describe(
         1,
         Descriptor {
             address: first,
@@ -413,52 +435,52 @@ fn device_reads_requests_in_memory_that_it_cannot_write() {
             next: None,
         },
     );
-    let _ = rig.vpmu.notify(QUEUE_CONTROL);
-    assert_eq!(rig.queues[0].reclaim(), Some((0, 0)));
-    assert_eq!(rig.vpmu.metrics().bad_requests, 1);
-    rig.close(event).expect("the event is still open");
+    let _ = fixture.vpmu.notify(QUEUE_CONTROL);
+    assert_eq!(fixture.queues[0].reclaim(), Some((0, 0)));
+    assert_eq!(fixture.vpmu.metrics().bad_requests, 1);
+    fixture.close(event).expect("the event is still open");
 }
 
 #[test]
 fn interrupt_names_the_queues_with_used_buffers() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         wakeup: 1.into(),
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    let event = rig.open(&request).expect("open");
-    assert_eq!(rig.world.take_signalled(), [QUEUE_CONTROL]);
-    rig.map(event, 1);
-    rig.post_notice(0, 16);
-    rig.world.take_signalled();
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.world.take_signalled(), [QUEUE_EVENT]);
-    rig.command(1, COMMAND_READ, event);
+    let event = fixture.open(&request).expect("open");
+    assert_eq!(fixture.host.take_signalled(), [QUEUE_CONTROL]);
+    fixture.map(event, 1);
+    fixture.post_notice(0, 16);
+    fixture.host.take_signalled();
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.host.take_signalled(), [QUEUE_EVENT]);
+    fixture.command(1, COMMAND_READ, event);
     assert!(
-        rig.world.take_signalled().is_empty(),
+        fixture.host.take_signalled().is_empty(),
         "an interrupt, although the driver polls this queue"
     );
-    rig.queues[3].want_interrupts();
-    rig.command(1, COMMAND_READ, event);
-    assert_eq!(rig.world.take_signalled(), [QUEUE_VCPU + 1]);
-    let interrupts = rig.world.interrupts();
-    assert_eq!(rig.vpmu.metrics().interrupts, interrupts);
+    fixture.queues[3].want_interrupts();
+    fixture.command(1, COMMAND_READ, event);
+    assert_eq!(fixture.host.take_signalled(), [QUEUE_VCPU + 1]);
+    let interrupts = fixture.host.interrupts();
+    assert_eq!(fixture.vpmu.metrics().interrupts, interrupts);
 }
 
 #[test]
 fn queues_continue_from_the_indices_passed_at_activation() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    rig.read(1, event);
-    let states = rig.vpmu.queue_states();
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    fixture.read(1, event);
+    let states = fixture.vpmu.queue_states();
     let indices: Vec<_> = states.iter().map(|q| (q.next_avail, q.next_used)).collect();
     assert_eq!(indices, [(1, 1), (0, 0), (0, 0), (1, 1)]);
     // Another device takes over the queues of the same driver.
-    let mut other = Rig::bare(Engines::Auto, limits(), None);
+    let mut other = Fixture::bare(Engines::Auto, limits(), None);
     (0..VCPUS).for_each(|vcpu| other.attach(vcpu));
-    other.memory = rig.memory;
-    other.queues = rig.queues;
+    other.memory = fixture.memory;
+    other.queues = fixture.queues;
     other
         .vpmu
         .activate(
@@ -476,14 +498,16 @@ fn queues_continue_from_the_indices_passed_at_activation() {
 
 #[test]
 fn unsound_queue_is_refused() {
-    let mut rig = Rig::new();
-    let sound = rig.make_queues();
+    let mut fixture = Fixture::new();
+    let sound = fixture.make_queues();
     let refused = |change: fn(&mut QueueState)| {
         let mut queues = sound.clone();
         change(&mut queues[1]);
-        let memory = rig.memory.clone();
-        let interrupt = rig.interrupt.clone();
-        let activated = rig.vpmu.activate(memory, ALL_FEATURES, &queues, interrupt);
+        let memory = fixture.memory.clone();
+        let interrupt = fixture.interrupt.clone();
+        let activated = fixture
+            .vpmu
+            .activate(memory, ALL_FEATURES, &queues, interrupt);
         matches!(activated, Err(Error::Queue(1)))
     };
     assert!(!refused(|_| {}));
@@ -493,7 +517,7 @@ fn unsound_queue_is_refused() {
     assert!(refused(|queue| queue.avail_ring += 1));
     assert!(refused(|queue| queue.used_ring += 2));
     assert!(refused(|queue| queue.desc_table = u64::MAX - 15));
-    assert!(refused(|queue| queue.used_ring = crate::rig::MEMORY - 4));
+    assert!(refused(|queue| queue.used_ring = crate::fixture::MEMORY - 4));
     assert!(
         !refused(|queue| *queue = QueueState::default()),
         "a queue that is not used was refused"

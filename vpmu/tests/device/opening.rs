@@ -2,8 +2,8 @@
 
 use vpmu::abi::*;
 
-use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
-use crate::world::{CYCLES, FAULTS};
+use crate::fake_host::{CYCLES, FAULTS};
+use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling};
 
 const READ: u64 = 1 << 4;
 
@@ -13,8 +13,8 @@ fn good() -> OpenRequest {
 
 #[test]
 fn every_defined_flag_and_field_is_accepted() {
-    let mut rig = Rig::new();
-    let leader = rig.open(&good()).expect("open");
+    let mut fixture = Fixture::new();
+    let leader = fixture.open(&good()).expect("open");
     let request = OpenRequest {
         flags: (0x7ff & !(OPEN_PINNED | OPEN_FREQ)).into(),
         sample_type: (0x1_03c7 | 1 << 3 | READ).into(),
@@ -24,14 +24,14 @@ fn every_defined_flag_and_field_is_accepted() {
         engine: ENGINE_EXIT.into(),
         ..good()
     };
-    let reply = rig.open_reply(&request);
+    let reply = fixture.open_reply(&request);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
     let pinned = OpenRequest {
         flags: (OPEN_PINNED | OPEN_FREQ).into(),
         ..good()
     };
-    rig.open(&pinned).expect("open");
-    let counting = rig.open_reply(&open_of(KIND_MARK, 5, 0));
+    fixture.open(&pinned).expect("open");
+    let counting = fixture.open_reply(&open_of(KIND_MARK, 5, 0));
     assert_eq!(
         counting.engine.get(),
         ENGINE_ANY,
@@ -41,55 +41,60 @@ fn every_defined_flag_and_field_is_accepted() {
 
 #[test]
 fn unknown_bits_are_refused_one_by_one() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     for bit in 17..32 {
         let request = OpenRequest {
             flags: (1_u32 << bit).into(),
             ..good()
         };
-        assert_eq!(rig.open(&request), Err(libc::EINVAL), "flag {bit}");
+        assert_eq!(fixture.open(&request), Err(libc::EINVAL), "flag {bit}");
     }
     for bit in (0..64).filter(|bit| SAMPLE_ALLOWED & 1 << bit == 0) {
         let request = OpenRequest {
             sample_type: (1_u64 << bit).into(),
             ..good()
         };
-        assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP), "sample {bit}");
+        assert_eq!(
+            fixture.open(&request),
+            Err(libc::EOPNOTSUPP),
+            "sample {bit}"
+        );
     }
     for bit in (0..64).filter(|bit| READ_ALLOWED & 1 << bit == 0) {
         let request = OpenRequest {
             read_format: (1_u64 << bit).into(),
             ..good()
         };
-        assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP), "read {bit}");
+        assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP), "read {bit}");
     }
 }
 
 #[test]
 fn registers_stacks_and_chains_have_perfs_bounds() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let (chain, user, stack, intr) = (1_u64 << 5, 1 << 12, 1 << 13, 1 << 18);
-    let open = |rig: &mut Rig, sample_type: u64, mask: u64, size: u32, max_stack: u32| {
-        rig.open(&OpenRequest {
-            sample_type: sample_type.into(),
-            regs_user: mask.into(),
-            regs_intr: mask.into(),
-            stack_user: size.into(),
-            max_stack: max_stack.into(),
-            ..good()
-        })
-        .err()
+    let open = |fixture: &mut Fixture, sample_type: u64, mask: u64, size: u32, max_stack: u32| {
+        fixture
+            .open(&OpenRequest {
+                sample_type: sample_type.into(),
+                regs_user: mask.into(),
+                regs_intr: mask.into(),
+                stack_user: size.into(),
+                max_stack: max_stack.into(),
+                ..good()
+            })
+            .err()
     };
     let registers = 0xff_0fff_u64;
     for bit in 0..64 {
         let refused = registers & 1 << bit == 0;
         for field in [user, intr] {
-            let errno = open(&mut rig, field, 1 << bit, 0, 0);
+            let errno = open(&mut fixture, field, 1 << bit, 0, 0);
             assert_eq!(errno == Some(libc::EINVAL), refused, "register {bit}");
         }
     }
     for field in [user, intr] {
-        assert_eq!(open(&mut rig, field, 0, 0, 0), Some(libc::EINVAL));
+        assert_eq!(open(&mut fixture, field, 0, 0, 0), Some(libc::EINVAL));
     }
     for (size, refused) in [
         (0, false),
@@ -98,7 +103,7 @@ fn registers_stacks_and_chains_have_perfs_bounds() {
         (12, true),
         (65_536, true),
     ] {
-        let errno = open(&mut rig, stack, 0, size, 0);
+        let errno = open(&mut fixture, stack, 0, size, 0);
         assert_eq!(errno == Some(libc::EINVAL), refused, "stack of {size}");
     }
     for (most, refused) in [
@@ -108,47 +113,48 @@ fn registers_stacks_and_chains_have_perfs_bounds() {
         (128, true),
         (u32::MAX, true),
     ] {
-        let errno = open(&mut rig, chain, 0, 0, most);
+        let errno = open(&mut fixture, chain, 0, 0, most);
         assert_eq!(errno == Some(libc::EOVERFLOW), refused, "chain of {most}");
     }
     // As in perf, the device does not check `max_stack`, `regs_*` and `stack_user` unless `sample_type` needs them.
-    assert_eq!(open(&mut rig, 1, u64::MAX, u32::MAX, u32::MAX), None);
+    assert_eq!(open(&mut fixture, 1, u64::MAX, u32::MAX, u32::MAX), None);
 }
 
 #[test]
 fn periods_and_frequencies_have_bounds() {
     let limits = limits().with(|limits| limits.max_sample_rate = 5000);
-    let mut rig = Rig::with(limits, ALL_FEATURES);
+    let mut fixture = Fixture::with(limits, ALL_FEATURES);
     let mut rate = [0; 4];
-    rig.vpmu.read_config(44, &mut rate);
+    fixture.vpmu.read_config(44, &mut rate);
     assert_eq!(u32::from_le_bytes(rate), 5000);
-    let open = |rig: &mut Rig, flags: u32, period: u64| {
-        rig.open(&OpenRequest {
-            flags: flags.into(),
-            period: period.into(),
-            ..good()
-        })
-        .err()
+    let open = |fixture: &mut Fixture, flags: u32, period: u64| {
+        fixture
+            .open(&OpenRequest {
+                flags: flags.into(),
+                period: period.into(),
+                ..good()
+            })
+            .err()
     };
-    assert_eq!(open(&mut rig, 0, u64::MAX >> 1), None);
-    assert_eq!(open(&mut rig, 0, 1 << 63), Some(libc::EINVAL));
-    assert_eq!(open(&mut rig, OPEN_FREQ, 0), Some(libc::EINVAL));
-    assert_eq!(open(&mut rig, OPEN_FREQ, 5000), None);
-    assert_eq!(open(&mut rig, OPEN_FREQ, 5001), Some(libc::EINVAL));
+    assert_eq!(open(&mut fixture, 0, u64::MAX >> 1), None);
+    assert_eq!(open(&mut fixture, 0, 1 << 63), Some(libc::EINVAL));
+    assert_eq!(open(&mut fixture, OPEN_FREQ, 0), Some(libc::EINVAL));
+    assert_eq!(open(&mut fixture, OPEN_FREQ, 5000), None);
+    assert_eq!(open(&mut fixture, OPEN_FREQ, 5001), Some(libc::EINVAL));
     // An event's shortest period does not limit its frequency. An event that cannot sample cannot have a frequency.
     let frequency = |of: (u32, u64)| OpenRequest {
         flags: OPEN_FREQ.into(),
         ..sampling(open_of(of.0, of.1, 0), 1)
     };
-    rig.open(&frequency(CYCLES)).expect("open");
-    assert_eq!(rig.open(&frequency(FAULTS)), Err(libc::EOPNOTSUPP));
+    fixture.open(&frequency(CYCLES)).expect("open");
+    assert_eq!(fixture.open(&frequency(FAULTS)), Err(libc::EOPNOTSUPP));
 }
 
 #[test]
 fn leaders_are_checked() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let mut open = |context: u32, leader: u64, flags: u32| {
-        rig.open(&OpenRequest {
+        fixture.open(&OpenRequest {
             leader: leader.into(),
             flags: flags.into(),
             ..open_of(KIND_MARK, 5, context)
@@ -176,22 +182,22 @@ fn leaders_are_checked() {
 
 #[test]
 fn inherited_event_reads_no_counts_into_samples() {
-    let mut rig = Rig::new();
-    let parent = rig.open(&good()).expect("open");
+    let mut fixture = Fixture::new();
+    let parent = fixture.open(&good()).expect("open");
     let child = OpenRequest {
         parent: parent.into(),
         sample_type: READ.into(),
         ..good()
     };
-    assert_eq!(rig.open(&child), Err(libc::EINVAL));
+    assert_eq!(fixture.open(&child), Err(libc::EINVAL));
 }
 
 #[test]
 fn event_of_the_device_is_sampled_at_its_exit() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let batched = OpenRequest {
         engine: ENGINE_BATCHED.into(),
         ..good()
     };
-    assert_eq!(rig.open(&batched), Err(libc::EOPNOTSUPP));
+    assert_eq!(fixture.open(&batched), Err(libc::EOPNOTSUPP));
 }

@@ -3,9 +3,9 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 
+use crate::fake_host::At;
+use crate::fixture::{Fixture, TSC_OFFSET, open_of};
 use crate::reader::Reader;
-use crate::rig::{Rig, TSC_OFFSET, open_of};
-use crate::world::At;
 
 /// Returns the count, the time enabled and the time running, as a program computes them from the page at guest time
 /// `now`.
@@ -24,64 +24,71 @@ fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
 /// VPMU-D-6.7-8.
 #[test]
 fn page_count_is_exact_after_each_exit_without_a_command() {
-    let mut rig = Rig::new();
-    let mark = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let exits = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
-    let pages = [mark, exits].map(|id| rig.map(id, 0));
+    let mut fixture = Fixture::new();
+    let mark = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let exits = fixture
+        .open(&open_of(KIND_EXITS, EXIT_IO, 0))
+        .expect("open");
+    let pages = [mark, exits].map(|id| fixture.map(id, 0));
     let counts = || [0, 1].map(|index: usize| pages[index].field(16));
-    rig.command(0, COMMAND_ENABLE, mark);
-    rig.command(0, COMMAND_ENABLE, exits);
+    fixture.command(0, COMMAND_ENABLE, mark);
+    fixture.command(0, COMMAND_ENABLE, exits);
     for round in 1..=50 {
-        rig.mark(0, 5, 1);
-        rig.exit(0, ExitReason::Io, &mut At(1));
+        fixture.mark(0, 5, 1);
+        fixture.exit(0, ExitReason::Io, &mut At(1));
         assert_eq!(counts(), [round, round]);
     }
-    assert_eq!([mark, exits].map(|id| rig.value(0, id)), [50, 50]);
-    rig.command(0, COMMAND_RESET, mark);
+    assert_eq!([mark, exits].map(|id| fixture.value(0, id)), [50, 50]);
+    fixture.command(0, COMMAND_RESET, mark);
     assert_eq!(counts(), [0, 50]);
-    rig.command(0, COMMAND_DISABLE, exits);
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    rig.mark(0, 5, 1);
+    fixture.command(0, COMMAND_DISABLE, exits);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    fixture.mark(0, 5, 1);
     assert_eq!(counts(), [1, 50]);
 }
 
 #[test]
 fn page_times_advance_between_exits() {
-    let mut rig = Rig::new();
-    let event = rig
+    let mut fixture = Fixture::new();
+    let event = fixture
         .open(&open_of(KIND_MARK, 5, CONTEXT_TASK))
         .expect("open");
-    let page = rig.map(event, 0);
-    rig.command(0, COMMAND_IN, event);
-    rig.world.pass(5_000);
+    let page = fixture.map(event, 0);
+    fixture.command(0, COMMAND_IN, event);
+    fixture.host.pass(5_000);
     assert_eq!(figures(&page, 5_000), (0, 0, 0), "the event is not enabled");
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.mark(0, 5, 1);
-    rig.world.pass(1_000_000);
-    let now = rig.world.now() + TSC_OFFSET;
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.mark(0, 5, 1);
+    fixture.host.pass(1_000_000);
+    let now = fixture.host.now() + TSC_OFFSET;
     let (count, enabled, running) = figures(&page, now);
-    let reply = rig.read(0, event);
+    let reply = fixture.read(0, event);
     assert_eq!(count, reply.value.get());
     // Each read of the clock advances it by a tick.
     assert!(reply.time_enabled.get() - enabled < 5);
     assert!(reply.time_running.get() - running < 5);
-    let out = rig.command(0, COMMAND_OUT, event);
-    rig.world.pass(1_000_000);
-    let figures = figures(&page, rig.world.now() + TSC_OFFSET);
+    let out = fixture.command(0, COMMAND_OUT, event);
+    fixture.host.pass(1_000_000);
+    let figures = figures(&page, fixture.host.now() + TSC_OFFSET);
     assert_eq!(figures, (1, out.time_enabled.get(), out.time_running.get()));
 }
 
 /// VPMU-D-6.3-3.
 #[test]
 fn unmapped_page_is_not_written() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
-    rig.command(0, COMMAND_ENABLE, event);
-    let page = rig.map(event, 0);
-    rig.unmap(event).expect("unmapped");
-    let before = rig.snapshot();
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    assert!(rig.snapshot() == before, "the device wrote to guest memory");
+    let mut fixture = Fixture::new();
+    let event = fixture
+        .open(&open_of(KIND_EXITS, EXIT_IO, 0))
+        .expect("open");
+    fixture.command(0, COMMAND_ENABLE, event);
+    let page = fixture.map(event, 0);
+    fixture.unmap(event).expect("unmapped");
+    let before = fixture.snapshot();
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    assert!(
+        fixture.snapshot() == before,
+        "the device wrote to guest memory"
+    );
     assert_eq!(page.field(16), 0);
-    assert_eq!(rig.value(0, event), 1);
+    assert_eq!(fixture.value(0, event), 1);
 }

@@ -8,8 +8,8 @@ use vpmu::abi::*;
 use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Registers};
 use zerocopy::IntoBytes;
 
-use crate::rig::{Rig, command, open_of, sampling, thread};
-use crate::world::CYCLES;
+use crate::fake_host::CYCLES;
+use crate::fixture::{Fixture, command, open_of, sampling, thread};
 
 const CALLCHAIN: u64 = 1 << 5;
 const REGS_USER: u64 = 1 << 12;
@@ -59,11 +59,12 @@ impl Registers for Somewhere<'_> {
     }
 }
 
-/// Returns a rig whose guest has a stack. A caller's frame is 0x100 bytes above the start of the stack.
-fn rig() -> Rig {
-    let rig = Rig::new();
+/// Returns a fixture whose guest has a stack. A caller's frame is 0x100 bytes above the start of the stack.
+fn fixture() -> Fixture {
+    let fixture = Fixture::new();
     let put = |at: u64, word: u64| {
-        rig.memory
+        fixture
+            .memory
             .write_obj(word, GuestAddress(at))
             .expect("in memory");
     };
@@ -75,18 +76,20 @@ fn rig() -> Rig {
     }
     put(STACK + 0x100, u64::MAX);
     put(STACK + 0x108, 0x1111);
-    rig
+    fixture
 }
 
 /// Opens an event for `request` that is enabled from the start, and maps its ring.
-fn opened(rig: &mut Rig, request: OpenRequest) -> u64 {
+fn opened(fixture: &mut Fixture, request: OpenRequest) -> u64 {
     let request = OpenRequest {
         flags: (request.flags.get() | OPEN_ENABLED).into(),
         ..request
     };
-    let event = rig.open(&request).expect("open");
+    let event = fixture.open(&request).expect("open");
     let pages: Vec<u64> = (0..=64).map(|page| RING + page * 0x1000).collect();
-    rig.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
+    fixture
+        .map_pages(event, MAP_WRITABLE, &pages)
+        .expect("mapped");
     event
 }
 
@@ -98,9 +101,10 @@ fn fields(sample_type: u64) -> OpenRequest {
 }
 
 /// Returns every record in the ring at [`RING`]. Each record starts with its header.
-fn records(rig: &Rig) -> Vec<Vec<u64>> {
+fn records(fixture: &Fixture) -> Vec<Vec<u64>> {
     let word = |at: u64| {
-        rig.memory
+        fixture
+            .memory
             .read_obj::<u64>(GuestAddress(at))
             .expect("in memory")
     };
@@ -117,51 +121,52 @@ fn records(rig: &Rig) -> Vec<Vec<u64>> {
 
 #[test]
 fn vcpu_state_is_read_once_and_only_if_needed() {
-    let mut rig = rig();
+    let mut fixture = fixture();
     let asked = Cell::new(0);
-    let mark = |rig: &Rig| {
+    let mark = |fixture: &Fixture| {
         let mut at = Somewhere {
             user: true,
             ip: 0x4000,
             bp: 0x100,
             asked: &asked,
         };
-        rig.vcpus.mark(0, 5, &mut at);
+        fixture.vcpus.mark(0, 5, &mut at);
     };
-    rig.open(&OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    })
-    .expect("open");
-    mark(&rig);
+    fixture
+        .open(&OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..sampling(open_of(KIND_MARK, 5, 0), 1)
+        })
+        .expect("open");
+    mark(&fixture);
     assert_eq!(asked.get(), 0);
-    let event = opened(&mut rig, fields(CALLCHAIN));
-    let other = rig
+    let event = opened(&mut fixture, fields(CALLCHAIN));
+    let other = fixture
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..fields(CALLCHAIN)
         })
         .expect("open");
-    mark(&rig);
+    mark(&fixture);
     assert_eq!(asked.get(), 1);
     assert_eq!(
-        records(&rig)[0][1..],
+        records(&fixture)[0][1..],
         [3, IN_USER, 0x4000, 0x1111],
         "one chain"
     );
-    rig.close(event).expect("closed");
-    rig.close(other).expect("closed");
-    mark(&rig);
+    fixture.close(event).expect("closed");
+    fixture.close(other).expect("closed");
+    mark(&fixture);
     assert_eq!(asked.get(), 1);
 }
 
 #[test]
 fn overflow_found_by_a_command_has_the_callers_of_its_exit() {
-    let mut rig = rig();
+    let mut fixture = fixture();
     let asked = Cell::new(0);
     let (kind, config) = CYCLES;
     let event = opened(
-        &mut rig,
+        &mut fixture,
         OpenRequest {
             sample_type: CALLCHAIN.into(),
             ..sampling(open_of(kind, config, 1), 100)
@@ -173,11 +178,11 @@ fn overflow_found_by_a_command_has_the_callers_of_its_exit() {
         bp: 0x100,
         asked: &asked,
     };
-    rig.vcpus.leave(1, ExitReason::Mmio, &mut at);
-    rig.world.work(thread(1), 100, 4);
-    rig.queues[3].request(command(COMMAND_DISABLE, event).as_bytes(), 48);
-    rig.vcpus.kick(1, 3);
-    let records = records(&rig);
+    fixture.vcpus.leave(1, ExitReason::Mmio, &mut at);
+    fixture.host.work(thread(1), 100, 4);
+    fixture.queues[3].request(command(COMMAND_DISABLE, event).as_bytes(), 48);
+    fixture.vcpus.kick(1, 3);
+    let records = records(&fixture);
     assert_eq!(records.len(), 1);
     assert_eq!(records[0][1..], [3, IN_USER, 0x7000, 0x1111]);
 }
@@ -191,10 +196,10 @@ fn sample_has_no_data_of_an_excluded_mode() {
         (STACK_USER, 0),
         (REGS_INTR, 1),
     ] {
-        let mut rig = rig();
+        let mut fixture = fixture();
         let (kind, config) = CYCLES;
         let event = opened(
-            &mut rig,
+            &mut fixture,
             OpenRequest {
                 sample_type: sample_type.into(),
                 flags: OPEN_EXCLUDE_KERNEL.into(),
@@ -204,16 +209,16 @@ fn sample_has_no_data_of_an_excluded_mode() {
                 ..sampling(open_of(kind, config, 0), 100)
             },
         );
-        rig.world.work(thread(0), 100, 4);
+        fixture.host.work(thread(0), 100, 4);
         let mut at = Somewhere {
             user: false,
             ip: 0x4000,
             bp: 0x100,
             asked: &Cell::new(0),
         };
-        rig.exit(0, ExitReason::Signal, &mut at);
-        rig.command(0, COMMAND_READ, event);
-        let records = records(&rig);
+        fixture.exit(0, ExitReason::Signal, &mut at);
+        fixture.command(0, COMMAND_READ, event);
+        let records = records(&fixture);
         assert_eq!(records.len(), 1);
         assert_eq!(
             records[0][0] & 0xffff_ffff,
@@ -238,15 +243,15 @@ fn kernel_callers_need_the_hypervisors_state() {
         }
     }
 
-    let mut rig = rig();
+    let mut fixture = fixture();
     let fields = OpenRequest {
         regs_intr: 1.into(),
         ..fields(CALLCHAIN | REGS_INTR | STACK_USER)
     };
-    opened(&mut rig, fields);
-    rig.vcpus.mark(0, 5, &mut Terse);
+    opened(&mut fixture, fields);
+    fixture.vcpus.mark(0, 5, &mut Terse);
     assert_eq!(
-        records(&rig)[0][1..],
+        records(&fixture)[0][1..],
         [2, IN_KERNEL, u64::MAX - 0xff, 0, 0],
         "the sample has the address, but neither stack nor registers"
     );
@@ -254,23 +259,23 @@ fn kernel_callers_need_the_hypervisors_state() {
 
 #[test]
 fn record_size_fits_its_header() {
-    let mut rig = rig();
+    let mut fixture = fixture();
     let everything = OpenRequest {
         regs_user: 0xff_0fff.into(),
         regs_intr: 0xff_0fff.into(),
         stack_user: 65_528.into(),
         ..fields(SAMPLE_ALLOWED & !(1 << 4))
     };
-    opened(&mut rig, everything);
+    opened(&mut fixture, everything);
     let mut at = Somewhere {
         user: true,
         ip: 0x4000,
         bp: 0x100,
         asked: &Cell::new(0),
     };
-    rig.vcpus.mark(0, 5, &mut at);
-    rig.vcpus.mark(0, 5, &mut at);
-    let records = records(&rig);
+    fixture.vcpus.mark(0, 5, &mut at);
+    fixture.vcpus.mark(0, 5, &mut at);
+    let records = records(&fixture);
     let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
     assert_eq!(sizes, [65_528, 65_528]);
     // The record has 8191 words: 1 for the header, 9 for plain fields, 4 for the call chain (its length and three

@@ -4,11 +4,11 @@ use vpmu::abi::*;
 use vpmu::{CountMode, Hardware, Persist, RawEvents};
 
 use crate::contention::reports_lost_counter;
-use crate::rig::{Rig, open_of, sampling, thread};
-use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
+use crate::fake_host::{CLOCK, CYCLES, FAULTS, RAW};
+use crate::fixture::{Fixture, open_of, sampling, thread};
 
-fn counting(count_mode: CountMode) -> Rig {
-    Rig::with_hardware(Hardware::default().with(|hardware| hardware.count_mode = count_mode))
+fn counting(count_mode: CountMode) -> Fixture {
+    Fixture::with_hardware(Hardware::default().with(|hardware| hardware.count_mode = count_mode))
 }
 
 fn cycles() -> OpenRequest {
@@ -16,11 +16,11 @@ fn cycles() -> OpenRequest {
 }
 
 /// Enables an event, which must then have exactly one host counter. Returns whether this counter excludes host work.
-fn leaves_host_out(rig: &mut Rig, request: &OpenRequest) -> bool {
-    let event = rig.open(request).expect("open");
-    rig.command(0, COMMAND_ENABLE, event);
-    let excluded = rig.world.host_excluded();
-    rig.close(event).expect("closed");
+fn leaves_host_out(fixture: &mut Fixture, request: &OpenRequest) -> bool {
+    let event = fixture.open(request).expect("open");
+    fixture.command(0, COMMAND_ENABLE, event);
+    let excluded = fixture.host.host_excluded();
+    fixture.close(event).expect("closed");
     assert_eq!(excluded.len(), 1, "{request:?}");
     excluded[0]
 }
@@ -31,12 +31,12 @@ fn count_mode_selects_host_work_in_hardware_counts() {
         (CountMode::Guest, COUNT_GUEST, true),
         (CountMode::Vcpu, COUNT_VCPU, false),
     ] {
-        let mut rig = counting(mode);
-        assert_eq!(rig.config().count_mode.get(), reported);
-        assert_eq!(leaves_host_out(&mut rig, &cycles()), excluded);
+        let mut fixture = counting(mode);
+        assert_eq!(fixture.config().count_mode.get(), reported);
+        assert_eq!(leaves_host_out(&mut fixture, &cycles()), excluded);
         // A clock cannot exclude host work, so the device does not set `exclude_host` for its counter.
         let clock = open_of(CLOCK.0, CLOCK.1, 0);
-        assert!(!leaves_host_out(&mut rig, &clock));
+        assert!(!leaves_host_out(&mut fixture, &clock));
     }
 }
 
@@ -51,10 +51,10 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
         ..cycles()
     };
     for mode in [CountMode::Guest, CountMode::Vcpu] {
-        let mut rig = counting(mode);
+        let mut fixture = counting(mode);
         for request in [sampling(cycles(), 100), trace, excluding] {
             assert!(
-                leaves_host_out(&mut rig, &request),
+                leaves_host_out(&mut fixture, &request),
                 "{mode:?}: the counter includes host work: {request:?}"
             );
         }
@@ -63,25 +63,25 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
             flags: OPEN_EXCLUDE_HOST.into(),
             ..open_of(CLOCK.0, CLOCK.1, 0)
         };
-        assert!(!leaves_host_out(&mut rig, &clock));
+        assert!(!leaves_host_out(&mut fixture, &clock));
     }
 }
 
 #[test]
 fn events_that_differ_in_host_work_have_counters_of_their_own() {
-    let mut rig = counting(CountMode::Vcpu);
+    let mut fixture = counting(CountMode::Vcpu);
     let excluding = OpenRequest {
         flags: OPEN_EXCLUDE_HOST.into(),
         ..cycles()
     };
     for request in [cycles(), excluding, cycles(), excluding] {
-        let event = rig.open(&request).expect("open");
-        rig.command(0, COMMAND_ENABLE, event);
+        let event = fixture.open(&request).expect("open");
+        fixture.command(0, COMMAND_ENABLE, event);
     }
-    let mut excluded = rig.world.host_excluded();
+    let mut excluded = fixture.host.host_excluded();
     excluded.sort_unstable();
     assert_eq!(excluded, [false, true]);
-    assert_eq!(rig.world.running(thread(0)), 2);
+    assert_eq!(fixture.host.running(thread(0)), 2);
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn catalogue_reports_whether_hardware_counts_host_work() {
             ", including host work for the vCPU unless the event samples",
         ),
     ] {
-        let mut rig = counting(mode);
-        let entries = rig.catalogue();
+        let mut fixture = counting(mode);
+        let entries = fixture.catalogue();
         let found = |kind, config: u64| {
             let is_it =
                 |entry: &&CatalogueEntry| (entry.kind.get(), entry.config.get()) == (kind, config);
@@ -121,8 +121,8 @@ fn catalogue_reports_whether_hardware_counts_host_work() {
     }
 }
 
-fn allowing(raw: RawEvents) -> Rig {
-    Rig::with_hardware(Hardware::default().with(|hardware| hardware.raw = raw))
+fn allowing(raw: RawEvents) -> Fixture {
+    Fixture::with_hardware(Hardware::default().with(|hardware| hardware.raw = raw))
 }
 
 fn listed(configs: &[u64]) -> RawEvents {
@@ -134,8 +134,8 @@ fn raw(config: u64) -> OpenRequest {
 }
 
 /// Returns the names and flags of the raw events in the catalogue.
-fn raw_entries(rig: &mut Rig) -> Vec<(String, u32)> {
-    let entries = rig.catalogue().into_iter();
+fn raw_entries(fixture: &mut Fixture) -> Vec<(String, u32)> {
+    let entries = fixture.catalogue().into_iter();
     let raw = entries.filter(|entry| entry.kind.get() == KIND_RAW);
     let name = |entry: &CatalogueEntry| String::from_utf8_lossy(&entry.name).into_owned();
     raw.map(|entry| {
@@ -153,63 +153,66 @@ const ALL_FLAGS: u32 = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCL
 #[test]
 fn raw_event_without_permission_is_refused_without_a_host_call() {
     for allowed in [listed(&[]), listed(&[0x8])] {
-        let mut rig = allowing(allowed);
+        let mut fixture = allowing(allowed);
         for request in [raw(RAW.1), sampling(raw(RAW.1), 100), raw(1 << 47)] {
-            assert_eq!(rig.open(&request), Err(libc::ENOENT));
+            assert_eq!(fixture.open(&request), Err(libc::ENOENT));
         }
-        assert_eq!(rig.world.asked(), [0; 0]);
-        assert_eq!(raw_entries(&mut rig), []);
+        assert_eq!(fixture.host.asked(), [0; 0]);
+        assert_eq!(raw_entries(&mut fixture), []);
     }
 }
 
 /// VPMU-D-6.1-6.
 #[test]
 fn raw_event_that_the_host_does_not_count_is_unknown() {
-    let mut rig = allowing(listed(&[RAW.1, 0x8]));
-    assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
-    assert_eq!(raw_entries(&mut rig), [("raw-0x11".to_owned(), ALL_FLAGS)]);
+    let mut fixture = allowing(listed(&[RAW.1, 0x8]));
+    assert_eq!(fixture.open(&raw(0x8)), Err(libc::ENOENT));
+    assert_eq!(
+        raw_entries(&mut fixture),
+        [("raw-0x11".to_owned(), ALL_FLAGS)]
+    );
     // If the operator allows all raw events, the device requests this event from the host, and the host refuses it.
-    let mut rig = allowing(RawEvents::All);
-    assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
-    assert_eq!(rig.world.asked(), [KIND_RAW]);
+    let mut fixture = allowing(RawEvents::All);
+    assert_eq!(fixture.open(&raw(0x8)), Err(libc::ENOENT));
+    assert_eq!(fixture.host.asked(), [KIND_RAW]);
     let any = ("raw".to_owned(), ALL_FLAGS | CATALOGUE_ANY_CONFIG);
-    assert_eq!(raw_entries(&mut rig), [any]);
+    assert_eq!(raw_entries(&mut fixture), [any]);
 }
 
 #[test]
 fn permitted_raw_event_counts_and_samples_like_hardware() {
     for allowed in [listed(&[RAW.1]), RawEvents::All] {
-        let mut rig = allowing(allowed);
-        let event = rig.open(&raw(RAW.1)).expect("open");
-        rig.command(0, COMMAND_ENABLE, event);
-        rig.world.work(thread(0), 40, 4);
-        assert_eq!(rig.value(0, event), 40);
-        rig.close(event).expect("closed");
+        let mut fixture = allowing(allowed);
+        let event = fixture.open(&raw(RAW.1)).expect("open");
+        fixture.command(0, COMMAND_ENABLE, event);
+        fixture.host.work(thread(0), 40, 4);
+        assert_eq!(fixture.value(0, event), 40);
+        fixture.close(event).expect("closed");
 
         let user = OpenRequest {
             flags: OPEN_EXCLUDE_KERNEL.into(),
             ..raw(RAW.1)
         };
-        rig.open(&user).expect("a mode can be excluded");
-        let reply = rig.open_reply(&sampling(raw(RAW.1), 10));
+        fixture.open(&user).expect("a mode can be excluded");
+        let reply = fixture.open_reply(&sampling(raw(RAW.1), 10));
         assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
-        assert_eq!(rig.world.periods(), [10]);
+        assert_eq!(fixture.host.periods(), [10]);
         // A raw event cannot have a shorter period than its host counter supports.
-        let refused = rig.open(&sampling(raw(RAW.1), 9));
+        let refused = fixture.open(&sampling(raw(RAW.1), 9));
         assert_eq!(refused, Err(libc::EOPNOTSUPP));
     }
 }
 
 #[test]
 fn raw_samples_are_batched_where_the_host_names_guest_addresses() {
-    let mut rig = allowing(listed(&[RAW.1]));
-    rig.world.know_ips();
+    let mut fixture = allowing(listed(&[RAW.1]));
+    fixture.host.know_ips();
     let request = OpenRequest {
         engine: ENGINE_BATCHED.into(),
         sample_type: 0x1.into(),
         ..sampling(raw(RAW.1), 10)
     };
-    let reply = rig.open_reply(&request);
+    let reply = fixture.open_reply(&request);
     assert_eq!(
         (reply.status.get(), reply.engine.get()),
         (0, ENGINE_BATCHED)
@@ -218,13 +221,13 @@ fn raw_samples_are_batched_where_the_host_names_guest_addresses() {
 
 #[test]
 fn raw_events_need_hardware_events_enabled() {
-    let mut rig = Rig::with_hardware(Hardware::default().with(|hardware| {
+    let mut fixture = Fixture::with_hardware(Hardware::default().with(|hardware| {
         hardware.events = false;
         hardware.raw = RawEvents::All;
     }));
-    assert_eq!(rig.open(&raw(RAW.1)), Err(libc::ENOENT));
-    assert_eq!(raw_entries(&mut rig), []);
-    assert_eq!(rig.world.asked(), [0; 0]);
+    assert_eq!(fixture.open(&raw(RAW.1)), Err(libc::ENOENT));
+    assert_eq!(raw_entries(&mut fixture), []);
+    assert_eq!(fixture.host.asked(), [0; 0]);
 }
 
 #[test]
@@ -233,21 +236,21 @@ fn operator_names_raw_events_by_their_numbers() {
         (listed(&[RAW.1]), "raw-0x11", "raw-0x11"),
         (RawEvents::All, "raw=0x11", "raw=17"),
     ] {
-        let rig = allowing(allowed);
+        let fixture = allowing(allowed);
         let persist = Persist {
             rate: None,
             pages: 0,
             ..crate::persistent::asked(name, 0)
         };
-        rig.vpmu.persist(&persist).expect("started");
-        let started = rig.vpmu.persistent();
+        fixture.vpmu.persist(&persist).expect("started");
+        let started = fixture.vpmu.persistent();
         let event = started.first().map(|status| status.event.as_str());
         assert_eq!(event, Some(spelled));
     }
 }
 
-fn pinning(pinned: bool) -> Rig {
-    Rig::with_hardware(Hardware::default().with(|hardware| {
+fn pinning(pinned: bool) -> Fixture {
+    Fixture::with_hardware(Hardware::default().with(|hardware| {
         hardware.pinned = pinned;
         hardware.raw = listed(&[RAW.1]);
     }))
@@ -265,33 +268,37 @@ fn hardware_counters_are_pinned_if_configured() {
         sampling(open_of(CLOCK.0, CLOCK.1, 0), 100_000),
     ];
     for pinned in [false, true] {
-        let mut rig = pinning(pinned);
-        let of = |rig: &mut Rig, request: &OpenRequest| {
-            let event = rig.open(request).expect("open");
-            rig.command(0, COMMAND_ENABLE, event);
-            let counters = rig.world.pinned();
-            rig.close(event).expect("closed");
+        let mut fixture = pinning(pinned);
+        let of = |fixture: &mut Fixture, request: &OpenRequest| {
+            let event = fixture.open(request).expect("open");
+            fixture.command(0, COMMAND_ENABLE, event);
+            let counters = fixture.host.pinned();
+            fixture.close(event).expect("closed");
             counters
         };
         for request in &hardware {
-            assert_eq!(of(&mut rig, request), usize::from(pinned), "{request:?}");
+            assert_eq!(
+                of(&mut fixture, request),
+                usize::from(pinned),
+                "{request:?}"
+            );
         }
         for request in &software {
-            assert_eq!(of(&mut rig, request), 0, "{request:?}");
+            assert_eq!(of(&mut fixture, request), 0, "{request:?}");
         }
     }
 }
 
 #[test]
 fn operators_own_events_of_hardware_are_pinned_too() {
-    let rig = pinning(true);
+    let fixture = pinning(true);
     let persist = Persist {
         rate: None,
         pages: 0,
         ..crate::persistent::asked("cycles", 0)
     };
-    rig.vpmu.persist(&persist).expect("started");
-    assert_eq!(rig.world.pinned(), 1);
+    fixture.vpmu.persist(&persist).expect("started");
+    assert_eq!(fixture.host.pinned(), 1);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use vpmu::abi::*;
 use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
 
-use crate::rig::{Rig, open_of, sampling};
-use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
+use crate::fake_host::{CLOCK, CYCLES, FAULTS, RAW};
+use crate::fixture::{Fixture, open_of, sampling};
 
 /// One event of each kind that the host of these tests has, with its catalogue name.
 const EVENTS: [(&str, u32, u64); 10] = [
@@ -24,25 +24,25 @@ fn hardware() -> Hardware {
     Hardware::default().with(|hardware| hardware.raw = RawEvents::Listed([RAW.1].into()))
 }
 
-fn rig(allowed: Vec<EventMatch>, denied: Vec<EventMatch>) -> Rig {
-    Rig::with_policy(hardware(), Policy::new(allowed, denied))
+fn fixture(allowed: Vec<EventMatch>, denied: Vec<EventMatch>) -> Fixture {
+    Fixture::with_policy(hardware(), Policy::new(allowed, denied))
 }
 
 fn all() -> Vec<EventMatch> {
     Tier::Full.events()
 }
 
-fn names(rig: &mut Rig) -> Vec<String> {
+fn names(fixture: &mut Fixture) -> Vec<String> {
     let text = |name: &[u8]| {
         let name = String::from_utf8_lossy(name).into_owned();
         name.trim_end_matches('\0').to_owned()
     };
-    let entries = rig.catalogue();
+    let entries = fixture.catalogue();
     entries.iter().map(|entry| text(&entry.name)).collect()
 }
 
 /// Returns requests that would open the event: on a vCPU, for a task, as a child, and as a sampling event.
-fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
+fn requests(fixture: &mut Fixture, kind: u32, config: u64) -> Vec<OpenRequest> {
     let on = |context| {
         let request = open_of(kind, config, context);
         match kind {
@@ -53,7 +53,7 @@ fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
             _ => request,
         }
     };
-    let parent = rig.open(&open_of(UNLISTED, 0, 0)).expect("open");
+    let parent = fixture.open(&open_of(UNLISTED, 0, 0)).expect("open");
     let child = OpenRequest {
         parent: parent.into(),
         ..on(0)
@@ -68,9 +68,12 @@ fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
 /// The kind of the parent events in these tests. It is not in [`EVENTS`], and the policy never denies it.
 const UNLISTED: u32 = KIND_GUEST_TIME;
 
-fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
-    let requests = requests(rig, kind, config);
-    let answers: Vec<_> = requests.iter().map(|request| rig.open(request)).collect();
+fn is_open(fixture: &mut Fixture, kind: u32, config: u64) -> bool {
+    let requests = requests(fixture, kind, config);
+    let answers: Vec<_> = requests
+        .iter()
+        .map(|request| fixture.open(request))
+        .collect();
     let open = answers[0].is_ok();
     for (request, answer) in requests.iter().zip(answers) {
         match answer {
@@ -79,7 +82,7 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
                     open,
                     "{request:?} opens the event, but the first request does not"
                 );
-                rig.close(event).expect("closed");
+                fixture.close(event).expect("closed");
             }
             Err(errno) => assert_eq!((errno, open), (libc::ENOENT, false), "{request:?}"),
         }
@@ -88,10 +91,10 @@ fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
 }
 
 /// Returns the names of the [`EVENTS`] that the device opens. Checks that the catalogue lists exactly these events.
-fn open_events(rig: &mut Rig) -> Vec<&'static str> {
-    let listed = names(rig);
+fn open_events(fixture: &mut Fixture) -> Vec<&'static str> {
+    let listed = names(fixture);
     let open = EVENTS.iter().filter(|&&(name, kind, config)| {
-        let open = is_open(rig, kind, config);
+        let open = is_open(fixture, kind, config);
         assert_eq!(listed.iter().any(|listed| listed == name), open, "{name}");
         open
     });
@@ -102,14 +105,14 @@ fn open_events(rig: &mut Rig) -> Vec<&'static str> {
 fn event_list_applies_to_every_request() {
     let every: Vec<&str> = EVENTS.iter().map(|&(name, ..)| name).collect();
     assert_eq!(
-        open_events(&mut rig(all(), vec![])),
+        open_events(&mut fixture(all(), vec![])),
         every,
         "a list that allows all events denies none"
     );
     let parents = EventMatch::kind(UNLISTED);
     for &(member, kind, config) in &EVENTS {
         let one = EventMatch::one(kind, config);
-        let mut allowing = rig(vec![one, parents], vec![]);
+        let mut allowing = fixture(vec![one, parents], vec![]);
         assert_eq!(
             open_events(&mut allowing),
             [member],
@@ -126,7 +129,7 @@ fn event_list_applies_to_every_request() {
             .filter(|&name| name != member && !goes_with(name))
             .collect();
         assert_eq!(
-            open_events(&mut rig(all(), vec![one])),
+            open_events(&mut fixture(all(), vec![one])),
             others,
             "only {member} is denied"
         );
@@ -136,9 +139,9 @@ fn event_list_applies_to_every_request() {
 #[test]
 fn denied_event_causes_no_host_call() {
     for (_, kind, config) in EVENTS {
-        let mut rig = rig(all(), vec![EventMatch::one(kind, config)]);
-        assert_eq!(rig.open(&open_of(kind, config, 0)), Err(libc::ENOENT));
-        assert_eq!(rig.world.asked(), [0; 0]);
+        let mut fixture = fixture(all(), vec![EventMatch::one(kind, config)]);
+        assert_eq!(fixture.open(&open_of(kind, config, 0)), Err(libc::ENOENT));
+        assert_eq!(fixture.host.asked(), [0; 0]);
     }
 }
 
@@ -151,28 +154,31 @@ fn raw_events_are_allowed_by_the_bits_of_a_mask() {
         mask: 0xff,
     };
     let policy = Policy::new(vec![family], vec![EventMatch::one(KIND_RAW, 0x211)]);
-    let mut rig = Rig::with_policy(hardware(), policy);
-    assert_eq!(names(&mut rig), ["raw"]);
-    rig.open(&open_of(KIND_RAW, 0x11, 0)).expect("allowed");
+    let mut fixture = Fixture::with_policy(hardware(), policy);
+    assert_eq!(names(&mut fixture), ["raw"]);
+    fixture.open(&open_of(KIND_RAW, 0x11, 0)).expect("allowed");
     for (config, asked) in [(0x211, 1), (0x12, 1), (0x111, 2)] {
         // The policy denies 0x211 and 0x12, so the device does not request them from the host. The policy allows
         // 0x111, but the host of these tests counts only 0x11.
-        assert_eq!(rig.open(&open_of(KIND_RAW, config, 0)), Err(libc::ENOENT));
-        assert_eq!(rig.world.asked().len(), asked, "{config:#x}");
+        assert_eq!(
+            fixture.open(&open_of(KIND_RAW, config, 0)),
+            Err(libc::ENOENT)
+        );
+        assert_eq!(fixture.host.asked().len(), asked, "{config:#x}");
     }
 }
 
 #[test]
 fn mark_of_one_value_is_allowed_without_the_others() {
-    let mut rig = rig(vec![EventMatch::one(KIND_MARK, 7)], vec![]);
-    assert_eq!(names(&mut rig), ["mark"]);
-    let event = rig.open(&open_of(KIND_MARK, 7, 0)).expect("allowed");
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.mark(0, 7, 0);
-    rig.mark(0, 8, 0);
-    assert_eq!(rig.value(0, event), 1);
+    let mut fixture = fixture(vec![EventMatch::one(KIND_MARK, 7)], vec![]);
+    assert_eq!(names(&mut fixture), ["mark"]);
+    let event = fixture.open(&open_of(KIND_MARK, 7, 0)).expect("allowed");
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.mark(0, 7, 0);
+    fixture.mark(0, 8, 0);
+    assert_eq!(fixture.value(0, event), 1);
     for config in [8, MARK_ANY] {
-        let refused = rig.open(&open_of(KIND_MARK, config, 0));
+        let refused = fixture.open(&open_of(KIND_MARK, config, 0));
         assert_eq!(refused, Err(libc::ENOENT), "{config:#x}");
     }
 }
@@ -180,7 +186,7 @@ fn mark_of_one_value_is_allowed_without_the_others() {
 #[test]
 fn configuration_reports_a_kind_that_the_operator_denies() {
     let why = |denied: Vec<EventMatch>| {
-        let config = rig(all(), denied).config();
+        let config = fixture(all(), denied).config();
         (config.refused_hardware, config.refused_software)
     };
     assert_eq!(why(vec![]), (REFUSED_NOT, REFUSED_NOT));
@@ -192,30 +198,30 @@ fn configuration_reports_a_kind_that_the_operator_denies() {
         hardware.events = false;
         hardware.left_to_mediated = true;
     });
-    let left = Rig::with_hardware(left).config();
+    let left = Fixture::with_hardware(left).config();
     assert_eq!(left.refused_hardware, REFUSED_MEDIATED);
 }
 
 #[test]
 fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
-    let mut rig = rig(vec![EventMatch::kind(KIND_TSC)], vec![]);
+    let mut fixture = fixture(vec![EventMatch::kind(KIND_TSC)], vec![]);
     let persist = Persist {
         rate: None,
         pages: 0,
         ..crate::persistent::asked("cycles", 0)
     };
-    let id = rig
+    let id = fixture
         .vpmu
         .persist(&persist)
         .expect("the operator may open it");
-    rig.world.work(crate::rig::thread(0), 40, 4);
-    assert_eq!(rig.value(0, id), 40, "the guest can read the event");
-    let status = rig.vpmu.persistent();
+    fixture.host.work(crate::fixture::thread(0), 40, 4);
+    assert_eq!(fixture.value(0, id), 40, "the guest can read the event");
+    let status = fixture.vpmu.persistent();
     assert_eq!(
         status[0].event, "cycles",
         "the operator sees the name of the event"
     );
-    assert_eq!(names(&mut rig), ["tsc"]);
+    assert_eq!(names(&mut fixture), ["tsc"]);
     // The guest still cannot open such an event by itself.
     for request in [
         open_of(CYCLES.0, CYCLES.1, 0),
@@ -224,16 +230,16 @@ fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
             ..open_of(CYCLES.0, CYCLES.1, 0)
         },
     ] {
-        assert_eq!(rig.open(&request), Err(libc::ENOENT));
+        assert_eq!(fixture.open(&request), Err(libc::ENOENT));
     }
 }
 
 #[test]
 fn names_of_the_guests_events_are_those_of_its_catalogue() {
-    let mut rig = rig(Tier::Clocks.events(), vec![EventMatch::kind(KIND_TSC)]);
-    let listed = names(&mut rig);
-    assert_eq!(rig.vpmu.guest_events(), listed);
-    assert_eq!(rig.config().catalogue_len.get() as usize, listed.len());
+    let mut fixture = fixture(Tier::Clocks.events(), vec![EventMatch::kind(KIND_TSC)]);
+    let listed = names(&mut fixture);
+    assert_eq!(fixture.vpmu.guest_events(), listed);
+    assert_eq!(fixture.config().catalogue_len.get() as usize, listed.len());
     assert_eq!(
         listed,
         [

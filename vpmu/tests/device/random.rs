@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use vpmu::abi::*;
 
+use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling};
 use crate::reader::{LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 
 /// A step of the driver. A `usize` selects an event by its position among all events opened so far.
 #[derive(Debug, Clone)]
@@ -64,7 +64,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// The test's model of each opened event.
 struct Run {
-    rig: Rig,
+    fixture: Fixture,
     /// Id and family of each event.
     opened: Vec<(u64, u64)>,
     rings: BTreeMap<u64, Reader>,
@@ -79,7 +79,7 @@ impl Run {
             limits.max_pages = 20;
         });
         Self {
-            rig: Rig::with(limits, ALL_FEATURES),
+            fixture: Fixture::with(limits, ALL_FEATURES),
             opened: Vec::new(),
             rings: BTreeMap::new(),
             samples: 0,
@@ -142,36 +142,37 @@ impl Run {
                     parent: parent.into(),
                     ..sampling(open_of(KIND_MARK, 5, context), period)
                 };
-                if let Ok(id) = self.rig.open(&request) {
+                if let Ok(id) = self.fixture.open(&request) {
                     let family = self.opened.iter().find(|&&(id, _)| id == parent);
                     let family = family.map_or(id, |&(_, family)| family);
                     self.opened.push((id, family));
                 }
             }
             Step::Close(place) => {
-                let _ = self.rig.close(self.id(place));
+                let _ = self.fixture.close(self.id(place));
             }
             Step::Command(vcpu, op, place) => {
-                self.rig.command(vcpu, op, self.id(place));
+                self.fixture.command(vcpu, op, self.id(place));
             }
             Step::Refresh(vcpu, place, value) => {
-                self.rig
+                self.fixture
                     .valued(vcpu, COMMAND_REFRESH, self.id(place), value);
             }
             Step::Period(place, period) => {
-                self.rig.valued(0, COMMAND_PERIOD, self.id(place), period);
+                self.fixture
+                    .valued(0, COMMAND_PERIOD, self.id(place), period);
             }
             Step::Redirect(place, target) => {
                 let target = target.map_or(0, |place| self.id(place));
-                let _ = self.rig.redirect(self.id(place), target);
+                let _ = self.fixture.redirect(self.id(place), target);
             }
             Step::Pause(place, on) => {
-                let _ = self.rig.pause(self.id(place), on.into());
+                let _ = self.fixture.pause(self.id(place), on.into());
             }
             Step::Map(place, order) => {
                 let id = self.id(place);
                 // Each mapping has its own pages, so that a later mapping does not overwrite data already read.
-                if let Ok(reader) = self.rig.try_map(id, order * order) {
+                if let Ok(reader) = self.fixture.try_map(id, order * order) {
                     self.take(id);
                     self.rings.insert(id, reader);
                 }
@@ -179,13 +180,13 @@ impl Run {
             Step::Unmap(place) => {
                 let id = self.id(place);
                 self.take(id);
-                if self.rig.unmap(id).is_ok() {
+                if self.fixture.unmap(id).is_ok() {
                     self.take(id);
                 }
             }
-            Step::Mark(vcpu, times) => (0..times).for_each(|_| self.rig.mark(vcpu, 5, 1)),
+            Step::Mark(vcpu, times) => (0..times).for_each(|_| self.fixture.mark(vcpu, 5, 1)),
             Step::Read(place) => self.take(self.id(place)),
-            Step::Pass(ticks) => self.rig.world.pass(ticks),
+            Step::Pass(ticks) => self.fixture.host.pass(ticks),
         }
     }
 
@@ -194,7 +195,7 @@ impl Run {
     fn check(&mut self) {
         let ids: Vec<u64> = self.rings.keys().copied().collect();
         ids.into_iter().for_each(|id| self.take(id));
-        let metrics = self.rig.vpmu.metrics();
+        let metrics = self.fixture.vpmu.metrics();
         assert_eq!(
             self.samples, metrics.samples_written,
             "every written sample was read"
@@ -203,7 +204,7 @@ impl Run {
         let lost: u64 = self
             .opened
             .iter()
-            .map(|&(id, _)| self.rig.command(0, COMMAND_READ, id).lost.get())
+            .map(|&(id, _)| self.fixture.command(0, COMMAND_READ, id).lost.get())
             .sum();
         assert!(
             lost <= metrics.samples_lost,
@@ -239,7 +240,7 @@ proptest! {
         for (index, &period) in periods.iter().enumerate() {
             let vcpu = u32::from(index > 0);
             let parent = if index == 2 { own[1] } else { 0 };
-            own.push(run.rig.open(&request(period, vcpu, parent)).expect("open"));
+            own.push(run.fixture.open(&request(period, vcpu, parent)).expect("open"));
         }
         run.opened.extend([(own[0], own[0]), (own[1], own[1]), (own[2], own[1])]);
         let mut marks = [0_u64; 2];
@@ -250,15 +251,15 @@ proptest! {
                 | Step::Read(_) | Step::Pass(_) => run.step(step),
                 Step::Mark(vcpu, times) => {
                     marks[*vcpu as usize] += times;
-                    (0..*times).for_each(|_| run.rig.mark(*vcpu, 6, 1));
+                    (0..*times).for_each(|_| run.fixture.mark(*vcpu, 6, 1));
                 }
                 _ => {}
             }
         }
         let overflows = marks[0] / periods[0] + marks[1] / periods[1] + marks[1] / periods[2];
-        let lost: u64 = own.iter().map(|&id| run.rig.read(0, id).lost.get()).sum();
+        let lost: u64 = own.iter().map(|&id| run.fixture.read(0, id).lost.get()).sum();
         run.check();
-        let metrics = run.rig.vpmu.metrics();
+        let metrics = run.fixture.vpmu.metrics();
         prop_assert_eq!(metrics.samples_lost, lost);
         prop_assert_eq!(metrics.samples_written + lost + metrics.samples_throttled, overflows);
     }

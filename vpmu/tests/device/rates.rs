@@ -3,19 +3,19 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 
+use crate::fake_host::{At, CYCLES};
+use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling, thread};
 use crate::reader::{Raw, SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
-use crate::world::{At, CYCLES};
 
 const WINDOW: u64 = 10_000_000;
 
 /// Returns a device whose events each take at most `share` samples per time window. Its clock is at the start of a
 /// window.
-fn throttled(share: u32) -> Rig {
+fn throttled(share: u32) -> Fixture {
     let limits = limits().with(|limits| limits.max_sample_rate = share * 100);
-    let rig = Rig::with(limits, ALL_FEATURES);
-    rig.world.pass(100 * WINDOW);
-    rig
+    let fixture = Fixture::with(limits, ALL_FEATURES);
+    fixture.host.pass(100 * WINDOW);
+    fixture
 }
 
 fn kinds(raw: &[Raw]) -> Vec<u64> {
@@ -25,13 +25,13 @@ fn kinds(raw: &[Raw]) -> Vec<u64> {
 /// VPMU-D-6.6-10.
 #[test]
 fn throttled_event_is_silent_until_a_later_window() {
-    let mut rig = throttled(5);
-    let event = rig
+    let mut fixture = throttled(5);
+    let event = fixture
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
         .expect("open");
-    let mut ring = rig.map(event, 2);
-    rig.command(0, COMMAND_ENABLE, event);
-    (0..20).for_each(|_| rig.mark(0, 5, 1));
+    let mut ring = fixture.map(event, 2);
+    fixture.command(0, COMMAND_ENABLE, event);
+    (0..20).for_each(|_| fixture.mark(0, 5, 1));
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [[SAMPLE; 5].as_slice(), &[THROTTLE]].concat());
     assert_eq!(raw[5].words[1..], [event, event]);
@@ -39,106 +39,106 @@ fn throttled_event_is_silent_until_a_later_window() {
         raw[5].words[0], raw[4].words[3],
         "THROTTLE has the time of the last sample"
     );
-    let reply = rig.read(0, event);
+    let reply = fixture.read(0, event);
     assert_eq!(
         (reply.value.get(), reply.lost.get()),
         (20, 0),
         "a throttled event still counts"
     );
-    assert_eq!(rig.vpmu.metrics().samples_throttled, 15);
-    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    assert_eq!(fixture.vpmu.metrics().samples_throttled, 15);
+    fixture.exit(0, ExitReason::Hlt, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [0; 0], "the time window has not ended");
-    rig.world.pass(WINDOW);
+    fixture.host.pass(WINDOW);
     // Any exit ends the throttling.
-    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    fixture.exit(0, ExitReason::Hlt, &mut At(1));
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [UNTHROTTLE]);
     assert_eq!(raw[0].words[1..], [event, event]);
-    rig.exit(0, ExitReason::Hlt, &mut At(1));
-    (0..3).for_each(|_| rig.mark(0, 5, 1));
+    fixture.exit(0, ExitReason::Hlt, &mut At(1));
+    (0..3).for_each(|_| fixture.mark(0, 5, 1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE; 3]);
-    assert_eq!(rig.vpmu.metrics().samples_throttled, 15);
-    let metrics = rig.vpmu.metrics();
+    assert_eq!(fixture.vpmu.metrics().samples_throttled, 15);
+    let metrics = fixture.vpmu.metrics();
     assert_eq!((metrics.samples_written, metrics.samples_lost), (8, 0));
 }
 
 #[test]
 fn overflow_that_ends_the_window_is_written() {
-    let mut rig = throttled(2);
-    let event = rig
+    let mut fixture = throttled(2);
+    let event = fixture
         .open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1))
         .expect("open");
-    let mut ring = rig.map(event, 2);
-    rig.command(0, COMMAND_IN, event);
-    rig.command(0, COMMAND_ENABLE, event);
-    (0..4).for_each(|_| rig.mark(0, 5, 1));
-    rig.command(0, COMMAND_OUT, event);
+    let mut ring = fixture.map(event, 2);
+    fixture.command(0, COMMAND_IN, event);
+    fixture.command(0, COMMAND_ENABLE, event);
+    (0..4).for_each(|_| fixture.mark(0, 5, 1));
+    fixture.command(0, COMMAND_OUT, event);
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, THROTTLE]);
-    rig.world.pass(WINDOW);
-    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    fixture.host.pass(WINDOW);
+    fixture.exit(0, ExitReason::Hlt, &mut At(1));
     assert_eq!(
         kinds(&ring.raw()),
         [0; 0],
         "nothing is written for an event that is scheduled out"
     );
-    rig.command(1, COMMAND_IN, event);
+    fixture.command(1, COMMAND_IN, event);
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
-    rig.mark(1, 5, 1);
+    fixture.mark(1, 5, 1);
     assert_eq!(kinds(&ring.raw()), [SAMPLE]);
-    assert_eq!(rig.vpmu.metrics().samples_throttled, 2);
+    assert_eq!(fixture.vpmu.metrics().samples_throttled, 2);
 }
 
 #[test]
 fn host_counter_is_silent_while_throttled() {
-    let mut rig = throttled(3);
+    let mut fixture = throttled(3);
     let (kind, config) = CYCLES;
-    let event = rig
+    let event = fixture
         .open(&sampling(open_of(kind, config, 0), 100))
         .expect("open");
-    let mut ring = rig.map(event, 2);
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.world.work(thread(0), 500, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    let mut ring = fixture.map(event, 2);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.host.work(thread(0), 500, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
-    assert_eq!(rig.vpmu.metrics().samples_throttled, 2);
-    rig.world.work(thread(0), 10_000, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(fixture.vpmu.metrics().samples_throttled, 2);
+    fixture.host.work(thread(0), 10_000, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(
-        rig.vpmu.metrics().samples_throttled,
+        fixture.vpmu.metrics().samples_throttled,
         2,
         "the host counter makes no overflows meanwhile"
     );
     // A period that is set during the throttling applies after it.
-    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 50), 0);
-    rig.world.work(thread(0), 10_000, 4);
-    rig.world.pass(WINDOW);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 50), 0);
+    fixture.host.work(thread(0), 10_000, 4);
+    fixture.host.pass(WINDOW);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
-    rig.world.work(thread(0), 100, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    fixture.host.work(thread(0), 100, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE]);
-    assert_eq!(rig.value(0, event), 20_600);
+    assert_eq!(fixture.value(0, event), 20_600);
 }
 
 #[test]
 fn frequency_is_reached_at_any_event_rate() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         flags: (OPEN_FREQ | OPEN_ENABLED).into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1000)
     };
-    let event = rig.open(&request).expect("open");
-    let mut ring = rig.map(event, 64);
+    let event = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(event, 64);
     for gap in [2_000, 50_000, 10_000] {
-        let second = |rig: &Rig| {
+        let second = |fixture: &Fixture| {
             (0..1_000_000_000 / gap).for_each(|_| {
-                rig.world.pass(gap);
-                rig.mark(0, 5, 1);
+                fixture.host.pass(gap);
+                fixture.mark(0, 5, 1);
             });
         };
-        second(&rig);
+        second(&fixture);
         ring.samples();
-        second(&rig);
+        second(&fixture);
         let samples = ring.samples();
         assert!(
             (850..=1150).contains(&samples.len()),
@@ -157,19 +157,22 @@ fn frequency_is_reached_at_any_event_rate() {
 #[test]
 fn new_frequency_is_kept() {
     let limits = limits().with(|limits| limits.max_sample_rate = 10_000);
-    let mut rig = Rig::with(limits, ALL_FEATURES);
+    let mut fixture = Fixture::with(limits, ALL_FEATURES);
     let request = OpenRequest {
         flags: (OPEN_FREQ | OPEN_ENABLED).into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1000)
     };
-    let event = rig.open(&request).expect("open");
-    let mut ring = rig.map(event, 64);
-    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 10_001), libc::EINVAL);
-    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 0), libc::EINVAL);
-    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 100), 0);
+    let event = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(event, 64);
+    assert_eq!(
+        fixture.valued(0, COMMAND_PERIOD, event, 10_001),
+        libc::EINVAL
+    );
+    assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 0), libc::EINVAL);
+    assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 100), 0);
     for _ in 0..200_000 {
-        rig.world.pass(10_000);
-        rig.mark(0, 5, 1);
+        fixture.host.pass(10_000);
+        fixture.mark(0, 5, 1);
     }
     let samples = ring.samples().len();
     assert!(
@@ -180,72 +183,72 @@ fn new_frequency_is_kept() {
 
 #[test]
 fn host_counter_adapts_its_own_period() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
     let request = OpenRequest {
         flags: (OPEN_FREQ | OPEN_ENABLED).into(),
         ..sampling(open_of(kind, config, 0), 250)
     };
-    let event = rig.open(&request).expect("open");
-    let mut ring = rig.map(event, 2);
-    assert_eq!(rig.world.frequencies(), [250]);
+    let event = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(event, 2);
+    assert_eq!(fixture.host.frequencies(), [250]);
     // A real host would adapt the period. The simulated host uses the frequency as a fixed period.
-    rig.world.work(thread(0), 500, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    fixture.host.work(thread(0), 500, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     let periods: Vec<u64> = ring.samples().iter().map(|sample| sample.period).collect();
     assert_eq!(periods, [250, 250], "the periods of the host's records");
-    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 125), 0);
-    assert_eq!(rig.world.frequencies(), [125]);
+    assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 125), 0);
+    assert_eq!(fixture.host.frequencies(), [125]);
 }
 
 /// VPMU-D-6.4-4.
 #[test]
 fn rate_refused_by_the_host_changes_nothing() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
     let request = OpenRequest {
         flags: (OPEN_FREQ | OPEN_ENABLED).into(),
         ..sampling(open_of(kind, config, 0), 250)
     };
-    let event = rig.open(&request).expect("open");
-    let mut ring = rig.map(event, 2);
-    rig.world.refuse_rates();
+    let event = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(event, 2);
+    fixture.host.refuse_rates();
     assert_eq!(
-        rig.valued(0, COMMAND_PERIOD, event, 100_000),
+        fixture.valued(0, COMMAND_PERIOD, event, 100_000),
         libc::EINVAL,
         "the host refuses a frequency that the operator allows"
     );
-    assert_eq!(rig.read(0, event).state.get(), STATE_ACTIVE);
-    rig.world.work(thread(0), 500, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(fixture.read(0, event).state.get(), STATE_ACTIVE);
+    fixture.host.work(thread(0), 500, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
 }
 
 /// VPMU-D-6.6-10.
 #[test]
 fn throttle_of_an_event_ends_though_the_vcpu_never_leaves_the_guest() {
-    let mut rig = throttled(3);
+    let mut fixture = throttled(3);
     let (kind, config) = CYCLES;
-    let event = rig
+    let event = fixture
         .open(&sampling(open_of(kind, config, 0), 100))
         .expect("open");
-    let mut ring = rig.map(event, 2);
-    rig.command(0, COMMAND_ENABLE, event);
-    assert!(!rig.world.draining());
-    rig.world.work(thread(0), 300, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    let mut ring = fixture.map(event, 2);
+    fixture.command(0, COMMAND_ENABLE, event);
+    assert!(!fixture.host.draining());
+    fixture.host.work(thread(0), 300, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
     assert!(
-        rig.world.draining(),
+        fixture.host.draining(),
         "no drain will end the throttle if the vCPU does not exit"
     );
-    rig.vpmu.drain();
+    fixture.vpmu.drain();
     assert_eq!(kinds(&ring.raw()), [0; 0]);
-    rig.world.pass(WINDOW);
-    rig.vpmu.drain();
+    fixture.host.pass(WINDOW);
+    fixture.vpmu.drain();
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
-    assert!(!rig.world.draining());
-    rig.world.work(thread(0), 200, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert!(!fixture.host.draining());
+    fixture.host.work(thread(0), 200, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE]);
 }

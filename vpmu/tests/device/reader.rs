@@ -14,7 +14,7 @@ pub(crate) struct Reader {
     tail: u64,
 }
 
-/// A sample with the fields that `rig::sampling` requests.
+/// A sample with the fields that `fixture::sampling` requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
     pub(crate) user: bool,

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use vpmu_abi::{ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, uapi};
 use vpmu_perf::bindings::{self, perf_event_attr};
 
-use vpmu_perf::call::Place;
+use vpmu_perf::call::Target;
 
 #[expect(
     clippy::cast_possible_truncation,
@@ -376,8 +376,8 @@ impl EventAttr {
     }
 
     /// The task or CPU to measure.
-    pub(crate) fn place<'a>(&self, leader: Option<BorrowedFd<'a>>) -> Place<'a> {
-        Place {
+    pub(crate) fn place<'a>(&self, leader: Option<BorrowedFd<'a>>) -> Target<'a> {
+        Target {
             pid: self.pid,
             cpu: self.cpu,
             leader,

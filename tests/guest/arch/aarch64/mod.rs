@@ -1,9 +1,9 @@
 //! aarch64.
 
-pub(crate) mod accesses;
 mod attacks;
+pub(crate) mod known_code;
+pub(crate) mod mmio_pio;
 mod ports;
-pub(crate) mod stubs;
 
 pub(crate) use attacks::ATTACKS;
 pub(crate) use ports::{

@@ -1,10 +1,10 @@
 //! x86-64.
 
-pub(crate) mod accesses;
 mod attacks;
 mod hardware;
+pub(crate) mod known_code;
+pub(crate) mod mmio_pio;
 mod ports;
-pub(crate) mod stubs;
 
 pub(crate) use attacks::ATTACKS;
 pub(crate) use ports::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::layout;
 use crate::bus::{Buses, Device, Overlap};
-use crate::exit::End;
+use crate::exit::StopLatch;
 
 /// The default command line of a guest.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
@@ -24,7 +24,7 @@ pub fn plug_console(buses: &mut Buses, serial: Arc<dyn Device>, size: u64) -> Re
 /// [`Overlap`].
 pub fn plug_power(
     buses: &mut Buses,
-    _end: &Arc<End>,
+    _end: &Arc<StopLatch>,
     panic: Arc<dyn Device>,
     progress: Arc<dyn Device>,
 ) -> Result<(), Overlap> {

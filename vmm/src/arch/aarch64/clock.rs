@@ -34,10 +34,10 @@ impl GuestClock {
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn new(kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
-        Self::at(0).go_on(kvm, vm, vcpus)
+        Self::at(0).resume(kvm, vm, vcpus)
     }
 
-    /// A counter whose current value is `count`. It takes effect in a VM only when [`Self::go_on`] is called.
+    /// A counter whose current value is `count`. It takes effect in a VM only when [`Self::resume`] is called.
     pub(crate) fn at(count: u64) -> Self {
         Self {
             offset: count.wrapping_sub(host_ticks()),
@@ -54,7 +54,7 @@ impl GuestClock {
     ///
     /// # Errors
     /// [`KvmError::Refused`].
-    pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+    pub fn resume(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         if kvm.check_extension_raw(KVM_CAP_COUNTER_OFFSET.into()) > 0 {
             set_offset(vm, self.offset)
                 .map_err(KvmError::refused("set the offset of the guest's counter"))?;

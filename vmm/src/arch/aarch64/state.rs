@@ -294,6 +294,6 @@ impl VmState {
         vcpus: &[VcpuFd],
         _states: &[VcpuState],
     ) -> Result<GuestClock, KvmError> {
-        GuestClock::at(self.counter).go_on(kvm, vm, vcpus)
+        GuestClock::at(self.counter).resume(kvm, vm, vcpus)
     }
 }

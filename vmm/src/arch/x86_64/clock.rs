@@ -35,7 +35,7 @@ impl GuestClock {
     ///
     /// # Errors
     /// [`KvmError::Refused`].
-    pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+    pub fn resume(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         for (vcpu, offset) in vcpus.iter().zip(&self.offsets) {
             // If KVM did not report an offset, the times in records are converted with an offset of zero. So leave this
             // vCPU's TSC unchanged.

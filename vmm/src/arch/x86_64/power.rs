@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::layout::SLEEP_TYPE_S5;
 use crate::bus::{Caller, Device};
-use crate::exit::{End, Ending};
+use crate::exit::{Ending, StopLatch};
 
 /// ACPI sleep control at offset 0, sleep status at 1.
 #[derive(Debug)]
-pub struct Sleep(pub Arc<End>);
+pub struct Sleep(pub Arc<StopLatch>);
 
 const SLEEP_ENABLE: u8 = 1 << 5;
 const SLEEP_TYPE_SHIFT: u32 = 2;
@@ -32,7 +32,7 @@ impl Device for Sleep {
 
 /// The reset control register. Bit 2 resets the machine. The other bits choose the kind of reset.
 #[derive(Debug)]
-pub struct Reset(pub Arc<End>);
+pub struct Reset(pub Arc<StopLatch>);
 
 const RESET_CPU: u8 = 1 << 2;
 
@@ -50,7 +50,7 @@ impl Device for Reset {
 
 /// A keyboard controller without a keyboard. It is always ready, and only its reset line works.
 #[derive(Debug)]
-pub struct I8042(pub Arc<End>);
+pub struct I8042(pub Arc<StopLatch>);
 
 /// Number of ports of the keyboard controller: from the data port 0x60 to the command and status port 0x64.
 pub const I8042_SIZE: u64 = 5;
@@ -77,11 +77,11 @@ mod tests {
     use crate::bus::tests::as_vcpu;
 
     fn after(
-        make: impl FnOnce(Arc<End>) -> Box<dyn Device>,
+        make: impl FnOnce(Arc<StopLatch>) -> Box<dyn Device>,
         offset: u64,
         value: u8,
     ) -> Option<Ending> {
-        let end = Arc::new(End::new().expect("an event descriptor"));
+        let end = Arc::new(StopLatch::new().expect("an event descriptor"));
         let device = make(Arc::clone(&end));
         as_vcpu(0, |caller| device.write(offset, &[value], caller));
         end.take().map(|how| how.expect("an ending"))

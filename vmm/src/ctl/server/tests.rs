@@ -97,8 +97,11 @@ fn garbage_is_answered_and_the_client_stays() {
         r#"{"do":"list","fast":true}"#,
         r#"[1]"#,
     ] {
-        let told = ask(&mut client, garbage);
-        assert!(told.starts_with("{\"error\":\"invalid request: "), "{told}");
+        let reported = ask(&mut client, garbage);
+        assert!(
+            reported.starts_with("{\"error\":\"invalid request: "),
+            "{reported}"
+        );
     }
     client.get_mut().write_all(b"\xff\xfe\n").expect("taken");
     assert!(answer(&mut client).starts_with("{\"error\":"));

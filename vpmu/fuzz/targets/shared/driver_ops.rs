@@ -11,12 +11,12 @@ use vpmu::abi::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::driver::Descriptor;
+use super::fake_host::{CYCLES, FAULTS};
+use super::fixture::{Errno, MEMORY, VCPUS, open_of, sampling};
 use super::input::{half, number, once_in};
 use super::layout::{self, SHARED_PAGES, SLOTS, TASK_PAGES, WINDOW_PAGES};
-use super::rig::{Errno, MEMORY, VCPUS, open_of, sampling};
 use super::rings::OwnRing;
 use super::stage::{Stage, features};
-use super::world::{CYCLES, FAULTS};
 
 const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
 const AUX_TAIL: u64 = offset_of!(Metadata, aux_tail) as u64;
@@ -158,7 +158,7 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
 fn open_and_map(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let request = open_request(stage, input)?;
     let answer = stage
-        .rig
+        .fixture
         .control_bytes(request.as_bytes(), size_of::<OpenReply>());
     // If the request is refused, the answer can be shorter than this structure.
     let reply = match OpenReply::read_from_bytes(&answer) {
@@ -189,7 +189,7 @@ fn map_own_as(stage: &mut Stage, event: u64, data: u64, writable: bool, opened: 
         return Ok(());
     };
     let flags = if writable { MAP_WRITABLE } else { 0 };
-    if stage.rig.map_pages(event, flags, &pages).is_ok() {
+    if stage.fixture.map_pages(event, flags, &pages).is_ok() {
         let backward = opened & OPEN_BACKWARD != 0;
         let ring = OwnRing::new(event, pages, writable, backward);
         stage.rings.push(ring);
@@ -203,7 +203,7 @@ fn map_own(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let data = *input.choose(&[0, 1, 2, 4])?;
     if let Some(pages) = stage.own_pages(1 + data) {
         let _ = stage
-            .rig
+            .fixture
             .map_pages(event, input.int_in_range(0..=1)?, &pages);
     }
     Ok(())
@@ -215,7 +215,7 @@ fn map_window(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
         pages: (*input.choose(&[2_u32, 3, 1, 5, 9, 17, 4])?).into(),
         flags: (MAP_WINDOW | input.int_in_range(0..=1)?).into(),
     };
-    let _ = stage.rig.control(&request);
+    let _ = stage.fixture.control(&request);
     Ok(())
 }
 
@@ -233,7 +233,7 @@ fn map_shared(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         pages[0] = *input.choose(&elsewhere)?;
     }
     let _ = stage
-        .rig
+        .fixture
         .map_pages(event, input.int_in_range(0..=8)?, &pages);
     Ok(())
 }
@@ -253,14 +253,14 @@ fn map_aux_of(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
         0,
         MAP_DRIVER_OWNED,
     ])?;
-    let _ = stage.rig.map_as(CONTROL_MAP_AUX, event, flags, &pages);
+    let _ = stage.fixture.map_as(CONTROL_MAP_AUX, event, flags, &pages);
     Ok(())
 }
 
 fn link(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let (event, target) = (stage.event(input)?, stage.event(input)?);
     let role = input.int_in_range(1..=2)?;
-    let _ = stage.rig.link(event, target, role);
+    let _ = stage.fixture.link(event, target, role);
     Ok(())
 }
 
@@ -274,16 +274,18 @@ fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             flags: flags.into(),
             ..sampling(open_of(kind, config, CONTEXT_TASK), 10)
         };
-        let Ok(opened) = stage.rig.open(&request) else {
+        let Ok(opened) = stage.fixture.open(&request) else {
             return Ok(());
         };
         stage.events.push(opened);
         *event = opened;
         if let Some(vcpu) = stage.vcpu(input)? {
-            stage.rig.command(vcpu, COMMAND_IN, opened);
+            stage.fixture.command(vcpu, COMMAND_IN, opened);
         }
     }
-    let _ = stage.rig.link(pair[0], pair[1], input.int_in_range(1..=2)?);
+    let _ = stage
+        .fixture
+        .link(pair[0], pair[1], input.int_in_range(1..=2)?);
     Ok(())
 }
 
@@ -293,7 +295,7 @@ fn redirect(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         true => 0,
         false => stage.event(input)?,
     };
-    let _ = stage.rig.redirect(event, target);
+    let _ = stage.fixture.redirect(event, target);
     Ok(())
 }
 
@@ -302,7 +304,7 @@ fn pause(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     match input.int_in_range(0..=4)? {
         3.. => set_wakeup(stage, input, event),
         paused => {
-            let _ = stage.rig.pause(event, paused);
+            let _ = stage.fixture.pause(event, paused);
             Ok(())
         }
     }
@@ -315,7 +317,7 @@ fn set_wakeup(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
         unit: input.int_in_range(0..=3_u32)?.into(),
         reserved: u32::from(once_in(input, 20)?).into(),
     };
-    let _ = stage.rig.control(&request);
+    let _ = stage.fixture.control(&request);
     Ok(())
 }
 
@@ -330,7 +332,7 @@ fn detach(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         header: header(input, CONTROL_DETACH, event)?,
         name,
     };
-    let _ = stage.rig.control(&request);
+    let _ = stage.fixture.control(&request);
     Ok(())
 }
 
@@ -345,7 +347,7 @@ fn with_header(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     ];
     let op = *input.choose(&ops)?;
     let request = header(input, op, event)?;
-    if stage.rig.control(&request).is_ok() && op == CONTROL_CLOSE {
+    if stage.fixture.control(&request).is_ok() && op == CONTROL_CLOSE {
         stage.events.retain(|other| *other != event);
     }
     Ok(())
@@ -361,7 +363,7 @@ fn lists(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             first: first.into(),
             count: count.into(),
         };
-        stage.rig.control_bytes(request.as_bytes(), room);
+        stage.fixture.control_bytes(request.as_bytes(), room);
     } else {
         let request = PersistentRequest {
             header: header(input, CONTROL_PERSISTENT, 0)?,
@@ -369,7 +371,7 @@ fn lists(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             count: count.into(),
             reserved: u32::from(once_in(input, 50)?).into(),
         };
-        let answer = stage.rig.control_bytes(request.as_bytes(), room);
+        let answer = stage.fixture.control_bytes(request.as_bytes(), room);
         let size = size_of::<PersistentEvent>();
         let Ok((reply, events)) = ControlReply::read_from_prefix(&answer) else {
             return Ok(());
@@ -404,7 +406,7 @@ fn task_page(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         reserved: 0.into(),
         address: address.into(),
     };
-    let _ = stage.rig.control(&request);
+    let _ = stage.fixture.control(&request);
     Ok(())
 }
 
@@ -413,14 +415,14 @@ fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let vcpu = input.int_in_range(0..=VCPUS - 1)?;
     let page = task_page_address(vcpu);
     if input.arbitrary()? {
-        let _ = stage.rig.control(&TaskPageRequest {
+        let _ = stage.fixture.control(&TaskPageRequest {
             header: header(input, CONTROL_TASK_PAGE, 0)?,
             vcpu: vcpu.into(),
             reserved: 0.into(),
             address: page.into(),
         });
     }
-    let memory = &stage.rig.memory;
+    let memory = &stage.fixture.memory;
     let put = |offset: usize, value: u64| {
         memory
             .store(
@@ -438,7 +440,7 @@ fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let count: u64 = memory
         .load(GuestAddress(page + switches as u64), Ordering::Acquire)
         .expect("in memory");
-    let mut since = stage.rig.world.now();
+    let mut since = stage.fixture.host.now();
     for switch in 0..input.int_in_range(1..=4)? {
         let task = half(input)?;
         let number = count.wrapping_add(switch);
@@ -467,7 +469,7 @@ fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     };
     let field = *input.choose(&[DATA_TAIL, AUX_TAIL])?;
     stage
-        .rig
+        .fixture
         .memory
         .store(
             number(input)?,
@@ -488,7 +490,7 @@ fn tables(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         };
         let slot = 8 * input.int_in_range(0..=1)?;
         stage
-            .rig
+            .fixture
             .memory
             .write_obj(entry, GuestAddress(layout::table(table) + slot))
             .expect("in memory");
@@ -498,7 +500,7 @@ fn tables(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 
 fn post_notices(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     for slot in 0..input.int_in_range(1..=SLOTS - 1)? {
-        stage.rig.post_notice(slot, input.int_in_range(0..=32)?);
+        stage.fixture.post_notice(slot, input.int_in_range(0..=32)?);
     }
     while stage.queue(1).reclaim().is_some() {}
     Ok(())
@@ -518,7 +520,9 @@ fn any_request(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         let len = input.int_in_range(1..=200)?;
         input.bytes(len)?.to_vec()
     };
-    stage.rig.control_bytes(&bytes, input.int_in_range(0..=64)?);
+    stage
+        .fixture
+        .control_bytes(&bytes, input.int_in_range(0..=64)?);
     Ok(())
 }
 
@@ -564,7 +568,7 @@ fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         true => stage.vcpu(input)?.unwrap_or(of),
         false => of,
     };
-    let replies = stage.rig.commands_from(of, by, &batch);
+    let replies = stage.fixture.commands_from(of, by, &batch);
     assert_eq!(replies.len(), batch.len(), "each command has one reply");
     for reply in replies {
         let errno = Errno::try_from(reply.status.get()).expect("an errno");
@@ -576,7 +580,7 @@ fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 
 /// Offers a chain of arbitrary descriptors. They point to the driver's buffers, or to addresses outside memory.
 fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    let index = input.int_in_range(0..=stage.rig.queues.len() - 1)?;
+    let index = input.int_in_range(0..=stage.fixture.queues.len() - 1)?;
     let queue = stage.queue(index);
     for slot in 0..input.int_in_range(1..=SLOTS)? {
         let address = match input.int_in_range(0..=4)? {
@@ -608,13 +612,13 @@ fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Result<()> {
     let queue = u16::try_from(index).expect("few");
     match (input.arbitrary()?, stage.vcpu(input)?) {
-        (true, Some(vcpu)) => stage.rig.vcpus.kick(vcpu, queue),
-        _ => while stage.rig.vpmu.notify(queue) == Turn::Unfinished {},
+        (true, Some(vcpu)) => stage.fixture.vcpus.kick(vcpu, queue),
+        _ => while stage.fixture.vpmu.notify(queue) == Turn::Unfinished {},
     }
     match queue.checked_sub(QUEUE_VCPU).map(u32::from) {
-        Some(own) if stage.can_run(own) => stage.rig.vcpus.kick(own, queue),
+        Some(own) if stage.can_run(own) => stage.fixture.vcpus.kick(own, queue),
         Some(_) => {}
-        None => while stage.rig.vpmu.notify(queue) == Turn::Unfinished {},
+        None => while stage.fixture.vpmu.notify(queue) == Turn::Unfinished {},
     }
     Ok(())
 }
@@ -642,7 +646,7 @@ fn restart(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         stage.activate_wrongly(features | version_1, input.int_in_range(0..=4)?);
     }
     stage.activate(features(input)?);
-    let persistent = stage.rig.vpmu.persistent();
+    let persistent = stage.fixture.vpmu.persistent();
     stage.events = persistent.into_iter().map(|event| event.id).collect();
     Ok(())
 }

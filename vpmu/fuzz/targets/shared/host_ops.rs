@@ -5,9 +5,9 @@ use vpmu::abi::PAGE_SIZE;
 use vpmu::source::{HostExit, Mode, Overflow, Rate, Recorded};
 use vpmu::{AuxError, FlushError, Persist, Vpmu};
 
+use super::fixture::{Errno, VCPUS, thread};
 use super::forgery::{Forgery, forge, leaves};
 use super::input::{cpu, exit, number, once_in};
-use super::rig::{Errno, VCPUS, thread};
 use super::stage::Stage;
 
 /// One step of a vCPU, the host or the operator.
@@ -18,8 +18,8 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
         5..=6 => host_counts(stage, input),
         7..=8 => host_records(stage, input),
         9 => {
-            stage.rig.world.pass(input.int_in_range(0..=20_000_000)?);
-            stage.rig.vpmu.drain();
+            stage.fixture.host.pass(input.int_in_range(0..=20_000_000)?);
+            stage.fixture.vpmu.drain();
             Ok(())
         }
         10 => host_fails(stage, input),
@@ -29,7 +29,7 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
         14 => histories(stage, input),
         _ if input.arbitrary()? => produce(stage, input),
         _ => {
-            let _ = stage.rig.vpmu.end(stage.event(input)?);
+            let _ = stage.fixture.vpmu.end(stage.event(input)?);
             Ok(())
         }
     }
@@ -37,7 +37,7 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
 
 /// Writes data as a producer in the VMM does: to an active trace, or to any event.
 fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    let vpmu = &stage.rig.vpmu;
+    let vpmu = &stage.fixture.vpmu;
     let active = vpmu.aux_traces(0, input.int_in_range(0..=VCPUS)?);
     let trace = match active.first() {
         Some(&trace) if !once_in(input, 4)? => trace,
@@ -86,9 +86,9 @@ pub(crate) fn marks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<(
     let mut regs = cpu(input)?;
     for _ in 0..*input.choose(&[1, 1, 2, 20])? {
         let reason = vpmu::ExitReason::Mmio;
-        stage.rig.vcpus.leave(vcpu, reason, &mut regs);
-        stage.rig.vcpus.mark(vcpu, value, &mut regs);
-        stage.rig.vcpus.enter(vcpu);
+        stage.fixture.vcpus.leave(vcpu, reason, &mut regs);
+        stage.fixture.vcpus.mark(vcpu, value, &mut regs);
+        stage.fixture.vcpus.enter(vcpu);
         stage.marks += 1;
     }
     Ok(())
@@ -100,12 +100,12 @@ fn exits(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         return Ok(());
     };
     let (exit, mut regs) = (exit(input)?, cpu(input)?);
-    stage.rig.world.add_exits(1);
-    stage.rig.world.spend(input.int_in_range(0..=2000)?);
+    stage.fixture.host.add_exits(1);
+    stage.fixture.host.spend(input.int_in_range(0..=2000)?);
     for _ in 0..*input.choose(&[1, 1, 3, 20])? {
-        stage.rig.vcpus.leave(vcpu, exit, &mut regs);
+        stage.fixture.vcpus.leave(vcpu, exit, &mut regs);
         if !once_in(input, 10)? {
-            stage.rig.vcpus.enter(vcpu);
+            stage.fixture.vcpus.enter(vcpu);
         }
     }
     Ok(())
@@ -115,26 +115,29 @@ fn exits(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 fn host_counts(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let of = thread(input.int_in_range(0..=VCPUS - 1)?);
     let events = *input.choose(&[1, 9, 10, 100, 500])?;
-    stage.rig.world.work(of, events, input.int_in_range(0..=4)?);
-    stage.rig.world.pass(input.int_in_range(0..=20_000_000)?);
+    stage
+        .fixture
+        .host
+        .work(of, events, input.int_in_range(0..=4)?);
+    stage.fixture.host.pass(input.int_in_range(0..=20_000_000)?);
     Ok(())
 }
 
 /// Makes the host record overflows, exits and losses while a vCPU keeps running.
 fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    let world = &stage.rig.world;
+    let host = &stage.fixture.host;
     let of = thread(input.int_in_range(0..=VCPUS - 1)?);
     for _ in 0..input.int_in_range(1..=4)? {
         let tsc = match input.int_in_range(0..=7)? {
             0 => number(input)?,
-            _ => world.now().saturating_sub(input.int_in_range(0..=5000)?),
+            _ => host.now().saturating_sub(input.int_in_range(0..=5000)?),
         };
         match input.int_in_range(0..=7)? {
-            0 => world.drop_overflows(of, input.int_in_range(0..=2)?),
+            0 => host.drop_overflows(of, input.int_in_range(0..=2)?),
             1 => {
                 // Real hosts do not report larger losses.
                 let lost = number(input)? & u64::from(u32::MAX);
-                world.record_exit(of, Recorded::Lost(lost));
+                host.record_exit(of, Recorded::Lost(lost));
             }
             2..=3 => {
                 let recorded = HostExit {
@@ -148,7 +151,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
                     qualification: number(input)?,
                     detail: number(input)?,
                 };
-                world.record_exit(of, Recorded::Exit(recorded));
+                host.record_exit(of, Recorded::Exit(recorded));
             }
             _ => {
                 let overflow = Overflow {
@@ -157,7 +160,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
                     mode: *input.choose(&[Mode::Guest, Mode::Guest, Mode::Host])?,
                     period: number(input)?,
                 };
-                world.record(of, overflow);
+                host.record(of, overflow);
             }
         }
     }
@@ -166,14 +169,14 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
 
 /// Makes the host refuse some operations on counters until this function permits them again.
 fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    let world = &stage.rig.world;
+    let host = &stage.fixture.host;
     match input.int_in_range(0..=3)? {
-        0 => world.give_up(thread(input.int_in_range(0..=VCPUS - 1)?)),
-        1 => world.refuse_rates(),
-        2 if once_in(input, 4)? => world.break_host(),
+        0 => host.give_up(thread(input.int_in_range(0..=VCPUS - 1)?)),
+        1 => host.refuse_rates(),
+        2 if once_in(input, 4)? => host.break_host(),
         3 => {
             // EBUSY, EACCES, EMFILE, ENOENT or EINVAL; zero permits counters again.
-            world.deny(*input.choose(&[0, 16, 13, 24, 2, 22])?);
+            host.deny(*input.choose(&[0, 16, 13, 24, 2, 22])?);
         }
         _ => {}
     }
@@ -196,7 +199,7 @@ fn threads(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 
 /// Starts an event of the operator.
 pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    if let Ok(id) = stage.rig.vpmu.persist(&persist_request(input)?) {
+    if let Ok(id) = stage.fixture.vpmu.persist(&persist_request(input)?) {
         stage.events.push(id);
     }
     Ok(())
@@ -245,7 +248,7 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         false => Some(stage.event(input)?),
     };
     if once_in(input, 8)? {
-        stage.rig.world.be_stuck();
+        stage.fixture.host.be_stuck();
         stage.stuck = true;
     }
     if !stage.stuck {
@@ -253,7 +256,7 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         // leave before it flushes.
         stage.leave_all();
     }
-    let result = stage.rig.vpmu.flush(event);
+    let result = stage.fixture.vpmu.flush(event);
     if !stage.stuck {
         assert!(!matches!(result, Err(FlushError::Inside { .. })));
         stage.enter_all();
@@ -264,11 +267,11 @@ fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 /// Lists persistent events and reads their histories, like the operator. Sometimes also reads the configuration space,
 /// or saves and restores the device.
 fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    histories_of(&stage.rig.vpmu);
+    histories_of(&stage.fixture.vpmu);
     if input.arbitrary()? {
         let mut config = [0xff; 16];
         stage
-            .rig
+            .fixture
             .vpmu
             .read_config(input.int_in_range(0..=128)?, &mut config);
         if stage.movable && once_in(input, 4)? {
@@ -302,7 +305,7 @@ fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         Some((next, Ok(()))) => {
             stage.forged |= forged;
             if input.arbitrary()? {
-                next.world.know_ips();
+                next.host.know_ips();
             }
             stage.go_on_as(next);
         }

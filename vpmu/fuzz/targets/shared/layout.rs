@@ -7,7 +7,7 @@ use vpmu::QueueState;
 use vpmu::abi::{PAGE_SIZE, QUEUE_VCPU};
 
 use super::driver::DriverQueue;
-use super::rig::VCPUS;
+use super::fixture::VCPUS;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The number of queues: control, event, and one for each vCPU.

@@ -6,14 +6,14 @@
 
 #[path = "../../../tests/device/driver.rs"]
 pub(crate) mod driver;
+#[path = "../../../tests/device/fake_host.rs"]
+pub(crate) mod fake_host;
+#[path = "../../../tests/device/fixture.rs"]
+pub(crate) mod fixture;
 #[path = "../../../tests/device/forgery.rs"]
 pub(crate) mod forgery;
 #[path = "../../../tests/device/reader.rs"]
 pub(crate) mod reader;
-#[path = "../../../tests/device/rig.rs"]
-pub(crate) mod rig;
-#[path = "../../../tests/device/world.rs"]
-pub(crate) mod world;
 
 pub(crate) mod driver_ops;
 pub(crate) mod host_ops;

@@ -16,10 +16,10 @@ use vpmu::{
 };
 
 use super::driver::DriverQueue;
+use super::fake_host::At;
+use super::fixture::{ALL_FEATURES, Errno, Fixture, VCPUS, thread};
 use super::layout::{self, Memory};
-use super::rig::{ALL_FEATURES, Errno, Rig, VCPUS, thread};
 use super::rings::OwnRing;
-use super::world::At;
 
 thread_local! {
     /// All executions reuse this memory, because mapping it takes longer than most executions.
@@ -42,7 +42,7 @@ const FEW_PAGES: u32 = 8;
 /// A device in use.
 pub(crate) struct Stage {
     pub(crate) memory: Rc<Memory>,
-    pub(crate) rig: Rig,
+    pub(crate) fixture: Fixture,
     /// Ids of the events that the driver opened or the operator started. Some of the events may have ended.
     pub(crate) events: Vec<u64>,
     pub(crate) rings: Vec<OwnRing>,
@@ -115,14 +115,14 @@ impl Stage {
         memory.clear();
         let windowed = input.ratio(7, 8)?;
         let window = windowed.then_some(&memory.window);
-        let rig = Rig::with_memory(settings, window, memory.guest.clone());
-        let rig = rig.with_producers(&[PRODUCER]);
+        let fixture = Fixture::with_memory(settings, window, memory.guest.clone());
+        let fixture = fixture.with_producers(&[PRODUCER]);
         if input.ratio(1, 2)? {
-            rig.world.know_ips();
+            fixture.host.know_ips();
         }
         let mut stage = Self {
             memory,
-            rig,
+            fixture,
             events: Vec::new(),
             rings: Vec::new(),
             attached: [false; VCPUS as usize],
@@ -140,7 +140,7 @@ impl Stage {
     }
 
     fn guest_memory(&self) -> vpmu::Memory {
-        let memory = self.rig.memory.clone();
+        let memory = self.fixture.memory.clone();
         match self.changing {
             true => vpmu::Memory::space(GuestMemoryAtomic::new(memory)),
             false => memory.into(),
@@ -150,16 +150,16 @@ impl Stage {
     /// Starts a driver, replacing an earlier one.
     pub(crate) fn activate(&mut self, features: u64) {
         let (drivers, queues) = self.memory.queues();
-        self.rig.queues = drivers;
-        let features = features & self.rig.vpmu.features();
-        self.rig.set_transport(features, &queues);
-        self.rig
+        self.fixture.queues = drivers;
+        let features = features & self.fixture.vpmu.features();
+        self.fixture.set_transport(features, &queues);
+        self.fixture
             .vpmu
             .activate(
                 self.guest_memory(),
                 features,
                 &queues,
-                self.rig.interrupt.clone(),
+                self.fixture.interrupt.clone(),
             )
             .expect("features that were offered, and queues in memory");
     }
@@ -169,14 +169,14 @@ impl Stage {
     pub(crate) fn activate_wrongly(&mut self, features: u64, queues: usize) {
         let (_, mut given) = self.memory.queues();
         given.truncate(queues);
-        let complete = given.len() == self.rig.vpmu.queue_count();
-        let offered = features & !self.rig.vpmu.features() == 0;
+        let complete = given.len() == self.fixture.vpmu.queue_count();
+        let offered = features & !self.fixture.vpmu.features() == 0;
         let memory = self.guest_memory();
-        self.rig.set_transport(features, &given);
+        self.fixture.set_transport(features, &given);
         let activated =
-            self.rig
+            self.fixture
                 .vpmu
-                .activate(memory, features, &given, self.rig.interrupt.clone());
+                .activate(memory, features, &given, self.fixture.interrupt.clone());
         assert!(
             activated.is_err() || complete && offered,
             "the device accepted features that it does not offer, or too few queues"
@@ -185,39 +185,41 @@ impl Stage {
 
     /// The driver's side of a queue.
     pub(crate) fn queue(&mut self, index: usize) -> &mut DriverQueue {
-        &mut self.rig.queues[index]
+        &mut self.fixture.queues[index]
     }
 
     /// Attaches a vCPU to `thread`.
     pub(crate) fn attach(&mut self, vcpu: u32, thread: Errno) {
-        self.rig.attach_as(vcpu, thread);
+        self.fixture.attach_as(vcpu, thread);
         self.attached[vcpu as usize] = true;
     }
 
     /// Pauses a vCPU and ends its thread.
     pub(crate) fn detach(&mut self, vcpu: u32) {
         if self.attached[vcpu as usize] {
-            self.rig.vcpus.with(vcpu, |session| drop(session.pause()));
+            self.fixture
+                .vcpus
+                .with(vcpu, |session| drop(session.pause()));
         }
-        self.rig.vcpus.set(vcpu, None);
+        self.fixture.vcpus.set(vcpu, None);
         self.attached[vcpu as usize] = false;
     }
 
     /// Takes the sessions and queues of all attached vCPUs, so that each vCPU can run on a thread of its own.
     pub(crate) fn take_vcpus(&mut self) -> Vec<(u32, VcpuSession, DriverQueue)> {
         self.threaded = true;
-        let queues = self.rig.queues.split_off(usize::from(QUEUE_VCPU));
+        let queues = self.fixture.queues.split_off(usize::from(QUEUE_VCPU));
         let vcpus = (0..VCPUS).zip(queues);
         let taken = vcpus.filter(|(vcpu, _)| std::mem::take(&mut self.attached[*vcpu as usize]));
         taken
-            .map(|(vcpu, queue)| (vcpu, self.rig.vcpus.take(vcpu), queue))
+            .map(|(vcpu, queue)| (vcpu, self.fixture.vcpus.take(vcpu), queue))
             .collect()
     }
 
     /// Takes a session back after its thread ended.
     pub(crate) fn give_back(&mut self, vcpu: u32, session: Option<VcpuSession>) {
         self.attached[vcpu as usize] = session.is_some();
-        self.rig.vcpus.set(vcpu, session);
+        self.fixture.vcpus.set(vcpu, session);
         self.threaded = false;
     }
 
@@ -259,7 +261,7 @@ impl Stage {
     /// Reads and checks all rings, like a guest program.
     pub(crate) fn read_rings(&mut self) {
         for ring in &mut self.rings {
-            ring.read(&self.rig.memory, self.threaded);
+            ring.read(&self.fixture.memory, self.threaded);
         }
     }
 
@@ -267,13 +269,15 @@ impl Stage {
     pub(crate) fn leave_all(&self) {
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             let mut nowhere = At(u64::MAX);
-            self.rig.vcpus.leave(vcpu, ExitReason::Signal, &mut nowhere);
+            self.fixture
+                .vcpus
+                .leave(vcpu, ExitReason::Signal, &mut nowhere);
         }
     }
 
     /// Saves the device. Its vCPUs must be outside the guest.
     pub(crate) fn save(&self) -> Value {
-        let state = self.rig.vpmu.save().expect("no vCPU is in the guest");
+        let state = self.fixture.vpmu.save().expect("no vCPU is in the guest");
         serde_json::to_value(state).expect("plain data")
     }
 
@@ -282,11 +286,11 @@ impl Stage {
     pub(crate) fn successor(
         &self,
         state: &Value,
-    ) -> Option<(Rig, core::result::Result<(), RestoreError>)> {
+    ) -> Option<(Fixture, core::result::Result<(), RestoreError>)> {
         let state: SavedState = SavedState::deserialize(state).ok()?;
-        let next = self.rig.successor(
-            self.rig.settings(),
-            self.rig.memory.clone(),
+        let next = self.fixture.successor(
+            self.fixture.settings(),
+            self.fixture.memory.clone(),
             self.windowed.then_some(&self.memory.window),
         );
         let (features, queues) = match state.has_driver() {
@@ -301,42 +305,44 @@ impl Stage {
     }
 
     /// Replaces the device with `next`, and attaches the vCPUs to `next`.
-    pub(crate) fn go_on_as(&mut self, next: Rig) {
+    pub(crate) fn go_on_as(&mut self, next: Fixture) {
         // Reset the old device, so that it no longer writes to guest memory: `next` uses the same memory.
-        self.rig.vpmu.reset();
-        self.rig = next;
+        self.fixture.vpmu.reset();
+        self.fixture = next;
         if self.stuck {
             // Like the old host, the new host must not be able to make the vCPUs leave the guest.
-            self.rig.world.be_stuck();
+            self.fixture.host.be_stuck();
         }
         for vcpu in (0..VCPUS).filter(|vcpu| self.attached[*vcpu as usize]) {
-            self.rig.attach_as(vcpu, thread(vcpu));
+            self.fixture.attach_as(vcpu, thread(vcpu));
             let known = |session: &mut VcpuSession| (session.vcpu(), session.exits());
-            let exits = self.rig.vpmu.exits(vcpu);
-            assert_eq!(self.rig.vcpus.with(vcpu, known), (vcpu, exits));
-            self.rig.vcpus.enter(vcpu);
+            let exits = self.fixture.vpmu.exits(vcpu);
+            assert_eq!(self.fixture.vcpus.with(vcpu, known), (vcpu, exits));
+            self.fixture.vcpus.enter(vcpu);
         }
-        let _ = self.rig.vpmu.notify(QUEUE_CONTROL);
+        let _ = self.fixture.vpmu.notify(QUEUE_CONTROL);
     }
 
     /// Notifies every queue, whatever its contents.
     pub(crate) fn notify_all(&self) {
-        let vpmu = &self.rig.vpmu;
+        let vpmu = &self.fixture.vpmu;
         let _ = vpmu.notify(QUEUE_CONTROL);
         let _ = vpmu.notify(QUEUE_EVENT);
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             let mut nowhere = At(u64::MAX);
-            self.rig.vcpus.leave(vcpu, ExitReason::Mmio, &mut nowhere);
+            self.fixture
+                .vcpus
+                .leave(vcpu, ExitReason::Mmio, &mut nowhere);
             let queue = u16::try_from(vcpu).map_or(QUEUE_VCPU, |vcpu| QUEUE_VCPU + vcpu);
-            self.rig.vcpus.kick(vcpu, queue);
-            self.rig.vcpus.enter(vcpu);
+            self.fixture.vcpus.kick(vcpu, queue);
+            self.fixture.vcpus.enter(vcpu);
         }
     }
 
     /// Makes the vCPUs enter the guest.
     pub(crate) fn enter_all(&self) {
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
-            self.rig.vcpus.enter(vcpu);
+            self.fixture.vcpus.enter(vcpu);
         }
     }
 
@@ -348,7 +354,7 @@ impl Stage {
         }
         self.read_rings();
         self.memory.assert_neighbours_untouched();
-        let vpmu = &self.rig.vpmu;
+        let vpmu = &self.fixture.vpmu;
         let metrics = vpmu.metrics();
         assert_eq!(metrics.marks, self.marks, "every mark is counted");
         let reported: u64 = self.rings.iter().map(|ring| ring.lost).sum();
@@ -360,13 +366,13 @@ impl Stage {
         vpmu.reset();
         let heads = |stage: &Self| -> Vec<u64> {
             let rings = stage.rings.iter();
-            rings.map(|ring| ring.head(&stage.rig.memory)).collect()
+            rings.map(|ring| ring.head(&stage.fixture.memory)).collect()
         };
         let before = heads(&self);
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
-            self.rig.world.work(thread(vcpu), 100, 4);
-            self.rig.mark(vcpu, 5, 1);
-            self.rig.exit(vcpu, ExitReason::Io, &mut At(1));
+            self.fixture.host.work(thread(vcpu), 100, 4);
+            self.fixture.mark(vcpu, 5, 1);
+            self.fixture.exit(vcpu, ExitReason::Io, &mut At(1));
         }
         vpmu.drain();
         assert_eq!(
@@ -380,7 +386,7 @@ impl Stage {
     /// Ends all events. Checks that no host counter is open, periodic drains are off, and the device does not need
     /// the registers of any vCPU.
     fn end(&self) {
-        let vpmu = &self.rig.vpmu;
+        let vpmu = &self.fixture.vpmu;
         vpmu.reset();
         for event in vpmu.persistent() {
             vpmu.end(event.id).expect("it was listed");
@@ -388,13 +394,13 @@ impl Stage {
         // This drain finds nothing to collect, so the device turns periodic draining off.
         vpmu.drain();
         assert_eq!(
-            self.rig.world.open_counters(),
+            self.fixture.host.open_counters(),
             0,
             "host counters are still open"
         );
-        assert!(!self.rig.world.draining(), "the drain is still on");
+        assert!(!self.fixture.host.draining(), "the drain is still on");
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
-            let wanted = self.rig.vcpus.wants_registers(vcpu);
+            let wanted = self.fixture.vcpus.wants_registers(vcpu);
             assert!(!wanted, "the device still needs registers of vCPU {vcpu}");
         }
     }

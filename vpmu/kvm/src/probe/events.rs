@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use libc::c_int;
 use vpmu_perf::Mapping;
 use vpmu_perf::bindings::perf_event_attr;
-use vpmu_perf::call::{self, Place, Scope};
+use vpmu_perf::call::{self, Scope, Target};
 use vpmu_perf::page::DATA_HEAD;
 use vpmu_perf::record::{Header, Records};
 
@@ -29,7 +29,7 @@ impl Event {
     /// The error of perf_event_open(2).
     pub fn open(mut attr: perf_event_attr) -> io::Result<Self> {
         attr.set_disabled(1);
-        let file = File::from(call::open(&attr, Place::HERE)?);
+        let file = File::from(call::open(&attr, Target::HERE)?);
         Ok(Event { file })
     }
 

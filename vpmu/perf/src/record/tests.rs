@@ -13,9 +13,9 @@ fn record(kind: u32, words: &[u64]) -> Vec<u64> {
     [&[header(kind, 0, size)], words].concat()
 }
 
-type Found = Result<(u32, Vec<u64>), Broken>;
+type ParsedRecord = Result<(u32, Vec<u64>), Broken>;
 
-fn walk(ring: &[u64], tail: u64, head: u64) -> Vec<Found> {
+fn walk(ring: &[u64], tail: u64, head: u64) -> Vec<ParsedRecord> {
     let size = 8 * ring.len() as u64;
     let word = |offset: u64| {
         assert!(offset < size && offset.is_multiple_of(8), "inside, aligned");
@@ -27,7 +27,7 @@ fn walk(ring: &[u64], tail: u64, head: u64) -> Vec<Found> {
 }
 
 /// A ring that holds `records` from byte `tail` on.
-fn held(records: &[Vec<u64>], tail: u64) -> Vec<Found> {
+fn held(records: &[Vec<u64>], tail: u64) -> Vec<ParsedRecord> {
     let mut ring = [0; SIZE / 8];
     let words = records.concat();
     for (index, word) in words.iter().enumerate() {

@@ -109,8 +109,9 @@ pub(super) fn written(recording: &Recording<'_>) -> Recorded {
 
 /// Output of stock perf for a recording.
 pub(super) fn perf(arguments: &[&str], path: &Path) -> String {
-    images::host::ensure(&[images::host::Need::Perf]).expect("stock perf");
-    let perf = images::host::perf().expect("stock perf");
+    images::prerequisites::ensure(&[images::prerequisites::Prerequisite::Perf])
+        .expect("stock perf");
+    let perf = images::prerequisites::perf().expect("stock perf");
     let output = Command::new(perf)
         .args(arguments)
         .arg("-i")

@@ -4,7 +4,7 @@
 use vm_memory::GuestAddress;
 
 use crate::memory::View;
-use crate::walk::Page;
+use crate::unwind::Page;
 
 /// SCTLR_EL1: addresses are translated.
 pub(super) const SCTLR_MMU: u64 = 1 << 0;

@@ -3,7 +3,7 @@
 
 use super::paging::{self, Control};
 use crate::memory::View;
-use crate::walk::Page;
+use crate::unwind::Page;
 
 /// Number of registers that a sample can hold.
 pub const GENERAL_REGS: usize = 33;

@@ -4,7 +4,7 @@ use vm_memory::GuestAddress;
 
 use super::CpuState;
 use crate::memory::View;
-use crate::walk::Page;
+use crate::unwind::Page;
 
 const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;

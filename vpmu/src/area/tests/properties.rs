@@ -175,7 +175,7 @@ proptest! {
     ) {
         let mut pages = Fake::new(1 << power);
         let mut area = DeviceOwned::new(pages.size(), false, watermark);
-        let (mut told, mut wakes, mut written, mut lost, mut read) = (0, 0, 0, 0, 0);
+        let (mut reported, mut wakes, mut written, mut lost, mut read) = (0, 0, 0, 0, 0);
         let mut full = false;
         for (words, share, end, skip) in steps {
             let head = area.head();
@@ -193,9 +193,9 @@ proptest! {
             if fits { written += skip + len } else { lost += len }
             let ended = appended.chunk.into_iter().chain(end.then(|| area.end(&pages, 0)).flatten());
             for chunk in ended {
-                prop_assert_eq!(chunk.offset, told);
-                told += chunk.size;
-                prop_assert_eq!(pages.head.get(), told);
+                prop_assert_eq!(chunk.offset, reported);
+                reported += chunk.size;
+                prop_assert_eq!(pages.head.get(), reported);
             }
             wakes += u64::from(wake);
             // Published data is readable, word by word.
@@ -208,7 +208,7 @@ proptest! {
             pages.tail.set(read);
         }
         let rest = area.end(&pages, 0).map_or(0, |chunk| chunk.size);
-        prop_assert_eq!(told + rest, written);
+        prop_assert_eq!(reported + rest, written);
         prop_assert!(lost == 0 || wakes > 0);
     }
 }

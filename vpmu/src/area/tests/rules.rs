@@ -111,8 +111,8 @@ fn loss_before_the_first_byte_is_an_empty_span() {
     assert_eq!((appended.chunk, appended.wake), (Some(chunk), true));
     pages.tail.set(0);
     area.append(&mut pages, &entry(&filled(1, 64)));
-    let told = area.end(&pages, 0).expect("a chunk");
-    assert_eq!((told.size, told.flags), (64, PARTIAL));
+    let reported = area.end(&pages, 0).expect("a chunk");
+    assert_eq!((reported.size, reported.flags), (64, PARTIAL));
     assert_eq!(area.end(&pages, 0), None, "nothing since");
 }
 
@@ -284,11 +284,11 @@ fn driver_sets_position_and_room() {
         "the driver manages head and tail"
     );
     area.begin(6, 128, 128).expect("begun");
-    let told: Vec<bool> = (0..4)
+    let reported: Vec<bool> = (0..4)
         .map(|_| area.append(&mut pages, 6, &entry(&words)).wake)
         .collect();
     assert_eq!(
-        told,
+        reported,
         [true, false, false, false],
         "notified once per span, when little room is left"
     );
@@ -299,23 +299,23 @@ fn driver_sets_position_and_room() {
 fn driver_is_notified_at_the_watermark() {
     let (mut area, mut pages) = driven(false, 1024);
     area.begin(5, 960, PAGE).expect("begun");
-    let told: Vec<bool> = (0..20)
+    let reported: Vec<bool> = (0..20)
         .map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake)
         .collect();
-    assert_eq!(told.iter().position(|&told| told), Some(0));
-    assert_eq!(told.iter().filter(|&&told| told).count(), 1);
+    assert_eq!(reported.iter().position(|&reported| reported), Some(0));
+    assert_eq!(reported.iter().filter(|&&reported| reported).count(), 1);
 }
 
 #[test]
 fn driver_is_notified_before_its_room_ends() {
     let (mut area, mut pages) = driven(false, 1 << 20);
     area.begin(5, 64, 1024).expect("begun");
-    let told: Vec<bool> = (0..17)
+    let reported: Vec<bool> = (0..17)
         .map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake)
         .collect();
     let half: Vec<bool> = (1..=17).map(|packet| packet == 8).collect();
     assert_eq!(
-        told, half,
+        reported, half,
         "notified when half of the room is used, and not again at the loss"
     );
 }

@@ -6,7 +6,7 @@ mod format;
 mod pairs;
 mod permission;
 mod recorder;
-mod told;
+mod redact;
 
 use std::fs;
 use std::io;

@@ -4,7 +4,7 @@
 use vpmu_perf::record::{Record, Records, TYPE_SAMPLE};
 
 use super::Layout;
-use super::told::told;
+use super::redact::guest_visible;
 use crate::host::records::{Notice, notice};
 
 /// Maximum number of raw bytes to examine.
@@ -16,7 +16,7 @@ const RAW_COUNT: usize = 4;
 
 /// An item of a ring of exits and entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum TracedItem {
     Exit(Exit),
     /// The given number of exits is missing.
     Lost(u64),
@@ -56,7 +56,7 @@ impl Pairs {
         size: u64,
         tail: u64,
         head: u64,
-        mut found: impl FnMut(Found),
+        mut found: impl FnMut(TracedItem),
     ) {
         for record in Records::new(&word, size, tail, head) {
             match record {
@@ -71,7 +71,7 @@ impl Pairs {
                         self.inside = true;
                         if let Some(exit) = self.open.take() {
                             let back = Some(back);
-                            found(Found::Exit(Exit { back, ..exit }));
+                            found(TracedItem::Exit(Exit { back, ..exit }));
                         }
                     }
                     None => self.lose(1, &mut found),
@@ -86,21 +86,21 @@ impl Pairs {
     }
 
     /// Reports the exit that still waits for its entry, if there is one. Call this when no entry will follow.
-    pub(super) fn finish(&mut self, found: &mut impl FnMut(Found)) {
+    pub(super) fn finish(&mut self, found: &mut impl FnMut(TracedItem)) {
         if let Some(exit) = self.open.take() {
-            found(Found::Exit(exit));
+            found(TracedItem::Exit(exit));
         }
     }
 
     /// Reports the exit that still waits for its entry, and then the number of exits among `records` lost records.
     /// Exits and entries alternate, so this number can be computed from the number of lost records.
-    fn lose(&mut self, records: u64, found: &mut impl FnMut(Found)) {
+    fn lose(&mut self, records: u64, found: &mut impl FnMut(TracedItem)) {
         let (odd, inside) = (records % 2 == 1, self.inside);
         self.finish(found);
         self.inside = inside != odd;
         let exits = records / 2 + u64::from(inside && odd);
         if exits > 0 {
-            found(Found::Lost(exits));
+            found(TracedItem::Lost(exits));
         }
     }
 }
@@ -135,7 +135,7 @@ fn moment<W: Fn(u64) -> u64>(layout: &Layout, body: &Record<'_, W>) -> Option<Mo
         // Keep only the low half of the hardware's exit reason. An SVM reason fits in 16 bits, and the high half of a
         // VMX reason contains flags.
         reason: u16::try_from(reason & 0xffff).unwrap_or(u16::MAX),
-        info: told(layout.isa.of(raw), reason, info),
+        info: guest_visible(layout.isa.of(raw), reason, info),
         back: None,
     }))
 }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     /// Returns the results of [`Pairs::take`] for a ring that holds `records`, starting at byte `tail`.
-    fn taken(pairs: &mut Pairs, records: &[Vec<u64>], tail: u64) -> Vec<Found> {
+    fn taken(pairs: &mut Pairs, records: &[Vec<u64>], tail: u64) -> Vec<TracedItem> {
         let mut ring = [0; SIZE / 8];
         let mut head = tail;
         for word in records.concat() {
@@ -214,8 +214,8 @@ mod tests {
         found
     }
 
-    fn found(time: u64, ip: u64, back: Option<u64>) -> Found {
-        Found::Exit(Exit {
+    fn found(time: u64, ip: u64, back: Option<u64>) -> TracedItem {
+        TracedItem::Exit(Exit {
             time,
             ip,
             reason: 0x7b,
@@ -267,11 +267,15 @@ mod tests {
         let mut pairs = Pairs::default();
         let mut all = taken(&mut pairs, &records, 0);
         pairs.finish(&mut |one| all.push(one));
-        let told = all.iter().map(|one| match one {
-            Found::Exit(_) => 1,
-            Found::Lost(exits) => *exits,
+        let reported = all.iter().map(|one| match one {
+            TracedItem::Exit(_) => 1,
+            TracedItem::Lost(exits) => *exits,
         });
-        assert_eq!(told.sum::<u64>(), exits, "{dropped:?} of {events}: {all:?}");
+        assert_eq!(
+            reported.sum::<u64>(),
+            exits,
+            "{dropped:?} of {events}: {all:?}"
+        );
     }
 
     #[test]
@@ -288,7 +292,11 @@ mod tests {
     #[test]
     fn exit_whose_entry_was_lost_has_no_end() {
         let records = [entry(5), exit(10, 1), lost(3), exit(30, 2), entry(31)];
-        let expected = [found(10, 1, None), Found::Lost(1), found(30, 2, Some(31))];
+        let expected = [
+            found(10, 1, None),
+            TracedItem::Lost(1),
+            found(30, 2, Some(31)),
+        ];
         // The lost records are an entry, an exit and an entry.
         assert_eq!(taken(&mut Pairs::default(), &records, 0), expected);
     }
@@ -306,7 +314,11 @@ mod tests {
         for bad in [long, longer, short, tiny, none] {
             let records = [entry(5), bad.clone(), entry(12), exit(20, 2)];
             let mut pairs = Pairs::default();
-            assert_eq!(taken(&mut pairs, &records, 0), [Found::Lost(1)], "{bad:x?}");
+            assert_eq!(
+                taken(&mut pairs, &records, 0),
+                [TracedItem::Lost(1)],
+                "{bad:x?}"
+            );
         }
     }
 
@@ -319,9 +331,9 @@ mod tests {
             sample(10, &raw_exit(0x60, 1, [u64::MAX; 2])),
             entry(12),
         ];
-        let told = taken(&mut Pairs::default(), &records, 0);
-        let [Found::Exit(exit)] = told[..] else {
-            panic!("{told:?}");
+        let reported = taken(&mut Pairs::default(), &records, 0);
+        let [TracedItem::Exit(exit)] = reported[..] else {
+            panic!("{reported:?}");
         };
         assert_eq!((exit.reason, exit.info), (0x60, [0; 2]));
     }
@@ -335,9 +347,9 @@ mod tests {
         ) {
             let size = 8 * ring.len() as u64;
             let word = |offset: u64| ring[usize::try_from(offset / 8).expect("inside")];
-            let mut told = 0;
-            Pairs::default().take(&layout(), word, size, tail, tail.wrapping_add(held), |_| told += 1);
-            prop_assert!(told <= 2 * (held / 8 + 1));
+            let mut reported = 0;
+            Pairs::default().take(&layout(), word, size, tail, tail.wrapping_add(held), |_| reported += 1);
+            prop_assert!(reported <= 2 * (held / 8 + 1));
         }
     }
 }

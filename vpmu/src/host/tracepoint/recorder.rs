@@ -8,7 +8,7 @@ use vpmu_perf::bindings::{
     PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_TRACEPOINT, perf_event_attr,
 };
 
-use super::pairs::{Found, Pairs};
+use super::pairs::{Pairs, TracedItem};
 use super::{Layout, Tracepoints};
 use crate::host::clock::Clock;
 use crate::host::ring::{HostRing, Pool};
@@ -30,7 +30,7 @@ pub(in crate::host) struct Recorder {
     pairs: Pairs,
     running: bool,
     /// Number of exits reported so far, including lost ones.
-    told: u64,
+    reported: u64,
     /// Number of exits that were already reported as lost, but are not yet in a loss record of the ring.
     ahead: u64,
     /// The latest reported time. Each drain converts the host's times with a new [`Clock::line`], but reported times
@@ -59,7 +59,7 @@ impl Recorder {
             clock: Arc::clone(clock),
             pairs: Pairs::default(),
             running: false,
-            told: 0,
+            reported: 0,
             ahead: 0,
             newest: 0,
         }))
@@ -121,15 +121,15 @@ impl Counter for Recorder {
 
     fn drain(&mut self, into: &mut Overflows) {
         let line = self.clock.line();
-        let (told, ahead, newest) = (&mut self.told, &mut self.ahead, &mut self.newest);
+        let (reported, ahead, newest) = (&mut self.reported, &mut self.ahead, &mut self.newest);
         let mut tsc = |time| {
             *newest = line.tsc(time).max(*newest);
             *newest
         };
         let mut found = |found| {
             let recorded = match found {
-                Found::Exit(exit) => {
-                    *told += 1;
+                TracedItem::Exit(exit) => {
+                    *reported += 1;
                     let [qualification, detail] = exit.info;
                     Recorded::Exit(HostExit {
                         tsc: tsc(exit.time),
@@ -140,10 +140,10 @@ impl Counter for Recorder {
                         detail,
                     })
                 }
-                Found::Lost(exits) => {
+                TracedItem::Lost(exits) => {
                     let known = exits.min(*ahead);
                     *ahead -= known;
-                    *told = told.saturating_add(exits - known);
+                    *reported = reported.saturating_add(exits - known);
                     if exits == known {
                         return;
                     }
@@ -165,9 +165,9 @@ impl Counter for Recorder {
         self.pairs.finish(&mut found);
         // The host writes a loss record only before the next record that fits in the ring. Until then, only the
         // event's count includes the lost exits.
-        let silent = self.count().unwrap_or(0).saturating_sub(self.told);
+        let silent = self.count().unwrap_or(0).saturating_sub(self.reported);
         if silent > 0 {
-            self.told += silent;
+            self.reported += silent;
             self.ahead += silent;
             into.exits.push(Recorded::Lost(silent));
         }

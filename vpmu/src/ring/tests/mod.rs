@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::producer::{DATA_HEAD, DATA_TAIL};
 use super::*;
-use crate::record::{Layout, Origin, TYPE_LOST};
+use crate::record::{Layout, SampleId, TYPE_LOST};
 
 const META: u64 = 0x4000;
 const MEMORY: usize = 0x40000;
@@ -42,7 +42,7 @@ fn numbered(number: u32, len: usize) -> Vec<u64> {
 }
 
 /// A ring, its memory and its reader.
-struct Rig {
+struct Fixture {
     memory: GuestMemoryMmap,
     ring: Ring,
     wakeup: Wakeup,
@@ -55,7 +55,7 @@ struct Rig {
     lost: u64,
 }
 
-impl Rig {
+impl Fixture {
     fn new(data_pages: u64, mode: RingMode, wakeup: Wakeup) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
         // Like a guest's pages, these pages are neither ordered nor contiguous.
@@ -83,8 +83,8 @@ impl Rig {
 
     /// Writes records of these lengths in one session.
     fn burst(&mut self, lens: &[usize]) -> Vec<Outcome> {
-        let (layout, origin) = (Layout::default(), Origin::default());
-        let context = context(&layout, &origin, self.wakeup);
+        let (layout, sample_id) = (Layout::default(), SampleId::default());
+        let context = context(&layout, &sample_id, self.wakeup);
         let view = View::of(&self.memory);
         let mut session = self.ring.session(&view).expect("memory");
         lens.iter()
@@ -100,8 +100,8 @@ impl Rig {
     }
 
     fn flush(&mut self) -> bool {
-        let (layout, origin) = (Layout::default(), Origin::default());
-        let context = context(&layout, &origin, self.wakeup);
+        let (layout, sample_id) = (Layout::default(), SampleId::default());
+        let context = context(&layout, &sample_id, self.wakeup);
         self.ring.flush(&View::of(&self.memory), &context)
     }
 
@@ -214,10 +214,10 @@ impl Rig {
     }
 }
 
-fn context<'a>(layout: &'a Layout, origin: &'a Origin, wakeup: Wakeup) -> WriteContext<'a> {
+fn context<'a>(layout: &'a Layout, sample_id: &'a SampleId, wakeup: Wakeup) -> WriteContext<'a> {
     WriteContext {
         layout,
-        origin,
+        sample_id,
         wakeup,
     }
 }

@@ -41,29 +41,29 @@ proptest! {
         steps in steps(), power in 0_u32..5, backward in any::<bool>(),
     ) {
         let mode = RingMode { writable: true, backward };
-        let mut rig = Rig::new(1 << power, mode, Wakeup::Page);
+        let mut fixture = Fixture::new(1 << power, mode, Wakeup::Page);
         for step in steps {
             match step {
                 Step::Produce(lens) => {
-                    let outcomes = rig.burst(&lens);
+                    let outcomes = fixture.burst(&lens);
                     prop_assert_eq!(outcomes.len(), lens.len());
                 }
-                Step::Consume(n) => rig.consume(n),
-                Step::Pause(paused) => rig.ring.pause(paused),
+                Step::Consume(n) => fixture.consume(n),
+                Step::Pause(paused) => fixture.ring.pause(paused),
                 // Set the tail only if it is far from the head. The producer then recognises the tail as invalid, and
                 // stops. A wrong tail near the head can be a valid position, so the producer could overwrite unread
                 // records.
                 Step::Lie(tail) => {
-                    let ahead = tail.wrapping_sub(rig.head());
+                    let ahead = tail.wrapping_sub(fixture.head());
                     if ahead.wrapping_add(1 << 32) >= 1 << 33 {
-                        rig.set_tail(tail);
+                        fixture.set_tail(tail);
                     }
                 }
             }
         }
-        rig.ring.pause(false);
-        rig.settle();
-        prop_assert!(rig.is_clean_outside());
+        fixture.ring.pause(false);
+        fixture.settle();
+        prop_assert!(fixture.is_clean_outside());
     }
 
     #[test]
@@ -72,30 +72,30 @@ proptest! {
         writable in any::<bool>(), backward in any::<bool>(),
     ) {
         let mode = RingMode { writable, backward };
-        let mut rig = Rig::new(if data { 1 << power } else { 0 }, mode, Wakeup::Page);
+        let mut fixture = Fixture::new(if data { 1 << power } else { 0 }, mode, Wakeup::Page);
         for step in steps {
             match step {
-                Step::Produce(lens) => { rig.burst(&lens); }
-                Step::Consume(n) => rig.set_tail(n as u64),
-                Step::Pause(paused) => rig.ring.pause(paused),
-                Step::Lie(tail) => rig.set_tail(tail),
+                Step::Produce(lens) => { fixture.burst(&lens); }
+                Step::Consume(n) => fixture.set_tail(n as u64),
+                Step::Pause(paused) => fixture.ring.pause(paused),
+                Step::Lie(tail) => fixture.set_tail(tail),
             }
         }
-        prop_assert!(rig.is_clean_outside());
+        prop_assert!(fixture.is_clean_outside());
     }
 
     #[test]
     fn overwritten_ring_has_the_newest_records(bursts in prop::collection::vec(lens(), 1..20), power in 0_u32..5) {
         for backward in [false, true] {
             let mode = RingMode { writable: false, backward };
-            let mut rig = Rig::new(1 << power, mode, Wakeup::Page);
+            let mut fixture = Fixture::new(1 << power, mode, Wakeup::Page);
             // Position, number and size of each written record.
             let (mut written, mut head) = (Vec::new(), 0_u64);
             let mut lost_by = 0;
             for lens in &bursts {
-                let first = rig.produced + 1;
-                for ((number, &len), outcome) in (first..).zip(lens).zip(rig.burst(lens)) {
-                    let fits = len as u64 + if lost_by > 0 { 24 } else { 0 } <= rig.size();
+                let first = fixture.produced + 1;
+                for ((number, &len), outcome) in (first..).zip(lens).zip(fixture.burst(lens)) {
+                    let fits = len as u64 + if lost_by > 0 { 24 } else { 0 } <= fixture.size();
                     prop_assert_eq!(outcome.written, fits, "only a record longer than the ring is lost");
                     if !fits {
                         lost_by += 1;
@@ -107,26 +107,26 @@ proptest! {
                     head = if backward { at } else { at + all };
                     written.push((number, at.wrapping_add(lost), len as u64));
                 }
-                prop_assert_eq!(rig.head(), head);
+                prop_assert_eq!(fixture.head(), head);
             }
-            let size = rig.size();
+            let size = fixture.size();
             for &(number, at, len) in written.iter().rev() {
                 let end = at.wrapping_add(len);
                 let age = if backward { end.wrapping_sub(head) } else { head - at };
                 if age > size {
                     break;
                 }
-                prop_assert_eq!(rig.record(at, len), (Ok(number), len));
+                prop_assert_eq!(fixture.record(at, len), (Ok(number), len));
             }
             if backward {
                 // A reader that knows only the head finds the same records, newest first.
                 let (mut at, mut found) = (head, Vec::new());
                 while at != 0 && at.wrapping_sub(head) < size {
                     let room = size - at.wrapping_sub(head);
-                    if rig.word(at) >> 48 > room {
+                    if fixture.word(at) >> 48 > room {
                         break;
                     }
-                    let (record, len) = rig.record(at, room);
+                    let (record, len) = fixture.record(at, room);
                     found.extend(record.ok());
                     at = at.wrapping_add(len);
                 }
@@ -148,8 +148,8 @@ proptest! {
             (Wakeup::Bytes(every), produced as u64 * 16),
             (Wakeup::Page, produced as u64 * 16),
         ] {
-            let mut rig = Rig::new(8, mode, wakeup);
-            let wakes = (0..produced).filter(|_| rig.produce(16).wake).count() as u64;
+            let mut fixture = Fixture::new(8, mode, wakeup);
+            let wakes = (0..produced).filter(|_| fixture.produce(16).wake).count() as u64;
             // A record of 16 bytes causes only one wakeup, even if the wakeup interval is shorter than the record.
             let expected = match wakeup {
                 Wakeup::Bytes(1..16) => produced as u64,

@@ -47,7 +47,7 @@ fn spec(id: u64, kind: u32) -> EventSpec {
 }
 
 /// A ring and an area, with a reader of both.
-struct Rig {
+struct Fixture {
     memory: GuestMemoryMmap,
     sink: Sink,
     notices: Arc<Notices>,
@@ -58,7 +58,7 @@ struct Rig {
 }
 
 /// A record of the ring: its type and the words after its header.
-type Found = (u32, Vec<u64>);
+type ParsedRecord = (u32, Vec<u64>);
 
 /// A packet of the area.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,7 +69,7 @@ enum Read {
     Sync(SyncPacket),
 }
 
-impl Rig {
+impl Fixture {
     /// A ring of 64 pages, and an area of `pages` scattered pages.
     fn new(pages: u64, writable: bool, watermark: u32) -> Self {
         Self::with(64, pages, writable, watermark)
@@ -121,8 +121,8 @@ impl Rig {
         self.area.len() as u64 * PAGE
     }
 
-    fn origin(&self, spec: &EventSpec) -> Origin {
-        Origin {
+    fn sample_id(&self, spec: &EventSpec) -> SampleId {
+        SampleId {
             pid: 7,
             tid: 8,
             time: self.time,
@@ -140,10 +140,11 @@ impl Rig {
             ip: (self.time * 16).into(),
             ..ExitPacket::default()
         };
-        let origin = self.origin(spec);
+        let sample_id = self.sample_id(spec);
         let packet = Packet::Exit(&packet);
         let (sink, tsc) = (Some(&self.sink), self.time + 1000);
-        self.writer.produce(sink, spec, &origin, tsc, trace, packet)
+        self.writer
+            .produce(sink, spec, &sample_id, tsc, trace, packet)
     }
 
     fn sample(&mut self, spec: &EventSpec, trace: &mut Trace, flags: u8) -> bool {
@@ -154,16 +155,17 @@ impl Rig {
             time: self.time.into(),
             ..SamplePacket::default()
         };
-        let origin = self.origin(spec);
+        let sample_id = self.sample_id(spec);
         let packet = Packet::Sample(&packet);
         let (sink, tsc) = (Some(&self.sink), self.time + 1000);
-        self.writer.produce(sink, spec, &origin, tsc, trace, packet)
+        self.writer
+            .produce(sink, spec, &sample_id, tsc, trace, packet)
     }
 
     fn commit(&mut self, spec: &EventSpec) {
-        let origin = self.origin(spec);
+        let sample_id = self.sample_id(spec);
         self.writer
-            .flush(Some(&self.sink), spec, &origin, Flush::Owed);
+            .flush(Some(&self.sink), spec, &sample_id, Flush::Owed);
     }
 
     fn field(&self, offset: usize) -> u64 {
@@ -187,7 +189,7 @@ impl Rig {
     }
 
     /// Every record since the last call.
-    fn records(&mut self) -> Vec<Found> {
+    fn records(&mut self) -> Vec<ParsedRecord> {
         let head = self.field(offset_of!(Metadata, data_head));
         let data = self.field(offset_of!(Metadata, data_size));
         let word = |at: u64| -> u64 {

@@ -64,12 +64,12 @@ proptest! {
         watermark in prop_oneof![Just(0), 64_u32..9000],
         ring in 0_u32..2,
     ) {
-        let mut rig = Rig::with(u64::from(ring), 1 << power, true, watermark);
+        let mut fixture = Fixture::with(u64::from(ring), 1 << power, true, watermark);
         let exits = spec(OWNER, KIND_EXIT_TRACE);
         let samples = spec(6, KIND_SAMPLE_TRACE);
         let (mut exiting, mut sampling) = (Trace::new(), Trace::new());
         let (mut seen_exits, mut seen_samples) = (Seen::default(), Seen::default());
-        let (mut produced, mut read, mut told) = ((0, 0), 0, 0);
+        let (mut produced, mut read, mut reported) = ((0, 0), 0, 0);
         let mut steps = steps;
         // At the end, the reader reads everything.
         steps.extend([Step::Commit, Step::Consume(4), Step::Commit]);
@@ -77,18 +77,18 @@ proptest! {
             match step {
                 Step::Exits(number) => {
                     produced.0 += number;
-                    (0..number).for_each(|_| { rig.exit(&exits, &mut exiting); });
+                    (0..number).for_each(|_| { fixture.exit(&exits, &mut exiting); });
                 }
                 Step::Samples(number) => {
                     produced.1 += number;
-                    (0..number).for_each(|_| { rig.sample(&samples, &mut sampling, 0); });
+                    (0..number).for_each(|_| { fixture.sample(&samples, &mut sampling, 0); });
                 }
-                Step::Commit => rig.commit(&exits),
+                Step::Commit => fixture.commit(&exits),
                 Step::Due(flags) => exiting.sync(flags),
                 Step::Consume(share) => {
-                    let head = rig.aux_head();
+                    let head = fixture.aux_head();
                     let until = read + (head - read) * share / 4;
-                    let packets = rig.packets(read, head);
+                    let packets = fixture.packets(read, head);
                     for (at, packet) in packets.into_iter().take_while(|(at, _)| *at < until) {
                         read = at + match packet {
                             Read::Padding => 64,
@@ -109,23 +109,23 @@ proptest! {
                             }
                         };
                     }
-                    rig.set_aux_tail(read);
-                    for (kind, words) in rig.records() {
-                        prop_assert_eq!((kind, words[0]), (TYPE_AUX, told));
-                        told += words[1];
+                    fixture.set_aux_tail(read);
+                    for (kind, words) in fixture.records() {
+                        prop_assert_eq!((kind, words[0]), (TYPE_AUX, reported));
+                        reported += words[1];
                     }
                 }
             }
         }
-        let head = rig.aux_head();
+        let head = fixture.aux_head();
         prop_assert_eq!(read, head);
         prop_assert_eq!(exiting.count() + sampling.count(), head + exiting.lost() + sampling.lost());
         let packets_lost = (produced.0 - seen_exits.packets, produced.1 - seen_samples.packets);
         prop_assert_eq!((exiting.lost(), sampling.lost()), (packets_lost.0 * 64, packets_lost.1 * 256));
-        for (_, words) in rig.records() {
-            prop_assert_eq!(words[0], told);
-            told += words[1];
+        for (_, words) in fixture.records() {
+            prop_assert_eq!(words[0], reported);
+            reported += words[1];
         }
-        prop_assert_eq!(told, if ring == 0 { 0 } else { head });
+        prop_assert_eq!(reported, if ring == 0 { 0 } else { head });
     }
 }

@@ -5,22 +5,22 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{exits, pages, trace};
-use crate::rig::{Rig, command, open_of, thread};
+use crate::fake_host::At;
+use crate::fixture::{Fixture, command, open_of, thread};
 use crate::traces::area::{AreaReader, Packet, map_aux};
-use crate::world::At;
 
 /// Opens a trace of a task, with an area that the driver owns.
-fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
+fn driven(fixture: &mut Fixture, count: u64, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
     };
-    let event = rig.open(&request).expect("open");
-    let area = pages(rig, count);
-    map_aux(rig, event, MAP_DRIVER_OWNED | flags, &area).expect("an area");
+    let event = fixture.open(&request).expect("open");
+    let area = pages(fixture, count);
+    map_aux(fixture, event, MAP_DRIVER_OWNED | flags, &area).expect("an area");
     // The device does not use a metadata page for such an area, so the reader can use any page.
-    let metadata = pages(rig, 1)[0];
-    (event, AreaReader::new(rig, metadata, area))
+    let metadata = pages(fixture, 1)[0];
+    (event, AreaReader::new(fixture, metadata, area))
 }
 
 fn begin(event: u64, head: u64, room: u64) -> Command {
@@ -33,16 +33,16 @@ fn begin(event: u64, head: u64, room: u64) -> Command {
 
 #[test]
 fn task_is_traced_from_switch_to_switch() {
-    let mut rig = Rig::new();
-    let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
-    let (mut head, mut told) = (0, 0);
+    let mut fixture = Fixture::new();
+    let (event, mut area) = driven(&mut fixture, 2, MAP_WRITABLE);
+    let (mut head, mut reported) = (0, 0);
     for span in 0..10 {
         let came = [command(COMMAND_IN, event), begin(event, head, 8192)];
-        let replies = rig.commands(0, &came);
+        let replies = fixture.commands(0, &came);
         assert!(replies.iter().all(|reply| reply.status.get() == 0));
-        exits(&rig, 0, 5);
+        exits(&fixture, 0, 5);
         let went = [command(COMMAND_OUT, event), command(COMMAND_AUX_END, event)];
-        let replies = rig.commands(0, &went);
+        let replies = fixture.commands(0, &went);
         let (out, end) = (replies[0], replies[1]);
         assert_eq!((out.status.get(), end.status.get()), (0, 0));
         assert_eq!((end.lost.get(), end.state.get()), (0, STATE_INACTIVE));
@@ -66,60 +66,60 @@ fn task_is_traced_from_switch_to_switch() {
             .map(|sequence| (sequence, if sequence % 6 == 5 { PACKET_CUT } else { 0 }))
             .collect();
         assert_eq!(seen, expected);
-        told += packets.len() as u64 * 64;
+        reported += packets.len() as u64 * 64;
     }
-    assert_eq!(told, head);
+    assert_eq!(reported, head);
 }
 
 #[test]
 fn driver_is_notified_once_per_span() {
-    let mut rig = Rig::new();
-    let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
-    rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 512)]);
-    exits(&rig, 0, 20);
+    let mut fixture = Fixture::new();
+    let (event, _) = driven(&mut fixture, 2, MAP_WRITABLE);
+    fixture.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 512)]);
+    exits(&fixture, 0, 20);
     for slot in 0..4 {
-        rig.post_notice(slot, 64);
+        fixture.post_notice(slot, 64);
     }
-    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)));
-    assert_eq!(rig.notice(), None);
+    assert_eq!(fixture.notice(), Some((NOTICE_AUX, event)));
+    assert_eq!(fixture.notice(), None);
     // The driver responds to the notice by sending `COMMAND_AUX_END` and `COMMAND_AUX_BEGIN` in one notification.
     let answer = [command(COMMAND_AUX_END, event), begin(event, 512, 8192)];
-    let replies = rig.commands(0, &answer);
+    let replies = fixture.commands(0, &answer);
     // A sync packet and seven exits fit.
     assert_eq!(replies[0].value.get(), 512);
     assert_eq!(replies[0].lost.get(), 13 * 64);
-    let before = rig.read(0, event);
+    let before = fixture.read(0, event);
     assert_eq!(before.lost.get(), 13 * 64);
-    exits(&rig, 0, 1);
-    assert_eq!(rig.notice(), None);
-    exits(&rig, 0, 60);
+    exits(&fixture, 0, 1);
+    assert_eq!(fixture.notice(), None);
+    exits(&fixture, 0, 60);
     assert_eq!(
-        rig.notice(),
+        fixture.notice(),
         Some((NOTICE_AUX, event)),
         "the notice for an area that is half full"
     );
-    assert_eq!(rig.notice(), None);
+    assert_eq!(fixture.notice(), None);
 }
 
 #[test]
 fn untaken_notices_do_not_accumulate() {
-    let mut rig = Rig::new();
-    let (event, _) = driven(&mut rig, 1, MAP_WRITABLE);
-    rig.command(0, COMMAND_IN, event);
+    let mut fixture = Fixture::new();
+    let (event, _) = driven(&mut fixture, 1, MAP_WRITABLE);
+    fixture.command(0, COMMAND_IN, event);
     for _ in 0..100 {
-        rig.commands(0, &[begin(event, 0, 64)]);
-        exits(&rig, 0, 2);
-        rig.command(0, COMMAND_AUX_END, event);
+        fixture.commands(0, &[begin(event, 0, 64)]);
+        exits(&fixture, 0, 2);
+        fixture.command(0, COMMAND_AUX_END, event);
     }
     for slot in 0..4 {
-        rig.post_notice(slot, 64);
+        fixture.post_notice(slot, 64);
     }
-    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)));
-    assert_eq!(rig.notice(), None);
-    rig.commands(0, &[begin(event, 0, 64)]);
-    exits(&rig, 0, 2);
+    assert_eq!(fixture.notice(), Some((NOTICE_AUX, event)));
+    assert_eq!(fixture.notice(), None);
+    fixture.commands(0, &[begin(event, 0, 64)]);
+    exits(&fixture, 0, 2);
     assert_eq!(
-        rig.notice(),
+        fixture.notice(),
         Some((NOTICE_AUX, event)),
         "the notice in a new span"
     );
@@ -128,13 +128,13 @@ fn untaken_notices_do_not_accumulate() {
 /// VPMU-D-6.8-6.
 #[test]
 fn invalid_spans_are_refused() {
-    let mut rig = Rig::new();
-    let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
-    let mark = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let own = rig.open(&trace()).expect("open");
-    rig.map(own, 1);
-    let area = pages(&mut rig, 1);
-    map_aux(&mut rig, own, MAP_WRITABLE, &area).expect("an area");
+    let mut fixture = Fixture::new();
+    let (event, _) = driven(&mut fixture, 2, MAP_WRITABLE);
+    let mark = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let own = fixture.open(&trace()).expect("open");
+    fixture.map(own, 1);
+    let area = pages(&mut fixture, 1);
+    map_aux(&mut fixture, own, MAP_WRITABLE, &area).expect("an area");
     let batch = [
         (begin(mark, 0, 64), libc::EINVAL),
         (begin(own, 0, 64), libc::EINVAL),
@@ -177,33 +177,33 @@ fn invalid_spans_are_refused() {
         (command(COMMAND_AUX_END, event), 0),
     ];
     let commands: Vec<Command> = batch.iter().map(|&(command, _)| command).collect();
-    let statuses: Vec<i32> = rig
+    let statuses: Vec<i32> = fixture
         .commands(0, &commands)
         .iter()
         .map(|reply| i32::try_from(reply.status.get()).expect("an errno"))
         .collect();
     let expected: Vec<i32> = batch.iter().map(|&(_, errno)| errno).collect();
     assert_eq!(statuses, expected);
-    let elsewhere = rig.commands_from(0, 1, &[begin(event, 0, 64)]);
+    let elsewhere = fixture.commands_from(0, 1, &[begin(event, 0, 64)]);
     assert_eq!(elsewhere[0].status.get(), libc::EXDEV.unsigned_abs());
-    let elsewhere = rig.commands_from(0, 1, &[command(COMMAND_AUX_END, event)]);
+    let elsewhere = fixture.commands_from(0, 1, &[command(COMMAND_AUX_END, event)]);
     assert_eq!(elsewhere[0].status.get(), libc::EXDEV.unsigned_abs());
 }
 
 /// VPMU-D-6.8-6.
 #[test]
 fn invalid_room_writes_nothing_outside_the_area() {
-    let mut rig = Rig::new();
-    let (event, area) = driven(&mut rig, 1, MAP_WRITABLE);
-    rig.command(0, COMMAND_IN, event);
+    let mut fixture = Fixture::new();
+    let (event, area) = driven(&mut fixture, 1, MAP_WRITABLE);
+    fixture.command(0, COMMAND_IN, event);
     for head in [0, 64, 4032, 1 << 63, u64::MAX - 63] {
-        let before = rig.commands(0, &[begin(event, head, 4096)]);
+        let before = fixture.commands(0, &[begin(event, head, 4096)]);
         assert_eq!(before[0].status.get(), 0);
-        exits(&rig, 0, 100);
-        let end = rig.command(0, COMMAND_AUX_END, event);
+        exits(&fixture, 0, 100);
+        let end = fixture.command(0, COMMAND_AUX_END, event);
         assert!(end.value.get().wrapping_sub(head) <= 4096);
         assert!(
-            area.is_alone(&rig),
+            area.is_alone(&fixture),
             "the device wrote outside the area, head {head:#x}"
         );
     }
@@ -211,11 +211,11 @@ fn invalid_room_writes_nothing_outside_the_area() {
 
 #[test]
 fn snapshot_area_wraps() {
-    let mut rig = Rig::new();
-    let (event, mut area) = driven(&mut rig, 2, 0);
-    rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
-    exits(&rig, 0, 1000);
-    let replies = rig.commands(
+    let mut fixture = Fixture::new();
+    let (event, mut area) = driven(&mut fixture, 2, 0);
+    fixture.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
+    exits(&fixture, 0, 1000);
+    let replies = fixture.commands(
         0,
         &[command(COMMAND_OUT, event), command(COMMAND_AUX_END, event)],
     );
@@ -226,51 +226,51 @@ fn snapshot_area_wraps() {
     area.skip_to(head.next_multiple_of(4096) - 8192);
     let last = area.exits().last().map(|exit| exit.sequence.get());
     assert_eq!(last, Some(1000));
-    rig.post_notice(0, 64);
-    assert_eq!(rig.notice(), None);
+    fixture.post_notice(0, 64);
+    assert_eq!(fixture.notice(), None);
 }
 
 #[test]
 fn area_ends_with_its_unmap_or_its_event() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     for close in [false, true] {
-        let (event, area) = driven(&mut rig, 2, MAP_WRITABLE);
-        rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
-        exits(&rig, 0, 3);
+        let (event, area) = driven(&mut fixture, 2, MAP_WRITABLE);
+        fixture.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
+        exits(&fixture, 0, 3);
         match close {
-            true => rig.close(event),
-            false => rig.control(&Rig::header(CONTROL_UNMAP_AUX, event)),
+            true => fixture.close(event),
+            false => fixture.control(&Fixture::header(CONTROL_UNMAP_AUX, event)),
         }
         .expect("gone");
-        let before = rig.snapshot();
-        exits(&rig, 0, 100);
-        assert!(rig.snapshot() == before);
+        let before = fixture.snapshot();
+        exits(&fixture, 0, 100);
+        assert!(fixture.snapshot() == before);
         drop(area);
         if !close {
-            let end = rig.command(0, COMMAND_AUX_END, event);
+            let end = fixture.command(0, COMMAND_AUX_END, event);
             assert_eq!(end.status.get(), libc::EINVAL.unsigned_abs());
-            assert_eq!(rig.command(0, COMMAND_OUT, event).status.get(), 0);
+            assert_eq!(fixture.command(0, COMMAND_OUT, event).status.get(), 0);
         }
     }
 }
 
 #[test]
 fn span_ends_with_its_event() {
-    let mut rig = Rig::new();
-    let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
+    let mut fixture = Fixture::new();
+    let (event, mut area) = driven(&mut fixture, 2, MAP_WRITABLE);
     let child = OpenRequest {
         parent: event.into(),
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
     };
-    let child = rig.open(&child).expect("open");
-    rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
-    rig.close(event).expect("closed");
+    let child = fixture.open(&child).expect("open");
+    fixture.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
+    fixture.close(event).expect("closed");
     // Closing the event ended its span, so the child can begin a span.
-    let replies = rig.commands(0, &[command(COMMAND_IN, child), begin(child, 0, 8192)]);
+    let replies = fixture.commands(0, &[command(COMMAND_IN, child), begin(child, 0, 8192)]);
     assert_eq!(replies[1].status.get(), 0);
-    exits(&rig, 0, 3);
-    let end = rig.command(0, COMMAND_AUX_END, child);
+    exits(&fixture, 0, 3);
+    let end = fixture.command(0, COMMAND_AUX_END, child);
     assert_eq!((end.value.get(), end.lost.get()), (4 * 64, 0));
     area.set_head(end.value.get());
     assert_eq!(area.exits().len(), 3);
@@ -278,23 +278,23 @@ fn span_ends_with_its_event() {
 
 #[test]
 fn span_reports_only_losses_for_lack_of_room() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         period: 100.into(),
         flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
         ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
     };
-    let event = rig.open(&request).expect("open");
-    let area = pages(&mut rig, 1);
-    map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area).expect("an area");
-    rig.commands(0, &[begin(event, 0, 4096)]);
+    let event = fixture.open(&request).expect("open");
+    let area = pages(&mut fixture, 1);
+    map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area).expect("an area");
+    fixture.commands(0, &[begin(event, 0, 4096)]);
     // This sample is lost because its mode is excluded, not because of a lack of room, so `COMMAND_AUX_END` does not
     // report the loss.
-    rig.world.work(thread(0), 100, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1 << 63));
-    rig.post_notice(0, 64);
-    assert_eq!(rig.notice(), None);
-    let replies = rig.commands(
+    fixture.host.work(thread(0), 100, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1 << 63));
+    fixture.post_notice(0, 64);
+    assert_eq!(fixture.notice(), None);
+    let replies = fixture.commands(
         0,
         &[
             command(COMMAND_READ, event),

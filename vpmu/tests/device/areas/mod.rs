@@ -5,16 +5,16 @@ mod life;
 mod mapping;
 mod producers;
 mod random;
-mod telling;
+mod records;
 mod threads;
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
 
+use crate::fake_host::At;
+use crate::fixture::{Fixture, open_of};
 use crate::reader::{Raw, Reader};
-use crate::rig::{Rig, open_of};
 use crate::traces::area::{AreaReader, map_aux};
-use crate::world::At;
 
 const AUX: u64 = 11;
 const ITRACE_START: u64 = 12;
@@ -24,9 +24,9 @@ fn trace() -> OpenRequest {
 }
 
 /// Addresses of `count` unused pages.
-fn pages(rig: &mut Rig, count: u64) -> Vec<u64> {
-    let first = rig.next_ring;
-    rig.next_ring += (count + 1) * 0x1000;
+fn pages(fixture: &mut Fixture, count: u64) -> Vec<u64> {
+    let first = fixture.next_ring;
+    fixture.next_ring += (count + 1) * 0x1000;
     (0..count).map(|page| first + page * 0x1000).collect()
 }
 
@@ -38,24 +38,25 @@ struct Traced {
 }
 
 impl Traced {
-    fn new(rig: &mut Rig, request: &OpenRequest, count: u64, flags: u32) -> Self {
-        let event = rig.open(request).expect("open");
-        let ring_pages = pages(rig, 5);
-        rig.map_pages(event, MAP_WRITABLE, &ring_pages)
+    fn new(fixture: &mut Fixture, request: &OpenRequest, count: u64, flags: u32) -> Self {
+        let event = fixture.open(request).expect("open");
+        let ring_pages = pages(fixture, 5);
+        fixture
+            .map_pages(event, MAP_WRITABLE, &ring_pages)
             .expect("a ring");
-        let area = pages(rig, count);
-        map_aux(rig, event, flags, &area).expect("an area");
+        let area = pages(fixture, count);
+        map_aux(fixture, event, flags, &area).expect("an area");
         Self {
             event,
-            ring: Reader::new(&rig.memory, &ring_pages),
-            area: AreaReader::new(rig, ring_pages[0], area),
+            ring: Reader::new(&fixture.memory, &ring_pages),
+            area: AreaReader::new(fixture, ring_pages[0], area),
         }
     }
 
     /// An enabled trace on vCPU 0.
-    fn on(rig: &mut Rig, count: u64) -> Self {
-        let traced = Self::new(rig, &trace(), count, MAP_WRITABLE);
-        rig.command(0, COMMAND_ENABLE, traced.event);
+    fn on(fixture: &mut Fixture, count: u64) -> Self {
+        let traced = Self::new(fixture, &trace(), count, MAP_WRITABLE);
+        fixture.command(0, COMMAND_ENABLE, traced.event);
         traced
     }
 
@@ -74,8 +75,8 @@ fn chunks(records: &[Raw]) -> Vec<[u64; 3]> {
 }
 
 /// Causes `count` exits of `vcpu`. A trace opened with [`trace`] records them.
-fn exits(rig: &Rig, vcpu: u32, count: u64) {
+fn exits(fixture: &Fixture, vcpu: u32, count: u64) {
     for ip in 0..count {
-        rig.exit(vcpu, ExitReason::Io, &mut At(ip));
+        fixture.exit(vcpu, ExitReason::Io, &mut At(ip));
     }
 }

@@ -7,7 +7,7 @@ use vpmu::abi::*;
 use vpmu::{AuxError, AuxPlace, AuxProducer, Engines, Error};
 
 use super::{AUX, ITRACE_START, Traced, chunks, exits, pages, trace};
-use crate::rig::{ALL_FEATURES, Rig, limits, open_of};
+use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of};
 use crate::traces::area::map_aux;
 
 const PAGE: u64 = 4096;
@@ -26,8 +26,8 @@ const NETWORK: AuxProducer = AuxProducer {
     ..WATCHDOG
 };
 
-fn rig() -> Rig {
-    Rig::producing(&[WATCHDOG, NETWORK])
+fn fixture() -> Fixture {
+    Fixture::producing(&[WATCHDOG, NETWORK])
 }
 
 fn request(vcpu: u32) -> OpenRequest {
@@ -35,20 +35,23 @@ fn request(vcpu: u32) -> OpenRequest {
 }
 
 /// Opens and enables a trace of the watchdog on vCPU 0, with an area of 2 pages. Also returns the area's address.
-fn traced(rig: &mut Rig, flags: u32) -> (Traced, u64) {
-    let traced = Traced::new(rig, &request(0), 2, flags);
-    rig.command(0, COMMAND_ENABLE, traced.event);
+fn traced(fixture: &mut Fixture, flags: u32) -> (Traced, u64) {
+    let traced = Traced::new(fixture, &request(0), 2, flags);
+    fixture.command(0, COMMAND_ENABLE, traced.event);
     // The area was allocated last. Its two pages are followed by an unused page.
-    let area = rig.next_ring - 3 * PAGE;
+    let area = fixture.next_ring - 3 * PAGE;
     (traced, area)
 }
 
 /// Returns `count` words of the area, starting at `position`.
-fn words(rig: &Rig, area: u64, position: u64, count: u64) -> Vec<u64> {
+fn words(fixture: &Fixture, area: u64, position: u64, count: u64) -> Vec<u64> {
     (0..count)
         .map(|word| {
             let at = area + (position + word * 8) % (2 * PAGE);
-            rig.memory.read_obj(GuestAddress(at)).expect("in memory")
+            fixture
+                .memory
+                .read_obj(GuestAddress(at))
+                .expect("in memory")
         })
         .collect()
 }
@@ -58,16 +61,16 @@ fn filled(value: u64, bytes: u64) -> Vec<u64> {
     vec![value; usize::try_from(bytes / 8).expect("small")]
 }
 
-fn write(rig: &Rig, event: u64, value: u64, bytes: u64) -> Result<(), AuxError> {
-    let mut writer = rig.vpmu.aux_begin(event)?;
+fn write(fixture: &Fixture, event: u64, value: u64, bytes: u64) -> Result<(), AuxError> {
+    let mut writer = fixture.vpmu.aux_begin(event)?;
     writer.put(&filled(value, bytes))?;
     writer.end(bytes)
 }
 
 #[test]
 fn producer_is_listed_and_opened_by_its_number() {
-    let mut rig = rig();
-    let listed: Vec<_> = rig
+    let mut fixture = fixture();
+    let listed: Vec<_> = fixture
         .catalogue()
         .into_iter()
         .filter(|entry| entry.kind.get() == KIND_VMM_TRACE)
@@ -82,29 +85,29 @@ fn producer_is_listed_and_opened_by_its_number() {
         assert_eq!((entry.config.get(), entry.flags.get()), (number, flags));
     }
     assert_eq!(listed.len(), 2);
-    let open = |rig: &mut Rig, number| rig.open(&open_of(KIND_VMM_TRACE, number, 0));
-    assert_eq!(open(&mut rig, 2), Err(libc::ENOENT));
-    open(&mut rig, 1).expect("open");
+    let open = |fixture: &mut Fixture, number| fixture.open(&open_of(KIND_VMM_TRACE, number, 0));
+    assert_eq!(open(&mut fixture, 2), Err(libc::ENOENT));
+    open(&mut fixture, 1).expect("open");
     let sampling = OpenRequest {
         period: 1.into(),
         ..request(0)
     };
-    assert_eq!(rig.open(&sampling), Err(libc::EOPNOTSUPP));
+    assert_eq!(fixture.open(&sampling), Err(libc::EOPNOTSUPP));
     let excluding = OpenRequest {
         flags: OPEN_EXCLUDE_USER.into(),
         ..request(0)
     };
-    assert_eq!(rig.open(&excluding), Err(libc::EOPNOTSUPP));
-    let event = rig.open(&request(0)).expect("open");
-    let area = pages(&mut rig, 2);
-    let driven = map_aux(&mut rig, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area);
+    assert_eq!(fixture.open(&excluding), Err(libc::EOPNOTSUPP));
+    let event = fixture.open(&request(0)).expect("open");
+    let area = pages(&mut fixture, 2);
+    let driven = map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area);
     assert_eq!(
         driven,
         Err(libc::EOPNOTSUPP),
         "an area that the driver owns"
     );
     // Without producers, this kind does not exist.
-    let refused = Rig::new().open(&request(0));
+    let refused = Fixture::new().open(&request(0));
     assert_eq!(refused, Err(libc::ENOENT));
 }
 
@@ -126,8 +129,8 @@ fn invalid_producers_are_refused() {
         },
         WATCHDOG,
     ] {
-        let rig = Rig::bare(Engines::Auto, limits(), None);
-        let vpmu = Arc::into_inner(rig.vpmu).expect("the only reference");
+        let fixture = Fixture::bare(Engines::Auto, limits(), None);
+        let vpmu = Arc::into_inner(fixture.vpmu).expect("the only reference");
         let made = vpmu.with_aux_producers(vec![WATCHDOG, wrong]);
         assert!(matches!(made, Err(Error::Producer(name)) if name == wrong.name));
     }
@@ -135,8 +138,8 @@ fn invalid_producers_are_refused() {
 
 #[test]
 fn second_list_of_producers_is_refused() {
-    let rig = Rig::bare(Engines::Auto, limits(), None);
-    let vpmu = Arc::into_inner(rig.vpmu).expect("the only reference");
+    let fixture = Fixture::bare(Engines::Auto, limits(), None);
+    let vpmu = Arc::into_inner(fixture.vpmu).expect("the only reference");
     let vpmu = vpmu.with_aux_producers(vec![WATCHDOG]).expect("the first");
     let other = AuxProducer {
         name: "other",
@@ -148,11 +151,11 @@ fn second_list_of_producers_is_refused() {
 
 #[test]
 fn span_has_the_size_that_its_writer_ended_with() {
-    let mut rig = rig();
-    let (mut traced, area) = traced(&mut rig, MAP_WRITABLE);
+    let mut fixture = fixture();
+    let (mut traced, area) = traced(&mut fixture, MAP_WRITABLE);
     let event = traced.event;
-    assert_eq!(rig.vpmu.aux_traces(0, 0), [event]);
-    let vpmu = Arc::clone(&rig.vpmu);
+    assert_eq!(fixture.vpmu.aux_traces(0, 0), [event]);
+    let vpmu = Arc::clone(&fixture.vpmu);
     let mut writer = vpmu.aux_begin(event).expect("begun");
     let place = |position, room| Some(AuxPlace { position, room });
     assert_eq!(writer.get(), place(0, 2 * PAGE));
@@ -164,7 +167,7 @@ fn span_has_the_size_that_its_writer_ended_with() {
     assert_eq!(writer.get(), place(320, 2 * PAGE - 320));
     assert_eq!(traced.area.head(), 0, "nothing is published before the end");
     // Commands publish the data of the device's own traces, but not the data that a producer is still writing.
-    assert_eq!(rig.read(0, event).value.get(), 0);
+    assert_eq!(fixture.read(0, event).value.get(), 0);
     assert_eq!(traced.area.head(), 0);
     writer.end(256).expect("ended");
     assert_eq!(traced.area.head(), 256);
@@ -173,23 +176,23 @@ fn span_has_the_size_that_its_writer_ended_with() {
     assert_eq!((raw[1].kind, raw.len()), (AUX, 2));
     assert_eq!(chunks(&raw), [[0, 256, 0]]);
     let shown = [filled(7, 128), filled(0, 64), filled(8, 64)].concat();
-    assert_eq!(words(&rig, area, 0, 32), shown);
-    assert_eq!(rig.read(0, event).value.get(), 256, "bytes counted");
+    assert_eq!(words(&fixture, area, 0, 32), shown);
+    assert_eq!(fixture.read(0, event).value.get(), 256, "bytes counted");
     // The next write overwrites discarded data.
-    write(&rig, event, 10, 64).expect("written");
-    assert_eq!(words(&rig, area, 256, 8), filled(10, 64));
+    write(&fixture, event, 10, 64).expect("written");
+    assert_eq!(words(&fixture, area, 256, 8), filled(10, 64));
     assert_eq!(traced.chunks(), [[256, 64, 0]]);
-    assert!(traced.area.is_alone(&rig));
+    assert!(traced.area.is_alone(&fixture));
 }
 
 /// VPMU-D-6.8-4.
 #[test]
 fn unread_data_is_not_overwritten() {
-    let mut rig = rig();
-    let (mut traced, area) = traced(&mut rig, MAP_WRITABLE);
+    let mut fixture = fixture();
+    let (mut traced, area) = traced(&mut fixture, MAP_WRITABLE);
     let event = traced.event;
-    write(&rig, event, 1, 6000).expect("room");
-    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    write(&fixture, event, 1, 6000).expect("room");
+    let mut writer = fixture.vpmu.aux_begin(event).expect("begun");
     assert_eq!(writer.get().map(|place| place.room), Some(2192));
     let refused = writer.put(&filled(2, 2200));
     assert!(
@@ -207,83 +210,86 @@ fn unread_data_is_not_overwritten() {
     let flags = TRUNCATED | PARTIAL;
     assert_eq!(traced.chunks(), [[0, 6000, 0], [6000, size, flags]]);
     assert_eq!(
-        words(&rig, area, 4096, 1),
+        words(&fixture, area, 4096, 1),
         [1],
         "the first word that the reader has not consumed"
     );
-    assert_eq!(words(&rig, area, 6000, 274), filled(3, 2192));
-    assert_eq!(words(&rig, area, 2 * PAGE, 512), filled(4, 4096));
-    let reply = rig.read(0, event);
+    assert_eq!(words(&fixture, area, 6000, 274), filled(3, 2192));
+    assert_eq!(words(&fixture, area, 2 * PAGE, 512), filled(4, 4096));
+    let reply = fixture.read(0, event);
     assert_eq!(reply.lost.get(), 2200);
     assert_eq!(reply.value.get(), 6000 + size + 2200);
     // If the tail is outside the area, the area counts as full.
     traced.area.set_tail(u64::MAX / 2);
-    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    let mut writer = fixture.vpmu.aux_begin(event).expect("begun");
     assert_eq!(writer.get().map(|place| place.room), Some(0));
     assert!(matches!(writer.put(&[5]), Err(AuxError::NoRoom)));
     writer.end(0).expect("ended");
     assert_eq!(traced.area.head(), 6000 + size);
-    assert!(traced.area.is_alone(&rig));
+    assert!(traced.area.is_alone(&fixture));
 }
 
 #[test]
 fn overwritten_snapshot_area_flags_its_spans() {
-    let mut rig = rig();
-    let (mut traced, area) = traced(&mut rig, 0);
+    let mut fixture = fixture();
+    let (mut traced, area) = traced(&mut fixture, 0);
     for value in 0..5 {
-        write(&rig, traced.event, value, PAGE).expect("always room");
+        write(&fixture, traced.event, value, PAGE).expect("always room");
     }
-    assert_eq!(words(&rig, area, 4 * PAGE, 512), filled(4, PAGE));
-    let told = (0..5).map(|n| [n * PAGE, PAGE, OVERWRITE]);
-    assert_eq!(traced.chunks(), told.collect::<Vec<_>>());
+    assert_eq!(words(&fixture, area, 4 * PAGE, 512), filled(4, PAGE));
+    let reported = (0..5).map(|n| [n * PAGE, PAGE, OVERWRITE]);
+    assert_eq!(traced.chunks(), reported.collect::<Vec<_>>());
 }
 
 /// VPMU-D-6.8-11.
 #[test]
 fn second_writer_is_refused_until_the_first_ends() {
-    let mut rig = rig();
-    let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
+    let mut fixture = fixture();
+    let (mut traced, _) = traced(&mut fixture, MAP_WRITABLE);
     let event = traced.event;
     // The device's own trace writes to the same area.
-    let exit_trace = rig.open(&trace()).expect("open");
-    rig.redirect(exit_trace, event).expect("redirected");
-    rig.command(0, COMMAND_ENABLE, exit_trace);
-    exits(&rig, 0, 1);
-    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    let exit_trace = fixture.open(&trace()).expect("open");
+    fixture.redirect(exit_trace, event).expect("redirected");
+    fixture.command(0, COMMAND_ENABLE, exit_trace);
+    exits(&fixture, 0, 1);
+    let mut writer = fixture.vpmu.aux_begin(event).expect("begun");
     let begun = writer.get().expect("a place").position;
     assert_eq!(
         begun, 128,
         "the write begins after a sync packet and an exit packet"
     );
-    assert!(matches!(rig.vpmu.aux_begin(event), Err(AuxError::Nested)));
-    exits(&rig, 0, 3);
+    assert!(matches!(
+        fixture.vpmu.aux_begin(event),
+        Err(AuxError::Nested)
+    ));
+    exits(&fixture, 0, 3);
     assert_eq!(writer.get().expect("a place").position, begun);
     writer.put(&filled(5, 64)).expect("room");
     writer.end(64).expect("ended");
-    let lost = rig.read(0, exit_trace).lost.get();
+    let lost = fixture.read(0, exit_trace).lost.get();
     assert_eq!(lost, 3 * 64, "packets made during the write are lost");
-    exits(&rig, 0, 1);
+    exits(&fixture, 0, 1);
     assert_eq!(
-        rig.read(0, exit_trace).lost.get(),
+        fixture.read(0, exit_trace).lost.get(),
         lost,
         "nothing is lost after the write"
     );
-    let told = traced.chunks();
-    assert_eq!(told[..2], [[0, 128, 0], [128, 64, PARTIAL]]);
-    write(&rig, event, 6, 64).expect("the next write may begin");
+    let reported = traced.chunks();
+    assert_eq!(reported[..2], [[0, 128, 0], [128, 64, PARTIAL]]);
+    write(&fixture, event, 6, 64).expect("the next write may begin");
 }
 
 /// VPMU-D-6.8-11.
 #[test]
 fn writer_without_an_end_publishes_nothing() {
-    let mut rig = rig();
-    let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
+    let mut fixture = fixture();
+    let (mut traced, _) = traced(&mut fixture, MAP_WRITABLE);
     let event = traced.event;
-    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    let mut writer = fixture.vpmu.aux_begin(event).expect("begun");
     writer.put(&filled(1, 64)).expect("room");
     drop(writer);
     for size in [72, 4] {
-        let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+        let mut writer = fixture.vpmu.aux_begin(event).expect("begun");
         writer.put(&filled(2, 64)).expect("room");
         assert!(matches!(writer.skip(4), Err(AuxError::Words(4))));
         let ended = writer.end(size);
@@ -291,95 +297,102 @@ fn writer_without_an_end_publishes_nothing() {
         assert!(refused, "a write with a wrong size ends with {ended:?}");
     }
     assert_eq!((traced.area.head(), traced.chunks()), (0, vec![]));
-    write(&rig, event, 3, 64).expect("written");
+    write(&fixture, event, 3, 64).expect("written");
     assert_eq!(traced.chunks(), [[0, 64, 0]]);
 }
 
 #[test]
 fn only_active_producer_traces_are_written() {
-    let mut rig = rig();
-    let (traced, _) = traced(&mut rig, MAP_WRITABLE);
-    let begin = |rig: &Rig, event| rig.vpmu.aux_begin(event).map(drop);
-    let exit_trace = rig.open(&trace()).expect("open");
+    let mut fixture = fixture();
+    let (traced, _) = traced(&mut fixture, MAP_WRITABLE);
+    let begin = |fixture: &Fixture, event| fixture.vpmu.aux_begin(event).map(drop);
+    let exit_trace = fixture.open(&trace()).expect("open");
     for other in [exit_trace, 77] {
-        assert!(matches!(begin(&rig, other), Err(AuxError::NoEvent(id)) if id == other));
+        assert!(matches!(begin(&fixture, other), Err(AuxError::NoEvent(id)) if id == other));
     }
-    let bare = rig.open(&request(1)).expect("open");
-    assert!(matches!(begin(&rig, bare), Err(AuxError::Inactive(id)) if id == bare));
-    rig.command(1, COMMAND_ENABLE, bare);
-    assert!(matches!(begin(&rig, bare), Err(AuxError::NoArea)));
-    assert_eq!(rig.vpmu.aux_traces(0, 1), [bare]);
-    assert_eq!(rig.vpmu.aux_traces(1, 0), [0; 0]);
-    rig.command(0, COMMAND_DISABLE, traced.event);
+    let bare = fixture.open(&request(1)).expect("open");
+    assert!(matches!(begin(&fixture, bare), Err(AuxError::Inactive(id)) if id == bare));
+    fixture.command(1, COMMAND_ENABLE, bare);
+    assert!(matches!(begin(&fixture, bare), Err(AuxError::NoArea)));
+    assert_eq!(fixture.vpmu.aux_traces(0, 1), [bare]);
+    assert_eq!(fixture.vpmu.aux_traces(1, 0), [0; 0]);
+    fixture.command(0, COMMAND_DISABLE, traced.event);
     assert!(matches!(
-        begin(&rig, traced.event),
+        begin(&fixture, traced.event),
         Err(AuxError::Inactive(_))
     ));
-    assert_eq!(rig.vpmu.aux_traces(0, 0), [0; 0]);
+    assert_eq!(fixture.vpmu.aux_traces(0, 0), [0; 0]);
     // If a trace is opened paused, a producer can write to it only after the trace is resumed.
     let paused = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(),
         ..request(0)
     };
-    let paused = rig.open(&paused).expect("open");
-    assert!(matches!(begin(&rig, paused), Err(AuxError::Inactive(_))));
-    assert_eq!(rig.vpmu.aux_traces(0, 0), [0; 0]);
+    let paused = fixture.open(&paused).expect("open");
+    assert!(matches!(
+        begin(&fixture, paused),
+        Err(AuxError::Inactive(_))
+    ));
+    assert_eq!(fixture.vpmu.aux_traces(0, 0), [0; 0]);
 }
 
 #[test]
 fn unmapped_area_is_not_written_by_a_producer() {
-    let unmap = |rig: &mut Rig, event: u64| {
-        let header = Rig::header(CONTROL_UNMAP_AUX, event);
-        rig.control(&header).expect("unmapped");
+    let unmap = |fixture: &mut Fixture, event: u64| {
+        let header = Fixture::header(CONTROL_UNMAP_AUX, event);
+        fixture.control(&header).expect("unmapped");
     };
-    let close = |rig: &mut Rig, event: u64| rig.close(event).expect("closed");
-    let reset = |rig: &mut Rig, _: u64| rig.vpmu.reset();
-    for take in [unmap, close, reset as fn(&mut Rig, u64)] {
-        let mut rig = rig();
-        let (traced, area) = traced(&mut rig, MAP_WRITABLE);
-        let vpmu = Arc::clone(&rig.vpmu);
+    let close = |fixture: &mut Fixture, event: u64| fixture.close(event).expect("closed");
+    let reset = |fixture: &mut Fixture, _: u64| fixture.vpmu.reset();
+    for take in [unmap, close, reset as fn(&mut Fixture, u64)] {
+        let mut fixture = fixture();
+        let (traced, area) = traced(&mut fixture, MAP_WRITABLE);
+        let vpmu = Arc::clone(&fixture.vpmu);
         let mut writer = vpmu.aux_begin(traced.event).expect("begun");
         writer.put(&filled(1, 64)).expect("room");
-        take(&mut rig, traced.event);
+        take(&mut fixture, traced.event);
         assert_eq!(writer.get(), None);
         assert!(matches!(writer.put(&filled(2, 64)), Err(AuxError::NoArea)));
         let ended = writer.end(64);
         let gone = matches!(ended, Err(AuxError::NoArea | AuxError::NoEvent(_)));
         assert!(gone, "a write to a removed area ends with {ended:?}");
         assert_eq!(traced.area.head(), 0);
-        assert_eq!(words(&rig, area, 64, 8), filled(0, 64));
+        assert_eq!(words(&fixture, area, 64, 8), filled(0, 64));
         // A new area can be written.
-        rig.activate(ALL_FEATURES);
-        let next = Traced::new(&mut rig, &request(0), 2, MAP_WRITABLE);
-        rig.command(0, COMMAND_ENABLE, next.event);
-        write(&rig, next.event, 3, 64).expect("written");
+        fixture.activate(ALL_FEATURES);
+        let next = Traced::new(&mut fixture, &request(0), 2, MAP_WRITABLE);
+        fixture.command(0, COMMAND_ENABLE, next.event);
+        write(&fixture, next.event, 3, 64).expect("written");
         assert_eq!(next.area.head(), 64);
     }
 }
 
 #[test]
 fn watermark_and_first_loss_wake_the_reader() {
-    let mut rig = rig();
-    let (traced, _) = traced(&mut rig, MAP_WRITABLE);
-    let woken = |rig: &Rig| rig.vpmu.metrics().wakeups;
-    let before = woken(&rig);
-    write(&rig, traced.event, 1, PAGE - 8).expect("room");
-    assert_eq!(woken(&rig), before, "less than half of the area is full");
-    write(&rig, traced.event, 1, 8).expect("room");
-    assert_eq!(woken(&rig), before + 1, "half of the area is full");
-    write(&rig, traced.event, 1, PAGE - 8).expect("room");
+    let mut fixture = fixture();
+    let (traced, _) = traced(&mut fixture, MAP_WRITABLE);
+    let woken = |fixture: &Fixture| fixture.vpmu.metrics().wakeups;
+    let before = woken(&fixture);
+    write(&fixture, traced.event, 1, PAGE - 8).expect("room");
+    assert_eq!(
+        woken(&fixture),
+        before,
+        "less than half of the area is full"
+    );
+    write(&fixture, traced.event, 1, 8).expect("room");
+    assert_eq!(woken(&fixture), before + 1, "half of the area is full");
+    write(&fixture, traced.event, 1, PAGE - 8).expect("room");
     for round in 0..2 {
-        let refused = write(&rig, traced.event, 1, 16);
+        let refused = write(&fixture, traced.event, 1, 16);
         assert!(
             matches!(refused, Err(AuxError::NoRoom)),
             "a write beyond the room returns {refused:?}"
         );
-        let mut writer = rig.vpmu.aux_begin(traced.event).expect("begun");
+        let mut writer = fixture.vpmu.aux_begin(traced.event).expect("begun");
         assert!(matches!(writer.put(&[0; 2]), Err(AuxError::NoRoom)));
         writer.end(0).expect("ended");
-        assert_eq!(woken(&rig), before + 2, "round {round}: one wakeup");
+        assert_eq!(woken(&fixture), before + 2, "round {round}: one wakeup");
     }
-    rig.post_notice(0, 16);
-    let told = Some((NOTICE_WAKEUP, traced.event, 2));
-    assert_eq!(rig.counted_notice(), told);
+    fixture.post_notice(0, 16);
+    let reported = Some((NOTICE_WAKEUP, traced.event, 2));
+    assert_eq!(fixture.counted_notice(), reported);
 }

@@ -8,10 +8,10 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{AUX, pages};
+use crate::fake_host::At;
+use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of};
 use crate::reader::Reader;
-use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of};
 use crate::traces::area::{AreaReader, Packet, map_aux};
-use crate::world::At;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -74,7 +74,7 @@ struct Read {
     area: AreaReader,
     writable: bool,
     /// The end of the last AUX record.
-    told: u64,
+    reported: u64,
     /// Whether the reader has stored an invalid tail. If so, the contents are not checked.
     lies: bool,
     /// The next packet number of each event, if known.
@@ -82,7 +82,7 @@ struct Read {
 }
 
 struct Run {
-    rig: Rig,
+    fixture: Fixture,
     opened: Vec<u64>,
     mapped: BTreeMap<u64, Mapped>,
 }
@@ -91,7 +91,7 @@ impl Run {
     fn new() -> Self {
         let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
         Self {
-            rig: Rig::with(limits, ALL_FEATURES),
+            fixture: Fixture::with(limits, ALL_FEATURES),
             opened: Vec::new(),
             mapped: BTreeMap::new(),
         }
@@ -111,15 +111,18 @@ impl Run {
                 continue;
             }
             let read = mapped.area.as_mut().expect("an area for the record");
-            assert_eq!(record.words[0], read.told, "every byte is reported once");
-            read.told += record.words[1];
+            assert_eq!(
+                record.words[0], read.reported,
+                "every byte is reported once"
+            );
+            read.reported += record.words[1];
             assert_eq!(record.words[2] & 2 != 0, !read.writable);
         }
         let Some(read) = mapped.area.as_mut() else {
             return;
         };
         assert!(
-            read.told <= read.area.head(),
+            read.reported <= read.area.head(),
             "an AUX record reports data that is not published"
         );
         if read.lies || !read.writable {
@@ -175,32 +178,32 @@ impl Run {
                     aux_watermark: watermark.into(),
                     ..open_of(kind, config, vcpu)
                 };
-                if let Ok(id) = self.rig.open(&request) {
+                if let Ok(id) = self.fixture.open(&request) {
                     self.opened.push(id);
                 }
             }
             Step::Close(place) => {
-                let _ = self.rig.close(self.id(place));
+                let _ = self.fixture.close(self.id(place));
             }
             Step::Command(op, place) => {
-                self.rig.command(0, op, self.id(place));
+                self.fixture.command(0, op, self.id(place));
             }
             Step::Redirect(place, target) => {
                 let target = target.map_or(0, |place| self.id(place));
-                let _ = self.rig.redirect(self.id(place), target);
+                let _ = self.fixture.redirect(self.id(place), target);
             }
             Step::Pause(place, on) => {
-                let _ = self.rig.pause(self.id(place), on.into());
+                let _ = self.fixture.pause(self.id(place), on.into());
             }
             Step::Map(place, order) => {
                 let id = self.id(place);
                 // Each mapping has its own pages, so that a later mapping does not overwrite data already read.
-                let ring = pages(&mut self.rig, 1 + order * order);
-                if self.rig.map_pages(id, MAP_WRITABLE, &ring).is_ok() {
+                let ring = pages(&mut self.fixture, 1 + order * order);
+                if self.fixture.map_pages(id, MAP_WRITABLE, &ring).is_ok() {
                     self.take(id);
                     let mapped = Mapped {
                         metadata: ring[0],
-                        ring: Reader::new(&self.rig.memory, &ring),
+                        ring: Reader::new(&self.fixture.memory, &ring),
                         area: None,
                     };
                     self.mapped.insert(id, mapped);
@@ -209,7 +212,7 @@ impl Run {
             Step::Unmap(place) => {
                 let id = self.id(place);
                 self.take(id);
-                if self.rig.unmap(id).is_ok() {
+                if self.fixture.unmap(id).is_ok() {
                     self.take(id);
                     self.mapped.remove(&id);
                 }
@@ -217,14 +220,14 @@ impl Run {
             Step::MapAux(place, flags, count) => {
                 let id = self.id(place);
                 self.take(id);
-                let area = pages(&mut self.rig, count);
-                if map_aux(&mut self.rig, id, flags, &area).is_ok()
+                let area = pages(&mut self.fixture, count);
+                if map_aux(&mut self.fixture, id, flags, &area).is_ok()
                     && let Some(mapped) = self.mapped.get_mut(&id)
                 {
                     mapped.area = Some(Read {
-                        area: AreaReader::new(&self.rig, mapped.metadata, area),
+                        area: AreaReader::new(&self.fixture, mapped.metadata, area),
                         writable: flags & MAP_WRITABLE != 0,
-                        told: 0,
+                        reported: 0,
                         lies: false,
                         next: BTreeMap::new(),
                     });
@@ -234,8 +237,8 @@ impl Run {
                 let id = self.id(place);
                 self.take(id);
                 if self
-                    .rig
-                    .control(&Rig::header(CONTROL_UNMAP_AUX, id))
+                    .fixture
+                    .control(&Fixture::header(CONTROL_UNMAP_AUX, id))
                     .is_ok()
                 {
                     self.take(id);
@@ -248,7 +251,7 @@ impl Run {
                 for ip in 0..times {
                     let reasons = [ExitReason::Io, ExitReason::Mmio, ExitReason::Hlt];
                     let reason = reasons[usize::try_from(ip % 3).expect("small")];
-                    self.rig.exit(vcpu, reason, &mut At(ip));
+                    self.fixture.exit(vcpu, reason, &mut At(ip));
                 }
             }
             Step::Read(place) => self.take(self.id(place)),
@@ -304,12 +307,12 @@ proptest! {
         let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
         // The notification for the commands that disable the traces is also an exit. It is the last exit that the
         // traces record. The commands that read the traces add nothing.
-        run.rig.commands(0, &off);
-        for reply in run.rig.commands(0, &read) {
+        run.fixture.commands(0, &off);
+        for reply in run.fixture.commands(0, &read) {
             counted += reply.value.get();
             lost += reply.lost.get();
         }
-        let metrics = run.rig.vpmu.metrics();
+        let metrics = run.fixture.vpmu.metrics();
         prop_assert_eq!(metrics.aux_lost, lost);
         prop_assert_eq!(metrics.aux_written + lost, counted);
     }

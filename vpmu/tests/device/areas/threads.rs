@@ -9,15 +9,15 @@ use vpmu::abi::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::pages;
-use crate::rig::{Rig, VCPUS, command, open_of};
+use crate::fake_host::At;
+use crate::fixture::{Fixture, VCPUS, command, open_of};
 use crate::traces::area::AreaReader;
-use crate::world::At;
 
 const MINE: [u8; 4096] = [0xa5; 4096];
 
 fn map_request(event: u64, area: &[u64]) -> Vec<u8> {
     let request = MapRequest {
-        header: Rig::header(CONTROL_MAP_AUX, event),
+        header: Fixture::header(CONTROL_MAP_AUX, event),
         pages: u32::try_from(area.len()).expect("few").into(),
         flags: MAP_WRITABLE.into(),
     };
@@ -32,38 +32,38 @@ fn map_request(event: u64, area: &[u64]) -> Vec<u8> {
 
 #[test]
 fn area_is_not_written_after_its_unmap_while_vcpus_run() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let parent = OpenRequest {
         flags: OPEN_ENABLED.into(),
         // Each packet is published immediately.
         aux_watermark: 64.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
     };
-    let trace = rig.open(&parent).expect("open");
+    let trace = fixture.open(&parent).expect("open");
     let child = OpenRequest {
         parent: trace.into(),
         ..parent
     };
-    let child = rig.open(&child).expect("open");
-    let metadata = rig.next_ring;
-    rig.map(trace, 1);
-    let area = pages(&mut rig, 2);
-    let reader = AreaReader::new(&rig, metadata, area.clone());
+    let child = fixture.open(&child).expect("open");
+    let metadata = fixture.next_ring;
+    fixture.map(trace, 1);
+    let area = pages(&mut fixture, 2);
+    let reader = AreaReader::new(&fixture, metadata, area.clone());
     for (vcpu, event) in [(0, trace), (1, child)] {
-        rig.command(vcpu, COMMAND_IN, event);
+        fixture.command(vcpu, COMMAND_IN, event);
     }
     let (over, made) = (
         AtomicBool::new(false),
         [const { AtomicU64::new(0) }; VCPUS as usize],
     );
     let mut grown = 0;
-    let Rig {
+    let Fixture {
         vpmu,
         vcpus,
         memory,
         queues,
         ..
-    } = &mut rig;
+    } = &mut fixture;
     let (vpmu, vcpus) = (&*vpmu, &*vcpus);
     let mut control = |request: &[u8]| {
         queues[0].request(request, size_of::<ControlReply>());
@@ -89,7 +89,7 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
             while reader.head() == 0 {
                 thread::yield_now();
             }
-            control(Rig::header(CONTROL_UNMAP_AUX, trace).as_bytes());
+            control(Fixture::header(CONTROL_UNMAP_AUX, trace).as_bytes());
             grown += reader.head();
             for &page in &area {
                 let page = GuestAddress(page);
@@ -117,7 +117,7 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
     });
     let replies = [(0, trace), (1, child)].map(|(vcpu, event)| {
         let out = [command(COMMAND_OUT, event)];
-        rig.commands(vcpu, &out)[0]
+        fixture.commands(vcpu, &out)[0]
     });
     let counted: u64 = replies.iter().map(|reply| reply.value.get()).sum();
     let lost: u64 = replies.iter().map(|reply| reply.lost.get()).sum();

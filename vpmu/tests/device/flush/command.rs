@@ -5,26 +5,26 @@ use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 
 use super::{cycles, listen};
+use crate::fake_host::{At, CYCLES};
+use crate::fixture::{Errno, Fixture, command, open_of, sampling, thread};
 use crate::reader::{LOST, SAMPLE};
-use crate::rig::{Errno, Rig, command, open_of, sampling, thread};
 use crate::traces::area::map;
-use crate::world::{At, CYCLES};
 
 /// Opens an event that samples every mark of value 5 on vCPU 0.
-fn marks(rig: &mut Rig, flags: u32) -> u64 {
+fn marks(fixture: &mut Fixture, flags: u32) -> u64 {
     let request = OpenRequest {
         flags: flags.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    rig.open(&request).expect("open")
+    fixture.open(&request).expect("open")
 }
 
-fn statuses(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<Errno> {
+fn statuses(fixture: &mut Fixture, vcpu: u32, events: &[u64]) -> Vec<Errno> {
     let commands: Vec<Command> = events
         .iter()
         .map(|&event| command(COMMAND_FLUSH, event))
         .collect();
-    let replies = rig.commands(vcpu, &commands);
+    let replies = fixture.commands(vcpu, &commands);
     let status = |reply: &Reply| Errno::try_from(reply.status.get()).expect("an errno");
     replies.iter().map(status).collect()
 }
@@ -32,19 +32,23 @@ fn statuses(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<Errno> {
 /// VPMU-D-6.12-2.
 #[test]
 fn flush_wakes_the_reader_once_for_new_records() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let event = marks(&mut rig, OPEN_ENABLED);
-    let mut ring = rig.map(event, 4);
-    assert_eq!(rig.flush(0, event), 0);
-    assert_eq!(rig.notice(), None, "a flush without records wakes nobody");
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.notice(), None, "no page is full");
-    assert_eq!(rig.flush(0, event), 0);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
-    assert_eq!(rig.flush(0, event), 0);
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let event = marks(&mut fixture, OPEN_ENABLED);
+    let mut ring = fixture.map(event, 4);
+    assert_eq!(fixture.flush(0, event), 0);
     assert_eq!(
-        rig.notice(),
+        fixture.notice(),
+        None,
+        "a flush without records wakes nobody"
+    );
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.notice(), None, "no page is full");
+    assert_eq!(fixture.flush(0, event), 0);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(fixture.flush(0, event), 0);
+    assert_eq!(
+        fixture.notice(),
         None,
         "a flush without new records wakes nobody"
     );
@@ -55,21 +59,21 @@ fn flush_wakes_the_reader_once_for_new_records() {
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(KIND_MARK, 6, 0), 1)
     };
-    let frequent = rig.open(&frequent).expect("open");
-    rig.map(frequent, 4);
-    rig.mark(0, 6, 1);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, frequent)));
-    assert_eq!(rig.flush(0, frequent), 0);
-    assert_eq!(rig.notice(), None);
+    let frequent = fixture.open(&frequent).expect("open");
+    fixture.map(frequent, 4);
+    fixture.mark(0, 6, 1);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, frequent)));
+    assert_eq!(fixture.flush(0, frequent), 0);
+    assert_eq!(fixture.notice(), None);
 }
 
 #[test]
 fn flush_reply_is_the_current_state() {
-    let mut rig = Rig::new();
-    let event = marks(&mut rig, OPEN_ENABLED);
-    let page = rig.map(event, 0);
-    rig.mark(0, 5, 1);
-    let reply = rig.command(0, COMMAND_FLUSH, event);
+    let mut fixture = Fixture::new();
+    let event = marks(&mut fixture, OPEN_ENABLED);
+    let page = fixture.map(event, 0);
+    fixture.mark(0, 5, 1);
+    let reply = fixture.command(0, COMMAND_FLUSH, event);
     assert_eq!((reply.status.get(), reply.value.get()), (0, 1));
     assert_eq!(reply.state.get(), STATE_ACTIVE);
     assert_eq!(page.field(24), reply.time_enabled.get());
@@ -78,83 +82,83 @@ fn flush_reply_is_the_current_state() {
 /// VPMU-D-6.12-1.
 #[test]
 fn overflows_of_the_exit_engine_are_written() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    let mut ring = rig.map(event, 4);
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let event = cycles(&mut fixture, 0, ENGINE_EXIT);
+    let mut ring = fixture.map(event, 4);
     // For the first flush, the counter overflows before the exit. For the second flush, it overflows after the exit but
     // before the flush command.
-    rig.world.work(thread(0), 250, 4);
-    assert_eq!(rig.flush(0, event), 0);
+    fixture.host.work(thread(0), 250, 4);
+    assert_eq!(fixture.flush(0, event), 0);
     assert_eq!(ring.samples().len(), 2);
-    rig.vcpus.leave(0, ExitReason::Mmio, &mut At(7));
-    rig.world.work(thread(0), 100, 4);
-    rig.queues[2].request(
+    fixture.vcpus.leave(0, ExitReason::Mmio, &mut At(7));
+    fixture.host.work(thread(0), 100, 4);
+    fixture.queues[2].request(
         zerocopy::IntoBytes::as_bytes(&command(COMMAND_FLUSH, event)),
         size_of::<Reply>(),
     );
-    rig.vcpus.kick(0, QUEUE_VCPU);
-    rig.queues[2].answer().expect("answered immediately");
+    fixture.vcpus.kick(0, QUEUE_VCPU);
+    fixture.queues[2].answer().expect("answered immediately");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [7]);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
 }
 
 /// VPMU-D-6.12-1.
 #[test]
 fn overflows_of_the_batched_engine_are_written() {
-    let mut rig = Rig::new();
-    rig.world.know_ips();
-    listen(&mut rig);
-    let event = cycles(&mut rig, 0, ENGINE_BATCHED);
-    let mut ring = rig.map(event, 4);
-    rig.world.pass(1000);
+    let mut fixture = Fixture::new();
+    fixture.host.know_ips();
+    listen(&mut fixture);
+    let event = cycles(&mut fixture, 0, ENGINE_BATCHED);
+    let mut ring = fixture.map(event, 4);
+    fixture.host.pass(1000);
     for ip in 1..=3 {
-        rig.world.record(
+        fixture.host.record(
             thread(0),
             Overflow {
-                tsc: rig.world.now(),
+                tsc: fixture.host.now(),
                 ip,
                 mode: Mode::Guest,
                 period: 100,
             },
         );
     }
-    assert_eq!(rig.flush(0, event), 0);
+    assert_eq!(fixture.flush(0, event), 0);
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [1, 2, 3]);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
 }
 
 #[test]
 fn event_in_any_state_is_flushed() {
-    let mut rig = Rig::new();
-    let off = marks(&mut rig, 0);
-    let paused = marks(&mut rig, OPEN_ENABLED | OPEN_PAUSED);
-    let ringless = marks(&mut rig, OPEN_ENABLED);
-    let task = rig
+    let mut fixture = Fixture::new();
+    let off = marks(&mut fixture, 0);
+    let paused = marks(&mut fixture, OPEN_ENABLED | OPEN_PAUSED);
+    let ringless = marks(&mut fixture, OPEN_ENABLED);
+    let task = fixture
         .open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1))
         .expect("open");
-    let counting = rig.open(&open_of(KIND_TSC, 0, 0)).expect("open");
-    rig.map(off, 1);
-    rig.map(paused, 1);
+    let counting = fixture.open(&open_of(KIND_TSC, 0, 0)).expect("open");
+    fixture.map(off, 1);
+    fixture.map(paused, 1);
     let events = [off, paused, ringless, task, counting];
-    assert_eq!(statuses(&mut rig, 0, &events), [0; 5]);
+    assert_eq!(statuses(&mut fixture, 0, &events), [0; 5]);
     // Any vCPU can flush an event that is not active.
-    assert_eq!(statuses(&mut rig, 1, &[off, task, counting]), [0; 3]);
+    assert_eq!(statuses(&mut fixture, 1, &[off, task, counting]), [0; 3]);
     let elsewhere = [libc::EXDEV, libc::EXDEV];
-    assert_eq!(statuses(&mut rig, 1, &[paused, ringless]), elsewhere);
-    rig.command(1, COMMAND_ENABLE, task);
-    rig.command(1, COMMAND_IN, task);
-    assert_eq!(rig.flush(0, task), libc::EXDEV);
-    assert_eq!(rig.flush(1, task), 0);
-    assert_eq!(rig.flush(0, 999), libc::ENOENT);
+    assert_eq!(statuses(&mut fixture, 1, &[paused, ringless]), elsewhere);
+    fixture.command(1, COMMAND_ENABLE, task);
+    fixture.command(1, COMMAND_IN, task);
+    assert_eq!(fixture.flush(0, task), libc::EXDEV);
+    assert_eq!(fixture.flush(1, task), 0);
+    assert_eq!(fixture.flush(0, 999), libc::ENOENT);
 }
 
 #[test]
 fn commands_with_reserved_fields_set_are_refused() {
-    let mut rig = Rig::new();
-    let event = marks(&mut rig, OPEN_ENABLED);
+    let mut fixture = Fixture::new();
+    let event = marks(&mut fixture, OPEN_ENABLED);
     for event in [event, 0] {
         let flush = command(COMMAND_FLUSH, event);
         for command in [
@@ -171,79 +175,87 @@ fn commands_with_reserved_fields_set_are_refused() {
                 ..flush
             },
         ] {
-            let reply = rig.commands(0, &[command])[0];
+            let reply = fixture.commands(0, &[command])[0];
             assert_eq!(reply.status.get(), libc::EINVAL.unsigned_abs());
         }
-        let other = rig.commands_from(1, 0, &[flush])[0];
+        let other = fixture.commands_from(1, 0, &[flush])[0];
         assert_eq!(other.status.get(), libc::EXDEV.unsigned_abs());
     }
 }
 
 #[test]
 fn flush_of_an_event_in_error_publishes_its_records() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    let mut ring = rig.map(event, 4);
-    rig.world.work(thread(0), 100, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
-    rig.world.break_host();
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let event = cycles(&mut fixture, 0, ENGINE_EXIT);
+    let mut ring = fixture.map(event, 4);
+    fixture.host.work(thread(0), 100, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
+    fixture.host.break_host();
     // The flush detects the lost counter.
-    assert_eq!(rig.flush(0, event), libc::EIO);
-    assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
-    assert_eq!(rig.flush(0, event), libc::EIO, "a further flush fails, too");
-    assert_eq!(rig.notice(), None);
+    assert_eq!(fixture.flush(0, event), libc::EIO);
+    assert_eq!(fixture.notice(), Some((NOTICE_ERROR, event)));
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(
+        fixture.flush(0, event),
+        libc::EIO,
+        "a further flush fails, too"
+    );
+    assert_eq!(fixture.notice(), None);
     assert_eq!(ring.samples().len(), 1);
 }
 
 #[test]
 fn pending_loss_is_written_if_it_fits() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let event = marks(&mut rig, OPEN_ENABLED);
-    let mut ring = rig.map(event, 1);
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let event = marks(&mut fixture, OPEN_ENABLED);
+    let mut ring = fixture.map(event, 1);
     // After 56 samples of 72 bytes each, 64 bytes of the data page are free.
-    (0..60).for_each(|_| rig.mark(0, 5, 1));
+    (0..60).for_each(|_| fixture.mark(0, 5, 1));
     assert_eq!(
-        rig.notice(),
+        fixture.notice(),
         Some((NOTICE_WAKEUP, event)),
         "the first lost sample wakes the reader"
     );
     let head = ring.head();
     assert_eq!(head, 56 * 72);
-    assert_eq!(rig.flush(0, event), 0);
+    assert_eq!(fixture.flush(0, event), 0);
     // The LOST record fits into these 64 bytes.
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds.len(), 57);
     assert_eq!(kinds.last(), Some(&LOST));
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
-    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
+    (0..100).for_each(|_| fixture.mark(0, 5, 1));
     ring.set_tail(ring.head() - 4096);
     let full = ring.head();
-    assert_eq!(rig.flush(0, event), 0, "a flush works if the ring is full");
+    assert_eq!(
+        fixture.flush(0, event),
+        0,
+        "a flush works if the ring is full"
+    );
     assert!(ring.head() - full < 72);
 }
 
 #[test]
 fn paused_ring_is_unchanged_by_a_flush() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let event = marks(&mut rig, OPEN_ENABLED);
-    let mut ring = rig.map(event, 1);
-    rig.mark(0, 5, 1);
-    rig.pause(event, 1).expect("paused");
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.flush(0, event), 0);
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let event = marks(&mut fixture, OPEN_ENABLED);
+    let mut ring = fixture.map(event, 1);
+    fixture.mark(0, 5, 1);
+    fixture.pause(event, 1).expect("paused");
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.flush(0, event), 0);
     assert_eq!(
-        rig.notice(),
+        fixture.notice(),
         Some((NOTICE_WAKEUP, event)),
         "the flush wakes the reader for the first sample"
     );
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds, [SAMPLE]);
-    rig.pause(event, 0).expect("resumed");
-    assert_eq!(rig.flush(0, event), 0);
+    fixture.pause(event, 0).expect("resumed");
+    assert_eq!(fixture.flush(0, event), 0);
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds, [LOST]);
 }
@@ -251,37 +263,37 @@ fn paused_ring_is_unchanged_by_a_flush() {
 /// VPMU-D-6.12-1.
 #[test]
 fn flush_ends_the_span_of_an_area() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
     };
-    let trace = rig.open(&request).expect("open");
-    let mut area = map(&mut rig, trace, 4);
+    let trace = fixture.open(&request).expect("open");
+    let mut area = map(&mut fixture, trace, 4);
     for ip in 1..=3 {
-        rig.exit(0, ExitReason::Io, &mut At(ip));
+        fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
     assert_eq!(area.head(), 0);
-    assert_eq!(rig.flush(0, trace), 0);
+    assert_eq!(fixture.flush(0, trace), 0);
     let ips: Vec<u64> = area.exits().iter().map(|exit| exit.ip.get()).collect();
     assert_eq!(ips, [1, 2, 3]);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, trace)));
-    assert_eq!(rig.flush(0, trace), 0);
-    assert_eq!(rig.notice(), None);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, trace)));
+    assert_eq!(fixture.flush(0, trace), 0);
+    assert_eq!(fixture.notice(), None);
 }
 
 #[test]
 fn exits_that_the_host_recorded_are_written() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_ALL, 0)
     };
-    let trace = rig.open(&request).expect("open");
-    let mut area = map(&mut rig, trace, 4);
+    let trace = fixture.open(&request).expect("open");
+    let mut area = map(&mut fixture, trace, 4);
     for ip in 1..=3 {
-        let tsc = rig.world.now();
+        let tsc = fixture.host.now();
         let exit = vpmu::source::HostExit {
             tsc,
             back: Some(tsc),
@@ -291,34 +303,34 @@ fn exits_that_the_host_recorded_are_written() {
             detail: 0,
         };
         let recorded = vpmu::source::Recorded::Exit(exit);
-        rig.world.record_exit(thread(0), recorded);
+        fixture.host.record_exit(thread(0), recorded);
     }
-    assert_eq!(rig.flush(0, trace), 0);
+    assert_eq!(fixture.flush(0, trace), 0);
     let ips: Vec<u64> = area.exits().iter().map(|exit| exit.ip.get()).collect();
     assert_eq!(ips, [1, 2, 3]);
 }
 
 #[test]
 fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let open = |rig: &mut Rig, vcpu: u32, persistent: u32| {
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let open = |fixture: &mut Fixture, vcpu: u32, persistent: u32| {
         let request = OpenRequest {
             flags: (OPEN_ENABLED | persistent).into(),
             ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
         };
-        let event = rig.open(&request).expect("open");
-        rig.map(event, 4);
+        let event = fixture.open(&request).expect("open");
+        fixture.map(event, 4);
         event
     };
-    let one = open(&mut rig, 0, OPEN_PERSISTENT);
-    let other = open(&mut rig, 0, OPEN_PERSISTENT);
-    let elsewhere = open(&mut rig, 1, OPEN_PERSISTENT);
-    open(&mut rig, 0, 0);
-    (0..2).for_each(|vcpu| rig.mark(vcpu, 5, 1));
-    let reply = rig.command(0, COMMAND_FLUSH, 0);
+    let one = open(&mut fixture, 0, OPEN_PERSISTENT);
+    let other = open(&mut fixture, 0, OPEN_PERSISTENT);
+    let elsewhere = open(&mut fixture, 1, OPEN_PERSISTENT);
+    open(&mut fixture, 0, 0);
+    (0..2).for_each(|vcpu| fixture.mark(vcpu, 5, 1));
+    let reply = fixture.command(0, COMMAND_FLUSH, 0);
     assert_eq!(reply, Reply::default(), "the reply has only a status");
-    let woken = [(); 3].map(|()| rig.notice());
+    let woken = [(); 3].map(|()| fixture.notice());
     assert_eq!(
         woken,
         [
@@ -327,26 +339,26 @@ fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
             None
         ]
     );
-    assert_eq!(rig.flush(1, 0), 0);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, elsewhere)));
+    assert_eq!(fixture.flush(1, 0), 0);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, elsewhere)));
 }
 
 #[test]
 fn flush_of_all_continues_after_an_error() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
         engine: ENGINE_EXIT.into(),
         ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
     };
-    rig.open(&request).expect("open");
-    let mark = marks(&mut rig, OPEN_ENABLED | OPEN_PERSISTENT);
-    rig.map(mark, 4);
-    rig.mark(0, 5, 1);
-    rig.world.break_host();
-    assert_eq!(rig.flush(0, 0), libc::EIO);
-    let notices = [(); 2].map(|()| rig.notice());
+    fixture.open(&request).expect("open");
+    let mark = marks(&mut fixture, OPEN_ENABLED | OPEN_PERSISTENT);
+    fixture.map(mark, 4);
+    fixture.mark(0, 5, 1);
+    fixture.host.break_host();
+    assert_eq!(fixture.flush(0, 0), libc::EIO);
+    let notices = [(); 2].map(|()| fixture.notice());
     assert!(
         notices.contains(&Some((NOTICE_WAKEUP, mark))),
         "no notice wakes the reader of the marks: {notices:?}"

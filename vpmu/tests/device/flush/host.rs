@@ -7,97 +7,97 @@ use vpmu::source::{Mode, Overflow};
 use vpmu::{ExitReason, FlushError};
 
 use super::{cycles, listen};
-use crate::rig::{self, Rig, open_of, sampling};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{self, Fixture, open_of, sampling};
 
 /// Flushes from the host while vCPU 0 is in the guest. The flush kicks the vCPU, which leaves the guest at `ip`.
-fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
+fn flush_inside(fixture: &Fixture, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
     thread::scope(|scope| {
-        let flush = scope.spawn(|| rig.vpmu.flush(event));
-        assert_eq!(rig.world.await_kicks(1), [0]);
+        let flush = scope.spawn(|| fixture.vpmu.flush(event));
+        assert_eq!(fixture.host.await_kicks(1), [0]);
         assert!(
             !flush.is_finished(),
             "the flush did not wait for the exit of the vCPU"
         );
-        rig.vcpus.leave(0, ExitReason::Signal, &mut At(ip));
+        fixture.vcpus.leave(0, ExitReason::Signal, &mut At(ip));
         let flushed = flush.join().expect("no panic");
-        rig.vcpus.enter(0);
+        fixture.vcpus.enter(0);
         flushed
     })
 }
 
 #[test]
 fn stopped_vcpu_is_flushed_at_once() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    let mut ring = rig.map(event, 4);
-    rig.vcpus.enter(0);
-    rig.vcpus.leave(0, ExitReason::Io, &mut At(7));
-    rig.world.work(rig::thread(0), 100, 4);
-    rig.vpmu.flush(Some(event)).expect("flushed");
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let event = cycles(&mut fixture, 0, ENGINE_EXIT);
+    let mut ring = fixture.map(event, 4);
+    fixture.vcpus.enter(0);
+    fixture.vcpus.leave(0, ExitReason::Io, &mut At(7));
+    fixture.host.work(fixture::thread(0), 100, 4);
+    fixture.vpmu.flush(Some(event)).expect("flushed");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [7], "the sample has the address of the last exit");
-    assert_eq!(rig.world.kicks(), 0);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(fixture.host.kicks(), 0);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
 }
 
 #[test]
 fn running_vcpu_is_kicked_for_a_flush() {
-    let mut rig = Rig::new();
-    listen(&mut rig);
-    let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    let mut ring = rig.map(event, 4);
-    rig.vcpus.enter(0);
+    let mut fixture = Fixture::new();
+    listen(&mut fixture);
+    let event = cycles(&mut fixture, 0, ENGINE_EXIT);
+    let mut ring = fixture.map(event, 4);
+    fixture.vcpus.enter(0);
     for ip in 1..=100 {
-        rig.world.work(rig::thread(0), 100, 4);
-        flush_inside(&rig, Some(event), ip).expect("flushed");
+        fixture.host.work(fixture::thread(0), 100, 4);
+        flush_inside(&fixture, Some(event), ip).expect("flushed");
         let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
         assert_eq!(ips, [ip], "the sample is written when the flush returns");
-        assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
-        rig.post_notice(u16::try_from(ip % 8).expect("small"), 16);
+        assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
+        fixture.post_notice(u16::try_from(ip % 8).expect("small"), 16);
     }
-    assert_eq!(rig.read(0, event).lost.get(), 0);
+    assert_eq!(fixture.read(0, event).lost.get(), 0);
 }
 
 #[test]
 fn flush_kicks_no_vcpu_without_held_overflows() {
-    let mut rig = Rig::new();
-    rig.world.know_ips();
-    listen(&mut rig);
-    let batched = cycles(&mut rig, 0, ENGINE_BATCHED);
+    let mut fixture = Fixture::new();
+    fixture.host.know_ips();
+    listen(&mut fixture);
+    let batched = cycles(&mut fixture, 0, ENGINE_BATCHED);
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    let marks = rig.open(&request).expect("open");
-    let exact = cycles(&mut rig, 0, ENGINE_EXIT);
-    rig.command(0, COMMAND_DISABLE, exact);
-    let mut rings = [batched, marks, exact].map(|id| rig.map(id, 4));
-    rig.vcpus.enter(0);
-    rig.mark(0, 5, 1);
-    rig.world.record(
-        rig::thread(0),
+    let marks = fixture.open(&request).expect("open");
+    let exact = cycles(&mut fixture, 0, ENGINE_EXIT);
+    fixture.command(0, COMMAND_DISABLE, exact);
+    let mut rings = [batched, marks, exact].map(|id| fixture.map(id, 4));
+    fixture.vcpus.enter(0);
+    fixture.mark(0, 5, 1);
+    fixture.host.record(
+        fixture::thread(0),
         Overflow {
-            tsc: rig.world.now(),
+            tsc: fixture.host.now(),
             ip: 3,
             mode: Mode::Guest,
             period: 100,
         },
     );
     for event in [batched, marks, exact] {
-        rig.vpmu.flush(Some(event)).expect("flushed");
+        fixture.vpmu.flush(Some(event)).expect("flushed");
     }
-    assert_eq!(rig.world.kicks(), 0);
+    assert_eq!(fixture.host.kicks(), 0);
     let counts = rings.each_mut().map(|ring| ring.samples().len());
     assert_eq!(counts, [1, 1, 0]);
-    let woken = [(); 2].map(|()| rig.notice());
+    let woken = [(); 2].map(|()| fixture.notice());
     assert_eq!(woken, [batched, marks].map(|id| Some((NOTICE_WAKEUP, id))));
 }
 
 #[test]
 fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let mut rings = Vec::new();
     for vcpu in [0, 0, 1, 1] {
         let request = OpenRequest {
@@ -105,49 +105,49 @@ fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
             flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
             ..sampling(open_of(KIND_HARDWARE, 0, vcpu), 100)
         };
-        let event = rig.open(&request).expect("open");
-        rings.push(rig.map(event, 4));
+        let event = fixture.open(&request).expect("open");
+        rings.push(fixture.map(event, 4));
     }
-    (0..2).for_each(|vcpu| rig.vcpus.enter(vcpu));
-    (0..2).for_each(|vcpu| rig.world.work(rig::thread(vcpu), 100, 4));
+    (0..2).for_each(|vcpu| fixture.vcpus.enter(vcpu));
+    (0..2).for_each(|vcpu| fixture.host.work(fixture::thread(vcpu), 100, 4));
     thread::scope(|scope| {
-        let flush = scope.spawn(|| rig.vpmu.flush(None));
-        assert_eq!(rig.world.await_kicks(2), [0, 1]);
-        rig.vcpus.leave(1, ExitReason::Signal, &mut At(1));
+        let flush = scope.spawn(|| fixture.vpmu.flush(None));
+        assert_eq!(fixture.host.await_kicks(2), [0, 1]);
+        fixture.vcpus.leave(1, ExitReason::Signal, &mut At(1));
         assert!(
             !flush.is_finished(),
             "the flush did not wait for the other vCPU"
         );
-        rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
+        fixture.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         flush.join().expect("no panic").expect("flushed");
     });
     let counts: Vec<usize> = rings.iter_mut().map(|ring| ring.samples().len()).collect();
     assert_eq!(counts, [1; 4]);
-    assert_eq!(rig.world.kicks(), 0, "each vCPU is kicked only once");
+    assert_eq!(fixture.host.kicks(), 0, "each vCPU is kicked only once");
 }
 
 #[test]
 fn flush_reports_unknown_and_failed_events() {
-    let mut rig = Rig::new();
-    let unknown = rig.vpmu.flush(Some(7));
+    let mut fixture = Fixture::new();
+    let unknown = fixture.vpmu.flush(Some(7));
     assert!(
         matches!(unknown, Err(FlushError::NoEvent(7))),
         "a flush of an unknown event returns {unknown:?}"
     );
-    rig.vpmu.flush(None).expect("nothing to flush");
-    let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    let mut ring = rig.map(event, 4);
-    rig.world.work(rig::thread(0), 100, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
-    rig.world.be_stuck();
-    let stuck = rig.vpmu.flush(Some(event));
+    fixture.vpmu.flush(None).expect("nothing to flush");
+    let event = cycles(&mut fixture, 0, ENGINE_EXIT);
+    let mut ring = fixture.map(event, 4);
+    fixture.host.work(fixture::thread(0), 100, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
+    fixture.host.be_stuck();
+    let stuck = fixture.vpmu.flush(Some(event));
     assert!(
         matches!(stuck, Err(FlushError::Inside { vcpu: 0, .. })),
         "a flush of a vCPU that cannot be kicked returns {stuck:?}"
     );
-    rig.vcpus.leave(0, ExitReason::Io, &mut At(2));
-    rig.world.break_host();
-    let failed = rig.vpmu.flush(Some(event));
+    fixture.vcpus.leave(0, ExitReason::Io, &mut At(2));
+    fixture.host.break_host();
+    let failed = fixture.vpmu.flush(Some(event));
     assert!(matches!(failed, Err(FlushError::Failed(id)) if id == event));
     assert_eq!(
         ring.samples().len(),
@@ -158,16 +158,16 @@ fn flush_reports_unknown_and_failed_events() {
 
 #[test]
 fn vcpu_that_leaves_before_its_kick_was_flushed() {
-    let mut rig = Rig::new();
-    let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    let mut ring = rig.map(event, 4);
-    rig.vcpus.enter(0);
-    rig.world.work(rig::thread(0), 100, 4);
-    let kick = rig.world.kick_too_late();
+    let mut fixture = Fixture::new();
+    let event = cycles(&mut fixture, 0, ENGINE_EXIT);
+    let mut ring = fixture.map(event, 4);
+    fixture.vcpus.enter(0);
+    fixture.host.work(fixture::thread(0), 100, 4);
+    let kick = fixture.host.kick_too_late();
     thread::scope(|scope| {
-        let flush = scope.spawn(|| rig.vpmu.flush(Some(event)));
+        let flush = scope.spawn(|| fixture.vpmu.flush(Some(event)));
         kick.wait();
-        rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
+        fixture.vcpus.leave(0, ExitReason::Io, &mut At(1));
         kick.wait();
         flush.join().expect("no panic").expect("flushed");
     });
@@ -176,14 +176,14 @@ fn vcpu_that_leaves_before_its_kick_was_flushed() {
 
 #[test]
 fn event_that_ends_during_a_flush_was_flushed() {
-    let mut rig = Rig::new();
-    let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    rig.vcpus.enter(0);
+    let mut fixture = Fixture::new();
+    let event = cycles(&mut fixture, 0, ENGINE_EXIT);
+    fixture.vcpus.enter(0);
     thread::scope(|scope| {
-        let flush = scope.spawn(|| rig.vpmu.flush(Some(event)));
-        assert_eq!(rig.world.await_kicks(1), [0]);
-        rig.vpmu.reset();
-        rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
+        let flush = scope.spawn(|| fixture.vpmu.flush(Some(event)));
+        assert_eq!(fixture.host.await_kicks(1), [0]);
+        fixture.vpmu.reset();
+        fixture.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         flush.join().expect("no panic").expect("flushed");
     });
 }

@@ -6,23 +6,23 @@ mod threads;
 
 use vpmu::abi::*;
 
-use crate::rig::{Rig, open_of, sampling};
-use crate::world::CYCLES;
+use crate::fake_host::CYCLES;
+use crate::fixture::{Fixture, open_of, sampling};
 
 /// Opens an enabled event on `vcpu`. The given engine takes a sample at every hundredth cycle that the event's host
 /// counter counts.
-fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
+fn cycles(fixture: &mut Fixture, vcpu: u32, engine: u32) -> u64 {
     let request = OpenRequest {
         engine: engine.into(),
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 100)
     };
-    let reply = rig.open_reply(&request);
+    let reply = fixture.open_reply(&request);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, engine));
     reply.id.get()
 }
 
 /// Posts buffers for notices.
-fn listen(rig: &mut Rig) {
-    (0..8).for_each(|slot| rig.post_notice(slot, 16));
+fn listen(fixture: &mut Fixture) {
+    (0..8).for_each(|slot| fixture.post_notice(slot, 16));
 }

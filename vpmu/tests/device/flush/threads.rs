@@ -7,8 +7,8 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::cycles;
-use crate::rig::{self, Rig};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{self, Fixture};
 
 const FLUSHES: u64 = 500;
 /// Maximum number of overflows on each vCPU. The ring of the vCPU's event has space for this many records.
@@ -16,23 +16,25 @@ const OVERFLOWS: u64 = 50_000;
 
 #[test]
 fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
-    let mut rig = Rig::new();
-    let events = [0, 1].map(|vcpu| cycles(&mut rig, vcpu, ENGINE_EXIT));
-    let mut rings = events.map(|id| rig.map(id, 1024));
+    let mut fixture = Fixture::new();
+    let events = [0, 1].map(|vcpu| cycles(&mut fixture, vcpu, ENGINE_EXIT));
+    let mut rings = events.map(|id| fixture.map(id, 1024));
     let over = AtomicBool::new(false);
-    let (rig, over) = (&rig, &over);
+    let (fixture, over) = (&fixture, &over);
     thread::scope(|scope| {
         let vcpus = [0, 1].map(|vcpu| {
             scope.spawn(move || {
                 let mut visits = 0_u64;
                 while !over.load(Ordering::Relaxed) {
-                    rig.vcpus.enter(vcpu);
+                    fixture.vcpus.enter(vcpu);
                     if visits < OVERFLOWS {
-                        rig.world.work(rig::thread(vcpu), 100, 4);
+                        fixture.host.work(fixture::thread(vcpu), 100, 4);
                         visits += 1;
                     }
                     // The simulated kicks cannot make the vCPU leave the guest, so this loop makes it leave.
-                    rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
+                    fixture
+                        .vcpus
+                        .leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits
             })
@@ -41,7 +43,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
             let event = events[of];
             scope.spawn(move || {
                 for _ in 0..FLUSHES {
-                    rig.vpmu.flush(Some(event)).expect("flushed");
+                    fixture.vpmu.flush(Some(event)).expect("flushed");
                 }
             })
         });

@@ -10,20 +10,20 @@ mod traces;
 
 use vpmu::abi::*;
 
-use crate::rig::{Rig, open_of, sampling};
+use crate::fixture::{Fixture, open_of, sampling};
 
 /// Values of the marks that start and stop the target.
 pub(crate) const START: u32 = 7;
 pub(crate) const STOP: u32 = 8;
 
 /// Opens an enabled event that overflows at every `period`th mark of `value`.
-pub(crate) fn trigger(rig: &mut Rig, value: u32, period: u64) -> u64 {
+pub(crate) fn trigger(fixture: &mut Fixture, value: u32, period: u64) -> u64 {
     let request = OpenRequest {
         period: period.into(),
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_MARK, value.into(), 0)
     };
-    rig.open(&request).expect("open")
+    fixture.open(&request).expect("open")
 }
 
 /// An enabled event that opens paused.
@@ -43,11 +43,11 @@ pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenReques
 }
 
 /// Opens a target, and links marks that start and stop it.
-pub(crate) fn between_marks(rig: &mut Rig, request: &OpenRequest) -> u64 {
-    let target = rig.open(request).expect("open");
+pub(crate) fn between_marks(fixture: &mut Fixture, request: &OpenRequest) -> u64 {
+    let target = fixture.open(request).expect("open");
     for (value, role) in [(START, LINK_STARTER), (STOP, LINK_STOPPER)] {
-        let mark = trigger(rig, value, 1);
-        rig.link(mark, target, role).expect("linked");
+        let mark = trigger(fixture, value, 1);
+        fixture.link(mark, target, role).expect("linked");
     }
     target
 }

@@ -4,72 +4,74 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{START, STOP, between_marks, paused, paused_sampling, trigger};
-use crate::rig::{Rig, open_of};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{Fixture, open_of};
 
 const WORK: u32 = 5;
 
 /// Starts and stops a region ten thousand times. Calls `work` before, inside and after each region, and returns the
 /// number of calls inside regions.
-fn regions(rig: &Rig, mut work: impl FnMut(&Rig)) -> u64 {
+fn regions(fixture: &Fixture, mut work: impl FnMut(&Fixture)) -> u64 {
     let mut inside = 0;
     for region in 0..10_000 {
-        work(rig);
-        rig.mark(0, START, 1);
+        work(fixture);
+        fixture.mark(0, START, 1);
         for _ in 0..region % 5 {
-            work(rig);
+            work(fixture);
             inside += 1;
         }
-        rig.mark(0, STOP, 1);
-        work(rig);
+        fixture.mark(0, STOP, 1);
+        work(fixture);
     }
     inside
 }
 
 #[test]
 fn marks_are_exact_in_ten_thousand_regions() {
-    let mut rig = Rig::new();
-    let target = between_marks(&mut rig, &paused(KIND_MARK, WORK.into()));
+    let mut fixture = Fixture::new();
+    let target = between_marks(&mut fixture, &paused(KIND_MARK, WORK.into()));
     let user = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_PAUSED | OPEN_EXCLUDE_KERNEL).into(),
         ..open_of(KIND_EXITS, EXIT_IO, 0)
     };
-    let user = between_marks(&mut rig, &user);
-    let inside = regions(&rig, |rig| {
-        rig.mark(0, WORK, 1);
-        rig.exit(0, ExitReason::Io, &mut At(1));
-        rig.exit(0, ExitReason::Io, &mut At(u64::MAX));
+    let user = between_marks(&mut fixture, &user);
+    let inside = regions(&fixture, |fixture| {
+        fixture.mark(0, WORK, 1);
+        fixture.exit(0, ExitReason::Io, &mut At(1));
+        fixture.exit(0, ExitReason::Io, &mut At(u64::MAX));
     });
-    assert_eq!((rig.value(0, target), inside), (20_000, 20_000));
-    assert_eq!(rig.value(0, user), inside);
+    assert_eq!((fixture.value(0, target), inside), (20_000, 20_000));
+    assert_eq!(fixture.value(0, user), inside);
 }
 
 #[test]
 fn exits_are_exact_in_ten_thousand_regions() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let [io, all] = [EXIT_IO, EXIT_USER].map(|config| {
         let request = paused(KIND_EXITS, config);
-        between_marks(&mut rig, &request)
+        between_marks(&mut fixture, &request)
     });
-    let inside = regions(&rig, |rig| rig.exit(0, ExitReason::Io, &mut At(1)));
-    assert_eq!(rig.value(0, io), inside);
+    let inside = regions(&fixture, |fixture| {
+        fixture.exit(0, ExitReason::Io, &mut At(1))
+    });
+    assert_eq!(fixture.value(0, io), inside);
     // Each region also counts the exit that its stopping mark causes, but not the exit that its starting mark causes.
-    assert_eq!(rig.value(0, all), inside + 10_000);
+    assert_eq!(fixture.value(0, all), inside + 10_000);
 }
 
 /// VPMU-D-6.11-1.
 #[test]
 fn mark_counts_in_the_event_that_it_stops_and_not_in_the_one_that_it_starts() {
-    let mut rig = Rig::new();
-    let any = between_marks(&mut rig, &paused(KIND_MARK, MARK_ANY));
+    let mut fixture = Fixture::new();
+    let any = between_marks(&mut fixture, &paused(KIND_MARK, MARK_ANY));
     for _ in 0..100 {
-        rig.mark(0, START, 1);
-        rig.mark(0, START, 1);
-        rig.mark(0, STOP, 1);
-        rig.mark(0, STOP, 1);
+        fixture.mark(0, START, 1);
+        fixture.mark(0, START, 1);
+        fixture.mark(0, STOP, 1);
+        fixture.mark(0, STOP, 1);
     }
     assert_eq!(
-        rig.value(0, any),
+        fixture.value(0, any),
         200,
         "each region counts its second starting mark and its first stopping mark"
     );
@@ -78,49 +80,49 @@ fn mark_counts_in_the_event_that_it_stops_and_not_in_the_one_that_it_starts() {
 /// VPMU-D-6.11-2.
 #[test]
 fn sampling_target_records_only_between_start_and_stop() {
-    let mut rig = Rig::new();
-    let target = between_marks(&mut rig, &paused_sampling(KIND_EXITS, EXIT_IO, 3));
-    let mut ring = rig.map(target, 4);
-    let exits = |rig: &Rig, ips: std::ops::Range<u64>| {
-        ips.for_each(|ip| rig.exit(0, ExitReason::Io, &mut At(ip)));
+    let mut fixture = Fixture::new();
+    let target = between_marks(&mut fixture, &paused_sampling(KIND_EXITS, EXIT_IO, 3));
+    let mut ring = fixture.map(target, 4);
+    let exits = |fixture: &Fixture, ips: std::ops::Range<u64>| {
+        ips.for_each(|ip| fixture.exit(0, ExitReason::Io, &mut At(ip)));
     };
-    exits(&rig, 0..10);
-    rig.mark(0, START, 1);
-    exits(&rig, 10..14);
-    rig.mark(0, STOP, 1);
-    exits(&rig, 14..30);
-    rig.mark(0, START, 1);
-    exits(&rig, 30..34);
+    exits(&fixture, 0..10);
+    fixture.mark(0, START, 1);
+    exits(&fixture, 10..14);
+    fixture.mark(0, STOP, 1);
+    exits(&fixture, 14..30);
+    fixture.mark(0, START, 1);
+    exits(&fixture, 30..34);
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(
         ips,
         [12, 31],
         "the second period has one exit before the pause and two after it"
     );
-    assert_eq!(rig.value(0, target), 8);
+    assert_eq!(fixture.value(0, target), 8);
 }
 
 #[test]
 fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
-    let mut rig = Rig::new();
-    let target = rig
+    let mut fixture = Fixture::new();
+    let target = fixture
         .open(&paused_sampling(KIND_EXITS, EXIT_IO, 1))
         .expect("open");
-    let start = trigger(&mut rig, START, 1);
-    rig.link(start, target, LINK_STARTER).expect("linked");
+    let start = trigger(&mut fixture, START, 1);
+    fixture.link(start, target, LINK_STARTER).expect("linked");
     // The stopper is opened after the target. Therefore the stopper's overflow takes effect after the target's
     // overflow.
-    let stop = rig
+    let stop = fixture
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..paused_sampling(KIND_EXITS, EXIT_IO, 1)
         })
         .expect("open");
-    rig.link(stop, target, LINK_STOPPER).expect("linked");
-    let rings = [target, stop].map(|id| rig.map(id, 4));
-    rig.mark(0, START, 1);
+    fixture.link(stop, target, LINK_STOPPER).expect("linked");
+    let rings = [target, stop].map(|id| fixture.map(id, 4));
+    fixture.mark(0, START, 1);
     for ip in 1..4 {
-        rig.exit(0, ExitReason::Io, &mut At(ip));
+        fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
     let [own, stopper] = rings.map(|mut ring| {
         let samples = ring.samples();
@@ -131,68 +133,68 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
 
 #[test]
 fn chained_links_act_in_order() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     // The mark starts a counter of exits. This counter overflows at its third exit and starts another counter.
-    let last = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
-    let middle = rig
+    let last = fixture.open(&paused(KIND_MARK, WORK.into())).expect("open");
+    let middle = fixture
         .open(&paused_sampling(KIND_EXITS, EXIT_IO, 3))
         .expect("open");
-    let first = trigger(&mut rig, START, 1);
-    rig.link(first, middle, LINK_STARTER).expect("linked");
-    rig.link(middle, last, LINK_STARTER).expect("linked");
+    let first = trigger(&mut fixture, START, 1);
+    fixture.link(first, middle, LINK_STARTER).expect("linked");
+    fixture.link(middle, last, LINK_STARTER).expect("linked");
     let mut seen = Vec::new();
     for _ in 0..5 {
-        rig.exit(0, ExitReason::Io, &mut At(1));
-        rig.mark(0, WORK, 1);
-        seen.push(rig.value(0, last));
+        fixture.exit(0, ExitReason::Io, &mut At(1));
+        fixture.mark(0, WORK, 1);
+        seen.push(fixture.value(0, last));
     }
     assert_eq!(seen, [0; 5]);
-    rig.mark(0, START, 1);
+    fixture.mark(0, START, 1);
     seen.clear();
     for _ in 0..5 {
-        rig.exit(0, ExitReason::Io, &mut At(1));
-        rig.mark(0, WORK, 1);
-        seen.push(rig.value(0, last));
+        fixture.exit(0, ExitReason::Io, &mut At(1));
+        fixture.mark(0, WORK, 1);
+        seen.push(fixture.value(0, last));
     }
     assert_eq!(seen, [0, 0, 1, 2, 3]);
 }
 
 #[test]
 fn one_event_starts_many() {
-    let mut rig = Rig::new();
-    let start = trigger(&mut rig, START, 1);
+    let mut fixture = Fixture::new();
+    let start = trigger(&mut fixture, START, 1);
     let targets: Vec<u64> = (0..100)
         .map(|_| {
-            let target = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
-            rig.link(start, target, LINK_STARTER).expect("linked");
+            let target = fixture.open(&paused(KIND_MARK, WORK.into())).expect("open");
+            fixture.link(start, target, LINK_STARTER).expect("linked");
             target
         })
         .collect();
-    rig.mark(0, WORK, 1);
-    rig.mark(0, START, 1);
-    rig.mark(0, WORK, 1);
-    assert!(targets.iter().all(|&id| rig.value(0, id) == 1));
+    fixture.mark(0, WORK, 1);
+    fixture.mark(0, START, 1);
+    fixture.mark(0, WORK, 1);
+    assert!(targets.iter().all(|&id| fixture.value(0, id) == 1));
 }
 
 #[test]
 fn starter_that_is_also_the_stopper_toggles() {
-    let mut rig = Rig::new();
-    let target = rig.open(&paused(KIND_EXITS, EXIT_IO)).expect("open");
-    let toggle = rig
+    let mut fixture = Fixture::new();
+    let target = fixture.open(&paused(KIND_EXITS, EXIT_IO)).expect("open");
+    let toggle = fixture
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..paused_sampling(KIND_EXITS, EXIT_IO, 10)
         })
         .expect("open");
     for role in [LINK_STARTER, LINK_STOPPER] {
-        rig.link(toggle, target, role).expect("linked");
+        fixture.link(toggle, target, role).expect("linked");
     }
     let mut counts = Vec::new();
     for _ in 0..6 {
         for _ in 0..10 {
-            rig.exit(0, ExitReason::Io, &mut At(1));
+            fixture.exit(0, ExitReason::Io, &mut At(1));
         }
-        counts.push(rig.value(0, target));
+        counts.push(fixture.value(0, target));
     }
     // The target counts during every second interval of ten exits.
     assert_eq!(counts, [0, 10, 10, 20, 20, 30]);
@@ -200,19 +202,19 @@ fn starter_that_is_also_the_stopper_toggles() {
 
 #[test]
 fn every_nth_region() {
-    let mut rig = Rig::new();
-    let target = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
-    let starter = trigger(&mut rig, START, 4);
-    let stopper = trigger(&mut rig, STOP, 1);
-    rig.link(starter, target, LINK_STARTER).expect("linked");
-    rig.link(stopper, target, LINK_STOPPER).expect("linked");
+    let mut fixture = Fixture::new();
+    let target = fixture.open(&paused(KIND_MARK, WORK.into())).expect("open");
+    let starter = trigger(&mut fixture, START, 4);
+    let stopper = trigger(&mut fixture, STOP, 1);
+    fixture.link(starter, target, LINK_STARTER).expect("linked");
+    fixture.link(stopper, target, LINK_STOPPER).expect("linked");
     let mut counts = Vec::new();
     for region in 1..=10_000_u64 {
-        rig.mark(0, START, 1);
-        (0..region % 7).for_each(|_| rig.mark(0, WORK, 1));
-        rig.mark(0, STOP, 1);
+        fixture.mark(0, START, 1);
+        (0..region % 7).for_each(|_| fixture.mark(0, WORK, 1));
+        fixture.mark(0, STOP, 1);
         if region % 1000 == 0 {
-            counts.push(rig.value(0, target));
+            counts.push(fixture.value(0, target));
         }
     }
     let expected: Vec<u64> = (1..=10)

@@ -4,20 +4,20 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{START, STOP, between_marks, paused, trigger};
-use crate::rig::{Rig, open_of, sampling};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{Fixture, open_of, sampling};
 
 #[test]
 fn each_invalid_link_has_its_errno() {
-    let mut rig = Rig::new();
-    let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
-    let mark = trigger(&mut rig, START, 1);
-    let other = trigger(&mut rig, START, 1);
-    let counting = rig.open(&open_of(KIND_MARK, 9, 0)).expect("open");
-    let elsewhere = rig
+    let mut fixture = Fixture::new();
+    let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
+    let mark = trigger(&mut fixture, START, 1);
+    let other = trigger(&mut fixture, START, 1);
+    let counting = fixture.open(&open_of(KIND_MARK, 9, 0)).expect("open");
+    let elsewhere = fixture
         .open(&sampling(open_of(KIND_MARK, 9, 1), 1))
         .expect("open");
-    let task = rig
+    let task = fixture
         .open(&sampling(open_of(KIND_MARK, 9, CONTEXT_TASK), 1))
         .expect("open");
     for (event, target, role, errno) in [
@@ -34,129 +34,132 @@ fn each_invalid_link_has_its_errno() {
         (task, target, LINK_STARTER, libc::EINVAL),
         (counting, target, LINK_STARTER, libc::EINVAL),
     ] {
-        let linked = rig.link(event, target, role);
+        let linked = fixture.link(event, target, role);
         assert_eq!(linked, Err(errno), "{event} to {target} as {role}");
     }
     let unclean = LinkRequest {
-        header: Rig::header(CONTROL_LINK, mark),
+        header: Fixture::header(CONTROL_LINK, mark),
         target: target.into(),
         role: LINK_STARTER.into(),
         reserved: 1.into(),
     };
-    assert_eq!(rig.control(&unclean), Err(libc::EINVAL));
-    let short = rig.control(&Rig::header(CONTROL_LINK, mark));
+    assert_eq!(fixture.control(&unclean), Err(libc::EINVAL));
+    let short = fixture.control(&Fixture::header(CONTROL_LINK, mark));
     assert_eq!(short, Err(libc::EINVAL));
     for role in [LINK_STARTER, LINK_STOPPER] {
-        assert_eq!(rig.link(mark, target, role), Ok(()));
-        assert_eq!(rig.link(mark, target, role), Err(libc::EEXIST));
-        assert_eq!(rig.link(other, target, role), Err(libc::EBUSY));
+        assert_eq!(fixture.link(mark, target, role), Ok(()));
+        assert_eq!(fixture.link(mark, target, role), Err(libc::EEXIST));
+        assert_eq!(fixture.link(other, target, role), Err(libc::EBUSY));
     }
     // A counting event can be a target, and a trigger can itself be a target.
-    assert_eq!(rig.link(other, mark, LINK_STOPPER), Ok(()));
-    assert_eq!(rig.link(mark, counting, LINK_STARTER), Ok(()));
+    assert_eq!(fixture.link(other, mark, LINK_STOPPER), Ok(()));
+    assert_eq!(fixture.link(mark, counting, LINK_STARTER), Ok(()));
 }
 
 #[test]
 fn batched_event_can_be_a_target_but_no_trigger() {
-    let mut rig = Rig::new();
-    rig.world.know_ips();
-    let open = |rig: &mut Rig, engine: u32| {
+    let mut fixture = Fixture::new();
+    fixture.host.know_ips();
+    let open = |fixture: &mut Fixture, engine: u32| {
         let request = OpenRequest {
             engine: engine.into(),
             ..sampling(open_of(KIND_HARDWARE, 0, 0), 100)
         };
-        let reply = rig.open_reply(&request);
+        let reply = fixture.open_reply(&request);
         assert_eq!((reply.status.get(), reply.engine.get()), (0, engine));
         reply.id.get()
     };
-    let [batched, exact] = [ENGINE_BATCHED, ENGINE_EXIT].map(|engine| open(&mut rig, engine));
+    let [batched, exact] = [ENGINE_BATCHED, ENGINE_EXIT].map(|engine| open(&mut fixture, engine));
     for role in [LINK_STARTER, LINK_STOPPER] {
-        assert_eq!(rig.link(batched, exact, role), Err(libc::EOPNOTSUPP));
-        assert_eq!(rig.link(exact, batched, role), Ok(()));
+        assert_eq!(fixture.link(batched, exact, role), Err(libc::EOPNOTSUPP));
+        assert_eq!(fixture.link(exact, batched, role), Ok(()));
     }
 }
 
 #[test]
 fn task_events_and_children_can_be_linked() {
-    let mut rig = Rig::new();
-    let task = |rig: &mut Rig, value, period: u64, flags: u32, parent: u64| {
+    let mut fixture = Fixture::new();
+    let task = |fixture: &mut Fixture, value, period: u64, flags: u32, parent: u64| {
         let request = OpenRequest {
             period: period.into(),
             flags: (OPEN_ENABLED | flags).into(),
             parent: parent.into(),
             ..open_of(KIND_MARK, value, CONTEXT_TASK)
         };
-        rig.open(&request).expect("open")
+        fixture.open(&request).expect("open")
     };
-    let start = task(&mut rig, START.into(), 1, 0, 0);
-    let target = task(&mut rig, 5, 0, OPEN_PAUSED, 0);
-    let start_child = task(&mut rig, START.into(), 1, 0, start);
-    let child = task(&mut rig, 5, 0, OPEN_PAUSED, target);
+    let start = task(&mut fixture, START.into(), 1, 0, 0);
+    let target = task(&mut fixture, 5, 0, OPEN_PAUSED, 0);
+    let start_child = task(&mut fixture, START.into(), 1, 0, start);
+    let child = task(&mut fixture, 5, 0, OPEN_PAUSED, target);
     for (event, target) in [(start, target), (start_child, child)] {
-        rig.link(event, target, LINK_STARTER).expect("linked");
+        fixture.link(event, target, LINK_STARTER).expect("linked");
     }
     // The child runs on one vCPU, and the parent runs on the other.
     for (vcpu, event) in [(0, start), (0, target), (1, start_child), (1, child)] {
-        rig.command(vcpu, COMMAND_IN, event);
+        fixture.command(vcpu, COMMAND_IN, event);
     }
-    rig.mark(1, START, 1);
+    fixture.mark(1, START, 1);
     for vcpu in [0, 1] {
-        rig.mark(vcpu, 5, 1);
+        fixture.mark(vcpu, 5, 1);
     }
-    assert_eq!((rig.value(0, target), rig.value(1, child)), (0, 1));
+    assert_eq!((fixture.value(0, target), fixture.value(1, child)), (0, 1));
 }
 
 #[test]
 fn inactive_target_is_not_changed() {
-    let mut rig = Rig::new();
-    let target = between_marks(&mut rig, &paused(KIND_MARK, 5));
-    let counts = |rig: &mut Rig| {
-        rig.command(0, COMMAND_RESET, target);
-        rig.mark(0, 5, 1);
-        rig.value(0, target) == 1
+    let mut fixture = Fixture::new();
+    let target = between_marks(&mut fixture, &paused(KIND_MARK, 5));
+    let counts = |fixture: &mut Fixture| {
+        fixture.command(0, COMMAND_RESET, target);
+        fixture.mark(0, 5, 1);
+        fixture.value(0, target) == 1
     };
-    rig.command(0, COMMAND_DISABLE, target);
-    rig.mark(0, START, 1);
-    rig.command(0, COMMAND_ENABLE, target);
-    assert!(!counts(&mut rig), "a start made a disabled target count");
-    rig.mark(0, START, 1);
-    assert!(counts(&mut rig));
-    rig.command(0, COMMAND_DISABLE, target);
-    rig.mark(0, STOP, 1);
-    rig.command(0, COMMAND_ENABLE, target);
+    fixture.command(0, COMMAND_DISABLE, target);
+    fixture.mark(0, START, 1);
+    fixture.command(0, COMMAND_ENABLE, target);
     assert!(
-        counts(&mut rig),
+        !counts(&mut fixture),
+        "a start made a disabled target count"
+    );
+    fixture.mark(0, START, 1);
+    assert!(counts(&mut fixture));
+    fixture.command(0, COMMAND_DISABLE, target);
+    fixture.mark(0, STOP, 1);
+    fixture.command(0, COMMAND_ENABLE, target);
+    assert!(
+        counts(&mut fixture),
         "a stop of a disabled target kept it from counting later"
     );
 }
 
 #[test]
 fn paused_event_keeps_its_state_and_times() {
-    let mut rig = Rig::new();
-    let target = between_marks(&mut rig, &paused(KIND_EXITS, EXIT_IO));
-    let page = rig.map(target, 0);
-    rig.world.pass(1000);
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    let before = rig.read(0, target);
+    let mut fixture = Fixture::new();
+    let target = between_marks(&mut fixture, &paused(KIND_EXITS, EXIT_IO));
+    let page = fixture.map(target, 0);
+    fixture.host.pass(1000);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    let before = fixture.read(0, target);
     assert_eq!(before.state.get(), STATE_ACTIVE);
     assert_eq!((before.value.get(), page.field(16)), (0, 0));
     assert!(before.time_running.get() >= 1000);
     assert_eq!(before.time_enabled, before.time_running);
-    rig.mark(0, START, 1);
-    rig.exit(0, ExitReason::Io, &mut At(1));
+    fixture.mark(0, START, 1);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(page.field(16), 1, "published immediately");
-    rig.mark(0, STOP, 1);
-    rig.exit(0, ExitReason::Io, &mut At(1));
+    fixture.mark(0, STOP, 1);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(page.field(16), 1);
-    rig.world.pass(1000);
-    let after = rig.read(0, target);
+    fixture.host.pass(1000);
+    let after = fixture.read(0, target);
     assert_eq!(after.value.get(), 1);
     assert!(after.time_running.get() >= before.time_running.get() + 1000);
     assert_eq!(after.time_enabled, after.time_running);
-    rig.command(0, COMMAND_RESET, target);
-    rig.mark(0, START, 1);
+    fixture.command(0, COMMAND_RESET, target);
+    fixture.mark(0, START, 1);
     assert_eq!(
-        rig.value(0, target),
+        fixture.value(0, target),
         0,
         "events during the pause are not counted later"
     );

@@ -8,27 +8,27 @@ use vpmu::abi::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{START, STOP, paused, trigger};
-use crate::rig::Rig;
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::Fixture;
 
 const ROUNDS: u64 = 2000;
 
 #[test]
 fn links_change_while_marks_are_placed() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     // This event keeps its links, while links of other events are added and removed.
-    let steady = rig.open(&paused(KIND_MARK, 5)).expect("open");
-    let starter = trigger(&mut rig, START, 1);
-    let stopper = trigger(&mut rig, STOP, 1);
-    rig.link(starter, steady, LINK_STARTER).expect("linked");
-    rig.link(stopper, steady, LINK_STOPPER).expect("linked");
+    let steady = fixture.open(&paused(KIND_MARK, 5)).expect("open");
+    let starter = trigger(&mut fixture, START, 1);
+    let stopper = trigger(&mut fixture, STOP, 1);
+    fixture.link(starter, steady, LINK_STARTER).expect("linked");
+    fixture.link(stopper, steady, LINK_STOPPER).expect("linked");
     let start = &Barrier::new(2);
-    let Rig {
+    let Fixture {
         vpmu,
         vcpus,
         queues,
         ..
-    } = &mut rig;
+    } = &mut fixture;
     let (vpmu, vcpus, control) = (&*vpmu, &*vcpus, &mut queues[0]);
     let mark = |value| {
         vcpus.leave(0, ExitReason::Mmio, &mut At(1));
@@ -59,7 +59,7 @@ fn links_change_while_marks_are_placed() {
                 let target = reply.id.get();
                 for (event, role) in [(starter, LINK_STARTER), (stopper, LINK_STOPPER)] {
                     let link = LinkRequest {
-                        header: Rig::header(CONTROL_LINK, event),
+                        header: Fixture::header(CONTROL_LINK, event),
                         target: target.into(),
                         role: role.into(),
                         reserved: 0.into(),
@@ -68,7 +68,7 @@ fn links_change_while_marks_are_placed() {
                     let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
                     assert_eq!(reply.status.get(), 0, "round {round}");
                 }
-                let close = Rig::header(CONTROL_CLOSE, target);
+                let close = Fixture::header(CONTROL_CLOSE, target);
                 let answer = ask(close.as_bytes(), size_of::<ControlReply>());
                 let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
                 assert_eq!(reply.status.get(), 0);
@@ -76,5 +76,5 @@ fn links_change_while_marks_are_placed() {
         });
     });
     assert_eq!(vpmu.metrics().marks, 6 * ROUNDS);
-    assert_eq!(rig.value(0, steady), 2 * ROUNDS);
+    assert_eq!(fixture.value(0, steady), 2 * ROUNDS);
 }

@@ -3,12 +3,12 @@
 use vpmu::abi::*;
 
 use super::{marks, name, window};
-use crate::rig::{Rig, open_of, sampling};
-use crate::world::CYCLES;
+use crate::fake_host::CYCLES;
+use crate::fixture::{Fixture, open_of, sampling};
 
 #[test]
 fn entry_is_the_request_that_would_open_the_event() {
-    let mut rig = Rig::windowed(&window(8));
+    let mut fixture = Fixture::windowed(&window(8));
     let (kind, config) = CYCLES;
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | OPEN_EXCLUDE_KERNEL).into(),
@@ -21,9 +21,9 @@ fn entry_is_the_request_that_would_open_the_event() {
         sample_type: SAMPLE_ALLOWED.into(),
         ..sampling(open_of(kind, config, 1), 1000)
     };
-    let event = rig.open(&request).expect("open");
-    rig.detach(event, "all").expect("detached");
-    let first = rig.map_window(event, 2, 0).expect("mapped");
+    let event = fixture.open(&request).expect("open");
+    fixture.detach(event, "all").expect("detached");
+    let first = fixture.map_window(event, 2, 0).expect("mapped");
     let expected = PersistentEvent {
         id: event.into(),
         open: OpenRequest {
@@ -37,38 +37,38 @@ fn entry_is_the_request_that_would_open_the_event() {
         map: MAP_WINDOW.into(),
         window_page: first.into(),
         flags: 0.into(),
-        name: rig.listed()[0].name,
+        name: fixture.listed()[0].name,
     };
-    assert_eq!(rig.listed(), [expected]);
+    assert_eq!(fixture.listed(), [expected]);
     assert_eq!(name(&expected), "all");
 
-    rig.command(1, COMMAND_DISABLE, event);
-    assert_eq!(rig.valued(1, COMMAND_PERIOD, event, 2000), 0);
-    rig.set_wakeup(event, 512, WAKEUP_BYTES).expect("set");
-    let changed = rig.listed()[0];
+    fixture.command(1, COMMAND_DISABLE, event);
+    assert_eq!(fixture.valued(1, COMMAND_PERIOD, event, 2000), 0);
+    fixture.set_wakeup(event, 512, WAKEUP_BYTES).expect("set");
+    let changed = fixture.listed()[0];
     assert_eq!(changed.open.flags.get() & OPEN_ENABLED, 0);
     assert_eq!(changed.open.period.get(), 2000);
     assert_eq!(changed.open.flags.get() & OPEN_WATERMARK, OPEN_WATERMARK);
     assert_eq!(changed.open.wakeup.get(), 512);
-    rig.set_wakeup(event, 7, WAKEUP_RECORDS).expect("set");
-    let changed = rig.listed()[0];
+    fixture.set_wakeup(event, 7, WAKEUP_RECORDS).expect("set");
+    let changed = fixture.listed()[0];
     assert_eq!(changed.open.flags.get() & OPEN_WATERMARK, 0);
     assert_eq!(changed.open.wakeup.get(), 7);
 }
 
 #[test]
 fn entry_has_the_frequency_and_the_size_of_a_guest_ring() {
-    let mut rig = Rig::windowed(&window(8));
+    let mut fixture = Fixture::windowed(&window(8));
     let (kind, config) = CYCLES;
     let request = OpenRequest {
         flags: (OPEN_FREQ | OPEN_WATERMARK).into(),
         wakeup: 512.into(),
         ..sampling(open_of(kind, config, 0), 99)
     };
-    let event = rig.open(&request).expect("open");
-    rig.map(event, 4);
-    rig.detach(event, "").expect("detached");
-    let listed = rig.listed()[0];
+    let event = fixture.open(&request).expect("open");
+    fixture.map(event, 4);
+    fixture.detach(event, "").expect("detached");
+    let listed = fixture.listed()[0];
     assert_eq!(listed.open.period.get(), 99);
     assert_eq!(
         listed.open.flags.get(),
@@ -80,23 +80,29 @@ fn entry_has_the_frequency_and_the_size_of_a_guest_ring() {
 
 #[test]
 fn list_can_be_read_in_parts() {
-    let mut rig = Rig::new();
-    let events = [(); 5].map(|()| rig.open(&marks(0)).expect("open"));
+    let mut fixture = Fixture::new();
+    let events = [(); 5].map(|()| fixture.open(&marks(0)).expect("open"));
     for &event in [1, 0, 3, 4].map(|n| &events[n]) {
-        rig.detach(event, "").expect("detached");
+        fixture.detach(event, "").expect("detached");
     }
     let ids = |list: Vec<PersistentEvent>| -> Vec<u64> {
         list.iter().map(|event| event.id.get()).collect()
     };
     let all = [0, 1, 3, 4].map(|n| events[n]);
-    assert_eq!(ids(rig.listed()), all);
+    assert_eq!(ids(fixture.listed()), all);
     let room = |entries| size_of::<ControlReply>() + entries * size_of::<PersistentEvent>();
-    assert_eq!(ids(rig.list(0, 2, room(9)).expect("two")), all[..2]);
+    assert_eq!(ids(fixture.list(0, 2, room(9)).expect("two")), all[..2]);
     assert_eq!(
-        ids(rig.list(all[0], 9, room(2) + 100).expect("two")),
+        ids(fixture.list(all[0], 9, room(2) + 100).expect("two")),
         all[1..3]
     );
-    assert_eq!(ids(rig.list(all[2], 9, room(9)).expect("one")), all[3..]);
-    assert_eq!(ids(rig.list(u64::MAX, 9, room(9)).expect("none")), [0; 0]);
-    assert_eq!(ids(rig.list(0, 0, room(9)).expect("none")), [0; 0]);
+    assert_eq!(
+        ids(fixture.list(all[2], 9, room(9)).expect("one")),
+        all[3..]
+    );
+    assert_eq!(
+        ids(fixture.list(u64::MAX, 9, room(9)).expect("none")),
+        [0; 0]
+    );
+    assert_eq!(ids(fixture.list(0, 0, room(9)).expect("none")), [0; 0]);
 }

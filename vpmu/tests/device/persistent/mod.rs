@@ -14,8 +14,8 @@ use vpmu::source::Rate;
 use vpmu::{Engines, Limits, Persist};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::fixture::{ALL_FEATURES, Errno, Fixture, VCPUS, limits, open_of, sampling};
 use crate::reader::{Reader, SAMPLE};
-use crate::rig::{ALL_FEATURES, Errno, Rig, VCPUS, limits, open_of, sampling};
 
 /// Guest physical address of the window, above guest RAM.
 pub(crate) const WINDOW: u64 = 0xd010_0000;
@@ -28,7 +28,7 @@ pub(crate) fn window(pages: usize) -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges(&[range]).expect("memory")
 }
 
-impl Rig {
+impl Fixture {
     /// Returns a device that has a window and does not throttle, and a driver that supports the window.
     pub(crate) fn windowed(window: &GuestMemoryMmap) -> Self {
         let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
@@ -36,10 +36,10 @@ impl Rig {
     }
 
     pub(crate) fn windowed_with(limits: Limits, window: &GuestMemoryMmap) -> Self {
-        let mut rig = Self::bare(Engines::Auto, limits, Some(window));
-        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        rig.activate(WINDOW_FEATURES);
-        rig
+        let mut fixture = Self::bare(Engines::Auto, limits, Some(window));
+        (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+        fixture.activate(WINDOW_FEATURES);
+        fixture
     }
 
     pub(crate) fn detach(&mut self, event: u64, name: &str) -> Result<(), Errno> {
@@ -130,8 +130,8 @@ pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
 
 /// Returns the words of each sample in an event's history: the header, IDENTIFIER, IP, TID, TIME, ID, STREAM_ID, CPU
 /// and PERIOD.
-pub(crate) fn samples(rig: &Rig, event: u64) -> Vec<Vec<u64>> {
-    let history = rig.vpmu.history(event).expect("a history");
+pub(crate) fn samples(fixture: &Fixture, event: u64) -> Vec<Vec<u64>> {
+    let history = fixture.vpmu.history(event).expect("a history");
     let words = |record: &[u8]| -> Vec<u64> {
         let words = record.chunks(8);
         words

@@ -5,18 +5,18 @@ use vpmu::source::Rate;
 use vpmu::{Engines, Persist, PersistError};
 
 use super::{WINDOW_FEATURES, asked, marks, name, window};
-use crate::rig::{Rig, limits, open_of, sampling};
+use crate::fixture::{Fixture, limits, open_of, sampling};
 
 #[test]
 fn driver_can_read_the_operators_event() {
     let memory = window(16);
-    let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
-    let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    rig.attach(0);
-    rig.mark(0, 5, 7);
-    rig.attach(1);
-    rig.activate(WINDOW_FEATURES);
-    let listed = rig.listed();
+    let mut fixture = Fixture::bare(Engines::Auto, limits(), Some(&memory));
+    let event = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    fixture.attach(0);
+    fixture.mark(0, 5, 7);
+    fixture.attach(1);
+    fixture.activate(WINDOW_FEATURES);
+    let listed = fixture.listed();
     assert_eq!(listed.len(), 1);
     let entry = listed[0];
     assert_eq!(
@@ -33,22 +33,22 @@ fn driver_can_read_the_operators_event() {
     assert_eq!(open.flags.get(), flags);
     assert_eq!((open.kind.get(), open.config.get()), (KIND_MARK, 5));
     assert_eq!((open.context.get(), open.period.get()), (0, 1));
-    rig.mark(0, 5, 8);
-    assert_eq!(rig.value(0, event), 2, "counted before any driver");
+    fixture.mark(0, 5, 8);
+    assert_eq!(fixture.value(0, event), 2, "counted before any driver");
 }
 
 /// VPMU-D-6.10-2.
 #[test]
 fn guest_cannot_change_the_operators_event() {
     let memory = window(64);
-    let mut rig = Rig::windowed(&memory);
-    let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    let before = rig.vpmu.persistent();
+    let mut fixture = Fixture::windowed(&memory);
+    let event = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    let before = fixture.vpmu.persistent();
     let own = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_BACKWARD).into(),
         ..marks(0)
     };
-    let own = rig.open(&own).expect("open");
+    let own = fixture.open(&own).expect("open");
     let commands = [
         (COMMAND_ENABLE, 0),
         (COMMAND_DISABLE, 0),
@@ -57,43 +57,50 @@ fn guest_cannot_change_the_operators_event() {
         (COMMAND_REFRESH, 7),
     ];
     for (op, value) in commands {
-        assert_eq!(rig.valued(0, op, event, value), libc::EPERM, "command {op}");
+        assert_eq!(
+            fixture.valued(0, op, event, value),
+            libc::EPERM,
+            "command {op}"
+        );
     }
-    assert_eq!(rig.close(event), Err(libc::EPERM));
-    assert_eq!(rig.detach(event, ""), Err(libc::EPERM));
-    assert_eq!(rig.detach(event, "mine"), Err(libc::EPERM));
-    assert_eq!(rig.reattach(event), Err(libc::EPERM));
-    assert_eq!(rig.map_pages(event, 0, &[0x9000]), Err(libc::EPERM));
-    assert_eq!(rig.map_window(event, 1, 0), Err(libc::EPERM));
-    assert_eq!(rig.unmap(event), Err(libc::EPERM));
+    assert_eq!(fixture.close(event), Err(libc::EPERM));
+    assert_eq!(fixture.detach(event, ""), Err(libc::EPERM));
+    assert_eq!(fixture.detach(event, "mine"), Err(libc::EPERM));
+    assert_eq!(fixture.reattach(event), Err(libc::EPERM));
+    assert_eq!(fixture.map_pages(event, 0, &[0x9000]), Err(libc::EPERM));
+    assert_eq!(fixture.map_window(event, 1, 0), Err(libc::EPERM));
+    assert_eq!(fixture.unmap(event), Err(libc::EPERM));
     assert_eq!(
-        rig.map_as(CONTROL_MAP_AUX, event, 0, &[0x9000]),
+        fixture.map_as(CONTROL_MAP_AUX, event, 0, &[0x9000]),
         Err(libc::EPERM)
     );
     assert_eq!(
-        rig.control(&Rig::header(CONTROL_UNMAP_AUX, event)),
+        fixture.control(&Fixture::header(CONTROL_UNMAP_AUX, event)),
         Err(libc::EPERM)
     );
-    assert_eq!(rig.pause(event, 1), Err(libc::EPERM));
-    assert_eq!(rig.set_wakeup(event, 1, WAKEUP_RECORDS), Err(libc::EPERM));
-    assert_eq!(rig.redirect(event, own), Err(libc::EPERM));
-    assert_eq!(rig.redirect(own, event), Err(libc::EPERM));
+    assert_eq!(fixture.pause(event, 1), Err(libc::EPERM));
+    assert_eq!(
+        fixture.set_wakeup(event, 1, WAKEUP_RECORDS),
+        Err(libc::EPERM)
+    );
+    assert_eq!(fixture.redirect(event, own), Err(libc::EPERM));
+    assert_eq!(fixture.redirect(own, event), Err(libc::EPERM));
     for role in [LINK_STARTER, LINK_STOPPER] {
         let link = |from, to: u64| LinkRequest {
-            header: Rig::header(CONTROL_LINK, from),
+            header: Fixture::header(CONTROL_LINK, from),
             target: to.into(),
             role: role.into(),
             reserved: 0.into(),
         };
-        assert_eq!(rig.control(&link(event, own)), Err(libc::EPERM));
-        assert_eq!(rig.control(&link(own, event)), Err(libc::EPERM));
+        assert_eq!(fixture.control(&link(event, own)), Err(libc::EPERM));
+        assert_eq!(fixture.control(&link(own, event)), Err(libc::EPERM));
     }
     let child = OpenRequest {
         parent: event.into(),
         ..marks(0)
     };
     assert_eq!(
-        rig.open(&child),
+        fixture.open(&child),
         Err(libc::EPERM),
         "an event of the guest cannot write to the ring of an operator's event"
     );
@@ -101,58 +108,67 @@ fn guest_cannot_change_the_operators_event() {
         leader: event.into(),
         ..marks(0)
     };
-    assert_eq!(rig.open(&member), Err(libc::EINVAL));
-    assert_eq!(rig.value(0, event), 0, "any vCPU can read the event");
-    let mut after = rig.vpmu.persistent();
+    assert_eq!(fixture.open(&member), Err(libc::EINVAL));
+    assert_eq!(fixture.value(0, event), 0, "any vCPU can read the event");
+    let mut after = fixture.vpmu.persistent();
     for (after, before) in after.iter_mut().zip(&before) {
         (after.time_enabled, after.time_running) = (before.time_enabled, before.time_running);
     }
     assert_eq!(after, before);
-    assert_eq!(rig.redirect(own, 77), Err(libc::ENOENT));
+    assert_eq!(fixture.redirect(own, 77), Err(libc::ENOENT));
 }
 
 /// VPMU-D-6.10-5.
 #[test]
 fn driver_is_notified_when_the_host_starts_or_ends_an_event() {
-    let mut rig = Rig::windowed(&window(64));
-    rig.post_notice(0, 16);
-    rig.post_notice(1, 16);
-    let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    assert_eq!(rig.notice(), Some((NOTICE_PERSISTENT, event)));
-    rig.vpmu.end(event).expect("ended");
-    assert_eq!(rig.notice(), Some((NOTICE_PERSISTENT, event)));
-    assert_eq!(rig.listed(), []);
+    let mut fixture = Fixture::windowed(&window(64));
+    fixture.post_notice(0, 16);
+    fixture.post_notice(1, 16);
+    let event = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    assert_eq!(fixture.notice(), Some((NOTICE_PERSISTENT, event)));
+    fixture.vpmu.end(event).expect("ended");
+    assert_eq!(fixture.notice(), Some((NOTICE_PERSISTENT, event)));
+    assert_eq!(fixture.listed(), []);
     assert_eq!(
-        rig.command(0, COMMAND_READ, event).status.get(),
+        fixture.command(0, COMMAND_READ, event).status.get(),
         libc::ENOENT.unsigned_abs()
     );
-    assert!(matches!(rig.vpmu.end(event), Err(PersistError::NoSuch(id)) if id == event));
-    let again = rig
+    assert!(matches!(fixture.vpmu.end(event), Err(PersistError::NoSuch(id)) if id == event));
+    let again = fixture
         .vpmu
         .persist(&asked("mark=5", 0))
         .expect("its name and pages are free");
     assert_ne!(again, event);
-    assert_eq!(rig.listed()[0].window_page.get(), 0);
+    assert_eq!(fixture.listed()[0].window_page.get(), 0);
 }
 
 /// VPMU-D-6.10-1.
 #[test]
 fn operator_ends_persistent_events_of_the_guest_only() {
-    let mut rig = Rig::windowed(&window(64));
-    let event = rig.open(&marks(0)).expect("open");
-    assert!(matches!(rig.vpmu.end(event), Err(PersistError::NoSuch(_))));
-    rig.detach(event, "guests").expect("detached");
-    assert!(!rig.vpmu.persistent()[0].operator);
-    rig.vpmu.end(event).expect("ended");
-    assert_eq!(rig.close(event), Err(libc::ENOENT));
+    let mut fixture = Fixture::windowed(&window(64));
+    let event = fixture.open(&marks(0)).expect("open");
+    assert!(matches!(
+        fixture.vpmu.end(event),
+        Err(PersistError::NoSuch(_))
+    ));
+    fixture.detach(event, "guests").expect("detached");
+    assert!(!fixture.vpmu.persistent()[0].operator);
+    fixture.vpmu.end(event).expect("ended");
+    assert_eq!(fixture.close(event), Err(libc::ENOENT));
 }
 
 #[test]
 fn refused_request_has_a_reason_and_no_effect() {
     let memory = window(8);
-    let rig = Rig::windowed(&memory);
+    let fixture = Fixture::windowed(&memory);
     let usual = asked("mark=5", 0);
-    let refused = |persist: Persist| rig.vpmu.persist(&persist).expect_err("refused").to_string();
+    let refused = |persist: Persist| {
+        fixture
+            .vpmu
+            .persist(&persist)
+            .expect_err("refused")
+            .to_string()
+    };
     let event = |event: &str| Persist {
         event: event.to_owned(),
         ..usual.clone()
@@ -257,16 +273,16 @@ fn refused_request_has_a_reason_and_no_effect() {
             "the error does not contain {says:?}: {said}"
         );
     }
-    assert_eq!(rig.vpmu.persistent(), []);
-    rig.vpmu.persist(&usual).expect("started");
+    assert_eq!(fixture.vpmu.persistent(), []);
+    fixture.vpmu.persist(&usual).expect("started");
     assert!(refused(usual.clone()).contains("a persistent event `recorder` already exists"));
-    let bare = Rig::new();
+    let bare = Fixture::new();
     let without = bare.vpmu.persist(&usual);
     assert!(
         matches!(without, Err(PersistError::NoWindow)),
         "{without:?}"
     );
-    bare.world.break_host();
+    bare.host.break_host();
     let counting = Persist {
         rate: None,
         pages: 0,
@@ -279,28 +295,28 @@ fn refused_request_has_a_reason_and_no_effect() {
 
 #[test]
 fn engine_of_an_operators_event_depends_on_the_host() {
-    let rig = Rig::windowed(&window(64));
-    rig.world.know_ips();
+    let fixture = Fixture::windowed(&window(64));
+    fixture.host.know_ips();
     let cycles = Persist {
         rate: Some(Rate::Frequency(100)),
         sample_type: 0x1_0007,
         ..asked("cycles", 0)
     };
-    rig.vpmu.persist(&cycles).expect("started");
-    let status = &rig.vpmu.persistent()[0];
+    fixture.vpmu.persist(&cycles).expect("started");
+    let status = &fixture.vpmu.persistent()[0];
     assert_eq!(status.engine, ENGINE_BATCHED);
     assert_eq!(
         (status.event.as_str(), status.rate),
         ("cycles", Some(Rate::Frequency(100)))
     );
-    let rig = Rig::bare(Engines::Exit, limits(), Some(&window(64)));
-    rig.vpmu.persist(&cycles).expect("started");
-    assert_eq!(rig.vpmu.persistent()[0].engine, ENGINE_EXIT);
+    let fixture = Fixture::bare(Engines::Exit, limits(), Some(&window(64)));
+    fixture.vpmu.persist(&cycles).expect("started");
+    assert_eq!(fixture.vpmu.persistent()[0].engine, ENGINE_EXIT);
 }
 
 #[test]
 fn status_describes_the_operators_event() {
-    let rig = Rig::windowed(&window(64));
+    let fixture = Fixture::windowed(&window(64));
     let marks = Persist {
         event: "mark=7:u".to_owned(),
         name: None,
@@ -309,10 +325,10 @@ fn status_describes_the_operators_event() {
         sample_type: 0,
         pages: 0,
     };
-    let event = rig.vpmu.persist(&marks).expect("started");
-    rig.mark(1, 7, 1);
-    rig.mark(1, 7, u64::MAX);
-    let status = &rig.vpmu.persistent()[0];
+    let event = fixture.vpmu.persist(&marks).expect("started");
+    fixture.mark(1, 7, 1);
+    fixture.mark(1, 7, u64::MAX);
+    let status = &fixture.vpmu.persistent()[0];
     assert_eq!(status.name, format!("event{event}"));
     assert_eq!(status.event, "mark=7:u");
     assert_eq!(
@@ -336,21 +352,21 @@ fn operators_event_is_outside_the_guests_limits() {
         limits.max_events = 1;
         limits.max_persistent = 1;
     });
-    let mut rig = Rig::windowed_with(limits, &window(64));
+    let mut fixture = Fixture::windowed_with(limits, &window(64));
     for vcpu in 0..2 {
         let persist = Persist {
             name: None,
             ..asked("mark=5", vcpu)
         };
-        rig.vpmu.persist(&persist).expect("started");
+        fixture.vpmu.persist(&persist).expect("started");
     }
-    let event = rig
+    let event = fixture
         .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
         .expect("open");
-    rig.detach(event, "").expect("detached");
-    assert_eq!(rig.open(&marks(0)), Err(libc::ENOSPC));
+    fixture.detach(event, "").expect("detached");
+    assert_eq!(fixture.open(&marks(0)), Err(libc::ENOSPC));
     assert_eq!(
-        rig.detach(event, "recorder"),
+        fixture.detach(event, "recorder"),
         Ok(()),
         "the name is free for the guest"
     );
@@ -359,75 +375,75 @@ fn operators_event_is_outside_the_guests_limits() {
 /// VPMU-D-6.10-3.
 #[test]
 fn guest_cannot_take_the_operators_name() {
-    let mut rig = Rig::windowed(&window(64));
-    rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    let event = rig.open(&marks(0)).expect("open");
-    assert_eq!(rig.detach(event, "recorder"), Err(libc::EEXIST));
+    let mut fixture = Fixture::windowed(&window(64));
+    fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    let event = fixture.open(&marks(0)).expect("open");
+    assert_eq!(fixture.detach(event, "recorder"), Err(libc::EEXIST));
 }
 
 /// VPMU-D-6.10-3.
 #[test]
 fn operator_takes_a_name_from_the_guests_event() {
-    let mut rig = Rig::windowed(&window(64));
-    let event = rig.open(&marks(0)).expect("open");
-    rig.detach(event, "recorder").expect("detached");
-    rig.post_notice(0, 16);
-    let operators = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    let names: Vec<_> = rig.listed().iter().map(name).collect();
+    let mut fixture = Fixture::windowed(&window(64));
+    let event = fixture.open(&marks(0)).expect("open");
+    fixture.detach(event, "recorder").expect("detached");
+    fixture.post_notice(0, 16);
+    let operators = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    let names: Vec<_> = fixture.listed().iter().map(name).collect();
     assert_eq!(names, [format!("event{event}"), "recorder".to_owned()]);
-    let notice = rig.notice().map(|(kind, _)| kind);
+    let notice = fixture.notice().map(|(kind, _)| kind);
     assert_eq!(
         notice,
         Some(NOTICE_PERSISTENT),
         "the driver lists the events again"
     );
     // The event keeps its new name.
-    rig.detach(event, "").expect("it is persistent");
-    assert_eq!(rig.listed().len(), 2);
-    let second = rig.vpmu.persist(&asked("mark=5", 0));
+    fixture.detach(event, "").expect("it is persistent");
+    assert_eq!(fixture.listed().len(), 2);
+    let second = fixture.vpmu.persist(&asked("mark=5", 0));
     assert!(
         matches!(second, Err(PersistError::NameTaken(_))),
         "{second:?}"
     );
-    rig.vpmu.end(operators).expect("ended");
+    fixture.vpmu.end(operators).expect("ended");
 }
 
 #[test]
 fn guest_event_keeps_its_name_if_the_operators_request_fails() {
-    let mut rig = Rig::windowed(&window(8));
-    let event = rig.open(&marks(0)).expect("open");
-    rig.detach(event, "recorder").expect("detached");
-    rig.post_notice(0, 16);
+    let mut fixture = Fixture::windowed(&window(8));
+    let event = fixture.open(&marks(0)).expect("open");
+    fixture.detach(event, "recorder").expect("detached");
+    fixture.post_notice(0, 16);
     let large = Persist {
         pages: 8,
         ..asked("mark=5", 0)
     };
-    let refused = rig.vpmu.persist(&large);
+    let refused = fixture.vpmu.persist(&large);
     assert!(
         matches!(refused, Err(PersistError::NoRoom(9))),
         "{refused:?}"
     );
-    rig.world.deny(libc::EBUSY);
+    fixture.host.deny(libc::EBUSY);
     let counting = Persist {
         rate: None,
         pages: 0,
         ..asked("cycles", 0)
     };
-    let refused = rig.vpmu.persist(&counting);
+    let refused = fixture.vpmu.persist(&counting);
     assert!(matches!(refused, Err(PersistError::Host(_))), "{refused:?}");
-    let names: Vec<_> = rig.listed().iter().map(name).collect();
+    let names: Vec<_> = fixture.listed().iter().map(name).collect();
     assert_eq!(names, ["recorder"]);
-    assert_eq!(rig.notice(), None);
+    assert_eq!(fixture.notice(), None);
 }
 
 #[test]
 fn operator_gives_no_event_the_name_of_an_id() {
-    let rig = Rig::windowed(&window(64));
+    let fixture = Fixture::windowed(&window(64));
     let persist = Persist {
         name: Some("event9".to_owned()),
         ..asked("mark=5", 0)
     };
-    let reserved = rig.vpmu.persist(&persist);
+    let reserved = fixture.vpmu.persist(&persist);
     assert!(
         matches!(reserved, Err(PersistError::ReservedName(_))),
         "{reserved:?}"
@@ -436,8 +452,8 @@ fn operator_gives_no_event_the_name_of_an_id() {
         name: None,
         ..persist
     };
-    let id = rig.vpmu.persist(&unnamed).expect("started");
-    assert_eq!(rig.vpmu.persistent()[0].name, format!("event{id}"));
+    let id = fixture.vpmu.persist(&unnamed).expect("started");
+    assert_eq!(fixture.vpmu.persistent()[0].name, format!("event{id}"));
 }
 
 #[test]
@@ -446,16 +462,16 @@ fn operator_finds_room_in_a_window_that_the_guest_filled() {
         limits.max_window_pages = 48;
         limits.max_sample_rate = u32::MAX;
     });
-    let mut rig = Rig::windowed_with(limits, &window(64));
+    let mut fixture = Fixture::windowed_with(limits, &window(64));
     let mut taken = 0;
     loop {
-        let event = rig.open(&marks(0)).expect("open");
-        rig.detach(event, "").expect("detached");
-        match rig.map_window(event, 1, 0) {
+        let event = fixture.open(&marks(0)).expect("open");
+        fixture.detach(event, "").expect("detached");
+        match fixture.map_window(event, 1, 0) {
             Ok(_) => taken += 2,
             Err(errno) => break assert_eq!(errno, libc::ENOSPC),
         }
     }
     assert_eq!(taken, 48);
-    rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
 }

@@ -4,14 +4,14 @@ use vpmu::abi::*;
 use vpmu::{EventMatch, ExitReason, Policy, Tier};
 
 use super::{mark, marks};
+use crate::fake_host::{At, CYCLES, FAULTS};
+use crate::fixture::{Fixture, command, open_of, thread};
 use crate::persistent::{self, asked, window};
-use crate::rig::{Rig, command, open_of, thread};
-use crate::world::{At, CYCLES, FAULTS};
 
 /// VPMU-D-6.13-2.
 #[test]
 fn counts_continue_over_twenty_saves() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let requests = [
         open_of(KIND_MARK, 5, 0),
         open_of(KIND_EXITS, EXIT_IO, 0),
@@ -20,45 +20,45 @@ fn counts_continue_over_twenty_saves() {
         open_of(KIND_EXITS, EXIT_ALL, 0),
     ];
     let events = requests.map(|request| {
-        let event = rig.open(&request).expect("open");
-        rig.command(0, COMMAND_ENABLE, event);
+        let event = fixture.open(&request).expect("open");
+        fixture.command(0, COMMAND_ENABLE, event);
         event
     });
-    rig.command(0, COMMAND_IN, events[3]);
+    fixture.command(0, COMMAND_IN, events[3]);
     for _ in 0..20 {
-        mark(&rig, 1, 3);
-        rig.exit(0, ExitReason::Io, &mut At(1));
-        rig.world.work(thread(0), 100, 4);
-        rig.world.add_exits(7);
-        rig.move_on();
+        mark(&fixture, 1, 3);
+        fixture.exit(0, ExitReason::Io, &mut At(1));
+        fixture.host.work(thread(0), 100, 4);
+        fixture.host.add_exits(7);
+        fixture.move_on();
     }
-    let counts = events.map(|event| rig.value(0, event));
+    let counts = events.map(|event| fixture.value(0, event));
     assert_eq!(counts, [60, 20, 2000, 2000, 140]);
-    let reply = rig.command(0, COMMAND_OUT, events[3]);
+    let reply = fixture.command(0, COMMAND_OUT, events[3]);
     assert_eq!(reply.state.get(), STATE_INACTIVE);
-    rig.world.work(thread(0), 100, 4);
-    assert_eq!(rig.value(0, events[3]), 2000);
+    fixture.host.work(thread(0), 100, 4);
+    assert_eq!(fixture.value(0, events[3]), 2000);
     for event in events {
-        rig.close(event).expect("closed");
+        fixture.close(event).expect("closed");
     }
-    assert_eq!(rig.world.open_counters(), 0);
+    assert_eq!(fixture.host.open_counters(), 0);
 }
 
 /// VPMU-D-6.13-5.
 #[test]
 fn time_between_save_and_attach_is_not_counted() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let page = rig.map(event, 0);
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.world.pass(1_000_000);
-    rig.halt();
-    let before = rig.read(0, event).time_enabled.get();
-    rig.halt();
-    let state = rig.save();
-    let mut next = rig.successor(rig.settings(), rig.memory.clone(), None);
-    rig.vpmu.reset();
-    next.world.pass(1_000_000_000);
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let page = fixture.map(event, 0);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.host.pass(1_000_000);
+    fixture.halt();
+    let before = fixture.read(0, event).time_enabled.get();
+    fixture.halt();
+    let state = fixture.save();
+    let mut next = fixture.successor(fixture.settings(), fixture.memory.clone(), None);
+    fixture.vpmu.reset();
+    next.host.pass(1_000_000_000);
     let (features, queues) = next.transport();
     let memory = next.memory.clone();
     next.vpmu
@@ -68,7 +68,7 @@ fn time_between_save_and_attach_is_not_counted() {
     assert!(!growing, "the times grow before a vCPU is attached");
     (0..2).for_each(|vcpu| next.attach(vcpu));
     assert!(page.field(40) & 1 << 3 != 0);
-    next.world.pass(500);
+    next.host.pass(500);
     let after = next.read(0, event).time_enabled.get();
     // Each read of the clock advances it by a tick.
     assert!(
@@ -80,36 +80,36 @@ fn time_between_save_and_attach_is_not_counted() {
 
 #[test]
 fn states_and_limits_are_restored() {
-    let mut rig = Rig::new();
-    let off = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let mut fixture = Fixture::new();
+    let off = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
         ..open_of(KIND_MARK, 5, 0)
     };
-    let paused = rig.open(&request).expect("open");
-    let task = rig
+    let paused = fixture.open(&request).expect("open");
+    let task = fixture
         .open(&open_of(KIND_MARK, 5, CONTEXT_TASK))
         .expect("open");
-    rig.command(0, COMMAND_ENABLE, task);
-    let limited = rig
+    fixture.command(0, COMMAND_ENABLE, task);
+    let limited = fixture
         .open(&OpenRequest {
             flags: 0.into(),
             ..marks(0, 2)
         })
         .expect("open");
-    rig.valued(0, COMMAND_REFRESH, limited, 3);
-    mark(&rig, 1, 3);
-    rig.move_on();
-    mark(&rig, 1, 2);
+    fixture.valued(0, COMMAND_REFRESH, limited, 3);
+    mark(&fixture, 1, 3);
+    fixture.move_on();
+    mark(&fixture, 1, 2);
     let all = [off, paused, task, limited];
-    let states = |rig: &mut Rig| {
+    let states = |fixture: &mut Fixture| {
         all.map(|event| {
-            let reply = rig.read(0, event);
+            let reply = fixture.read(0, event);
             (reply.state.get(), reply.value.get())
         })
     };
     assert_eq!(
-        states(&mut rig),
+        states(&mut fixture),
         [
             (STATE_OFF, 0),
             (STATE_ACTIVE, 0),
@@ -117,9 +117,9 @@ fn states_and_limits_are_restored() {
             (STATE_ACTIVE, 5)
         ]
     );
-    mark(&rig, 1, 5);
+    mark(&fixture, 1, 5);
     assert_eq!(
-        states(&mut rig)[3],
+        states(&mut fixture)[3],
         (STATE_OFF, 6),
         "the third overflow uses up the limit"
     );
@@ -127,41 +127,41 @@ fn states_and_limits_are_restored() {
 
 #[test]
 fn event_in_error_stays_in_error() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.world.give_up(thread(0));
-    rig.command(0, COMMAND_READ, event);
-    rig.move_on();
-    rig.post_notice(0, 64);
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.host.give_up(thread(0));
+    fixture.command(0, COMMAND_READ, event);
+    fixture.move_on();
+    fixture.post_notice(0, 64);
     assert_eq!(
-        rig.notice(),
+        fixture.notice(),
         Some((NOTICE_ERROR, event)),
         "the notice is still due"
     );
-    let reply = rig.command(0, COMMAND_READ, event);
+    let reply = fixture.command(0, COMMAND_READ, event);
     assert_eq!(reply.state.get(), STATE_ERROR);
-    rig.move_on();
-    rig.post_notice(2, 64);
-    assert_eq!(rig.notice(), None, "the notice is sent only once");
+    fixture.move_on();
+    fixture.post_notice(2, 64);
+    assert_eq!(fixture.notice(), None, "the notice is sent only once");
 }
 
 /// VPMU-D-6.13-6.
 #[test]
 fn restored_event_without_a_host_counter_is_in_error() {
-    let mut rig = Rig::new();
-    let lost = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
-    let kept = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let mut fixture = Fixture::new();
+    let lost = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    let kept = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     for event in [lost, kept] {
-        rig.command(0, COMMAND_ENABLE, event);
+        fixture.command(0, COMMAND_ENABLE, event);
     }
-    rig.world.work(thread(0), 100, 4);
-    mark(&rig, 1, 3);
-    rig.halt();
-    let state = rig.save();
-    let mut next = rig.successor(rig.settings(), rig.memory.clone(), None);
-    rig.vpmu.reset();
-    next.world.break_host();
+    fixture.host.work(thread(0), 100, 4);
+    mark(&fixture, 1, 3);
+    fixture.halt();
+    let state = fixture.save();
+    let mut next = fixture.successor(fixture.settings(), fixture.memory.clone(), None);
+    fixture.vpmu.reset();
+    next.host.break_host();
     next.resume(&state);
     next.post_notice(0, 64);
     assert_eq!(next.notice(), Some((NOTICE_ERROR, lost)));
@@ -175,21 +175,23 @@ fn restored_event_without_a_host_counter_is_in_error() {
 #[test]
 fn restored_event_denied_by_the_operator_is_in_error() {
     let window = window(16);
-    let mut rig = Rig::windowed(&window);
-    let denied = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let kept = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
+    let mut fixture = Fixture::windowed(&window);
+    let denied = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let kept = fixture
+        .open(&open_of(KIND_EXITS, EXIT_IO, 0))
+        .expect("open");
     for event in [denied, kept] {
-        rig.command(0, COMMAND_ENABLE, event);
+        fixture.command(0, COMMAND_ENABLE, event);
     }
-    let operators = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    mark(&rig, 1, 3);
-    rig.halt();
-    let state = rig.save();
+    let operators = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    mark(&fixture, 1, 3);
+    fixture.halt();
+    let state = fixture.save();
     let marks = EventMatch::kind(KIND_MARK);
-    let mut settings = rig.settings();
+    let mut settings = fixture.settings();
     settings.policy = Policy::new(Tier::Full.events(), vec![marks]);
-    let mut next = rig.successor(settings, rig.memory.clone(), Some(&window));
-    rig.vpmu.reset();
+    let mut next = fixture.successor(settings, fixture.memory.clone(), Some(&window));
+    fixture.vpmu.reset();
     next.resume(&state);
     next.post_notice(0, 64);
     let notice = (NOTICE_PERSISTENT, operators, 0);
@@ -216,14 +218,14 @@ fn restored_event_denied_by_the_operator_is_in_error() {
 
 #[test]
 fn totals_and_exits_only_grow() {
-    let mut rig = Rig::new();
-    let event = rig.open(&marks(0, 1)).expect("open");
-    let mut ring = rig.map(event, 4);
-    mark(&rig, 1, 10);
-    rig.halt();
-    let (before, exits) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
-    rig.move_on();
-    let (after, now) = (rig.vpmu.metrics(), rig.vpmu.exits(0));
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&marks(0, 1)).expect("open");
+    let mut ring = fixture.map(event, 4);
+    mark(&fixture, 1, 10);
+    fixture.halt();
+    let (before, exits) = (fixture.vpmu.metrics(), fixture.vpmu.exits(0));
+    fixture.move_on();
+    let (after, now) = (fixture.vpmu.metrics(), fixture.vpmu.exits(0));
     // There is one more exit, because the vCPU left the guest so that the device could be saved.
     assert_eq!(now.total(), exits.total() + 1);
     assert_eq!((now.mmio, exits.mmio), (exits.mmio, 10));
@@ -232,34 +234,34 @@ fn totals_and_exits_only_grow() {
         (before.samples_written, before.marks, before.events_opened)
     );
     assert_eq!(after.kicks, before.kicks);
-    mark(&rig, 1, 10);
-    assert_eq!(rig.vpmu.metrics().samples_written, 20);
+    mark(&fixture, 1, 10);
+    assert_eq!(fixture.vpmu.metrics().samples_written, 20);
     assert_eq!(ring.samples().len(), 20);
 }
 
 /// VPMU-D-6.13-3.
 #[test]
 fn ids_are_not_reused_after_a_restore() {
-    let mut rig = Rig::new();
-    let first = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let second = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    rig.close(second).expect("closed");
-    rig.move_on();
-    let third = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let mut fixture = Fixture::new();
+    let first = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let second = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    fixture.close(second).expect("closed");
+    fixture.move_on();
+    let third = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     assert!(first < second && second < third);
 }
 
 /// VPMU-D-6.13-4.
 #[test]
 fn waiting_requests_are_served_after_a_restore() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    rig.halt();
-    let close = Rig::header(CONTROL_CLOSE, event);
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    fixture.halt();
+    let close = Fixture::header(CONTROL_CLOSE, event);
     let bytes = zerocopy::IntoBytes::as_bytes(&close);
-    rig.queues[0].request(bytes, size_of::<ControlReply>());
-    rig.move_on();
-    assert!(rig.queues[0].answer().is_some());
-    let reply = rig.commands(0, &[command(COMMAND_READ, event)])[0];
+    fixture.queues[0].request(bytes, size_of::<ControlReply>());
+    fixture.move_on();
+    assert!(fixture.queues[0].answer().is_some());
+    let reply = fixture.commands(0, &[command(COMMAND_READ, event)])[0];
     assert_eq!(reply.status.get(), libc::ENOENT.unsigned_abs());
 }

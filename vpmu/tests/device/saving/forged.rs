@@ -7,86 +7,87 @@ use vpmu::abi::*;
 use vpmu::{RestoreError, SavedState};
 
 use super::{mark, marks};
+use crate::fixture::{Fixture, MEMORY, command, open_of, sampling};
 use crate::forgery::{Forgery, forge, leaves};
 use crate::persistent::{WINDOW_FEATURES, asked, window};
-use crate::rig::{MEMORY, Rig, command, open_of, sampling};
 use crate::traces::area::map_aux;
 
 /// A device with events of every kind, and its window.
 struct Rich {
-    rig: Rig,
+    fixture: Fixture,
     window: GuestMemoryMmap,
 }
 
 impl Rich {
     fn new() -> Self {
         let window = window(64);
-        let mut rig = Rig::windowed(&window);
-        rig.runs(0, 11, 12);
+        let mut fixture = Fixture::windowed(&window);
+        fixture.runs(0, 11, 12);
         // Event 1 belongs to the operator. Event 2 belongs to the guest and has its ring in the window.
-        rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
-        let guests = rig.open(&marks(0, 1)).expect("open");
-        rig.detach(guests, "mine").expect("detached");
-        rig.map_window(guests, 2, MAP_WRITABLE).expect("mapped");
+        fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
+        let guests = fixture.open(&marks(0, 1)).expect("open");
+        fixture.detach(guests, "mine").expect("detached");
+        fixture.map_window(guests, 2, MAP_WRITABLE).expect("mapped");
         // Event 3 is a parent with a ring, and event 4 is its child.
-        let parent = rig.open(&marks(0, 3)).expect("open");
-        rig.map(parent, 4);
+        let parent = fixture.open(&marks(0, 3)).expect("open");
+        fixture.map(parent, 4);
         let child = OpenRequest {
             parent: parent.into(),
             ..marks(0, 3)
         };
-        rig.open(&child).expect("open");
+        fixture.open(&child).expect("open");
         // Event 5 writes to the parent's ring, and starts event 6.
-        let starter = rig.open(&marks(0, 2)).expect("open");
-        rig.redirect(starter, parent).expect("redirected");
+        let starter = fixture.open(&marks(0, 2)).expect("open");
+        fixture.redirect(starter, parent).expect("redirected");
         // Event 6 is a leader, and event 7 is a member with a frequency.
-        let leader = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+        let leader = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
         let member = OpenRequest {
             leader: leader.into(),
             flags: (OPEN_ENABLED | OPEN_FREQ).into(),
             ..sampling(open_of(KIND_MARK, MARK_ANY, 0), 100)
         };
-        rig.open(&member).expect("open");
-        rig.link(starter, leader, LINK_STARTER).expect("linked");
+        fixture.open(&member).expect("open");
+        fixture.link(starter, leader, LINK_STARTER).expect("linked");
         // Event 8 is a trace with both a ring and an area.
-        let trace = rig
+        let trace = fixture
             .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
             .expect("open");
-        let first = rig.next_ring;
-        rig.next_ring += 8 * 0x1000;
+        let first = fixture.next_ring;
+        fixture.next_ring += 8 * 0x1000;
         let pages: Vec<u64> = (0..6).map(|page| first + page * 0x1000).collect();
-        rig.map_pages(trace, MAP_WRITABLE, &pages[..2])
+        fixture
+            .map_pages(trace, MAP_WRITABLE, &pages[..2])
             .expect("a ring");
-        map_aux(&mut rig, trace, MAP_WRITABLE, &pages[2..]).expect("an area");
+        map_aux(&mut fixture, trace, MAP_WRITABLE, &pages[2..]).expect("an area");
         // Event 9 is a trace of a task, with an area that the driver owns.
         let task = OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
         };
-        let task = rig.open(&task).expect("open");
-        let pages = [rig.next_ring, rig.next_ring + 0x1000];
-        rig.next_ring += 4 * 0x1000;
-        map_aux(&mut rig, task, MAP_DRIVER_OWNED, &pages).expect("an area");
+        let task = fixture.open(&task).expect("open");
+        let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
+        fixture.next_ring += 4 * 0x1000;
+        map_aux(&mut fixture, task, MAP_DRIVER_OWNED, &pages).expect("an area");
         let begin = Command {
             room: 4096.into(),
             ..command(COMMAND_AUX_BEGIN, task)
         };
-        rig.commands(0, &[command(COMMAND_IN, task), begin]);
-        mark(&rig, 1, 300);
-        rig.halt();
-        Self { rig, window }
+        fixture.commands(0, &[command(COMMAND_IN, task), begin]);
+        mark(&fixture, 1, 300);
+        fixture.halt();
+        Self { fixture, window }
     }
 
     fn state(&self) -> Value {
-        serde_json::to_value(self.rig.save()).expect("a file")
+        serde_json::to_value(self.fixture.save()).expect("a file")
     }
 
     /// Restores a state into a new device.
-    fn restore(&self, state: Value) -> Result<Rig, Option<RestoreError>> {
+    fn restore(&self, state: Value) -> Result<Fixture, Option<RestoreError>> {
         let state: SavedState = serde_json::from_value(state).map_err(|_| None)?;
-        let next = self.rig.successor(
-            self.rig.settings(),
-            self.rig.memory.clone(),
+        let next = self.fixture.successor(
+            self.fixture.settings(),
+            self.fixture.memory.clone(),
             Some(&self.window),
         );
         let (features, queues) = next.transport();
@@ -386,15 +387,15 @@ fn unknown_field_is_refused() {
 #[test]
 fn device_in_use_is_not_restored() {
     let rich = Rich::new();
-    let state = rich.rig.save();
-    let (features, queues) = rich.rig.transport();
-    let memory = rich.rig.memory.clone();
-    let restored = rich.rig.vpmu.restore(
+    let state = rich.fixture.save();
+    let (features, queues) = rich.fixture.transport();
+    let memory = rich.fixture.memory.clone();
+    let restored = rich.fixture.vpmu.restore(
         &state,
         memory,
         features,
         &queues,
-        rich.rig.interrupt.clone(),
+        rich.fixture.interrupt.clone(),
     );
     assert!(matches!(restored, Err(RestoreError::InUse)));
 }
@@ -402,12 +403,12 @@ fn device_in_use_is_not_restored() {
 #[test]
 fn events_beyond_the_limit_are_refused() {
     let rich = Rich::new();
-    let state = rich.rig.save();
-    let mut settings = rich.rig.settings();
+    let state = rich.fixture.save();
+    let mut settings = rich.fixture.settings();
     settings.limits.max_events = 3;
     let next = rich
-        .rig
-        .successor(settings, rich.rig.memory.clone(), Some(&rich.window));
+        .fixture
+        .successor(settings, rich.fixture.memory.clone(), Some(&rich.window));
     let (features, queues) = next.transport();
     let memory = next.memory.clone();
     let restored = next
@@ -462,12 +463,12 @@ fn forged_states_do_no_harm() {
         mark(&next, 1, 20);
         let commands: Vec<Command> = (1..12).map(|id| command(COMMAND_READ, id)).collect();
         next.vcpus
-            .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
+            .leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
         next.vcpus.enter(0);
         let room = commands.len() * size_of::<Reply>();
         next.queues[2].request(zerocopy::IntoBytes::as_bytes(&commands[..]), room);
         next.vcpus
-            .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
+            .leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
         next.vcpus.kick(0, 2);
         next.vcpus.enter(0);
         next.vpmu.drain();

@@ -10,7 +10,7 @@ mod twice;
 
 use vpmu::abi::*;
 
-use crate::rig::{Rig, open_of, sampling};
+use crate::fixture::{Fixture, open_of, sampling};
 
 /// An enabled event that samples marks.
 fn marks(vcpu: u32, period: u64) -> OpenRequest {
@@ -20,6 +20,6 @@ fn marks(vcpu: u32, period: u64) -> OpenRequest {
     }
 }
 
-fn mark(rig: &Rig, from: u64, times: u64) {
-    (from..from + times).for_each(|ip| rig.mark(0, 5, ip));
+fn mark(fixture: &Fixture, from: u64, times: u64) {
+    (from..from + times).for_each(|ip| fixture.mark(0, 5, ip));
 }

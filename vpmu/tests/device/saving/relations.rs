@@ -3,35 +3,35 @@
 use vpmu::abi::*;
 
 use super::{mark, marks};
-use crate::rig::{Rig, open_of, sampling};
+use crate::fixture::{Fixture, open_of, sampling};
 
 #[test]
 fn members_follow_their_leader() {
-    let mut rig = Rig::new();
-    let leader = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let member = rig
+    let mut fixture = Fixture::new();
+    let leader = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let member = fixture
         .open(&OpenRequest {
             leader: leader.into(),
             ..marks(0, 2)
         })
         .expect("open");
-    rig.move_on();
-    mark(&rig, 1, 2);
-    assert_eq!(rig.value(0, member), 0, "the leader is disabled");
-    rig.command(0, COMMAND_ENABLE, leader);
-    mark(&rig, 1, 3);
-    rig.move_on();
-    mark(&rig, 1, 4);
-    rig.command(0, COMMAND_DISABLE, leader);
-    rig.move_on();
-    mark(&rig, 1, 5);
-    assert_eq!([leader, member].map(|id| rig.value(0, id)), [7, 7]);
+    fixture.move_on();
+    mark(&fixture, 1, 2);
+    assert_eq!(fixture.value(0, member), 0, "the leader is disabled");
+    fixture.command(0, COMMAND_ENABLE, leader);
+    mark(&fixture, 1, 3);
+    fixture.move_on();
+    mark(&fixture, 1, 4);
+    fixture.command(0, COMMAND_DISABLE, leader);
+    fixture.move_on();
+    mark(&fixture, 1, 5);
+    assert_eq!([leader, member].map(|id| fixture.value(0, id)), [7, 7]);
 }
 
 #[test]
 fn group_reads_of_samples_continue_after_a_restore() {
-    let mut rig = Rig::new();
-    let leader = rig
+    let mut fixture = Fixture::new();
+    let leader = fixture
         .open(&OpenRequest {
             sample_type: 0x10.into(),
             read_format: 8.into(),
@@ -43,12 +43,12 @@ fn group_reads_of_samples_continue_after_a_restore() {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_MARK, MARK_ANY, 0)
     };
-    rig.open(&other).expect("open");
-    let mut ring = rig.map(leader, 4);
-    rig.mark(0, 9, 1);
-    mark(&rig, 1, 1);
-    rig.move_on();
-    mark(&rig, 1, 1);
+    fixture.open(&other).expect("open");
+    let mut ring = fixture.map(leader, 4);
+    fixture.mark(0, 9, 1);
+    mark(&fixture, 1, 1);
+    fixture.move_on();
+    mark(&fixture, 1, 1);
     let read: Vec<_> = ring.raw().into_iter().map(|record| record.words).collect();
     assert_eq!(
         read,
@@ -59,54 +59,55 @@ fn group_reads_of_samples_continue_after_a_restore() {
 
 #[test]
 fn links_act_on() {
-    let mut rig = Rig::new();
-    let one = rig.open(&marks(0, 2)).expect("open");
+    let mut fixture = Fixture::new();
+    let one = fixture.open(&marks(0, 2)).expect("open");
     let start = sampling(open_of(KIND_MARK, 6, 0), 1);
-    let start = rig
+    let start = fixture
         .open(&OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..start
         })
         .expect("open");
-    let target = rig
+    let target = fixture
         .open(&OpenRequest {
             flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
             ..open_of(KIND_MARK, MARK_ANY, 0)
         })
         .expect("open");
-    rig.link(start, target, LINK_STARTER).expect("linked");
-    rig.link(one, target, LINK_STOPPER).expect("linked");
-    mark(&rig, 1, 1);
-    rig.mark(0, 6, 1);
-    rig.move_on();
-    mark(&rig, 1, 3);
+    fixture.link(start, target, LINK_STARTER).expect("linked");
+    fixture.link(one, target, LINK_STOPPER).expect("linked");
+    mark(&fixture, 1, 1);
+    fixture.mark(0, 6, 1);
+    fixture.move_on();
+    mark(&fixture, 1, 3);
     assert_eq!(
-        rig.value(0, target),
+        fixture.value(0, target),
         1,
         "the stopper completes the period begun before the save"
     );
-    assert_eq!(rig.link(one, target, LINK_STOPPER), Err(libc::EEXIST));
-    rig.close(start).expect("closed");
-    rig.link(one, target, LINK_STARTER)
+    assert_eq!(fixture.link(one, target, LINK_STOPPER), Err(libc::EEXIST));
+    fixture.close(start).expect("closed");
+    fixture
+        .link(one, target, LINK_STARTER)
         .expect("the closed starter can be replaced");
 }
 
 #[test]
 fn restored_families_write_to_their_parents_ring() {
-    let mut rig = Rig::new();
-    let parent = rig.open(&marks(0, 1)).expect("open");
-    let mut ring = rig.map(parent, 8);
-    let child = rig
+    let mut fixture = Fixture::new();
+    let parent = fixture.open(&marks(0, 1)).expect("open");
+    let mut ring = fixture.map(parent, 8);
+    let child = fixture
         .open(&OpenRequest {
             parent: parent.into(),
             ..marks(0, 1)
         })
         .expect("open");
-    let other = rig.open(&marks(0, 1)).expect("open");
-    rig.redirect(other, parent).expect("redirected");
-    rig.close(parent).expect("closed");
-    rig.move_on();
-    mark(&rig, 1, 2);
+    let other = fixture.open(&marks(0, 1)).expect("open");
+    fixture.redirect(other, parent).expect("redirected");
+    fixture.close(parent).expect("closed");
+    fixture.move_on();
+    mark(&fixture, 1, 2);
     let mut ids: Vec<_> = ring
         .samples()
         .iter()
@@ -119,8 +120,9 @@ fn restored_families_write_to_their_parents_ring() {
         parent: child.1.into(),
         ..marks(0, 1)
     };
-    rig.open(&grandchild)
+    fixture
+        .open(&grandchild)
         .expect("the grandchild joins the family");
-    mark(&rig, 1, 1);
+    mark(&fixture, 1, 1);
     assert_eq!(ring.samples().len(), 3);
 }

@@ -4,27 +4,27 @@ use vpmu::abi::*;
 use vpmu::{ExitReason, SaveError};
 
 use super::mark;
-use crate::rig::{Rig, open_of};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{Fixture, open_of};
 
 #[test]
 fn save_is_refused_while_a_vcpu_is_in_the_guest() {
-    let rig = Rig::new();
-    rig.vcpus.enter(1);
-    assert!(matches!(rig.vpmu.save(), Err(SaveError::Inside(1))));
-    rig.vcpus.leave(1, ExitReason::Signal, &mut At(1));
-    rig.save();
+    let fixture = Fixture::new();
+    fixture.vcpus.enter(1);
+    assert!(matches!(fixture.vpmu.save(), Err(SaveError::Inside(1))));
+    fixture.vcpus.leave(1, ExitReason::Signal, &mut At(1));
+    fixture.save();
 }
 
 #[test]
 fn device_continues_after_a_save() {
-    let mut rig = Rig::new();
-    let event = rig.open(&super::marks(0, 3)).expect("open");
-    let mut ring = rig.map(event, 4);
-    mark(&rig, 1, 4);
-    rig.halt();
-    rig.save();
-    mark(&rig, 5, 4);
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&super::marks(0, 3)).expect("open");
+    let mut ring = fixture.map(event, 4);
+    mark(&fixture, 1, 4);
+    fixture.halt();
+    fixture.save();
+    mark(&fixture, 5, 4);
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [3, 6]);
 }
@@ -32,19 +32,19 @@ fn device_continues_after_a_save() {
 /// VPMU-D-6.13-7.
 #[test]
 fn restored_pages_have_the_new_tsc_frequency() {
-    let mut rig = Rig::new();
-    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let page = rig.map(event, 1);
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.world.pass(8_000_000);
-    rig.halt();
-    let before = rig.read(0, event).time_enabled.get();
-    rig.halt();
-    let state = rig.save();
-    let mut settings = rig.settings();
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let page = fixture.map(event, 1);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.host.pass(8_000_000);
+    fixture.halt();
+    let before = fixture.read(0, event).time_enabled.get();
+    fixture.halt();
+    let state = fixture.save();
+    let mut settings = fixture.settings();
     settings.tsc_khz = 500_000;
-    let mut next = rig.successor(settings, rig.memory.clone(), None);
-    rig.vpmu.reset();
+    let mut next = fixture.successor(settings, fixture.memory.clone(), None);
+    fixture.vpmu.reset();
     next.resume(&state);
     let config = next.config();
     // This word of the metadata page holds the counter's width, the shift and the multiplier.
@@ -59,7 +59,7 @@ fn restored_pages_have_the_new_tsc_frequency() {
         after - before < 200,
         "the enabled time jumped from {before} to {after}"
     );
-    next.world.pass(1000);
+    next.host.pass(1000);
     let later = next.read(0, event).time_enabled.get();
     assert!(
         (2000..2200).contains(&(later - after)),

@@ -3,12 +3,12 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{mark, marks};
+use crate::fixture::Fixture;
 use crate::reader::Reader;
-use crate::rig::Rig;
 
 /// Copies guest memory.
-fn copy(rig: &Rig) -> GuestMemoryMmap {
-    let bytes = rig.snapshot();
+fn copy(fixture: &Fixture) -> GuestMemoryMmap {
+    let bytes = fixture.snapshot();
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes.len())]);
     let memory = memory.expect("memory");
     let copied = memory.write_slice(&bytes, GuestAddress(0));
@@ -18,19 +18,21 @@ fn copy(rig: &Rig) -> GuestMemoryMmap {
 
 #[test]
 fn two_devices_are_restored_from_one_state() {
-    let mut rig = Rig::new();
-    let event = rig.open(&marks(0, 2)).expect("open");
-    let pages: Vec<u64> = (0..5).map(|page| rig.next_ring + page * 0x1000).collect();
-    rig.map(event, 4);
-    mark(&rig, 1, 5);
-    rig.halt();
-    let state = rig.save();
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&marks(0, 2)).expect("open");
+    let pages: Vec<u64> = (0..5)
+        .map(|page| fixture.next_ring + page * 0x1000)
+        .collect();
+    fixture.map(event, 4);
+    mark(&fixture, 1, 5);
+    fixture.halt();
+    let state = fixture.save();
     let mut twins = [(); 2].map(|()| {
-        let mut twin = rig.successor(rig.settings(), copy(&rig), None);
+        let mut twin = fixture.successor(fixture.settings(), copy(&fixture), None);
         twin.resume(&state);
         twin
     });
-    mark(&rig, 6, 1);
+    mark(&fixture, 6, 1);
     for (number, twin) in (0..).zip(&mut twins) {
         mark(twin, 100 * (number + 1), 2 + number);
     }
@@ -42,7 +44,7 @@ fn two_devices_are_restored_from_one_state() {
         twin.close(event).expect("closed");
     }
     assert_eq!(
-        rig.value(0, event),
+        fixture.value(0, event),
         6,
         "other devices do not affect this count"
     );

@@ -6,7 +6,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::rig::{Errno, Rig};
+use crate::fixture::{Errno, Fixture};
 
 const AUX_HEAD: u64 = 1056;
 const AUX_TAIL: u64 = 1064;
@@ -29,27 +29,32 @@ pub(crate) struct AreaReader {
 }
 
 /// Maps a ring of 2 data pages and a writable AUX area of `pages` pages for a trace.
-pub(crate) fn map(rig: &mut Rig, event: u64, pages: u64) -> AreaReader {
-    let metadata = rig.next_ring;
-    rig.map(event, 2);
+pub(crate) fn map(fixture: &mut Fixture, event: u64, pages: u64) -> AreaReader {
+    let metadata = fixture.next_ring;
+    fixture.map(event, 2);
     let pages: Vec<u64> = (0..pages)
-        .map(|page| rig.next_ring + page * 0x1000)
+        .map(|page| fixture.next_ring + page * 0x1000)
         .collect();
-    rig.next_ring += (pages.len() as u64 + 1) * 0x1000;
-    map_aux(rig, event, MAP_WRITABLE, &pages).expect("an area");
-    AreaReader::new(rig, metadata, pages)
+    fixture.next_ring += (pages.len() as u64 + 1) * 0x1000;
+    map_aux(fixture, event, MAP_WRITABLE, &pages).expect("an area");
+    AreaReader::new(fixture, metadata, pages)
 }
 
 /// Maps an area that consists of `pages`. Returns the device's answer.
-pub(crate) fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
-    rig.map_as(CONTROL_MAP_AUX, event, flags, pages)
+pub(crate) fn map_aux(
+    fixture: &mut Fixture,
+    event: u64,
+    flags: u32,
+    pages: &[u64],
+) -> Result<(), Errno> {
+    fixture.map_as(CONTROL_MAP_AUX, event, flags, pages)
 }
 
 impl AreaReader {
     /// Creates a reader of the area that consists of `pages`. The area's metadata page is at `metadata`.
-    pub(crate) fn new(rig: &Rig, metadata: u64, pages: Vec<u64>) -> Self {
+    pub(crate) fn new(fixture: &Fixture, metadata: u64, pages: Vec<u64>) -> Self {
         Self {
-            memory: rig.memory.clone(),
+            memory: fixture.memory.clone(),
             metadata,
             pages,
             tail: 0,
@@ -57,9 +62,9 @@ impl AreaReader {
     }
 
     /// Maps this area's pages again, for `event`. Returns a reader of the new area.
-    pub(crate) fn again(&self, rig: &mut Rig, event: u64) -> Self {
-        map_aux(rig, event, MAP_WRITABLE, &self.pages).expect("an area");
-        Self::new(rig, self.metadata, self.pages.clone())
+    pub(crate) fn again(&self, fixture: &mut Fixture, event: u64) -> Self {
+        map_aux(fixture, event, MAP_WRITABLE, &self.pages).expect("an area");
+        Self::new(fixture, self.metadata, self.pages.clone())
     }
 
     /// Returns the head in the metadata page, which is the number of bytes written so far.
@@ -85,13 +90,14 @@ impl AreaReader {
     }
 
     /// Returns true if the device has not written to the pages just before and just after the area.
-    pub(crate) fn is_alone(&self, rig: &Rig) -> bool {
+    pub(crate) fn is_alone(&self, fixture: &Fixture) -> bool {
         let (Some(first), Some(last)) = (self.pages.first(), self.pages.last()) else {
             return false;
         };
         [first - 0x1000, last + 0x1000].into_iter().all(|page| {
             let mut bytes = [0; 4096];
-            rig.memory
+            fixture
+                .memory
                 .read_slice(&mut bytes, GuestAddress(page))
                 .expect("in memory");
             bytes == [0; 4096]

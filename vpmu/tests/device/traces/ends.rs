@@ -4,15 +4,16 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::area::{AreaReader, Packet, map};
-use crate::rig::{Rig, command, limits, open_of};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{Fixture, command, limits, open_of};
 
-fn on(rig: &mut Rig, context: u32) -> u64 {
-    rig.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, context))
+fn on(fixture: &mut Fixture, context: u32) -> u64 {
+    fixture
+        .open(&open_of(KIND_EXIT_TRACE, EXIT_USER, context))
         .expect("open")
 }
 
-fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
+fn reported(area: &mut AreaReader) -> Vec<(u64, bool)> {
     let exits = area.exits();
     let cut = |exit: &ExitPacket| exit.flags & PACKET_CUT != 0;
     exits
@@ -21,25 +22,25 @@ fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
         .collect()
 }
 
-/// The instruction pointer of the exits that [`Rig::commands`] causes.
+/// The instruction pointer of the exits that [`Fixture::commands`] causes.
 const KICK: u64 = u64::MAX;
 
 #[test]
 fn task_trace_contains_its_exits_on_any_vcpu() {
-    let mut rig = Rig::new();
-    let trace = on(&mut rig, CONTEXT_TASK);
-    let mut area = map(&mut rig, trace, 4);
-    rig.command(0, COMMAND_ENABLE, trace);
+    let mut fixture = Fixture::new();
+    let trace = on(&mut fixture, CONTEXT_TASK);
+    let mut area = map(&mut fixture, trace, 4);
+    fixture.command(0, COMMAND_ENABLE, trace);
     for (vcpu, task) in [(0, 31), (1, 31), (0, 31)] {
-        rig.exit(vcpu, ExitReason::Io, &mut At(1));
-        rig.runs(vcpu, task, task + 1);
-        rig.command(vcpu, COMMAND_IN, trace);
-        rig.exit(vcpu, ExitReason::Io, &mut At(2));
-        rig.exit(1 - vcpu, ExitReason::Io, &mut At(3));
+        fixture.exit(vcpu, ExitReason::Io, &mut At(1));
+        fixture.runs(vcpu, task, task + 1);
+        fixture.command(vcpu, COMMAND_IN, trace);
+        fixture.exit(vcpu, ExitReason::Io, &mut At(2));
+        fixture.exit(1 - vcpu, ExitReason::Io, &mut At(3));
         // The task page already shows the next task, but this exit still belongs to the previous task.
-        rig.runs(vcpu, 99, 99);
-        rig.command(vcpu, COMMAND_OUT, trace);
-        rig.exit(vcpu, ExitReason::Io, &mut At(4));
+        fixture.runs(vcpu, 99, 99);
+        fixture.command(vcpu, COMMAND_OUT, trace);
+        fixture.exit(vcpu, ExitReason::Io, &mut At(4));
     }
     let exits = area.exits();
     let vcpus: Vec<_> = exits
@@ -60,28 +61,28 @@ fn task_trace_contains_its_exits_on_any_vcpu() {
 
 #[test]
 fn vcpus_and_children_share_an_area() {
-    let mut rig = Rig::new();
-    let parent = on(&mut rig, CONTEXT_TASK);
-    let mut area = map(&mut rig, parent, 4);
+    let mut fixture = Fixture::new();
+    let parent = on(&mut fixture, CONTEXT_TASK);
+    let mut area = map(&mut fixture, parent, 4);
     let child = OpenRequest {
         parent: parent.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
     };
-    let child = rig.open(&child).expect("open");
+    let child = fixture.open(&child).expect("open");
     for (vcpu, trace) in [(0, parent), (1, child)] {
-        rig.commands(
+        fixture.commands(
             vcpu,
             &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
         );
     }
     // Both vCPUs are outside the guest at the same time. The packets are in the order in which the vCPUs enter the
     // guest again.
-    rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
-    rig.vcpus.leave(1, ExitReason::Io, &mut At(2));
-    rig.vcpus.enter(1);
-    rig.vcpus.enter(0);
+    fixture.vcpus.leave(0, ExitReason::Io, &mut At(1));
+    fixture.vcpus.leave(1, ExitReason::Io, &mut At(2));
+    fixture.vcpus.enter(1);
+    fixture.vcpus.enter(0);
     let replies =
-        [(0, parent), (1, child)].map(|(vcpu, trace)| rig.command(vcpu, COMMAND_OUT, trace));
+        [(0, parent), (1, child)].map(|(vcpu, trace)| fixture.command(vcpu, COMMAND_OUT, trace));
     let packets = area.take();
     let [
         Packet::Sync(of_child),
@@ -105,21 +106,21 @@ fn vcpus_and_children_share_an_area() {
 
 #[test]
 fn trace_identifies_itself_in_each_area() {
-    let mut rig = Rig::new();
-    let first = on(&mut rig, 0);
-    let mut area = map(&mut rig, first, 1);
-    let second = on(&mut rig, 0);
-    let mut other = map(&mut rig, second, 1);
-    let third = on(&mut rig, 0);
-    rig.redirect(third, second).expect("redirected");
-    rig.commands(
+    let mut fixture = Fixture::new();
+    let first = on(&mut fixture, 0);
+    let mut area = map(&mut fixture, first, 1);
+    let second = on(&mut fixture, 0);
+    let mut other = map(&mut fixture, second, 1);
+    let third = on(&mut fixture, 0);
+    fixture.redirect(third, second).expect("redirected");
+    fixture.commands(
         0,
         &[first, second, third].map(|trace| command(COMMAND_ENABLE, trace)),
     );
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    rig.redirect(third, first).expect("redirected");
-    rig.exit(0, ExitReason::Io, &mut At(2));
-    rig.commands(
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    fixture.redirect(third, first).expect("redirected");
+    fixture.exit(0, ExitReason::Io, &mut At(2));
+    fixture.commands(
         0,
         &[first, second].map(|trace| command(COMMAND_READ, trace)),
     );
@@ -133,33 +134,33 @@ fn trace_identifies_itself_in_each_area() {
     assert_eq!(who(area.take()), [(first, 1), (third, 1)]);
     assert_eq!(who(other.take()), [(second, 1), (third, 1)]);
     // A trace also starts with a sync packet in a newly mapped area.
-    let unmap = Rig::header(CONTROL_UNMAP_AUX, second);
-    rig.control(&unmap).expect("unmapped");
-    let mut anew = other.again(&mut rig, second);
-    rig.exit(0, ExitReason::Io, &mut At(3));
-    rig.command(0, COMMAND_READ, second);
+    let unmap = Fixture::header(CONTROL_UNMAP_AUX, second);
+    fixture.control(&unmap).expect("unmapped");
+    let mut anew = other.again(&mut fixture, second);
+    fixture.exit(0, ExitReason::Io, &mut At(3));
+    fixture.command(0, COMMAND_READ, second);
     assert_eq!(who(anew.take()), [(second, 1)]);
 }
 
 /// VPMU-D-6.8-1.
 #[test]
 fn bytes_written_and_lost_add_up_to_produced() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     // A trace of I/O exits does not record the exits that the test's commands cause.
     let io = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
-    let trace = rig.open(&io).expect("open");
-    let mut area = map(&mut rig, trace, 1);
-    rig.command(0, COMMAND_ENABLE, trace);
+    let trace = fixture.open(&io).expect("open");
+    let mut area = map(&mut fixture, trace, 1);
+    fixture.command(0, COMMAND_ENABLE, trace);
     let mut exits = Vec::new();
     for round in 1..20_u64 {
         for ip in 0..round * 10 {
-            rig.exit(0, ExitReason::Io, &mut At(ip));
+            fixture.exit(0, ExitReason::Io, &mut At(ip));
         }
-        let reply = rig.read(0, trace);
+        let reply = fixture.read(0, trace);
         assert_eq!(reply.value.get(), area.head() + reply.lost.get());
         exits.extend(area.take());
     }
-    let reply = rig.command(0, COMMAND_DISABLE, trace);
+    let reply = fixture.command(0, COMMAND_DISABLE, trace);
     exits.extend(area.take());
     assert_eq!(reply.value.get(), area.head() + reply.lost.get());
     let mut next = 0;
@@ -187,25 +188,25 @@ fn bytes_written_and_lost_add_up_to_produced() {
 #[test]
 fn close_or_unmap_during_an_exit_cuts_it() {
     for end in ["close", "unmap the area", "unmap the ring"] {
-        let mut rig = Rig::new();
-        let trace = on(&mut rig, 0);
-        let mut area = map(&mut rig, trace, 1);
-        rig.command(0, COMMAND_ENABLE, trace);
-        rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
+        let mut fixture = Fixture::new();
+        let trace = on(&mut fixture, 0);
+        let mut area = map(&mut fixture, trace, 1);
+        fixture.command(0, COMMAND_ENABLE, trace);
+        fixture.vcpus.leave(0, ExitReason::Io, &mut At(1));
         match end {
-            "close" => rig.close(trace).expect("closed"),
-            "unmap the ring" => rig.unmap(trace).expect("unmapped"),
+            "close" => fixture.close(trace).expect("closed"),
+            "unmap the ring" => fixture.unmap(trace).expect("unmapped"),
             _ => {
-                let unmap = Rig::header(CONTROL_UNMAP_AUX, trace);
-                rig.control(&unmap).expect("unmapped");
+                let unmap = Fixture::header(CONTROL_UNMAP_AUX, trace);
+                fixture.control(&unmap).expect("unmapped");
             }
         }
-        assert_eq!(told(&mut area), [(1, true)], "{end}");
-        let before = rig.snapshot();
-        rig.vcpus.enter(0);
-        rig.exit(0, ExitReason::Io, &mut At(2));
+        assert_eq!(reported(&mut area), [(1, true)], "{end}");
+        let before = fixture.snapshot();
+        fixture.vcpus.enter(0);
+        fixture.exit(0, ExitReason::Io, &mut At(2));
         assert!(
-            before == rig.snapshot(),
+            before == fixture.snapshot(),
             "the device wrote to memory after: {end}"
         );
     }
@@ -214,76 +215,76 @@ fn close_or_unmap_during_an_exit_cuts_it() {
 /// VPMU-D-6.9-1.
 #[test]
 fn reset_during_an_exit_writes_nothing() {
-    let mut rig = Rig::new();
-    let trace = on(&mut rig, 0);
-    map(&mut rig, trace, 1);
-    rig.command(0, COMMAND_ENABLE, trace);
-    rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
-    rig.vpmu.reset();
-    let before = rig.snapshot();
-    rig.vcpus.enter(0);
-    rig.exit(0, ExitReason::Io, &mut At(2));
-    assert!(before == rig.snapshot());
+    let mut fixture = Fixture::new();
+    let trace = on(&mut fixture, 0);
+    map(&mut fixture, trace, 1);
+    fixture.command(0, COMMAND_ENABLE, trace);
+    fixture.vcpus.leave(0, ExitReason::Io, &mut At(1));
+    fixture.vpmu.reset();
+    let before = fixture.snapshot();
+    fixture.vcpus.enter(0);
+    fixture.exit(0, ExitReason::Io, &mut At(2));
+    assert!(before == fixture.snapshot());
 }
 
 #[test]
 fn trace_without_an_area_loses_all() {
-    let mut rig = Rig::new();
-    let trace = on(&mut rig, 0);
-    rig.command(0, COMMAND_ENABLE, trace);
+    let mut fixture = Fixture::new();
+    let trace = on(&mut fixture, 0);
+    fixture.command(0, COMMAND_ENABLE, trace);
     for ip in 0..5 {
-        rig.exit(0, ExitReason::Io, &mut At(ip));
+        fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
-    let reply = rig.command(0, COMMAND_DISABLE, trace);
+    let reply = fixture.command(0, COMMAND_DISABLE, trace);
     assert_eq!((reply.value.get(), reply.lost.get()), (6 * 64, 6 * 64));
 }
 
 #[test]
 fn registers_are_read_only_while_a_trace_needs_them() {
-    let mut rig = Rig::new();
-    let trace = on(&mut rig, 0);
-    assert!(!rig.vcpus.wants_registers(0));
-    rig.command(0, COMMAND_ENABLE, trace);
-    assert!(rig.vcpus.wants_registers(0) && !rig.vcpus.wants_registers(1));
-    rig.command(0, COMMAND_DISABLE, trace);
-    assert!(!rig.vcpus.wants_registers(0));
+    let mut fixture = Fixture::new();
+    let trace = on(&mut fixture, 0);
+    assert!(!fixture.vcpus.wants_registers(0));
+    fixture.command(0, COMMAND_ENABLE, trace);
+    assert!(fixture.vcpus.wants_registers(0) && !fixture.vcpus.wants_registers(1));
+    fixture.command(0, COMMAND_DISABLE, trace);
+    assert!(!fixture.vcpus.wants_registers(0));
 }
 
 /// VPMU-D-6.8-10.
 #[test]
 fn exit_trace_has_no_period_and_sample_trace_needs_one() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let with_period = OpenRequest {
         period: 5.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
     };
-    assert_eq!(rig.open(&with_period), Err(libc::EOPNOTSUPP));
+    assert_eq!(fixture.open(&with_period), Err(libc::EOPNOTSUPP));
     let without = open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0);
-    assert_eq!(rig.open(&without), Err(libc::EINVAL));
+    assert_eq!(fixture.open(&without), Err(libc::EINVAL));
     let batched = OpenRequest {
         period: 5.into(),
         engine: ENGINE_BATCHED.into(),
         ..without
     };
-    assert_eq!(rig.open(&batched), Err(libc::EOPNOTSUPP));
+    assert_eq!(fixture.open(&batched), Err(libc::EOPNOTSUPP));
     for (kind, config, errno) in [
         (KIND_HOST_TRACE, 0, libc::EOPNOTSUPP),
         (KIND_EXIT_TRACE, EXIT_OTHER + 1, libc::ENOENT),
         // The simulated host does not count instructions.
         (KIND_SAMPLE_TRACE, PACE_INSTRUCTIONS, libc::ENOENT),
     ] {
-        assert_eq!(rig.open(&open_of(kind, config, 0)), Err(errno));
+        assert_eq!(fixture.open(&open_of(kind, config, 0)), Err(errno));
     }
     // A driver without areas cannot open traces.
-    let mut rig = Rig::with(limits(), 1 << 32 | 7);
+    let mut fixture = Fixture::with(limits(), 1 << 32 | 7);
     let trace = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
-    assert_eq!(rig.open(&trace), Err(libc::EOPNOTSUPP));
+    assert_eq!(fixture.open(&trace), Err(libc::EOPNOTSUPP));
 }
 
 #[test]
 fn catalogue_lists_trace_formats() {
-    let mut rig = Rig::new();
-    for entry in rig.catalogue() {
+    let mut fixture = Fixture::new();
+    for entry in fixture.catalogue() {
         let flags = entry.flags.get();
         let format = u16::try_from(flags >> CATALOGUE_FORMAT_SHIFT & 0xff).expect("eight bits");
         let expected = match entry.kind.get() {

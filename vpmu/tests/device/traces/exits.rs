@@ -4,18 +4,18 @@ use vpmu::abi::*;
 use vpmu::{Access, Exit, ExitReason};
 
 use super::area::{AreaReader, Packet, map};
-use crate::rig::{Rig, TSC_OFFSET, command, open_of};
-use crate::world::{At, Nowhere};
+use crate::fake_host::{At, Nowhere};
+use crate::fixture::{Fixture, TSC_OFFSET, command, open_of};
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
 /// Opens a trace of the exits of vCPU 0 that `config` selects, maps an area of 4 pages, and enables the trace.
-fn traced(rig: &mut Rig, config: u64) -> (u64, AreaReader) {
-    let event = rig
+fn traced(fixture: &mut Fixture, config: u64) -> (u64, AreaReader) {
+    let event = fixture
         .open(&open_of(KIND_EXIT_TRACE, config, 0))
         .expect("open");
-    let area = map(rig, event, 4);
-    rig.command(0, COMMAND_ENABLE, event);
+    let area = map(fixture, event, 4);
+    fixture.command(0, COMMAND_ENABLE, event);
     (event, area)
 }
 
@@ -33,15 +33,17 @@ fn port(port: u64, size: u8, write: bool, count: u32) -> Exit {
 
 #[test]
 fn packet_describes_the_whole_exit() {
-    let mut rig = Rig::new();
-    rig.runs(0, 11, 12);
-    let (event, mut area) = traced(&mut rig, EXIT_USER);
-    rig.world.pass(1000);
-    let left = rig.world.now();
-    rig.vcpus.leave(0, port(0x3f8, 2, true, 3), &mut At(0x1234));
-    rig.world.pass(500);
-    rig.vcpus.enter(0);
-    rig.command(0, COMMAND_READ, event);
+    let mut fixture = Fixture::new();
+    fixture.runs(0, 11, 12);
+    let (event, mut area) = traced(&mut fixture, EXIT_USER);
+    fixture.host.pass(1000);
+    let left = fixture.host.now();
+    fixture
+        .vcpus
+        .leave(0, port(0x3f8, 2, true, 3), &mut At(0x1234));
+    fixture.host.pass(500);
+    fixture.vcpus.enter(0);
+    fixture.command(0, COMMAND_READ, event);
 
     let packets = area.take();
     let [Packet::Sync(sync), Packet::Exit(exit)] = packets[..] else {
@@ -74,8 +76,8 @@ fn packet_describes_the_whole_exit() {
 /// VPMU-D-6.8-7.
 #[test]
 fn each_exit_is_traced_once_and_in_order() {
-    let mut rig = Rig::new();
-    let (event, mut area) = traced(&mut rig, EXIT_USER);
+    let mut fixture = Fixture::new();
+    let (event, mut area) = traced(&mut fixture, EXIT_USER);
     let reasons = [
         (ExitReason::Io, EXIT_IO),
         (ExitReason::Mmio, EXIT_MMIO),
@@ -86,13 +88,13 @@ fn each_exit_is_traced_once_and_in_order() {
     let all = || (0..100).zip(reasons.iter().cycle().copied());
     let mut read = Vec::new();
     for (ip, (reason, _)) in all() {
-        rig.exit(0, reason, &mut At(ip));
+        fixture.exit(0, reason, &mut At(ip));
         if ip % 30 == 0 {
-            rig.command(0, COMMAND_READ, event);
+            fixture.command(0, COMMAND_READ, event);
             read.extend(area.exits());
         }
     }
-    rig.command(0, COMMAND_READ, event);
+    fixture.command(0, COMMAND_READ, event);
     read.extend(area.exits());
     assert!((0..104).eq(read.iter().map(|exit| exit.sequence.get())));
     assert!(read.is_sorted_by_key(|exit| exit.time.get()));
@@ -107,15 +109,15 @@ fn each_exit_is_traced_once_and_in_order() {
 
 #[test]
 fn trace_of_one_reason_contains_no_other() {
-    let mut rig = Rig::new();
-    let (io, mut ios) = traced(&mut rig, EXIT_IO);
-    let (halt, mut halts) = traced(&mut rig, EXIT_HLT);
+    let mut fixture = Fixture::new();
+    let (io, mut ios) = traced(&mut fixture, EXIT_IO);
+    let (halt, mut halts) = traced(&mut fixture, EXIT_HLT);
     for ip in 0..10 {
-        rig.exit(0, ExitReason::Io, &mut At(ip));
-        rig.exit(0, ExitReason::Mmio, &mut At(ip));
+        fixture.exit(0, ExitReason::Io, &mut At(ip));
+        fixture.exit(0, ExitReason::Mmio, &mut At(ip));
     }
-    rig.exit(0, ExitReason::Hlt, &mut At(77));
-    rig.commands(0, &[command(COMMAND_READ, io), command(COMMAND_READ, halt)]);
+    fixture.exit(0, ExitReason::Hlt, &mut At(77));
+    fixture.commands(0, &[command(COMMAND_READ, io), command(COMMAND_READ, halt)]);
     let ips = |area: &mut AreaReader| -> Vec<u64> {
         let exits = area.exits();
         exits.iter().map(|exit| exit.ip.get()).collect()
@@ -126,27 +128,27 @@ fn trace_of_one_reason_contains_no_other() {
 
 #[test]
 fn starting_exit_is_not_traced_and_ending_exit_is_cut() {
-    let mut rig = Rig::new();
-    let (event, mut area) = traced(&mut rig, EXIT_USER);
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    let reply = rig.command(0, COMMAND_DISABLE, event);
-    rig.exit(0, ExitReason::Io, &mut At(2));
+    let mut fixture = Fixture::new();
+    let (event, mut area) = traced(&mut fixture, EXIT_USER);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    let reply = fixture.command(0, COMMAND_DISABLE, event);
+    fixture.exit(0, ExitReason::Io, &mut At(2));
     let exits = area.exits();
     let cut = |exit: &ExitPacket| exit.flags & PACKET_CUT != 0;
-    let told: Vec<_> = exits
+    let reported: Vec<_> = exits
         .iter()
         .map(|exit| (exit.ip.get(), cut(exit)))
         .collect();
-    assert_eq!(told, [(1, false), (u64::MAX, true)]);
+    assert_eq!(reported, [(1, false), (u64::MAX, true)]);
     assert_eq!(
         reply.value.get(),
         area.head(),
         "the packets of both exits are counted"
     );
     // When the trace is enabled again, it starts with a sync packet, and the numbering continues.
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.exit(0, ExitReason::Io, &mut At(3));
-    rig.command(0, COMMAND_READ, event);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.exit(0, ExitReason::Io, &mut At(3));
+    fixture.command(0, COMMAND_READ, event);
     let packets = area.take();
     let [Packet::Sync(sync), Packet::Exit(exit)] = packets[..] else {
         panic!("{packets:?}");
@@ -157,10 +159,10 @@ fn starting_exit_is_not_traced_and_ending_exit_is_cut() {
 
 #[test]
 fn packet_has_no_ip_without_the_hypervisors_state() {
-    let mut rig = Rig::new();
-    let (event, mut area) = traced(&mut rig, EXIT_IO);
-    rig.exit(0, ExitReason::Io, &mut Nowhere);
-    rig.command(0, COMMAND_READ, event);
+    let mut fixture = Fixture::new();
+    let (event, mut area) = traced(&mut fixture, EXIT_IO);
+    fixture.exit(0, ExitReason::Io, &mut Nowhere);
+    fixture.command(0, COMMAND_READ, event);
     let exits = area.exits();
     assert_eq!((exits[0].flags, exits[0].ip.get()), (0, 0));
 }
@@ -171,24 +173,24 @@ fn exits_in_excluded_modes_are_not_traced() {
         (OPEN_EXCLUDE_KERNEL, 0x1000),
         (OPEN_EXCLUDE_USER, KERNEL_IP),
     ] {
-        let mut rig = Rig::new();
+        let mut fixture = Fixture::new();
         let request = OpenRequest {
             flags: flag.into(),
             ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
         };
-        let event = rig.open(&request).expect("open");
-        let mut area = map(&mut rig, event, 1);
-        rig.command(0, COMMAND_ENABLE, event);
+        let event = fixture.open(&request).expect("open");
+        let mut area = map(&mut fixture, event, 1);
+        fixture.command(0, COMMAND_ENABLE, event);
         for ip in [0x1000, KERNEL_IP] {
-            rig.exit(0, ExitReason::Io, &mut At(ip));
+            fixture.exit(0, ExitReason::Io, &mut At(ip));
         }
-        rig.command(0, COMMAND_READ, event);
+        fixture.command(0, COMMAND_READ, event);
         let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
         assert_eq!(ips, [kept]);
         // The mode at this exit is unknown, so the device cannot tell whether the trace excludes the exit. The trace
         // therefore enters the error state.
-        rig.exit(0, ExitReason::Io, &mut Nowhere);
-        let reply = rig.command(0, COMMAND_READ, event);
+        fixture.exit(0, ExitReason::Io, &mut Nowhere);
+        let reply = fixture.command(0, COMMAND_READ, event);
         assert_eq!(reply.state.get(), STATE_ERROR);
         assert_eq!(area.exits(), []);
     }

@@ -7,7 +7,7 @@ use vpmu::abi::*;
 use vpmu::source::{HostExit, Recorded};
 
 use super::area::{AreaReader, Packet, map};
-use crate::rig::{Rig, TSC_OFFSET, open_of, thread};
+use crate::fixture::{Fixture, TSC_OFFSET, open_of, thread};
 
 const TASK_PAGE: u64 = 0x8000;
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
@@ -18,22 +18,22 @@ fn request(context: u32) -> OpenRequest {
 }
 
 /// Opens a trace of every exit of vCPU 0, maps an area of 4 pages, and enables the trace.
-fn traced(rig: &mut Rig) -> (u64, AreaReader) {
-    let reply = rig.open_reply(&request(0));
+fn traced(fixture: &mut Fixture) -> (u64, AreaReader) {
+    let reply = fixture.open_reply(&request(0));
     assert_eq!(
         (reply.status.get(), reply.engine.get()),
         (0, ENGINE_BATCHED)
     );
     let event = reply.id.get();
-    let area = map(rig, event, 4);
-    rig.command(0, COMMAND_ENABLE, event);
+    let area = map(fixture, event, 4);
+    fixture.command(0, COMMAND_ENABLE, event);
     (event, area)
 }
 
 /// Returns the host's record of an exit that happened `ago` ticks ago. The vCPU entered the guest again `outside` ticks
 /// after the exit. `outside` is `None` if the host did not record the entry.
-fn exit(rig: &Rig, ip: u64, ago: u64, outside: Option<u64>) -> HostExit {
-    let tsc = rig.world.now() - ago;
+fn exit(fixture: &Fixture, ip: u64, ago: u64, outside: Option<u64>) -> HostExit {
+    let tsc = fixture.host.now() - ago;
     HostExit {
         tsc,
         back: outside.map(|outside| tsc + outside),
@@ -44,8 +44,8 @@ fn exit(rig: &Rig, ip: u64, ago: u64, outside: Option<u64>) -> HostExit {
     }
 }
 
-fn record(rig: &Rig, vcpu: u32, exit: HostExit) {
-    rig.world.record_exit(thread(vcpu), Recorded::Exit(exit));
+fn record(fixture: &Fixture, vcpu: u32, exit: HostExit) {
+    fixture.host.record_exit(thread(vcpu), Recorded::Exit(exit));
 }
 
 fn ips(area: &mut AreaReader) -> Vec<u64> {
@@ -54,9 +54,11 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
 
 /// Writes entry `n` of the history in vCPU 0's task page. The entry records a switch to task `who` at guest TSC
 /// `since`.
-fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
+fn switch(fixture: &Fixture, n: u64, who: u32, since: u64) {
     let put = |at, value: u64| {
-        let stored = rig.memory.store(value, GuestAddress(at), Ordering::Release);
+        let stored = fixture
+            .memory
+            .store(value, GuestAddress(at), Ordering::Release);
         stored.expect("in memory");
     };
     let (word, entry) = (u64::from(who) << 32 | 7, TASK_PAGE + 32 + n * 16);
@@ -68,16 +70,16 @@ fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
 
 #[test]
 fn exit_packet_has_the_hosts_record() {
-    let mut rig = Rig::new();
-    rig.runs(0, 0, 0);
-    let (event, mut area) = traced(&mut rig);
-    rig.world.pass(10_000);
-    switch(&rig, 0, 100, 0);
-    switch(&rig, 1, 101, rig.world.now() + TSC_OFFSET - 500);
-    let first = exit(&rig, 0x1234, 1000, Some(300));
-    record(&rig, 0, first);
-    record(&rig, 0, exit(&rig, KERNEL_IP, 400, Some(0)));
-    let reply = rig.read(0, event);
+    let mut fixture = Fixture::new();
+    fixture.runs(0, 0, 0);
+    let (event, mut area) = traced(&mut fixture);
+    fixture.host.pass(10_000);
+    switch(&fixture, 0, 100, 0);
+    switch(&fixture, 1, 101, fixture.host.now() + TSC_OFFSET - 500);
+    let first = exit(&fixture, 0x1234, 1000, Some(300));
+    record(&fixture, 0, first);
+    record(&fixture, 0, exit(&fixture, KERNEL_IP, 400, Some(0)));
+    let reply = fixture.read(0, event);
     assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
 
     let packets = area.take();
@@ -115,13 +117,13 @@ fn exit_packet_has_the_hosts_record() {
 #[test]
 fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
     for op in [COMMAND_DISABLE, COMMAND_READ] {
-        let mut rig = Rig::new();
-        let (event, mut area) = traced(&mut rig);
-        rig.world.pass(10_000);
+        let mut fixture = Fixture::new();
+        let (event, mut area) = traced(&mut fixture);
+        fixture.host.pass(10_000);
         // Record an exit whose VM entry was lost, and then the exit during which the trace ends.
-        record(&rig, 0, exit(&rig, 1, 1000, None));
-        record(&rig, 0, exit(&rig, 2, 400, None));
-        rig.command(0, op, event);
+        record(&fixture, 0, exit(&fixture, 1, 1000, None));
+        record(&fixture, 0, exit(&fixture, 2, 400, None));
+        fixture.command(0, op, event);
         let exits = area.exits();
         assert!(exits.iter().all(|exit| exit.flags & PACKET_CUT != 0));
         assert_eq!(
@@ -138,42 +140,42 @@ fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
 
 #[test]
 fn recorded_exits_are_collected_while_the_vcpu_runs() {
-    let mut rig = Rig::new();
-    let (event, mut area) = traced(&mut rig);
-    assert!(rig.world.draining());
-    rig.world.pass(10_000);
+    let mut fixture = Fixture::new();
+    let (event, mut area) = traced(&mut fixture);
+    assert!(fixture.host.draining());
+    fixture.host.pass(10_000);
     for round in 0..3 {
-        record(&rig, 0, exit(&rig, round, 100, Some(1)));
-        rig.vpmu.drain();
+        record(&fixture, 0, exit(&fixture, round, 100, Some(1)));
+        fixture.vpmu.drain();
     }
     assert_eq!(
-        rig.vpmu.metrics().aux_written,
+        fixture.vpmu.metrics().aux_written,
         LEN * 4,
         "three exit packets and a sync packet"
     );
-    record(&rig, 0, exit(&rig, 3, 100, Some(1)));
-    rig.read(0, event);
+    record(&fixture, 0, exit(&fixture, 3, 100, Some(1)));
+    fixture.read(0, event);
     assert_eq!(ips(&mut area), [0, 1, 2, 3]);
     // An exit that the host records after the trace was disabled is not part of the trace.
-    rig.command(0, COMMAND_DISABLE, event);
-    record(&rig, 0, exit(&rig, 4, 100, Some(1)));
-    rig.command(0, COMMAND_ENABLE, event);
-    record(&rig, 0, exit(&rig, 5, 100, Some(1)));
-    rig.read(0, event);
+    fixture.command(0, COMMAND_DISABLE, event);
+    record(&fixture, 0, exit(&fixture, 4, 100, Some(1)));
+    fixture.command(0, COMMAND_ENABLE, event);
+    record(&fixture, 0, exit(&fixture, 5, 100, Some(1)));
+    fixture.read(0, event);
     assert_eq!(ips(&mut area), [5]);
-    rig.close(event).expect("open");
-    assert_eq!(rig.world.open_counters(), 0, "the counter is closed");
+    fixture.close(event).expect("open");
+    assert_eq!(fixture.host.open_counters(), 0, "the counter is closed");
 }
 
 #[test]
 fn exits_dropped_by_the_host_are_lost_by_the_byte() {
-    let mut rig = Rig::new();
-    let (event, mut area) = traced(&mut rig);
-    rig.world.pass(10_000);
-    record(&rig, 0, exit(&rig, 1, 1000, Some(1)));
-    rig.world.record_exit(thread(0), Recorded::Lost(5));
-    record(&rig, 0, exit(&rig, 2, 400, Some(1)));
-    let reply = rig.read(0, event);
+    let mut fixture = Fixture::new();
+    let (event, mut area) = traced(&mut fixture);
+    fixture.host.pass(10_000);
+    record(&fixture, 0, exit(&fixture, 1, 1000, Some(1)));
+    fixture.host.record_exit(thread(0), Recorded::Lost(5));
+    record(&fixture, 0, exit(&fixture, 2, 400, Some(1)));
+    let reply = fixture.read(0, event);
     assert_eq!(reply.lost.get(), 5 * LEN);
     assert_eq!(reply.value.get(), area.head() + 5 * LEN);
     let packets = area.take();
@@ -189,20 +191,22 @@ fn exits_dropped_by_the_host_are_lost_by_the_byte() {
     assert_eq!((sync.flags, sync.lost.get()), (SYNC_LOSS, 5 * LEN));
     assert_eq!((sync.sequence.get(), exit.sequence.get()), (6, 6));
     // An impossible number of losses is harmless.
-    rig.world.record_exit(thread(0), Recorded::Lost(u64::MAX));
-    rig.read(0, event);
+    fixture
+        .host
+        .record_exit(thread(0), Recorded::Lost(u64::MAX));
+    fixture.read(0, event);
 }
 
 #[test]
 fn host_trace_without_an_area_loses_every_byte() {
-    let mut rig = Rig::new();
-    let event = rig.open(&request(0)).expect("open");
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.world.pass(10_000);
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&request(0)).expect("open");
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.host.pass(10_000);
     for _ in 0..3 {
-        record(&rig, 0, exit(&rig, 1, 1000, Some(1)));
+        record(&fixture, 0, exit(&fixture, 1, 1000, Some(1)));
     }
-    let reply = rig.read(0, event);
+    let reply = fixture.read(0, event);
     assert_eq!((reply.value.get(), reply.lost.get()), (3 * LEN, 3 * LEN));
 }
 
@@ -210,13 +214,13 @@ fn host_trace_without_an_area_loses_every_byte() {
 fn host_records_nothing_while_the_trace_is_paused() {
     const PAUSE: u32 = 7;
     const RESUME: u32 = 8;
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let opened = OpenRequest {
         flags: OPEN_AUX_START_PAUSED.into(),
         ..request(0)
     };
-    let trace = rig.open(&opened).expect("open");
-    let mut area = map(&mut rig, trace, 4);
+    let trace = fixture.open(&opened).expect("open");
+    let mut area = map(&mut fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
         let member = OpenRequest {
             leader: trace.into(),
@@ -224,81 +228,85 @@ fn host_records_nothing_while_the_trace_is_paused() {
             flags: (OPEN_ENABLED | flag).into(),
             ..open_of(KIND_MARK, mark.into(), 0)
         };
-        rig.open(&member).expect("open");
+        fixture.open(&member).expect("open");
     }
-    rig.command(0, COMMAND_ENABLE, trace);
-    rig.world.pass(10_000);
+    fixture.command(0, COMMAND_ENABLE, trace);
+    fixture.host.pass(10_000);
     for region in 0..20 {
-        record(&rig, 0, exit(&rig, 1000, 10, Some(1)));
-        rig.mark(0, RESUME, 2);
-        record(&rig, 0, exit(&rig, region, 10, Some(1)));
+        record(&fixture, 0, exit(&fixture, 1000, 10, Some(1)));
+        fixture.mark(0, RESUME, 2);
+        record(&fixture, 0, exit(&fixture, region, 10, Some(1)));
         // Record the exit that the PAUSE mark below causes. The host has recorded its start, but the exit has not
         // ended.
-        record(&rig, 0, exit(&rig, 100 + region, 5, None));
-        rig.mark(0, PAUSE, 3);
+        record(&fixture, 0, exit(&fixture, 100 + region, 5, None));
+        fixture.mark(0, PAUSE, 3);
         let exits = area.exits();
-        let told: Vec<_> = exits
+        let reported: Vec<_> = exits
             .iter()
             .map(|e| (e.ip.get(), e.flags & PACKET_CUT))
             .collect();
-        assert_eq!(told, [(region, 0), (100 + region, PACKET_CUT)]);
+        assert_eq!(reported, [(region, 0), (100 + region, PACKET_CUT)]);
     }
-    let reply = rig.read(0, trace);
+    let reply = fixture.read(0, trace);
     assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
 }
 
 #[test]
 fn each_vcpu_has_its_own_host_trace() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = request(CONTEXT_TASK);
-    let event = rig.open(&request).expect("open");
-    let mut area = map(&mut rig, event, 4);
-    rig.command(0, COMMAND_ENABLE, event);
-    rig.world.pass(10_000);
+    let event = fixture.open(&request).expect("open");
+    let mut area = map(&mut fixture, event, 4);
+    fixture.command(0, COMMAND_ENABLE, event);
+    fixture.host.pass(10_000);
     for round in 0..6 {
         let on = round % 2;
-        rig.command(on, COMMAND_IN, event);
+        fixture.command(on, COMMAND_IN, event);
         for vcpu in 0..2 {
             record(
-                &rig,
+                &fixture,
                 vcpu,
-                exit(&rig, u64::from(10 * round + vcpu), 10, Some(1)),
+                exit(&fixture, u64::from(10 * round + vcpu), 10, Some(1)),
             );
         }
-        rig.command(on, COMMAND_OUT, event);
+        fixture.command(on, COMMAND_OUT, event);
     }
     let exits = area.exits();
-    let told: Vec<_> = exits.iter().map(|e| (e.vcpu.get(), e.ip.get())).collect();
-    assert_eq!(told, [(0, 0), (1, 11), (0, 20), (1, 31), (0, 40), (1, 51)]);
-    assert_eq!(rig.world.open_counters(), 2);
+    let reported: Vec<_> = exits.iter().map(|e| (e.vcpu.get(), e.ip.get())).collect();
+    assert_eq!(
+        reported,
+        [(0, 0), (1, 11), (0, 20), (1, 31), (0, 40), (1, 51)]
+    );
+    assert_eq!(fixture.host.open_counters(), 2);
 }
 
 /// VPMU-D-6.8-10.
 #[test]
 fn trace_of_every_exit_needs_the_host_and_no_period() {
-    let mut rig = Rig::new();
-    let no = |rig: &mut Rig, request: OpenRequest| rig.open(&request).expect_err("refused");
+    let mut fixture = Fixture::new();
+    let no =
+        |fixture: &mut Fixture, request: OpenRequest| fixture.open(&request).expect_err("refused");
     let with = |engine: u32| OpenRequest {
         engine: engine.into(),
         ..request(0)
     };
-    assert_eq!(no(&mut rig, with(ENGINE_EXIT)), libc::EOPNOTSUPP);
-    rig.open(&with(ENGINE_BATCHED)).expect("open");
+    assert_eq!(no(&mut fixture, with(ENGINE_EXIT)), libc::EOPNOTSUPP);
+    fixture.open(&with(ENGINE_BATCHED)).expect("open");
     let sampled = OpenRequest {
         period: 1.into(),
         ..request(0)
     };
-    assert_eq!(no(&mut rig, sampled), libc::EOPNOTSUPP);
+    assert_eq!(no(&mut fixture, sampled), libc::EOPNOTSUPP);
     let excluding = OpenRequest {
         flags: OPEN_EXCLUDE_USER.into(),
         ..request(0)
     };
-    assert_eq!(no(&mut rig, excluding), libc::EOPNOTSUPP);
+    assert_eq!(no(&mut fixture, excluding), libc::EOPNOTSUPP);
     assert_eq!(
-        no(&mut rig, open_of(KIND_HOST_TRACE, 0, 0)),
+        no(&mut fixture, open_of(KIND_HOST_TRACE, 0, 0)),
         libc::EOPNOTSUPP
     );
-    let entries = rig.catalogue();
+    let entries = fixture.catalogue();
     let listed =
         |e: &&CatalogueEntry| (e.kind.get(), e.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL);
     let entry = entries.iter().find(listed).expect("listed");

@@ -4,8 +4,8 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::area::{AreaReader, Packet, map};
-use crate::rig::{Rig, open_of, thread};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{Fixture, open_of, thread};
 
 const PAUSE: u32 = 7;
 const RESUME: u32 = 8;
@@ -20,18 +20,18 @@ fn steering(leader: u64, kind: u32, config: u64, period: u64, flag: u32) -> Open
 }
 
 /// Opens and enables a trace of exits, with marks that pause and resume it.
-fn steered(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
+fn steered(fixture: &mut Fixture, flags: u32) -> (u64, AreaReader) {
     let request = OpenRequest {
         flags: flags.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
     };
-    let trace = rig.open(&request).expect("open");
-    let area = map(rig, trace, 4);
+    let trace = fixture.open(&request).expect("open");
+    let area = map(fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
         let member = steering(trace, KIND_MARK, mark.into(), 1, flag);
-        rig.open(&member).expect("open");
+        fixture.open(&member).expect("open");
     }
-    rig.command(0, COMMAND_ENABLE, trace);
+    fixture.command(0, COMMAND_ENABLE, trace);
     (trace, area)
 }
 
@@ -41,20 +41,20 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
 
 #[test]
 fn pausing_exit_is_traced_and_resuming_exit_is_not() {
-    let mut rig = Rig::new();
-    let (trace, mut area) = steered(&mut rig, 0);
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    rig.mark(0, PAUSE, 2);
+    let mut fixture = Fixture::new();
+    let (trace, mut area) = steered(&mut fixture, 0);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    fixture.mark(0, PAUSE, 2);
     // A pause publishes the data so far.
     assert_eq!(ips(&mut area), [1, 2]);
     for ip in 3..6 {
-        rig.exit(0, ExitReason::Io, &mut At(ip));
+        fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
-    rig.mark(0, PAUSE, 6);
-    rig.mark(0, RESUME, 7);
-    rig.mark(0, RESUME, 8);
-    rig.exit(0, ExitReason::Io, &mut At(9));
-    let reply = rig.read(0, trace);
+    fixture.mark(0, PAUSE, 6);
+    fixture.mark(0, RESUME, 7);
+    fixture.mark(0, RESUME, 8);
+    fixture.exit(0, ExitReason::Io, &mut At(9));
+    let reply = fixture.read(0, trace);
     assert_eq!(reply.state.get(), STATE_ACTIVE);
     assert_eq!(reply.time_enabled, reply.time_running);
     let packets = area.take();
@@ -73,16 +73,16 @@ fn pausing_exit_is_traced_and_resuming_exit_is_not() {
 
 #[test]
 fn traced_regions_are_exact_in_every_round() {
-    let mut rig = Rig::new();
-    let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
+    let mut fixture = Fixture::new();
+    let (trace, mut area) = steered(&mut fixture, OPEN_AUX_START_PAUSED);
     let mut read = Vec::new();
     for region in 0..1000 {
-        rig.exit(0, ExitReason::Io, &mut At(1));
-        rig.mark(0, RESUME, 2);
+        fixture.exit(0, ExitReason::Io, &mut At(1));
+        fixture.mark(0, RESUME, 2);
         for exit in 0..region % 4 {
-            rig.exit(0, ExitReason::Hlt, &mut At(region * 10 + exit));
+            fixture.exit(0, ExitReason::Hlt, &mut At(region * 10 + exit));
         }
-        rig.mark(0, PAUSE, 3);
+        fixture.mark(0, PAUSE, 3);
         read.extend(ips(&mut area));
     }
     let expected: Vec<u64> = (0..1000)
@@ -93,26 +93,26 @@ fn traced_regions_are_exact_in_every_round() {
         })
         .collect();
     assert_eq!(read, expected);
-    let reply = rig.read(0, trace);
+    let reply = fixture.read(0, trace);
     assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
 }
 
 #[test]
 fn trace_opened_paused_has_time_and_no_packets() {
-    let mut rig = Rig::new();
-    let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    let reply = rig.read(0, trace);
+    let mut fixture = Fixture::new();
+    let (trace, mut area) = steered(&mut fixture, OPEN_AUX_START_PAUSED);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    let reply = fixture.read(0, trace);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_ACTIVE, 0));
     assert_ne!(reply.time_running.get(), 0);
     assert_eq!(area.take(), []);
     // Disabling and enabling does not resume it.
-    rig.command(0, COMMAND_DISABLE, trace);
-    rig.command(0, COMMAND_ENABLE, trace);
-    rig.exit(0, ExitReason::Io, &mut At(2));
-    rig.mark(0, RESUME, 3);
-    rig.exit(0, ExitReason::Io, &mut At(4));
-    rig.command(0, COMMAND_READ, trace);
+    fixture.command(0, COMMAND_DISABLE, trace);
+    fixture.command(0, COMMAND_ENABLE, trace);
+    fixture.exit(0, ExitReason::Io, &mut At(2));
+    fixture.mark(0, RESUME, 3);
+    fixture.exit(0, ExitReason::Io, &mut At(4));
+    fixture.command(0, COMMAND_READ, trace);
     let packets = area.take();
     let [Packet::Sync(sync), Packet::Exit(exit)] = packets[..] else {
         panic!("{packets:?}");
@@ -123,51 +123,51 @@ fn trace_opened_paused_has_time_and_no_packets() {
 
 #[test]
 fn exit_members_pause_and_resume_at_their_exit() {
-    let mut rig = Rig::new();
-    let trace = rig
+    let mut fixture = Fixture::new();
+    let trace = fixture
         .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
         .expect("open");
-    let mut area = map(&mut rig, trace, 1);
+    let mut area = map(&mut fixture, trace, 1);
     for (config, period, flag) in [(EXIT_HLT, 1, OPEN_AUX_RESUME), (EXIT_IO, 3, OPEN_AUX_PAUSE)] {
         let member = steering(trace, KIND_EXITS, config, period, flag);
-        rig.open(&member).expect("open");
+        fixture.open(&member).expect("open");
     }
-    rig.command(0, COMMAND_ENABLE, trace);
+    fixture.command(0, COMMAND_ENABLE, trace);
     for ip in 0..9 {
-        rig.exit(0, ExitReason::Io, &mut At(ip));
+        fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
     // The third exit has paused the trace.
     assert_eq!(ips(&mut area), [0, 1, 2]);
-    rig.exit(0, ExitReason::Hlt, &mut At(50));
+    fixture.exit(0, ExitReason::Hlt, &mut At(50));
     for ip in 10..16 {
-        rig.exit(0, ExitReason::Io, &mut At(ip));
+        fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
     assert_eq!(ips(&mut area), [10, 11, 12]);
 }
 
 #[test]
 fn sample_trace_pauses_with_its_pace() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         period: 10.into(),
         ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0)
     };
-    let trace = rig.open(&request).expect("open");
-    let mut area = map(&mut rig, trace, 4);
+    let trace = fixture.open(&request).expect("open");
+    let mut area = map(&mut fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
         let member = steering(trace, KIND_MARK, mark.into(), 1, flag);
-        rig.open(&member).expect("open");
+        fixture.open(&member).expect("open");
     }
-    rig.command(0, COMMAND_ENABLE, trace);
-    let exits = |rig: &Rig, ips: std::ops::Range<u64>| {
-        ips.for_each(|ip| rig.exit(0, ExitReason::Io, &mut At(ip)));
+    fixture.command(0, COMMAND_ENABLE, trace);
+    let exits = |fixture: &Fixture, ips: std::ops::Range<u64>| {
+        ips.for_each(|ip| fixture.exit(0, ExitReason::Io, &mut At(ip)));
     };
-    exits(&rig, 1..15);
-    rig.mark(0, PAUSE, 15);
-    exits(&rig, 16..32);
-    rig.mark(0, RESUME, 32);
-    exits(&rig, 36..45);
-    let reply = rig.read(0, trace);
+    exits(&fixture, 1..15);
+    fixture.mark(0, PAUSE, 15);
+    exits(&fixture, 16..32);
+    fixture.mark(0, RESUME, 32);
+    exits(&fixture, 36..45);
+    let reply = fixture.read(0, trace);
     let samples: Vec<_> = area
         .samples()
         .iter()
@@ -179,11 +179,11 @@ fn sample_trace_pauses_with_its_pace() {
 
 #[test]
 fn pausing_and_resuming_need_a_leading_trace() {
-    let mut rig = Rig::new();
-    let trace = rig
+    let mut fixture = Fixture::new();
+    let trace = fixture
         .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
         .expect("open");
-    let mark = rig.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let mark = fixture.open(&open_of(KIND_MARK, 1, 0)).expect("open");
     let both = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
     for (leader, flag, errno) in [
         (trace, both, libc::EINVAL),
@@ -193,32 +193,32 @@ fn pausing_and_resuming_need_a_leading_trace() {
         (trace, OPEN_AUX_START_PAUSED, libc::EOPNOTSUPP),
     ] {
         let request = steering(leader, KIND_MARK, 2, 1, flag);
-        assert_eq!(rig.open(&request), Err(errno), "{flag:#x} of {leader}");
+        assert_eq!(fixture.open(&request), Err(errno), "{flag:#x} of {leader}");
     }
     // A member that pauses or resumes must act before the vCPU enters the guest. Only the exit engine can do that.
     let request = OpenRequest {
         engine: ENGINE_BATCHED.into(),
         ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE)
     };
-    assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP));
+    assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP));
     let request = OpenRequest {
         engine: ENGINE_ANY.into(),
         ..request
     };
-    assert_eq!(rig.open_reply(&request).engine.get(), ENGINE_EXIT);
+    assert_eq!(fixture.open_reply(&request).engine.get(), ENGINE_EXIT);
 }
 
 /// VPMU-D-6.11-1.
 #[test]
 fn mark_is_the_last_overflow_of_its_exit() {
-    let mut rig = Rig::new();
-    let (trace, mut area) = steered(&mut rig, 0);
+    let mut fixture = Fixture::new();
+    let (trace, mut area) = steered(&mut fixture, 0);
     // A write to the doorbell is an exit and a mark. The exit's overflow takes effect before the mark's overflow,
     // although the member that counts exits was opened later.
     let member = steering(trace, KIND_EXITS, EXIT_MMIO, 1, OPEN_AUX_RESUME);
-    rig.open(&member).expect("open");
-    rig.mark(0, PAUSE, 1);
-    rig.exit(0, ExitReason::Io, &mut At(2));
+    fixture.open(&member).expect("open");
+    fixture.mark(0, PAUSE, 1);
+    fixture.exit(0, ExitReason::Io, &mut At(2));
     assert_eq!(ips(&mut area), [1]);
     // An exit's overflow also takes effect before a host counter's overflow that the device finds at the same exit,
     // although the member that counts exits was opened later.
@@ -227,32 +227,32 @@ fn mark_is_the_last_overflow_of_its_exit() {
         engine: ENGINE_EXIT.into(),
         ..counter
     };
-    rig.open(&counter).expect("open");
+    fixture.open(&counter).expect("open");
     let exits = steering(trace, KIND_EXITS, EXIT_SIGNAL, 1, OPEN_AUX_RESUME);
-    rig.open(&exits).expect("open");
-    rig.mark(0, RESUME, 3);
-    rig.world.work(thread(0), 100, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(4));
-    rig.exit(0, ExitReason::Io, &mut At(5));
+    fixture.open(&exits).expect("open");
+    fixture.mark(0, RESUME, 3);
+    fixture.host.work(thread(0), 100, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(4));
+    fixture.exit(0, ExitReason::Io, &mut At(5));
     assert_eq!(ips(&mut area), [4]);
 }
 
 #[test]
 fn resume_publishes_data_of_other_traces() {
-    let mut rig = Rig::new();
-    let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
+    let mut fixture = Fixture::new();
+    let (trace, mut area) = steered(&mut fixture, OPEN_AUX_START_PAUSED);
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
     };
-    let other = rig.open(&request).expect("open");
-    rig.redirect(other, trace).expect("redirected");
-    rig.exit(0, ExitReason::Io, &mut At(1));
+    let other = fixture.open(&request).expect("open");
+    fixture.redirect(other, trace).expect("redirected");
+    fixture.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(
         ips(&mut area),
         [0; 0],
         "the other trace has not published its data yet"
     );
-    rig.mark(0, RESUME, 2);
+    fixture.mark(0, RESUME, 2);
     assert_eq!(ips(&mut area), [1]);
 }

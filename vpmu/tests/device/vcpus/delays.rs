@@ -7,9 +7,9 @@ use vpmu::abi::*;
 use vpmu::{Engines, ExitReason, GuestRegs, Registers};
 
 use super::{Lane, Pending, VcpuThread, aside, each, task_event};
+use crate::fake_host::{At, CYCLES, FAULTS};
+use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling};
 use crate::reader::Reader;
-use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
-use crate::world::{At, CYCLES, FAULTS};
 
 /// Events of vCPU 1, and of tasks that run there.
 struct Own {
@@ -20,22 +20,22 @@ struct Own {
 }
 
 impl Own {
-    fn open(rig: &mut Rig) -> Self {
+    fn open(fixture: &mut Fixture) -> Self {
         let marks = OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..sampling(open_of(KIND_MARK, 5, 1), 1)
         };
-        let marks = rig.open(&marks).expect("open");
-        let ring = rig.map(marks, 4);
+        let marks = fixture.open(&marks).expect("open");
+        let ring = fixture.map(marks, 4);
         let tasks = [(); 2].map(|()| {
             let kinds = [CYCLES, FAULTS, (KIND_MARK, 5), (KIND_TSC, 0)];
-            let open = |(kind, config)| rig.open(&task_event(kind, config)).expect("open");
+            let open = |(kind, config)| fixture.open(&task_event(kind, config)).expect("open");
             kinds.map(open).to_vec()
         });
         // Run each task once on this vCPU, so that its events have host counters.
         for task in &tasks {
-            rig.commands(1, &each(COMMAND_IN, task));
-            rig.commands(1, &each(COMMAND_OUT, task));
+            fixture.commands(1, &each(COMMAND_IN, task));
+            fixture.commands(1, &each(COMMAND_OUT, task));
         }
         Self { marks, tasks, ring }
     }
@@ -80,25 +80,25 @@ impl Registers for Slow {
 
 #[test]
 fn vcpu_in_its_exit_handler_delays_no_other() {
-    let mut rig = Rig::new();
-    let mut own = Own::open(&mut rig);
+    let mut fixture = Fixture::new();
+    let mut own = Own::open(&mut fixture);
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
         engine: ENGINE_EXIT.into(),
         ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
     };
-    let of_first = rig.open(&request).expect("open");
-    let mut ring = rig.map(of_first, 1);
-    let second = VcpuThread::spawn(Lane::new(&mut rig, 1));
-    rig.vcpus.enter(0);
-    rig.world.work(crate::rig::thread(0), 250, 4);
-    rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
+    let of_first = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(of_first, 1);
+    let second = VcpuThread::spawn(Lane::new(&mut fixture, 1));
+    fixture.vcpus.enter(0);
+    fixture.host.work(crate::fixture::thread(0), 250, 4);
+    fixture.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
-    rig.world.work(crate::rig::thread(0), 100, 4);
+    fixture.host.work(crate::fixture::thread(0), 100, 4);
     // vCPU 0 stays outside the guest until the end of the test.
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
-        let vpmu = Arc::clone(&rig.vpmu);
+        let vpmu = Arc::clone(&fixture.vpmu);
         let flushed = aside(move || vpmu.flush(event)).wait();
         flushed.expect("flushed");
     }
@@ -107,34 +107,34 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
         1,
         "the flush writes the overflow that was pending in the host counter"
     );
-    let vpmu = Arc::clone(&rig.vpmu);
+    let vpmu = Arc::clone(&fixture.vpmu);
     aside(move || vpmu.drain()).wait();
     own.check(&second);
     // The device still serves requests, even requests about events of vCPU 0.
-    let other = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
-    rig.close(other).expect("closed");
-    assert_eq!(rig.vpmu.metrics().drains, 1);
+    let other = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    fixture.close(other).expect("closed");
+    assert_eq!(fixture.vpmu.metrics().drains, 1);
 }
 
 #[test]
 fn vcpu_without_a_thread_delays_no_other() {
-    let mut rig = Rig::bare(Engines::Auto, limits(), None);
-    rig.attach(1);
-    rig.activate(ALL_FEATURES);
-    let mut own = Own::open(&mut rig);
+    let mut fixture = Fixture::bare(Engines::Auto, limits(), None);
+    fixture.attach(1);
+    fixture.activate(ALL_FEATURES);
+    let mut own = Own::open(&mut fixture);
     let of_first = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    let of_first = rig.open(&of_first).expect("open");
-    let second = VcpuThread::spawn(Lane::new(&mut rig, 1));
+    let of_first = fixture.open(&of_first).expect("open");
+    let second = VcpuThread::spawn(Lane::new(&mut fixture, 1));
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
-        let vpmu = Arc::clone(&rig.vpmu);
+        let vpmu = Arc::clone(&fixture.vpmu);
         let flushed = aside(move || vpmu.flush(event)).wait();
         flushed.expect("flushed");
     }
-    let vpmu = Arc::clone(&rig.vpmu);
+    let vpmu = Arc::clone(&fixture.vpmu);
     aside(move || vpmu.drain()).wait();
     own.check(&second);
 }
@@ -143,16 +143,16 @@ fn vcpu_without_a_thread_delays_no_other() {
 /// an event of this vCPU waits for the lock, and holds the control plane's lock while it waits.
 #[test]
 fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
-    let mut rig = Rig::new();
-    let mut own = Own::open(&mut rig);
+    let mut fixture = Fixture::new();
+    let mut own = Own::open(&mut fixture);
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(KIND_MARK, 6, 0), 1)
     };
-    let of_first = rig.open(&request).expect("open");
-    let mut ring = rig.map(of_first, 1);
-    let first = VcpuThread::spawn(Lane::new(&mut rig, 0));
-    let second = VcpuThread::spawn(Lane::new(&mut rig, 1));
+    let of_first = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(of_first, 1);
+    let first = VcpuThread::spawn(Lane::new(&mut fixture, 0));
+    let second = VcpuThread::spawn(Lane::new(&mut fixture, 1));
     let (asked, is_asked) = channel();
     let (go, let_go) = channel();
     let mark = first.begin(move |lane| {
@@ -162,11 +162,11 @@ fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
         .recv_timeout(super::LONG)
         .expect("a sample needs the registers");
     let flush: Pending<_> = {
-        let vpmu = Arc::clone(&rig.vpmu);
+        let vpmu = Arc::clone(&fixture.vpmu);
         aside(move || vpmu.flush(Some(of_first)))
     };
     let drain = {
-        let vpmu = Arc::clone(&rig.vpmu);
+        let vpmu = Arc::clone(&fixture.vpmu);
         aside(move || vpmu.drain())
     };
     for _ in 0..5 {

@@ -6,11 +6,11 @@ use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 
 use super::{done, each, task_event};
-use crate::rig::{Rig, open_of, sampling, thread};
-use crate::world::{At, CYCLES, FAULTS};
+use crate::fake_host::{At, CYCLES, FAULTS};
+use crate::fixture::{Fixture, open_of, sampling, thread};
 
 /// Opens sampling events of both engines on each vCPU, and maps their rings.
-fn sampled(rig: &mut Rig) -> [u64; 4] {
+fn sampled(fixture: &mut Fixture) -> [u64; 4] {
     let mut events = [0; 4];
     let engines = [ENGINE_EXIT, ENGINE_BATCHED];
     let all = [0, 1].map(|vcpu| engines.map(|engine| (vcpu, engine)));
@@ -20,43 +20,43 @@ fn sampled(rig: &mut Rig) -> [u64; 4] {
             flags: OPEN_ENABLED.into(),
             ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 100)
         };
-        *event = rig.open(&request).expect("open");
-        rig.map(*event, 4);
+        *event = fixture.open(&request).expect("open");
+        fixture.map(*event, 4);
     }
     events
 }
 
-fn record(rig: &Rig, vcpu: u32) {
+fn record(fixture: &Fixture, vcpu: u32) {
     let overflow = Overflow {
-        tsc: rig.world.now(),
+        tsc: fixture.host.now(),
         ip: 3,
         mode: Mode::Guest,
         period: 100,
     };
-    rig.world.record(thread(vcpu), overflow);
+    fixture.host.record(thread(vcpu), overflow);
 }
 
 #[test]
 fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
-    let mut rig = Rig::new();
-    rig.world.know_ips();
-    let events = sampled(&mut rig);
+    let mut fixture = Fixture::new();
+    fixture.host.know_ips();
+    let events = sampled(&mut fixture);
     let marks = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(KIND_MARK, 5, 0), 1)
     };
-    rig.open(&marks).expect("open");
-    let tasks = [FAULTS, CYCLES].map(|(kind, config)| rig.open(&task_event(kind, config)));
+    fixture.open(&marks).expect("open");
+    let tasks = [FAULTS, CYCLES].map(|(kind, config)| fixture.open(&task_event(kind, config)));
     let tasks = tasks.map(|opened| opened.expect("open"));
     for vcpu in [1, 0] {
-        rig.commands(vcpu, &each(COMMAND_IN, &tasks));
-        rig.commands(vcpu, &each(COMMAND_OUT, &tasks));
+        fixture.commands(vcpu, &each(COMMAND_IN, &tasks));
+        fixture.commands(vcpu, &each(COMMAND_OUT, &tasks));
     }
-    let step = |rig: &mut Rig, what: &str, act: &dyn Fn(&mut Rig)| {
-        (0..2).for_each(|vcpu| record(rig, vcpu));
-        let before = [0, 1].map(|vcpu| rig.world.visits(thread(vcpu)));
-        act(rig);
-        let after = [0, 1].map(|vcpu| rig.world.visits(thread(vcpu)));
+    let step = |fixture: &mut Fixture, what: &str, act: &dyn Fn(&mut Fixture)| {
+        (0..2).for_each(|vcpu| record(fixture, vcpu));
+        let before = [0, 1].map(|vcpu| fixture.host.visits(thread(vcpu)));
+        act(fixture);
+        let after = [0, 1].map(|vcpu| fixture.host.visits(thread(vcpu)));
         assert!(
             after[0] != before[0],
             "{what} visits no counter of its vCPU"
@@ -66,65 +66,65 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
             "{what}: visits to counters of the other vCPU"
         );
     };
-    step(&mut rig, "a read", &|rig| {
-        done(rig, 0, COMMAND_READ, events[0]);
+    step(&mut fixture, "a read", &|fixture| {
+        done(fixture, 0, COMMAND_READ, events[0]);
     });
-    step(&mut rig, "a switch", &|rig| {
-        rig.commands(0, &each(COMMAND_IN, &tasks));
-        rig.commands(0, &each(COMMAND_OUT, &tasks));
+    step(&mut fixture, "a switch", &|fixture| {
+        fixture.commands(0, &each(COMMAND_IN, &tasks));
+        fixture.commands(0, &each(COMMAND_OUT, &tasks));
     });
-    step(&mut rig, "a flush", &|rig| {
-        assert_eq!(rig.flush(0, events[0]), 0);
+    step(&mut fixture, "a flush", &|fixture| {
+        assert_eq!(fixture.flush(0, events[0]), 0);
     });
-    step(&mut rig, "a mark", &|rig| rig.mark(0, 5, 1));
-    step(&mut rig, "an exit", &|rig| {
-        rig.exit(0, ExitReason::Io, &mut At(1));
+    step(&mut fixture, "a mark", &|fixture| fixture.mark(0, 5, 1));
+    step(&mut fixture, "an exit", &|fixture| {
+        fixture.exit(0, ExitReason::Io, &mut At(1));
     });
-    step(&mut rig, "an overflow", &|rig| {
-        rig.world.work(thread(0), 100, 4);
-        rig.exit(0, ExitReason::Signal, &mut At(1));
+    step(&mut fixture, "an overflow", &|fixture| {
+        fixture.host.work(thread(0), 100, 4);
+        fixture.exit(0, ExitReason::Signal, &mut At(1));
     });
-    step(&mut rig, "a disable", &|rig| {
-        done(rig, 0, COMMAND_DISABLE, events[0]);
+    step(&mut fixture, "a disable", &|fixture| {
+        done(fixture, 0, COMMAND_DISABLE, events[0]);
     });
 }
 
 #[test]
 fn switch_reads_each_shared_counter_once() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let mut task = || -> Vec<u64> {
-        let open = |(kind, config)| rig.open(&task_event(kind, config)).expect("open");
+        let open = |(kind, config)| fixture.open(&task_event(kind, config)).expect("open");
         [FAULTS, CYCLES].repeat(10).into_iter().map(open).collect()
     };
     let (one, other) = (task(), task());
     for task in [&one, &other] {
-        rig.commands(0, &each(COMMAND_IN, task));
-        rig.commands(0, &each(COMMAND_OUT, task));
+        fixture.commands(0, &each(COMMAND_IN, task));
+        fixture.commands(0, &each(COMMAND_OUT, task));
     }
     assert_eq!(
-        rig.world.open_counters(),
+        fixture.host.open_counters(),
         2,
         "forty events share two counters"
     );
-    rig.commands(0, &each(COMMAND_IN, &one));
-    let (drains, reads) = rig.world.visits(thread(0));
+    fixture.commands(0, &each(COMMAND_IN, &one));
+    let (drains, reads) = fixture.host.visits(thread(0));
     let switch = [each(COMMAND_OUT, &one), each(COMMAND_IN, &other)].concat();
-    rig.commands(0, &switch);
-    assert_eq!(rig.world.visits(thread(0)), (drains, reads + 2));
+    fixture.commands(0, &switch);
+    assert_eq!(fixture.host.visits(thread(0)), (drains, reads + 2));
 }
 
 #[test]
 fn drain_visits_every_vcpu_with_records_to_collect() {
-    let mut rig = Rig::new();
-    rig.world.know_ips();
-    sampled(&mut rig);
-    rig.world.pass(100_000_000);
-    (0..2).for_each(|vcpu| record(&rig, vcpu));
-    rig.world.pass(100_000_000);
-    let written = rig.vpmu.metrics().samples_written;
-    let before = [0, 1].map(|vcpu| rig.world.visits(thread(vcpu)).0);
-    rig.vpmu.drain();
-    let after = [0, 1].map(|vcpu| rig.world.visits(thread(vcpu)).0);
+    let mut fixture = Fixture::new();
+    fixture.host.know_ips();
+    sampled(&mut fixture);
+    fixture.host.pass(100_000_000);
+    (0..2).for_each(|vcpu| record(&fixture, vcpu));
+    fixture.host.pass(100_000_000);
+    let written = fixture.vpmu.metrics().samples_written;
+    let before = [0, 1].map(|vcpu| fixture.host.visits(thread(vcpu)).0);
+    fixture.vpmu.drain();
+    let after = [0, 1].map(|vcpu| fixture.host.visits(thread(vcpu)).0);
     assert_eq!(after, before.map(|drains| drains + 1));
-    assert_eq!(rig.vpmu.metrics().samples_written, written + 2);
+    assert_eq!(fixture.vpmu.metrics().samples_written, written + 2);
 }

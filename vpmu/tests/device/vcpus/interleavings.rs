@@ -8,11 +8,11 @@ use vpmu::source::{Mode, Overflow};
 use vpmu::{ExitReason, GuestRegs, Registers, Vpmu};
 use zerocopy::IntoBytes;
 
+use crate::fake_host::{At, CYCLES, Nowhere};
+use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling, thread};
 use crate::persistent::{WINDOW_FEATURES, marks, reader, window};
 use crate::reader::{SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling, thread};
 use crate::traces::area::map;
-use crate::world::{At, CYCLES, Nowhere};
 
 fn overflow(tsc: u64) -> Overflow {
     Overflow {
@@ -32,52 +32,56 @@ fn cycles(context: u32, period: u64) -> OpenRequest {
 }
 
 /// Sends a command from a vCPU that is outside the guest and stays there.
-fn kick(rig: &mut Rig, vcpu: u32, op: u32, event: u64) {
+fn kick(fixture: &mut Fixture, vcpu: u32, op: u32, event: u64) {
     let index = 2 + vcpu as usize;
-    rig.queues[index].request(command(op, event).as_bytes(), size_of::<Reply>());
-    rig.vcpus.kick(vcpu, u16::try_from(index).expect("small"));
-    rig.queues[index].answer().expect("answered immediately");
+    fixture.queues[index].request(command(op, event).as_bytes(), size_of::<Reply>());
+    fixture
+        .vcpus
+        .kick(vcpu, u16::try_from(index).expect("small"));
+    fixture.queues[index]
+        .answer()
+        .expect("answered immediately");
 }
 
 #[test]
 fn trace_without_state_at_its_end_is_in_error_once() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_EXCLUDE_USER).into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
     };
-    let trace = rig.open(&request).expect("open");
-    rig.vcpus.leave(0, ExitReason::Mmio, &mut Nowhere);
-    kick(&mut rig, 0, COMMAND_DISABLE, trace);
-    rig.vcpus.enter(0);
-    assert_eq!(rig.read(0, trace).state.get(), STATE_ERROR);
+    let trace = fixture.open(&request).expect("open");
+    fixture.vcpus.leave(0, ExitReason::Mmio, &mut Nowhere);
+    kick(&mut fixture, 0, COMMAND_DISABLE, trace);
+    fixture.vcpus.enter(0);
+    assert_eq!(fixture.read(0, trace).state.get(), STATE_ERROR);
     assert!(
-        !rig.vcpus.wants_registers(0),
+        !fixture.vcpus.wants_registers(0),
         "the vCPU still wants registers"
     );
 }
 
 #[test]
 fn new_tsc_offset_moves_neither_count_nor_times() {
-    let mut rig = Rig::windowed(&window(8));
-    rig.world.pass(1_000_000);
+    let mut fixture = Fixture::windowed(&window(8));
+    fixture.host.pass(1_000_000);
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_TSC, 0, 0)
     };
-    let event = rig.open(&request).expect("open");
-    rig.detach(event, "tsc").expect("detached");
-    rig.world.pass(500);
-    let before = rig.vpmu.persistent()[0].clone();
-    rig.vpmu.reset();
-    rig.vcpus.set(0, None);
-    rig.world.be_thread(500);
+    let event = fixture.open(&request).expect("open");
+    fixture.detach(event, "tsc").expect("detached");
+    fixture.host.pass(500);
+    let before = fixture.vpmu.persistent()[0].clone();
+    fixture.vpmu.reset();
+    fixture.vcpus.set(0, None);
+    fixture.host.be_thread(500);
     // Another thread attaches the vCPU, with a TSC offset that makes the guest's TSC zero.
-    let offset = 0_u64.wrapping_sub(rig.world.now());
-    let session = rig.vpmu.attach(0, offset).expect("attached");
-    rig.vcpus.set(0, Some(session));
-    rig.world.pass(1000);
-    let after = rig.vpmu.persistent()[0].clone();
+    let offset = 0_u64.wrapping_sub(fixture.host.now());
+    let session = fixture.vpmu.attach(0, offset).expect("attached");
+    fixture.vcpus.set(0, Some(session));
+    fixture.host.pass(1000);
+    let after = fixture.vpmu.persistent()[0].clone();
     for (before, after) in [
         (before.count, after.count),
         (before.time_enabled, after.time_enabled),
@@ -93,82 +97,82 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
 #[test]
 fn window_is_free_after_a_reset_with_redirected_events() {
     let memory = window(8);
-    let mut rig = Rig::windowed(&memory);
-    let event = rig.open(&marks(0)).expect("open");
-    rig.detach(event, "").expect("detached");
-    rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
-    let other = rig.open(&marks(0)).expect("open");
-    rig.redirect(other, event).expect("redirected");
-    rig.activate(WINDOW_FEATURES);
-    rig.reattach(event).expect("attached");
-    rig.close(event).expect("closed");
-    let next = rig.open(&marks(0)).expect("open");
-    rig.detach(next, "").expect("detached");
-    assert_eq!(rig.map_window(next, 4, 0), Ok(0), "its pages are free");
+    let mut fixture = Fixture::windowed(&memory);
+    let event = fixture.open(&marks(0)).expect("open");
+    fixture.detach(event, "").expect("detached");
+    fixture.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let other = fixture.open(&marks(0)).expect("open");
+    fixture.redirect(other, event).expect("redirected");
+    fixture.activate(WINDOW_FEATURES);
+    fixture.reattach(event).expect("attached");
+    fixture.close(event).expect("closed");
+    let next = fixture.open(&marks(0)).expect("open");
+    fixture.detach(next, "").expect("detached");
+    assert_eq!(fixture.map_window(next, 4, 0), Ok(0), "its pages are free");
 }
 
 #[test]
 fn new_task_page_does_not_affect_earlier_samples() {
     let memory = window(8);
-    let mut rig = Rig::windowed(&memory);
-    rig.world.know_ips();
-    rig.world.pass(10_000_000);
-    let event = rig.open(&cycles(0, 100)).expect("open");
-    rig.detach(event, "").expect("detached");
-    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let mut fixture = Fixture::windowed(&memory);
+    fixture.host.know_ips();
+    fixture.host.pass(10_000_000);
+    let event = fixture.open(&cycles(0, 100)).expect("open");
+    fixture.detach(event, "").expect("detached");
+    let first = fixture.map_window(event, 4, MAP_WRITABLE).expect("mapped");
     let mut ring = reader(&memory, first, 4);
-    rig.world.record(thread(0), overflow(rig.world.now()));
-    rig.runs(0, 7, 8);
-    rig.world.pass(10_000_000);
-    rig.vpmu.drain();
+    fixture.host.record(thread(0), overflow(fixture.host.now()));
+    fixture.runs(0, 7, 8);
+    fixture.host.pass(10_000_000);
+    fixture.vpmu.drain();
     let tasks: Vec<_> = ring.samples().iter().map(|s| (s.pid, s.tid)).collect();
     assert_eq!(tasks, [(0, 0)]);
 }
 
 #[test]
 fn command_of_another_vcpu_keeps_times_exact() {
-    let mut rig = Rig::new();
-    rig.world.know_ips();
-    rig.world.pass(10_000_000);
-    let [stopped, other] = [(); 2].map(|()| rig.open(&cycles(1, 100)).expect("open"));
-    rig.map(stopped, 2);
-    let mut ring = rig.map(other, 2);
-    rig.world.pass(20_000_000);
-    let now = rig.world.now();
+    let mut fixture = Fixture::new();
+    fixture.host.know_ips();
+    fixture.host.pass(10_000_000);
+    let [stopped, other] = [(); 2].map(|()| fixture.open(&cycles(1, 100)).expect("open"));
+    fixture.map(stopped, 2);
+    let mut ring = fixture.map(other, 2);
+    fixture.host.pass(20_000_000);
+    let now = fixture.host.now();
     let recorded = [now - 8_000_000, now - 2_000_000];
     for tsc in recorded {
-        rig.world.record(thread(1), overflow(tsc));
+        fixture.host.record(thread(1), overflow(tsc));
     }
-    rig.command(0, COMMAND_DISABLE, stopped);
-    rig.vpmu.drain();
+    fixture.command(0, COMMAND_DISABLE, stopped);
+    fixture.vpmu.drain();
     let times: Vec<_> = ring.samples().iter().map(|sample| sample.time).collect();
-    assert_eq!(times, recorded.map(|tsc| tsc + crate::rig::TSC_OFFSET));
+    assert_eq!(times, recorded.map(|tsc| tsc + crate::fixture::TSC_OFFSET));
 }
 
 #[test]
 fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     let limits = limits().with(|limits| limits.max_sample_rate = 500);
-    let mut rig = Rig::with(limits, ALL_FEATURES);
-    rig.world.pass(1_000_000_000);
-    let event = rig.open(&cycles(CONTEXT_TASK, 10)).expect("open");
-    let mut ring = rig.map(event, 2);
+    let mut fixture = Fixture::with(limits, ALL_FEATURES);
+    fixture.host.pass(1_000_000_000);
+    let event = fixture.open(&cycles(CONTEXT_TASK, 10)).expect("open");
+    let mut ring = fixture.map(event, 2);
     // The event gets a counter on each of the two vCPUs.
     for (vcpu, op) in [(1, COMMAND_IN), (1, COMMAND_OUT), (0, COMMAND_IN)] {
-        rig.command(vcpu, op, event);
+        fixture.command(vcpu, op, event);
     }
-    rig.world.work(thread(0), 100, 4);
-    rig.exit(0, ExitReason::Signal, &mut At(1));
+    fixture.host.work(thread(0), 100, 4);
+    fixture.exit(0, ExitReason::Signal, &mut At(1));
     let kinds = |records: &[crate::reader::Raw]| -> Vec<_> {
         records.iter().map(|record| record.kind).collect()
     };
     let mut expected = vec![SAMPLE; 5];
     expected.push(THROTTLE);
     assert_eq!(kinds(&ring.raw()), expected);
-    rig.command(0, COMMAND_OUT, event);
-    rig.command(1, COMMAND_IN, event);
-    rig.world.pass(20_000_000);
-    assert!(rig.world.draining());
-    rig.vpmu.drain();
+    fixture.command(0, COMMAND_OUT, event);
+    fixture.command(1, COMMAND_IN, event);
+    fixture.host.pass(20_000_000);
+    assert!(fixture.host.draining());
+    fixture.vpmu.drain();
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
 }
 
@@ -185,45 +189,45 @@ impl Registers for Meanwhile<'_> {
 
 #[test]
 fn trace_started_in_an_exit_omits_it_though_another_ended() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
     let on = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..request
     };
-    let other = rig.open(&on).expect("open");
-    let trace = rig.open(&request).expect("open");
-    let mut area = map(&mut rig, trace, 4);
-    rig.vcpus.enter(0);
-    let close = Rig::header(CONTROL_CLOSE, other);
-    rig.queues[0].request(close.as_bytes(), size_of::<ControlReply>());
-    let mut registers = Meanwhile(&rig.vpmu);
-    rig.vcpus.leave(0, ExitReason::Mmio, &mut registers);
-    rig.queues[0].answer().expect("closed");
-    kick(&mut rig, 0, COMMAND_ENABLE, trace);
-    rig.vcpus.enter(0);
-    rig.command(0, COMMAND_READ, trace);
+    let other = fixture.open(&on).expect("open");
+    let trace = fixture.open(&request).expect("open");
+    let mut area = map(&mut fixture, trace, 4);
+    fixture.vcpus.enter(0);
+    let close = Fixture::header(CONTROL_CLOSE, other);
+    fixture.queues[0].request(close.as_bytes(), size_of::<ControlReply>());
+    let mut registers = Meanwhile(&fixture.vpmu);
+    fixture.vcpus.leave(0, ExitReason::Mmio, &mut registers);
+    fixture.queues[0].answer().expect("closed");
+    kick(&mut fixture, 0, COMMAND_ENABLE, trace);
+    fixture.vcpus.enter(0);
+    fixture.command(0, COMMAND_READ, trace);
     assert!(area.exits().iter().all(|exit| exit.ip.get() != 5));
 }
 
 #[test]
 fn woken_reader_finds_the_head() {
-    let mut rig = Rig::new();
-    rig.world.know_ips();
-    rig.world.pass(10_000_000);
-    let event = rig.open(&cycles(0, 100)).expect("open");
-    let mut ring = rig.map(event, 64);
+    let mut fixture = Fixture::new();
+    fixture.host.know_ips();
+    fixture.host.pass(10_000_000);
+    let event = fixture.open(&cycles(0, 100)).expect("open");
+    let mut ring = fixture.map(event, 64);
     for round in 0..300 {
-        rig.post_notice(0, 64);
-        let now = rig.world.now();
+        fixture.post_notice(0, 64);
+        let now = fixture.host.now();
         // The 70 samples cross one or two page boundaries of the ring, so they cause one or two wakeups.
         for tick in 0..70 {
-            rig.world.record(thread(0), overflow(now + tick));
+            fixture.host.record(thread(0), overflow(now + tick));
         }
-        rig.world.pass(20_000_000);
-        let mut events = rig.queues.remove(1);
+        fixture.host.pass(20_000_000);
+        let mut events = fixture.queues.remove(1);
         let (before, over) = (ring.head(), &AtomicBool::new(false));
-        let (rig_, ring_) = (&rig, &ring);
+        let (rig_, ring_) = (&fixture, &ring);
         let heads = threads::scope(|scope| {
             scope.spawn(move || {
                 rig_.vpmu.drain();
@@ -242,7 +246,7 @@ fn woken_reader_finds_the_head() {
                 }
             }
         });
-        rig.queues.insert(1, events);
+        fixture.queues.insert(1, events);
         assert_eq!(heads.is_empty(), before == ring.head(), "round {round}");
         assert!(
             heads.iter().all(|&head| head > before),
@@ -254,19 +258,19 @@ fn woken_reader_finds_the_head() {
 
 #[test]
 fn area_unmapped_during_exits_has_published_every_counted_byte() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
-    let trace = rig.open(&request).expect("open");
-    let mut area = map(&mut rig, trace, 64);
-    rig.command(0, COMMAND_ENABLE, trace);
+    let trace = fixture.open(&request).expect("open");
+    let mut area = map(&mut fixture, trace, 64);
+    fixture.command(0, COMMAND_ENABLE, trace);
     let mut shown = 0;
     for _ in 0..500 {
-        let Rig {
+        let Fixture {
             vpmu,
             vcpus,
             queues,
             ..
-        } = &mut rig;
+        } = &mut fixture;
         let (over, vcpus, vpmu) = (&AtomicBool::new(false), &*vcpus, &*vpmu);
         threads::scope(|scope| {
             scope.spawn(move || {
@@ -283,18 +287,18 @@ fn area_unmapped_during_exits_has_published_every_counted_byte() {
                 }
                 threads::yield_now();
             }
-            let unmap = Rig::header(CONTROL_UNMAP_AUX, trace);
+            let unmap = Fixture::header(CONTROL_UNMAP_AUX, trace);
             queues[0].request(unmap.as_bytes(), size_of::<ControlReply>());
             let _ = vpmu.notify(QUEUE_CONTROL);
             queues[0].answer().expect("unmapped");
             over.store(true, Ordering::Relaxed);
         });
         shown += area.head();
-        area = area.again(&mut rig, trace);
+        area = area.again(&mut fixture, trace);
     }
-    let unmap = Rig::header(CONTROL_UNMAP_AUX, trace);
-    rig.control(&unmap).expect("unmapped");
+    let unmap = Fixture::header(CONTROL_UNMAP_AUX, trace);
+    fixture.control(&unmap).expect("unmapped");
     shown += area.head();
-    let reply = rig.read(0, trace);
+    let reply = fixture.read(0, trace);
     assert_eq!(reply.value.get(), shown + reply.lost.get());
 }

@@ -22,8 +22,8 @@ use vpmu::{ExitReason, VcpuSession};
 use zerocopy::IntoBytes;
 
 use crate::driver::DriverQueue;
-use crate::rig::{Errno, Rig, command, open_of, structs};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{Errno, Fixture, command, open_of, structs};
 
 /// How long to wait. No step of these tests takes this long, even on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -36,19 +36,19 @@ struct Lane {
 }
 
 impl Lane {
-    /// Takes the vCPU's session and queue from the rig.
-    fn new(rig: &mut Rig, vcpu: u32) -> Self {
-        // Leave a placeholder for the queue in the rig. The device does not serve the placeholder.
+    /// Takes the vCPU's session and queue from the fixture.
+    fn new(fixture: &mut Fixture, vcpu: u32) -> Self {
+        // Leave a placeholder for the queue in the fixture. The device does not serve the placeholder.
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
         let (idle, _) = DriverQueue::new(&memory, 0, 0);
         Self {
             vcpu,
-            session: rig.vcpus.take(vcpu),
-            queue: std::mem::replace(&mut rig.queues[2 + vcpu as usize], idle),
+            session: fixture.vcpus.take(vcpu),
+            queue: std::mem::replace(&mut fixture.queues[2 + vcpu as usize], idle),
         }
     }
 
-    /// Like [`Rig::commands`].
+    /// Like [`Fixture::commands`].
     fn commands(&mut self, commands: &[Command]) -> Vec<Reply> {
         self.session.leave(ExitReason::Mmio, &mut At(u64::MAX));
         let replies = self.kick(commands);
@@ -148,13 +148,13 @@ fn each(op: u32, events: &[u64]) -> Vec<Command> {
 }
 
 /// Sends a command. Returns the status.
-fn status(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Errno {
-    rig.valued(vcpu, op, event, 0)
+fn status(fixture: &mut Fixture, vcpu: u32, op: u32, event: u64) -> Errno {
+    fixture.valued(vcpu, op, event, 0)
 }
 
 /// Sends a command, which must succeed. Returns the reply.
-fn done(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Reply {
-    let reply = rig.command(vcpu, op, event);
+fn done(fixture: &mut Fixture, vcpu: u32, op: u32, event: u64) -> Reply {
+    let reply = fixture.command(vcpu, op, event);
     assert_eq!(reply.status.get(), 0, "command {op}: {reply:?}");
     reply
 }

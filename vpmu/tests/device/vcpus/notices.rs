@@ -8,128 +8,128 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{done, task_event};
-use crate::rig::{Rig, Vcpus, open_of, sampling};
-use crate::world::At;
+use crate::fake_host::At;
+use crate::fixture::{Fixture, Vcpus, open_of, sampling};
 
 /// Opens an event of `vcpu` that wakes its reader at every mark of value 5.
-fn waking(rig: &mut Rig, vcpu: u32) -> u64 {
+fn waking(fixture: &mut Fixture, vcpu: u32) -> u64 {
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         wakeup: 1.into(),
         ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
     };
-    let event = rig.open(&request).expect("open");
+    let event = fixture.open(&request).expect("open");
     // Without `MAP_WRITABLE` the ring never gets full.
-    let pages = [rig.next_ring, rig.next_ring + 0x1000];
-    rig.next_ring += 0x3000;
-    rig.map_pages(event, 0, &pages).expect("mapped");
+    let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
+    fixture.next_ring += 0x3000;
+    fixture.map_pages(event, 0, &pages).expect("mapped");
     event
 }
 
 #[test]
 fn notices_wait_until_the_driver_posts_and_notifies() {
-    let mut rig = Rig::new();
-    let events = [0, 1].map(|vcpu| waking(&mut rig, vcpu));
+    let mut fixture = Fixture::new();
+    let events = [0, 1].map(|vcpu| waking(&mut fixture, vcpu));
     for vcpu in [1, 0] {
-        rig.mark(vcpu, 5, 1);
+        fixture.mark(vcpu, 5, 1);
     }
-    let interrupts = rig.world.interrupts();
-    rig.post_notice(0, 16);
+    let interrupts = fixture.host.interrupts();
+    fixture.post_notice(0, 16);
     assert_eq!(
-        rig.notice(),
+        fixture.notice(),
         Some((NOTICE_WAKEUP, events[1])),
         "the notice that waited longer comes first"
     );
-    assert_eq!(rig.world.interrupts(), interrupts + 1);
-    assert_eq!(rig.notice(), None);
-    rig.post_notice(0, 16);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
-    rig.post_notice(0, 16);
-    assert_eq!(rig.notice(), None);
+    assert_eq!(fixture.host.interrupts(), interrupts + 1);
+    assert_eq!(fixture.notice(), None);
+    fixture.post_notice(0, 16);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, events[0])));
+    fixture.post_notice(0, 16);
+    assert_eq!(fixture.notice(), None);
     assert_eq!(
-        rig.world.interrupts(),
+        fixture.host.interrupts(),
         interrupts + 2,
         "a buffer without a notice raises no interrupt"
     );
     // The device uses this buffer for the next notice.
-    rig.mark(0, 5, 1);
-    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
-    assert_eq!(rig.vpmu.metrics().notices, 3);
+    fixture.mark(0, 5, 1);
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, events[0])));
+    assert_eq!(fixture.vpmu.metrics().notices, 3);
 }
 
 /// VPMU-D-6.7-10.
 #[test]
 fn notice_counts_the_waiting_wakeups() {
-    let mut rig = Rig::new();
-    let event = waking(&mut rig, 1);
+    let mut fixture = Fixture::new();
+    let event = waking(&mut fixture, 1);
     let (records, rest) = (600, 600 - 2 * NOTICE_COUNT);
-    (0..records).for_each(|_| rig.mark(1, 5, 1));
-    let interrupts = rig.world.interrupts();
-    (0..4).for_each(|slot| rig.post_notice(slot, 16));
+    (0..records).for_each(|_| fixture.mark(1, 5, 1));
+    let interrupts = fixture.host.interrupts();
+    (0..4).for_each(|slot| fixture.post_notice(slot, 16));
     for count in [NOTICE_COUNT, NOTICE_COUNT, rest] {
-        let notice = rig.counted_notice();
+        let notice = fixture.counted_notice();
         assert_eq!(notice, Some((NOTICE_WAKEUP, event, count)));
     }
-    assert_eq!(rig.counted_notice(), None);
+    assert_eq!(fixture.counted_notice(), None);
     // If a buffer is available, the notice is not merged with others, so it represents one wakeup.
-    rig.mark(1, 5, 1);
-    assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
-    assert!(rig.world.interrupts() <= interrupts + 5);
+    fixture.mark(1, 5, 1);
+    assert_eq!(fixture.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
+    assert!(fixture.host.interrupts() <= interrupts + 5);
 }
 
 #[test]
 fn limit_notice_replaces_the_last_wakeup() {
-    let mut rig = Rig::new();
-    let event = waking(&mut rig, 0);
-    rig.command(0, COMMAND_DISABLE, event);
-    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 3), 0);
-    (0..5).for_each(|_| rig.mark(0, 5, 1));
-    (0..3).for_each(|slot| rig.post_notice(slot, 16));
-    assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 2)));
-    assert_eq!(rig.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
-    assert_eq!(rig.counted_notice(), None);
+    let mut fixture = Fixture::new();
+    let event = waking(&mut fixture, 0);
+    fixture.command(0, COMMAND_DISABLE, event);
+    assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 3), 0);
+    (0..5).for_each(|_| fixture.mark(0, 5, 1));
+    (0..3).for_each(|slot| fixture.post_notice(slot, 16));
+    assert_eq!(fixture.counted_notice(), Some((NOTICE_WAKEUP, event, 2)));
+    assert_eq!(fixture.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
+    assert_eq!(fixture.counted_notice(), None);
     // With a wakeup at every second record, the third record does not cause a wakeup.
-    rig.set_wakeup(event, 2, WAKEUP_RECORDS).expect("set");
-    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 3), 0);
-    (0..2).for_each(|_| rig.mark(0, 5, 1));
-    assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
-    rig.mark(0, 5, 1);
-    rig.post_notice(0, 16);
-    assert_eq!(rig.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
+    fixture.set_wakeup(event, 2, WAKEUP_RECORDS).expect("set");
+    assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 3), 0);
+    (0..2).for_each(|_| fixture.mark(0, 5, 1));
+    assert_eq!(fixture.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
+    fixture.mark(0, 5, 1);
+    fixture.post_notice(0, 16);
+    assert_eq!(fixture.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
 }
 
 #[test]
 fn wakeups_of_two_vcpus_are_merged_per_family() {
-    let mut rig = Rig::new();
-    let family = |rig: &mut Rig, value: u64| {
+    let mut fixture = Fixture::new();
+    let family = |fixture: &mut Fixture, value: u64| {
         let request = OpenRequest {
             wakeup: 1.into(),
             ..sampling(task_event(KIND_MARK, value), 1)
         };
-        let parent = rig.open(&request).expect("open");
-        rig.map(parent, 8);
+        let parent = fixture.open(&request).expect("open");
+        fixture.map(parent, 8);
         let child = OpenRequest {
             parent: parent.into(),
             ..request
         };
-        let child = rig.open(&child).expect("open");
-        done(rig, 0, COMMAND_IN, parent);
-        done(rig, 1, COMMAND_IN, child);
+        let child = fixture.open(&child).expect("open");
+        done(fixture, 0, COMMAND_IN, parent);
+        done(fixture, 1, COMMAND_IN, child);
         parent
     };
-    let [first, second] = [5, 6].map(|value| family(&mut rig, value));
+    let [first, second] = [5, 6].map(|value| family(&mut fixture, value));
     for _ in 0..3 {
         for value in [5, 6] {
-            (0..2).for_each(|vcpu| rig.mark(vcpu, value, 1));
+            (0..2).for_each(|vcpu| fixture.mark(vcpu, value, 1));
         }
-        (0..4).for_each(|slot| rig.post_notice(slot, 16));
-        let notices = [(); 3].map(|()| rig.notice());
+        (0..4).for_each(|slot| fixture.post_notice(slot, 16));
+        let notices = [(); 3].map(|()| fixture.notice());
         let woken = [first, second].map(|family| Some((NOTICE_WAKEUP, family)));
         assert_eq!(notices[..2], woken);
         assert_eq!(notices[2], None);
         // Two buffers are left, so each of these wakeups gets a buffer immediately.
-        (0..2).for_each(|vcpu| rig.mark(vcpu, 6, 1));
-        let notices = [(); 3].map(|()| rig.notice());
+        (0..2).for_each(|vcpu| fixture.mark(vcpu, 6, 1));
+        let notices = [(); 3].map(|()| fixture.notice());
         let twice = [Some((NOTICE_WAKEUP, second)); 2];
         assert_eq!(notices[..2], twice);
         assert_eq!(notices[2], None);
@@ -141,11 +141,11 @@ fn wakeups_of_two_vcpus_are_merged_per_family() {
 #[test]
 fn notice_posted_concurrently_with_its_buffer_is_delivered() {
     const ROUNDS: u32 = 5_000;
-    let mut rig = Rig::new();
-    let event = waking(&mut rig, 0);
+    let mut fixture = Fixture::new();
+    let event = waking(&mut fixture, 0);
     let (start, end) = (&Barrier::new(2), &Barrier::new(2));
     let (go, over) = (&AtomicBool::new(false), &AtomicBool::new(false));
-    let vcpus = std::mem::replace(&mut rig.vcpus, Vcpus::new());
+    let vcpus = std::mem::replace(&mut fixture.vcpus, Vcpus::new());
     thread::scope(|scope| {
         scope.spawn(move || {
             loop {
@@ -170,9 +170,9 @@ fn notice_posted_concurrently_with_its_buffer_is_delivered() {
             for _ in 0..(round.wrapping_mul(2654435761) >> 16) % 60 {
                 std::hint::spin_loop();
             }
-            rig.post_notice(0, 16);
+            fixture.post_notice(0, 16);
             end.wait();
-            let notice = rig.notice();
+            let notice = fixture.notice();
             if notice.is_none() {
                 over.store(true, Ordering::SeqCst);
                 start.wait();

@@ -5,24 +5,24 @@ use vpmu::abi::*;
 use zerocopy::IntoBytes;
 
 use super::{done, led, task_event};
+use crate::fake_host::{At, CYCLES, FAULTS};
+use crate::fixture::{Fixture, command, thread};
 use crate::reader::{Reader, SAMPLE};
-use crate::rig::{Rig, command, thread};
-use crate::world::{At, CYCLES, FAULTS};
 
 const SAMPLE_READ: u64 = 1 << 4;
 /// `read_format` with GROUP, ID and LOST.
 const FORMAT: u64 = 0x1c;
 
 /// Opens a leader that samples its group's counts at each mark of value 5, and maps its ring.
-fn leader(rig: &mut Rig) -> (u64, Reader) {
+fn leader(fixture: &mut Fixture) -> (u64, Reader) {
     let request = OpenRequest {
         period: 1.into(),
         sample_type: SAMPLE_READ.into(),
         read_format: FORMAT.into(),
         ..task_event(KIND_MARK, 5)
     };
-    let leader = rig.open(&request).expect("open");
-    let ring = rig.map(leader, 4);
+    let leader = fixture.open(&request).expect("open");
+    let ring = fixture.map(leader, 4);
     (leader, ring)
 }
 
@@ -40,45 +40,49 @@ fn groups(ring: &mut Reader) -> Vec<Vec<[u64; 3]>> {
 
 #[test]
 fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
-    let mut rig = Rig::new();
-    let (leader, mut ring) = leader(&mut rig);
+    let mut fixture = Fixture::new();
+    let (leader, mut ring) = leader(&mut fixture);
     let member = led(leader, task_event(FAULTS.0, FAULTS.1));
-    let [far, near] = [(); 2].map(|()| rig.open(&member).expect("open"));
+    let [far, near] = [(); 2].map(|()| fixture.open(&member).expect("open"));
     for (vcpu, event) in [(0, leader), (0, near), (1, far)] {
-        done(&mut rig, vcpu, COMMAND_IN, event);
+        done(&mut fixture, vcpu, COMMAND_IN, event);
     }
-    let mut sample = |rig: &Rig| {
-        rig.mark(0, 5, 1);
+    let mut sample = |fixture: &Fixture| {
+        fixture.mark(0, 5, 1);
         let groups = groups(&mut ring);
         assert_eq!(groups.len(), 1);
         let ids: Vec<_> = groups[0].iter().map(|event| event[1]).collect();
         assert_eq!(ids, [leader, far, near]);
         groups[0].iter().map(|event| event[0]).collect::<Vec<_>>()
     };
-    assert_eq!(sample(&rig), [1, 0, 0]);
-    rig.world.work(thread(1), 10, 4);
-    rig.world.work(thread(0), 3, 4);
+    assert_eq!(sample(&fixture), [1, 0, 0]);
+    fixture.host.work(thread(1), 10, 4);
+    fixture.host.work(thread(0), 3, 4);
     assert_eq!(
-        sample(&rig),
+        sample(&fixture),
         [2, 0, 3],
         "only the count of the member on this vCPU is current"
     );
-    assert_eq!(rig.value(1, far), 10);
-    assert_eq!(sample(&rig), [3, 10, 3]);
-    rig.world.work(thread(1), 10, 4);
-    assert_eq!(rig.value(0, far), 20, "any vCPU reads the current count");
-    assert_eq!(sample(&rig), [4, 20, 3]);
-    rig.world.work(thread(1), 10, 4);
-    done(&mut rig, 1, COMMAND_OUT, far);
+    assert_eq!(fixture.value(1, far), 10);
+    assert_eq!(sample(&fixture), [3, 10, 3]);
+    fixture.host.work(thread(1), 10, 4);
     assert_eq!(
-        sample(&rig),
+        fixture.value(0, far),
+        20,
+        "any vCPU reads the current count"
+    );
+    assert_eq!(sample(&fixture), [4, 20, 3]);
+    fixture.host.work(thread(1), 10, 4);
+    done(&mut fixture, 1, COMMAND_OUT, far);
+    assert_eq!(
+        sample(&fixture),
         [5, 30, 3],
         "the count is that at `COMMAND_OUT`"
     );
-    done(&mut rig, 0, COMMAND_IN, far);
-    rig.world.work(thread(0), 2, 4);
+    done(&mut fixture, 0, COMMAND_IN, far);
+    fixture.host.work(thread(0), 2, 4);
     assert_eq!(
-        sample(&rig),
+        sample(&fixture),
         [6, 32, 5],
         "both members are on this vCPU now"
     );
@@ -86,22 +90,22 @@ fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
 
 #[test]
 fn sample_has_the_zero_of_a_member_that_was_reset_elsewhere() {
-    let mut rig = Rig::new();
-    let (leader, mut ring) = leader(&mut rig);
+    let mut fixture = Fixture::new();
+    let (leader, mut ring) = leader(&mut fixture);
     let member = led(leader, task_event(FAULTS.0, FAULTS.1));
-    let member = rig.open(&member).expect("open");
-    done(&mut rig, 0, COMMAND_IN, leader);
-    done(&mut rig, 1, COMMAND_IN, member);
-    rig.world.work(thread(1), 10, 4);
-    assert_eq!(done(&mut rig, 1, COMMAND_RESET, member).value.get(), 0);
-    rig.mark(0, 5, 1);
+    let member = fixture.open(&member).expect("open");
+    done(&mut fixture, 0, COMMAND_IN, leader);
+    done(&mut fixture, 1, COMMAND_IN, member);
+    fixture.host.work(thread(1), 10, 4);
+    assert_eq!(done(&mut fixture, 1, COMMAND_RESET, member).value.get(), 0);
+    fixture.mark(0, 5, 1);
     assert_eq!(groups(&mut ring), [[[1, leader, 0], [0, member, 0]]]);
 }
 
 #[test]
 fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
-    let mut rig = Rig::new();
-    let (leader, mut ring) = leader(&mut rig);
+    let mut fixture = Fixture::new();
+    let (leader, mut ring) = leader(&mut fixture);
     // The member has no ring, so each of its overflows is lost. The device finds these overflows when the member is
     // scheduled out.
     let member = OpenRequest {
@@ -109,39 +113,39 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
         engine: ENGINE_EXIT.into(),
         ..led(leader, task_event(CYCLES.0, CYCLES.1))
     };
-    let member = rig.open(&member).expect("open");
-    done(&mut rig, 0, COMMAND_IN, leader);
-    done(&mut rig, 1, COMMAND_IN, member);
-    rig.vcpus.leave(1, ExitReason::Mmio, &mut At(1));
+    let member = fixture.open(&member).expect("open");
+    done(&mut fixture, 0, COMMAND_IN, leader);
+    done(&mut fixture, 1, COMMAND_IN, member);
+    fixture.vcpus.leave(1, ExitReason::Mmio, &mut At(1));
     // The counter overflows after the notification's exit, so the device finds the overflows when it executes the
     // command.
-    rig.world.work(thread(1), 250, 4);
-    rig.queues[3].request(command(COMMAND_OUT, member).as_bytes(), size_of::<Reply>());
-    rig.vcpus.kick(1, QUEUE_VCPU + 1);
-    let lost = rig.read(0, member).lost.get();
+    fixture.host.work(thread(1), 250, 4);
+    fixture.queues[3].request(command(COMMAND_OUT, member).as_bytes(), size_of::<Reply>());
+    fixture.vcpus.kick(1, QUEUE_VCPU + 1);
+    let lost = fixture.read(0, member).lost.get();
     assert_eq!(lost, 2);
-    rig.mark(0, 5, 1);
+    fixture.mark(0, 5, 1);
     assert_eq!(groups(&mut ring), [[[1, leader, 0], [250, member, lost]]]);
 }
 
 #[test]
 fn sample_has_the_marks_that_a_member_elsewhere_has_counted() {
-    let mut rig = Rig::new();
-    let (leader, mut ring) = leader(&mut rig);
+    let mut fixture = Fixture::new();
+    let (leader, mut ring) = leader(&mut fixture);
     let member = OpenRequest {
         period: 2.into(),
         ..led(leader, task_event(KIND_MARK, 6))
     };
-    let member = rig.open(&member).expect("open");
+    let member = fixture.open(&member).expect("open");
     // The member writes to another event's ring. If the member had its own ring, the device would update that ring's
     // metadata page at each mark.
-    let other = rig.open(&task_event(KIND_TSC, 0)).expect("open");
-    let mut records = rig.map(other, 1);
-    rig.redirect(member, other).expect("redirected");
-    done(&mut rig, 0, COMMAND_IN, leader);
-    done(&mut rig, 1, COMMAND_IN, member);
-    (0..5).for_each(|_| rig.mark(1, 6, 1));
+    let other = fixture.open(&task_event(KIND_TSC, 0)).expect("open");
+    let mut records = fixture.map(other, 1);
+    fixture.redirect(member, other).expect("redirected");
+    done(&mut fixture, 0, COMMAND_IN, leader);
+    done(&mut fixture, 1, COMMAND_IN, member);
+    (0..5).for_each(|_| fixture.mark(1, 6, 1));
     assert_eq!(records.raw().len(), 2);
-    rig.mark(0, 5, 1);
+    fixture.mark(0, 5, 1);
     assert_eq!(groups(&mut ring), [[[1, leader, 0], [5, member, 0]]]);
 }

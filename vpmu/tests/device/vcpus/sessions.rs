@@ -8,63 +8,63 @@ use vpmu::{Error, ExitReason};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Lane, VcpuThread, aside, done, each, task_event};
-use crate::rig::{self, Rig, command, open_of, sampling};
+use crate::fake_host::{At, CYCLES, FAULTS};
+use crate::fixture::{self, Fixture, command, open_of, sampling};
 use crate::traces::area::map;
-use crate::world::{At, CYCLES, FAULTS};
 
 #[test]
 fn second_session_of_a_vcpu_is_refused_and_the_first_continues() {
-    let mut rig = Rig::new();
-    let event = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
-    done(&mut rig, 0, COMMAND_IN, event);
-    rig.world.work(rig::thread(0), 10, 4);
-    rig.world.be_thread(500);
-    let refused = rig.vpmu.attach(0, 7).expect_err("taken");
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    done(&mut fixture, 0, COMMAND_IN, event);
+    fixture.host.work(fixture::thread(0), 10, 4);
+    fixture.host.be_thread(500);
+    let refused = fixture.vpmu.attach(0, 7).expect_err("taken");
     assert!(
         matches!(refused, Error::Attached(0)),
         "another error: {refused}"
     );
-    rig.world.work(rig::thread(0), 10, 4);
-    rig.world.work(500, 1000, 4);
-    assert_eq!(rig.value(0, event), 20);
-    for vcpu in [rig::VCPUS, u32::MAX] {
-        let unknown = rig.vpmu.attach(vcpu, 0).expect_err("no such vCPU");
+    fixture.host.work(fixture::thread(0), 10, 4);
+    fixture.host.work(500, 1000, 4);
+    assert_eq!(fixture.value(0, event), 20);
+    for vcpu in [fixture::VCPUS, u32::MAX] {
+        let unknown = fixture.vpmu.attach(vcpu, 0).expect_err("no such vCPU");
         assert!(matches!(unknown, Error::NoVcpu(index) if index == vcpu));
     }
 }
 
 #[test]
 fn vcpu_is_free_when_its_session_is_dropped() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let of_vcpu = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(FAULTS.0, FAULTS.1, 0)
     };
-    let of_vcpu = rig.open(&of_vcpu).expect("open");
-    let of_task = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
-    done(&mut rig, 0, COMMAND_IN, of_task);
+    let of_vcpu = fixture.open(&of_vcpu).expect("open");
+    let of_task = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    done(&mut fixture, 0, COMMAND_IN, of_task);
     for round in 1..=5 {
-        rig.world.work(rig::thread(0), 10, 4);
-        rig.vcpus.set(0, None);
-        rig.world.be_thread(rig::thread(0));
-        let session = rig.vpmu.attach(0, rig::TSC_OFFSET).expect("free");
-        rig.vcpus.set(0, Some(session));
+        fixture.host.work(fixture::thread(0), 10, 4);
+        fixture.vcpus.set(0, None);
+        fixture.host.be_thread(fixture::thread(0));
+        let session = fixture.vpmu.attach(0, fixture::TSC_OFFSET).expect("free");
+        fixture.vcpus.set(0, Some(session));
         for event in [of_vcpu, of_task] {
-            assert_eq!(rig.value(1, event), 10 * round);
+            assert_eq!(fixture.value(1, event), 10 * round);
         }
     }
-    assert_eq!(rig.world.open_counters(), 1);
+    assert_eq!(fixture.host.open_counters(), 1);
 }
 
 #[test]
 fn one_of_many_threads_gets_a_vcpu() {
     const THREADS: usize = 8;
-    let rig = Rig::new();
-    rig.vcpus.set(1, None);
+    let fixture = Fixture::new();
+    fixture.vcpus.set(1, None);
     for _ in 0..100 {
         let start = &Barrier::new(THREADS);
         let end = &Barrier::new(THREADS);
-        let vpmu = &rig.vpmu;
+        let vpmu = &fixture.vpmu;
         let taken = thread::scope(|scope| {
             let threads = [(); THREADS].map(|()| {
                 scope.spawn(move || {
@@ -82,60 +82,60 @@ fn one_of_many_threads_gets_a_vcpu() {
 
 #[test]
 fn open_exit_is_cut_at_the_end_of_its_session() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
     };
-    let event = rig.open(&request).expect("open");
-    let mut area = map(&mut rig, event, 4);
-    rig.exit(0, ExitReason::Io, &mut At(1));
-    rig.vcpus.leave(0, ExitReason::Io, &mut At(2));
-    rig.vcpus.set(0, None);
-    done(&mut rig, 1, COMMAND_READ, event);
+    let event = fixture.open(&request).expect("open");
+    let mut area = map(&mut fixture, event, 4);
+    fixture.exit(0, ExitReason::Io, &mut At(1));
+    fixture.vcpus.leave(0, ExitReason::Io, &mut At(2));
+    fixture.vcpus.set(0, None);
+    done(&mut fixture, 1, COMMAND_READ, event);
     let exits = area.exits();
     let cuts = exits
         .iter()
         .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
     assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0), (2, PACKET_CUT)]);
     // A new session inherits nothing from the dropped session.
-    rig.attach(0);
-    rig.vcpus.enter(0);
-    rig.exit(0, ExitReason::Io, &mut At(3));
-    done(&mut rig, 1, COMMAND_READ, event);
+    fixture.attach(0);
+    fixture.vcpus.enter(0);
+    fixture.exit(0, ExitReason::Io, &mut At(3));
+    done(&mut fixture, 1, COMMAND_READ, event);
     let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
     assert_eq!(ips, [3]);
 }
 
 #[test]
 fn session_continues_in_another_thread() {
-    let mut rig = Rig::new();
-    let event = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    let mut fixture = Fixture::new();
+    let event = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
     let marks = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_MARK, 5, 0)
     };
-    let marks = rig.open(&marks).expect("open");
-    done(&mut rig, 0, COMMAND_IN, event);
-    rig.vcpus.enter(0);
-    let moved = VcpuThread::spawn(Lane::new(&mut rig, 0));
+    let marks = fixture.open(&marks).expect("open");
+    done(&mut fixture, 0, COMMAND_IN, event);
+    fixture.vcpus.enter(0);
+    let moved = VcpuThread::spawn(Lane::new(&mut fixture, 0));
     moved.run(|lane| {
         lane.session.leave(ExitReason::Io, &mut At(1));
         lane.session.enter();
         lane.mark(5);
     });
     // The session moved to another thread, but the host counters still measure the thread that attached the vCPU.
-    rig.world.work(rig::thread(0), 10, 4);
+    fixture.host.work(fixture::thread(0), 10, 4);
     let replies = moved.run(move |lane| lane.commands(&each(COMMAND_READ, &[event, marks])));
     let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();
     assert_eq!(values, [10, 1]);
     drop(moved);
     // Once the thread has ended, its session is dropped, and the vCPU can be attached again.
     for _ in 0..1000 {
-        rig.world.be_thread(rig::thread(0));
-        if let Ok(session) = rig.vpmu.attach(0, 0) {
-            rig.vcpus.set(0, Some(session));
-            assert_eq!(rig.value(1, event), 10);
+        fixture.host.be_thread(fixture::thread(0));
+        if let Ok(session) = fixture.vpmu.attach(0, 0) {
+            fixture.vcpus.set(0, Some(session));
+            assert_eq!(fixture.value(1, event), 10);
             return;
         }
         thread::sleep(std::time::Duration::from_millis(10));
@@ -147,25 +147,25 @@ fn session_continues_in_another_thread() {
 /// be in the guest.
 #[test]
 fn flush_ends_when_its_session_is_dropped() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         engine: ENGINE_EXIT.into(),
         flags: OPEN_ENABLED.into(),
         ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
     };
-    let event = rig.open(&request).expect("open");
-    rig.vcpus.enter(0);
-    let vpmu = Arc::clone(&rig.vpmu);
+    let event = fixture.open(&request).expect("open");
+    fixture.vcpus.enter(0);
+    let vpmu = Arc::clone(&fixture.vpmu);
     let flush = aside(move || vpmu.flush(Some(event)));
-    assert_eq!(rig.world.await_kicks(1), [0]);
-    rig.vcpus.set(0, None);
+    assert_eq!(fixture.host.await_kicks(1), [0]);
+    fixture.vcpus.set(0, None);
     flush.wait().expect("flushed");
     // A later flush does not wait.
-    let vpmu = Arc::clone(&rig.vpmu);
+    let vpmu = Arc::clone(&fixture.vpmu);
     aside(move || vpmu.flush(Some(event)))
         .wait()
         .expect("flushed");
-    assert_eq!(rig.world.kicks(), 0);
+    assert_eq!(fixture.host.kicks(), 0);
 }
 
 /// An event fails on vCPU 1, so the device closes the event's counter on vCPU 0. At the same time, vCPU 0 is attached
@@ -173,22 +173,22 @@ fn flush_ends_when_its_session_is_dropped() {
 #[test]
 fn counters_of_a_new_thread_survive_a_failed_event() {
     const ROUNDS: u32 = 2_000;
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let of_vcpu = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(FAULTS.0, FAULTS.1, 0)
     };
-    let stays = rig.open(&of_vcpu).expect("open");
+    let stays = fixture.open(&of_vcpu).expect("open");
     for round in 0..ROUNDS {
-        let fails = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
-        done(&mut rig, 0, COMMAND_IN, fails);
-        done(&mut rig, 0, COMMAND_OUT, fails);
-        done(&mut rig, 1, COMMAND_IN, fails);
-        rig.world.give_up(rig::thread(1));
+        let fails = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+        done(&mut fixture, 0, COMMAND_IN, fails);
+        done(&mut fixture, 0, COMMAND_OUT, fails);
+        done(&mut fixture, 1, COMMAND_IN, fails);
+        fixture.host.give_up(fixture::thread(1));
         let start = &Barrier::new(2);
         let command = command(COMMAND_READ, fails);
-        rig.queues[3].request(command.as_bytes(), size_of::<Reply>());
-        let shared = &rig;
+        fixture.queues[3].request(command.as_bytes(), size_of::<Reply>());
+        let shared = &fixture;
         thread::scope(|scope| {
             scope.spawn(move || {
                 start.wait();
@@ -197,14 +197,14 @@ fn counters_of_a_new_thread_survive_a_failed_event() {
             start.wait();
             shared.attach(0);
         });
-        let answer = rig.queues[3].answer().expect("answered immediately");
+        let answer = fixture.queues[3].answer().expect("answered immediately");
         let reply = Reply::read_from_bytes(&answer).expect("a reply");
         assert_eq!(reply.state.get(), STATE_ERROR);
-        rig.world.work(rig::thread(0), 1, 4);
-        let reply = rig.command(0, COMMAND_READ, stays);
+        fixture.host.work(fixture::thread(0), 1, 4);
+        let reply = fixture.command(0, COMMAND_READ, stays);
         assert_eq!(reply.state.get(), STATE_ACTIVE, "round {round}");
         assert_eq!(reply.value.get(), u64::from(round) + 1);
-        rig.close(fails).expect("closed");
-        assert_eq!(rig.world.open_counters(), 1);
+        fixture.close(fails).expect("closed");
+        assert_eq!(fixture.host.open_counters(), 1);
     }
 }

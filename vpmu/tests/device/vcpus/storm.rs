@@ -15,8 +15,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Pending, aside};
 use crate::driver::{Descriptor, DriverQueue};
-use crate::rig::{self, ALL_FEATURES, Rig, command, limits, make_queues, open_of};
-use crate::world::{At, CYCLES, FAULTS, FakeMachine, World};
+use crate::fake_host::{At, CYCLES, FAULTS, FakeHost, FakeMachine};
+use crate::fixture::{self, ALL_FEATURES, Fixture, command, limits, make_queues, open_of};
 
 /// Number of resets. The other threads run for [`BETWEEN`] between two resets.
 const RESETS: u32 = 150;
@@ -56,14 +56,14 @@ impl Dice {
 /// State shared by all threads.
 struct Storm {
     vpmu: Arc<Vpmu>,
-    world: Arc<World>,
+    host: Arc<FakeHost>,
     memory: GuestMemoryMmap,
     interrupt: Arc<FakeMachine>,
     /// The driver's side of each queue. Each reset replaces them.
     queues: Vec<Mutex<DriverQueue>>,
     /// Events that were opened since the last reset.
     events: Mutex<Vec<u64>>,
-    /// Serializes attaches, because [`World::be_thread`] sets the thread for the next attach.
+    /// Serializes attaches, because [`FakeHost::be_thread`] sets the thread for the next attach.
     attaching: Mutex<()>,
     /// Set to end the threads that reset the device, send requests or make the VMM's calls.
     over: AtomicBool,
@@ -92,8 +92,8 @@ impl Storm {
 
     fn attach(&self, vcpu: u32) -> VcpuSession {
         let _alone = self.attaching.lock().expect("no panic");
-        self.world.be_thread(rig::thread(vcpu));
-        self.vpmu.attach(vcpu, rig::TSC_OFFSET).expect("free")
+        self.host.be_thread(fixture::thread(vcpu));
+        self.vpmu.attach(vcpu, fixture::TSC_OFFSET).expect("free")
     }
 
     fn run_vcpu(&self, vcpu: u32) {
@@ -103,17 +103,17 @@ impl Storm {
         while !self.ended.load(Ordering::Relaxed) {
             session.enter();
             match dice.below(4) {
-                0 => self.world.work(rig::thread(vcpu), dice.below(300), 4),
-                1 => self.world.record(
-                    rig::thread(vcpu),
+                0 => self.host.work(fixture::thread(vcpu), dice.below(300), 4),
+                1 => self.host.record(
+                    fixture::thread(vcpu),
                     Overflow {
-                        tsc: self.world.now(),
+                        tsc: self.host.now(),
                         ip: dice.below(9),
                         mode: Mode::Guest,
                         period: 100,
                     },
                 ),
-                2 => self.world.pass(dice.below(5_000_000)),
+                2 => self.host.pass(dice.below(5_000_000)),
                 _ => {}
             }
             session.leave(dice.one(&reasons), &mut At(dice.below(1000)));
@@ -199,9 +199,9 @@ impl Storm {
     }
 
     fn request(&self, dice: &mut Dice) {
-        let header = |op| Rig::header(op, 0);
+        let header = |op| Fixture::header(op, 0);
         let event = self.event(dice);
-        let about = |op| Rig::header(op, event);
+        let about = |op| Fixture::header(op, event);
         match dice.below(18) {
             0..5 => self.open(dice),
             5 | 16 | 17 => drop(self.ask(about(CONTROL_CLOSE).as_bytes())),
@@ -296,7 +296,7 @@ impl Storm {
         let flags = dice.flags(&[MAP_DRIVER_OWNED]);
         let driven = if op == CONTROL_MAP_AUX { flags } else { 0 };
         let request = MapRequest {
-            header: Rig::header(op, event),
+            header: Fixture::header(op, event),
             pages: pages.into(),
             flags: (MAP_WRITABLE | driven).into(),
         };
@@ -363,15 +363,15 @@ impl Storm {
 #[test]
 fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
     let limits = limits().with(|limits| limits.max_events = 64);
-    let rig = Rig::with(limits, ALL_FEATURES);
-    rig.world.know_ips();
-    (0..rig::VCPUS).for_each(|vcpu| rig.vcpus.set(vcpu, None));
+    let fixture = Fixture::with(limits, ALL_FEATURES);
+    fixture.host.know_ips();
+    (0..fixture::VCPUS).for_each(|vcpu| fixture.vcpus.set(vcpu, None));
     let storm = Arc::new(Storm {
-        vpmu: Arc::clone(&rig.vpmu),
-        world: Arc::clone(&rig.world),
-        memory: rig.memory.clone(),
-        interrupt: rig.interrupt,
-        queues: rig.queues.into_iter().map(Mutex::new).collect(),
+        vpmu: Arc::clone(&fixture.vpmu),
+        host: Arc::clone(&fixture.host),
+        memory: fixture.memory.clone(),
+        interrupt: fixture.interrupt,
+        queues: fixture.queues.into_iter().map(Mutex::new).collect(),
         events: Mutex::default(),
         attaching: Mutex::default(),
         over: AtomicBool::new(false),
@@ -423,13 +423,13 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
         storm.vpmu.end(event.id).expect("there");
     }
     for event in events {
-        storm.ask(Rig::header(CONTROL_CLOSE, event).as_bytes());
+        storm.ask(Fixture::header(CONTROL_CLOSE, event).as_bytes());
     }
     assert_eq!(storm.vpmu.persistent().len(), 0);
-    assert_eq!(storm.world.open_counters(), 0);
+    assert_eq!(storm.host.open_counters(), 0);
     // Check that throttling and drains have ended, and that the device is in its initial state.
     storm.vpmu.drain();
-    assert!(!storm.world.draining());
+    assert!(!storm.host.draining());
     let mut session = storm.attach(0);
     let marks = OpenRequest {
         flags: OPEN_ENABLED.into(),

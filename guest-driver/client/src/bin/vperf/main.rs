@@ -1,20 +1,19 @@
 //! `vperf`: the command-line tool of the paravirtual PMU for guests.
 
-mod calls;
+mod call_tree;
 mod counts;
 mod data;
 mod events;
 mod exits;
 mod flush;
 mod format;
-mod histories;
+mod frames;
 mod list;
-mod live;
-mod measuring;
 mod names;
 mod os;
 mod period;
 mod persist;
+mod process_history;
 mod processes;
 mod profile;
 mod record;
@@ -22,6 +21,7 @@ mod recording;
 mod region;
 mod report;
 mod sampling;
+mod session;
 mod stat;
 mod symbols;
 mod target;

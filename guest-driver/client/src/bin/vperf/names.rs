@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use vpmu_symbols::Functions;
 
 use crate::data::{Kernel, Map, Process, Sample, Task};
-use crate::histories::Histories;
+use crate::process_history::ProcessHistory;
 use crate::symbols::Programs;
 
 /// A field by which samples are grouped.
@@ -60,7 +60,7 @@ impl From<&Sample> for Spot {
 /// Resolves a recording's numbers to names.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
-    histories: Histories,
+    history: ProcessHistory,
     kernel: Functions<&'a str>,
     programs: &'a mut Programs,
 }
@@ -73,7 +73,7 @@ impl<'a> Names<'a> {
         programs: &'a mut Programs,
     ) -> Self {
         Self {
-            histories: Histories::new(processes, tasks),
+            history: ProcessHistory::new(processes, tasks),
             kernel: kernel.functions(),
             programs,
         }
@@ -112,7 +112,7 @@ impl<'a> Names<'a> {
 
     /// Index of the process's state at `time`: samples with the same index have the same names.
     pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
-        self.histories.version(pid, time)
+        self.history.version(pid, time)
     }
 
     /// Returns the value of the sample's field `key`.
@@ -130,7 +130,7 @@ impl<'a> Names<'a> {
             },
             Key::Symbol if !spot.user => format!("[k] {}", self.kernel_function(spot.ip)),
             Key::Symbol => {
-                let process = self.histories.at(spot.pid, spot.time);
+                let process = self.history.at(spot.pid, spot.time);
                 let function =
                     map(process, spot).and_then(|map| self.programs.function(map, spot.ip));
                 format!("[.] {}", function.unwrap_or_else(|| page(spot.ip)))
@@ -141,7 +141,7 @@ impl<'a> Names<'a> {
     }
 
     fn process(&self, spot: &Spot) -> Option<&Process> {
-        self.histories.at(spot.pid, spot.time)
+        self.history.at(spot.pid, spot.time)
     }
 
     fn kernel_function(&self, ip: u64) -> String {

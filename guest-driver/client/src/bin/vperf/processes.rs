@@ -23,7 +23,7 @@ pub(crate) struct Processes {
     known: HashMap<u32, (String, Vec<Map>)>,
     /// Processes that need no look-up: for the whole recording if the kernel reports changes, otherwise until the next
     /// call of [`Processes::news`].
-    told: HashSet<u32>,
+    reported: HashSet<u32>,
     /// Processes that the next call of [`Processes::news`] looks up, each with the time of its
     /// first sample.
     seen: Vec<(u32, u64)>,
@@ -35,14 +35,14 @@ impl Processes {
             proc: proc.into(),
             followed,
             known: HashMap::new(),
-            told: HashSet::new(),
+            reported: HashSet::new(),
             seen: Vec::new(),
         }
     }
 
     /// Notes a sample of `pid` taken at `time`.
     pub(crate) fn saw(&mut self, pid: u32, time: u64) {
-        if self.told.insert(pid) {
+        if self.reported.insert(pid) {
             self.seen.push((pid, time));
         }
     }
@@ -65,9 +65,9 @@ impl Processes {
             }
         }
         if self.followed.is_empty() {
-            self.told.clear();
+            self.reported.clear();
         } else {
-            self.told.extend(active);
+            self.reported.extend(active);
         }
         Ok(lines)
     }

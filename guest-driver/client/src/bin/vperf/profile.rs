@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use vpmu_client::Packet;
 use vpmu_client::trace::{Format, Packets, TraceSample};
 
-use crate::calls::{Call, Direction, Tree, share};
+use crate::call_tree::{Call, Direction, Tree, share};
 use crate::data::{
     Aux, Chain, EventLine, Kernel, Line, Lost, Process, Sample, Task, Throttle, TraceLine,
 };

@@ -130,16 +130,16 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
         sampled: &sampled,
         rings,
         traced: &traced,
-        places: areas.map(&vpmu, &traced, &opened, sampled.len())?,
+        buffers: areas.map(&vpmu, &traced, &opened, sampled.len())?,
         snapshot: args.snapshot,
     };
     let heading = args.target.describe() + &args.region.place();
     let info = *vpmu.info();
     let mut recording = Recording::begin(&args.output, &heading, sources, info, &target)?;
     let marks = region.iter().flat_map(Region::events);
-    let mut measuring = target.start(opened.iter().chain(marks))?;
-    recording.follow(&opened, &mut measuring)?;
-    let code = recording.finish(&opened, measuring)?;
+    let mut session = target.start(opened.iter().chain(marks))?;
+    recording.follow(&opened, &mut session)?;
+    let code = recording.finish(&opened, session)?;
     if let Some(region) = &region {
         recording::say(&region.passages()?.describe());
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::calls::{Call, Direction};
+use crate::call_tree::{Call, Direction};
 use crate::data::{self, DataError};
 use crate::format::{Align, grouped, table};
 use crate::names::{Key, name};

@@ -138,7 +138,7 @@ fn report_describes_traces() {
         data: Vec::new(),
     }));
     let text = to_text(&recording, &[], &args(&[Key::Pid]));
-    let told =
+    let reported =
         "# exit-trace-user: 4,096 bytes of AUX data, 0 lost: `vperf exits report` shows them\n";
-    assert!(text.contains(told), "{text}");
+    assert!(text.contains(reported), "{text}");
 }

@@ -108,16 +108,16 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     let region = args.region.open(&vpmu, &target, &opened)?;
     let started = Instant::now();
     let marks = region.iter().flat_map(Region::events);
-    let mut measuring = target.start(opened.iter().chain(marks))?;
-    while !measuring.wait(&[], None, &mut Vec::new())? {}
+    let mut session = target.start(opened.iter().chain(marks))?;
+    while !session.wait(&[], None, &mut Vec::new())? {}
     let elapsed = started.elapsed();
-    measuring.stop(&opened)?;
+    session.stop(&opened)?;
     let counts = Counts {
         target: args.target.describe() + &args.region.place(),
         elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
         region: region.as_ref().map(Region::passages).transpose()?,
         events: read_all(&chosen, &opened, refused),
-        exit_code: measuring.finish()?,
+        exit_code: session.finish()?,
     };
     let text = match &args.separator {
         _ if args.json => counts

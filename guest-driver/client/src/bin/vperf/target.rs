@@ -10,8 +10,8 @@ use vpmu_client::event::EventError;
 use vpmu_client::tasks::{Tasks, TasksError};
 use vpmu_client::{Event, EventAttr};
 
-use crate::measuring::Measuring;
 use crate::os::{Process, Signals};
+use crate::session::Session;
 use crate::workload::{Held, WorkloadError};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
@@ -348,7 +348,7 @@ impl Target {
     pub(crate) fn start<'a>(
         self,
         opened: impl IntoIterator<Item = &'a Opened>,
-    ) -> Result<Measuring, TargetError> {
+    ) -> Result<Session, TargetError> {
         if !matches!(self.places, Places::Child(_)) {
             for opened in opened {
                 match opened.event.enable() {
@@ -358,7 +358,7 @@ impl Target {
             }
         }
         let child = self.held.map(Held::release).transpose()?;
-        Ok(Measuring::new(self.signals, self.processes, child))
+        Ok(Session::new(self.signals, self.processes, child))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::data::{Action, Line, Task};
-use crate::histories::Histories;
+use crate::process_history::ProcessHistory;
 use crate::processes::Processes;
 use std::path::Path;
 use vpmu_client::perf::PerfPmu;
@@ -30,15 +30,15 @@ fn measure(args: &TargetArgs, once_started: impl FnOnce()) -> (u8, u64) {
     let opened = target
         .open(0, &attr, |_, attr| Ok(pmu.open_event(attr)?))
         .unwrap();
-    let mut measuring = target.start(&opened).unwrap();
+    let mut session = target.start(&opened).unwrap();
     once_started();
-    while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
-    measuring.stop(&opened).unwrap();
+    while !session.wait(&[], None, &mut Vec::new()).unwrap() {}
+    session.stop(&opened).unwrap();
     let count = opened
         .iter()
         .map(|opened| opened.event.read().unwrap().value)
         .sum();
-    (measuring.finish().unwrap(), count)
+    (session.finish().unwrap(), count)
 }
 
 fn args(command: &[&str]) -> TargetArgs {
@@ -74,9 +74,9 @@ fn short_lived_child_of_command_is_followed() {
     let target = args(&["sh", "-c", "/bin/true; exit 0"]).prepare().unwrap();
     let shell = target.held.as_ref().unwrap().pid().unsigned_abs();
     let mut processes = Processes::new(Path::new("/proc"), target.follow().unwrap());
-    let mut measuring = target.start(&[]).unwrap();
-    while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
-    assert_eq!(measuring.finish().unwrap(), 0);
+    let mut session = target.start(&[]).unwrap();
+    while !session.wait(&[], None, &mut Vec::new()).unwrap() {}
+    assert_eq!(session.finish().unwrap(), 0);
     // The kernel has already reported the shell, so a sample of the shell causes no look-up in
     // /proc.
     processes.saw(shell, 0);
@@ -101,8 +101,8 @@ fn short_lived_child_of_command_is_followed() {
         panic!("{execs:?}")
     };
     assert_eq!(first, shell);
-    let histories = Histories::new(&[], &tasks);
-    let program = histories.at(second, u64::MAX).unwrap();
+    let history = ProcessHistory::new(&[], &tasks);
+    let program = history.at(second, u64::MAX).unwrap();
     assert!(
         program.maps.iter().any(|map| map.path.ends_with("/true")),
         "{program:?}"
@@ -145,11 +145,11 @@ fn process_is_measured_until_command_or_process_ends() {
 fn command_ended_early_is_not_an_error() {
     let end = |command: &[&str]| {
         let target = args(command).prepare().unwrap();
-        let mut measuring = target.start(&[]).unwrap();
+        let mut session = target.start(&[]).unwrap();
         if command == ["false"] {
-            while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
+            while !session.wait(&[], None, &mut Vec::new()).unwrap() {}
         }
-        measuring.end().unwrap()
+        session.end().unwrap()
     };
     assert_eq!(end(&["sleep", "1000"]), 0);
     assert_eq!(end(&["false"]), 1, "it had exited by itself");

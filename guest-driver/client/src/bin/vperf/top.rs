@@ -13,11 +13,11 @@ use vpmu_client::tasks::TasksError;
 
 use crate::events::EventArgs;
 use crate::format::grouped;
-use crate::live::{Frame, Live};
-use crate::measuring::Measuring;
+use crate::frames::{Frame, FrameCollector};
 use crate::names::Key;
 use crate::report::rows_table;
 use crate::sampling::{Rings, SamplingArgs, SamplingError};
+use crate::session::Session;
 use crate::target::{Opened, TargetArgs, TargetError};
 use crate::terminal::Terminal;
 use crate::workload::WorkloadError;
@@ -117,8 +117,8 @@ pub(crate) fn run(args: &TopArgs) -> Result<u8, TopError> {
     let target_args = args.target.or_all_cpus();
     let target = target_args.prepare()?;
     let (opened, rings) = args.sampling.open(&vpmu, &target, &chosen)?;
-    let live = Live::new();
-    let measuring = target.start(&opened)?;
+    let collector = FrameCollector::new();
+    let session = target.start(&opened)?;
     // Take the terminal last, so that no error path leaves it in live mode.
     let terminal = match args.batch || args.json {
         true => None,
@@ -128,11 +128,11 @@ pub(crate) fn run(args: &TopArgs) -> Result<u8, TopError> {
         args,
         heading: format!("{}: {}", target_args.describe(), event.name),
         rings,
-        live,
+        collector,
         terminal,
         unreadable: None,
     };
-    top.follow(&opened, measuring)
+    top.follow(&opened, session)
 }
 
 /// An open view.
@@ -140,7 +140,7 @@ struct Top<'a> {
     args: &'a TopArgs,
     heading: String,
     rings: Rings,
-    live: Live,
+    collector: FrameCollector,
     terminal: Option<Terminal>,
     /// The cause of the first unreadable record since the last frame.
     unreadable: Option<String>,
@@ -155,13 +155,13 @@ enum Woken {
 }
 
 impl Top<'_> {
-    fn follow(mut self, opened: &[Opened], mut measuring: Measuring) -> Result<u8, TopError> {
+    fn follow(mut self, opened: &[Opened], mut session: Session) -> Result<u8, TopError> {
         let mut open: Vec<BorrowedFd<'_>> = opened.iter().map(|o| o.event.as_fd()).collect();
         let mut shown = 0;
         let mut started = Instant::now();
         loop {
             let due = started + self.args.delay;
-            let woken = self.wait(&mut measuring, &mut open, due)?;
+            let woken = self.wait(&mut session, &mut open, due)?;
             if woken == Woken::Key {
                 break;
             }
@@ -169,7 +169,7 @@ impl Top<'_> {
                 // Read each event, so that the device writes the event's pending record of lost
                 // samples. Ignore failed reads: an event in the error state cannot be read, but it
                 // has no pending record.
-                measuring.stop(opened)?;
+                session.stop(opened)?;
                 for opened in opened {
                     let _ = opened.event.read();
                 }
@@ -184,13 +184,13 @@ impl Top<'_> {
             }
         }
         drop(self.terminal.take());
-        Ok(measuring.end()?)
+        Ok(session.end()?)
     }
 
     /// Reads the rings until `due`, until a key ends the view, or until the measurement ends.
     fn wait(
         &mut self,
-        measuring: &mut Measuring,
+        session: &mut Session,
         open: &mut Vec<BorrowedFd<'_>>,
         due: Instant,
     ) -> Result<Woken, TopError> {
@@ -202,7 +202,7 @@ impl Top<'_> {
             }
             let keys = self.terminal.as_ref().map(Terminal::keys);
             let others: Vec<BorrowedFd<'_>> = open.iter().copied().chain(keys).collect();
-            let ended = measuring.wait(&others, Some(left.min(LOOK_EVERY)), &mut ready)?;
+            let ended = session.wait(&others, Some(left.min(LOOK_EVERY)), &mut ready)?;
             let key = ready
                 .get(open.len())
                 .is_some_and(|r| r.readable || r.closed);
@@ -228,7 +228,7 @@ impl Top<'_> {
             let head = ring.head();
             while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
                 match ring.next_record() {
-                    Ok(Some(record)) => self.live.record(&record),
+                    Ok(Some(record)) => self.collector.record(&record),
                     Ok(None) => break,
                     Err(error) => {
                         if !matches!(error, RingError::Record { .. }) {
@@ -239,11 +239,11 @@ impl Top<'_> {
                 }
             }
         }
-        Ok(self.live.look()?)
+        Ok(self.collector.look()?)
     }
 
     fn show(&mut self, number: u64, elapsed: Duration) -> Result<(), TopError> {
-        let mut frame = self.live.frame(&self.args.sort);
+        let mut frame = self.collector.frame(&self.args.sort);
         let room = self.terminal.as_ref().map_or(USUAL_ROWS, |terminal| {
             terminal.rows().saturating_sub(HEAD_LINES)
         });
@@ -274,7 +274,7 @@ impl Top<'_> {
             grouped(frame.lost),
             grouped(frame.throttled)
         );
-        if self.live.kernel_is_hidden() {
+        if self.collector.kernel_is_hidden() {
             text.push_str(
                 " The kernel hides its addresses: run as root, or set kernel.kptr_restrict to 0.",
             );

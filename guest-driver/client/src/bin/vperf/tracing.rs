@@ -56,7 +56,7 @@ pub(crate) struct AreaChoice {
 
 /// The ring and area of one trace on one target.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct TraceBuffer<'a> {
     /// Index of the trace.
     pub(crate) trace: usize,
     /// Index of the task or CPU.
@@ -142,8 +142,8 @@ impl AreaChoice {
         traces: &[Chosen],
         opened: &'a [Opened],
         first: usize,
-    ) -> Result<Vec<Place<'a>>, TracingError> {
-        let mut places: Vec<Place<'a>> = Vec::new();
+    ) -> Result<Vec<TraceBuffer<'a>>, TracingError> {
+        let mut buffers: Vec<TraceBuffer<'a>> = Vec::new();
         for opened in opened.iter().filter(|opened| opened.index >= first) {
             let trace = opened.index - first;
             let name = || traces[trace].name.clone();
@@ -166,9 +166,12 @@ impl AreaChoice {
                 name: name(),
                 source,
             })?;
-            places.push(Place {
+            buffers.push(TraceBuffer {
                 trace,
-                place: places.iter().filter(|place| place.trace == trace).count(),
+                place: buffers
+                    .iter()
+                    .filter(|buffer| buffer.trace == trace)
+                    .count(),
                 opened,
                 ring,
                 area,
@@ -176,7 +179,7 @@ impl AreaChoice {
                 until: 0,
             });
         }
-        Ok(places)
+        Ok(buffers)
     }
 }
 

@@ -4,8 +4,8 @@ mod reasons;
 mod record;
 mod recorded;
 mod report;
-mod sums;
 mod timeline;
+mod totals;
 
 use clap::{Args, Subcommand};
 

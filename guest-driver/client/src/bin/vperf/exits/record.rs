@@ -154,16 +154,16 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let opened = areas.open(&vpmu, &target, &traced, 0)?;
     let sources = Sources {
         traced: &traced,
-        places: areas.map(&vpmu, &traced, &opened, 0)?,
+        buffers: areas.map(&vpmu, &traced, &opened, 0)?,
         snapshot: args.snapshot,
         ..Sources::default()
     };
     let heading = args.target.describe();
     let info = *vpmu.info();
     let mut recording = Recording::begin(&args.output, &heading, sources, info, &target)?;
-    let mut measuring = target.start(&opened)?;
-    recording.follow(&opened, &mut measuring)?;
-    Ok(recording.finish(&opened, measuring)?)
+    let mut session = target.start(&opened)?;
+    recording.follow(&opened, &mut session)?;
+    Ok(recording.finish(&opened, session)?)
 }
 
 fn choose(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Chosen>, TracingError> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::recorded::{Recorded, RecordedError, Trace};
-use super::sums::{Key, Row, Sums, name};
+use super::totals::{Key, Row, Totals, name};
 use crate::format::{Align, duration, grouped, table};
 use crate::symbols::Programs;
 
@@ -126,16 +126,16 @@ pub(super) fn render(args: &ReportArgs) -> Result<String, ReportError> {
 fn add_up<'a>(recorded: &'a Recorded, keys: &[Vec<Key>]) -> Result<Vec<Traced<'a>>, ReportError> {
     let mut programs = Programs::default();
     let mut labels = recorded.labels(&mut programs);
-    let tables = || keys.iter().map(|keys| Sums::by(keys)).collect();
-    let mut sums: Vec<Vec<Sums>> = recorded.traces.iter().map(|_| tables()).collect();
+    let tables = || keys.iter().map(|keys| Totals::by(keys)).collect();
+    let mut totals: Vec<Vec<Totals>> = recorded.traces.iter().map(|_| tables()).collect();
     recorded.exits(|trace, exit| {
         let processor = recorded.traces[trace].line.processor;
-        for sums in &mut sums[trace] {
-            sums.add(exit, processor, &mut labels);
+        for totals in &mut totals[trace] {
+            totals.add(exit, processor, &mut labels);
         }
     })?;
-    let traced = |(trace, sums): (&'a Trace, Vec<Sums>)| {
-        let all = sums.first().map(|sums| sums.all).unwrap_or_default();
+    let traced = |(trace, totals): (&'a Trace, Vec<Totals>)| {
+        let all = totals.first().map(|totals| totals.all).unwrap_or_default();
         Traced {
             trace: &trace.line.name,
             source: &trace.line.source,
@@ -149,15 +149,15 @@ fn add_up<'a>(recorded: &'a Recorded, keys: &[Vec<Key>]) -> Result<Vec<Traced<'a
             unreadable_pages: trace.unreadable,
             tables: keys
                 .iter()
-                .zip(sums)
-                .map(|(keys, sums)| Table {
+                .zip(totals)
+                .map(|(keys, totals)| Table {
                     keys: keys.clone(),
-                    rows: sums.rows(),
+                    rows: totals.rows(),
                 })
                 .collect(),
         }
     };
-    let traces = recorded.traces.iter().zip(sums);
+    let traces = recorded.traces.iter().zip(totals);
     let of_exits = traces.filter(|(trace, _)| trace.has_exits());
     Ok(of_exits.map(traced).collect())
 }

@@ -12,7 +12,7 @@ use vpmu_client::history::HistoryError;
 use vpmu_client::ring::RingError;
 use vpmu_client::{Event, History, Persistent, Record, Ring, Vpmu};
 
-use super::shown::{self, Shown};
+use super::render::{self, Rendering};
 use super::{PersistError, not_operators};
 use crate::format::grouped;
 use crate::os::Signals;
@@ -64,13 +64,13 @@ impl<'a> Reader<'a> {
         match self {
             Self::None => Ok(0),
             Self::Newest(history, position) => {
-                let past = match *position {
+                let snapshot = match *position {
                     None => history.read()?,
                     Some(position) => history.since(position)?,
                 };
-                *position = Some(past.position);
-                past.records.iter().for_each(each);
-                Ok(past.missed)
+                *position = Some(snapshot.position);
+                snapshot.records.iter().for_each(each);
+                Ok(snapshot.missed)
             }
             Self::Unread(ring) => {
                 // Stop at the current head: the ring may fill as fast as it is read.
@@ -112,9 +112,9 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         });
     }
     event.attach()?;
-    let mut shown = Shown::new(&vpmu, std::slice::from_ref(&listed));
+    let mut rendering = Rendering::new(&vpmu, std::slice::from_ref(&listed));
     let mut text = args.output.is_none().then(|| Text {
-        functions: shown::kernel_functions(),
+        functions: render::kernel_functions(),
         programs: Programs::default(),
     });
     let mut missed = 0;
@@ -126,20 +126,20 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
             let _ = event.flush();
         }
         missed += reader
-            .read(|record| shown.add(0, record))
+            .read(|record| rendering.add(0, record))
             .map_err(history)?;
         if let Some(text) = &mut text {
-            text.write(&vpmu, &mut shown)?;
+            text.write(&vpmu, &mut rendering)?;
         }
         if ended {
             break;
         }
         ended = wait(&signals, &event, &reader)?;
     }
-    let sums = shown.sums();
+    let sums = rendering.sums();
     if let Some(path) = &args.output {
         let heading = format!("persistent event {}", listed.name);
-        shown.write(&vpmu, path, &heading)?;
+        rendering.write(&vpmu, path, &heading)?;
     }
     let count = event.read().map_err(|source| PersistError::Event {
         name: name(),
@@ -163,8 +163,8 @@ struct Text {
 }
 
 impl Text {
-    fn write(&mut self, vpmu: &Vpmu, shown: &mut Shown) -> Result<(), PersistError> {
-        let text = shown.take_text(vpmu, &self.functions, &mut self.programs)?;
+    fn write(&mut self, vpmu: &Vpmu, rendering: &mut Rendering) -> Result<(), PersistError> {
+        let text = rendering.take_text(vpmu, &self.functions, &mut self.programs)?;
         let mut stdout = io::stdout();
         stdout
             .write_all(text.as_bytes())

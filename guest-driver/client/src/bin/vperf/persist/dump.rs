@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use vpmu_client::error::chain;
-use vpmu_client::history::{HistoryError, Past};
+use vpmu_client::history::{HistoryError, RingSnapshot};
 use vpmu_client::{Persistent, Vpmu};
 
-use super::shown::{self, Shown};
+use super::render::{self, Rendering};
 use super::{PersistError, named};
 use crate::format::grouped;
 use crate::recording::say;
@@ -37,19 +37,19 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
     if args.events.is_empty() {
         events.retain(|event| event.data_pages.is_some_and(|pages| pages > 0));
     }
-    let mut shown = Shown::new(&vpmu, &events);
+    let mut rendering = Rendering::new(&vpmu, &events);
     let mut unreadable = 0;
     for (index, event) in events.iter().enumerate() {
-        let past = match history(&vpmu, event) {
+        let snapshot = match history(&vpmu, event) {
             // With all events selected, one failure must not hide the others.
             Err(error) if args.events.is_empty() => {
                 say(&chain(&error));
                 continue;
             }
-            past => past?,
+            snapshot => snapshot?,
         };
-        shown.add_past(index, &past);
-        unreadable += past.unreadable;
+        rendering.add_snapshot(index, &snapshot);
+        unreadable += snapshot.unreadable;
     }
     if unreadable > 0 {
         say(&format!(
@@ -57,17 +57,17 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
             grouped(unreadable)
         ));
     }
-    let sums = shown.sums();
+    let sums = rendering.sums();
     let Some(path) = &args.output else {
-        let functions = shown::kernel_functions();
-        let text = shown.take_text(&vpmu, &functions, &mut Programs::default())?;
+        let functions = render::kernel_functions();
+        let text = rendering.take_text(&vpmu, &functions, &mut Programs::default())?;
         return io::stdout()
             .write_all(text.as_bytes())
             .map_err(PersistError::Write);
     };
     let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
     let heading = format!("persistent events {}", names.join(", "));
-    shown.write(&vpmu, path, &heading)?;
+    rendering.write(&vpmu, path, &heading)?;
     say(&format!(
         "{} samples written to {}, {} lost",
         grouped(sums.samples),
@@ -78,13 +78,14 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
 }
 
 /// Reads all records in the event's ring.
-fn history(vpmu: &Vpmu, event: &Persistent) -> Result<Past, PersistError> {
+fn history(vpmu: &Vpmu, event: &Persistent) -> Result<RingSnapshot, PersistError> {
     let name = || event.name.clone();
     let pages = event.data_pages.filter(|&pages| pages > 0);
     let pages = pages.ok_or_else(|| PersistError::NoRing { name: name() })?;
     let handle = vpmu.reopen(event)?;
-    let read =
-        || -> Result<Past, HistoryError> { handle.map_history(pages, event.overwrites)?.read() };
+    let read = || -> Result<RingSnapshot, HistoryError> {
+        handle.map_history(pages, event.overwrites)?.read()
+    };
     read().map_err(|source| PersistError::History {
         name: name(),
         source,

@@ -1,11 +1,11 @@
-//! `vperf persist`: events that outlive a program. This file has the subcommands; `list` displays events, and `shown`
+//! `vperf persist`: events that outlive a program. This file has the subcommands; `list` displays events, and `render`
 //! displays their records.
 
 mod attach;
 mod dump;
 mod list;
 mod new;
-mod shown;
+mod render;
 
 use std::io;
 

@@ -17,12 +17,12 @@ use vpmu_client::{Chunk, Info, Record};
 use crate::data::{Chain, DataError, End, EventLine, Line, Lost, Sample, Throttle, Writer};
 use crate::events::Chosen;
 use crate::format::grouped;
-use crate::measuring::Measuring;
 use crate::processes::Processes;
 use crate::sampling::Rings;
+use crate::session::Session;
 use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
-use crate::tracing::{self, Place};
+use crate::tracing::{self, TraceBuffer};
 
 /// Maximum time between a sample and the look-up of its process, unless the ring fills earlier.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -79,7 +79,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) rings: Rings,
     /// The traces. [`Opened::index`] numbers the sampled events first, then the traces.
     pub(crate) traced: &'a [Chosen],
-    pub(crate) places: Vec<Place<'a>>,
+    pub(crate) buffers: Vec<TraceBuffer<'a>>,
     /// Whether only the newest part of AUX areas is read.
     pub(crate) snapshot: bool,
 }
@@ -186,7 +186,7 @@ impl<'a> Recording<'a> {
     pub(crate) fn follow(
         &mut self,
         opened: &[Opened],
-        measuring: &mut Measuring,
+        session: &mut Session,
     ) -> Result<(), RecordingError> {
         // Events that make no more records are removed below: for them, poll(2) would always return
         // immediately.
@@ -194,17 +194,17 @@ impl<'a> Recording<'a> {
         let mut ready = Vec::new();
         let mut ended = false;
         while !ended {
-            ended = measuring.wait(&open, Some(LOOK_EVERY), &mut ready)?;
+            ended = session.wait(&open, Some(LOOK_EVERY), &mut ready)?;
             self.end.wakeups += ready.iter().filter(|ready| ready.readable).count() as u64;
             let mut answers = ready.iter();
             open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
             self.drain()?;
-            if measuring.snapshots() > 0 {
+            if session.snapshots() > 0 {
                 self.take_snapshots()?;
                 self.flush()?;
-                self.tell_snapshot();
+                self.report_snapshot();
             }
-            if !measuring.has_command() {
+            if !session.has_command() {
                 self.show_progress();
             }
         }
@@ -273,20 +273,20 @@ impl<'a> Recording<'a> {
     pub(crate) fn finish(
         mut self,
         opened: &[Opened],
-        measuring: Measuring,
+        session: Session,
     ) -> Result<u8, RecordingError> {
         let elapsed = self.started.elapsed().as_nanos();
         self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
-        measuring.stop(opened)?;
+        session.stop(opened)?;
         // Reading an event makes the device publish the event's trace, and write the record of lost
         // samples if the ring had no space for it before.
         let dead = first_error(opened.iter().map(|o| (o.index, o.event.read())));
         self.drain()?;
         self.take_snapshots()?;
         self.account()?;
-        self.end.exit_code = measuring.finish()?;
+        self.end.exit_code = session.finish()?;
         self.write_end()?;
-        self.tell();
+        self.report();
         if let Some((index, error)) = dead {
             let (name, error) = (self.sources.name(index), chain(&error));
             say(&format!(
@@ -312,7 +312,7 @@ impl<'a> Recording<'a> {
         })
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         if self.end.throttled > 0 {
             say(&format!(
                 "too many samples: the device throttled the event {} times; raise -c or lower -F",
@@ -328,7 +328,7 @@ impl<'a> Recording<'a> {
                 grouped(self.end.wakeups)
             ));
         }
-        self.tell_traces();
+        self.report_traces();
         if let Some(first) = &self.unreadable {
             say(&format!(
                 "records that could not be read are missing; the first error: {first}"

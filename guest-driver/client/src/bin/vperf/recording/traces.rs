@@ -9,7 +9,7 @@ use vpmu_client::trace::Packets;
 use super::{Recording, RecordingError, say};
 use crate::data::{Aux, Line, Traced};
 use crate::format::grouped;
-use crate::tracing::{Mapped, Place};
+use crate::tracing::{Mapped, TraceBuffer};
 
 /// Totals of the packets written.
 #[derive(Debug, Default)]
@@ -27,10 +27,10 @@ impl Recording<'_> {
     /// Writes the contents of all areas except snapshot areas.
     pub(super) fn drain_areas(&mut self) -> Result<(), RecordingError> {
         // Moved out during the loop, which borrows the rest of `self`.
-        let mut places = std::mem::take(&mut self.sources.places);
-        for place in &mut places {
-            self.drain_notices(place);
-            let Mapped::Emptied(area) = &mut place.area else {
+        let mut buffers = std::mem::take(&mut self.sources.buffers);
+        for buffer in &mut buffers {
+            self.drain_notices(buffer);
+            let Mapped::Emptied(area) = &mut buffer.area else {
                 continue;
             };
             // Stop at the current head, so that an area that fills as fast as it is read does not starve the other
@@ -42,31 +42,31 @@ impl Recording<'_> {
                     Ok(false) => break,
                     Err(error) => {
                         area.skip();
-                        self.unreadable(place.opened.index, &error);
+                        self.unreadable(buffer.opened.index, &error);
                         break;
                     }
                 }
-                place.written += self.chunk.bytes.len() as u64;
-                self.chunk(place.trace, place.place, place.opened.index)?;
+                buffer.written += self.chunk.bytes.len() as u64;
+                self.chunk(buffer.trace, buffer.place, buffer.opened.index)?;
             }
         }
-        self.sources.places = places;
+        self.sources.buffers = buffers;
         Ok(())
     }
 
     /// Discards the records of a trace's ring, so that the ring does not fill. They only report that the area has new
     /// bytes, which the area's head shows, too.
-    fn drain_notices(&mut self, place: &mut Place<'_>) {
-        let head = place.ring.head();
-        while head.wrapping_sub(place.ring.tail()).cast_signed() > 0 {
-            match place.ring.next_record() {
+    fn drain_notices(&mut self, buffer: &mut TraceBuffer<'_>) {
+        let head = buffer.ring.head();
+        while head.wrapping_sub(buffer.ring.tail()).cast_signed() > 0 {
+            match buffer.ring.next_record() {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => {
                     if !matches!(error, RingError::Record { .. }) {
-                        place.ring.skip();
+                        buffer.ring.skip();
                     }
-                    self.unreadable(place.opened.index, &error);
+                    self.unreadable(buffer.opened.index, &error);
                 }
             }
         }
@@ -74,29 +74,29 @@ impl Recording<'_> {
 
     /// Writes the newest part of snapshot areas, except bytes that are in the file already.
     pub(super) fn take_snapshots(&mut self) -> Result<(), RecordingError> {
-        let mut places = std::mem::take(&mut self.sources.places);
-        for place in &mut places {
-            let Mapped::Newest(snapshot) = &place.area else {
+        let mut buffers = std::mem::take(&mut self.sources.buffers);
+        for buffer in &mut buffers {
+            let Mapped::Newest(snapshot) = &buffer.area else {
                 continue;
             };
             match snapshot.take() {
                 Ok(chunk) => self.chunk = chunk,
                 Err(error) => {
-                    self.unreadable(place.opened.index, &error);
+                    self.unreadable(buffer.opened.index, &error);
                     continue;
                 }
             }
-            let known = place.until.saturating_sub(self.chunk.position);
+            let known = buffer.until.saturating_sub(self.chunk.position);
             let known = usize::try_from(known).unwrap_or(usize::MAX);
             let known = known.min(self.chunk.bytes.len());
             self.chunk.bytes.drain(..known);
             self.chunk.position += known as u64;
             let bytes = self.chunk.bytes.len() as u64;
-            place.written += bytes;
-            place.until = self.chunk.position.saturating_add(bytes);
-            self.chunk(place.trace, place.place, place.opened.index)?;
+            buffer.written += bytes;
+            buffer.until = self.chunk.position.saturating_add(bytes);
+            self.chunk(buffer.trace, buffer.place, buffer.opened.index)?;
         }
-        self.sources.places = places;
+        self.sources.buffers = buffers;
         self.news()
     }
 
@@ -144,21 +144,21 @@ impl Recording<'_> {
 
     /// Writes each trace's totals, once all its packets are in the file.
     pub(super) fn account(&mut self) -> Result<(), RecordingError> {
-        for place in std::mem::take(&mut self.sources.places) {
-            let reading = match place.opened.event.read() {
+        for buffer in std::mem::take(&mut self.sources.buffers) {
+            let reading = match buffer.opened.event.read() {
                 Ok(reading) => reading,
                 Err(error) => {
-                    self.unreadable(place.opened.index, &error);
+                    self.unreadable(buffer.opened.index, &error);
                     continue;
                 }
             };
             self.taken.lost = self.taken.lost.saturating_add(reading.lost);
             self.line(&Line::Traced(Traced {
-                trace: place.trace,
-                place: place.place,
+                trace: buffer.trace,
+                place: buffer.place,
                 produced: reading.value,
                 lost: reading.lost,
-                written: place.written,
+                written: buffer.written,
             }))?;
         }
         Ok(())
@@ -174,11 +174,11 @@ impl Recording<'_> {
     }
 
     /// Reports a requested snapshot.
-    pub(super) fn tell_snapshot(&self) {
+    pub(super) fn report_snapshot(&self) {
         say(&format!("snapshot taken: so far {}", self.taken.describe()));
     }
 
-    pub(super) fn tell_traces(&self) {
+    pub(super) fn report_traces(&self) {
         if self.sources.traced.is_empty() {
             return;
         }

@@ -2,11 +2,11 @@
 //! the assembly for that architecture.
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
-pub(crate) use crate::arch::stubs::{
+pub(crate) use crate::arch::known_code::{
     IP_PLACE, NUMBERS, PACKET_IP, REGS, WRITE_LEN, at_write, in_call, in_kernel, in_packet, refused,
 };
 
-use crate::arch::stubs::idle_port;
+use crate::arch::known_code::idle_port;
 
 /// The action of [`nest`]'s leaf.
 #[derive(Debug, Clone, Copy)]

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::BootError;
-use crate::foreign::Files;
-use crate::host;
+use crate::prerequisites;
+use crate::third_party::Files;
 
 /// A command that inspects a guest's results, and the files that the command needs.
 #[derive(Clone, Debug, Default)]
-pub struct Afterwards {
+pub struct PostRun {
     /// The shell command. It runs in the VMM's directory after the VMM has exited. On this machine, `perf` in
     /// the command is the machine's own perf; in the lab there is a `perf` only if `files` contains one.
     pub command: String,
@@ -18,9 +18,9 @@ pub struct Afterwards {
     pub files: Files,
 }
 
-/// The result of [`Afterwards::command`].
+/// The result of [`PostRun::command`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct PostRunOutput {
     /// Its output.
     pub output: String,
     /// Its exit code.
@@ -33,23 +33,23 @@ pub(crate) fn job(vmm: &str) -> String {
         r#"{vmm}
 code=$?
 printf '\n@@vpmu:%s host\n' "$MARK"
-sh /run/afterwards 2>&1
+sh /run/post-run 2>&1
 printf '\n@@vpmu:%s hosted %s\n' "$MARK" $?
 exit $code
 "#
     )
 }
 
-impl Afterwards {
+impl PostRun {
     /// Runs the command on this machine, in `directory`.
     ///
     /// # Errors
     /// [`BootError::Temporary`]: the command could not be started, or its directory of tools could not be
     /// created.
-    pub(crate) fn run(&self, directory: &Path) -> Result<Said, BootError> {
+    pub(crate) fn run(&self, directory: &Path) -> Result<PostRunOutput, BootError> {
         let tools = directory.join("bin");
         std::fs::create_dir(&tools).map_err(BootError::Temporary)?;
-        if let Some(perf) = host::perf() {
+        if let Some(perf) = prerequisites::perf() {
             symlink(perf, tools.join("perf")).map_err(BootError::Temporary)?;
         }
         let path = std::env::var("PATH").unwrap_or_default();
@@ -59,7 +59,7 @@ impl Afterwards {
             .env("PATH", format!("{}:{path}", tools.display()))
             .output()
             .map_err(BootError::Temporary)?;
-        Ok(Said {
+        Ok(PostRunOutput {
             output: String::from_utf8_lossy(&output.stdout).into_owned(),
             status: output.status.code().unwrap_or(-1),
         })
@@ -74,15 +74,15 @@ mod tests {
     fn post_run_command_runs_where_vmm_ran() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("left"), "by the guest\n").unwrap();
-        let afterwards = Afterwards {
+        let post_run = PostRun {
             command: "cat left; echo bad >&2; exit 3".to_owned(),
-            ..Afterwards::default()
+            ..PostRun::default()
         };
-        let expected = Said {
+        let expected = PostRunOutput {
             output: "by the guest\nbad\n".to_owned(),
             status: 3,
         };
-        assert_eq!(afterwards.run(directory.path()).unwrap(), expected);
+        assert_eq!(post_run.run(directory.path()).unwrap(), expected);
     }
 
     #[test]

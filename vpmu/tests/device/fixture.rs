@@ -11,8 +11,8 @@ use vpmu::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::driver::{Descriptor, DriverQueue, QUEUE_SIZE};
+use crate::fake_host::{At, FakeHost, FakeMachine, FakeSource};
 use crate::reader::Reader;
-use crate::world::{At, FakeMachine, FakeSource, World};
 
 pub(crate) const VCPUS: u32 = 2;
 pub(crate) const MEMORY_LEN: usize = 0x400_0000;
@@ -28,8 +28,8 @@ pub(crate) const TSC_OFFSET: u64 = 1000;
 /// An errno.
 pub(crate) type Errno = i32;
 
-pub(crate) struct Rig {
-    pub(crate) world: Arc<World>,
+pub(crate) struct Fixture {
+    pub(crate) host: Arc<FakeHost>,
     pub(crate) vpmu: Arc<Vpmu>,
     pub(crate) vcpus: Vcpus,
     pub(crate) memory: GuestMemoryMmap,
@@ -144,7 +144,7 @@ fn outcome(status: u32) -> Result<(), Errno> {
     }
 }
 
-impl Rig {
+impl Fixture {
     /// A device that does not throttle.
     pub(crate) fn new() -> Self {
         let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
@@ -156,10 +156,10 @@ impl Rig {
     }
 
     pub(crate) fn with_engines(engines: Engines, limits: Limits, features: u64) -> Self {
-        let mut rig = Self::bare(engines, limits, None);
-        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        rig.activate(features);
-        rig
+        let mut fixture = Self::bare(engines, limits, None);
+        (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+        fixture.activate(features);
+        fixture
     }
 
     /// Creates a device that has no driver and no vCPU threads.
@@ -177,7 +177,7 @@ impl Rig {
         Self::with_policy(hardware, Policy::default())
     }
 
-    /// Like [`Rig::with_hardware`], with the operator's policy.
+    /// Like [`Fixture::with_hardware`], with the operator's policy.
     pub(crate) fn with_policy(hardware: Hardware, policy: Policy) -> Self {
         let settings = |settings: Settings| settings.with_hardware(hardware).with_policy(policy);
         Self::with_settings(settings, ALL_FEATURES)
@@ -188,10 +188,10 @@ impl Rig {
     pub(crate) fn with_settings(other: impl FnOnce(Settings) -> Settings, features: u64) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
         let settings = other(Settings::new(VCPUS, 1_000_000).with_limits(limits()));
-        let mut rig = Self::with_memory(settings, None, memory);
-        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        rig.activate(features);
-        rig
+        let mut fixture = Self::with_memory(settings, None, memory);
+        (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+        fixture.activate(features);
+        fixture
     }
 
     /// The configuration space.
@@ -203,11 +203,11 @@ impl Rig {
 
     /// Creates a device whose VMM has these AUX producers.
     pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
-        let rig = Self::bare(Engines::Auto, limits(), None);
-        let mut rig = rig.with_producers(producers);
-        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-        rig.activate(ALL_FEATURES);
-        rig
+        let fixture = Self::bare(Engines::Auto, limits(), None);
+        let mut fixture = fixture.with_producers(producers);
+        (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
+        fixture.activate(ALL_FEATURES);
+        fixture
     }
 
     /// Adds AUX producers to a device that is not in use yet.
@@ -225,16 +225,16 @@ impl Rig {
         window: Option<&GuestMemoryMmap>,
         memory: GuestMemoryMmap,
     ) -> Self {
-        let world = Arc::new(World::default());
-        let machine = Arc::new(FakeMachine(Arc::clone(&world)));
-        let source = Box::new(FakeSource::new(&world, &settings.hardware.raw));
+        let host = Arc::new(FakeHost::default());
+        let machine = Arc::new(FakeMachine(Arc::clone(&host)));
+        let source = Box::new(FakeSource::new(&host, &settings.hardware.raw));
         let interrupt = Arc::clone(&machine);
         let mut vpmu = Vpmu::new(settings.clone(), machine, source).expect("a device");
         if let Some(window) = window {
             vpmu = vpmu.with_window(window.clone()).expect("a window");
         }
         Self {
-            world,
+            host,
             vpmu: Arc::new(vpmu),
             vcpus: Vcpus::new(),
             memory,
@@ -259,7 +259,7 @@ impl Rig {
         let next = Self::with_memory(settings, window, memory.clone());
         // The new host's TSC continues from the old host's value, so the guest's TSC also continues. A real VMM sets
         // the guest's TSC.
-        next.world.pass(self.world.now());
+        next.host.pass(self.host.now());
         let queues = self.queues.iter().map(|queue| queue.at(&memory)).collect();
         Self {
             queues,
@@ -328,7 +328,7 @@ impl Rig {
 
     pub(crate) fn attach_as(&self, vcpu: u32, thread: i32) {
         self.vcpus.set(vcpu, None);
-        self.world.be_thread(thread);
+        self.host.be_thread(thread);
         let session = self.vpmu.attach(vcpu, TSC_OFFSET);
         self.vcpus
             .set(vcpu, Some(session.expect("the device has this vCPU")));

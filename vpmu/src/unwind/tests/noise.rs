@@ -57,8 +57,8 @@ fn spec() -> impl Strategy<Value = CaptureSpec> {
         )
 }
 
-fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> Capture {
-    let mut capture = Capture::default();
+fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> SampleCapture {
+    let mut capture = SampleCapture::default();
     let regs = GuestRegs {
         ip: cpu.general[IP],
         user: cpu.user,

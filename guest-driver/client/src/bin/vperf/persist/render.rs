@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use vpmu_client::attr::SAMPLE_ADDR;
-use vpmu_client::history::Past;
+use vpmu_client::history::RingSnapshot;
 use vpmu_client::tasks::Clocks;
 use vpmu_client::{Persistent, Record, Vpmu};
 
@@ -21,7 +21,7 @@ use crate::symbols::{KALLSYMS, KernelFunctions, Programs};
 
 /// Records to be shown, from one or more events.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct Rendering {
     events: Vec<EventLine>,
     /// For each event, whether its samples have the address field, which holds an address or a
     /// mark's value.
@@ -43,7 +43,7 @@ pub(super) struct Sums {
     pub(super) lost: u64,
 }
 
-impl Shown {
+impl Rendering {
     /// Makes an empty set of records of `events`; records refer to them by index.
     pub(super) fn new(vpmu: &Vpmu, events: &[Persistent]) -> Self {
         Self {
@@ -69,8 +69,8 @@ impl Shown {
         }
     }
 
-    pub(super) fn add_past(&mut self, event: usize, past: &Past) {
-        for record in &past.records {
+    pub(super) fn add_snapshot(&mut self, event: usize, snapshot: &RingSnapshot) {
+        for record in &snapshot.records {
             self.add(event, record);
         }
     }
@@ -79,13 +79,13 @@ impl Shown {
         match record {
             Record::Sample(sample) => {
                 self.processes.saw(sample.pid, sample.time);
-                let shown = sample_line(event, sample);
+                let line = sample_line(event, sample);
                 if !sample.user {
                     self.kernel_ips.insert(sample.ip);
                 }
-                self.kernel_ips.extend(&shown.8.0);
+                self.kernel_ips.extend(&line.8.0);
                 self.end.samples += 1;
-                self.samples.push((shown, sample.addr));
+                self.samples.push((line, sample.addr));
             }
             Record::Lost { lost, .. } => {
                 let lost = *lost;

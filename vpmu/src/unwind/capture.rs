@@ -86,7 +86,7 @@ struct UserState {
 
 /// The captured parts of one sample. The value is reused, so that a new sample needs no allocation.
 #[derive(Debug, Default)]
-pub(crate) struct Capture {
+pub(crate) struct SampleCapture {
     chain: Chain,
     regs_user: Shown,
     regs_intr: Shown,
@@ -94,7 +94,7 @@ pub(crate) struct Capture {
     has_stack: bool,
 }
 
-impl Capture {
+impl SampleCapture {
     /// The call chain. Each `PERF_CONTEXT_*` value in the chain specifies the mode of the addresses that follow.
     pub(crate) fn chain(&self) -> &[u64] {
         self.chain.entries()
@@ -110,7 +110,7 @@ impl Capture {
         self.regs_intr.get()
     }
 
-    /// The readable part of the user stack; `None` in the same cases as [`Capture::regs_user`].
+    /// The readable part of the user stack; `None` in the same cases as [`SampleCapture::regs_user`].
     pub(crate) fn stack(&self) -> Option<&[u8]> {
         self.has_stack.then_some(&self.stack)
     }

@@ -7,12 +7,12 @@ use crate::data::{Action, Process, Task};
 /// The states of each pid, in order of time. A state is valid from its `time` until the `time` of
 /// the next one.
 #[derive(Debug, Default)]
-pub(crate) struct Histories(HashMap<u32, Vec<Process>>);
+pub(crate) struct ProcessHistory(HashMap<u32, Vec<Process>>);
 
-impl Histories {
+impl ProcessHistory {
     /// Applies the recorded changes in order of time.
     pub(crate) fn new(processes: &[Process], tasks: &[Task]) -> Self {
-        let mut histories = Self::default();
+        let mut history = Self::default();
         let mut processes: Vec<&Process> = processes.iter().collect();
         processes.sort_by_key(|process| process.time);
         let mut tasks: Vec<&Task> = tasks.iter().collect();
@@ -20,14 +20,14 @@ impl Histories {
         let mut processes = processes.into_iter().peekable();
         for task in tasks {
             while let Some(process) = processes.next_if(|process| process.time <= task.time) {
-                histories.push(process.clone());
+                history.push(process.clone());
             }
-            histories.play(task);
+            history.play(task);
         }
         for process in processes {
-            histories.push(process.clone());
+            history.push(process.clone());
         }
-        histories
+        history
     }
 
     /// Returns the process's state at `time`, or its first state if `time` is earlier.
@@ -35,7 +35,7 @@ impl Histories {
         self.0.get(&pid)?.get(self.version(pid, time))
     }
 
-    /// Index of the state that [`Histories::at`] returns; zero for an unknown process.
+    /// Index of the state that [`ProcessHistory::at`] returns; zero for an unknown process.
     pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
         let history = self.0.get(&pid).map_or(&[][..], Vec::as_slice);
         let after = history.partition_point(|process| process.time <= time);
@@ -111,9 +111,9 @@ mod tests {
             task(2, 400, Action::Map(map(0x1800, "/lib/over"))),
             task(2, 500, Action::Name("renamed".into())),
         ];
-        let histories = Histories::new(&[shell], &tasks);
+        let history = ProcessHistory::new(&[shell], &tasks);
         let at = |pid, time| {
-            let process = histories.at(pid, time).unwrap();
+            let process = history.at(pid, time).unwrap();
             let paths: Vec<&str> = process.maps.iter().map(|map| map.path.as_str()).collect();
             (process.comm.as_str(), paths.join(" "))
         };
@@ -123,12 +123,12 @@ mod tests {
         assert_eq!(at(2, 350), ("work", "/bin/work".into()));
         assert_eq!(at(2, 450), ("work", "/lib/over".into()), "map replaced");
         assert_eq!(at(2, 999), ("renamed", "/lib/over".into()));
-        assert!(histories.at(3, 0).is_none());
+        assert!(history.at(3, 0).is_none());
     }
 
     #[test]
     fn child_of_unknown_parent_is_named_by_number() {
-        let histories = Histories::new(&[], &[task(2, 100, Action::Fork(1))]);
-        assert_eq!(histories.at(2, 100).unwrap().comm, "[pid 2]");
+        let history = ProcessHistory::new(&[], &[task(2, 100, Action::Fork(1))]);
+        assert_eq!(history.at(2, 100).unwrap().comm, "[pid 2]");
     }
 }

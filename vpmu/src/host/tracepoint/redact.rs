@@ -18,7 +18,7 @@ const NESTED_OWN: u64 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 32 | 1 << 33;
 const VIOLATION_OWN: u64 = 0b111 | 1 << 7 | 1 << 8;
 
 /// Returns the information words `info` of an exit with `reason`. Bits that the guest must not see are zero.
-pub(super) fn told(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
+pub(super) fn guest_visible(isa: u64, reason: u64, info: [u64; 2]) -> [u64; 2] {
     match isa {
         VMX => vmx(reason & 0xffff, info),
         SVM => svm(reason, info),
@@ -68,19 +68,19 @@ mod tests {
     #[test]
     fn exit_details_are_the_guests_request() {
         let io = [0x5f0_0011, 0x1234];
-        assert_eq!(told(SVM, 0x7b, io), io);
-        assert_eq!(told(VMX, 30, io), io);
+        assert_eq!(guest_visible(SVM, 0x7b, io), io);
+        assert_eq!(guest_visible(VMX, 30, io), io);
         assert_eq!(
-            told(VMX, 0x8000_0000 | 30, io),
+            guest_visible(VMX, 0x8000_0000 | 30, io),
             io,
             "flags above the reason"
         );
-        assert_eq!(told(SVM, 0x7c, [1, 7]), [1, 0]);
+        assert_eq!(guest_visible(SVM, 0x7c, [1, 7]), [1, 0]);
         assert_eq!(
-            told(SVM, 0x400, [0x1_0000_0007, 0xfee0_0000]),
+            guest_visible(SVM, 0x400, [0x1_0000_0007, 0xfee0_0000]),
             [0x1_0000_0006, 0xfee0_0000]
         );
-        assert_eq!(told(VMX, 48, [0x18a, 0]), [0x182, 0]);
+        assert_eq!(guest_visible(VMX, 48, [0x18a, 0]), [0x182, 0]);
     }
 
     /// VPMU-D-6.8-9.
@@ -99,25 +99,25 @@ mod tests {
             0x403,
             u64::MAX,
         ] {
-            assert_eq!(told(SVM, reason, ALL), [0; 2], "{reason:#x}");
+            assert_eq!(guest_visible(SVM, reason, ALL), [0; 2], "{reason:#x}");
         }
         for reason in [0, 1, 2, 3, 6, 10, 12, 31, 32, 41, 49, 52, 62, 74] {
-            assert_eq!(told(VMX, reason, ALL), [0; 2], "{reason}");
+            assert_eq!(guest_visible(VMX, reason, ALL), [0; 2], "{reason}");
         }
     }
 
     /// VPMU-D-6.8-9.
     #[test]
     fn host_page_table_state_is_hidden() {
-        assert_eq!(told(SVM, 0x4e, ALL), [0x36, u64::MAX]);
-        assert_eq!(told(SVM, 0x400, ALL), [0x3_0000_0016, u64::MAX]);
-        assert_eq!(told(VMX, 48, ALL), [0x187, u64::MAX]);
+        assert_eq!(guest_visible(SVM, 0x4e, ALL), [0x36, u64::MAX]);
+        assert_eq!(guest_visible(SVM, 0x400, ALL), [0x3_0000_0016, u64::MAX]);
+        assert_eq!(guest_visible(VMX, 48, ALL), [0x187, u64::MAX]);
     }
 
     #[test]
     fn unknown_instruction_set_reports_no_values() {
         for isa in [0, 3, u64::MAX] {
-            assert!((0..0x500).all(|reason| told(isa, reason, ALL) == [0; 2]));
+            assert!((0..0x500).all(|reason| guest_visible(isa, reason, ALL) == [0; 2]));
         }
     }
 }

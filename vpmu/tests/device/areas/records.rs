@@ -4,9 +4,9 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{ITRACE_START, Traced, chunks, exits, pages, trace};
-use crate::rig::{Rig, command, open_of};
+use crate::fake_host::Nowhere;
+use crate::fixture::{Fixture, command, open_of};
 use crate::traces::area::{Packet, map_aux};
-use crate::world::Nowhere;
 
 const TRUNCATED: u64 = 1;
 const OVERWRITE: u64 = 2;
@@ -14,21 +14,21 @@ const PARTIAL: u64 = 4;
 
 #[test]
 fn written_and_lost_bytes_are_the_count() {
-    let mut rig = Rig::new();
-    let mut traced = Traced::on(&mut rig, 1);
-    exits(&rig, 0, 100);
-    let reply = rig.read(0, traced.event);
+    let mut fixture = Fixture::new();
+    let mut traced = Traced::on(&mut fixture, 1);
+    exits(&fixture, 0, 100);
+    let reply = fixture.read(0, traced.event);
     assert_eq!(
         (reply.value.get(), reply.lost.get()),
         (4096 + 37 * 64, 37 * 64)
     );
     assert_eq!(traced.area.head(), 4096);
-    let told = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
-    assert_eq!(traced.chunks(), told);
+    let reported = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
+    assert_eq!(traced.chunks(), reported);
     assert_eq!(traced.area.exits().len(), 63);
     // After the reader makes room, the trace continues and reports the loss.
-    exits(&rig, 0, 10);
-    let reply = rig.read(0, traced.event);
+    exits(&fixture, 0, 10);
+    let reply = fixture.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + 37 * 64);
     let packets = traced.area.take();
     let [Packet::Sync(sync), Packet::Exit(first), ..] = packets[..] else {
@@ -40,27 +40,27 @@ fn written_and_lost_bytes_are_the_count() {
     );
     assert_eq!((sync.sequence.get(), first.sequence.get()), (100, 100));
     assert_eq!(traced.chunks(), [[4096, 11 * 64, PARTIAL]]);
-    let metrics = rig.vpmu.metrics();
+    let metrics = fixture.vpmu.metrics();
     assert_eq!(
         (metrics.aux_written, metrics.aux_lost),
         (4096 + 11 * 64, 37 * 64)
     );
     assert_eq!(metrics.aux_records, 4);
     // `COMMAND_RESET` sets the count to zero, but does not change the number of lost bytes.
-    let reply = rig.command(0, COMMAND_RESET, traced.event);
+    let reply = fixture.command(0, COMMAND_RESET, traced.event);
     assert_eq!((reply.value.get(), reply.lost.get()), (0, 37 * 64));
 }
 
 #[test]
 fn every_command_to_a_trace_publishes_its_data() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         period: 1.into(),
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, CONTEXT_TASK)
     };
-    let mut traced = Traced::new(&mut rig, &request, 4, MAP_WRITABLE);
-    rig.command(0, COMMAND_IN, traced.event);
+    let mut traced = Traced::new(&mut fixture, &request, 4, MAP_WRITABLE);
+    fixture.command(0, COMMAND_IN, traced.event);
     for op in [
         COMMAND_READ,
         COMMAND_PERIOD,
@@ -70,7 +70,7 @@ fn every_command_to_a_trace_publishes_its_data() {
         COMMAND_OUT,
     ] {
         let shown = traced.area.head();
-        exits(&rig, 0, 2);
+        exits(&fixture, 0, 2);
         if op != COMMAND_ENABLE {
             assert_eq!(
                 traced.area.head(),
@@ -79,8 +79,8 @@ fn every_command_to_a_trace_publishes_its_data() {
             );
         }
         match op {
-            COMMAND_PERIOD => assert_eq!(rig.valued(0, op, traced.event, 1), 0),
-            _ => assert_eq!(rig.command(0, op, traced.event).status.get(), 0),
+            COMMAND_PERIOD => assert_eq!(fixture.valued(0, op, traced.event, 1), 0),
+            _ => assert_eq!(fixture.command(0, op, traced.event).status.get(), 0),
         }
         let grown = traced.area.head() - shown;
         // When `COMMAND_ENABLE` is sent, the trace is still disabled, so there is no new data to publish.
@@ -89,59 +89,62 @@ fn every_command_to_a_trace_publishes_its_data() {
             op != COMMAND_ENABLE,
             "command {op} publishes data"
         );
-        let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
-        assert_eq!(told, grown, "bytes in the AUX records after command {op}");
+        let reported: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
+        assert_eq!(
+            reported, grown,
+            "bytes in the AUX records after command {op}"
+        );
     }
-    rig.command(0, COMMAND_IN, traced.event);
-    exits(&rig, 0, 2);
+    fixture.command(0, COMMAND_IN, traced.event);
+    exits(&fixture, 0, 2);
     let shown = traced.area.head();
-    rig.close(traced.event).expect("closed");
+    fixture.close(traced.event).expect("closed");
     let grown = traced.area.head() - shown;
     assert!(
         grown >= 512,
         "the close published no data before it removed the ring"
     );
-    let told: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
-    assert_eq!(told, grown);
+    let reported: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
+    assert_eq!(reported, grown);
 }
 
 #[test]
 fn watermark_wakes_at_every_crossing() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         aux_watermark: 1024.into(),
         ..trace()
     };
-    let mut traced = Traced::new(&mut rig, &request, 4, MAP_WRITABLE);
-    rig.command(0, COMMAND_ENABLE, traced.event);
-    rig.post_notice(0, 64);
+    let mut traced = Traced::new(&mut fixture, &request, 4, MAP_WRITABLE);
+    fixture.command(0, COMMAND_ENABLE, traced.event);
+    fixture.post_notice(0, 64);
     let (mut woken, mut heads) = (0, Vec::new());
     for _ in 0..100 {
-        exits(&rig, 0, 1);
-        while let Some(notice) = rig.notice() {
+        exits(&fixture, 0, 1);
+        while let Some(notice) = fixture.notice() {
             assert_eq!(notice, (NOTICE_WAKEUP, traced.event));
             woken += 1;
             heads.push(traced.area.head());
-            rig.post_notice(0, 64);
+            fixture.post_notice(0, 64);
         }
     }
     // 100 exit packets and the sync packets of two pages occupy 6528 bytes.
     assert_eq!(heads, [1024, 2048, 3072, 4096, 5120, 6144]);
-    assert_eq!((woken, rig.vpmu.metrics().wakeups), (6, 6));
+    assert_eq!((woken, fixture.vpmu.metrics().wakeups), (6, 6));
     assert_eq!(traced.chunks().len(), 6);
 }
 
 #[test]
 fn trace_start_is_recorded_once_with_its_task() {
-    let mut rig = Rig::new();
-    rig.runs(0, 21, 22);
+    let mut fixture = Fixture::new();
+    fixture.runs(0, 21, 22);
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
     };
-    let event = rig.open(&request).expect("open");
-    let mut ring = rig.map(event, 1);
-    rig.command(0, COMMAND_IN, event);
+    let event = fixture.open(&request).expect("open");
+    let mut ring = fixture.map(event, 1);
+    fixture.command(0, COMMAND_IN, event);
     let begun = |ring: &mut crate::reader::Reader| {
         let records = ring.raw().into_iter();
         let begun = records.filter(|record| record.kind == ITRACE_START);
@@ -151,28 +154,28 @@ fn trace_start_is_recorded_once_with_its_task() {
         begun(&mut ring).is_empty(),
         "a trace without an area reports its start"
     );
-    let area = pages(&mut rig, 1);
-    map_aux(&mut rig, event, MAP_WRITABLE, &area).expect("an area");
+    let area = pages(&mut fixture, 1);
+    map_aux(&mut fixture, event, MAP_WRITABLE, &area).expect("an area");
     assert_eq!(begun(&mut ring), [vec![22 << 32 | 21]]);
     for op in [COMMAND_OUT, COMMAND_IN, COMMAND_DISABLE, COMMAND_ENABLE] {
-        rig.command(0, op, event);
+        fixture.command(0, op, event);
     }
     assert!(begun(&mut ring).is_empty());
 }
 
 #[test]
 fn trace_records_end_with_perfs_sample_id() {
-    let mut rig = Rig::new();
-    rig.runs(0, 21, 22);
+    let mut fixture = Fixture::new();
+    fixture.runs(0, 21, 22);
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_SAMPLE_ID_ALL).into(),
         // TID, TIME, ID, CPU, IDENTIFIER.
         sample_type: 0x1_00c6.into(),
         ..trace()
     };
-    let mut traced = Traced::new(&mut rig, &request, 1, MAP_WRITABLE);
-    exits(&rig, 0, 1);
-    rig.read(0, traced.event);
+    let mut traced = Traced::new(&mut fixture, &request, 1, MAP_WRITABLE);
+    exits(&fixture, 0, 1);
+    fixture.read(0, traced.event);
     let records = traced.ring.raw();
     let words: Vec<usize> = records.iter().map(|record| record.words.len()).collect();
     assert_eq!(words, [1 + 5, 3 + 5]);
@@ -186,12 +189,12 @@ fn trace_records_end_with_perfs_sample_id() {
 /// VPMU-D-6.8-5.
 #[test]
 fn paused_or_full_ring_gets_its_aux_record_later() {
-    let mut rig = Rig::new();
-    let mut traced = Traced::on(&mut rig, 4);
-    rig.pause(traced.event, 1).expect("paused");
+    let mut fixture = Fixture::new();
+    let mut traced = Traced::on(&mut fixture, 4);
+    fixture.pause(traced.event, 1).expect("paused");
     for _ in 0..5 {
-        exits(&rig, 0, 2);
-        rig.read(0, traced.event);
+        exits(&fixture, 0, 2);
+        fixture.read(0, traced.event);
     }
     assert_eq!(
         traced.area.exits().len(),
@@ -199,22 +202,22 @@ fn paused_or_full_ring_gets_its_aux_record_later() {
         "a paused ring does not affect the area"
     );
     assert_eq!(traced.chunks(), [] as [[u64; 3]; 0]);
-    rig.pause(traced.event, 0).expect("on");
-    rig.read(0, traced.event);
+    fixture.pause(traced.event, 0).expect("on");
+    fixture.read(0, traced.event);
     assert_eq!(traced.chunks(), [[0, 11 * 64, 0]]);
 }
 
 #[test]
 fn snapshot_area_has_the_newest_packets() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..trace()
     };
-    let mut traced = Traced::new(&mut rig, &request, 2, 0);
-    exits(&rig, 0, 1000);
+    let mut traced = Traced::new(&mut fixture, &request, 2, 0);
+    exits(&fixture, 0, 1000);
     assert_eq!(traced.area.head(), 0, "data is published only by a command");
-    let reply = rig.command(0, COMMAND_DISABLE, traced.event);
+    let reply = fixture.command(0, COMMAND_DISABLE, traced.event);
     let head = traced.area.head();
     assert_eq!((reply.value.get(), reply.lost.get()), (head, 0));
     assert_eq!(traced.chunks(), [[0, head, OVERWRITE]]);
@@ -227,38 +230,38 @@ fn snapshot_area_has_the_newest_packets() {
         _ => None,
     });
     assert_eq!(last, Some(999));
-    assert_eq!(rig.vpmu.metrics().wakeups, 0);
+    assert_eq!(fixture.vpmu.metrics().wakeups, 0);
 }
 
 #[test]
 fn trace_in_error_has_published_its_data() {
-    let mut rig = Rig::new();
+    let mut fixture = Fixture::new();
     let request = OpenRequest {
         flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
         ..trace()
     };
-    let mut traced = Traced::new(&mut rig, &request, 1, MAP_WRITABLE);
-    exits(&rig, 0, 3);
-    rig.exit(0, ExitReason::Io, &mut Nowhere);
+    let mut traced = Traced::new(&mut fixture, &request, 1, MAP_WRITABLE);
+    exits(&fixture, 0, 3);
+    fixture.exit(0, ExitReason::Io, &mut Nowhere);
     assert_eq!(traced.area.exits().len(), 3);
     assert_eq!(traced.chunks(), [[0, 256, 0]]);
-    assert_eq!(rig.read(0, traced.event).state.get(), STATE_ERROR);
+    assert_eq!(fixture.read(0, traced.event).state.get(), STATE_ERROR);
 }
 
 #[test]
 fn several_traces_share_one_area() {
-    let mut rig = Rig::new();
-    let mut traced = Traced::on(&mut rig, 4);
+    let mut fixture = Fixture::new();
+    let mut traced = Traced::on(&mut fixture, 4);
     let second = OpenRequest {
         flags: OPEN_ENABLED.into(),
         config: EXIT_USER.into(),
         ..trace()
     };
-    let second = rig.open(&second).expect("open");
-    exits(&rig, 0, 3);
-    rig.redirect(second, traced.event).expect("redirected");
-    exits(&rig, 0, 3);
-    let replies = rig.commands(
+    let second = fixture.open(&second).expect("open");
+    exits(&fixture, 0, 3);
+    fixture.redirect(second, traced.event).expect("redirected");
+    exits(&fixture, 0, 3);
+    let replies = fixture.commands(
         0,
         &[
             command(COMMAND_READ, traced.event),
@@ -286,28 +289,28 @@ fn several_traces_share_one_area() {
         })
         .collect();
     assert_eq!(whose, [(traced.event, 0), (second, 3)]);
-    let told: u64 = chunks(&traced.ring.raw())
+    let reported: u64 = chunks(&traced.ring.raw())
         .iter()
         .map(|[_, size, _]| size)
         .sum();
-    assert_eq!(told, head);
+    assert_eq!(reported, head);
 }
 
 #[test]
 fn trace_redirected_back_reports_missing_packets() {
-    let mut rig = Rig::new();
-    let mut one = Traced::on(&mut rig, 1);
-    let mut two = Traced::on(&mut rig, 1);
+    let mut fixture = Fixture::new();
+    let mut one = Traced::on(&mut fixture, 1);
+    let mut two = Traced::on(&mut fixture, 1);
     let third = OpenRequest {
         flags: OPEN_ENABLED.into(),
         ..trace()
     };
-    let third = rig.open(&third).expect("open");
+    let third = fixture.open(&third).expect("open");
     for target in [one.event, two.event, one.event] {
-        rig.redirect(third, target).expect("redirected");
-        exits(&rig, 0, 2);
+        fixture.redirect(third, target).expect("redirected");
+        exits(&fixture, 0, 2);
     }
-    rig.commands(
+    fixture.commands(
         0,
         &[
             command(COMMAND_READ, one.event),
@@ -330,18 +333,18 @@ fn trace_redirected_back_reports_missing_packets() {
 
 #[test]
 fn children_write_to_their_parents_area_and_outlive_the_parent() {
-    let mut rig = Rig::new();
-    let mut traced = Traced::on(&mut rig, 4);
+    let mut fixture = Fixture::new();
+    let mut traced = Traced::on(&mut fixture, 4);
     let child = OpenRequest {
         flags: OPEN_ENABLED.into(),
         parent: traced.event.into(),
         ..trace()
     };
-    let child = rig.open(&child).expect("open");
-    exits(&rig, 0, 2);
-    rig.close(traced.event).expect("closed");
-    exits(&rig, 0, 3);
-    rig.read(0, child);
+    let child = fixture.open(&child).expect("open");
+    exits(&fixture, 0, 2);
+    fixture.close(traced.event).expect("closed");
+    exits(&fixture, 0, 3);
+    fixture.read(0, child);
     let counts = traced.area.exits().len();
     assert_eq!(counts, 2 + 2 + 3);
     let lost = traced.chunks().iter().filter(|chunk| chunk[2] != 0).count();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vpmu::abi::*;
 
-use crate::rig::Errno;
+use crate::fixture::Errno;
 
 /// The guest's limit of persistent events.
 pub(super) const MOST: usize = 3;

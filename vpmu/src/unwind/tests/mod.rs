@@ -161,8 +161,8 @@ impl Guest {
         self.kernel_word(SAVED + 19 * 8, USTACK + 0x3f00);
     }
 
-    fn capture(&self, cpu: &CpuState, spec: &CaptureSpec) -> Capture {
-        let mut capture = Capture::default();
+    fn capture(&self, cpu: &CpuState, spec: &CaptureSpec) -> SampleCapture {
+        let mut capture = SampleCapture::default();
         let regs = GuestRegs {
             ip: cpu.general[IP],
             user: cpu.user,

@@ -45,7 +45,7 @@ pub(crate) struct Frame {
 
 /// Collects samples into frames.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct FrameCollector {
     since: Since,
     processes: Processes,
     kernel: KernelFunctions,
@@ -56,7 +56,7 @@ fn processes() -> Processes {
     Processes::new(Path::new("/proc"), Vec::new())
 }
 
-impl Live {
+impl FrameCollector {
     pub(crate) fn new() -> Self {
         Self {
             since: Since::default(),
@@ -175,36 +175,36 @@ mod tests {
 
     #[test]
     fn frame_holds_samples_since_last_frame() {
-        let mut live = Live::new();
+        let mut collector = FrameCollector::new();
         for _ in 0..3 {
-            live.record(&sample(0x10));
+            collector.record(&sample(0x10));
         }
-        live.record(&Record::Lost {
+        collector.record(&Record::Lost {
             id: 1,
             lost: 5,
             who: None,
         });
-        live.record(&Record::Throttle(vpmu_client::Throttle::default()));
-        live.look().unwrap();
-        let frame = live.frame(&[Key::Comm, Key::Symbol]);
+        collector.record(&Record::Throttle(vpmu_client::Throttle::default()));
+        collector.look().unwrap();
+        let frame = collector.frame(&[Key::Comm, Key::Symbol]);
         assert_eq!((frame.samples, frame.lost, frame.throttled), (3, 5, 1));
         assert_eq!(frame.rows.len(), 1);
         assert_eq!((frame.rows[0].samples, frame.rows[0].period), (3, 30));
         let own = std::fs::read_to_string("/proc/self/comm").unwrap();
         assert_eq!(frame.rows[0].cells, [own.trim_end(), "[.] 0x0-0xfff"]);
-        let empty = live.frame(&[Key::Comm]);
+        let empty = collector.frame(&[Key::Comm]);
         assert_eq!((empty.samples, empty.lost, empty.rows.len()), (0, 0, 0));
     }
 
     #[test]
     fn places_beyond_the_limit_are_counted_as_others() {
-        let mut live = Live::new();
+        let mut collector = FrameCollector::new();
         for ip in 0..MOST_SPOTS as u64 + 7 {
-            live.record(&sample(ip << 12));
+            collector.record(&sample(ip << 12));
         }
-        live.record(&sample(0));
-        assert_eq!(live.since.spots.len(), MOST_SPOTS);
-        let frame = live.frame(&[Key::Symbol]);
+        collector.record(&sample(0));
+        assert_eq!(collector.since.spots.len(), MOST_SPOTS);
+        let frame = collector.frame(&[Key::Symbol]);
         let others = frame.rows.iter().find(|row| row.cells == [OTHERS]);
         assert_eq!(others.map(|row| row.samples), Some(7));
         let all: u64 = frame.rows.iter().map(|row| row.samples).sum();

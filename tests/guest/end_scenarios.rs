@@ -195,9 +195,9 @@ fn twice() -> Outcome {
     let pages = entry.data_pages().ok_or("no ring")?;
     let mut ring = Pages::map(&event, pages, READ_WRITE)?;
     let attr = entry.attr();
-    let told = values(&ring.take()?, &attr)?;
+    let reported = values(&ring.take()?, &attr)?;
     ensure_eq!(
-        told,
+        reported,
         vec![OWN_VALUE; OWN as usize],
         "records of the boot before"
     );

@@ -1,11 +1,11 @@
-//! The x86-64 assembly of [`crate::stubs`], and the values that registers have in it.
+//! The x86-64 assembly of [`crate::known_code`], and the values that registers have in it.
 #![expect(unsafe_code, reason = "assembly")]
 
 use std::arch::global_asm;
 
 use crate::arch::{IDLE_PORT, Known};
+use crate::known_code::{STACK, known, mark_known_ip};
 use crate::raw::IOC_MARK;
-use crate::stubs::{STACK, known, mark_known_ip};
 
 /// Register numbers, as in perf's `PERF_REG_X86_*`.
 const AX: usize = 0;

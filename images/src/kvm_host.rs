@@ -18,7 +18,7 @@ use crate::sys;
 
 /// Errors of choosing the machine.
 #[derive(Debug, Error)]
-pub enum PlaceError {
+pub enum KvmHostError {
     /// The VMM could not be started.
     #[error("cannot start {program} to check whether this machine's KVM boots a stock kernel")]
     Start {
@@ -46,7 +46,7 @@ pub enum PlaceError {
 
 /// The caller's choice of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PlaceChoice {
+pub enum KvmHostChoice {
     /// On this machine's KVM if a stock kernel boots there, else in the lab.
     #[default]
     Auto,
@@ -60,7 +60,7 @@ pub enum PlaceChoice {
 
 /// The machine that a guest ran on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum KvmHost {
     /// On this machine's KVM.
     Direct,
     /// In the lab.
@@ -74,7 +74,7 @@ pub enum Place {
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for KvmHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct => write!(f, "direct KVM"),
@@ -96,8 +96,8 @@ impl fmt::Display for Place {
 /// machine's next boot, or until the VMM, the permissions of /dev/kvm or the user (root or not) change.
 ///
 /// # Errors
-/// [`PlaceError`].
-pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError> {
+/// [`KvmHostError`].
+pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, KvmHostError> {
     let state = |path: &str| match fs::metadata(path) {
         Ok(meta) => format!(
             "{:o} {} {} {}",
@@ -109,17 +109,17 @@ pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError>
         Err(error) => error.kind().to_string(),
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let key = Key::new("place").file("vmm", vmm)?.text("boot", &boot);
+    let key = Key::new("kvm-host").file("vmm", vmm)?.text("boot", &boot);
     let key = key
         .text("kvm", &state("/dev/kvm"))
         .text("us", &format!("{}", sys::is_root()));
-    let place = cache.get("place", &key.hex(), |dir| {
+    let place = cache.get("kvm-host", &key.hex(), |dir| {
         let step = Step::new("checking whether this machine's KVM boots a stock kernel");
         let answer = if ask(vmm)? { "yes" } else { "no" };
         let file = dir.join("stock-kernel");
         fs::write(&file, answer).map_err(FileError::at(&file))?;
         step.done();
-        Ok::<_, PlaceError>(())
+        Ok::<_, KvmHostError>(())
     })?;
     let file = place.join("stock-kernel");
     let answer = fs::read_to_string(&file);
@@ -127,17 +127,17 @@ pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError>
 }
 
 /// Runs `vmm check`. Its exit code reports whether any guest runs at all, so it is ignored.
-fn ask(vmm: &Path) -> Result<bool, PlaceError> {
+fn ask(vmm: &Path) -> Result<bool, KvmHostError> {
     let mut command = Command::new(vmm);
     command.args(["check", "--json"]).stdin(Stdio::null());
     let output = sys::dies_with_us(&mut command).output();
-    let output = output.map_err(|source| PlaceError::Start {
+    let output = output.map_err(|source| KvmHostError::Start {
         program: vmm.to_owned(),
         source,
     })?;
     let answer: serde_json::Value =
-        serde_json::from_slice(&output.stdout).map_err(|_| PlaceError::Answer)?;
-    answer["stock_kernel"].as_bool().ok_or(PlaceError::Answer)
+        serde_json::from_slice(&output.stdout).map_err(|_| KvmHostError::Answer)?;
+    answer["stock_kernel"].as_bool().ok_or(KvmHostError::Answer)
 }
 
 #[cfg(test)]
@@ -175,21 +175,21 @@ mod tests {
         for script in ["true", "echo '{}'", "echo broken"] {
             let vmm = vmm(directory.path(), script);
             let answer = stock_kernel_boots(&cache, &vmm);
-            assert!(matches!(answer, Err(PlaceError::Answer)), "{script}");
+            assert!(matches!(answer, Err(KvmHostError::Answer)), "{script}");
         }
     }
 
     #[test]
-    fn places_have_names() {
+    fn kvm_hosts_have_names() {
         let lab = |arch, exact| {
-            Place::Lab {
+            KvmHost::Lab {
                 arch,
                 qemu: "7.2".to_owned(),
                 exact,
             }
             .to_string()
         };
-        assert_eq!(Place::Direct.to_string(), "direct KVM");
+        assert_eq!(KvmHost::Direct.to_string(), "direct KVM");
         let x86 = lab(Arch::X86_64, false);
         assert_eq!(x86, "lab (x86, QEMU TCG 7.2, emulated)");
         let exact = lab(Arch::Aarch64, true);

@@ -12,9 +12,9 @@ use vpmu::abi::*;
 use vpmu::source::Rate;
 
 use self::model::{Context, Event, MOST, Model, Ring};
+use crate::fixture::{Errno, Fixture, command, limits, open_of};
 use crate::persistent::{WINDOW_FEATURES, name, reader, window};
 use crate::reader::{Reader, SAMPLE};
-use crate::rig::{Errno, Rig, command, limits, open_of};
 
 const IP: u64 = 1;
 const NAMES: [&str; 3] = ["one", "two", "event1"];
@@ -122,7 +122,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// The device, the model, and the records read from the guest's rings.
 struct Run {
     window: GuestMemoryMmap,
-    rig: Rig,
+    fixture: Fixture,
     model: Model,
     ids: Vec<u64>,
     rings: BTreeMap<u64, (Reader, Vec<u64>)>,
@@ -137,7 +137,7 @@ impl Run {
         });
         let window = window(512);
         Self {
-            rig: Rig::windowed_with(limits, &window),
+            fixture: Fixture::windowed_with(limits, &window),
             window,
             model: Model::default(),
             ids: Vec::new(),
@@ -165,25 +165,25 @@ impl Run {
             Step::Start(vcpu, config, period) => self.start(vcpu, config, period),
             Step::End(place) => {
                 let id = self.id(place);
-                assert_eq!(self.rig.vpmu.end(id).is_ok(), self.model.end(id));
+                assert_eq!(self.fixture.vpmu.end(id).is_ok(), self.model.end(id));
             }
             Step::Close(place) => {
                 let id = self.id(place);
-                assert_eq!(self.rig.close(id), self.model.close(id));
+                assert_eq!(self.fixture.close(id), self.model.close(id));
             }
             Step::Detach(place, name) => {
                 let id = self.id(place);
                 let name = name.map(|name| NAMES[name]);
-                let detached = self.rig.detach(id, name.unwrap_or_default());
+                let detached = self.fixture.detach(id, name.unwrap_or_default());
                 assert_eq!(detached, self.model.detach(id, name));
             }
             Step::Attach(place) => {
                 let id = self.id(place);
-                assert_eq!(self.rig.reattach(id), self.model.attach(id));
+                assert_eq!(self.fixture.reattach(id), self.model.attach(id));
             }
             Step::Link(one, other, role) => {
                 let (one, other) = (self.id(one), self.id(other));
-                let linked = self.rig.link(one, other, role);
+                let linked = self.fixture.link(one, other, role);
                 if role > LINK_STOPPER {
                     assert!([Err(libc::EINVAL), Err(libc::EPERM)].contains(&linked));
                 } else {
@@ -193,7 +193,7 @@ impl Run {
             Step::Map(place, window) => self.map(self.id(place), window),
             Step::Unmap(place) => {
                 let id = self.id(place);
-                assert_eq!(self.rig.unmap(id), self.model.unmap(id));
+                assert_eq!(self.fixture.unmap(id), self.model.unmap(id));
             }
             Step::Command(by, op, place) => self.command(by, op, self.id(place), 0),
             Step::Refresh(by, place, overflows) => {
@@ -201,36 +201,36 @@ impl Run {
             }
             Step::In(vcpu, place) => {
                 let id = self.id(place);
-                let given = outcome(self.rig.valued(vcpu, COMMAND_IN, id, 0));
+                let given = outcome(self.fixture.valued(vcpu, COMMAND_IN, id, 0));
                 assert_eq!(given, self.model.schedule(id, vcpu, true));
             }
             Step::Out(vcpu, place) => {
                 let id = self.id(place);
-                let given = outcome(self.rig.valued(vcpu, COMMAND_OUT, id, 0));
+                let given = outcome(self.fixture.valued(vcpu, COMMAND_OUT, id, 0));
                 assert_eq!(given, self.model.schedule(id, vcpu, false));
             }
-            Step::Thread(vcpu) => self.rig.attach(vcpu),
+            Step::Thread(vcpu) => self.fixture.attach(vcpu),
             Step::Mark(vcpu, value, times) => {
                 for _ in 0..times {
                     self.place += 1;
-                    self.rig.mark(vcpu, value, self.place);
+                    self.fixture.mark(vcpu, value, self.place);
                     self.model.mark(vcpu, value.into(), self.place);
                 }
             }
             Step::Flush(vcpu, place) => {
                 let id = place.map_or(0, |place| self.id(place));
-                let flushed = outcome(self.rig.flush(vcpu, id));
+                let flushed = outcome(self.fixture.flush(vcpu, id));
                 assert_eq!(flushed, self.model.flush(vcpu, id));
             }
             Step::HostFlush(place) => {
                 let id = place.map(|place| self.id(place));
                 let known = id.is_none_or(|id| self.model.events.contains_key(&id));
-                assert_eq!(self.rig.vpmu.flush(id).is_ok(), known);
+                assert_eq!(self.fixture.vpmu.flush(id).is_ok(), known);
             }
-            Step::Move => self.rig.move_on(),
+            Step::Move => self.fixture.move_on(),
             Step::Reset => {
-                self.rig.vpmu.reset();
-                self.rig.activate(WINDOW_FEATURES);
+                self.fixture.vpmu.reset();
+                self.fixture.activate(WINDOW_FEATURES);
                 self.model.reset();
             }
         }
@@ -253,7 +253,7 @@ impl Run {
             leader: leader.unwrap_or(0).into(),
             ..open_of(KIND_MARK, event.config, context)
         };
-        let opened = self.rig.open(&request);
+        let opened = self.fixture.open(&request);
         if leader.is_some_and(|leader| !self.model.can_lead(leader, event)) {
             assert!([Err(libc::EINVAL), Err(libc::EPERM)].contains(&opened));
             return;
@@ -290,7 +290,7 @@ impl Run {
             sample_type: IP,
             pages: 4,
         };
-        let id = self.rig.vpmu.persist(&asked).expect("started");
+        let id = self.fixture.vpmu.persist(&asked).expect("started");
         self.ids.push(id);
         self.model.open(
             id,
@@ -318,10 +318,10 @@ impl Run {
     fn map(&mut self, id: u64, window: bool) {
         let mapped = match window {
             true => {
-                let first = self.rig.map_window(id, 1, MAP_WRITABLE);
+                let first = self.fixture.map_window(id, 1, MAP_WRITABLE);
                 first.map(|first| reader(&self.window, first, 1))
             }
-            false => self.rig.try_map(id, 1),
+            false => self.fixture.try_map(id, 1),
         };
         let expected = self.model.map(id, window);
         match mapped {
@@ -334,7 +334,7 @@ impl Run {
     }
 
     fn command(&mut self, by: u32, op: u32, id: u64, value: u64) {
-        let given = outcome(self.rig.valued(by, op, id, value));
+        let given = outcome(self.fixture.valued(by, op, id, value));
         assert_eq!(given, self.model.command(op, id, value));
     }
 
@@ -349,7 +349,7 @@ impl Run {
                 continue;
             };
             let read = match self.rings.get_mut(&id) {
-                None => history(&self.rig, id),
+                None => history(&self.fixture, id),
                 Some((reader, read)) => {
                     read.extend(reader.raw().iter().map(|record| {
                         assert_eq!(record.kind, SAMPLE);
@@ -369,7 +369,7 @@ impl Run {
             .iter()
             .map(|&id| command(COMMAND_READ, id))
             .collect();
-        let replies = self.rig.commands(0, &reads);
+        let replies = self.fixture.commands(0, &reads);
         for (&id, reply) in self.ids.iter().zip(replies) {
             let status = outcome(i32::try_from(reply.status.get()).expect("an errno"));
             let figures = (reply.state.get(), reply.value.get(), reply.lost.get());
@@ -392,7 +392,7 @@ impl Run {
         };
         let expected: Vec<_> = self.model.events.iter().filter_map(persistent).collect();
         let listed: Vec<_> = self
-            .rig
+            .fixture
             .listed()
             .iter()
             .map(|event| {
@@ -407,8 +407,8 @@ impl Run {
             })
             .collect();
         assert_eq!(listed, expected);
-        let told: Vec<_> = self
-            .rig
+        let reported: Vec<_> = self
+            .fixture
             .vpmu
             .persistent()
             .into_iter()
@@ -417,7 +417,7 @@ impl Run {
                 (event.id, event.name, event.operator, enabled, event.window)
             })
             .collect();
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
     }
 }
 
@@ -429,8 +429,8 @@ fn outcome(errno: Errno) -> Result<(), Errno> {
 }
 
 /// Returns the address of each mark in the history of an operator's event.
-fn history(rig: &Rig, id: u64) -> Vec<u64> {
-    let history = rig.vpmu.history(id).expect("a history");
+fn history(fixture: &Fixture, id: u64) -> Vec<u64> {
+    let history = fixture.vpmu.history(id).expect("a history");
     let place = |record: &[u8]| u64::from_le_bytes(record[8..16].try_into().expect("whole"));
     history.iter().map(place).collect()
 }

@@ -23,14 +23,14 @@ const TRIES: u32 = 64;
 
 /// A file name in an open directory.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct PathAt {
     /// If the directory cannot be opened, the error is reported when the directory is first used.
     directory: Result<OwnedFd, Errno>,
     name: OsString,
     path: PathBuf,
 }
 
-impl Place {
+impl PathAt {
     /// Opens the directory that contains `path`. The file `path` itself need not exist.
     pub(crate) fn open(path: &Path) -> Self {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// The path that the file had when [`Place::open`] was called.
+    /// The path that the file had when [`PathAt::open`] was called.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -135,7 +135,7 @@ impl Place {
         )?)
     }
 
-    /// The target path of [`Place::keep_older`].
+    /// The target path of [`PathAt::keep_older`].
     pub(crate) fn older(&self) -> PathBuf {
         older(self.path.as_os_str()).into()
     }
@@ -151,7 +151,7 @@ impl Place {
 /// A file that is removed when this value is dropped, unless [`Temporary::persist`] was called.
 #[derive(Debug)]
 pub(crate) struct Temporary<'a> {
-    place: &'a Place,
+    place: &'a PathAt,
     file: File,
     /// `None` once the file has its final name.
     name: Option<OsString>,
@@ -214,7 +214,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let before = directory.path().join("before");
         fs::create_dir(&before).unwrap();
-        let place = Place::open(&before.join("file"));
+        let place = PathAt::open(&before.join("file"));
         let after = directory.path().join("after");
         fs::rename(&before, &after).unwrap();
         let temporary = place.create_temporary().unwrap();
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn temporary_file_without_a_place_is_removed() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::open(&directory.path().join("file"));
+        let place = PathAt::open(&directory.path().join("file"));
         let first = place.create_temporary().unwrap();
         let second = place.create_temporary().unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
@@ -241,11 +241,11 @@ mod tests {
     #[test]
     fn directory_or_device_takes_a_place() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(Place::open(directory.path()).is_taken());
-        assert!(Place::open(Path::new("/dev/null")).is_taken());
-        assert!(Place::open(Path::new("/")).is_taken());
-        assert!(!Place::open(&directory.path().join("file")).is_taken());
-        let nowhere = Place::open(Path::new("/nonexistent/file"));
+        assert!(PathAt::open(directory.path()).is_taken());
+        assert!(PathAt::open(Path::new("/dev/null")).is_taken());
+        assert!(PathAt::open(Path::new("/")).is_taken());
+        assert!(!PathAt::open(&directory.path().join("file")).is_taken());
+        let nowhere = PathAt::open(Path::new("/nonexistent/file"));
         assert!(nowhere.create_temporary().is_err());
     }
 }

@@ -12,19 +12,19 @@ use thiserror::Error;
 
 use crate::arch::Arch;
 use crate::cache::Cache;
-pub use crate::host::Need;
-use crate::host::{self, HostError};
 use crate::kernel::{Kernel, KernelError, Sources};
+pub use crate::prerequisites::Prerequisite;
+use crate::prerequisites::{self, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::toolchain::{Toolchain, ToolchainError};
 use crate::unpacked::{self, UnpackedError};
 
 /// Errors from adding a program to a guest.
 #[derive(Debug, Error)]
-pub enum ForeignError {
+pub enum ThirdPartyError {
     /// The host does not have the program.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Prerequisite(#[from] PrerequisiteError),
     /// Its libraries cannot be listed.
     #[error("cannot list the libraries of {program}")]
     List {
@@ -85,12 +85,12 @@ const PERF_CONFIG: &str = "[record]\n\tbuild-id = no-cache\n";
 /// The distribution's `perf` for `arch`, which goes into the guest's /bin, and the configuration of this `perf`.
 ///
 /// # Errors
-/// [`ForeignError`].
-pub fn perf(arch: Arch) -> Result<Files, ForeignError> {
+/// [`ThirdPartyError`].
+pub fn perf(arch: Arch) -> Result<Files, ThirdPartyError> {
     let mut files = match arch.is_native() {
         true => {
-            host::ensure(&[Need::Perf])?;
-            with_libraries("perf", &host::perf().unwrap_or_default())?
+            prerequisites::ensure(&[Prerequisite::Perf])?;
+            with_libraries("perf", &prerequisites::perf().unwrap_or_default())?
         }
         false => unpacked("linux-perf", "perf", arch)?,
     };
@@ -101,17 +101,17 @@ pub fn perf(arch: Arch) -> Result<Files, ForeignError> {
 /// Like [`perf`], plus the distribution's programs in `others`.
 ///
 /// # Errors
-/// [`ForeignError`].
-pub fn perf_with(arch: Arch, others: &[Need]) -> Result<Files, ForeignError> {
+/// [`ThirdPartyError`].
+pub fn perf_with(arch: Arch, others: &[Prerequisite]) -> Result<Files, ThirdPartyError> {
     if arch.is_native() {
-        host::ensure(others)?;
+        prerequisites::ensure(others)?;
     }
     // A library that several programs load is listed once.
     let mut files: BTreeMap<String, Vec<u8>> = perf(arch)?.into_iter().collect();
     for other in others {
         let name = other.what();
         files.extend(match arch.is_native() {
-            true => with_libraries(name, &host::find(name).unwrap_or_default())?,
+            true => with_libraries(name, &prerequisites::find(name).unwrap_or_default())?,
             false => unpacked(other.package(), name, arch)?,
         });
     }
@@ -122,11 +122,11 @@ pub fn perf_with(arch: Arch, others: &[Need]) -> Result<Files, ForeignError> {
 /// VMM on the lab's KVM host.
 ///
 /// # Errors
-/// [`ForeignError`].
-pub fn microvm() -> Result<Files, ForeignError> {
+/// [`ThirdPartyError`].
+pub fn microvm() -> Result<Files, ThirdPartyError> {
     let arch = Arch::X86_64;
     let mut files = unpacked("qemu-system-x86", "qemu-system-x86_64", arch)?;
-    host::ensure(&[Need::Firmware])?;
+    prerequisites::ensure(&[Prerequisite::Firmware])?;
     for name in ["bios-microvm.bin", "qboot.rom"] {
         let path = Path::new("/usr/share/qemu").join(name);
         files.push((format!("firmware/{name}"), read(&path)?));
@@ -135,16 +135,16 @@ pub fn microvm() -> Result<Files, ForeignError> {
 }
 
 /// A program from a Debian package for `arch`, which is unpacked, not installed.
-fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ForeignError> {
+fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ThirdPartyError> {
     Ok(unpacked::program(&Cache::project(), arch, package, name)?)
 }
 
 /// The kernel of `sources` as `boot/kernel`, for a guest that starts another kernel with kexec.
 ///
 /// # Errors
-/// [`ForeignError`].
-pub fn kernel(sources: &Sources) -> Result<Files, ForeignError> {
-    let kernel = Kernel::get(&Cache::project(), sources).map_err(ForeignError::Kernel)?;
+/// [`ThirdPartyError`].
+pub fn kernel(sources: &Sources) -> Result<Files, ThirdPartyError> {
+    let kernel = Kernel::get(&Cache::project(), sources).map_err(ThirdPartyError::Kernel)?;
     Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 
@@ -152,13 +152,13 @@ pub fn kernel(sources: &Sources) -> Result<Files, ForeignError> {
 /// header files.
 ///
 /// # Errors
-/// [`ForeignError`].
+/// [`ThirdPartyError`].
 pub fn compiled(
     arch: Arch,
     name: &str,
     source: &Path,
     headers: &Path,
-) -> Result<Files, ForeignError> {
+) -> Result<Files, ThirdPartyError> {
     let include = ["-I".as_ref(), headers.as_os_str()];
     built(arch, name, source, &include)
 }
@@ -166,24 +166,29 @@ pub fn compiled(
 /// The assembly program `source` for `arch` as /bin/`name`, without a C library.
 ///
 /// # Errors
-/// [`ForeignError`].
-pub(crate) fn assembled(arch: Arch, name: &str, source: &Path) -> Result<Files, ForeignError> {
+/// [`ThirdPartyError`].
+pub(crate) fn assembled(arch: Arch, name: &str, source: &Path) -> Result<Files, ThirdPartyError> {
     built(arch, name, source, &["-nostdlib".as_ref()])
 }
 
-fn built(arch: Arch, name: &str, source: &Path, options: &[&OsStr]) -> Result<Files, ForeignError> {
-    let directory = tempfile::tempdir().map_err(ForeignError::Temporary)?;
+fn built(
+    arch: Arch,
+    name: &str,
+    source: &Path,
+    options: &[&OsStr],
+) -> Result<Files, ThirdPartyError> {
+    let directory = tempfile::tempdir().map_err(ThirdPartyError::Temporary)?;
     let program = directory.path().join(name);
     let mut gcc = match Toolchain::get(&Cache::project(), arch)? {
         None => {
-            host::ensure(&[Need::Gcc])?;
+            prerequisites::ensure(&[Prerequisite::Gcc])?;
             Command::new("gcc")
         }
         Some(toolchain) => Command::new(toolchain.gnu("gcc")),
     };
     gcc.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror"]);
     gcc.args(options).arg("-o").arg(&program).arg(source);
-    process::output(&mut gcc).map_err(|error| ForeignError::Compile {
+    process::output(&mut gcc).map_err(|error| ThirdPartyError::Compile {
         file: source.to_owned(),
         source: error,
     })?;
@@ -193,16 +198,16 @@ fn built(arch: Arch, name: &str, source: &Path, options: &[&OsStr]) -> Result<Fi
 /// `program` as /bin/`name`, with its loader and its libraries.
 ///
 /// # Errors
-/// [`ForeignError`].
-pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ForeignError> {
+/// [`ThirdPartyError`].
+pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ThirdPartyError> {
     let mut files = vec![(format!("bin/{name}"), read(program)?)];
     let list = process::output(Command::new("ldd").arg(program).env("LC_ALL", "C"));
-    let list = list.map_err(|source| ForeignError::List {
+    let list = list.map_err(|source| ThirdPartyError::List {
         program: program.to_owned(),
         source,
     })?;
     let libraries = libraries(&String::from_utf8_lossy(&list));
-    for library in libraries.map_err(|library| ForeignError::Library {
+    for library in libraries.map_err(|library| ThirdPartyError::Library {
         program: program.to_owned(),
         library,
     })? {
@@ -230,8 +235,8 @@ fn libraries(list: &str) -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ForeignError> {
-    fs::read(path).map_err(|source| ForeignError::File {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ThirdPartyError> {
+    fs::read(path).map_err(|source| ThirdPartyError::File {
         path: path.to_owned(),
         source,
     })
@@ -262,7 +267,7 @@ mod tests {
 
     #[test]
     fn dynamic_program_brings_libc_and_loader() {
-        let files = with_libraries("shell", &host::find("sh").unwrap()).unwrap();
+        let files = with_libraries("shell", &prerequisites::find("sh").unwrap()).unwrap();
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names[0], "bin/shell");
         assert!(names.iter().any(|n| n.contains("libc.so")), "{names:?}");

@@ -15,7 +15,7 @@ fn without_saved_registers_there_is_no_program() {
     };
     let look = |sp, user_regs| {
         let cpu = guest.in_kernel(TEXT, 0, sp);
-        let mut capture = Capture::default();
+        let mut capture = SampleCapture::default();
         let regs = GuestRegs {
             ip: TEXT,
             user: false,

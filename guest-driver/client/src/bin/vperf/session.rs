@@ -11,7 +11,7 @@ use crate::workload::{self, Running};
 
 /// A running measurement.
 #[derive(Debug)]
-pub(crate) struct Measuring {
+pub(crate) struct Session {
     signals: Signals,
     processes: Vec<Process>,
     child: Option<Running>,
@@ -19,7 +19,7 @@ pub(crate) struct Measuring {
     snapshots: u32,
 }
 
-impl Measuring {
+impl Session {
     /// Measures until `child` exits. Without a child, measures until all `processes` have exited;
     /// with neither, until a signal arrives.
     pub(crate) fn new(signals: Signals, processes: Vec<Process>, child: Option<Running>) -> Self {

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Limits on the counters that run on one vCPU at the same time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RoomLimit {
+pub(crate) struct RunLimit {
     pub(crate) counters: u32,
     /// Total interrupts per second of all counters with a known rate.
     pub(crate) rate: u64,
 }
 
-impl RoomLimit {
+impl RunLimit {
     /// Returns whether a counter with `rate` stays within the limit if the other counters have the total rate `others`.
     /// A counter always fits if its rate is unknown (zero). It also fits if `others` is zero, because its rate was
     /// checked when its event was opened.
@@ -25,31 +25,31 @@ impl RoomLimit {
 
 /// Tracks the sampling counters that run on one vCPU.
 #[derive(Debug, Default)]
-pub(crate) struct Room(Arc<Used>);
+pub(crate) struct RunSlots(Arc<Used>);
 
-/// The number of places in use, and their total rate. Only the thread that holds the shard's lock takes places and
-/// changes rates, but any thread may drop a place. Between a check and the update that follows it, `counters` and
-/// `rate` can therefore only decrease, so granting a place never exceeds a limit. A drop decreases both fields first
+/// The number of slots in use, and their total rate. Only the thread that holds the shard's lock takes slots and
+/// changes rates, but any thread may drop a slot. Between a check and the update that follows it, `counters` and
+/// `rate` can therefore only decrease, so granting a slot never exceeds a limit. A drop decreases both fields first
 /// and then sets `freed` with release semantics, so a thread that finds `freed` set also finds the lower values.
 #[derive(Debug, Default)]
 struct Used {
     counters: AtomicU32,
     rate: AtomicU64,
-    /// Whether waiting counters may be able to start because of a change since the last [`Room::take_freed`].
+    /// Whether waiting counters may be able to start because of a change since the last [`RunSlots::take_freed`].
     freed: AtomicBool,
 }
 
-/// The place of a running counter. It is freed when this value is dropped.
+/// The slot of a running counter. It is freed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct RunSlot {
     used: Arc<Used>,
     rate: u64,
 }
 
-impl Room {
-    /// Takes a place for a counter with `rate` interrupts per second (zero if unknown). Returns `None` if the counter
+impl RunSlots {
+    /// Takes a slot for a counter with `rate` interrupts per second (zero if unknown). Returns `None` if the counter
     /// would exceed `limit`.
-    pub(crate) fn take(&self, limit: RoomLimit, rate: u64) -> Option<Place> {
+    pub(crate) fn take(&self, limit: RunLimit, rate: u64) -> Option<RunSlot> {
         let used = &self.0;
         let counters = used.counters.load(Ordering::Relaxed);
         let rates = used.rate.load(Ordering::Relaxed);
@@ -58,27 +58,27 @@ impl Room {
         }
         used.counters.fetch_add(1, Ordering::Relaxed);
         used.rate.fetch_add(rate, Ordering::Relaxed);
-        Some(Place {
+        Some(RunSlot {
             used: Arc::clone(used),
             rate,
         })
     }
 
-    /// Returns whether a place was freed, a rate was lowered or [`Room::look_again`] was called since the last call.
+    /// Returns whether a slot was freed, a rate was lowered or [`RunSlots::look_again`] was called since the last call.
     pub(crate) fn take_freed(&self) -> bool {
         self.0.freed.swap(false, Ordering::Acquire)
     }
 
-    /// Makes the next [`Room::take_freed`] return true. Called when the rate of a waiting counter changes, because a
-    /// lower rate may fit.
+    /// Makes the next [`RunSlots::take_freed`] return true. Called when the rate of a waiting counter changes, because
+    /// a lower rate may fit.
     pub(crate) fn look_again(&self) {
         self.0.freed.store(true, Ordering::Relaxed);
     }
 }
 
-impl Place {
+impl RunSlot {
     /// Changes the counter's rate if the new rate fits. Returns whether it fits.
-    pub(crate) fn change(&mut self, limit: RoomLimit, rate: u64) -> bool {
+    pub(crate) fn change(&mut self, limit: RunLimit, rate: u64) -> bool {
         let others = self.used.rate.load(Ordering::Relaxed) - self.rate;
         let fits = limit.fits(others, rate);
         if fits {
@@ -92,7 +92,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RunSlot {
     fn drop(&mut self) {
         self.used.counters.fetch_sub(1, Ordering::Relaxed);
         self.used.rate.fetch_sub(self.rate, Ordering::Relaxed);
@@ -152,26 +152,26 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: RoomLimit = RoomLimit {
+    const LIMIT: RunLimit = RunLimit {
         counters: 3,
         rate: 1000,
     };
 
     #[test]
     fn counters_beyond_the_limit_find_no_room() {
-        let room = Room::default();
-        let mut places: Vec<_> = (0..3).filter_map(|_| room.take(LIMIT, 0)).collect();
-        assert_eq!(places.len(), 3);
+        let room = RunSlots::default();
+        let mut slots: Vec<_> = (0..3).filter_map(|_| room.take(LIMIT, 0)).collect();
+        assert_eq!(slots.len(), 3);
         assert!(room.take(LIMIT, 0).is_none());
         assert!(!room.take_freed());
-        places.pop();
+        slots.pop();
         assert!(room.take_freed() && !room.take_freed());
         assert!(room.take(LIMIT, 0).is_some());
     }
 
     #[test]
     fn clocks_share_the_rate() {
-        let room = Room::default();
+        let room = RunSlots::default();
         let mut first = room.take(LIMIT, 600).expect("room");
         assert!(room.take(LIMIT, 401).is_none());
         let second = room.take(LIMIT, 400).expect("room");
@@ -183,16 +183,16 @@ mod tests {
 
     #[test]
     fn clock_alone_has_room_whatever_its_rate() {
-        let room = Room::default();
-        let mut place = room.take(LIMIT, u64::MAX).expect("room");
+        let room = RunSlots::default();
+        let mut slot = room.take(LIMIT, u64::MAX).expect("room");
         assert!(room.take(LIMIT, 1).is_none());
-        assert!(place.change(LIMIT, 5000) && place.change(LIMIT, 1));
+        assert!(slot.change(LIMIT, 5000) && slot.change(LIMIT, 1));
         assert!(room.take(LIMIT, 999).is_some());
     }
 
     #[test]
     fn counter_of_unknown_rate_has_room_beside_any_clock() {
-        let room = Room::default();
+        let room = RunSlots::default();
         let _clock = room.take(LIMIT, 5000).expect("room");
         let mut counter = room.take(LIMIT, 0).expect("room");
         assert!(counter.change(LIMIT, 0) && !counter.change(LIMIT, 1));
@@ -201,18 +201,18 @@ mod tests {
     #[test]
     fn places_dropped_on_another_thread_are_freed() {
         const PLACES: usize = 200_000;
-        let limit = RoomLimit {
+        let limit = RunLimit {
             counters: u32::MAX,
             rate: u64::MAX,
         };
-        let room = Room::default();
+        let room = RunSlots::default();
         thread::scope(|scope| {
             let (sender, ended) = mpsc::sync_channel(64);
-            scope.spawn(move || ended.into_iter().for_each(drop::<Place>));
+            scope.spawn(move || ended.into_iter().for_each(drop::<RunSlot>));
             for _ in 0..PLACES {
-                let mut place = room.take(limit, 3).expect("room");
-                assert!(place.change(limit, 5));
-                sender.send(place).expect("a receiver");
+                let mut slot = room.take(limit, 3).expect("room");
+                assert!(slot.change(limit, 5));
+                sender.send(slot).expect("a receiver");
             }
         });
         assert_eq!(room.0.counters.load(Ordering::Relaxed), 0);

@@ -15,7 +15,7 @@ use crate::sys;
 
 /// Something is missing and cannot be installed.
 #[derive(Debug, Error)]
-pub enum HostError {
+pub enum PrerequisiteError {
     /// The process is not root, or the host has no `apt-get`, or a program or library is still not found after its
     /// installation.
     #[error("this host lacks {what}; {remedy}")]
@@ -39,7 +39,7 @@ pub enum HostError {
     Apt(#[from] AptError),
 }
 
-impl Stale for HostError {
+impl Stale for PrerequisiteError {
     fn is_stale(&self) -> bool {
         matches!(self, Self::Install { source, .. } if apt::blames_lists(source))
     }
@@ -47,7 +47,7 @@ impl Stale for HostError {
 
 /// Something the host must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum Prerequisite {
     /// The lab's firmware: a BIOS, and QEMU's option ROM that loads kernels.
     Firmware,
     /// To build the kernel module and the lab's QEMU.
@@ -112,7 +112,7 @@ pub enum Need {
     TraceCmd,
 }
 
-impl Need {
+impl Prerequisite {
     pub(crate) fn what(self) -> &'static str {
         match self {
             Self::Firmware => "QEMU's firmware",
@@ -207,7 +207,7 @@ impl Need {
     }
 }
 
-/// One file from each package of [`Need::Firmware`]: if all exist, the packages are installed.
+/// One file from each package of [`Prerequisite::Firmware`]: if all exist, the packages are installed.
 const FIRMWARE: [&str; 2] = [
     "/usr/share/seabios/bios-256k.bin",
     "/usr/share/qemu/linuxboot_dma.bin",
@@ -220,9 +220,9 @@ fn has_header(name: &str) -> bool {
 /// Checks that the host has all of `needs`; as root, installs the missing ones.
 ///
 /// # Errors
-/// [`HostError`], with the command to type.
-pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
-    let missing: Vec<Need> = needs
+/// [`PrerequisiteError`], with the command to type.
+pub fn ensure(needs: &[Prerequisite]) -> Result<(), PrerequisiteError> {
+    let missing: Vec<Prerequisite> = needs
         .iter()
         .copied()
         .filter(|need| !need.is_met())
@@ -230,16 +230,16 @@ pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
     if missing.is_empty() {
         return Ok(());
     }
-    let list = |of: fn(Need) -> &'static str, by: &str| {
+    let list = |of: fn(Prerequisite) -> &'static str, by: &str| {
         missing
             .iter()
             .map(|need| of(*need))
             .collect::<Vec<_>>()
             .join(by)
     };
-    let packages = list(Need::package, " ");
-    let refuse = |remedy: String| HostError::Missing {
-        what: list(Need::what, ", "),
+    let packages = list(Prerequisite::package, " ");
+    let refuse = |remedy: String| PrerequisiteError::Missing {
+        what: list(Prerequisite::what, ", "),
         remedy,
     };
     if find("apt-get").is_none() {
@@ -262,7 +262,7 @@ pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
 }
 
 /// Installs `packages`, separated by blanks. Refreshes stale lists.
-fn install(apt: &Apt, packages: &str) -> Result<(), HostError> {
+fn install(apt: &Apt, packages: &str) -> Result<(), PrerequisiteError> {
     apt.refreshing(|| {
         let step = Step::new(format!("installing {packages}"));
         let mut command = apt.get();
@@ -272,7 +272,7 @@ fn install(apt: &Apt, packages: &str) -> Result<(), HostError> {
         command
             .args(packages.split(' '))
             .env("DEBIAN_FRONTEND", "noninteractive");
-        process::output(&mut command).map_err(|source| HostError::Install {
+        process::output(&mut command).map_err(|source| PrerequisiteError::Install {
             packages: packages.to_owned(),
             source,
         })?;

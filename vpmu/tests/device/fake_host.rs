@@ -25,7 +25,7 @@ pub(crate) const CLOCK: (u32, u64) = (KIND_SOFTWARE, 0);
 pub(crate) const SHORTEST: u64 = 10;
 
 #[derive(Debug, Default)]
-pub(crate) struct World {
+pub(crate) struct FakeHost {
     tsc: AtomicU64,
     thread: AtomicI32,
     thread_time: AtomicU64,
@@ -77,17 +77,17 @@ struct FakeCounter {
     reads: u64,
 }
 
-/// The device's handle to a counter. When the handle is dropped, the counter is removed from the world.
+/// The device's handle to a counter. When the handle is dropped, the counter is removed from the simulated host.
 #[derive(Debug)]
 struct Handle {
-    world: Arc<World>,
+    host: Arc<FakeHost>,
     counter: Arc<Mutex<FakeCounter>>,
 }
 
 /// A set of counters, with their last readings. Adding a counter to the set starts it.
 #[derive(Debug)]
 struct FakeSet {
-    world: Arc<World>,
+    host: Arc<FakeHost>,
     thread: i32,
     counters: Vec<(CounterKey, Handle, Option<Reading>)>,
     /// Number of keys used so far. Keys are never reused.
@@ -96,14 +96,14 @@ struct FakeSet {
 
 #[derive(Debug)]
 pub(crate) struct FakeSource {
-    world: Arc<World>,
+    host: Arc<FakeHost>,
     offers: Vec<Offer>,
 }
 
 #[derive(Debug)]
-pub(crate) struct FakeMachine(pub(crate) Arc<World>);
+pub(crate) struct FakeMachine(pub(crate) Arc<FakeHost>);
 
-impl World {
+impl FakeHost {
     pub(crate) fn pass(&self, ticks: u64) {
         self.tsc.fetch_add(ticks, Ordering::Relaxed);
     }
@@ -343,16 +343,16 @@ impl FakeCounter {
 }
 
 impl Handle {
-    /// Opens a counter in the world, but does not start it.
-    fn open(world: &Arc<World>, what: &Request, thread: i32) -> io::Result<Self> {
-        if world.broken.load(Ordering::Relaxed) {
+    /// Opens a counter in the simulated host, but does not start it.
+    fn open(host: &Arc<FakeHost>, what: &Request, thread: i32) -> io::Result<Self> {
+        if host.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
-        world.asked.lock().expect("no panic").push(what.kind);
+        host.asked.lock().expect("no panic").push(what.kind);
         if what.kind == KIND_RAW && (what.kind, what.config) != RAW {
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
-        match world.denying.load(Ordering::Relaxed) {
+        match host.denying.load(Ordering::Relaxed) {
             0 => {}
             errno => return Err(io::Error::from_raw_os_error(errno)),
         }
@@ -380,16 +380,16 @@ impl Handle {
             drains: 0,
             reads: 0,
         }));
-        let mut counters = world.counters.lock().expect("no panic");
+        let mut counters = host.counters.lock().expect("no panic");
         counters.push(Arc::clone(&counter));
         Ok(Self {
-            world: Arc::clone(world),
+            host: Arc::clone(host),
             counter,
         })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut FakeCounter) -> T) -> io::Result<T> {
-        if self.world.broken.load(Ordering::Relaxed) {
+        if self.host.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         Ok(act(&mut self.counter.lock().expect("no panic")))
@@ -416,7 +416,7 @@ impl Counter for Handle {
     fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         let frequency = matches!(rate, Rate::Frequency(_));
         let (Rate::Period(period) | Rate::Frequency(period)) = rate;
-        if self.world.refusing.load(Ordering::Relaxed) {
+        if self.host.refusing.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         self.with(|counter| {
@@ -445,13 +445,13 @@ impl Counter for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut counters = self.world.counters.lock().expect("no panic");
+        let mut counters = self.host.counters.lock().expect("no panic");
         counters.retain(|other| !Arc::ptr_eq(other, &self.counter));
     }
 }
 
 impl FakeSource {
-    pub(crate) fn new(world: &Arc<World>, raw: &RawEvents) -> Self {
+    pub(crate) fn new(host: &Arc<FakeHost>, raw: &RawEvents) -> Self {
         let offer = |(kind, config), name: &str, shortest_period| Offer {
             kind,
             config,
@@ -484,7 +484,7 @@ impl FakeSource {
         ];
         offers.extend(raw);
         Self {
-            world: Arc::clone(world),
+            host: Arc::clone(host),
             offers,
         }
     }
@@ -493,15 +493,15 @@ impl FakeSource {
 impl Source for FakeSource {
     fn tsc(&self) -> u64 {
         // Each read of the clock advances it by a tick.
-        self.world.tsc.fetch_add(1, Ordering::Relaxed)
+        self.host.tsc.fetch_add(1, Ordering::Relaxed)
     }
 
     fn thread(&self) -> i32 {
-        self.world.thread.load(Ordering::Relaxed)
+        self.host.thread.load(Ordering::Relaxed)
     }
 
     fn thread_time(&self) -> Option<u64> {
-        Some(1 + self.world.thread_time.load(Ordering::Relaxed))
+        Some(1 + self.host.thread_time.load(Ordering::Relaxed))
     }
 
     fn offers(&self) -> &[Offer] {
@@ -509,18 +509,18 @@ impl Source for FakeSource {
     }
 
     fn refusal(&self, kind: u32) -> Option<Refusal> {
-        let refusals = self.world.refusals.lock().expect("no panic");
+        let refusals = self.host.refusals.lock().expect("no panic");
         let mut of_kind = refusals.iter().filter(|(of, _)| *of == kind);
         of_kind.next().map(|&(_, refusal)| refusal)
     }
 
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
-        Ok(Box::new(Handle::open(&self.world, what, thread)?))
+        Ok(Box::new(Handle::open(&self.host, what, thread)?))
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
         Box::new(FakeSet {
-            world: Arc::clone(&self.world),
+            host: Arc::clone(&self.host),
             thread,
             counters: Vec::new(),
             keys: 0,
@@ -531,7 +531,7 @@ impl Source for FakeSource {
 impl CounterSet for FakeSet {
     fn add(&mut self, what: &Request) -> io::Result<CounterKey> {
         assert_eq!(what.sampling, None, "a counter of a set does not sample");
-        let mut handle = Handle::open(&self.world, what, self.thread)?;
+        let mut handle = Handle::open(&self.host, what, self.thread)?;
         handle.start()?;
         let key = CounterKey(self.keys);
         self.keys += 1;

@@ -9,7 +9,7 @@ mod capture;
 mod frames;
 mod paging;
 
-pub(crate) use capture::{Capture, CaptureSpec, CpuContext};
+pub(crate) use capture::{CaptureSpec, CpuContext, SampleCapture};
 pub(crate) use paging::Page;
 
 #[cfg(test)]

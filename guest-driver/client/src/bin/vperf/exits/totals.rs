@@ -7,7 +7,7 @@ use vpmu_client::trace::Exit;
 
 use super::reasons;
 use super::recorded::Labels;
-use crate::calls::share;
+use crate::call_tree::share;
 use crate::data::Processor;
 use crate::names;
 
@@ -85,17 +85,17 @@ pub(super) struct Row {
 
 /// Totals by keys.
 #[derive(Debug)]
-pub(super) struct Sums {
+pub(super) struct Totals {
     keys: Vec<Key>,
-    sums: HashMap<Vec<String>, Sum>,
+    totals: HashMap<Vec<String>, Sum>,
     pub(super) all: Sum,
 }
 
-impl Sums {
+impl Totals {
     pub(super) fn by(keys: &[Key]) -> Self {
         Self {
             keys: keys.to_vec(),
-            sums: HashMap::new(),
+            totals: HashMap::new(),
             all: Sum::default(),
         }
     }
@@ -103,7 +103,7 @@ impl Sums {
     pub(super) fn add(&mut self, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) {
         let keys = self.keys.iter();
         let cells = keys.map(|&key| cell(key, exit, processor, labels));
-        self.sums.entry(cells.collect()).or_default().add(exit);
+        self.totals.entry(cells.collect()).or_default().add(exit);
         self.all.add(exit);
     }
 
@@ -111,7 +111,7 @@ impl Sums {
     pub(super) fn rows(&self) -> Vec<Row> {
         let heads: Vec<&'static str> = self.keys.iter().map(|&key| name(key)).collect();
         let mut rows: Vec<Row> = self
-            .sums
+            .totals
             .iter()
             .map(|(cells, sum)| Row {
                 cells: cells.clone(),

@@ -1,12 +1,12 @@
-//! The aarch64 assembly of [`crate::stubs`], and the values that registers have in it.
+//! The aarch64 assembly of [`crate::known_code`], and the values that registers have in it.
 #![expect(unsafe_code, reason = "assembly")]
 
 use std::arch::global_asm;
 
 use super::ports;
 use crate::arch::Known;
+use crate::known_code::{STACK, known, mark_known_ip};
 use crate::raw::IOC_MARK;
-use crate::stubs::{STACK, known, mark_known_ip};
 
 /// Register numbers, as in perf's `PERF_REG_ARM64_*`.
 const LR: usize = 30;
