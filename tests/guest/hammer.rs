@@ -1,5 +1,5 @@
 //! Several processes of the users `root` and `nobody` make random calls to the driver at the same time, in a kernel
-//! that checks its allocations. PostRun, the kernel must have logged no fault, and no event may be left on the
+//! that checks its allocations. Afterwards, the kernel must have logged no fault, and no event may be left on the
 //! device.
 //!
 //! Each process makes the same calls for the same seed. How the calls of several processes interleave depends on the

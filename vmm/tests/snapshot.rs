@@ -1,4 +1,4 @@
-//! Saves a running machine. PostRun that machine continues, and so does each machine that is restored from the
+//! Saves a running machine. Afterwards that machine continues, and so does each machine that is restored from the
 //! snapshot.
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]

@@ -158,65 +158,65 @@ mod tests {
     };
 
     #[test]
-    fn counters_beyond_the_limit_find_no_room() {
-        let room = RunSlots::default();
-        let mut slots: Vec<_> = (0..3).filter_map(|_| room.take(LIMIT, 0)).collect();
-        assert_eq!(slots.len(), 3);
-        assert!(room.take(LIMIT, 0).is_none());
-        assert!(!room.take_freed());
-        slots.pop();
-        assert!(room.take_freed() && !room.take_freed());
-        assert!(room.take(LIMIT, 0).is_some());
+    fn counters_beyond_the_limit_find_no_slot() {
+        let slots = RunSlots::default();
+        let mut taken: Vec<_> = (0..3).filter_map(|_| slots.take(LIMIT, 0)).collect();
+        assert_eq!(taken.len(), 3);
+        assert!(slots.take(LIMIT, 0).is_none());
+        assert!(!slots.take_freed());
+        taken.pop();
+        assert!(slots.take_freed() && !slots.take_freed());
+        assert!(slots.take(LIMIT, 0).is_some());
     }
 
     #[test]
     fn clocks_share_the_rate() {
-        let room = RunSlots::default();
-        let mut first = room.take(LIMIT, 600).expect("room");
-        assert!(room.take(LIMIT, 401).is_none());
-        let second = room.take(LIMIT, 400).expect("room");
+        let slots = RunSlots::default();
+        let mut first = slots.take(LIMIT, 600).expect("a slot");
+        assert!(slots.take(LIMIT, 401).is_none());
+        let second = slots.take(LIMIT, 400).expect("a slot");
         assert!(!first.change(LIMIT, 601));
-        assert!(first.change(LIMIT, 100) && room.take_freed());
+        assert!(first.change(LIMIT, 100) && slots.take_freed());
         drop(second);
         assert!(first.change(LIMIT, 1000));
     }
 
     #[test]
-    fn clock_alone_has_room_whatever_its_rate() {
-        let room = RunSlots::default();
-        let mut slot = room.take(LIMIT, u64::MAX).expect("room");
-        assert!(room.take(LIMIT, 1).is_none());
+    fn clock_alone_gets_a_slot_whatever_its_rate() {
+        let slots = RunSlots::default();
+        let mut slot = slots.take(LIMIT, u64::MAX).expect("a slot");
+        assert!(slots.take(LIMIT, 1).is_none());
         assert!(slot.change(LIMIT, 5000) && slot.change(LIMIT, 1));
-        assert!(room.take(LIMIT, 999).is_some());
+        assert!(slots.take(LIMIT, 999).is_some());
     }
 
     #[test]
-    fn counter_of_unknown_rate_has_room_beside_any_clock() {
-        let room = RunSlots::default();
-        let _clock = room.take(LIMIT, 5000).expect("room");
-        let mut counter = room.take(LIMIT, 0).expect("room");
+    fn counter_of_unknown_rate_gets_a_slot_beside_any_clock() {
+        let slots = RunSlots::default();
+        let _clock = slots.take(LIMIT, 5000).expect("a slot");
+        let mut counter = slots.take(LIMIT, 0).expect("a slot");
         assert!(counter.change(LIMIT, 0) && !counter.change(LIMIT, 1));
     }
 
     #[test]
-    fn places_dropped_on_another_thread_are_freed() {
-        const PLACES: usize = 200_000;
+    fn slots_dropped_on_another_thread_are_freed() {
+        const SLOTS: usize = 200_000;
         let limit = RunLimit {
             counters: u32::MAX,
             rate: u64::MAX,
         };
-        let room = RunSlots::default();
+        let slots = RunSlots::default();
         thread::scope(|scope| {
             let (sender, ended) = mpsc::sync_channel(64);
             scope.spawn(move || ended.into_iter().for_each(drop::<RunSlot>));
-            for _ in 0..PLACES {
-                let mut slot = room.take(limit, 3).expect("room");
+            for _ in 0..SLOTS {
+                let mut slot = slots.take(limit, 3).expect("a slot");
                 assert!(slot.change(limit, 5));
                 sender.send(slot).expect("a receiver");
             }
         });
-        assert_eq!(room.0.counters.load(Ordering::Relaxed), 0);
-        assert_eq!(room.0.rate.load(Ordering::Relaxed), 0);
+        assert_eq!(slots.0.counters.load(Ordering::Relaxed), 0);
+        assert_eq!(slots.0.rate.load(Ordering::Relaxed), 0);
     }
 
     #[test]
