@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 /// Flags that create a new file and never open an existing one. Seccomp filters allow only these flags.
@@ -20,6 +20,17 @@ pub(crate) const CREATE: OFlags = OFlags::RDWR
     .union(OFlags::CLOEXEC);
 /// Number of temporary names to try. Some names may be taken by files that killed processes left behind.
 const TRIES: u32 = 64;
+
+/// Errors of [`Temporary::persist_and_keep_older`].
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PersistError {
+    /// The older file cannot be renamed.
+    #[error("cannot keep the older file")]
+    KeepOlder(#[source] io::Error),
+    /// The new file cannot get its final name.
+    #[error("cannot rename the new file")]
+    Rename(#[from] io::Error),
+}
 
 /// A file name in an open directory.
 #[derive(Debug)]
@@ -119,31 +130,34 @@ impl PathAt {
         Err(Errno::EXIST.into())
     }
 
-    /// If the file exists, appends `.old` to its name.
-    ///
-    /// # Errors
-    /// The host's error.
-    pub(crate) fn keep_older(&self) -> io::Result<()> {
-        if self.status(true)?.is_none() {
-            return Ok(());
-        }
-        Ok(rustix::fs::renameat(
-            self.fd()?,
-            &self.name,
-            self.fd()?,
-            older(&self.name),
-        )?)
-    }
-
-    /// The target path of [`PathAt::keep_older`].
+    /// The path of an older file that [`Temporary::persist_and_keep_older`] keeps: this path with `.old` appended.
     pub(crate) fn older(&self) -> PathBuf {
         older(self.path.as_os_str()).into()
     }
 
-    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+    /// Exchanges the names of this file and of the file `other` in the same directory.
+    fn exchange(&self, other: &OsStr) -> Result<(), Errno> {
+        let directory = self.fd()?;
+        rustix::fs::renameat_with(
+            directory,
+            other,
+            directory,
+            &self.name,
+            RenameFlags::EXCHANGE,
+        )
+    }
+
+    /// Renames the file `from` to the name of an older file.
+    fn keep(&self, from: &OsStr) -> Result<(), PersistError> {
+        let directory = self.fd().map_err(io::Error::from)?;
+        rustix::fs::renameat(directory, from, directory, older(&self.name))
+            .map_err(|error| PersistError::KeepOlder(error.into()))
+    }
+
+    fn fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         match &self.directory {
             Ok(directory) => Ok(directory.as_fd()),
-            Err(error) => Err((*error).into()),
+            Err(error) => Err(*error),
         }
     }
 }
@@ -172,6 +186,38 @@ impl Temporary<'_> {
         if let Some(name) = &self.name {
             rustix::fs::renameat(directory, name, directory, &self.place.name)?;
             self.name = None;
+        }
+        Ok(())
+    }
+
+    /// Like [`Temporary::persist`], but appends `.old` to the name of an existing file.
+    ///
+    /// Other processes find a file at the path at any time, because the two files exchange their names. Only on a file
+    /// system that cannot exchange names, the path is without a file for a moment.
+    ///
+    /// # Errors
+    /// [`PersistError`]. An existing file is never lost: it has its name, `.old` appended, or the temporary name.
+    pub(crate) fn persist_and_keep_older(mut self) -> Result<(), PersistError> {
+        let (Some(name), Some(_)) = (self.name.clone(), self.place.status(true)?) else {
+            return Ok(self.persist()?);
+        };
+        match self.place.exchange(&name) {
+            Ok(()) => {}
+            // The file system or the kernel cannot exchange names.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                self.place.keep(&self.place.name)?;
+                return Ok(self.persist()?);
+            }
+            // Another process has removed the older file.
+            Err(Errno::NOENT) => return Ok(self.persist()?),
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        // The older file has the temporary name now. It must not be removed.
+        self.name = None;
+        if let Err(error) = self.place.keep(&name) {
+            self.place.exchange(&name).map_err(io::Error::from)?;
+            self.name = Some(name);
+            return Err(error);
         }
         Ok(())
     }
@@ -204,10 +250,26 @@ fn older(name: &OsStr) -> OsString {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+    use std::collections::BTreeMap;
     use std::fs;
     use std::io::Write;
+    use std::thread;
+
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
     use super::*;
+
+    /// Makes `renameat2` fail with `errno` in this thread.
+    fn refuse_exchange(errno: Errno) {
+        let filter = SeccompFilter::new(
+            BTreeMap::from([(libc::SYS_renameat2, Vec::new())]),
+            SeccompAction::Allow,
+            SeccompAction::Errno(errno.raw_os_error().cast_unsigned()),
+            std::env::consts::ARCH.try_into().unwrap(),
+        );
+        let program: BpfProgram = filter.unwrap().try_into().unwrap();
+        seccompiler::apply_filter(&program).unwrap();
+    }
 
     #[test]
     fn file_gets_its_place_after_its_directory_was_renamed() {
@@ -222,9 +284,46 @@ mod tests {
         assert!(place.status(false).unwrap().is_none());
         temporary.persist().unwrap();
         assert_eq!(fs::read(after.join("file")).unwrap(), b"text");
-        place.keep_older().unwrap();
-        assert_eq!(fs::read_dir(&after).unwrap().count(), 1);
-        assert!(after.join("file.old").exists());
+        let second = place.create_temporary().unwrap();
+        second.persist_and_keep_older().unwrap();
+        assert_eq!(fs::read_dir(&after).unwrap().count(), 2);
+        assert_eq!(fs::read(after.join("file")).unwrap(), b"");
+        assert_eq!(fs::read(after.join("file.old")).unwrap(), b"text");
+    }
+
+    #[test]
+    fn file_that_cannot_be_kept_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, "older").unwrap();
+        fs::create_dir(directory.path().join("file.old")).unwrap();
+        let place = PathAt::open(&path);
+        let temporary = place.create_temporary().unwrap();
+        let error = temporary.persist_and_keep_older().unwrap_err();
+        assert!(matches!(error, PersistError::KeepOlder(_)), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"older");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn older_file_is_kept_where_names_cannot_be_exchanged() {
+        for errno in [Errno::INVAL, Errno::NOSYS] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("file");
+            fs::write(&path, "older").unwrap();
+            let place = PathAt::open(&path);
+            let temporary = place.create_temporary().unwrap();
+            temporary.file().write_all(b"newer").unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    refuse_exchange(errno);
+                    temporary.persist_and_keep_older().unwrap();
+                });
+            });
+            assert_eq!(fs::read(&path).unwrap(), b"newer");
+            assert_eq!(fs::read(place.older()).unwrap(), b"older");
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        }
     }
 
     #[test]

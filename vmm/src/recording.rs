@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use vpmu::History;
 use vpmu_perfdata::{Recording, Summary, Symbols, SymbolsError};
 
-use crate::path_at::PathAt;
+use crate::path_at::{PathAt, PersistError};
 
 /// Errors of a recording.
 #[derive(Debug, thiserror::Error)]
@@ -112,8 +112,15 @@ impl Recorder {
         };
         let temporary = self.place.create_temporary().map_err(failed)?;
         let summary = self.write_to(temporary.file(), path, histories)?;
-        keep(&self.place)?;
-        temporary.persist().map_err(failed)?;
+        temporary
+            .persist_and_keep_older()
+            .map_err(|error| match error {
+                PersistError::KeepOlder(source) => RecordingError::Keep {
+                    path: self.place.older(),
+                    source,
+                },
+                PersistError::Rename(source) => failed(source),
+            })?;
         Ok(summary)
     }
 
@@ -146,19 +153,13 @@ impl Recorder {
     }
 }
 
-/// Preserves an existing recording at `place`.
-pub(crate) fn keep(place: &PathAt) -> Result<(), RecordingError> {
-    place.keep_older().map_err(|source| RecordingError::Keep {
-        path: place.older(),
-        source,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use std::fs;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
 
     use super::*;
 
@@ -180,6 +181,29 @@ mod tests {
             .collect();
         names.sort();
         assert_eq!(names, ["perf.data", "perf.data.old"]);
+    }
+
+    #[test]
+    fn path_of_a_recording_never_lacks_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("perf.data");
+        let recorder = Recorder::new(&path, None).unwrap();
+        recorder.write(&[]).unwrap();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut missing = 0;
+                while !done.load(Ordering::Relaxed) {
+                    missing += u32::from(!path.exists());
+                }
+                missing
+            });
+            for _ in 0..1_000 {
+                recorder.write(&[]).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(reader.join().unwrap(), 0, "times without a file");
+        });
     }
 
     #[test]

@@ -290,6 +290,11 @@ fn recording(plan: &Plan) -> Vec<Rule> {
             "the older recording gets the suffix .old; the new one gets its name",
         ),
         rule(
+            call!(SYS_renameat2, renameat2),
+            [is(0, directory), is(2, directory)],
+            "the older and the new recording exchange their names",
+        ),
+        rule(
             call!(SYS_unlinkat, unlinkat),
             [is(0, directory), Argument::int(2, 0)],
             "the removal of a partial recording",

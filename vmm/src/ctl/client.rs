@@ -289,8 +289,9 @@ fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlErro
     };
     let temporary = place.create_temporary().map_err(failed)?;
     let answer = ask(socket, request, Some(temporary.file()))?;
-    place.keep_older().map_err(failed)?;
-    temporary.persist().map_err(failed)?;
+    temporary
+        .persist_and_keep_older()
+        .map_err(|error| failed(io::Error::other(error)))?;
     Ok(answer)
 }
 
