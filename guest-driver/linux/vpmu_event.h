@@ -128,7 +128,7 @@ struct vpmu_event {
 	struct vpmu_control_close close;
 };
 
-/* vpmu_create.c */
+/* vpmu_event_create.c */
 int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
 int vpmu_event_reopen(struct vpmu_event *own);
 void vpmu_event_unpublish(struct vpmu_event *own);

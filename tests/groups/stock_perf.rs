@@ -122,7 +122,7 @@ mod tools {
     }
 
     tests::guest_tests! {
-        "foreign-tools" with programs:
+        "third-party-tools" with programs:
         library_that_reads_sysfs_counts_by_name,
         library_that_reads_sysfs_refuses_what_is_not_there,
         librarys_group_counts_its_members,
@@ -147,7 +147,7 @@ mod bpftrace {
     }
 
     tests::guest_tests! {
-        "foreign-bpftrace" with programs:
+        "third-party-bpftrace" with programs:
         bpftrace_profiles_beside_exact_counts,
         bpftrace_sees_each_sample_on_its_way_to_perf,
         bpftrace_without_host_counters_is_refused_cycles,

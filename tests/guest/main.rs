@@ -30,7 +30,6 @@ mod end_scenarios;
 mod ensure;
 mod fields;
 mod flush;
-mod foreign_tools;
 mod groups;
 mod hammer;
 mod hostile;
@@ -81,6 +80,7 @@ mod stock_perf;
 mod storms;
 mod switches;
 mod tasks;
+mod third_party_tools;
 mod traced;
 mod trigger_driver;
 mod trigger_family;
@@ -202,8 +202,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "stock-counters" => Some(stock_counters::TESTS.to_vec()),
         "stock-few" => Some(perf_limits::FEW_EVENTS.to_vec()),
         "stock-waiting" => Some(perf_limits::ONE_COUNTER.to_vec()),
-        "foreign-tools" => Some(foreign_tools::TESTS.to_vec()),
-        "foreign-bpftrace" => Some(foreign_tools::BPFTRACE.to_vec()),
+        "third-party-tools" => Some(third_party_tools::TESTS.to_vec()),
+        "third-party-bpftrace" => Some(third_party_tools::BPFTRACE.to_vec()),
         _ => None,
     }
 }

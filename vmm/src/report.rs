@@ -13,7 +13,7 @@ use crate::confine::Confined;
 use crate::ctl::Recorded;
 use crate::exit::{EXIT_STOPPED, Ending};
 use crate::logger;
-use crate::vm::{Ran, VmError};
+use crate::vm::{RunResult, VmError};
 
 /// Errors of the report.
 #[derive(Debug, thiserror::Error)]
@@ -192,7 +192,7 @@ impl Report {
 
     /// The report of a machine whose run has ended.
     #[must_use]
-    pub fn of_run(ran: &Ran) -> Self {
+    pub fn of_run(ran: &RunResult) -> Self {
         let vcpus: Vec<VcpuReport> = (0u32..)
             .zip(ran.stats.read_all())
             .map(|(index, stats)| VcpuReport {
@@ -242,7 +242,7 @@ impl Report {
     }
 }
 
-fn held_back(ran: &Ran) -> HeldBack {
+fn held_back(ran: &RunResult) -> HeldBack {
     let lines = logger::finish();
     let held_back = &ran.held_back;
     HeldBack {

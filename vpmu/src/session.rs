@@ -256,7 +256,7 @@ pub struct Paused<'a>(&'a mut VcpuSession);
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
         self.0
-            .settle_pause("started again", |source, thread| source.go_on(thread));
+            .settle_pause("started again", |source, thread| source.resume(thread));
     }
 }
 

@@ -45,7 +45,7 @@ pub trait Source: Send + Sync + Debug {
         let _ = thread;
         Ok(())
     }
-    /// Stops the sampling clocks of `thread` until [`Source::go_on`], including clocks that are opened or started
+    /// Stops the sampling clocks of `thread` until [`Source::resume`], including clocks that are opened or started
     /// during that time. Called when the vCPU is paused, because overflows must then not signal its thread.
     ///
     /// By default, the clocks continue.
@@ -60,7 +60,7 @@ pub trait Source: Send + Sync + Debug {
     ///
     /// # Errors
     /// The host's error.
-    fn go_on(&self, thread: i32) -> io::Result<()> {
+    fn resume(&self, thread: i32) -> io::Result<()> {
         let _ = thread;
         Ok(())
     }

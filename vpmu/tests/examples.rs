@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 const EMBED: &str = include_str!("../examples/embed.rs");
-const FOREIGN: &str = include_str!("../examples/foreign.rs");
+const OWN_TYPES: &str = include_str!("../examples/own_types.rs");
 const GUIDE: &str = include_str!("../EMBEDDING.md");
 
 /// The output of `cargo run --example`.
@@ -57,8 +57,8 @@ fn bare_vmm_counts_traces_samples_and_records_its_guest() {
 }
 
 #[test]
-fn foreign_memory_queues_and_vectors_carry_the_device() {
-    let text = printed("foreign").expect("the example runs");
+fn own_memory_queues_and_vectors_carry_the_device() {
+    let text = printed("own_types").expect("the example runs");
     assert_eq!(
         text.lines().collect::<Vec<_>>(),
         [
@@ -106,7 +106,7 @@ fn guide_counts_the_lines_of_the_examples() {
             }
         }
     }
-    let counted = [EMBED, FOREIGN].map(|source| {
+    let counted = [EMBED, OWN_TYPES].map(|source| {
         let mut sections = sections(source);
         let all = sections.values().sum();
         sections.insert("total", all);

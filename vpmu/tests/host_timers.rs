@@ -145,7 +145,7 @@ fn clocks_of_a_paused_thread_stand_still() {
         [0, 0, 0],
         "a clock that is started in the pause does not sample"
     );
-    clocks.source.go_on(thread).expect("resumed");
+    clocks.source.resume(thread).expect("resumed");
     clocks.assert_run(&[0, 2]);
 }
 
@@ -160,7 +160,7 @@ fn clock_opened_in_a_pause_waits_for_its_end() {
     clocks.start(&[0]);
     other.assert_run(&[0]);
     assert_eq!(clocks.samples(), [0]);
-    clocks.source.go_on(thread).expect("resumed");
+    clocks.source.resume(thread).expect("resumed");
     clocks.assert_run(&[0]);
 }
 

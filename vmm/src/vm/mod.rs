@@ -97,9 +97,9 @@ pub struct HeldBack {
     pub console: ConsoleBytes,
 }
 
-/// A machine whose run has ended.
+/// The result of a run.
 #[derive(Debug)]
-pub struct Ran {
+pub struct RunResult {
     /// The end of the run.
     pub ending: Result<Ending, VmError>,
     /// Time from the call of [`Vm::run`] to the end of the run.
@@ -323,13 +323,13 @@ impl Vm {
 
     /// Runs the guest until the guest, the user, a signal or an error ends the run.
     #[must_use]
-    pub fn run(mut self) -> Ran {
+    pub fn run(mut self) -> RunResult {
         let start = Instant::now();
         let mut boots = 0;
         let ending = self.run_boots(&mut boots);
         self.control.end();
         let events = self.pmu.as_mut().map(|pmu| std::mem::take(&mut pmu.events));
-        Ran {
+        RunResult {
             ending,
             wall: start.elapsed(),
             boot: self.shared.progress.boot_time(),

@@ -290,8 +290,8 @@ impl Source for PerfSource {
         self.timers.pause(thread)
     }
 
-    fn go_on(&self, thread: i32) -> io::Result<()> {
-        self.timers.go_on(thread)
+    fn resume(&self, thread: i32) -> io::Result<()> {
+        self.timers.resume(thread)
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {

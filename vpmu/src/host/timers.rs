@@ -74,7 +74,7 @@ impl Timers {
         group.settle(&mut state)
     }
 
-    /// Pauses the members of the group of `thread` until [`Timers::go_on`].
+    /// Pauses the members of the group of `thread` until [`Timers::resume`].
     ///
     /// # Errors
     /// The host's error.
@@ -92,7 +92,7 @@ impl Timers {
     ///
     /// # Errors
     /// The host's error.
-    pub(super) fn go_on(&self, thread: i32) -> io::Result<()> {
+    pub(super) fn resume(&self, thread: i32) -> io::Result<()> {
         locked(&self.0).paused.retain(|&paused| paused != thread);
         let Some(group) = self.find(thread) else {
             return Ok(());

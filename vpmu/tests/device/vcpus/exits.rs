@@ -252,13 +252,13 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
 /// A hypervisor that returns registers only when the test permits it.
 struct Asked {
     asked: Sender<()>,
-    go_on: Receiver<()>,
+    resume: Receiver<()>,
 }
 
 impl Registers for Asked {
     fn registers(&mut self) -> Option<GuestRegs> {
         self.asked.send(()).expect("the test waits");
-        self.go_on.recv().expect("the test continues");
+        self.resume.recv().expect("the test continues");
         At(1).registers()
     }
 }
@@ -269,10 +269,10 @@ fn trace_stopped_as_an_exit_begins_and_started_during_it_omits_it() {
     let (event, mut area) = trace(&mut fixture, OPEN_ENABLED);
     let first = VcpuThread::spawn(Lane::new(&mut fixture, 0));
     let (asked, is_asked) = channel();
-    let (go, go_on) = channel();
+    let (go, resume) = channel();
     let left = first.begin(move |lane| {
         lane.session
-            .leave(ExitReason::Io, &mut Asked { asked, go_on });
+            .leave(ExitReason::Io, &mut Asked { asked, resume });
     });
     is_asked
         .recv_timeout(super::LONG)

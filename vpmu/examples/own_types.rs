@@ -2,7 +2,7 @@
 //! can be plugged and unplugged while the device is in use. The queues have the format in which the VMM's transport
 //! saves them. Each queue has an MSI-X vector.
 //!
-//! `cargo run -p vpmu --example foreign`. It needs no KVM: the guest is a driver in this process that maps
+//! `cargo run -p vpmu --example own_types`. It needs no KVM: the guest is a driver in this process that maps
 //! the same files as guest memory.
 //!
 //! EMBEDDING.md states the number of lines of each section below. A section begins with `// --`.
