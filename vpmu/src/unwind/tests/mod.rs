@@ -162,6 +162,11 @@ impl Guest {
     }
 
     fn capture(&self, cpu: &CpuState, spec: &CaptureSpec) -> SampleCapture {
+        self.capture_with(cpu, SAVED, spec)
+    }
+
+    /// Captures with user registers that the guest's kernel saved at `user_regs`.
+    fn capture_with(&self, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> SampleCapture {
         let mut capture = SampleCapture::default();
         let regs = GuestRegs {
             ip: cpu.general[IP],
@@ -171,7 +176,7 @@ impl Guest {
         capture.take(
             &View::of(&self.memory),
             &CpuContext { regs, cpu },
-            SAVED,
+            user_regs,
             spec,
         );
         capture

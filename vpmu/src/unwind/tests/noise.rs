@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::View;
 
 /// Addresses that are usually mapped.
 fn address() -> impl Strategy<Value = u64> {
@@ -58,18 +57,7 @@ fn spec() -> impl Strategy<Value = CaptureSpec> {
 }
 
 fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> SampleCapture {
-    let mut capture = SampleCapture::default();
-    let regs = GuestRegs {
-        ip: cpu.general[IP],
-        user: cpu.user,
-    };
-    let cpu = Some(*cpu);
-    capture.take(
-        &View::of(&guest.memory),
-        &CpuContext { regs, cpu },
-        user_regs,
-        spec,
-    );
+    let capture = guest.capture_with(cpu, user_regs, spec);
     let marks = capture
         .chain()
         .iter()
