@@ -50,26 +50,6 @@ static inline struct perf_event_context *perf_core_context(const struct perf_eve
 }
 
 /**
- * perf_core_task_context() - get the context of a task's software events
- * @task: the current task, or the task that this CPU is switching to;
- *        interrupts are off
- *
- * Safe for these two tasks: perf core releases a task's context only when the
- * task exits, and swaps the contexts of two tasks only when one of them is
- * scheduled out.
- *
- * Return: the context, or NULL if the task has none.
- */
-static inline struct perf_event_context *perf_core_task_context(struct task_struct *task)
-{
-#if !VPMU_PERF_ONE_CONTEXT
-	return READ_ONCE(task->perf_event_ctxp[perf_sw_context]);
-#else
-	return READ_ONCE(task->perf_event_ctxp);
-#endif
-}
-
-/**
  * perf_core_anchor_task() - keep an event of this module from creating a task's
  *                           software context
  * @task: the task
@@ -117,17 +97,6 @@ static inline void perf_core_lock(struct perf_event_context *ctx)
 {
 	raw_spin_lock(&ctx->lock);
 }
-
-/**
- * perf_core_trylock() - perf_core_lock(), but fail if the context is locked
- * @ctx: the context; interrupts are off
- *
- * For a caller that has already locked another context. perf core also locks
- * two contexts when it swaps them; a trylock cannot deadlock with that.
- *
- * Return: true if the context is now locked.
- */
-#define perf_core_trylock(ctx)	raw_spin_trylock(&(ctx)->lock)
 
 /**
  * perf_core_unlock() - undo perf_core_lock()

@@ -59,6 +59,8 @@ struct vpmu_replay;
  * @closed: the queue does not exist: it is not created yet, it was deleted, or
  *          the machine sleeps
  * @pmu_disabled: perf core has disabled the PMU, so commands are gathered
+ * @awaits: perf core is sure to add another event of the same context next, so
+ *          the gathered commands wait for it; see vpmu_context.c
  * @reading: commands are gathered for a group, for example while perf core
  *           reads the group
  * @group_read: the last group leader that was scheduled out without its
@@ -94,6 +96,7 @@ struct vpmu_vcpu {
 	bool broken;
 	bool closed;
 	bool pmu_disabled;
+	bool awaits;
 	bool reading;
 	const struct perf_event *group_read;
 	unsigned int pending;
@@ -309,16 +312,14 @@ struct vpmu_permission {
  *   vpmu_group::lock or {mmap_lock}, output_lock, lookup.lock
  *   persistent.lock or {ctx->mutex}, life.lock, output_lock, lookup.lock
  *   {ctx->mutex}, link_lock, lookup.lock
- *   notices.lock, lookup.lock, {ctx->lock} of the old task, {ctx->lock} of the
- *     new task (trylock), vpmu_vcpu::lock
+ *   notices.lock, lookup.lock, {ctx->lock}, vpmu_vcpu::lock
  *   life.lock, {ctx->lock}
  *   control.lock and info_lock: no other lock is taken inside them
  *   {ctx->lock}, vpmu_records::lock (trylock)
  *   output_lock, vpmu_records::lock
  *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
- *   {ctx->mutex}, switch_lock of vpmu_switch.c
  *
- * In the last two chains, {ctx->mutex} belongs to a task that exits. An event
+ * In the last chain, {ctx->mutex} belongs to a task that exits. An event
  * that the task inherited can hold the last reference on the parent event; perf
  * core then destroys the parent event with that mutex held.
  *
@@ -534,13 +535,8 @@ void vpmu_permission_uncharge(struct vpmu_device *dev);
 int vpmu_cdev_register(struct vpmu_device *dev);
 void vpmu_cdev_unregister(struct vpmu_device *dev);
 
-/* vpmu_switch.c */
-struct tracepoint *vpmu_switch_init(void);
-int vpmu_switch_get(void);
-void vpmu_switch_put(void);
-
 /* vpmu_task.c */
-int vpmu_task_init(struct vpmu_device *dev, struct tracepoint *tracepoint);
+int vpmu_task_init(struct vpmu_device *dev);
 void vpmu_task_exit(struct vpmu_device *dev);
 int vpmu_task_get(struct vpmu_device *dev);
 void vpmu_task_put(struct vpmu_device *dev);

@@ -31,8 +31,7 @@
  * @value: the command's value; not used with @leader
  * @cpu: the CPU to run on, or -1 for any CPU
  * @flushed: the first error among the events that were flushed
- * @ret: 0, a negative errno, or -EAGAIN if the events are active, or about to
- *       be active, on another CPU
+ * @ret: 0, a negative errno, or -EAGAIN if the events are active on another CPU
  */
 struct event_call {
 	struct perf_event *event;
@@ -58,8 +57,8 @@ static void call_switch(struct vpmu_vcpu *vcpu, struct perf_event *event)
 		return;
 	if (vpmu_group_allows(event) && !READ_ONCE(vcpu->dev->life.asleep))
 		vpmu_event_start(vcpu, event);
-	else if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
-		vpmu_context_leave(vcpu, event);
+	else
+		vpmu_event_stop(vcpu, event);
 }
 
 static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct perf_event *event)
@@ -76,11 +75,9 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		/*
 		 * READ also makes the device write a pending PERF_RECORD_LOST,
 		 * so also send it for inactive events with samples or packets.
-		 * Do not read an event that is "coming" (see vpmu_switch.c):
-		 * its count will be dropped.
 		 */
-		if (event->state == PERF_EVENT_STATE_ACTIVE ||
-		    (!own->coming && (own->file->spec.period || own->file->spec.trace)))
+		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
+		    own->file->spec.trace)
 			vpmu_vcpu_append(vcpu, event, call->op, 0);
 		break;
 	default:
@@ -213,10 +210,7 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 /*
  * Returns the CPU where events of the call are active, or -1 if none is active.
  * If perf core has stopped one event of a group, other events of the group may
- * still be active. A flush considers all vpmu events of the context: an event
- * may already count although perf core has not added it yet (see
- * vpmu_context.c). It then counts on the CPU where other events of its context
- * are active.
+ * still be active.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -226,39 +220,10 @@ static int call_cpu(const struct event_call *call)
 		return perf_core_cpu(event);
 	if (!call->leader)
 		return -1;
-	perf_core_for_each_event(other, perf_core_context(event)) {
-		if (other->state != PERF_EVENT_STATE_ACTIVE)
-			continue;
-		if (call->op == VPMU_COMMAND_FLUSH ? other->pmu == event->pmu :
-						     call_reaches(call, other))
+	perf_core_for_each_event(other, perf_core_context(event))
+		if (other->state == PERF_EVENT_STATE_ACTIVE && call_reaches(call, other))
 			return perf_core_cpu(other);
-	}
 	return -1;
-}
-
-/*
- * Whether the call must be repeated on another CPU, because events of the
- * call's context are about to become active there: the device has already
- * started the events, but perf core has not added them; see vpmu_switch.c.
- * Skips events that are still coming on this CPU: their switch is over, and
- * perf core has not added them.
- */
-static bool call_must_wait(struct event_call *call)
-{
-	const struct perf_event *event = call->event;
-	const struct vpmu_event *own;
-	struct perf_event *other;
-
-	perf_core_for_each_event(other, perf_core_context(event)) {
-		if (other->pmu != event->pmu)
-			continue;
-		own = other->pmu_private;
-		if (!own->coming || own->cpu == smp_processor_id())
-			continue;
-		call->cpu = own->cpu;
-		return true;
-	}
-	return false;
 }
 
 /*
@@ -277,7 +242,7 @@ static void event_call_here(void *info)
 	perf_core_lock(ctx);
 	call->ret = -EAGAIN;
 	call->cpu = call_cpu(call);
-	if (call->cpu < 0 ? !call_must_wait(call) : call->cpu == smp_processor_id()) {
+	if (call->cpu < 0 || call->cpu == smp_processor_id()) {
 		vcpu = vpmu_vcpu_local(own->dev);
 		call->ret = call->leader ? call_group_here(call, vcpu) :
 					   call_event_here(call, vcpu);
@@ -300,8 +265,7 @@ static int event_call(struct event_call *call)
 		call->cpu = -1;
 	/*
 	 * -EAGAIN: this was the wrong CPU, because the right one was not known
-	 * or the task has moved. The events are active, or about to be active,
-	 * on another CPU.
+	 * or the task has moved.
 	 */
 	do {
 		cpu = get_cpu();

@@ -11,18 +11,12 @@
  * any event returns. Nobody can see that the other events stop early, because
  * the context stays locked until all its events are scheduled out.
  *
- * Before 6.2, perf core disables the PMU for each event separately. So when
- * perf core adds the first event of a context, the driver does not know whether
- * other events follow. Together with the first event, it starts the events that
- * it expects to follow: those of the same group, and those of groups that perf
- * core is sure to add.
- *
- * But if an event of the same group cannot be added, perf core does not add
- * those that follow it. An event that was started but not added is called
- * unexpected: it counts on the device but must not count for perf. perf core
- * schedules out the rest of the group before it unlocks the context. The driver
- * then stops the unexpected event, and drops what it has counted and sampled
- * since its start.
+ * Before 6.2, perf core disables and enables the PMU for each event separately.
+ * So when perf core has added an event, the driver gathers the event's command
+ * if perf core is sure to add another event before it unlocks the context. The
+ * last of these events sends all commands. If perf core cannot add a group
+ * after all, it schedules out the members that it has already added, and this
+ * also sends what was gathered.
  */
 #include <linux/perf_event.h>
 
@@ -31,24 +25,20 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 
-/**
- * vpmu_context_adds() - whether perf core is sure to add an event's group when
- *                       it schedules in the group's context on this CPU
- * @leader: the group's leader, of the PMU vpmu; its context is locked
+/*
+ * Whether perf core is sure to add the whole group of @leader, of the PMU vpmu,
+ * when it schedules in the group's context on this CPU.
  *
  * perf core filters groups by their leader. If an event cannot be added, perf
  * core does not try to add those that follow in the group. So perf core is sure
  * to add a group only if all its events are of the PMU vpmu, which can add
  * every event.
- *
- * Return: true if the leader is enabled, and perf core will add the group.
  */
-bool vpmu_context_adds(struct perf_event *leader)
+static bool context_adds(struct perf_event *leader)
 {
 	struct perf_event *sibling;
 
-	if (leader->state < PERF_EVENT_STATE_INACTIVE || !perf_core_has_room(leader) ||
-	    !perf_core_admits(leader))
+	if (!perf_core_has_room(leader) || !perf_core_admits(leader))
 		return false;
 	for_each_sibling_event(sibling, leader)
 		if (sibling->pmu != leader->pmu)
@@ -56,75 +46,63 @@ bool vpmu_context_adds(struct perf_event *leader)
 	return true;
 }
 
-static bool context_expects(const struct perf_event *event, const struct perf_event *other)
+/*
+ * Whether perf core adds @other after @event, which it has just added, or
+ * schedules out @event again. An inactive event of the same group comes later
+ * in the group.
+ */
+static bool context_follows(const struct perf_event *event, const struct perf_event *other)
 {
 	struct perf_event *leader = other->group_leader;
-	const struct vpmu_event *own;
 
-	if (other == event || other->pmu != event->pmu)
+	if (other->pmu != event->pmu || other->state != PERF_EVENT_STATE_INACTIVE)
 		return false;
-	own = other->pmu_private;
-	return own->id && !own->started &&
-	       other->state == PERF_EVENT_STATE_INACTIVE &&
-	       (leader == event->group_leader ||
-		(leader->pmu == event->pmu && vpmu_context_adds(leader)));
+	if (leader == event->group_leader)
+		return true;
+	return leader->pmu == event->pmu && leader->state == PERF_EVENT_STATE_INACTIVE &&
+	       context_adds(leader);
 }
 
 /**
- * vpmu_context_enter() - start the events that perf core is expected to add
- *                        after an event
- * @vcpu: this CPU's queue; its PMU is disabled for the event
- * @event: the event, which has been started; its context's lock is held
+ * vpmu_context_awaits() - whether the command that starts an event can wait for
+ *                         the commands of other events
+ * @event: the event, which perf core is adding; its context's lock is held
+ *
+ * Return: true if perf core adds another event, or schedules @event out, before
+ * it unlocks the context.
  */
-void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
+bool vpmu_context_awaits(const struct perf_event *event)
 {
-	struct perf_event *other;
+	const struct perf_event *other;
 
+	if (VPMU_CONTEXT_IS_BRACKETED)
+		return false;
 	perf_core_for_each_event(other, perf_core_context(event))
-		if (context_expects(event, other))
-			vpmu_event_start(vcpu, other);
+		if (context_follows(event, other))
+			return true;
+	return false;
 }
 
 /*
- * Whether @other, which is active, is scheduled out before the context is
- * unlocked.
+ * Stops the events that are scheduled out together with @event, which has been
+ * stopped.
  */
-static bool context_loses(const struct perf_event *event, const struct perf_event *other)
-{
-	return vpmu_switch_is_from(perf_core_context(event)) ||
-	       perf_core_class_leaves(event, other);
-}
-
-/**
- * vpmu_context_leave() - stop the events that are scheduled out together with
- *                        an event
- * @vcpu: this CPU's queue; its PMU is disabled for the event
- * @event: the event, which has been stopped; its context's lock is held
- *
- * Also stops unexpected events: those that were started but that perf core has
- * not added.
- */
-void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
+static void context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
 	perf_core_for_each_event(other, perf_core_context(event)) {
-		struct vpmu_event *own = other->pmu_private;
+		const struct vpmu_event *own = other->pmu_private;
 
-		if (other->pmu != event->pmu || other == event || !own->started)
+		if (other->pmu != event->pmu || other == event || !own->started ||
+		    !perf_core_class_leaves(event, other))
 			continue;
-		if (other->state != PERF_EVENT_STATE_ACTIVE) {
-			own->unexpected = true;
-			vpmu_switch_arrived(own);
-			vpmu_event_stop(vcpu, other);
-		} else if (context_loses(event, other)) {
-			/*
-			 * With this state set, pmu->stop() sends no command
-			 * when perf core later calls it for @other.
-			 */
-			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-			vpmu_event_stop(vcpu, other);
-		}
+		/*
+		 * With this state set, pmu->stop() sends no command when perf
+		 * core later calls it for @other.
+		 */
+		other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+		vpmu_event_stop(vcpu, other);
 	}
 }
 
@@ -164,7 +142,7 @@ static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event 
 
 	if (!VPMU_CONTEXT_IS_BRACKETED)
 		return false;
-	if (context_loses(event, event))
+	if (perf_core_class_leaves(event, event))
 		return !own->task;
 	return vcpu->group_read == event->group_leader;
 }
@@ -180,9 +158,9 @@ void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	if (context_waits(vcpu, event))
 		return;
-	if (!VPMU_CONTEXT_IS_BRACKETED || context_loses(event, event))
-		vpmu_context_leave(vcpu, event);
+	if (!VPMU_CONTEXT_IS_BRACKETED || perf_core_class_leaves(event, event))
+		context_leave(vcpu, event);
 	else
 		context_read_group(vcpu, event);
-	vpmu_switch_flush(vcpu);
+	vpmu_vcpu_flush(vcpu);
 }

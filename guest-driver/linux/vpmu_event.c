@@ -46,10 +46,8 @@ static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *even
  * count if its limit of overflows (PERF_EVENT_IOC_REFRESH) is used up, if it is
  * not open on the device, if its file or its leader's file is disabled, or if
  * the machine sleeps.
- *
- * Return: true if a command was needed.
  */
-bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
+void vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
@@ -62,13 +60,12 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 		vpmu_vcpu_flush(vcpu);
 	if (own->started || own->limit_hit || !own->id || READ_ONCE(own->dev->life.asleep) ||
 	    !vpmu_group_allows(event))
-		return false;
+		return;
 	own->started = true;
 	own->cpu = smp_processor_id();
 	if (own->sampler)
 		event_start_sampling(vcpu, event, own);
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE, 0);
-	return true;
 }
 
 /**
@@ -335,48 +332,6 @@ void vpmu_event_lose(struct vpmu_event *own)
 	perf_core_unlock_irq(ctx);
 }
 
-/*
- * Runs with interrupts off, on the CPU where the event was started or, if that
- * CPU is offline, on any other CPU.
- */
-static void event_purge(void *info)
-{
-	struct vpmu_event *own = info;
-
-	own->started = false;
-	vpmu_switch_arrived(own);
-	if (own->sampler)
-		vpmu_sampling_forget(own);
-}
-
-/**
- * vpmu_event_purge() - remove an event from the lists of the CPU where it was
- *                      started
- * @own: the event, which perf core is destroying
- *
- * Before perf core destroys an active event, it schedules the event out. That
- * removes the event from these lists. But perf core does not schedule out an
- * event that the driver started early, and that perf core did not add. The
- * request that closes the event also stops it on the device. Sleeps.
- */
-void vpmu_event_purge(struct vpmu_event *own)
-{
-	struct vpmu_device *dev = own->dev;
-
-	/* Pairs with switch_stop() of vpmu_switch.c. */
-	if (!smp_load_acquire(&own->coming) && (!own->sampler || list_empty(&own->sampling)))
-		return;
-	/* Purges on behalf of an offline CPU must not overlap. */
-	mutex_lock(&dev->life.lock);
-	if (smp_call_function_single(own->cpu, event_purge, own, 1)) {
-		local_irq_disable();
-		event_purge(own);
-		local_irq_enable();
-	}
-	mutex_unlock(&dev->life.lock);
-	perf_core_sync_irq(own->event);
-}
-
 /**
  * vpmu_event_read() - struct pmu::read
  * @event: the event
@@ -457,9 +412,8 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	count = le64_to_cpu(reply->value);
 	enabled = le64_to_cpu(reply->time_enabled);
 	running = le64_to_cpu(reply->time_running);
-	if (!own->unexpected)
-		event_credit(event, own, op, count - own->count, enabled - own->enabled_ns,
-			     running - own->running_ns);
+	event_credit(event, own, op, count - own->count, enabled - own->enabled_ns,
+		     running - own->running_ns);
 	own->count = count;
 	own->enabled_ns = enabled;
 	own->running_ns = running;
@@ -469,8 +423,6 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	else
 		perf_core_add_lost(event, lost - own->lost);
 	own->lost = lost;
-	if (is_stop(op)) {
-		own->unexpected = false;
+	if (is_stop(op))
 		own->stopping = false;
-	}
 }

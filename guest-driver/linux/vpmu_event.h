@@ -33,14 +33,6 @@ struct vpmu_view;
  *        OUT, not by ENABLE and DISABLE
  * @started: its command to start counting was queued or sent
  * @cpu: the CPU where it was last started
- * @coming: it was started early, for a task that is being switched in; see
- *          vpmu_switch.c
- * @came: perf_core_clock() when it was started early. The clock stands still
- *        while the context is on no CPU, so it has this value when perf core
- *        adds the event at the end of the switch
- * @arrival: entry in the list of coming events of @cpu
- * @unexpected: it was started, but perf core did not add it, so its count and
- *              its samples are dropped; see vpmu_context.c
  * @limit_hit: it must not start, because its limit of overflows
  *             (PERF_EVENT_IOC_REFRESH) is used up, or it is persistent
  * @stopping: its command to stop was queued, after a READ that will show
@@ -70,12 +62,11 @@ struct vpmu_view;
  * @period: the period that the device uses
  * @freq: @period is a frequency
  * @ended: its samples are dropped until it is next started, because the limit of
- *         PERF_EVENT_IOC_REFRESH is used up, or perf core did not add the event
+ *         PERF_EVENT_IOC_REFRESH is used up
  * @resets: vpmu_control_queue::resets when the device opened it
  * @engine: the engine that makes its samples, VPMU_ENGINE_*
  * @view: the view that @event became when it was made persistent, or NULL
  * @tracks: it holds a reference from vpmu_task_get()
- * @switches: it holds a reference from vpmu_switch_get()
  * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an
  *                event
  * @charged: vpmu_permission_charge() has charged it
@@ -92,10 +83,6 @@ struct vpmu_event {
 	bool task;
 	bool started;
 	int cpu;
-	bool coming;
-	u64 came;
-	struct list_head arrival;
-	bool unexpected;
 	bool limit_hit;
 	bool stopping;
 	u64 count;
@@ -121,7 +108,6 @@ struct vpmu_event {
 	u32 engine;
 	struct vpmu_view *view;
 	bool tracks;
-	bool switches;
 	bool unprivileged;
 	bool charged;
 	struct list_head entry;
@@ -139,10 +125,9 @@ void vpmu_event_pin(struct perf_event *event);
 void vpmu_event_unpin(struct perf_event *event);
 void vpmu_event_anchor(struct vpmu_event *own);
 void vpmu_event_lose(struct vpmu_event *own);
-void vpmu_event_purge(struct vpmu_event *own);
 void vpmu_event_idle(struct perf_event *event, bool stops);
 void vpmu_event_read(struct perf_event *event);
-bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
+void vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
 bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
 
@@ -155,15 +140,8 @@ void vpmu_life_remove(struct vpmu_event *own);
 int vpmu_call_switch(struct perf_event *event);
 
 /* vpmu_context.c */
-bool vpmu_context_adds(struct perf_event *leader);
-void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
-void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
+bool vpmu_context_awaits(const struct perf_event *event);
 void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event);
-
-/* vpmu_switch.c */
-bool vpmu_switch_is_from(const struct perf_event_context *ctx);
-void vpmu_switch_arrived(struct vpmu_event *own);
-void vpmu_switch_flush(struct vpmu_vcpu *vcpu);
 
 /* vpmu_sampling.c */
 int vpmu_sampling_alloc(struct vpmu_event *own);
@@ -172,7 +150,6 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 int vpmu_sampling_map(struct vpmu_event *own);
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own);
 void vpmu_sampling_stop(struct vpmu_event *own);
-void vpmu_sampling_forget(struct vpmu_event *own);
 void vpmu_sampling_settle(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_arm(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_call(struct vpmu_device *dev, int cpu);

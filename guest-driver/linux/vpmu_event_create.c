@@ -109,8 +109,6 @@ static void event_free(struct vpmu_event *own, bool close)
 		vpmu_file_put(own->file);
 	if (own->tracks)
 		vpmu_task_put(dev);
-	if (own->switches)
-		vpmu_switch_put();
 	kfree(own->trace);
 	/* The sampler belongs to the parent, which outlives this event. */
 	if (own->event->parent)
@@ -130,7 +128,6 @@ static void event_destroy(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	bool close = own->id;
 
-	vpmu_event_purge(own);
 	vpmu_life_remove(own);
 	event_withdraw(own);
 	/*
@@ -348,7 +345,6 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 			return NULL;
 		}
 	}
-	INIT_LIST_HEAD(&own->arrival);
 	INIT_LIST_HEAD(&own->family);
 	own->file = vpmu_file_of(event);
 	if (own->file) {
@@ -388,10 +384,6 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 		err = perf_core_anchor_task(event->hw.target);
 		if (err)
 			return err;
-		err = vpmu_switch_get();
-		if (err)
-			return err;
-		own->switches = true;
 	}
 	/*
 	 * If the device has no task pages, open the event anyway: its packets

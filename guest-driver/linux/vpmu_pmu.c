@@ -32,7 +32,8 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 		return;
 	vcpu->pmu_disabled = false;
 	vcpu->group_read = NULL;
-	vpmu_vcpu_flush(vcpu);
+	if (!vcpu->awaits)
+		vpmu_vcpu_flush(vcpu);
 	vpmu_sampling_settle(vcpu);
 }
 
@@ -40,8 +41,10 @@ static void vpmu_pmu_disable(struct pmu *pmu)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(pmu));
 
-	if (vcpu)
-		vcpu->pmu_disabled = true;
+	if (!vcpu)
+		return;
+	vcpu->pmu_disabled = true;
+	vcpu->awaits = false;
 }
 
 static void vpmu_pmu_start_txn(struct pmu *pmu, unsigned int flags)
@@ -68,39 +71,17 @@ static void vpmu_pmu_cancel_txn(struct pmu *pmu)
 	vpmu_pmu_commit_txn(pmu);
 }
 
-/* Returns true if a command was needed. */
-static bool pmu_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
+static void pmu_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
 	if (!(event->hw.state & PERF_HES_STOPPED))
-		return false;
+		return;
 	event->hw.state = 0;
-	if (own->view) {
+	if (own->view)
 		vpmu_view_start(vcpu, own->view);
-		return false;
-	}
-	if (own->coming) {
-		vpmu_switch_arrived(own);
-		/*
-		 * A program may have disabled the event or its leader since the
-		 * early start.
-		 */
-		if (!vpmu_group_allows(event)) {
-			vpmu_event_stop(vcpu, event);
-			return false;
-		}
-		if (own->came == perf_core_clock(event))
-			return false;
-		/*
-		 * perf core did not add the event at the switch, but does so
-		 * now: drop its count and its samples, and start it again.
-		 */
-		own->unexpected = true;
-		vpmu_event_stop(vcpu, event);
-		vpmu_vcpu_flush(vcpu);
-	}
-	return vpmu_event_start(vcpu, event);
+	else
+		vpmu_event_start(vcpu, event);
 }
 
 static void vpmu_pmu_start(struct perf_event *event, int flags)
@@ -132,8 +113,7 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 
 	if (!vcpu)
 		return;
-	if (pmu_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
-		vpmu_context_leave(vcpu, event);
+	pmu_stop(vcpu, event);
 	if (!vcpu->pmu_disabled)
 		vpmu_sampling_settle(vcpu);
 }
@@ -150,16 +130,9 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 		return -ENODEV;
 	vpmu_event_pin(event);
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-	/*
-	 * If the event is already started, vpmu_context_enter() was called for
-	 * an earlier event of the context. That call has started all events
-	 * that perf core is expected to add next, so do not call the function
-	 * again. Do not call it from pmu->start() either: for
-	 * PERF_EVENT_IOC_PERIOD, perf core calls pmu->start() without adding
-	 * events.
-	 */
-	if (flags & PERF_EF_START && pmu_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
-		vpmu_context_enter(vcpu, event);
+	if (flags & PERF_EF_START)
+		pmu_start(vcpu, event);
+	vcpu->awaits = vpmu_context_awaits(event);
 	return 0;
 }
 

@@ -215,25 +215,8 @@ struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 	return vpmu_ring_alloc_shared(own->sampler->pages, ARRAY_SIZE(own->sampler->pages));
 }
 
-/*
- * Drops the samples that an event has taken since its early start, because perf
- * core did not add the event. But a ring that tasks have inherited also contains
- * samples of other tasks, so all its samples are kept.
- */
-static void sampling_drop(struct vpmu_event *own)
-{
-	if (!own->event->attr.inherit)
-		own->ended = true;
-}
-
 static void replay_event(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	/*
-	 * If the event is still coming, interrupts have been on since its early
-	 * start, so perf core did not add it (see vpmu_switch.c).
-	 */
-	if (own->coming)
-		sampling_drop(own);
 	/* One replay covers the whole ring: no second call is needed. */
 	vpmu_replay(vcpu, own->event, &own->sampler->records, &own->ended);
 }
@@ -298,19 +281,7 @@ void vpmu_sampling_stop(struct vpmu_event *own)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	if (own->unexpected)
-		sampling_drop(own);
 	list_move_tail(&own->sampling, &vcpu->stopped);
-}
-
-/**
- * vpmu_sampling_forget() - remove an event that was started early, but did not
- *                          become active
- * @own: the event, on the CPU where it was started; interrupts are off
- */
-void vpmu_sampling_forget(struct vpmu_event *own)
-{
-	list_del_init(&own->sampling);
 }
 
 /**

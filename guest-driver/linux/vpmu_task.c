@@ -13,6 +13,7 @@
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
+#include <linux/string.h>
 #include <linux/timex.h>
 #include <linux/tracepoint.h>
 #include <linux/virtio_config.h>
@@ -73,6 +74,12 @@ static void task_write(struct task_struct *task)
 	 * oldest entry, which is overwritten next.
 	 */
 	smp_store_release(&page->switches, cpu_to_le64(switches + 1));
+}
+
+static void tracepoint_find(struct tracepoint *tracepoint, void *unused)
+{
+	if (!strcmp(tracepoint->name, "sched_switch"))
+		sched_switch = tracepoint;
 }
 
 static void task_switch(void *data, bool preempt, struct task_struct *prev,
@@ -229,19 +236,18 @@ int vpmu_task_resume(struct vpmu_device *dev)
 /**
  * vpmu_task_init() - allocate the pages
  * @dev: the device
- * @tracepoint: sched_switch, from vpmu_switch_init()
  *
  * Return: 0 or a negative errno; call vpmu_task_exit() in both cases.
  */
-int vpmu_task_init(struct vpmu_device *dev, struct tracepoint *tracepoint)
+int vpmu_task_init(struct vpmu_device *dev)
 {
 	unsigned int cpu;
 
 	if (!vpmu_has_feature(dev, VPMU_F_TASK_PAGE))
 		return 0;
-	if (!tracepoint)
+	for_each_kernel_tracepoint(tracepoint_find, NULL);
+	if (!sched_switch)
 		return -ENOENT;
-	sched_switch = tracepoint;
 	for_each_possible_cpu(cpu) {
 		void *page = (void *)get_zeroed_page(GFP_KERNEL);
 

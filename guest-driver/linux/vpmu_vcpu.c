@@ -9,9 +9,9 @@
  *
  * While perf core has the PMU disabled, commands are gathered. One kick sends
  * them when perf core enables the PMU, or earlier when perf core schedules an
- * event out and needs its count. So a context switch costs one exit for any
- * number of events, even if both tasks have events; see vpmu_context.c and
- * vpmu_switch.c.
+ * event out and needs its count. So scheduling a task's events out costs one
+ * exit for any number of events, and scheduling them in costs another; see
+ * vpmu_context.c.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>

@@ -727,7 +727,7 @@ static int device_bind(struct virtio_device *vdev)
 	err = device_arrays(dev);
 	if (err)
 		goto free;
-	err = vpmu_task_init(dev, vpmu_switch_init());
+	err = vpmu_task_init(dev);
 	if (err)
 		goto release;
 	err = device_start(dev);
