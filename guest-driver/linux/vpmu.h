@@ -497,6 +497,9 @@ bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_discover(struct vpmu_device *dev);
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);
+unsigned long vpmu_vcpu_enter(void);
+void vpmu_vcpu_leave(unsigned long flags);
+bool vpmu_vcpu_may_read(void);
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value);
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,

@@ -9,7 +9,6 @@
 #include <linux/mutex.h>
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
-#include <linux/preempt.h>
 #include <linux/smp.h>
 
 #include "perf_core_private.h"
@@ -341,8 +340,9 @@ void vpmu_event_read(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu;
 
-	/* An NMI must not take a queue's lock, so it keeps the last count. */
-	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->life.asleep))
+	/* The call may be nested; see vpmu_vcpu.c. Then keep the last count. */
+	if (!vpmu_vcpu_may_read() || event->hw.state & PERF_HES_STOPPED ||
+	    READ_ONCE(own->dev->life.asleep))
 		return;
 	if (own->view) {
 		vpmu_view_read(own->view);

@@ -102,6 +102,7 @@ static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 	struct vpmu_command commands[VPMU_DIRECT];
 	struct vpmu_reply replies[VPMU_DIRECT];
 	unsigned int count = 0;
+	unsigned long flags;
 	int err;
 
 	err = trace_room(trace);
@@ -120,10 +121,12 @@ static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 		trace->period = period;
 	}
 	commands[count++] = trace_command(own, on);
+	flags = vpmu_vcpu_enter();
 	err = vpmu_vcpu_commands(vcpu, commands, replies, count);
 	own->started = true;
 	perf_core_trace_started(own->event);
 	vpmu_event_answer(own->event, on, err ? NULL : &replies[count - 1]);
+	vpmu_vcpu_leave(flags);
 	return 0;
 }
 
@@ -143,12 +146,15 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 	struct perf_output_handle *handle = &trace->handle;
 	const struct vpmu_area *area = perf_get_aux(handle);
 	u64 head = trace->head, lost = 0;
+	unsigned long flags;
 	bool truncated;
 	int err;
 
+	flags = vpmu_vcpu_enter();
 	err = vpmu_vcpu_commands(vcpu, commands, replies, ARRAY_SIZE(commands));
 	own->started = false;
 	vpmu_event_answer(own->event, stays ? VPMU_COMMAND_READ : off, err ? NULL : &replies[0]);
+	vpmu_vcpu_leave(flags);
 	if (!err && replies[1].status)
 		err = -EIO;
 	if (!err) {

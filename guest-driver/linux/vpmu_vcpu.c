@@ -12,13 +12,101 @@
  * event out and needs its count. So scheduling a task's events out costs one
  * exit for any number of events, and scheduling them in costs another; see
  * vpmu_context.c.
+ *
+ * Callbacks that can nest: a probe or a tracepoint can fire anywhere in the
+ * kernel, also in this file and in the virtio functions that it calls. The
+ * probe's event, or its BPF program, can then read the count of any event on
+ * this CPU. So struct pmu::read can interrupt every other callback, and itself;
+ * an NMI can, too. No other callback nests: perf core makes all other calls
+ * with the context's lock held, and defers the rest, such as disabling an
+ * event, to an irq_work. A nested read relies on this:
+ *
+ * - Between vpmu_vcpu_enter() and vpmu_vcpu_leave(), a read on the same CPU
+ *   sends no command, and returns the last count: the CPU may hold a queue's
+ *   lock, or be updating a count. So a read never waits for itself.
+ * - Elsewhere, it may send its READ, with any commands gathered so far. The
+ *   interrupted callback changes an event's state, such as
+ *   vpmu_event::started, before it adds the command for the change, so a READ
+ *   between the two returns the count of either state.
+ * - It starts no replay: the interrupted code may hold locks that a BPF program
+ *   of the replayed event needs.
+ * - If it subtracts running time (see vpmu_event.c) while perf core adds to it
+ *   on this CPU, the subtraction is lost. The running time is then too long by
+ *   what the host did not count since the last answer.
  */
+#include <linux/irqflags.h>
+#include <linux/percpu.h>
+#include <linux/preempt.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 #include <linux/smp.h>
 
 #include "vpmu.h"
 #include "vpmu_event.h"
+
+/* Number of calls of vpmu_vcpu_enter() on each CPU without vpmu_vcpu_leave() */
+static DEFINE_PER_CPU(unsigned int, vcpu_depth);
+
+/**
+ * vpmu_vcpu_enter() - keep reads that interrupt this CPU from using a queue and
+ *                     from updating a count
+ *
+ * Calls can be nested. Call before taking a queue's lock: a probe can also fire
+ * while the lock is being taken or released.
+ *
+ * Return: the interrupt flags, for vpmu_vcpu_leave(). Interrupts are off until
+ * then.
+ */
+unsigned long vpmu_vcpu_enter(void)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	__this_cpu_inc(vcpu_depth);
+	/* The compiler must not move what follows before the increment. */
+	barrier();
+	return flags;
+}
+
+/**
+ * vpmu_vcpu_leave() - undo vpmu_vcpu_enter()
+ * @flags: the result of vpmu_vcpu_enter()
+ */
+void vpmu_vcpu_leave(unsigned long flags)
+{
+	barrier();
+	__this_cpu_dec(vcpu_depth);
+	local_irq_restore(flags);
+}
+
+/**
+ * vpmu_vcpu_may_read() - whether a read that may have interrupted other code of
+ *                        this driver may use a queue
+ *
+ * Call with interrupts off.
+ *
+ * Return: false in an NMI, and between vpmu_vcpu_enter() and vpmu_vcpu_leave().
+ */
+bool vpmu_vcpu_may_read(void)
+{
+	return !in_nmi() && !__this_cpu_read(vcpu_depth);
+}
+
+static unsigned long vcpu_lock(struct vpmu_vcpu *vcpu)
+	__acquires(&vcpu->lock)
+{
+	unsigned long flags = vpmu_vcpu_enter();
+
+	raw_spin_lock(&vcpu->lock);
+	return flags;
+}
+
+static void vcpu_unlock(struct vpmu_vcpu *vcpu, unsigned long flags)
+	__releases(&vcpu->lock)
+{
+	raw_spin_unlock(&vcpu->lock);
+	vpmu_vcpu_leave(flags);
+}
 
 /*
  * Logs an error from an irq_work, because the scheduler's locks may be held
@@ -40,12 +128,13 @@ static void vcpu_alarm(struct irq_work *work)
  */
 void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
 {
-	raw_spin_lock_irq(&vcpu->lock);
+	unsigned long flags = vcpu_lock(vcpu);
+
 	vcpu->vq = vq;
 	virtqueue_disable_cb(vq);
 	vcpu->broken = false;
 	vcpu->closed = false;
-	raw_spin_unlock_irq(&vcpu->lock);
+	vcpu_unlock(vcpu, flags);
 }
 
 /**
@@ -54,9 +143,10 @@ void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
  */
 void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
 {
-	raw_spin_lock_irq(&vcpu->lock);
+	unsigned long flags = vcpu_lock(vcpu);
+
 	vcpu->closed = true;
-	raw_spin_unlock_irq(&vcpu->lock);
+	vcpu_unlock(vcpu, flags);
 }
 
 /**
@@ -67,11 +157,10 @@ void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
  */
 bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu)
 {
-	bool closed;
+	unsigned long flags = vcpu_lock(vcpu);
+	bool closed = vcpu->closed;
 
-	raw_spin_lock_irq(&vcpu->lock);
-	closed = vcpu->closed;
-	raw_spin_unlock_irq(&vcpu->lock);
+	vcpu_unlock(vcpu, flags);
 	return closed;
 }
 
@@ -168,11 +257,10 @@ static void vcpu_flush(struct vpmu_vcpu *vcpu)
  */
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
 {
-	unsigned long flags;
+	unsigned long flags = vcpu_lock(vcpu);
 
-	raw_spin_lock_irqsave(&vcpu->lock, flags);
 	vcpu_flush(vcpu);
-	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
+	vcpu_unlock(vcpu, flags);
 }
 
 /**
@@ -192,7 +280,7 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 	struct vpmu_command *command;
 	unsigned long flags;
 
-	raw_spin_lock_irqsave(&vcpu->lock, flags);
+	flags = vcpu_lock(vcpu);
 	if (vcpu->pending == VPMU_BATCH)
 		vcpu_flush(vcpu);
 	command = &vcpu->commands[vcpu->pending];
@@ -203,7 +291,7 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 	vcpu->events[vcpu->pending++] = event;
 	if (!vcpu->pmu_disabled && !vcpu->reading)
 		vcpu_flush(vcpu);
-	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
+	vcpu_unlock(vcpu, flags);
 }
 
 /**
@@ -225,12 +313,12 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
 	unsigned long flags;
 	int err;
 
-	raw_spin_lock_irqsave(&vcpu->lock, flags);
+	flags = vcpu_lock(vcpu);
 	memcpy(&vcpu->commands[VPMU_BATCH], commands, count * sizeof(*commands));
 	err = vcpu_send(vcpu, VPMU_BATCH, count);
 	if (!err)
 		memcpy(replies, &vcpu->replies[VPMU_BATCH], count * sizeof(*replies));
-	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
+	vcpu_unlock(vcpu, flags);
 	return err;
 }
 

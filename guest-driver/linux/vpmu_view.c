@@ -212,11 +212,8 @@ void vpmu_view_read(struct vpmu_view *view)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
 
-	/*
-	 * An NMI must not take a queue's lock, so in an NMI the count stays as
-	 * it was last read.
-	 */
-	if (in_nmi() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
+	/* The call may be nested; see vpmu_vcpu.c. Then keep the last count. */
+	if (!vpmu_vcpu_may_read() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
 		return;
 	view_update(vcpu, view);
 	vpmu_view_replay(vcpu, view);
