@@ -111,6 +111,7 @@ struct vpmu_config {
 #define VPMU_CONTROL_LINK	14	/* vpmu_link_request, vpmu_control_reply */
 #define VPMU_CONTROL_WAKEUP	15	/* vpmu_wakeup_request, vpmu_control_reply */
 #define VPMU_CONTROL_FEATURES	16	/* vpmu_features_request, vpmu_control_reply */
+#define VPMU_CONTROL_SIGNAL	17	/* vpmu_signal_request, vpmu_control_reply */
 
 /**
  * struct vpmu_control_header - the start of every control request
@@ -326,6 +327,19 @@ struct vpmu_wakeup_request {
 };
 
 /**
+ * struct vpmu_signal_request - VPMU_CONTROL_SIGNAL
+ * @header: names the event
+ * @own: 1: the wakeups of the event's family are reported in notices that name
+ *       this family; 0: they share the notices of the ring
+ * @reserved: zero
+ */
+struct vpmu_signal_request {
+	struct vpmu_control_header header;
+	__le32 own;
+	__le32 reserved;
+};
+
+/**
  * struct vpmu_detach_request - VPMU_CONTROL_DETACH
  * @header: names the event
  * @name: lower-case letters, digits, "-" and "_", starting with a letter,
@@ -526,7 +540,8 @@ struct vpmu_reply {
  *         for VPMU_NOTICE_ERROR: the reason why the host refused the event's
  *         counter, VPMU_REFUSED_*, or VPMU_REFUSED_NOT if the host revoked an
  *         open counter; else zero
- * @event: the event
+ * @event: the event; for VPMU_NOTICE_WAKEUP: the parent of one of the families
+ *         that write to the ring or AUX area
  */
 struct vpmu_notice {
 	__le32 kind;

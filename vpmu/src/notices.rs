@@ -1,6 +1,7 @@
 //! Notices to the driver. A notice stays pending until the event queue has a buffer for it. The device then delivers
 //! the notice, and raises an interrupt if the driver wants one.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +15,10 @@ use crate::machine::Interrupt;
 use crate::queues::{BadChain, Chain, DeviceQueue, QueueState, put};
 use crate::refusal::{self, Refusal};
 use crate::save::{Fault, SavedNotice, SavedQueue};
+use crate::work;
+
+/// Number of pending notices that a search examines for each operation that it is charged.
+const NOTICES_PER_OPERATION: u64 = 8;
 
 /// The notices of one device, and the event queue and the interrupt that deliver them.
 #[derive(Debug)]
@@ -44,10 +49,11 @@ impl Notices {
         }
     }
 
-    /// Sets the event queue and the interrupt of a new driver, and discards pending notices.
+    /// Sets the event queue and the interrupt of a new driver, and discards pending notices. Keeps the names of the
+    /// rings, because the rings of persistent events outlive a driver.
     pub(crate) fn activate(&self, queue: DeviceQueue, interrupt: Option<Arc<dyn Interrupt>>) {
         let mut state = self.state.lock();
-        state.pending = Pending::default();
+        state.pending.discard();
         state.queue = queue;
         state.interrupt = interrupt;
     }
@@ -62,9 +68,10 @@ impl Notices {
         self.state.lock().queue.restore(saved);
     }
 
-    /// Removes the driver, and discards pending notices.
+    /// Removes the driver, and discards pending notices and the names of the rings.
     pub(crate) fn reset(&self) {
         self.activate(DeviceQueue::default(), None);
+        self.state.lock().pending.rings.clear();
     }
 
     /// Locks the pending notices, so that the caller can add or remove notices.
@@ -80,10 +87,10 @@ impl Notices {
         let mut pending = self.pending();
         for change in all {
             match change {
-                NoticeChange::Wake(owner) => pending.wake(owner, 1),
+                NoticeChange::Wake { of, wakeups } => pending.wake(of, wakeups),
                 NoticeChange::Aux(event) => pending.aux(event),
                 NoticeChange::Fail(event, refused) => pending.fail(event, refused),
-                NoticeChange::Limit { event, woke } => pending.limit(event, woke),
+                NoticeChange::Limit { event, of, woke } => pending.limit(event, of, woke),
                 NoticeChange::Forget(event) => pending.forget(event),
             }
         }
@@ -179,17 +186,29 @@ fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
     u32::try_from(size_of::<Notice>()).map_err(|_| BadChain)
 }
 
+/// The readers for whom wakeups are counted together. A single notice reports their pending wakeups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Woken {
+    /// The readers of a sink: a ring, an AUX area or both. The number is the sink's id. The notice names one of the
+    /// families that write to the sink (see [`Pending::name_ring`]).
+    Ring(u64),
+    /// The readers of a family of events: an owner and the events inherited from it. The number is the owner's id, which
+    /// the notice contains.
+    Family(u64),
+}
+
 /// A notice that a shard adds or retracts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoticeChange {
-    /// Wake the readers of a family of events: an owner and the events inherited from it.
-    Wake(u64),
+    /// Report `wakeups` wakeups.
+    Wake { of: Woken, wakeups: u64 },
     /// Make the driver look at the AUX area that it manages for an event.
     Aux(u64),
     /// Report an event in the error state, with the host's reason.
     Fail(u64, Option<Refusal>),
-    /// Report that an event has reached its limit of overflows. The last overflow caused `woke` wakeups.
-    Limit { event: u64, woke: u64 },
+    /// Report that an event has reached its limit of overflows. The last overflow caused `woke` wakeups, which are
+    /// reported for `of`.
+    Limit { event: u64, of: Woken, woke: u64 },
     /// Discard the notices of a closed event.
     Forget(u64),
 }
@@ -225,9 +244,10 @@ impl std::ops::DerefMut for PendingNotices<'_> {
 /// Pending notices, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    queue: VecDeque<Notice>,
-    /// The event of each pending `NOTICE_WAKEUP`, and the number of wakeups to report.
-    waking: BTreeMap<u64, u64>,
+    queue: VecDeque<Queued>,
+    /// The number of wakeups to report. The number is zero if a `NOTICE_LIMIT` has replaced all of them. Their notice is
+    /// then dropped when it is the oldest one.
+    waking: BTreeMap<Woken, u64>,
     /// The event of each pending `NOTICE_LIMIT`, and how many times the event reached its limit.
     limited: BTreeMap<u64, u64>,
     /// Events with a pending `NOTICE_AUX`.
@@ -236,96 +256,141 @@ pub(crate) struct Pending {
     listing: bool,
     /// Whether a notice was added since this flag was last cleared.
     grown: bool,
+    /// For each sink, the family that its wakeups are reported for.
+    rings: BTreeMap<u64, u64>,
+}
+
+/// A pending notice. The counts of wakeups and limits are elsewhere in [`Pending`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Queued {
+    Wakeup(Woken),
+    /// `NOTICE_LIMIT` of an event.
+    Limit(u64),
+    /// `NOTICE_AUX` of an event.
+    Aux(u64),
+    /// `NOTICE_ERROR` of an event, with one of `REFUSED_*`.
+    Error(u64, u8),
+    /// `NOTICE_PERSISTENT`, with one of the persistent events that changed.
+    Persistent(u64),
 }
 
 impl Pending {
     /// All pending notices, oldest first.
     pub(crate) fn save(&self) -> Vec<SavedNotice> {
-        let notices = self.queue.iter().map(|notice| {
-            let (kind, event) = (notice.kind.get(), notice.event.get());
-            let count = |of: &BTreeMap<u64, u64>| of.get(&event).copied().unwrap_or(0);
-            SavedNotice {
-                kind,
-                event,
-                value: match kind {
-                    NOTICE_WAKEUP => count(&self.waking),
-                    NOTICE_LIMIT => count(&self.limited),
-                    _ => notice.value.get().into(),
-                },
-            }
+        let notices = self.queue.iter().filter_map(|&queued| {
+            let (kind, event, value) = self.described(queued)?;
+            Some(SavedNotice { kind, event, value })
         });
         notices.collect()
     }
 
     /// Restores a notice that was pending when the state was saved. The caller must have checked that the notice's
-    /// event exists.
+    /// event exists. `woken` are the readers whose wakeups name this event.
     ///
     /// # Errors
     /// The saved notice is not valid, or an equivalent notice is already pending.
-    pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
+    pub(crate) fn restore(&mut self, saved: &SavedNotice, woken: Woken) -> Result<(), Fault> {
         let SavedNotice { kind, event, value } = *saved;
         let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);
-        let (most, fresh) = match kind {
-            NOTICE_WAKEUP => (u64::MAX, self.waking.insert(event, value).is_none()),
-            NOTICE_LIMIT => (u64::MAX, self.limited.insert(event, value).is_none()),
-            NOTICE_AUX => (0, self.fetched.insert(event)),
-            NOTICE_PERSISTENT => (0, !std::mem::replace(&mut self.listing, true)),
-            NOTICE_ERROR => (refusal::LAST.into(), {
-                let mut errors = self.queue.iter();
-                !errors.any(|one| (one.kind.get(), one.event.get()) == (kind, event))
-            }),
-            _ => return Err("its kind is unknown"),
-        };
-        if value > most || counts && value == 0 {
+        let refusal = u8::try_from(value).ok();
+        let refusal = refusal.filter(|&refusal| refusal <= refusal::LAST);
+        if counts && value == 0 || kind == NOTICE_ERROR && refusal.is_none() {
             return Err("its value is not valid");
         }
+        if matches!(kind, NOTICE_AUX | NOTICE_PERSISTENT) && value != 0 {
+            return Err("its value is not valid");
+        }
+        let (fresh, queued) = match kind {
+            NOTICE_WAKEUP => (
+                self.waking.insert(woken, value).is_none(),
+                Queued::Wakeup(woken),
+            ),
+            NOTICE_LIMIT => (
+                self.limited.insert(event, value).is_none(),
+                Queued::Limit(event),
+            ),
+            NOTICE_AUX => (self.fetched.insert(event), Queued::Aux(event)),
+            NOTICE_PERSISTENT => (
+                !std::mem::replace(&mut self.listing, true),
+                Queued::Persistent(event),
+            ),
+            NOTICE_ERROR => {
+                let same = |one: &Queued| matches!(one, Queued::Error(of, _) if *of == event);
+                let fresh = !self.queue.iter().any(same);
+                (fresh, Queued::Error(event, refusal.unwrap_or(0)))
+            }
+            _ => return Err("its kind is unknown"),
+        };
         if !fresh {
             return Err("it is already pending");
         }
-        // Later, `next` replaces the value of a `NOTICE_WAKEUP` or a `NOTICE_LIMIT` by the pending count, so the value
-        // that is passed here does not matter. The value of any other notice fits in a byte.
-        self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
+        self.push(queued);
         Ok(())
     }
 
-    /// Adds `wakeups` wakeups of an event. A single notice reports all wakeups of the event that have not been reported
-    /// yet.
-    pub(crate) fn wake(&mut self, event: u64, wakeups: u64) {
-        let waking = self.waking.entry(event).or_default();
-        let first = *waking == 0;
-        *waking = waking.saturating_add(wakeups);
-        if first {
-            self.push(NOTICE_WAKEUP, event);
+    /// Discards all notices. The names of the rings remain.
+    fn discard(&mut self) {
+        *self = Self {
+            rings: std::mem::take(&mut self.rings),
+            ..Self::default()
+        };
+    }
+
+    /// Makes the wakeups of the sink `ring` be reported for `family`, which must write to this sink and must not have
+    /// notices of its own.
+    pub(crate) fn name_ring(&mut self, ring: u64, family: u64) {
+        self.rings.insert(ring, family);
+    }
+
+    /// Forgets the sink `ring`, after which no wakeups of the sink are added. Returns how many of them were pending.
+    pub(crate) fn forget_ring(&mut self, ring: u64) -> u64 {
+        self.rings.remove(&ring);
+        self.take_wakeups(Woken::Ring(ring))
+    }
+
+    /// Adds `wakeups` wakeups. A single notice reports all wakeups of the same readers that have not been reported yet.
+    pub(crate) fn wake(&mut self, of: Woken, wakeups: u64) {
+        match self.waking.entry(of) {
+            Entry::Occupied(mut waking) => {
+                // If a `NOTICE_LIMIT` has replaced the earlier wakeups, there was nothing to deliver.
+                self.grown |= *waking.get() == 0;
+                *waking.get_mut() = waking.get().saturating_add(wakeups);
+            }
+            Entry::Vacant(waking) => {
+                waking.insert(wakeups);
+                self.push(Queued::Wakeup(of));
+            }
         }
     }
 
-    /// Retracts the pending wakeups of the family of events with this owner. Returns how many wakeups were pending.
-    pub(crate) fn take_wakeups(&mut self, owner: u64) -> u64 {
-        let waking = self.waking.remove(&owner).unwrap_or(0);
-        self.retract(owner, |kind| kind == NOTICE_WAKEUP);
+    /// Retracts pending wakeups. Returns how many were pending.
+    pub(crate) fn take_wakeups(&mut self, of: Woken) -> u64 {
+        let Some(waking) = self.waking.remove(&of) else {
+            return 0;
+        };
+        self.retain(|queued| queued != Queued::Wakeup(of));
         waking
     }
 
     /// Adds the `NOTICE_ERROR` for an event. Called at most once in the event's life.
     pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
-        self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
+        self.push(Queued::Error(event, Refusal::wire(refused)));
     }
 
     /// Adds a `NOTICE_LIMIT` for an event. The driver also wakes readers when it receives this notice, so the notice
-    /// replaces the `woke` wakeups of the last overflow. A program that counts signals then gets exactly one signal per
-    /// overflow.
-    pub(crate) fn limit(&mut self, event: u64, woke: u64) {
-        if let Some(waking) = self.waking.get_mut(&event) {
+    /// replaces the `woke` wakeups of the last overflow, which were added for `of`. A program that counts signals then
+    /// gets exactly one signal per overflow.
+    pub(crate) fn limit(&mut self, event: u64, of: Woken, woke: u64) {
+        if let Some(waking) = self.waking.get_mut(&of) {
+            // If nothing is left, the notice stays queued until it is the oldest one. To find it now would take time
+            // for each event that reaches its limit.
             *waking = waking.saturating_sub(woke);
-            if *waking == 0 {
-                self.take_wakeups(event);
-            }
         }
         let limited = self.limited.entry(event).or_default();
         let first = *limited == 0;
         *limited = limited.saturating_add(1);
         if first {
-            self.push(NOTICE_LIMIT, event);
+            self.push(Queued::Limit(event));
         }
     }
 
@@ -333,7 +398,7 @@ impl Pending {
     /// area that it manages for the event.
     pub(crate) fn aux(&mut self, event: u64) {
         if self.fetched.insert(event) {
-            self.push(NOTICE_AUX, event);
+            self.push(Queued::Aux(event));
         }
     }
 
@@ -341,88 +406,102 @@ impl Pending {
     /// nothing if such a notice is already pending, for this or another event.
     pub(crate) fn list(&mut self, event: u64) {
         if !std::mem::replace(&mut self.listing, true) {
-            self.push(NOTICE_PERSISTENT, event);
+            self.push(Queued::Persistent(event));
         }
     }
 
     /// Discards a closed event's pending notices, except two kinds: `NOTICE_PERSISTENT`, and `NOTICE_WAKEUP`, which
-    /// applies to the event's whole family.
+    /// applies to all families that write to the same sink, or to the event's whole family.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);
-        self.retract(event, |kind| {
-            kind != NOTICE_WAKEUP && kind != NOTICE_PERSISTENT
+        self.retain(|queued| match queued {
+            Queued::Limit(of) | Queued::Aux(of) | Queued::Error(of, _) => of != event,
+            Queued::Wakeup(_) | Queued::Persistent(_) => true,
         });
     }
 
     /// The oldest pending notice, with its count.
-    pub(crate) fn next(&self) -> Option<Notice> {
-        let notice = self.queue.front()?;
-        let event = notice.event.get();
-        let pending = match notice.kind.get() {
-            NOTICE_WAKEUP => self.waking.get(&event),
-            NOTICE_LIMIT => self.limited.get(&event),
-            _ => None,
-        };
-        let Some(&pending) = pending else {
-            return Some(*notice);
-        };
-        let count = u32::try_from(pending).unwrap_or(u32::MAX).min(NOTICE_COUNT);
-        Some(Notice {
-            value: count.into(),
-            ..*notice
-        })
+    pub(crate) fn next(&mut self) -> Option<Notice> {
+        loop {
+            let &queued = self.queue.front()?;
+            let Some((kind, event, value)) = self.described(queued) else {
+                // A `NOTICE_LIMIT` has replaced its wakeups.
+                self.delivered();
+                continue;
+            };
+            let value = u32::try_from(value).unwrap_or(u32::MAX).min(NOTICE_COUNT);
+            return Some(Notice {
+                kind: kind.into(),
+                value: value.into(),
+                event: event.into(),
+            });
+        }
     }
 
     /// Removes the oldest notice after its delivery. If its count exceeds `NOTICE_COUNT`, the maximum that one notice
     /// can report, the rest stays pending.
     pub(crate) fn delivered(&mut self) {
-        let Some(notice) = self.next() else {
+        let Some(&queued) = self.queue.front() else {
             return;
         };
-        let (event, count) = (notice.event.get(), u64::from(notice.value.get()));
-        let rest = match notice.kind.get() {
-            NOTICE_WAKEUP => subtract(&mut self.waking, event, count),
-            NOTICE_LIMIT => subtract(&mut self.limited, event, count),
-            NOTICE_AUX => {
+        let rest = match queued {
+            Queued::Wakeup(of) => subtract(&mut self.waking, of),
+            Queued::Limit(event) => subtract(&mut self.limited, event),
+            Queued::Aux(event) => {
                 self.fetched.remove(&event);
                 false
             }
-            NOTICE_PERSISTENT => {
+            Queued::Persistent(_) => {
                 self.listing = false;
                 false
             }
-            _ => false,
+            Queued::Error(..) => false,
         };
         if !rest {
             self.queue.pop_front();
         }
     }
 
-    fn retract(&mut self, event: u64, which: impl Fn(u32) -> bool) {
-        self.queue
-            .retain(|notice| notice.event.get() != event || !which(notice.kind.get()));
+    /// Returns the kind, the event and the whole value of a notice. `None` if the notice reports no wakeups.
+    fn described(&self, queued: Queued) -> Option<(u32, u64, u64)> {
+        Some(match queued {
+            Queued::Wakeup(of) => {
+                let event = match of {
+                    Woken::Ring(ring) => self.rings.get(&ring).copied().unwrap_or(ring),
+                    Woken::Family(owner) => owner,
+                };
+                let waking = self.waking.get(&of).copied();
+                (NOTICE_WAKEUP, event, waking.filter(|&waking| waking > 0)?)
+            }
+            Queued::Limit(event) => {
+                let limited = self.limited.get(&event).copied();
+                (NOTICE_LIMIT, event, limited.unwrap_or(0))
+            }
+            Queued::Aux(event) => (NOTICE_AUX, event, 0),
+            Queued::Error(event, refusal) => (NOTICE_ERROR, event, refusal.into()),
+            Queued::Persistent(event) => (NOTICE_PERSISTENT, event, 0),
+        })
     }
 
-    fn push(&mut self, kind: u32, event: u64) {
-        self.push_with(kind, event, 0);
+    /// Keeps only the notices that `which` selects.
+    fn retain(&mut self, which: impl Fn(Queued) -> bool) {
+        work::charge(self.queue.len() as u64 / NOTICES_PER_OPERATION);
+        self.queue.retain(|&queued| which(queued));
     }
 
-    fn push_with(&mut self, kind: u32, event: u64, value: u8) {
+    fn push(&mut self, queued: Queued) {
         self.grown = true;
-        self.queue.push_back(Notice {
-            kind: kind.into(),
-            value: u32::from(value).into(),
-            event: event.into(),
-        });
+        self.queue.push_back(queued);
     }
 }
 
-/// Subtracts `count` from the pending count of an event. Returns whether the event still has a pending count.
-fn subtract(pending: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
-    let rest = pending.remove(&event).unwrap_or(0).saturating_sub(count);
+/// Subtracts the count that one notice reports from a pending count. Returns whether a pending count is left.
+fn subtract<K: Ord + Copy>(pending: &mut BTreeMap<K, u64>, of: K) -> bool {
+    let rest = pending.remove(&of).unwrap_or(0);
+    let rest = rest.saturating_sub(NOTICE_COUNT.into());
     if rest > 0 {
-        pending.insert(event, rest);
+        pending.insert(of, rest);
     }
     rest > 0
 }
@@ -443,25 +522,25 @@ mod tests {
     #[test]
     fn limit_replaces_only_the_wakeup_of_its_overflow() {
         let mut notices = Pending::default();
-        notices.wake(1, 1);
-        notices.wake(2, 1);
-        notices.limit(1, 1);
+        notices.wake(Woken::Family(1), 1);
+        notices.wake(Woken::Family(2), 1);
+        notices.limit(1, Woken::Family(1), 1);
         let reported = drained(&mut notices);
         assert_eq!(reported, [(NOTICE_WAKEUP, 2, 1), (NOTICE_LIMIT, 1, 1)]);
         // When the event is enabled again, it can cause wakeups and reach its limit as before.
-        notices.wake(1, 1);
+        notices.wake(Woken::Family(1), 1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
         // Each of the two rounds stands for three overflows, each of which causes a wakeup. The third overflow reaches
         // the limit, so the NOTICE_LIMIT replaces the third wakeup.
         for _ in 0..2 {
-            notices.wake(1, 3);
-            notices.limit(1, 1);
+            notices.wake(Woken::Family(1), 3);
+            notices.limit(1, Woken::Family(1), 1);
         }
         let reported = drained(&mut notices);
         assert_eq!(reported, [(NOTICE_WAKEUP, 1, 4), (NOTICE_LIMIT, 1, 2)]);
         // The overflow that reaches the limit causes no wakeup.
-        notices.wake(1, 1);
-        notices.limit(1, 0);
+        notices.wake(Woken::Family(1), 1);
+        notices.limit(1, Woken::Family(1), 0);
         let reported = drained(&mut notices);
         assert_eq!(reported, [(NOTICE_WAKEUP, 1, 1), (NOTICE_LIMIT, 1, 1)]);
     }
@@ -470,8 +549,8 @@ mod tests {
     fn notices_count_every_wakeup() {
         let mut notices = Pending::default();
         for _ in 0..600 {
-            notices.wake(1, 1);
-            notices.wake(2, 1);
+            notices.wake(Woken::Family(1), 1);
+            notices.wake(Woken::Family(2), 1);
         }
         let reported = drained(&mut notices);
         let each = [256, 256, 88];
@@ -483,11 +562,50 @@ mod tests {
     #[test]
     fn taken_wakeups_go_to_the_heir() {
         let mut notices = Pending::default();
-        notices.wake(1, 300);
+        notices.wake(Woken::Family(1), 300);
         notices.delivered();
-        assert_eq!(notices.take_wakeups(1), 44);
-        assert_eq!(notices.take_wakeups(1), 0);
+        assert_eq!(notices.take_wakeups(Woken::Family(1)), 44);
+        assert_eq!(notices.take_wakeups(Woken::Family(1)), 0);
         assert_eq!(drained(&mut notices), []);
+    }
+
+    #[test]
+    fn notice_of_a_ring_names_the_family_that_the_ring_has_at_the_delivery() {
+        let mut notices = Pending::default();
+        let ring = Woken::Ring(7);
+        notices.name_ring(7, 7);
+        notices.wake(ring, 300);
+        assert_eq!(notices.save()[0].event, 7);
+        notices.delivered();
+        notices.name_ring(7, 9);
+        notices.wake(Woken::Family(7), 1);
+        let reported = drained(&mut notices);
+        assert_eq!(reported, [(NOTICE_WAKEUP, 9, 44), (NOTICE_WAKEUP, 7, 1)]);
+        notices.wake(ring, 2);
+        assert_eq!(notices.forget_ring(7), 2);
+        assert_eq!(drained(&mut notices), []);
+    }
+
+    #[test]
+    fn replaced_wakeups_leave_one_entry_until_they_are_the_oldest() {
+        let mut notices = Pending::default();
+        let ring = Woken::Ring(1);
+        for event in 1..=100 {
+            notices.wake(ring, 1);
+            notices.limit(event, ring, 1);
+        }
+        assert_eq!(notices.queue.len(), 101);
+        assert_eq!(notices.save().len(), 100);
+        notices.grown = false;
+        notices.wake(ring, 1);
+        assert!(notices.grown);
+        assert_eq!(
+            notices.next().map(|notice| notice.kind.get()),
+            Some(NOTICE_WAKEUP)
+        );
+        notices.limit(1, ring, 1);
+        assert_eq!(drained(&mut notices).len(), 100);
+        assert!(notices.waking.is_empty());
     }
 
     #[test]

@@ -76,6 +76,7 @@ fn layouts() -> Vec<Layout> {
         PauseRequest = "vpmu_pause_request" { header, paused, reserved }
         LinkRequest = "vpmu_link_request" { header, target, role, reserved }
         WakeupRequest = "vpmu_wakeup_request" { header, every, unit, reserved }
+        SignalRequest = "vpmu_signal_request" { header, own, reserved }
         FeaturesRequest = "vpmu_features_request" { header, features }
         DetachRequest = "vpmu_detach_request" { header, name }
         PersistentRequest = "vpmu_persistent_request" { header, after, count, reserved }
@@ -219,6 +220,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         CONTROL_LINK,
         CONTROL_WAKEUP,
         CONTROL_FEATURES,
+        CONTROL_SIGNAL,
         WAKEUP_RECORDS,
         WAKEUP_BYTES,
         TASK_HISTORY,

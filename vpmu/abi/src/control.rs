@@ -61,6 +61,9 @@ pub const CONTROL_WAKEUP: u32 = 15;
 /// Control operation: accept features that the transport hides. Request: [`FeaturesRequest`]. Reply:
 /// [`ControlReply`].
 pub const CONTROL_FEATURES: u32 = 16;
+/// Control operation: report the wakeups of an event's family in notices of its own, or in those of the ring. Request:
+/// [`SignalRequest`]. Reply: [`ControlReply`].
+pub const CONTROL_SIGNAL: u32 = 17;
 
 wire! {
     /// The reply to every control request except [`CONTROL_OPEN`]. In a reply to [`CONTROL_CATALOGUE`] or
@@ -167,6 +170,19 @@ wire! {
         /// Bits of [`Config::features`](super::Config::features) to accept in addition to the
         /// negotiated ones.
         pub features: U64,
+    }
+}
+
+wire! {
+    /// The request of [`CONTROL_SIGNAL`].
+    pub struct SignalRequest {
+        /// `event` names the event.
+        pub header: ControlHeader,
+        /// 1: the wakeups of the event's family have notices of their own. 0: they share the notices of all families
+        /// that write to the same ring.
+        pub own: U32,
+        /// Zero.
+        pub reserved: U32,
     }
 }
 

@@ -12,7 +12,7 @@ wire! {
         /// counter, or [`REFUSED_NOT`](super::REFUSED_NOT) if the event is in the error state for another reason, such
         /// as the loss of an open counter. Otherwise zero.
         pub value: U32,
-        /// The event.
+        /// The event. For [`NOTICE_WAKEUP`]: the parent of one of the families that write to the ring or AUX area.
         pub event: U64,
     }
 }
@@ -20,7 +20,9 @@ wire! {
 /// Maximum number of wakeups or limits that one notice reports. This bounds the driver's work for a notice.
 pub const NOTICE_COUNT: u32 = 256;
 
-/// [`Notice::kind`]: the driver should wake the readers of the ring or AUX area that this event writes to.
+/// [`Notice::kind`]: the driver should wake the readers of the ring or AUX area that this event writes to. One notice
+/// reports the wakeups of all families that write there, except those that have notices of their own
+/// ([`CONTROL_SIGNAL`](super::CONTROL_SIGNAL)).
 pub const NOTICE_WAKEUP: u32 = 1;
 /// [`Notice::kind`]: the event is in [`STATE_ERROR`](super::STATE_ERROR).
 pub const NOTICE_ERROR: u32 = 2;

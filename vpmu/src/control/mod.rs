@@ -24,14 +24,15 @@ use self::sinks::{Extinct, Moved, Sinks};
 use crate::abi::{
     COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH,
     CONTROL_FEATURES, CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE,
-    CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX,
-    CONTROL_WAKEUP, CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX,
-    F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING, F_TASK_PAGE, F_WINDOW, FeaturesRequest,
-    KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVER_OWNED, MAP_WINDOW,
-    MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
-    OPEN_WATERMARK, OpenRequest, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest,
-    PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest,
-    Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
+    CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_SIGNAL, CONTROL_TASK_PAGE, CONTROL_UNMAP,
+    CONTROL_UNMAP_AUX, CONTROL_WAKEUP, CatalogueEntry, CatalogueRequest, Command, ControlHeader,
+    DetachRequest, F_AUX, F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING, F_TASK_PAGE,
+    F_WINDOW, FeaturesRequest, KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest,
+    MAP_DRIVER_OWNED, MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ,
+    OPEN_PERSISTENT, OPEN_PINNED, OPEN_WATERMARK, OpenRequest, PERSISTENT_NAME,
+    PERSISTENT_OPERATOR, PauseRequest, PersistentEvent, PersistentRequest, QUEUE_CONTROL,
+    QUEUE_EVENT, QUEUE_VCPU, RedirectRequest, Reply, SignalRequest, TaskPageRequest, WAKEUP_BYTES,
+    WAKEUP_RECORDS, WakeupRequest,
 };
 use crate::area::Area;
 use crate::backend::Backend;
@@ -42,7 +43,7 @@ use crate::links::{Links, Refused, Role};
 use crate::machine::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::notices::Notices;
+use crate::notices::{Notices, Pending, Woken};
 use crate::persistent::{
     History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole,
 };
@@ -90,6 +91,11 @@ impl Entry {
     fn is_operators(&self) -> bool {
         let known = self.persistence.as_ref();
         known.is_some_and(|persistence| persistence.operator)
+    }
+
+    /// Whether the event samples or is a trace.
+    fn makes_records(&self) -> bool {
+        self.samples || self.spec.is_trace()
     }
 }
 
@@ -265,8 +271,15 @@ impl Control {
             self.persistent.remove(&id);
             self.forget_links(id);
         }
+        for &id in &kept {
+            if let Some(entry) = self.events.get_mut(&id) {
+                entry.spec.own_notices = false;
+            }
+            self.with_event(id, |state| state.set_own_notices(id, false));
+        }
         self.sinks.retain(&kept);
         self.notices.reset();
+        self.name_rings();
         self.guest = Memory::default();
         self.run(errands);
     }
@@ -509,6 +522,7 @@ impl Control {
             CONTROL_UNMAP_AUX => room.simple(|| self.unmap_aux(event)),
             CONTROL_LINK => room.simple(|| self.link(&request)),
             CONTROL_WAKEUP => room.simple(|| self.set_wakeup(&request)),
+            CONTROL_SIGNAL => room.simple(|| self.set_notices(&request)),
             CONTROL_TASK_PAGE => room.simple(|| self.task_page(&request)),
             CONTROL_FEATURES => room.simple(|| self.accept_features(&request)),
             _ => room.simple(|| Err(Errno::EOPNOTSUPP)),
@@ -596,6 +610,7 @@ impl Control {
         {
             // The wakeup interval of the family may have changed since the driver sent the request.
             spec.wakeup = parent.spec.wakeup;
+            spec.own_notices = parent.spec.own_notices;
         }
         let mut event = Event::new(spec, context, period(request));
         event.persistent = persistence.as_ref().map(|known| match known.operator {
@@ -794,15 +809,55 @@ impl Control {
     /// Removes an ended event from the family of `owner`. If it was the family's last event, the family's
     /// pending wakeups pass to another family that writes to the sink.
     fn retire(&mut self, id: u64, owner: u64) {
-        let Some(Extinct { heir }) = self.sinks.leave(owner, id) else {
-            return;
-        };
+        if let Some(Extinct { sink }) = self.sinks.leave(owner, id) {
+            self.settle_wakeups(owner, sink);
+        }
+    }
+
+    /// Keeps the pending wakeups after a change to the family of `owner`: it has a new sink, has notices of its own or
+    /// no longer, or has ended. `before` is the sink to which the family wrote before the change, and which may be gone.
+    /// The shards must already know the change, so that they do not add wakeups as before the change.
+    fn settle_wakeups(&self, owner: u64, before: Option<u64>) {
+        let sinks = &self.sinks;
+        let lasts = sinks.has_family(owner);
+        let now = sinks.of_family(owner).map(|sink| sink.id());
         let mut pending = self.notices.pending();
-        let wakeups = pending.take_wakeups(owner);
-        if wakeups > 0
-            && let Some(heir) = heir
-        {
-            pending.wake(heir, wakeups);
+        let wake = |pending: &mut Pending, of: Option<Woken>, wakeups: u64| match of {
+            Some(of) if wakeups > 0 => pending.wake(of, wakeups),
+            // Either there are no wakeups, or nobody is left who could be woken.
+            _ => {}
+        };
+        // The readers of a sink that the family has left.
+        let others = |sink: u64| match sinks.named(sink) {
+            Some(_) => Some(Woken::Ring(sink)),
+            None => sinks.writing_family(sink).map(Woken::Family),
+        };
+        for sink in [before, now].into_iter().flatten() {
+            if let Some(family) = sinks.named(sink) {
+                pending.name_ring(sink, family);
+            } else {
+                let wakeups = pending.forget_ring(sink);
+                let own = lasts.then_some(Woken::Family(owner));
+                wake(&mut pending, others(sink).or(own), wakeups);
+            }
+        }
+        let of = match lasts {
+            true => Some(sinks.woken(owner)),
+            false => before.and_then(others),
+        };
+        if of != Some(Woken::Family(owner)) {
+            let wakeups = pending.take_wakeups(Woken::Family(owner));
+            wake(&mut pending, of, wakeups);
+        }
+    }
+
+    /// Names the wakeups of each sink.
+    fn name_rings(&self) {
+        let mut pending = self.notices.pending();
+        for (sink, _) in self.sinks.sinks() {
+            if let Some(family) = self.sinks.named(sink) {
+                pending.name_ring(sink, family);
+            }
         }
     }
 
@@ -885,9 +940,13 @@ impl Control {
 
     /// Removes a sink. Afterwards, events no longer write to its pages.
     fn remove_sink(&mut self, id: u64) {
+        let named = self.sinks.named(id);
         let moved = self.sinks.abandon(id);
         self.publish_sink(&moved);
         self.sinks.remove(id);
+        if let Some(family) = named {
+            self.settle_wakeups(family, Some(id));
+        }
     }
 
     /// Maps a ring in guest RAM or in the window. Returns the number of the ring's first page in the window, or 0 if
@@ -969,6 +1028,7 @@ impl Control {
         sink.set_ring(ring, memory);
         let moved = self.sinks.add(sink, run);
         self.publish_sink(&moved);
+        self.settle_wakeups(spec.id, None);
         // Mapping succeeds even if this update puts the event in the error state.
         self.with_event(spec.id, |state| state.update(spec.id));
         Ok(())
@@ -1058,6 +1118,7 @@ impl Control {
         if let Some(before) = before {
             self.sinks.remove_unused(before);
         }
+        self.settle_wakeups(owner, before);
     }
 
     /// Pauses or resumes writing to the ring of an event.
@@ -1096,8 +1157,7 @@ impl Control {
         }
         let id = request.header.event.get();
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
-        let makes_records = entry.samples || entry.spec.is_trace();
-        if entry.spec.is_child() || !makes_records {
+        if entry.spec.is_child() || !entry.makes_records() {
             return Err(Errno::EINVAL);
         }
         for member in self.sinks.family(id) {
@@ -1110,6 +1170,38 @@ impl Control {
         if let Some(sink) = self.sinks.of_family(id) {
             sink.restart_wakeups();
         }
+        Ok(())
+    }
+
+    /// Gives the wakeups of a family notices of their own, or lets them share the notices of the family's sink.
+    fn set_notices(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<SignalRequest>(request)?;
+        let own = match request.own.get() {
+            0 => false,
+            1 => true,
+            _ => return Err(Errno::EINVAL),
+        };
+        if request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let id = request.header.event.get();
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if entry.spec.is_child() || !entry.makes_records() {
+            return Err(Errno::EINVAL);
+        }
+        if entry.spec.own_notices == own {
+            return Ok(());
+        }
+        for member in self.sinks.family(id) {
+            work::charge(1);
+            if let Some(entry) = self.events.get_mut(&member) {
+                entry.spec.own_notices = own;
+            }
+            self.with_event(member, |state| state.set_own_notices(member, own));
+        }
+        self.sinks.set_own_notices(id, own);
+        let sink = self.sinks.of_family(id).map(|sink| sink.id());
+        self.settle_wakeups(id, sink);
         Ok(())
     }
 
@@ -1204,6 +1296,7 @@ impl Control {
                 sink.set_area(area, &memory);
                 let moved = self.sinks.add(sink, None);
                 self.publish_sink(&moved);
+                self.settle_wakeups(id, None);
             }
         }
         for id in self.sinks.writers(id) {
@@ -1658,6 +1751,7 @@ fn changes(op: u32) -> bool {
             | CONTROL_ATTACH
             | CONTROL_LINK
             | CONTROL_WAKEUP
+            | CONTROL_SIGNAL
     )
 }
 

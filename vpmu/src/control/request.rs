@@ -219,6 +219,7 @@ impl Opening {
             flags: self.flags,
             layout: layout(request),
             wakeup: wakeup(request),
+            own_notices: false,
             aux_watermark: request.aux_watermark.get(),
             max_stack: match request.max_stack.get() {
                 0 => MAX_STACK,

@@ -21,6 +21,7 @@ use crate::links::Refused;
 use crate::machine::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::{ExitCounts, Metrics};
+use crate::notices::Woken;
 use crate::period::Period;
 use crate::persistent::{Name, Persistence};
 use crate::queues::QueueState;
@@ -125,6 +126,7 @@ impl Control {
                 flags: spec.flags,
                 layout: spec.layout,
                 wakeup: spec.wakeup,
+                own_notices: spec.own_notices,
                 aux_watermark: spec.aux_watermark,
                 max_stack: spec.max_stack,
                 engine: spec.engine,
@@ -195,9 +197,15 @@ impl Control {
                 return Err(event(id, "its id, or the id of its parent, is not valid"));
             }
             last = id;
+            let own = saved.spec.own_notices;
+            if self.sinks.has_family(owner) && self.sinks.has_own_notices(owner) != own {
+                return Err(event(id, "its notices contradict those of its family"));
+            }
             self.sinks.join(owner, id);
+            self.sinks.set_own_notices(owner, own);
         }
         self.restore_sinks(state)?;
+        self.name_rings();
         let mut failed = Vec::new();
         for saved in &state.events {
             let id = saved.spec.id;
@@ -519,6 +527,7 @@ impl Control {
         }
         own.flags = spec.flags;
         own.wakeup = spec.wakeup;
+        own.own_notices = spec.own_notices;
         own.max_stack = spec.max_stack;
         let persistence = self.repersist(saved)?;
         let mut life = life.clone();
@@ -528,6 +537,10 @@ impl Control {
         }
         life.failed |= refused.is_some();
         let mut event = Event::restore(own, saved.context, &life)?;
+        let makes_records = event.period.is_some() || own.is_trace();
+        if spec.own_notices && (operators || !own.is_child() && !makes_records) {
+            return Err("the settings of its wakeups are not valid");
+        }
         event.persistent = persistence.as_ref().map(|known| match known.operator {
             true => Persistent::Operator,
             false => Persistent::Guest,
@@ -721,8 +734,12 @@ impl Control {
                 shard.with(|state| state.event(saved.event).is_some_and(Event::has_failed));
             failed.0
         });
+        let woken = self.sinks.woken(saved.event);
         let known = match saved.kind {
-            NOTICE_WAKEUP => self.sinks.has_family(saved.event),
+            NOTICE_WAKEUP => match woken {
+                Woken::Ring(ring) => self.sinks.named(ring) == Some(saved.event),
+                Woken::Family(owner) => self.sinks.has_family(owner),
+            },
             NOTICE_LIMIT => entry.is_some_and(|entry| entry.samples),
             NOTICE_AUX => entry.is_some_and(|entry| entry.spec.is_trace()),
             NOTICE_ERROR => failed,
@@ -730,8 +747,8 @@ impl Control {
             _ => true,
         };
         match known {
-            true => self.notices.pending().restore(saved),
-            false => Err("the event does not exist"),
+            true => self.notices.pending().restore(saved, woken),
+            false => Err("the event does not exist, or cannot have such a notice"),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::clock::Clock;
+use crate::notices::Woken;
 use crate::save::{SaveError, SavedFamily, SavedSink};
 use crate::sink::{Shape, Sink};
 use crate::window::{Holder, Run, Window};
@@ -17,6 +18,8 @@ struct Family {
     sink: Option<u64>,
     /// Whether the sink belongs to another family.
     redirected: bool,
+    /// Whether the family's wakeups have notices of their own (`CONTROL_SIGNAL`).
+    own_notices: bool,
 }
 
 /// A sink, and the families that write to it.
@@ -24,6 +27,8 @@ struct Family {
 struct Entry {
     sink: Arc<Sink>,
     families: BTreeSet<u64>,
+    /// Those of the families whose wakeups share the sink's notices.
+    sharing: BTreeSet<u64>,
     /// The ring's pages in the window. `None` if the ring is in guest RAM.
     run: Option<Run>,
 }
@@ -32,6 +37,19 @@ impl Entry {
     /// The number of the ring's first page in the window. `None` if the ring is in guest RAM.
     fn window_page(&self) -> Option<u32> {
         self.run.as_ref().map(Run::first)
+    }
+
+    fn add(&mut self, owner: u64, own_notices: bool) {
+        self.families.insert(owner);
+        match own_notices {
+            true => self.sharing.remove(&owner),
+            false => self.sharing.insert(owner),
+        };
+    }
+
+    fn remove(&mut self, owner: u64) {
+        self.families.remove(&owner);
+        self.sharing.remove(&owner);
     }
 }
 
@@ -45,8 +63,8 @@ pub(super) struct Moved {
 /// The result of removing the last event of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extinct {
-    /// Another family that still writes to the sink.
-    pub(super) heir: Option<u64>,
+    /// The sink to which the family wrote. It is gone if no other family writes to it.
+    pub(super) sink: Option<u64>,
 }
 
 /// The families, the sinks, and the window.
@@ -105,6 +123,7 @@ impl Sinks {
         let entry = Entry {
             sink: Arc::new(sink),
             families: BTreeSet::new(),
+            sharing: BTreeSet::new(),
             run,
         };
         self.sinks.insert(entry.sink.id(), entry);
@@ -147,17 +166,13 @@ impl Sinks {
         }
         let sink = family.sink;
         self.families.remove(&owner);
-        let mut heir = None;
         if let Some(sink) = sink
             && let Some(entry) = self.sinks.get_mut(&sink)
         {
-            entry.families.remove(&owner);
-            // Prefer the family for which the sink was mapped.
-            let own = entry.families.get(&sink);
-            heir = own.or_else(|| entry.families.first()).copied();
+            entry.remove(owner);
             self.remove_unused(sink);
         }
-        Some(Extinct { heir })
+        Some(Extinct { sink })
     }
 
     /// Returns the events of the family of `owner`, by ascending id.
@@ -169,6 +184,50 @@ impl Sinks {
     /// Returns the sink to which the family of `owner` writes.
     pub(super) fn of_family(&self, owner: u64) -> Option<&Arc<Sink>> {
         self.get(self.families.get(&owner)?.sink?)
+    }
+
+    /// Whether the wakeups of the family of `owner` have notices of their own.
+    pub(super) fn has_own_notices(&self, owner: u64) -> bool {
+        let family = self.families.get(&owner);
+        family.is_some_and(|family| family.own_notices)
+    }
+
+    /// Sets whether the wakeups of the family of `owner` have notices of their own.
+    pub(super) fn set_own_notices(&mut self, owner: u64, own: bool) {
+        let Some(family) = self.families.get_mut(&owner) else {
+            return;
+        };
+        family.own_notices = own;
+        let sink = family.sink.and_then(|sink| self.sinks.get_mut(&sink));
+        if let Some(entry) = sink {
+            entry.add(owner, own);
+        }
+    }
+
+    /// Returns the readers for whom the wakeups of the family of `owner` are counted.
+    pub(super) fn woken(&self, owner: u64) -> Woken {
+        let family = self.families.get(&owner);
+        let sharing = family.filter(|family| !family.own_notices);
+        match sharing.and_then(|family| family.sink) {
+            Some(sink) => Woken::Ring(sink),
+            None => Woken::Family(owner),
+        }
+    }
+
+    /// Returns the family for which a sink's wakeups are reported: the family for which the sink was mapped or, if that
+    /// family no longer writes to the sink or has notices of its own, another one. `None` if every family that writes
+    /// to the sink has notices of its own.
+    pub(super) fn named(&self, sink: u64) -> Option<u64> {
+        self.sinks
+            .get(&sink)
+            .and_then(|entry| first(&entry.sharing, sink))
+    }
+
+    /// Returns a family that writes to a sink, preferably the family for which the sink was mapped.
+    pub(super) fn writing_family(&self, sink: u64) -> Option<u64> {
+        self.sinks
+            .get(&sink)
+            .and_then(|entry| first(&entry.families, sink))
     }
 
     /// Whether the family of `owner` writes to the ring of another family.
@@ -188,13 +247,14 @@ impl Sinks {
         };
         let before = std::mem::replace(&mut family.sink, sink);
         family.redirected = sink.is_some_and(|sink| sink != owner);
+        let own_notices = family.own_notices;
         let events = family.events.iter().copied().collect();
         if let Some(entry) = before.and_then(|before| self.sinks.get_mut(&before)) {
-            entry.families.remove(&owner);
+            entry.remove(owner);
         }
         let target = sink.and_then(|sink| self.sinks.get_mut(&sink));
         let sink = target.map(|entry| {
-            entry.families.insert(owner);
+            entry.add(owner, own_notices);
             Arc::clone(&entry.sink)
         });
         Moved { events, sink }
@@ -288,10 +348,15 @@ impl Sinks {
             family.events.retain(|id| kept.contains(id));
         }
         self.families.retain(|_, family| !family.events.is_empty());
+        for family in self.families.values_mut() {
+            // The next driver has not asked for notices of a family's own.
+            family.own_notices = false;
+        }
         for entry in self.sinks.values_mut() {
             entry
                 .families
                 .retain(|owner| self.families.contains_key(owner));
+            entry.sharing.clone_from(&entry.families);
         }
         let sinks: Vec<u64> = self.sinks.keys().copied().collect();
         for id in sinks.into_iter().filter(|id| !kept.contains(id)) {
@@ -299,6 +364,11 @@ impl Sinks {
             self.remove(id);
         }
     }
+}
+
+/// Returns `preferred` if the set contains it, otherwise the first number in the set.
+fn first(set: &BTreeSet<u64>, preferred: u64) -> Option<u64> {
+    set.get(&preferred).or_else(|| set.first()).copied()
 }
 
 #[cfg(test)]
@@ -322,11 +392,39 @@ mod tests {
         sinks.move_family(3, Some(1));
         assert!(sinks.is_redirected(2) && !sinks.is_redirected(1));
         assert_eq!(sinks.writers(1), [1, 2, 3]);
-        assert_eq!(sinks.leave(1, 1), Some(Extinct { heir: Some(2) }));
-        assert_eq!(sinks.leave(2, 2), Some(Extinct { heir: Some(3) }));
+        let gone = Some(Extinct { sink: Some(1) });
+        assert_eq!((sinks.leave(1, 1), sinks.named(1)), (gone, Some(2)));
+        assert_eq!((sinks.leave(2, 2), sinks.named(1)), (gone, Some(3)));
         assert!(sinks.get(1).is_some());
-        assert_eq!(sinks.leave(3, 3), Some(Extinct { heir: None }));
+        assert_eq!((sinks.leave(3, 3), sinks.named(1)), (gone, None));
         assert!(sinks.get(1).is_none());
+    }
+
+    #[test]
+    fn sink_is_named_after_a_family_without_notices_of_its_own() {
+        let mut sinks = sinks(&[1, 2, 3]);
+        sinks.set_own_notices(3, true);
+        sinks.move_family(2, Some(1));
+        sinks.move_family(3, Some(1));
+        assert_eq!(
+            (sinks.named(1), sinks.writing_family(1)),
+            (Some(1), Some(1))
+        );
+        let woken = |sinks: &Sinks| [1, 2, 3].map(|owner| sinks.woken(owner));
+        let ring = Woken::Ring(1);
+        assert_eq!(woken(&sinks), [ring, ring, Woken::Family(3)]);
+        sinks.set_own_notices(1, true);
+        assert_eq!(
+            (sinks.named(1), sinks.writing_family(1)),
+            (Some(2), Some(1))
+        );
+        sinks.move_family(2, None);
+        assert_eq!((sinks.named(1), sinks.writing_family(1)), (None, Some(1)));
+        assert_eq!(woken(&sinks), [1, 2, 3].map(Woken::Family));
+        sinks.set_own_notices(3, false);
+        assert_eq!((sinks.named(1), sinks.woken(3)), (Some(3), ring));
+        sinks.retain(&BTreeSet::from([1, 3]));
+        assert_eq!((sinks.named(1), sinks.woken(1)), (Some(1), ring));
     }
 
     #[test]

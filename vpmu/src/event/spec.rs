@@ -1,4 +1,4 @@
-//! The properties that an event's open request sets. Only the wakeup interval can change later.
+//! The properties that an event's open request sets. Only those of its wakeups can change later.
 
 use crate::abi::{
     ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE,
@@ -52,7 +52,7 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     }
 }
 
-/// The properties of an event that never change, and its wakeup interval.
+/// The properties of an event that never change, and those of its wakeups.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
@@ -65,7 +65,10 @@ pub(crate) struct EventSpec {
     pub(crate) flags: u32,
     /// The layout of the event's records.
     pub(crate) layout: Layout,
+    /// The wakeup interval of the event's family.
     pub(crate) wakeup: Wakeup,
+    /// Whether the wakeups of the event's family have notices of their own.
+    pub(crate) own_notices: bool,
     /// Number of bytes in an area between two wakeups. Zero means half of the area.
     pub(crate) aux_watermark: u32,
     /// Maximum length of a call chain.

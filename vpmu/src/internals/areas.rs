@@ -128,6 +128,7 @@ impl Tracer {
             flags: 0,
             layout: Layout::default(),
             wakeup: Wakeup::Page,
+            own_notices: false,
             aux_watermark: 0,
             max_stack: 0,
             engine: ENGINE_ANY,

@@ -11,7 +11,7 @@ use crate::ring::Wakeup;
 use crate::tasks::Task;
 
 /// Version of this layout.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
 
 /// Declares types for plain data. Every field is serialized, and unknown fields are rejected.
 macro_rules! saved {
@@ -107,7 +107,7 @@ saved! {
         pub(crate) life: SavedLife,
     }
 
-    /// The specification of an event: its open request, with the current wakeup interval.
+    /// The specification of an event: its open request, with the current settings of its family's wakeups.
     pub(crate) struct SavedSpec {
         pub(crate) id: u64,
         pub(crate) owner: u64,
@@ -117,6 +117,8 @@ saved! {
         pub(crate) flags: u32,
         pub(crate) layout: Layout,
         pub(crate) wakeup: Wakeup,
+        /// Whether the wakeups of the event's family have notices of their own.
+        pub(crate) own_notices: bool,
         pub(crate) aux_watermark: u32,
         pub(crate) max_stack: u32,
         /// `ENGINE_*`.

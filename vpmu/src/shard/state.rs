@@ -13,7 +13,7 @@ use super::hooks::HookCounts;
 use super::merge::{Merge, Recorded as MergeEntry};
 use super::moment::{ExitView, Moment, Overflows, Periods};
 use super::waits::Waits;
-use super::writer::{Note, Writer, context};
+use super::writer::{Note, Writer, context, woken};
 use crate::abi::{
     COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, ExitPacket, KIND_EXITS, KIND_MARK,
     KIND_SAMPLE_TRACE, KIND_VMM_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN,
@@ -819,6 +819,14 @@ impl State {
         }
     }
 
+    /// Sets whether the wakeups of an event's family have notices of their own. The caller must do the same for all
+    /// events of the family.
+    pub(crate) fn set_own_notices(&mut self, id: u64, own: bool) {
+        if let Some(event) = self.events.get_mut(&id) {
+            event.spec.own_notices = own;
+        }
+    }
+
     /// Begins a write to a trace by a producer in the VMM. The trace must be active and not paused. Returns the trace's
     /// sink.
     ///
@@ -1516,7 +1524,15 @@ impl State {
         // overflows that the host still holds, because they are beyond the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
-        self.writer.notice(NoticeChange::Limit { event: id, woke });
+        if let Some(event) = self.events.get(&id) {
+            let of = woken(event.sink.as_deref(), &event.spec);
+            let limit = NoticeChange::Limit {
+                event: id,
+                of,
+                woke,
+            };
+            self.writer.notice(limit);
+        }
         true
     }
 
@@ -2076,7 +2092,7 @@ impl State {
                 Err(_) => session.lose(1),
             };
             if outcome.wake {
-                self.writer.wake(&event.spec);
+                self.writer.wake(Some(sink), &event.spec);
             }
             self.writer.count_sample(outcome.written);
             if !outcome.written {

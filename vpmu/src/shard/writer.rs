@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::area::Refused;
 use crate::event::EventSpec;
 use crate::memory::{Memory, View};
-use crate::notices::{NoticeChange, Notices};
+use crate::notices::{NoticeChange, Notices, Woken};
 use crate::record::{Reading, Record, Sample, SampleId};
 use crate::ring::{Outcome, WriteContext};
 use crate::sink::{Flush, Produced, Sink};
@@ -182,7 +182,7 @@ impl Writer {
         };
         let context = context(spec, sample_id);
         let produced = sink.flush(&mut self.record, spec.is_trace(), how, &context);
-        self.count_produced(spec, &produced);
+        self.count_produced(Some(sink), spec, &produced);
     }
 
     /// Writes the next packet of a trace, after the padding and the sync packet that must precede it. If that
@@ -213,7 +213,7 @@ impl Writer {
         if !appended.whole {
             self.tally.aux_lost = self.tally.aux_lost.saturating_add(packet.len());
         }
-        self.count_produced(spec, &produced);
+        self.count_produced(sink, spec, &produced);
         appended.whole
     }
 
@@ -230,7 +230,7 @@ impl Writer {
     ) -> Result<(), Refused> {
         let context = context(spec, sample_id);
         let produced = sink.claim(&mut self.record, token, &context)?;
-        self.count_produced(spec, &produced);
+        self.count_produced(Some(sink), spec, &produced);
         Ok(())
     }
 
@@ -251,7 +251,7 @@ impl Writer {
         let produced = sink.release(&mut self.record, token, size, &context)?;
         trace.grow(size);
         self.tally.aux_written += size;
-        self.count_produced(spec, &produced);
+        self.count_produced(Some(sink), spec, &produced);
         Ok(())
     }
 
@@ -289,13 +289,18 @@ impl Writer {
         });
     }
 
-    /// Wakes the reader of an event's family.
-    pub(crate) fn wake(&mut self, spec: &EventSpec) {
+    /// Wakes the reader of an event's sink.
+    pub(crate) fn wake(&mut self, sink: Option<&Sink>, spec: &EventSpec) {
         self.tally.wakeups += 1;
-        self.notice(NoticeChange::Wake(spec.owner));
+        let of = woken(sink, spec);
+        match self.changes.last_mut() {
+            // Keep one change for all events that wake the same readers at an exit.
+            Some(NoticeChange::Wake { of: last, wakeups }) if *last == of => *wakeups += 1,
+            _ => self.notice(NoticeChange::Wake { of, wakeups: 1 }),
+        }
     }
 
-    fn count_produced(&mut self, spec: &EventSpec, produced: &Produced) {
+    fn count_produced(&mut self, sink: Option<&Sink>, spec: &EventSpec, produced: &Produced) {
         self.tally.aux_records += produced.records;
         if !produced.wake {
             return;
@@ -303,7 +308,7 @@ impl Writer {
         if produced.driven {
             self.notice(NoticeChange::Aux(spec.id));
         } else {
-            self.wake(spec);
+            self.wake(sink, spec);
         }
     }
 
@@ -321,9 +326,17 @@ impl Writer {
         };
         let outcome = act(&mut self.record, &context(spec, sample_id), sink);
         if outcome.wake {
-            self.wake(spec);
+            self.wake(Some(sink), spec);
         }
         outcome.written
+    }
+}
+
+/// Returns the readers for whom a wakeup is counted if the event that `spec` describes writes to `sink`.
+pub(super) fn woken(sink: Option<&Sink>, spec: &EventSpec) -> Woken {
+    match sink {
+        Some(sink) if !spec.own_notices => Woken::Ring(sink.id()),
+        _ => Woken::Family(spec.owner),
     }
 }
 

@@ -359,6 +359,14 @@ fn begin(scene: &mut Scene, table: &str) {
             };
             scene.bytes = request.as_bytes().to_vec();
         }
+        "SIGNAL" => {
+            let request = SignalRequest {
+                header: header(CONTROL_SIGNAL),
+                own: 1.into(),
+                reserved: 0.into(),
+            };
+            scene.bytes = request.as_bytes().to_vec();
+        }
         "TASK_PAGE" => {
             let request = TaskPageRequest {
                 header: header(CONTROL_TASK_PAGE),
@@ -762,6 +770,20 @@ fn rings() -> Vec<Case> {
         }),
         case("WAKEUP-6", |scene| {
             scene.about_new(&open_of(KIND_MARK, 5, 0))
+        }),
+        case("SIGNAL-1", |scene| {
+            scene.put32(offset_of!(SignalRequest, own), 2);
+        }),
+        case("SIGNAL-2", |scene| {
+            scene.put32(offset_of!(SignalRequest, reserved), 1);
+        }),
+        case("SIGNAL-3", |scene| scene.about(NOBODY)),
+        case("SIGNAL-4", |scene| {
+            let child = scene.child_of(scene.event, &mark());
+            scene.about(child);
+        }),
+        case("SIGNAL-5", |scene| {
+            scene.about_new(&open_of(KIND_MARK, 5, 0));
         }),
         case("TASK_PAGE-1", |scene| {
             scene.put32(offset_of!(TaskPageRequest, reserved), 1);

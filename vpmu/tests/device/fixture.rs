@@ -418,6 +418,15 @@ impl Fixture {
         })
     }
 
+    /// Gives the wakeups of an event's family notices of their own, or lets them share the ring's notices.
+    pub(crate) fn set_own_notices(&mut self, event: u64, own: u32) -> Result<(), Errno> {
+        self.control(&SignalRequest {
+            header: Self::header(CONTROL_SIGNAL, event),
+            own: own.into(),
+            reserved: 0.into(),
+        })
+    }
+
     pub(crate) fn link(&mut self, event: u64, target: u64, role: u32) -> Result<(), Errno> {
         self.control(&LinkRequest {
             header: Self::header(CONTROL_LINK, event),

@@ -25,6 +25,7 @@ mod marks;
 mod memory;
 mod model_based;
 mod modes;
+mod notices;
 mod opening;
 mod page;
 mod persistent;

@@ -212,7 +212,7 @@ fn wakeup_outlives_the_event_that_caused_it() {
 }
 
 #[test]
-fn wakeup_names_the_event_of_its_record() {
+fn wakeup_names_the_event_with_the_ring() {
     let mut fixture = Fixture::new();
     let one = open(&mut fixture, 0);
     let two = OpenRequest {
@@ -225,7 +225,7 @@ fn wakeup_names_the_event_of_its_record() {
     fixture.redirect(two, one).expect("redirected");
     (0..3).for_each(|_| fixture.mark(0, 5, 1));
     fixture.post_notice(0, 16);
-    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, two)));
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, one)));
 }
 
 /// VPMU-D-6.7-9.

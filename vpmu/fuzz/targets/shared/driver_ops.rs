@@ -302,7 +302,8 @@ fn redirect(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 fn pause(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
     match input.int_in_range(0..=4)? {
-        3.. => set_wakeup(stage, input, event),
+        4.. => set_notices(stage, input, event),
+        3 => set_wakeup(stage, input, event),
         paused => {
             let _ = stage.fixture.pause(event, paused);
             Ok(())
@@ -315,6 +316,16 @@ fn set_wakeup(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
         header: header(input, CONTROL_WAKEUP, event)?,
         every: (*input.choose(&[1_u64, 3, 100, 0, 1 << 32])?).into(),
         unit: input.int_in_range(0..=3_u32)?.into(),
+        reserved: u32::from(once_in(input, 20)?).into(),
+    };
+    let _ = stage.fixture.control(&request);
+    Ok(())
+}
+
+fn set_notices(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Result<()> {
+    let request = SignalRequest {
+        header: header(input, CONTROL_SIGNAL, event)?,
+        own: input.int_in_range(0..=2_u32)?.into(),
         reserved: u32::from(once_in(input, 20)?).into(),
     };
     let _ = stage.fixture.control(&request);

@@ -38,6 +38,7 @@ fn spec(id: u64, kind: u32) -> EventSpec {
         flags: 0,
         layout: Layout::default(),
         wakeup: Wakeup::Bytes(1 << 30),
+        own_notices: false,
         aux_watermark: 0,
         max_stack: 0,
         engine: ENGINE_ANY,

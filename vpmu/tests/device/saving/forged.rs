@@ -178,6 +178,21 @@ fn forged_states_are_refused_with_the_fault() {
         (event(3, "/spec/owner"), json!(5), "its id"),
         (event(3, "/spec/owner"), json!(1), "inherited"),
         (
+            event(0, "/spec/own_notices"),
+            json!(true),
+            "settings of its wakeups",
+        ),
+        (
+            event(5, "/spec/own_notices"),
+            json!(true),
+            "settings of its wakeups",
+        ),
+        (
+            event(3, "/spec/own_notices"),
+            json!(true),
+            "contradict those of its family",
+        ),
+        (
             event(2, "/spec/flags"),
             json!(u32::MAX),
             "its request is not valid",
@@ -331,6 +346,11 @@ fn forged_states_are_refused_with_the_fault() {
         ("/links/0/target".into(), json!(5), "cannot be linked"),
         ("/notices/0/kind".into(), json!(99), "kind is unknown"),
         ("/notices/0/event".into(), json!(99), "does not exist"),
+        (
+            "/notices".into(),
+            json!([{"kind": NOTICE_WAKEUP, "event": 5, "value": 1}]),
+            "cannot have such a notice",
+        ),
         (
             "/notices".into(),
             json!([{"kind": NOTICE_WAKEUP, "event": 3, "value": 0}]),

@@ -163,9 +163,12 @@ impl Storm {
             let commands: Vec<Command> = (0..dice.below(8))
                 .map(|_| {
                     let op = dice.one(&OPS);
-                    let valued = [COMMAND_PERIOD, COMMAND_REFRESH].contains(&op);
+                    let value = match op {
+                        COMMAND_PERIOD | COMMAND_REFRESH => 1 + dice.below(200),
+                        _ => 0,
+                    };
                     Command {
-                        value: if valued { 1 + dice.below(200) } else { 0 }.into(),
+                        value: value.into(),
                         ..command(op, self.event(dice))
                     }
                 })
@@ -202,7 +205,7 @@ impl Storm {
         let header = |op| Fixture::header(op, 0);
         let event = self.event(dice);
         let about = |op| Fixture::header(op, event);
-        match dice.below(18) {
+        match dice.below(19) {
             0..5 => self.open(dice),
             5 | 16 | 17 => drop(self.ask(about(CONTROL_CLOSE).as_bytes())),
             6 => drop(self.ask(about(CONTROL_UNMAP).as_bytes())),
@@ -237,6 +240,14 @@ impl Storm {
                     reserved: 0.into(),
                 };
                 self.ask(pause.as_bytes());
+            }
+            18 => {
+                let signal = SignalRequest {
+                    header: about(CONTROL_SIGNAL),
+                    own: u32::try_from(dice.below(2)).expect("few").into(),
+                    reserved: 0.into(),
+                };
+                self.ask(signal.as_bytes());
             }
             _ => {
                 let page = TaskPageRequest {
