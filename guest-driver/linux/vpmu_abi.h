@@ -474,6 +474,7 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area, starting at @value */
 #define VPMU_COMMAND_AUX_END	11	/* withdraw the room; reply with head and lost bytes */
 #define VPMU_COMMAND_FLUSH	12	/* write pending data; event 0: see vpmu_command::event */
+#define VPMU_COMMAND_PROMPT	13	/* @value 1: each sample wakes at once; 0: no longer */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
@@ -483,7 +484,7 @@ struct vpmu_task_page {
  *         VPMU_COMMAND_FLUSH that flushes all persistent events of this vCPU
  * @value: the new period for VPMU_COMMAND_PERIOD, the number of overflows to
  *         allow for VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN,
- *         else zero
+ *         1 or 0 for VPMU_COMMAND_PROMPT, else zero
  * @room: for VPMU_COMMAND_AUX_BEGIN: bytes that the trace may write; else zero
  */
 struct vpmu_command {

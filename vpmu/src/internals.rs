@@ -106,6 +106,7 @@ impl Producer {
                 layout: &layout,
                 sample_id: &sample_id,
                 wakeup: Wakeup::Page,
+                prompt: false,
             };
             let Ok(record) = self.record.sample(&layout, &sample_id, &sample) else {
                 break;

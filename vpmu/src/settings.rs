@@ -162,7 +162,8 @@ pub enum Engines {
     #[default]
     Auto,
     /// Only the batched engine. The device refuses events that this engine does not support, and requests for the exit
-    /// engine.
+    /// engine. If the guest asks for a wakeup at each sample after it has opened an event (`COMMAND_PROMPT`), this engine
+    /// still takes the event's samples.
     Batched,
     /// Only the exit engine. The device refuses requests for the batched engine.
     Exit,

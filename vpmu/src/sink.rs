@@ -314,6 +314,7 @@ impl Sink {
                 layout: &spec.layout,
                 sample_id,
                 wakeup: spec.wakeup,
+                prompt: spec.prompt,
             };
             produced.add(state.report(record, &context, appended.chunk));
         }
@@ -448,6 +449,7 @@ impl State {
                 layout: &pending.layout,
                 sample_id: &pending.sample_id,
                 wakeup: context.wakeup,
+                prompt: context.prompt,
             };
             let aux = record.aux(&pending.layout, &pending.sample_id, &pending.chunk);
             let Outcome { written, wake } = what.note(&memory.view(), aux, &own);

@@ -294,6 +294,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         COMMAND_AUX_BEGIN,
         COMMAND_AUX_END,
         COMMAND_FLUSH,
+        COMMAND_PROMPT,
         STATE_ERROR,
         STATE_OFF,
         STATE_INACTIVE,

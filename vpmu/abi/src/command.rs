@@ -15,7 +15,8 @@ wire! {
         /// persistent events of the vCPU.
         pub event: U64,
         /// For [`COMMAND_PERIOD`]: the new period or frequency. For [`COMMAND_REFRESH`]: the number of overflows
-        /// to allow. For [`COMMAND_AUX_BEGIN`]: the head of the AUX area. Otherwise zero.
+        /// to allow. For [`COMMAND_AUX_BEGIN`]: the head of the AUX area. For [`COMMAND_PROMPT`]: 1 or 0. Otherwise
+        /// zero.
         pub value: U64,
         /// For [`COMMAND_AUX_BEGIN`]: the number of bytes that the event may write. Otherwise zero.
         pub room: U64,
@@ -52,6 +53,10 @@ pub const COMMAND_AUX_END: u32 = 11;
 /// The device does all this before it replies. If [`Command::event`] is zero, flush every persistent event of
 /// this vCPU.
 pub const COMMAND_FLUSH: u32 = 12;
+/// vCPU command: with `value` 1, each sample record of the event causes a wakeup immediately, and the exit engine takes
+/// the event's samples. With `value` 0, use the family's wakeup interval and the engine of
+/// [`OpenReply::engine`](super::OpenReply::engine) again.
+pub const COMMAND_PROMPT: u32 = 13;
 
 wire! {
     /// The reply to a [`Command`]: the event's state after the command.

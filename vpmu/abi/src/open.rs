@@ -119,7 +119,8 @@ wire! {
     pub struct OpenReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
-        /// The chosen engine. An event without a period has [`ENGINE_ANY`], except a trace of every exit
+        /// The chosen engine, which takes the event's samples unless the driver has sent
+        /// [`COMMAND_PROMPT`](super::COMMAND_PROMPT). An event without a period has [`ENGINE_ANY`], except a trace of every exit
         /// ([`EXIT_ALL`](super::EXIT_ALL)), which has [`ENGINE_BATCHED`]. With an error status: one of
         /// `REFUSED_*`, the reason why the host refused the event, or [`REFUSED_NOT`](super::REFUSED_NOT)
         /// if the device itself refused it.

@@ -275,7 +275,7 @@ impl Control {
             if let Some(entry) = self.events.get_mut(&id) {
                 entry.spec.own_notices = false;
             }
-            self.with_event(id, |state| state.set_own_notices(id, false));
+            self.with_event(id, |state| state.forget_requests(id));
         }
         self.sinks.retain(&kept);
         self.notices.reset();

@@ -220,6 +220,7 @@ impl Opening {
             layout: layout(request),
             wakeup: wakeup(request),
             own_notices: false,
+            prompt: false,
             aux_watermark: request.aux_watermark.get(),
             max_stack: match request.max_stack.get() {
                 0 => MAX_STACK,

@@ -536,9 +536,12 @@ impl Control {
             *ticks = rescaled(*ticks, khz, here);
         }
         life.failed |= refused.is_some();
-        let mut event = Event::restore(own, saved.context, &life)?;
+        let engines = self.backend.settings.engines;
+        let mut event = Event::restore(own, saved.context, &life, engines)?;
         let makes_records = event.period.is_some() || own.is_trace();
-        if spec.own_notices && (operators || !own.is_child() && !makes_records) {
+        if operators && (spec.own_notices || life.prompt)
+            || spec.own_notices && !own.is_child() && !makes_records
+        {
             return Err("the settings of its wakeups are not valid");
         }
         event.persistent = persistence.as_ref().map(|known| match known.operator {

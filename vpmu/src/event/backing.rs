@@ -132,6 +132,37 @@ impl Backing {
         Ok(())
     }
 
+    /// Replaces the event's own counters by one counter on `cpu`, which is opened with `request` but not started. The
+    /// replaced counters must be stopped. Does nothing if the event has no counters. If the vCPU has no thread, closes
+    /// the counters of other vCPUs, and keeps the counter of the thread that has ended: the next thread gets a new one.
+    ///
+    /// # Errors
+    /// The error that the host returned. The event then has no counters.
+    pub(super) fn replace(&mut self, cpu: &mut Cpu, request: &Request) -> io::Result<()> {
+        let Self::Own(counters) = self else {
+            return Ok(());
+        };
+        counters.iter().for_each(|_| work::charge_host_call());
+        if cpu.thread().is_none() {
+            counters.retain(|open| open.vcpu == cpu.index);
+            return Ok(());
+        }
+        // The new counter keeps the share of an old one, so that no other event can take it.
+        let slot = std::mem::take(counters)
+            .into_iter()
+            .next()
+            .map(|open| open.slot);
+        if let Some(slot) = slot {
+            counters.push(OwnCounter {
+                vcpu: cpu.index,
+                counter: cpu.open(request)?,
+                last: Reading::default(),
+                slot,
+            });
+        }
+        Ok(())
+    }
+
     /// Whether the event owns its counters.
     pub(super) fn is_own(&self) -> bool {
         matches!(self, Self::Own(_))

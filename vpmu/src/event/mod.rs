@@ -23,7 +23,7 @@ use crate::links::Effect;
 use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
 use crate::save::{Fault, SavedLife};
-use crate::settings::CountMode;
+use crate::settings::{CountMode, Engines};
 use crate::shard::{Cpu, Lease, RunLimit, RunSlot};
 use crate::sink::Sink;
 use crate::source::{Engine, Overflows, Rate, Reading, Request, Sampling};
@@ -89,6 +89,8 @@ pub(crate) struct Event {
     /// frequency, they are reduced to 1 Hz instead.
     silent: bool,
     failed: bool,
+    /// Whether the host currently records the event's overflows for a later drain.
+    batched: bool,
     backing: Backing,
     active: Option<Active>,
     /// The part of the vCPU's [`RunLimit`] that the event's own counter uses. An operator's event does not
@@ -124,6 +126,7 @@ impl Event {
             throttle: Throttle::default(),
             silent: false,
             failed: false,
+            batched: spec.is_batched(),
             active: None,
             slot: None,
             wait: 0,
@@ -139,6 +142,7 @@ impl Event {
             enabled: self.enabled,
             paused: self.paused,
             failed: self.failed,
+            prompt: self.spec.prompt,
             throttled: self.throttle.is_closed(),
             task: self.task,
             last_vcpu: self.last_vcpu,
@@ -158,9 +162,10 @@ impl Event {
     /// # Errors
     /// The saved state is not valid.
     pub(crate) fn restore(
-        spec: EventSpec,
+        mut spec: EventSpec,
         context: Context,
         saved: &SavedLife,
+        engines: Engines,
     ) -> Result<Self, Fault> {
         let period = match &saved.period {
             Some(period) => Some(Period::restore(period).ok_or("its period is not valid")?),
@@ -176,10 +181,16 @@ impl Event {
         if period.is_none() && (saved.limit > 0 || saved.throttled) {
             return Err("it has a limit or a throttle, but never overflows");
         }
+        if saved.prompt && (period.is_none() || spec.is_trace()) {
+            return Err("each of its samples causes a wakeup, but it makes no samples");
+        }
+        spec.prompt = saved.prompt;
         if saved.task.is_some() && matches!(context, Context::Vcpu(_)) {
             return Err("it has a task, but its context is a vCPU");
         }
+        let event = Self::new(spec, context, period);
         Ok(Self {
+            batched: event.would_batch(spec.prompt, engines),
             trace,
             task: saved.task,
             last_vcpu: saved.last_vcpu,
@@ -192,7 +203,7 @@ impl Event {
             count: saved.count,
             enabled_ticks: saved.enabled_ticks,
             running_ticks: saved.running_ticks,
-            ..Self::new(spec, context, period)
+            ..event
         })
     }
 
@@ -330,7 +341,14 @@ impl Event {
 
     /// Whether the host records the event's overflows for a later drain.
     pub(crate) fn is_batched(&self) -> bool {
-        self.spec.is_batched()
+        self.batched
+    }
+
+    /// Returns whether the host records the event's overflows for a later drain if the event is prompt, or if it is
+    /// not. `engines` is the operator's choice.
+    pub(crate) fn would_batch(&self, prompt: bool, engines: Engines) -> bool {
+        // An operator who chooses the batched engine does not want exits for samples.
+        self.spec.is_batched() && (!prompt || engines == Engines::Batched)
     }
 
     /// Whether the event is paused.
@@ -346,10 +364,17 @@ impl Event {
         if self.backing.is_prepared(cpu.index) {
             return Ok(());
         }
+        let request = self.request(cpu);
+        let operators = self.is_operators();
+        self.backing.prepare(cpu, &request, operators)
+    }
+
+    /// The request for the event's host counter.
+    fn request(&self, cpu: &Cpu) -> Request {
         let (kind, config) = self.spec.counted();
         let hardware = &cpu.backend.settings.hardware;
         let guest_only = hardware.count_mode == CountMode::Guest || self.period.is_some();
-        let request = Request {
+        Request {
             kind,
             config,
             sampling: self.period.map(|period| Sampling {
@@ -366,9 +391,44 @@ impl Event {
             // the operator's counters. Only the operator's setting pins the counter. `Event::read` handles
             // `OPEN_PINNED`.
             pinned: is_hardware(kind) && hardware.pinned,
-        };
-        let operators = self.is_operators();
-        self.backing.prepare(cpu, &request, operators)
+        }
+    }
+
+    /// Stops the event's own counter and updates count and times, so that the counter can be replaced
+    /// ([`Event::change_engine`]). The event stays active.
+    ///
+    /// # Errors
+    /// See [`Event::start`].
+    pub(crate) fn stop_counter(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        if !self.paused {
+            self.run(cpu, false)?;
+        }
+        self.update(cpu)
+    }
+
+    /// Makes the batched engine or the exit engine take the event's samples from now on. Replaces the event's own
+    /// counter, and begins a new period. The counter of an active event must be stopped ([`Event::stop_counter`]), and
+    /// the caller must have taken its overflows.
+    ///
+    /// # Errors
+    /// See [`Event::start`].
+    pub(crate) fn change_engine(&mut self, cpu: &mut Cpu, batched: bool) -> io::Result<()> {
+        work::charge(1);
+        self.batched = batched;
+        let request = self.request(cpu);
+        self.backing.replace(cpu, &request)?;
+        if self.silent {
+            self.silence()?;
+        }
+        if let Some(active) = &mut self.active
+            && let Some(open) = self.backing.counter(active.vcpu)
+        {
+            active.base = open.last;
+        }
+        match self.paused {
+            true => Ok(()),
+            false => self.run(cpu, true),
+        }
     }
 
     /// Starts counting on `cpu`.

@@ -69,11 +69,14 @@ pub(crate) struct EventSpec {
     pub(crate) wakeup: Wakeup,
     /// Whether the wakeups of the event's family have notices of their own.
     pub(crate) own_notices: bool,
+    /// Whether each sample of the event causes a wakeup. Only the event's shard knows this, because a vCPU command sets
+    /// it: it is `false` in the control plane's copy.
+    pub(crate) prompt: bool,
     /// Number of bytes in an area between two wakeups. Zero means half of the area.
     pub(crate) aux_watermark: u32,
     /// Maximum length of a call chain.
     pub(crate) max_stack: u32,
-    /// `ENGINE_*`: the engine that takes the event's samples.
+    /// `ENGINE_*`: the engine that takes the event's samples unless the event is prompt.
     pub(crate) engine: u32,
     /// The shortest sampling period that the event's backing supports. It is at least 1.
     pub(crate) shortest_period: u64,
@@ -151,7 +154,7 @@ impl EventSpec {
         }
     }
 
-    /// Whether the host records the event's overflows for a later drain.
+    /// Whether the host records the event's overflows for a later drain, unless the event is prompt.
     pub(crate) fn is_batched(&self) -> bool {
         self.engine == ENGINE_BATCHED
     }

@@ -129,6 +129,7 @@ impl Tracer {
             layout: Layout::default(),
             wakeup: Wakeup::Page,
             own_notices: false,
+            prompt: false,
             aux_watermark: 0,
             max_stack: 0,
             engine: ENGINE_ANY,

@@ -156,6 +156,7 @@ fn context<'a>(layout: &'a Layout, sample_id: &'a SampleId) -> WriteContext<'a> 
         layout,
         sample_id,
         wakeup: Wakeup::Page,
+        prompt: false,
     }
 }
 

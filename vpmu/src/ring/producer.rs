@@ -39,6 +39,8 @@ pub(crate) struct WriteContext<'a> {
     /// The record's sample id. A `PERF_RECORD_LOST` that is written just before the record gets the same sample id.
     pub(crate) sample_id: &'a SampleId,
     pub(crate) wakeup: Wakeup,
+    /// Whether each sample wakes the reader. The counts for `wakeup` go on as without this.
+    pub(crate) prompt: bool,
 }
 
 /// The result of writing a record.
@@ -199,11 +201,11 @@ impl Producer {
         context: &WriteContext<'_>,
     ) -> Outcome {
         if !self.has_loss() {
-            return self.place(pages, &[], record, samples, context.wakeup);
+            return self.place(pages, &[], record, samples, context);
         }
         let mut loss = std::mem::take(&mut self.loss);
         let before = loss.lost(context.layout, context.sample_id, self.lost);
-        let outcome = self.place(pages, before, record, samples, context.wakeup);
+        let outcome = self.place(pages, before, record, samples, context);
         self.loss = loss;
         outcome
     }
@@ -215,7 +217,7 @@ impl Producer {
         loss: &[u64],
         record: &[u64],
         samples: u64,
-        wakeup: Wakeup,
+        context: &WriteContext<'_>,
     ) -> Outcome {
         let len = size_of_val(loss) as u64 + size_of_val(record) as u64;
         if self.paused || !self.has_room(pages, len) {
@@ -241,7 +243,7 @@ impl Producer {
             self.loss_told = false;
         }
         self.bytes += len;
-        let wake = match wakeup {
+        let due = match context.wakeup {
             Wakeup::Page => before / PAGE_SIZE as u64 != self.produced() / PAGE_SIZE as u64,
             Wakeup::Records(every) => {
                 self.records += samples;
@@ -249,6 +251,7 @@ impl Producer {
             }
             Wakeup::Bytes(every) => take(&mut self.bytes, every),
         };
+        let wake = due || context.prompt && samples > 0;
         if wake {
             self.roused = self.head;
         }

@@ -136,6 +136,8 @@ saved! {
         pub(crate) enabled: bool,
         pub(crate) paused: bool,
         pub(crate) failed: bool,
+        /// Whether each of its samples causes a wakeup.
+        pub(crate) prompt: bool,
         /// Whether its overflows make no records.
         pub(crate) throttled: bool,
         /// The task that was last scheduled in for the event, and the last vCPU that this task ran on.

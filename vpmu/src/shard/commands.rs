@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::state::State;
 use crate::abi::{
     COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_FLUSH, COMMAND_IN,
-    COMMAND_OUT, COMMAND_PERIOD, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU,
-    Command, Reply,
+    COMMAND_OUT, COMMAND_PERIOD, COMMAND_PROMPT, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET,
+    COMMAND_VCPU, Command, Reply,
 };
 use crate::errno::{Errno, status};
 use crate::event::Context;
@@ -231,7 +231,10 @@ fn aux_end_command(state: &mut State, command: &Command) -> Reply {
 fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errno> {
     let (op, id) = (command.op.get(), command.event.get());
     let has_value = command.value.get() != 0;
-    let takes_value = matches!(op, COMMAND_PERIOD | COMMAND_REFRESH | COMMAND_AUX_BEGIN);
+    let takes_value = matches!(
+        op,
+        COMMAND_PERIOD | COMMAND_REFRESH | COMMAND_AUX_BEGIN | COMMAND_PROMPT
+    );
     let has_room = command.room.get() != 0 && op != COMMAND_AUX_BEGIN;
     if command.reserved.get() != 0 || has_room || has_value && !takes_value {
         return Err(Errno::EINVAL);
@@ -242,7 +245,12 @@ fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errn
     let event = state.event(id).ok_or(Errno::ENOENT)?;
     let changes = matches!(
         op,
-        COMMAND_ENABLE | COMMAND_DISABLE | COMMAND_RESET | COMMAND_PERIOD | COMMAND_REFRESH
+        COMMAND_ENABLE
+            | COMMAND_DISABLE
+            | COMMAND_RESET
+            | COMMAND_PERIOD
+            | COMMAND_REFRESH
+            | COMMAND_PROMPT
     );
     if changes && event.is_operators() {
         return Err(Errno::EPERM);
@@ -259,6 +267,11 @@ fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errn
         COMMAND_RESET => state.reset_count(id),
         COMMAND_AUX_BEGIN => state.aux_begin(id, command.value.get(), command.room.get()),
         COMMAND_PERIOD => state.set_period(id, command.value.get()),
+        COMMAND_PROMPT => match command.value.get() {
+            0 => state.set_prompt(id, false),
+            1 => state.set_prompt(id, true),
+            _ => Err(Errno::EINVAL),
+        },
         _ => Err(Errno::EINVAL),
     }
 }

@@ -827,6 +827,54 @@ impl State {
         }
     }
 
+    /// Makes each sample of an event cause a wakeup, or restores the family's wakeup interval. While each sample causes
+    /// a wakeup, the exit engine takes the samples of an event that was opened with the batched engine, unless the
+    /// operator requires the batched engine.
+    pub(crate) fn set_prompt(&mut self, id: u64, prompt: bool) -> Result<(), Errno> {
+        let engines = self.cpu.backend.settings.engines;
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        if event.period.is_none() || event.spec.is_trace() {
+            return Err(Errno::EINVAL);
+        }
+        if event.spec.prompt == prompt {
+            return Ok(());
+        }
+        let batched = event.would_batch(prompt, engines);
+        if batched == event.is_batched() {
+            event.spec.prompt = prompt;
+            return Ok(());
+        }
+        let stopped = event.stop_counter(&mut self.cpu);
+        if event.active_on().is_some() {
+            // Take the overflows before the counter is closed. They happened before the command, so their records cause
+            // wakeups as before.
+            match batched {
+                false => self.flush_last_batch(id),
+                true => self.run_overflows(|state| {
+                    state.drain_overflows(id);
+                }),
+            }
+        }
+        // One of these overflows may have reached the event's limit, and stopped the event.
+        let changed = self.with_hooks(id, |event, cpu| {
+            event.spec.prompt = prompt;
+            stopped.and_then(|()| event.change_engine(cpu, batched))
+        });
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if batched && event.active_on().is_some() {
+            self.start_collecting();
+        }
+        self.publish(id, changed.unwrap_or(Ok(())))
+    }
+
+    /// Makes an event that outlives its driver forget the driver's requests for notices and wakeups.
+    pub(crate) fn forget_requests(&mut self, id: u64) {
+        self.set_own_notices(id, false);
+        // If the host refuses the event's counter, the event is in the error state, which the next driver can see.
+        // Events that do not sample are not prompt.
+        let _ = self.set_prompt(id, false);
+    }
+
     /// Begins a write to a trace by a producer in the VMM. The trace must be active and not paused. Returns the trace's
     /// sink.
     ///

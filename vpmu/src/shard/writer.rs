@@ -346,5 +346,6 @@ pub(super) fn context<'a>(spec: &'a EventSpec, sample_id: &'a SampleId) -> Write
         layout: &spec.layout,
         sample_id,
         wakeup: spec.wakeup,
+        prompt: spec.prompt,
     }
 }

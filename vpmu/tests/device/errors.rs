@@ -438,6 +438,7 @@ fn begin_event(scene: &mut Scene, table: &str) {
         "OUT" => scene.operate(COMMAND_OUT, 0, 0),
         "PERIOD" => scene.operate(COMMAND_PERIOD, 100, 0),
         "REFRESH" => scene.operate(COMMAND_REFRESH, 1, 0),
+        "PROMPT" => scene.operate(COMMAND_PROMPT, 1, 0),
         "START" => scene.operate(COMMAND_ENABLE, 0, 0),
         "AUX_BEGIN" => scene.operate(COMMAND_AUX_BEGIN, 0, 4096),
         "AUX_END" => scene.operate(COMMAND_AUX_END, 0, 0),
@@ -1067,6 +1068,25 @@ fn commands() -> Vec<Case> {
         case("REFRESH-2", |scene| {
             scene.about_new(&open_of(KIND_MARK, 5, 0));
         }),
+        case("PROMPT-1", |scene| {
+            scene.operate(COMMAND_PROMPT, 2, 0);
+        }),
+        case("PROMPT-2", |scene| {
+            scene.about_new(&open_of(KIND_MARK, 5, 0));
+        }),
+        case("PROMPT-3", |scene| scene.about_new(&trace())),
+        case("PROMPT-4", |scene| {
+            scene.fixture.host.know_ips();
+            scene.about_new(&OpenRequest {
+                flags: OPEN_ENABLED.into(),
+                engine: ENGINE_BATCHED.into(),
+                ..cycles(0)
+            });
+            scene.operate(COMMAND_PROMPT, 1, 0);
+            scene
+                .late
+                .push((1, |fixture| fixture.host.deny(libc::EACCES)));
+        }),
         case("START-1", |scene| {
             let event = scene.failed();
             scene.about(event);
@@ -1194,12 +1214,13 @@ fn applies(row: &str, to: &str) -> bool {
     }
 }
 
-const COMMANDS: [&str; 9] = [
+const COMMANDS: [&str; 10] = [
     "COMMAND",
     "IN",
     "OUT",
     "PERIOD",
     "REFRESH",
+    "PROMPT",
     "START",
     "AUX_BEGIN",
     "AUX_END",

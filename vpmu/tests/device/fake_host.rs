@@ -6,8 +6,8 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_RAW, KIND_SOFTWARE};
 use vpmu::source::{
-    Counter, CounterKey, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded,
-    Request, Sampling, Source,
+    Counter, CounterKey, CounterSet, Engine, Mode, Offer, Overflow, Overflows, Rate, Reading,
+    Recorded, Request, Sampling, Source,
 };
 use vpmu::{GuestRegs, Interrupt, Machine, RawEvents, Refusal, Registers};
 
@@ -65,6 +65,7 @@ struct FakeCounter {
     reading: Reading,
     period: u64,
     frequency: bool,
+    engine: Option<Engine>,
     pinned: bool,
     host_excluded: bool,
     /// Whether the host has revoked the counter.
@@ -141,6 +142,15 @@ impl FakeHost {
             counter.frequency.then_some(counter.period)
         });
         frequencies.collect()
+    }
+
+    /// Returns the engines of the counters that sample.
+    pub(crate) fn engines(&self) -> Vec<Engine> {
+        let counters = self.counters.lock().expect("no panic");
+        let engines = counters
+            .iter()
+            .filter_map(|counter| counter.lock().expect("no panic").engine);
+        engines.collect()
     }
 
     /// Number of pinned counters.
@@ -372,6 +382,7 @@ impl Handle {
                     ..
                 })
             ),
+            engine: what.sampling.map(|sampling| sampling.engine),
             pinned: what.pinned,
             host_excluded: what.exclude_host,
             lost: false,

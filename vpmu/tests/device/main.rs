@@ -32,6 +32,7 @@ mod persistent;
 mod places;
 mod policy;
 mod policy_events;
+mod prompt;
 mod random;
 mod rates;
 mod reader;

@@ -551,6 +551,7 @@ fn command(stage: &Stage, input: &mut Unstructured<'_>) -> Result<Command> {
         ),
         COMMAND_PERIOD => (*input.choose(&[10, 1, 1000, 0])?, 0),
         COMMAND_REFRESH => (input.int_in_range(0..=3)?, 0),
+        COMMAND_PROMPT => (input.int_in_range(0..=1)?, 0),
         _ => (0, 0),
     };
     let (value, room) = match once_in(input, 20)? {

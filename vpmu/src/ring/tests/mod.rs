@@ -219,5 +219,6 @@ fn context<'a>(layout: &'a Layout, sample_id: &'a SampleId, wakeup: Wakeup) -> W
         layout,
         sample_id,
         wakeup,
+        prompt: false,
     }
 }

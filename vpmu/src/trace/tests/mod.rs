@@ -39,6 +39,7 @@ fn spec(id: u64, kind: u32) -> EventSpec {
         layout: Layout::default(),
         wakeup: Wakeup::Bytes(1 << 30),
         own_notices: false,
+        prompt: false,
         aux_watermark: 0,
         max_stack: 0,
         engine: ENGINE_ANY,

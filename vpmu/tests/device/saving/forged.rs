@@ -178,10 +178,17 @@ fn forged_states_are_refused_with_the_fault() {
         (event(3, "/spec/owner"), json!(5), "its id"),
         (event(3, "/spec/owner"), json!(1), "inherited"),
         (
+            event(0, "/life/prompt"),
+            json!(true),
+            "settings of its wakeups",
+        ),
+        (
             event(0, "/spec/own_notices"),
             json!(true),
             "settings of its wakeups",
         ),
+        (event(5, "/life/prompt"), json!(true), "makes no samples"),
+        (event(7, "/life/prompt"), json!(true), "makes no samples"),
         (
             event(5, "/spec/own_notices"),
             json!(true),

@@ -141,7 +141,7 @@ impl Storm {
 
     /// Offers commands in two buffers, and notifies.
     fn notify(&self, session: &mut VcpuSession, of: u32, dice: &mut Dice) {
-        const OPS: [u32; 13] = [
+        const OPS: [u32; 14] = [
             COMMAND_IN,
             COMMAND_IN,
             COMMAND_OUT,
@@ -155,6 +155,7 @@ impl Storm {
             COMMAND_FLUSH,
             COMMAND_AUX_BEGIN,
             COMMAND_AUX_END,
+            COMMAND_PROMPT,
         ];
         let index = 2 + of as usize;
         let slot = 4 * u16::try_from(session.vcpu()).expect("few");
@@ -165,6 +166,7 @@ impl Storm {
                     let op = dice.one(&OPS);
                     let value = match op {
                         COMMAND_PERIOD | COMMAND_REFRESH => 1 + dice.below(200),
+                        COMMAND_PROMPT => dice.below(2),
                         _ => 0,
                     };
                     Command {
