@@ -5,7 +5,6 @@
 #ifndef _VPMU_COMPAT_H
 #define _VPMU_COMPAT_H
 
-#include <linux/hrtimer.h>
 #include <linux/limits.h>
 #include <linux/mm.h>
 #include <linux/perf_event.h>
@@ -138,24 +137,6 @@ static inline void vpmu_sample_chain(struct perf_sample_data *data,
 	data->sample_flags |= PERF_SAMPLE_CALLCHAIN;
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
 	data->dyn_size += (1 + chain->nr) * sizeof(u64);
-#endif
-}
-
-/**
- * vpmu_hrtimer_setup() - prepare a timer
- * @timer: the timer
- * @function: called when it expires
- * @mode: HRTIMER_MODE_*
- */
-static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
-				      enum hrtimer_restart (*function)(struct hrtimer *),
-				      enum hrtimer_mode mode)
-{
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 13, 0)
-	hrtimer_init(timer, CLOCK_MONOTONIC, mode);
-	timer->function = function;
-#else
-	hrtimer_setup(timer, function, CLOCK_MONOTONIC, mode);
 #endif
 }
 

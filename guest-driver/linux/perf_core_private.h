@@ -699,29 +699,72 @@ static inline bool perf_core_overflow(struct perf_event *event, struct perf_samp
 }
 
 /**
+ * perf_core_reports_each() - whether a program is told about each of an event's
+ *                            overflows when it happens
+ * @event: the event; interrupts are off
+ *
+ * A program gets a signal if it has set O_ASYNC, or if the event has a limit of
+ * overflows. A BPF program of the event runs at each overflow. Safe: the fields
+ * are only read, each once; a change that is missed here is seen at the next
+ * call.
+ *
+ * Return: true if an overflow cannot wait for a later replay.
+ */
+static inline bool perf_core_reports_each(const struct perf_event *event)
+{
+	const struct perf_event *first = event->parent ?: event;
+
+#ifdef CONFIG_BPF_SYSCALL
+	if (READ_ONCE(event->prog))
+		return true;
+#endif
+	return READ_ONCE(first->fasync) || atomic_read(&event->event_limit);
+}
+
+/**
  * perf_core_signal() - signal an event's owner after an overflow, and decrement
  *                      the event's overflow limit
- * @event: the event, active on this CPU; interrupts are off
+ * @event: the event, which is active on this CPU or was last active here;
+ *         interrupts are off
+ * @ended: set if the limit of PERF_EVENT_IOC_REFRESH is used up
  *
  * Does both as __perf_event_overflow() does. Safe: only the CPU that the event
  * is active on accesses the pending fields, and perf_pending_irq() reads them
  * on that CPU.
  *
- * Return: true if the limit of PERF_EVENT_IOC_REFRESH is used up.
+ * Return: true if the owner gets a signal, or the event is disabled, once
+ * interrupts are on.
  */
-static inline bool perf_core_signal(struct perf_event *event)
+static inline bool perf_core_signal(struct perf_event *event, bool *ended)
 {
 	struct fasync_struct **fasync = &(event->parent ?: event)->fasync;
-	bool ended = atomic_read(&event->event_limit) && atomic_dec_and_test(&event->event_limit);
 
-	event->pending_kill = ended ? POLL_HUP : POLL_IN;
-	if (ended)
+	event->pending_kill = POLL_IN;
+	if (atomic_read(&event->event_limit) && atomic_dec_and_test(&event->event_limit)) {
+		event->pending_kill = POLL_HUP;
+		*ended = true;
 		perf_core_disable(event);
-	else if (!READ_ONCE(*fasync))
+	} else if (!READ_ONCE(*fasync)) {
 		return false;
+	}
 	event->pending_wakeup = 1;
 	irq_work_queue(&event->pending_irq);
-	return ended;
+	return true;
+}
+
+/**
+ * perf_core_signal_is_pending() - whether perf_core_signal() has queued a signal
+ *                                 that was not sent yet
+ * @event: the event; interrupts are off
+ *
+ * Safe: perf_pending_irq() clears the field before it sends the signal, on this
+ * CPU, where it cannot be interrupted by the caller.
+ *
+ * Return: true if another overflow would be merged into that signal.
+ */
+static inline bool perf_core_signal_is_pending(const struct perf_event *event)
+{
+	return READ_ONCE(event->pending_wakeup) && READ_ONCE((event->parent ?: event)->fasync);
 }
 
 #endif /* _VPMU_PERF_CORE_PRIVATE_H */

@@ -12,7 +12,7 @@
 
 #include <linux/atomic.h>
 #include <linux/device.h>
-#include <linux/hrtimer.h>
+#include <linux/interrupt.h>
 #include <linux/irq_work.h>
 #include <linux/list.h>
 #include <linux/miscdevice.h>
@@ -22,6 +22,7 @@
 #include <linux/seqlock.h>
 #include <linux/smp.h>
 #include <linux/spinlock.h>
+#include <linux/timer.h>
 #include <linux/types.h>
 #include <linux/virtio.h>
 #include <linux/wait.h>
@@ -76,14 +77,16 @@ struct vpmu_replay;
  *              breaks
  * @traces: perf core's traces that write on this CPU
  * @service: calls vpmu_trace_service() on this CPU
- * @sampling: perf core's sampling events that are active on this CPU
- * @stopped: sampling events that were just stopped; their last samples must
- *           still be replayed
+ * @sampling: perf core's sampling events that are active on this CPU, or were
+ *            stopped here with samples left; see vpmu_sampling.c
+ * @stopped: sampling events that were just stopped
  * @views: views of persistent events that are active on this CPU
  * @replay: the state of a replay
- * @replay_call: runs a replay on this CPU
- * @replay_timer: runs a replay periodically while there are events in @sampling
- *                or @views
+ * @replay_timer: replays samples periodically while there are events in
+ *                @sampling or @views
+ * @replay_kick: replays samples once interrupts are on
+ * @soft: replays samples, in a softirq
+ * @soft_call: schedules @soft on this CPU
  *
  * The members that @lock does not protect are used only on the queue's CPU,
  * with interrupts off.
@@ -110,8 +113,10 @@ struct vpmu_vcpu {
 	struct list_head stopped;
 	struct list_head views;
 	struct vpmu_replay *replay;
-	call_single_data_t replay_call;
-	struct hrtimer replay_timer;
+	struct timer_list replay_timer;
+	struct irq_work replay_kick;
+	struct tasklet_struct soft;
+	call_single_data_t soft_call;
 };
 
 /**
@@ -500,6 +505,8 @@ struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);
 unsigned long vpmu_vcpu_enter(void);
 void vpmu_vcpu_leave(unsigned long flags);
 bool vpmu_vcpu_may_read(void);
+void vpmu_vcpu_serve(struct vpmu_vcpu *vcpu);
+void vpmu_vcpu_call(struct vpmu_device *dev, int cpu);
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value);
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
@@ -515,6 +522,8 @@ void vpmu_pmu_unregister(struct vpmu_device *dev);
 int vpmu_sampling_init(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu);
 bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id);
+bool vpmu_sampling_run(struct vpmu_vcpu *vcpu);
+void vpmu_sampling_wake(struct vpmu_device *dev);
 
 /* vpmu_trace.c */
 int vpmu_trace_register(struct vpmu_device *dev);
@@ -542,9 +551,10 @@ void vpmu_cdev_unregister(struct vpmu_device *dev);
 int vpmu_task_init(struct vpmu_device *dev);
 void vpmu_task_exit(struct vpmu_device *dev);
 int vpmu_task_get(struct vpmu_device *dev);
-void vpmu_task_put(struct vpmu_device *dev);
+void vpmu_task_put(void);
 void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu);
 void vpmu_task_forgotten(struct vpmu_device *dev);
 int vpmu_task_resume(struct vpmu_device *dev);
+bool vpmu_task_is_switching(void);
 
 #endif /* _VPMU_H */

@@ -365,12 +365,12 @@ void vpmu_event_read(struct perf_event *event)
 
 /*
  * Whether an event continues if the device refuses command @op for it. A failed
- * flush changes nothing, and if the device refuses a new period, the event
- * keeps its old period.
+ * flush changes nothing. If the device refuses a new period, the event keeps its
+ * old period; if it refuses prompt samples, they come later.
  */
 static bool event_survives(u32 op)
 {
-	return op == VPMU_COMMAND_FLUSH || op == VPMU_COMMAND_PERIOD;
+	return op == VPMU_COMMAND_FLUSH || op == VPMU_COMMAND_PERIOD || op == VPMU_COMMAND_PROMPT;
 }
 
 /**

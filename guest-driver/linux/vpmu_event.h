@@ -59,6 +59,7 @@ struct vpmu_view;
  * @sampler: for a sampling event through perf core: the ring to replay, which
  *           belongs to the parent if there is one
  * @sampling: entry in vpmu_vcpu::sampling or ::stopped
+ * @prompt: VPMU_COMMAND_PROMPT has made its samples prompt
  * @period: the period that the device uses
  * @freq: @period is a frequency
  * @ended: its samples are dropped until it is next started, because the limit of
@@ -101,6 +102,7 @@ struct vpmu_event {
 	struct vpmu_trace *trace;
 	struct vpmu_sampler *sampler;
 	struct list_head sampling;
+	bool prompt;
 	u64 period;
 	bool freq;
 	bool ended;
@@ -150,9 +152,11 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 int vpmu_sampling_map(struct vpmu_event *own);
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own);
 void vpmu_sampling_stop(struct vpmu_event *own);
+void vpmu_sampling_forget(struct vpmu_event *own);
 void vpmu_sampling_settle(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_arm(struct vpmu_vcpu *vcpu);
-void vpmu_sampling_call(struct vpmu_device *dev, int cpu);
+void vpmu_sampling_flush(struct vpmu_event *own);
+void vpmu_sampling_close(struct vpmu_event *own);
 void vpmu_sampling_read(struct vpmu_event *own);
 struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own);
 u64 vpmu_sampling_leader(const struct perf_event *event);

@@ -108,7 +108,7 @@ static void event_free(struct vpmu_event *own, bool close)
 	if (own->file)
 		vpmu_file_put(own->file);
 	if (own->tracks)
-		vpmu_task_put(dev);
+		vpmu_task_put();
 	kfree(own->trace);
 	/* The sampler belongs to the parent, which outlives this event. */
 	if (own->event->parent)
@@ -128,6 +128,7 @@ static void event_destroy(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	bool close = own->id;
 
+	vpmu_sampling_close(own);
 	vpmu_life_remove(own);
 	event_withdraw(own);
 	/*
@@ -308,6 +309,7 @@ int vpmu_event_reopen(struct vpmu_event *own)
 	own->enabled_ns = 0;
 	own->running_ns = 0;
 	own->lost = 0;
+	own->prompt = false;
 	err = event_open(own->event, own);
 	if (!err && file && !own->event->parent)
 		file->id = own->id;

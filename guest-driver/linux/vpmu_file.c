@@ -101,7 +101,7 @@ static void file_free(struct kref *ref)
 
 	irq_work_sync(&file->waiters.gone);
 	if (file->tracks)
-		vpmu_task_put(dev);
+		vpmu_task_put();
 	/* This does not recurse further: a leader does not have a leader. */
 	if (file->group.leader)
 		vpmu_file_put(file->group.leader);

@@ -288,7 +288,7 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	case VPMU_NOTICE_WAKEUP:
 		output_wakeup(file, POLL_IN, le32_to_cpu(notice->value));
 		if (file->persist.views && file->place.cpu >= 0)
-			vpmu_sampling_call(dev, file->place.cpu);
+			vpmu_vcpu_call(dev, file->place.cpu);
 		break;
 	case VPMU_NOTICE_LIMIT:
 		output_wakeup(file, POLL_HUP, le32_to_cpu(notice->value));

@@ -79,9 +79,8 @@ static void perf_flush_trace(struct perf_event *event)
 }
 
 /*
- * Flushes an event. To flush samples, this function reads the event. The read
- * covers each event of the family: it replays the samples on the CPU where that
- * event is active.
+ * Flushes an event. To flush samples, this function reads the event, and then
+ * replays the samples. Both cover each event of the family.
  */
 static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 {
@@ -99,6 +98,8 @@ static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 		perf_flush_trace(event);
 	else
 		perf_event_read_value(event, &enabled, &running);
+	if (own->sampler)
+		vpmu_sampling_flush(own);
 	return own->unpaid_ns == U64_MAX ? -EIO : 0;
 }
 

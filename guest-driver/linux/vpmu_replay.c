@@ -43,13 +43,19 @@
  */
 #define RECORD_WORDS	(1 + 9 + 1 + 2 * VPMU_GROUP + 1 + CHAIN_LEN + 1 + VPMU_ARCH_REGS_COUNT)
 
+/* Number of attempts to read two clocks at the same time */
+#define CLOCK_PAIRS	3
+
 /**
  * struct vpmu_replay - a CPU's state for replays; used with interrupts off
  * @busy: a replay is in progress
  * @event: the event that the records are replayed to
  * @records: the ring
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
+ * @left: number of records that may still be replayed
  * @dev: the device, whose clock the records use
+ * @offset: difference between the event's clock and the device's clock
+ * @paired: @offset is set
  * @record: a copy of the record
  * @next: the next word of @record to read
  * @end: the end of the record's last word
@@ -66,7 +72,10 @@ struct vpmu_replay {
 	struct perf_event *event;
 	struct vpmu_records *records;
 	bool *ended;
+	unsigned int *left;
 	const struct vpmu_device *dev;
+	u64 offset;
+	bool paired;
 	u64 record[RECORD_WORDS];
 	const u64 *next;
 	const u64 *end;
@@ -105,12 +114,34 @@ static void records_copy(const struct vpmu_records *records, u64 from, void *to,
 	}
 }
 
-/* The current time of the clock in the device's records */
-static u64 device_clock(const struct vpmu_device *dev)
+/* Converts a time of the TSC to the clock in the device's records. */
+static u64 device_clock(const struct vpmu_device *dev, u64 cycles)
 {
 	struct vpmu_info info = vpmu_info_of(dev);
 
-	return info.time_zero + mul_u64_u32_shr(get_cycles(), info.time_mult, info.time_shift);
+	return info.time_zero + mul_u64_u32_shr(cycles, info.time_mult, info.time_shift);
+}
+
+/*
+ * Finds how far the event's clock is ahead of the device's clock, which is read
+ * directly before and after. The vCPU can be stopped between two readings: of
+ * several attempts, the shortest counts.
+ */
+static void replay_pair_clocks(struct vpmu_replay *replay)
+{
+	u64 before, now, gap, shortest = U64_MAX;
+	unsigned int i;
+
+	for (i = 0; i < CLOCK_PAIRS; i++) {
+		before = get_cycles();
+		now = perf_core_event_clock(replay->event);
+		gap = get_cycles() - before;
+		if (gap >= shortest)
+			continue;
+		shortest = gap;
+		replay->offset = now - device_clock(replay->dev, before + gap / 2);
+	}
+	replay->paired = true;
 }
 
 /*
@@ -195,13 +226,12 @@ static void replay_task(struct vpmu_replay *replay, u64 word)
 static void replay_time(struct vpmu_replay *replay, u64 time)
 {
 	struct perf_sample_data *data = &replay->data;
-	u64 now, age;
 
 	if (!(replay->records->type & PERF_SAMPLE_TIME))
 		return;
-	now = device_clock(replay->dev);
-	age = now > time ? now - time : 0;
-	data->time = perf_core_event_clock(replay->event) - age;
+	if (!replay->paired)
+		replay_pair_clocks(replay);
+	data->time = time + replay->offset;
 	data->sample_flags |= PERF_SAMPLE_TIME;
 }
 
@@ -342,8 +372,12 @@ static void replay_sample(struct vpmu_replay *replay, size_t len)
 	replay_turn_group(replay, true);
 	passes = perf_core_overflow(event, &replay->data, &replay->regs);
 	replay_turn_group(replay, false);
-	if (passes && perf_core_signal(event))
-		*replay->ended = true;
+	/*
+	 * The owner gets a signal for each overflow, from an irq_work of perf
+	 * core: it must run before the next record.
+	 */
+	if (passes && perf_core_signal(event, replay->ended))
+		*replay->left = 0;
 }
 
 /* Replays the record of @size bytes at position @from. */
@@ -373,9 +407,8 @@ static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 si
 static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 {
 	struct perf_event_header header;
-	u64 end = tail + VPMU_REPLAY_PAGES * PAGE_SIZE;
 
-	while (tail != head && (s64)(end - tail) > 0) {
+	while (tail != head && *replay->left) {
 		/*
 		 * Programs can write to the header at any time, so use a copy.
 		 */
@@ -388,6 +421,7 @@ static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 		if (header.size < sizeof(header) || header.size % sizeof(u64) ||
 		    header.size > head - tail)
 			return head;
+		--*replay->left;
 		replay_record(replay, header.type, tail, header.size);
 		tail += header.size;
 	}
@@ -435,24 +469,31 @@ static bool replay_records(struct vpmu_replay *replay)
  *           or while this CPU already replays any ring
  * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; later
  *         samples are dropped
+ * @left: number of records to replay at most; decremented for each, and set to
+ *        zero when a signal must be sent before the next record
  *
  * Return: true if records are left for another call.
  */
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,
-		 bool *ended)
+		 bool *ended, unsigned int *left)
 {
 	struct vpmu_replay *replay = vcpu->replay;
 	bool more;
 
 	lockdep_assert_irqs_disabled();
-	if (replay->busy || !raw_spin_trylock(&records->lock))
+	if (vpmu_records_are_empty(records))
 		return false;
+	if (!*left || replay->busy || perf_core_signal_is_pending(event) ||
+	    !raw_spin_trylock(&records->lock))
+		return true;
 	replay->busy = true;
 	replay->event = event;
 	replay->records = records;
 	replay->ended = ended;
+	replay->left = left;
 	replay->members = 0;
 	replay->dev = vcpu->dev;
+	replay->paired = false;
 	more = replay_records(replay);
 	replay->busy = false;
 	raw_spin_unlock(&records->lock);
@@ -486,6 +527,33 @@ void vpmu_records_init(struct vpmu_records *records)
 }
 
 /**
+ * vpmu_records_are_empty() - whether a ring has nothing to replay
+ * @records: the ring; interrupts are off
+ *
+ * Return: true if all records have been read, or if the ring has ended.
+ */
+bool vpmu_records_are_empty(const struct vpmu_records *records)
+{
+	const struct perf_event_mmap_page *metadata;
+
+	if (!READ_ONCE(records->size))
+		return true;
+	metadata = records_page(records, 0);
+	return READ_ONCE(metadata->data_head) == READ_ONCE(metadata->data_tail);
+}
+
+/**
+ * vpmu_records_drop() - skip all records that a ring has now
+ * @records: the ring, which no CPU replays; interrupts are off
+ */
+void vpmu_records_drop(struct vpmu_records *records)
+{
+	struct perf_event_mmap_page *metadata = records_page(records, 0);
+
+	smp_store_release(&metadata->data_tail, READ_ONCE(metadata->data_head));
+}
+
+/**
  * vpmu_records_end() - end the replays of a ring before its pages are freed
  * @records: the ring; on return, no CPU accesses it
  */
@@ -494,7 +562,7 @@ void vpmu_records_end(struct vpmu_records *records)
 	unsigned long flags;
 
 	raw_spin_lock_irqsave(&records->lock, flags);
-	records->size = 0;
+	WRITE_ONCE(records->size, 0);
 	raw_spin_unlock_irqrestore(&records->lock, flags);
 }
 

@@ -52,13 +52,15 @@ struct vpmu_records {
 #define VPMU_SAMPLE_PROMPT \
 	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)
 
-/* Maximum number of pages per replay, because a replay keeps interrupts off */
-#define VPMU_REPLAY_PAGES	16
+/* Maximum number of records per replay, because a replay keeps interrupts off */
+#define VPMU_REPLAY_PIECE	64
 
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,
-		 bool *ended);
+		 bool *ended, unsigned int *left);
 bool vpmu_replay_counts(const struct vpmu_vcpu *vcpu, const struct perf_event *event);
 void vpmu_records_init(struct vpmu_records *records);
+bool vpmu_records_are_empty(const struct vpmu_records *records);
+void vpmu_records_drop(struct vpmu_records *records);
 void vpmu_records_end(struct vpmu_records *records);
 int vpmu_replay_init(struct vpmu_vcpu *vcpu);
 void vpmu_replay_exit(struct vpmu_vcpu *vcpu);

@@ -5,26 +5,43 @@
  * The device writes an event's samples to a ring that the driver allocates, and
  * the driver replays them to perf core: see vpmu_replay.c.
  *
- * Records are replayed on the CPU where the event is active, with interrupts
- * off. The driver replays them when the ring crosses its watermark, when the
- * event is scheduled out, when it is read, and every REPLAY_NS. With the
- * watermark, one device interrupt is enough for many samples. But if perf core
- * must read part of a sample at the replay, such as the user stack, the
- * watermark is one record.
+ * Records are replayed in pieces of at most VPMU_REPLAY_PIECE records, on the
+ * CPU where the event is active. Interrupts are off during a piece, and on
+ * between two pieces. Replays start:
+ *
+ * - with each tick of a CPU that is not idle, and every IDLE_TICKS of an idle
+ *   CPU. The records are in the ring already, so this costs no exit;
+ * - when the device sends a notice, because the ring has crossed its watermark.
+ *   The watermark is one record (the samples are prompt) if perf core reads
+ *   part of a sample at the replay, such as the user stack, or if a program
+ *   gets a signal or runs a BPF program at each overflow;
+ * - when the event is stopped. But while the scheduler switches tasks, it holds
+ *   the runqueue's lock. An event of a CPU, or of a task on one CPU, then stays
+ *   on the list of this CPU until the next tick has replayed its records. An
+ *   event of a task on any CPU cannot wait: the task may run on another CPU
+ *   next, and perf core's ring must be written by one CPU at a time. Such an
+ *   event has at most one piece replayed in a switch, and the rest when its
+ *   task runs again.
  */
 #include <linux/bits.h>
 #include <linux/cpumask.h>
-#include <linux/hrtimer.h>
-#include <linux/ktime.h>
+#include <linux/interrupt.h>
+#include <linux/irq_work.h>
+#include <linux/jiffies.h>
+#include <linux/minmax.h>
 #include <linux/mm.h>
 #include <linux/percpu.h>
 #include <linux/perf_event.h>
+#include <linux/sched.h>
+#include <linux/sched/clock.h>
 #include <linux/slab.h>
 #include <linux/smp.h>
+#include <linux/timer.h>
 
 #include "compat.h"
 #include "perf_core_private.h"
 #include "vpmu.h"
+#include "vpmu_arch.h"
 #include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_replay.h"
@@ -38,18 +55,34 @@
 #define RING_PAGES	16
 #define RING_SIZE	(RING_PAGES * PAGE_SIZE)
 
-/* The longest time that a sample of an active event may wait for its replay */
-#define REPLAY_NS	(100 * NSEC_PER_MSEC)
+/* Jiffies between two replays on an idle CPU that has nothing to replay */
+#define IDLE_TICKS	(HZ / 10)
+
+/*
+ * Number of pieces that one call of vpmu_sampling_run() replays. Other softirqs, or
+ * tasks, then go first.
+ */
+#define RUN_PIECES	32
+
+/* Number of a call chain's addresses that the watermark allows for */
+#define CHAIN_TYPICAL	16
+
+/* The longest time to replay the records of an event that is stopped */
+#define STOP_NS		(500 * NSEC_PER_USEC)
 
 /**
  * struct vpmu_sampler - the ring of an event and of the events that inherit it
  * @records: the ring, as replays read it
- * @prompt: the watermark is one record, so each sample is replayed immediately
+ * @prompt: the watermark is always one record
+ * @members: on each CPU: number of events of the family in vpmu_vcpu::sampling
+ * @cpus: the CPUs where @members is not zero
  * @pages: the metadata page, then the data pages
  */
 struct vpmu_sampler {
 	struct vpmu_records records;
 	bool prompt;
+	unsigned int __percpu *members;
+	cpumask_var_t cpus;
 	struct page *pages[1 + RING_PAGES];
 };
 
@@ -65,6 +98,8 @@ static void sampler_free(struct vpmu_sampler *sampler)
 
 	for (i = 0; i < ARRAY_SIZE(sampler->pages) && sampler->pages[i]; i++)
 		__free_page(sampler->pages[i]);
+	free_cpumask_var(sampler->cpus);
+	free_percpu(sampler->members);
 	kfree(sampler);
 }
 
@@ -80,14 +115,18 @@ static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
 	sampler->records.size = RING_SIZE;
 	sampler->records.type = vpmu_attr_replayed(attr);
 	sampler->prompt = attr->sample_type & VPMU_SAMPLE_PROMPT;
+	sampler->members = alloc_percpu(unsigned int);
+	if (!zalloc_cpumask_var(&sampler->cpus, GFP_KERNEL) || !sampler->members)
+		goto free;
 	for (i = 0; i < ARRAY_SIZE(sampler->pages); i++) {
 		sampler->pages[i] = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
-		if (!sampler->pages[i]) {
-			sampler_free(sampler);
-			return NULL;
-		}
+		if (!sampler->pages[i])
+			goto free;
 	}
 	return sampler;
+free:
+	sampler_free(sampler);
+	return NULL;
 }
 
 /**
@@ -137,6 +176,27 @@ void vpmu_sampling_free(struct vpmu_event *own)
 	own->sampler = NULL;
 }
 
+/*
+ * Returns the number of bytes after which the device sends a notice: about one
+ * piece of records, or the program's own watermark if that is smaller.
+ */
+static u32 sampling_watermark(const struct vpmu_event *own)
+{
+	const struct perf_event_attr *attr = &own->event->attr;
+	u64 type = own->sampler->records.type;
+	u32 words, bytes;
+
+	words = 1 + hweight64(type);
+	if (type & PERF_SAMPLE_CALLCHAIN)
+		words += CHAIN_TYPICAL;
+	if (type & PERF_SAMPLE_REGS_INTR)
+		words += VPMU_ARCH_REGS_COUNT;
+	bytes = min_t(u32, VPMU_REPLAY_PIECE * words * sizeof(u64), RING_SIZE / 2);
+	if (attr->watermark && attr->wakeup_watermark)
+		bytes = min(bytes, attr->wakeup_watermark);
+	return bytes;
+}
+
 /**
  * vpmu_sampling_request() - fill in the sample fields of a request to open an
  *                           event
@@ -145,16 +205,19 @@ void vpmu_sampling_free(struct vpmu_event *own)
  */
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request)
 {
+	const struct perf_event_attr *attr = &own->event->attr;
 	u32 flags = 0;
 
-	vpmu_attr_request_replay(&own->event->attr, request);
+	vpmu_attr_request_replay(attr, request);
 	request->period = cpu_to_le64(own->period);
 	if (own->freq)
 		flags |= VPMU_OPEN_FREQ;
 	if (own->sampler->prompt) {
 		request->wakeup = cpu_to_le32(1);
+	} else if (!attr->watermark && attr->wakeup_events) {
+		request->wakeup = cpu_to_le32(min_t(u32, attr->wakeup_events, VPMU_REPLAY_PIECE));
 	} else {
-		request->wakeup = cpu_to_le32(RING_SIZE / 2);
+		request->wakeup = cpu_to_le32(sampling_watermark(own));
 		flags |= VPMU_OPEN_WATERMARK;
 	}
 	request->flags |= cpu_to_le32(flags);
@@ -215,63 +278,116 @@ struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 	return vpmu_ring_alloc_shared(own->sampler->pages, ARRAY_SIZE(own->sampler->pages));
 }
 
-static void replay_event(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
+/*
+ * Adds an event to the events whose samples this CPU replays, or moves it to
+ * their end.
+ */
+static void sampling_enlist(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	/* One replay covers the whole ring: no second call is needed. */
-	vpmu_replay(vcpu, own->event, &own->sampler->records, &own->ended);
+	struct vpmu_sampler *sampler = own->sampler;
+
+	if (list_empty(&own->sampling) && this_cpu_inc_return(*sampler->members) == 1)
+		cpumask_set_cpu(smp_processor_id(), sampler->cpus);
+	list_move_tail(&own->sampling, &vcpu->sampling);
 }
 
-/* Replays the rings of all events that are active here. */
-static void replay_all(struct vpmu_vcpu *vcpu)
+/*
+ * Removes an event from the list of @cpu, which is this CPU or offline. Returns
+ * with nothing done if the event is on no list.
+ */
+static void sampling_delist(struct vpmu_event *own, int cpu)
 {
-	struct vpmu_event *own;
-	struct vpmu_view *view;
+	struct vpmu_sampler *sampler = own->sampler;
 
-	list_for_each_entry(own, &vcpu->sampling, sampling)
-		replay_event(vcpu, own);
-	list_for_each_entry(view, &vcpu->views, entry)
-		vpmu_view_replay(vcpu, view);
+	if (list_empty(&own->sampling))
+		return;
+	list_del_init(&own->sampling);
+	if (!--*per_cpu_ptr(sampler->members, cpu))
+		cpumask_clear_cpu(cpu, sampler->cpus);
+}
+
+/* Replays up to *@left records. Returns true if records are left. */
+static bool sampling_replay(struct vpmu_vcpu *vcpu, struct vpmu_event *own, unsigned int *left)
+{
+	return vpmu_replay(vcpu, own->event, &own->sampler->records, &own->ended, left);
+}
+
+/*
+ * Tells the device whether a program needs each of the event's samples at once.
+ * The program can begin or cease to need that at any time, without a call of
+ * the PMU; see perf_core_reports_each().
+ */
+static void sampling_adapt(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
+{
+	bool prompt = perf_core_reports_each(own->event);
+
+	if (own->sampler->prompt || own->prompt == prompt)
+		return;
+	own->prompt = prompt;
+	vpmu_vcpu_append(vcpu, own->event, VPMU_COMMAND_PROMPT, prompt);
+}
+
+/* The same, for an event that is active and keeps counting. */
+static void sampling_adapt_active(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
+{
+	struct perf_event_context *ctx = perf_core_context(own->event);
+
+	if (!own->started || !own->id || own->prompt == perf_core_reports_each(own->event))
+		return;
+	perf_core_lock(ctx);
+	sampling_adapt(vcpu, own);
+	perf_core_unlock(ctx);
 }
 
 /**
- * vpmu_sampling_arm() - start the timer that replays samples every REPLAY_NS,
- *                       while this CPU has events to replay
+ * vpmu_sampling_arm() - let the next tick replay samples
  * @vcpu: this CPU's queue; interrupts are off
  */
 void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 {
-	if (!hrtimer_is_queued(&vcpu->replay_timer))
-		hrtimer_start(&vcpu->replay_timer, ns_to_ktime(REPLAY_NS),
-			      HRTIMER_MODE_REL_PINNED_HARD);
+	struct timer_list *timer = &vcpu->replay_timer;
+
+	if (!timer_pending(timer) || time_after(timer->expires, jiffies + 1))
+		mod_timer(timer, jiffies + 1);
+}
+
+/**
+ * vpmu_sampling_wake() - replay samples with each tick again, after this CPU was
+ *                        idle
+ * @dev: the device; interrupts are off
+ */
+void vpmu_sampling_wake(struct vpmu_device *dev)
+{
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(dev);
+
+	if (vcpu && !(list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
+		vpmu_sampling_arm(vcpu);
 }
 
 /**
  * vpmu_sampling_start() - add an event to the events that this CPU replays
  * @vcpu: this CPU's queue; interrupts are off
- * @own: the event
+ * @own: the event, which is about to be started; its context is locked
  */
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
 	/* Drop the samples from before this start. */
 	if (own->ended)
-		replay_event(vcpu, own);
+		vpmu_records_drop(&own->sampler->records);
 	/*
 	 * If the event's limit was used up, but the event left its CPU before
 	 * perf core disabled it, have perf core disable it now.
 	 */
 	if (!perf_core_disable_again(own->event))
 		own->ended = false;
-	/*
-	 * If the event's last samples have not been replayed yet, the event is
-	 * still in vcpu->stopped: move it from there.
-	 */
-	list_move(&own->sampling, &vcpu->sampling);
-	if (!own->sampler->prompt)
-		vpmu_sampling_arm(vcpu);
+	/* The event may still be listed, here or in vcpu->stopped. */
+	sampling_enlist(vcpu, own);
+	sampling_adapt(vcpu, own);
+	vpmu_sampling_arm(vcpu);
 }
 
 /**
- * vpmu_sampling_stop() - remove an event from the events that this CPU replays
+ * vpmu_sampling_stop() - note that an event was stopped
  * @own: the event, on the CPU where it was active; interrupts are off
  *
  * The caller holds a queue's lock, so the event's last samples are not replayed
@@ -285,68 +401,145 @@ void vpmu_sampling_stop(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_settle() - replay the last samples of events that were stopped
+ * vpmu_sampling_forget() - drop an event from the events that this CPU replays
+ * @own: the event, on its CPU; interrupts are off
+ */
+void vpmu_sampling_forget(struct vpmu_event *own)
+{
+	sampling_delist(own, smp_processor_id());
+}
+
+/*
+ * Replays the last samples of a stopped event whose CPU can change, until
+ * @until.
+ */
+static void sampling_finish(struct vpmu_vcpu *vcpu, struct vpmu_event *own, u64 until)
+{
+	unsigned int left;
+
+	do {
+		left = VPMU_REPLAY_PIECE;
+		if (!sampling_replay(vcpu, own, &left))
+			break;
+		/* A signal must be sent first. */
+	} while (!left && local_clock() < until);
+}
+
+/**
+ * vpmu_sampling_settle() - handle the last samples of events that were stopped
  * @vcpu: this CPU's queue; the contexts of the events are locked
  */
 void vpmu_sampling_settle(struct vpmu_vcpu *vcpu)
 {
+	bool switching = vpmu_task_is_switching(), stays, kick = false;
+	unsigned int left = VPMU_REPLAY_PIECE;
 	struct vpmu_event *own, *next;
+	u64 until;
 
+	if (list_empty(&vcpu->stopped))
+		return;
+	until = local_clock() + STOP_NS;
 	list_for_each_entry_safe(own, next, &vcpu->stopped, sampling) {
-		list_del_init(&own->sampling);
-		replay_event(vcpu, own);
+		stays = own->event->cpu >= 0;
+		if (stays && switching && !own->sampler->prompt)
+			stays = !vpmu_records_are_empty(&own->sampler->records);
+		else if (stays || switching)
+			stays &= sampling_replay(vcpu, own, &left);
+		else
+			sampling_finish(vcpu, own, until);
+		if (stays)
+			sampling_enlist(vcpu, own);
+		else
+			vpmu_sampling_forget(own);
+		kick |= stays && !switching;
 	}
+	if (kick)
+		irq_work_queue(&vcpu->replay_kick);
 }
 
 /**
- * vpmu_sampling_read() - replay the samples of an event that is being read
+ * vpmu_sampling_read() - replay the samples of an event that is being read, as
+ *                        soon as interrupts are on
  * @own: the event, on its CPU; interrupts are off
  */
 void vpmu_sampling_read(struct vpmu_event *own)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	if (vcpu)
-		replay_event(vcpu, own);
+	if (vcpu && !vpmu_records_are_empty(&own->sampler->records))
+		irq_work_queue(&vcpu->replay_kick);
 }
 
-/* Runs on the CPU of the queue with interrupts off. */
-static void sampling_service(void *data)
+/*
+ * Replays one piece of the records of this CPU's events; interrupts are off.
+ * Sets *@found if there were any. Returns true if records are left.
+ */
+static bool sampling_piece(struct vpmu_vcpu *vcpu, bool *found)
 {
-	struct vpmu_vcpu *vcpu = data;
+	unsigned int left = VPMU_REPLAY_PIECE;
+	struct vpmu_event *own, *next;
+	struct vpmu_view *view;
+	bool more = false;
 
-	replay_all(vcpu);
-	vpmu_device_put(vcpu->dev);
-}
-
-static enum hrtimer_restart sampling_timer(struct hrtimer *timer)
-{
-	struct vpmu_vcpu *vcpu = container_of(timer, struct vpmu_vcpu, replay_timer);
-
-	/* If the queue's CPU went offline, no event is active there. */
-	if (vpmu_vcpu_local(vcpu->dev) != vcpu ||
-	    (list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
-		return HRTIMER_NORESTART;
-	replay_all(vcpu);
-	hrtimer_forward_now(timer, ns_to_ktime(REPLAY_NS));
-	return HRTIMER_RESTART;
+	list_for_each_entry_safe(own, next, &vcpu->sampling, sampling) {
+		sampling_adapt_active(vcpu, own);
+		if (sampling_replay(vcpu, own, &left))
+			more = true;
+		else if (!own->started)
+			vpmu_sampling_forget(own);
+		if (left)
+			continue;
+		/* The other events go first in the next piece. */
+		if (!list_empty(&own->sampling))
+			sampling_enlist(vcpu, own);
+		*found = true;
+		return true;
+	}
+	list_for_each_entry(view, &vcpu->views, entry)
+		more |= vpmu_view_replay(vcpu, view, &left);
+	*found |= left != VPMU_REPLAY_PIECE;
+	return more;
 }
 
 /**
- * vpmu_sampling_call() - replay the rings of a CPU's events on that CPU
- * @dev: the device; the caller holds a reference
- * @cpu: the CPU
+ * vpmu_sampling_run() - replay the records of this CPU's events
+ * @vcpu: the queue; called in a softirq
+ *
+ * Return: true if there were any.
  */
-void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
+bool vpmu_sampling_run(struct vpmu_vcpu *vcpu)
 {
-	struct vpmu_vcpu *vcpu = *per_cpu_ptr(dev->cpu_vcpu, cpu);
+	unsigned int pieces = RUN_PIECES;
+	bool found = false, more;
 
-	if (!vcpu)
-		return;
-	/* The call holds a reference on the device. */
-	vpmu_device_get(dev);
-	if (smp_call_function_single_async(cpu, &vcpu->replay_call))
-		vpmu_device_put(dev);
+	/* If the queue's CPU went offline, no event is active there. */
+	if (vpmu_vcpu_local(vcpu->dev) != vcpu)
+		return false;
+	do {
+		local_irq_disable();
+		more = sampling_piece(vcpu, &found);
+		local_irq_enable();
+	} while (more && --pieces);
+	if (more)
+		vpmu_vcpu_serve(vcpu);
+	return found;
+}
+
+static void sampling_timer(struct timer_list *timer)
+{
+	struct vpmu_vcpu *vcpu = container_of(timer, struct vpmu_vcpu, replay_timer);
+	bool found = vpmu_sampling_run(vcpu), any;
+
+	local_irq_disable();
+	any = !list_empty(&vcpu->sampling) || !list_empty(&vcpu->views);
+	if (any && vpmu_vcpu_local(vcpu->dev) == vcpu)
+		mod_timer(timer, jiffies + (found || !is_idle_task(current) ? 1 : IDLE_TICKS));
+	local_irq_enable();
+}
+
+static void sampling_kick(struct irq_work *work)
+{
+	vpmu_vcpu_serve(container_of(work, struct vpmu_vcpu, replay_kick));
 }
 
 /**
@@ -354,45 +547,112 @@ void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
  * @dev: the device
  * @id: id of the event that the ring belongs to
  *
- * Called from the device's interrupt, on any CPU. To replay the ring's samples,
- * sends a call to the CPU where the event is active, or to all CPUs if tasks
- * may have inherited the event. If a call to a CPU is already pending, that
- * call also replays these samples. If the event is not active, the samples were
- * replayed when the event left its CPU.
+ * Called from the device's interrupt, on any CPU. Has the ring's samples
+ * replayed on the CPUs where events of the ring's family are listed.
  *
  * Return: false if the event does not sample through perf core.
  */
 bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 {
-	const struct perf_event *event;
 	struct vpmu_event *own;
-	bool everywhere = false;
 	unsigned long flags;
-	int cpu = -1;
+	int cpu;
 
 	spin_lock_irqsave(&dev->lookup.lock, flags);
 	own = xa_load(&dev->lookup.sampled, id);
-	if (own) {
-		event = own->event;
-		everywhere = event->cpu < 0 && event->attr.inherit;
-		cpu = event->cpu < 0 ? perf_core_cpu(event) : event->cpu;
-		/*
-		 * While lookup.lock is held, the event's reference keeps the
-		 * device alive. Get another reference, for use after the
-		 * unlock.
-		 */
-		vpmu_device_get(dev);
-	}
+	if (own)
+		for_each_cpu(cpu, own->sampler->cpus)
+			vpmu_vcpu_call(dev, cpu);
 	spin_unlock_irqrestore(&dev->lookup.lock, flags);
-	if (!own)
-		return false;
-	if (everywhere)
-		for_each_online_cpu(cpu)
-			vpmu_sampling_call(dev, cpu);
-	else if (cpu >= 0)
-		vpmu_sampling_call(dev, cpu);
-	vpmu_device_put(dev);
-	return true;
+	return own;
+}
+
+/**
+ * struct sampling_call - a piece to replay on another CPU
+ * @dev: the device
+ * @own: the event whose records are replayed; NULL for all events of the CPU
+ * @more: records are left
+ */
+struct sampling_call {
+	struct vpmu_device *dev;
+	struct vpmu_event *own;
+	bool more;
+};
+
+static void sampling_call_here(void *info)
+{
+	struct sampling_call *call = info;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(call->dev);
+	unsigned int left = VPMU_REPLAY_PIECE;
+	bool found;
+
+	if (!vcpu)
+		call->more = false;
+	else if (call->own)
+		call->more = sampling_replay(vcpu, call->own, &left);
+	else
+		call->more = sampling_piece(vcpu, &found);
+}
+
+/*
+ * Replays records on @cpu until none are left, at most as many as two rings can
+ * hold.
+ */
+static void sampling_call_on(int cpu, struct sampling_call *call)
+{
+	unsigned int pieces = 2 * RING_SIZE / (VPMU_REPLAY_PIECE * 2 * sizeof(u64));
+
+	do {
+		if (smp_call_function_single(cpu, sampling_call_here, call, 1))
+			return;
+		cond_resched();
+	} while (call->more && --pieces);
+}
+
+/**
+ * vpmu_sampling_flush() - replay the samples that an event's family has taken so
+ *                         far
+ * @own: the event that was opened; the caller keeps it open
+ */
+void vpmu_sampling_flush(struct vpmu_event *own)
+{
+	struct sampling_call call = { .dev = own->dev };
+	int cpu;
+
+	for_each_cpu(cpu, own->sampler->cpus)
+		sampling_call_on(cpu, &call);
+}
+
+static void sampling_forget_here(void *own)
+{
+	vpmu_sampling_forget(own);
+}
+
+/**
+ * vpmu_sampling_close() - take an event off the list of its CPU
+ * @own: the event, which perf core is destroying. If it is inherited, its last
+ *       samples are replayed first. Sleeps
+ */
+void vpmu_sampling_close(struct vpmu_event *own)
+{
+	struct sampling_call call = { .dev = own->dev, .own = own };
+	struct vpmu_device *dev = own->dev;
+	int cpu = own->event->cpu;
+
+	/* Only an event that stays on its CPU is listed while it is stopped. */
+	if (!own->sampler || list_empty_careful(&own->sampling))
+		return;
+	if (own->event->parent)
+		sampling_call_on(cpu, &call);
+	/* Two callers must not change the list of an offline CPU at once. */
+	mutex_lock(&dev->life.lock);
+	if (smp_call_function_single(cpu, sampling_forget_here, own, 1)) {
+		local_irq_disable();
+		sampling_delist(own, cpu);
+		local_irq_enable();
+	}
+	mutex_unlock(&dev->life.lock);
+	perf_core_sync_irq(own->event);
 }
 
 /**
@@ -406,8 +666,8 @@ int vpmu_sampling_init(struct vpmu_vcpu *vcpu)
 	INIT_LIST_HEAD(&vcpu->sampling);
 	INIT_LIST_HEAD(&vcpu->stopped);
 	INIT_LIST_HEAD(&vcpu->views);
-	INIT_CSD(&vcpu->replay_call, sampling_service, vcpu);
-	vpmu_hrtimer_setup(&vcpu->replay_timer, sampling_timer, HRTIMER_MODE_REL_PINNED_HARD);
+	init_irq_work(&vcpu->replay_kick, sampling_kick);
+	timer_setup(&vcpu->replay_timer, sampling_timer, TIMER_PINNED);
 	return vpmu_replay_init(vcpu);
 }
 
@@ -418,6 +678,7 @@ int vpmu_sampling_init(struct vpmu_vcpu *vcpu)
  */
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu)
 {
-	hrtimer_cancel(&vcpu->replay_timer);
+	irq_work_sync(&vcpu->replay_kick);
+	timer_delete_sync(&vcpu->replay_timer);
 	vpmu_replay_exit(vcpu);
 }

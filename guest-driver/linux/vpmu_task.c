@@ -17,6 +17,7 @@
 #include <linux/timex.h>
 #include <linux/tracepoint.h>
 #include <linux/virtio_config.h>
+#include <linux/workqueue.h>
 
 #include "vpmu.h"
 
@@ -26,6 +27,8 @@
  */
 static DEFINE_PER_CPU(struct vpmu_task_page *, task_page);
 static DEFINE_PER_CPU(bool, task_page_told);
+/* The old task of this CPU's last switch; only compared */
+static DEFINE_PER_CPU(const struct task_struct *, task_before);
 static struct tracepoint *sched_switch;
 
 /*
@@ -36,6 +39,8 @@ static struct tracepoint *sched_switch;
  */
 static DEFINE_MUTEX(users_lock);
 static unsigned int task_users;
+/* The device that the probe was registered for */
+static struct vpmu_device *task_device;
 static DEFINE_MUTEX(tell_lock);
 static bool telling;
 
@@ -82,15 +87,33 @@ static void tracepoint_find(struct tracepoint *tracepoint, void *unused)
 		sched_switch = tracepoint;
 }
 
-static void task_switch(void *data, bool preempt, struct task_struct *prev,
+/* Runs before perf core schedules events for the switch. */
+static void task_switch(void *dev, bool preempt, struct task_struct *prev,
 			struct task_struct *next, unsigned int prev_state)
 {
+	this_cpu_write(task_before, prev);
 	task_write(next);
+	if (is_idle_task(prev))
+		vpmu_sampling_wake(dev);
 }
 
 static void task_write_current(void *unused)
 {
+	this_cpu_write(task_before, NULL);
 	task_write(current);
+}
+
+/**
+ * vpmu_task_is_switching() - whether this CPU is switching to another task
+ *
+ * Call with interrupts off.
+ *
+ * Return: true if the scheduler holds the runqueue's lock, and the old task is
+ * still current; false while the current task is not reported.
+ */
+bool vpmu_task_is_switching(void)
+{
+	return this_cpu_read(task_before) == current;
 }
 
 /* Passes the page of @cpu to the device, if the CPU's queue is known. */
@@ -109,6 +132,44 @@ static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 	return err;
 }
 
+static void task_end(void)
+{
+	lockdep_assert_held(&users_lock);
+	tracepoint_probe_unregister(sched_switch, task_switch, task_device);
+	mutex_lock(&tell_lock);
+	telling = false;
+	mutex_unlock(&tell_lock);
+}
+
+static int task_begin(struct vpmu_device *dev)
+{
+	unsigned int cpu;
+	int err;
+
+	lockdep_assert_held(&users_lock);
+	err = tracepoint_probe_register(sched_switch, task_switch, dev);
+	if (err)
+		return err;
+	task_device = dev;
+	/*
+	 * If a CPU comes online now, either the loop below includes it, or
+	 * vpmu_task_online() sees that telling is set.
+	 */
+	mutex_lock(&tell_lock);
+	telling = true;
+	for_each_online_cpu(cpu) {
+		err = task_tell(dev, cpu);
+		if (err)
+			break;
+	}
+	mutex_unlock(&tell_lock);
+	if (err)
+		task_end();
+	else
+		on_each_cpu(task_write_current, NULL, 1);
+	return err;
+}
+
 /**
  * vpmu_task_get() - start reporting the current task
  * @dev: the device
@@ -119,59 +180,43 @@ static int task_tell(struct vpmu_device *dev, unsigned int cpu)
  */
 int vpmu_task_get(struct vpmu_device *dev)
 {
-	unsigned int cpu;
 	int err = 0;
 
 	if (!vpmu_has_feature(dev, VPMU_F_TASK_PAGE))
 		return -EOPNOTSUPP;
-
 	mutex_lock(&users_lock);
-	if (task_users)
-		goto out;
-	err = tracepoint_probe_register(sched_switch, task_switch, NULL);
-	if (err)
-		goto unlock;
-
-	/*
-	 * If a CPU comes online now, either the loop below includes it, or
-	 * vpmu_task_online() sees that telling is set.
-	 */
-	mutex_lock(&tell_lock);
-	telling = true;
-	for_each_online_cpu(cpu) {
-		err = task_tell(dev, cpu);
-		if (err) {
-			telling = false;
-			break;
-		}
-	}
-	mutex_unlock(&tell_lock);
-	if (err) {
-		tracepoint_probe_unregister(sched_switch, task_switch, NULL);
-		goto unlock;
-	}
-	on_each_cpu(task_write_current, NULL, 1);
-out:
-	task_users++;
-unlock:
+	if (!telling)
+		err = task_begin(dev);
+	if (!err)
+		task_users++;
 	mutex_unlock(&users_lock);
 	return err;
 }
 
-/**
- * vpmu_task_put() - undo vpmu_task_get(); the last call stops reporting the
- *                   current task
- * @dev: the device
+/*
+ * To register the probe soon after it was unregistered, the kernel would wait
+ * for a grace period. So the probe stays for a while, as perf core's own switch
+ * for task events does.
  */
-void vpmu_task_put(struct vpmu_device *dev)
+static void task_drop(struct work_struct *work)
 {
 	mutex_lock(&users_lock);
-	if (!--task_users) {
-		tracepoint_probe_unregister(sched_switch, task_switch, NULL);
-		mutex_lock(&tell_lock);
-		telling = false;
-		mutex_unlock(&tell_lock);
-	}
+	if (!task_users && telling)
+		task_end();
+	mutex_unlock(&users_lock);
+}
+
+static DECLARE_DELAYED_WORK(task_drop_work, task_drop);
+
+/**
+ * vpmu_task_put() - undo vpmu_task_get(); a second after the last call, the
+ *                   current task is no longer reported
+ */
+void vpmu_task_put(void)
+{
+	mutex_lock(&users_lock);
+	if (!--task_users)
+		mod_delayed_work(system_wq, &task_drop_work, HZ);
 	mutex_unlock(&users_lock);
 }
 
@@ -266,6 +311,8 @@ void vpmu_task_exit(struct vpmu_device *dev)
 {
 	unsigned int cpu;
 
+	cancel_delayed_work_sync(&task_drop_work);
+	task_drop(NULL);
 	tracepoint_synchronize_unregister();
 	for_each_possible_cpu(cpu) {
 		free_page((unsigned long)per_cpu(task_page, cpu));

@@ -34,6 +34,7 @@
  *   on this CPU, the subtraction is lost. The running time is then too long by
  *   what the host did not count since the last answer.
  */
+#include <linux/interrupt.h>
 #include <linux/irqflags.h>
 #include <linux/percpu.h>
 #include <linux/preempt.h>
@@ -164,6 +165,48 @@ bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu)
 	return closed;
 }
 
+/* Runs in a softirq, on the queue's CPU unless that CPU went offline. */
+static void vcpu_soft(struct tasklet_struct *soft)
+{
+	struct vpmu_vcpu *vcpu = container_of(soft, struct vpmu_vcpu, soft);
+
+	vpmu_sampling_run(vcpu);
+}
+
+/**
+ * vpmu_vcpu_serve() - replay samples in a softirq of this CPU
+ * @vcpu: this CPU's queue; called in an interrupt or a softirq
+ */
+void vpmu_vcpu_serve(struct vpmu_vcpu *vcpu)
+{
+	tasklet_schedule(&vcpu->soft);
+}
+
+static void vcpu_call_here(void *info)
+{
+	struct vpmu_vcpu *vcpu = info;
+
+	vpmu_vcpu_serve(vcpu);
+	vpmu_device_put(vcpu->dev);
+}
+
+/**
+ * vpmu_vcpu_call() - vpmu_vcpu_serve() on any CPU
+ * @dev: the device; the caller holds a reference, and interrupts are off
+ * @cpu: the CPU; nothing is done if it is offline or has no queue
+ */
+void vpmu_vcpu_call(struct vpmu_device *dev, int cpu)
+{
+	struct vpmu_vcpu *vcpu = *per_cpu_ptr(dev->cpu_vcpu, cpu);
+
+	if (!vcpu)
+		return;
+	/* The call holds a reference. A call that is pending does it, too. */
+	vpmu_device_get(dev);
+	if (smp_call_function_single_async(cpu, &vcpu->soft_call))
+		vpmu_device_put(dev);
+}
+
 /**
  * vpmu_vcpu_init() - prepare a queue
  * @vcpu: the queue, zeroed; it is closed until vpmu_vcpu_open()
@@ -180,6 +223,8 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	init_irq_work(&vcpu->error_work, vcpu_alarm);
 	INIT_LIST_HEAD(&vcpu->traces);
 	INIT_CSD(&vcpu->service, vpmu_trace_service, vcpu);
+	INIT_CSD(&vcpu->soft_call, vcpu_call_here, vcpu);
+	tasklet_setup(&vcpu->soft, vcpu_soft);
 	vcpu->commands = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->commands), GFP_KERNEL);
 	vcpu->replies = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->replies), GFP_KERNEL);
 	if (vpmu_sampling_init(vcpu) || !vcpu->commands || !vcpu->replies)
@@ -195,7 +240,9 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 {
 	irq_work_sync(&vcpu->error_work);
+	/* First what schedules the tasklet, then the tasklet. */
 	vpmu_sampling_exit(vcpu);
+	tasklet_kill(&vcpu->soft);
 	kfree(vcpu->commands);
 	kfree(vcpu->replies);
 }

@@ -166,15 +166,19 @@ static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
  * vpmu_view_replay() - replay a persistent event's samples to a view
  * @vcpu: this CPU's queue; interrupts are off
  * @view: the view, which is active on this CPU
+ * @left: number of records to replay at most; decremented for each
+ *
+ * Return: true if records are left for another call.
  */
-void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
+bool vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view, unsigned int *left)
 {
 	/*
 	 * A view without a ring of its own would consume the samples but write
 	 * no records.
 	 */
-	if (view->ring && perf_core_buffer(view->event))
-		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
+	if (!view->ring || !perf_core_buffer(view->event))
+		return false;
+	return vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended, left);
 }
 
 /**
@@ -199,8 +203,11 @@ void vpmu_view_start(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
  */
 void vpmu_view_stop(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
+	unsigned int left = VPMU_REPLAY_PIECE;
+
 	view_update(vcpu, view);
-	vpmu_view_replay(vcpu, view);
+	/* If more records are left, they remain in the persistent event's ring. */
+	vpmu_view_replay(vcpu, view, &left);
 	list_del_init(&view->entry);
 }
 
@@ -216,16 +223,28 @@ void vpmu_view_read(struct vpmu_view *view)
 	if (!vpmu_vcpu_may_read() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
 		return;
 	view_update(vcpu, view);
-	vpmu_view_replay(vcpu, view);
+	if (view->ring)
+		irq_work_queue(&vcpu->replay_kick);
 }
+
+/**
+ * struct view_call - a piece of records to replay to a view
+ * @view: the view
+ * @more: records are left
+ */
+struct view_call {
+	struct vpmu_view *view;
+	bool more;
+};
 
 static void view_show_here(void *info)
 {
-	struct vpmu_view *view = info;
-	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
+	struct view_call *call = info;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(call->view->file->dev);
+	unsigned int left = VPMU_REPLAY_PIECE;
 
-	if (vcpu && !list_empty(&view->entry))
-		vpmu_view_replay(vcpu, view);
+	call->more = vcpu && !list_empty(&call->view->entry) &&
+		     vpmu_view_replay(vcpu, call->view, &left);
 }
 
 /**
@@ -234,10 +253,16 @@ static void view_show_here(void *info)
  */
 void vpmu_view_show(struct vpmu_view *view)
 {
-	size_t left = view->ring ? view->ring->count : 0;
+	struct view_call call = { .view = view };
+	/* New records must not keep the loop running forever. */
+	size_t pieces = view->ring ? view->ring->count * (PAGE_SIZE / sizeof(u64)) : 0;
 
-	for (; left; left -= min_t(size_t, left, VPMU_REPLAY_PAGES))
-		smp_call_function_single(view->event->cpu, view_show_here, view, 1);
+	while (pieces--) {
+		if (smp_call_function_single(view->event->cpu, view_show_here, &call, 1) ||
+		    !call.more)
+			break;
+		cond_resched();
+	}
 }
 
 /*
@@ -258,7 +283,7 @@ static void view_take(void *info)
 	own->started = false;
 	own->limit_hit = true;
 	if (own->sampler)
-		list_del_init(&own->sampling);
+		vpmu_sampling_forget(own);
 	own->view = view;
 	if (vcpu && event->state == PERF_EVENT_STATE_ACTIVE &&
 	    !(event->hw.state & PERF_HES_STOPPED))

@@ -37,7 +37,7 @@ void vpmu_view_take(struct vpmu_view *view);
 void vpmu_view_start(struct vpmu_vcpu *vcpu, struct vpmu_view *view);
 void vpmu_view_stop(struct vpmu_vcpu *vcpu, struct vpmu_view *view);
 void vpmu_view_read(struct vpmu_view *view);
-void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view);
+bool vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view, unsigned int *left);
 void vpmu_view_show(struct vpmu_view *view);
 
 #endif /* _VPMU_VIEW_H */
