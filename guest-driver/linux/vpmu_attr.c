@@ -290,14 +290,64 @@ static const struct {
 	{ PERF_TYPE_RAW, VPMU_KIND_RAW },
 };
 
+/* Finds the entry of an event in the catalogue; NULL if the host lacks it. */
+static const struct vpmu_catalogue_entry *attr_entry(const struct vpmu_device *dev, u64 config)
+{
+	const struct vpmu_catalogue_entry *entry;
+	u32 i;
+
+	for (i = 0; i < dev->info.catalogue_len; i++) {
+		entry = &dev->catalogue[i];
+		if (entry->kind != config >> VPMU_CONFIG_KIND_SHIFT)
+			continue;
+		if (entry->flags & VPMU_CATALOGUE_ANY_CONFIG ||
+		    VPMU_CONFIG(entry->kind, entry->config) == config)
+			return entry;
+	}
+	return NULL;
+}
+
+/* Whether perf defines the event that @attr, of one of perf's types, selects. */
+static bool attr_is_defined(const struct perf_event_attr *attr)
+{
+	u64 config = attr->config;
+
+	switch (attr->type) {
+	case PERF_TYPE_HARDWARE:
+		return config < PERF_COUNT_HW_MAX;
+	case PERF_TYPE_HW_CACHE:
+		return (config & 0xff) < PERF_COUNT_HW_CACHE_MAX &&
+		       (config >> 8 & 0xff) < PERF_COUNT_HW_CACHE_OP_MAX &&
+		       config >> 16 < PERF_COUNT_HW_CACHE_RESULT_MAX;
+	default:
+		return !(config >> VPMU_CONFIG_KIND_SHIFT);
+	}
+}
+
+/*
+ * Returns -ENOENT for a hardware event that the host lacks. The catalogue lists
+ * each one that the host has, so it is not necessary to ask the device.
+ */
+static int attr_check_listed(const struct vpmu_device *dev, u64 config)
+{
+	switch (config >> VPMU_CONFIG_KIND_SHIFT) {
+	case VPMU_KIND_HARDWARE:
+	case VPMU_KIND_HW_CACHE:
+	case VPMU_KIND_RAW:
+		return attr_entry(dev, config) ? 0 : -ENOENT;
+	default:
+		return 0;
+	}
+}
+
 /**
  * vpmu_attr_config() - translate type and config to the config of the vpmu PMU
  * @dev: the device
  * @attr: the attr
  * @config: filled in
  *
- * Return: 0; -ENOENT for a type without a matching VPMU_KIND_*; -EINVAL for a
- * config that is too large.
+ * Return: 0; -ENOENT for a type without a matching VPMU_KIND_*, and for a
+ * hardware event that the host lacks; -EINVAL for a number that is no event.
  */
 int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr *attr,
 		     u64 *config)
@@ -306,15 +356,15 @@ int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr
 
 	if (attr->type == dev->counting.pmu.type || vpmu_attr_is_trace(dev, attr)) {
 		*config = attr->config;
-		return 0;
+		return attr_check_listed(dev, *config);
 	}
 	for (i = 0; i < ARRAY_SIZE(attr_kinds); i++) {
 		if (attr_kinds[i].type != attr->type)
 			continue;
-		if (attr->config >> VPMU_CONFIG_KIND_SHIFT)
+		if (!attr_is_defined(attr))
 			return -EINVAL;
 		*config = VPMU_CONFIG(attr_kinds[i].kind, attr->config);
-		return 0;
+		return attr_check_listed(dev, *config);
 	}
 	return -ENOENT;
 }
@@ -459,18 +509,9 @@ void vpmu_attr_request_trace(const struct perf_event_attr *attr,
 /* Whether the catalogue allows an event to exclude kernel or user mode. */
 static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
 {
-	const struct vpmu_catalogue_entry *entry;
-	u32 i;
+	const struct vpmu_catalogue_entry *entry = attr_entry(dev, config);
 
-	for (i = 0; i < dev->info.catalogue_len; i++) {
-		entry = &dev->catalogue[i];
-		if (entry->kind != config >> VPMU_CONFIG_KIND_SHIFT)
-			continue;
-		if (entry->flags & VPMU_CATALOGUE_ANY_CONFIG ||
-		    VPMU_CONFIG(entry->kind, entry->config) == config)
-			return entry->flags & VPMU_CATALOGUE_EXCLUDES;
-	}
-	return false;
+	return entry && entry->flags & VPMU_CATALOGUE_EXCLUDES;
 }
 
 /* Whether an event counts time: a clock, the TSC or the guest's time. */
