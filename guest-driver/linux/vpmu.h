@@ -85,11 +85,13 @@ struct vpmu_replay;
  * @replay_timer: replays samples periodically while there are events in
  *                @sampling or @views
  * @replay_kick: replays samples once interrupts are on
- * @soft: replays samples, in a softirq
+ * @woken: rings whose pollers this CPU must wake
+ * @signalled: files whose owners this CPU must signal
+ * @soft: wakes and signals programs, and replays samples, in a softirq
  * @soft_call: schedules @soft on this CPU
  *
- * The members that @lock does not protect are used only on the queue's CPU,
- * with interrupts off.
+ * vpmu_lookup::lock protects @woken and @signalled. The other members that
+ * @lock does not protect are used only on the queue's CPU, with interrupts off.
  */
 struct vpmu_vcpu {
 	struct vpmu_device *dev;
@@ -115,6 +117,8 @@ struct vpmu_vcpu {
 	struct vpmu_replay *replay;
 	struct timer_list replay_timer;
 	struct irq_work replay_kick;
+	struct list_head woken;
+	struct list_head signalled;
 	struct tasklet_struct soft;
 	call_single_data_t soft_call;
 };
@@ -162,12 +166,14 @@ struct vpmu_control_queue {
  * struct vpmu_event_queue - the event queue
  * @vq: the queue
  * @lock: held by the CPU that handles notices; taken with interrupts off
+ * @work: handles the notices that an interrupt has left
  * @closed: the queue does not exist
  * @buffers: VPMU_NOTICES buffers, posted on @vq
  */
 struct vpmu_event_queue {
 	struct virtqueue *vq;
 	spinlock_t lock; /* the event queue */
+	struct work_struct work;
 	bool closed;
 	struct vpmu_notice *buffers;
 };
@@ -223,7 +229,8 @@ struct vpmu_persistent_set {
  * @lock: held while a notice's event is looked up and the notice is handled;
  *        keeps that event alive, and protects the fields that notices use:
  *        vpmu_file::family, vpmu_file::output.ring, vpmu_ring::writers,
- *        vpmu_event::trace and vpmu_event::sampler; taken with interrupts off
+ *        vpmu_event::trace and vpmu_event::sampler, and the lists of programs
+ *        to wake and to signal; taken with interrupts off
  * @files: struct vpmu_file by id, also by the ids of inherited events
  * @traces: struct vpmu_event of perf core's traces
  * @sampled: struct vpmu_event of perf core's sampling events that have their
@@ -481,6 +488,7 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id);
 int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target);
 int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused);
+int vpmu_control_signal(struct vpmu_device *dev, u64 id, bool own);
 int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeup *wakeup);
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address);
 int vpmu_control_features(struct vpmu_device *dev, u64 features);
@@ -542,6 +550,9 @@ int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *
 			 struct task_struct *task);
 int vpmu_permission_charge(struct vpmu_device *dev);
 void vpmu_permission_uncharge(struct vpmu_device *dev);
+
+/* vpmu_output.c */
+bool vpmu_output_deliver(struct vpmu_vcpu *vcpu);
 
 /* vpmu_cdev.c */
 int vpmu_cdev_register(struct vpmu_device *dev);

@@ -590,6 +590,31 @@ int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
 }
 
 /**
+ * vpmu_control_signal() - choose which notices report an event's wakeups
+ * @dev: the device
+ * @id: the event's id
+ * @own: true for notices that name the event, false for those that all events
+ *       share which write to the same ring
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_signal(struct vpmu_device *dev, u64 id, bool own)
+{
+	struct vpmu_signal_request *request;
+	int ret;
+
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_SIGNAL);
+	request->header.event = cpu_to_le64(id);
+	request->own = cpu_to_le32(own);
+	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
+	kfree(request);
+	return ret;
+}
+
+/**
  * vpmu_control_wakeup() - set the wakeup interval of an event and of the events
  *                         that are inherited from it
  * @dev: the device

@@ -73,6 +73,8 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	INIT_LIST_HEAD(&file->group.members);
 	INIT_LIST_HEAD(&file->group.entry);
 	INIT_LIST_HEAD(&file->output.entry);
+	INIT_LIST_HEAD(&file->output.poller);
+	INIT_LIST_HEAD(&file->waiters.entry);
 	INIT_LIST_HEAD(&file->persist.entry);
 	address_space_init_once(&file->output.mapping);
 	file->output.mapping.a_ops = &empty_aops;
@@ -100,6 +102,7 @@ static void file_free(struct kref *ref)
 	struct vpmu_device *dev = file->dev;
 
 	irq_work_sync(&file->waiters.gone);
+	vpmu_output_forget(file);
 	if (file->tracks)
 		vpmu_task_put();
 	/* This does not recurse further: a leader does not have a leader. */
@@ -239,7 +242,15 @@ static int file_fasync(int fd, struct file *filp, int on)
 	int ret;
 
 	inode_lock(inode);
+	/*
+	 * Without signals, the notices of a ring name any event that writes to
+	 * it. An event without records has no notices, and refuses the request.
+	 */
+	if (on && !file->waiters.fasync)
+		vpmu_control_signal(file->dev, file->id, true);
 	ret = fasync_helper(fd, filp, on, &file->waiters.fasync);
+	if (!on && ret > 0 && !file->waiters.fasync)
+		vpmu_control_signal(file->dev, file->id, false);
 	inode_unlock(inode);
 	return ret < 0 ? ret : 0;
 }

@@ -176,15 +176,18 @@ struct vpmu_group {
  * @ring: the event's own ring, or the ring of another event; or NULL
  * @maps: number of mappings of @ring through this file
  * @entry: in vpmu_ring::writers
+ * @poller: in vpmu_ring::pollers while a program has polled the file since it
+ *          was last woken; only vpmu_device::lookup.lock protects it
  * @mapping: all mappings through this file, of the ring and of its AUX area
  *
- * vpmu_device::output_lock protects all members. @ring and @entry are changed
- * with vpmu_device::lookup.lock held as well, because notices read them.
+ * vpmu_device::output_lock protects all other members. @ring and @entry are
+ * changed with vpmu_device::lookup.lock held as well, because notices read them.
  */
 struct vpmu_output {
 	struct vpmu_ring *ring;
 	unsigned int maps;
 	struct list_head entry;
+	struct list_head poller;
 	struct address_space mapping;
 };
 
@@ -193,13 +196,21 @@ struct vpmu_output {
  * @queue: pollers
  * @fasync: owners that get a signal
  * @gone: wakes @queue when a task that the event counts has ended
+ * @entry: in vpmu_vcpu::signalled while there are signals to send
+ * @in: number of POLL_IN signals to send
+ * @hup: number of POLL_HUP signals to send, after those of @in
+ * @err: a POLL_ERR signal must be sent, and the pollers woken
  *
- * Programs are woken with vpmu_device::lookup.lock held.
+ * vpmu_device::lookup.lock protects @entry, @in, @hup and @err.
  */
 struct vpmu_waiters {
 	wait_queue_head_t queue;
 	struct fasync_struct *fasync;
 	struct irq_work gone;
+	struct list_head entry;
+	u32 in;
+	u32 hup;
+	bool err;
 };
 
 /**

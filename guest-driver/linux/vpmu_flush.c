@@ -16,7 +16,7 @@
 
 static void flush_wake(struct vpmu_device *dev)
 {
-	u32 turns = dev->info.max_events;
+	u32 turns = dev->info.max_events, i;
 
 	/*
 	 * Each iteration empties the event queue, so that the device can put
@@ -27,6 +27,10 @@ static void flush_wake(struct vpmu_device *dev)
 	 */
 	while (vpmu_notices_take(dev) && turns--)
 		cond_resched();
+	/* Wake and signal from here, instead of from the events' CPUs. */
+	for (i = 0; i < dev->info.vcpus; i++)
+		while (vpmu_output_deliver(&dev->vcpus[i]) && turns--)
+			cond_resched();
 }
 
 /**

@@ -3,21 +3,32 @@
  * Output: which ring an event writes to, and which programs are woken.
  *
  * An event writes to its own ring or, if redirected, to the ring of another
- * event. The device's notice names the event whose record crossed the ring's
- * watermark. The driver wakes the pollers of all events that write to the ring,
- * and signals only the owner of the named event.
+ * event. The device's notice names an event that writes to a ring that needs a
+ * wakeup. The driver wakes the pollers of all events that write to the ring, and
+ * signals only the owner of the named event.
+ *
+ * The device's interrupt comes on any CPU, but the work must be done at the
+ * expense of the programs that caused it. So the interrupt only notes who is to
+ * be woken, and a softirq on the event's CPU does the rest.
  */
+#include <linux/cpumask.h>
 #include <linux/fs.h>
 #include <linux/minmax.h>
+#include <linux/overflow.h>
+#include <linux/percpu.h>
 #include <linux/perf_event.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
+#include <linux/smp.h>
 
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
+
+/* Number of programs that one call of vpmu_output_deliver() wakes or signals */
+#define DELIVERIES	64
 
 /**
  * vpmu_output_attach() - change the ring that an event writes to
@@ -29,6 +40,7 @@ void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 	lockdep_assert_held(&file->dev->output_lock);
 	spin_lock_irq(&file->dev->lookup.lock);
 	list_del_init(&file->output.entry);
+	list_del_init(&file->output.poller);
 	/* Wake pollers: the old ring is gone, or another has replaced it. */
 	if (file->output.ring)
 		wake_up_all(&file->waiters.queue);
@@ -50,6 +62,23 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
 	lockdep_assert_held(&dev->output_lock);
 	list_for_each_entry_safe(file, next, &ring->writers, output.entry)
 		vpmu_output_attach(file, NULL);
+	spin_lock_irq(&dev->lookup.lock);
+	list_del_init(&ring->woken);
+	spin_unlock_irq(&dev->lookup.lock);
+}
+
+/**
+ * vpmu_output_forget() - drop the signals that a file's owners would get
+ * @file: the file, which is about to be freed; notices do not find it
+ */
+void vpmu_output_forget(struct vpmu_file *file)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&file->dev->lookup.lock, flags);
+	list_del_init(&file->output.poller);
+	list_del_init(&file->waiters.entry);
+	spin_unlock_irqrestore(&file->dev->lookup.lock, flags);
 }
 
 /**
@@ -184,8 +213,8 @@ void vpmu_output_ended(struct vpmu_file *file)
 	WRITE_ONCE(file->error, true);
 	spin_lock_irq(&file->dev->lookup.lock);
 	wake_up_all(&file->waiters.queue);
-	kill_fasync(&file->waiters.fasync, SIGIO, POLL_HUP);
 	spin_unlock_irq(&file->dev->lookup.lock);
+	kill_fasync(&file->waiters.fasync, SIGIO, POLL_HUP);
 }
 
 /**
@@ -206,6 +235,8 @@ __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *reported)
 	if (file->output.ring) {
 		events = file->output.ring->wakeup > *reported ? EPOLLIN : 0;
 		*reported = max(*reported, file->output.ring->wakeup);
+		if (list_empty(&file->output.poller))
+			list_add_tail(&file->output.poller, &file->output.ring->pollers);
 	}
 	spin_unlock_irq(&file->dev->lookup.lock);
 	return events;
@@ -229,27 +260,146 @@ void vpmu_output_gone(struct vpmu_file *file)
 }
 
 /*
- * Wakes programs that poll the ring of @file. Also sends @count signals with
- * @reason to the owner of @file: programs may count wakeups by counting these
- * signals.
+ * Returns the queue of the CPU that wakes and signals programs for @file: where
+ * its event counts or, for an event of a task, last counted. NULL if no queue is
+ * known.
  */
-static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
+static struct vpmu_vcpu *output_vcpu(struct vpmu_file *file)
+{
+	const struct vpmu_event *own;
+	int cpu = file->place.cpu;
+
+	own = list_first_entry_or_null(&file->family, struct vpmu_event, family);
+	if (cpu < 0 && own)
+		cpu = READ_ONCE(own->cpu);
+	if (cpu < 0 || !cpu_online(cpu))
+		cpu = smp_processor_id();
+	vpmu_vcpu_call(file->dev, cpu);
+	return *per_cpu_ptr(file->dev->cpu_vcpu, cpu);
+}
+
+/*
+ * Notes that programs that poll the ring of @file must be woken, and that the
+ * owner of @file must get @count more signals, which @signals counts: programs
+ * may count wakeups by counting these signals.
+ */
+static void output_wakeup(struct vpmu_file *file, u32 *signals, u32 count)
 {
 	struct vpmu_ring *ring = file->output.ring;
-	struct vpmu_file *writer;
+	bool polled = ring && !list_empty(&ring->pollers);
+	struct vpmu_vcpu *vcpu;
 
-	if (ring) {
+	if (ring)
 		ring->wakeup = ++file->dev->lookup.wakeups;
-		list_for_each_entry(writer, &ring->writers, output.entry)
-			wake_up_all(&writer->waiters.queue);
+	if (!polled && !file->waiters.fasync)
+		return;
+	vcpu = output_vcpu(file);
+	if (!vcpu)
+		return;
+	if (polled && list_empty(&ring->woken))
+		list_add_tail(&ring->woken, &vcpu->woken);
+	if (!file->waiters.fasync)
+		return;
+	if (check_add_overflow(*signals, clamp_t(u32, count, 1, VPMU_NOTICE_COUNT), signals))
+		*signals = U32_MAX;
+	if (list_empty(&file->waiters.entry))
+		list_add_tail(&file->waiters.entry, &vcpu->signalled);
+}
+
+/* The same for an event that is now in the error state. */
+static void output_error(struct vpmu_file *file)
+{
+	struct vpmu_vcpu *vcpu = output_vcpu(file);
+
+	WRITE_ONCE(file->error, true);
+	file->waiters.err = true;
+	if (vcpu && list_empty(&file->waiters.entry))
+		list_add_tail(&file->waiters.entry, &vcpu->signalled);
+}
+
+/* Wakes the pollers of one file. Returns false if there are none to wake. */
+static bool output_wake_next(struct vpmu_vcpu *vcpu)
+{
+	struct vpmu_lookup *lookup = &vcpu->dev->lookup;
+	struct vpmu_file *file = NULL;
+	struct vpmu_ring *ring;
+	unsigned long flags;
+
+	spin_lock_irqsave(&lookup->lock, flags);
+	ring = list_first_entry_or_null(&vcpu->woken, struct vpmu_ring, woken);
+	if (ring)
+		file = list_first_entry_or_null(&ring->pollers, struct vpmu_file, output.poller);
+	if (file)
+		list_del_init(&file->output.poller);
+	if (ring && list_empty(&ring->pollers))
+		list_del_init(&ring->woken);
+	spin_unlock_irqrestore(&lookup->lock, flags);
+	if (file)
+		wake_up_all(&file->waiters.queue);
+	return ring;
+}
+
+/* Takes the next signal of a file. Returns POLL_*. */
+static int output_take_signal(struct vpmu_waiters *waiters)
+{
+	if (waiters->in) {
+		waiters->in--;
+		return POLL_IN;
 	}
-	/*
-	 * Interrupts are off: limit the work that a misbehaving device can
-	 * cause.
-	 */
-	count = clamp_t(u32, count, 1, VPMU_NOTICE_COUNT);
-	for (; count && file->waiters.fasync; count--)
-		kill_fasync(&file->waiters.fasync, SIGIO, reason);
+	if (waiters->hup) {
+		waiters->hup--;
+		return POLL_HUP;
+	}
+	waiters->err = false;
+	return POLL_ERR;
+}
+
+/* Sends one signal. Returns false if there are none to send. */
+static bool output_signal_next(struct vpmu_vcpu *vcpu)
+{
+	struct vpmu_lookup *lookup = &vcpu->dev->lookup;
+	struct vpmu_waiters *waiters;
+	struct vpmu_file *file;
+	unsigned long flags;
+	int reason = 0;
+
+	spin_lock_irqsave(&lookup->lock, flags);
+	file = list_first_entry_or_null(&vcpu->signalled, struct vpmu_file, waiters.entry);
+	if (file) {
+		waiters = &file->waiters;
+		reason = output_take_signal(waiters);
+		/* Others go first before the file's next signal. */
+		list_del_init(&waiters->entry);
+		if (waiters->in || waiters->hup || waiters->err)
+			list_add_tail(&waiters->entry, &vcpu->signalled);
+	}
+	spin_unlock_irqrestore(&lookup->lock, flags);
+	if (!file)
+		return false;
+	if (reason == POLL_ERR)
+		wake_up_all(&file->waiters.queue);
+	kill_fasync(&file->waiters.fasync, SIGIO, reason);
+	return true;
+}
+
+/**
+ * vpmu_output_deliver() - wake and signal programs
+ * @vcpu: the queue whose CPU must do it
+ *
+ * Call without locks. A flush calls this function on any CPU.
+ *
+ * Return: true if more programs must be woken or signalled.
+ */
+bool vpmu_output_deliver(struct vpmu_vcpu *vcpu)
+{
+	unsigned int left = DELIVERIES;
+
+	/* RCU keeps the memory of a file that is closed meanwhile. */
+	rcu_read_lock();
+	while (left && (output_wake_next(vcpu) || output_signal_next(vcpu)))
+		left--;
+	rcu_read_unlock();
+	return !left;
 }
 
 /**
@@ -286,17 +436,15 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 		goto unlock;
 	switch (le32_to_cpu(notice->kind)) {
 	case VPMU_NOTICE_WAKEUP:
-		output_wakeup(file, POLL_IN, le32_to_cpu(notice->value));
+		output_wakeup(file, &file->waiters.in, le32_to_cpu(notice->value));
 		if (file->persist.views && file->place.cpu >= 0)
 			vpmu_vcpu_call(dev, file->place.cpu);
 		break;
 	case VPMU_NOTICE_LIMIT:
-		output_wakeup(file, POLL_HUP, le32_to_cpu(notice->value));
+		output_wakeup(file, &file->waiters.hup, le32_to_cpu(notice->value));
 		break;
 	case VPMU_NOTICE_ERROR:
-		WRITE_ONCE(file->error, true);
-		wake_up_all(&file->waiters.queue);
-		kill_fasync(&file->waiters.fasync, SIGIO, POLL_ERR);
+		output_error(file);
 		break;
 	}
 unlock:

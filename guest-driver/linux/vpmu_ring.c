@@ -33,15 +33,22 @@ void vpmu_ring_free(struct vpmu_ring *ring)
 	kvfree(ring);
 }
 
+static void ring_init(struct vpmu_ring *ring, u32 count)
+{
+	INIT_LIST_HEAD(&ring->writers);
+	INIT_LIST_HEAD(&ring->pollers);
+	INIT_LIST_HEAD(&ring->woken);
+	vpmu_records_init(&ring->records);
+	ring->count = count;
+}
+
 static struct vpmu_ring *ring_alloc_window(u32 count)
 {
 	struct vpmu_ring *ring = kvzalloc(struct_size(ring, pages, 0), GFP_KERNEL);
 
 	if (!ring)
 		return ERR_PTR(-ENOMEM);
-	INIT_LIST_HEAD(&ring->writers);
-	vpmu_records_init(&ring->records);
-	ring->count = count;
+	ring_init(ring, count);
 	ring->window = true;
 	ring->kept = true;
 	return ring;
@@ -56,9 +63,7 @@ static struct vpmu_ring *ring_alloc(u32 count)
 	ring = kvzalloc(struct_size(ring, pages, count), GFP_KERNEL);
 	if (!ring)
 		return ERR_PTR(-ENOMEM);
-	INIT_LIST_HEAD(&ring->writers);
-	vpmu_records_init(&ring->records);
-	ring->count = count;
+	ring_init(ring, count);
 	err = vpmu_charge(&ring->charge, count);
 	if (err) {
 		kvfree(ring);
@@ -88,9 +93,7 @@ struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count)
 
 	if (!ring)
 		return NULL;
-	INIT_LIST_HEAD(&ring->writers);
-	vpmu_records_init(&ring->records);
-	ring->count = count;
+	ring_init(ring, count);
 	for (i = 0; i < count; i++) {
 		get_page(pages[i]);
 		ring->pages[i] = pages[i];

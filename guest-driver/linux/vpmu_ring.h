@@ -59,6 +59,8 @@ struct vpmu_aux {
  *          @aux
  * @id: the device's id of the event through which the ring was first mapped
  * @writers: the files whose events write to the ring
+ * @pollers: those of @writers that programs have polled since the last wakeup
+ * @woken: in vpmu_vcpu::woken while there are @pollers to wake
  * @wakeup: value of vpmu_lookup::wakeups at the ring's last wakeup
  * @kept: the ring stays even without mappings, because its event is persistent
  * @window: the ring is in the window, starting at @pfn
@@ -72,13 +74,16 @@ struct vpmu_aux {
  * @count: number of pages
  * @pages: the metadata page, then the data pages; empty with @window
  *
- * vpmu_device::output_lock protects the ring, except for @wakeup, which only
- * vpmu_device::lookup.lock protects; @writers are changed with both held.
+ * vpmu_device::output_lock protects the ring, except for @pollers, @woken and
+ * @wakeup, which vpmu_device::lookup.lock protects; @writers are changed with
+ * both held.
  */
 struct vpmu_ring {
 	unsigned int mapped;
 	u64 id;
 	struct list_head writers;
+	struct list_head pollers;
+	struct list_head woken;
 	loff_t wakeup;
 	bool kept;
 	bool window;
@@ -131,6 +136,7 @@ int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeu
 void vpmu_output_ended(struct vpmu_file *file);
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told);
 void vpmu_output_gone(struct vpmu_file *file);
+void vpmu_output_forget(struct vpmu_file *file);
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
 
 #endif /* _VPMU_RING_H */

@@ -628,22 +628,10 @@ static void sampling_forget_here(void *own)
 	vpmu_sampling_forget(own);
 }
 
-/**
- * vpmu_sampling_close() - take an event off the list of its CPU
- * @own: the event, which perf core is destroying. If it is inherited, its last
- *       samples are replayed first. Sleeps
- */
-void vpmu_sampling_close(struct vpmu_event *own)
+static void sampling_delist_on(struct vpmu_event *own, int cpu)
 {
-	struct sampling_call call = { .dev = own->dev, .own = own };
 	struct vpmu_device *dev = own->dev;
-	int cpu = own->event->cpu;
 
-	/* Only an event that stays on its CPU is listed while it is stopped. */
-	if (!own->sampler || list_empty_careful(&own->sampling))
-		return;
-	if (own->event->parent)
-		sampling_call_on(cpu, &call);
 	/* Two callers must not change the list of an offline CPU at once. */
 	mutex_lock(&dev->life.lock);
 	if (smp_call_function_single(cpu, sampling_forget_here, own, 1)) {
@@ -652,6 +640,26 @@ void vpmu_sampling_close(struct vpmu_event *own)
 		local_irq_enable();
 	}
 	mutex_unlock(&dev->life.lock);
+}
+
+/**
+ * vpmu_sampling_close() - take an event off the list of its CPU
+ * @own: the event, which perf core is destroying. If it is inherited, its last
+ *       samples are replayed first. Sleeps
+ */
+void vpmu_sampling_close(struct vpmu_event *own)
+{
+	struct sampling_call call = { .dev = own->dev, .own = own };
+	int cpu = own->event->cpu;
+
+	if (!own->sampler)
+		return;
+	/* Only an event that stays on its CPU is listed while it is stopped. */
+	if (!list_empty_careful(&own->sampling)) {
+		if (own->event->parent)
+			sampling_call_on(cpu, &call);
+		sampling_delist_on(own, cpu);
+	}
 	perf_core_sync_irq(own->event);
 }
 

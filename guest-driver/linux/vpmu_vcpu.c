@@ -170,11 +170,14 @@ static void vcpu_soft(struct tasklet_struct *soft)
 {
 	struct vpmu_vcpu *vcpu = container_of(soft, struct vpmu_vcpu, soft);
 
+	if (vpmu_output_deliver(vcpu))
+		vpmu_vcpu_serve(vcpu);
 	vpmu_sampling_run(vcpu);
 }
 
 /**
- * vpmu_vcpu_serve() - replay samples in a softirq of this CPU
+ * vpmu_vcpu_serve() - wake and signal programs, and replay samples, in a softirq
+ *                     of this CPU
  * @vcpu: this CPU's queue; called in an interrupt or a softirq
  */
 void vpmu_vcpu_serve(struct vpmu_vcpu *vcpu)
@@ -222,6 +225,8 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	raw_spin_lock_init(&vcpu->lock);
 	init_irq_work(&vcpu->error_work, vcpu_alarm);
 	INIT_LIST_HEAD(&vcpu->traces);
+	INIT_LIST_HEAD(&vcpu->woken);
+	INIT_LIST_HEAD(&vcpu->signalled);
 	INIT_CSD(&vcpu->service, vpmu_trace_service, vcpu);
 	INIT_CSD(&vcpu->soft_call, vcpu_call_here, vcpu);
 	tasklet_setup(&vcpu->soft, vcpu_soft);

@@ -166,21 +166,30 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
 	return virtqueue_add_inbuf(dev->notices.vq, &sg, 1, notice, GFP_ATOMIC);
 }
 
+static void notice_handle(struct vpmu_device *dev, const struct vpmu_notice *notice)
+{
+	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_ERROR)
+		vpmu_device_refused(dev, le32_to_cpu(notice->value));
+	vpmu_output_notice(dev, notice);
+}
+
 /**
- * vpmu_notices_take() - handle pending notices from the device
+ * vpmu_notices_take() - handle up to VPMU_NOTICES pending notices of the device
  * @dev: the device
  *
- * If another CPU is handling notices, waits until that CPU has handled them.
+ * If another CPU is handling notices, waits for that CPU. If there may be more
+ * notices than this call has handled, a work item handles them: programs can
+ * make the device send notices at any rate, and the CPU that gets the device's
+ * interrupt need not be theirs.
  *
  * Return: true if there were notices.
  */
 bool vpmu_notices_take(struct vpmu_device *dev)
 {
+	unsigned int left = VPMU_NOTICES, len;
 	struct vpmu_notice *notice;
 	struct virtqueue *vq;
 	unsigned long flags;
-	bool taken = false;
-	unsigned int len;
 
 	spin_lock_irqsave(&dev->notices.lock, flags);
 	if (dev->notices.closed)
@@ -188,27 +197,32 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 	vq = dev->notices.vq;
 	do {
 		virtqueue_disable_cb(vq);
-		while ((notice = virtqueue_get_buf(vq, &len))) {
-			if (len >= sizeof(*notice)) {
-				if (le32_to_cpu(notice->kind) == VPMU_NOTICE_ERROR)
-					vpmu_device_refused(dev, le32_to_cpu(notice->value));
-				vpmu_output_notice(dev, notice);
-			}
+		while (left && (notice = virtqueue_get_buf(vq, &len))) {
+			if (len >= sizeof(*notice))
+				notice_handle(dev, notice);
 			notices_post(dev, notice);
-			taken = true;
+			left--;
 		}
-	} while (!virtqueue_enable_cb(vq));
+	} while (left && !virtqueue_enable_cb(vq));
+	if (!left)
+		queue_work(system_unbound_wq, &dev->notices.work);
 	/* If no buffer was posted, a kick would only cost an exit. */
-	if (taken)
+	if (left != VPMU_NOTICES)
 		virtqueue_kick(vq);
 unlock:
 	spin_unlock_irqrestore(&dev->notices.lock, flags);
-	return taken;
+	return left != VPMU_NOTICES;
 }
 
 static void notices_callback(struct virtqueue *vq)
 {
 	vpmu_notices_take(vq->vdev->priv);
+}
+
+/* Queues itself again while there are notices. */
+static void notices_work(struct work_struct *work)
+{
+	vpmu_notices_take(container_of(work, struct vpmu_device, notices.work));
 }
 
 static const unsigned int vpmu_features[] = {
@@ -345,6 +359,7 @@ static void device_stop(struct vpmu_device *dev)
 	for (i = 0; i < dev->info.vcpus; i++)
 		irq_work_sync(&dev->vcpus[i].error_work);
 	cancel_work_sync(&dev->life.give_up);
+	cancel_work_sync(&dev->notices.work);
 	flush_work(&dev->reread);
 	vpmu_persistent_exit(dev);
 	if (dev->control.vq)
@@ -478,6 +493,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	INIT_LIST_HEAD(&dev->life.events);
 	INIT_LIST_HEAD(&dev->life.transports);
 	INIT_WORK(&dev->life.give_up, give_up_work);
+	INIT_WORK(&dev->notices.work, notices_work);
 	INIT_WORK(&dev->reread, reread_work);
 	dev->life.reboot.notifier_call = device_reboot;
 	dev->control.closed = -ENODEV;
