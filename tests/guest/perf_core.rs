@@ -429,6 +429,8 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = marks_of_the_cpu(&pmu)?;
     place(&vpmu, 5)?;
+    // perf core has no ring for these samples, so it drops them.
+    vpmu.flush_perf(&event)?;
     let id = vpmu.detach_perf(&event, "from-perf")?;
     ensure_eq!(
         vpmu.detach_perf(&event, "")?,
@@ -441,10 +443,9 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     ensure_eq!(listed.id, id, "the id listed");
     let again = vpmu.reopen(&listed)?;
     ensure_eq!(again.read()?.value, 12, "the count");
-    // Nobody mapped the event's ring before, so nobody has consumed samples.
     let mut ring = again.map_pages(16)?;
     again.flush()?;
-    ensure_eq!(take_samples(&mut ring)?, 12, "samples");
+    ensure_eq!(take_samples(&mut ring)?, 7, "samples since the detach");
     again.disable()?;
     place(&vpmu, 3)?;
     ensure_eq!(again.read()?.value, 12, "the count of a disabled event");
