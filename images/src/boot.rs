@@ -304,6 +304,7 @@ impl Boot {
                 kvm_host,
                 what,
                 console: run.console.keep()?,
+                output: String::from_utf8_lossy(&run.transcript.output).into_owned(),
             });
         }
         run::outcome(self, run.transcript, kvm_host, run.wall, run.console)

@@ -59,6 +59,8 @@ pub enum BootError {
         kvm_host: KvmHost,
         /// The bytes of the guest's console.
         console: PathBuf,
+        /// The command's output until then.
+        output: String,
         /// The cause.
         #[source]
         source: MachineError,
@@ -72,7 +74,20 @@ pub enum BootError {
         what: String,
         /// The bytes of the guest's console.
         console: PathBuf,
+        /// The command's output until then.
+        output: String,
     },
+}
+
+impl BootError {
+    /// Returns the command's output until the machine failed. The output is empty if the command never began.
+    #[must_use]
+    pub fn output(&self) -> &str {
+        match self {
+            Self::Machine { output, .. } | Self::Ended { output, .. } => output,
+            _ => "",
+        }
+    }
 }
 
 /// A file or a directory that could not be read or written.

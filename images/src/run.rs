@@ -90,9 +90,11 @@ pub(crate) fn watch(
         }),
         Err(source) => {
             let console = console.keep()?;
+            let output = frames.finish().output;
             Err(BootError::Machine {
                 kvm_host: kvm_host.clone(),
                 console,
+                output: String::from_utf8_lossy(&output).into_owned(),
                 source,
             })
         }
@@ -152,6 +154,7 @@ pub(crate) fn outcome(
         kvm_host,
         what,
         console: console.keep()?,
+        output: String::from_utf8_lossy(&transcript.output).into_owned(),
     })
 }
 
@@ -286,7 +289,10 @@ mod tests {
             ),
         ];
         for (transcript, expected) in cases {
-            let error = outcome_of(transcript).unwrap_err().to_string();
+            let printed = String::from_utf8(transcript.output.clone()).unwrap();
+            let error = outcome_of(transcript).unwrap_err();
+            assert_eq!(error.output(), printed, "the output before the failure");
+            let error = error.to_string();
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         }
     }

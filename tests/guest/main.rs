@@ -107,6 +107,8 @@ type Test = (&'static str, fn() -> Outcome);
 /// The time limit of a test, which is far longer than any test needs. If a test hangs, only this test fails, not its
 /// whole group.
 const LIMIT: Duration = Duration::from_secs(300);
+/// The time within which a killed test must end. A test that hangs in the kernel does not end.
+const KILLED: Duration = Duration::from_secs(10);
 
 fn group(name: &str) -> Option<Vec<Test>> {
     match name {
@@ -274,6 +276,8 @@ fn run(name: &str, tests: &[Test]) -> ExitCode {
     }
     let mut failed = false;
     for (test, _) in tests {
+        // If the machine hangs during the test, this line names the test.
+        println!("{}", wire::begins(test));
         os::drain_console();
         let began = Instant::now();
         let verdict = one(name, test);
@@ -312,10 +316,14 @@ fn one(name: &str, test: &str) -> Verdict {
     let ended_in_time = os::ends_within(child.id(), LIMIT);
     if !matches!(ended_in_time, Ok(true)) {
         let _ = child.kill();
-        let _ = child.wait();
-        return Verdict::Failed(match ended_in_time {
-            Ok(_) => format!("still running after {LIMIT:?}"),
-            Err(error) => format!("cannot wait: {error}"),
+        let dies = matches!(os::ends_within(child.id(), KILLED), Ok(true));
+        if dies {
+            let _ = child.wait();
+        }
+        return Verdict::Failed(match (ended_in_time, dies) {
+            (Ok(_), true) => format!("still running after {LIMIT:?}"),
+            (Ok(_), false) => format!("still running after {LIMIT:?}, and cannot be killed"),
+            (Err(error), _) => format!("cannot wait: {error}"),
         });
     }
     match child.wait_with_output() {

@@ -15,6 +15,20 @@ pub enum Verdict {
     Failed(String),
 }
 
+/// The line that is printed before a test. If no verdict follows, the machine ended or hung during this test.
+#[must_use]
+pub fn begins(test: &str) -> String {
+    format!("{MARK} {test} begins")
+}
+
+/// Parses a line that is printed before a test. Returns the test's name.
+#[must_use]
+pub fn parse_begins(line: &str) -> Option<&str> {
+    let (mark, rest) = line.trim_end().split_once(' ')?;
+    let test = rest.strip_suffix(" begins")?;
+    (mark == MARK && !test.contains(' ')).then_some(test)
+}
+
 /// The line of a verdict.
 #[must_use]
 pub fn line(test: &str, took: Duration, verdict: &Verdict) -> String {
@@ -64,6 +78,21 @@ mod tests {
         }
         let failed = Verdict::Failed("two\nlines".into());
         assert_eq!(line("t", took, &failed).lines().count(), 1);
+    }
+
+    #[test]
+    fn beginning_survives_the_console_and_is_no_verdict() {
+        let line = format!("{}\r\n", begins("rings::wrap"));
+        assert_eq!(parse_begins(&line), Some("rings::wrap"));
+        assert_eq!(parse(&line), None);
+        for other in [
+            "@test a 1 ok",
+            "x a begins",
+            "@test begins",
+            "@test a b begins",
+        ] {
+            assert_eq!(parse_begins(other), None, "{other:?}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use guest_tests::wire::{self, Verdict};
 use images::kernel::DEFAULT_SERIES;
 use images::third_party::{self, Files, ThirdPartyError};
-use images::{Arch, Boot, Debug, KvmHostChoice, Sources};
+use images::{Arch, Boot, Debug, Error as BootError, KvmHostChoice, Sources};
 use vpmu_errors::chain;
 
 use crate::boots;
@@ -39,6 +39,30 @@ struct Booted {
     kvm_host: String,
     verdicts: BTreeMap<String, (u64, Verdict)>,
     output: String,
+}
+
+/// The verdicts in a guest's output.
+fn verdicts(output: &str) -> BTreeMap<String, (u64, Verdict)> {
+    let verdicts = output.lines().filter_map(wire::parse);
+    verdicts
+        .map(|(test, millis, verdict)| (test.to_owned(), (millis, verdict)))
+        .collect()
+}
+
+/// Returns the verdicts of a guest that failed during a test, or `None` if it failed before its first test. The test
+/// during which the guest failed has failed for the same reason. The tests after it have no verdict.
+fn verdicts_until(error: &BootError) -> Option<BTreeMap<String, (u64, Verdict)>> {
+    let output = error.output();
+    let begun = output.lines().filter_map(wire::parse_begins).last()?;
+    let mut verdicts = verdicts(output);
+    let reason = chain(error);
+    let during = format!("the machine failed during this test: {reason}");
+    let log = format!("the machine failed, so its log was not read: {reason}");
+    for (test, reason) in [(begun, during), (KERNEL_LOG, log)] {
+        let verdict = (0, Verdict::Failed(reason));
+        verdicts.entry(test.to_owned()).or_insert(verdict);
+    }
+    Some(verdicts)
 }
 
 /// A group, identified by its name in the guest's program.
@@ -297,19 +321,20 @@ fn run(group: &Group) -> Result<Booted, String> {
         sources,
         ..usual
     };
-    let outcome = boot.run().map_err(|error| chain(&error))?;
-    let verdicts = outcome
-        .output
-        .lines()
-        .filter_map(wire::parse)
-        .map(|(test, millis, verdict)| (test.to_owned(), (millis, verdict)))
-        .collect();
-    Ok(Booted {
-        kernel,
-        kvm_host: outcome.kvm_host.to_string(),
-        verdicts,
-        output: outcome.output,
-    })
+    match boot.run() {
+        Ok(outcome) => Ok(Booted {
+            kernel,
+            kvm_host: outcome.kvm_host.to_string(),
+            verdicts: verdicts(&outcome.output),
+            output: outcome.output,
+        }),
+        Err(error) => Ok(Booted {
+            kernel,
+            kvm_host: "a machine that failed".to_owned(),
+            verdicts: verdicts_until(&error).ok_or_else(|| chain(&error))?,
+            output: format!("{}\n{}", error.output(), chain(&error)),
+        }),
+    }
 }
 
 /// Prints a line even if the test passes, because the test runner captures only the output of print macros.
@@ -401,6 +426,27 @@ mod tests {
             let refused = arch(Some("arm"), Arch::X86_64, bound).unwrap_err();
             assert!(refused.contains(ARCH), "{refused}");
         }
+    }
+
+    #[test]
+    fn machine_that_fails_fails_the_test_that_had_begun() {
+        let failed = |output: &str| BootError::Ended {
+            kvm_host: images::KvmHost::Direct,
+            what: "the guest's kernel panicked".into(),
+            console: "console.log".into(),
+            output: output.into(),
+        };
+        let output = "@test first begins\n@test first 3 ok\n@test second begins\n";
+        let verdicts = verdicts_until(&failed(output)).unwrap();
+        assert_eq!(verdicts["first"], (3, Verdict::Passed));
+        for test in ["second", KERNEL_LOG] {
+            let (_, Verdict::Failed(reason)) = &verdicts[test] else {
+                panic!("{test} passed");
+            };
+            assert!(reason.contains("panicked"), "{reason}");
+        }
+        assert_eq!(verdicts.len(), 3);
+        assert!(verdicts_until(&failed("")).is_none());
     }
 
     #[test]
