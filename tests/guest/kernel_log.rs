@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::ensure::ensure;
 
 /// Words with which the kernel begins or continues a report of a fault.
-const FAULTS: [&str; 18] = [
+const FAULTS: [&str; 22] = [
     "WARNING:",
     "BUG",
     "Oops",
@@ -24,6 +24,11 @@ const FAULTS: [&str; 18] = [
     "INFO: possible",
     "INFO: trying to register",
     "INFO: task",
+    // Reports of CPUs and tasks that make no progress. A guest that continues afterwards has still lost that time.
+    "rcu: INFO:",
+    "self-detected stall",
+    "hard LOCKUP",
+    "blocked for more than",
     "suspicious RCU usage",
     "bad unlock balance",
     "turning off the locking correctness validator",
