@@ -12,6 +12,7 @@ mod host_profile;
 mod hostile;
 mod lab;
 mod module;
+mod nesting;
 mod output;
 mod permissions;
 mod persistent;

@@ -39,6 +39,7 @@ mod kexec;
 mod known_code;
 mod library;
 mod module;
+mod nesting;
 mod os;
 mod output_capped;
 mod output_chains;
@@ -67,6 +68,7 @@ mod persistent_window;
 mod persisting;
 mod policy;
 mod policy_events;
+mod probes;
 mod profiled;
 mod profiles;
 mod programs;
@@ -191,6 +193,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "driver-life" => Some(driver_life::TESTS.to_vec()),
         "kexec" => Some(kexec::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
+        "nesting" => Some(nesting::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "storms" => Some(storms::TESTS.to_vec()),
         "policy" => Some(policy::TESTS.to_vec()),

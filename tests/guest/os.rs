@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -219,21 +219,53 @@ pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
 
 /// Runs `child` in a forked process and returns its exit code. The calling process must have only one thread.
 pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
-    // SAFETY: the process has only this thread, which continues in the child.
-    let pid = checked(unsafe { libc::fork() })?;
-    if pid == 0 {
-        let code = child();
-        // SAFETY: the call ends the child before the child can return from this function.
-        unsafe { libc::_exit(code) };
+    Forked::start(child)?.wait()
+}
+
+/// A child process that runs a function. It is killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Forked {
+    pub(crate) pid: libc::pid_t,
+    running: bool,
+}
+
+impl Forked {
+    /// Runs `child` in a forked process, whose exit code is the function's result. The calling process must have only
+    /// one thread.
+    pub(crate) fn start(child: impl FnOnce() -> i32) -> io::Result<Self> {
+        // SAFETY: the process has only this thread, which continues in the child.
+        let pid = checked(unsafe { libc::fork() })?;
+        if pid == 0 {
+            let code = child();
+            // SAFETY: the call ends the child before the child can return from this function.
+            unsafe { libc::_exit(code) };
+        }
+        Ok(Self { pid, running: true })
     }
-    let mut status = 0;
-    // SAFETY: the address is valid, and the child belongs to this process.
-    checked(unsafe { libc::waitpid(pid, &raw mut status, 0) })?;
-    Ok(if libc::WIFEXITED(status) {
-        libc::WEXITSTATUS(status)
-    } else {
-        -libc::WTERMSIG(status)
-    })
+
+    /// Returns the child's exit code when it ends, or the negative number of the signal that ended it.
+    pub(crate) fn wait(&mut self) -> io::Result<i32> {
+        let mut status = 0;
+        // SAFETY: the address is valid, and the child belongs to this process.
+        checked(unsafe { libc::waitpid(self.pid, &raw mut status, 0) })?;
+        self.running = false;
+        Ok(if libc::WIFEXITED(status) {
+            libc::WEXITSTATUS(status)
+        } else {
+            -libc::WTERMSIG(status)
+        })
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        if self.running {
+            // SAFETY: the process is our child, and nobody has waited for it yet.
+            unsafe { libc::kill(self.pid, libc::SIGKILL) };
+            // The child ends in any case.
+            let _ = self.wait();
+        }
+    }
 }
 
 /// Returns a pipe that is filled with `bytes` bytes and therefore occupies that much kernel memory. `bytes` must be a
@@ -392,10 +424,6 @@ impl BpfCounter {
         let map = bpf(MAP_CREATE, &[2 | 4 << 32, 8 | 1 << 32])?;
         // SAFETY: the descriptor was just opened, and nothing else owns it.
         let map = unsafe { OwnedFd::from_raw_fd(map) };
-        // Encodes an instruction with its opcode, two registers, offset and immediate value.
-        let instruction = |code: u64, to: u64, from: u64, offset: u16, value: u32| {
-            code | to << 8 | from << 12 | u64::from(offset) << 16 | u64::from(value) << 32
-        };
         let minus_four = u32::MAX - 3;
         let map_number = map.as_raw_fd().cast_unsigned();
         let code = [
@@ -427,28 +455,161 @@ impl BpfCounter {
 
     /// Attaches the program to an event's overflows.
     pub(crate) fn attach(&self, event: BorrowedFd<'_>) -> io::Result<()> {
-        const SET_BPF: u64 = 0x4004_2408;
-        let program = self.program.as_raw_fd();
-        // SAFETY: the call takes a descriptor, and accesses no memory.
-        checked(unsafe { libc::ioctl(event.as_raw_fd(), SET_BPF, program) })?;
-        Ok(())
+        attach_bpf(event, self.program.as_fd())
     }
 
     /// How often the program has run.
     pub(crate) fn runs(&self) -> io::Result<u64> {
-        const LOOKUP: i32 = 1;
-        let (key, mut value) = (0_u32, 0_u64);
-        bpf(
-            LOOKUP,
-            &[
-                self.map.as_raw_fd().cast_unsigned().into(),
-                (&raw const key).expose_provenance() as u64,
-                (&raw mut value).expose_provenance() as u64,
-            ],
-        )?;
+        let mut value = 0_u64;
+        look_up_bpf(self.map.as_fd(), (&raw mut value).expose_provenance())?;
         // SAFETY: the kernel has written the value through the address above.
         Ok(unsafe { (&raw const value).read_volatile() })
     }
+}
+
+/// The counts that a [`BpfReader`] has read so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct BpfCounts {
+    /// How often the program read the event.
+    pub(crate) reads: u64,
+    /// How often the kernel refused to read it, for example on another CPU than the event's.
+    pub(crate) refused: u64,
+    /// The last count.
+    pub(crate) greatest: u64,
+    /// How often a count was less than the one before.
+    pub(crate) decreased: u64,
+}
+
+/// A BPF program for probes, which reads an event's count.
+#[derive(Debug)]
+pub(crate) struct BpfReader {
+    counts: OwnedFd,
+    _events: OwnedFd,
+    program: OwnedFd,
+}
+
+impl BpfReader {
+    /// Loads a program that reads `event` whenever it runs on `cpu`.
+    pub(crate) fn load(cpu: usize, event: BorrowedFd<'_>) -> io::Result<Self> {
+        const ARRAY: u64 = 2;
+        const EVENT_ARRAY: u64 = 4;
+        const MAP_CREATE: i32 = 0;
+        const MAP_UPDATE: i32 = 2;
+        const PROG_LOAD: i32 = 5;
+        const KPROBE: u64 = 2;
+        const COUNTS: u64 = size_of::<BpfCounts>() as u64;
+        // The words hold a map's type, the size of a key, the size of a value, and the number of elements.
+        let counts = bpf(MAP_CREATE, &[ARRAY | 4 << 32, COUNTS | 1 << 32])?;
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
+        let counts = unsafe { OwnedFd::from_raw_fd(counts) };
+        let elements = cpu as u64 + 1;
+        let events = bpf(MAP_CREATE, &[EVENT_ARRAY | 4 << 32, 4 | elements << 32])?;
+        // SAFETY: as above.
+        let events = unsafe { OwnedFd::from_raw_fd(events) };
+        let key = u32::try_from(cpu).map_err(io::Error::other)?;
+        let value = event.as_raw_fd();
+        bpf(
+            MAP_UPDATE,
+            &[
+                events.as_raw_fd().cast_unsigned().into(),
+                (&raw const key).expose_provenance() as u64,
+                (&raw const value).expose_provenance() as u64,
+                0,
+            ],
+        )?;
+        let minus = |bytes: u16| bytes.wrapping_neg();
+        let minus_wide = |bytes: u32| bytes.wrapping_neg();
+        let of = |fd: &OwnedFd| fd.as_raw_fd().cast_unsigned();
+        let code = [
+            // bpf_perf_event_read_value(events, BPF_F_CURRENT_CPU, stack - 24, 24)
+            instruction(0x18, 1, 1, 0, of(&events)),
+            0,
+            instruction(0xb4, 2, 0, 0, u32::MAX),
+            instruction(0xbf, 3, 10, 0, 0),
+            instruction(0x07, 3, 0, 0, minus_wide(24)),
+            instruction(0xb7, 4, 0, 0, 24),
+            instruction(0x85, 0, 0, 0, 55),
+            instruction(0xbf, 7, 0, 0, 0),
+            // The address of the counts, which is never null, but the verifier requires a check.
+            instruction(0x62, 10, 0, minus(28), 0),
+            instruction(0xbf, 2, 10, 0, 0),
+            instruction(0x07, 2, 0, 0, minus_wide(28)),
+            instruction(0x18, 1, 1, 0, of(&counts)),
+            0,
+            instruction(0x85, 0, 0, 0, 1),
+            instruction(0x15, 0, 0, 11, 0),
+            instruction(0xb7, 3, 0, 0, 1),
+            // A failed read adds one to the second word.
+            instruction(0x55, 7, 0, 6, 0),
+            instruction(0x79, 1, 10, minus(24), 0),
+            instruction(0x79, 2, 0, 16, 0),
+            instruction(0x7b, 0, 1, 16, 0),
+            instruction(0x3d, 1, 2, 1, 0),
+            instruction(0xdb, 0, 3, 24, 0),
+            instruction(0x05, 0, 0, 2, 0),
+            instruction(0xdb, 0, 3, 8, 0),
+            instruction(0x05, 0, 0, 1, 0),
+            instruction(0xdb, 0, 3, 0, 0),
+            instruction(0xb7, 0, 0, 0, 0),
+            instruction(0x95, 0, 0, 0, 0),
+        ];
+        let words = [
+            KPROBE | (code.len() as u64) << 32,
+            code.as_ptr().expose_provenance() as u64,
+            c"GPL".as_ptr().expose_provenance() as u64,
+        ];
+        let program = bpf(PROG_LOAD, &words)?;
+        // SAFETY: as above.
+        let program = unsafe { OwnedFd::from_raw_fd(program) };
+        Ok(Self {
+            counts,
+            _events: events,
+            program,
+        })
+    }
+
+    /// Attaches the program to a probe's event.
+    pub(crate) fn attach(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        attach_bpf(event, self.program.as_fd())
+    }
+
+    /// The counts so far.
+    pub(crate) fn seen(&self) -> io::Result<BpfCounts> {
+        let mut value = BpfCounts::default();
+        look_up_bpf(self.counts.as_fd(), (&raw mut value).expose_provenance())?;
+        // SAFETY: the kernel has written the value through the address above.
+        Ok(unsafe { (&raw const value).read_volatile() })
+    }
+}
+
+/// Encodes a BPF instruction with its opcode, two registers, offset and immediate value.
+fn instruction(code: u64, to: u64, from: u64, offset: u16, value: u32) -> u64 {
+    code | to << 8 | from << 12 | u64::from(offset) << 16 | u64::from(value) << 32
+}
+
+/// Attaches a BPF program to an event.
+fn attach_bpf(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    const SET_BPF: u64 = 0x4004_2408;
+    let program = program.as_raw_fd();
+    // SAFETY: the call takes a descriptor, and accesses no memory.
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), SET_BPF, program) })?;
+    Ok(())
+}
+
+/// Reads the first element of a map to `address`, which must have room for an element.
+fn look_up_bpf(map: BorrowedFd<'_>, address: usize) -> io::Result<()> {
+    const LOOKUP: i32 = 1;
+    let key = 0_u32;
+    bpf(
+        LOOKUP,
+        &[
+            map.as_raw_fd().cast_unsigned().into(),
+            (&raw const key).expose_provenance() as u64,
+            address as u64,
+        ],
+    )?;
+    Ok(())
 }
 
 /// A BPF program with a known number of instructions, which the kernel runs on request. BPF's JIT compiler turns each

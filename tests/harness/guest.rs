@@ -53,7 +53,7 @@ fn verdicts(output: &str) -> BTreeMap<String, (u64, Verdict)> {
 /// during which the guest failed has failed for the same reason. The tests after it have no verdict.
 fn verdicts_until(error: &BootError) -> Option<BTreeMap<String, (u64, Verdict)>> {
     let output = error.output();
-    let begun = output.lines().filter_map(wire::parse_begins).last()?;
+    let begun = output.lines().filter_map(wire::parse_begins).next_back()?;
     let mut verdicts = verdicts(output);
     let reason = chain(error);
     let during = format!("the machine failed during this test: {reason}");
