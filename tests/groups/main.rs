@@ -14,6 +14,7 @@ mod lab;
 mod module;
 mod nesting;
 mod output;
+mod overflows;
 mod permissions;
 mod persistent;
 mod policy;

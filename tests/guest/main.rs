@@ -32,6 +32,7 @@ mod fields;
 mod flush;
 mod groups;
 mod hammer;
+mod handled;
 mod hostile;
 mod interrupt;
 mod kernel_log;
@@ -53,6 +54,7 @@ mod output_redirect;
 mod output_wakeup;
 mod output_who;
 mod output_writer;
+mod overflows;
 mod packets;
 mod pages;
 mod perf_core;
@@ -193,6 +195,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "driver-life" => Some(driver_life::TESTS.to_vec()),
         "kexec" => Some(kexec::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
+        "overflows" => Some(overflows::TESTS.to_vec()),
         "nesting" => Some(nesting::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "storms" => Some(storms::TESTS.to_vec()),
@@ -241,6 +244,7 @@ fn main() -> ExitCode {
         ["hold-counters", count] => conformance::hold_counters(count),
         ["baseline", samples, rounds] => baseline::measure(samples, rounds),
         ["boots", rounds] => boots::measure(rounds),
+        ["overflows"] => overflows::run(),
         ["act"] => end_scenarios::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
         ["ports", times] => stock_perf::write_ports(times),
@@ -266,7 +270,7 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | act | baseline SAMPLES ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
+        "usage: guest-tests run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | overflows | act | baseline SAMPLES ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }
