@@ -21,16 +21,24 @@ use crate::{Outcome, Test, cpu, interrupt};
 
 pub(crate) const TESTS: &[Test] = &[
     (
-        "switch_between_tasks_of_perf_core_costs_one_exit",
-        switch_between_tasks_of_perf_core_costs_one_exit,
+        "switch_between_tasks_of_perf_core_costs_two_exits",
+        switch_between_tasks_of_perf_core_costs_two_exits,
     ),
     (
-        "switch_between_tasks_of_the_device_file_costs_one_exit",
-        switch_between_tasks_of_the_device_file_costs_one_exit,
+        "switch_between_tasks_of_the_device_file_costs_two_exits",
+        switch_between_tasks_of_the_device_file_costs_two_exits,
     ),
     (
-        "switch_between_tasks_with_groups_costs_one_exit",
-        switch_between_tasks_with_groups_costs_one_exit,
+        "switch_between_tasks_with_groups_costs_two_exits",
+        switch_between_tasks_with_groups_costs_two_exits,
+    ),
+    (
+        "switch_between_tasks_with_mixed_groups_costs_two_exits",
+        switch_between_tasks_with_mixed_groups_costs_two_exits,
+    ),
+    (
+        "switch_between_tasks_that_inherited_their_events_costs_no_exit",
+        switch_between_tasks_that_inherited_their_events_costs_no_exit,
     ),
     (
         "switch_to_a_task_without_events_costs_one_exit_a_direction",
@@ -136,17 +144,127 @@ impl Cost {
         }
     }
 
-    /// Ensures that each switch between the two tasks caused exactly one exit, and that every other switch caused at
-    /// most one exit. The other switches are to and from kernel threads that ran between the turns. A switch between
-    /// two kernel threads causes no exit.
-    fn ensure_one_exit_a_switch(self, what: &str) -> Outcome {
-        let one_each = 2 * ROUNDS..=self.switches;
+    /// The number of switches beyond those between the two tasks. These are to and from kernel threads that ran between
+    /// the turns.
+    fn others(self) -> Result<u64, Failure> {
+        let others = self.switches.checked_sub(2 * ROUNDS);
+        Ok(others.ok_or_else(|| format!("fewer switches than turns: {self:?}"))?)
+    }
+
+    /// Ensures that each switch between the two tasks caused exactly `each` exits: one if only one of the tasks has
+    /// events, two if both have. If a kernel thread runs between two turns, the two switches together cause as many. If
+    /// it runs within a turn, the two switches cause at most two more exits.
+    fn ensure_exits_a_switch(self, each: u64, what: &str) -> Outcome {
+        let least = each * 2 * ROUNDS;
+        let most = least + self.others()?;
         ensure!(
-            one_each.contains(&self.exits),
-            "not one exit for each switch: {self:?}, {what}"
+            (least..=most).contains(&self.exits),
+            "not {each} exits for each switch: {self:?}, {what}"
         );
         Ok(())
     }
+
+    /// Ensures that no switch between the two tasks caused an exit. If a kernel thread runs between two turns, the two
+    /// switches cause at most two exits each.
+    fn ensure_no_exit_a_switch(self, what: &str) -> Outcome {
+        let others = self.others()?;
+        ensure!(
+            others < ROUNDS / 5,
+            "too many other tasks ran: {self:?}, {what}"
+        );
+        ensure!(
+            self.exits <= 2 * others,
+            "switches caused exits: {self:?}, {what}"
+        );
+        Ok(())
+    }
+}
+
+/// Counts the exits and the switches of [`CPU`].
+struct Costs {
+    /// Keeps the page's event open.
+    _exits: Event,
+    page: Pages,
+    switches: Event,
+}
+
+impl Costs {
+    fn start(device: &Device) -> Result<Self, Failure> {
+        // Moves the interrupts that announce replies to the other CPU. On this CPU, such an interrupt could arrive after
+        // the task has read the reply, and the test would count the interrupt's exits, too.
+        interrupt::bind(READERS)?;
+        let exits = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), ALL)?;
+        let page = Pages::map(&exits, 0, READ_WRITE)?;
+        let switches = kernels(
+            &perf_event_attr {
+                type_: bindings::PERF_TYPE_SOFTWARE,
+                config: bindings::PERF_COUNT_SW_CONTEXT_SWITCHES.into(),
+                ..device.attr(KIND_SOFTWARE, 0)
+            },
+            ALL,
+        )?;
+        switches.enable(0)?;
+        Ok(Self {
+            _exits: exits,
+            page,
+            switches,
+        })
+    }
+
+    /// Makes [`ROUNDS`] round trips as the first of two tasks, after one that is not counted. Then ends the other task's
+    /// last wait.
+    fn of_rounds(&self, turn: &mut Turn) -> std::io::Result<Cost> {
+        turn.give()?;
+        turn.wait()?;
+        let before = Cost::so_far(&self.page, &self.switches)?;
+        for _ in 0..ROUNDS {
+            turn.give()?;
+            turn.wait()?;
+        }
+        let after = Cost::so_far(&self.page, &self.switches)?;
+        turn.give()?;
+        Ok(Cost {
+            exits: after.exits - before.exits,
+            switches: after.switches - before.switches,
+        })
+    }
+}
+
+/// Makes the round trips as the second of two tasks. Returns only after the first task's last reading.
+fn answer(turn: &mut Turn) -> std::io::Result<()> {
+    // The first round is not counted.
+    for _ in 0..=ROUNDS {
+        turn.wait()?;
+        turn.give()?;
+    }
+    turn.wait()
+}
+
+/// Returns the cost of [`ROUNDS`] round trips between a task that opens events with `open` and a task that inherits
+/// them.
+fn cost_of_related_rounds(
+    open: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
+) -> Result<Cost, Failure> {
+    let device = Device::open()?;
+    let costs = Costs::start(&device)?;
+    let [mut one, mut other] = Turn::pair()?;
+    let (device, costs, open) = (&device, &costs, &open);
+    thread::scope(|scope| {
+        let caller = scope.spawn(move || -> Shared<Cost> {
+            settle()?;
+            let _events = open(device)?;
+            thread::scope(|scope| {
+                // The thread inherits the events, the CPU and the priority.
+                let partner = scope.spawn(move || answer(&mut other));
+                let made = costs.of_rounds(&mut one);
+                drop(one);
+                partner.join().map_err(|_| "a task panicked")??;
+                Ok(made?)
+            })
+        });
+        let made = caller.join().map_err(|_| "a task panicked")?;
+        made.map_err(|error| error.to_string().into())
+    })
 }
 
 /// Returns the cost of [`ROUNDS`] round trips between two tasks. One task opens its events with `first`, the other with
@@ -155,54 +273,22 @@ fn cost_of_rounds(
     first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
     second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
 ) -> Result<Cost, Failure> {
-    // Moves the interrupts that announce replies to the other CPU. On this CPU, such an interrupt could arrive after
-    // the task has read the reply, and the test would count the interrupt's exits, too.
-    interrupt::bind(READERS)?;
     let device = Device::open()?;
-    let counter = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), ALL)?;
-    let page = Pages::map(&counter, 0, READ_WRITE)?;
-    let switches = kernels(
-        &perf_event_attr {
-            type_: bindings::PERF_TYPE_SOFTWARE,
-            config: bindings::PERF_COUNT_SW_CONTEXT_SWITCHES.into(),
-            ..device.attr(KIND_SOFTWARE, 0)
-        },
-        ALL,
-    )?;
-    switches.enable(0)?;
+    let costs = Costs::start(&device)?;
     let [mut one, mut other] = Turn::pair()?;
-    let (device, page, switches) = (&device, &page, &switches);
+    let (device, costs) = (&device, &costs);
     let (first, second) = (&first, &second);
     thread::scope(|scope| {
         // If a task fails, its pipe ends are dropped, and the other task stops waiting.
         let partner = scope.spawn(move || -> Shared<()> {
             settle()?;
             let _events = second(device)?;
-            // The first round is not counted.
-            for _ in 0..=ROUNDS {
-                other.wait()?;
-                other.give()?;
-            }
-            // This task ends only after the last reading of the counters.
-            other.wait()?;
-            Ok(())
+            Ok(answer(&mut other)?)
         });
         let caller = scope.spawn(move || -> Shared<Cost> {
             settle()?;
             let _events = first(device)?;
-            one.give()?;
-            one.wait()?;
-            let before = Cost::so_far(page, switches)?;
-            for _ in 0..ROUNDS {
-                one.give()?;
-                one.wait()?;
-            }
-            let after = Cost::so_far(page, switches)?;
-            one.give()?;
-            Ok(Cost {
-                exits: after.exits - before.exits,
-                switches: after.switches - before.switches,
-            })
+            Ok(costs.of_rounds(&mut one)?)
         });
         let made = caller.join().map_err(|_| "a task panicked")?;
         let ended = partner.join().map_err(|_| "a task panicked")?;
@@ -228,22 +314,22 @@ fn marks(
         .collect()
 }
 
-fn switch_between_tasks_of_perf_core_costs_one_exit() -> Outcome {
+fn switch_between_tasks_of_perf_core_costs_two_exits() -> Outcome {
     for (first, second) in [(1, 1), (1, 6), (20, 20), (100, 100)] {
         let open = |count| move |device: &Device| marks(device, count, kernels);
         let cost = cost_of_rounds(open(first), open(second))?;
-        cost.ensure_one_exit_a_switch(&format!("{first} and {second} events"))?;
+        cost.ensure_exits_a_switch(2, &format!("{first} and {second} events"))?;
     }
     Ok(())
 }
 
-fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
+fn switch_between_tasks_of_the_device_file_costs_two_exits() -> Outcome {
     for (first, second) in [(1, 1), (6, 1), (20, 20)] {
         let open = |count| {
             move |device: &Device| marks(device, count, |attr, how| device.open_event(attr, how))
         };
         let cost = cost_of_rounds(open(first), open(second))?;
-        cost.ensure_one_exit_a_switch(&format!("{first} and {second} events"))?;
+        cost.ensure_exits_a_switch(2, &format!("{first} and {second} events"))?;
     }
     // One task uses `/dev/vpmu` and also samples. The other task uses perf core.
     let cost = cost_of_rounds(
@@ -255,25 +341,63 @@ fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
         },
         |device| marks(device, 2, kernels),
     )?;
-    cost.ensure_one_exit_a_switch("between the two")
+    cost.ensure_exits_a_switch(2, "between the two")
 }
 
-fn switch_between_tasks_with_groups_costs_one_exit() -> Outcome {
-    let group = |device: &Device| {
-        let mut leader = device.attr(KIND_TSC, 0);
-        leader.read_format = FORMAT_GROUP;
-        let mut events = vec![kernels(&leader, How::OWN)?];
-        for value in 0..3 {
-            let how = How::OWN.led_by(events[0].as_fd());
-            let mut member = device.attr(KIND_MARK, value);
-            member.set_disabled(0);
-            let member = kernels(&member, how)?;
-            events.push(member);
-        }
-        events[0].enable(0)?;
-        Ok(events)
+/// Opens a group of perf core's events with this leader and `members` events that count marks, and enables it.
+fn group(leader: perf_event_attr, device: &Device, members: u64) -> std::io::Result<Vec<Event>> {
+    let leader = perf_event_attr {
+        read_format: FORMAT_GROUP,
+        ..leader
     };
-    cost_of_rounds(group, group)?.ensure_one_exit_a_switch("of groups")
+    let mut events = vec![kernels(&leader, How::OWN)?];
+    for value in 0..members {
+        let how = How::OWN.led_by(events[0].as_fd());
+        let mut member = device.attr(KIND_MARK, value);
+        member.set_disabled(0);
+        let member = kernels(&member, how)?;
+        events.push(member);
+    }
+    events[0].enable(0)?;
+    Ok(events)
+}
+
+fn switch_between_tasks_with_groups_costs_two_exits() -> Outcome {
+    let own = |device: &Device| group(device.attr(KIND_TSC, 0), device, 3);
+    cost_of_rounds(own, own)?.ensure_exits_a_switch(2, "of groups")
+}
+
+/// The leader is an event of the kernel's own software PMU, so perf core schedules events of two PMUs together.
+fn mixed(device: &Device) -> std::io::Result<Vec<Event>> {
+    let leader = perf_event_attr {
+        type_: bindings::PERF_TYPE_SOFTWARE,
+        config: bindings::PERF_COUNT_SW_PAGE_FAULTS.into(),
+        ..device.attr(KIND_SOFTWARE, 0)
+    };
+    group(leader, device, 5)
+}
+
+fn switch_between_tasks_with_mixed_groups_costs_two_exits() -> Outcome {
+    cost_of_rounds(mixed, mixed)?.ensure_exits_a_switch(2, "of mixed groups")?;
+    let own = |device: &Device| group(device.attr(KIND_TSC, 0), device, 3);
+    cost_of_rounds(mixed, own)?.ensure_exits_a_switch(2, "of a mixed group and another")?;
+    let cost = cost_of_rounds(mixed, |_| Ok(Vec::new()))?;
+    cost.ensure_exits_a_switch(1, "of a mixed group and no event")
+}
+
+/// perf core does not switch the events of two tasks that inherited the same events. It exchanges them.
+fn switch_between_tasks_that_inherited_their_events_costs_no_exit() -> Outcome {
+    for count in [1, 20] {
+        let cost = cost_of_related_rounds(|device| {
+            marks(device, count, |attr, how| {
+                let mut attr = *attr;
+                attr.set_inherit(1);
+                kernels(&attr, how)
+            })
+        })?;
+        cost.ensure_no_exit_a_switch(&format!("{count} inherited events"))?;
+    }
+    Ok(())
 }
 
 fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
@@ -281,7 +405,7 @@ fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
         |device| marks(device, 6, kernels),
         |device| marks(device, 0, kernels),
     )?;
-    cost.ensure_one_exit_a_switch("out and in")?;
+    cost.ensure_exits_a_switch(1, "out and in")?;
     let cost = cost_of_rounds(
         |device| marks(device, 0, kernels),
         |device| marks(device, 0, kernels),
@@ -503,7 +627,7 @@ fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outco
     Ok(())
 }
 
-/// Closes events of a task that is being switched in. The driver starts these events before perf core adds them.
+/// Closes events of a task that is being switched in.
 fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
     let device = Device::open()?;
     let mut attr = device.attr(KIND_MARK, VALUE);
@@ -527,7 +651,7 @@ fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
     })
 }
 
-/// Disables events of a task that is being switched in. The driver starts these events before perf core adds them.
+/// Disables events of a task that is being switched in.
 fn disabled_event_of_a_switching_task_takes_no_samples() -> Outcome {
     let (device, pmu) = (Device::open()?, PerfPmu::open()?);
     let attr = mark_attr(&pmu, VALUE)?.sampling(1);
