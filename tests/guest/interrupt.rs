@@ -3,8 +3,12 @@
 use std::error::Error;
 use std::fs;
 
-/// Returns the interrupt's number, and the number of times that it has been taken on all CPUs.
-fn line() -> Result<(u32, u64), Box<dyn Error>> {
+use crate::fields::IP;
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, How, MARK_ANY, waking};
+
+/// Returns the interrupt's number, and the number of times that each CPU has taken it.
+fn line() -> Result<(u32, Vec<u64>), Box<dyn Error>> {
     // The vPMU is the virtio device that is bound to the driver `virtio_pmu`.
     let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
     let device = drivers
@@ -21,12 +25,38 @@ fn line() -> Result<(u32, u64), Box<dyn Error>> {
     let counts = rest
         .split_whitespace()
         .map_while(|word| word.parse::<u64>().ok());
-    Ok((number.trim().parse()?, counts.sum()))
+    Ok((number.trim().parse()?, counts.collect()))
 }
 
 /// Returns the number of the device's interrupts so far, on all CPUs.
 pub(crate) fn taken() -> Result<u64, Box<dyn Error>> {
-    line().map(|(_, taken)| taken)
+    line().map(|(_, taken)| taken.iter().sum())
+}
+
+/// Like [`bind`], but also causes interrupts until one of them is taken on `cpu`. The first interrupt after a change is
+/// still taken on the old CPU, and others wait until it is handled there.
+pub(crate) fn move_to(cpu: usize) -> Result<(), Box<dyn Error>> {
+    const ATTEMPTS: usize = 1000;
+    bind(cpu)?;
+    let device = Device::open()?;
+    let attr = waking(device.marks(MARK_ANY, 1, IP), 1);
+    let event = device.open_event(&attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    event.enable(0)?;
+    let taken_there = || -> Result<u64, Box<dyn Error>> {
+        let (_, taken) = line()?;
+        Ok(taken.get(cpu).copied().unwrap_or(0))
+    };
+    let before = taken_there()?;
+    for _ in 0..ATTEMPTS {
+        device.mark(0)?;
+        event.poll(-1)?;
+        ring.skip();
+        if taken_there()? > before {
+            return Ok(());
+        }
+    }
+    Err(format!("CPU {cpu} took none of {ATTEMPTS} interrupts").into())
 }
 
 /// Binds the interrupt to `cpu`. The interrupt handler then causes exits only on that CPU, two for each interrupt.

@@ -222,6 +222,12 @@ impl Pages {
         Ok(Some(record))
     }
 
+    /// Consumes all records without reading them.
+    pub(crate) fn skip(&mut self) {
+        self.tail = self.head();
+        self.store_release(DATA_TAIL, self.tail);
+    }
+
     /// Takes the records up to the head at the time of the call. During the call, the host may write more records into
     /// the freed space, for example at a task switch. The next call takes these records.
     pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
