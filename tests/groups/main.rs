@@ -6,6 +6,7 @@ mod baseline;
 mod conformance;
 mod counting;
 mod driver_life;
+mod fair;
 mod flush;
 mod hammer;
 mod host_profile;

@@ -28,6 +28,7 @@ mod doorbell;
 mod driver_life;
 mod end_scenarios;
 mod ensure;
+mod fair;
 mod fields;
 mod flush;
 mod groups;
@@ -195,6 +196,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "driver-life" => Some(driver_life::TESTS.to_vec()),
         "kexec" => Some(kexec::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
+        "fair" => Some(fair::TESTS.to_vec()),
+        "fair-exact" => Some(fair::EXACT.to_vec()),
         "overflows" => Some(overflows::TESTS.to_vec()),
         "nesting" => Some(nesting::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),

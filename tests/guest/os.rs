@@ -8,6 +8,7 @@ use std::io::{self, PipeReader, PipeWriter, Write};
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 fn checked(result: i32) -> io::Result<i32> {
@@ -698,6 +699,86 @@ pub(crate) fn is_asleep(thread: u32) -> io::Result<bool> {
         .rsplit(") ")
         .next()
         .is_some_and(|rest| rest.starts_with('S')))
+}
+
+/// Words of memory that this process shares with its children.
+#[derive(Debug)]
+pub(crate) struct SharedWords(*mut AtomicU64);
+
+/// The size of [`SharedWords`].
+const SHARED: usize = 4096;
+
+impl SharedWords {
+    pub(crate) fn map() -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
+        let base = unsafe { libc::mmap(ptr::null_mut(), SHARED, protection, flags, -1, 0) };
+        match base {
+            libc::MAP_FAILED => Err(io::Error::last_os_error()),
+            base => Ok(Self(base.cast())),
+        }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < SHARED / size_of::<u64>(), "word {index}");
+        // SAFETY: the assertion ensures that the word is inside the mapping, which is valid as long as `self` is.
+        let word = unsafe { self.0.add(index) };
+        // SAFETY: aligned, and accessed only atomically.
+        unsafe { &*word }
+    }
+
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn store(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::SeqCst);
+    }
+
+    pub(crate) fn add(&self, index: usize, value: u64) {
+        self.word(index).fetch_add(value, Ordering::SeqCst);
+    }
+
+    /// Stores `value` unless the word is greater.
+    pub(crate) fn raise(&self, index: usize, value: u64) {
+        self.word(index).fetch_max(value, Ordering::SeqCst);
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        // SAFETY: this is exactly the mapped range, and no reference into it outlives `self`.
+        unsafe { libc::munmap(self.0.cast(), SHARED) };
+    }
+}
+
+/// Ignores SIGIO in this process and in its later children.
+pub(crate) fn ignore_sigio() -> io::Result<()> {
+    // SAFETY: the call takes only numbers.
+    match unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Moves this process to a process group: that of `leader`, or with 0, a new one.
+pub(crate) fn join_group(leader: libc::pid_t) -> io::Result<()> {
+    // SAFETY: the call takes only numbers.
+    checked(unsafe { libc::setpgid(0, leader) })?;
+    Ok(())
+}
+
+/// Makes `fd` send SIGIO to all processes of a group.
+pub(crate) fn signal_group_from(fd: BorrowedFd<'_>, leader: libc::pid_t) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: the call takes only numbers.
+    checked(unsafe { libc::fcntl(fd, libc::F_SETOWN, -leader) })?;
+    // SAFETY: as above.
+    let flags = checked(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    // SAFETY: as above.
+    checked(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC) })?;
+    Ok(())
 }
 
 /// A child process that sleeps until this value is dropped.

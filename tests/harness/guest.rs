@@ -76,6 +76,8 @@ pub struct Group {
     vmm_args: &'static [&'static str],
     append: &'static str,
     kvm_host: KvmHostChoice,
+    /// The number of vCPUs, if not the usual number.
+    vcpus: Option<u32>,
     arch: Arch,
     /// Whether the group tests features that only `arch` has.
     bound: bool,
@@ -159,6 +161,7 @@ impl Group {
             vmm_args: UNTHROTTLED,
             append: "",
             kvm_host: KvmHostChoice::Auto,
+            vcpus: None,
             arch: Arch::X86_64,
             bound: false,
             booted: OnceLock::new(),
@@ -170,6 +173,20 @@ impl Group {
     pub const fn on_aarch64(mut self) -> Self {
         self.arch = Arch::Aarch64;
         self.kvm_host = KvmHostChoice::Exact;
+        self
+    }
+
+    /// Runs the group on one vCPU of the exact lab of its architecture.
+    #[must_use]
+    pub const fn in_exact_lab(mut self) -> Self {
+        self.kvm_host = KvmHostChoice::Exact;
+        self
+    }
+
+    /// Gives the machine this number of vCPUs.
+    #[must_use]
+    pub const fn with_vcpus(mut self, vcpus: u32) -> Self {
+        self.vcpus = Some(vcpus);
         self
     }
 
@@ -310,9 +327,10 @@ fn run(group: &Group) -> Result<Booted, String> {
             .saturating_add(debug.map_or(0, |_| MEMORY_OF_CHECKER_MIB)),
         files,
         vmm: group.vmm.map_or(usual.vmm, str::to_owned),
-        vcpus: match group.kvm_host {
-            KvmHostChoice::Exact => 1,
-            _ => usual.vcpus,
+        vcpus: match (group.vcpus, group.kvm_host) {
+            (Some(vcpus), _) => vcpus,
+            (None, KvmHostChoice::Exact) => 1,
+            (None, _) => usual.vcpus,
         },
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         append: group.append.into(),
@@ -383,6 +401,14 @@ macro_rules! guest_tests {
     };
     ($group:literal appending $words:literal; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::appending($group, $words); $($test),+ }
+    };
+    ($group:literal in exact lab: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! { @of $crate::guest::Group::new($group).in_exact_lab(); $($test),+ }
+    };
+    ($group:literal with $vcpus:literal vcpus: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::new($group).with_vcpus($vcpus); $($test),+
+        }
     };
     ($group:literal in lab: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::in_lab($group); $($test),+ }

@@ -1,0 +1,386 @@
+//! What a program without privileges can take from others through its own events: CPU time, interrupts on idle CPUs,
+//! and time during which a CPU handles no interrupts. Each test alternates the attack with the same program without
+//! it, and compares the two.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, CALLCHAIN, IP, STACK_USER, TID, TIME};
+use crate::os::{Forked, SharedWords};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, Event, How, KIND_SOFTWARE, MARK_ANY, kernels, sampling, silent, waking};
+use crate::{Outcome, Test, cpu, interrupt, kernel_log, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "wakeups_of_nobodys_events_leave_other_cpus_their_time",
+        wakeups_of_nobodys_events_leave_other_cpus_their_time,
+    ),
+    (
+        "signals_of_nobodys_events_leave_other_cpus_their_time",
+        signals_of_nobodys_events_leave_other_cpus_their_time,
+    ),
+    ("samples_of_nobodys_event_leave_idle_cpus_alone", || {
+        idle_cpus_are_left_alone(1, false)
+    }),
+    (
+        "samples_of_an_inherited_event_leave_idle_cpus_alone",
+        || idle_cpus_are_left_alone(1, true),
+    ),
+    (
+        "samples_of_many_inherited_events_leave_idle_cpus_alone",
+        || idle_cpus_are_left_alone(64, true),
+    ),
+];
+
+/// Tests of times, for the exact lab with one vCPU.
+pub(crate) const EXACT: &[Test] = &[(
+    "samples_of_nobodys_events_delay_no_interrupt",
+    samples_of_nobodys_events_delay_no_interrupt,
+)];
+
+type Fallible<T> = Result<T, Box<dyn Error>>;
+
+const VALUE: u64 = 7;
+/// `kernel.perf_event_paranoid` at which the user nobody can open events of its own tasks.
+const OWN_TASKS: i32 = 1;
+const ATTACKER: usize = 0;
+/// The victim's CPU, which also takes the device's interrupts.
+const VICTIM: usize = 1;
+/// CPUs on which no task runs.
+const IDLE: [usize; 2] = [2, 3];
+/// How long the attack, and the program without it, each run at a time.
+const SLICE: Duration = Duration::from_millis(500);
+/// The number of such slices.
+const SLICES: usize = 4;
+/// More events than a program without privileges may open.
+const MANY: usize = 1000;
+/// The longest time for which a victim may miss its CPU, unless it misses it for as long without an attack.
+const LONGEST_GAP: Duration = Duration::from_millis(30);
+/// The most function call interrupts that an idle CPU may get during an attack. A few are the kernel's own.
+const FEW_CALLS: u64 = 20;
+
+/// The words that the victim and the attacker share.
+const PHASE: usize = 0;
+/// Two words: loops without the attack and with it. Then two words each for the worst gap and the time.
+const LOOPS: usize = 1;
+const WORST: usize = 3;
+const TOOK: usize = 5;
+/// Set to one plus the number of events when the attacker has begun, or to [`FAILED`].
+const OPENED: usize = 7;
+const MARKS: usize = 8;
+
+// Values of the word PHASE.
+const WAIT: u64 = 0;
+const WITHOUT: u64 = 1;
+const WITH: u64 = 2;
+const END: u64 = 3;
+const FAILED: u64 = u64::MAX;
+
+/// The victim: a process that uses its CPU all the time, and notes for how long it did not get it.
+fn victim(shared: &SharedWords) -> io::Result<()> {
+    cpu::pin(VICTIM)?;
+    loop {
+        let phase = shared.load(PHASE);
+        match phase {
+            WITHOUT | WITH => {}
+            END => return Ok(()),
+            _ => continue,
+        }
+        let which = usize::from(phase == WITH);
+        let begin = Instant::now();
+        let (mut last, mut loops, mut worst) = (begin, 0, Duration::ZERO);
+        while shared.load(PHASE) == phase {
+            let now = Instant::now();
+            worst = worst.max(now - last);
+            last = now;
+            loops += 1;
+        }
+        shared.add(LOOPS + which, loops);
+        shared.add(TOOK + which, nanoseconds(begin.elapsed()));
+        shared.raise(WORST + which, nanoseconds(worst));
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The attacker: a program of the user nobody that places marks. In the phase [`WITH`], its events are enabled.
+fn attacker(
+    shared: &SharedWords,
+    open: impl FnOnce(&Device) -> Fallible<(Vec<Event>, Pages)>,
+) -> Outcome {
+    cpu::pin(ATTACKER)?;
+    os::allow_descriptors(2000)?;
+    os::become_nobody()?;
+    os::set_dumpable(true)?;
+    let device = Device::open()?;
+    let (events, mut ring) = open(&device)?;
+    shared.store(OPENED, 1 + events.len() as u64);
+    for _ in 0..SLICES {
+        for phase in [WITHOUT, WITH] {
+            for event in events.iter().filter(|_| phase == WITH) {
+                event.enable(0)?;
+            }
+            shared.store(PHASE, phase);
+            let begin = Instant::now();
+            while begin.elapsed() < SLICE {
+                device.mark(VALUE)?;
+                shared.add(MARKS + usize::from(phase == WITH), 1);
+                ring.skip();
+            }
+            shared.store(PHASE, WAIT);
+            for event in events.iter().filter(|_| phase == WITH) {
+                event.disable(0)?;
+            }
+        }
+    }
+    shared.store(PHASE, END);
+    Ok(())
+}
+
+/// Runs the attack beside the victim, and checks what the victim keeps: `percent` of its loops, and no gap that is
+/// longer than [`LONGEST_GAP`] or twice the longest gap without the attack.
+fn victim_keeps(
+    percent: u64,
+    least_events: u64,
+    limits_gaps: bool,
+    open: impl FnOnce(&Device) -> Fallible<(Vec<Event>, Pages)>,
+) -> Outcome {
+    os::set_paranoid(OWN_TASKS)?;
+    interrupt::move_to(VICTIM)?;
+    let shared = SharedWords::map()?;
+    let mut victim = Forked::start(|| i32::from(victim(&shared).is_err()))?;
+    let mut attacker = Forked::start(|| {
+        let done = attacker(&shared, open);
+        if let Err(error) = &done {
+            eprintln!("the attacker: {error}");
+            shared.store(OPENED, FAILED);
+            shared.store(PHASE, END);
+        }
+        i32::from(done.is_err())
+    })?;
+    let codes = [attacker.wait()?, victim.wait()?];
+    ensure_eq!(codes, [0, 0], "exit codes of the attacker and the victim");
+    let of = |word: usize| [shared.load(word), shared.load(word + 1)];
+    let (loops, worst, took, marks) = (of(LOOPS), of(WORST), of(TOOK), of(MARKS));
+    let events = shared.load(OPENED) - 1;
+    let rates = [0, 1].map(|which| loops[which] * 1_000_000 / (took[which] / 1000).max(1));
+    let figures = format!(
+        "{events} events; without and with them enabled: {marks:?} marks, the victim's loops a second {rates:?}, worst gaps in ns {worst:?}"
+    );
+    println!("{figures}");
+    ensure!(events >= least_events, "too few events: {figures}");
+    ensure!(marks[1] > 0 && loops[0] > 0, "nothing ran: {figures}");
+    ensure!(
+        rates[1] * 100 >= rates[0] * percent,
+        "the victim keeps less than {percent} %: {figures}"
+    );
+    let most = nanoseconds(LONGEST_GAP).max(2 * worst[0]);
+    ensure!(
+        !limits_gaps || worst[1] <= most,
+        "the victim misses its CPU for more than {most} ns: {figures}"
+    );
+    Ok(())
+}
+
+/// Opens at most `count` events of this task that sample each mark to one ring, and wake its readers each time.
+fn to_one_ring(device: &Device, count: usize) -> Fallible<(Vec<Event>, Pages)> {
+    let attr = waking(device.marks(MARK_ANY, 1, IP), 1);
+    let first = device.open_event(&attr, How::OWN)?;
+    let ring = Pages::map(&first, 128, READ_WRITE)?;
+    let mut events = vec![first];
+    while events.len() < count {
+        let event = match device.open_event(&attr, How::OWN) {
+            // The limit for programs without privileges.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => break,
+            event => event?,
+        };
+        event.output_to(events[0].as_raw_fd())?;
+        events.push(event);
+    }
+    Ok((events, ring))
+}
+
+fn wakeups_of_nobodys_events_leave_other_cpus_their_time() -> Outcome {
+    victim_keeps(90, 500, true, |device| to_one_ring(device, MANY))?;
+    kernel_log::ensure_no_fault()
+}
+
+/// Each signal goes to all processes of a group, most of which sleep.
+fn signals_of_nobodys_events_leave_other_cpus_their_time() -> Outcome {
+    const EVENTS: usize = 64;
+    const SLEEPERS: usize = 400;
+    os::ignore_sigio()?;
+    let mut group = Vec::new();
+    // The sleepers are in a process group of their own, which the first of them leads.
+    for _ in 0..SLEEPERS {
+        let leader = group.first().map_or(0, |first: &os::Sleeper| first.pid);
+        group.push(os::Sleeper::start(|| {
+            os::join_group(leader)?;
+            os::become_nobody()
+        })?);
+    }
+    let leader = group[0].pid;
+    victim_keeps(80, EVENTS as u64, false, |device| {
+        let (events, ring) = to_one_ring(device, EVENTS)?;
+        for event in &events {
+            os::signal_group_from(event.as_fd(), leader)?;
+        }
+        Ok((events, ring))
+    })?;
+    kernel_log::ensure_no_fault()
+}
+
+/// Returns the number of function call interrupts that each CPU has taken.
+fn calls() -> Fallible<Vec<u64>> {
+    let table = fs::read_to_string("/proc/interrupts")?;
+    let line = table
+        .lines()
+        .find(|line| line.contains("Function call interrupts"))
+        .ok_or_else(|| format!("no function calls in:\n{table}"))?;
+    let (_, counts) = line.split_once(':').ok_or("no counts")?;
+    let counts = counts
+        .split_whitespace()
+        .map_while(|word| word.parse().ok());
+    Ok(counts.collect())
+}
+
+/// A program of the user nobody on one CPU takes samples that the driver reads at once.
+fn idle_cpus_are_left_alone(events: usize, inherit: bool) -> Outcome {
+    os::set_paranoid(OWN_TASKS)?;
+    let shared = SharedWords::map()?;
+    let attack = || -> Outcome {
+        cpu::pin(ATTACKER)?;
+        os::become_nobody()?;
+        os::set_dumpable(true)?;
+        let device = Device::open()?;
+        let mut attr = device.marks(MARK_ANY, 1, IP | STACK_USER);
+        attr.sample_stack_user = 64;
+        attr.set_inherit(inherit.into());
+        attr.set_disabled(0);
+        let opened: io::Result<Vec<_>> = (0..events).map(|_| kernels(&attr, How::OWN)).collect();
+        let opened = opened?;
+        let before = calls()?;
+        let begin = Instant::now();
+        while begin.elapsed() < 2 * SLICE {
+            device.mark(VALUE)?;
+            shared.add(MARKS, 1);
+        }
+        let after = calls()?;
+        for (word, cpu) in IDLE.into_iter().enumerate() {
+            shared.store(LOOPS + word, after[cpu] - before[cpu]);
+        }
+        ensure!(opened[0].count()? > 0, "no mark was counted");
+        Ok(())
+    };
+    let code = os::forked(|| match attack() {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            1
+        }
+    })?;
+    ensure_eq!(code, 0, "the attacker's exit code");
+    let taken = [shared.load(LOOPS), shared.load(LOOPS + 1)];
+    let marks = shared.load(MARKS);
+    println!("{marks} marks, {taken:?} function calls on idle CPUs");
+    ensure!(
+        taken.iter().all(|&calls| calls <= FEW_CALLS),
+        "{marks} marks of one CPU caused {taken:?} function calls on idle CPUs"
+    );
+    Ok(())
+}
+
+/// The period of the clock by which [`gaps`] are measured, in nanoseconds.
+const CLOCK: u64 = 100_000;
+/// The longest time for which a CPU may handle no interrupt.
+const OFF: u64 = 1_000_000;
+
+/// Returns the longest time between two samples of the kernel's own clock on CPU 0 while `act` runs. The kernel takes
+/// these samples in a timer's interrupt, so a longer time than the clock's period means that the CPU took no interrupts.
+fn longest_gap(device: &Device, act: impl FnOnce() -> Outcome) -> Fallible<u64> {
+    let clock = perf_event_attr {
+        type_: bindings::PERF_TYPE_SOFTWARE,
+        config: bindings::PERF_COUNT_SW_CPU_CLOCK.into(),
+        ..device.attr(KIND_SOFTWARE, 0)
+    };
+    let attr = silent(sampling(clock, CLOCK, TIME));
+    let event = kernels(&attr, How::on_cpu(0))?;
+    let mut ring = Pages::map(&event, 256, READ_WRITE)?;
+    event.enable(0)?;
+    act()?;
+    event.disable(0)?;
+    let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!(lost, 0, "samples of the clock that were lost");
+    let times: Vec<u64> = samples.iter().filter_map(|sample| sample.time).collect();
+    ensure!(times.len() > 100, "only {} samples", times.len());
+    let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
+    Ok(gaps.max().unwrap_or(0))
+}
+
+/// In the exact lab, a nanosecond passes with each instruction, those of the host included. The host's work for a mark
+/// of 64 events is subtracted from the gaps.
+fn samples_of_nobodys_events_delay_no_interrupt() -> Outcome {
+    const EVENTS: usize = 64;
+    const RUN: Duration = Duration::from_millis(400);
+    os::set_paranoid(OWN_TASKS)?;
+    // The kernel must not lower the rate of the clock.
+    fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
+    let device = Device::open()?;
+    let shared = SharedWords::map()?;
+    let attack = |events: usize| -> Outcome {
+        os::become_nobody()?;
+        os::set_dumpable(true)?;
+        let device = Device::open()?;
+        let attr = silent(device.marks(MARK_ANY, 1, IP | TID | TIME | CALLCHAIN));
+        let opened: io::Result<Vec<_>> = (0..events).map(|_| kernels(&attr, How::OWN)).collect();
+        let opened = opened?;
+        let mut ring = match opened.first() {
+            Some(first) => Some(Pages::map(first, 128, READ_WRITE)?),
+            None => None,
+        };
+        for event in &opened {
+            if event.as_raw_fd() != opened[0].as_raw_fd() {
+                event.output_to(opened[0].as_raw_fd())?;
+            }
+            event.enable(0)?;
+        }
+        let (begin, mut marks) = (Instant::now(), 0);
+        while begin.elapsed() < RUN {
+            device.mark(VALUE)?;
+            marks += 1;
+            if let Some(ring) = &mut ring {
+                ring.skip();
+            }
+        }
+        shared.store(MARKS, nanoseconds(begin.elapsed()) / marks);
+        Ok(())
+    };
+    let gap_with = |events| {
+        longest_gap(&device, || {
+            let code = os::forked(|| i32::from(attack(events).is_err()))?;
+            ensure_eq!(code, 0, "the attacker's exit code");
+            Ok(())
+        })
+    };
+    let without = gap_with(0)?;
+    let with = gap_with(EVENTS)?;
+    let mark = shared.load(MARKS);
+    let figures = format!(
+        "longest gaps of a clock of {CLOCK} ns: {without} ns, with {EVENTS} events {with} ns; {mark} ns a mark"
+    );
+    println!("{figures}");
+    ensure!(
+        with <= OFF + CLOCK + 2 * mark,
+        "a CPU takes no interrupts for more than {OFF} ns: {figures}"
+    );
+    Ok(())
+}
