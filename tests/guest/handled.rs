@@ -21,8 +21,12 @@ static INPUT: AtomicU64 = AtomicU64::new(0);
 static HANG_UP: AtomicU64 = AtomicU64::new(0);
 static STRANGE: AtomicU64 = AtomicU64::new(0);
 static BY_DESCRIPTOR: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
-/// The event that the handler enables for one more overflow, or -1.
-static REFRESHED: AtomicI32 = AtomicI32::new(-1);
+/// The event that the handler enables for one more overflow, or [`NONE`] or [`SENDER`].
+static REFRESHED: AtomicI32 = AtomicI32::new(NONE);
+/// No event.
+const NONE: i32 = -1;
+/// The event that has sent the signal.
+const SENDER: i32 = -2;
 
 /// The signals since [`install`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +57,11 @@ extern "C" fn handler(_signal: i32, info: *mut libc::siginfo_t, _context: *mut l
         .ok()
         .and_then(|fd| BY_DESCRIPTOR.get(fd));
     own.unwrap_or(&STRANGE).fetch_add(1, Ordering::SeqCst);
-    let refreshed = REFRESHED.load(Ordering::SeqCst);
-    if refreshed >= 0 {
+    let refreshed = match REFRESHED.load(Ordering::SeqCst) {
+        SENDER => fd,
+        refreshed => refreshed,
+    };
+    if refreshed != NONE {
         // SAFETY: the call takes its argument by value.
         unsafe { libc::ioctl(refreshed, u64::from(bindings::REFRESH), 1) };
     }
@@ -62,7 +69,7 @@ extern "C" fn handler(_signal: i32, info: *mut libc::siginfo_t, _context: *mut l
 
 /// Handles [`os::signal`] from now on, and begins to count at zero.
 pub(crate) fn install() -> io::Result<()> {
-    REFRESHED.store(-1, Ordering::SeqCst);
+    REFRESHED.store(NONE, Ordering::SeqCst);
     // SAFETY: all zeros are valid for this plain structure.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
@@ -83,6 +90,11 @@ pub(crate) fn install() -> io::Result<()> {
 /// From now on, the handler enables the event behind `fd` for one more overflow.
 pub(crate) fn refresh_in_handler(fd: RawFd) {
     REFRESHED.store(fd, Ordering::SeqCst);
+}
+
+/// From now on, the handler enables each event that sends a signal for one more overflow.
+pub(crate) fn refresh_sender_in_handler() {
+    REFRESHED.store(SENDER, Ordering::SeqCst);
 }
 
 /// The signals so far.

@@ -42,6 +42,8 @@ mod known_code;
 mod library;
 mod module;
 mod nesting;
+mod one_shot;
+mod open_cost;
 mod os;
 mod output_capped;
 mod output_chains;
@@ -158,7 +160,15 @@ fn group(name: &str) -> Option<Vec<Test>> {
             Some([output_who::BATCHED, flush::BATCHED, trigger_rules::BATCHED].concat())
         }
         "output-capped" => Some(output_capped::TESTS.to_vec()),
-        "module" => Some([perf_core::TESTS, switches::TESTS, module::TESTS].concat()),
+        "module" => Some(
+            [
+                perf_core::TESTS,
+                switches::TESTS,
+                open_cost::TESTS,
+                module::TESTS,
+            ]
+            .concat(),
+        ),
         "vperf" => Some(
             [
                 programs::TESTS,
@@ -198,7 +208,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "hostile" => Some(hostile::TESTS.to_vec()),
         "fair" => Some(fair::TESTS.to_vec()),
         "fair-exact" => Some(fair::EXACT.to_vec()),
-        "overflows" => Some(overflows::TESTS.to_vec()),
+        "overflows" => Some([overflows::TESTS, one_shot::TESTS].concat()),
         "nesting" => Some(nesting::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "storms" => Some(storms::TESTS.to_vec()),

@@ -753,6 +753,15 @@ impl Drop for SharedWords {
     }
 }
 
+/// Waits for a grace period of the kernel's RCU.
+pub(crate) fn wait_grace_period() -> io::Result<()> {
+    const MEMBARRIER_GLOBAL: i32 = 1;
+    // SAFETY: the call takes only numbers.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_GLOBAL, 0, 0) };
+    checked(i32::try_from(done).map_err(io::Error::other)?)?;
+    Ok(())
+}
+
 /// Ignores SIGIO in this process and in its later children.
 pub(crate) fn ignore_sigio() -> io::Result<()> {
     // SAFETY: the call takes only numbers.
