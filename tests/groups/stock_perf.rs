@@ -80,6 +80,16 @@ mod recording {
     }
 }
 
+mod order {
+    //! The order of what `perf record` writes.
+
+    tests::guest_tests! {
+        "stock-order" with images::third_party::perf:
+        recording_of_switches_and_a_clock_is_in_order,
+        samples_of_a_task_lie_between_its_switches,
+    }
+}
+
 mod few {
     //! In a machine whose guest can open at most three events.
 

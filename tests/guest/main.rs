@@ -63,6 +63,7 @@ mod pages;
 mod perf_core;
 mod perf_habits;
 mod perf_limits;
+mod perf_order;
 mod perf_record;
 mod permissions;
 mod persistent_life;
@@ -220,6 +221,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "baseline" => Some(baseline::TESTS.to_vec()),
         "stock-perf" => Some([stock_perf::TESTS, perf_habits::TESTS].concat()),
         "stock-record" => Some(perf_record::TESTS.to_vec()),
+        "stock-order" => Some(perf_order::TESTS.to_vec()),
         "stock-counters" => Some(stock_counters::TESTS.to_vec()),
         "stock-few" => Some(perf_limits::FEW_EVENTS.to_vec()),
         "stock-waiting" => Some(perf_limits::ONE_COUNTER.to_vec()),
