@@ -205,7 +205,7 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 		}
 	} while (left && !virtqueue_enable_cb(vq));
 	if (!left)
-		queue_work(system_unbound_wq, &dev->notices.work);
+		schedule_work(&dev->notices.work);
 	/* If no buffer was posted, a kick would only cost an exit. */
 	if (left != VPMU_NOTICES)
 		virtqueue_kick(vq);

@@ -163,6 +163,8 @@ fn counts_are_exact(tracepoint: u64) -> Result<usize, Box<dyn std::error::Error>
     member.set_disabled(0);
     let member = kernels(&member, EVENTS.led_by(leader.as_fd()))?;
     let mut ring = Pages::map(&leader, 256, READ_WRITE)?;
+    let counter = kernels(&hits(&device, tracepoint), EVENTS)?;
+    counter.enable(0)?;
     leader.enable(0)?;
     let mut seen = Seen::default();
     let placed = under_load(&device, |placed| {
@@ -170,7 +172,7 @@ fn counts_are_exact(tracepoint: u64) -> Result<usize, Box<dyn std::error::Error>
     })?;
     ensure_eq!(
         ring.head() > 0,
-        leader.count()? > 0,
+        counter.count()? > 0,
         "whether the ring has samples, compared with hits"
     );
     ensure_eq!(member.count()?, placed, "marks, read afterwards");

@@ -86,8 +86,6 @@ const PAGES: usize = 32;
 const LONG: Duration = Duration::from_secs(2);
 /// The time after which records must be in the ring, even if nobody asks for them.
 const SOON: Duration = Duration::from_millis(100);
-/// How long a signal or a wakeup may be under way in the host, where only one rule is about that time.
-const GRACE: Duration = Duration::from_millis(20);
 const LARGE: u64 = 1 << 40;
 
 /// A test for each rule, with the rule's name.
@@ -264,9 +262,9 @@ fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Polls an event without sleeping until the poll returns, for at most [`GRACE`].
+/// Polls an event without sleeping until the poll returns, for at most [`LONG`].
 fn poll_soon(event: &Event) -> io::Result<i16> {
-    let end = Instant::now() + GRACE;
+    let end = Instant::now() + LONG;
     loop {
         let ready = event.poll(0)?;
         if ready != 0 || Instant::now() > end {
@@ -342,7 +340,7 @@ fn overflow_signals_without_a_wakeup_interval(table: &Table, door: Door) -> Fall
     let event = table.open(door, &attr, How::OWN)?;
     os::signal_from(event.as_fd())?;
     event.enable(0)?;
-    let late = table.late(door, 100, 1, GRACE)?;
+    let late = table.late(door, 100, 1, LONG)?;
     let [input, hang_up] = signals(100);
     Ok(vec![input, hang_up, late])
 }
@@ -360,7 +358,7 @@ fn sibling_signals_each_overflow(table: &Table, door: Door) -> Fallible<Vec<u64>
     let (member, _ring) = table.member(door, Counted::First, &leader)?;
     os::signal_from(member.as_fd())?;
     leader.enable(0)?;
-    let late = table.late(door, 810, 1, GRACE)?;
+    let late = table.late(door, 810, 1, LONG)?;
     let [input, hang_up] = signals(810);
     let own = handled::of(member.as_raw_fd());
     Ok(vec![input, hang_up, own, late, member.count()?])
@@ -369,7 +367,7 @@ fn sibling_signals_each_overflow(table: &Table, door: Door) -> Fallible<Vec<u64>
 /// Returns the figures of two signalling events of a group, both of which overflow 300 times.
 fn both(table: &Table, door: Door, enabled: &Event, fds: [RawFd; 2]) -> Fallible<Vec<u64>> {
     enabled.enable(0)?;
-    let late = table.late(door, 300, 2, GRACE)?;
+    let late = table.late(door, 300, 2, LONG)?;
     let [input, _] = signals(600);
     Ok(vec![input, handled::of(fds[0]), handled::of(fds[1]), late])
 }
@@ -422,7 +420,7 @@ fn refresh_of_one_hangs_up_each_time(table: &Table, door: Door) -> Fallible<Vec<
     let (event, mut ring) = table.signalling(door, 1)?;
     handled::refresh_in_handler(event.as_raw_fd());
     event.refresh(1)?;
-    let late = table.late(door, 100, 1, GRACE)?;
+    let late = table.late(door, 100, 1, LONG)?;
     let [input, hang_up] = signals(100);
     event.disable(0)?;
     let [records, _] = taken(&mut ring)?;
