@@ -6,6 +6,7 @@
 mod counting;
 mod event;
 mod host;
+mod overflows;
 mod refusals;
 mod sampling;
 mod sharing;
@@ -42,6 +43,7 @@ pub(crate) fn run() -> ExitCode {
         counting::ROWS,
         sharing::ROWS,
         sampling::ROWS,
+        overflows::ROWS,
         triggers::ROWS,
         refusals::ROWS,
     ];
