@@ -176,25 +176,33 @@ void vpmu_sampling_free(struct vpmu_event *own)
 	own->sampler = NULL;
 }
 
-/*
- * Returns the number of bytes after which the device sends a notice: about one
- * piece of records, or the program's own watermark if that is smaller.
- */
-static u32 sampling_watermark(const struct vpmu_event *own)
+/* Returns the size of about one piece of the event's records, in bytes. */
+static u32 sampling_piece_size(const struct vpmu_event *own)
 {
-	const struct perf_event_attr *attr = &own->event->attr;
 	u64 type = own->sampler->records.type;
-	u32 words, bytes;
+	u32 words;
 
 	words = 1 + hweight64(type);
 	if (type & PERF_SAMPLE_CALLCHAIN)
 		words += CHAIN_TYPICAL;
 	if (type & PERF_SAMPLE_REGS_INTR)
 		words += VPMU_ARCH_REGS_COUNT;
-	bytes = min_t(u32, VPMU_REPLAY_PIECE * words * sizeof(u64), RING_SIZE / 2);
-	if (attr->watermark && attr->wakeup_watermark)
-		bytes = min(bytes, attr->wakeup_watermark);
-	return bytes;
+	return min_t(u32, VPMU_REPLAY_PIECE * words * sizeof(u64), RING_SIZE / 2);
+}
+
+/*
+ * Whether the device sends a notice for each record. Perf core's records are
+ * smaller than the device's, so the driver cannot tell which of them crosses a
+ * watermark in bytes. If that is one of the first records of a piece, replay
+ * each; a later one is noticed after the piece, or with the next tick.
+ */
+static bool sampling_is_prompt(const struct vpmu_event *own)
+{
+	const struct perf_event_attr *attr = &own->event->attr;
+
+	return own->sampler->prompt ||
+	       (attr->watermark && attr->wakeup_watermark &&
+		attr->wakeup_watermark < sampling_piece_size(own));
 }
 
 /**
@@ -212,12 +220,12 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 	request->period = cpu_to_le64(own->period);
 	if (own->freq)
 		flags |= VPMU_OPEN_FREQ;
-	if (own->sampler->prompt) {
+	if (sampling_is_prompt(own)) {
 		request->wakeup = cpu_to_le32(1);
 	} else if (!attr->watermark && attr->wakeup_events) {
 		request->wakeup = cpu_to_le32(min_t(u32, attr->wakeup_events, VPMU_REPLAY_PIECE));
 	} else {
-		request->wakeup = cpu_to_le32(sampling_watermark(own));
+		request->wakeup = cpu_to_le32(sampling_piece_size(own));
 		flags |= VPMU_OPEN_WATERMARK;
 	}
 	request->flags |= cpu_to_le32(flags);
