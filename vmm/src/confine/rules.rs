@@ -46,6 +46,7 @@ impl From<&Call> for Rule {
 }
 
 const KVM_RUN: u32 = 0xae80;
+const KVM_IRQ_LINE: u32 = 0x4008_ae61;
 
 /// Ioctls that set up a VM on every architecture. [`calls::BOOT`] has the ioctls that only this architecture needs.
 const BOOT: [(u32, &str); 8] = [
@@ -145,6 +146,7 @@ fn machine(plan: &Plan) -> Vec<Rule> {
         rule(call!(SYS_tgkill, tgkill), arguments, "the kick of a vCPU")
     };
     vec![
+        ioctl((KVM_IRQ_LINE, "KVM_IRQ_LINE: the interrupt of the PMU")),
         rule(
             call!(SYS_write, write),
             [],

@@ -457,7 +457,7 @@ impl Vm {
 
     /// Connects interrupt lines and notifications to a new VM. A line can serve only one VM at a time, so the previous
     /// VM must have been destroyed.
-    fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
+    fn wire(&self, vm: &Arc<VmFd>) -> Result<(), VmError> {
         let line = self.console.serial.line();
         // Discard an interrupt from the previous boot, if there is one.
         let _ = line.read();

@@ -18,7 +18,7 @@ use crate::bus::Buses;
 use crate::config::{Config, Engine};
 use crate::confine::{Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{
-    Interrupt, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,
+    Interrupt, Line, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,
 };
 use crate::devices::vpmu::{DrainThread, Held, VirtioPmu, queue_state};
 use crate::event_loop::Queues;
@@ -122,7 +122,7 @@ impl Pmu {
         parts: Parts<'_>,
         buses: &mut Buses,
     ) -> Result<Self, VmError> {
-        let interrupt = Arc::new(Interrupt::new(event()?));
+        let interrupt = Arc::new(Interrupt::default());
         let drain = DrainTimer::new().map_err(|source| VmError::Host("timers", source))?;
         let drain = Arc::new(drain);
         let machine = KvmMachine {
@@ -192,9 +192,10 @@ impl Pmu {
     ///
     /// # Errors
     /// [`VmError::Kvm`].
-    pub(super) fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
-        vm.register_irqfd(self.interrupt.line(), layout::VIRTIO_GSI)
-            .map_err(kvm::KvmError::refused("connect the PMU's interrupt"))?;
+    pub(super) fn wire(&self, vm: &Arc<VmFd>) -> Result<(), VmError> {
+        self.interrupt
+            .connect(Arc::new(KvmLine(Arc::clone(vm))))
+            .map_err(|error| kvm::KvmError::refused("raise the PMU's interrupt")(error.into()))?;
         notification(vm, abi::QUEUE_CONTROL, &self.queues.control)?;
         notification(vm, abi::QUEUE_EVENT, &self.queues.notices)
     }
@@ -219,6 +220,7 @@ impl Pmu {
     /// Resets the device after a boot has ended and the guest's driver is gone.
     pub(super) fn reset(&self) {
         self.transport.reset();
+        self.interrupt.disconnect();
     }
 }
 
@@ -281,6 +283,21 @@ fn take_place(
     } = driver;
     let queues: Vec<QueueState> = queues.iter().map(queue_state).collect();
     Ok(vpmu.restore(&saved.device, memory, features, &queues, interrupt)?)
+}
+
+/// The line of the PMU's interrupt in a VM.
+///
+/// KVM would raise an edge of an eventfd (irqfd) later, on a thread of its own: the program whose event overflowed could
+/// then run on before it gets the signal for the overflow.
+#[derive(Debug)]
+struct KvmLine(Arc<VmFd>);
+
+impl Line for KvmLine {
+    fn edge(&self) -> io::Result<()> {
+        self.0.set_irq_line(layout::VIRTIO_LINE, true)?;
+        self.0.set_irq_line(layout::VIRTIO_LINE, false)?;
+        Ok(())
+    }
 }
 
 /// Makes KVM signal `event` for a queue's notifications, instead of returning from the run call.

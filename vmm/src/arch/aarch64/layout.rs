@@ -56,6 +56,9 @@ pub const CMDLINE_MAX: usize = 2048;
 pub const SERIAL_GSI: u32 = 0;
 /// The virtio device's interrupt line.
 pub const VIRTIO_GSI: u32 = 1;
+/// [`VIRTIO_GSI`] as KVM numbers it to raise the line: the type of a shared interrupt (`KVM_ARM_IRQ_TYPE_SPI`), and its
+/// number, the first of which is 32.
+pub const VIRTIO_LINE: u32 = 1 << 24 | (32 + VIRTIO_GSI);
 /// Number of interrupts that the controller has: 32 private to each vCPU, and 32 shared. KVM allows no fewer.
 pub const INTERRUPTS: u32 = 64;
 

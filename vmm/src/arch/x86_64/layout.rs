@@ -75,6 +75,8 @@ pub const SLEEP_PORT: u16 = 0x600;
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// The virtio device's interrupt line: the first line that no ISA device owns.
 pub const VIRTIO_GSI: u32 = 16;
+/// [`VIRTIO_GSI`] as KVM numbers it to raise the line.
+pub const VIRTIO_LINE: u32 = VIRTIO_GSI;
 
 /// The address ranges of a guest memory of `bytes` bytes: the start and the size of each range. The first range is
 /// below the gap. Memory that does not fit there is in a second range, which starts at [`GAP_END`].

@@ -1,9 +1,9 @@
 //! The transport's interrupt: an edge on a line, and the register InterruptStatus, which holds the reason.
 
+use std::fmt::Debug;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-use vmm_sys_util::eventfd::EventFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Reason: buffers were used.
 pub(super) const USED_BUFFER: u32 = 1;
@@ -12,27 +12,56 @@ pub(super) const CONFIG_CHANGE: u32 = 2;
 /// A bit of [`Interrupt::status`] that the guest does not see: the driver has started the device.
 const STARTED: u32 = 1 << 31;
 
+/// An interrupt line of a VM.
+pub trait Line: Send + Sync + Debug {
+    /// Raises and lowers the line. When this returns, the VM's interrupt controller has the interrupt: if a vCPU's thread
+    /// calls this at an exit, the vCPU takes the interrupt before its next instruction. Not called by two threads at
+    /// the same time.
+    ///
+    /// # Errors
+    /// KVM's error.
+    fn edge(&self) -> io::Result<()>;
+}
+
+/// The line of the present VM.
+#[derive(Debug, Default)]
+struct Connection {
+    line: Option<Arc<dyn Line>>,
+    /// An edge was raised while there was no line.
+    due: bool,
+}
+
 /// The device's interrupt: an edge on a line, and the register InterruptStatus, which holds the reason.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Interrupt {
     status: AtomicU32,
-    line: EventFd,
+    /// Locked while an edge is raised: of two edges that overlap, one would be lost. No other lock is taken inside.
+    connection: Mutex<Connection>,
 }
 
 impl Interrupt {
-    /// An interrupt raised by writing to `line`.
-    #[must_use]
-    pub fn new(line: EventFd) -> Self {
-        Self {
-            status: AtomicU32::new(0),
-            line,
+    /// Raises all further edges on `line`, and an edge that is due.
+    ///
+    /// # Errors
+    /// The line's error.
+    pub fn connect(&self, line: Arc<dyn Line>) -> io::Result<()> {
+        let mut connection = self.connection();
+        if std::mem::take(&mut connection.due) {
+            line.edge()?;
         }
+        connection.line = Some(line);
+        Ok(())
     }
 
-    /// The interrupt line, which the caller connects to the VM.
-    #[must_use]
-    pub fn line(&self) -> &EventFd {
-        &self.line
+    /// Drops the line, and an edge that is due.
+    pub fn disconnect(&self) {
+        *self.connection() = Connection::default();
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports used buffers. Sets the status before raising the edge, so that the guest's interrupt handler sees the
@@ -56,7 +85,17 @@ impl Interrupt {
             });
         // If the driver resets the device at this point, the edge still arrives, but the guest's handler reads a
         // status of zero.
-        raised.map_or(Ok(()), |_| self.line.write(1))
+        if raised.is_err() {
+            return Ok(());
+        }
+        let mut connection = self.connection();
+        match &connection.line {
+            Some(line) => line.edge(),
+            None => {
+                connection.due = true;
+                Ok(())
+            }
+        }
     }
 
     /// The status register.
