@@ -65,6 +65,9 @@ const MANY: usize = 1000;
 const LONGEST_GAP: Duration = Duration::from_millis(30);
 /// The most function call interrupts that an idle CPU may get during an attack. A few are the kernel's own.
 const FEW_CALLS: u64 = 20;
+/// Many events keep the softirq thread of the attacker's CPU busy. While a CPU has several tasks to run, the kernel's load
+/// balancer calls idle CPUs, at most once for this many marks.
+const MARKS_A_CALL: u64 = 8;
 
 /// The words that the victim and the attacker share.
 const PHASE: usize = 0;
@@ -291,9 +294,10 @@ fn idle_cpus_are_left_alone(events: usize, inherit: bool) -> Outcome {
     ensure_eq!(code, 0, "the attacker's exit code");
     let taken = [shared.load(LOOPS), shared.load(LOOPS + 1)];
     let marks = shared.load(MARKS);
+    let balancing = if events > 1 { marks / MARKS_A_CALL } else { 0 };
     println!("{marks} marks, {taken:?} function calls on idle CPUs");
     ensure!(
-        taken.iter().all(|&calls| calls <= FEW_CALLS),
+        taken.iter().all(|&calls| calls <= FEW_CALLS + balancing),
         "{marks} marks of one CPU caused {taken:?} function calls on idle CPUs"
     );
     Ok(())

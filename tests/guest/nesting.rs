@@ -5,6 +5,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
@@ -83,6 +84,7 @@ const EVENTS: How<'_> = How::on_cpu(1);
 /// The CPU from which another thread reads the counts.
 const READERS: usize = 0;
 const MARKS: u64 = 200;
+const NAP: Duration = Duration::from_micros(1);
 /// After this many marks, the test takes the samples out of the ring, so that the ring rarely is full.
 const BATCH: u64 = 4;
 
@@ -228,7 +230,8 @@ fn under_load(
                 placed.store(mark, Ordering::SeqCst);
                 device.mark(VALUE)?;
                 task.disable(0)?;
-                thread::yield_now();
+                // Another task, if only the idle task, runs on this CPU.
+                thread::sleep(NAP);
                 if mark % BATCH == 0 {
                     look(mark)?;
                 }

@@ -237,39 +237,22 @@ impl Table {
     }
 
     /// Like [`Table::occur_times`]. Returns the number of occurrences after which there were not exactly `signals` more
-    /// signals within `grace`.
-    fn late(&self, door: Door, times: u64, signals: u64, grace: Duration) -> io::Result<u64> {
+    /// signals before the next instruction.
+    fn late(&self, door: Door, times: u64, signals: u64) -> io::Result<u64> {
         let mut late = 0;
         for _ in 0..times {
             let before = handled::all();
             self.occur(door)?;
-            let arrived = || handled::all() == before + signals;
-            late += u64::from(!arrived() && !within(grace, arrived));
+            late += u64::from(handled::all() != before + signals);
         }
         Ok(late)
     }
 }
 
-/// Returns whether a condition holds within `limit`. The task stays on its CPU: sleeping would end its events' turn.
-fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + limit;
+/// Waits without sleeping: sleeping would end the turn of the task's events.
+fn spin(time: Duration) {
+    let end = Instant::now() + time;
     while Instant::now() < end {
-        if condition() {
-            return true;
-        }
-        hint::spin_loop();
-    }
-    false
-}
-
-/// Polls an event without sleeping until the poll returns, for at most [`LONG`].
-fn poll_soon(event: &Event) -> io::Result<i16> {
-    let end = Instant::now() + LONG;
-    loop {
-        let ready = event.poll(0)?;
-        if ready != 0 || Instant::now() > end {
-            return Ok(ready);
-        }
         hint::spin_loop();
     }
 }
@@ -315,7 +298,7 @@ fn each_overflow_signals_before_the_next_instruction(
 ) -> Fallible<Vec<u64>> {
     let (event, _ring) = table.signalling(door, 1)?;
     event.enable(0)?;
-    let late = table.late(door, 1000, 1, Duration::ZERO)?;
+    let late = table.late(door, 1000, 1)?;
     let [input, hang_up] = signals(1000);
     let own = handled::of(event.as_raw_fd());
     Ok(vec![input, hang_up, own, late, event.count()?])
@@ -340,7 +323,7 @@ fn overflow_signals_without_a_wakeup_interval(table: &Table, door: Door) -> Fall
     let event = table.open(door, &attr, How::OWN)?;
     os::signal_from(event.as_fd())?;
     event.enable(0)?;
-    let late = table.late(door, 100, 1, LONG)?;
+    let late = table.late(door, 100, 1)?;
     let [input, hang_up] = signals(100);
     Ok(vec![input, hang_up, late])
 }
@@ -358,7 +341,7 @@ fn sibling_signals_each_overflow(table: &Table, door: Door) -> Fallible<Vec<u64>
     let (member, _ring) = table.member(door, Counted::First, &leader)?;
     os::signal_from(member.as_fd())?;
     leader.enable(0)?;
-    let late = table.late(door, 810, 1, LONG)?;
+    let late = table.late(door, 810, 1)?;
     let [input, hang_up] = signals(810);
     let own = handled::of(member.as_raw_fd());
     Ok(vec![input, hang_up, own, late, member.count()?])
@@ -367,7 +350,7 @@ fn sibling_signals_each_overflow(table: &Table, door: Door) -> Fallible<Vec<u64>
 /// Returns the figures of two signalling events of a group, both of which overflow 300 times.
 fn both(table: &Table, door: Door, enabled: &Event, fds: [RawFd; 2]) -> Fallible<Vec<u64>> {
     enabled.enable(0)?;
-    let late = table.late(door, 300, 2, LONG)?;
+    let late = table.late(door, 300, 2)?;
     let [input, _] = signals(600);
     Ok(vec![input, handled::of(fds[0]), handled::of(fds[1]), late])
 }
@@ -420,7 +403,7 @@ fn refresh_of_one_hangs_up_each_time(table: &Table, door: Door) -> Fallible<Vec<
     let (event, mut ring) = table.signalling(door, 1)?;
     handled::refresh_in_handler(event.as_raw_fd());
     event.refresh(1)?;
-    let late = table.late(door, 100, 1, LONG)?;
+    let late = table.late(door, 100, 1)?;
     let [input, hang_up] = signals(100);
     event.disable(0)?;
     let [records, _] = taken(&mut ring)?;
@@ -433,7 +416,7 @@ fn refresh_of_one_wakes_a_poll_each_time(table: &Table, door: Door) -> Fallible<
     for _ in 0..100 {
         event.refresh(1)?;
         table.occur(door)?;
-        let ready = poll_soon(&event)?;
+        let ready = event.poll(0)?;
         woken += u64::from(ready & libc::POLLIN != 0);
         hung_up += u64::from(ready & libc::POLLHUP != 0);
     }
@@ -548,7 +531,7 @@ fn wakeup_at_each_record_wakes_each_poll(table: &Table, door: Door) -> Fallible<
     let (mut woken, mut twice) = (0, 0);
     for _ in 0..50 {
         table.occur(door)?;
-        woken += u64::from(poll_soon(&event)? == libc::POLLIN);
+        woken += u64::from(event.poll(0)? == libc::POLLIN);
         twice += u64::from(event.poll(0)? != 0);
     }
     event.disable(0)?;
@@ -561,7 +544,7 @@ fn woken_at(table: &Table, door: Door, event: &Event, times: u64) -> io::Result<
     let mut woken = Vec::new();
     for occurrence in 1..=times {
         table.occur(door)?;
-        if poll_soon(event)? & libc::POLLIN != 0 {
+        if event.poll(0)? & libc::POLLIN != 0 {
             woken.push(occurrence);
         }
     }
@@ -599,7 +582,7 @@ fn records_are_soon_in_the_ring_without_a_wakeup(table: &Table, door: Door) -> F
     let (event, mut ring) = table.ringed(door, &attr)?;
     event.enable(0)?;
     table.occur_times(door, 20)?;
-    within(SOON, || false);
+    spin(SOON);
     let [records, _] = taken(&mut ring)?;
     let woken = u64::from(event.poll(0)? != 0);
     Ok(vec![handled::all(), woken, records])
