@@ -15,6 +15,7 @@
 #include <linux/interrupt.h>
 #include <linux/irq_work.h>
 #include <linux/list.h>
+#include <linux/math64.h>
 #include <linux/miscdevice.h>
 #include <linux/mutex.h>
 #include <linux/notifier.h>
@@ -381,6 +382,12 @@ static inline struct vpmu_info vpmu_info_of(const struct vpmu_device *dev)
 	return info;
 }
 
+/* Converts a time of the TSC to the clock in the device's records. */
+static inline u64 vpmu_info_clock(const struct vpmu_info *info, u64 cycles)
+{
+	return info->time_zero + mul_u64_u32_shr(cycles, info->time_mult, info->time_shift);
+}
+
 /*
  * Whether @config, of the PMU vpmu, selects a trace: an event that writes to an
  * AUX area.
@@ -567,5 +574,7 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu);
 void vpmu_task_forgotten(struct vpmu_device *dev);
 int vpmu_task_resume(struct vpmu_device *dev);
 bool vpmu_task_is_switching(void);
+void vpmu_task_begins(void);
+u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time);
 
 #endif /* _VPMU_H */

@@ -157,6 +157,7 @@ void vpmu_sampling_settle(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_arm(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_flush(struct vpmu_event *own);
 void vpmu_sampling_close(struct vpmu_event *own);
+void vpmu_sampling_exit_task(const struct perf_event *event);
 void vpmu_sampling_read(struct vpmu_event *own);
 struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own);
 u64 vpmu_sampling_leader(const struct perf_event *event);

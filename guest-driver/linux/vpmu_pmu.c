@@ -34,6 +34,7 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 	vcpu->group_read = NULL;
 	if (!vcpu->awaits)
 		vpmu_vcpu_flush(vcpu);
+	vpmu_task_begins();
 	vpmu_sampling_settle(vcpu);
 }
 
@@ -145,6 +146,8 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 	if (vcpu && pmu_stop(vcpu, event))
 		vpmu_context_part(vcpu, event);
 	vpmu_event_idle(event, true);
+	if (own->task && own->sampler && current->flags & PF_EXITING)
+		vpmu_sampling_exit_task(event);
 	/*
 	 * For an event of an exiting task, this is the last call, so wake the
 	 * event's pollers, in an irq_work that runs after the context is

@@ -13,7 +13,6 @@
  * sends the signals and decrements the limit.
  */
 #include <linux/bits.h>
-#include <linux/math64.h>
 #include <linux/mm.h>
 #include <linux/perf_event.h>
 #include <linux/pid.h>
@@ -114,14 +113,6 @@ static void records_copy(const struct vpmu_records *records, u64 from, void *to,
 	}
 }
 
-/* Converts a time of the TSC to the clock in the device's records. */
-static u64 device_clock(const struct vpmu_device *dev, u64 cycles)
-{
-	struct vpmu_info info = vpmu_info_of(dev);
-
-	return info.time_zero + mul_u64_u32_shr(cycles, info.time_mult, info.time_shift);
-}
-
 /*
  * Finds how far the event's clock is ahead of the device's clock, which is read
  * directly before and after. The vCPU can be stopped between two readings: of
@@ -129,6 +120,7 @@ static u64 device_clock(const struct vpmu_device *dev, u64 cycles)
  */
 static void replay_pair_clocks(struct vpmu_replay *replay)
 {
+	const struct vpmu_info info = vpmu_info_of(replay->dev);
 	u64 before, now, gap, shortest = U64_MAX;
 	unsigned int i;
 
@@ -139,7 +131,7 @@ static void replay_pair_clocks(struct vpmu_replay *replay)
 		if (gap >= shortest)
 			continue;
 		shortest = gap;
-		replay->offset = now - device_clock(replay->dev, before + gap / 2);
+		replay->offset = now - vpmu_info_clock(&info, before + gap / 2);
 	}
 	replay->paired = true;
 }
@@ -223,7 +215,7 @@ static void replay_task(struct vpmu_replay *replay, u64 word)
 	data->sample_flags |= PERF_SAMPLE_TID;
 }
 
-static void replay_time(struct vpmu_replay *replay, u64 time)
+static void replay_time(struct vpmu_replay *replay, u64 time, bool user)
 {
 	struct perf_sample_data *data = &replay->data;
 
@@ -231,6 +223,9 @@ static void replay_time(struct vpmu_replay *replay, u64 time)
 		return;
 	if (!replay->paired)
 		replay_pair_clocks(replay);
+	/* In user mode, no switch is in progress. */
+	if (!user)
+		time = vpmu_task_place(replay->dev, replay->tid, time);
 	data->time = time + replay->offset;
 	data->sample_flags |= PERF_SAMPLE_TIME;
 }
@@ -284,7 +279,7 @@ static bool replay_parse(struct vpmu_replay *replay, size_t len)
 
 	perf_sample_data_init(&replay->data, addr, period ?: replay->records->period);
 	replay_task(replay, tid);
-	replay_time(replay, time);
+	replay_time(replay, time, user);
 	replay_read(replay);
 	replay_chain(replay);
 	if (replay_field(replay, PERF_SAMPLE_REGS_INTR))

@@ -195,12 +195,16 @@ static u32 sampling_piece_size(const struct vpmu_event *own)
  * smaller than the device's, so the driver cannot tell which of them crosses a
  * watermark in bytes. If that is one of the first records of a piece, replay
  * each; a later one is noticed after the piece, or with the next tick.
+ *
+ * Also if the event takes at most one sample a tick: another task may get this
+ * CPU before the tick, or the host may take it away, and readers of several
+ * rings would then find the sample out of order.
  */
 static bool sampling_is_prompt(const struct vpmu_event *own)
 {
 	const struct perf_event_attr *attr = &own->event->attr;
 
-	return own->sampler->prompt ||
+	return own->sampler->prompt || (own->freq && own->period <= HZ) ||
 	       (attr->watermark && attr->wakeup_watermark &&
 		attr->wakeup_watermark < sampling_piece_size(own));
 }
@@ -427,10 +431,10 @@ static void sampling_finish(struct vpmu_vcpu *vcpu, struct vpmu_event *own, u64 
 
 	do {
 		left = VPMU_REPLAY_PIECE;
-		if (!sampling_replay(vcpu, own, &left))
+		/* With @left not zero, another replay or a signal is in the way. */
+		if (!sampling_replay(vcpu, own, &left) || left)
 			break;
-		/* A signal must be sent first. */
-	} while (!left && local_clock() < until);
+	} while (local_clock() < until);
 }
 
 /**
@@ -463,6 +467,26 @@ void vpmu_sampling_settle(struct vpmu_vcpu *vcpu)
 	}
 	if (kick)
 		irq_work_queue(&vcpu->replay_kick);
+}
+
+/**
+ * vpmu_sampling_exit_task() - replay the samples that events of an exiting task
+ *                             have left on other CPUs
+ * @event: an event of the task; its context is locked
+ *
+ * The task's parent may read the rings before the next tick of those CPUs.
+ */
+void vpmu_sampling_exit_task(const struct perf_event *event)
+{
+	struct perf_event *other;
+
+	perf_core_for_each_event(other, perf_core_context(event)) {
+		struct vpmu_event *own = other->pmu_private;
+
+		if (other->pmu == event->pmu && own->sampler && other->cpu >= 0 &&
+		    other->cpu != smp_processor_id() && !list_empty_careful(&own->sampling))
+			vpmu_vcpu_call(own->dev, other->cpu);
+	}
 }
 
 /**

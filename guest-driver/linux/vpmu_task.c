@@ -10,9 +10,11 @@
  */
 #include <linux/cpu.h>
 #include <linux/irqflags.h>
+#include <linux/minmax.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
+#include <linux/slab.h>
 #include <linux/string.h>
 #include <linux/timex.h>
 #include <linux/tracepoint.h>
@@ -22,10 +24,19 @@
 #include "vpmu.h"
 
 /*
+ * How long a switch may last after the events of the new task were started: the
+ * host can take the CPU away meanwhile. Samples are replayed with each tick, so
+ * a tick has shown that the switch is over.
+ */
+#define SWITCH_ENDS_NS	(NSEC_PER_SEC / HZ)
+
+/*
  * The pages are global, so that a task switch finds its page without looking up
  * the device. This works because a guest has only one device.
  */
 static DEFINE_PER_CPU(struct vpmu_task_page *, task_page);
+/* For each entry of the page's history: when the task's events were started */
+static DEFINE_PER_CPU(u64 *, task_started);
 static DEFINE_PER_CPU(bool, task_page_told);
 /* The old task of this CPU's last switch; only compared */
 static DEFINE_PER_CPU(const struct task_struct *, task_before);
@@ -73,6 +84,7 @@ static void task_write(struct task_struct *task)
 	entry = &page->history[switches % VPMU_TASK_HISTORY];
 	WRITE_ONCE(*(__le64 *)&entry->pid, cpu_to_le64(who));
 	WRITE_ONCE(entry->since, cpu_to_le64(get_cycles()));
+	this_cpu_read(task_started)[switches % VPMU_TASK_HISTORY] = 0;
 	/*
 	 * The device may read the history on another CPU at the same time. An
 	 * entry is complete before it is counted, and the device ignores the
@@ -130,6 +142,71 @@ static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 	if (!err)
 		per_cpu(task_page_told, cpu) = true;
 	return err;
+}
+
+/**
+ * vpmu_task_begins() - note that events of the current task have been started
+ *
+ * Called with interrupts off. Only the first call after a switch counts.
+ */
+void vpmu_task_begins(void)
+{
+	const struct vpmu_task_page *page = this_cpu_read(task_page);
+	u64 *started, switches;
+
+	/* In the first half of a switch, the old task's events are stopped. */
+	if (!page || vpmu_task_is_switching())
+		return;
+	switches = le64_to_cpu(page->switches);
+	started = this_cpu_read(task_started) + (switches - 1) % VPMU_TASK_HISTORY;
+	if (switches && !*started)
+		*started = get_cycles();
+}
+
+/**
+ * vpmu_task_place() - move the time of a sample into a turn of the sample's task
+ * @dev: the device
+ * @tid: the task
+ * @time: the time of the sample, which was taken on this CPU in kernel mode
+ *
+ * The host also takes samples while this CPU switches tasks. To perf core, which
+ * has interrupts off then, the old task's turn ends when the switch begins, and
+ * the new task's turn begins when the switch ends, after the events of the task
+ * were started. A sample of the old task gets the time before the switch. A
+ * sample of the new task gets a time after it: when the turn ends or, if it has
+ * not ended, the current time.
+ *
+ * Return: the time for perf core.
+ */
+u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time)
+{
+	const struct vpmu_task_page *page = this_cpu_read(task_page);
+	const struct vpmu_info info = vpmu_info_of(dev);
+	const struct vpmu_task_switch *turn, *before;
+	u64 since, started, n, end;
+
+	if (!page)
+		return time;
+	end = vpmu_info_clock(&info, get_cycles());
+	/* The oldest entries may be overwritten. */
+	for (n = le64_to_cpu(page->switches); n > 1; n--) {
+		turn = &page->history[(n - 1) % VPMU_TASK_HISTORY];
+		before = &page->history[(n - 2) % VPMU_TASK_HISTORY];
+		since = vpmu_info_clock(&info, le64_to_cpu(turn->since));
+		if (since <= time)
+			break;
+		end = since;
+		if (le64_to_cpu(page->switches) - n > VPMU_TASK_HISTORY - 3)
+			return time;
+	}
+	if (n <= 1)
+		return time;
+	if (le32_to_cpu(turn->tid) != tid)
+		return le32_to_cpu(before->tid) == tid ? since - 1 : time;
+	started = this_cpu_read(task_started)[(n - 1) % VPMU_TASK_HISTORY];
+	if (started)
+		since = vpmu_info_clock(&info, started);
+	return time < since + SWITCH_ENDS_NS ? max(time, end - 1) : time;
 }
 
 static void task_end(void)
@@ -298,6 +375,11 @@ int vpmu_task_init(struct vpmu_device *dev)
 
 		if (!page)
 			return -ENOMEM;
+		per_cpu(task_started, cpu) = kcalloc(VPMU_TASK_HISTORY, sizeof(u64), GFP_KERNEL);
+		if (!per_cpu(task_started, cpu)) {
+			free_page((unsigned long)page);
+			return -ENOMEM;
+		}
 		per_cpu(task_page, cpu) = page;
 	}
 	return 0;
@@ -317,6 +399,8 @@ void vpmu_task_exit(struct vpmu_device *dev)
 	for_each_possible_cpu(cpu) {
 		free_page((unsigned long)per_cpu(task_page, cpu));
 		per_cpu(task_page, cpu) = NULL;
+		kfree(per_cpu(task_started, cpu));
+		per_cpu(task_started, cpu) = NULL;
 		per_cpu(task_page_told, cpu) = false;
 	}
 }
