@@ -545,6 +545,7 @@ void vpmu_records_drop(struct vpmu_records *records)
 {
 	struct perf_event_mmap_page *metadata = records_page(records, 0);
 
+	/* Pairs with the device's load of the tail, as after a replay. */
 	smp_store_release(&metadata->data_tail, READ_ONCE(metadata->data_head));
 }
 

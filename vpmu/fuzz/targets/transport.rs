@@ -57,8 +57,7 @@ struct Transport {
 impl Transport {
     fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let stage = Stage::new(input)?;
-        let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
-        let interrupt = Arc::new(Interrupt::new(line));
+        let interrupt = Arc::new(Interrupt::default());
         let device = VirtioPmu {
             vpmu: Arc::clone(&stage.fixture.vpmu),
             interrupt: Arc::clone(&interrupt),
