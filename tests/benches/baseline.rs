@@ -42,8 +42,8 @@ const SAMPLERS: [(&str, &str, Option<f64>); 4] = [
 ];
 const SWITCHERS: [(&str, &str, Option<f64>); 3] = [
     ("trapped", "CPU PMU, trapped", None),
-    ("perf-core", "vPMU, perf_event_open", Some(1.0)),
-    ("device", "vPMU, /dev/vpmu", Some(1.0)),
+    ("perf-core", "vPMU, perf_event_open", Some(2.0)),
+    ("device", "vPMU, /dev/vpmu", Some(2.0)),
 ];
 
 /// The guest's figures by subject.
