@@ -153,10 +153,9 @@ fn attacker(
     Ok(())
 }
 
-/// Runs the attack beside the victim, and checks what the victim keeps: `percent` of its loops, and no gap that is
+/// Runs the attack beside the victim, and checks what the victim keeps: [`KEPT`] percent of its loops, and no gap that is
 /// longer than [`LONGEST_GAP`] or twice the longest gap without the attack.
 fn victim_keeps(
-    percent: u64,
     least_events: u64,
     limits_gaps: bool,
     open: impl FnOnce(&Device) -> Fallible<(Vec<Event>, Pages)>,
@@ -187,8 +186,8 @@ fn victim_keeps(
     ensure!(events >= least_events, "too few events: {figures}");
     ensure!(marks[1] > 0 && loops[0] > 0, "nothing ran: {figures}");
     ensure!(
-        rates[1] * 100 >= rates[0] * percent,
-        "the victim keeps less than {percent} %: {figures}"
+        rates[1] * 100 >= rates[0] * KEPT,
+        "the victim keeps less than {KEPT} %: {figures}"
     );
     let most = nanoseconds(LONGEST_GAP).max(2 * worst[0]);
     ensure!(
@@ -217,7 +216,7 @@ fn to_one_ring(device: &Device, count: usize) -> Fallible<(Vec<Event>, Pages)> {
 }
 
 fn wakeups_of_nobodys_events_leave_other_cpus_their_time() -> Outcome {
-    victim_keeps(KEPT, 500, true, |device| to_one_ring(device, MANY))?;
+    victim_keeps(500, true, |device| to_one_ring(device, MANY))?;
     kernel_log::ensure_no_fault()
 }
 
@@ -236,7 +235,7 @@ fn signals_of_nobodys_events_leave_other_cpus_their_time() -> Outcome {
         })?);
     }
     let leader = group[0].pid;
-    victim_keeps(KEPT, EVENTS as u64, false, |device| {
+    victim_keeps(EVENTS as u64, false, |device| {
         let (events, ring) = to_one_ring(device, EVENTS)?;
         for event in &events {
             os::signal_group_from(event.as_fd(), leader)?;
