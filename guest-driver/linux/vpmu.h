@@ -329,6 +329,7 @@ struct vpmu_permission {
  *   life.lock, {ctx->lock}
  *   control.lock and info_lock: no other lock is taken inside them
  *   {ctx->lock}, vpmu_records::lock (trylock)
+ *   {rq->lock}, {ctx->lock}, {lock of the timer base}, for replay_timer
  *   output_lock, vpmu_records::lock
  *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
  *

@@ -4,9 +4,6 @@
  *
  * The device keeps the count; the driver adds each increase to perf's count.
  */
-#include <linux/irqflags.h>
-#include <linux/list.h>
-#include <linux/mutex.h>
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
 #include <linux/smp.h>

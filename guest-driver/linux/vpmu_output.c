@@ -317,7 +317,7 @@ static void output_error(struct vpmu_file *file)
 		list_add_tail(&file->waiters.entry, &vcpu->signalled);
 }
 
-/* Wakes the pollers of one file. Returns false if there are none to wake. */
+/* Wakes the pollers of one file. Returns false if no ring is due. */
 static bool output_wake_next(struct vpmu_vcpu *vcpu)
 {
 	struct vpmu_lookup *lookup = &vcpu->dev->lookup;
@@ -354,7 +354,7 @@ static int output_take_signal(struct vpmu_waiters *waiters)
 	return POLL_ERR;
 }
 
-/* Sends one signal. Returns false if there are none to send. */
+/* Sends one signal. Returns false if no signal is due. */
 static bool output_signal_next(struct vpmu_vcpu *vcpu)
 {
 	struct vpmu_lookup *lookup = &vcpu->dev->lookup;

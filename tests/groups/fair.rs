@@ -1,4 +1,4 @@
-//! What programs without privileges can take from others through their events.
+//! Limits on what programs without privileges take from others by their events.
 
 tests::guest_tests! {
     "fair" with 4 vcpus:

@@ -1,4 +1,4 @@
-//! What a program without privileges can take from others through its own events: CPU time, interrupts on idle CPUs,
+//! Limits on what a program without privileges takes from others by its events: CPU time, interrupts on idle CPUs,
 //! and time during which a CPU handles no interrupts. Each test alternates the attack with the same program without
 //! it, and compares the two.
 

@@ -52,7 +52,7 @@ const EVERY_DOOR: &[Door] = &[Door::Kernels, Door::Perf, Door::File];
 const OURS: &[Door] = &[Door::Perf, Door::File];
 const PERFS: &[Door] = &[Door::Kernels, Door::Perf];
 
-/// What an event counts.
+/// The occurrences that an event counts.
 #[derive(Debug, Clone, Copy)]
 enum Counted {
     /// Occurrences.
