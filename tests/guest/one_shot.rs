@@ -35,7 +35,7 @@ const SLICE: Duration = Duration::from_millis(700);
 const SLICES: u32 = 3;
 /// The part of the kernel's rate that must be reached, in percent. To enable an event takes exits, which an emulated
 /// processor makes slowly, and the next period begins only then.
-const PERCENT: u64 = 95;
+const PERCENT: u64 = 90;
 
 /// The figures of a clock, added up over threads.
 #[derive(Debug, Clone, Copy, Default)]
