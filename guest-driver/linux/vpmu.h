@@ -80,6 +80,7 @@ struct vpmu_replay;
  * @service: calls vpmu_trace_service() on this CPU
  * @sampling: perf core's sampling events that are active on this CPU, or were
  *            stopped here with samples left; see vpmu_sampling.c
+ * @prompt: some events in @sampling are prompt, or were since it was last empty
  * @stopped: sampling events that were just stopped
  * @views: views of persistent events that are active on this CPU
  * @replay: the state of a replay
@@ -113,6 +114,7 @@ struct vpmu_vcpu {
 	struct list_head traces;
 	call_single_data_t service;
 	struct list_head sampling;
+	bool prompt;
 	struct list_head stopped;
 	struct list_head views;
 	struct vpmu_replay *replay;
@@ -539,7 +541,7 @@ int vpmu_sampling_init(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu);
 bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id);
 bool vpmu_sampling_run(struct vpmu_vcpu *vcpu);
-void vpmu_sampling_wake(struct vpmu_device *dev);
+void vpmu_sampling_switch(struct vpmu_device *dev, bool idle);
 
 /* vpmu_trace.c */
 int vpmu_trace_register(struct vpmu_device *dev);
@@ -575,7 +577,7 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu);
 void vpmu_task_forgotten(struct vpmu_device *dev);
 int vpmu_task_resume(struct vpmu_device *dev);
 bool vpmu_task_is_switching(void);
-void vpmu_task_begins(void);
-u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time);
+void vpmu_task_switched(void);
+u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time, bool user, bool late);
 
 #endif /* _VPMU_H */

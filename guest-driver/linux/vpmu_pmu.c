@@ -34,7 +34,6 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 	vcpu->group_read = NULL;
 	if (!vcpu->awaits)
 		vpmu_vcpu_flush(vcpu);
-	vpmu_task_begins();
 	vpmu_sampling_settle(vcpu);
 }
 

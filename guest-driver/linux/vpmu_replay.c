@@ -223,9 +223,7 @@ static void replay_time(struct vpmu_replay *replay, u64 time, bool user)
 		return;
 	if (!replay->paired)
 		replay_pair_clocks(replay);
-	/* In user mode, no switch is in progress. */
-	if (!user)
-		time = vpmu_task_place(replay->dev, replay->tid, time);
+	time = vpmu_task_place(replay->dev, replay->tid, time, user, replay->records->prompt);
 	data->time = time + replay->offset;
 	data->sample_flags |= PERF_SAMPLE_TIME;
 }

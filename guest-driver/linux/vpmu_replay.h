@@ -18,6 +18,8 @@ struct vpmu_vcpu;
  *        vpmu_records_end() waits for it
  * @type: PERF_SAMPLE_* fields of the samples, a subset of VPMU_REPLAYED
  * @period: the period of samples without PERF_SAMPLE_PERIOD
+ * @prompt: records are replayed when they are written. Their time is that of the
+ *          replay, as for the kernel's own events
  * @shared: programs and other perf events also read the ring; PERF_RECORD_LOST
  *          in the ring is the only source for the number of lost samples
  * @size: size of the data in bytes; zero once the device may reuse the pages
@@ -29,6 +31,7 @@ struct vpmu_records {
 	raw_spinlock_t lock;
 	u64 type;
 	u64 period;
+	bool prompt;
 	bool shared;
 	u64 size;
 	struct page *const *pages;

@@ -129,53 +129,6 @@ free:
 	return NULL;
 }
 
-/**
- * vpmu_sampling_alloc() - allocate an event's sampler
- * @own: the new event
- *
- * For an event with a frequency, the device adapts the period. perf core would
- * also adapt it, and to do so, would stop and start the event at each tick. To
- * prevent that, this function clears attr.freq, as the kernel does for
- * cpu-clock and task-clock.
- *
- * Return: 0 or -ENOMEM.
- */
-int vpmu_sampling_alloc(struct vpmu_event *own)
-{
-	struct perf_event *event = own->event;
-	const struct vpmu_event *parent;
-
-	INIT_LIST_HEAD(&own->sampling);
-	if (event->parent) {
-		parent = event->parent->pmu_private;
-		own->sampler = parent->sampler;
-		own->freq = parent->freq;
-		own->period = event->attr.sample_period;
-		return 0;
-	}
-	own->sampler = sampler_alloc(&event->attr);
-	if (!own->sampler)
-		return -ENOMEM;
-	own->freq = event->attr.freq;
-	own->period = event->attr.sample_period;
-	event->attr.freq = 0;
-	return 0;
-}
-
-/**
- * vpmu_sampling_free() - free an event's sampler
- * @own: the event; vpmu_event::sampler is already NULL if the sampler belongs
- *       to the parent. The device no longer writes to the ring
- *
- * Can be called with interrupts off.
- */
-void vpmu_sampling_free(struct vpmu_event *own)
-{
-	if (own->sampler)
-		sampler_free(own->sampler);
-	own->sampler = NULL;
-}
-
 /* Returns the size of about one piece of the event's records, in bytes. */
 static u32 sampling_piece_size(const struct vpmu_event *own)
 {
@@ -210,6 +163,54 @@ static bool sampling_is_prompt(const struct vpmu_event *own)
 }
 
 /**
+ * vpmu_sampling_alloc() - allocate an event's sampler
+ * @own: the new event
+ *
+ * For an event with a frequency, the device adapts the period. perf core would
+ * also adapt it, and to do so, would stop and start the event at each tick. To
+ * prevent that, this function clears attr.freq, as the kernel does for
+ * cpu-clock and task-clock.
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int vpmu_sampling_alloc(struct vpmu_event *own)
+{
+	struct perf_event *event = own->event;
+	const struct vpmu_event *parent;
+
+	INIT_LIST_HEAD(&own->sampling);
+	if (event->parent) {
+		parent = event->parent->pmu_private;
+		own->sampler = parent->sampler;
+		own->freq = parent->freq;
+		own->period = event->attr.sample_period;
+		return 0;
+	}
+	own->sampler = sampler_alloc(&event->attr);
+	if (!own->sampler)
+		return -ENOMEM;
+	own->freq = event->attr.freq;
+	own->period = event->attr.sample_period;
+	own->sampler->records.prompt = sampling_is_prompt(own);
+	event->attr.freq = 0;
+	return 0;
+}
+
+/**
+ * vpmu_sampling_free() - free an event's sampler
+ * @own: the event; vpmu_event::sampler is already NULL if the sampler belongs
+ *       to the parent. The device no longer writes to the ring
+ *
+ * Can be called with interrupts off.
+ */
+void vpmu_sampling_free(struct vpmu_event *own)
+{
+	if (own->sampler)
+		sampler_free(own->sampler);
+	own->sampler = NULL;
+}
+
+/**
  * vpmu_sampling_request() - fill in the sample fields of a request to open an
  *                           event
  * @own: the event
@@ -224,7 +225,7 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 	request->period = cpu_to_le64(own->period);
 	if (own->freq)
 		flags |= VPMU_OPEN_FREQ;
-	if (sampling_is_prompt(own)) {
+	if (own->sampler->records.prompt) {
 		request->wakeup = cpu_to_le32(1);
 	} else if (!attr->watermark && attr->wakeup_events) {
 		request->wakeup = cpu_to_le32(min_t(u32, attr->wakeup_events, VPMU_REPLAY_PIECE));
@@ -301,6 +302,7 @@ static void sampling_enlist(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 	if (list_empty(&own->sampling) && this_cpu_inc_return(*sampler->members) == 1)
 		cpumask_set_cpu(smp_processor_id(), sampler->cpus);
 	list_move_tail(&own->sampling, &vcpu->sampling);
+	vcpu->prompt |= sampler->records.prompt;
 }
 
 /*
@@ -364,16 +366,29 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_wake() - replay samples with each tick again, after this CPU was
- *                        idle
- * @dev: the device; interrupts are off
+ * vpmu_sampling_switch() - prepare for a switch to another task
+ * @dev: the device
+ * @idle: the old task is the idle task, so replays with each tick start again
+ *
+ * Called by the scheduler before the switch, with the runqueue's lock held. The
+ * notice of a prompt sample can be late, as another CPU may take it; so replay
+ * the sample now, while its task is still the current one.
  */
-void vpmu_sampling_wake(struct vpmu_device *dev)
+void vpmu_sampling_switch(struct vpmu_device *dev, bool idle)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(dev);
+	unsigned int left = VPMU_REPLAY_PIECE;
+	struct vpmu_event *own;
 
-	if (vcpu && !(list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
+	if (!vcpu)
+		return;
+	if (idle && !(list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
 		vpmu_sampling_arm(vcpu);
+	if (!vcpu->prompt)
+		return;
+	list_for_each_entry(own, &vcpu->sampling, sampling)
+		if (own->sampler->records.prompt)
+			sampling_replay(vcpu, own, &left);
 }
 
 /**
@@ -549,6 +564,7 @@ bool vpmu_sampling_run(struct vpmu_vcpu *vcpu)
 		return false;
 	do {
 		local_irq_disable();
+		vpmu_task_switched();
 		more = sampling_piece(vcpu, &found);
 		local_irq_enable();
 	} while (more && --pieces);
@@ -563,6 +579,8 @@ static void sampling_timer(struct timer_list *timer)
 	bool found = vpmu_sampling_run(vcpu), any;
 
 	local_irq_disable();
+	if (list_empty(&vcpu->sampling))
+		vcpu->prompt = false;
 	any = !list_empty(&vcpu->sampling) || !list_empty(&vcpu->views);
 	if (any && vpmu_vcpu_local(vcpu->dev) == vcpu)
 		mod_timer(timer, jiffies + (found || !is_idle_task(current) ? 1 : IDLE_TICKS));

@@ -24,19 +24,15 @@
 #include "vpmu.h"
 
 /*
- * How long a switch may last after the events of the new task were started: the
- * host can take the CPU away meanwhile. Samples are replayed with each tick, so
- * a tick has shown that the switch is over.
- */
-#define SWITCH_ENDS_NS	(NSEC_PER_SEC / HZ)
-
-/*
  * The pages are global, so that a task switch finds its page without looking up
  * the device. This works because a guest has only one device.
  */
 static DEFINE_PER_CPU(struct vpmu_task_page *, task_page);
-/* For each entry of the page's history: when the task's events were started */
-static DEFINE_PER_CPU(u64 *, task_started);
+/*
+ * For each entry of the page's history: a time at which the switch was over; zero
+ * if none is known
+ */
+static DEFINE_PER_CPU(u64 *, task_switched);
 static DEFINE_PER_CPU(bool, task_page_told);
 /* The old task of this CPU's last switch; only compared */
 static DEFINE_PER_CPU(const struct task_struct *, task_before);
@@ -63,12 +59,14 @@ static void task_write(struct task_struct *task)
 {
 	struct vpmu_task_page *page = this_cpu_read(task_page);
 	struct vpmu_task_switch *entry;
-	u64 who, regs, switches;
+	u64 who, regs, switches, since;
 
 	if (!page)
 		return;
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
 	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
+	/* Before the ids change: no sample names a task before its turn. */
+	since = get_cycles();
 	/*
 	 * For a sample at an exit, the device reads user_regs, pid and tid
 	 * while this CPU is stopped, maybe between two of these stores. The
@@ -83,8 +81,8 @@ static void task_write(struct task_struct *task)
 	switches = le64_to_cpu(page->switches);
 	entry = &page->history[switches % VPMU_TASK_HISTORY];
 	WRITE_ONCE(*(__le64 *)&entry->pid, cpu_to_le64(who));
-	WRITE_ONCE(entry->since, cpu_to_le64(get_cycles()));
-	this_cpu_read(task_started)[switches % VPMU_TASK_HISTORY] = 0;
+	WRITE_ONCE(entry->since, cpu_to_le64(since));
+	this_cpu_read(task_switched)[switches % VPMU_TASK_HISTORY] = 0;
 	/*
 	 * The device may read the history on another CPU at the same time. An
 	 * entry is complete before it is counted, and the device ignores the
@@ -103,10 +101,9 @@ static void tracepoint_find(struct tracepoint *tracepoint, void *unused)
 static void task_switch(void *dev, bool preempt, struct task_struct *prev,
 			struct task_struct *next, unsigned int prev_state)
 {
+	vpmu_sampling_switch(dev, is_idle_task(prev));
 	this_cpu_write(task_before, prev);
 	task_write(next);
-	if (is_idle_task(prev))
-		vpmu_sampling_wake(dev);
 }
 
 static void task_write_current(void *unused)
@@ -145,47 +142,50 @@ static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 }
 
 /**
- * vpmu_task_begins() - note that events of the current task have been started
+ * vpmu_task_switched() - note that the last switch of this CPU is over
  *
- * Called with interrupts off. Only the first call after a switch counts.
+ * Called with interrupts off, by an interrupt or softirq: a switch has
+ * interrupts off.
  */
-void vpmu_task_begins(void)
+void vpmu_task_switched(void)
 {
 	const struct vpmu_task_page *page = this_cpu_read(task_page);
-	u64 *started, switches;
+	u64 *switched, switches;
 
-	/* In the first half of a switch, the old task's events are stopped. */
-	if (!page || vpmu_task_is_switching())
+	if (!page)
 		return;
 	switches = le64_to_cpu(page->switches);
-	started = this_cpu_read(task_started) + (switches - 1) % VPMU_TASK_HISTORY;
-	if (switches && !*started)
-		*started = get_cycles();
+	switched = this_cpu_read(task_switched) + (switches - 1) % VPMU_TASK_HISTORY;
+	if (switches && !*switched)
+		*switched = get_cycles();
 }
 
 /**
  * vpmu_task_place() - move the time of a sample into a turn of the sample's task
  * @dev: the device
  * @tid: the task
- * @time: the time of the sample, which was taken on this CPU in kernel mode
+ * @time: the time of the sample, which was taken on this CPU
+ * @user: the sample was taken in user mode, where no switch is in progress
+ * @late: move the time to the end of the turn, or to now if the turn has not
+ *        ended
  *
  * The host also takes samples while this CPU switches tasks. To perf core, which
  * has interrupts off then, the old task's turn ends when the switch begins, and
- * the new task's turn begins when the switch ends, after the events of the task
- * were started. A sample of the old task gets the time before the switch. A
- * sample of the new task gets a time after it: when the turn ends or, if it has
- * not ended, the current time.
+ * the new task's turn begins when the switch ends. A sample of the old task gets
+ * the time before the switch. A sample of the new task gets a time at which the
+ * switch was over: that of the first replay after it, or the end of the turn, or
+ * now.
  *
  * Return: the time for perf core.
  */
-u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time)
+u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time, bool user, bool late)
 {
 	const struct vpmu_task_page *page = this_cpu_read(task_page);
 	const struct vpmu_info info = vpmu_info_of(dev);
 	const struct vpmu_task_switch *turn, *before;
-	u64 since, started, n, end;
+	u64 since, switched, n, end;
 
-	if (!page)
+	if (!page || (user && !late))
 		return time;
 	end = vpmu_info_clock(&info, get_cycles());
 	/* The oldest entries may be overwritten. */
@@ -203,10 +203,10 @@ u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time)
 		return time;
 	if (le32_to_cpu(turn->tid) != tid)
 		return le32_to_cpu(before->tid) == tid ? since - 1 : time;
-	started = this_cpu_read(task_started)[(n - 1) % VPMU_TASK_HISTORY];
-	if (started)
-		since = vpmu_info_clock(&info, started);
-	return time < since + SWITCH_ENDS_NS ? max(time, end - 1) : time;
+	switched = this_cpu_read(task_switched)[(n - 1) % VPMU_TASK_HISTORY];
+	if (late || !switched)
+		return max(time, end - 1);
+	return max(time, vpmu_info_clock(&info, switched));
 }
 
 static void task_end(void)
@@ -375,8 +375,8 @@ int vpmu_task_init(struct vpmu_device *dev)
 
 		if (!page)
 			return -ENOMEM;
-		per_cpu(task_started, cpu) = kcalloc(VPMU_TASK_HISTORY, sizeof(u64), GFP_KERNEL);
-		if (!per_cpu(task_started, cpu)) {
+		per_cpu(task_switched, cpu) = kcalloc(VPMU_TASK_HISTORY, sizeof(u64), GFP_KERNEL);
+		if (!per_cpu(task_switched, cpu)) {
 			free_page((unsigned long)page);
 			return -ENOMEM;
 		}
@@ -399,8 +399,8 @@ void vpmu_task_exit(struct vpmu_device *dev)
 	for_each_possible_cpu(cpu) {
 		free_page((unsigned long)per_cpu(task_page, cpu));
 		per_cpu(task_page, cpu) = NULL;
-		kfree(per_cpu(task_started, cpu));
-		per_cpu(task_started, cpu) = NULL;
+		kfree(per_cpu(task_switched, cpu));
+		per_cpu(task_switched, cpu) = NULL;
 		per_cpu(task_page_told, cpu) = false;
 	}
 }
