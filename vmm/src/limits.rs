@@ -272,6 +272,7 @@ fn flag(limit: &'static str) -> &'static str {
         "max_ring_pages" => "--max-ring-pages",
         "max_aux_pages" => "--max-aux-pages",
         "max_active_counters" => "--max-active-counters",
+        "max_pages" => "--max-pages",
         "max_sample_rate" => "--max-sample-rate",
         "max_samples" => "--max-samples",
         "max_record_bytes" => "--max-record-bytes",
@@ -347,6 +348,13 @@ mod tests {
                     ..none.clone()
                 },
                 "--max-active-counters",
+            ),
+            (
+                LimitArgs {
+                    max_pages: Some(0),
+                    ..none.clone()
+                },
+                "--max-pages",
             ),
             (
                 LimitArgs {

@@ -258,6 +258,7 @@ impl Limits {
         }
         for (limit, given) in [
             ("max_active_counters", self.max_active_counters.into()),
+            ("max_pages", self.max_pages.into()),
             ("max_sample_rate", self.max_sample_rate.into()),
             ("max_samples", self.max_samples.into()),
             ("max_record_bytes", self.max_record_bytes),

@@ -1,7 +1,10 @@
 //! Tests of flags, configuration files and defaults, and of values that are refused.
 
 use super::*;
+use crate::cli::{Cli, Command};
 use crate::policy::PolicyArgs;
+use clap::{Args, Parser};
+use std::collections::BTreeSet;
 use std::io::Write;
 use vpmu::abi::{EXIT_IO, KIND_EXITS, KIND_HARDWARE, KIND_TSC};
 
@@ -173,6 +176,107 @@ fn hardware_is_pinned_by_the_flag_or_else_by_the_file() {
         pinned(with_file(r#"{"pin-hardware": false}"#, flag)),
         "the flag overrides the file"
     );
+}
+
+/// A limit's flag, which is also its key in the file, a value, and what the machine's limits then have.
+type Limit = (&'static str, &'static str, fn(&Limits) -> u64, u64);
+
+const LIMITS: [Limit; 18] = [
+    ("max-events", "5", |it| it.device.max_events.into(), 5),
+    (
+        "max-persistent",
+        "5",
+        |it| it.device.max_persistent.into(),
+        5,
+    ),
+    (
+        "max-host-counters",
+        "5",
+        |it| it.device.max_host_counters.into(),
+        5,
+    ),
+    (
+        "max-active-counters",
+        "5",
+        |it| it.device.max_active_counters.into(),
+        5,
+    ),
+    (
+        "max-sample-rate",
+        "5",
+        |it| it.device.max_sample_rate.into(),
+        5,
+    ),
+    ("max-samples", "5", |it| it.device.max_samples.into(), 5),
+    (
+        "max-record-bytes",
+        "5K",
+        |it| it.device.max_record_bytes,
+        5 << 10,
+    ),
+    (
+        "max-sampling-percent",
+        "5",
+        |it| it.device.max_sampling_percent.into(),
+        5,
+    ),
+    (
+        "min-hardware-period",
+        "5",
+        |it| it.device.min_hardware_period,
+        5,
+    ),
+    (
+        "max-ring-pages",
+        "4",
+        |it| it.device.max_ring_pages.into(),
+        4,
+    ),
+    ("max-aux-pages", "4", |it| it.device.max_aux_pages.into(), 4),
+    ("max-pages", "5", |it| it.device.max_pages.into(), 5),
+    (
+        "guest-window",
+        "8K",
+        |it| it.device.max_window_pages.into(),
+        2,
+    ),
+    (
+        "max-guest-recording",
+        "5K",
+        |it| it.guest_recording,
+        5 << 10,
+    ),
+    ("max-recordings", "5K", |it| it.recordings, 5 << 10),
+    ("max-resets", "5", |it| it.resets.into(), 5),
+    ("max-log-lines", "5", |it| it.log_lines.into(), 5),
+    ("max-console", "5K", |it| it.console, 5 << 10),
+];
+
+#[test]
+fn every_limit_comes_from_its_flag_or_its_key() {
+    let flags = LimitArgs::augment_args(clap::Command::new("limits"));
+    let flags = flags.get_arguments().filter_map(clap::Arg::get_long);
+    let named = LIMITS.iter().map(|&(name, ..)| name);
+    assert_eq!(named.collect::<BTreeSet<_>>(), flags.collect());
+    let usual = Config::try_from(&kernel()).expect("valid").limits;
+    for (name, value, get, expected) in LIMITS {
+        assert_ne!(get(&usual), expected, "{name}: the default");
+        let flag = format!("--{name}");
+        let line = ["vmm", "run", "--kernel", "vmlinux", &flag, value];
+        let Command::Run(args) = Cli::try_parse_from(line).expect("valid").command else {
+            panic!("another command");
+        };
+        let config = Config::try_from(&*args).expect("valid");
+        assert_eq!(get(&config.limits), expected, "{name}: the flag alone");
+        // Sizes are strings, numbers are numbers.
+        let value = match value.parse::<u32>() {
+            Ok(_) => value.to_owned(),
+            Err(_) => format!("\"{value}\""),
+        };
+        let text = format!(r#"{{"limits": {{"{name}": {value}}}}}"#);
+        let config = with_file(&text, kernel()).expect("valid");
+        assert_eq!(get(&config.limits), expected, "{name}: the key alone");
+    }
 }
 
 #[test]
