@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::Deserialize;
-use vpmu::abi::PAGE_SIZE;
+use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, PAGE_SIZE};
 use vpmu::{Hardware, PersistSpec};
 
 use crate::arch::board::DEFAULT_CMDLINE;
@@ -125,6 +125,15 @@ pub struct Config {
     pub report: Option<PathBuf>,
     /// Whether to print a summary on standard error.
     pub summary: bool,
+}
+
+impl Config {
+    /// Whether the guest may open a trace of all exits. The operator's persistent events cannot be traces.
+    #[must_use]
+    pub(crate) fn exit_traces(&self) -> bool {
+        let policy = &self.policy.policy;
+        policy.allows(KIND_EXIT_TRACE, EXIT_ALL)
+    }
 }
 
 impl From<&Config> for Machine {

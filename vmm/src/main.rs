@@ -45,6 +45,10 @@ fn run(args: &RunArgs) -> u8 {
         Ok(config) => config,
         Err(error) => return fail(&error, error.exit_code()),
     };
+    let inherited = match inherited.leave_namespace(&config.confinement) {
+        Ok(inherited) => inherited,
+        Err(error) => return fail(&error, EXIT_FAILURE),
+    };
     let destination = match config.report.as_deref().map(Destination::open).transpose() {
         Ok(destination) => destination,
         Err(error) => return fail(&error, EXIT_FAILURE),

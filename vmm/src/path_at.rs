@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
@@ -66,8 +66,8 @@ impl PathAt {
     }
 
     /// The descriptor of the directory, if it could be opened.
-    pub(crate) fn descriptor(&self) -> Option<RawFd> {
-        self.directory.as_ref().ok().map(AsRawFd::as_raw_fd)
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.directory.as_ref().ok().map(AsFd::as_fd)
     }
 
     /// The file's status, or `None` if the file does not exist. Follows symbolic links if `follow` is true.

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use vpmu::History;
@@ -95,7 +95,7 @@ impl Recorder {
 
     /// The descriptor of the directory of recordings, if it could be opened.
     #[must_use]
-    pub fn directory(&self) -> Option<RawFd> {
+    pub fn directory(&self) -> Option<BorrowedFd<'_>> {
         self.place.descriptor()
     }
 

@@ -25,7 +25,7 @@ pub enum SignalError {
 }
 
 /// Signals that make the run end in an orderly way.
-const ENDING: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+pub(crate) const ENDING: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// The signal that kicks a vCPU. Host perf events also use it to signal overflows.
 #[must_use]

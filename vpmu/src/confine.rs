@@ -10,6 +10,10 @@
 //! thread shrinks. The lists omit that call. A VMM avoids it by calling `mallopt(M_ARENA_MAX, 1)` before it starts its
 //! first thread.
 //!
+//! The lists name the threads on which events are opened, so a filter is made when the vCPUs' threads exist
+//! ([`Process`]). The filter must not let a thread start another one: the host could give the new thread's id, or the id
+//! of a thread that has ended, to anybody.
+//!
 //! The lists do not cover the setup: [`HostFiles::read`](crate::host::HostFiles::read) reads files, and
 //! [`PerfSource::confined`](crate::host::PerfSource::confined) starts a thread. Call both before you install
 //! the filter.
@@ -17,7 +21,7 @@
 use libc::{c_int, c_long};
 
 use crate::host;
-use crate::host::calls::{CLOSING, COUNTERS};
+use crate::host::calls::{closing, counters};
 use crate::settings::Settings;
 
 /// The purpose of a thread.
@@ -35,15 +39,27 @@ pub enum Thread {
     Closer,
 }
 
+/// The process that a filter is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// The process's id.
+    pub id: u32,
+    /// The ids of the vCPUs' threads. The device opens events on these threads, and on no others except the thread that
+    /// probes the host's events.
+    pub vcpus: Vec<u32>,
+    /// The signal of overflows, as given to [`PerfSource::confined`](crate::host::PerfSource::confined).
+    pub signal: c_int,
+}
+
 /// A required system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// The call's number on this architecture.
     pub number: c_long,
     /// The call's name.
     pub name: &'static str,
     /// Conditions on the call's arguments. All of them must hold.
-    pub arguments: &'static [Argument],
+    pub arguments: Vec<Argument>,
     /// Why the thread makes the call.
     pub reason: &'static str,
 }
@@ -92,20 +108,17 @@ impl Argument {
 }
 
 /// Returns the calls that the crate makes on a thread of this kind.
-pub fn calls(thread: Thread) -> impl Iterator<Item = &'static Call> {
-    let own: &'static [&'static [Call]] = match thread {
+#[must_use]
+pub fn calls(thread: Thread, process: &Process) -> Vec<Call> {
+    let mut calls = match thread {
         // Each of these threads may start an event on any vCPU through a command, a request, or an overflow of another
         // event.
-        Thread::Vcpu | Thread::Service | Thread::Drain => &[&COUNTERS, &CLOSING, &RUNTIME],
-        Thread::Closer => &[&CLOSING, &RUNTIME],
+        Thread::Vcpu | Thread::Service | Thread::Drain => counters(process),
+        Thread::Closer => Vec::new(),
     };
-    own.iter().flat_map(|calls| calls.iter())
-}
-
-/// The calls that the standard library and the C library make on any thread. [`calls`] includes them.
-#[must_use]
-pub fn runtime() -> &'static [Call] {
-    &RUNTIME
+    calls.extend(closing());
+    calls.extend(runtime(process.id));
+    calls
 }
 
 /// Maximum number of descriptors that the device opens.
@@ -127,117 +140,124 @@ macro_rules! call {
         Call {
             number: libc::$number,
             name: stringify!($name),
-            arguments: &[$($argument),*],
+            arguments: vec![$($argument),*],
             reason: $reason,
         }
     };
 }
 pub(crate) use call;
 
-/// The calls that the standard library and the C library make on any thread.
-const RUNTIME: [Call; 26] = [
-    call!(futex, SYS_futex, [], "locks and channels"),
-    call!(
-        sched_yield,
-        SYS_sched_yield,
-        [],
-        "spinning while another thread uses a channel"
-    ),
-    call!(
-        mmap,
-        SYS_mmap,
-        [Argument::without(2, libc::PROT_EXEC)],
-        "memory; the rings of host counters"
-    ),
-    call!(
-        mprotect,
-        SYS_mprotect,
-        [Argument::without(2, libc::PROT_EXEC)],
-        "an allocator's arena grows"
-    ),
-    call!(mremap, SYS_mremap, [], "a large allocation grows"),
-    call!(brk, SYS_brk, [], "memory"),
-    call!(madvise, SYS_madvise, [], "memory that is freed"),
-    call!(
-        sched_getaffinity,
-        SYS_sched_getaffinity,
-        [],
-        "the number of an allocator's arenas"
-    ),
-    call!(getrandom, SYS_getrandom, [], "keys of hash tables"),
-    call!(
-        clock_gettime,
-        SYS_clock_gettime,
-        [],
-        "clocks; the vDSO cannot read CPU-time clocks"
-    ),
-    call!(
-        clock_nanosleep,
-        SYS_clock_nanosleep,
-        [],
-        "a wait with a time-out"
-    ),
-    call!(
-        restart_syscall,
-        SYS_restart_syscall,
-        [],
-        "a wait that was interrupted"
-    ),
-    call!(
-        rt_sigreturn,
-        SYS_rt_sigreturn,
-        [],
-        "the end of a signal handler"
-    ),
-    call!(
-        rt_sigprocmask,
-        SYS_rt_sigprocmask,
-        [],
-        "signals are blocked while a thread ends or aborts"
-    ),
-    call!(
-        rt_sigaction,
-        SYS_rt_sigaction,
-        [],
-        "the handler of a fatal signal restores the default action"
-    ),
-    call!(
-        sigaltstack,
-        SYS_sigaltstack,
-        [],
-        "a thread that ends removes its signal stack"
-    ),
-    call!(gettid, SYS_gettid, [], "an abort signals its own thread"),
-    call!(getpid, SYS_getpid, [], "an abort signals its own process"),
-    call!(
-        tgkill,
-        SYS_tgkill,
-        [Argument::int(2, libc::SIGABRT.cast_unsigned())],
-        "an abort"
-    ),
-    call!(
-        write,
-        SYS_write,
-        [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
-        "the message of a panic"
-    ),
-    call!(
-        writev,
-        SYS_writev,
-        [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
-        "the message of a panic"
-    ),
-    call!(munmap, SYS_munmap, [], "memory; the stack of a thread"),
-    call!(close, SYS_close, [], "a descriptor whose owner is dropped"),
-    call!(
-        fcntl,
-        SYS_fcntl,
-        [Argument::int(1, libc::F_GETFD.cast_unsigned())],
-        "the standard library, built with debug assertions, checks a descriptor that it closes"
-    ),
-    call!(exit, SYS_exit, [], "the end of a thread"),
-    call!(exit_group, SYS_exit_group, [], "the end of the process"),
-];
+/// The calls that the standard library and the C library make on any thread of the process `id`. [`calls`] includes
+/// them.
+#[must_use]
+pub fn runtime(id: u32) -> Vec<Call> {
+    vec![
+        call!(futex, SYS_futex, [], "locks and channels"),
+        call!(
+            sched_yield,
+            SYS_sched_yield,
+            [],
+            "spinning while another thread uses a channel"
+        ),
+        call!(
+            mmap,
+            SYS_mmap,
+            [Argument::without(2, libc::PROT_EXEC)],
+            "memory; the rings of host counters"
+        ),
+        call!(
+            mprotect,
+            SYS_mprotect,
+            [Argument::without(2, libc::PROT_EXEC)],
+            "an allocator's arena grows"
+        ),
+        call!(mremap, SYS_mremap, [], "a large allocation grows"),
+        call!(brk, SYS_brk, [], "memory"),
+        call!(madvise, SYS_madvise, [], "memory that is freed"),
+        call!(
+            sched_getaffinity,
+            SYS_sched_getaffinity,
+            [],
+            "the number of an allocator's arenas"
+        ),
+        call!(getrandom, SYS_getrandom, [], "keys of hash tables"),
+        call!(
+            clock_gettime,
+            SYS_clock_gettime,
+            [],
+            "clocks; the vDSO cannot read CPU-time clocks"
+        ),
+        call!(
+            clock_nanosleep,
+            SYS_clock_nanosleep,
+            [],
+            "a wait with a time-out"
+        ),
+        call!(
+            restart_syscall,
+            SYS_restart_syscall,
+            [],
+            "a wait that was interrupted"
+        ),
+        call!(
+            rt_sigreturn,
+            SYS_rt_sigreturn,
+            [],
+            "the end of a signal handler"
+        ),
+        call!(
+            rt_sigprocmask,
+            SYS_rt_sigprocmask,
+            [],
+            "signals are blocked while a thread ends or aborts"
+        ),
+        call!(
+            rt_sigaction,
+            SYS_rt_sigaction,
+            [],
+            "the handler of a fatal signal restores the default action"
+        ),
+        call!(
+            sigaltstack,
+            SYS_sigaltstack,
+            [],
+            "a thread that ends removes its signal stack"
+        ),
+        call!(gettid, SYS_gettid, [], "an abort signals its own thread"),
+        call!(getpid, SYS_getpid, [], "an abort signals its own process"),
+        call!(
+            tgkill,
+            SYS_tgkill,
+            [
+                Argument::int(0, id),
+                Argument::int(2, libc::SIGABRT.cast_unsigned())
+            ],
+            "an abort"
+        ),
+        call!(
+            write,
+            SYS_write,
+            [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
+            "the message of a panic"
+        ),
+        call!(
+            writev,
+            SYS_writev,
+            [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
+            "the message of a panic"
+        ),
+        call!(munmap, SYS_munmap, [], "memory; the stack of a thread"),
+        call!(close, SYS_close, [], "a descriptor whose owner is dropped"),
+        call!(
+            fcntl,
+            SYS_fcntl,
+            [Argument::int(1, libc::F_GETFD.cast_unsigned())],
+            "the standard library, built with debug assertions, checks a descriptor that it closes"
+        ),
+        call!(exit, SYS_exit, [], "the end of a thread"),
+        call!(exit_group, SYS_exit_group, [], "the end of the process"),
+    ]
+}
 
 #[cfg(test)]
 mod tests {
@@ -247,9 +267,15 @@ mod tests {
 
     #[test]
     fn conditions_compare_bits_of_arguments_that_there_are() {
-        for call in THREADS.into_iter().flat_map(calls) {
+        let process = Process {
+            id: 7,
+            vcpus: vec![8],
+            signal: 34,
+        };
+        let of = |thread| calls(thread, &process);
+        for call in THREADS.into_iter().flat_map(of) {
             assert!(!call.reason.is_empty(), "{}", call.name);
-            for argument in call.arguments {
+            for argument in &call.arguments {
                 assert!(argument.index < 6, "{call:?}");
                 assert_eq!(argument.value & !argument.mask, 0, "{call:?}");
                 assert_ne!(argument.mask, 0, "{call:?}");

@@ -9,6 +9,7 @@ use vpmu_kvm::probe::Samples;
 
 use super::events::Offered;
 use crate::arch::check::Guest;
+use crate::confine::Available;
 use crate::probe::{Check, Finding};
 
 /// All results of `vmm check`.
@@ -24,6 +25,8 @@ pub struct Survey {
     pub perf: Perf,
     /// Whether KVM gives its guests mediated PMUs; `None` if this kernel does not support them.
     pub mediated_pmu: Option<bool>,
+    /// The confinement that `vmm run` has here.
+    pub confinement: Available,
     /// The events that a guest may open with each tier, or with the list on the command line.
     pub pmu: Vec<Offered>,
     /// The same facts, written as lines of a table. Each line also states the consequence.

@@ -18,7 +18,11 @@ use std::io::{self, Write};
 pub use events::Offered;
 pub use facts::{AutoEngine, Event, HostTrace, Kvm, Perf, Survey};
 
+use vpmu::Hardware;
+use vpmu::host::HostFiles;
+
 use crate::arch::check as guest;
+use crate::confine::Available;
 use crate::host_kernel;
 use crate::policy::{Decision, PolicyArgs, PolicyError};
 
@@ -99,16 +103,19 @@ fn survey(asked: &[Decision]) -> Survey {
     let perf = perf::probe(guest.as_ref().is_some_and(guest::Guest::runs));
     let mediated = host_kernel::mediated_pmu();
     let statistics = kvm.capabilities.get("binary_stats") == Some(&true);
+    let confinement = Available::find(HostFiles::read(&Hardware::default()).need_capability(true));
     let pmu = events::offered(asked, statistics, mediated);
     let mut checks = verdict::checks(&kvm, guest.as_ref(), &perf);
     // Insert these lines before the verdict, which must stay the last line.
     let end = checks.len().saturating_sub(1);
     let more = [events::mediated(mediated)].into_iter();
+    let more = more.chain(confinement.checks());
     checks.splice(end..end, more.chain(events::checks(&pmu)));
     Survey {
         stock_kernel: verdict::stock_kernel(&kvm, guest.as_ref()),
         checks,
         mediated_pmu: mediated,
+        confinement,
         pmu,
         kvm,
         guest,

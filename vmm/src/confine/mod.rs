@@ -1,34 +1,45 @@
 //! Confinement of `vmm run` before the guest's first instruction.
 //!
-//! The process is confined in steps. First, the VMM opens everything that has a path. Then
-//! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the user, and drops
-//! capabilities. Threads that are started after this step inherit its effects. Threads that were started earlier must
-//! end before the guest runs. Each thread installs its own seccomp filter when it starts ([`Confinement::spawn`]). The
-//! main thread installs its filter last ([`Confinement::filter_main`]). A system call that a filter refuses ends the
-//! process.
+//! The process is confined in steps. At its start, it moves to a PID namespace of its own
+//! ([`Inherited::leave_namespace`]). Then the VMM opens everything that has a path. Then
+//! [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and the user, drops
+//! capabilities, and restricts the files that can be reached by a path. Threads that are started after this step inherit
+//! its effects. Threads that were started earlier must end before the guest runs.
+//!
+//! The vCPUs' threads start next ([`Unfiltered::start_vcpus`]), because each filter names them: host counters are opened
+//! on these threads only. After that, each thread installs its own seccomp filter when it starts
+//! ([`Confinement::spawn`]). The main thread installs its filter last ([`Confinement::filter_main`]). A system call that
+//! a filter refuses ends the process.
 //!
 //! `vmm check` and `vmm ctl` are short-lived programs of the operator and are not confined.
 
 mod allocator;
+mod available;
+mod files;
 mod inherited;
+mod namespace;
 mod privileges;
 mod rules;
 mod seccomp;
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use serde::Serialize;
 use vpmu::Settings;
+use vpmu::confine::Process;
 
+pub use self::available::Available;
+use self::files::Directories;
 pub use self::inherited::Inherited;
 pub use self::privileges::{User, UserError};
 use self::rules::Plan;
 use self::seccomp::Filters;
+use crate::signal;
 
 /// Errors of the confinement.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +85,12 @@ pub enum ConfineError {
     /// Capabilities could not be read or dropped, or no_new_privs could not be set.
     #[error("cannot drop privileges")]
     Privileges(#[source] io::Error),
+    /// The process could not move to a PID namespace of its own.
+    #[error("cannot move to a PID namespace of its own")]
+    Namespace(#[source] io::Error),
+    /// Landlock refused a rule.
+    #[error("cannot restrict the files that the VMM can reach")]
+    Files(#[source] landlock::RulesetError),
     /// A mistake in the lists of system calls.
     #[error("cannot compile the seccomp filter of {thread} threads: this is a bug")]
     Filter {
@@ -145,10 +162,12 @@ pub struct Needs<'a> {
     pub restarts: bool,
     /// The settings of its PMU, if it has one.
     pub settings: Option<&'a Settings>,
+    /// Whether opening its host counters takes `CAP_PERFMON`.
+    pub perfmon: bool,
     /// The directory of recordings, if there are any.
-    pub recordings: Option<RawFd>,
+    pub recordings: Option<BorrowedFd<'a>>,
     /// The directory of the control socket, if there is one.
-    pub socket: Option<RawFd>,
+    pub socket: Option<BorrowedFd<'a>>,
 }
 
 /// The privileges that remain to a confined process, for the report.
@@ -160,10 +179,120 @@ pub struct Confined {
     pub no_new_privs: bool,
     /// Capabilities in effect.
     pub capabilities: Vec<&'static str>,
+    /// The version of Landlock that restricts which files can be reached. `None` if the host has no Landlock.
+    pub landlock_abi: Option<u32>,
+    /// Whether the process has a PID namespace of its own.
+    pub pid_namespace: bool,
     /// The user and group of the process.
     pub user: String,
     /// The root directory, if it was changed.
     pub chroot: Option<PathBuf>,
+}
+
+impl Confined {
+    /// What code that takes over a thread could reach beyond the machine because of the operator's options or the host,
+    /// each with the remedy. `is_root` is true if the process still runs as root.
+    fn warnings(&self, is_root: bool) -> Vec<&'static str> {
+        let mut warnings = Vec::new();
+        if !self.seccomp {
+            warnings.push(
+                "--no-seccomp: no system call is refused. A guest that takes over this process can attack the host's kernel through any system call",
+            );
+        }
+        if self.landlock_abi.is_none() && is_root && self.chroot.is_none() {
+            warnings.push(
+                "this host has no Landlock. A guest that takes over this process can create, replace and remove root's files: give --user and --chroot, or enable Landlock in the host's kernel (5.13 or newer, with lsm=landlock,...)",
+            );
+        }
+        warnings
+    }
+}
+
+/// A process that has dropped its privileges. Its threads have no filters yet, because the filters name the vCPUs'
+/// threads.
+#[derive(Debug)]
+pub struct Unfiltered {
+    /// The plan of the filters, if threads get filters.
+    plan: Option<Plan>,
+    confined: Confined,
+}
+
+impl Unfiltered {
+    /// Starts the vCPUs' threads, one for each of `bodies`, with its name. By the time this function returns, the
+    /// threads have installed their filters.
+    ///
+    /// # Errors
+    /// [`ConfineError::Thread`], [`ConfineError::Filter`], [`ConfineError::Install`].
+    pub fn start_vcpus<F: FnOnce() + Send + 'static>(
+        self,
+        bodies: impl IntoIterator<Item = (String, F)>,
+    ) -> Result<(Confinement, Vec<JoinHandle<()>>), ConfineError> {
+        let mut started = Vec::new();
+        for (name, body) in bodies {
+            started.push(Started::new(name, body)?);
+        }
+        let ids = started.iter().map(|thread| thread.id).collect();
+        let filters = self.plan.map(|plan| Filters::prepare(&plan.on(ids)));
+        let confinement = Confinement {
+            filters: filters.transpose()?.map(Arc::new),
+            confined: self.confined,
+        };
+        let threads = started
+            .into_iter()
+            .map(|thread| thread.filter(&confinement));
+        let threads = threads.collect::<Result<_, _>>()?;
+        Ok((confinement, threads))
+    }
+}
+
+/// Installs a filter on the calling thread.
+type Begin = Box<dyn FnOnce() -> Result<(), ConfineError> + Send>;
+
+/// A thread that waits for its filter.
+struct Started {
+    id: u32,
+    thread: JoinHandle<()>,
+    give: SyncSender<Begin>,
+    begun: Receiver<Result<(), ConfineError>>,
+}
+
+impl Started {
+    fn new(name: String, body: impl FnOnce() + Send + 'static) -> Result<Self, ConfineError> {
+        let (tell_id, id) = sync_channel(1);
+        let (give, filter) = sync_channel::<Begin>(1);
+        let (tell, begun) = sync_channel(1);
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            // The receivers exist until the thread is filtered, or the start is given up.
+            let _ = tell_id.send(rustix::thread::gettid());
+            let Ok(begin) = filter.recv() else { return };
+            let ready = begin();
+            let goes_on = ready.is_ok();
+            let _ = tell.send(ready);
+            if goes_on {
+                body();
+            }
+        });
+        let thread = thread.map_err(ConfineError::Thread)?;
+        let id = id.recv().map_err(|_| died())?;
+        Ok(Self {
+            id: id.as_raw_nonzero().get().unsigned_abs(),
+            thread,
+            give,
+            begun,
+        })
+    }
+
+    /// Makes the thread install its filter and run its body.
+    fn filter(self, confinement: &Confinement) -> Result<JoinHandle<()>, ConfineError> {
+        let begin = Box::new(confinement.begin(ThreadKind::Vcpu));
+        self.give.send(begin).map_err(|_| died())?;
+        self.begun.recv().map_err(|_| died())??;
+        Ok(self.thread)
+    }
+}
+
+fn died() -> ConfineError {
+    ConfineError::Thread(io::Error::other("the thread panicked"))
 }
 
 /// The confinement of one machine's process.
@@ -194,44 +323,58 @@ impl Confinement {
         privileges::fit_descriptors(settings, asked)
     }
 
-    /// Drops all privileges except those that a machine with these `needs` requires, and prepares the filters. Changes
-    /// the user and the root directory if `options` name them. Call this after everything that has a path has been
-    /// opened. Threads that already run keep their privileges, so they must end before the guest's first instruction.
+    /// Drops all privileges except those that a machine with these `needs` requires. Changes the user and the root
+    /// directory if `options` name them. Call this after everything that has a path has been opened. Threads that
+    /// already run keep their privileges, so they must end before the guest's first instruction.
     ///
     /// # Errors
     /// [`ConfineError`]; some privileges may have been dropped.
     pub fn drop_privileges(
         options: &Options,
         needs: &Needs<'_>,
-        inherited: Inherited,
-    ) -> Result<Self, ConfineError> {
+        mut inherited: Inherited,
+    ) -> Result<Unfiltered, ConfineError> {
         inherited.close();
         privileges::limit(needs.vcpus, needs.settings)?;
-        let capabilities = privileges::drop_all(options, needs.settings.is_some())?;
-        let filters = match options.seccomp {
-            true => Some(Arc::new(Filters::prepare(&Plan {
-                process: std::process::id(),
-                pmu: needs.settings.is_some(),
-                restarts: needs.restarts,
-                recordings: needs.recordings,
-                socket: needs.socket,
-            })?)),
-            false => {
-                eprintln!(
-                    "vmm: warning: --no-seccomp: no system call is refused. A guest that takes over this process can attack the host's kernel through any system call"
-                );
-                None
-            }
+        let capabilities = privileges::drop_all(options, needs.perfmon)?;
+        if let Some(namespace) = &inherited.namespace {
+            // The change of the user has undone this.
+            let dies = namespace.die_with_parent();
+            dies.map_err(ConfineError::Namespace)?;
+        }
+        let directories = Directories {
+            recordings: needs.recordings,
+            socket: needs.socket,
         };
-        Ok(Self {
-            confined: Confined {
-                seccomp: filters.is_some(),
-                no_new_privs: true,
-                capabilities,
-                user: privileges::own_user().to_string(),
-                chroot: options.chroot.clone(),
+        // To print a backtrace, the process reads its own program. That takes system calls that the filters refuse.
+        let reads = !options.seccomp;
+        let landlock_abi = files::restrict(directories, reads).map_err(ConfineError::Files)?;
+        let confined = Confined {
+            seccomp: options.seccomp,
+            no_new_privs: true,
+            capabilities,
+            landlock_abi,
+            pid_namespace: inherited.namespace.is_some(),
+            user: privileges::own_user().to_string(),
+            chroot: options.chroot.clone(),
+        };
+        for warning in confined.warnings(rustix::process::geteuid().is_root()) {
+            eprintln!("vmm: warning: {warning}");
+        }
+        let plan = Plan {
+            process: Process {
+                id: std::process::id(),
+                vcpus: Vec::new(),
+                signal: signal::kick_signal(),
             },
-            filters,
+            pmu: needs.settings.is_some(),
+            restarts: needs.restarts,
+            recordings: needs.recordings.map(|directory| directory.as_raw_fd()),
+            socket: needs.socket.map(|directory| directory.as_raw_fd()),
+        };
+        Ok(Unfiltered {
+            plan: options.seccomp.then_some(plan),
+            confined,
         })
     }
 
@@ -263,8 +406,7 @@ impl Confinement {
             }
         });
         let thread = thread.map_err(ConfineError::Thread)?;
-        let died = |_| ConfineError::Thread(io::Error::other("the thread panicked"));
-        begun.recv().map_err(died)??;
+        begun.recv().map_err(|_| died())??;
         Ok(thread)
     }
 
@@ -299,9 +441,42 @@ impl Confinement {
                 seccomp: false,
                 no_new_privs: false,
                 capabilities: Vec::new(),
+                landlock_abi: None,
+                pid_namespace: false,
                 user: String::new(),
                 chroot: None,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_without_landlock_and_without_a_root_directory_is_warned() {
+        let confined = Confined {
+            seccomp: true,
+            chroot: None,
+            ..Confinement::none().confined
+        };
+        let [warning] = confined.warnings(true)[..] else {
+            panic!("one warning");
+        };
+        for word in ["Landlock", "--user", "--chroot"] {
+            assert!(warning.contains(word), "{warning}");
+        }
+        assert!(confined.warnings(false).is_empty());
+        let landlock = Confined {
+            landlock_abi: Some(1),
+            ..confined.clone()
+        };
+        assert!(landlock.warnings(true).is_empty());
+        let chroot = Confined {
+            chroot: Some("/empty".into()),
+            ..confined
+        };
+        assert!(chroot.warnings(true).is_empty());
     }
 }

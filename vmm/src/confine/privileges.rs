@@ -91,9 +91,6 @@ pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
     }
 }
 
-/// Capabilities that [`drop_all`] does not drop if the machine has a PMU.
-const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
-
 /// Descriptors that a machine needs, apart from its PMU: two for each vCPU (the vCPU itself and its statistics), and
 /// [`OTHER_DESCRIPTORS`] for everything else.
 const DESCRIPTORS_OF_VCPU: u64 = 2;
@@ -145,7 +142,7 @@ pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), Confin
     lower(Resource::Nofile, descriptors).map_err(|e| ConfineError::Limit("descriptors", e))?;
     // `madvise` excludes guest memory and the window from core dumps, but does not exclude copies of their contents in
     // the VMM's own memory.
-    lower(Resource::Core, 0).map_err(|e| ConfineError::Limit("core dumps", e))?;
+    no_core_dump().map_err(|e| ConfineError::Limit("core dumps", e))?;
     let locked = settings.map_or(0, vpmu::confine::locked_memory);
     let set = match set(Resource::Memlock, locked) {
         // Only a privileged process may raise the limit.
@@ -153,6 +150,11 @@ pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), Confin
         other => other.map_err(io::Error::from),
     };
     set.map_err(|e| ConfineError::Limit("locked memory", e))
+}
+
+/// Turns core dumps of this process off.
+pub(super) fn no_core_dump() -> io::Result<()> {
+    lower(Resource::Core, 0)
 }
 
 /// Sets the limit to `most`, or to the hard limit if that is lower.
@@ -173,30 +175,43 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
 }
 
 /// Changes the root directory and the user of the calling thread, if `options` name them. Drops the thread's
-/// capabilities, but keeps the capabilities in [`KEPT`] if the machine has a PMU. Neither this thread nor the threads
-/// that it starts later can undo this. Returns the names of the remaining capabilities.
-pub(super) fn drop_all(options: &Options, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
+/// capabilities, but keeps `CAP_PERFMON` with `perfmon`. Neither this thread nor the threads that it starts later can
+/// undo this. Returns the names of the remaining capabilities.
+pub(super) fn drop_all(
+    options: &Options,
+    perfmon: bool,
+) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &options.chroot {
         change_root(directory)?;
     }
     let held = rustix::thread::capabilities(None)
         .map_err(failed)?
         .permitted;
-    let kept = || KEPT.iter().filter(|(one, _)| pmu && held.contains(*one));
-    let left: CapabilitySet = kept().map(|(one, _)| *one).collect();
+    let perfmon = perfmon && held.contains(CapabilitySet::PERFMON);
+    let (left, names) = match perfmon {
+        true => (CapabilitySet::PERFMON, vec!["perfmon"]),
+        false => (CapabilitySet::empty(), Vec::new()),
+    };
     empty_bounding_set().map_err(failed)?;
     if let Some(user) = options.user {
         become_user(user)?;
     }
+    keep_only(left).map_err(failed)?;
+    Ok(names)
+}
+
+/// Drops all capabilities of the calling thread except those of `left` that it has, and keeps programs that it starts
+/// from gaining any.
+pub(super) fn keep_only(left: CapabilitySet) -> Result<(), Errno> {
+    let left = rustix::thread::capabilities(None)?.permitted & left;
     let sets = CapabilitySets {
         effective: left,
         permitted: left,
         inheritable: CapabilitySet::empty(),
     };
-    rustix::thread::set_capabilities(None, sets).map_err(failed)?;
-    rustix::thread::clear_ambient_capability_set().map_err(failed)?;
-    rustix::thread::set_no_new_privs(true).map_err(failed)?;
-    Ok(kept().map(|(_, name)| *name).collect())
+    rustix::thread::set_capabilities(None, sets)?;
+    rustix::thread::clear_ambient_capability_set()?;
+    rustix::thread::set_no_new_privs(true)
 }
 
 fn failed(error: Errno) -> ConfineError {
@@ -205,8 +220,9 @@ fn failed(error: Errno) -> ConfineError {
 
 /// Uses `chroot` instead of a new mount namespace, because `pivot_root` does not work on an initramfs. To escape, the
 /// process would need `CAP_SYS_CHROOT`, which is dropped, or an open directory outside the new root. The open
-/// directories of recordings and of the control socket can be outside. In these directories, the filters only allow the
-/// process to create, rename and remove files.
+/// directories of recordings and of the control socket can be outside. Relative to these directories, the filters only
+/// allow the process to create, rename and remove files, and `..` still leaves them. Landlock keeps the process inside
+/// ([`files`](super::files)).
 fn change_root(directory: &Path) -> Result<(), ConfineError> {
     let refused = |error| chroot_refused(directory, error);
     rustix::process::chroot(directory).map_err(refused)?;

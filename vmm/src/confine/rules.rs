@@ -3,18 +3,17 @@
 use std::os::fd::RawFd;
 
 use libc::{c_int, c_long};
-use vpmu::confine::{Argument, Call, Thread};
+use vpmu::confine::{Argument, Call, Process, Thread};
 
 use super::ThreadKind;
 use crate::arch::calls;
 use crate::path_at;
-use crate::signal;
 
 /// Properties of the process and the machine that the filter rules use.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// The id of this process.
-    pub(super) process: u32,
+    /// This process, with its vCPUs' threads.
+    pub(super) process: Process,
     /// Whether the machine has a PMU.
     pub(super) pmu: bool,
     /// Whether a guest that resets boots again.
@@ -23,6 +22,14 @@ pub(super) struct Plan {
     pub(super) recordings: Option<RawFd>,
     /// The directory of the control socket. `None` if there is no socket. Then no client can request a snapshot.
     pub(super) socket: Option<RawFd>,
+}
+
+impl Plan {
+    /// This plan, for a process whose vCPUs run on the threads `vcpus`.
+    pub(super) fn on(mut self, vcpus: Vec<u32>) -> Self {
+        self.process.vcpus = vcpus;
+        self
+    }
 }
 
 /// A call that is allowed if its arguments satisfy all conditions.
@@ -34,12 +41,12 @@ pub(super) struct Rule {
     pub(super) reason: &'static str,
 }
 
-impl From<&Call> for Rule {
-    fn from(call: &Call) -> Self {
+impl From<Call> for Rule {
+    fn from(call: Call) -> Self {
         Self {
             number: call.number,
             name: call.name,
-            arguments: call.arguments.to_vec(),
+            arguments: call.arguments,
             reason: call.reason,
         }
     }
@@ -140,7 +147,7 @@ fn drain(plan: &Plan) -> Vec<Rule> {
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = |signal: c_int| {
         let arguments = [
-            Argument::int(0, plan.process),
+            Argument::int(0, plan.process.id),
             Argument::int(2, signal.cast_unsigned()),
         ];
         rule(call!(SYS_tgkill, tgkill), arguments, "the kick of a vCPU")
@@ -152,7 +159,7 @@ fn machine(plan: &Plan) -> Vec<Rule> {
             [],
             "event descriptors; the console; messages",
         ),
-        kick(signal::kick_signal()),
+        kick(plan.process.signal),
         // If the queue of real-time signals is full, the VMM sends SIGIO instead of the kick signal.
         kick(libc::SIGIO),
         rule(
@@ -269,8 +276,9 @@ fn open_files() -> [Rule; 2] {
     ]
 }
 
-/// System calls that write a recording. In the directory of recordings, they can create a new file, and rename
-/// and remove files. They cannot open an existing file.
+/// System calls that write a recording. They can create a new file, and rename and remove files, but cannot open an
+/// existing file. A relative path begins at the directory of recordings. An absolute path ignores this directory, and
+/// `..` leaves it: only Landlock ([`files`](super::files)) and `--chroot` keep the calls from other files.
 fn recording(plan: &Plan) -> Vec<Rule> {
     let Some(directory) = plan.recordings else {
         return Vec::new();
@@ -312,10 +320,11 @@ fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
         ThreadKind::Drain => Thread::Drain,
         ThreadKind::Closer => Thread::Closer,
     };
-    match plan.pmu {
-        true => vpmu::confine::calls(thread).map(Rule::from).collect(),
-        false => vpmu::confine::runtime().iter().map(Rule::from).collect(),
-    }
+    let calls = match plan.pmu {
+        true => vpmu::confine::calls(thread, &plan.process),
+        false => vpmu::confine::runtime(plan.process.id),
+    };
+    calls.into_iter().map(Rule::from).collect()
 }
 
 /// System calls of the crash handler, which can run on any thread.
@@ -327,11 +336,16 @@ fn crash() -> [Rule; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signal;
 
     /// A machine with every option.
     fn all() -> Plan {
         Plan {
-            process: 7,
+            process: Process {
+                id: 7,
+                vcpus: vec![17, 18],
+                signal: signal::kick_signal(),
+            },
             pmu: true,
             restarts: true,
             recordings: Some(8),
@@ -363,6 +377,48 @@ mod tests {
             ..all()
         };
         assert!(!names(ThreadKind::Main, &none).contains(&"openat"));
+    }
+
+    #[test]
+    fn every_directory_of_a_call_is_one_of_the_plans() {
+        // The calls that take a path, with the indices of the directories at which it begins.
+        let at: [(c_long, &[u8]); 5] = [
+            (libc::SYS_openat, &[0]),
+            (libc::SYS_newfstatat, &[0]),
+            (libc::SYS_renameat, &[0, 2]),
+            (libc::SYS_renameat2, &[0, 2]),
+            (libc::SYS_unlinkat, &[0]),
+        ];
+        let plan = all();
+        let directories = [plan.recordings, plan.socket].map(|fd| fd.expect("a directory"));
+        let mut seen = 0;
+        for kind in ThreadKind::ALL {
+            for rule in of(kind, &plan) {
+                let Some((_, indices)) = at.iter().find(|(number, _)| *number == rule.number)
+                else {
+                    continue;
+                };
+                for &index in *indices {
+                    let bound = |&fd: &RawFd| rule.arguments.contains(&is(index, fd));
+                    let bound = directories.iter().filter(|fd| bound(fd)).count();
+                    assert_eq!(bound, 1, "{kind:?} {rule:?} {index}");
+                    seen += 1;
+                }
+            }
+        }
+        // Seven on each of the two threads that record, and two more for the socket.
+        assert_eq!(seen, 2 * 7 + 2);
+    }
+
+    #[test]
+    fn signals_go_to_the_process_itself_only() {
+        for kind in ThreadKind::ALL {
+            for rule in of(kind, &all()) {
+                if rule.name == "tgkill" {
+                    assert!(rule.arguments.contains(&Argument::int(0, 7)), "{rule:?}");
+                }
+            }
+        }
     }
 
     #[test]

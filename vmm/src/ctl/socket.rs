@@ -7,7 +7,7 @@
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -97,7 +97,7 @@ impl Socket {
 
     /// The descriptor of the socket's directory.
     #[must_use]
-    pub fn directory(&self) -> Option<RawFd> {
+    pub fn directory(&self) -> Option<BorrowedFd<'_>> {
         self.place.descriptor()
     }
 }

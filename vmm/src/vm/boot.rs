@@ -14,7 +14,7 @@ use crate::arch::cpus::{self, Controller, Cpus};
 use crate::arch::emulation::Emulation;
 use crate::arch::platform;
 use crate::arch::state::{StateError, VmState};
-use crate::confine::{ConfineError, Confinement, ThreadKind};
+use crate::confine::{ConfineError, Confinement, Unfiltered};
 use crate::machine::Machine;
 use crate::memory;
 use crate::snapshot::{SnapshotError, State};
@@ -135,33 +135,39 @@ struct Seat {
 }
 
 impl Threads {
-    /// Starts `count` confined threads. Each thread waits for a vCPU.
+    /// Starts `count` confined threads. Each thread waits for a vCPU. Also returns the confinement for other threads.
     ///
     /// # Errors
-    /// See [`Confinement::spawn`].
-    pub(super) fn new(count: u8, confinement: &Confinement) -> Result<Self, ConfineError> {
-        let seats = (0..count).map(|index| {
+    /// See [`Unfiltered::start_vcpus`].
+    pub(super) fn start(
+        count: u8,
+        unfiltered: Unfiltered,
+    ) -> Result<(Self, Confinement), ConfineError> {
+        let mut seats = Vec::new();
+        let mut bodies = Vec::new();
+        for index in 0..count {
             let (vcpus, given) = sync_channel::<Vcpu>(1);
             let (tell, ended) = sync_channel(1);
-            let name = format!("vcpu{index}");
-            let thread = confinement.spawn(ThreadKind::Vcpu, name, move || {
+            let body = move || {
                 for vcpu in given {
                     vcpu.run();
                     if tell.send(()).is_err() {
                         break;
                     }
                 }
-            })?;
-            Ok(Seat {
+            };
+            bodies.push((format!("vcpu{index}"), body));
+            seats.push(Seat {
                 vcpus: Some(vcpus),
                 ended,
-                thread: Some(thread),
-            })
-        });
-        Ok(Self {
-            seats: seats.collect::<Result<_, ConfineError>>()?,
-            taken: 0,
-        })
+                thread: None,
+            });
+        }
+        let (confinement, threads) = unfiltered.start_vcpus(bodies)?;
+        for (seat, thread) in seats.iter_mut().zip(threads) {
+            seat.thread = Some(thread);
+        }
+        Ok((Self { seats, taken: 0 }, confinement))
     }
 
     /// Runs `vcpu` on the next thread.

@@ -240,12 +240,16 @@ impl Vm {
             vcpus: config.vcpus,
             restarts: config.on_reset == OnReset::Restart,
             settings: settings.as_ref(),
+            perfmon: opened
+                .as_ref()
+                .is_some_and(|it| it.need_capability(&config)),
             recordings: opened.as_ref().and_then(|it| it.recorder.directory()),
             socket: socket.as_ref().and_then(Socket::directory),
         };
-        let confinement = Confinement::drop_privileges(&config.confinement, &needs, inherited)?;
+        let unfiltered = Confinement::drop_privileges(&config.confinement, &needs, inherited)?;
 
         signal::install_kick()?;
+        let (vcpus, confinement) = Threads::start(config.vcpus, unfiltered)?;
         let end = Arc::new(StopLatch::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
         let mut buses = Buses::default();
@@ -292,7 +296,7 @@ impl Vm {
         let mut vm = Self {
             clock: boot.clock.clone(),
             boot: None,
-            vcpus: Threads::new(config.vcpus, &confinement)?,
+            vcpus,
             images,
             config,
             kvm,

@@ -83,6 +83,11 @@ impl Opened {
             files: HostFiles::read(&config.hardware),
         })
     }
+
+    /// Whether opening host counters for this machine takes `CAP_PERFMON`.
+    pub(super) fn need_capability(&self, config: &Config) -> bool {
+        self.files.need_capability(config.exit_traces())
+    }
 }
 
 /// Disables hardware events if they would prevent VMs with a mediated PMU from starting, unless the configuration

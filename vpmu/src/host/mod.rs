@@ -32,7 +32,7 @@ use self::ring::Pool;
 use self::set::PerfSet;
 use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
-use self::tracepoint::{Recorder, Tracepoints};
+use self::tracepoint::{Paranoid, Recorder, Tracepoints};
 pub use self::traces::{HostTrace, host_traces};
 use crate::abi::{KIND_EXIT_TRACE, KIND_RAW, KIND_SOFTWARE, PAGE_SIZE};
 use crate::arch;
@@ -64,6 +64,7 @@ pub struct HostFiles {
     hardware: Hardware,
     /// The PMU that counts hardware events.
     pmu: Result<CpuPmu, Refusal>,
+    paranoid: Paranoid,
 }
 
 impl HostFiles {
@@ -81,7 +82,16 @@ impl HostFiles {
             tracepoints: Tracepoints::find(),
             hardware: hardware.clone(),
             pmu: cpu_pmu(),
+            paranoid: Paranoid::read(),
         }
+    }
+
+    /// Whether opening this host's events takes `CAP_PERFMON`. `exit_traces` is true if somebody may open a trace of
+    /// exits. A VMM can drop the capability if this is false.
+    #[must_use]
+    pub fn need_capability(&self, exit_traces: bool) -> bool {
+        let traces = exit_traces && self.tracepoints.is_ok();
+        !self.paranoid.allows_kernel() || traces && !self.paranoid.allows_tracepoints()
     }
 }
 

@@ -8,13 +8,20 @@ use std::os::fd::AsRawFd;
 
 use super::*;
 use crate::arch::calls;
+use crate::config::MAX_VCPUS;
+use crate::signal;
+use vpmu::confine::Process;
 
 const REFUSED: c_int = EXIT_REFUSED_CALL as c_int;
 
 /// A plan with a PMU, restarts and recordings. Standard input serves as the descriptor of the directory of recordings.
 fn plan() -> Plan {
     Plan {
-        process: std::process::id(),
+        process: Process {
+            id: std::process::id(),
+            vcpus: vec![17, 18],
+            signal: signal::kick_signal(),
+        },
         pmu: true,
         restarts: true,
         recordings: Some(libc::STDIN_FILENO),
@@ -89,6 +96,16 @@ fn unlisted_ioctl_is_refused_and_its_request_is_named() {
         messages.contains("(ioctl), second argument 0x5412"),
         "{messages}"
     );
+}
+
+#[test]
+fn filters_of_the_largest_machine_compile() {
+    // Ids that have nothing in common.
+    let threads = (0..MAX_VCPUS).map(|number| 1000 + number * 7919).collect();
+    let filters = Filters::compile(&plan().on(threads)).unwrap();
+    // The most instructions that the kernel accepts.
+    let longest = filters.0.values().map(Vec::len).max();
+    assert!(longest.unwrap() <= 4096, "{longest:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use self::format::{Field, Format};
+pub(super) use self::permission::Paranoid;
 pub(super) use self::recorder::Recorder;
 use crate::abi::{EXIT_ALL, KIND_EXIT_TRACE};
 use crate::source::Offer;
@@ -117,7 +118,7 @@ impl Tracepoints {
                     if !DRIVERS.iter().any(|driver| Path::new(driver).exists()) {
                         return Err(Refusal::Driver);
                     }
-                    found.open_to_all = permission::is_open_to_all();
+                    found.open_to_all = Paranoid::read().allows_tracepoints();
                     return Ok(found);
                 }
                 Err((_, source)) if source.kind() == io::ErrorKind::NotFound => {}

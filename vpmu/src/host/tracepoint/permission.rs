@@ -1,5 +1,4 @@
-//! Checks whether perf lets a thread read tracepoint data. The check applies the kernel's rules and does not open an
-//! event.
+//! Checks what perf lets a thread open. The checks apply the kernel's rules and do not open an event.
 
 use std::fs;
 
@@ -9,9 +8,30 @@ const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// `CAP_SYS_ADMIN` and `CAP_PERFMON`.
 const CAPABLE: u64 = 1 << 21 | 1 << 38;
 
-/// Whether access is unrestricted: `perf_event_paranoid` is negative.
-pub(super) fn is_open_to_all() -> bool {
-    allows_all(&fs::read_to_string(PARANOID).unwrap_or_default())
+/// The host's `perf_event_paranoid`, which decides what a thread without capabilities may open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::host) struct Paranoid(Option<i32>);
+
+impl Paranoid {
+    pub(in crate::host) fn read() -> Self {
+        Self::from(fs::read_to_string(PARANOID).unwrap_or_default().as_str())
+    }
+
+    /// Whether the thread may read the data of tracepoints.
+    pub(in crate::host) fn allows_tracepoints(self) -> bool {
+        self.0.is_some_and(|level| level < 0)
+    }
+
+    /// Whether the thread may count kernel mode on threads of its own process.
+    pub(in crate::host) fn allows_kernel(self) -> bool {
+        self.0.is_some_and(|level| level <= 1)
+    }
+}
+
+impl From<&str> for Paranoid {
+    fn from(text: &str) -> Self {
+        Self(text.trim().parse().ok())
+    }
 }
 
 /// Whether the calling thread has a capability that permits access.
@@ -19,20 +39,24 @@ pub(super) fn is_capable() -> bool {
     sys::effective_capabilities().is_ok_and(|set| set & CAPABLE != 0)
 }
 
-fn allows_all(paranoid: &str) -> bool {
-    let level: Option<i32> = paranoid.trim().parse().ok();
-    level.is_some_and(|level| level < 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_a_negative_level_allows_all() {
-        assert!(allows_all("-1\n"));
-        for level in ["0\n", "1", "4", "", "x"] {
-            assert!(!allows_all(level), "{level}");
+    fn level_allows_tracepoints_below_0_and_kernel_mode_below_2() {
+        for (level, tracepoints, kernel) in [
+            ("-1\n", true, true),
+            ("0\n", false, true),
+            ("1", false, true),
+            ("2", false, false),
+            ("4", false, false),
+            ("", false, false),
+            ("x", false, false),
+        ] {
+            let paranoid = Paranoid::from(level);
+            assert_eq!(paranoid.allows_tracepoints(), tracepoints, "{level}");
+            assert_eq!(paranoid.allows_kernel(), kernel, "{level}");
         }
     }
 
