@@ -39,7 +39,7 @@ profile() {
 ACT=profiled
 boot profiled > /tmp/profiled.said &
 until_more 1
-vmm=$(pidof vmm)
+vmm=$(machine)
 threads=
 for thread in /proc/$vmm/task/*; do
 	case $(cat $thread/comm) in

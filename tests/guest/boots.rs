@@ -156,9 +156,30 @@ fn exits() -> Result<u64, Box<dyn Error>> {
     Ok(text.trim().parse()?)
 }
 
+/// Returns the memory of a VMM without the guest's memory: what is resident of the process that runs the guest, which is
+/// `process` or its child. A parent that waits for the child adds the pages that it does not share.
+fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
+    let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"))?;
+    match children.split_ascii_whitespace().next() {
+        None => resident_besides_guest(process),
+        Some(child) => Ok(resident_besides_guest(child.parse()?)? + unshared(process)?),
+    }
+}
+
+/// Returns the pages of a process that no other process uses.
+fn unshared(process: u32) -> Result<u64, Box<dyn Error>> {
+    let sums = fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
+    let mut all = 0;
+    for line in sums.lines().filter(|line| line.starts_with("Private_")) {
+        let kib = line.split_ascii_whitespace().nth(1).ok_or("no size")?;
+        all += kib.parse::<u64>()? << 10;
+    }
+    Ok(all)
+}
+
 /// Returns the process's resident memory without the guest's memory. The guest's memory is the only mapping of exactly
 /// [`MEMORY_MIB`] MiB.
-fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
+fn resident_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
     let maps = fs::read_to_string(format!("/proc/{process}/smaps"))?;
     let (mut all, mut guests, mut is_guests) = (0, 0, false);
     for line in maps.lines() {

@@ -21,6 +21,16 @@ put() {
 	xxd -p "$2" | tr -d '\n'
 	printf '\n'
 }
+# Prints the id of a machine that has its vCPUs' threads. The parent of this process only waits for it.
+machine() {
+	for process in $(pidof vmm); do
+		if grep -q vcpu0 /proc/$process/task/*/comm 2> /dev/null; then
+			echo $process
+			return
+		fi
+	done
+	false
+}
 boot() {
 	name=$1
 	shift

@@ -15,7 +15,7 @@ for events in 0 64 128 512; do
 done
 ACT=leaders
 boot leaders &
-until vmm=$(pidof vmm) || [ -e /tmp/leaders.json ]; do sleep 0.01; done
+until vmm=$(machine) || [ -e /tmp/leaders.json ]; do sleep 0.01; done
 renice -n 19 -p $vmm
 wait
 "#;
