@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -110,11 +111,13 @@ impl PathAt {
     /// # Errors
     /// The host's error.
     pub(crate) fn create_temporary(&self) -> io::Result<Temporary<'_>> {
-        let process = std::process::id();
+        // Machines in PID namespaces of their own have the same process id, so the time tells their files apart.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |since| since.as_nanos());
         for number in 0..TRIES {
             let mut name = OsString::from(".");
             name.push(&self.name);
-            name.push(format!(".{process}-{number}.tmp"));
+            name.push(format!(".{now}-{number}.tmp"));
             match rustix::fs::openat(self.fd()?, &name, CREATE, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => {
                     return Ok(Temporary {

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use common::{
-    Bench, Running, SPIN, ctl, kill, mark, messages, out, read_output, refused, run, running,
-    terminate, vmm,
+    Bench, Running, SPIN, ctl, kill_machine, mark, messages, out, read_output, refused, run,
+    running, terminate, vmm,
 };
 use serde_json::{Value, json};
 
@@ -187,9 +187,8 @@ fn wrong_usage_and_no_machine_have_their_exit_statuses() {
     let notes = bench.file("notes", b"dear diary");
     refused(&ctl(&notes, &["list"]), 1, &["notes", "--socket"]);
     let machine = Machine::start(&bench);
-    kill("-KILL", &machine.child);
     let Machine { mut child, socket } = machine;
-    child.wait().expect("a child");
+    kill_machine(&mut child);
     assert!(socket.exists(), "a killed machine leaves its socket");
     refused(&ctl(&socket, &["list"]), 1, &["vm.sock", "has ended"]);
 }
@@ -217,8 +216,7 @@ fn socket_belongs_to_its_owner_and_one_machine() {
 fn dead_machines_socket_is_taken_over() {
     let bench = Bench::new();
     let mut first = Machine::start(&bench);
-    kill("-KILL", &first.child);
-    first.child.wait().expect("a child");
+    kill_machine(&mut first.child);
     let second = Machine::start(&bench);
     let [steps] = names(&second);
     assert_eq!(steps["count"], 7);

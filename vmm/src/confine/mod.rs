@@ -86,10 +86,14 @@ pub enum ConfineError {
     #[error("cannot drop privileges")]
     Privileges(#[source] io::Error),
     /// The process could not move to a PID namespace of its own.
-    #[error("cannot move to a PID namespace of its own")]
+    #[error(
+        "cannot move to a PID namespace of its own: raise the limit on processes, or start without CAP_SYS_ADMIN"
+    )]
     Namespace(#[source] io::Error),
     /// Landlock refused a rule.
-    #[error("cannot restrict the files that the VMM can reach")]
+    #[error(
+        "cannot restrict the files that the VMM can reach: choose another directory with --recording or --ctl"
+    )]
     Files(#[source] landlock::RulesetError),
     /// A mistake in the lists of system calls.
     #[error("cannot compile the seccomp filter of {thread} threads: this is a bug")]

@@ -5,6 +5,7 @@ pub(crate) mod driver;
 use std::fs;
 use std::io::Read;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -189,6 +190,21 @@ pub(crate) fn kill(signal: &str, child: &Child) {
     let id = child.id().to_string();
     let kill = Command::new("kill").args([signal, &id]).status();
     assert!(kill.expect("kill starts").success());
+}
+
+/// Kills the process that runs the guest, and waits until the machine has ended. It is `child`, or the process for which
+/// `child` waits: if that one were killed instead, the machine would end a moment later.
+#[track_caller]
+pub(crate) fn kill_machine(child: &mut Child) {
+    let id = child.id();
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+    let children = children.expect("a process");
+    let own = id.to_string();
+    let machine = children.split_whitespace().next().unwrap_or(&own);
+    let kill = Command::new("kill").args(["-KILL", machine]).status();
+    assert!(kill.expect("kill starts").success());
+    let status = child.wait().expect("a child");
+    assert_eq!(status.signal(), Some(9), "{status}");
 }
 
 /// Ends a machine with SIGTERM.

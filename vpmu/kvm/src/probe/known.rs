@@ -1,6 +1,7 @@
 //! Caches the answer of [`guest_ips`](super::guest_ips) in a file, because a probe takes longer than all other
 //! preparations for a guest. The answer remains valid until the host reboots or a KVM module is loaded again.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -65,8 +66,12 @@ impl Known {
     /// The path of the file until it is completely written. Each process has its own path, because another VMM may
     /// store its answer at the same time.
     fn unfinished(&self) -> PathBuf {
-        let id = std::process::id();
-        self.directory.join(format!("guest-ips.{id}"))
+        // In a PID namespace of its own, each VMM has the id 1. /proc has the id that it has among all processes.
+        let id =
+            fs::read_link("/proc/self").unwrap_or_else(|_| std::process::id().to_string().into());
+        let mut name = OsString::from("guest-ips.");
+        name.push(id);
+        self.directory.join(name)
     }
 
     /// Stores the answer.
