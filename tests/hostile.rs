@@ -356,6 +356,53 @@ fn operator_starts_an_event_when_the_guest_has_its_name_and_the_window() {
     machine.terminate();
 }
 
+/// Returns code that opens a persistent event, and maps a ring of three pages for it in the guest's memory. `status` is
+/// the expected answer to the request for the ring.
+fn ring_in_memory(status: u32) -> Code {
+    const DETACH: u64 = 11;
+    const MAP: u64 = 3;
+    const PAGES: [u64; 3] = [0x80_0000, 0x80_1000, 0x80_2000];
+    let (mut device, up) = Device::bring_up_with(1, 0x1f);
+    let mark = Open {
+        kind: KIND_MARK,
+        config: 5,
+        period: 1,
+        sample_type: 1,
+        leader: 0,
+        read_format: 0,
+    };
+    let name = u64::from_le_bytes(*b"marks\0\0\0");
+    let map = [&[MAP, 1, PAGES.len() as u64], &PAGES[..]].concat();
+    up.then(&device.request(&mark.words()))
+        .then(&device.request(&[DETACH, 1, name, 0, 0, 0, 0]))
+        .then(&device.request_with(&map, status))
+        .then(&power_off())
+}
+
+#[test]
+fn pages_beyond_the_limit_are_not_mapped() {
+    const ENOSPC: u32 = 28;
+    for (pages, status) in [("3", 0), ("2", ENOSPC)] {
+        let ran = run(&single(&ring_in_memory(status)), 1, &["--max-pages", pages]);
+        assert_eq!(ran.status, 0, "{pages}: {}", ran.errors);
+    }
+}
+
+#[test]
+fn recording_leaves_out_rings_beyond_the_limit() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let recording = directory.path().join("perf.data");
+    let recording = recording.to_str().expect("a plain path");
+    // The ring has two pages of records.
+    for (limit, is_left_out) in [("8K", false), ("4K", true)] {
+        let arguments = ["--recording", recording, "--max-guest-recording", limit];
+        let ran = run(&single(&ring_in_memory(0)), 1, &arguments);
+        assert_eq!(ran.status, 0, "{limit}: {}", ran.errors);
+        let says = ran.errors.contains("the limit on records in guest memory");
+        assert_eq!(says, is_left_out, "{limit}: {}", ran.errors);
+    }
+}
+
 #[test]
 fn operator_has_a_host_counter_when_the_guest_has_used_up_its_own() {
     let (mut device, up) = Device::bring_up(1);
