@@ -11,6 +11,7 @@
 //! machine runs, [`recording`] writes their records to a file.
 //! [`snapshot`] saves a machine to a directory and restores it.
 //! [`confine`] drops the process's privileges before the guest's first instruction.
+//! [`printable`] keeps control characters of strangers away from the operator's terminal.
 //! [`check`] reports what this host can do: its KVM, its perf events, and the guests that it can run.
 //!
 //! The modules form layers, which README.md lists. A module never uses a higher layer.
@@ -41,6 +42,7 @@ pub mod memory;
 pub mod operator;
 mod path_at;
 pub mod policy;
+pub mod printable;
 pub mod probe;
 pub mod raw_events;
 pub mod recording;

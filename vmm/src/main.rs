@@ -7,6 +7,7 @@ use vmm::cli::{self, Command};
 use vmm::config::{Config, RunArgs};
 use vmm::confine::Inherited;
 use vmm::exit::{EXIT_FAILURE, EXIT_USAGE};
+use vmm::printable::Printable;
 use vmm::report::{self, Destination, Report};
 use vmm::{check, ctl, logger, vm::Vm};
 
@@ -16,8 +17,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(None) => return ExitCode::SUCCESS,
         Err(Some(mistake)) => {
-            eprintln!("vmm: {mistake}");
-            return EXIT_USAGE.into();
+            return complain(&mistake, EXIT_USAGE).into();
         }
     };
     match cli.command {
@@ -35,7 +35,12 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: &dyn Error, code: u8) -> u8 {
-    eprintln!("vmm: {}", vpmu_errors::chain(error));
+    complain(&vpmu_errors::chain(error), code)
+}
+
+/// Parts of `message` may come from a stranger's file or process.
+fn complain(message: &str, code: u8) -> u8 {
+    eprint!("{}", Printable::line(format_args!("vmm: {message}")));
     code
 }
 
