@@ -87,6 +87,28 @@ impl PathAt {
         }
     }
 
+    /// Opens the file itself, without access to its contents. Does not follow a symbolic link at this name.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub(crate) fn file(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(
+            self.fd()?,
+            &self.name,
+            flags,
+            Mode::empty(),
+        )?)
+    }
+
+    /// The status of the directory.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub(crate) fn directory_status(&self) -> io::Result<Stat> {
+        Ok(rustix::fs::fstat(self.fd()?)?)
+    }
+
     /// Whether this name belongs to an existing file that is not a regular file.
     pub(crate) fn is_taken(&self) -> bool {
         let status = self.status(true).ok().flatten();

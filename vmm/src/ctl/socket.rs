@@ -4,16 +4,17 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::{self, File, Permissions};
+use std::fs::{File, Permissions};
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use libc::{c_char, c_int, sockaddr_un, socklen_t, ucred};
+use rustix::fs::{AtFlags, FileType};
 
 use crate::confine::User;
 use crate::path_at::PathAt;
@@ -35,6 +36,11 @@ pub enum SocketError {
         /// The limit.
         most: usize,
     },
+    /// Another process replaced the new socket's file.
+    #[error(
+        "{0} was replaced by another file: choose a path in a directory that only you can write to"
+    )]
+    Replaced(PathBuf),
     /// The host refused.
     #[error("cannot create the control socket {path}")]
     Host {
@@ -70,9 +76,10 @@ impl Socket {
             path: path.to_owned(),
             source,
         };
+        let place = PathAt::open(path);
         let socket = match bound(path) {
             Err(SocketError::Host { source, .. }) if source.kind() == io::ErrorKind::AddrInUse => {
-                remove_stale(path)?;
+                remove_stale(&place)?;
                 bound(path)?
             }
             other => other?,
@@ -81,15 +88,19 @@ impl Socket {
         if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
             return Err(failed(io::Error::last_os_error()));
         }
+        let listener = UnixListener::from(socket);
+        let file = place.file().map_err(failed)?;
         if let Some((uid, gid)) = owner.map(User::ids) {
-            let (uid, gid) = (Some(uid.as_raw()), Some(gid.as_raw()));
-            std::os::unix::fs::lchown(path, uid, gid).map_err(failed)?;
+            // The new owner may be able to replace files in the directory, and must not get a file that is not ours.
+            if !is_socket(&file).map_err(failed)? || !listens(&listener, &file).map_err(failed)? {
+                return Err(SocketError::Replaced(path.to_owned()));
+            }
+            let given = rustix::fs::chownat(&file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH);
+            given.map_err(|error| failed(error.into()))?;
         }
-        let place = PathAt::open(path);
-        let made = place.status(false).map_err(failed)?;
-        let made = made.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let made = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
         Ok(Self {
-            listener: UnixListener::from(socket),
+            listener,
             place,
             made: (made.st_dev, made.st_ino),
         })
@@ -173,30 +184,56 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
 }
 
 /// Removes the socket of a VMM that ended without removing it.
-fn remove_stale(path: &Path) -> Result<(), SocketError> {
+fn remove_stale(place: &PathAt) -> Result<(), SocketError> {
+    let path = || place.path().to_owned();
     let failed = |source| SocketError::Host {
-        path: path.to_owned(),
+        path: path(),
         source,
     };
-    let found = fs::symlink_metadata(path).map_err(failed)?;
-    if !found.file_type().is_socket() {
-        return Err(SocketError::NoSocket(path.to_owned()));
+    let file = place.file().map_err(failed)?;
+    if !is_socket(&file).map_err(failed)? {
+        return Err(SocketError::NoSocket(path()));
     }
-    match UnixStream::connect(path) {
+    match connect(&file) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed)
+            place.remove().map_err(failed)
         }
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(failed(error)),
-        _ => Err(SocketError::InUse(path.to_owned())),
+        _ => Err(SocketError::InUse(path())),
     }
 }
 
+fn is_socket(file: &OwnedFd) -> io::Result<bool> {
+    let found = rustix::fs::fstat(file)?;
+    Ok(FileType::from_raw_mode(found.st_mode) == FileType::Socket)
+}
+
+/// Whether `file` is the file of `listener`, or of another listener of this process.
+fn listens(listener: &UnixListener, file: &OwnedFd) -> io::Result<bool> {
+    let stream = connect(file)?;
+    let ours = peer(&stream)?.pid.cast_unsigned() == std::process::id();
+    // Don't leave the connection in the queue of clients. If there is none, another client has disconnected.
+    let _ = listener.accept();
+    Ok(ours)
+}
+
+/// Connects to the socket whose file is `file`, even if its path now leads to another file.
+pub(super) fn connect(file: &OwnedFd) -> io::Result<UnixStream> {
+    UnixStream::connect(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 /// Whether the client runs as the user of this process, or as root.
+pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
+    let user = peer(stream)?.uid;
+    Ok(user == rustix::process::geteuid().as_raw() || user == 0)
+}
+
+/// The process at the other end of `stream`: for a client, the process that called `listen`.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the size of the structure is a few bytes"
 )]
-pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
+pub(super) fn peer(stream: &UnixStream) -> io::Result<ucred> {
     let mut peer = ucred {
         pid: 0,
         uid: 0,
@@ -214,16 +251,18 @@ pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
             &raw mut size,
         )
     };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
+    match result {
+        0 => Ok(peer),
+        _ => Err(io::Error::last_os_error()),
     }
-    // SAFETY: touches no memory.
-    let own = unsafe { libc::geteuid() };
-    Ok(peer.uid == own || peer.uid == 0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -255,6 +294,37 @@ mod tests {
         fs::write(&path, "mine").expect("written");
         drop(socket);
         assert_eq!(fs::read(&path).expect("not ours to remove"), b"mine");
+    }
+
+    #[test]
+    fn socket_of_another_process_is_not_taken_for_our_own() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        let listener = UnixListener::bind(at("own")).expect("listens");
+        listener.set_nonblocking(true).expect("a socket");
+        let file = |name: &str| PathAt::open(&at(name)).file().expect("there");
+        assert!(listens(&listener, &file("own")).expect("listens"));
+        let other = bound(&at("other")).expect("bound");
+        let mut command = Command::new("sleep");
+        command.arg("60").stdin(other);
+        let listen = || {
+            // SAFETY: touches no memory.
+            match unsafe { libc::listen(libc::STDIN_FILENO, 1) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: `listen` only makes a system call, which is permitted between `fork` and `exec`.
+        unsafe { command.pre_exec(listen) };
+        let mut child = command.spawn().expect("sleep starts");
+        let taken = listens(&listener, &file("other"));
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+        assert!(!taken.expect("the other process listens"));
+        fs::write(at("file"), "").expect("written");
+        assert!(!is_socket(&file("file")).expect("a file"));
+        std::os::unix::fs::symlink("own", at("link")).expect("made");
+        assert!(!is_socket(&file("link")).expect("a link"));
     }
 
     #[test]
