@@ -206,6 +206,33 @@ mod tests {
         });
     }
 
+    /// Two machines with the same path: two processes differ from two threads only in the names of temporary files,
+    /// which are never opened if they exist.
+    #[test]
+    fn recorders_of_one_path_leave_whole_recordings() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("perf.data");
+        Recorder::new(&path, None).unwrap().write(&[]).unwrap();
+        let whole = fs::read(&path).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let recorder = Recorder::new(&path, None).unwrap();
+                    for _ in 0..500 {
+                        recorder.write(&[]).unwrap();
+                        assert_eq!(fs::read(&path).unwrap(), whole);
+                    }
+                });
+            }
+        });
+        let names = fs::read_dir(directory.path()).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+        for name in names {
+            assert_eq!(fs::read(&name).unwrap(), whole, "{}", name.display());
+        }
+    }
+
     #[test]
     fn check_refuses_a_path_that_cannot_be_written() {
         let directory = tempfile::tempdir().unwrap();
