@@ -21,7 +21,7 @@ use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::machine::Machine;
 use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier};
 use crate::raw_events::RawEvents;
-use crate::snapshot::{self, Facts, SnapshotError};
+use crate::snapshot::{self, Facts, Owners, SnapshotError};
 
 pub use self::args::RunArgs;
 pub use crate::arch::layout::MAX_VCPUS;
@@ -89,6 +89,8 @@ pub struct Config {
     pub cmdline: String,
     /// The directory of the snapshot to restore.
     pub restore: Option<PathBuf>,
+    /// The directories of the snapshot's bases that do not lie beside their diffs.
+    pub bases: Vec<PathBuf>,
     /// vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
     /// Guest memory in MiB.
@@ -134,6 +136,15 @@ impl Config {
         let policy = &self.policy.policy;
         policy.allows(KIND_EXIT_TRACE, EXIT_ALL)
     }
+
+    /// The users whose snapshots can be restored.
+    pub(crate) fn owners(&self) -> Owners {
+        owners(self.confinement.user)
+    }
+}
+
+fn owners(user: Option<User>) -> Owners {
+    Owners::new(user.map(|user| user.ids().0))
 }
 
 impl From<&Config> for Machine {
@@ -309,7 +320,9 @@ impl TryFrom<&RunArgs> for Config {
             None => Document::default(),
         };
         let args = args.clone();
-        let facts = args.restore.as_deref().map(snapshot::facts).transpose()?;
+        let user = args.user.or(file.user);
+        let facts = |directory| snapshot::facts(directory, owners(user));
+        let facts = args.restore.as_deref().map(facts).transpose()?;
         let facts = facts.as_ref();
         let vcpus = args.vcpus.or(file.vcpus);
         let vcpus = same_or(facts, "--vcpus", vcpus, |it| it.vcpus.into())?.unwrap_or(1);
@@ -375,6 +388,7 @@ impl TryFrom<&RunArgs> for Config {
         Ok(Self {
             kernel,
             restore: args.restore,
+            bases: args.base,
             initramfs: args.initramfs.or(file.initramfs),
             cmdline: args
                 .cmdline
@@ -409,7 +423,7 @@ impl TryFrom<&RunArgs> for Config {
             track_dirty: args.track_dirty || file.track_dirty.unwrap_or(false),
             engine: args.engine.or(file.engine).unwrap_or_default(),
             confinement: confine::Options {
-                user: args.user.or(file.user),
+                user,
                 chroot: args.chroot.or(file.chroot),
                 seccomp: !args.no_seccomp && file.seccomp.unwrap_or(true),
             },

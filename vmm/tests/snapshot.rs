@@ -6,58 +6,14 @@
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
 
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{BufRead, BufReader, IoSlice, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::fs;
+use std::io::{BufRead, Write};
+use std::path::Path;
+use std::process::{Command, Output};
 
-use common::{
-    Bench, Running, ctl, kill, messages, out, read_output, read_report, refused, run, terminate,
-    values, vmm,
-};
-use rustix::cmsg_space;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use common::machine::{Machine, marking, restore_refused, spelling};
+use common::{Bench, ctl, kill, messages, out, read_report, refused, run, values, vmm};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-
-/// A guest that prints `!`. Then, for each byte of input, it prints the next letter twice: once from memory, and once
-/// from a register. The first letter is `a`.
-fn spelling() -> Vec<u8> {
-    // mov bl, 'a'; mov ecx, 3 MiB; mov [rcx], bl
-    let mut code = vec![0xb3, b'a', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
-    code.extend(out(0x3f8, b'!'));
-    // again: mov dx, 0x3fd; in al, dx; test al, 1; jz again
-    code.extend([0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7]);
-    // mov dx, 0x3f8; in al, dx; mov al, [rcx]; out dx, al; mov al, bl; out dx, al
-    code.extend([
-        0x66, 0xba, 0xf8, 0x03, 0xec, 0x8a, 0x01, 0xee, 0x88, 0xd8, 0xee,
-    ]);
-    // inc bl; inc byte [rcx]; jmp again
-    code.extend([0xfe, 0xc3, 0xfe, 0x01, 0xeb, 0xe6]);
-    code
-}
-
-/// A guest that prints `!`, and then the same letters as [`spelling`]. Before each letter, it writes to one page of
-/// memory and places a mark. After the letter, it writes nothing.
-fn marking() -> Vec<u8> {
-    // mov bl, '`'; mov ecx, 3 MiB; mov [rcx], bl
-    let mut code = vec![0xb3, b'`', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
-    // mov edi, the doorbell; mov dword [rdi], 1
-    code.extend([0xbf, 0x00, 0x10, 0x00, 0xd0, 0xc7, 0x07, 1, 0, 0, 0]);
-    code.extend(out(0x3f8, b'!'));
-    // again: mov dx, 0x3fd; in al, dx; test al, 1; jz again; mov dx, 0x3f8; in al, dx
-    code.extend([0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7]);
-    code.extend([0x66, 0xba, 0xf8, 0x03, 0xec]);
-    // inc bl; inc byte [rcx]; mov dword [rdi], 7
-    code.extend([0xfe, 0xc3, 0xfe, 0x01, 0xc7, 0x07, 7, 0, 0, 0]);
-    // mov al, [rcx]; out dx, al; mov al, bl; out dx, al; jmp again
-    code.extend([0x8a, 0x01, 0xee, 0x88, 0xd8, 0xee, 0xeb, 0xe0]);
-    code
-}
 
 /// The page that the guests in these tests write to.
 const WRITTEN: u64 = (3 << 20) / 4096;
@@ -78,140 +34,6 @@ fn memory(directory: &Path) -> Vec<u8> {
     let mut memory = fs::read(directory.join("memory")).expect("readable");
     memory.truncate(memory.len() - 4096);
     memory
-}
-
-/// A machine whose guest prints a letter twice for each byte of input.
-struct Machine {
-    child: Running,
-    socket: PathBuf,
-}
-
-impl Machine {
-    fn start(mut command: Command, socket: PathBuf) -> Self {
-        // The default path of a recording is relative, so run in the test's own directory.
-        let directory = socket.parent().expect("a directory").to_owned();
-        let command = command
-            .current_dir(directory)
-            .arg("--ctl")
-            .arg(&socket)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let child = Running::start(command);
-        Self { child, socket }
-    }
-
-    fn boot(bench: &Bench, args: &[&str]) -> Self {
-        Self::boot_of(bench, &spelling(), args)
-    }
-
-    fn boot_of(bench: &Bench, code: &[u8], args: &[&str]) -> Self {
-        let mut command = run(&bench.kernel(code));
-        command.args(args);
-        let mut machine = Self::start(command, bench.path("vm.sock"));
-        assert_eq!(machine.said(1), "!");
-        machine
-    }
-
-    fn restore(directory: &Path, socket: PathBuf, args: &[&str]) -> Self {
-        let mut command = vmm(["run", "--restore"]);
-        command.arg(directory).args(args);
-        Self::start(command, socket)
-    }
-
-    fn said(&mut self, bytes: usize) -> String {
-        read_output(&mut self.child, bytes)
-    }
-
-    /// The next letter.
-    fn next(&mut self) -> String {
-        let input = self.child.stdin.as_mut().expect("piped");
-        input.write_all(b"x").expect("the machine reads");
-        self.said(2)
-    }
-
-    fn snapshot(&self, directory: &Path, args: &[&str]) -> Output {
-        let directory = directory.to_str().expect("text");
-        ctl(&self.socket, &[&["snapshot", directory], args].concat())
-    }
-
-    /// Takes a snapshot whose state cannot be written. The limit on file sizes applies to `vmm ctl`, which writes the
-    /// state. It does not apply to the machine, which writes the memory.
-    fn snapshot_without_room(&self, directory: &Path, args: &[&str]) -> Output {
-        let mut command = Command::new("sh");
-        let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
-        command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_vmm"), "ctl"]);
-        command.arg("--socket").arg(&self.socket);
-        command.arg("snapshot").arg(directory).args(args);
-        command.output().expect("sh starts")
-    }
-
-    /// Waits until the machine accepts connections on its control socket.
-    fn listens(&mut self) {
-        while UnixStream::connect(&self.socket).is_err() {
-            assert_eq!(self.child.try_wait().expect("a child"), None);
-            std::thread::yield_now();
-        }
-    }
-
-    fn saved_diff(&self, directory: &Path, base: &Path) {
-        let output = self.diff(directory, base);
-        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
-    }
-
-    fn diff(&self, directory: &Path, base: &Path) -> Output {
-        self.snapshot(directory, &["--diff", base.to_str().expect("text")])
-    }
-
-    fn saved(&self, directory: &Path) {
-        let output = self.snapshot(directory, &[]);
-        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
-    }
-
-    /// Requests a snapshot with `then_exit`, and reads the reply. Does not finish the snapshot. Returns the client's
-    /// connection.
-    fn asked(&self, bench: &Bench) -> BufReader<UnixStream> {
-        let stream = UnixStream::connect(&self.socket).expect("the machine listens");
-        let memory = File::create(bench.path("memory")).expect("made");
-        let files = [memory.as_fd()];
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(&files));
-        let line = b"{\"do\":\"snapshot\",\"id\":\"one\",\"then_exit\":true}\n";
-        let slices = [IoSlice::new(line)];
-        let sent = rustix::net::sendmsg(&stream, &slices, &mut ancillary, SendFlags::empty());
-        assert_eq!(sent.expect("sent"), line.len());
-        let mut client = BufReader::new(stream);
-        let mut reply = String::new();
-        client.read_line(&mut reply).expect("a reply");
-        assert!(reply.starts_with("{\"ok\":{\"snapshot\":"), "{reply:.100}");
-        client
-    }
-
-    /// Waits until the machine ends. Returns the exit status, the rest of the output, and the messages.
-    fn rest(mut self) -> (i32, String, String) {
-        let mut text = [String::new(), String::new()];
-        let output = self.child.stdout.as_mut().expect("piped");
-        output.read_to_string(&mut text[0]).expect("text");
-        let log = self.child.stderr.as_mut().expect("piped");
-        log.read_to_string(&mut text[1]).expect("text");
-        let status = self.child.wait().expect("a child").code();
-        let [text, log] = text;
-        (status.expect("no signal"), text, log)
-    }
-
-    fn end(self) {
-        terminate(self.child);
-    }
-}
-
-/// Checks that `vmm run --restore` fails with the status `code` and a message that contains `words`, before the guest
-/// runs.
-#[track_caller]
-fn restore_refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
-    let mut command = vmm(["run", "--restore"]);
-    let output = command.arg(directory).args(args).output();
-    refused(&output.expect("vmm starts"), code, words);
 }
 
 #[test]
@@ -281,7 +103,7 @@ fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
     }
     let output = machine.snapshot(&bench.path("here"), &[]);
     refused(&output, 1, &["another client"]);
-    let line = b"{\"do\":\"finish\",\"id\":\"one\"}\n";
+    let line = b"{\"do\":\"finish\",\"id\":\"00000000000000000000000000000001\"}\n";
     client.get_mut().write_all(line).expect("sent");
     let mut reply = String::new();
     client.read_line(&mut reply).expect("a reply");
@@ -501,7 +323,7 @@ fn diff_without_its_base_is_refused() {
     machine.end();
     fs::remove_dir_all(&base).expect("ours");
     let machine = Machine::boot(&bench, &["--track-dirty"]);
-    said(&machine.diff(&diff, &base), "base/state");
+    said(&machine.diff(&diff, &base), "base: No such file");
     machine.saved(&base);
     machine.saved(&other);
     said(&machine.diff(&diff, &base), "the last one");
@@ -509,7 +331,12 @@ fn diff_without_its_base_is_refused() {
     machine.end();
     restore_refused(&one, &["--memory", "64"], 2, &["--memory"]);
     fs::rename(&other, bench.path("away")).expect("ours");
-    restore_refused(&one, &[], 1, &["snapshot's base", "other/state"]);
+    restore_refused(
+        &one,
+        &[],
+        1,
+        &["snapshot's base", "other does not exist", "--base"],
+    );
     fs::rename(&base, &other).expect("ours");
     restore_refused(&one, &[], 1, &["other is not the snapshot"]);
 }
@@ -572,163 +399,6 @@ fn events_go_on_over_twenty_saves_and_restores() {
     machine.end();
     let marks = [&[1], &[7; 21][..]].concat();
     assert_eq!(values(&recording), marks);
-}
-
-/// Copies the snapshot in `from`, and applies `change` to the copy.
-fn changed(bench: &Bench, from: &Path, change: impl FnOnce(&Path)) -> PathBuf {
-    let directory = bench.path("changed");
-    if directory.exists() {
-        fs::remove_dir_all(&directory).expect("ours");
-    }
-    fs::create_dir(&directory).expect("made");
-    for name in ["memory", "state"] {
-        let to = directory.join(name);
-        fs::copy(from.join(name), &to).expect("copied");
-        fs::set_permissions(&to, Permissions::from_mode(0o600)).expect("ours");
-    }
-    change(&directory);
-    directory
-}
-
-fn replaced(directory: &Path, from: &str, to: &str) {
-    let path = directory.join("state");
-    let text = fs::read_to_string(&path).expect("text");
-    assert!(text.contains(from), "no {from} in {text:.200}");
-    fs::write(&path, text.replacen(from, to, 1)).expect("written");
-}
-
-#[test]
-fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
-    let bench = Bench::new();
-    let machine = Machine::boot(&bench, &["--vcpus", "2"]);
-    let (one, other) = (bench.path("one"), bench.path("other"));
-    machine.saved(&one);
-    machine.saved(&other);
-    machine.end();
-    restore_refused(&bench.path("nowhere"), &[], 1, &["nowhere/state"]);
-    restore_refused(&one, &["--vcpus", "3"], 2, &["--vcpus", "has 2"]);
-    restore_refused(&one, &["--memory", "64"], 2, &["--memory", "has 16"]);
-    restore_refused(&one, &["--no-vpmu"], 2, &["--no-vpmu", "has a PMU"]);
-    restore_refused(&one, &["--pmu", "off"], 2, &["--pmu", "has a PMU"]);
-    restore_refused(&one, &["--on-reset", "restart"], 2, &["--kernel"]);
-    let no = |change: &dyn Fn(&Path), words: &[&str]| {
-        restore_refused(&changed(&bench, &one, change), &[], 1, words);
-    };
-    let gone = |name: &'static str| {
-        move |directory: &Path| fs::remove_file(directory.join(name)).expect("there")
-    };
-    no(&gone("state"), &["state"]);
-    no(&gone("memory"), &["memory"]);
-    let swapped = |directory: &Path| {
-        fs::copy(other.join("memory"), directory.join("memory")).expect("copied");
-    };
-    no(&swapped, &["memory", "different snapshots"]);
-    let shorter = |directory: &Path| {
-        let memory = OpenOptions::new()
-            .write(true)
-            .open(directory.join("memory"));
-        memory.expect("there").set_len(16 << 20).expect("shorter");
-    };
-    no(&shorter, &["memory", "damaged"]);
-    let cut = |directory: &Path| {
-        let state = OpenOptions::new().write(true).open(directory.join("state"));
-        state.expect("there").set_len(5000).expect("shorter");
-    };
-    no(&cut, &["state", "damaged"]);
-    let flipped = |directory: &Path| {
-        let state: File = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(directory.join("state"))
-            .expect("there");
-        let place = state.metadata().expect("a file").len() / 2;
-        let mut byte = [0];
-        state.read_exact_at(&mut byte, place).expect("in the file");
-        let changed = [if byte == *b"1" { b'2' } else { b'1' }];
-        state.write_all_at(&changed, place).expect("in the file");
-    };
-    no(&flipped, &["state", "damaged"]);
-    no(
-        &|it| replaced(it, "\"version\":2", "\"version\":9"),
-        &["version 9"],
-    );
-    no(
-        &|it| replaced(it, std::env::consts::ARCH, "sparc"),
-        &["sparc", std::env::consts::ARCH],
-    );
-    no(
-        &|it| replaced(it, "\"vcpus\":2", "\"vcpus\":3"),
-        &["invalid machine"],
-    );
-    no(
-        &|it| replaced(it, "\"memory_mib\":16", "\"memory_mib\":17"),
-        &["memory"],
-    );
-    no(
-        &|it| fs::write(it.join("state"), "dear diary\n").expect("written"),
-        &["not the state"],
-    );
-    let fifo = |name: &'static str| {
-        move |directory: &Path| {
-            let path = directory.join(name);
-            fs::remove_file(&path).expect("there");
-            let made = Command::new("mkfifo").arg(&path).status();
-            assert!(made.expect("mkfifo starts").success());
-        }
-    };
-    no(&fifo("state"), &["not the state"]);
-    no(&fifo("memory"), &["memory"]);
-}
-
-/// Applies `forge` to the state of the snapshot in `directory`, and updates the digest.
-fn reseal(directory: &Path, forge: impl FnOnce(&mut Value)) {
-    let path = directory.join("state");
-    let text = fs::read_to_string(&path).expect("text");
-    let lines: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
-    let [mut header, mut state]: [Value; 2] = lines.try_into().expect("two lines");
-    forge(&mut state);
-    let state = state.to_string();
-    let digits = Sha256::digest(&state);
-    let digits: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
-    header["digest"] = digits.into();
-    fs::write(&path, format!("{header}\n{state}\n")).expect("written");
-}
-
-#[test]
-fn forged_state_with_a_digest_of_its_own_starts_nothing() {
-    let bench = Bench::new();
-    let event = ["--track-dirty", "--persistent", "marks,name=flight"];
-    let mut machine = Machine::boot_of(&bench, &marking(), &event);
-    let (base, diff) = (bench.path("base"), bench.path("diff"));
-    machine.saved(&base);
-    assert_eq!(machine.next(), "aa");
-    machine.saved_diff(&diff, &base);
-    machine.end();
-    let forged = |pointer: &str, value: Value, words: &[&str]| {
-        let forge = |state: &mut Value| *state.pointer_mut(pointer).expect("there") = value;
-        let forged = changed(&bench, &diff, |directory| reseal(directory, forge));
-        restore_refused(&forged, &[], 1, words);
-    };
-    forged("/pmu/device/format", json!(99), &["format 99"]);
-    forged("/pmu/device/vcpus", json!([]), &["vCPUs"]);
-    forged("/pmu/device/next_id", json!(0), &["next id"]);
-    let page = "/pmu/device/sinks/0/ring/pages/0";
-    forged(page, json!(1u64 << 62), &["ring"]);
-    forged("/pmu/transport/queues", json!([]), &["queues"]);
-    forged("/vm/irqchips", json!([]), &["interrupt controllers"]);
-    forged("/vcpus/0/msrs/0/0", json!(0xdead_0001_u32), &["0xdead0001"]);
-    for pages in [
-        json!([[1, 0]]),
-        json!([[1u64 << 40, 1]]),
-        json!([[7, 1], [7, 1]]),
-        json!([[1, u64::MAX]]),
-    ] {
-        forged("/changed", pages, &["invalid machine"]);
-    }
-    forged("/changed", json!(null), &["invalid machine"]);
 }
 
 #[test]

@@ -32,6 +32,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub restore: Option<PathBuf>,
 
+    /// A snapshot that the restored one is based on, if it does not lie beside its diff; can be repeated
+    #[arg(long, value_name = "DIR", requires = "restore")]
+    pub base: Vec<PathBuf>,
+
     /// Number of vCPUs, 1 to 254 [default: 1]
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
@@ -168,11 +172,13 @@ can run from one snapshot; don't change the files in DIR meanwhile. With --on-re
 the kernel to boot after a reset. The guest's events keep their counts; an event that this host cannot count, \
 or that --pmu or --deny-event denies, is in the error state. The operator's persistent events continue, too; \
 --persistent starts more events; no event of the snapshot may have the same name. A snapshot that is \
-damaged, or does not fit this host, is refused before the guest runs, with status 1 and the reason.
+damaged, or does not fit this host, is refused before the guest runs, with status 1 and the reason. DIR, its \
+files and its bases must belong to you or to the user of --user, and must not be symbolic links.
 
 Diffs: with --track-dirty KVM and the PMU record which pages are written, and 'vmm ctl snapshot DIR \
 --diff BASE' saves only the pages written since BASE. After each snapshot, the guest's first write to a page \
-costs a fault that KVM handles. --restore DIR of a diff reads BASE, too.
+costs a fault that KVM handles. --restore DIR of a diff reads BASE, too: the directory beside DIR that has \
+BASE's name, or the directory of --base.
 
 Persistent events: --persistent EVENT[,OPTION...] starts an event that the guest can read but not stop. \
 EVENT is a name that 'vmm check --pmu full' lists. marks counts every mark, mark=7 only marks with the value 7, and \

@@ -4,6 +4,7 @@
 //! socket grants control of the machine and its PMU, so only the machine's owner and root can use it.
 
 mod client;
+mod connection;
 mod descriptor;
 mod protocol;
 mod server;
@@ -11,6 +12,7 @@ mod socket;
 mod table;
 
 pub use self::client::{CtlArgs, CtlError, run};
+pub use self::connection::ConnectionError;
 pub use self::protocol::{Answer, Entry, Recorded, Reply, Request, Ring};
 #[cfg(feature = "internals")]
 pub(crate) use self::server::converse;

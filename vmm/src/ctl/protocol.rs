@@ -9,7 +9,7 @@ use vpmu::PersistentStatus;
 use vpmu::abi::{PAGE_SIZE, STATE_ACTIVE, STATE_INACTIVE, STATE_OFF};
 use vpmu::source::Rate;
 
-use crate::snapshot::{Base, Taken};
+use crate::snapshot::{Base, Id, Taken};
 
 /// Maximum size of a request in bytes, including its newline. The longest request consists of a path and a few words.
 pub(super) const MAX_REQUEST: usize = 16 << 10;
@@ -44,7 +44,7 @@ pub enum Request {
     /// Save the machine. A file for the machine's memory accompanies the request.
     Snapshot {
         /// The snapshot's name.
-        id: String,
+        id: Id,
         /// If true, the machine stays stopped until the client has finished the snapshot. The run then ends
         /// if the files are complete; otherwise the machine continues.
         then_exit: bool,
@@ -56,7 +56,7 @@ pub enum Request {
     /// closed without this request, the files count as incomplete.
     Finish {
         /// The snapshot's name.
-        id: String,
+        id: Id,
         /// The reason why the files are not complete. `None` if they are complete.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,

@@ -19,6 +19,7 @@ use super::descriptor::Peer;
 use super::protocol::{Answer, MAX_REQUEST, Reply, Request};
 use super::socket::{self, Socket};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
+use crate::snapshot::Id;
 use crate::snapshot::mailbox::GONE;
 
 /// Maximum number of simultaneous clients. If another client connects, the oldest client is disconnected.
@@ -238,7 +239,7 @@ struct Client<S = UnixStream> {
     /// The client will send nothing more, or the server is about to disconnect it.
     last: bool,
     /// The snapshot that the client must still finish.
-    snapshot: Option<String>,
+    snapshot: Option<Id>,
 }
 
 impl<S: Peer> Client<S> {
@@ -256,7 +257,7 @@ impl<S: Peer> Client<S> {
     /// Serves a request, and remembers the snapshot that the client must still finish.
     fn serve(&mut self, request: Request, file: Option<File>, serve: &mut Serve) -> Reply {
         let snapshot = match &request {
-            Request::Snapshot { id, .. } => Some(id.clone()),
+            Request::Snapshot { id, .. } => Some(*id),
             Request::Finish { id, .. } => {
                 self.snapshot.take_if(|unfinished| unfinished == id);
                 None

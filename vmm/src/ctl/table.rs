@@ -1,6 +1,7 @@
 //! Formats persistent events as a table, one event per line.
 
 use super::protocol::Entry;
+use crate::printable::Printable;
 
 const HEADINGS: [&str; 9] = [
     "ID", "NAME", "EVENT", "VCPU", "OWNER", "STATE", "SAMPLES", "COUNT", "LOST",
@@ -9,10 +10,10 @@ const HEADINGS: [&str; 9] = [
 const NUMBERS: [bool; 9] = [true, false, false, true, false, false, false, true, true];
 
 /// Renders `events` as a table with a heading, one event per line. If there are no events, returns one sentence
-/// instead. Each line ends with a newline.
-pub(super) fn render(events: &[Entry]) -> String {
+/// instead.
+pub(super) fn render(events: &[Entry]) -> Printable {
     if events.is_empty() {
-        return "no persistent events\n".to_owned();
+        return Printable::line("no persistent events");
     }
     let rows: Vec<[String; 9]> = std::iter::once(HEADINGS.map(str::to_owned))
         .chain(events.iter().map(row))
@@ -23,8 +24,7 @@ pub(super) fn render(events: &[Entry]) -> String {
             *width = cell.chars().count().max(*width);
         }
     }
-    let mut table = String::new();
-    for row in &rows {
+    let lines = rows.iter().map(|row| {
         let cells: Vec<String> = row
             .iter()
             .zip(widths)
@@ -34,10 +34,9 @@ pub(super) fn render(events: &[Entry]) -> String {
                 false => format!("{cell:width$}"),
             })
             .collect();
-        table.push_str(cells.join("  ").trim_end());
-        table.push('\n');
-    }
-    table
+        cells.join("  ").trim_end().to_owned()
+    });
+    Printable::lines(lines)
 }
 
 fn row(event: &Entry) -> [String; 9] {
@@ -86,7 +85,7 @@ ID  NAME           EVENT  VCPU  OWNER  STATE   SAMPLES  COUNT  LOST
  7  a              marks     0  guest  active  every 1      5     0
 12  a-longer-name  marks     0  guest  active  every 1  12345     0
 ";
-        assert_eq!(table, expected);
-        assert_eq!(render(&[]), "no persistent events\n");
+        assert_eq!(table.to_string(), expected);
+        assert_eq!(render(&[]).to_string(), "no persistent events\n");
     }
 }

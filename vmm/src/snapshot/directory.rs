@@ -1,26 +1,57 @@
 //! The directory of a snapshot that `vmm ctl` writes. The files get their final names when they are complete.
 //! Incomplete files are removed.
+//!
+//! All files are created, renamed and removed in the open directory. Whoever can rename the directory, or replace it by
+//! another one, cannot redirect them.
 
-use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{MEMORY, STATE};
+use crate::path_at;
 
 /// The suffix that a file has until it is complete.
 const UNFINISHED: &str = ".unfinished";
+
+/// The reason why a directory cannot take a snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// The directory has other files.
+    #[error("the directory is not empty: give an empty or new directory")]
+    NotEmpty,
+    /// Another process holds the directory's lock.
+    #[error("another snapshot is being written there")]
+    InUse,
+    /// The directory belongs to another user, who could replace the files.
+    #[error("the directory belongs to user {0}: give a new directory, or an empty one of your own")]
+    Owner(u32),
+    /// The path is a symbolic link or a file.
+    #[error("this is not a directory, or is a symbolic link: give an empty or new directory")]
+    NoDirectory,
+    /// The host refused.
+    #[error(transparent)]
+    Host(#[from] io::Error),
+}
+
+impl From<Errno> for DirectoryError {
+    fn from(error: Errno) -> Self {
+        Self::Host(error.into())
+    }
+}
 
 /// A directory for a new snapshot. If the value is dropped before the files are complete, the files are removed.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Held while the snapshot is written.
-    _lock: File,
+    /// The open directory. It is locked while the snapshot is written.
+    directory: File,
     /// Whether [`Directory::make`] created the directory.
     made: bool,
     memory: File,
@@ -28,33 +59,34 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Creates the directory `path`, which only its owner can access. If the directory exists, removes the leftover
-    /// files of an interrupted snapshot. There must be no other files.
+    /// Creates the directory `path`, which only its owner can access. If the directory exists, it must belong to the
+    /// user of this process. Then removes the leftover files of an interrupted snapshot. There must be no other files.
     ///
     /// # Errors
-    /// The host's error. [`io::ErrorKind::DirectoryNotEmpty`] if the directory has other files.
-    /// [`io::ErrorKind::WouldBlock`] if another snapshot is being written there.
-    pub(crate) fn make(path: &Path) -> io::Result<Self> {
-        let made = match DirBuilder::new().mode(0o700).create(path) {
+    /// [`DirectoryError`].
+    pub(crate) fn make(path: &Path) -> Result<Self, DirectoryError> {
+        // A path that ends with a slash or a dot would be followed even if it is a link.
+        let path: PathBuf = path.components().collect();
+        let made = match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
-        let lock = lock(path)?;
+        let directory = open(&path)?;
         if !made {
-            for leftover in leftovers(path)? {
-                fs::remove_file(leftover)?;
+            for leftover in leftovers(&directory)? {
+                rustix::fs::unlinkat(&directory, leftover, AtFlags::empty())?;
             }
-            lock.set_permissions(Permissions::from_mode(0o700))?;
+            directory.set_permissions(Permissions::from_mode(0o700))?;
         }
-        let memory = create(&unfinished(path, MEMORY));
+        let memory = create(&directory, &unfinished(MEMORY));
         if made && memory.is_err() {
             // The caller gets the first error.
-            let _ = fs::remove_dir(path);
+            let _ = rustix::fs::rmdir(&path);
         }
         Ok(Self {
-            path: path.to_owned(),
-            _lock: lock,
+            path,
+            directory,
             made,
             memory: memory?,
             finished: false,
@@ -73,16 +105,17 @@ impl Directory {
     /// The host's error.
     pub(crate) fn finish(mut self, state: &str) -> io::Result<()> {
         let read_only = Permissions::from_mode(0o400);
-        let path = unfinished(&self.path, STATE);
-        let mut file = create(&path)?;
+        let mut file = create(&self.directory, &unfinished(STATE))?;
         file.write_all(state.as_bytes())?;
         file.set_permissions(read_only.clone())?;
         file.sync_all()?;
         self.memory.set_permissions(read_only)?;
         self.memory.sync_all()?;
-        fs::rename(unfinished(&self.path, MEMORY), self.path.join(MEMORY))?;
-        fs::rename(path, self.path.join(STATE))?;
-        File::open(&self.path)?.sync_all()?;
+        for name in [MEMORY, STATE] {
+            let (from, to) = (&self.directory, &self.directory);
+            rustix::fs::renameat(from, unfinished(name), to, name)?;
+        }
+        self.directory.sync_all()?;
         if self.made {
             File::open(parent(&self.path))?.sync_all()?;
         }
@@ -91,30 +124,42 @@ impl Directory {
     }
 }
 
-/// Opens the directory `path`, and locks it if its file system supports that.
-fn lock(path: &Path) -> io::Result<File> {
-    let directory = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY)
-        .open(path)?;
+/// Opens the directory `path` of this process's user, and locks it if its file system supports that.
+fn open(path: &Path) -> Result<File, DirectoryError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP) => return Err(DirectoryError::NoDirectory),
+        opened => File::from(opened?),
+    };
+    let owner = directory.metadata()?.uid();
+    if owner != rustix::process::geteuid().as_raw() {
+        return Err(DirectoryError::Owner(owner));
+    }
     match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK.into()),
+        Err(Errno::WOULDBLOCK) => Err(DirectoryError::InUse),
         _ => Ok(directory),
     }
 }
 
-/// Returns the files that an interrupted snapshot left in the directory. Any other file in the directory is an error.
-/// If the state file is still unfinished, `memory` is a leftover too, because a snapshot renames the state file last.
-fn leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
-    let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name()));
-    let names: Vec<OsString> = names.collect::<io::Result<_>>()?;
-    let of_two = [MEMORY, STATE].map(|name| OsString::from(format!("{name}{UNFINISHED}")));
+/// Returns the names of the files that an interrupted snapshot left in the directory. Any other file in the directory is
+/// an error. If the state file is still unfinished, `memory` is a leftover too, because a snapshot renames the state
+/// file last.
+fn leftovers(directory: &File) -> Result<Vec<OsString>, DirectoryError> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name != "." && name != ".." {
+            names.push(name.to_owned());
+        }
+    }
+    let of_two = [MEMORY, STATE].map(|name| OsString::from(unfinished(name)));
     let broken_off = names.iter().any(|name| of_two.contains(name));
     let ours = |name: &OsString| of_two.contains(name) || name == MEMORY;
     if names.is_empty() || broken_off && names.iter().all(ours) {
-        return Ok(names.iter().map(|name| path.join(name)).collect());
+        return Ok(names);
     }
-    Err(io::ErrorKind::DirectoryNotEmpty.into())
+    Err(DirectoryError::NotEmpty)
 }
 
 /// The directory that contains `path`.
@@ -127,17 +172,14 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-fn unfinished(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}{UNFINISHED}"))
+fn unfinished(name: &str) -> String {
+    format!("{name}{UNFINISHED}")
 }
 
-fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
+fn create(directory: &File, name: &str) -> io::Result<File> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file = rustix::fs::openat(directory, name, path_at::CREATE, mode)?;
+    Ok(File::from(file))
 }
 
 impl Drop for Directory {
@@ -146,19 +188,21 @@ impl Drop for Directory {
             return;
         }
         for name in [STATE, MEMORY] {
-            for path in [unfinished(&self.path, name), self.path.join(name)] {
+            for name in [unfinished(name), name.to_owned()] {
                 // Ignore errors: usually the file does not exist, and a drop could not return an error.
-                let _ = fs::remove_file(path);
+                let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
             }
         }
         if self.made {
-            let _ = fs::remove_dir(&self.path);
+            let _ = rustix::fs::rmdir(&self.path);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn names(path: &Path) -> Vec<String> {
@@ -215,7 +259,7 @@ mod tests {
         let bench = tempfile::tempdir().expect("a directory");
         fs::write(bench.path().join("notes"), "mine").expect("written");
         let refused = Directory::make(bench.path()).expect_err("not empty");
-        assert_eq!(refused.kind(), io::ErrorKind::DirectoryNotEmpty);
+        assert!(matches!(refused, DirectoryError::NotEmpty), "{refused}");
         assert_eq!(names(bench.path()), ["notes"]);
     }
 
@@ -227,7 +271,7 @@ mod tests {
                 fs::write(bench.path().join(name), "part").expect("written");
             }
             let made = Directory::make(bench.path()).map(|_| ());
-            (made.map_err(|error| error.kind()), names(bench.path()))
+            (made, names(bench.path()))
         };
         let broken_off: [&[&str]; 3] = [
             &["memory.unfinished"],
@@ -236,7 +280,9 @@ mod tests {
             &["memory", "state.unfinished"],
         ];
         for files in broken_off {
-            assert_eq!(make(files), (Ok(()), Vec::new()), "{files:?}");
+            let (made, left) = make(files);
+            made.expect("taken");
+            assert!(left.is_empty(), "{files:?}");
         }
         let others: [&[&str]; 4] = [
             &["memory"],
@@ -246,7 +292,7 @@ mod tests {
         ];
         for files in others {
             let (made, left) = make(files);
-            assert_eq!(made, Err(io::ErrorKind::DirectoryNotEmpty), "{files:?}");
+            assert!(matches!(made, Err(DirectoryError::NotEmpty)), "{files:?}");
             assert_eq!(left, files);
         }
     }
@@ -257,10 +303,37 @@ mod tests {
         let path = bench.path().join("snapshot");
         let directory = Directory::make(&path).expect("made");
         let refused = Directory::make(&path).expect_err("in use");
-        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(matches!(refused, DirectoryError::InUse), "{refused}");
         directory.finish("state").expect("room");
         assert_eq!(names(&path), [MEMORY, STATE]);
         let refused = Directory::make(&path).expect_err("finished");
-        assert_eq!(refused.kind(), io::ErrorKind::DirectoryNotEmpty);
+        assert!(matches!(refused, DirectoryError::NotEmpty), "{refused}");
+    }
+
+    #[test]
+    fn link_to_a_directory_is_refused_however_its_path_ends() {
+        let bench = tempfile::tempdir().expect("a directory");
+        let path = bench.path().join("snapshot");
+        fs::create_dir(&path).expect("made");
+        let link = bench.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("made");
+        for path in [link.clone(), link.join(""), link.join(".")] {
+            let refused = Directory::make(&path).expect_err("a link");
+            assert!(matches!(refused, DirectoryError::NoDirectory), "{refused}");
+        }
+        assert!(names(&path).is_empty());
+    }
+
+    #[test]
+    fn files_stay_in_the_directory_that_was_opened() {
+        let bench = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| bench.path().join(name);
+        let directory = Directory::make(&at("snapshot")).expect("made");
+        fs::rename(at("snapshot"), at("moved")).expect("ours");
+        fs::create_dir(at("snapshot")).expect("made");
+        fs::write(at("snapshot/memory.unfinished"), "another's").expect("written");
+        directory.finish("state").expect("room");
+        assert_eq!(names(&at("moved")), [MEMORY, STATE]);
+        assert_eq!(names(&at("snapshot")), ["memory.unfinished"]);
     }
 }

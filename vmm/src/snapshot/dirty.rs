@@ -12,6 +12,7 @@ use vm_memory::{
     VolatileSlice,
 };
 
+use super::id::Id;
 use super::memory::{PAGE, Run};
 
 /// The reason why a diff against a base is not possible.
@@ -55,16 +56,16 @@ struct Region {
 #[derive(Debug, Default)]
 struct Since {
     /// The id of the last complete snapshot.
-    base: Option<String>,
+    base: Option<Id>,
     /// For each region, the pages written since the snapshot in `taken`, or since `base` if `taken` is `None`.
     pages: Vec<Pages>,
     /// A snapshot that its client has not finished, and the pages written between the base and that snapshot.
-    taken: Option<(String, Vec<Pages>)>,
+    taken: Option<(Id, Vec<Pages>)>,
 }
 
 impl Tracker {
     /// Tracks `memories`. If there is a `base`, `memories` must have the contents of that snapshot.
-    pub(crate) fn new(memories: &[&GuestMemoryMmap], base: Option<String>) -> Self {
+    pub(crate) fn new(memories: &[&GuestMemoryMmap], base: Option<Id>) -> Self {
         let regions = memories.iter().flat_map(|memory| memory.iter());
         let regions: Vec<Region> = regions.map(Region::new).collect();
         let since = Since {
@@ -102,8 +103,8 @@ impl Tracker {
     ///
     /// # Errors
     /// [`DiffError`].
-    pub(crate) fn check(&self, base: &str) -> Result<(), DiffError> {
-        match self.since().base.as_deref() {
+    pub(crate) fn check(&self, base: Id) -> Result<(), DiffError> {
+        match self.since().base {
             Some(last) if last == base => Ok(()),
             Some(_) => Err(DiffError::Base),
             None => Err(DiffError::None),
@@ -134,11 +135,11 @@ impl Tracker {
     }
 
     /// Records that the snapshot `id` was taken, and that its client has not finished it yet.
-    pub(crate) fn taken(&self, id: &str) {
+    pub(crate) fn taken(&self, id: Id) {
         let mut since = self.since();
         let none = self.regions.iter().map(Region::none).collect();
         let pages = std::mem::replace(&mut since.pages, none);
-        since.taken = Some((id.to_owned(), pages));
+        since.taken = Some((id, pages));
     }
 
     /// Records whether the client has completed the last snapshot. If `whole` is true, the snapshot becomes the new
@@ -314,7 +315,7 @@ mod tests {
     #[test]
     fn pages_of_a_snapshot_that_failed_are_in_the_next() {
         let [memory, window] = memories();
-        let tracker = Tracker::new(&[&memory, &window], Some("first".to_owned()));
+        let tracker = Tracker::new(&[&memory, &window], Some(Id(1)));
         let watched = tracker.watched(&memory).expect("a region");
         let write = |page: u64| {
             let written = watched.write_obj(1u8, GuestAddress(page * PAGE as u64));
@@ -322,27 +323,27 @@ mod tests {
         };
         write(1);
         assert_eq!(pages(&tracker), [Run(1, 1)]);
-        tracker.taken("second");
+        tracker.taken(Id(2));
         write(5);
         tracker.finish(false);
-        tracker.check("first").expect("still the base");
+        tracker.check(Id(1)).expect("still the base");
         assert_eq!(pages(&tracker), [Run(1, 1), Run(5, 1)]);
-        tracker.taken("third");
+        tracker.taken(Id(3));
         write(6);
         tracker.finish(true);
-        tracker.check("third").expect("the base now");
-        assert!(matches!(tracker.check("first"), Err(DiffError::Base)));
+        tracker.check(Id(3)).expect("the base now");
+        assert!(matches!(tracker.check(Id(1)), Err(DiffError::Base)));
         assert_eq!(pages(&tracker), [Run(6, 1)]);
     }
 
     #[test]
     fn machine_that_was_reset_has_no_base() {
         let [memory, window] = memories();
-        let tracker = Tracker::new(&[&memory, &window], Some("first".to_owned()));
-        tracker.taken("second");
+        let tracker = Tracker::new(&[&memory, &window], Some(Id(1)));
+        tracker.taken(Id(2));
         tracker.forget();
         tracker.finish(true);
-        for base in ["first", "second"] {
+        for base in [Id(1), Id(2)] {
             assert!(matches!(tracker.check(base), Err(DiffError::None)));
         }
     }

@@ -8,13 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Base, Taken};
+use super::{Base, Id, Taken};
 
 /// A request for a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SnapshotRequest {
     /// The snapshot's name.
-    pub(crate) id: String,
+    pub(crate) id: Id,
     /// Whether the run ends after the snapshot.
     pub(crate) then_exit: bool,
     /// The base of a diff. `None` for a full snapshot.
@@ -37,7 +37,7 @@ pub(crate) type Completion = Result<(), String>;
 struct Slot {
     pending: Option<PendingRequest>,
     /// The id of a snapshot whose memory has been written, but whose files the client has not completed yet.
-    unfinished: Option<String>,
+    unfinished: Option<Id>,
     finished: Option<Completion>,
     /// Whether the main thread takes no more requests. New requests are then refused.
     closed: bool,
@@ -115,10 +115,10 @@ impl Mailbox {
     ///
     /// # Errors
     /// No snapshot with this id is waiting to be finished, or the main thread cannot be notified.
-    pub(crate) fn finish(&self, id: &str, completion: Completion) -> Result<(), String> {
+    pub(crate) fn finish(&self, id: Id, completion: Completion) -> Result<(), String> {
         {
             let mut slot = self.slot();
-            if slot.unfinished.take_if(|known| known == id).is_none() {
+            if slot.unfinished.take_if(|known| *known == id).is_none() {
                 return Err("this machine is not waiting for this snapshot".to_owned());
             }
             slot.finished = Some(completion);
@@ -182,7 +182,7 @@ mod tests {
 
     fn request() -> SnapshotRequest {
         SnapshotRequest {
-            id: "one".to_owned(),
+            id: Id(1),
             then_exit: false,
             base: None,
         }
@@ -205,7 +205,7 @@ mod tests {
         });
     }
 
-    /// Takes the snapshot `one`, which its client must then finish.
+    /// Takes the snapshot 1, which its client must then finish.
     fn take_one(mailbox: &Mailbox) {
         let file = tempfile::tempfile().expect("a file");
         let taken = Taken {
@@ -233,12 +233,12 @@ mod tests {
         assert!(!mailbox.has_mail());
         let file = tempfile::tempfile().expect("a file");
         assert_eq!(mailbox.request(request(), file).expect_err("refused"), BUSY);
-        assert!(mailbox.finish("other", Ok(())).is_err());
+        assert!(mailbox.finish(Id(2), Ok(())).is_err());
         let completion = Err("no room".to_owned());
-        mailbox.finish("one", completion.clone()).expect("that one");
+        mailbox.finish(Id(1), completion.clone()).expect("that one");
         assert!(mailbox.has_mail());
         assert_eq!(mailbox.take_finished(), Some(completion));
-        assert!(mailbox.finish("one", Ok(())).is_err(), "once");
+        assert!(mailbox.finish(Id(1), Ok(())).is_err(), "once");
         assert!(!mailbox.has_mail() && mailbox.take_finished().is_none());
     }
 
@@ -264,8 +264,8 @@ mod tests {
         let mailbox = mailbox();
         take_one(&mailbox);
         mailbox.close();
-        assert!(mailbox.finish("other", Ok(())).is_err());
-        mailbox.finish("one", Ok(())).expect("that one");
-        assert!(mailbox.finish("one", Ok(())).is_err(), "once");
+        assert!(mailbox.finish(Id(2), Ok(())).is_err());
+        mailbox.finish(Id(1), Ok(())).expect("that one");
+        assert!(mailbox.finish(Id(1), Ok(())).is_err(), "once");
     }
 }

@@ -10,12 +10,15 @@ use vm_memory::{
     Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress,
 };
 
+use super::id::{DIGITS, Id};
+
 /// Length of the last page in bytes.
 pub(crate) const TRAILER: u64 = PAGE as u64;
 pub(crate) const PAGE: usize = 4096;
 /// Maximum number of bytes to copy at once. Before each copy, [`write()`] checks whether it must stop.
 const STEP: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
+/// Before the snapshot's name, at the start of the last page. Zeros follow the name.
 const MAGIC: &str = "vpmu machine memory ";
 
 /// A run of pages in the file: the first page, and the number of pages.
@@ -77,7 +80,7 @@ pub(crate) enum WriteError {
 pub(crate) fn write(
     memories: &[&GuestMemoryMmap],
     file: &File,
-    id: &str,
+    id: Id,
     runs: Option<&[Run]>,
     mut goes_on: impl FnMut() -> bool,
 ) -> Result<u64, WriteError> {
@@ -100,12 +103,7 @@ pub(crate) fn write(
         }
         offset += region.len();
     }
-    let mut trailer = ZEROS;
-    let name = format!("{MAGIC}{id}\n");
-    if let Some(place) = trailer.get_mut(..name.len()) {
-        place.copy_from_slice(name.as_bytes());
-    }
-    file.write_all_at(&trailer, offset)
+    file.write_all_at(&trailer(id), offset)
         .map_err(WriteError::File)?;
     Ok(written)
 }
@@ -172,19 +170,27 @@ fn write_run(
     Ok(data.len() as u64)
 }
 
-/// Reads the snapshot's name from the memory file `file`, which has `length` bytes.
+/// The last page of the memory file of the snapshot `id`.
+fn trailer(id: Id) -> [u8; PAGE] {
+    let mut trailer = ZEROS;
+    let name = format!("{MAGIC}{id}\n");
+    if let Some(place) = trailer.get_mut(..name.len()) {
+        place.copy_from_slice(name.as_bytes());
+    }
+    trailer
+}
+
+/// Reads the snapshot's name from the memory file `file`, which has `length` bytes. Returns `None` if the last page is
+/// not exactly as [`write()`] writes it.
 ///
 /// # Errors
 /// The host's error.
-pub(crate) fn read_id(file: &File, length: u64) -> io::Result<String> {
-    let mut trailer = ZEROS;
-    file.read_exact_at(&mut trailer, length.saturating_sub(TRAILER))?;
-    let text = String::from_utf8_lossy(&trailer);
-    let name = text
-        .lines()
-        .next()
-        .and_then(|line| line.strip_prefix(MAGIC));
-    Ok(name.unwrap_or_default().to_owned())
+pub(crate) fn read_id(file: &File, length: u64) -> io::Result<Option<Id>> {
+    let mut page = ZEROS;
+    file.read_exact_at(&mut page, length.saturating_sub(TRAILER))?;
+    let digits = page.get(MAGIC.len()..MAGIC.len() + DIGITS);
+    let id = digits.and_then(|digits| str::from_utf8(digits).ok()?.parse().ok());
+    Ok(id.filter(|id| trailer(*id) == page))
 }
 
 /// Returns the length of `memory` in bytes. In the file, `memory` has the same length.
@@ -212,7 +218,7 @@ mod tests {
                 .expect("in range");
         }
         let file = tempfile::tempfile().expect("a file");
-        let written = write(&[&memory], &file, "one", None, || true).expect("room");
+        let written = write(&[&memory], &file, Id(1), None, || true).expect("room");
         assert_eq!(written, 2 * PAGE as u64);
         let length = file.metadata().expect("a file").len();
         assert_eq!(length, (4 << 20) + TRAILER);
@@ -221,17 +227,46 @@ mod tests {
             file.read_exact_at(&mut bytes, offset).expect("in the file");
             assert_eq!(u64::from_ne_bytes(bytes), 0xa5a5_a5a5_5a5a_5a5a);
         }
-        assert_eq!(read_id(&file, length).expect("readable"), "one");
+        assert_eq!(read_id(&file, length).expect("readable"), Some(Id(1)));
         use std::os::unix::fs::MetadataExt;
         let blocks = file.metadata().expect("a file").blocks();
         assert!(blocks * 512 < 1 << 20, "{blocks} blocks");
     }
 
     #[test]
+    fn name_is_read_only_from_a_page_as_it_is_written() {
+        let read = |page: &[u8]| {
+            let file = tempfile::tempfile().expect("a file");
+            file.write_all_at(page, PAGE as u64).expect("room");
+            read_id(&file, 2 * TRAILER).expect("readable")
+        };
+        let whole = trailer(Id(0xabc));
+        assert_eq!(read(&whole), Some(Id(0xabc)));
+        let changed = |at: usize, byte| {
+            let mut page = whole;
+            page[at] = byte;
+            read(&page)
+        };
+        let last = MAGIC.len() + DIGITS - 1;
+        for (at, byte) in [
+            (0, b'V'),
+            (last, b'C'),
+            (last, b'\n'),
+            (last, 0xff),
+            (last + 1, b'0'),
+            (last + 2, b'\n'),
+            (PAGE - 1, 1),
+        ] {
+            assert_eq!(changed(at, byte), None, "{byte:#x} at {at}");
+        }
+        assert_eq!(read(&ZEROS), None);
+    }
+
+    #[test]
     fn run_that_ends_stops_the_writing() {
         let file = tempfile::tempfile().expect("a file");
         let mut steps = 0;
-        let ended = write(&[&memory()], &file, "one", None, || {
+        let ended = write(&[&memory()], &file, Id(1), None, || {
             steps += 1;
             steps < 3
         });
@@ -254,7 +289,7 @@ mod tests {
         one.write_obj(0u64, place(5)).expect("in range");
         let runs = [Run(1, 1), Run(5, 1), Run(767, 2)];
         let file = tempfile::tempfile().expect("a file");
-        let written = write(&[&one], &file, "two", Some(&runs), || true).expect("room");
+        let written = write(&[&one], &file, Id(2), Some(&runs), || true).expect("room");
         assert_eq!(written, 3 * PAGE as u64);
         apply(&[&other], &file, &runs).expect("in the file");
         let read = |page: u64| other.read_obj::<u64>(place(page)).expect("in range");

@@ -7,24 +7,41 @@
 //!
 //! A diff is a snapshot that has only the pages written since an earlier snapshot, which is called its base. The base
 //! may be a diff, too.
+//!
+//! A snapshot is data of one owner: its directory and its files belong to the user of the VMM, or to the machine's
+//! user. Otherwise a stranger's directory could show the operator's files to the guest.
 
+mod base;
 pub(crate) mod directory;
 pub(crate) mod dirty;
+mod error;
+mod id;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
+mod place;
+mod state_file;
 
-use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use vm_memory::GuestMemoryMmap;
 
+pub use self::base::Base;
+pub use self::directory::DirectoryError;
+pub use self::error::SnapshotError;
+pub use self::id::{Id, IdError};
+
+pub(crate) use self::base::Wanted;
+pub(crate) use self::place::Owners;
+pub(crate) use self::state_file::text;
+
+use self::base::{MAX_DIFFS, NamedBases};
 use self::memory::Run;
-use crate::arch::state::{StateError, VcpuState, VmState};
+use self::place::Place;
+use self::state_file::StateFile;
+use crate::arch::state::{VcpuState, VmState};
 use crate::devices::serial::SavedSerial;
 use crate::devices::virtio_mmio::SavedTransport;
 
@@ -32,111 +49,6 @@ use crate::devices::virtio_mmio::SavedTransport;
 pub(crate) const STATE: &str = "state";
 /// The file for memory.
 pub(crate) const MEMORY: &str = "memory";
-
-const FORMAT: &str = "vpmu machine snapshot";
-const VERSION: u32 = 2;
-/// Maximum length in bytes of a state file's first line. The facts and a path need less.
-const MAX_HEADER: u64 = 16 << 10;
-/// Maximum number of diffs on top of a full snapshot.
-const MAX_DIFFS: u32 = 64;
-/// Maximum number of bytes that are read from an untrusted state file. The state of the largest machine needs less.
-const MAX_STATE: u64 = 64 << 20;
-
-/// The reason why a snapshot cannot be restored here.
-#[derive(Debug, thiserror::Error)]
-pub enum SnapshotError {
-    /// A file cannot be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The host's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The file is not a state file.
-    #[error("{0} is not the state of a machine: give the directory that 'vmm ctl snapshot' wrote")]
-    Foreign(PathBuf),
-    /// A different version of this program wrote the file.
-    #[error("{path} has format version {found}, but this VMM reads version {VERSION}")]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: u32,
-    },
-    /// The machine has a different architecture.
-    #[error("{path} is a snapshot of a {saved} machine, but this host is {own}", own = std::env::consts::ARCH)]
-    Arch {
-        /// The file.
-        path: PathBuf,
-        /// Its architecture.
-        saved: String,
-    },
-    /// The digest does not match.
-    #[error("{0} is damaged: its digest does not match")]
-    Damaged(PathBuf),
-    /// The JSON does not describe a machine.
-    #[error("{path} is damaged")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The position and the reason.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// The memory file has the wrong length.
-    #[error("{path} has {found} bytes and should have {expected}: it is damaged")]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        found: u64,
-        /// The length according to the state file.
-        expected: u64,
-    },
-    /// The memory belongs to a different snapshot.
-    #[error("{0} and the state beside it belong to different snapshots")]
-    OtherMemory(PathBuf),
-    /// A base cannot be read.
-    #[error("cannot read the snapshot's base {path}")]
-    Base {
-        /// The directory of the base.
-        path: PathBuf,
-        /// The reason why it cannot be read.
-        #[source]
-        source: Box<SnapshotError>,
-    },
-    /// The directory of a base contains a different snapshot, or the base has changed.
-    #[error("{0} is not the snapshot that the diff is based on, or has changed since")]
-    OtherBase(PathBuf),
-    /// The base is already the last diff that is allowed on top of a full snapshot.
-    #[error("{0} is the last of {MAX_DIFFS} possible diffs: make a snapshot without --diff")]
-    TooManyDiffs(PathBuf),
-    /// The facts describe an impossible machine.
-    #[error("{0} describes an invalid machine")]
-    Facts(PathBuf),
-    /// A flag contradicts the snapshot.
-    #[error("{flag} does not match the snapshot, which has {saved}: leave {flag} out")]
-    Differs {
-        /// The flag that differs.
-        flag: &'static str,
-        /// The snapshot's value.
-        saved: String,
-    },
-    /// The snapshot was replaced while it was read.
-    #[error("the snapshot changed while it was read")]
-    Changed,
-    /// KVM refuses the state.
-    #[error("cannot restore the machine on this host")]
-    State(#[from] StateError),
-    /// The console refuses its state.
-    #[error("the saved console is not valid: {0}")]
-    Console(String),
-    /// The PMU device refuses its state.
-    #[error("cannot restore the PMU device")]
-    Pmu(#[source] Box<dyn std::error::Error + Send + Sync>),
-}
 
 /// The properties of a machine that the guest sees.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,90 +70,6 @@ impl Facts {
             .checked_add(self.window)?
             .checked_add(memory::TRAILER)
     }
-}
-
-/// The part of the state file's first line that all versions have in common.
-#[derive(Debug, Deserialize)]
-struct Format {
-    format: String,
-    version: u32,
-}
-
-/// The snapshot that a diff is based on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Base {
-    pub(crate) id: String,
-    /// The directory of this snapshot. It is an absolute path, or a name in the parent directory of the diff's
-    /// directory.
-    directory: PathBuf,
-    /// SHA-256 of its state file.
-    digest: String,
-    /// Number of diffs on top of the full snapshot. This includes the diff that has this base.
-    diffs: u32,
-}
-
-impl Base {
-    /// Reads the snapshot in `directory`, which is to become the base of a diff. The diff's directory, `diff`, need not
-    /// exist yet.
-    ///
-    /// # Errors
-    /// [`SnapshotError`].
-    pub(crate) fn read(directory: &Path, diff: &Path) -> Result<Self, SnapshotError> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| SnapshotError::Read { path, source }
-        };
-        let file = StateFile::read(directory)?;
-        let diffs = file.header.base.as_ref().map_or(0, |base| base.diffs);
-        if diffs >= MAX_DIFFS {
-            return Err(SnapshotError::TooManyDiffs(directory.to_owned()));
-        }
-        let directory = fs::canonicalize(directory).map_err(failed(directory))?;
-        let diff = std::path::absolute(diff).map_err(failed(diff))?;
-        let beside = diff
-            .parent()
-            .and_then(|parent| fs::canonicalize(parent).ok());
-        let directory = match directory.file_name().map(OsStr::to_owned) {
-            Some(name) if beside.is_some() && directory.parent() == beside.as_deref() => {
-                PathBuf::from(name)
-            }
-            _ => directory,
-        };
-        Ok(Self {
-            id: file.header.id,
-            directory,
-            digest: file.digest,
-            diffs: diffs + 1,
-        })
-    }
-
-    /// The path of the base's directory, if the diff is in the directory `diff`.
-    fn place(&self, diff: &Path) -> PathBuf {
-        if self.directory.is_absolute() {
-            return self.directory.clone();
-        }
-        let diff = fs::canonicalize(diff).unwrap_or_else(|_| diff.to_owned());
-        match diff.parent() {
-            Some(parent) => parent.join(&self.directory),
-            None => self.directory.clone(),
-        }
-    }
-}
-
-/// The first line of the state file.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Header {
-    format: String,
-    version: u32,
-    arch: String,
-    id: String,
-    machine: Facts,
-    /// The base of a diff. `None` for a full snapshot.
-    base: Option<Base>,
-    /// SHA-256 of the second line.
-    digest: String,
 }
 
 /// The second line: everything except memory.
@@ -280,7 +108,7 @@ pub struct Taken {
 /// An open snapshot that has been checked as far as this is possible without KVM.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    pub(crate) id: String,
+    pub(crate) id: Id,
     pub(crate) facts: Facts,
     pub(crate) state: State,
     /// The memory of the full snapshot.
@@ -311,75 +139,52 @@ impl Diff {
     }
 }
 
-/// The text of a state file.
-///
-/// # Errors
-/// The state cannot be written as JSON.
-pub(crate) fn text(
-    id: &str,
-    facts: Facts,
-    base: Option<Base>,
-    state: &State,
-) -> Result<String, serde_json::Error> {
-    let body = serde_json::to_string(state)?;
-    let header = Header {
-        format: FORMAT.to_owned(),
-        version: VERSION,
-        arch: std::env::consts::ARCH.to_owned(),
-        id: id.to_owned(),
-        machine: facts,
-        base,
-        digest: digest(body.as_bytes()),
-    };
-    Ok(format!("{}\n{body}\n", serde_json::to_string(&header)?))
-}
-
-fn digest(bytes: &[u8]) -> String {
-    let digits = Sha256::digest(bytes);
-    digits.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Reads the facts of the snapshot in `directory`.
+/// Reads the facts of the snapshot in `directory`, which must belong to one of `owners`.
 ///
 /// # Errors
 /// [`SnapshotError`].
-pub(crate) fn facts(directory: &Path) -> Result<Facts, SnapshotError> {
-    Ok(StateFile::read(directory)?.header.machine)
+pub(crate) fn facts(directory: &Path, owners: Owners) -> Result<Facts, SnapshotError> {
+    let place = Place::open(directory, owners)?;
+    Ok(StateFile::read(&place)?.header.machine)
 }
 
-/// Opens the snapshot in `directory`, and all its bases.
+/// Opens the snapshot in `directory`, and all its bases. A base is one of the snapshots in `named`, or lies beside the
+/// diff that is based on it. All must belong to `owners`.
 ///
 /// # Errors
 /// [`SnapshotError`].
-pub(crate) fn open(directory: &Path) -> Result<Opened, SnapshotError> {
-    let top = StateFile::read(directory)?;
+pub(crate) fn open(
+    directory: &Path,
+    named: &[PathBuf],
+    owners: Owners,
+) -> Result<Opened, SnapshotError> {
+    let mut named = NamedBases::open(named, owners)?;
+    let mut place = Place::open(directory, owners)?;
+    let top = StateFile::read(&place)?;
     let mut state = top.state()?;
-    let mut memory = top.memory(directory)?;
-    let StateFile { header, .. } = top;
-    let (id, facts) = (header.id, header.machine);
+    let mut memory = top.memory(&place)?;
+    let (id, facts) = (top.header.id, top.header.machine);
     let mut diffs = Vec::new();
-    let mut below = header.base.zip(state.changed.take());
-    let mut directory = directory.to_owned();
+    let mut below = top.header.base.zip(state.changed.take());
     while let Some((base, changed)) = below {
         if diffs.len() as u64 >= MAX_DIFFS.into() {
-            return Err(SnapshotError::TooManyDiffs(directory));
+            return Err(SnapshotError::TooManyDiffs(place.path().to_owned()));
         }
-        let place = base.place(&directory);
         diffs.push(Diff {
-            path: directory.join(MEMORY),
+            path: place.join(MEMORY),
             file: memory,
             changed,
         });
-        let opened = open_base(&place, &base, &facts);
-        (memory, below) = opened.map_err(|source| match source {
-            SnapshotError::OtherBase(_) => source,
-            source => SnapshotError::Base {
-                path: place.clone(),
-                source: source.into(),
-            },
-        })?;
-        directory = place;
+        let file;
+        (place, file) = find_base(&place, &base, &mut named, owners)?;
+        if file.digest != base.digest || file.header.id != base.id || file.header.machine != facts {
+            return Err(SnapshotError::OtherBase(place.path().to_owned()));
+        }
+        let state = file.state().map_err(|e| in_base(place.path(), e))?;
+        memory = file.memory(&place).map_err(|e| in_base(place.path(), e))?;
+        below = file.header.base.zip(state.changed);
     }
+    named.check_used()?;
     diffs.reverse();
     Ok(Opened {
         id,
@@ -390,133 +195,30 @@ pub(crate) fn open(directory: &Path) -> Result<Opened, SnapshotError> {
     })
 }
 
-type Below = Option<(Base, Vec<Run>)>;
-
-/// Opens the memory of `base`, which is the snapshot in `directory`. If this snapshot is itself a diff, also returns
-/// the snapshot that it is based on, and the pages that it has.
-fn open_base(directory: &Path, base: &Base, facts: &Facts) -> Result<(File, Below), SnapshotError> {
-    let file = StateFile::read(directory)?;
-    if file.digest != base.digest || file.header.id != base.id || file.header.machine != *facts {
-        return Err(SnapshotError::OtherBase(directory.to_owned()));
+/// Finds the snapshot `base`, on which the diff in the directory `diff` is based.
+fn find_base(
+    diff: &Place,
+    base: &Base,
+    named: &mut NamedBases,
+    owners: Owners,
+) -> Result<(Place, StateFile), SnapshotError> {
+    if let Some(found) = named.take(base.id) {
+        return Ok(found);
     }
-    let state = file.state()?;
-    let memory = file.memory(directory)?;
-    Ok((memory, file.header.base.zip(state.changed)))
+    let place = diff.beside(base.directory.as_str(), owners);
+    let place = place.map_err(|error| match error {
+        SnapshotError::Read { path, source } if source.kind() == ErrorKind::NotFound => {
+            SnapshotError::NoBase(path)
+        }
+        error => error,
+    })?;
+    let file = StateFile::read(&place).map_err(|e| in_base(place.path(), e))?;
+    Ok((place, file))
 }
 
-/// Opens an untrusted file, without waiting for a writer if the file is a FIFO.
-fn open_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).custom_flags(libc::O_NONBLOCK).open(path)
-}
-
-/// A state file.
-#[derive(Debug)]
-struct StateFile {
-    path: PathBuf,
-    header: Header,
-    /// The second line.
-    body: Vec<u8>,
-    /// SHA-256 of the whole file.
-    digest: String,
-}
-
-impl StateFile {
-    fn read(directory: &Path) -> Result<Self, SnapshotError> {
-        let path = directory.join(STATE);
-        let failed = |source| SnapshotError::Read {
-            path: path.clone(),
-            source,
-        };
-        let file = open_file(&path).map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(SnapshotError::Foreign(path));
-        }
-        let mut text = Vec::new();
-        let read = file.take(MAX_STATE).read_to_end(&mut text);
-        let length = read.map_err(failed)? as u64;
-        let digest = digest(&text);
-        let end = text.iter().position(|byte| *byte == b'\n');
-        let Some(end) = end.filter(|end| *end as u64 <= MAX_HEADER && length < MAX_STATE) else {
-            return Err(SnapshotError::Foreign(path));
-        };
-        let mut body = text.split_off(end + 1);
-        let line = text.as_slice();
-        match serde_json::from_slice(line) {
-            Ok(Format { format, version }) if format == FORMAT => match version {
-                VERSION => {}
-                found => return Err(SnapshotError::Version { path, found }),
-            },
-            _ => return Err(SnapshotError::Foreign(path)),
-        }
-        let header: Header =
-            serde_json::from_slice(line).map_err(|source| SnapshotError::Parse {
-                path: path.clone(),
-                source,
-            })?;
-        if header.arch != std::env::consts::ARCH {
-            return Err(SnapshotError::Arch {
-                path,
-                saved: header.arch,
-            });
-        }
-        body.shrink_to_fit();
-        Ok(Self {
-            path,
-            header,
-            body,
-            digest,
-        })
-    }
-
-    /// Parses the second line.
-    fn state(&self) -> Result<State, SnapshotError> {
-        let body = self.body.strip_suffix(b"\n").unwrap_or(&self.body);
-        if digest(body) != self.header.digest {
-            return Err(SnapshotError::Damaged(self.path.clone()));
-        }
-        let state: State = serde_json::from_slice(body).map_err(|source| SnapshotError::Parse {
-            path: self.path.clone(),
-            source,
-        })?;
-        let facts = &self.header.machine;
-        let pages = self.memory_bytes()?.saturating_sub(memory::TRAILER) / memory::PAGE as u64;
-        let changed = state.changed.as_deref().unwrap_or_default();
-        if state.vcpus.len() != usize::from(facts.vcpus)
-            || state.pmu.is_some() != facts.vpmu
-            || state.changed.is_some() != self.header.base.is_some()
-            || !memory::are_valid(changed, pages)
-        {
-            return Err(SnapshotError::Facts(self.path.clone()));
-        }
-        Ok(state)
-    }
-
-    fn memory_bytes(&self) -> Result<u64, SnapshotError> {
-        let bytes = self.header.machine.memory_bytes();
-        bytes.ok_or_else(|| SnapshotError::Facts(self.path.clone()))
-    }
-
-    /// Opens the memory file that is in the same directory as the state file.
-    fn memory(&self, directory: &Path) -> Result<File, SnapshotError> {
-        let expected = self.memory_bytes()?;
-        let path = directory.join(MEMORY);
-        let failed = |source| SnapshotError::Read {
-            path: path.clone(),
-            source,
-        };
-        let memory = open_file(&path).map_err(failed)?;
-        let found = memory.metadata().map_err(failed)?;
-        if !found.is_file() || found.len() != expected {
-            return Err(SnapshotError::Length {
-                path,
-                found: found.len(),
-                expected,
-            });
-        }
-        if memory::read_id(&memory, expected).map_err(failed)? != self.header.id {
-            return Err(SnapshotError::OtherMemory(path));
-        }
-        Ok(memory)
+fn in_base(path: &Path, source: SnapshotError) -> SnapshotError {
+    SnapshotError::Base {
+        path: path.to_owned(),
+        source: source.into(),
     }
 }

@@ -174,8 +174,8 @@ impl Vm {
         let guest_ips = asks.then(|| GuestIps::begin(Some(known))).transpose();
         let guest_ips = guest_ips.map_err(|e| VmError::Host("threads", e))?;
         let mut images = Images::open(&config)?;
-        let restored = config.restore.as_deref().map(crate::snapshot::open);
-        let restored = restored.transpose()?;
+        let open = |directory| crate::snapshot::open(directory, &config.bases, config.owners());
+        let restored = config.restore.as_deref().map(open).transpose()?;
         if let Some(restored) = &restored
             && restored.facts != Facts::from(&config)
         {
@@ -193,7 +193,7 @@ impl Vm {
         let machine = Machine::from(&config);
         let reaches = reached(&memory, window.as_ref());
         let track = config.track_dirty;
-        let base = restored.as_ref().map(|it| it.id.clone());
+        let base = restored.as_ref().map(|it| it.id);
         let tracker = track.then(|| Tracker::new(&reaches, base));
         for diff in restored.iter().flat_map(|it| &it.diffs) {
             diff.apply(&reaches)?;

@@ -139,7 +139,7 @@ impl Vm {
             return Err(TakeError::Emulated);
         }
         match (&request.base, &self.tracker) {
-            (Some(base), Some(tracker)) => tracker.check(&base.id)?,
+            (Some(base), Some(tracker)) => tracker.check(base.id)?,
             (Some(_), None) => return Err(DiffError::Untracked.into()),
             (None, _) => {}
         }
@@ -164,7 +164,7 @@ impl Vm {
             pmu,
         };
         let facts = Facts::from(&self.config);
-        let text = snapshot::text(&request.id, facts, request.base.clone(), &state)?;
+        let text = snapshot::text(request.id, facts, request.base.clone(), &state)?;
         let memories = reached(&self.memory, self.window.as_ref());
         let goes_on = || {
             if let Some(signal) = self.signals.read() {
@@ -173,9 +173,9 @@ impl Vm {
             !shared.end.reached()
         };
         let changed = state.changed.as_deref();
-        let written = snapshot::memory::write(&memories, file, &request.id, changed, goes_on)?;
+        let written = snapshot::memory::write(&memories, file, request.id, changed, goes_on)?;
         if let Some(tracker) = tracker {
-            tracker.taken(&request.id);
+            tracker.taken(request.id);
         }
         let memory = memories
             .iter()
@@ -276,12 +276,10 @@ fn serve(
                 Err(error) => Reply::Error(error),
             }
         }
-        (Request::Finish { id, error }, _) => {
-            match mailbox.finish(&id, error.map_or(Ok(()), Err)) {
-                Ok(()) => Reply::Ok(Answer::Done),
-                Err(error) => Reply::Error(error),
-            }
-        }
+        (Request::Finish { id, error }, _) => match mailbox.finish(id, error.map_or(Ok(()), Err)) {
+            Ok(()) => Reply::Ok(Answer::Done),
+            Err(error) => Reply::Error(error),
+        },
         (request, Some(operator)) => operator.serve(request, file),
         (_, None) => Reply::Error("this machine has no PMU, so it has no events".to_owned()),
     }

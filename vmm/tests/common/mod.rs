@@ -1,6 +1,7 @@
 //! Small guests, and the `vmm` program that runs them.
 
 pub(crate) mod driver;
+pub(crate) mod machine;
 
 use std::fs;
 use std::io::Read;
