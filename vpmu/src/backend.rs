@@ -167,6 +167,11 @@ impl Backend {
         }
     }
 
+    /// Whether a shard needs draining. If none does, the host holds no records of the batched engine.
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.draining.lock() > 0
+    }
+
     /// Removes a shard that needs draining.
     pub(crate) fn end_draining(&self) {
         let mut shards = self.draining.lock();

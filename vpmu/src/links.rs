@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::work;
+
 /// Whether an event starts or stops another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
@@ -85,6 +87,7 @@ impl Links {
         {
             return Err(Refused::Linked);
         }
+        work::charge_examined(self.links.len());
         let taken = |(&(_, other), link): (&(u64, u64), &Link)| other == target && link.takes(role);
         if self.links.iter().any(taken) {
             return Err(Refused::Taken);
@@ -128,6 +131,7 @@ impl Links {
     /// Removes all links of a closed event, whether the event was the trigger or the target. Returns the triggers that
     /// had the event as their target.
     pub(crate) fn forget(&mut self, event: u64) -> Vec<u64> {
+        work::charge_examined(self.links.len());
         let ends = self.links.keys();
         let triggers = ends.filter(|&&(_, target)| target == event);
         let triggers = triggers.map(|&(trigger, _)| trigger).collect();

@@ -17,9 +17,6 @@ use crate::refusal::{self, Refusal};
 use crate::save::{Fault, SavedNotice, SavedQueue};
 use crate::work;
 
-/// Number of pending notices that a search examines for each operation that it is charged.
-const NOTICES_PER_OPERATION: u64 = 8;
-
 /// The notices of one device, and the event queue and the interrupt that deliver them.
 #[derive(Debug)]
 pub(crate) struct Notices {
@@ -486,7 +483,7 @@ impl Pending {
 
     /// Keeps only the notices that `which` selects.
     fn retain(&mut self, which: impl Fn(Queued) -> bool) {
-        work::charge(self.queue.len() as u64 / NOTICES_PER_OPERATION);
+        work::charge_examined(self.queue.len());
         self.queue.retain(|&queued| which(queued));
     }
 

@@ -9,6 +9,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 use crate::abi::PAGE_SIZE;
 use crate::locks::{Lock, WINDOW};
 use crate::memory::{Memory, View};
+use crate::work;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -99,6 +100,7 @@ impl Window {
         };
         let run = self.run(first?, pages);
         let view = self.memory.view();
+        work::charge(pages.into());
         for page in run.addresses() {
             view.write(&[0; PAGE_SIZE], page).ok()?;
         }
@@ -134,7 +136,9 @@ impl Window {
     /// Returns the first page of the first run of `pages` free pages. Searches the pages from `from` to `until` - 1.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
-        for (&first, &len) in &*self.taken.lock() {
+        let taken = self.taken.lock();
+        work::charge_examined(taken.len());
+        for (&first, &len) in &*taken {
             if first.saturating_sub(free) >= pages {
                 break;
             }

@@ -14,6 +14,13 @@ const TURN_OPERATIONS: u64 = 4096;
 /// A turn ends after the request or command that reaches this number of calls to the source.
 const TURN_HOST_CALLS: u64 = 512;
 
+/// Number of list entries that the device examines at the cost of one operation.
+const EXAMINED_PER_OPERATION: u64 = 8;
+/// Number of page addresses that the device checks at the cost of one operation.
+const PAGES_PER_OPERATION: u64 = 4;
+/// Number of bytes of a request that the device copies at the cost of one operation.
+const BYTES_PER_OPERATION: u64 = 1024;
+
 thread_local! {
     static OPERATIONS: Cell<u64> = const { Cell::new(0) };
     static HOST_CALLS: Cell<u64> = const { Cell::new(0) };
@@ -28,9 +35,10 @@ thread_local! {
 )]
 pub struct Work {
     /// Number of operations. Each of these is one operation: a start, stop or read of an event; an occurrence that the
-    /// device counts for an event; a record written for an event; a request; a command; and a descriptor of a buffer of
-    /// requests or commands. Checking a page address and examining an event cost less: several of them together count
-    /// as one operation.
+    /// device counts for an event; a record written for an event; a lookup of a host counter's records; a request; a
+    /// command; a descriptor of a buffer of requests or commands; a page of the window that is zeroed; and each time
+    /// that the device locks the events of a vCPU. Checking a page address, copying a byte of a request, and examining
+    /// an event or another entry of a list cost less: several of them together count as one operation.
     pub operations: u64,
     /// Number of calls to the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
     pub host_calls: u64,
@@ -100,6 +108,22 @@ impl Sub for Work {
 /// Charges operations to the calling thread.
 pub(crate) fn charge(operations: u64) {
     OPERATIONS.set(OPERATIONS.get().wrapping_add(operations));
+}
+
+/// Charges the examination of `entries` entries of a list whose length the guest controls. If a list is examined in
+/// more than one place, charge in the function that returns the list, so that no caller can omit the charge.
+pub(crate) fn charge_examined(entries: usize) {
+    charge(entries as u64 / EXAMINED_PER_OPERATION);
+}
+
+/// Charges the check of `pages` page addresses.
+pub(crate) fn charge_pages(pages: usize) {
+    charge(pages as u64 / PAGES_PER_OPERATION);
+}
+
+/// Charges the copy of `bytes` bytes of a request.
+pub(crate) fn charge_copied(bytes: usize) {
+    charge(bytes as u64 / BYTES_PER_OPERATION);
 }
 
 /// Charges a call to the source to the calling thread.

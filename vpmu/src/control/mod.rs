@@ -61,8 +61,8 @@ use crate::work::{self, Turn, Work};
 /// The device-specific feature bits that every device offers.
 const FEATURES: u64 =
     1 << F_RING | 1 << F_TASK_PAGE | 1 << F_AUX | 1 << F_PERSISTENT | 1 << F_LINKS | 1 << F_FLUSH;
-/// How many page addresses the device can check at the cost of one operation on an event.
-const PAGES_PER_OPERATION: u64 = 4;
+/// The size, in bytes, of the longest request that has no list of pages.
+const LONGEST_WITHOUT_PAGES: usize = size_of::<OpenRequest>();
 /// Maximum size, in bytes, of a group's counts in a record, as in perf. The limit leaves space for the record's
 /// other fields.
 const LONGEST_READING: usize = 16 << 10;
@@ -392,10 +392,7 @@ impl Control {
             return;
         };
         let leader = entry.leader.unwrap_or(id);
-        let led = self.events.get(&leader).map(|entry| entry.members.clone());
-        let mut group = led.unwrap_or_default();
-        group.push(leader);
-        for id in group {
+        for id in self.group(leader) {
             let Some(entry) = self.events.get_mut(&id).filter(|entry| entry.shard != to) else {
                 continue;
             };
@@ -410,6 +407,9 @@ impl Control {
     /// Finds the events that write to the same sink as the event `id`, and writes all pending batched samples of these
     /// events' vCPUs. If the event `id` is closed or has no sink, uses the sink that was mapped for `id` instead.
     fn flush_sink(&mut self, id: u64) {
+        if !self.backend.is_draining() {
+            return;
+        }
         let entry = self.events.get(&id);
         let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
         let writers = self.sinks.writers(own.map_or(id, |sink| sink.id()));
@@ -463,29 +463,34 @@ impl Control {
 
     /// Whether the answer to a request depends on whether the host reports guest IPs.
     fn waits_for_guest_ips(&self, chain: &Chain) -> bool {
-        self.copy_request(chain).is_ok_and(|request| {
-            let opens = |(request, _): &(OpenRequest, &[u8])| {
-                request.header.op.get() == CONTROL_OPEN
-                    && needs_guest_ips(request, self.backend.settings.engines)
-            };
-            OpenRequest::read_from_prefix(&request)
-                .as_ref()
-                .is_ok_and(opens)
+        let copied = chain
+            .reader()
+            .and_then(|(_, mut reader)| copy_fixed(&mut reader));
+        let request = copied
+            .ok()
+            .and_then(|bytes| parse::<OpenRequest>(&bytes).ok());
+        request.is_some_and(|request| {
+            request.header.op.get() == CONTROL_OPEN
+                && needs_guest_ips(&request, self.backend.settings.engines)
         })
     }
 
-    /// Copies a request, but no more than the length of the longest valid request.
+    /// Copies a request, but no more than the length of the longest valid request with the same operation.
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
         let limits = &self.backend.settings.limits;
-        let pages = (limits.max_ring_pages as usize + 1).max(limits.max_aux_pages as usize);
+        let (len, mut reader) = chain.reader()?;
+        let mut request = copy_fixed(&mut reader)?;
+        let header = ControlHeader::read_from_prefix(&request);
+        let pages = match header.map(|(header, _)| header.op.get()) {
+            Ok(CONTROL_MAP) => limits.max_ring_pages as usize + 1,
+            Ok(CONTROL_MAP_AUX) => limits.max_aux_pages as usize,
+            _ => 0,
+        };
         let longest = size_of::<MapRequest>() + pages * size_of::<U64>();
-        let longest = longest.max(size_of::<OpenRequest>());
-        let (len, reader) = chain.reader()?;
-        let mut request = Vec::with_capacity(len.min(longest));
-        reader
-            .take(longest as u64)
-            .read_to_end(&mut request)
-            .map_err(|_| BadChain)?;
+        let more = len.min(longest).saturating_sub(request.len());
+        request.reserve_exact(more);
+        let read = reader.take(more as u64).read_to_end(&mut request);
+        work::charge_copied(read.map_err(|_| BadChain)?);
         Ok(request)
     }
 
@@ -537,6 +542,7 @@ impl Control {
         }
         let first = request.first.get() as usize;
         let entries: Vec<_> = self.backend.guest_entries().collect();
+        work::charge(entries.len() as u64);
         let count = fit.min(request.count.get() as usize);
         let part = entries.get(first..).ok_or(Errno::EINVAL)?.iter();
         Ok(part.take(count).map(|entry| entry.wire()).collect())
@@ -605,7 +611,7 @@ impl Control {
             Maker::Operator(persistence) => Some(persistence),
         };
         let mut spec = opening.spec(request, id, owner);
-        if let Some(parent) = owner.and_then(|owner| self.sinks.family(owner).first().copied())
+        if let Some(parent) = owner.and_then(|owner| self.sinks.first_of_family(owner))
             && let Some(parent) = self.events.get(&parent)
         {
             // The wakeup interval of the family may have changed since the driver sent the request.
@@ -676,7 +682,7 @@ impl Control {
 
     /// Checks that the guest is below the operator's limit on events.
     fn check_events(&self) -> Result<(), Errno> {
-        let operators = self.persistent.iter().filter(|&&id| self.is_operators(id));
+        let operators = self.persistent().filter(|&id| self.is_operators(id));
         let guests = self.events.len() - operators.count();
         match guests < self.backend.settings.limits.max_events as usize {
             true => Ok(()),
@@ -717,9 +723,9 @@ impl Control {
         if persistent || leader.leader.is_some() || !leader.context.is_like(context) || pinned {
             return Err(Errno::EINVAL);
         }
-        let size = leader.members.len() + 2;
-        let led = leader.members.iter().chain([&id]);
-        let led = led.filter_map(|id| self.events.get(id));
+        let group = self.group(id);
+        let size = group.len() + 1;
+        let led = group.iter().filter_map(|id| self.events.get(id));
         let mut formats = led
             .map(|event| event.spec.layout.read_format)
             .chain([format]);
@@ -727,6 +733,15 @@ impl Control {
             return Err(Errno::E2BIG);
         }
         Ok(Some(id))
+    }
+
+    /// Returns the events of the group that `leader` leads: the leader, then its members, oldest first. Charges the
+    /// examination of all of them.
+    fn group(&self, leader: u64) -> Vec<u64> {
+        let entry = self.events.get(&leader);
+        let members = entry.map_or(&[][..], |entry| &entry.members);
+        work::charge_examined(1 + members.len());
+        [leader].iter().chain(members).copied().collect()
     }
 
     /// Adds a new event to the group of `leader`, and publishes the changed group to the events that were already in
@@ -749,12 +764,8 @@ impl Control {
     /// Publishes the group of `leader` to all events of the group except `except`. Returns the group, or
     /// `None` if it has no members besides the leader.
     fn publish_group(&mut self, leader: u64, except: Option<u64>) -> Option<Arc<Group>> {
-        let entry = self.events.get(&leader)?;
-        let on = Arc::clone(&entry.on);
-        let ids: Vec<u64> = [leader]
-            .into_iter()
-            .chain(entry.members.iter().copied())
-            .collect();
+        let on = Arc::clone(&self.events.get(&leader)?.on);
+        let ids = self.group(leader);
         let events = ids.iter().filter_map(|&id| {
             let entry = self.events.get(&id)?;
             Some(GroupEvent {
@@ -911,7 +922,8 @@ impl Control {
 
     /// Updates the list of events that a trigger's overflows start, stop or toggle.
     fn publish_links(&mut self, trigger: u64) {
-        let effects = self.links.effects(trigger).collect();
+        let effects: Vec<_> = self.links.effects(trigger).collect();
+        work::charge_examined(effects.len());
         self.with_event(trigger, |state| {
             if let Some(event) = state.event_mut(trigger) {
                 event.effects = effects;
@@ -1161,7 +1173,6 @@ impl Control {
             return Err(Errno::EINVAL);
         }
         for member in self.sinks.family(id) {
-            work::charge(1);
             if let Some(entry) = self.events.get_mut(&member) {
                 entry.spec.wakeup = wakeup;
             }
@@ -1193,7 +1204,6 @@ impl Control {
             return Ok(());
         }
         for member in self.sinks.family(id) {
-            work::charge(1);
             if let Some(entry) = self.events.get_mut(&member) {
                 entry.spec.own_notices = own;
             }
@@ -1267,9 +1277,10 @@ impl Control {
         if !count.is_power_of_two() || count > self.backend.settings.limits.max_aux_pages {
             return Err(Errno::EINVAL);
         }
+        let pages = self.check_addresses(count, rest)?;
         let taken = self.sinks.get(id).map(|sink| sink.ring_addresses());
         let taken: BTreeSet<GuestAddress> = taken.into_iter().flatten().collect();
-        let pages = self.check_addresses(count, rest)?;
+        work::charge_pages(taken.len());
         if pages.iter().any(|page| taken.contains(page)) {
             return Err(Errno::EINVAL);
         }
@@ -1350,7 +1361,7 @@ impl Control {
     fn check_addresses(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
         let (addresses, _) = <[U64]>::ref_from_prefix_with_elems(addresses, count as usize)
             .map_err(|_| Errno::EINVAL)?;
-        work::charge(u64::from(count) / PAGES_PER_OPERATION);
+        work::charge_pages(addresses.len());
         let pages: Vec<GuestAddress> = addresses.iter().map(|a| GuestAddress(a.get())).collect();
         match self.are_pages(&pages) {
             true => Ok(pages),
@@ -1367,6 +1378,12 @@ impl Control {
     }
 
     // Persistent events.
+
+    /// The ids of all persistent events, ascending. Charges the examination of all of them.
+    fn persistent(&self) -> impl Iterator<Item = u64> {
+        work::charge_examined(self.persistent.len());
+        self.persistent.iter().copied()
+    }
 
     /// Returns whether the operator owns an event. The guest can read such an event, but not change it.
     fn is_operators(&self, id: u64) -> bool {
@@ -1461,8 +1478,7 @@ impl Control {
 
     /// The persistent event with a name.
     fn named(&self, name: &Name) -> Option<u64> {
-        let mut ids = self.persistent.iter().copied();
-        ids.find(|id| {
+        self.persistent().find(|id| {
             let entry = self.events.get(id);
             let known = entry.and_then(|entry| entry.persistence.as_ref());
             known.is_some_and(|known| known.name == *name)
@@ -1502,7 +1518,7 @@ impl Control {
 
     /// Checks that the guest is below the operator's limit on persistent events.
     fn check_persistent(&self) -> Result<(), Errno> {
-        let guests = self.persistent.iter().filter(|&&id| !self.is_operators(id));
+        let guests = self.persistent().filter(|&id| !self.is_operators(id));
         match guests.count() < self.backend.settings.limits.max_persistent as usize {
             true => Ok(()),
             false => Err(Errno::ENOSPC),
@@ -1607,7 +1623,7 @@ impl Control {
 
     /// The current status of every persistent event.
     pub(crate) fn statuses(&mut self) -> Vec<PersistentStatus> {
-        let ids: Vec<u64> = self.persistent.iter().copied().collect();
+        let ids: Vec<u64> = self.persistent().collect();
         let statuses = ids.into_iter().filter_map(|id| self.status(id));
         statuses.collect()
     }
@@ -1679,7 +1695,7 @@ impl Control {
     pub(crate) fn flushed(&self, event: Option<u64>) -> Option<Vec<u64>> {
         match event {
             Some(id) => self.events.contains_key(&id).then(|| vec![id]),
-            None => Some(self.persistent.iter().copied().collect()),
+            None => Some(self.persistent().collect()),
         }
     }
 
@@ -1717,6 +1733,15 @@ impl Control {
         });
         published.unwrap_or(Err(Errno::ENOENT))
     }
+}
+
+/// Copies the start of a request, up to the length of the longest request that has no list of pages.
+fn copy_fixed(reader: &mut impl Read) -> Result<Vec<u8>, BadChain> {
+    let mut request = Vec::with_capacity(LONGEST_WITHOUT_PAGES);
+    let read = reader
+        .take(LONGEST_WITHOUT_PAGES as u64)
+        .read_to_end(&mut request);
+    read.map(|_| request).map_err(|_| BadChain)
 }
 
 /// Parses the fixed-size request at the start of `bytes`.

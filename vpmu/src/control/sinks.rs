@@ -9,6 +9,7 @@ use crate::notices::Woken;
 use crate::save::{SaveError, SavedFamily, SavedSink};
 use crate::sink::{Shape, Sink};
 use crate::window::{Holder, Run, Window};
+use crate::work;
 
 /// An event and its children. All of them write to the same sink, if any.
 #[derive(Debug, Default)]
@@ -175,10 +176,17 @@ impl Sinks {
         Some(Extinct { sink })
     }
 
-    /// Returns the events of the family of `owner`, by ascending id.
+    /// Returns the events of the family of `owner`, by ascending id. Charges the examination of all of them.
     pub(super) fn family(&self, owner: u64) -> Vec<u64> {
         let family = self.families.get(&owner).into_iter();
-        family.flat_map(|family| &family.events).copied().collect()
+        let events: Vec<u64> = family.flat_map(|family| &family.events).copied().collect();
+        work::charge_examined(events.len());
+        events
+    }
+
+    /// Returns the oldest event of the family of `owner`.
+    pub(super) fn first_of_family(&self, owner: u64) -> Option<u64> {
+        self.families.get(&owner)?.events.first().copied()
     }
 
     /// Returns the sink to which the family of `owner` writes.
@@ -248,7 +256,8 @@ impl Sinks {
         let before = std::mem::replace(&mut family.sink, sink);
         family.redirected = sink.is_some_and(|sink| sink != owner);
         let own_notices = family.own_notices;
-        let events = family.events.iter().copied().collect();
+        let events: Vec<u64> = family.events.iter().copied().collect();
+        work::charge_examined(events.len());
         if let Some(entry) = before.and_then(|before| self.sinks.get_mut(&before)) {
             entry.remove(owner);
         }
@@ -287,16 +296,23 @@ impl Sinks {
         self.sinks.get(&id)?.window_page()
     }
 
-    /// Returns the events that write to a sink, one family after the other.
+    /// Returns the events that write to a sink, one family after the other. Charges the examination of all of them.
     pub(super) fn writers(&self, sink: u64) -> Vec<u64> {
         let entry = self.sinks.get(&sink).into_iter();
         let families = entry.flat_map(|entry| &entry.families);
-        families.flat_map(|&owner| self.family(owner)).collect()
+        let families = families.filter_map(|owner| self.families.get(owner));
+        let writers: Vec<u64> = families
+            .flat_map(|family| &family.events)
+            .copied()
+            .collect();
+        work::charge_examined(writers.len());
+        writers
     }
 
     /// Number of guest RAM pages that rings and areas use. Window pages do not count, because the window's
     /// size already limits them.
     pub(super) fn guest_pages(&self) -> usize {
+        work::charge_examined(self.sinks.len());
         let pages = self.sinks.values().map(|entry| {
             let shape = entry.sink.shape();
             let ring = entry.run.as_ref().map_or(shape.ring_pages, |_| 0);

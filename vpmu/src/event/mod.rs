@@ -781,6 +781,7 @@ impl Event {
 
     /// Takes the overflows of the event's host counter on `vcpu`.
     pub(crate) fn drain(&mut self, vcpu: u32) -> Overflows {
+        work::charge(1);
         self.backing.drain(vcpu)
     }
 

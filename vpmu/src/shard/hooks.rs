@@ -2,6 +2,7 @@
 
 use crate::event::Event;
 use crate::vcpu::{HOOKS, Hook, Hooks, Vcpu};
+use crate::work;
 
 /// The number of active events per hook, and the active events to visit at exits, marks and drains.
 #[derive(Debug, Default)]
@@ -60,8 +61,9 @@ impl HookCounts {
         self.hooks.has(hook)
     }
 
-    /// The active events to visit, by ascending id.
+    /// The active events to visit, by ascending id. Charges the examination of all of them.
     pub(super) fn watched(&self) -> &[u64] {
+        work::charge_examined(self.watched.len());
         &self.watched
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::machine::GuestRegs;
+use crate::work;
 
 /// One overflow of the guest, from the host's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +67,7 @@ impl Merge {
 
     /// Drops the overflows of an event.
     pub(crate) fn forget(&mut self, event: u64) {
+        work::charge_examined(self.held.len());
         self.held.retain(|recorded| recorded.event != event);
     }
 

@@ -25,6 +25,7 @@ use crate::links::Effect;
 use crate::locks::{Lock, SHARD};
 use crate::notices::Notices;
 use crate::vcpu::Vcpu;
+use crate::work;
 
 /// One vCPU's part of the device. Its alignment keeps other data out of its cache lines. The alignment is two cache
 /// lines, because many CPUs fetch adjacent lines in pairs.
@@ -62,7 +63,11 @@ impl Shard {
 
     /// Calls `act` while the shard is locked. Returns the result, and the work that was deferred to other shards. The
     /// caller must execute this work.
+    ///
+    /// Costs one operation. A request changes the members of a group, a family or a sink by one such call for each
+    /// member, and so pays for all of them.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> (T, Vec<Errand>) {
+        work::charge(1);
         let mut state = self.state.lock();
         state.begin();
         let result = act(&mut state);

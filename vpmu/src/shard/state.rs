@@ -86,9 +86,6 @@ impl Hasher for IdHasher {
     }
 }
 
-/// Number of events that a scan examines for each operation that it is charged.
-const LOOKS_PER_OPERATION: u64 = 8;
-
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
 
 /// How to handle the overflows that the host still holds when an event stops.
@@ -343,7 +340,7 @@ impl State {
 
     /// Ids of the selected events, ascending.
     pub(crate) fn ids(&self, which: impl Fn(&Event) -> bool) -> Vec<u64> {
-        work::charge(self.events.len() as u64 / LOOKS_PER_OPERATION);
+        work::charge_examined(self.events.len());
         let events = self.events.values().filter(|event| which(event));
         let mut ids: Vec<u64> = events.map(|event| event.spec.id).collect();
         ids.sort_unstable();
@@ -1043,6 +1040,7 @@ impl State {
         }
         let read = |event: &GroupEvent| {
             let elsewhere = || {
+                work::charge(1);
                 let (value, lost) = event.counts.get();
                 let id = event.owner;
                 Member { value, id, lost }
@@ -1290,6 +1288,7 @@ impl State {
             return;
         }
         let traces = &mut self.open_exit.traces;
+        work::charge_examined(traces.len());
         let Some(at) = traces.iter().position(|&trace| trace == id) else {
             return;
         };
@@ -1300,6 +1299,7 @@ impl State {
 
     /// Writes the packet of an exit that ended at `now`.
     fn write_open_exit(&mut self, id: u64, stamp: &ExitStamp, now: u64, cut: bool) {
+        work::charge(1);
         let Some(event) = self.events.get_mut(&id) else {
             return;
         };
@@ -1370,6 +1370,7 @@ impl State {
         };
         let HostOverflows { samples, lost, .. } = event.drain(vcpu);
         let overflows = samples.len() as u64;
+        work::charge_examined(samples.len());
         if let Some(first) = samples.first().filter(|_| event.takes_time()) {
             let first = self
                 .first_overflow
@@ -1601,6 +1602,7 @@ impl State {
             return;
         };
         let effects = std::mem::take(&mut event.effects);
+        work::charge_examined(effects.len());
         for &(target, effect) in &effects {
             if self.events.contains_key(&target) {
                 self.apply(target, effect);
@@ -1721,6 +1723,7 @@ impl State {
         let Some(trace) = &mut event.trace else {
             return;
         };
+        work::charge(1);
         let sink = event.sink.as_deref();
         let place = moment.place;
         let Some(place) = place.filter(|place| !spec.excludes(place.regs.user)) else {
@@ -1990,6 +1993,7 @@ impl State {
             return;
         };
         let overflows = event.drain(self.cpu.index);
+        work::charge_examined(overflows.samples.len());
         let now = self.cpu.backend.source.tsc();
         for overflow in &overflows.samples {
             if overflow.mode == Mode::Host {
@@ -2121,6 +2125,7 @@ impl State {
             let Some(event) = self.events.get_mut(&entry.event) else {
                 return index;
             };
+            work::charge(1);
             let spec = &event.spec;
             let sample_id = moment.sample_id(event);
             let sample = Sample {
@@ -2195,6 +2200,7 @@ impl State {
         let history = event.task.is_none().then(|| self.writer.history());
         let now = self.cpu.backend.source.tsc();
         let mut left = recorded.len();
+        work::charge(recorded.len() as u64);
         for one in recorded {
             left -= 1;
             let exit = match one {
