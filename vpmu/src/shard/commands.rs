@@ -81,8 +81,12 @@ impl CommandBuffer {
             if self.turn.since().fills_a_turn() {
                 return Answer::Unfinished;
             }
-            if self.chain.is_none() && !self.next(state) {
-                return Answer::Done(self.served && state.queue.wants_interrupt());
+            if self.chain.is_none() {
+                if !self.next(state) {
+                    return Answer::Done(self.served && state.queue.wants_interrupt());
+                }
+                // The buffer may be malformed or long, so check whether the turn ends.
+                continue;
             }
             let mut rest = self
                 .bytes
@@ -115,32 +119,32 @@ impl CommandBuffer {
         self.done += 1;
     }
 
-    /// Takes the next valid buffer. Returns `false` if the queue is empty, or if as many buffers were taken as one
-    /// notification allows.
+    /// Takes the next buffer, and returns it at once if it is not valid. Returns `false` if the queue is empty, or if as
+    /// many buffers were taken as one notification allows.
     fn next(&mut self, state: &mut State) -> bool {
-        while self.buffers > 0 {
-            self.buffers -= 1;
-            let Some(chain) = state.queue.take() else {
-                return false;
-            };
-            self.served = true;
-            self.done = 0;
-            self.replies.clear();
-            match self.read(&chain) {
-                Ok(()) => {
-                    let commands = self.bytes.len() / size_of::<Command>();
-                    self.left -= commands;
-                    state.metrics.commands += commands as u64;
-                    self.chain = Some(chain);
-                    return true;
-                }
-                Err(BadChain) => {
-                    state.metrics.bad_requests += 1;
-                    state.queue.give_back(chain, 0);
-                }
+        let Some(left) = self.buffers.checked_sub(1) else {
+            return false;
+        };
+        self.buffers = left;
+        let Some(chain) = state.queue.take() else {
+            return false;
+        };
+        self.served = true;
+        self.done = 0;
+        self.replies.clear();
+        match self.read(&chain) {
+            Ok(()) => {
+                let commands = self.bytes.len() / size_of::<Command>();
+                self.left -= commands;
+                state.metrics.commands += commands as u64;
+                self.chain = Some(chain);
+            }
+            Err(BadChain) => {
+                state.metrics.bad_requests += 1;
+                state.queue.give_back(chain, 0);
             }
         }
-        false
+        true
     }
 
     /// Copies the commands out of a buffer. Fails if the buffer contains too many commands, or too little space for the

@@ -1,15 +1,16 @@
 //! The cost of requests, commands and marks whose work grows with the number of members: the events of a group or a
 //! family, the writers of a ring, links, pages, records.
 
-use vpmu::Turn;
+use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
+use vpmu::{QueueState, Turn};
 use zerocopy::IntoBytes;
 
 use super::{TURN, group};
 use crate::driver::QUEUE_SIZE;
 use crate::fake_host::{CYCLES, FAULTS};
-use crate::fixture::{Fixture, open_of, sampling, thread};
+use crate::fixture::{ALL_FEATURES, Fixture, open_of, sampling, thread};
 use crate::persistent::window;
 
 /// Number of events in a large group, in a large family, or with a common ring.
@@ -205,6 +206,46 @@ fn request_on_a_ring_with_many_writers_costs_an_examination_of_each_writer() {
         fixture.unmap(first).expect("unmapped");
     });
     assert_at_least(unmapped, MEMBERS);
+}
+
+/// VPMU-D-2-3, VPMU-D-2-9.
+#[test]
+fn malformed_buffers_are_returned_in_turns() {
+    const ENTRIES: u16 = 1 << 15;
+    const INDIRECT: u64 = 4 << 32;
+    const TABLE: u64 = 0x200_0000;
+    const AVAILABLE: u64 = TABLE + 16 * ENTRIES as u64;
+    const USED: u64 = AVAILABLE + 0x2_0000;
+    let mut fixture = Fixture::new();
+    let mut queues = fixture.make_queues();
+    queues[2] = QueueState {
+        size: ENTRIES,
+        desc_table: TABLE,
+        avail_ring: AVAILABLE,
+        used_ring: USED,
+        ..queues[2]
+    };
+    // Each entry of the available ring offers a buffer of its own, whose only descriptor is indirect.
+    let descriptor = [[0; 8], INDIRECT.to_le_bytes()].concat();
+    let table = descriptor.repeat(ENTRIES.into());
+    let flags_and_index = [0, ENTRIES].into_iter();
+    let ring = flags_and_index.chain(0..ENTRIES).flat_map(u16::to_le_bytes);
+    let ring: Vec<u8> = ring.collect();
+    for (bytes, at) in [(&table, TABLE), (&ring, AVAILABLE)] {
+        let written = fixture.memory.write_slice(bytes, GuestAddress(at));
+        written.expect("in memory");
+    }
+    let (memory, interrupt) = (fixture.memory.clone(), fixture.interrupt.clone());
+    let activated = fixture
+        .vpmu
+        .activate(memory, ALL_FEATURES, &queues, interrupt);
+    activated.expect("active");
+    fixture.vcpus.kick(0, QUEUE_VCPU);
+    fixture.vcpus.resume(0);
+    let metrics = fixture.vpmu.metrics();
+    assert_eq!(metrics.bad_requests, u64::from(ENTRIES));
+    let largest = metrics.largest_turn.operations;
+    assert!(largest <= TURN, "{largest}");
 }
 
 /// VPMU-D-2-9.
