@@ -1,7 +1,7 @@
 //! Guests that attack the device directly, with many events, buffers full of commands, and malformed chains.
 
 use super::code::Code;
-use super::device::{AVAILABLE, Device, NOTIFY, USED, queue};
+use super::device::{AVAILABLE, Device, ENTRIES, NOTIFY, USED, queue};
 
 /// The address of the commands in a full buffer, and the address of the room for their replies.
 const COMMANDS: u32 = 0xa0_0000;
@@ -41,6 +41,55 @@ pub fn again(device: &mut Device, times: u32) -> Code {
     code.then(&body)
         .raw(&[0x0f, 0x85])
         .raw(&(-back).to_le_bytes())
+}
+
+/// Opens and closes members of a group forever, with as many requests in each notification as the queue has entries.
+/// The last control request of `device` must have opened a member. `next` is the id of the next event. Also returns the
+/// code of the first notification, which must run once, right before.
+#[must_use]
+pub fn open_and_close_for_ever(device: &mut Device, next: u32) -> (Code, Code) {
+    const CLOSE: u64 = 2;
+    const CLOSES: u32 = 0xd0_0000;
+    const LENGTH: u32 = 16;
+    const PAIRS: u32 = ENTRIES / 2;
+    let control = queue(0);
+    let (given, _) = device.give_again(0, 0);
+    assert!(given.is_multiple_of(2), "a pair starts at an even entry");
+    let mut code = Code::new();
+    for pair in 0..PAIRS {
+        // Descriptors 0 and 1 are the request that opens a member, and the room for replies. All requests share it.
+        let (close, descriptor) = (CLOSES + pair * LENGTH, 2 + pair);
+        let entry = control + AVAILABLE + 4 + (given + 2 * pair) % ENTRIES * 2;
+        code = code
+            .store(close, u32::try_from(CLOSE).expect("small"))
+            .store(close + 8, next + pair - PAIRS)
+            .store(entry, descriptor << 16);
+        let at = control + descriptor * 16;
+        code = descriptors(code, at, &[(close, LENGTH, 1 | 1 << 16)]);
+    }
+    // mov ebp, given
+    let code = code.raw(&[0xbd]).raw(&(given << 16).to_le_bytes());
+    // mov ebx, CLOSES + 8; mov ecx, PAIRS; event: add dword [ebx], PAIRS; add ebx, LENGTH; dec ecx; jnz event
+    let round = Code::new()
+        .raw(&[0xbb])
+        .raw(&(CLOSES + 8).to_le_bytes())
+        .raw(&[0xb9])
+        .raw(&PAIRS.to_le_bytes())
+        .raw(&[0x81, 0x03])
+        .raw(&PAIRS.to_le_bytes())
+        .raw(&[0x83, 0xc3, 0x10, 0xff, 0xc9, 0x75, 0xf3])
+        // add ebp, ENTRIES; mov ebx, AVAILABLE; mov [ebx], ebp
+        .raw(&[0x81, 0xc5])
+        .raw(&(ENTRIES << 16).to_le_bytes())
+        .raw(&[0xbb])
+        .raw(&(control + AVAILABLE).to_le_bytes())
+        .raw(&[0x89, 0x2b])
+        .store(NOTIFY, 0)
+        // mov ebx, USED; wait: pause; cmp [ebx], ebp; jne wait
+        .raw(&[0xbb])
+        .raw(&(control + USED).to_le_bytes())
+        .raw(&[0xf3, 0x90, 0x39, 0x2b, 0x75, 0xfa]);
+    (code.then(&round), for_ever(Code::new(), &round))
 }
 
 /// Fills a buffer with commands that toggle `event`, and writes the buffer's descriptor chain to vCPU 0's queue.

@@ -11,6 +11,8 @@ pub const NOTIFY: u32 = REGISTERS + 0x50;
 /// Address of the queues. Each queue has its own rings, requests and replies.
 const QUEUES: u32 = 0x90_0000;
 const QUEUE: u32 = 0x8000;
+/// Number of entries of each queue. The descriptors fill one page.
+pub(super) const ENTRIES: u32 = 256;
 pub(super) const AVAILABLE: u32 = 0x1000;
 pub(super) const USED: u32 = 0x2000;
 const ASKED: u32 = 0x3000;
@@ -65,7 +67,7 @@ impl Device {
             let queue = QUEUES + index * QUEUE;
             for (offset, value) in [
                 (0x30, index),
-                (0x38, 8),
+                (0x38, ENTRIES),
                 (0x80, queue),
                 (0x90, queue + AVAILABLE),
                 (0xa0, queue + USED),
