@@ -240,7 +240,6 @@ impl Counters {
         request: &Request,
         make: impl FnOnce() -> Box<dyn CounterSet>,
     ) -> io::Result<CounterKey> {
-        work::charge_examined(self.shared.len());
         if let Some(shared) = self.shared.iter_mut().find(|one| one.request == *request) {
             shared.events += 1;
             return Ok(shared.key);
@@ -256,7 +255,6 @@ impl Counters {
     }
 
     fn release(&mut self, key: CounterKey) {
-        work::charge_examined(self.shared.len());
         let Some(at) = self.shared.iter().position(|one| one.key == key) else {
             return;
         };

@@ -1288,7 +1288,6 @@ impl State {
             return;
         }
         let traces = &mut self.open_exit.traces;
-        work::charge_examined(traces.len());
         let Some(at) = traces.iter().position(|&trace| trace == id) else {
             return;
         };
@@ -1299,7 +1298,6 @@ impl State {
 
     /// Writes the packet of an exit that ended at `now`.
     fn write_open_exit(&mut self, id: u64, stamp: &ExitStamp, now: u64, cut: bool) {
-        work::charge(1);
         let Some(event) = self.events.get_mut(&id) else {
             return;
         };
@@ -2072,7 +2070,10 @@ impl State {
                     self.overflow_recorded(first, history);
                     others
                 }
-                written => rest.split_at(written).1,
+                written => {
+                    work::charge(written as u64);
+                    rest.split_at(written).1
+                }
             };
         }
     }
@@ -2125,7 +2126,6 @@ impl State {
             let Some(event) = self.events.get_mut(&entry.event) else {
                 return index;
             };
-            work::charge(1);
             let spec = &event.spec;
             let sample_id = moment.sample_id(event);
             let sample = Sample {
