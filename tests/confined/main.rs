@@ -218,6 +218,15 @@ fn names(machine: &Machine) -> Vec<String> {
 }
 
 #[test]
+fn core_dumps_are_off() {
+    let machine = Machine::start(&spinning(), &[], &[]);
+    let limits = fs::read_to_string(machine.process().join("limits")).expect("a process");
+    let line = limits.lines().find(|line| line.starts_with("Max core"));
+    let words: Vec<&str> = line.unwrap_or("").split_whitespace().collect();
+    assert_eq!(words, ["Max", "core", "file", "size", "0", "0", "bytes"]);
+}
+
+#[test]
 fn each_thread_has_a_filter_and_no_capability_but_perfmon() {
     let mut machine = Machine::start(
         &spinning(),

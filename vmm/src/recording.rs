@@ -158,6 +158,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
@@ -181,6 +182,22 @@ mod tests {
             .collect();
         names.sort();
         assert_eq!(names, ["perf.data", "perf.data.old"]);
+    }
+
+    #[test]
+    fn recording_is_its_owners_alone_and_follows_no_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("another's"), "text").unwrap();
+        std::os::unix::fs::symlink("another's", at("perf.data")).unwrap();
+        let recorder = Recorder::new(&at("perf.data"), None).unwrap();
+        for _ in 0..2 {
+            recorder.write(&[]).unwrap();
+            let found = fs::symlink_metadata(at("perf.data")).unwrap();
+            assert!(found.is_file());
+            assert_eq!(found.permissions().mode() & 0o7777, 0o600);
+            assert_eq!(fs::read(at("another's")).unwrap(), b"text");
+        }
     }
 
     #[test]
