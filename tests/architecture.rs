@@ -13,13 +13,7 @@ fn root() -> PathBuf {
 /// Returns the names of a workspace member's dependencies, except its build and dev dependencies.
 fn dependencies(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--no-deps",
-            "--offline",
-            "--format-version",
-            "1",
-        ])
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(root())
         .output()
         .unwrap();
@@ -44,10 +38,7 @@ fn members() -> Vec<String> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("default-members = [").unwrap();
     let (members, _) = members.split_once(']').unwrap();
-    let mut members: Vec<String> = members
-        .split(", ")
-        .map(|member| member.trim_matches('"').to_owned())
-        .collect();
+    let mut members: Vec<String> = members.split(", ").map(|member| member.trim_matches('"').to_owned()).collect();
     members.sort();
     members
 }
@@ -88,10 +79,7 @@ fn device_depends_on_neither_kvm_nor_event_loop_nor_cli() {
 fn kvm_half_of_the_device_depends_on_neither_vmm_nor_event_loop_nor_cli() {
     let found = dependencies("vpmu-kvm");
     for forbidden in ["event-manager", "clap", "vmm", "images", "seccompiler"] {
-        assert!(
-            !found.contains(forbidden),
-            "vpmu-kvm depends on {forbidden}"
-        );
+        assert!(!found.contains(forbidden), "vpmu-kvm depends on {forbidden}");
     }
 }
 
@@ -99,10 +87,7 @@ fn kvm_half_of_the_device_depends_on_neither_vmm_nor_event_loop_nor_cli() {
 fn client_depends_on_no_host_crate() {
     let found = dependencies("vpmu-client");
     for forbidden in ["vpmu", "vmm", "images", "kvm-ioctls"] {
-        assert!(
-            !found.contains(forbidden),
-            "vpmu-client depends on {forbidden}"
-        );
+        assert!(!found.contains(forbidden), "vpmu-client depends on {forbidden}");
     }
 }
 
@@ -134,11 +119,7 @@ fn only_one_crate_reads_symbols() {
     let mut members = members();
     members.retain(|member| {
         let src = root().join(member).join("src");
-        let files = if src.is_dir() {
-            sources(&src)
-        } else {
-            Vec::new()
-        };
+        let files = if src.is_dir() { sources(&src) } else { Vec::new() };
         let is_test = |file: &Path| file.to_string_lossy().ends_with("tests.rs");
         let reads = |file: &PathBuf| !is_test(file) && code(file).contains("ObjectSymbol");
         files.iter().any(reads)
@@ -154,10 +135,7 @@ fn tests_import_no_internals() {
     for package in ["tests", "guest-tests"] {
         let found = dependencies(package);
         for forbidden in ["vpmu", "vmm"] {
-            assert!(
-                !found.contains(forbidden),
-                "{package} depends on {forbidden}"
-            );
+            assert!(!found.contains(forbidden), "{package} depends on {forbidden}");
         }
     }
 }
@@ -192,26 +170,14 @@ fn only_edges_of_the_kvm_half_are_unsafe() {
     let src = root().join("vpmu/kvm/src");
     let files = sources(&src);
     assert!(files.len() > 10, "the sources of vpmu-kvm moved");
-    let edges = [
-        "arch",
-        "drain.rs",
-        "kick.rs",
-        "micro/machine.rs",
-        "micro/watch.rs",
-        "run_page.rs",
-        "stats.rs",
-        "vcpu.rs",
-    ]
-    .map(|edge| src.join(edge));
+    let edges =
+        ["arch", "drain.rs", "kick.rs", "micro/machine.rs", "micro/watch.rs", "run_page.rs", "stats.rs", "vcpu.rs"]
+            .map(|edge| src.join(edge));
     for file in files {
         let code = code(&file);
         let edge = edges.iter().any(|edge| file.starts_with(edge));
         if !edge {
-            assert!(
-                !code.contains("unsafe {"),
-                "{} has unsafe code",
-                file.display()
-            );
+            assert!(!code.contains("unsafe {"), "{} has unsafe code", file.display());
         }
         if file != src.join("probe/events.rs") {
             let calls = code.contains("vpmu_perf::call");
@@ -225,12 +191,7 @@ fn only_edges_of_the_kvm_half_are_unsafe() {
 fn vmm_has_no_run_page_and_no_kick_of_its_own() {
     for file in sources(&root().join("vmm/src")) {
         let code = code(&file);
-        for word in [
-            ".immediate_exit",
-            "get_kvm_run(",
-            "<kvm_run>",
-            "KVM_GET_STATS_FD()",
-        ] {
+        for word in [".immediate_exit", "get_kvm_run(", "<kvm_run>", "KVM_GET_STATS_FD()"] {
             assert!(!code.contains(word), "{} has {word}", file.display());
         }
     }
@@ -339,10 +300,7 @@ fn module_graph(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
 fn modules_of_the_vmm_form_no_circle() {
     let mut graph = module_graph(&root().join("vmm/src"));
     assert!(graph.len() > 20, "the VMM's sources moved");
-    assert!(
-        graph["vm"].contains("vcpu"),
-        "paths in the code are not recognised"
-    );
+    assert!(graph["vm"].contains("vcpu"), "paths in the code are not recognised");
     // Repeatedly removes modules that use no other module, and modules that no other module uses. What remains are
     // modules in cycles, and modules on paths from one cycle to another.
     loop {
@@ -411,18 +369,13 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
     // The driver's own structures also have fields with these names, so the test looks only for accesses through
     // pointers to perf's structures. Each row has the structure, the usual name of a pointer to it, the text before the
     // pointer's name in an access, and the field.
-    const SHARED_FIELDS: [(&str, &str, &str, &str); 2] = [
-        ("perf_event", "event", "", "ctx"),
-        ("perf_event_context", "ctx", "&", "lock"),
-    ];
+    const SHARED_FIELDS: [(&str, &str, &str, &str); 2] =
+        [("perf_event", "event", "", "ctx"), ("perf_event_context", "ctx", "&", "lock")];
     let driver = root().join("guest-driver/linux");
     let header = fs::read_to_string(driver.join(HEADER)).unwrap();
     let shared_fields = SHARED_FIELDS.map(|(.., field)| field);
     for field in FIELDS.into_iter().chain(shared_fields) {
-        assert!(
-            has_word(&header, &format!("->{field}")),
-            "{HEADER} has no {field}"
-        );
+        assert!(has_word(&header, &format!("->{field}")), "{HEADER} has no {field}");
     }
     for entry in fs::read_dir(driver).unwrap() {
         let path = entry.unwrap().path();
@@ -449,9 +402,7 @@ fn only_the_drivers_header_for_perf_core_touches_its_private_fields() {
 /// Returns whether `text` contains `word` as a whole name. A part of a longer name does not count.
 fn has_word(text: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
-    let names_meet = |left: Option<char>, right: Option<char>| {
-        left.is_some_and(is_name) && right.is_some_and(is_name)
-    };
+    let names_meet = |left: Option<char>, right: Option<char>| left.is_some_and(is_name) && right.is_some_and(is_name);
     text.match_indices(word).any(|(at, _)| {
         let (before, after) = (&text[..at], &text[at + word.len()..]);
         !names_meet(before.chars().next_back(), word.chars().next())
@@ -465,9 +416,7 @@ fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
     let driver = root().join("guest-driver/linux");
     let asks = |path: &Path| {
         let text = fs::read_to_string(path).unwrap();
-        ["LINUX_VERSION", "KERNEL_VERSION", "linux/version.h"]
-            .iter()
-            .any(|word| text.contains(word))
+        ["LINUX_VERSION", "KERNEL_VERSION", "linux/version.h"].iter().any(|word| text.contains(word))
     };
     let mut asking: Vec<String> = fs::read_dir(driver)
         .unwrap()
@@ -490,9 +439,7 @@ fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
 fn every_test_that_the_specification_names_exists() {
     let specification = fs::read_to_string(root().join("vpmu/SPEC.md")).unwrap();
     let (_, annex) = specification.split_once("## Annex").unwrap();
-    let rows = annex
-        .lines()
-        .filter(|line| line.starts_with("| ") && !line.starts_with("| what it says"));
+    let rows = annex.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what it says"));
     let mut named = BTreeSet::new();
     for row in rows {
         let shown_by = row.trim_end_matches(" |").rsplit_once(" | ").unwrap().1;
@@ -506,10 +453,7 @@ fn every_test_that_the_specification_names_exists() {
         .map(|file| code(&file))
         .collect();
     for name in named {
-        assert!(
-            tests.contains(&format!("fn {name}()")),
-            "there is no test {name}"
-        );
+        assert!(tests.contains(&format!("fn {name}()")), "there is no test {name}");
     }
 }
 

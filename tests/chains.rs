@@ -44,21 +44,9 @@ fn open(sample_type: u64, flags: u64) -> Vec<u64> {
         0,
         0,
         0,
-        if sample_type & REGS_USER != 0 {
-            REGISTERS
-        } else {
-            0
-        },
-        if sample_type & REGS_INTR != 0 {
-            REGISTERS
-        } else {
-            0
-        },
-        if sample_type & STACK_USER != 0 {
-            STACK
-        } else {
-            0
-        },
+        if sample_type & REGS_USER != 0 { REGISTERS } else { 0 },
+        if sample_type & REGS_INTR != 0 { REGISTERS } else { 0 },
+        if sample_type & STACK_USER != 0 { STACK } else { 0 },
     ]
 }
 
@@ -84,13 +72,7 @@ fn guest(sample_type: u64, flags: u64, user_regs: u64) -> Sampled {
     for word in 0..6 {
         guest.user_word(USER_SP + word * 8, 0x7700 + word);
     }
-    for (word, value) in [
-        (4, ENTERED_BP),
-        (16, ENTERED),
-        (17, 0x33),
-        (19, USER_SP),
-        (20, 0x2b),
-    ] {
+    for (word, value) in [(4, ENTERED_BP), (16, ENTERED), (17, 0x33), (19, USER_SP), (20, 0x2b)] {
         guest.word(SAVED + word * 8, value);
     }
     guest.request(&open(sample_type, flags));

@@ -29,10 +29,7 @@ fn driver_builds_for_each_series_without_a_warning() {
     let cache = Cache::project();
     for series in SERIES {
         let kernel = Kernel::stock(&cache, series).unwrap();
-        assert!(
-            module::build(&cache, &kernel).unwrap().is_file(),
-            "{series}"
-        );
+        assert!(module::build(&cache, &kernel).unwrap().is_file(), "{series}");
     }
 }
 
@@ -43,10 +40,7 @@ fn module_with_a_function_that_nothing_uses_does_not_build() {
     for series in SERIES {
         let kernel = Kernel::stock(&cache, series).unwrap();
         let error = module::build_from(&cache, &kernel, module.path()).unwrap_err();
-        assert!(
-            format!("{error:?}").contains("unused-function"),
-            "{series}: {error:?}"
-        );
+        assert!(format!("{error:?}").contains("unused-function"), "{series}: {error:?}");
     }
 }
 
@@ -62,8 +56,7 @@ fn sparse_has_no_complaint_about_the_driver() {
 
 #[test]
 fn sparse_complains_of_a_lock_that_stays_held() {
-    let held =
-        "void vpmu_held(spinlock_t *lock); void vpmu_held(spinlock_t *lock) { spin_lock(lock); }";
+    let held = "void vpmu_held(spinlock_t *lock); void vpmu_held(spinlock_t *lock) { spin_lock(lock); }";
     let module = module_with(held);
     let kernel = Kernel::stock(&Cache::project(), SERIES[0]).unwrap();
     let complaints = module::sparse(&kernel, module.path()).unwrap();
@@ -96,9 +89,7 @@ fn dkms_installs_the_driver_for_each_series() {
         assert!(module.ends_with(&place), "{series}: {module:?}");
         let bytes = fs::read(module).unwrap();
         let version = format!("vermagic={} ", kernel.release().unwrap());
-        let found = bytes
-            .windows(version.len())
-            .any(|part| part == version.as_bytes());
+        let found = bytes.windows(version.len()).any(|part| part == version.as_bytes());
         assert!(found, "{series}: the module lacks {version}");
     }
 }

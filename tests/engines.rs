@@ -23,22 +23,7 @@ fn open(engine: u64) -> [u64; 14] {
     const SOFTWARE: u64 = 1;
     const CPU_CLOCK: u64 = 0;
     const ENABLED: u64 = 1;
-    [
-        OPEN,
-        0,
-        SOFTWARE,
-        CPU_CLOCK,
-        PERIOD,
-        IP_AND_TIME,
-        ENABLED,
-        engine,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
+    [OPEN, 0, SOFTWARE, CPU_CLOCK, PERIOD, IP_AND_TIME, ENABLED, engine, 0, 0, 0, 0, 0, 0]
 }
 
 /// Samples the vCPU's clock until the ring has `samples` records.
@@ -50,9 +35,7 @@ fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (RunResult, Looping
 }
 
 fn number(value: &Value) -> u64 {
-    value
-        .as_u64()
-        .unwrap_or_else(|| panic!("no number: {value}"))
+    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
 fn pmu(ran: &RunResult, name: &str) -> u64 {
@@ -77,16 +60,10 @@ fn check_records(ran: &RunResult, at: &Looping, least: u32) {
         assert_eq!(header & 0xffff_ffff_ffff, 9 | USER_MODE << 32, "{header:x}");
         assert!(at.open.contains(&ip), "{ip:#x} not in {:x?}", at.open);
     }
-    let inside = records
-        .iter()
-        .filter(|r| at.in_loop.contains(&r[1]))
-        .count();
+    let inside = records.iter().filter(|r| at.in_loop.contains(&r[1])).count();
     // At least nine tenths of `least` samples must have addresses in the loop. The others may have addresses outside
     // the loop, where the program waits before and after it.
-    assert!(
-        inside >= (least - least / 10) as usize,
-        "{inside} in the loop"
-    );
+    assert!(inside >= (least - least / 10) as usize, "{inside} in the loop");
     assert!(records.is_sorted_by_key(|record| record[2]), "{records:x?}");
 }
 
@@ -113,10 +90,7 @@ fn exit_engine_costs_one_exit_per_sample() {
     let signals = number(&exits(&ran)["signal"]);
     // Several overflows share one exit if they occur while the vCPU is outside the guest. At most a tenth of the
     // overflows may share an exit with another overflow.
-    assert!(
-        (overflows - overflows / 10..=overflows).contains(&signals),
-        "{signals} exits for {overflows} overflows"
-    );
+    assert!((overflows - overflows / 10..=overflows).contains(&signals), "{signals} exits for {overflows} overflows");
     assert_eq!((pmu(&ran, "drains"), pmu(&ran, "host_overflows")), (0, 0));
 }
 
@@ -140,9 +114,7 @@ fn forbidden_engine_is_refused() {
     ] {
         // Triple-faults on any other status.
         let (mut device, up) = Device::bring_up(1);
-        let code = up
-            .then(&device.request_with(&open(engine), status))
-            .then(&power_off());
+        let code = up.then(&device.request_with(&open(engine), status)).then(&power_off());
         let ran = run(&single(&code), 1, &["--engine", allowed]);
         assert_eq!(ran.status, 0, "{engine} under {allowed}: {}", ran.errors);
         assert_eq!(pmu(&ran, "events_opened"), u64::from(status == 0));

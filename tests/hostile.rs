@@ -14,8 +14,7 @@ use std::{fs, thread};
 
 use serde_json::Value;
 use tests::micro::attack::{
-    MOST_COMMANDS, again, fill_with_switches, for_ever, kick, kick_for_ever, make_indirect,
-    open_and_close_for_ever,
+    MOST_COMMANDS, again, fill_with_switches, for_ever, kick, kick_for_ever, make_indirect, open_and_close_for_ever,
 };
 use tests::micro::device::{Device, REGISTERS};
 use tests::micro::{Code, RunResult, kernel, power_off, run, single, vmm_binary};
@@ -64,14 +63,7 @@ impl Open {
 
 /// Returns a request for a host clock that samples every `period` nanoseconds.
 fn clock(period: u64) -> Open {
-    Open {
-        kind: KIND_SOFTWARE,
-        config: CPU_CLOCK,
-        period,
-        sample_type: 1,
-        leader: 0,
-        read_format: 0,
-    }
+    Open { kind: KIND_SOFTWARE, config: CPU_CLOCK, period, sample_type: 1, leader: 0, read_format: 0 }
 }
 
 fn number(report: &Value, path: &str) -> u64 {
@@ -156,10 +148,7 @@ impl Running {
     fn await_line(&mut self, text: &str) {
         let errors = self.vmm.stderr.take().expect("piped above");
         let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
-        assert!(
-            lines.any(|line| line.contains(text)),
-            "no line contains {text:?}"
-        );
+        assert!(lines.any(|line| line.contains(text)), "no line contains {text:?}");
     }
 
     /// Terminates the machine, waits until it has ended, and returns its report.
@@ -196,17 +185,8 @@ fn assert_answers_during(machine: &mut Running) {
 /// Returns a device, and the code that opens a group of `events` page-fault events on its vCPU 0.
 fn group_of(events: u32) -> (Device, Code) {
     let (mut device, up) = Device::bring_up(1);
-    let event = |leader| Open {
-        kind: KIND_SOFTWARE,
-        config: 2,
-        period: 0,
-        sample_type: 0,
-        leader,
-        read_format: 0,
-    };
-    let code = up
-        .then(&device.request(&event(0).words()))
-        .then(&device.request(&event(1).words()));
+    let event = |leader| Open { kind: KIND_SOFTWARE, config: 2, period: 0, sample_type: 0, leader, read_format: 0 };
+    let code = up.then(&device.request(&event(0).words())).then(&device.request(&event(1).words()));
     let code = code.then(&again(&mut device, events - 2));
     (device, code)
 }
@@ -215,12 +195,8 @@ fn group_of(events: u32) -> (Device, Code) {
 fn kicks_of_2048_group_switches_leave_the_machine_to_its_operator() {
     let (_, code) = group_of(1024);
     // The guest writes to its console after it has sent the first commands.
-    let code = code
-        .then(&fill_with_switches(1))
-        .then(&kick(2, 1))
-        .out8(SERIAL, b'!')
-        .then(&kick_for_ever(2))
-        .halt_for_ever();
+    let code =
+        code.then(&fill_with_switches(1)).then(&kick(2, 1)).out8(SERIAL, b'!').then(&kick_for_ever(2)).halt_for_ever();
     let mut machine = Running::start(&single(&code), &[]);
     assert_answers_during(&mut machine);
     let report = machine.terminate();
@@ -255,10 +231,7 @@ fn changes_of_a_group_of_1000_leave_the_machine_to_its_operator() {
 #[test]
 fn notification_of_2048_group_switches_is_answered_in_the_end() {
     let (_, code) = group_of(64);
-    let code = code
-        .then(&fill_with_switches(1))
-        .then(&kick(2, 1))
-        .then(&power_off());
+    let code = code.then(&fill_with_switches(1)).then(&kick(2, 1)).then(&power_off());
     let ran = run(&single(&code), 1, &[]);
     assert_eq!(ran.status, 0, "{}", ran.errors);
     let figure = |path: &str| number(&ran.report, path);
@@ -318,10 +291,7 @@ fn mark_of_a_large_group_costs_each_event_once() {
 fn events_beyond_the_host_counters_of_a_vcpu_wait() {
     let (mut device, up) = Device::bring_up(1);
     let clock = clock(100_000_000);
-    let code = up
-        .then(&device.request(&clock.words()))
-        .then(&again(&mut device, 69))
-        .then(&power_off());
+    let code = up.then(&device.request(&clock.words())).then(&again(&mut device, 69)).then(&power_off());
     let ran = run(&single(&code), 1, &[]);
     assert_eq!(ran.status, 0, "{}", ran.errors);
     assert_eq!(number(&ran.report, "/vpmu/host_counters"), 70);
@@ -335,10 +305,7 @@ fn clocks_beyond_the_interrupts_of_a_vcpu_wait() {
     let (mut device, up) = Device::bring_up(1);
     // Each of the five clocks samples 500 times a second.
     let clock = clock(2_000_000);
-    let code = up
-        .then(&device.request(&clock.words()))
-        .then(&again(&mut device, 4))
-        .then(&power_off());
+    let code = up.then(&device.request(&clock.words())).then(&again(&mut device, 4)).then(&power_off());
     let ran = run(&single(&code), 1, &["--max-sample-rate", "1000"]);
     assert_eq!(ran.status, 0, "{}", ran.errors);
     assert_eq!(number(&ran.report, "/vpmu/counter_waits"), 3);
@@ -350,14 +317,7 @@ fn operator_starts_an_event_when_the_guest_has_its_name_and_the_window() {
     const MAP: u64 = 3;
     const IN_WINDOW: u64 = 4 << 32;
     let (mut device, up) = Device::bring_up_with(1, 0x1f);
-    let mark = Open {
-        kind: KIND_MARK,
-        config: 5,
-        period: 1,
-        sample_type: 1,
-        leader: 0,
-        read_format: 0,
-    };
+    let mark = Open { kind: KIND_MARK, config: 5, period: 1, sample_type: 1, leader: 0, read_format: 0 };
     let name = |text: &[u8]| {
         let mut name = [0; 8];
         name[..text.len()].copy_from_slice(text);
@@ -388,14 +348,7 @@ fn ring_in_memory(status: u32) -> Code {
     const MAP: u64 = 3;
     const PAGES: [u64; 3] = [0x80_0000, 0x80_1000, 0x80_2000];
     let (mut device, up) = Device::bring_up_with(1, 0x1f);
-    let mark = Open {
-        kind: KIND_MARK,
-        config: 5,
-        period: 1,
-        sample_type: 1,
-        leader: 0,
-        read_format: 0,
-    };
+    let mark = Open { kind: KIND_MARK, config: 5, period: 1, sample_type: 1, leader: 0, read_format: 0 };
     let name = u64::from_le_bytes(*b"marks\0\0\0");
     let map = [&[MAP, 1, PAGES.len() as u64], &PAGES[..]].concat();
     up.then(&device.request(&mark.words()))
@@ -432,11 +385,8 @@ fn recording_leaves_out_rings_beyond_the_limit() {
 fn operator_has_a_host_counter_when_the_guest_has_used_up_its_own() {
     let (mut device, up) = Device::bring_up(1);
     let clock = clock(100_000_000);
-    let code = up
-        .then(&device.request(&clock.words()))
-        .then(&again(&mut device, 299))
-        .out8(SERIAL, b'!')
-        .halt_for_ever();
+    let code =
+        up.then(&device.request(&clock.words())).then(&again(&mut device, 299)).out8(SERIAL, b'!').halt_for_ever();
     let mut poor = Command::new("sh");
     poor.args(["-c", "ulimit -n 256; exec \"$@\"", "sh"]);
     poor.arg(vmm_binary());
@@ -489,24 +439,18 @@ fn bad_setups(times: u32) -> Code {
         (0x44, 1),
         (0x70, 0xf),
     ];
-    let body = setup.iter().fold(Code::new(), |code, &(offset, value)| {
-        write(code, offset, value)
-    });
+    let body = setup.iter().fold(Code::new(), |code, &(offset, value)| write(code, offset, value));
     Code::new().repeat(times, &body)
 }
 
 #[test]
 fn lines_that_a_guest_brings_about_are_limited_and_counted() {
     const SETUPS: u32 = 2000;
-    let ran = run(
-        &single(&bad_setups(SETUPS).then(&power_off())),
-        1,
-        &["--max-log-lines", "1"],
-    );
+    let ran = run(&single(&bad_setups(SETUPS).then(&power_off())), 1, &["--max-log-lines", "1"]);
     assert_eq!(ran.status, 0, "{}", ran.errors);
     let lines = ran.errors.lines().count() as u64;
-    let [written, left_out] = ["log_lines", "log_lines_left_out"]
-        .map(|name| number(&ran.report, &format!("/limits/{name}")));
+    let [written, left_out] =
+        ["log_lines", "log_lines_left_out"].map(|name| number(&ran.report, &format!("/limits/{name}")));
     assert!(written + left_out >= SETUPS.into(), "{written} {left_out}");
     // The log accepts at most ten lines at once, and then one line per second. Before each of these lines, the log may
     // contain a line with the number of omitted lines.
@@ -514,11 +458,7 @@ fn lines_that_a_guest_brings_about_are_limited_and_counted() {
     assert!(written <= 10 + seconds, "{written} in {seconds} s");
     assert!(lines <= 2 * written + 1, "{lines}");
     assert!(ran.errors.contains("lines left out of this log"));
-    let all = run(
-        &single(&bad_setups(50).then(&power_off())),
-        1,
-        &["--max-log-lines", "0"],
-    );
+    let all = run(&single(&bad_setups(50).then(&power_off())), 1, &["--max-log-lines", "0"]);
     assert_eq!(number(&all.report, "/limits/log_lines_left_out"), 0);
     assert!(number(&all.report, "/limits/log_lines") >= 50);
 }
@@ -526,18 +466,13 @@ fn lines_that_a_guest_brings_about_are_limited_and_counted() {
 #[test]
 fn console_output_is_limited_and_counted() {
     const BYTES: u32 = 60_000;
-    let code = Code::new()
-        .repeat(BYTES, &Code::new().out8(SERIAL, b'x'))
-        .then(&power_off());
+    let code = Code::new().repeat(BYTES, &Code::new().out8(SERIAL, b'x')).then(&power_off());
     let figure = |ran: &RunResult, name: &str| number(&ran.report, &format!("/limits/{name}"));
     let ran = run(&single(&code), 1, &["--max-console", "1000"]);
     assert_eq!(ran.status, 0, "{}", ran.errors);
     let [taken, left_out] = ["console_bytes", "console_bytes_left_out"];
     assert_eq!(ran.console.len() as u64, figure(&ran, taken));
-    assert_eq!(
-        figure(&ran, taken) + figure(&ran, left_out),
-        u64::from(BYTES)
-    );
+    assert_eq!(figure(&ran, taken) + figure(&ran, left_out), u64::from(BYTES));
     let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
     assert!(figure(&ran, taken) <= 1000 + 1000 * seconds);
     assert!(ran.errors.contains("console output is left out"));

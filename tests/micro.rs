@@ -97,25 +97,12 @@ fn only_a_whole_word_at_the_doorbell_is_a_mark() {
 
 #[test]
 fn two_vcpus_never_mix() {
-    for [(io, mark), (other_io, other_mark)] in [
-        [(3, 0), (0, 9)],
-        [(0, 500), (500, 0)],
-        [(600, 7), (41, 300)],
-    ] {
-        let programs = [
-            port_writes(io).then(&marks(mark, 1)),
-            marks(other_mark, 2).then(&port_writes(other_io)),
-        ];
+    for [(io, mark), (other_io, other_mark)] in [[(3, 0), (0, 9)], [(0, 500), (500, 0)], [(600, 7), (41, 300)]] {
+        let programs = [port_writes(io).then(&marks(mark, 1)), marks(other_mark, 2).then(&port_writes(other_io))];
         let ran = run(&kernel(&programs), 2, &[]);
         powered_off(&ran);
-        assert_eq!(
-            ran.vcpu(0),
-            exits(u64::from(io) + 1, u64::from(mark) + TO_FIND)
-        );
-        assert_eq!(
-            ran.vcpu(1),
-            exits(other_io.into(), u64::from(other_mark) + TO_FIND)
-        );
+        assert_eq!(ran.vcpu(0), exits(u64::from(io) + 1, u64::from(mark) + TO_FIND));
+        assert_eq!(ran.vcpu(1), exits(other_io.into(), u64::from(other_mark) + TO_FIND));
         assert_eq!(ran.marks(), u64::from(mark + other_mark));
     }
 }
@@ -174,16 +161,8 @@ fn report_of_a_tier_names_it_and_its_events() {
     ];
     for (arguments, policy, events) in [
         (&["--pmu", "clocks"][..], "clocks", &clocks[..]),
-        (
-            &["--pmu", "clocks", "--deny-event", "exits-*,*clock,mark*"],
-            "clocks",
-            &["tsc", "guest-time"],
-        ),
-        (
-            &["--allow-event", "exits-io,mark:7"],
-            "list",
-            &["exits-io", "mark"],
-        ),
+        (&["--pmu", "clocks", "--deny-event", "exits-*,*clock,mark*"], "clocks", &["tsc", "guest-time"]),
+        (&["--allow-event", "exits-io,mark:7"], "list", &["exits-io", "mark"]),
     ] {
         let ran = run(&single(&power_off()), 1, arguments);
         powered_off(&ran);
@@ -197,10 +176,7 @@ fn report_of_a_tier_names_it_and_its_events() {
 fn triple_fault_on_other_vcpu_ends_run() {
     // Word of memory that the boot vCPU sets when its writes are done.
     const FLAG: u32 = 0x84_0000;
-    let programs = [
-        port_writes(3).store(FLAG, 1),
-        Code::new().wait_for(FLAG, 1).die(),
-    ];
+    let programs = [port_writes(3).store(FLAG, 1), Code::new().wait_for(FLAG, 1).die()];
     let ran = run(&kernel(&programs), 2, &[]);
     assert_eq!(ran.status, 4, "{} {:#}", ran.errors, ran.report);
     assert_eq!(ran.vcpu(0), exits(3, 0));
@@ -208,10 +184,7 @@ fn triple_fault_on_other_vcpu_ends_run() {
 
 #[test]
 fn check_reports_that_such_guests_run_here() {
-    let check = Command::new(vmm_binary())
-        .args(["check", "--json"])
-        .output()
-        .unwrap();
+    let check = Command::new(vmm_binary()).args(["check", "--json"]).output().unwrap();
     let survey: Value = serde_json::from_slice(&check.stdout).unwrap();
     assert!(survey["stock_kernel"].is_boolean());
     assert_eq!(survey["guest"]["port_io"]["ok"], true, "{survey:#}");

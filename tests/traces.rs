@@ -1,9 +1,6 @@
 //! Traces guests of a few instructions on this machine's `/dev/kvm`. A trace must have every exit of the guest's
 //! programs exactly once, in order, with its instruction and access.
-#![expect(
-    clippy::expect_used,
-    reason = "the guest sends a known number of bytes"
-)]
+#![expect(clippy::expect_used, reason = "the guest sends a known number of bytes")]
 
 use tests::micro::device::{Device, NOTIFY, REGISTERS, REPLY, send};
 use tests::micro::{Code, RunResult, address_of, kernel, run};
@@ -58,12 +55,7 @@ impl Part {
         let from = code.bytes().len();
         self.code = code.raw(instruction);
         let [reason, qualification, detail] = made;
-        self.made.push(Made {
-            reason,
-            qualification,
-            detail,
-            at: [from, from + instruction.len()],
-        });
+        self.made.push(Made { reason, qualification, detail, at: [from, from + instruction.len()] });
         self
     }
 
@@ -99,16 +91,10 @@ impl Part {
         let code = Code::new().repeat(times, &self.code);
         // mov ecx, times
         const LOOP: usize = 5;
-        let once = self.made.iter().map(|made| Made {
-            at: made.at.map(|at| at + LOOP),
-            ..made.clone()
-        });
+        let once = self.made.iter().map(|made| Made { at: made.at.map(|at| at + LOOP), ..made.clone() });
         let once: Vec<Made> = once.collect();
         let made = once.iter().cycle().take(once.len() * times as usize);
-        Self {
-            code,
-            made: made.cloned().collect(),
-        }
+        Self { code, made: made.cloned().collect() }
     }
 }
 
@@ -123,12 +109,7 @@ struct Trace {
 
 impl Trace {
     fn new(vcpu: u32, pages: u32) -> Self {
-        Self {
-            vcpu,
-            event: u64::from(vcpu) + 1,
-            area: RINGS + vcpu * 0x10_0000 + RING_PAGES * PAGE,
-            pages,
-        }
+        Self { vcpu, event: u64::from(vcpu) + 1, area: RINGS + vcpu * 0x10_0000 + RING_PAGES * PAGE, pages }
     }
 
     fn metadata(&self) -> u32 {
@@ -152,10 +133,7 @@ impl Trace {
         };
         let ring = map(MAP, self.metadata(), RING_PAGES);
         let area = map(MAP_AUX, self.area, self.pages);
-        device
-            .request(&open)
-            .then(&device.request(&ring))
-            .then(&device.request(&area))
+        device.request(&open).then(&device.request(&ring)).then(&device.request(&area))
     }
 
     fn turn(&self, device: &mut Device, on: bool) -> (Code, u32) {
@@ -165,9 +143,7 @@ impl Trace {
 
     /// Sends the reply at `answer`, the head and the area.
     fn send(&self, answer: u32) -> Code {
-        send(answer, REPLY)
-            .then(&send(self.metadata() + AUX_HEAD, 8))
-            .then(&send(self.area, self.pages * PAGE))
+        send(answer, REPLY).then(&send(self.metadata() + AUX_HEAD, 8)).then(&send(self.area, self.pages * PAGE))
     }
 }
 
@@ -189,12 +165,7 @@ fn sent(console: &mut &[u8], pages: u32) -> Sent {
     let (fixed, rest) = console.split_at(REPLY as usize + 8);
     let (area, rest) = rest.split_at((pages * PAGE) as usize);
     *console = rest;
-    Sent {
-        count: word(fixed, 8),
-        lost: word(fixed, 32),
-        head: word(fixed, REPLY as usize),
-        area: area.to_vec(),
-    }
+    Sent { count: word(fixed, 8), lost: word(fixed, 32), head: word(fixed, REPLY as usize), area: area.to_vec() }
 }
 
 /// A packet of an exit.
@@ -241,10 +212,7 @@ impl Sent {
 /// Checks that `exits` has each exit in `made` once and in order, followed by the exit that ended the trace.
 fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
     // Ignores exits that the host causes, because they can occur at any time.
-    let own: Vec<&Exit> = exits
-        .iter()
-        .filter(|exit| [EXIT_IO, EXIT_MMIO].contains(&exit.reason))
-        .collect();
+    let own: Vec<&Exit> = exits.iter().filter(|exit| [EXIT_IO, EXIT_MMIO].contains(&exit.reason)).collect();
     assert_eq!(own.len(), made.len() + 1, "{exits:#x?}");
     for (exit, made) in own.iter().zip(made) {
         assert_eq!(exit.reason, made.reason, "{exit:#x?}");
@@ -260,11 +228,7 @@ fn check(exits: &[Exit], made: &[Made], base: u64, vcpu: u64) {
     let last = own[made.len()];
     assert_eq!(last.flags & CUT, CUT);
     assert_eq!(last.qualification, u64::from(NOTIFY));
-    assert!(
-        (0..)
-            .zip(exits)
-            .all(|(number, exit)| exit.sequence == number)
-    );
+    assert!((0..).zip(exits).all(|(number, exit)| exit.sequence == number));
     assert!(exits.iter().all(|exit| exit.vcpu == vcpu));
     let in_turn = |pair: &[Exit]| pair[0].time + pair[0].outside <= pair[1].time;
     assert!(exits.windows(2).all(in_turn));
@@ -305,10 +269,7 @@ fn two_vcpus_are_traced_at_once() {
     let traces = [Trace::new(0, 16), Trace::new(1, 32)];
     let parts = [
         Part::default().every_kind().times(70),
-        Part::default()
-            .port(PORT + 6, &[0xee], WRITE | 1)
-            .memory(MAGIC, &[0x8b, 0x03], 4)
-            .times(600),
+        Part::default().port(PORT + 6, &[0xee], WRITE | 1).memory(MAGIC, &[0x8b, 0x03], 4).times(600),
     ];
     let open = traces.map(|trace| trace.open(&mut device));
     let programs = [0, 1].map(|vcpu| traced(&mut device, &traces[vcpu], &parts[vcpu].code));
@@ -373,9 +334,7 @@ fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     // host caused.
     let made = 2 * u64::from(EXITS) + 1;
     let all = 4 * 63 + between + after;
-    let of_the_host: u64 = ["signal", "other"]
-        .iter()
-        .filter_map(|name| ran.report["vcpus"][0]["exits"][name].as_u64())
-        .sum();
+    let of_the_host: u64 =
+        ["signal", "other"].iter().filter_map(|name| ran.report["vcpus"][0]["exits"][name].as_u64()).sum();
     assert!((made..=made + of_the_host).contains(&all), "{all}");
 }

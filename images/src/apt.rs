@@ -121,10 +121,7 @@ pub fn blames_lists(error: &ProcessError) -> bool {
         return false;
     };
     let has = |line: &str, errors: &[&str]| errors.iter().any(|error| line.contains(error));
-    failure
-        .everything
-        .lines()
-        .any(|line| line.starts_with("E: ") && has(line, &STALE) && !has(line, &UNREACHABLE))
+    failure.everything.lines().any(|line| line.starts_with("E: ") && has(line, &STALE) && !has(line, &UNREACHABLE))
 }
 
 /// An apt with its own set of lists.
@@ -192,10 +189,7 @@ impl Apt {
             archives => Ok(archives),
         })?;
         let line = |(uri, codename): &(String, String)| format!("deb {uri} {codename} main\n");
-        write(
-            "sources.list",
-            &archives.iter().map(line).collect::<String>(),
-        )?;
+        write("sources.list", &archives.iter().map(line).collect::<String>())?;
         write("status", "")?;
         let include = |config: &PathBuf| format!("#include \"{}\";\n", config.display());
         let config = format!(
@@ -278,10 +272,7 @@ impl Apt {
     ///
     /// # Errors
     /// The errors of `operation`, and [`AptError`].
-    pub fn refreshing<T, E: Stale>(
-        &self,
-        mut operation: impl FnMut() -> Result<T, E>,
-    ) -> Result<T, E> {
+    pub fn refreshing<T, E: Stale>(&self, mut operation: impl FnMut() -> Result<T, E>) -> Result<T, E> {
         let before = self.state(Key::new("lists"))?.hex();
         let error = match operation() {
             Err(error) if error.is_stale() => error,
@@ -290,10 +281,7 @@ impl Apt {
         let update = self.refresh(&before, error)?;
         // Try again even if the update failed: the failure may concern only sources that the operation does not need.
         operation().map_err(|error| match update {
-            Err(source) if error.is_stale() => E::from(AptError::Update {
-                operation: error.to_string(),
-                source,
-            }),
+            Err(source) if error.is_stale() => E::from(AptError::Update { operation: error.to_string(), source }),
             _ => error,
         })
     }
@@ -358,9 +346,7 @@ fn archives(targets: &str) -> Vec<(String, String)> {
     let archive = |target: &str| {
         let mut parts = target.split('|');
         match (parts.next(), parts.next(), parts.next(), parts.next()) {
-            (Some("Debian"), Some("main"), Some(uri), Some(codename)) => {
-                Some((uri.to_owned(), codename.to_owned()))
-            }
+            (Some("Debian"), Some("main"), Some(uri), Some(codename)) => Some((uri.to_owned(), codename.to_owned())),
             _ => None,
         }
     };
@@ -370,17 +356,11 @@ fn archives(targets: &str) -> Vec<(String, String)> {
 }
 
 fn unwritten(path: &Path, source: io::Error) -> AptError {
-    AptError::Write {
-        path: path.to_owned(),
-        source,
-    }
+    AptError::Write { path: path.to_owned(), source }
 }
 
 fn failed(path: &Path, source: io::Error) -> AptError {
-    AptError::Lists {
-        path: path.to_owned(),
-        source,
-    }
+    AptError::Lists { path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -432,10 +412,7 @@ mod tests {
             let error = fetch(&apt).unwrap_err();
             assert!(matches!(error, PackageError::Fetch { .. }), "{error:?}");
             let error = chain(&error);
-            assert!(
-                error.contains("cannot fetch linux-kbuild-6.1 6.1.2-1"),
-                "{error}"
-            );
+            assert!(error.contains("cannot fetch linux-kbuild-6.1 6.1.2-1"), "{error}");
             assert!(error.contains("404"), "{error}");
             assert_eq!(archive.updates(), 2, "one refresh for the whole process");
         }
@@ -467,10 +444,7 @@ mod tests {
         archive.publish(&[], &[]);
         archive.update_lists();
         let error = fetch(&archive.apt()).unwrap_err();
-        assert!(
-            matches!(&error, PackageError::NoPackage(name) if name == NAME),
-            "{error:?}"
-        );
+        assert!(matches!(&error, PackageError::NoPackage(name) if name == NAME), "{error:?}");
         assert_eq!(archive.updates(), 2);
     }
 
@@ -480,10 +454,7 @@ mod tests {
         let error = chain(&fetch(&archive.user_apt()).unwrap_err());
         let remedy = "package lists are stale: run `sudo apt-get update`, then try again: \
             cannot fetch linux-kbuild-6.1 6.1.1-1: ";
-        assert!(
-            error.starts_with(remedy) && error.contains("404"),
-            "{error}"
-        );
+        assert!(error.starts_with(remedy) && error.contains("404"), "{error}");
         assert_eq!(archive.updates(), 1);
     }
 
@@ -562,10 +533,7 @@ mod tests {
         let targets = "Debian|main|http://deb.example/debian/|bookworm\n\
             Debian|contrib|http://deb.example/debian/|bookworm\n\
             Other|main|http://other.example/|bookworm\nbroken\n";
-        let debian = (
-            "http://deb.example/debian/".to_owned(),
-            "bookworm".to_owned(),
-        );
+        let debian = ("http://deb.example/debian/".to_owned(), "bookworm".to_owned());
         assert_eq!(archives(targets), [debian]);
     }
 

@@ -121,16 +121,10 @@ impl Boot {
         let direct = match self.kvm_host {
             KvmHostChoice::Direct => true,
             KvmHostChoice::Auto if !arch.is_native() => false,
-            KvmHostChoice::Auto => {
-                kvm_host::stock_kernel_boots(&parts.cache, parts.programs.vmm()?)?
-            }
+            KvmHostChoice::Auto => kvm_host::stock_kernel_boots(&parts.cache, parts.programs.vmm()?)?,
             KvmHostChoice::Lab | KvmHostChoice::Exact => false,
         };
-        if direct {
-            self.run_direct(&parts, &mark, &guest)
-        } else {
-            self.run_lab(&parts, &mark, &guest)
-        }
+        if direct { self.run_direct(&parts, &mark, &guest) } else { self.run_lab(&parts, &mark, &guest) }
     }
 
     fn prepare(&self) -> Result<Parts, BootError> {
@@ -141,12 +135,7 @@ impl Boot {
         let programs: Vec<String> = self.programs.iter().cloned().chain(other).collect();
         let programs = Programs::build(&cache, kernel.arch, &programs)?;
         let initramfs = initramfs::guest(&cache, &kernel, &driver, &programs, &self.programs)?;
-        Ok(Parts {
-            cache,
-            kernel,
-            programs,
-            initramfs,
-        })
+        Ok(Parts { cache, kernel, programs, initramfs })
     }
 
     /// Returns the token that marks this run's lines on the console. Runs with the same command and files have
@@ -186,11 +175,7 @@ impl Boot {
             ["--report", report],
         ];
         let ours = ours.iter().flatten().map(|argument| (*argument).to_owned());
-        ["run".to_owned()]
-            .into_iter()
-            .chain(ours)
-            .chain(self.vmm_args.iter().cloned())
-            .collect()
+        ["run".to_owned()].into_iter().chain(ours).chain(self.vmm_args.iter().cloned()).collect()
     }
 
     fn run_direct(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, BootError> {
@@ -252,17 +237,9 @@ impl Boot {
         let mut run = Archive::new();
         run.file("run/job", 0o644, HOST_JOB.as_bytes())?;
         run.file("run/command", 0o644, self.command.as_bytes())?;
-        run.file(
-            "guest/initramfs",
-            0o644,
-            &self.guest_archive(&parts, &mark)?,
-        )?;
+        run.file("guest/initramfs", 0o644, &self.guest_archive(&parts, &mark)?)?;
         for (name, program) in parts.programs.guest(&self.programs) {
-            run.file(
-                &format!("bin/{name}"),
-                0o755,
-                &initramfs::concatenate(&[program], &[])?,
-            )?;
+            run.file(&format!("bin/{name}"), 0o755, &initramfs::concatenate(&[program], &[])?)?;
         }
         for (name, contents) in &self.files {
             run.file(name, 0o755, contents)?;
@@ -276,11 +253,7 @@ impl Boot {
         let arch = parts.kernel.arch;
         let exact = self.kvm_host == KvmHostChoice::Exact;
         let lab = Lab::get(&parts.cache, arch, exact)?;
-        let kvm_host = KvmHost::Lab {
-            arch,
-            qemu: lab.version(),
-            exact,
-        };
+        let kvm_host = KvmHost::Lab { arch, qemu: lab.version(), exact };
         let host = Kernel::stock_of(&parts.cache, arch, arch.lab_series())?;
         let base = initramfs::lab(&parts.cache, &host, &parts.kernel, &parts.programs)?;
         let settings = format!("MARK={mark}\nEND={}\n", quote(&lab.end()));
@@ -290,16 +263,9 @@ impl Boot {
         let _slot = parts.cache.slot()?;
         let run = run::watch(self, &parts.cache, &mut command, mark, &kvm_host)?;
         if run.transcript.vmm.is_none() {
-            let error = run
-                .ended
-                .stderr
-                .lines()
-                .rfind(|line| !line.contains("TCG doesn't support"));
+            let error = run.ended.stderr.lines().rfind(|line| !line.contains("TCG doesn't support"));
             let error = error.map(|line| format!(": {line}")).unwrap_or_default();
-            let what = format!(
-                "the lab ended before its script did (QEMU: {}){error}",
-                run.ended.status
-            );
+            let what = format!("the lab ended before its script did (QEMU: {}){error}", run.ended.status);
             return Err(BootError::Ended {
                 kvm_host,
                 what,
@@ -337,11 +303,7 @@ mod tests {
 
     #[test]
     fn exact_lab_refuses_several_vcpus() {
-        let boot = Boot {
-            kvm_host: KvmHostChoice::Exact,
-            vcpus: 2,
-            ..Boot::default()
-        };
+        let boot = Boot { kvm_host: KvmHostChoice::Exact, vcpus: 2, ..Boot::default() };
         assert!(matches!(boot.run(), Err(BootError::ExactVcpus(2))));
     }
 

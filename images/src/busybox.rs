@@ -117,9 +117,6 @@ mod tests {
         let error = applets(Path::new("/etc/passwd")).unwrap_err();
         assert!(error.to_string().contains("/etc/passwd"), "{error}");
         assert_eq!(table(b"x\0[\0[[\0sh"), None);
-        assert_eq!(
-            table(b"x\0[\0[[\0busybox\0sh\0\0y").unwrap(),
-            ["[", "[[", "sh"]
-        );
+        assert_eq!(table(b"x\0[\0[[\0busybox\0sh\0\0y").unwrap(), ["[", "[[", "sh"]);
     }
 }

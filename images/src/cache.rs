@@ -98,10 +98,8 @@ impl Cache {
         let home = self.directory.join(name);
         fs::create_dir_all(&home).map_err(|source| failed("make", &home, source))?;
         let path = self.directory.join(format!("{name}.lock"));
-        Lock::take(&path, || {
-            eprintln!("waiting for another process to finish with {name}…")
-        })
-        .map_err(|source| failed("lock", &path, source))
+        Lock::take(&path, || eprintln!("waiting for another process to finish with {name}…"))
+            .map_err(|source| failed("lock", &path, source))
     }
 
     /// Takes one of the [`slots`] for emulated machines. Waits while all are taken.
@@ -131,9 +129,7 @@ impl Cache {
     /// [`CacheError`].
     pub fn clear(&self) -> Result<(), CacheError> {
         match fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(failed("remove", &self.directory, error))
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &self.directory, error)),
             _ => Ok(()),
         }
     }
@@ -144,24 +140,11 @@ impl Cache {
         let entries = fs::read_dir(&home).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         let entries = entries.map_err(|source| failed("read", &home, source))?;
         let mut results: Vec<(SystemTime, PathBuf)> = Vec::new();
-        for path in entries
-            .iter()
-            .map(fs::DirEntry::path)
-            .filter(|path| path != newest)
-        {
+        for path in entries.iter().map(fs::DirEntry::path).filter(|path| path != newest) {
             let modified = fs::metadata(&path).and_then(|m| m.modified());
             let modified = modified.map_err(|source| failed("read", &path, source))?;
-            let half_made = path
-                .file_name()
-                .is_some_and(|n| n.as_encoded_bytes()[0] == b'.');
-            results.push((
-                if half_made {
-                    SystemTime::UNIX_EPOCH
-                } else {
-                    modified
-                },
-                path,
-            ));
+            let half_made = path.file_name().is_some_and(|n| n.as_encoded_bytes()[0] == b'.');
+            results.push((if half_made { SystemTime::UNIX_EPOCH } else { modified }, path));
         }
         results.sort();
         results.reverse();
@@ -176,11 +159,7 @@ impl Cache {
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error) -> CacheError {
-    CacheError::Access {
-        action,
-        path: path.to_owned(),
-        source,
-    }
+    CacheError::Access { action, path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -205,10 +184,7 @@ mod tests {
                 fs::write(dir.join("content"), key).unwrap();
                 Ok::<_, CacheError>(())
             });
-            assert_eq!(
-                fs::read_to_string(place.unwrap().join("content")).unwrap(),
-                key
-            );
+            assert_eq!(fs::read_to_string(place.unwrap().join("content")).unwrap(), key);
         }
         assert_eq!(made, 2);
         cache.clear().unwrap();
@@ -222,11 +198,7 @@ mod tests {
         let cache = Cache::at(directory.path().to_owned());
         let failed = cache.get("kind", "a", |dir| {
             fs::write(dir.join("half"), "").unwrap();
-            Err(CacheError::Access {
-                action: "fail at",
-                path: dir.to_owned(),
-                source: io::ErrorKind::Other.into(),
-            })
+            Err(CacheError::Access { action: "fail at", path: dir.to_owned(), source: io::ErrorKind::Other.into() })
         });
         assert!(failed.is_err());
         assert_eq!(count(&directory.path().join("kind")), 0);
@@ -261,18 +233,10 @@ mod tests {
         let cache = Cache::at(directory.path().to_owned());
         fs::create_dir_all(directory.path().join("kind/.making-killed")).unwrap();
         for key in 0..KEPT + 3 {
-            cache
-                .get("kind", &key.to_string(), |_| Ok::<_, CacheError>(()))
-                .unwrap();
+            cache.get("kind", &key.to_string(), |_| Ok::<_, CacheError>(())).unwrap();
         }
         assert_eq!(count(&directory.path().join("kind")), KEPT);
-        assert!(
-            directory
-                .path()
-                .join("kind")
-                .join((KEPT + 2).to_string())
-                .is_dir()
-        );
+        assert!(directory.path().join("kind").join((KEPT + 2).to_string()).is_dir());
         assert!(!directory.path().join("kind/.making-killed").exists());
     }
 }

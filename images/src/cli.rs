@@ -221,18 +221,13 @@ impl BootArgs {
     pub(crate) fn boot(&self) -> Result<Boot, String> {
         let mut files = Vec::new();
         for file in &self.files {
-            let (inside, outside) = file
-                .split_once('=')
-                .ok_or_else(|| format!("--file {file}: write PATH=FILE, like root/data=./data"))?;
+            let (inside, outside) =
+                file.split_once('=').ok_or_else(|| format!("--file {file}: write PATH=FILE, like root/data=./data"))?;
             let contents = fs::read(outside).map_err(|e| format!("cannot read {outside}: {e}"))?;
             files.push((inside.trim_start_matches('/').to_owned(), contents));
         }
         let kvm_host = self.kvm_host.choice();
-        let vcpus = if kvm_host == KvmHostChoice::Exact {
-            1
-        } else {
-            2
-        };
+        let vcpus = if kvm_host == KvmHostChoice::Exact { 1 } else { 2 };
         Ok(Boot {
             command: self.command.join(" "),
             vcpus: self.vcpus.unwrap_or(vcpus),
@@ -266,10 +261,7 @@ mod tests {
     #[test]
     fn demo_takes_its_options_behind_the_separator_of_cargo() {
         let of = |line: &str| arguments(line.split(' ').map(OsString::from));
-        assert_eq!(
-            of("images demo -- --lab aarch64"),
-            of("images demo --lab aarch64")
-        );
+        assert_eq!(of("images demo -- --lab aarch64"), of("images demo --lab aarch64"));
         for same in ["images boot -- true", "images demo", "images"] {
             let words: Vec<OsString> = same.split(' ').map(OsString::from).collect();
             assert_eq!(of(same), words);
@@ -278,22 +270,10 @@ mod tests {
 
     #[test]
     fn words_become_a_boot() {
-        let boot = boot(&[
-            "--lab",
-            "--vcpus",
-            "3",
-            "--vmm-arg",
-            "--no-vpmu",
-            "--",
-            "echo",
-            "hi",
-        ]);
+        let boot = boot(&["--lab", "--vcpus", "3", "--vmm-arg", "--no-vpmu", "--", "echo", "hi"]);
         let boot = boot.unwrap();
         assert_eq!((boot.command.as_str(), boot.vcpus), ("echo hi", 3));
-        assert_eq!(
-            (boot.kvm_host, boot.vmm_args),
-            (KvmHostChoice::Lab, vec!["--no-vpmu".to_owned()])
-        );
+        assert_eq!((boot.kvm_host, boot.vmm_args), (KvmHostChoice::Lab, vec!["--no-vpmu".to_owned()]));
     }
 
     #[test]
@@ -319,16 +299,7 @@ mod tests {
             &["--lab", "m68k", "--", "true"],
             &["--exact", "--direct", "--", "true"],
             &["--kernel", "x", "--", "true"],
-            &[
-                "--kernel",
-                "x",
-                "--headers",
-                "y",
-                "--kernel-version",
-                "6.1",
-                "--",
-                "true",
-            ],
+            &["--kernel", "x", "--headers", "y", "--kernel-version", "6.1", "--", "true"],
             &["--file", "nonsense", "--", "true"],
             &["--file", "a=/no/such/file", "--", "true"],
             &["--frobnicate", "--", "true"],

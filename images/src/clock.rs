@@ -27,19 +27,16 @@ impl Reading {
         let before = sys::tsc();
         let time = Instant::now();
         let doubt = sys::tsc().saturating_sub(before);
-        Self {
-            time,
-            counter: before.saturating_add(doubt / 2),
-            doubt,
-        }
+        Self { time, counter: before.saturating_add(doubt / 2), doubt }
     }
 
     fn best() -> Self {
-        (1..READINGS)
-            .map(|_| Self::take())
-            .fold(Self::take(), |best, next| {
+        (1..READINGS).map(|_| Self::take()).fold(
+            Self::take(),
+            |best, next| {
                 if next.doubt < best.doubt { next } else { best }
-            })
+            },
+        )
     }
 }
 
@@ -48,10 +45,7 @@ pub fn tsc_khz() -> u32 {
     let start = Reading::best();
     thread::sleep(MEASURED);
     let end = Reading::best();
-    khz(
-        end.counter.saturating_sub(start.counter),
-        end.time.duration_since(start.time),
-    )
+    khz(end.counter.saturating_sub(start.counter), end.time.duration_since(start.time))
 }
 
 fn khz(counted: u64, time: Duration) -> u32 {

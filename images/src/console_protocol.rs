@@ -51,13 +51,7 @@ impl Frames {
     pub fn new(token: &str) -> Self {
         let mark = format!("{START}{token} ").into_bytes();
         // The console's first byte begins a line.
-        Self {
-            mark,
-            held: vec![b'\n'],
-            part: Part::Elsewhere,
-            after_mark: false,
-            transcript: Transcript::default(),
-        }
+        Self { mark, held: vec![b'\n'], part: Part::Elsewhere, after_mark: false, transcript: Transcript::default() }
     }
 
     /// Takes the console's next bytes; returns those that belong to the command's output.
@@ -93,9 +87,7 @@ impl Frames {
         let Some(end) = self.held[line..].iter().position(|&b| b == b'\n') else {
             return false;
         };
-        let word = String::from_utf8_lossy(&self.held[line..line + end])
-            .trim()
-            .to_owned();
+        let word = String::from_utf8_lossy(&self.held[line..line + end]).trim().to_owned();
         let before: Vec<u8> = self.held[..at].to_vec();
         self.keep(&before);
         // The newline that ends this mark stays in `held`, because it may begin the next mark.
@@ -142,9 +134,7 @@ impl Frames {
     /// The number of bytes at the end of `held` that may begin a mark or a line end.
     fn could_begin_a_mark(&self) -> usize {
         let longest = self.mark.len().min(self.held.len());
-        let partial = (1..=longest)
-            .rev()
-            .find(|&n| self.held.ends_with(&self.mark[..n]));
+        let partial = (1..=longest).rev().find(|&n| self.held.ends_with(&self.mark[..n]));
         partial.unwrap_or_else(|| usize::from(self.held.last() == Some(&b'\r')))
     }
 }
@@ -173,16 +163,10 @@ mod tests {
     fn frames_split_at_any_byte_parse() {
         for chunk in [1, 2, 3, 7, 1000] {
             let (live, transcript) = parsed(chunk);
-            assert_eq!(
-                transcript.output, b"one\n\ntwo no newline",
-                "chunks of {chunk}"
-            );
+            assert_eq!(transcript.output, b"one\n\ntwo no newline", "chunks of {chunk}");
             assert_eq!(live, transcript.output);
             assert_eq!((transcript.status, transcript.vmm), (Some(3), Some(0)));
-            assert_eq!(
-                (transcript.host.as_slice(), transcript.host_status),
-                (&b"after it"[..], Some(4))
-            );
+            assert_eq!((transcript.host.as_slice(), transcript.host_status), (&b"after it"[..], Some(4)));
             assert_eq!(transcript.log, b"all well");
             assert_eq!(transcript.report, b"{\n}");
         }
@@ -203,10 +187,7 @@ mod tests {
         frames.push(b"\n@@vpmu:t begin\n@@vpmu:t exit 0\n");
         let transcript = frames.finish();
         assert!(transcript.begun);
-        assert_eq!(
-            (transcript.output, transcript.status),
-            (Vec::new(), Some(0))
-        );
+        assert_eq!((transcript.output, transcript.status), (Vec::new(), Some(0)));
     }
 
     #[test]

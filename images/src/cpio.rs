@@ -101,28 +101,16 @@ impl Archive {
         Ok(())
     }
 
-    fn entry(
-        &mut self,
-        name: &str,
-        mode: u32,
-        (major, minor): (u32, u32),
-        contents: &[u8],
-    ) -> Result<(), CpioError> {
-        let too_big = || CpioError::TooBig {
-            name: name.to_owned(),
-            size: contents.len(),
-        };
+    fn entry(&mut self, name: &str, mode: u32, (major, minor): (u32, u32), contents: &[u8]) -> Result<(), CpioError> {
+        let too_big = || CpioError::TooBig { name: name.to_owned(), size: contents.len() };
         let size = u32::try_from(contents.len()).map_err(|_| too_big())?;
         let name_size = u32::try_from(name.len() + 1).map_err(|_| too_big())?;
         self.inode = self.inode.wrapping_add(1);
         let links = if mode & DIRECTORY == DIRECTORY { 2 } else { 1 };
-        let fields = [
-            self.inode, mode, 0, 0, links, 0, size, 0, 0, major, minor, name_size, 0,
-        ];
+        let fields = [self.inode, mode, 0, 0, links, 0, size, 0, 0, major, minor, name_size, 0];
         self.bytes.extend_from_slice(MAGIC.as_bytes());
         for field in fields {
-            self.bytes
-                .extend_from_slice(format!("{field:08X}").as_bytes());
+            self.bytes.extend_from_slice(format!("{field:08X}").as_bytes());
         }
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.push(0);
@@ -140,11 +128,7 @@ pub fn pad(bytes: &mut Vec<u8>) {
 
 fn check(name: &str) -> Result<&str, CpioError> {
     let sound = !name.contains('\0') && name.split('/').all(|p| !matches!(p, "" | "." | ".."));
-    if sound {
-        Ok(name)
-    } else {
-        Err(CpioError::BadName(name.to_owned()))
-    }
+    if sound { Ok(name) } else { Err(CpioError::BadName(name.to_owned())) }
 }
 
 #[cfg(test)]
@@ -193,10 +177,7 @@ mod tests {
             ("dev", DIRECTORY, b""),
             ("dev/console", CHARACTER_DEVICE, b""),
         ];
-        let expected: Vec<_> = expected
-            .iter()
-            .map(|(n, m, c)| ((*n).to_owned(), *m, c.to_vec()))
-            .collect();
+        let expected: Vec<_> = expected.iter().map(|(n, m, c)| ((*n).to_owned(), *m, c.to_vec())).collect();
         assert_eq!(read(&bytes), expected);
     }
 

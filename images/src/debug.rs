@@ -84,9 +84,8 @@ impl Debug {
 pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelError> {
     let apt = Apt::host();
     let stock = Kernel::stock(cache, series)?;
-    let config = stock.config().ok_or_else(|| {
-        KernelError::Layout("configuration, which a debug kernel starts from".into())
-    })?;
+    let config =
+        stock.config().ok_or_else(|| KernelError::Layout("configuration, which a debug kernel starts from".into()))?;
     prerequisites::ensure(&NEEDS)?;
     let compiler = process::output(Command::new("gcc").arg("--version"));
     let compiler = compiler.map_err(KernelError::Build)?;
@@ -100,9 +99,7 @@ pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelEr
             .text("debug", debug.config())
             .bytes("compiler", &compiler);
         let id = format!("{series}-{}-{}", debug.name(), key.hex());
-        let place = cache.get("debug-kernel", &id, |dir| {
-            build(apt, &source, series, &config, debug, dir)
-        })?;
+        let place = cache.get("debug-kernel", &id, |dir| build(apt, &source, series, &config, debug, dir))?;
         Ok(Kernel {
             image: place.join("vmlinux"),
             bzimage: place.join("bzImage"),
@@ -122,10 +119,7 @@ fn build(
     debug: Debug,
     dir: &Path,
 ) -> Result<(), KernelError> {
-    let step = Step::new(format!(
-        "building kernel {series} with {}, once; this takes many minutes",
-        debug.name()
-    ));
+    let step = Step::new(format!("building kernel {series} with {}, once; this takes many minutes", debug.name()));
     let work = tempfile::tempdir_in(dir).map_err(FileError::at(dir))?;
     packages::unpack(apt, package, work.path(), &step)?;
     step.detail("unpacking the source");
@@ -133,10 +127,7 @@ fn build(
     fs::create_dir(&source).map_err(FileError::at(&source))?;
     let mut tar = Command::new("tar");
     tar.arg("-xf")
-        .arg(
-            work.path()
-                .join(format!("usr/src/linux-source-{series}.tar.xz")),
-        )
+        .arg(work.path().join(format!("usr/src/linux-source-{series}.tar.xz")))
         .arg("-C")
         .arg(&source)
         .arg("--strip-components=1");
@@ -185,10 +176,7 @@ fn configure(source: &Path, stock: &Path, debug: Debug) -> Result<(), KernelErro
 fn missing<'a>(wanted: &'a str, config: &str) -> Option<&'a str> {
     let mut options = wanted.lines().filter(|line| line.starts_with("CONFIG_"));
     options.find(|option| match option.strip_suffix("=n") {
-        Some(name) => config.lines().any(|line| {
-            line.strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with('='))
-        }),
+        Some(name) => config.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('='))),
         None => !config.lines().any(|line| line == *option),
     })
 }
@@ -210,10 +198,7 @@ fn make(source: &Path) -> Command {
 fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
     let image = source.join("arch/x86/boot/bzImage");
     let bytes = fs::read(&image).map_err(FileError::at(&image))?;
-    let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
-        image: image.clone(),
-        source,
-    })?;
+    let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract { image: image.clone(), source })?;
     let (headers, modules) = (dir.join("headers"), dir.join("modules"));
     for directory in [&headers, &modules] {
         fs::create_dir(directory).map_err(FileError::at(directory))?;

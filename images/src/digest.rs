@@ -62,34 +62,20 @@ impl Key {
         entries.sort_by_key(fs::DirEntry::file_name);
         for entry in entries {
             let name = format!("{label}/{}", entry.file_name().to_string_lossy());
-            let kind = entry
-                .file_type()
-                .map_err(|source| failed(&entry.path(), source))?;
-            self = if kind.is_dir() {
-                self.tree(&name, &entry.path())?
-            } else {
-                self.file(&name, &entry.path())?
-            };
+            let kind = entry.file_type().map_err(|source| failed(&entry.path(), source))?;
+            self = if kind.is_dir() { self.tree(&name, &entry.path())? } else { self.file(&name, &entry.path())? };
         }
         Ok(self)
     }
 
     /// Returns the digest as 16 hexadecimal digits.
     pub fn hex(self) -> String {
-        self.0
-            .finalize()
-            .iter()
-            .take(8)
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        self.0.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
 fn failed(path: &Path, source: io::Error) -> DigestError {
-    DigestError {
-        path: path.display().to_string(),
-        source,
-    }
+    DigestError { path: path.display().to_string(), source }
 }
 
 #[cfg(test)]
@@ -117,19 +103,13 @@ mod tests {
         fs::write(directory.path().join("sub/a"), "2").unwrap();
         let second = hex();
         assert_ne!(first, second);
-        fs::rename(
-            directory.path().join("sub/a"),
-            directory.path().join("sub/b"),
-        )
-        .unwrap();
+        fs::rename(directory.path().join("sub/a"), directory.path().join("sub/b")).unwrap();
         assert_ne!(second, hex());
     }
 
     #[test]
     fn digest_of_missing_file_names_it() {
-        let error = Key::new("t")
-            .file("f", Path::new("/no/such/file"))
-            .unwrap_err();
+        let error = Key::new("t").file("f", Path::new("/no/such/file")).unwrap_err();
         assert!(error.to_string().contains("/no/such/file"));
     }
 }

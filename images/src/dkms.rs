@@ -58,23 +58,12 @@ impl Stale for DkmsError {
 /// # Errors
 /// [`DkmsError`].
 pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> {
-    prerequisites::ensure(&[
-        Prerequisite::Gcc,
-        Prerequisite::Make,
-        Prerequisite::LibElf,
-        Prerequisite::Depmod,
-    ])?;
+    prerequisites::ensure(&[Prerequisite::Gcc, Prerequisite::Make, Prerequisite::LibElf, Prerequisite::Depmod])?;
     let release = kernel.release().ok_or(DkmsError::NoRelease)?;
     let step = Step::new(format!("installing the driver for {release} with DKMS"));
     let at = |name: &str| directory.join(name);
     let modules = at("modules").join(release);
-    for place in [
-        at("package"),
-        at("tree"),
-        at("sources"),
-        at("driver"),
-        modules.clone(),
-    ] {
+    for place in [at("package"), at("tree"), at("sources"), at("driver"), modules.clone()] {
         fs::create_dir_all(&place).map_err(FileError::at(&place))?;
     }
     let apt = Apt::host();
@@ -90,14 +79,12 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     }
     // Don't run depmod: it would update the host's index of modules.
     let mut dkms = Command::new("bash");
-    dkms.arg(at("package/usr/sbin/dkms"))
-        .args(["install", "--no-depmod"]);
+    dkms.arg(at("package/usr/sbin/dkms")).args(["install", "--no-depmod"]);
     dkms.arg("--dkmstree").arg(at("tree"));
     dkms.arg("--sourcetree").arg(at("sources"));
     dkms.arg("--installtree").arg(at("modules"));
     dkms.arg("--kernelsourcedir").arg(&kernel.headers);
-    dkms.args(["-k", &format!("{release}/x86_64")])
-        .arg(at("driver"));
+    dkms.args(["-k", &format!("{release}/x86_64")]).arg(at("driver"));
     for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
         dkms.env_remove(variable);
     }

@@ -42,9 +42,7 @@ pub enum BootError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// The boot needs several vCPUs, but in this exact lab only a guest with one vCPU runs reliably.
-    #[error(
-        "with --exact, the x86 lab runs only guests with one vCPU, not {0}: guests with more vCPUs can hang"
-    )]
+    #[error("with --exact, the x86 lab runs only guests with one vCPU, not {0}: guests with more vCPUs can hang")]
     ExactVcpus(u32),
     /// A guest that this machine's processors cannot run.
     #[error("this machine's KVM cannot run {0} guests: leave out --direct to use the lab")]
@@ -101,9 +99,6 @@ pub struct FileError {
 impl FileError {
     /// For `map_err`: makes the error of a failed operation on `path`.
     pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self {
-            path: path.to_owned(),
-            source,
-        }
+        move |source| Self { path: path.to_owned(), source }
     }
 }

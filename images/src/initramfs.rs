@@ -70,36 +70,18 @@ pub fn guest(
             None => Vec::new(),
         };
         let bytes = fs::read(driver).map_err(FileError::at(driver))?;
-        modules.push(Module {
-            name: module::NAME.trim_end_matches(".ko").to_owned(),
-            bytes,
-        });
+        modules.push(Module { name: module::NAME.trim_end_matches(".ko").to_owned(), bytes });
         Ok(modules)
     };
-    let key = Key::new("guest initramfs")
-        .text("kernel", &kernel.id)
-        .file("driver", driver)?;
-    pack(
-        cache,
-        kernel.arch,
-        "initramfs",
-        key,
-        GUEST_INIT,
-        &files,
-        modules,
-    )
+    let key = Key::new("guest initramfs").text("kernel", &kernel.id).file("driver", driver)?;
+    pack(cache, kernel.arch, "initramfs", key, GUEST_INIT, &files, modules)
 }
 
 /// Packs the lab's initramfs: shell and tools, KVM, the VMM, the guest's kernel.
 ///
 /// # Errors
 /// [`InitramfsError`].
-pub fn lab(
-    cache: &Cache,
-    host: &Kernel,
-    guest: &Kernel,
-    programs: &Programs,
-) -> Result<PathBuf, InitramfsError> {
+pub fn lab(cache: &Cache, host: &Kernel, guest: &Kernel, programs: &Programs) -> Result<PathBuf, InitramfsError> {
     // The compressed image is faster here: the emulated processor copies fewer bytes, and the guest unpacks the image
     // only once.
     let mut files = BTreeMap::from([("guest/kernel".to_owned(), guest.bzimage.clone())]);
@@ -127,10 +109,7 @@ fn pack(
     modules: impl FnOnce() -> Result<Vec<Module>, InitramfsError>,
 ) -> Result<PathBuf, InitramfsError> {
     let busybox = busybox::get(cache, arch)?;
-    key = key
-        .text("recipe", "1")
-        .text("init", init)
-        .file("busybox", &busybox)?;
+    key = key.text("recipe", "1").text("init", init).file("busybox", &busybox)?;
     for (name, file) in files {
         key = key.file(name, file)?;
     }

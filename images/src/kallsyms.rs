@@ -57,11 +57,7 @@ impl Tokens {
         let mut start = digits;
         for _ in 0..FIRST_DIGIT {
             let before = kernel.get(..start.checked_sub(1)?)?;
-            let length = before
-                .iter()
-                .rev()
-                .take(LONGEST_TOKEN)
-                .position(|&b| b == 0)?;
+            let length = before.iter().rev().take(LONGEST_TOKEN).position(|&b| b == 0)?;
             start = before.len() - length;
         }
         let mut texts = Vec::with_capacity(TOKENS);
@@ -75,11 +71,7 @@ impl Tokens {
             at += length + 1;
         }
         let at = at.next_multiple_of(8);
-        kernel.get(at..)?.starts_with(&index).then_some(Self {
-            start,
-            texts,
-            end: at + index.len(),
-        })
+        kernel.get(at..)?.starts_with(&index).then_some(Self { start, texts, end: at + index.len() })
     }
 }
 
@@ -124,17 +116,11 @@ impl Names {
         }
         let text = |span: std::ops::Range<usize>| -> Option<String> {
             let numbers = kernel.get(span)?.iter();
-            let bytes: Vec<u8> = numbers
-                .filter_map(|&number| tokens.texts.get(usize::from(number)))
-                .flatten()
-                .copied()
-                .collect();
+            let bytes: Vec<u8> =
+                numbers.filter_map(|&number| tokens.texts.get(usize::from(number))).flatten().copied().collect();
             String::from_utf8(bytes).ok()
         };
-        Some(Self {
-            number_at,
-            texts: spans.into_iter().map(text).collect::<Option<_>>()?,
-        })
+        Some(Self { number_at, texts: spans.into_iter().map(text).collect::<Option<_>>()? })
     }
 }
 
@@ -203,9 +189,8 @@ mod tests {
     /// symbols are functions of 16 bytes each.
     fn offsets(number: usize) -> Vec<u8> {
         let offset = |index: i32| if index == 0 { 64 } else { -1 - 16 * index };
-        let mut bytes: Vec<u8> = (0..i32::try_from(number).unwrap())
-            .flat_map(|index| offset(index).to_le_bytes())
-            .collect();
+        let mut bytes: Vec<u8> =
+            (0..i32::try_from(number).unwrap()).flat_map(|index| offset(index).to_le_bytes()).collect();
         pad(&mut bytes);
         bytes.extend(BASE.to_le_bytes());
         bytes
@@ -292,10 +277,7 @@ mod tests {
             // Broken parts must not make the parser read beyond the end or loop forever.
             for at in (800..whole.len()).step_by(37) {
                 let mut broken = whole.clone();
-                broken[at..]
-                    .iter_mut()
-                    .take(16)
-                    .for_each(|byte| *byte ^= 0xff);
+                broken[at..].iter_mut().take(16).for_each(|byte| *byte ^= 0xff);
                 let _ = system_map(&broken);
             }
         }

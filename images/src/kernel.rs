@@ -127,9 +127,7 @@ impl Kernel {
         let version = sources.version.as_deref().unwrap_or(DEFAULT_SERIES);
         match (&sources.kernel, sources.debug) {
             (Some(image), _) => Self::own(image, sources),
-            (None, Some(_)) if !sources.arch.is_native() => {
-                Err(KernelError::ForeignDebug(sources.arch))
-            }
+            (None, Some(_)) if !sources.arch.is_native() => Err(KernelError::ForeignDebug(sources.arch)),
             (None, Some(debug)) => debug::get(cache, version, debug),
             (None, None) => Self::stock_of(cache, sources.arch, version),
         }
@@ -234,32 +232,20 @@ impl Kernel {
         if !symbols.is_file() || !headers.join("Makefile").is_file() {
             return Err(KernelError::BadHeaders(headers));
         }
-        let mut key = Key::new("own kernel")
-            .file("image", image)?
-            .file("symbols", &symbols)?;
+        let mut key = Key::new("own kernel").file("image", image)?.file("symbols", &symbols)?;
         key = key.text("headers", &headers.to_string_lossy());
         if let Some(modules) = &sources.modules {
             key = key.text("modules", &modules.to_string_lossy());
         }
         let (image, id) = (image.to_owned(), format!("own-{}", key.hex()));
-        Ok(Self {
-            bzimage: image.clone(),
-            image,
-            modules: sources.modules.clone(),
-            headers,
-            id,
-            arch: sources.arch,
-        })
+        Ok(Self { bzimage: image.clone(), image, modules: sources.modules.clone(), headers, id, arch: sources.arch })
     }
 }
 
 /// Extracts the kernel proper from `image`.
 fn extract(image: &Path, vmlinux: &Path) -> Result<(), KernelError> {
     let bytes = fs::read(image).map_err(FileError::at(image))?;
-    let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
-        image: image.to_owned(),
-        source,
-    })?;
+    let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract { image: image.to_owned(), source })?;
     Ok(fs::write(vmlinux, kernel).map_err(FileError::at(vmlinux))?)
 }
 
@@ -268,8 +254,7 @@ fn bzimage(root: &Path, release: &str) -> PathBuf {
 }
 
 fn headers(root: &Path, release: &str) -> PathBuf {
-    root.join("usr/src")
-        .join(format!("linux-headers-{release}"))
+    root.join("usr/src").join(format!("linux-headers-{release}"))
 }
 
 /// Makes the headers usable where they were unpacked. Their Makefile includes the common headers' Makefile by its
@@ -277,24 +262,19 @@ fn headers(root: &Path, release: &str) -> PathBuf {
 fn relocate(headers: &Path) -> Result<(), KernelError> {
     let path = headers.join("Makefile");
     let text = fs::read_to_string(&path).map_err(FileError::at(&path))?;
-    let text = relocated(&text)
-        .ok_or_else(|| KernelError::Layout("Makefile that includes the common headers".into()))?;
+    let text =
+        relocated(&text).ok_or_else(|| KernelError::Layout("Makefile that includes the common headers".into()))?;
     Ok(fs::write(&path, text).map_err(FileError::at(&path))?)
 }
 
 fn relocated(makefile: &str) -> Option<String> {
     const INSTALLED: &str = "include /usr/src/";
     const BESIDE: &str = "include $(dir $(lastword $(MAKEFILE_LIST)))../";
-    makefile
-        .contains(INSTALLED)
-        .then(|| makefile.replace(INSTALLED, BESIDE))
+    makefile.contains(INSTALLED).then(|| makefile.replace(INSTALLED, BESIDE))
 }
 
 fn first_existing(root: &Path, names: &[&str]) -> Result<PathBuf, KernelError> {
-    let found = names
-        .iter()
-        .map(|name| root.join(name))
-        .find(|path| path.is_dir());
+    let found = names.iter().map(|name| root.join(name)).find(|path| path.is_dir());
     found.ok_or_else(|| KernelError::Layout(format!("directory {}", names.join(" or "))))
 }
 
@@ -317,10 +297,7 @@ mod tests {
         ];
         let mut headers = Deb::new(&format!("linux-headers-{release}"), version);
         headers.fields = format!("Depends: {common} (= {version}), linux-kbuild-6.1, gcc-12\n");
-        headers.files = vec![(
-            format!("usr/src/linux-headers-{release}/Makefile"),
-            makefile.into_bytes(),
-        )];
+        headers.files = vec![(format!("usr/src/linux-headers-{release}/Makefile"), makefile.into_bytes())];
         let parts = [&*common, "linux-kbuild-6.1"].map(|name| Deb::new(name, version));
         [kernel, headers].into_iter().chain(parts).collect()
     }
@@ -381,19 +358,9 @@ mod tests {
         archive.publish(&both, &[]);
         let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
         assert!(kernel.id.starts_with(SECOND), "{kernel:?}");
-        assert!(
-            !kernel
-                .headers
-                .with_file_name(format!("linux-headers-{FIRST}"))
-                .exists()
-        );
+        assert!(!kernel.headers.with_file_name(format!("linux-headers-{FIRST}")).exists());
         assert_eq!(archive.answers_for(&both[4]), [200]);
-        assert_eq!(
-            fs::read_dir(cache.directory().join("kernel"))
-                .unwrap()
-                .count(),
-            1
-        );
+        assert_eq!(fs::read_dir(cache.directory().join("kernel")).unwrap().count(), 1);
     }
 
     #[test]
@@ -402,10 +369,7 @@ mod tests {
         archive.drop_file(&debs(SECOND, "6.1.2-1")[0]);
         let error = chain(&Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap_err());
         let package = format!("cannot fetch linux-image-{SECOND} 6.1.2-1: ");
-        assert!(
-            error.starts_with(&package) && error.contains("404"),
-            "{error}"
-        );
+        assert!(error.starts_with(&package) && error.contains("404"), "{error}");
         assert_eq!(archive.updates(), 2);
     }
 
@@ -413,10 +377,7 @@ mod tests {
     fn stock_kernel_of_unknown_series_fails_after_one_refresh() {
         let (archive, cache) = stale();
         let error = chain(&Kernel::stock_from(&archive.apt(), &cache, "9.9").unwrap_err());
-        assert!(
-            error.contains("no cloud kernel 9.9; they have: 6.1"),
-            "{error}"
-        );
+        assert!(error.contains("no cloud kernel 9.9; they have: 6.1"), "{error}");
         assert_eq!(archive.updates(), 2);
     }
 
@@ -453,10 +414,7 @@ mod tests {
     fn own_kernel_without_a_build_directory_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().join("cache"));
-        let mut sources = Sources {
-            kernel: Some("/no/kernel".into()),
-            ..Sources::default()
-        };
+        let mut sources = Sources { kernel: Some("/no/kernel".into()), ..Sources::default() };
         let error = Kernel::get(&cache, &sources).unwrap_err();
         assert!(matches!(error, KernelError::NoHeaders));
         sources.headers = Some(directory.path().to_owned());

@@ -87,10 +87,8 @@ fn visit(
     if found.iter().any(|module| module.name == name) || builtin.contains(&name) {
         return Ok(());
     }
-    let path = files.get(&name).ok_or_else(|| KmodError::Missing {
-        name: name.clone(),
-        directory: directory.to_owned(),
-    })?;
+    let path =
+        files.get(&name).ok_or_else(|| KmodError::Missing { name: name.clone(), directory: directory.to_owned() })?;
     let bytes = read(path)?;
     for dependency in depends(&bytes).ok_or_else(|| KmodError::NotModule(path.clone()))? {
         visit(&dependency, directory, files, builtin, found)?;
@@ -103,24 +101,13 @@ fn visit(
 pub fn depends(bytes: &[u8]) -> Option<Vec<String>> {
     let file = object::File::parse(bytes).ok()?;
     let info = file.section_by_name(".modinfo")?.data().ok()?;
-    let field = info
-        .split(|&b| b == 0)
-        .find_map(|field| field.strip_prefix(b"depends="))?;
+    let field = info.split(|&b| b == 0).find_map(|field| field.strip_prefix(b"depends="))?;
     let field = String::from_utf8_lossy(field).into_owned();
-    Some(
-        field
-            .split(',')
-            .filter(|name| !name.is_empty())
-            .map(str::to_owned)
-            .collect(),
-    )
+    Some(field.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
 fn index(directory: &Path, files: &mut HashMap<String, PathBuf>) -> Result<(), KmodError> {
-    let failed = |source| KmodError::Read {
-        path: directory.to_owned(),
-        source,
-    };
+    let failed = |source| KmodError::Read { path: directory.to_owned(), source };
     for entry in fs::read_dir(directory).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let path = entry.path();
@@ -136,10 +123,7 @@ fn index(directory: &Path, files: &mut HashMap<String, PathBuf>) -> Result<(), K
 
 fn stem(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.split(".ko")
-        .next()
-        .unwrap_or_default()
-        .replace('-', "_")
+    name.split(".ko").next().unwrap_or_default().replace('-', "_")
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, KmodError> {
@@ -150,18 +134,11 @@ fn read(path: &Path) -> Result<Vec<u8>, KmodError> {
         _ => None,
     };
     let Some((program, need)) = packer else {
-        return fs::read(path).map_err(|source| KmodError::Read {
-            path: path.to_owned(),
-            source,
-        });
+        return fs::read(path).map_err(|source| KmodError::Read { path: path.to_owned(), source });
     };
     prerequisites::ensure(need.as_slice())?;
-    process::output(Command::new(program).arg("-dc").arg(path)).map_err(|source| {
-        KmodError::Unpack {
-            path: path.to_owned(),
-            source,
-        }
-    })
+    process::output(Command::new(program).arg("-dc").arg(path))
+        .map_err(|source| KmodError::Unpack { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -173,11 +150,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let builtin = directory.path().join("modules.builtin");
         fs::write(builtin, "kernel/drivers/virtio/virtio-mmio.ko\n").unwrap();
-        assert!(
-            collect(directory.path(), &["virtio_mmio"])
-                .unwrap()
-                .is_empty()
-        );
+        assert!(collect(directory.path(), &["virtio_mmio"]).unwrap().is_empty());
         let error = collect(directory.path(), &["pvpanic"]).unwrap_err();
         assert!(error.to_string().contains("pvpanic"), "{error}");
     }

@@ -29,9 +29,7 @@ pub enum KvmHostError {
         source: io::Error,
     },
     /// The VMM's answer lacks the verdict on stock kernels.
-    #[error(
-        "`vmm check --json` does not report whether a stock kernel boots here; choose with --lab or --direct"
-    )]
+    #[error("`vmm check --json` does not report whether a stock kernel boots here; choose with --lab or --direct")]
     Answer,
     /// The cache cannot be used.
     #[error(transparent)]
@@ -78,16 +76,8 @@ impl fmt::Display for KvmHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct => write!(f, "direct KVM"),
-            Self::Lab {
-                arch,
-                qemu,
-                exact: false,
-            } => write!(f, "lab ({arch}, QEMU TCG {qemu}, emulated)"),
-            Self::Lab {
-                arch,
-                qemu,
-                exact: true,
-            } => write!(f, "exact lab ({arch}, QEMU TCG {qemu}, icount, emulated)"),
+            Self::Lab { arch, qemu, exact: false } => write!(f, "lab ({arch}, QEMU TCG {qemu}, emulated)"),
+            Self::Lab { arch, qemu, exact: true } => write!(f, "exact lab ({arch}, QEMU TCG {qemu}, icount, emulated)"),
         }
     }
 }
@@ -99,20 +89,12 @@ impl fmt::Display for KvmHost {
 /// [`KvmHostError`].
 pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, KvmHostError> {
     let state = |path: &str| match fs::metadata(path) {
-        Ok(meta) => format!(
-            "{:o} {} {} {}",
-            meta.mode(),
-            meta.uid(),
-            meta.gid(),
-            meta.rdev()
-        ),
+        Ok(meta) => format!("{:o} {} {} {}", meta.mode(), meta.uid(), meta.gid(), meta.rdev()),
         Err(error) => error.kind().to_string(),
     };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let key = Key::new("kvm-host").file("vmm", vmm)?.text("boot", &boot);
-    let key = key
-        .text("kvm", &state("/dev/kvm"))
-        .text("us", &format!("{}", sys::is_root()));
+    let key = key.text("kvm", &state("/dev/kvm")).text("us", &format!("{}", sys::is_root()));
     let place = cache.get("kvm-host", &key.hex(), |dir| {
         let step = Step::new("checking whether this machine's KVM boots a stock kernel");
         let answer = if ask(vmm)? { "yes" } else { "no" };
@@ -131,12 +113,8 @@ fn ask(vmm: &Path) -> Result<bool, KvmHostError> {
     let mut command = Command::new(vmm);
     command.args(["check", "--json"]).stdin(Stdio::null());
     let output = sys::dies_with_us(&mut command).output();
-    let output = output.map_err(|source| KvmHostError::Start {
-        program: vmm.to_owned(),
-        source,
-    })?;
-    let answer: serde_json::Value =
-        serde_json::from_slice(&output.stdout).map_err(|_| KvmHostError::Answer)?;
+    let output = output.map_err(|source| KvmHostError::Start { program: vmm.to_owned(), source })?;
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|_| KvmHostError::Answer)?;
     answer["stock_kernel"].as_bool().ok_or(KvmHostError::Answer)
 }
 
@@ -157,10 +135,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().join("cache"));
         let count = directory.path().join("count");
-        let script = format!(
-            "echo >> {}; echo '{{\"stock_kernel\": true}}'; exit 1",
-            count.display()
-        );
+        let script = format!("echo >> {}; echo '{{\"stock_kernel\": true}}'; exit 1", count.display());
         let vmm = vmm(directory.path(), &script);
         for _ in 0..2 {
             assert!(stock_kernel_boots(&cache, &vmm).unwrap());
@@ -181,14 +156,7 @@ mod tests {
 
     #[test]
     fn kvm_hosts_have_names() {
-        let lab = |arch, exact| {
-            KvmHost::Lab {
-                arch,
-                qemu: "7.2".to_owned(),
-                exact,
-            }
-            .to_string()
-        };
+        let lab = |arch, exact| KvmHost::Lab { arch, qemu: "7.2".to_owned(), exact }.to_string();
         assert_eq!(KvmHost::Direct.to_string(), "direct KVM");
         let x86 = lab(Arch::X86_64, false);
         assert_eq!(x86, "lab (x86, QEMU TCG 7.2, emulated)");

@@ -59,12 +59,7 @@ impl Lab {
     pub fn get(cache: &Cache, arch: Arch, exact: bool) -> Result<Self, LabError> {
         let qemu = qemu::get(cache, arch)?;
         let text = process::output(Command::new(&qemu).arg("--version"))?;
-        Ok(Self {
-            arch,
-            qemu,
-            version: version(&String::from_utf8_lossy(&text)),
-            exact,
-        })
+        Ok(Self { arch, qemu, version: version(&String::from_utf8_lossy(&text)), exact })
     }
 
     /// QEMU's version, as in `7.2 with the lab's fixes`.
@@ -88,12 +83,7 @@ impl Lab {
         }
         qemu.args(["-nodefaults", "-no-user-config"]);
         qemu.args(["-display", "none", "-serial", "stdio", "-no-reboot"]);
-        qemu.arg("-kernel")
-            .arg(kernel)
-            .arg("-initrd")
-            .arg(initramfs)
-            .arg("-append")
-            .arg(cmdline);
+        qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs).arg("-append").arg(cmdline);
         qemu
     }
 
@@ -155,9 +145,7 @@ impl Lab {
 
 fn version(text: &str) -> (u32, u32) {
     let number = text.split("version ").nth(1).unwrap_or("");
-    let mut parts = number
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|part| part.parse().ok());
+    let mut parts = number.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
     let mut next = || parts.next().flatten().unwrap_or(0);
     (next(), next())
 }
@@ -168,21 +156,13 @@ mod tests {
 
     #[test]
     fn versions() {
-        assert_eq!(
-            version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)"),
-            (7, 2)
-        );
+        assert_eq!(version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)"), (7, 2));
         assert_eq!(version("QEMU emulator version 10.0.2"), (10, 0));
         assert_eq!(version("something else"), (0, 0));
     }
 
     fn arguments(arch: Arch, exact: bool) -> String {
-        let lab = Lab {
-            arch,
-            qemu: PathBuf::from("qemu"),
-            version: (7, 2),
-            exact,
-        };
+        let lab = Lab { arch, qemu: PathBuf::from("qemu"), version: (7, 2), exact };
         let command = lab.command(Path::new("k"), Path::new("i"), 256);
         format!("{:?}", command.get_args().collect::<Vec<_>>())
     }
@@ -212,9 +192,6 @@ mod tests {
         let clock = " tsc=reliable no_timer_check ";
         assert!(exact.contains(clock) && plain.contains(clock), "{plain}");
         let other = arguments(Arch::Aarch64, true);
-        assert!(
-            other.contains("console=ttyAMA0 ") && !other.contains("tsc"),
-            "{other}"
-        );
+        assert!(other.contains("console=ttyAMA0 ") && !other.contains("tsc"), "{other}");
     }
 }

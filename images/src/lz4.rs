@@ -36,8 +36,7 @@ pub fn unpack(input: &[u8]) -> Result<Vec<u8>, Lz4Error> {
         if after.is_empty() {
             break;
         }
-        let length =
-            usize::try_from(u32::from_le_bytes(*length)).map_err(|_| Lz4Error::Truncated)?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| Lz4Error::Truncated)?;
         let (chunk, after) = after.split_at_checked(length).ok_or(Lz4Error::Truncated)?;
         let start = output.len();
         output.resize(start + CHUNK, 0);
@@ -82,10 +81,7 @@ mod tests {
         assert!(matches!(unpack(b"ELF"), Err(Lz4Error::Magic)));
         // A match that begins 9 bytes back, where only one byte precedes it.
         let damaged = unpack(&stream(&[&[0x10, b'x', 9, 0, 0x10, b'y']]));
-        assert!(matches!(
-            damaged,
-            Err(Lz4Error::Damaged(DecompressError::OffsetOutOfBounds))
-        ));
+        assert!(matches!(damaged, Err(Lz4Error::Damaged(DecompressError::OffsetOutOfBounds))));
         let whole = stream(&[&[0x30, b'x', b'y', b'z']]);
         let truncated = unpack(&whole[..whole.len() - 1]);
         assert!(matches!(truncated, Err(Lz4Error::Truncated)));
@@ -99,9 +95,6 @@ mod tests {
         chunk.resize(chunk.len() + CHUNK / 255 + 1, 255);
         chunk.extend([0, 0x10, b'y']);
         let long = unpack(&stream(&[&chunk]));
-        assert!(matches!(
-            long,
-            Err(Lz4Error::Damaged(DecompressError::OutputTooSmall { .. }))
-        ));
+        assert!(matches!(long, Err(Lz4Error::Damaged(DecompressError::OutputTooSmall { .. }))));
     }
 }

@@ -68,22 +68,12 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 ///
 /// # Errors
 /// [`MachineError`]. If the program was started, it has been killed.
-pub fn run(
-    command: &mut Command,
-    timeout: Duration,
-    mut console: impl FnMut(&[u8]),
-) -> Result<Ended, MachineError> {
+pub fn run(command: &mut Command, timeout: Duration, mut console: impl FnMut(&[u8])) -> Result<Ended, MachineError> {
     let program = process::name(command);
-    let start = |source| MachineError::Start {
-        program: program.clone(),
-        source,
-    };
+    let start = |source| MachineError::Start { program: program.clone(), source };
     let now = Instant::now();
     let deadline = now.checked_add(timeout).unwrap_or(now + LONGEST);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Guard(sys::dies_with_us(command).spawn().map_err(start)?);
     let (sender, receiver) = mpsc::channel();
     let stdout = child.0.stdout.take();
@@ -110,10 +100,7 @@ pub fn run(
     let status = wait(&mut child.0, deadline)
         .map_err(|source| MachineError::Wait { program, source })?
         .ok_or(MachineError::Timeout(timeout))?;
-    Ok(Ended {
-        status,
-        stderr: complaints.join().unwrap_or_default(),
-    })
+    Ok(Ended { status, stderr: complaints.join().unwrap_or_default() })
 }
 
 /// Waits until `child` ends; `None` if it still runs at `deadline`.
@@ -152,15 +139,9 @@ mod tests {
         let mut console = Vec::new();
         let mut command = shell("echo out; echo err >&2; exit 7");
         let timeout = Duration::from_secs(60);
-        let ended = run(&mut command, timeout, |bytes| {
-            console.extend_from_slice(bytes)
-        })
-        .unwrap();
+        let ended = run(&mut command, timeout, |bytes| console.extend_from_slice(bytes)).unwrap();
         assert_eq!(console, b"out\n");
-        assert_eq!(
-            (ended.status.code(), ended.stderr.as_str()),
-            (Some(7), "err\n")
-        );
+        assert_eq!((ended.status.code(), ended.stderr.as_str()), (Some(7), "err\n"));
     }
 
     #[test]
@@ -176,10 +157,7 @@ mod tests {
         let file = directory.path().join("pid");
         // Also after it closed its streams.
         for closed in ["", ">&-", "2>&-", ">&- 2>&-"] {
-            let mut command = shell(&format!(
-                "echo $$ > {}; exec sleep 1000 {closed}",
-                file.display()
-            ));
+            let mut command = shell(&format!("echo $$ > {}; exec sleep 1000 {closed}", file.display()));
             let error = run(&mut command, Duration::from_millis(500), |_| {}).unwrap_err();
             assert!(matches!(error, MachineError::Timeout(_)), "{closed:?}");
             let pid = std::fs::read_to_string(&file).unwrap();

@@ -61,10 +61,7 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
                 println!("{name} {}", file.display());
             }
         }
-        Action::Initramfs {
-            kernel: which,
-            programs: tests,
-        } => {
+        Action::Initramfs { kernel: which, programs: tests } => {
             let kernel = kernel(&cache, which)?;
             let driver = driver(&cache, &kernel)?;
             let programs = Programs::build(&cache, kernel.arch, &tests)?;
@@ -92,18 +89,10 @@ fn boot(
     run: impl Fn(&Boot) -> Result<Outcome, images::Error>,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let outcome = run(&arguments.boot()?)?;
-    eprintln!(
-        "ran on {}: exit code {}, {:.1} s",
-        outcome.kvm_host,
-        outcome.status,
-        outcome.wall.as_secs_f64()
-    );
+    eprintln!("ran on {}: exit code {}, {:.1} s", outcome.kvm_host, outcome.status, outcome.wall.as_secs_f64());
     if let Some(file) = &arguments.report {
         let report = serde_json::to_vec_pretty(&outcome.report)?;
-        std::fs::write(file, report)
-            .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
+        std::fs::write(file, report).map_err(|e| format!("cannot write {}: {e}", file.display()))?;
     }
-    Ok(ExitCode::from(
-        u8::try_from(outcome.status).unwrap_or(u8::MAX),
-    ))
+    Ok(ExitCode::from(u8::try_from(outcome.status).unwrap_or(u8::MAX)))
 }

@@ -100,16 +100,10 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
             if let ProcessError::Failed(failure) = &source {
                 eprint!("{}", failure.everything);
             }
-            return Err(ModuleError::Build {
-                headers: kernel.headers.clone(),
-                source,
-            });
+            return Err(ModuleError::Build { headers: kernel.headers.clone(), source });
         }
         strip.arg("--strip-debug").arg(dir.join(NAME));
-        process::output(&mut strip).map_err(|source| ModuleError::Build {
-            headers: kernel.headers.clone(),
-            source,
-        })?;
+        process::output(&mut strip).map_err(|source| ModuleError::Build { headers: kernel.headers.clone(), source })?;
         step.done();
         Ok(())
     })?;
@@ -122,12 +116,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
 /// # Errors
 /// [`ModuleError`].
 pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError> {
-    prerequisites::ensure(&[
-        Prerequisite::Gcc,
-        Prerequisite::Make,
-        Prerequisite::LibElf,
-        Prerequisite::Sparse,
-    ])?;
+    prerequisites::ensure(&[Prerequisite::Gcc, Prerequisite::Make, Prerequisite::LibElf, Prerequisite::Sparse])?;
     let work = tempfile::tempdir().map_err(FileError::at(driver))?;
     for source in sources(driver)? {
         let copy = work.path().join(file_name(&source));
@@ -136,10 +125,8 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
     let mut make = make(kernel, work.path(), None);
     // `C=1` runs sparse on each file that is compiled; `-Wsparse-error` makes its warnings fail the build.
     make.args(["C=1", "CF=-Wsparse-error"]);
-    complaints(process::output(&mut make)).map_err(|source| ModuleError::Build {
-        headers: kernel.headers.clone(),
-        source,
-    })
+    complaints(process::output(&mut make))
+        .map_err(|source| ModuleError::Build { headers: kernel.headers.clone(), source })
 }
 
 /// Returns sparse's errors and warnings from the output of `make`. If `make` failed but its output has none, returns
@@ -151,10 +138,8 @@ fn complaints(made: Result<Vec<u8>, ProcessError>) -> Result<Vec<String>, Proces
         Err(error) => return Err(error),
     };
     let lines = failure.everything.lines();
-    let complaints: Vec<String> = lines
-        .filter(|line| line.contains(": error: ") || line.contains(": warning: "))
-        .map(str::to_owned)
-        .collect();
+    let complaints: Vec<String> =
+        lines.filter(|line| line.contains(": error: ") || line.contains(": warning: ")).map(str::to_owned).collect();
     match complaints.is_empty() {
         true => Err(ProcessError::Failed(failure)),
         false => Ok(complaints),
@@ -164,9 +149,7 @@ fn complaints(made: Result<Vec<u8>, ProcessError>) -> Result<Vec<String>, Proces
 /// Returns the `make` that builds the module in `dir` for `kernel`.
 fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
     let mut make = Command::new("make");
-    make.arg("-C")
-        .arg(&kernel.headers)
-        .arg(format!("M={}", dir.display()));
+    make.arg("-C").arg(&kernel.headers).arg(format!("M={}", dir.display()));
     // If the kernel has BTF, kbuild would run pahole on the module. Nothing here reads the module's BTF, so skip this.
     make.args(["modules", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
     if let Some(toolchain) = toolchain {
@@ -198,10 +181,7 @@ pub fn sources(driver: &Path) -> Result<Vec<PathBuf>, ModuleError> {
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -211,21 +191,12 @@ mod tests {
     #[test]
     fn products_are_not_taken_for_sources() {
         let directory = tempfile::tempdir().unwrap();
-        for name in [
-            "a.c", "a.h", "a.o", "x.mod.c", "x.mod", "Kbuild", "Makefile", ".a.o.cmd",
-        ] {
+        for name in ["a.c", "a.h", "a.o", "x.mod.c", "x.mod", "Kbuild", "Makefile", ".a.o.cmd"] {
             fs::write(directory.path().join(name), "").unwrap();
         }
-        let names: Vec<_> = sources(directory.path())
-            .unwrap()
-            .iter()
-            .map(|p| file_name(p))
-            .collect();
+        let names: Vec<_> = sources(directory.path()).unwrap().iter().map(|p| file_name(p)).collect();
         assert_eq!(names, ["Kbuild", "Makefile", "a.c", "a.h"]);
-        assert!(matches!(
-            sources(Path::new("/no/dir")),
-            Err(ModuleError::File { .. })
-        ));
+        assert!(matches!(sources(Path::new("/no/dir")), Err(ModuleError::File { .. })));
     }
 
     #[test]
@@ -234,10 +205,7 @@ mod tests {
             let script = format!("echo 'CHECK vpmu_main.c'; echo '{line}' >&2; exit 2");
             complaints(process::output(Command::new("sh").args(["-c", &script])))
         };
-        for line in [
-            "ERROR: modpost: missing MODULE_LICENSE() in virtio_pmu.o",
-            "/bin/sh: 1: sparse: not found",
-        ] {
+        for line in ["ERROR: modpost: missing MODULE_LICENSE() in virtio_pmu.o", "/bin/sh: 1: sparse: not found"] {
             let failed = made(line);
             assert!(matches!(failed, Err(ProcessError::Failed(_))), "{failed:?}");
         }

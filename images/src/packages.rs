@@ -128,12 +128,7 @@ pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages,
 }
 
 /// Returns the cached result of kind `kind` for `key`. If the cache has none, calls `ask` and caches its result.
-pub(crate) fn keep<T, E>(
-    cache: &Cache,
-    kind: &str,
-    key: &str,
-    ask: impl FnOnce() -> Result<T, E>,
-) -> Result<T, E>
+pub(crate) fn keep<T, E>(cache: &Cache, kind: &str, key: &str, ask: impl FnOnce() -> Result<T, E>) -> Result<T, E>
 where
     T: Serialize + DeserializeOwned,
     E: From<CacheError> + From<FileError>,
@@ -142,8 +137,7 @@ where
     let place = cache.get(kind, key, |dir| {
         let file = dir.join(FILE);
         let text = serde_json::to_vec_pretty(&ask()?).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&file, text))
-            .map_err(FileError::at(&file))?;
+        text.and_then(|text| fs::write(&file, text)).map_err(FileError::at(&file))?;
         Ok::<_, E>(())
     })?;
     let file = place.join(FILE);
@@ -163,21 +157,14 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
     let mut fetch = apt.get();
     // The download runs as this user: apt's own user may lack permission to write here.
     fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
-    fetch
-        .arg(format!("{name}={}", package.version))
-        .current_dir(download.path());
-    process::output(&mut fetch).map_err(|source| PackageError::Fetch {
-        package: format!("{name} {}", package.version),
-        source,
-    })?;
+    fetch.arg(format!("{name}={}", package.version)).current_dir(download.path());
+    process::output(&mut fetch)
+        .map_err(|source| PackageError::Fetch { package: format!("{name} {}", package.version), source })?;
     let files = fs::read_dir(download.path()).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     for file in files.map_err(FileError::at(download.path()))? {
         let mut unpack = Command::new("dpkg-deb");
         unpack.arg("-x").arg(file.path()).arg(root);
-        process::output(&mut unpack).map_err(|source| PackageError::Unpack {
-            package: name.clone(),
-            source,
-        })?;
+        process::output(&mut unpack).map_err(|source| PackageError::Unpack { package: name.clone(), source })?;
     }
     Ok(())
 }
@@ -185,17 +172,12 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
 /// Asks apt which packages make up the newest kernel `wanted`.
 fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
     let names = process::output(apt.cache().args(["pkgnames", "linux-image-"]));
-    let names = names.map_err(|source| PackageError::Lookup {
-        what: "the names of kernels".to_owned(),
-        source,
-    })?;
+    let names = names.map_err(|source| PackageError::Lookup { what: "the names of kernels".to_owned(), source })?;
     let names = String::from_utf8_lossy(&names).into_owned();
     let of_arch = |name| release(apt.arch(), name);
     let releases: Vec<&str> = names.lines().filter_map(of_arch).collect();
-    let release = newest(&releases, wanted).ok_or_else(|| PackageError::NoKernel {
-        wanted: wanted.to_owned(),
-        known: known(&releases),
-    })?;
+    let release = newest(&releases, wanted)
+        .ok_or_else(|| PackageError::NoKernel { wanted: wanted.to_owned(), known: known(&releases) })?;
     let headers = format!("linux-headers-{release}");
     let (image, _) = candidate(apt, &format!("linux-image-{release}"))?;
     let (headers, depends) = candidate(apt, &headers)?;
@@ -207,11 +189,7 @@ fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
             packages.push(candidate(apt, name)?.0);
         }
     }
-    Ok(KernelPackages {
-        release: release.to_owned(),
-        packages,
-        tools,
-    })
+    Ok(KernelPackages { release: release.to_owned(), packages, tools })
 }
 
 /// Whether the package has the headers that kernels of all flavours share.
@@ -228,24 +206,12 @@ fn is_tool(name: &str) -> bool {
 pub(crate) fn candidate(apt: &Apt, name: &str) -> Result<(Package, Vec<String>), PackageError> {
     let text = show(apt, name)?;
     let field = |label: &str| text.lines().find_map(|line| line.strip_prefix(label));
-    let version = field("Version: ")
-        .ok_or_else(|| PackageError::NoPackage(name.to_owned()))?
-        .to_owned();
-    Ok((
-        Package {
-            name: name.to_owned(),
-            version,
-        },
-        depends(field("Depends: ").unwrap_or("")),
-    ))
+    let version = field("Version: ").ok_or_else(|| PackageError::NoPackage(name.to_owned()))?.to_owned();
+    Ok((Package { name: name.to_owned(), version }, depends(field("Depends: ").unwrap_or(""))))
 }
 
 /// Returns the packages `names` and all their dependencies except `without`.
-pub(crate) fn closure(
-    apt: &Apt,
-    names: &[&str],
-    without: &[&str],
-) -> Result<Vec<Package>, PackageError> {
+pub(crate) fn closure(apt: &Apt, names: &[&str], without: &[&str]) -> Result<Vec<Package>, PackageError> {
     let mut found: BTreeMap<String, Package> = BTreeMap::new();
     let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     while let Some(name) = wanted.pop() {
@@ -267,10 +233,7 @@ pub(crate) fn show(apt: &Apt, name: &str) -> Result<String, PackageError> {
     match process::output(&mut command) {
         Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
         Err(source) if apt::blames_lists(&source) => Err(PackageError::NoPackage(name.to_owned())),
-        Err(source) => Err(PackageError::Lookup {
-            what: name.to_owned(),
-            source,
-        }),
+        Err(source) => Err(PackageError::Lookup { what: name.to_owned(), source }),
     }
 }
 
@@ -281,11 +244,7 @@ pub(crate) fn depends(field: &str) -> Vec<String> {
         let end = |c: char| c.is_whitespace() || c == ':';
         item.trim_start().split(end).next().unwrap_or("").to_owned()
     };
-    field
-        .split(',')
-        .map(name)
-        .filter(|name| !name.is_empty())
-        .collect()
+    field.split(',').map(name).filter(|name| !name.is_empty()).collect()
 }
 
 /// The release in a package's name, like `6.1.0-56-cloud-amd64`; `None` for meta-packages, debug symbols
@@ -293,9 +252,7 @@ pub(crate) fn depends(field: &str) -> Vec<String> {
 fn release(arch: Arch, name: &str) -> Option<&str> {
     let release = name.strip_prefix("linux-image-")?;
     let version = release.strip_suffix(arch.flavour())?;
-    let numbers = version
-        .split('.')
-        .take_while(|p| p.starts_with(|c: char| c.is_ascii_digit()));
+    let numbers = version.split('.').take_while(|p| p.starts_with(|c: char| c.is_ascii_digit()));
     (numbers.count() >= 3).then_some(release)
 }
 
@@ -304,27 +261,17 @@ fn newest<'a>(releases: &[&'a str], wanted: &str) -> Option<&'a str> {
         Some(rest) => !rest.starts_with(|c: char| c.is_ascii_digit()),
         None => false,
     };
-    releases
-        .iter()
-        .filter(fits)
-        .max_by_key(|release| numbers(release))
-        .copied()
+    releases.iter().filter(fits).max_by_key(|release| numbers(release)).copied()
 }
 
 /// The numbers in a version, by which versions are ordered.
 fn numbers(release: &str) -> Vec<u64> {
-    release
-        .split(|c: char| !c.is_ascii_digit())
-        .filter_map(|part| part.parse().ok())
-        .collect()
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
 }
 
 /// The series of `releases`, like `6.1, 6.12`.
 fn known(releases: &[&str]) -> String {
-    let mut series: Vec<Vec<u64>> = releases
-        .iter()
-        .map(|r| numbers(r).into_iter().take(2).collect())
-        .collect();
+    let mut series: Vec<Vec<u64>> = releases.iter().map(|r| numbers(r).into_iter().take(2).collect()).collect();
     series.sort();
     series.dedup();
     let text = |s: &Vec<u64>| s.iter().map(u64::to_string).collect::<Vec<_>>().join(".");
@@ -390,17 +337,8 @@ mod tests {
 
     #[test]
     fn dependencies_by_name() {
-        let names = depends(
-            "linux-headers-6.1.0-56-common (= 6.1.192-2), linux-kbuild-6.1 (>= 6), gcc-12 | gcc",
-        );
-        assert_eq!(
-            names,
-            [
-                "linux-headers-6.1.0-56-common",
-                "linux-kbuild-6.1",
-                "gcc-12"
-            ]
-        );
+        let names = depends("linux-headers-6.1.0-56-common (= 6.1.192-2), linux-kbuild-6.1 (>= 6), gcc-12 | gcc");
+        assert_eq!(names, ["linux-headers-6.1.0-56-common", "linux-kbuild-6.1", "gcc-12"]);
         assert_eq!(names.iter().filter(|n| is_common(n)).count(), 1);
         assert_eq!(names.iter().filter(|n| is_tool(n)).count(), 1);
         assert!(depends("").is_empty());

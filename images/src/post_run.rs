@@ -74,24 +74,15 @@ mod tests {
     fn post_run_command_runs_where_vmm_ran() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("left"), "by the guest\n").unwrap();
-        let post_run = PostRun {
-            command: "cat left; echo bad >&2; exit 3".to_owned(),
-            ..PostRun::default()
-        };
-        let expected = PostRunOutput {
-            output: "by the guest\nbad\n".to_owned(),
-            status: 3,
-        };
+        let post_run = PostRun { command: "cat left; echo bad >&2; exit 3".to_owned(), ..PostRun::default() };
+        let expected = PostRunOutput { output: "by the guest\nbad\n".to_owned(), status: 3 };
         assert_eq!(post_run.run(directory.path()).unwrap(), expected);
     }
 
     #[test]
     fn post_run_command_keeps_exit_code_of_vmm() {
         let job = job("sh -c 'echo vmm; exit 5'");
-        let output = Command::new("sh")
-            .args(["-c", &job])
-            .env("MARK", "t")
-            .output();
+        let output = Command::new("sh").args(["-c", &job]).env("MARK", "t").output();
         let output = output.unwrap();
         assert_eq!(output.status.code(), Some(5));
         let text = String::from_utf8(output.stdout).unwrap();

@@ -186,14 +186,9 @@ impl Prerequisite {
 
     fn is_met(self) -> bool {
         match self {
-            Self::LibElf => [
-                "/lib64",
-                "/usr/lib64",
-                "/usr/lib/x86_64-linux-gnu",
-                "/usr/lib",
-            ]
-            .iter()
-            .any(|dir| Path::new(dir).join("libelf.so.1").exists()),
+            Self::LibElf => ["/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib"]
+                .iter()
+                .any(|dir| Path::new(dir).join("libelf.so.1").exists()),
             Self::Busybox => busybox().is_some(),
             Self::Perf => perf().is_some(),
             Self::Firmware => FIRMWARE.iter().all(|file| Path::new(file).exists()),
@@ -208,10 +203,7 @@ impl Prerequisite {
 }
 
 /// One file from each package of [`Prerequisite::Firmware`]: if all exist, the packages are installed.
-const FIRMWARE: [&str; 2] = [
-    "/usr/share/seabios/bios-256k.bin",
-    "/usr/share/qemu/linuxboot_dma.bin",
-];
+const FIRMWARE: [&str; 2] = ["/usr/share/seabios/bios-256k.bin", "/usr/share/qemu/linuxboot_dma.bin"];
 
 fn has_header(name: &str) -> bool {
     Path::new("/usr/include").join(name).exists()
@@ -222,41 +214,24 @@ fn has_header(name: &str) -> bool {
 /// # Errors
 /// [`PrerequisiteError`], with the command to type.
 pub fn ensure(needs: &[Prerequisite]) -> Result<(), PrerequisiteError> {
-    let missing: Vec<Prerequisite> = needs
-        .iter()
-        .copied()
-        .filter(|need| !need.is_met())
-        .collect();
+    let missing: Vec<Prerequisite> = needs.iter().copied().filter(|need| !need.is_met()).collect();
     if missing.is_empty() {
         return Ok(());
     }
     let list = |of: fn(Prerequisite) -> &'static str, by: &str| {
-        missing
-            .iter()
-            .map(|need| of(*need))
-            .collect::<Vec<_>>()
-            .join(by)
+        missing.iter().map(|need| of(*need)).collect::<Vec<_>>().join(by)
     };
     let packages = list(Prerequisite::package, " ");
-    let refuse = |remedy: String| PrerequisiteError::Missing {
-        what: list(Prerequisite::what, ", "),
-        remedy,
-    };
+    let refuse = |remedy: String| PrerequisiteError::Missing { what: list(Prerequisite::what, ", "), remedy };
     if find("apt-get").is_none() {
-        return Err(refuse(format!(
-            "install the equivalents of the Debian packages {packages}"
-        )));
+        return Err(refuse(format!("install the equivalents of the Debian packages {packages}")));
     }
     if !sys::is_root() {
-        return Err(refuse(format!(
-            "install with: sudo apt-get update && sudo apt-get install -y {packages}"
-        )));
+        return Err(refuse(format!("install with: sudo apt-get update && sudo apt-get install -y {packages}")));
     }
     install(Apt::host(), &packages)?;
     match missing.iter().any(|need| !need.is_met()) {
-        true => Err(refuse(format!(
-            "{packages} is installed, but not found: add its directory to PATH"
-        ))),
+        true => Err(refuse(format!("{packages} is installed, but not found: add its directory to PATH"))),
         false => Ok(()),
     }
 }
@@ -269,13 +244,9 @@ fn install(apt: &Apt, packages: &str) -> Result<(), PrerequisiteError> {
         command.args(["install", "-y", "--no-install-recommends"]);
         // Wait for other installations to finish: a new machine may be installing packages on its own.
         command.args(["-o", "DPkg::Lock::Timeout=600"]);
-        command
-            .args(packages.split(' '))
-            .env("DEBIAN_FRONTEND", "noninteractive");
-        process::output(&mut command).map_err(|source| PrerequisiteError::Install {
-            packages: packages.to_owned(),
-            source,
-        })?;
+        command.args(packages.split(' ')).env("DEBIAN_FRONTEND", "noninteractive");
+        process::output(&mut command)
+            .map_err(|source| PrerequisiteError::Install { packages: packages.to_owned(), source })?;
         step.done();
         Ok(())
     })
@@ -290,11 +261,7 @@ pub fn busybox() -> Option<PathBuf> {
 /// the running kernel.
 pub fn perf() -> Option<PathBuf> {
     let tools = versions("/usr/lib", "linux-tools").map(|dir| dir.join("perf"));
-    find("perf")
-        .into_iter()
-        .chain(versions("/usr/bin", "perf_"))
-        .chain(tools)
-        .find(|file| is_elf(file))
+    find("perf").into_iter().chain(versions("/usr/bin", "perf_")).chain(tools).find(|file| is_elf(file))
 }
 
 /// The entries of `directory` whose names begin with `prefix`, in descending order.
@@ -312,16 +279,12 @@ fn versions(directory: &str, prefix: &str) -> impl Iterator<Item = PathBuf> {
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
-    env::split_paths(&path)
-        .chain(system)
-        .map(|dir| dir.join(program))
-        .find(|file| file.is_file())
+    env::split_paths(&path).chain(system).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
 fn is_elf(path: &Path) -> bool {
     let mut magic = [0; 4];
-    File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
-        && magic == *b"\x7fELF"
+    File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok()) && magic == *b"\x7fELF"
 }
 
 fn is_static(path: &Path) -> bool {
@@ -332,8 +295,7 @@ fn is_static(path: &Path) -> bool {
     let Ok(elf) = ElfFile64::<object::Endianness>::parse(&*bytes) else {
         return false;
     };
-    let interpreter =
-        |h: &object::elf::ProgramHeader64<_>| h.p_type(elf.endian()) == object::elf::PT_INTERP;
+    let interpreter = |h: &object::elf::ProgramHeader64<_>| h.p_type(elf.endian()) == object::elf::PT_INTERP;
     !elf.elf_program_headers().iter().any(interpreter)
 }
 
@@ -393,10 +355,7 @@ mod tests {
         archive.update_lists();
         let error = chain(&install(&archive.apt(), "meson").unwrap_err());
         assert!(error.starts_with("cannot install meson; "), "{error}");
-        assert!(
-            error.ends_with("E: Unable to locate package meson"),
-            "{error}"
-        );
+        assert!(error.ends_with("E: Unable to locate package meson"), "{error}");
         assert_eq!(archive.updates(), 2);
     }
 

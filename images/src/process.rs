@@ -49,10 +49,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, ProcessError> {
     let output = sys::dies_with_us(command)
         .stdin(Stdio::null())
         .output()
-        .map_err(|source| ProcessError::Start {
-            program: program.clone(),
-            source,
-        })?;
+        .map_err(|source| ProcessError::Start { program: program.clone(), source })?;
     if output.status.success() {
         return Ok(output.stdout);
     }
@@ -67,10 +64,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, ProcessError> {
 /// [`ProcessError`].
 pub fn follow(command: &mut Command, mut line: impl FnMut(&str)) -> Result<(), ProcessError> {
     let program = name(command);
-    let start = |source| ProcessError::Start {
-        program: program.clone(),
-        source,
-    };
+    let start = |source| ProcessError::Start { program: program.clone(), source };
     let (reader, writer) = io::pipe().map_err(start)?;
     let mut child = sys::dies_with_us(command)
         .stdin(Stdio::null())
@@ -96,22 +90,13 @@ pub fn follow(command: &mut Command, mut line: impl FnMut(&str)) -> Result<(), P
 }
 
 fn failure(program: String, status: ExitStatus, everything: String) -> ProcessError {
-    ProcessError::Failed(Box::new(Failure {
-        program,
-        status,
-        complaint: complaint(&everything),
-        everything,
-    }))
+    ProcessError::Failed(Box::new(Failure { program, status, complaint: complaint(&everything), everything }))
 }
 
 /// The program's file name.
 pub fn name(command: &Command) -> String {
     let program = Path::new(command.get_program());
-    program
-        .file_name()
-        .unwrap_or(program.as_os_str())
-        .to_string_lossy()
-        .into_owned()
+    program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// Returns the first line about a full disk, which may have caused the other errors; else the first line that
@@ -119,8 +104,7 @@ pub fn name(command: &Command) -> String {
 fn complaint(output: &str) -> String {
     let lines = || output.lines().map(str::trim).filter(|l| !l.is_empty());
     let full_disk = |l: &&str| l.contains("No space left on device");
-    let names_error =
-        |l: &&str| l.contains("error:") || l.starts_with("E: ") || l.starts_with("error");
+    let names_error = |l: &&str| l.contains("error:") || l.starts_with("E: ") || l.starts_with("error");
     lines()
         .find(full_disk)
         .or_else(|| lines().find(names_error))
@@ -135,16 +119,10 @@ mod tests {
 
     #[test]
     fn output_and_failures() {
-        assert_eq!(
-            output(Command::new("sh").args(["-c", "echo hi"])).unwrap(),
-            b"hi\n"
-        );
+        assert_eq!(output(Command::new("sh").args(["-c", "echo hi"])).unwrap(), b"hi\n");
         let script = "echo making; echo 'a.c:1: error: bad' >&2; echo done >&2; exit 3";
         let failed = output(Command::new("sh").args(["-c", script])).unwrap_err();
-        assert_eq!(
-            failed.to_string(),
-            "sh failed (exit status: 3): a.c:1: error: bad"
-        );
+        assert_eq!(failed.to_string(), "sh failed (exit status: 3): a.c:1: error: bad");
         let missing = output(&mut Command::new("/no/such/program")).unwrap_err();
         assert!(matches!(missing, ProcessError::Start { .. }));
     }
@@ -156,24 +134,15 @@ mod tests {
         command.args(["-c", "echo one; echo two >&2; echo error: three; exit 3"]);
         let failed = follow(&mut command, |line| lines.push(line.to_owned())).unwrap_err();
         assert_eq!(lines, ["one", "two", "error: three"]);
-        assert_eq!(
-            failed.to_string(),
-            "sh failed (exit status: 3): error: three"
-        );
-        follow(&mut Command::new("true"), |_| {
-            panic!("`true` printed a line")
-        })
-        .unwrap();
+        assert_eq!(failed.to_string(), "sh failed (exit status: 3): error: three");
+        follow(&mut Command::new("true"), |_| panic!("`true` printed a line")).unwrap();
     }
 
     #[test]
     fn complaint_names_the_full_disk_behind_an_error() {
         let output = "dpkg-deb: error: tar subprocess returned error exit status 2\n\
                       tar: ./usr/bin/ld: Cannot write: No space left on device\n";
-        assert_eq!(
-            complaint(output),
-            "tar: ./usr/bin/ld: Cannot write: No space left on device"
-        );
+        assert_eq!(complaint(output), "tar: ./usr/bin/ld: Cannot write: No space left on device");
     }
 
     #[test]

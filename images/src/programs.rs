@@ -79,19 +79,11 @@ impl Programs {
         let root = images.parent().unwrap_or(images);
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["build", "--quiet", "--bins", "--profile", "guest"]);
-        cargo.args([
-            "--target",
-            arch.target(),
-            "--message-format",
-            "json-render-diagnostics",
-        ]);
+        cargo.args(["--target", arch.target(), "--message-format", "json-render-diagnostics"]);
         let directory = arch.kind("target/static");
         cargo.arg("--target-dir").arg(root.join(directory));
         let trapped = tests.iter().any(|wanted| wanted == TRAPPED);
-        let packages = arch
-            .packages()
-            .iter()
-            .chain((!tests.is_empty()).then_some(&TESTS));
+        let packages = arch.packages().iter().chain((!tests.is_empty()).then_some(&TESTS));
         let packages = packages.chain(trapped.then_some(&TRAPPED));
         cargo.args(packages.flat_map(|package| ["--package", package]));
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
@@ -109,9 +101,7 @@ impl Programs {
         }
         cargo.env(setting("RUSTFLAGS"), STATIC).current_dir(root);
         cargo.stdin(Stdio::null()).stderr(Stdio::inherit());
-        let output = sys::dies_with_us(&mut cargo)
-            .output()
-            .map_err(ProgramError::Start)?;
+        let output = sys::dies_with_us(&mut cargo).output().map_err(ProgramError::Start)?;
         if !output.status.success() {
             return Err(ProgramError::Build);
         }
@@ -119,10 +109,7 @@ impl Programs {
         for wanted in tests {
             if !built.tests.contains_key(wanted) {
                 let known = built.tests.keys().cloned().collect::<Vec<_>>().join(", ");
-                return Err(ProgramError::Unknown {
-                    wanted: wanted.clone(),
-                    known,
-                });
+                return Err(ProgramError::Unknown { wanted: wanted.clone(), known });
             }
         }
         step.done();
@@ -130,24 +117,15 @@ impl Programs {
     }
 
     fn read(messages: &str) -> Result<Self, ProgramError> {
-        let mut built = Self {
-            files: BTreeMap::new(),
-            tests: BTreeMap::new(),
-        };
+        let mut built = Self { files: BTreeMap::new(), tests: BTreeMap::new() };
         for line in messages.lines() {
             let message: Message = serde_json::from_str(line).map_err(ProgramError::Messages)?;
             let Some(file) = message.executable else {
                 continue;
             };
             let package = message.package_id.unwrap_or_default();
-            let is_test = ["/tests/guest#", "/tests/trapped#"]
-                .iter()
-                .any(|directory| package.contains(directory));
-            let list = if is_test {
-                &mut built.tests
-            } else {
-                &mut built.files
-            };
+            let is_test = ["/tests/guest#", "/tests/trapped#"].iter().any(|directory| package.contains(directory));
+            let list = if is_test { &mut built.tests } else { &mut built.files };
             list.insert(message.target.name, file);
         }
         Ok(built)
@@ -167,28 +145,22 @@ impl Programs {
     /// [`ProgramError::Unknown`].
     pub fn one(&self, name: &str) -> Result<&Path, ProgramError> {
         let found = self.files.get(name).or_else(|| self.tests.get(name));
-        found
-            .map(PathBuf::as_path)
-            .ok_or_else(|| ProgramError::Unknown {
-                wanted: name.to_owned(),
-                known: self.files.keys().cloned().collect::<Vec<_>>().join(", "),
-            })
+        found.map(PathBuf::as_path).ok_or_else(|| ProgramError::Unknown {
+            wanted: name.to_owned(),
+            known: self.files.keys().cloned().collect::<Vec<_>>().join(", "),
+        })
     }
 
     /// The programs for a guest: every program except the VMM, plus the test programs named in `tests`.
     pub fn guest<'a>(&'a self, tests: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Path)> {
         let ours = self.files.iter().filter(|(name, _)| *name != "vmm");
         let theirs = self.tests.iter().filter(|(name, _)| tests.contains(name));
-        ours.chain(theirs)
-            .map(|(name, file)| (name.as_str(), file.as_path()))
+        ours.chain(theirs).map(|(name, file)| (name.as_str(), file.as_path()))
     }
 
     /// All programs and where they are.
     pub fn all(&self) -> impl Iterator<Item = (&str, &Path)> {
-        self.files
-            .iter()
-            .chain(&self.tests)
-            .map(|(name, file)| (name.as_str(), file.as_path()))
+        self.files.iter().chain(&self.tests).map(|(name, file)| (name.as_str(), file.as_path()))
     }
 }
 
@@ -207,25 +179,11 @@ mod tests {
     fn cargos_messages_name_the_programs() {
         let built = Programs::read(MESSAGES).unwrap();
         assert_eq!(built.vmm().unwrap(), Path::new("/t/vmm"));
-        let names = |tests: &[String]| {
-            built
-                .guest(tests)
-                .map(|(name, _)| name.to_owned())
-                .collect::<Vec<_>>()
-        };
+        let names = |tests: &[String]| built.guest(tests).map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
         assert_eq!(names(&[]), ["vperf"]);
         assert_eq!(names(&["probe".to_owned()]), ["vperf", "probe"]);
         assert_eq!(built.one("trapped").unwrap(), Path::new("/t/trapped"));
-        assert!(
-            built
-                .one("nothing")
-                .unwrap_err()
-                .to_string()
-                .contains("vperf")
-        );
-        assert!(matches!(
-            Programs::read("garbage"),
-            Err(ProgramError::Messages(_))
-        ));
+        assert!(built.one("nothing").unwrap_err().to_string().contains("vperf"));
+        assert!(matches!(Programs::read("garbage"), Err(ProgramError::Messages(_))));
     }
 }

@@ -30,11 +30,7 @@ impl Step {
             eprintln!("{what}…");
             None
         };
-        Self {
-            bar,
-            what,
-            started: Instant::now(),
-        }
+        Self { bar, what, started: Instant::now() }
     }
 
     /// Reports the current part of the step.
@@ -49,11 +45,7 @@ impl Step {
     pub fn done(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
-            eprintln!(
-                "{}: {:.1} s",
-                self.what,
-                self.started.elapsed().as_secs_f64()
-            );
+            eprintln!("{}: {:.1} s", self.what, self.started.elapsed().as_secs_f64());
         }
     }
 }

@@ -29,10 +29,7 @@ const X86_FIXES: &str = concat!(
     include_str!("../lab/pause.patch"),
     include_str!("../lab/jumps.patch")
 );
-const ARM_FIXES: &str = concat!(
-    include_str!("../lab/pmuovf.patch"),
-    include_str!("../lab/jumps.patch")
-);
+const ARM_FIXES: &str = concat!(include_str!("../lab/pmuovf.patch"), include_str!("../lab/jumps.patch"));
 const OPTIONS: [&str; 8] = [
     "--enable-tcg",
     "--disable-kvm",
@@ -59,16 +56,8 @@ struct Machine {
 impl Machine {
     fn of(arch: Arch) -> Self {
         match arch {
-            Arch::X86_64 => Self {
-                arch,
-                devices: "CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n",
-                fixes: X86_FIXES,
-            },
-            Arch::Aarch64 => Self {
-                arch,
-                devices: VIRT,
-                fixes: ARM_FIXES,
-            },
+            Arch::X86_64 => Self { arch, devices: "CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n", fixes: X86_FIXES },
+            Arch::Aarch64 => Self { arch, devices: VIRT, fixes: ARM_FIXES },
         }
     }
 
@@ -151,9 +140,7 @@ pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, QemuError> {
     };
     prerequisites::ensure(needs)?;
     let machine = Machine::of(arch);
-    get_from(Apt::host(), cache, &machine, &NEEDS, |work, dir, step| {
-        build(&machine, work, dir, step)
-    })
+    get_from(Apt::host(), cache, &machine, &NEEDS, |work, dir, step| build(&machine, work, dir, step))
 }
 
 /// Returns the program that `build` makes. The arguments of `build` are a directory that contains the unpacked
@@ -220,8 +207,7 @@ fn build(machine: &Machine, work: &Path, dir: &Path, step: &Step) -> Result<(), 
     fs::create_dir(&build).map_err(|e| failed(&build, e))?;
     step.detail("configuring");
     let mut configure = Command::new(source.join("configure"));
-    process::output(configure.args(machine.options()).current_dir(&build))
-        .map_err(QemuError::Build)?;
+    process::output(configure.args(machine.options()).current_dir(&build)).map_err(QemuError::Build)?;
     let mut ninja = Command::new("ninja");
     let mut reported = 0;
     let name = machine.program();
@@ -245,10 +231,7 @@ fn tenths(line: &str) -> Option<u32> {
 }
 
 fn failed(path: &Path, source: io::Error) -> QemuError {
-    QemuError::File {
-        path: path.to_owned(),
-        source,
-    }
+    QemuError::File { path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -269,10 +252,7 @@ mod tests {
     /// Publishes a binary package and its source in the archive.
     fn publish(archive: &Archive, version: &str, source: (&str, &str)) {
         prerequisites::ensure(&[Prerequisite::DpkgSource, Prerequisite::Xz]).unwrap();
-        let source = Source {
-            name: source.0.to_owned(),
-            version: source.1.to_owned(),
-        };
+        let source = Source { name: source.0.to_owned(), version: source.1.to_owned() };
         archive.publish(&[binary(version)], &[source]);
     }
 
@@ -298,11 +278,7 @@ mod tests {
         // Both attempts fetched lists of sources, too.
         assert_eq!(archive.updates(), 2 + 2);
         assert_eq!(get_version(&archive, &archive.apt()).unwrap(), SECOND);
-        assert_eq!(
-            archive.updates(),
-            2 + 2,
-            "the second time, the cache has it"
-        );
+        assert_eq!(archive.updates(), 2 + 2, "the second time, the cache has it");
     }
 
     #[test]

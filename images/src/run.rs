@@ -66,10 +66,7 @@ pub(crate) fn watch(
     kvm_host: &KvmHost,
 ) -> Result<Run, BootError> {
     let mut frames = Frames::new(mark);
-    let mut console = Console {
-        directory: cache.directory().to_owned(),
-        bytes: Vec::new(),
-    };
+    let mut console = Console { directory: cache.directory().to_owned(), bytes: Vec::new() };
     let started = Instant::now();
     let ended = machine::run(command, boot.timeout, |bytes| {
         console.bytes.extend_from_slice(bytes);
@@ -82,12 +79,7 @@ pub(crate) fn watch(
     });
     let wall = started.elapsed();
     match ended {
-        Ok(ended) => Ok(Run {
-            ended,
-            transcript: frames.finish(),
-            console,
-            wall,
-        }),
+        Ok(ended) => Ok(Run { ended, transcript: frames.finish(), console, wall }),
         Err(source) => {
             let console = console.keep()?;
             let output = frames.finish().output;
@@ -142,11 +134,7 @@ pub(crate) fn outcome(
                 (None, true) => "before the command had ended",
                 (None, false) => "before the command began",
             };
-            let error = log
-                .lines()
-                .last()
-                .map(|line| format!(": {line}"))
-                .unwrap_or_default();
+            let error = log.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
             format!("{} {when}{error}", ending(code))
         }
     };
@@ -179,10 +167,7 @@ mod tests {
     use super::*;
 
     fn console(directory: &Path) -> Console {
-        Console {
-            directory: directory.to_owned(),
-            bytes: b"console\n".to_vec(),
-        }
+        Console { directory: directory.to_owned(), bytes: b"console\n".to_vec() }
     }
 
     fn outcome_of(transcript: Transcript) -> Result<Outcome, BootError> {
@@ -191,26 +176,13 @@ mod tests {
 
     fn ended(boot: Boot, transcript: Transcript) -> Result<Outcome, BootError> {
         let directory = tempfile::tempdir().unwrap();
-        outcome(
-            &boot,
-            transcript,
-            KvmHost::Direct,
-            Duration::ZERO,
-            console(directory.path()),
-        )
+        outcome(&boot, transcript, KvmHost::Direct, Duration::ZERO, console(directory.path()))
     }
 
     fn good() -> Transcript {
         let (status, vmm) = (Some(3), Some(0));
         let output = b"hello\n".to_vec();
-        Transcript {
-            output,
-            status,
-            vmm,
-            report: b"{\"a\": 1}".to_vec(),
-            begun: true,
-            ..Transcript::default()
-        }
+        Transcript { output, status, vmm, report: b"{\"a\": 1}".to_vec(), begun: true, ..Transcript::default() }
     }
 
     #[test]
@@ -222,71 +194,25 @@ mod tests {
 
     #[test]
     fn panic_is_an_outcome_if_a_command_runs_afterwards() {
-        let transcript = || Transcript {
-            status: None,
-            vmm: Some(5),
-            host: b"looked".to_vec(),
-            host_status: Some(1),
-            ..good()
-        };
-        let boot = Boot {
-            post_run: Some(crate::PostRun::default()),
-            ..Boot::default()
-        };
+        let transcript =
+            || Transcript { status: None, vmm: Some(5), host: b"looked".to_vec(), host_status: Some(1), ..good() };
+        let boot = Boot { post_run: Some(crate::PostRun::default()), ..Boot::default() };
         let outcome = ended(boot.clone(), transcript()).unwrap();
         let check = outcome.post_run.unwrap();
-        assert_eq!(
-            (outcome.status, check.status, check.output.as_str()),
-            (-1, 1, "looked")
-        );
+        assert_eq!((outcome.status, check.status, check.output.as_str()), (-1, 1, "looked"));
         assert!(ended(Boot::default(), transcript()).is_err());
-        let reset = Transcript {
-            vmm: Some(3),
-            ..transcript()
-        };
+        let reset = Transcript { vmm: Some(3), ..transcript() };
         assert!(ended(boot, reset).is_err());
     }
 
     #[test]
     fn failed_run_is_explained_in_one_line() {
         let cases = [
-            (
-                Transcript {
-                    status: None,
-                    ..good()
-                },
-                "powered off before the command had ended",
-            ),
-            (
-                Transcript {
-                    vmm: Some(5),
-                    status: None,
-                    ..good()
-                },
-                "panicked before the command had",
-            ),
-            (
-                Transcript {
-                    vmm: Some(1),
-                    log: b"a\nno memory\n".to_vec(),
-                    ..good()
-                },
-                "no memory",
-            ),
-            (
-                Transcript {
-                    report: Vec::new(),
-                    ..good()
-                },
-                "report cannot be read",
-            ),
-            (
-                Transcript {
-                    vmm: None,
-                    ..Transcript::default()
-                },
-                "killed before the command began",
-            ),
+            (Transcript { status: None, ..good() }, "powered off before the command had ended"),
+            (Transcript { vmm: Some(5), status: None, ..good() }, "panicked before the command had"),
+            (Transcript { vmm: Some(1), log: b"a\nno memory\n".to_vec(), ..good() }, "no memory"),
+            (Transcript { report: Vec::new(), ..good() }, "report cannot be read"),
+            (Transcript { vmm: None, ..Transcript::default() }, "killed before the command began"),
         ];
         for (transcript, expected) in cases {
             let printed = String::from_utf8(transcript.output.clone()).unwrap();

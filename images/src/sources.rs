@@ -21,12 +21,10 @@ use crate::progress::Step;
 /// [`PackageError`].
 pub fn version(apt: &Apt, cache: &Cache, package: &str) -> Result<String, PackageError> {
     prerequisites::ensure(&[Prerequisite::Apt])?;
-    let key = apt
-        .state(Key::new("source").text("package", package))?
-        .hex();
+    let key = apt.state(Key::new("source").text("package", package))?.hex();
     let place = cache.get("sources", &key, |dir| {
-        let version = source(&packages::show(apt, package)?)
-            .ok_or_else(|| PackageError::NoPackage(package.to_owned()))?;
+        let version =
+            source(&packages::show(apt, package)?).ok_or_else(|| PackageError::NoPackage(package.to_owned()))?;
         let file = dir.join("version");
         fs::write(&file, version).map_err(FileError::at(&file))?;
         Ok::<_, PackageError>(())
@@ -39,26 +37,15 @@ pub fn version(apt: &Apt, cache: &Cache, package: &str) -> Result<String, Packag
 ///
 /// # Errors
 /// [`PackageError`].
-pub fn unpack(
-    apt: &Apt,
-    name: &str,
-    version: &str,
-    dir: &Path,
-    step: &Step,
-) -> Result<(), PackageError> {
+pub fn unpack(apt: &Apt, name: &str, version: &str, dir: &Path, step: &Step) -> Result<(), PackageError> {
     prerequisites::ensure(&[Prerequisite::DpkgSource, Prerequisite::Xz])?;
     step.detail(&format!("fetching the source of {name} {version}"));
-    let fetch = |source| PackageError::Fetch {
-        package: format!("the source of {name} {version}"),
-        source,
-    };
+    let fetch = |source| PackageError::Fetch { package: format!("the source of {name} {version}"), source };
     let list = dir.join("sources.list");
     let line = |(uri, codename): &(String, String)| format!("deb-src {uri} {codename} main\n");
     let text: String = apt.archives()?.iter().map(line).collect();
     let lists = dir.join("lists");
-    fs::create_dir_all(lists.join("partial"))
-        .and_then(|()| fs::write(&list, text))
-        .map_err(FileError::at(&list))?;
+    fs::create_dir_all(lists.join("partial")).and_then(|()| fs::write(&list, text)).map_err(FileError::at(&list))?;
     let get = |arguments: &[&str]| {
         let mut get = apt.get();
         get.arg("-q")
@@ -81,17 +68,10 @@ pub fn unpack(
         .map_err(|error| fetch(update.err().unwrap_or(error)))?;
     step.detail(&format!("unpacking the source of {name}"));
     let mut unpack = Command::new("dpkg-source");
-    unpack
-        .arg("-x")
-        .arg(description(name, version))
-        .arg("source")
-        .current_dir(dir);
+    unpack.arg("-x").arg(description(name, version)).arg("source").current_dir(dir);
     process::output(&mut unpack)
         .map(drop)
-        .map_err(|source| PackageError::Unpack {
-            package: format!("the source of {name}"),
-            source,
-        })
+        .map_err(|source| PackageError::Unpack { package: format!("the source of {name}"), source })
 }
 
 /// The source version in the output of `apt-cache show` for a binary package.

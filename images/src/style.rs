@@ -18,11 +18,7 @@ use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
 /// The script, and the files that it reads.
-const SCRIPTS: [&str; 3] = [
-    "scripts/checkpatch.pl",
-    "scripts/spelling.txt",
-    "scripts/const_structs.checkpatch",
-];
+const SCRIPTS: [&str; 3] = ["scripts/checkpatch.pl", "scripts/spelling.txt", "scripts/const_structs.checkpatch"];
 /// Headers that the driver shares with programs and the host, and the directory in which they are checked. In this
 /// directory, checkpatch.pl does not demand that headers use the kernel's macros.
 const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
@@ -96,21 +92,10 @@ pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
     Ok(complaints)
 }
 
-fn complaints_about(
-    script: &Path,
-    directory: &Path,
-    path: &str,
-    name: &str,
-) -> Result<Vec<String>, StyleError> {
+fn complaints_about(script: &Path, directory: &Path, path: &str, name: &str) -> Result<Vec<String>, StyleError> {
     let mut command = Command::new("perl");
     command.arg(script).current_dir(directory);
-    command.args([
-        "--no-tree",
-        "--strict",
-        "--terse",
-        "--show-types",
-        "--no-summary",
-    ]);
+    command.args(["--no-tree", "--strict", "--terse", "--show-types", "--no-summary"]);
     if let Some((_, rules)) = EXCEPTIONS.iter().find(|(file, _)| *file == name) {
         command.args(["--ignore", rules]);
     }
@@ -138,10 +123,7 @@ fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
         step.detail("extracting the script from the source");
         let archive = format!("usr/src/{name}.tar.xz");
         let mut tar = Command::new("tar");
-        tar.arg("-xf")
-            .arg(work.path().join(archive))
-            .arg("-C")
-            .arg(dir);
+        tar.arg("-xf").arg(work.path().join(archive)).arg("-C").arg(dir);
         tar.args(SCRIPTS.map(|script| format!("{name}/{script}")));
         tar.arg("--strip-components=1");
         process::output(&mut tar).map_err(StyleError::Unpack)?;

@@ -153,12 +153,7 @@ pub fn kernel(sources: &Sources) -> Result<Files, ThirdPartyError> {
 ///
 /// # Errors
 /// [`ThirdPartyError`].
-pub fn compiled(
-    arch: Arch,
-    name: &str,
-    source: &Path,
-    headers: &Path,
-) -> Result<Files, ThirdPartyError> {
+pub fn compiled(arch: Arch, name: &str, source: &Path, headers: &Path) -> Result<Files, ThirdPartyError> {
     let include = ["-I".as_ref(), headers.as_os_str()];
     built(arch, name, source, &include)
 }
@@ -171,12 +166,7 @@ pub(crate) fn assembled(arch: Arch, name: &str, source: &Path) -> Result<Files, 
     built(arch, name, source, &["-nostdlib".as_ref()])
 }
 
-fn built(
-    arch: Arch,
-    name: &str,
-    source: &Path,
-    options: &[&OsStr],
-) -> Result<Files, ThirdPartyError> {
+fn built(arch: Arch, name: &str, source: &Path, options: &[&OsStr]) -> Result<Files, ThirdPartyError> {
     let directory = tempfile::tempdir().map_err(ThirdPartyError::Temporary)?;
     let program = directory.path().join(name);
     let mut gcc = match Toolchain::get(&Cache::project(), arch)? {
@@ -188,10 +178,7 @@ fn built(
     };
     gcc.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror"]);
     gcc.args(options).arg("-o").arg(&program).arg(source);
-    process::output(&mut gcc).map_err(|error| ThirdPartyError::Compile {
-        file: source.to_owned(),
-        source: error,
-    })?;
+    process::output(&mut gcc).map_err(|error| ThirdPartyError::Compile { file: source.to_owned(), source: error })?;
     Ok(vec![(format!("bin/{name}"), read(&program)?)])
 }
 
@@ -202,15 +189,9 @@ fn built(
 pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ThirdPartyError> {
     let mut files = vec![(format!("bin/{name}"), read(program)?)];
     let list = process::output(Command::new("ldd").arg(program).env("LC_ALL", "C"));
-    let list = list.map_err(|source| ThirdPartyError::List {
-        program: program.to_owned(),
-        source,
-    })?;
+    let list = list.map_err(|source| ThirdPartyError::List { program: program.to_owned(), source })?;
     let libraries = libraries(&String::from_utf8_lossy(&list));
-    for library in libraries.map_err(|library| ThirdPartyError::Library {
-        program: program.to_owned(),
-        library,
-    })? {
+    for library in libraries.map_err(|library| ThirdPartyError::Library { program: program.to_owned(), library })? {
         let bytes = read(Path::new(&library))?;
         files.push((library.trim_start_matches('/').to_owned(), bytes));
     }
@@ -236,10 +217,7 @@ fn libraries(list: &str) -> Result<Vec<String>, String> {
 }
 
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ThirdPartyError> {
-    fs::read(path).map_err(|source| ThirdPartyError::File {
-        path: path.to_owned(),
-        source,
-    })
+    fs::read(path).map_err(|source| ThirdPartyError::File { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -251,10 +229,7 @@ mod tests {
         let list = "\tlinux-vdso.so.1 (0x00007ffd)\n\
             \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f05)\n\
             \t/lib64/ld-linux-x86-64.so.2 (0x00007f06)\n";
-        let expected = [
-            "/lib/x86_64-linux-gnu/libc.so.6",
-            "/lib64/ld-linux-x86-64.so.2",
-        ];
+        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
         assert_eq!(libraries(list).unwrap(), expected);
         assert_eq!(libraries("\tstatically linked\n").unwrap(), [""; 0]);
     }

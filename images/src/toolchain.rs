@@ -24,17 +24,8 @@ const RUST: &str = "rustc-web";
 /// Rust's standard library. Programs need the library for their own architecture.
 const LIBRARY: &str = "libstd-rust-web-dev";
 /// Packages that the compilers depend on, but that need not be fetched, because every host with a compiler has them.
-const HOSTS: [&str; 9] = [
-    "binutils",
-    "debconf",
-    "gcc",
-    "libc-dev",
-    "libc6",
-    "libc6-dev",
-    "libgcc-s1",
-    "libstdc++6",
-    "zlib1g",
-];
+const HOSTS: [&str; 9] =
+    ["binutils", "debconf", "gcc", "libc-dev", "libc6", "libc6-dev", "libgcc-s1", "libstdc++6", "zlib1g"];
 /// The wrapper of a program. It points the loader to the unpacked libraries.
 const WRAPPER: &str = r#"#!/bin/sh
 root=${0%/*}/..
@@ -164,11 +155,7 @@ fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
 /// The packages that, with their dependencies, build programs for `arch`: Rust's compiler, GCC, and the C library.
 /// GCC's package does not depend on the C library, but only recommends it.
 fn names(arch: Arch) -> [String; 3] {
-    [
-        RUST.to_owned(),
-        format!("gcc-{}", arch.gnu().trim_end_matches('-')),
-        format!("libc6-dev-{}-cross", arch.debian()),
-    ]
+    [RUST.to_owned(), format!("gcc-{}", arch.gnu().trim_end_matches('-')), format!("libc6-dev-{}-cross", arch.debian())]
 }
 
 /// Makes a wrapper in `root/bin` for each of the programs.
@@ -182,9 +169,7 @@ fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
         if text == "rustc" || text.starts_with(arch.gnu()) {
             let path = bin.join(&name);
             let mode = fs::Permissions::from_mode(0o755);
-            fs::write(&path, WRAPPER)
-                .and_then(|()| fs::set_permissions(&path, mode))
-                .map_err(FileError::at(&path))?;
+            fs::write(&path, WRAPPER).and_then(|()| fs::set_permissions(&path, mode)).map_err(FileError::at(&path))?;
         }
     }
     Ok(())
@@ -205,11 +190,7 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(programs.join("other"), "").unwrap();
         wrap(Arch::Aarch64, directory.path()).unwrap();
-        let toolchain = Toolchain {
-            arch: Arch::Aarch64,
-            root: directory.path().to_owned(),
-            id: String::new(),
-        };
+        let toolchain = Toolchain { arch: Arch::Aarch64, root: directory.path().to_owned(), id: String::new() };
         let output = process::output(Command::new(toolchain.gnu("ld")).arg("x y")).unwrap();
         let output = String::from_utf8(output).unwrap();
         let root = format!("{}/bin/..", directory.path().display());

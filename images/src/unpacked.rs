@@ -70,12 +70,7 @@ impl Stale for UnpackedError {
 ///
 /// # Errors
 /// [`UnpackedError`].
-pub fn program(
-    cache: &Cache,
-    arch: Arch,
-    package: &str,
-    name: &str,
-) -> Result<Files, UnpackedError> {
+pub fn program(cache: &Cache, arch: Arch, package: &str, name: &str) -> Result<Files, UnpackedError> {
     let apt = Apt::of(arch)?;
     let root = apt.refreshing(|| unpack(apt, cache, package))?;
     let library = |name: &str| {
@@ -96,10 +91,8 @@ pub fn program(
                 continue;
             }
             let needed = place.rsplit('/').next().unwrap_or(&place);
-            let found = library(needed).ok_or_else(|| UnpackedError::Library {
-                program: name.to_owned(),
-                library: needed.to_owned(),
-            })?;
+            let found = library(needed)
+                .ok_or_else(|| UnpackedError::Library { program: name.to_owned(), library: needed.to_owned() })?;
             files.insert(place, read(&found)?);
             wanted.push(found);
         }
@@ -138,10 +131,7 @@ fn read(path: &Path) -> Result<Vec<u8>, UnpackedError> {
 
 /// Returns the paths of the libraries that an ELF file loads, and of its loader, without the leading slash.
 fn needed(path: &Path, bytes: &[u8]) -> Result<Vec<String>, UnpackedError> {
-    let wrong = |source| UnpackedError::NotProgram {
-        path: path.to_owned(),
-        source,
-    };
+    let wrong = |source| UnpackedError::NotProgram { path: path.to_owned(), source };
     parse(bytes).map_err(wrong)
 }
 
@@ -173,16 +163,8 @@ mod tests {
     fn program_names_its_loader_and_its_libraries() {
         let shell = fs::canonicalize("/bin/sh").unwrap();
         let paths = parse(&fs::read(shell).unwrap()).unwrap();
-        assert!(
-            paths.iter().any(|path| path == "lib/libc.so.6"),
-            "{paths:?}"
-        );
-        assert!(
-            paths
-                .iter()
-                .any(|path| path.starts_with("lib") && path.contains("/ld-linux")),
-            "{paths:?}"
-        );
+        assert!(paths.iter().any(|path| path == "lib/libc.so.6"), "{paths:?}");
+        assert!(paths.iter().any(|path| path.starts_with("lib") && path.contains("/ld-linux")), "{paths:?}");
     }
 
     #[test]

@@ -65,16 +65,10 @@ pub fn extract(image: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
         [0x28, 0xb5, 0x2f, ..] => pipe("zstd", Some(Prerequisite::Zstd), payload)?,
         [0x7f, b'E', b'L', b'F', ..] => payload.to_vec(),
         other => {
-            return Err(VmlinuxError::Compression(
-                other[..other.len().min(4)].to_vec(),
-            ));
+            return Err(VmlinuxError::Compression(other[..other.len().min(4)].to_vec()));
         }
     };
-    if kernel.starts_with(b"\x7fELF") {
-        Ok(kernel)
-    } else {
-        Err(VmlinuxError::NotElf)
-    }
+    if kernel.starts_with(b"\x7fELF") { Ok(kernel) } else { Err(VmlinuxError::NotElf) }
 }
 
 fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
@@ -83,9 +77,7 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
     }
     let number = |at: usize| {
         let bytes = image.get(at..at + 4).and_then(|b| b.first_chunk::<4>());
-        bytes
-            .map(|b| u32::from_le_bytes(*b) as usize)
-            .ok_or(VmlinuxError::Truncated)
+        bytes.map(|b| u32::from_le_bytes(*b) as usize).ok_or(VmlinuxError::Truncated)
     };
     if number(VERSION)? & 0xffff < usize::from(PAYLOAD_VERSION) {
         return Err(VmlinuxError::NotBzImage);
@@ -103,19 +95,11 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
 /// output: gzip's format ends with this length, and the kernel's build appends it to other formats. Programs other than
 /// gzip write all of the output and then fail on these four bytes, so their exit status is ignored and only the length
 /// is checked.
-fn pipe(
-    program: &'static str,
-    need: Option<Prerequisite>,
-    bytes: &[u8],
-) -> Result<Vec<u8>, VmlinuxError> {
+fn pipe(program: &'static str, need: Option<Prerequisite>, bytes: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
     prerequisites::ensure(need.as_slice())?;
     let failed = |source| VmlinuxError::Unpack { program, source };
     let mut command = Command::new(program);
-    command
-        .arg("-dc")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+    command.arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = sys::dies_with_us(&mut command).spawn().map_err(failed)?;
     let output = std::thread::scope(|scope| {
         if let Some(mut input) = child.stdin.take() {
@@ -156,9 +140,7 @@ pub(crate) mod tests {
 
     #[test]
     fn lz4_and_plain_kernels_unpack() {
-        let lz4 = [
-            2, 0x21, 0x4c, 0x18, 6, 0, 0, 0, 0x50, 0x7f, b'E', b'L', b'F', b'!', 5, 0, 0, 0,
-        ];
+        let lz4 = [2, 0x21, 0x4c, 0x18, 6, 0, 0, 0, 0x50, 0x7f, b'E', b'L', b'F', b'!', 5, 0, 0, 0];
         assert_eq!(extract(&image(&lz4)).unwrap(), b"\x7fELF!");
         assert_eq!(extract(&image(b"\x7fELF!")).unwrap(), b"\x7fELF!");
     }
@@ -175,25 +157,14 @@ pub(crate) mod tests {
         // The position of the checksum, which precedes the length.
         let checksum = packed.len() - 8;
         packed[checksum] ^= 1;
-        assert!(matches!(
-            extract(&image(&packed)),
-            Err(VmlinuxError::Unpack {
-                program: "gzip",
-                ..
-            })
-        ));
+        assert!(matches!(extract(&image(&packed)), Err(VmlinuxError::Unpack { program: "gzip", .. })));
     }
 
     fn pipe_through_gzip(bytes: &[u8]) -> Vec<u8> {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("f");
         std::fs::write(&file, bytes).unwrap();
-        Command::new("gzip")
-            .arg("-c")
-            .arg(&file)
-            .output()
-            .unwrap()
-            .stdout
+        Command::new("gzip").arg("-c").arg(&file).output().unwrap().stdout
     }
 
     #[test]
@@ -202,14 +173,8 @@ pub(crate) mod tests {
         assert!(matches!(refused(b""), VmlinuxError::NotBzImage));
         assert!(matches!(refused(&[0; 4096]), VmlinuxError::NotBzImage));
         let whole = image(b"\x7fELF!");
-        assert!(matches!(
-            refused(&whole[..whole.len() - 1]),
-            VmlinuxError::Truncated
-        ));
-        assert!(matches!(
-            refused(&image(b"plain text")),
-            VmlinuxError::Compression(_)
-        ));
+        assert!(matches!(refused(&whole[..whole.len() - 1]), VmlinuxError::Truncated));
+        assert!(matches!(refused(&image(b"plain text")), VmlinuxError::Compression(_)));
         let no_elf = [2, 0x21, 0x4c, 0x18, 2, 0, 0, 0, 0x10, b'x'];
         assert!(matches!(refused(&image(&no_elf)), VmlinuxError::NotElf));
     }

@@ -17,15 +17,9 @@ const EVENTS: [u64; 3] = [1, 6, 20];
 
 /// The CPU PMUs of the program `trapped`.
 const PMUS: [(&str, &str); 3] = [
-    (
-        "amd-v2",
-        "PerfMonV2: 6 counters, and registers that control all of them at once",
-    ),
+    ("amd-v2", "PerfMonV2: 6 counters, and registers that control all of them at once"),
     ("amd", "the 4 counters that every AMD processor has"),
-    (
-        "intel-v2",
-        "architectural perfmon version 2: 8 general-purpose and 3 fixed counters",
-    ),
+    ("intel-v2", "architectural perfmon version 2: 8 general-purpose and 3 fixed counters"),
 ];
 
 /// Rows of the table of samples. Each has the name in the guest's figures, the name to print, and the maximum number of
@@ -34,11 +28,7 @@ const SAMPLERS: [(&str, &str, Option<f64>); 4] = [
     ("trapped", "CPU PMU, trapped", None),
     ("perf-core", "vPMU, perf_event_open", Some(1.2)),
     ("device-exit", "vPMU, /dev/vpmu, exit engine", Some(1.2)),
-    (
-        "device-batched",
-        "vPMU, /dev/vpmu, batched engine",
-        Some(0.2),
-    ),
+    ("device-batched", "vPMU, /dev/vpmu, batched engine", Some(0.2)),
 ];
 const SWITCHERS: [(&str, &str, Option<f64>); 3] = [
     ("trapped", "CPU PMU, trapped", None),
@@ -104,17 +94,11 @@ fn measure(pmu: &str) -> Result<(String, Reported), String> {
 fn row(reported: &Reported, subject: &str, without: &str) -> Option<Row> {
     let (with, without) = (reported.get(subject)?, reported.get(without)?);
     let sum = |names: &[&str]| -> Option<f64> {
-        let values = names
-            .iter()
-            .map(|name| Some(*with.get(*name)? as f64 - *without.get(*name)? as f64));
+        let values = names.iter().map(|name| Some(*with.get(*name)? as f64 - *without.get(*name)? as f64));
         let sum: f64 = values.sum::<Option<f64>>()?;
         Some(sum / *with.get("times")? as f64)
     };
-    Some(Row {
-        exits: sum(&["exits", "host"])?,
-        returns: sum(&["user"])?,
-        interrupts: sum(&["nmis", "lines"])?,
-    })
+    Some(Row { exits: sum(&["exits", "host"])?, returns: sum(&["user"])?, interrupts: sum(&["nmis", "lines"])? })
 }
 
 /// Prints a row, and returns whether it is within its limit. A row without figures gets a dash. Such a row exceeds its
@@ -127,18 +111,12 @@ fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
     let kept = limit.is_none_or(|limit| row.returns <= limit);
     let aimed = limit.map_or_else(String::new, |limit| format!("<= {limit}"));
     let said = if kept { "" } else { "  exceeded" };
-    println!(
-        "  {name:32} {:8.2} {:8.2} {:10.2}   {aimed}{said}",
-        row.exits, row.returns, row.interrupts
-    );
+    println!("  {name:32} {:8.2} {:8.2} {:10.2}   {aimed}{said}", row.exits, row.returns, row.interrupts);
     kept
 }
 
 fn head(what: &str) {
-    println!(
-        "\n  {what:32} {:>8} {:>8} {:>10}   limit on returns",
-        "exits", "returns", "interrupts"
-    );
+    println!("\n  {what:32} {:>8} {:>8} {:>10}   limit on returns", "exits", "returns", "interrupts");
 }
 
 /// Prints the tables, and returns whether all limits hold.
@@ -146,20 +124,13 @@ fn print(reported: &Reported) -> bool {
     let mut kept = true;
     head("per sample");
     for (interface, name, limit) in SAMPLERS {
-        let row = row(
-            reported,
-            &format!("sample:{interface}"),
-            &format!("idle:{interface}"),
-        );
+        let row = row(reported, &format!("sample:{interface}"), &format!("idle:{interface}"));
         kept &= line(name, row.as_ref(), limit);
     }
     for events in EVENTS {
         head(&format!("per task switch, {events} event(s) each"));
         for (interface, name, limit) in SWITCHERS {
-            let (with, without) = (
-                format!("switch:{interface}:{events}"),
-                format!("switch:{interface}:0"),
-            );
+            let (with, without) = (format!("switch:{interface}:{events}"), format!("switch:{interface}:0"));
             kept &= line(name, row(reported, &with, &without).as_ref(), limit);
         }
     }

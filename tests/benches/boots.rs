@@ -22,11 +22,7 @@ use vpmu_client::error::chain;
 
 /// Number of measured boots of each VMM, after a first boot that is not measured.
 const ROUNDS: u64 = 5;
-const NAMES: [(&str, &str); 3] = [
-    ("vmm", "vmm"),
-    ("vmm-without", "vmm --no-vpmu"),
-    ("qemu-microvm", "QEMU microvm"),
-];
+const NAMES: [(&str, &str); 3] = [("vmm", "vmm"), ("vmm-without", "vmm --no-vpmu"), ("qemu-microvm", "QEMU microvm")];
 /// Maximum number of bytes that the VMM may use in addition to the guest's memory.
 const MEMORY: u64 = 5 << 20;
 /// Maximum time, in nanoseconds, that an unused device may add to a start on this machine's own KVM.
@@ -39,9 +35,7 @@ const SERIAL: u16 = 0x3f8;
 fn main() -> ExitCode {
     match measure() {
         Ok((kvm_host, reported)) => {
-            println!(
-                "\nA guest of 1 vCPU and 256 MiB on {kvm_host}; the median of {ROUNDS} boots."
-            );
+            println!("\nA guest of 1 vCPU and 256 MiB on {kvm_host}; the median of {ROUNDS} boots.");
             let Some(kept) = print(&reported) else {
                 eprintln!("figures are missing: {reported:?}");
                 return ExitCode::FAILURE;
@@ -85,10 +79,7 @@ fn measure() -> Result<(String, BTreeMap<String, Figures>), String> {
 
 /// Prints the table and the limits. Returns whether all limits hold, or `None` if a figure is missing.
 fn print(reported: &BTreeMap<String, Figures>) -> Option<bool> {
-    println!(
-        "\n  {:16} {:>22} {:>22} {:>18}",
-        "", "boot to init, ms", "exits", "memory, KiB"
-    );
+    println!("\n  {:16} {:>22} {:>22} {:>18}", "", "boot to init, ms", "exits", "memory, KiB");
     for (subject, name) in NAMES {
         let row = reported.get(subject)?;
         let spread = |quantity: &str, divisor: u64| {
@@ -113,22 +104,10 @@ fn print(reported: &BTreeMap<String, Figures>) -> Option<bool> {
     let exits = of("vmm", "exits")?.saturating_sub(of("vmm-without", "exits")?);
     println!();
     let limits = [
-        (
-            with <= qemu,
-            format!(
-                "boot: {:.2} of QEMU microvm's time, at most 1",
-                ratio(with, qemu)
-            ),
-        ),
-        (
-            memory <= MEMORY,
-            format!("memory: {} KiB, at most {}", memory >> 10, MEMORY >> 10),
-        ),
+        (with <= qemu, format!("boot: {:.2} of QEMU microvm's time, at most 1", ratio(with, qemu))),
+        (memory <= MEMORY, format!("memory: {} KiB, at most {}", memory >> 10, MEMORY >> 10)),
     ];
-    println!(
-        "  the unused device: {:.2} million instructions, in {exits} exits",
-        ratio(device, 1_000_000)
-    );
+    println!("  the unused device: {:.2} million instructions, in {exits} exits", ratio(device, 1_000_000));
     Some(hold(&limits))
 }
 
@@ -153,10 +132,7 @@ fn starts() -> Result<bool, Box<dyn Error>> {
     fs::write(&kernel, single(&program))?;
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for turn in 0..=STARTS {
-        let both = [
-            start(&kernel, turn, &[])?,
-            start(&kernel, turn, &["--no-vpmu"])?,
-        ];
+        let both = [start(&kernel, turn, &[])?, start(&kernel, turn, &["--no-vpmu"])?];
         // The first two starts read their files into the page cache.
         if turn > 0 {
             with.push(both[0]);
@@ -171,10 +147,7 @@ fn starts() -> Result<bool, Box<dyn Error>> {
         milliseconds(without)
     );
     let device = with.saturating_sub(without);
-    let limit = format!(
-        "the unused device: {:.2} ms, at most 1",
-        milliseconds(device)
-    );
+    let limit = format!("the unused device: {:.2} ms, at most 1", milliseconds(device));
     Ok(hold(&[(device.as_nanos() <= DEVICE.into(), limit)]))
 }
 

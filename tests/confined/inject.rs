@@ -34,11 +34,7 @@ impl Stopped {
         let memory = OpenOptions::new().read(true).write(true).open(memory);
         request(libc::PTRACE_ATTACH, thread, 0, ptr::null_mut());
         await_stop(thread, libc::SIGSTOP);
-        let stopped = Self {
-            thread,
-            saved: registers(thread),
-            memory: memory.expect("the thread's memory"),
-        };
+        let stopped = Self { thread, saved: registers(thread), memory: memory.expect("the thread's memory") };
         let mut code = [0; 2];
         let at = stopped.saved.rip - INSTRUCTION;
         let read = stopped.memory.read_exact_at(&mut code, at);
@@ -108,12 +104,7 @@ fn registers(thread: pid_t) -> user_regs_struct {
 }
 
 fn set_registers(thread: pid_t, registers: &mut user_regs_struct) {
-    request(
-        libc::PTRACE_SETREGS,
-        thread,
-        0,
-        ptr::from_mut(registers).cast(),
-    );
+    request(libc::PTRACE_SETREGS, thread, 0, ptr::from_mut(registers).cast());
 }
 
 /// Waits until the thread stops with `signal`. Drops other signals.

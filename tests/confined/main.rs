@@ -31,18 +31,14 @@ const NOBODY: u32 = 65_534;
 
 /// Seven marks, then a byte to the console.
 fn marking() -> Code {
-    (0..7)
-        .fold(Code::new(), |code, _| code.store(DOORBELL, 7))
-        .out8(SERIAL, b'!')
+    (0..7).fold(Code::new(), |code, _| code.store(DOORBELL, 7)).out8(SERIAL, b'!')
 }
 
 /// Returns whether reading a thread's file in `/proc` failed because the thread has exited. The thread can exit before
 /// or after the file was opened.
 fn exited(error: &io::Error) -> bool {
     let gone = [Errno::NOENT, Errno::SRCH].map(Errno::raw_os_error);
-    error
-        .raw_os_error()
-        .is_some_and(|code| gone.contains(&code))
+    error.raw_os_error().is_some_and(|code| gone.contains(&code))
 }
 
 /// A running machine in its own directory.
@@ -60,12 +56,7 @@ impl Machine {
         Self::start_in(directory, guest, before, arguments)
     }
 
-    fn start_in(
-        directory: tempfile::TempDir,
-        guest: &Code,
-        before: &[&str],
-        arguments: &[&str],
-    ) -> Self {
+    fn start_in(directory: tempfile::TempDir, guest: &Code, before: &[&str], arguments: &[&str]) -> Self {
         let at = |name: &str| directory.path().join(name);
         fs::write(at("kernel"), single(guest)).expect("room for a small kernel");
         let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
@@ -103,10 +94,7 @@ impl Machine {
     fn process(&self) -> PathBuf {
         let parent = self.child.id().to_string();
         let parent = Path::new("/proc").join(&parent);
-        let children = parent
-            .join("task")
-            .join(self.child.id().to_string())
-            .join("children");
+        let children = parent.join("task").join(self.child.id().to_string()).join("children");
         // Without a PID namespace, the process has no parent of its own.
         let children = fs::read_to_string(children).expect("a process");
         match children.split_whitespace().next() {
@@ -118,9 +106,7 @@ impl Machine {
     /// Waits until the guest has written `count` more bytes.
     fn await_bytes(&mut self, count: usize) {
         let console = self.child.stdout.as_mut().expect("piped");
-        console
-            .read_exact(&mut vec![0; count])
-            .expect("the guest keeps running");
+        console.read_exact(&mut vec![0; count]).expect("the guest keeps running");
     }
 
     /// Runs `vmm ctl` on this machine.
@@ -208,11 +194,7 @@ fn is_root() -> bool {
 }
 
 fn names(machine: &Machine) -> Vec<String> {
-    let mut names: Vec<String> = machine
-        .threads()
-        .values()
-        .map(|status| status["Name"].clone())
-        .collect();
+    let mut names: Vec<String> = machine.threads().values().map(|status| status["Name"].clone()).collect();
     names.sort();
     names
 }
@@ -228,15 +210,8 @@ fn core_dumps_are_off() {
 
 #[test]
 fn each_thread_has_a_filter_and_no_capability_but_perfmon() {
-    let mut machine = Machine::start(
-        &spinning(),
-        &[],
-        &["--vcpus", "2", "--report", "report.json"],
-    );
-    assert_eq!(
-        names(&machine),
-        ["ctl", "vcpu0", "vcpu1", "vmm", "vpmu closer", "vpmu drain"]
-    );
+    let mut machine = Machine::start(&spinning(), &[], &["--vcpus", "2", "--report", "report.json"]);
+    assert_eq!(names(&machine), ["ctl", "vcpu0", "vcpu1", "vmm", "vpmu closer", "vpmu drain"]);
     for (id, status) in machine.threads() {
         let name = &status["Name"];
         assert_eq!(status["Seccomp"], "2", "{id} {name}");
@@ -267,9 +242,7 @@ fn each_thread_has_a_filter_and_no_capability_but_perfmon() {
 
 /// The results of `vmm check`.
 fn survey() -> Value {
-    let output = Command::new(vmm_binary())
-        .args(["check", "--json"])
-        .output();
+    let output = Command::new(vmm_binary()).args(["check", "--json"]).output();
     serde_json::from_slice(&output.expect("vmm starts").stdout).expect("JSON")
 }
 
@@ -297,11 +270,7 @@ fn machine_without_exit_traces_keeps_no_capability_where_perf_allows_the_rest() 
 fn machine_without_a_pmu_keeps_no_capability() {
     let directory = tempfile::tempdir().expect("a directory");
     let kernel = directory.path().join("kernel");
-    fs::write(
-        &kernel,
-        single(&Code::new().out8(SERIAL, b'!').raw(&[0xeb, 0xfe])),
-    )
-    .expect("room");
+    fs::write(&kernel, single(&Code::new().out8(SERIAL, b'!').raw(&[0xeb, 0xfe]))).expect("room");
     let mut child = Command::new(vmm_binary())
         .args(["run", "--memory", "16", "--no-vpmu", "--kernel"])
         .arg(&kernel)
@@ -428,11 +397,8 @@ fn refused_unless_root(arguments: &[&str]) -> bool {
     if is_root() {
         return false;
     }
-    let output = Command::new(vmm_binary())
-        .args(["run", "--kernel", "/dev/null"])
-        .args(arguments)
-        .output()
-        .expect("vmm starts");
+    let output =
+        Command::new(vmm_binary()).args(["run", "--kernel", "/dev/null"]).args(arguments).output().expect("vmm starts");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(errors.contains("start as root to use"), "{errors}");
     true
@@ -484,10 +450,7 @@ fn machine_of_another_user_records_and_answers_as_that_user() {
     assert_eq!(owner(&mine), 0, "the owner of `vmm ctl`");
     let report = machine.report();
     assert_eq!(report["confinement"]["user"], user, "{report:#}");
-    assert_eq!(
-        report["recording"]["file"],
-        recording.to_str().expect("a plain path")
-    );
+    assert_eq!(report["recording"]["file"], recording.to_str().expect("a plain path"));
 }
 
 #[test]
@@ -500,15 +463,7 @@ fn recording_that_the_user_may_not_write_is_refused_at_the_start() {
     let kernel = directory.path().join("kernel");
     fs::write(&kernel, single(&spinning())).expect("room");
     let output = Command::new(vmm_binary())
-        .args([
-            "run",
-            "--memory",
-            "16",
-            "--persistent",
-            "marks",
-            "--user",
-            &user,
-        ])
+        .args(["run", "--memory", "16", "--persistent", "marks", "--user", &user])
         .arg("--kernel")
         .arg(&kernel)
         .arg("--recording")
@@ -528,26 +483,13 @@ fn machine_in_another_root_reaches_what_it_opened_before() {
         return;
     }
     let guest = marking().out8(RESET_PORT, RESET).halt_for_ever();
-    let arguments = [
-        "--chroot",
-        path,
-        "--on-reset",
-        "restart",
-        "--report",
-        "report.json",
-    ];
+    let arguments = ["--chroot", path, "--on-reset", "restart", "--report", "report.json"];
     let mut machine = Machine::start(&guest, &[], &arguments);
     machine.await_bytes(3);
     for id in machine.threads().keys() {
         let thread = machine.process().join("task").join(id);
-        assert_eq!(
-            fs::read_link(thread.join("root")).expect("a thread"),
-            root.path()
-        );
-        assert_eq!(
-            fs::read_link(thread.join("cwd")).expect("a thread"),
-            root.path()
-        );
+        assert_eq!(fs::read_link(thread.join("root")).expect("a thread"), root.path());
+        assert_eq!(fs::read_link(thread.join("cwd")).expect("a thread"), root.path());
     }
     machine.done(&["dump"]);
     assert!(machine.path("out/perf.data").exists());
@@ -567,10 +509,7 @@ fn restored(before: &[&str], directory: &Path, arguments: &[&str]) -> Child {
     let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
     let (program, first) = whole.split_first().expect("a program");
     let mut command = Command::new(program);
-    command
-        .args(first)
-        .args(["run", "--restore"])
-        .arg(directory);
+    command.args(first).args(["run", "--restore"]).arg(directory);
     let command = command.args(arguments).stdin(Stdio::null());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     child.spawn().expect("the VMM starts")
@@ -582,10 +521,7 @@ fn snapshot_of_one_user_continues_as_another_in_another_root() {
     if refused_unless_root(&["--user", &user]) {
         return;
     }
-    let guest = for_ever(
-        marking(),
-        &Code::new().store(DOORBELL, 7).out8(SERIAL, b'.'),
-    );
+    let guest = for_ever(marking(), &Code::new().store(DOORBELL, 7).out8(SERIAL, b'.'));
     let mut machine = Machine::start(&guest, &[], &["--track-dirty"]);
     let [here, root] = ["here", "root"].map(|name| machine.path(name));
     machine.done(&["snapshot", here.to_str().expect("a plain path")]);
@@ -625,20 +561,12 @@ fn snapshot_of_one_user_continues_as_another_in_another_root() {
     let (status, errors) = machine.end();
     assert_eq!((status, errors.as_str()), (Some(6), ""));
     // A snapshot of root is not for another user.
-    let as_nobody = [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-    ];
+    let as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let child = restored(&as_nobody, Path::new(&part), &[]);
     let output = child.wait_with_output().expect("a child");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(
-        errors.contains("part belongs to user 0, not to user 65534"),
-        "{errors}"
-    );
+    assert!(errors.contains("part belongs to user 0, not to user 65534"), "{errors}");
     assert_eq!(errors.lines().count(), 1, "{errors}");
 }
 
@@ -654,26 +582,14 @@ fn wrong_confinement_is_refused_with_its_remedy() {
             .output()
             .expect("it starts");
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(
-            output.status.code(),
-            Some(status),
-            "{arguments:?}: {errors}"
-        );
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {errors}");
         assert_eq!(errors.lines().count(), 1, "{errors}");
         for word in words {
-            assert!(
-                errors.contains(word),
-                "{arguments:?}: no {word:?} in {errors}"
-            );
+            assert!(errors.contains(word), "{arguments:?}: no {word:?} in {errors}");
         }
     };
     for user in ["nobody", "1000", "1000:", "-1:0", "4294967295:0"] {
-        refused(
-            &[],
-            &[&format!("--user={user}")],
-            2,
-            &["--user", "1000:1000"],
-        );
+        refused(&[], &[&format!("--user={user}")], 2, &["--user", "1000:1000"]);
     }
     // Without capabilities, root has no more rights than any other user.
     let nobody: &[&str] = match is_root() {
@@ -704,9 +620,6 @@ fn chroot_to_a_file_is_refused() {
             .expect("vmm starts");
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{errors}");
-        assert!(
-            errors.contains("give a directory with --chroot"),
-            "{errors}"
-        );
+        assert!(errors.contains("give a directory with --chroot"), "{errors}");
     }
 }

@@ -15,13 +15,11 @@ fn machine_has_no_id_for_other_processes() {
     let own = namespace(&machine.process());
     assert_ne!(own, namespace(Path::new("/proc/self")));
     // The kernel's threads of KVM are in it, too.
-    let others = fs::read_dir("/proc")
-        .expect("processes")
-        .filter_map(|entry| {
-            let path = entry.expect("a process").path();
-            let is_in = fs::read_link(path.join("ns/pid")).is_ok_and(|of| of == own);
-            is_in.then_some(path)
-        });
+    let others = fs::read_dir("/proc").expect("processes").filter_map(|entry| {
+        let path = entry.expect("a process").path();
+        let is_in = fs::read_link(path.join("ns/pid")).is_ok_and(|of| of == own);
+        is_in.then_some(path)
+    });
     assert_eq!(others.collect::<Vec<_>>(), [machine.process()]);
 }
 
@@ -43,11 +41,7 @@ fn waiting_process_has_no_rights_and_ends_with_the_machine() {
     assert_eq!(open, 3, "standard error, and the pipe to the machine twice");
     // Whichever of the two processes dies, the other one ends, too.
     let process = machine.process();
-    let vmm = process
-        .file_name()
-        .expect("a number")
-        .to_str()
-        .expect("text");
+    let vmm = process.file_name().expect("a number").to_str().expect("text");
     signal("-KILL", vmm);
     let status = machine.child.wait().expect("a child");
     assert_eq!(status.signal(), Some(9), "{status}");
@@ -86,10 +80,7 @@ fn stopped_machine_continues_where_it_was() {
     let process = machine.process();
     let state = |wanted: &str| {
         let line = format!("State:\t{wanted}");
-        while !fs::read_to_string(process.join("status"))
-            .expect("a process")
-            .contains(&line)
-        {
+        while !fs::read_to_string(process.join("status")).expect("a process").contains(&line) {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     };

@@ -27,12 +27,7 @@ struct Bystander(Child);
 
 impl Bystander {
     fn start() -> Self {
-        Self(
-            Command::new("sleep")
-                .arg("1000")
-                .spawn()
-                .expect("it starts"),
-        )
+        Self(Command::new("sleep").arg("1000").spawn().expect("it starts"))
     }
 
     fn is_alive(&mut self) -> bool {
@@ -113,10 +108,7 @@ fn event_on_a_process_outside_the_machine_is_refused_to_every_thread() {
         assert_eq!(open(ANY_CPU), Err(Refused), "{name}");
         let opened = open(own).expect("allowed");
         assert!(opened >= 0, "{name}: {opened}");
-        assert_eq!(
-            thread.call(libc::SYS_close, &[opened.cast_unsigned()]),
-            Ok(0)
-        );
+        assert_eq!(thread.call(libc::SYS_close, &[opened.cast_unsigned()]), Ok(0));
     }
 }
 
@@ -152,9 +144,7 @@ fn overflow_cannot_signal_a_process_outside_the_machine() {
 
 /// The version of this host's Landlock, or 0.
 fn landlock() -> u64 {
-    let output = Command::new(vmm_binary())
-        .args(["check", "--json"])
-        .output();
+    let output = Command::new(vmm_binary()).args(["check", "--json"]).output();
     let survey: Value = serde_json::from_slice(&output.expect("vmm starts").stdout).expect("JSON");
     let version = &survey["confinement"]["landlock_abi"];
     version.as_u64().unwrap_or_default()
@@ -203,11 +193,7 @@ fn files_outside_the_directories_of_the_machine_are_out_of_reach() {
             let all = [made, removed, swapped, moved];
             // A move to another directory may be refused as a move to another device.
             let refused = |&result: &i64| result == DENIED || result == -i64::from(libc::EXDEV);
-            assert!(
-                all.iter().all(refused),
-                "{name} {}: {all:?}",
-                place.display()
-            );
+            assert!(all.iter().all(refused), "{name} {}: {all:?}", place.display());
         }
         // The same calls succeed in the directory of recordings.
         let new = text(512, Path::new("new"));

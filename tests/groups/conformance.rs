@@ -42,24 +42,13 @@ fn table(more: &[&str]) -> Result<Table, String> {
         vmm_args: vmm_args.map(|&argument| argument.into()).collect(),
         kvm_host: KvmHostChoice::Exact,
         timeout: boots::LIMIT,
-        sources: Sources {
-            arch: Arch::Aarch64,
-            ..Sources::default()
-        },
+        sources: Sources { arch: Arch::Aarch64, ..Sources::default() },
         ..Boot::default()
     };
     let outcome = boot.run().map_err(|error| chain(&error))?;
-    let rows = outcome
-        .output
-        .lines()
-        .filter_map(rows::parse)
-        .map(|(row, _, finding)| (row.to_owned(), finding))
-        .collect();
-    Ok(Table {
-        kvm_host: outcome.kvm_host.to_string(),
-        rows,
-        output: outcome.output,
-    })
+    let rows =
+        outcome.output.lines().filter_map(rows::parse).map(|(row, _, finding)| (row.to_owned(), finding)).collect();
+    Ok(Table { kvm_host: outcome.kvm_host.to_string(), rows, output: outcome.output })
 }
 
 static OURS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&[]));
@@ -79,15 +68,10 @@ fn check(row: &str) {
     match table.rows.get(row) {
         None => panic!("the guest did not report {row}:\n{}", table.output),
         Some(Finding::Fails(reason)) => panic!("on {}: {reason}", table.kvm_host),
-        Some(Finding::Absent(reason)) => assert!(
-            ABSENT_IN_LAB.contains(&row),
-            "on {}, the rule cannot be checked: {reason}",
-            table.kvm_host
-        ),
-        Some(Finding::Holds(_)) => assert!(
-            !ABSENT_IN_LAB.contains(&row),
-            "the lab's PMU has an event for it"
-        ),
+        Some(Finding::Absent(reason)) => {
+            assert!(ABSENT_IN_LAB.contains(&row), "on {}, the rule cannot be checked: {reason}", table.kvm_host)
+        }
+        Some(Finding::Holds(_)) => assert!(!ABSENT_IN_LAB.contains(&row), "the lab's PMU has an event for it"),
     }
 }
 
@@ -155,11 +139,7 @@ fn table_shows_vpmu_beside_kvms_own_pmu() {
         let (ours, kvms) = (cell(ours), cell(kvms));
         assert!(ours.is_some() && kvms.is_some(), "{row}");
         let (ours, kvms) = (ours.unwrap_or_default(), kvms.unwrap_or_default());
-        let like = if like.is_empty() {
-            String::new()
-        } else {
-            format!(" (like {like})")
-        };
+        let like = if like.is_empty() { String::new() } else { format!(" (like {like})") };
         let _ = writeln!(text, "{row}{like}\n    vpmu  {ours}\n    KVM   {kvms}");
     }
     // The test runner captures the output of print macros, but not a direct write.

@@ -97,10 +97,7 @@ fn hosts_stat_of_vcpu_threads_counts_while_the_guest_does() {
     // Each vCPU thread is either in the guest or outside it, so for each of the two vCPUs, the numbers of exits and
     // entries differ by at most one.
     let entries = count("stat", "kvm:kvm_entry");
-    assert!(
-        (exits - entries).abs() <= 2.0,
-        "{exits} exits, {entries} entries"
-    );
+    assert!((exits - entries).abs() <= 2.0, "{exits} exits, {entries} entries");
 }
 
 #[test]

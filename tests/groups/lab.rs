@@ -16,11 +16,7 @@ fn written(log: &str, words: &str) -> f64 {
 /// their timers.
 #[test]
 fn kvm_takes_the_refined_frequency_of_the_tsc() {
-    let boot = Boot {
-        command: "dmesg".to_owned(),
-        kvm_host: KvmHostChoice::Lab,
-        ..Boot::default()
-    };
+    let boot = Boot { command: "dmesg".to_owned(), kvm_host: KvmHostChoice::Lab, ..Boot::default() };
     let log = boot.run_on_lab_host().unwrap().output;
     let refined = written(&log, "Switched to clocksource tsc");
     let loaded = written(&log, "kvm: Nested Virtualization enabled");

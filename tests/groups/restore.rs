@@ -169,9 +169,7 @@ tests::shared_boots!(|| SESSION.boot(), || SESSION_OF_CYCLES.boot());
 /// Returns the number and the time of each line on a console.
 fn lines(console: &[u8]) -> Vec<(u32, u64)> {
     let text = String::from_utf8_lossy(console).replace('\r', "");
-    let said = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("@guest line "));
+    let said = text.lines().filter_map(|line| line.strip_prefix("@guest line "));
     said.map(|line| {
         let (number, time) = line.split_once(' ').expect("two numbers");
         let time = time.parse().expect("a time");
@@ -268,9 +266,7 @@ fn machine_that_is_saved_and_restored_twenty_times_loses_nothing() {
 fn diff_is_smaller_than_its_base() {
     let text = SESSION.get().text("sizes");
     let sizes = text.lines().map(|line| line.split('\t').next());
-    let sizes: Vec<u64> = sizes
-        .map(|size| size.and_then(|size| size.parse().ok()).expect("a size"))
-        .collect();
+    let sizes: Vec<u64> = sizes.map(|size| size.and_then(|size| size.parse().ok()).expect("a size")).collect();
     println!("{text}");
     let [whole, diff] = sizes[..] else {
         panic!("two files, not {text}");
@@ -365,8 +361,7 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
                 let ends = times.first().copied().zip(times.last().copied());
                 ends.expect("lines")
             };
-            let [(_, before_all), (first, last), (after_all, _)] =
-                ["measured", "later", "last"].map(times);
+            let [(_, before_all), (first, last), (after_all, _)] = ["measured", "later", "last"].map(times);
             let counted = counted(&after) - counted(&before);
             println!("{counted} ns between saves, {first} to {last} ns in lines");
             assert!(last - first <= counted && counted <= after_all - before_all);
@@ -378,34 +373,22 @@ fn counters_of_vcpus_go_on_together_over_a_restore() {
 fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     match arch {
         Arch::X86_64 => &[
-            (
-                "arch",
-                "is a snapshot of a riscv64 machine, but this host is x86_64",
-            ),
+            ("arch", "is a snapshot of a riscv64 machine, but this host is x86_64"),
             ("counter", "runs at 7 kHz"),
             ("register", "model-specific register 0x7fff0000"),
             ("controllers", "set of interrupt controllers"),
         ],
         Arch::Aarch64 => &[
-            (
-                "arch",
-                "is a snapshot of a riscv64 machine, but this host is aarch64",
-            ),
+            ("arch", "is a snapshot of a riscv64 machine, but this host is aarch64"),
             ("counter", "runs at 7000 Hz"),
             ("processor", "a different kind of processor"),
             ("register", "register 0x603000000013ffff"),
             ("size", "register 0x60f000000013df1a"),
             ("registers", "saved set of registers is not valid"),
             ("state", "cannot restore the run state"),
-            (
-                "controllers",
-                "saved set of distributor registers is not valid",
-            ),
+            ("controllers", "saved set of distributor registers is not valid"),
             ("controller", "distributor's register 0x8"),
-            (
-                "interfaces",
-                "saved set of CPU interface registers is not valid",
-            ),
+            ("interfaces", "saved set of CPU interface registers is not valid"),
         ],
     }
 }

@@ -121,14 +121,7 @@ mod tools {
     use images::third_party::{Files, Prerequisite, ThirdPartyError};
 
     fn programs(arch: Arch) -> Result<Files, ThirdPartyError> {
-        images::third_party::perf_with(
-            arch,
-            &[
-                Prerequisite::Papi,
-                Prerequisite::StressNg,
-                Prerequisite::TraceCmd,
-            ],
-        )
+        images::third_party::perf_with(arch, &[Prerequisite::Papi, Prerequisite::StressNg, Prerequisite::TraceCmd])
     }
 
     tests::guest_tests! {

@@ -44,8 +44,7 @@ fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
         let figure = outcome.report["vpmu"][name].as_u64();
         figure.unwrap_or_else(|| panic!("no {name}: {:#}", outcome.report))
     };
-    let [samples, throttles, time] =
-        ["samples", "throttles", "time"].map(|name| printed(&outcome.output, name));
+    let [samples, throttles, time] = ["samples", "throttles", "time"].map(|name| printed(&outcome.output, name));
     // This guest has no other sampling.
     assert_eq!(device("samples_written"), samples);
     assert_eq!(device("sampling_throttles"), throttles);

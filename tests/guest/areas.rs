@@ -1,8 +1,5 @@
 //! Mapped AUX areas, which the tests map and read by the rules of `<linux/perf_event.h>`.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::io;
 
@@ -38,24 +35,14 @@ pub(crate) fn announce(ring: &Pages, offset: u64, size: u64) {
 
 impl Area {
     /// Maps an area without announcing it first.
-    pub(crate) fn map_raw(
-        event: &Event,
-        bytes: usize,
-        protection: i32,
-        offset: u64,
-    ) -> io::Result<Self> {
+    pub(crate) fn map_raw(event: &Event, bytes: usize, protection: i32, offset: u64) -> io::Result<Self> {
         let flags = libc::MAP_SHARED;
         let pages = Pages::map_raw(event, bytes, protection, flags, offset.cast_signed())?;
         Ok(Self { pages, tail: 0 })
     }
 
     /// Announces and maps `pages` pages behind the ring.
-    pub(crate) fn map(
-        event: &Event,
-        ring: &Pages,
-        pages: usize,
-        protection: i32,
-    ) -> io::Result<Self> {
+    pub(crate) fn map(event: &Event, ring: &Pages, pages: usize, protection: i32) -> io::Result<Self> {
         let (offset, bytes) = (PAGE as u64 + ring.size(), pages * PAGE);
         announce(ring, offset, bytes as u64);
         let mut area = Self::map_raw(event, bytes, protection, offset)?;
@@ -81,10 +68,7 @@ impl Area {
         let head = ring.load_acquire(AUX_HEAD);
         let available = head.wrapping_sub(self.tail);
         if available > self.size() {
-            return Err(format!(
-                "{available} unread bytes in an area of {}",
-                self.size()
-            ));
+            return Err(format!("{available} unread bytes in an area of {}", self.size()));
         }
         let packets = packets::decode(self.tail, head, |at| self.word(at))?;
         self.tail = head;
@@ -96,9 +80,7 @@ impl Area {
     pub(crate) fn newest(&self, ring: &Pages) -> Result<Vec<Placed>, String> {
         let head = ring.load_acquire(AUX_HEAD);
         let oldest = head.saturating_sub(self.size());
-        packets::decode(oldest.next_multiple_of(PAGE as u64), head, |at| {
-            self.word(at)
-        })
+        packets::decode(oldest.next_multiple_of(PAGE as u64), head, |at| self.word(at))
     }
 }
 
@@ -148,11 +130,7 @@ pub(crate) fn reported(records: &[Record], attr: &perf_event_attr) -> Result<Rep
         };
         let (own, trailer) = fields::trailer(record, body, attr)?;
         match own[..] {
-            [offset, size, flags] => reported.chunks.push(Chunk {
-                offset,
-                size,
-                flags,
-            }),
+            [offset, size, flags] => reported.chunks.push(Chunk { offset, size, flags }),
             _ => reported.starts.push((own[0] as u32, (own[0] >> 32) as u32)),
         }
         reported.trailers.push(trailer);
@@ -164,10 +142,6 @@ pub(crate) fn reported(records: &[Record], attr: &perf_event_attr) -> Result<Rep
 /// Returns the end of the last chunk.
 pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
     chunks.iter().try_fold(from, |at, chunk| {
-        if chunk.offset == at {
-            Ok(at + chunk.size)
-        } else {
-            Err(format!("{chunk:x?} does not begin at {at:#x}"))
-        }
+        if chunk.offset == at { Ok(at + chunk.size) } else { Err(format!("{chunk:x?} does not begin at {at:#x}")) }
     })
 }

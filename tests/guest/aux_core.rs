@@ -16,27 +16,18 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Ledger, exits};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, EXIT_PORT, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE,
-    aux_watermark, kernels, refused, sampling, silent,
+    Device, EXIT_PORT, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE, aux_watermark,
+    kernels, refused, sampling, silent,
 };
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("perf_lists_the_traces", perf_lists_the_traces),
-    (
-        "each_pmu_takes_its_own_events",
-        each_pmu_takes_its_own_events,
-    ),
+    ("each_pmu_takes_its_own_events", each_pmu_takes_its_own_events),
     ("perf_traces_a_task", perf_traces_a_task),
     ("perf_traces_a_cpu", perf_traces_a_cpu),
-    (
-        "perfs_maps_are_refused_as_ever",
-        perfs_maps_are_refused_as_ever,
-    ),
-    (
-        "perfs_area_is_unmapped_while_the_host_writes",
-        perfs_area_is_unmapped_while_the_host_writes,
-    ),
+    ("perfs_maps_are_refused_as_ever", perfs_maps_are_refused_as_ever),
+    ("perfs_area_is_unmapped_while_the_host_writes", perfs_area_is_unmapped_while_the_host_writes),
 ];
 
 pub(crate) const P: u64 = PAGE as u64;
@@ -46,21 +37,12 @@ fn sysfs(pmu: &str) -> PathBuf {
 }
 
 fn pmu_type(pmu: &str) -> Result<u32, Box<dyn std::error::Error>> {
-    Ok(fs::read_to_string(sysfs(pmu).join("type"))?
-        .trim()
-        .parse()?)
+    Ok(fs::read_to_string(sysfs(pmu).join("type"))?.trim().parse()?)
 }
 
 /// Returns an attr for the PMU `vpmu_trace`. The event starts disabled.
-pub(crate) fn attr(
-    device: &Device,
-    kind: u64,
-    config: u64,
-) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
-    Ok(perf_event_attr {
-        type_: pmu_type("vpmu_trace")?,
-        ..silent(device.attr(kind, config))
-    })
+pub(crate) fn attr(device: &Device, kind: u64, config: u64) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
+    Ok(perf_event_attr { type_: pmu_type("vpmu_trace")?, ..silent(device.attr(kind, config)) })
 }
 
 /// Returns the attr for a trace of port accesses by programs. The trace starts disabled.
@@ -81,23 +63,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    pub(crate) fn open(
-        attr: perf_event_attr,
-        how: How<'_>,
-        pages: usize,
-        protection: i32,
-    ) -> std::io::Result<Self> {
+    pub(crate) fn open(attr: perf_event_attr, how: How<'_>, pages: usize, protection: i32) -> std::io::Result<Self> {
         let event = kernels(&attr, how)?;
         let ring = Pages::map(&event, 4, READ_WRITE)?;
         let area = Area::map(&event, &ring, pages, protection)?;
-        Ok(Self {
-            event,
-            ring,
-            area,
-            ledger: Ledger::default(),
-            attr,
-            reported: 0,
-        })
+        Ok(Self { event, ring, area, ledger: Ledger::default(), attr, reported: 0 })
     }
 
     /// Takes the exits from the area, and the records about the area's chunks from the ring. Each chunk must begin
@@ -113,10 +83,7 @@ impl Kept {
         self.reported = contiguous(&reported.chunks, self.reported)?;
         let heads = before..=areas::head(&self.ring);
         if !heads.contains(&self.reported) {
-            return Err(format!(
-                "the chunks end at {}, the head is in {heads:?}",
-                self.reported
-            ));
+            return Err(format!("the chunks end at {}, the head is in {heads:?}", self.reported));
         }
         Ok((exits(&packets), reported.flags()))
     }
@@ -130,10 +97,7 @@ fn perf_lists_the_traces() -> Outcome {
             let file = file?;
             let terms = fs::read_to_string(file.path())?;
             // The directory also contains an event's unit and scale files, which have no `kind` term.
-            let kind = terms
-                .trim()
-                .split(',')
-                .find_map(|term| term.strip_prefix("kind=0x"));
+            let kind = terms.trim().split(',').find_map(|term| term.strip_prefix("kind=0x"));
             if let Some(kind) = kind {
                 kinds.push(u64::from_str_radix(kind, 16)?);
             }
@@ -165,41 +129,23 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(kernels(attr, How::OWN));
     ensure_eq!(open(&port_trace(&device)?), None, "errno of a valid trace");
-    ensure_eq!(
-        open(&attr(&device, KIND_MARK, 3)?),
-        Some(libc::ENOENT),
-        "an event of marks of the PMU vpmu_trace"
-    );
-    ensure_eq!(
-        open(&device.attr(KIND_EXIT_TRACE, EXIT_PORT)),
-        Some(libc::ENOENT),
-        "a trace of the PMU vpmu"
-    );
-    ensure!(
-        open(&attr(&device, KIND_EXIT_TRACE, 77)?).is_some(),
-        "a trace with an unknown config was accepted"
-    );
+    ensure_eq!(open(&attr(&device, KIND_MARK, 3)?), Some(libc::ENOENT), "an event of marks of the PMU vpmu_trace");
+    ensure_eq!(open(&device.attr(KIND_EXIT_TRACE, EXIT_PORT)), Some(libc::ENOENT), "a trace of the PMU vpmu");
+    ensure!(open(&attr(&device, KIND_EXIT_TRACE, 77)?).is_some(), "a trace with an unknown config was accepted");
     ensure!(
         open(&attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?).is_some(),
         "a trace of samples without a period was accepted"
     );
     let mut frequency = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 100, 0);
     frequency.set_freq(1);
-    ensure!(
-        open(&frequency).is_some(),
-        "a trace with a frequency was accepted"
-    );
+    ensure!(open(&frequency).is_some(), "a trace with a frequency was accepted");
     // perf core never runs a trace without an area.
     let event = kernels(&port_trace(&device)?, How::OWN)?;
     cpu::allow_ports()?;
     event.enable(0)?;
     ports(10);
     event.disable(0)?;
-    ensure_eq!(
-        event.count()?,
-        0,
-        "bytes counted by a trace without an area"
-    );
+    ensure_eq!(event.count()?, 0, "bytes counted by a trace without an area");
     Ok(())
 }
 
@@ -227,23 +173,12 @@ fn perf_traces_a_task() -> Outcome {
         ensure_eq!(exit.ip, mmio_pio::out_loop_ip(), "the IP");
         ensure_eq!(exit.qualification, u64::from(cpu::IDLE_PORT), "the port");
         ensure_eq!(exit.pid_tid, who, "the task");
-        ensure_eq!(
-            exit.vcpu as usize,
-            number / 50 % 2,
-            "the vCPU of exit {number}"
-        );
+        ensure_eq!(exit.vcpu as usize, number / 50 % 2, "the vCPU of exit {number}");
     }
     let reported = reported(&kept.ring.take()?, &attr)?;
     let head = areas::head(&kept.ring);
-    ensure_eq!(
-        contiguous(&reported.chunks, 0)?,
-        head,
-        "the end of the last chunk"
-    );
-    ensure!(
-        reported.flags().iter().all(|&flags| flags == 0),
-        "a chunk has flags: {reported:x?}"
-    );
+    ensure_eq!(contiguous(&reported.chunks, 0)?, head, "the end of the last chunk");
+    ensure!(reported.flags().iter().all(|&flags| flags == 0), "a chunk has flags: {reported:x?}");
     ensure_eq!(reported.starts, [who], "the tasks whose traces started");
     ensure_eq!(kept.event.count()?, head, "bytes counted");
     Ok(())
@@ -253,10 +188,8 @@ fn perf_traces_a_cpu() -> Outcome {
     const MADE: u64 = 300;
     let device = Device::open()?;
     let attr = port_trace(&device)?;
-    let mut both = [
-        Kept::open(attr, How::on_cpu(0), 32, READ_WRITE)?,
-        Kept::open(attr, How::on_cpu(1), 32, READ_WRITE)?,
-    ];
+    let mut both =
+        [Kept::open(attr, How::on_cpu(0), 32, READ_WRITE)?, Kept::open(attr, How::on_cpu(1), 32, READ_WRITE)?];
     both[0].event.enable(0)?;
     both[1].event.enable(0)?;
     let made = thread::scope(|scope| {
@@ -269,31 +202,17 @@ fn perf_traces_a_cpu() -> Outcome {
             })
         });
         makers.into_iter().try_for_each(|maker| {
-            maker
-                .join()
-                .map_err(|_| "a maker panicked".to_owned())?
-                .map_err(|error| error.to_string())
+            maker.join().map_err(|_| "a maker panicked".to_owned())?.map_err(|error| error.to_string())
         })
     });
     made?;
     for (vcpu, kept) in (0..).zip(&mut both) {
         kept.event.disable(0)?;
         let (exits, _) = kept.take()?;
-        ensure!(
-            exits.iter().all(|exit| exit.vcpu == vcpu),
-            "the trace of vCPU {vcpu} has an exit of another vCPU"
-        );
+        ensure!(exits.iter().all(|exit| exit.vcpu == vcpu), "the trace of vCPU {vcpu} has an exit of another vCPU");
         let own = exits.iter().filter(|e| e.ip == mmio_pio::out_loop_ip());
-        ensure_eq!(
-            own.count() as u64,
-            MADE + u64::from(vcpu),
-            "exits of vCPU {vcpu}"
-        );
-        ensure_eq!(
-            kept.event.count()?,
-            areas::head(&kept.ring),
-            "bytes counted"
-        );
+        ensure_eq!(own.count() as u64, MADE + u64::from(vcpu), "exits of vCPU {vcpu}");
+        ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes counted");
     }
     Ok(())
 }
@@ -315,14 +234,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
         ("in the data", P, 4 * P, 4, P, libc::EINVAL),
         ("a different size", 2 * P, 4 * P, 2, 2 * P, libc::EINVAL),
         ("three pages", 2 * P, 3 * P, 3, 2 * P, libc::EINVAL),
-        (
-            "too many",
-            2 * P,
-            2 * most * P,
-            2 * most,
-            2 * P,
-            libc::ENOMEM,
-        ),
+        ("too many", 2 * P, 2 * most * P, 2 * most, 2 * P, libc::ENOMEM),
     ];
     for (what, offset, bytes, pages, at, errno) in cases {
         announce(&ring, offset, bytes);
@@ -358,9 +270,7 @@ fn perfs_area_is_unmapped_while_the_host_writes() -> Outcome {
         cpu::pin(0)?;
         let done = (0..24_usize).try_for_each(|round| -> Outcome {
             let pages = 1 << (round % 4);
-            let Kept {
-                event, ring, area, ..
-            } = Kept::open(attr, How::on_cpu(1), pages, READ_WRITE)?;
+            let Kept { event, ring, area, .. } = Kept::open(attr, How::on_cpu(1), pages, READ_WRITE)?;
             event.enable(0)?;
             while area.word(0) == 0 && !maker.is_finished() {
                 std::hint::spin_loop();

@@ -11,35 +11,18 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::known_code;
 use crate::packets::{EXIT_BYTES, SYNC_LOSS, exits, samples, syncs};
 use crate::pages::{AUX_TAIL, Pages, READ as READ_ONLY, READ_WRITE};
-use crate::raw::{
-    Device, How, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels, refused, sampling,
-};
+use crate::raw::{Device, How, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels, refused, sampling};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("perfs_reader_keeps_up", perfs_reader_keeps_up),
     ("watermark_wakes_perfs_reader", watermark_wakes_perfs_reader),
-    (
-        "stalled_reader_disables_perfs_event",
-        stalled_reader_disables_perfs_event,
-    ),
-    (
-        "area_found_full_disables_perfs_event",
-        area_found_full_disables_perfs_event,
-    ),
-    (
-        "perfs_snapshot_keeps_the_newest",
-        perfs_snapshot_keeps_the_newest,
-    ),
-    (
-        "perfs_children_write_into_the_area",
-        perfs_children_write_into_the_area,
-    ),
+    ("stalled_reader_disables_perfs_event", stalled_reader_disables_perfs_event),
+    ("area_found_full_disables_perfs_event", area_found_full_disables_perfs_event),
+    ("perfs_snapshot_keeps_the_newest", perfs_snapshot_keeps_the_newest),
+    ("perfs_children_write_into_the_area", perfs_children_write_into_the_area),
     ("perf_traces_samples", perf_traces_samples),
-    (
-        "both_interfaces_trace_at_once",
-        both_interfaces_trace_at_once,
-    ),
+    ("both_interfaces_trace_at_once", both_interfaces_trace_at_once),
 ];
 
 const LONG: i32 = 10_000;
@@ -58,21 +41,11 @@ fn perfs_reader_keeps_up() -> Outcome {
         made += burst;
         let (exits, flags) = kept.take()?;
         ensure_eq!(exits.len() as u64, burst, "exits of a burst");
-        ensure!(
-            flags.iter().all(|&flags| flags == 0),
-            "a chunk has flags: {flags:x?}"
-        );
+        ensure!(flags.iter().all(|&flags| flags == 0), "a chunk has flags: {flags:x?}");
     }
     ensure_eq!(kept.ledger.packets, made, "exits");
-    ensure_eq!(
-        kept.event.count()?,
-        areas::head(&kept.ring),
-        "bytes counted"
-    );
-    ensure!(
-        kept.reported > 10 * kept.area.size(),
-        "the area wrapped at most ten times"
-    );
+    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes counted");
+    ensure!(kept.reported > 10 * kept.area.size(), "the area wrapped at most ten times");
     Ok(())
 }
 
@@ -88,17 +61,10 @@ fn watermark_wakes_perfs_reader() -> Outcome {
         // The watermark is the size of 32 packets, so 40 exits reach it regardless of where the previous chunk ended.
         ports(40);
         made += 40;
-        ensure_eq!(
-            kept.event.poll(LONG)?,
-            libc::POLLIN,
-            "poll past the watermark"
-        );
+        ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll past the watermark");
         let (exits, flags) = kept.take()?;
         ensure!(!exits.is_empty(), "a wakeup without new exits");
-        ensure!(
-            flags.iter().all(|&flags| flags == 0),
-            "a chunk has flags: {flags:x?}"
-        );
+        ensure!(flags.iter().all(|&flags| flags == 0), "a chunk has flags: {flags:x?}");
     }
     kept.event.disable(0)?;
     kept.take()?;
@@ -116,48 +82,24 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     ports(300);
     ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll of a full area");
     let (exits, flags) = kept.take()?;
-    ensure!(
-        exits.len() as u64 >= P / EXIT_BYTES / 2,
-        "only {} exits in a full area",
-        exits.len()
-    );
-    ensure_eq!(
-        flags.last().map(|flags| flags & TRUNCATED),
-        Some(TRUNCATED),
-        "flags {flags:x?} of the last chunk"
-    );
+    ensure!(exits.len() as u64 >= P / EXIT_BYTES / 2, "only {} exits in a full area", exits.len());
+    ensure_eq!(flags.last().map(|flags| flags & TRUNCATED), Some(TRUNCATED), "flags {flags:x?} of the last chunk");
     // perf core has disabled the event, so nothing is written even though the area has room again.
     ports(50);
     let count = kept.event.count()?;
     ports(50);
     ensure_eq!(kept.event.count()?, count, "bytes of a disabled event");
-    ensure_eq!(
-        areas::head(&kept.ring),
-        kept.reported,
-        "the head of a disabled event's area"
-    );
+    ensure_eq!(areas::head(&kept.ring), kept.reported, "the head of a disabled event's area");
     kept.event.enable(0)?;
     ports(5);
     kept.event.disable(0)?;
     let packets = kept.area.take(&kept.ring)?;
     kept.ledger.follow(&packets)?;
-    ensure_eq!(
-        crate::packets::exits(&packets).len(),
-        5,
-        "exits after the event was enabled again"
-    );
-    let lost = syncs(&packets)
-        .iter()
-        .any(|sync| sync.flags & SYNC_LOSS != 0);
-    ensure!(
-        lost && kept.ledger.lost > 0,
-        "nothing was lost, or no sync reports the loss"
-    );
+    ensure_eq!(crate::packets::exits(&packets).len(), 5, "exits after the event was enabled again");
+    let lost = syncs(&packets).iter().any(|sync| sync.flags & SYNC_LOSS != 0);
+    ensure!(lost && kept.ledger.lost > 0, "nothing was lost, or no sync reports the loss");
     let reported = reported(&kept.ring.take()?, &kept.attr)?;
-    ensure!(
-        reported.flags().iter().any(|flags| flags & PARTIAL != 0),
-        "no chunk has the flag PARTIAL: {reported:x?}"
-    );
+    ensure!(reported.flags().iter().any(|flags| flags & PARTIAL != 0), "no chunk has the flag PARTIAL: {reported:x?}");
     let produced = areas::head(&kept.ring) + kept.ledger.lost;
     ensure_eq!(kept.event.count()?, produced, "bytes written and lost");
     Ok(())
@@ -176,11 +118,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
         let full = kept.reported.wrapping_add(PACKET).wrapping_sub(P);
         kept.ring.store_release(AUX_TAIL, full);
         kept.event.enable(0)?;
-        ensure_eq!(
-            kept.event.poll(LONG)?,
-            libc::POLLIN,
-            "round {round}: poll of a full area"
-        );
+        ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "round {round}: poll of a full area");
         kept.ring.store_release(AUX_TAIL, kept.reported);
         ports(10);
         let (exits, flags) = kept.take()?;
@@ -190,21 +128,10 @@ fn area_found_full_disables_perfs_event() -> Outcome {
         ports(5);
         kept.event.disable(0)?;
         let (exits, flags) = kept.take()?;
-        ensure_eq!(
-            exits.len(),
-            5,
-            "round {round}: exits after the area has room again"
-        );
-        ensure!(
-            flags.iter().all(|&flags| flags == 0),
-            "a chunk has flags: {flags:x?}"
-        );
+        ensure_eq!(exits.len(), 5, "round {round}: exits after the area has room again");
+        ensure!(flags.iter().all(|&flags| flags == 0), "a chunk has flags: {flags:x?}");
     }
-    ensure_eq!(
-        kept.event.count()?,
-        areas::head(&kept.ring),
-        "bytes counted"
-    );
+    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes counted");
     Ok(())
 }
 
@@ -224,11 +151,7 @@ fn perfs_snapshot_keeps_the_newest() -> Outcome {
     let numbers: Vec<u64> = exits(&newest).iter().map(|exit| exit.sequence).collect();
     let held = numbers.len() as u64;
     ensure!((60..=126).contains(&held), "{held} exits in two pages");
-    ensure_eq!(
-        numbers,
-        (MADE - held..MADE).collect::<Vec<u64>>(),
-        "numbers of the exits"
-    );
+    ensure_eq!(numbers, (MADE - held..MADE).collect::<Vec<u64>>(), "numbers of the exits");
     let reported = reported(&kept.ring.take()?, &attr)?;
     ensure!(
         !reported.chunks.is_empty() && reported.flags().iter().all(|&flags| flags == OVERWRITE),
@@ -261,10 +184,7 @@ fn perfs_children_write_into_the_area() -> Outcome {
                 ports(EACH);
                 Ok(cpu::thread_id())
             });
-            child
-                .join()
-                .map_err(|_| "a child panicked")?
-                .map_err(|_| "a child's ports")
+            child.join().map_err(|_| "a child panicked")?.map_err(|_| "a child's ports")
         })
         .collect::<Result<Vec<u32>, _>>()?;
     kept.event.disable(0)?;
@@ -273,18 +193,10 @@ fn perfs_children_write_into_the_area() -> Outcome {
     for tid in &threads {
         let own = exits.iter().filter(|exit| exit.pid_tid.1 == *tid);
         let numbers: Vec<u64> = own.map(|exit| exit.sequence).collect();
-        ensure_eq!(
-            numbers,
-            (0..EACH).collect::<Vec<u64>>(),
-            "numbers of thread {tid}'s exits"
-        );
+        ensure_eq!(numbers, (0..EACH).collect::<Vec<u64>>(), "numbers of thread {tid}'s exits");
     }
     ensure_eq!(exits.len() as u64, 3 * EACH, "exits of the family");
-    ensure_eq!(
-        kept.event.count()?,
-        areas::head(&kept.ring),
-        "bytes counted"
-    );
+    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes counted");
     Ok(())
 }
 
@@ -301,10 +213,7 @@ fn perf_traces_samples() -> Outcome {
     kept.event.disable(0)?;
     let packets = kept.area.take(&kept.ring)?;
     kept.ledger.follow(&packets)?;
-    let own: Vec<_> = samples(&packets)
-        .into_iter()
-        .filter(|sample| sample.ip == known_code::out_known_ip())
-        .collect();
+    let own: Vec<_> = samples(&packets).into_iter().filter(|sample| sample.ip == known_code::out_known_ip()).collect();
     ensure_eq!(own.len() as u64, MADE, "packets");
     for (sample, sp) in own.iter().zip(stacks) {
         for (place, &value) in sample.regs.iter().enumerate() {
@@ -315,11 +224,7 @@ fn perf_traces_samples() -> Outcome {
     }
     // The ring has only records about the area, and no samples.
     let reported = reported(&kept.ring.take()?, &attr)?;
-    ensure_eq!(
-        reported.bytes(),
-        areas::head(&kept.ring),
-        "bytes in the chunks"
-    );
+    ensure_eq!(reported.bytes(), areas::head(&kept.ring), "bytes in the chunks");
     Ok(())
 }
 
@@ -330,13 +235,8 @@ fn both_interfaces_trace_at_once() -> Outcome {
     cpu::pin(1)?;
     let core = port_trace(&device)?;
     let mut kept = Kept::open(core, How::OWN, 8, READ_WRITE)?;
-    let mut shared = crate::traced::Traced::open(
-        &device,
-        crate::aux_mapping::io_trace(&device),
-        How::OWN,
-        8,
-        READ_WRITE,
-    )?;
+    let mut shared =
+        crate::traced::Traced::open(&device, crate::aux_mapping::io_trace(&device), How::OWN, 8, READ_WRITE)?;
     shared.event.enable(0)?;
     kept.event.enable(0)?;
     mmio_pio::out_loop(MADE);
@@ -348,10 +248,6 @@ fn both_interfaces_trace_at_once() -> Outcome {
         exits.iter().map(|exit| (exit.time, exit.outside)).collect()
     };
     ensure_eq!(core.len() as u64, MADE, "exits through perf core");
-    ensure_eq!(
-        what(&core),
-        what(&own),
-        "exits through perf core, compared with those through /dev/vpmu"
-    );
+    ensure_eq!(what(&core), what(&own), "exits through perf core, compared with those through /dev/vpmu");
     Ok(())
 }

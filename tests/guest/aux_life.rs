@@ -13,30 +13,12 @@ use crate::raw::{Device, Event, How, PAGE, refused};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "forked_child_does_not_inherit_the_area",
-        forked_child_does_not_inherit_the_area,
-    ),
-    (
-        "area_outlives_the_rings_last_map",
-        area_outlives_the_rings_last_map,
-    ),
-    (
-        "area_lives_as_long_as_any_map",
-        area_lives_as_long_as_any_map,
-    ),
-    (
-        "unmapping_an_area_while_the_host_writes_harms_nothing",
-        unmapping_an_area_while_the_host_writes_harms_nothing,
-    ),
-    (
-        "closing_while_the_host_writes_harms_nothing",
-        closing_while_the_host_writes_harms_nothing,
-    ),
-    (
-        "areas_are_accounted_and_given_back",
-        areas_are_accounted_and_given_back,
-    ),
+    ("forked_child_does_not_inherit_the_area", forked_child_does_not_inherit_the_area),
+    ("area_outlives_the_rings_last_map", area_outlives_the_rings_last_map),
+    ("area_lives_as_long_as_any_map", area_lives_as_long_as_any_map),
+    ("unmapping_an_area_while_the_host_writes_harms_nothing", unmapping_an_area_while_the_host_writes_harms_nothing),
+    ("closing_while_the_host_writes_harms_nothing", closing_while_the_host_writes_harms_nothing),
+    ("areas_are_accounted_and_given_back", areas_are_accounted_and_given_back),
 ];
 
 fn forked_child_does_not_inherit_the_area() -> Outcome {
@@ -85,11 +67,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     drop(ring);
     ports(3);
     // As in perf, the area's mapping keeps the ring alive, and a new mapping of the ring must have the same size.
-    ensure_eq!(
-        refused(Pages::map(&event, 2, READ_WRITE)),
-        Some(libc::EINVAL),
-        "a different size of the ring"
-    );
+    ensure_eq!(refused(Pages::map(&event, 2, READ_WRITE)), Some(libc::EINVAL), "a different size of the ring");
     let ring = Pages::map(&event, 1, READ_WRITE)?;
     event.disable(0)?;
     let packets = area.take(&ring)?;
@@ -104,11 +82,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     ensure_eq!(areas::head(&ring), 0, "the head of a fresh area");
     drop(fresh);
     drop(ring);
-    ensure_eq!(
-        refused(Pages::map(&event, 2, READ_WRITE)),
-        None,
-        "a different size after all maps are gone"
-    );
+    ensure_eq!(refused(Pages::map(&event, 2, READ_WRITE)), None, "a different size after all maps are gone");
     Ok(())
 }
 
@@ -188,11 +162,7 @@ fn unmapping_an_area_while_the_host_writes_harms_nothing() -> Outcome {
         let ring = Pages::map(&event, 1, READ_WRITE)?;
         for round in 0..60_usize {
             let pages = 1 << (round % 4);
-            let protection = if round % 3 == 2 {
-                READ_ONLY
-            } else {
-                READ_WRITE
-            };
+            let protection = if round % 3 == 2 { READ_ONLY } else { READ_WRITE };
             let area = Area::map(&event, &ring, pages, protection)?;
             while area.word(0) == 0 {
                 std::hint::spin_loop();

@@ -5,16 +5,10 @@ use std::fs;
 
 use crate::aux_core::attr;
 use crate::ensure::ensure_eq;
-use crate::raw::{
-    Device, EXIT_PORT, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, kernels, refused,
-    sampling,
-};
+use crate::raw::{Device, EXIT_PORT, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, kernels, refused, sampling};
 use crate::{Outcome, Test, os};
 
-pub(crate) const TESTS: &[Test] = &[(
-    "locked_down_kernel_hides_registers",
-    locked_down_kernel_hides_registers,
-)];
+pub(crate) const TESTS: &[Test] = &[("locked_down_kernel_hides_registers", locked_down_kernel_hides_registers)];
 
 const SECURITY: &CStr = c"/sys/kernel/security";
 
@@ -22,34 +16,14 @@ fn locked_down_kernel_hides_registers() -> Outcome {
     let device = Device::open()?;
     let registers = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 1, 0);
     let exits = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
-    ensure_eq!(
-        refused(kernels(&registers, How::OWN)),
-        None,
-        "registers by perf, before the lockdown"
-    );
-    ensure_eq!(
-        refused(device.open_event(&registers, How::OWN)),
-        None,
-        "registers by /dev/vpmu, before the lockdown"
-    );
+    ensure_eq!(refused(kernels(&registers, How::OWN)), None, "registers by perf, before the lockdown");
+    ensure_eq!(refused(device.open_event(&registers, How::OWN)), None, "registers by /dev/vpmu, before the lockdown");
     os::mount(c"securityfs", SECURITY)?;
     fs::write("/sys/kernel/security/lockdown", "confidentiality")?;
     let errno = Some(libc::EPERM);
-    ensure_eq!(
-        refused(kernels(&registers, How::OWN)),
-        errno,
-        "registers by perf"
-    );
-    ensure_eq!(
-        refused(device.open_event(&registers, How::OWN)),
-        errno,
-        "registers by /dev/vpmu"
-    );
+    ensure_eq!(refused(kernels(&registers, How::OWN)), errno, "registers by perf");
+    ensure_eq!(refused(device.open_event(&registers, How::OWN)), errno, "registers by /dev/vpmu");
     ensure_eq!(refused(kernels(&exits, How::OWN)), None, "exits by perf");
-    ensure_eq!(
-        refused(device.open_event(&exits, How::OWN)),
-        None,
-        "exits by /dev/vpmu"
-    );
+    ensure_eq!(refused(device.open_event(&exits, How::OWN)), None, "exits by /dev/vpmu");
     Ok(())
 }

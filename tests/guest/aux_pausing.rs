@@ -10,31 +10,18 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, SYNC_RESUME, SYNC_START, exits, syncs};
 use crate::pages::READ_WRITE;
 use crate::raw::{
-    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, Event, How, refused, sampling,
-    with_aux_action,
+    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, Event, How, refused, sampling, with_aux_action,
 };
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("trace_has_only_the_regions", trace_has_only_the_regions),
-    (
-        "trace_has_the_pausing_exit_and_not_the_resuming_one",
-        trace_has_the_pausing_exit_and_not_the_resuming_one,
-    ),
-    (
-        "pause_of_a_trace_follows_its_task",
-        pause_of_a_trace_follows_its_task,
-    ),
-    (
-        "exits_resume_and_pause_each_other",
-        exits_resume_and_pause_each_other,
-    ),
+    ("trace_has_the_pausing_exit_and_not_the_resuming_one", trace_has_the_pausing_exit_and_not_the_resuming_one),
+    ("pause_of_a_trace_follows_its_task", pause_of_a_trace_follows_its_task),
+    ("exits_resume_and_pause_each_other", exits_resume_and_pause_each_other),
     ("paused_trace_stays_enabled", paused_trace_stays_enabled),
-    (
-        "pausing_is_for_members_of_a_trace",
-        pausing_is_for_members_of_a_trace,
-    ),
+    ("pausing_is_for_members_of_a_trace", pausing_is_for_members_of_a_trace),
 ];
 
 const RESUME: u64 = 60;
@@ -51,20 +38,11 @@ fn regions(
 ) -> Result<(Traced, [Event; 2]), Box<dyn std::error::Error>> {
     cpu::pin(1)?;
     cpu::allow_ports()?;
-    let traced = Traced::open(
-        device,
-        with_aux_action(attr, AUX_START_PAUSED),
-        how,
-        pages,
-        READ_WRITE,
-    )?;
+    let traced = Traced::open(device, with_aux_action(attr, AUX_START_PAUSED), how, pages, READ_WRITE)?;
     let member = |value, action| {
         let mut attr = with_aux_action(device.marks(value, 1, 0), action);
         attr.set_disabled(0);
-        let how = How {
-            group: Some(traced.event.as_fd()),
-            ..how
-        };
+        let how = How { group: Some(traced.event.as_fd()), ..how };
         device.open_event(&attr, how)
     };
     let members = [member(RESUME, AUX_RESUME)?, member(PAUSE, AUX_PAUSE)?];
@@ -89,20 +67,10 @@ fn trace_has_only_the_regions() -> Outcome {
     traced.ledger.follow(&packets)?;
     ensure_eq!(exits(&packets).len() as u64, inside, "exits in the regions");
     // If no exit occurs in a region, the region has no packets at all, not even a sync packet.
-    let resumed = syncs(&packets)
-        .iter()
-        .filter(|sync| sync.flags & SYNC_RESUME != 0)
-        .count() as u64;
-    ensure_eq!(
-        resumed,
-        REGIONS - REGIONS / 5,
-        "syncs of regions with exits"
-    );
+    let resumed = syncs(&packets).iter().filter(|sync| sync.flags & SYNC_RESUME != 0).count() as u64;
+    ensure_eq!(resumed, REGIONS - REGIONS / 5, "syncs of regions with exits");
     let first = syncs(&packets)[0].flags;
-    ensure!(
-        first & SYNC_START != 0,
-        "the first sync lacks SYNC_START: {first:#x}"
-    );
+    ensure!(first & SYNC_START != 0, "the first sync lacks SYNC_START: {first:#x}");
     // The exits of a region are between its sync packet and the next sync packet.
     let mut sizes = Vec::new();
     for placed in &packets {
@@ -135,11 +103,7 @@ fn trace_has_the_pausing_exit_and_not_the_resuming_one() -> Outcome {
     let exits = traced.take()?;
     ensure_eq!(exits.len() as u64, inside, "exits");
     let marks = |exit: &&Exit| exit.qualification == exits[0].qualification;
-    ensure_eq!(
-        exits.iter().filter(marks).count() as u64,
-        inside,
-        "exits of marks"
-    );
+    ensure_eq!(exits.iter().filter(marks).count() as u64, inside, "exits of marks");
     Ok(())
 }
 
@@ -173,17 +137,9 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     cpu::allow_ports()?;
-    let mut traced = Traced::open(
-        &device,
-        with_aux_action(io_trace(&device), AUX_START_PAUSED),
-        How::on_cpu(1),
-        16,
-        READ_WRITE,
-    )?;
-    let how = How {
-        group: Some(traced.event.as_fd()),
-        ..How::on_cpu(1)
-    };
+    let mut traced =
+        Traced::open(&device, with_aux_action(io_trace(&device), AUX_START_PAUSED), How::on_cpu(1), 16, READ_WRITE)?;
+    let how = How { group: Some(traced.event.as_fd()), ..How::on_cpu(1) };
     // Every third port write resumes the trace, and every fifth pauses it.
     let member = |period, action| {
         let attr = device.port_exits();
@@ -232,10 +188,7 @@ fn paused_trace_stays_enabled() -> Outcome {
     let before = times()?;
     ports(100);
     let after = times()?;
-    ensure!(
-        after.0 > before.0 && after.1 > before.1,
-        "a time of the trace did not grow: {before:?}, then {after:?}"
-    );
+    ensure!(after.0 > before.0 && after.1 > before.1, "a time of the trace did not grow: {before:?}, then {after:?}");
     // Enabling does not resume.
     event.disable(0)?;
     event.enable(0)?;
@@ -247,54 +200,23 @@ fn paused_trace_stays_enabled() -> Outcome {
 fn pausing_is_for_members_of_a_trace() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr, group: Option<&Event>| {
-        let how = How {
-            group: group.map(AsFd::as_fd),
-            ..How::OWN
-        };
+        let how = How { group: group.map(AsFd::as_fd), ..How::OWN };
         refused(device.open_event(attr, how))
     };
     let leader = device.open_event(&io_trace(&device), How::OWN)?;
     let marks = device.open_event(&device.marks(3, 1, 0), How::OWN)?;
     for action in [AUX_PAUSE, AUX_RESUME] {
         let attr = with_aux_action(device.marks(4, 1, 0), action);
-        ensure_eq!(
-            open(&attr, Some(&leader)),
-            None,
-            "action {action} of a trace"
-        );
-        ensure_eq!(
-            open(&attr, Some(&marks)),
-            Some(libc::EINVAL),
-            "action {action} under a leader that is not a trace"
-        );
-        ensure_eq!(
-            open(&attr, None),
-            Some(libc::EINVAL),
-            "action {action} outside a group"
-        );
+        ensure_eq!(open(&attr, Some(&leader)), None, "action {action} of a trace");
+        ensure_eq!(open(&attr, Some(&marks)), Some(libc::EINVAL), "action {action} under a leader that is not a trace");
+        ensure_eq!(open(&attr, None), Some(libc::EINVAL), "action {action} outside a group");
     }
     let both = with_aux_action(device.marks(4, 1, 0), AUX_PAUSE | AUX_RESUME);
-    ensure_eq!(
-        open(&both, Some(&leader)),
-        Some(libc::EINVAL),
-        "two actions at once"
-    );
+    ensure_eq!(open(&both, Some(&leader)), Some(libc::EINVAL), "two actions at once");
     let start = with_aux_action(device.marks(4, 1, 0), AUX_START_PAUSED);
-    ensure_eq!(
-        open(&start, None),
-        Some(libc::EOPNOTSUPP),
-        "marks that start paused"
-    );
+    ensure_eq!(open(&start, None), Some(libc::EOPNOTSUPP), "marks that start paused");
     let unknown = with_aux_action(io_trace(&device), 1 << 3);
-    ensure_eq!(
-        open(&unknown, None),
-        Some(libc::EINVAL),
-        "an unknown action"
-    );
-    ensure_eq!(
-        open(&with_aux_action(io_trace(&device), AUX_START_PAUSED), None),
-        None,
-        "a trace that starts paused"
-    );
+    ensure_eq!(open(&unknown, None), Some(libc::EINVAL), "an unknown action");
+    ensure_eq!(open(&with_aux_action(io_trace(&device), AUX_START_PAUSED), None), None, "a trace that starts paused");
     Ok(())
 }

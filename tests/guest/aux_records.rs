@@ -12,18 +12,9 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("start_is_recorded_once", start_is_recorded_once),
-    (
-        "pieces_without_a_record_are_recorded_later",
-        pieces_without_a_record_are_recorded_later,
-    ),
-    (
-        "ring_without_data_has_an_area",
-        ring_without_data_has_an_area,
-    ),
-    (
-        "records_of_an_area_name_their_task",
-        records_of_an_area_name_their_task,
-    ),
+    ("pieces_without_a_record_are_recorded_later", pieces_without_a_record_are_recorded_later),
+    ("ring_without_data_has_an_area", ring_without_data_has_an_area),
+    ("records_of_an_area_name_their_task", records_of_an_area_name_their_task),
 ];
 
 /// Size of a `PERF_RECORD_AUX` in bytes, without the trailer.
@@ -53,11 +44,7 @@ fn start_is_recorded_once() -> Outcome {
             event.disable(0)?;
         }
         let records = ring.take()?;
-        ensure_eq!(
-            records.first().map(|record| record.kind),
-            Some(areas::ITRACE_START),
-            "the first record"
-        );
+        ensure_eq!(records.first().map(|record| record.kind), Some(areas::ITRACE_START), "the first record");
         let reported = reported(&records, &attr)?;
         ensure_eq!(reported.starts, [own], "the tasks whose traces started");
         ensure!(reported.bytes() > 0, "no chunk is recorded");
@@ -75,21 +62,14 @@ fn pieces_without_a_record_are_recorded_later() -> Outcome {
         traced.read()?;
     }
     let chunks = traced.chunks()?;
-    ensure_eq!(
-        chunks.len() as u64,
-        fit,
-        "chunks whose records fit into the ring"
-    );
+    ensure_eq!(chunks.len() as u64, fit, "chunks whose records fit into the ring");
     traced.read()?;
     let chunks = traced.chunks()?;
     ensure_eq!(chunks.len(), 1, "records of all later chunks together");
     // If a page of the area begins within the chunk, the chunk also contains a sync packet. It has the same size as an
     // exit's packet.
     let exits = chunks[0].size / EXIT_BYTES;
-    ensure!(
-        (more..=more + 1).contains(&exits),
-        "the last chunk has {exits} packets: {chunks:x?}"
-    );
+    ensure!((more..=more + 1).contains(&exits), "the last chunk has {exits} packets: {chunks:x?}");
     traced.balance()?;
     ensure_eq!(traced.take()?.len() as u64, fit + more, "exits");
     Ok(())
@@ -128,28 +108,14 @@ fn records_of_an_area_name_their_task() -> Outcome {
     event.disable(0)?;
     let after = device.time_of(cpu::tsc());
     let reported = reported(&ring.take()?, &attr)?;
-    ensure!(
-        reported.trailers.len() >= 2,
-        "fewer than two records: {reported:?}"
-    );
+    ensure!(reported.trailers.len() >= 2, "fewer than two records: {reported:?}");
     let mut last = before;
     for trailer in &reported.trailers {
-        ensure_eq!(
-            trailer.pid_tid,
-            Some((std::process::id(), cpu::thread_id())),
-            "process and thread in a trailer"
-        );
-        ensure_eq!(
-            [trailer.id, trailer.stream_id, trailer.identifier],
-            [Some(id); 3],
-            "the ids in a trailer"
-        );
+        ensure_eq!(trailer.pid_tid, Some((std::process::id(), cpu::thread_id())), "process and thread in a trailer");
+        ensure_eq!([trailer.id, trailer.stream_id, trailer.identifier], [Some(id); 3], "the ids in a trailer");
         ensure_eq!(trailer.cpu, Some(0), "the CPU in a trailer");
         let time = trailer.time.unwrap_or(0);
-        ensure!(
-            (last..=after).contains(&time),
-            "the time {time} is not between {last} and {after}"
-        );
+        ensure!((last..=after).contains(&time), "the time {time} is not between {last} and {after}");
         last = time;
     }
     ensure_eq!(exits(&area.take(&ring)?).len(), 3, "exits");

@@ -11,8 +11,8 @@ use crate::known_code;
 use crate::packets::{COLLISION, HAS_IP, HAS_REGS, Ledger, Sample, USER, samples, syncs};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, EXIT_USER, FORMAT_LOST, How, KIND_EXITS, KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS,
-    refused, sampling, silent,
+    Device, EXIT_USER, FORMAT_LOST, How, KIND_EXITS, KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS, refused, sampling,
+    silent,
 };
 use crate::{Outcome, Test, cpu};
 
@@ -20,14 +20,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("each_period_makes_a_packet", each_period_makes_a_packet),
     ("packet_holds_all_registers", packet_holds_all_registers),
     ("clock_paces_packets", clock_paces_packets),
-    (
-        "stalled_readers_samples_are_counted",
-        stalled_readers_samples_are_counted,
-    ),
-    (
-        "sample_traces_that_cannot_be_are_refused",
-        sample_traces_that_cannot_be_are_refused,
-    ),
+    ("stalled_readers_samples_are_counted", stalled_readers_samples_are_counted),
+    ("sample_traces_that_cannot_be_are_refused", sample_traces_that_cannot_be_are_refused),
 ];
 
 /// Returns the attr of a trace that makes a packet after every `period` units of `pace`, in user mode.
@@ -63,24 +57,16 @@ fn each_period_makes_a_packet() -> Outcome {
         ledger.follow(&packets)?;
         let own = samples(&packets);
         ensure_eq!(own.len() as u64, exits / period, "packets of {exits} exits");
+        ensure!(own.iter().all(|sample| sample.period == period), "a packet has a period other than {period}");
         ensure!(
-            own.iter().all(|sample| sample.period == period),
-            "a packet has a period other than {period}"
-        );
-        ensure!(
-            syncs(&packets)
-                .iter()
-                .all(|sync| sync.format == 2 && sync.config == PACE_EXITS),
+            syncs(&packets).iter().all(|sync| sync.format == 2 && sync.config == PACE_EXITS),
             "a sync has another format or config than the trace"
         );
         let reading = event.read()?;
         ensure_eq!(reading, [areas::head(&ring), 0], "bytes produced and lost");
         let chunks = reported(&{ ring }.take()?, &paced(&device, PACE_EXITS, period))?;
         ensure_eq!(chunks.bytes(), reading[0], "bytes that the ring reports");
-        ensure!(
-            chunks.flags().iter().all(|&flags| flags == 0),
-            "a chunk has flags: {chunks:x?}"
-        );
+        ensure!(chunks.flags().iter().all(|&flags| flags == 0), "a chunk has flags: {chunks:x?}");
     }
     Ok(())
 }
@@ -100,16 +86,9 @@ fn packet_holds_all_registers() -> Outcome {
     event.disable(0)?;
     let packets = area.take(&ring)?;
     // A signal between two writes is also an exit.
-    let own: Vec<Sample> = samples(&packets)
-        .into_iter()
-        .filter(|sample| sample.ip == known_code::out_known_ip())
-        .collect();
-    ensure_eq!(
-        own.len(),
-        MADE,
-        "packets from user mode, of {} in total",
-        packets.len()
-    );
+    let own: Vec<Sample> =
+        samples(&packets).into_iter().filter(|sample| sample.ip == known_code::out_known_ip()).collect();
+    ensure_eq!(own.len(), MADE, "packets from user mode, of {} in total", packets.len());
     for (sample, sp) in own.iter().zip(stacks) {
         known(sample, sp).map_err(|error| format!("{error}: {sample:x?}"))?;
         ensure!(
@@ -124,11 +103,7 @@ fn packet_holds_all_registers() -> Outcome {
 /// Checks that a packet has the values that [`known_code::out_known`] sets.
 fn known(sample: &Sample, sp: u64) -> Outcome {
     ensure_eq!(sample.flags, USER | HAS_IP | HAS_REGS, "flags");
-    ensure_eq!(
-        sample.pid_tid,
-        (std::process::id(), cpu::thread_id()),
-        "the task"
-    );
+    ensure_eq!(sample.pid_tid, (std::process::id(), cpu::thread_id()), "the task");
     ensure_eq!(sample.vcpu, 0, "the vCPU");
     for (place, &value) in sample.regs.iter().enumerate() {
         match known_code::in_packet(place, sp) {
@@ -167,10 +142,7 @@ fn clock_paces_packets() -> Outcome {
         let reported = reported(&ring.take()?, &attr)?;
         let some = samples(&packets);
         ensure_eq!(
-            reported
-                .flags()
-                .iter()
-                .any(|flags| flags & areas::COLLISION != 0),
+            reported.flags().iter().any(|flags| flags & areas::COLLISION != 0),
             some.iter().any(|sample| sample.flags & COLLISION != 0),
             "whether the chunks report collisions, as the packets do"
         );
@@ -178,21 +150,10 @@ fn clock_paces_packets() -> Outcome {
     }
     let took = device.time_of(cpu::tsc()) - before;
     let most = took / PERIOD + 1;
-    ensure!(
-        own.len() as u64 <= most,
-        "{} packets in {took} ns are more than {most}",
-        own.len()
-    );
-    let elsewhere: Vec<_> = own
-        .iter()
-        .filter(|sample| !spun.code.contains(&sample.ip))
-        .map(|sample| format!("{:#x}", sample.ip))
-        .collect();
-    ensure!(
-        elsewhere.len() * 2 < own.len(),
-        "too many of {} packets are not in the loop: {elsewhere:?}",
-        own.len()
-    );
+    ensure!(own.len() as u64 <= most, "{} packets in {took} ns are more than {most}", own.len());
+    let elsewhere: Vec<_> =
+        own.iter().filter(|sample| !spun.code.contains(&sample.ip)).map(|sample| format!("{:#x}", sample.ip)).collect();
+    ensure!(elsewhere.len() * 2 < own.len(), "too many of {} packets are not in the loop: {elsewhere:?}", own.len());
     for sample in &own {
         let user = if sample.ip >> 63 == 0 { USER } else { 0 };
         ensure_eq!(sample.flags & !COLLISION, user | HAS_IP | HAS_REGS, "flags");
@@ -224,10 +185,7 @@ fn stalled_readers_samples_are_counted() -> Outcome {
     // A page holds a sync packet and 15 sample packets. If another page follows, padding fills the rest of the page.
     // Packets that do not fit into the two pages are lost.
     ensure_eq!(count, head + lost, "bytes produced");
-    ensure!(
-        lost % 256 == 0 && lost >= (MADE - 30) * 256,
-        "{lost} lost bytes are too few, or not whole packets"
-    );
+    ensure!(lost % 256 == 0 && lost >= (MADE - 30) * 256, "{lost} lost bytes are too few, or not whole packets");
     let mut ledger = Ledger::default();
     let packets = area.take(&ring)?;
     ledger.follow(&packets)?;
@@ -244,33 +202,14 @@ fn sample_traces_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
     let plain = device.attr(KIND_SAMPLE_TRACE, PACE_EXITS);
-    ensure_eq!(
-        open(&plain),
-        Some(libc::EINVAL),
-        "errno of a trace without a period"
-    );
-    ensure_eq!(
-        open(&paced(&device, 17, 1)),
-        Some(libc::ENOENT),
-        "an unknown pace"
-    );
+    ensure_eq!(open(&plain), Some(libc::EINVAL), "errno of a trace without a period");
+    ensure_eq!(open(&paced(&device, 17, 1)), Some(libc::ENOENT), "an unknown pace");
     let mut clock = paced(&device, PACE_CPU_CLOCK, 1_000_000);
     clock.set_exclude_kernel(0);
     ensure_eq!(open(&clock), None, "a clock");
-    let batched = How {
-        engine: crate::raw::ENGINE_BATCHED,
-        ..How::OWN
-    };
-    ensure_eq!(
-        refused(device.open_event(&clock, batched)),
-        Some(libc::EOPNOTSUPP),
-        "the batched engine"
-    );
+    let batched = How { engine: crate::raw::ENGINE_BATCHED, ..How::OWN };
+    ensure_eq!(refused(device.open_event(&clock, batched)), Some(libc::EOPNOTSUPP), "the batched engine");
     clock = sampling(clock, 1, 0);
-    ensure_eq!(
-        open(&clock),
-        Some(libc::EOPNOTSUPP),
-        "a clock of a nanosecond"
-    );
+    ensure_eq!(open(&clock), Some(libc::EOPNOTSUPP), "a clock of a nanosecond");
     Ok(())
 }

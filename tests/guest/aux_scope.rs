@@ -9,21 +9,13 @@ use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, USER};
 use crate::pages::READ_WRITE;
-use crate::raw::{
-    Device, EXIT_MMIO, EXIT_PORT, EXIT_SIGNAL, EXIT_USER, How, KIND_EXITS, aux_watermark,
-};
+use crate::raw::{Device, EXIT_MMIO, EXIT_PORT, EXIT_SIGNAL, EXIT_USER, How, KIND_EXITS, aux_watermark};
 use crate::traced::{Traced, start};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "trace_of_a_task_excludes_others",
-        trace_of_a_task_excludes_others,
-    ),
-    (
-        "trace_of_a_cpu_has_all_its_exits",
-        trace_of_a_cpu_has_all_its_exits,
-    ),
+    ("trace_of_a_task_excludes_others", trace_of_a_task_excludes_others),
+    ("trace_of_a_cpu_has_all_its_exits", trace_of_a_cpu_has_all_its_exits),
     ("each_vcpu_has_its_own_trace", each_vcpu_has_its_own_trace),
     ("trace_follows_its_task", trace_follows_its_task),
     ("trace_causes_no_exits", trace_causes_no_exits),
@@ -73,17 +65,11 @@ fn trace_of_a_task_excludes_others() -> Outcome {
         Ok(())
     })?;
     done?;
-    ensure!(
-        others > 10,
-        "{others} exits of the other thread are too few"
-    );
+    ensure!(others > 10, "{others} exits of the other thread are too few");
     traced.balance()?;
     let exits = traced.take()?;
     let own = (std::process::id(), cpu::thread_id());
-    ensure!(
-        exits.iter().all(|exit| exit.pid_tid == own),
-        "the trace has an exit of another thread"
-    );
+    ensure!(exits.iter().all(|exit| exit.pid_tid == own), "the trace has an exit of another thread");
     ensure_eq!(exits.len() as u64, MADE, "exits");
     Ok(())
 }
@@ -107,20 +93,9 @@ fn trace_of_a_cpu_has_all_its_exits() -> Outcome {
     let lost = traced.read()?.1 / 64;
     let of = |tid| exits.iter().filter(|exit| exit.pid_tid.1 == tid).count() as u64;
     let (own, other) = (of(cpu::thread_id()), of(tid));
-    ensure_eq!(
-        own + other,
-        exits.len() as u64,
-        "exits of the two threads, compared with all exits"
-    );
-    ensure_eq!(
-        own + other + lost,
-        MADE + others,
-        "exits of both, {lost} lost"
-    );
-    ensure!(
-        own > 0 && other > 0,
-        "a thread has no exit: {own} and {other}"
-    );
+    ensure_eq!(own + other, exits.len() as u64, "exits of the two threads, compared with all exits");
+    ensure_eq!(own + other + lost, MADE + others, "exits of both, {lost} lost");
+    ensure!(own > 0 && other > 0, "a thread has no exit: {own} and {other}");
     Ok(())
 }
 
@@ -131,9 +106,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
         .into_iter()
         .map(|cpu| Traced::open(&device, io_trace(&device), How::on_cpu(cpu), 32, READ_WRITE))
         .collect::<Result<Vec<_>, _>>()?;
-    traces
-        .iter()
-        .try_for_each(|traced| traced.event.enable(0).map(drop))?;
+    traces.iter().try_for_each(|traced| traced.event.enable(0).map(drop))?;
     let together = Barrier::new(2);
     let threads = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
         let makers: Vec<_> = (0..2)
@@ -148,32 +121,18 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
                 })
             })
             .collect();
-        makers
-            .into_iter()
-            .map(|maker| Ok(maker.join().map_err(|_| "a maker panicked")??))
-            .collect()
+        makers.into_iter().map(|maker| Ok(maker.join().map_err(|_| "a maker panicked")??)).collect()
     })?;
     for (vcpu, (traced, tid)) in (0..).zip(traces.iter_mut().zip(threads)) {
         traced.event.disable(0)?;
         traced.balance()?;
         let exits = traced.take()?;
         // The kernel may have written to its console.
-        let own: Vec<&Exit> = exits
-            .iter()
-            .filter(|exit| exit.ip == mmio_pio::out_loop_ip())
-            .collect();
-        ensure_eq!(
-            own.len() as u64,
-            EACH[vcpu as usize],
-            "exits of vCPU {vcpu}"
-        );
+        let own: Vec<&Exit> = exits.iter().filter(|exit| exit.ip == mmio_pio::out_loop_ip()).collect();
+        ensure_eq!(own.len() as u64, EACH[vcpu as usize], "exits of vCPU {vcpu}");
+        ensure!(exits.iter().all(|exit| exit.vcpu == vcpu), "the trace of vCPU {vcpu} has an exit of another vCPU");
         ensure!(
-            exits.iter().all(|exit| exit.vcpu == vcpu),
-            "the trace of vCPU {vcpu} has an exit of another vCPU"
-        );
-        ensure!(
-            own.iter()
-                .all(|exit| exit.pid_tid == (std::process::id(), tid)),
+            own.iter().all(|exit| exit.pid_tid == (std::process::id(), tid)),
             "the trace of vCPU {vcpu} has an exit of another thread"
         );
     }
@@ -197,18 +156,14 @@ fn trace_follows_its_task() -> Outcome {
     let exits = traced.take()?;
     let vcpus: Vec<u32> = exits.iter().map(|exit| exit.vcpu).collect();
     ensure_eq!(vcpus, expected, "vCPUs of the exits");
-    ensure!(
-        exits.windows(2).all(|pair| pair[0].time < pair[1].time),
-        "the exits are out of order"
-    );
+    ensure!(exits.windows(2).all(|pair| pair[0].time < pair[1].time), "the exits are out of order");
     Ok(())
 }
 
 /// Returns the exits of CPU 1 by kind while `body` runs there.
 fn counted(device: &Device, body: impl FnOnce()) -> Result<[u64; 3], Box<dyn std::error::Error>> {
     let [mmio, signal] = [EXIT_MMIO, EXIT_SIGNAL].map(|exits| device.attr(KIND_EXITS, exits));
-    let counters =
-        [device.port_exits(), mmio, signal].map(|attr| device.start(&attr, How::on_cpu(1)));
+    let counters = [device.port_exits(), mmio, signal].map(|attr| device.start(&attr, How::on_cpu(1)));
     let [io, mmio, signal] = counters;
     let counters = [io?, mmio?, signal?];
     let before = counters.each_ref().map(|counter| counter.count());
@@ -232,11 +187,7 @@ fn trace_causes_no_exits() -> Outcome {
     let with = counted(&device, || ports(MADE))?;
     traced.event.disable(0)?;
     ensure_eq!(without[0], MADE, "exits of port writes");
-    ensure_eq!(
-        with,
-        without,
-        "exits (I/O, MMIO, signals) with the trace, compared with those without"
-    );
+    ensure_eq!(with, without, "exits (I/O, MMIO, signals) with the trace, compared with those without");
     let exits = traced.take()?;
     let io = exits.iter();
     let io = io.filter(|e| u64::from(e.reason) == EXIT_PORT && e.flags & USER != 0);

@@ -16,14 +16,8 @@ use crate::traced::start;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "traces_write_into_anothers_area",
-        traces_write_into_anothers_area,
-    ),
-    (
-        "children_write_into_their_parents_area",
-        children_write_into_their_parents_area,
-    ),
+    ("traces_write_into_anothers_area", traces_write_into_anothers_area),
+    ("children_write_into_their_parents_area", children_write_into_their_parents_area),
 ];
 
 fn traces_write_into_anothers_area() -> Outcome {
@@ -31,10 +25,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 4, READ_WRITE)?;
     // A mark exits in kernel mode, because the driver writes it for the program. A port write exits in user mode.
-    let mut attr = perf_event_attr {
-        read_format: FORMAT_LOST,
-        ..silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO))
-    };
+    let mut attr = perf_event_attr { read_format: FORMAT_LOST, ..silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO)) };
     attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(traced.event.as_raw_fd())?;
@@ -81,17 +72,9 @@ fn traces_write_into_anothers_area() -> Outcome {
     other.enable(0)?;
     device.mark(VALUE)?;
     other.disable(0)?;
-    ensure_eq!(
-        areas::head(&traced.ring),
-        head,
-        "the head of the area after the redirection has ended"
-    );
+    ensure_eq!(areas::head(&traced.ring), head, "the head of the area after the redirection has ended");
     let lost = other.read()?[1];
-    ensure_eq!(
-        lost,
-        2 * EXIT_BYTES,
-        "lost bytes: the exits of a mark and of the trace's end"
-    );
+    ensure_eq!(lost, 2 * EXIT_BYTES, "lost bytes: the exits of a mark and of the trace's end");
     Ok(())
 }
 
@@ -143,10 +126,7 @@ fn children_write_into_their_parents_area() -> Outcome {
             ended.store(last, Ordering::SeqCst);
             outcome?;
         }
-        makers
-            .into_iter()
-            .map(|maker| Ok(maker.join().map_err(|_| "a maker panicked")??))
-            .collect()
+        makers.into_iter().map(|maker| Ok(maker.join().map_err(|_| "a maker panicked")??)).collect()
     })?;
     event.disable(0)?;
     let count = event.count()?;
@@ -158,17 +138,11 @@ fn children_write_into_their_parents_area() -> Outcome {
     let head = areas::head(&ring);
     ensure_eq!(reached, head, "the end of the last chunk");
     for (vcpu, tid) in (0..).zip(threads) {
-        let own: Vec<Exit> = exits(&packets)
-            .into_iter()
-            .filter(|exit| exit.pid_tid == (std::process::id(), tid))
-            .collect();
+        let own: Vec<Exit> =
+            exits(&packets).into_iter().filter(|exit| exit.pid_tid == (std::process::id(), tid)).collect();
+        ensure!(own.iter().all(|exit| exit.vcpu == vcpu), "an exit of thread {tid} is not on vCPU {vcpu}");
         ensure!(
-            own.iter().all(|exit| exit.vcpu == vcpu),
-            "an exit of thread {tid} is not on vCPU {vcpu}"
-        );
-        ensure!(
-            own.windows(2)
-                .all(|pair| pair[0].time < pair[1].time && pair[0].sequence < pair[1].sequence),
+            own.windows(2).all(|pair| pair[0].time < pair[1].time && pair[0].sequence < pair[1].sequence),
             "exits of thread {tid} are out of order"
         );
         ensure_eq!(
@@ -177,11 +151,7 @@ fn children_write_into_their_parents_area() -> Outcome {
             "exits of thread {tid}; the family wrote {count} bytes, the area's head is {head}"
         );
     }
-    ensure_eq!(
-        exits(&packets).len() as u64,
-        2 * EACH,
-        "exits of the family"
-    );
+    ensure_eq!(exits(&packets).len() as u64, 2 * EACH, "exits of the family");
     ensure_eq!(count, head, "bytes that the family wrote");
     Ok(())
 }

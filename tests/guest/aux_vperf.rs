@@ -14,36 +14,15 @@ use crate::programs::{json, text, vperf};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "exits_of_a_command_are_all_there",
-        exits_of_a_command_are_all_there,
-    ),
+    ("exits_of_a_command_are_all_there", exits_of_a_command_are_all_there),
     ("exits_name_who_caused_them", exits_name_who_caused_them),
-    (
-        "exits_alone_records_and_shows",
-        exits_alone_records_and_shows,
-    ),
+    ("exits_alone_records_and_shows", exits_alone_records_and_shows),
     ("timeline_has_every_exit", timeline_has_every_exit),
-    (
-        "trace_beside_samples_is_in_the_file",
-        trace_beside_samples_is_in_the_file,
-    ),
-    (
-        "trace_of_samples_is_a_profile",
-        trace_of_samples_is_a_profile,
-    ),
-    (
-        "snapshot_holds_the_newest_exits",
-        snapshot_holds_the_newest_exits,
-    ),
-    (
-        "signal_takes_a_snapshot_and_another_ends_it",
-        signal_takes_a_snapshot_and_another_ends_it,
-    ),
-    (
-        "recorder_that_stalls_reports_losses",
-        recorder_that_stalls_reports_losses,
-    ),
+    ("trace_beside_samples_is_in_the_file", trace_beside_samples_is_in_the_file),
+    ("trace_of_samples_is_a_profile", trace_of_samples_is_a_profile),
+    ("snapshot_holds_the_newest_exits", snapshot_holds_the_newest_exits),
+    ("signal_takes_a_snapshot_and_another_ends_it", signal_takes_a_snapshot_and_another_ends_it),
+    ("recorder_that_stalls_reports_losses", recorder_that_stalls_reports_losses),
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
 
@@ -60,9 +39,7 @@ fn entry(kind: u32, config: u64) -> Fallible<Entry> {
     let vpmu = Vpmu::open()?;
     let mut entries = vpmu.catalogue().entries().iter();
     let found = entries.find(|entry| (entry.kind, entry.config) == (kind, config));
-    Ok(found
-        .ok_or_else(|| format!("no trace of kind {kind:#x} and config {config}"))?
-        .clone())
+    Ok(found.ok_or_else(|| format!("no trace of kind {kind:#x} and config {config}"))?.clone())
 }
 
 fn succeeded(output: &Output) -> Outcome {
@@ -83,11 +60,7 @@ fn report(file: &str, keys: &str) -> Fallible<Value> {
     let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
     succeeded(&output)?;
     let report = json(&output.stdout)?;
-    ensure_eq!(
-        report["complete"],
-        true,
-        "whether the report is complete: {report}"
-    );
+    ensure_eq!(report["complete"], true, "whether the report is complete: {report}");
     Ok(report["traces"][0].clone())
 }
 
@@ -100,11 +73,7 @@ fn rows(trace: &Value) -> Fallible<&Vec<Value>> {
 fn nothing_is_lost(trace: &Value) -> Outcome {
     ensure_eq!(trace["lost_bytes"], 0, "lost bytes: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
-    ensure_eq!(
-        trace["written_bytes"],
-        trace["produced_bytes"],
-        "bytes written, compared with those produced: {trace}"
-    );
+    ensure_eq!(trace["written_bytes"], trace["produced_bytes"], "bytes written, compared with those produced: {trace}");
     Ok(())
 }
 
@@ -112,19 +81,9 @@ fn exits_of_a_command_are_all_there() -> Outcome {
     let file = "/tmp/ports.vperf";
     for times in [0, 1, 5000] {
         let count = times.to_string();
-        let command = [
-            "--reason",
-            PORT_REASON,
-            "--",
-            "guest-tests",
-            "ports",
-            &count,
-        ];
+        let command = ["--reason", PORT_REASON, "--", "guest-tests", "ports", &count];
         let said = record(file, &command)?;
-        ensure!(
-            said.contains("0 bytes lost"),
-            "vperf does not report zero lost bytes: {said}"
-        );
+        ensure!(said.contains("0 bytes lost"), "vperf does not report zero lost bytes: {said}");
         let trace = report(file, "what,task")?;
         nothing_is_lost(&trace)?;
         let written: Vec<(&str, u64)> = rows(&trace)?
@@ -133,16 +92,9 @@ fn exits_of_a_command_are_all_there() -> Outcome {
             .filter_map(|row| Some((row["task"].as_str()?, row["exits"].as_u64()?)))
             .collect();
         if times == 0 {
-            ensure!(
-                written.is_empty(),
-                "a command without port writes has some: {written:?}"
-            );
+            ensure!(written.is_empty(), "a command without port writes has some: {written:?}");
         } else {
-            ensure_eq!(
-                written,
-                [("guest-tests", times)],
-                "port writes by task: {trace}"
-            );
+            ensure_eq!(written, [("guest-tests", times)], "port writes by task: {trace}");
         }
     }
     Ok(())
@@ -151,25 +103,11 @@ fn exits_of_a_command_are_all_there() -> Outcome {
 fn exits_name_who_caused_them() -> Outcome {
     let file = "/tmp/callers.vperf";
     // Records all CPUs, so that the report must distinguish the command's exits from other tasks' exits.
-    record(
-        file,
-        &[
-            "-a",
-            "--reason",
-            "user",
-            "--",
-            "guest-tests",
-            "ports",
-            "300",
-        ],
-    )?;
+    record(file, &["-a", "--reason", "user", "--", "guest-tests", "ports", "300"])?;
     let trace = report(file, "reason,what,task,symbol")?;
     nothing_is_lost(&trace)?;
     let (mut sum, mut time) = (0, 0);
-    for row in rows(&trace)?
-        .iter()
-        .filter(|row| row["what"] == PORT_WRITTEN)
-    {
+    for row in rows(&trace)?.iter().filter(|row| row["what"] == PORT_WRITTEN) {
         ensure_eq!(row["reason"], PORT_REASON, "the reason in {row}");
         ensure_eq!(row["task"], "guest-tests", "the task in {row}");
         let symbol = row["symbol"].as_str().unwrap_or_default();
@@ -186,10 +124,7 @@ fn exits_name_who_caused_them() -> Outcome {
         time += number("total_ns");
     }
     ensure_eq!(sum, 300, "port writes: {trace}");
-    ensure!(
-        Some(time) <= trace["total_ns"].as_u64(),
-        "port writes took {time} ns, more than all exits: {trace}"
-    );
+    ensure!(Some(time) <= trace["total_ns"].as_u64(), "port writes took {time} ns, more than all exits: {trace}");
     Ok(())
 }
 
@@ -198,12 +133,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     // Without `--reason`, vperf records the exits for every reason that the host reports.
     let command = ["sh", "-c", "guest-tests ports 20; exit 7"];
     let output = vperf(&[&["exits", "-o", file, "--"], &command[..]].concat())?;
-    ensure_eq!(
-        output.status.code(),
-        Some(7),
-        "vperf's exit code: {}",
-        text(&output.stderr)
-    );
+    ensure_eq!(output.status.code(), Some(7), "vperf's exit code: {}", text(&output.stderr));
     let shown = text(&output.stdout);
     for part in ["EXITS", "WORST  REASON", "TASK"] {
         ensure!(shown.contains(part), "{part} is not in:\n{shown}");
@@ -211,9 +141,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     // The report describes an access in the same words, whether the reason is defined by the device or by the hardware.
     let trace = report(file, "what,task")?;
     nothing_is_lost(&trace)?;
-    let ports = rows(&trace)?
-        .iter()
-        .filter(|row| row["what"] == PORT_WRITTEN);
+    let ports = rows(&trace)?.iter().filter(|row| row["what"] == PORT_WRITTEN);
     let ports: Vec<u64> = ports.filter_map(|row| row["exits"].as_u64()).collect();
     ensure_eq!(ports, [20], "port writes: {trace}");
     Ok(())
@@ -221,18 +149,13 @@ fn exits_alone_records_and_shows() -> Outcome {
 
 fn timeline_has_every_exit() -> Outcome {
     let file = "/tmp/timeline.vperf";
-    record(
-        file,
-        &["--reason", PORT_REASON, "--", "guest-tests", "ports", "400"],
-    )?;
+    record(file, &["--reason", PORT_REASON, "--", "guest-tests", "ports", "400"])?;
     let output = vperf(&["exits", "timeline", "-i", file, "-o", "/tmp/timeline.json"])?;
     succeeded(&output)?;
     let timeline = json(&fs::read("/tmp/timeline.json")?)?;
     let events = timeline["traceEvents"].as_array().ok_or("no events")?;
-    let ports: Vec<&Value> = events
-        .iter()
-        .filter(|event| event["ph"] == "X" && event["args"]["what"] == PORT_WRITTEN)
-        .collect();
+    let ports: Vec<&Value> =
+        events.iter().filter(|event| event["ph"] == "X" && event["args"]["what"] == PORT_WRITTEN).collect();
     ensure_eq!(ports.len(), 400, "port writes in the timeline");
     // In the timeline, the exits of one task do not overlap. No exit begins before the previous exit has ended.
     let mut after = f64::MIN;
@@ -242,10 +165,7 @@ fn timeline_has_every_exit() -> Outcome {
             return Err(format!("no time: {event}").into());
         };
         // The sum is rounded, so it may be off by a thousandth of a nanosecond.
-        ensure!(
-            at >= after - 1e-6 && lasted > 0.0,
-            "{event} begins before {after}, or lasts no time"
-        );
+        ensure!(at >= after - 1e-6 && lasted > 0.0, "{event} begins before {after}, or lasts no time");
         after = at + lasted;
     }
     let lines = events.iter().filter(|event| event["name"] == "thread_name");
@@ -256,12 +176,7 @@ fn timeline_has_every_exit() -> Outcome {
 fn trace_beside_samples_is_in_the_file() -> Outcome {
     let file = "/tmp/beside.vperf";
     let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?;
-    ensure_eq!(
-        trace.trace,
-        Some(Format::Exits),
-        "the format of {}",
-        trace.name
-    );
+    ensure_eq!(trace.trace, Some(Format::Exits), "the format of {}", trace.name);
     let output = vperf(&[
         "record",
         "-e",
@@ -288,23 +203,12 @@ fn trace_beside_samples_is_in_the_file() -> Outcome {
     );
     let output = vperf(&["report", "-i", file, "--json"])?;
     let samples = json(&output.stdout)?;
-    ensure_eq!(
-        samples["events"][0]["samples"],
-        50,
-        "samples of the marks: {samples}"
-    );
+    ensure_eq!(samples["events"][0]["samples"], 50, "samples of the marks: {samples}");
     let exits = report(file, "reason")?;
     nothing_is_lost(&exits)?;
-    ensure_eq!(
-        samples["traces"][0]["written"],
-        exits["written_bytes"],
-        "bytes written: {samples}"
-    );
+    ensure_eq!(samples["traces"][0]["written"], exits["written_bytes"], "bytes written: {samples}");
     // Each mark causes an exit, and the program may have caused other exits, too.
-    ensure!(
-        exits["exits"].as_u64() >= Some(500),
-        "fewer exits than marks: {exits}"
-    );
+    ensure!(exits["exits"].as_u64() >= Some(500), "fewer exits than marks: {exits}");
     Ok(())
 }
 
@@ -330,49 +234,31 @@ fn trace_of_samples_is_a_profile() -> Outcome {
     let output = vperf(&["report", "-i", file, "--json", "--sort", "comm"])?;
     let report = json(&output.stdout)?;
     let events = report["events"].as_array().ok_or("no events")?;
-    let profile = events
-        .iter()
-        .find(|event| event["event"] == trace.name.as_str());
+    let profile = events.iter().find(|event| event["event"] == trace.name.as_str());
     let profile = profile.ok_or_else(|| format!("no {}: {report}", trace.name))?;
     ensure_eq!(profile["lost"], 0, "lost samples: {report}");
     // There is a sample for every tenth exit to the VMM, and the command made a few more than a thousand exits.
     let samples = profile["samples"].as_u64().unwrap_or_default();
-    ensure!(
-        (100..150).contains(&samples),
-        "{samples} samples for about 1,000 exits by 10: {report}"
-    );
+    ensure!((100..150).contains(&samples), "{samples} samples for about 1,000 exits by 10: {report}");
     Ok(())
 }
 
 fn snapshot_holds_the_newest_exits() -> Outcome {
     let file = "/tmp/newest.vperf";
     let args = ["--snapshot", "-m", "8K", "--reason", PORT_REASON, "--"];
-    record(
-        file,
-        &[&args[..], &["guest-tests", "ports", "2000"]].concat(),
-    )?;
+    record(file, &[&args[..], &["guest-tests", "ports", "2000"]].concat())?;
     let trace = report(file, "what")?;
-    ensure_eq!(
-        trace["snapshot"],
-        true,
-        "whether the trace is a snapshot: {trace}"
-    );
+    ensure_eq!(trace["snapshot"], true, "whether the trace is a snapshot: {trace}");
     ensure_eq!(trace["lost_bytes"], 0, "lost bytes of a snapshot: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
     let bytes = |key: &str| trace[key].as_u64().unwrap_or_default();
-    ensure!(
-        bytes("produced_bytes") > 2000 * 64,
-        "too few bytes produced: {trace}"
-    );
+    ensure!(bytes("produced_bytes") > 2000 * 64, "too few bytes produced: {trace}");
     // The area has two pages. The snapshot leaves out only the page that is being overwritten.
     ensure!(
         (4096..=8192).contains(&bytes("written_bytes")),
         "bytes written are not those of one to two pages: {trace}"
     );
-    ensure!(
-        bytes("exits") >= 62,
-        "fewer exits than fit into a page: {trace}"
-    );
+    ensure!(bytes("exits") >= 62, "fewer exits than fit into a page: {trace}");
     Ok(())
 }
 
@@ -380,23 +266,8 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let file = "/tmp/signal.vperf";
     // The command prints a line after its last exit, and then waits.
     let mut recorder = Command::new("vperf")
-        .args([
-            "exits",
-            "record",
-            "--snapshot",
-            "-m",
-            "64K",
-            "--reason",
-            PORT_REASON,
-            "-o",
-            file,
-            "--",
-        ])
-        .args([
-            "sh",
-            "-c",
-            "guest-tests ports 100; echo done; exec sleep 1000",
-        ])
+        .args(["exits", "record", "--snapshot", "-m", "64K", "--reason", PORT_REASON, "-o", file, "--"])
+        .args(["sh", "-c", "guest-tests ports 100; echo done; exec sleep 1000"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
@@ -433,41 +304,19 @@ fn recorder_that_stalls_reports_losses() -> Outcome {
     let file = "/tmp/stalled.vperf";
     // The command stops vperf, its parent process, so that the area of two pages fills.
     let script = "kill -STOP $PPID; guest-tests ports 1000; kill -CONT $PPID; guest-tests ports 50";
-    let said = record(
-        file,
-        &[
-            "-m",
-            "8K",
-            "--reason",
-            PORT_REASON,
-            "--",
-            "sh",
-            "-c",
-            script,
-        ],
-    )?;
-    ensure!(
-        said.contains("--aux-size"),
-        "vperf does not name --aux-size: {said}"
-    );
+    let said = record(file, &["-m", "8K", "--reason", PORT_REASON, "--", "sh", "-c", script])?;
+    ensure!(said.contains("--aux-size"), "vperf does not name --aux-size: {said}");
     let trace = report(file, "what")?;
     let number = |key: &str| trace[key].as_u64().unwrap_or_default();
     let (written, lost) = (number("written_bytes"), number("lost_bytes"));
-    ensure_eq!(
-        written + lost,
-        number("produced_bytes"),
-        "bytes written and lost: {trace}"
-    );
+    ensure_eq!(written + lost, number("produced_bytes"), "bytes written and lost: {trace}");
     ensure!(written >= 8192, "the area was not filled: {trace}");
     ensure_eq!(trace["unreadable_pages"], 0, "unreadable pages: {trace}");
     // Each lost packet describes one exit and has 64 bytes. On architectures with ports, only the command's accesses
     // cause these exits. On others, the driver's notifications cause some of them.
     let exits = number("exits") + lost / 64;
     match OWN_IN_USER_MODE {
-        true => ensure!(
-            exits >= 1050,
-            "{exits} exits, written and lost, are too few: {trace}"
-        ),
+        true => ensure!(exits >= 1050, "{exits} exits, written and lost, are too few: {trace}"),
         false => ensure_eq!(exits, 1050, "exits, written and lost: {trace}"),
     }
     ensure!(lost / 64 >= 1000 - 128, "too few exits were lost: {trace}");
@@ -478,26 +327,16 @@ fn wrong_traces_name_the_remedy() -> Outcome {
     let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?.name;
     let cases: [(&[&str], &str); 6] = [
         (&["record", "-e", &trace, "--", "true"], "--aux"),
-        (
-            &["record", "--aux", "task-clock", "--", "true"],
-            "vperf list",
-        ),
+        (&["record", "--aux", "task-clock", "--", "true"], "vperf list"),
         (&["record", "--snapshot", "--", "true"], "--aux"),
-        (
-            &["exits", "record", "-m", "3M", "--", "true"],
-            "power of two",
-        ),
+        (&["exits", "record", "-m", "3M", "--", "true"], "power of two"),
         (&["exits", "record", "-m", "1024G", "--", "true"], "at most"),
         (&["exits", "report", "-i", "/proc/cpuinfo"], "/proc/cpuinfo"),
     ];
     for (args, remedy) in cases {
         let output = vperf(args)?;
         let said = text(&output.stderr);
-        ensure_eq!(
-            output.status.code(),
-            Some(125),
-            "exit code of {args:?}: {said}"
-        );
+        ensure_eq!(output.status.code(), Some(125), "exit code of {args:?}: {said}");
         ensure!(said.contains(remedy), "{args:?}: no {remedy:?} in {said}");
     }
     Ok(())

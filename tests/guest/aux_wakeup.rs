@@ -27,11 +27,7 @@ fn wakes_at(traced: &Traced, exits: &[u64]) -> Outcome {
         ports(exit - made - 1);
         ensure_eq!(traced.event.poll(NOW)?, 0, "poll after {} exits", exit - 1);
         ports(1);
-        ensure_eq!(
-            traced.event.poll(LONG)?,
-            libc::POLLIN,
-            "poll after {exit} exits"
-        );
+        ensure_eq!(traced.event.poll(LONG)?, libc::POLLIN, "poll after {exit} exits");
         ensure_eq!(traced.event.poll(NOW)?, 0, "a second wakeup");
         made = exit;
     }
@@ -44,9 +40,7 @@ fn number_of_aux_bytes_wakes() -> Outcome {
     let mut traced = start(&device, attr, 4, READ_WRITE)?;
     // At the beginning of a page, a sync packet and seven exits reach the watermark of 512 bytes. Elsewhere in a page,
     // eight exits reach it.
-    let marks: Vec<u64> = (1..=16)
-        .map(|wakeup| wakeup * 8 - (wakeup * 8_u64).div_ceil(64))
-        .collect();
+    let marks: Vec<u64> = (1..=16).map(|wakeup| wakeup * 8 - (wakeup * 8_u64).div_ceil(64)).collect();
     wakes_at(&traced, &marks)?;
     let sizes: Vec<u64> = traced.chunks()?.iter().map(|chunk| chunk.size).collect();
     ensure_eq!(sizes, [512; 16], "bytes of the chunks");

@@ -15,8 +15,8 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::Exit;
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL,
-    EXIT_USER, Event, How, KIND_EXITS, KIND_SOFTWARE, SW_CPU_CLOCK, kernels, sampling, waking,
+    Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, Event,
+    How, KIND_EXITS, KIND_SOFTWARE, SW_CPU_CLOCK, kernels, sampling, waking,
 };
 use crate::switches::Turn;
 use crate::traced::Traced;
@@ -24,18 +24,9 @@ use crate::{Outcome, Test, aux_exits, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("cpu_pmu_reads_cost_one_exit", cpu_pmu_reads_cost_one_exit),
-    (
-        "cpu_pmu_switches_cost_exits_by_the_event",
-        cpu_pmu_switches_cost_exits_by_the_event,
-    ),
-    (
-        "cpu_pmu_samples_cost_an_nmi_and_exits",
-        cpu_pmu_samples_cost_an_nmi_and_exits,
-    ),
-    (
-        "vpmu_samples_return_once_or_never",
-        vpmu_samples_return_once_or_never,
-    ),
+    ("cpu_pmu_switches_cost_exits_by_the_event", cpu_pmu_switches_cost_exits_by_the_event),
+    ("cpu_pmu_samples_cost_an_nmi_and_exits", cpu_pmu_samples_cost_an_nmi_and_exits),
+    ("vpmu_samples_return_once_or_never", vpmu_samples_return_once_or_never),
     ("perf_runs_on_the_cpu_pmu", perf_runs_on_the_cpu_pmu),
 ];
 
@@ -69,17 +60,9 @@ struct Driver {
 }
 
 /// The driver of PerfMonV2.
-const AMD: Driver = Driver {
-    switch: 10,
-    switch_of_six: 40,
-    sample: 6,
-};
+const AMD: Driver = Driver { switch: 10, switch_of_six: 40, sample: 6 };
 /// The driver of Intel's architectural PMU, version 2.
-const INTEL: Driver = Driver {
-    switch: 8,
-    switch_of_six: 28,
-    sample: 7,
-};
+const INTEL: Driver = Driver { switch: 8, switch_of_six: 28, sample: 7 };
 
 /// The driver of this CPU.
 fn driver() -> io::Result<Driver> {
@@ -195,12 +178,7 @@ impl<'a> Watch<'a> {
         let attr = aux_exits::trace(device, EXIT_ALL);
         let trace = Traced::open(device, attr, ON_CPU, AREA_PAGES, READ_WRITE)?;
         trace.event.enable(0)?;
-        Ok(Self {
-            device,
-            trace,
-            kept,
-            _events: events,
-        })
+        Ok(Self { device, trace, kept, _events: events })
     }
 
     /// Takes the counts, without an exit.
@@ -220,13 +198,9 @@ impl<'a> Watch<'a> {
         let (_, lost) = self.trace.read()?;
         ensure_eq!(lost, 0, "bytes that the trace lost");
         let exits = self.trace.take()?;
-        let exits = exits
-            .iter()
-            .filter(|exit| (before.time..after.time).contains(&exit.time));
-        let (host, caused) =
-            exits.partition::<Vec<&Exit>, _>(|exit| exit.reason == EXIT_OF_INTERRUPT);
-        let [user, mmio, signal, register] =
-            std::array::from_fn(|index| after.kept[index] - before.kept[index]);
+        let exits = exits.iter().filter(|exit| (before.time..after.time).contains(&exit.time));
+        let (host, caused) = exits.partition::<Vec<&Exit>, _>(|exit| exit.reason == EXIT_OF_INTERRUPT);
+        let [user, mmio, signal, register] = std::array::from_fn(|index| after.kept[index] - before.kept[index]);
         Ok(Seen {
             exits: caused.len() as u64,
             host: host.len() as u64,
@@ -330,21 +304,13 @@ fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Fa
     let device = Device::open()?;
     let watch = Watch::start(&device)?;
     settle()?;
-    let attr = sampling(
-        interface.clock(&device),
-        PERIOD,
-        bindings::PERF_SAMPLE_IP.into(),
-    );
+    let attr = sampling(interface.clock(&device), PERIOD, bindings::PERF_SAMPLE_IP.into());
     let event = interface.open(&device, &waking(attr, WAKEUP))?;
     let mut pages = Pages::map(&event, RING_PAGES, READ_WRITE)?;
     let began = Instant::now();
     let wait = |bytes| -> Outcome {
         while pages.head() < bytes {
-            ensure!(
-                began.elapsed() < LIMIT,
-                "only {} bytes of samples at the time limit",
-                pages.head()
-            );
+            ensure!(began.elapsed() < LIMIT, "only {} bytes of samples at the time limit", pages.head());
         }
         Ok(())
     };
@@ -356,10 +322,7 @@ fn samples(interface: Interface, count: u64) -> Result<(Seen, u64, Duration), Fa
     let (after, last) = between_records(&watch, &pages)?;
     let took = start.elapsed();
     event.disable(0)?;
-    let others = pages
-        .take()?
-        .into_iter()
-        .find(|it| it.kind != RECORD_SAMPLE);
+    let others = pages.take()?.into_iter().find(|it| it.kind != RECORD_SAMPLE);
     ensure_eq!(others, None, "type of a record that is not a sample");
     let taken = (last - first) / SAMPLE_BYTES;
     Ok((watch.between(before, after)?, taken, took))
@@ -418,11 +381,7 @@ fn measure_all(count: u64, rounds: u64) -> Outcome {
             Err(error) => println!("no samples by {}: {error}", interface.name()),
         }
     }
-    for interface in [
-        Interface::Trapped,
-        Interface::PerfCore,
-        Interface::DeviceFile(ENGINE_ANY),
-    ] {
+    for interface in [Interface::Trapped, Interface::PerfCore, Interface::DeviceFile(ENGINE_ANY)] {
         for events in [0, 1, 6, 20] {
             let seen = switches(interface, events, rounds)?;
             seen.tell(&format!("switch:{}:{events}", interface.name()), 2 * rounds);
@@ -432,9 +391,7 @@ fn measure_all(count: u64, rounds: u64) -> Outcome {
 }
 
 /// Runs `act` on a new thread, so that the CPU and the priority that `act` sets do not affect the caller.
-fn apart<T: Send + 'static>(
-    act: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-) -> Result<T, Failure> {
+fn apart<T: Send + 'static>(act: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Result<T, Failure> {
     let done = thread::spawn(|| act().map_err(|error| error.to_string()));
     Ok(done.join().map_err(|_| "a thread panicked")??)
 }
@@ -451,11 +408,7 @@ fn cpu_pmu_reads_cost_one_exit() -> Outcome {
     }
     let after = watch.now()?;
     let seen = watch.between(before, after)?;
-    ensure_eq!(
-        (seen.user, seen.register),
-        (READS, READS),
-        "exits of {READS} readings"
-    );
+    ensure_eq!((seen.user, seen.register), (READS, READS), "exits of {READS} readings");
     ensure!(seen.exits >= READS, "fewer exits than readings: {seen:?}");
     Ok(())
 }
@@ -471,10 +424,7 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
             "exits of {} switches, {events} events",
             2 * ROUNDS
         );
-        ensure!(
-            seen.exits >= seen.user,
-            "fewer exits than reached the VMM: {seen:?}"
-        );
+        ensure!(seen.exits >= seen.user, "fewer exits than reached the VMM: {seen:?}");
     }
     // There are more events than counters, so every counter is in use. A switch then makes at least as many accesses as
     // with six events.
@@ -515,11 +465,7 @@ fn vpmu_samples_return_once_or_never() -> Outcome {
         let interface = Interface::DeviceFile(engine);
         let (seen, taken, _) = samples(interface, SAMPLES)?;
         let name = interface.name();
-        ensure_eq!(
-            seen.signal,
-            signals * taken,
-            "signals of {taken} samples, {name}"
-        );
+        ensure_eq!(seen.signal, signals * taken, "signals of {taken} samples, {name}");
         // The driver reads an interrupt's cause and acknowledges it.
         ensure_eq!(
             (seen.user, seen.nmis),
@@ -527,46 +473,18 @@ fn vpmu_samples_return_once_or_never() -> Outcome {
             "exits to the VMM and NMIs, {name}: {seen:?}"
         );
         let wakeups = taken / u64::from(WAKEUP) + 1;
-        ensure!(
-            seen.lines <= wakeups,
-            "more interrupts than {wakeups} wakeups, {name}: {seen:?}"
-        );
+        ensure!(seen.lines <= wakeups, "more interrupts than {wakeups} wakeups, {name}: {seen:?}");
     }
     Ok(())
 }
 
 fn perf_runs_on_the_cpu_pmu() -> Outcome {
-    let stat = [
-        "stat",
-        "-x,",
-        "-e",
-        "cycles",
-        "--",
-        "guest-tests",
-        "mark",
-        "1",
-        "100",
-    ];
+    let stat = ["stat", "-x,", "-e", "cycles", "--", "guest-tests", "mark", "1", "100"];
     let output = Command::new("perf").args(stat).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
-    let count = said
-        .split(',')
-        .next()
-        .and_then(|count| count.parse::<u64>().ok());
-    ensure!(
-        count.is_some_and(|count| count > 0),
-        "perf stat reports no count: {said}"
-    );
-    let record = [
-        "record",
-        "-o",
-        "/tmp/cycles.data",
-        "-e",
-        "cycles",
-        "-c",
-        "5000000",
-        "--",
-    ];
+    let count = said.split(',').next().and_then(|count| count.parse::<u64>().ok());
+    ensure!(count.is_some_and(|count| count > 0), "perf stat reports no count: {said}");
+    let record = ["record", "-o", "/tmp/cycles.data", "-e", "cycles", "-c", "5000000", "--"];
     let program = ["guest-tests", "mark", "1", "1000"];
     let output = Command::new("perf").args(record).args(program).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -574,10 +492,7 @@ fn perf_runs_on_the_cpu_pmu() -> Outcome {
     let script = ["script", "-i", "/tmp/cycles.data", "-F", "comm,event,ip"];
     let output = Command::new("perf").args(script).output()?;
     let listed = String::from_utf8_lossy(&output.stdout);
-    let samples = listed
-        .lines()
-        .filter(|line| line.contains("cycles"))
-        .count();
+    let samples = listed.lines().filter(|line| line.contains("cycles")).count();
     ensure!(samples > 0, "perf script lists no samples: {listed}");
     Ok(())
 }

@@ -34,30 +34,13 @@ const VMMS: [Vmm; 3] = [
     Vmm {
         subject: "vmm",
         program: "vmm",
-        arguments: &[
-            "run",
-            "--vcpus",
-            "1",
-            "--memory",
-            "256",
-            "--initramfs",
-            INITRAMFS,
-        ],
+        arguments: &["run", "--vcpus", "1", "--memory", "256", "--initramfs", INITRAMFS],
         append: "--cmdline",
     },
     Vmm {
         subject: "vmm-without",
         program: "vmm",
-        arguments: &[
-            "run",
-            "--vcpus",
-            "1",
-            "--memory",
-            "256",
-            "--initramfs",
-            INITRAMFS,
-            "--no-vpmu",
-        ],
+        arguments: &["run", "--vcpus", "1", "--memory", "256", "--initramfs", INITRAMFS, "--no-vpmu"],
         append: "--cmdline",
     },
     // QEMU's manual recommends these options for the fastest boot. KVM provides the timer and the clock.
@@ -91,11 +74,7 @@ const VMMS: [Vmm; 3] = [
 
 impl Vmm {
     fn start(&self) -> Result<Child, Box<dyn Error>> {
-        let kernel = if self.append.starts_with("--") {
-            "--kernel"
-        } else {
-            "-kernel"
-        };
+        let kernel = if self.append.starts_with("--") { "--kernel" } else { "-kernel" };
         let child = Command::new(self.program)
             .args(self.arguments)
             .args([kernel, "/guest/kernel", self.append, CMDLINE])
@@ -114,11 +93,7 @@ impl Vmm {
             let time = u64::try_from(began.elapsed().as_nanos())?;
             let exits = exits()? - before;
             let memory = memory_besides_guest(child.id())?;
-            Ok(Boot {
-                time,
-                exits,
-                memory,
-            })
+            Ok(Boot { time, exits, memory })
         });
         child.kill()?;
         child.wait()?;
@@ -184,10 +159,7 @@ fn resident_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
     let (mut all, mut guests, mut is_guests) = (0, 0, false);
     for line in maps.lines() {
         let mut words = line.split_ascii_whitespace();
-        match (
-            words.next(),
-            words.next().and_then(|kib| kib.parse::<u64>().ok()),
-        ) {
+        match (words.next(), words.next().and_then(|kib| kib.parse::<u64>().ok())) {
             (Some("Size:"), Some(kib)) => {
                 is_guests = kib == MEMORY_MIB << 10;
                 guests += u32::from(is_guests);
@@ -219,11 +191,7 @@ mount -t debugfs debugfs /sys/kernel/debug";
 /// Returns the median, the minimum and the maximum of an odd number of values.
 fn spread(mut values: Vec<u64>) -> Option<[u64; 3]> {
     values.sort_unstable();
-    Some([
-        *values.get(values.len() / 2)?,
-        *values.first()?,
-        *values.last()?,
-    ])
+    Some([*values.get(values.len() / 2)?, *values.first()?, *values.last()?])
 }
 
 fn measure_all(rounds: usize) -> Outcome {
@@ -239,22 +207,12 @@ fn measure_all(rounds: usize) -> Outcome {
         }
     }
     for (vmm, boots) in VMMS.iter().zip(&boots) {
-        let of = |quantity: fn(&Boot) -> u64| {
-            spread(boots.iter().map(quantity).collect()).ok_or("no rounds")
-        };
+        let of = |quantity: fn(&Boot) -> u64| spread(boots.iter().map(quantity).collect()).ok_or("no rounds");
         let (time, exits, memory) = (of(|it| it.time)?, of(|it| it.exits)?, of(|it| it.memory)?);
         let mut figures = Vec::new();
         figures.extend(["time", "time-least", "time-most"].into_iter().zip(time));
-        figures.extend(
-            ["exits", "exits-least", "exits-most"]
-                .into_iter()
-                .zip(exits),
-        );
-        figures.extend(
-            ["memory", "memory-least", "memory-most"]
-                .into_iter()
-                .zip(memory),
-        );
+        figures.extend(["exits", "exits-least", "exits-most"].into_iter().zip(exits));
+        figures.extend(["memory", "memory-least", "memory-most"].into_iter().zip(memory));
         println!("{}", figures::line(vmm.subject, &figures));
     }
     Ok(())

@@ -24,29 +24,14 @@ pub(crate) const TESTS: &[Test] = &[
     ("disabled_events_stand_still", disabled_events_stand_still),
     ("reset_zeroes_the_count_alone", reset_zeroes_the_count_alone),
     ("tsc_agrees_with_rdtsc", tsc_agrees_with_rdtsc),
-    (
-        "task_clock_agrees_with_guest_time",
-        task_clock_agrees_with_guest_time,
-    ),
+    ("task_clock_agrees_with_guest_time", task_clock_agrees_with_guest_time),
     ("halts_are_counted", halts_are_counted),
-    (
-        "all_exits_hold_those_of_the_vmm",
-        all_exits_hold_those_of_the_vmm,
-    ),
+    ("all_exits_hold_those_of_the_vmm", all_exits_hold_those_of_the_vmm),
     ("every_listed_event_opens", every_listed_event_opens),
-    (
-        "open_of_unlisted_event_is_refused",
-        open_of_unlisted_event_is_refused,
-    ),
-    (
-        "exits_that_the_architecture_lacks_are_refused",
-        exits_that_the_architecture_lacks_are_refused,
-    ),
+    ("open_of_unlisted_event_is_refused", open_of_unlisted_event_is_refused),
+    ("exits_that_the_architecture_lacks_are_refused", exits_that_the_architecture_lacks_are_refused),
     ("short_buffer_is_refused", short_buffer_is_refused),
-    (
-        "data_breakpoints_count_beside_marks",
-        data_breakpoints_count_beside_marks,
-    ),
+    ("data_breakpoints_count_beside_marks", data_breakpoints_count_beside_marks),
 ];
 
 /// An event of this thread, enabled.
@@ -87,10 +72,7 @@ fn port_writes_count_exactly() -> Outcome {
 fn two_vcpus_never_mix() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = vpmu.attr("mark=1")?;
-    let events = [
-        vpmu.open_event(&attr.clone().on_cpu(0))?,
-        vpmu.open_event(&attr.on_cpu(1))?,
-    ];
+    let events = [vpmu.open_event(&attr.clone().on_cpu(0))?, vpmu.open_event(&attr.on_cpu(1))?];
     for event in &events {
         event.enable()?;
     }
@@ -102,9 +84,7 @@ fn two_vcpus_never_mix() -> Outcome {
                 (0..times).try_for_each(|_| vpmu.mark(1).map_err(|e| e.to_string()))
             })
         });
-        placers
-            .into_iter()
-            .try_for_each(|p| p.join().map_err(|_| "a placer panicked".to_owned())?)
+        placers.into_iter().try_for_each(|p| p.join().map_err(|_| "a placer panicked".to_owned())?)
     })?;
     ensure_eq!(events[0].read()?.value, 300, "marks on CPU 0");
     ensure_eq!(events[1].read()?.value, 500, "marks on CPU 1");
@@ -116,11 +96,7 @@ fn disabled_events_stand_still() -> Outcome {
     let event = vpmu.open_event(&vpmu.attr("mark=5")?)?;
     vpmu.mark(5)?;
     ensure_eq!(event.read()?.value, 0, "an event that was never enabled");
-    ensure_eq!(
-        event.read()?.time_enabled,
-        0,
-        "the time of an event that was never enabled"
-    );
+    ensure_eq!(event.read()?.time_enabled, 0, "the time of an event that was never enabled");
     event.enable()?;
     vpmu.mark(5)?;
     event.disable()?;
@@ -133,14 +109,8 @@ fn disabled_events_stand_still() -> Outcome {
     event.disable()?;
     let second = event.read()?;
     ensure_eq!(second.value, 2, "marks while enabled");
-    ensure!(
-        second.time_enabled > first.time_enabled,
-        "the enabled time did not grow"
-    );
-    ensure!(
-        second.time_running <= second.time_enabled,
-        "the event ran longer than it was enabled: {second:?}"
-    );
+    ensure!(second.time_enabled > first.time_enabled, "the enabled time did not grow");
+    ensure!(second.time_running <= second.time_enabled, "the event ran longer than it was enabled: {second:?}");
     Ok(())
 }
 
@@ -154,10 +124,7 @@ fn reset_zeroes_the_count_alone() -> Outcome {
     vpmu.mark(5)?;
     let after = event.read()?;
     ensure_eq!(after.value, 2, "marks after the reset");
-    ensure!(
-        after.time_enabled > before.time_enabled,
-        "the enabled time did not continue after the reset"
-    );
+    ensure!(after.time_enabled > before.time_enabled, "the enabled time did not continue after the reset");
     ensure_eq!(after.id, event.id()?, "the id that read returns");
     Ok(())
 }
@@ -185,17 +152,12 @@ fn tsc_agrees_with_rdtsc() -> Outcome {
 fn task_clock_agrees_with_guest_time() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
-    let on_cpu = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
-        Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
-    };
+    let on_cpu =
+        |name: &str| -> Result<Event, Box<dyn std::error::Error>> { Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?) };
     // The clocks keep running if the host stalls between two calls. Therefore, `around` is enabled first and read last,
     // and `within` is enabled last and read first. Nevertheless, `guest` can exceed `around`. The scheduler charges a
     // task switch to the thread that runs next, but perf's clock of that thread resumes only after the switch.
-    let [around, guest, within] = [
-        on_cpu("task-clock")?,
-        on_cpu("guest-time")?,
-        on_cpu("task-clock")?,
-    ];
+    let [around, guest, within] = [on_cpu("task-clock")?, on_cpu("guest-time")?, on_cpu("task-clock")?];
     for event in [&around, &guest, &within] {
         event.enable()?;
     }
@@ -221,10 +183,7 @@ fn halts_are_counted() -> Outcome {
     let before = event.read()?.value;
     thread::sleep(Duration::from_millis(100));
     let after = event.read()?.value;
-    ensure!(
-        after > before,
-        "CPU 1 slept without a halt: {before} halts before, {after} after"
-    );
+    ensure!(after > before, "CPU 1 slept without a halt: {before} halts before, {after} after");
     Ok(())
 }
 
@@ -232,9 +191,8 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
     cpu::allow_ports()?;
-    let open = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
-        Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
-    };
+    let open =
+        |name: &str| -> Result<Event, Box<dyn std::error::Error>> { Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?) };
     let (all, user) = (open("exits")?, open("exits-user")?);
     // `all` is enabled first and read last, so that it counts every exit that `user` counts.
     all.enable()?;
@@ -244,10 +202,7 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
     }
     let user = user.read()?.value;
     let all = all.read()?.value;
-    ensure!(
-        user >= 100,
-        "{user} exits reached the VMM, of 100 port writes"
-    );
+    ensure!(user >= 100, "{user} exits reached the VMM, of 100 port writes");
     ensure!(all >= user, "{all} exits, of which {user} reached the VMM");
     Ok(())
 }
@@ -307,9 +262,7 @@ fn every_listed_event_opens() -> Outcome {
             Some(Format::Samples) => attr.sampling(1_000_000),
             _ => attr,
         };
-        let event = vpmu
-            .open_event(&attr)
-            .map_err(|error| format!("{}: {error}", entry.name))?;
+        let event = vpmu.open_event(&attr).map_err(|error| format!("{}: {error}", entry.name))?;
         event.enable()?;
         event.disable()?;
         event.read()?;
@@ -324,32 +277,13 @@ fn open_of_unlisted_event_is_refused() -> Outcome {
         Err(error) => errno(&error),
     };
     let pmu = vpmu.info().pmu_type;
-    ensure_eq!(
-        refused(EventAttr::new(pmu, 0x7f << 48)),
-        libc::ENOENT,
-        "an unknown kind"
-    );
-    ensure_eq!(
-        refused(EventAttr::new(pmu, 0x101 << 48 | 99)),
-        libc::ENOENT,
-        "an unknown reason"
-    );
+    ensure_eq!(refused(EventAttr::new(pmu, 0x7f << 48)), libc::ENOENT, "an unknown kind");
+    ensure_eq!(refused(EventAttr::new(pmu, 0x101 << 48 | 99)), libc::ENOENT, "an unknown reason");
     let mark = vpmu.attr("mark=1")?;
-    ensure_eq!(
-        refused(mark.clone().on_cpu(4096)),
-        libc::EINVAL,
-        "no such CPU"
-    );
-    let nobody = EventAttr {
-        pid: 0x3f_ffff,
-        ..mark.clone()
-    };
+    ensure_eq!(refused(mark.clone().on_cpu(4096)), libc::EINVAL, "no such CPU");
+    let nobody = EventAttr { pid: 0x3f_ffff, ..mark.clone() };
     ensure_eq!(refused(nobody), libc::ESRCH, "no such task");
-    let fields = EventAttr {
-        period: 1,
-        sample_type: 1 << 11,
-        ..mark.clone()
-    };
+    let fields = EventAttr { period: 1, sample_type: 1 << 11, ..mark.clone() };
     ensure!(
         [libc::EINVAL, libc::EOPNOTSUPP].contains(&refused(fields)),
         "wrong errno for a sample field that is not supported"
@@ -357,11 +291,7 @@ fn open_of_unlisted_event_is_refused() -> Outcome {
     let listed = |name: &str| vpmu.catalogue().get(name).is_some();
     for (config, name) in [(0, "cycles"), (1, "instructions")] {
         let expected = if listed(name) { 0 } else { libc::ENOENT };
-        ensure_eq!(
-            refused(EventAttr::new(0, config)),
-            expected,
-            "perf's {name}"
-        );
+        ensure_eq!(refused(EventAttr::new(0, config)), expected, "perf's {name}");
     }
     Ok(())
 }
@@ -374,18 +304,10 @@ fn exits_that_the_architecture_lacks_are_refused() -> Outcome {
         for reason in EXIT_USER..=EXIT_OTHER {
             let lacks = UNREACHABLE_EXITS.contains(&reason);
             let is_it = |entry: &Entry| (u64::from(entry.kind), entry.config) == (kind, reason);
-            ensure_eq!(
-                entries.iter().any(is_it),
-                !lacks,
-                "whether reason {reason} of kind {kind:#x} is listed"
-            );
+            ensure_eq!(entries.iter().any(is_it), !lacks, "whether reason {reason} of kind {kind:#x} is listed");
             let opened = device.open_event(&device.attr(kind, reason), How::OWN);
             let expected = lacks.then_some(libc::ENOENT);
-            ensure_eq!(
-                refused(opened),
-                expected,
-                "reason {reason} of kind {kind:#x}"
-            );
+            ensure_eq!(refused(opened), expected, "reason {reason} of kind {kind:#x}");
         }
     }
     Ok(())
@@ -397,9 +319,7 @@ fn short_buffer_is_refused() -> Outcome {
     let event = counting(&vpmu, "mark=5")?;
     // Value, two times, id.
     ensure_eq!(cpu::read(event.as_fd(), 32)?, 32, "bytes read");
-    let error = cpu::read(event.as_fd(), 31)
-        .err()
-        .and_then(|e| e.raw_os_error());
+    let error = cpu::read(event.as_fd(), 31).err().and_then(|e| e.raw_os_error());
     ensure_eq!(error, Some(libc::ENOSPC), "31 bytes of room");
     Ok(())
 }

@@ -12,8 +12,7 @@ use std::thread;
 
 use crate::arch;
 pub(crate) use crate::arch::{
-    IDLE_PORT, OWN_IN_USER_MODE, PORT_EXITS, PORT_REASON, PORT_WRITTEN, STORE_EXITS, port_write,
-    ticks as tsc,
+    IDLE_PORT, OWN_IN_USER_MODE, PORT_EXITS, PORT_REASON, PORT_WRITTEN, STORE_EXITS, port_write, ticks as tsc,
 };
 
 /// Returns the library's name for the event that counts a program's own port accesses.
@@ -36,11 +35,7 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     unsafe { libc::CPU_SET(cpu, &mut set) };
     // SAFETY: `set` is valid during the call, and the size is correct.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Keeps all other tasks off this thread's CPU until the thread sleeps or ends, so that its events are not scheduled
@@ -142,16 +137,7 @@ pub(crate) fn read(fd: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
 pub(crate) fn try_map(fd: BorrowedFd<'_>, len: usize, flags: i32, offset: i64) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the call makes a new mapping at an address that the kernel chooses.
-    let address = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            len,
-            protection,
-            flags,
-            fd.as_raw_fd(),
-            offset,
-        )
-    };
+    let address = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), offset) };
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

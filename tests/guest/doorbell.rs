@@ -8,10 +8,7 @@ use crate::raw::{Device, Doorbell, EXIT_MMIO, How, KIND_EXITS, KIND_MARK, PAGE, 
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "store_to_the_doorbell_is_a_mark",
-        store_to_the_doorbell_is_a_mark,
-    ),
+    ("store_to_the_doorbell_is_a_mark", store_to_the_doorbell_is_a_mark),
     ("mark_costs_one_exit", mark_costs_one_exit),
     ("mark_has_its_value", mark_has_its_value),
     ("doorbell_is_one_page", doorbell_is_one_page),
@@ -36,11 +33,7 @@ fn store_to_the_doorbell_is_a_mark() -> Outcome {
     // The mapping remains after its file is closed, and a child inherits it.
     drop(device);
     bell.mark(VALUE);
-    ensure_eq!(
-        event.count()?,
-        201,
-        "marks, the last one after the file was closed"
-    );
+    ensure_eq!(event.count()?, 201, "marks, the last one after the file was closed");
     let code = os::forked(|| {
         bell.mark(VALUE);
         0
@@ -77,22 +70,14 @@ fn mark_has_its_value() -> Outcome {
         device.mark(value.into())?;
     }
     let expected: Vec<u64> = placed.iter().flat_map(|&v| [u64::from(v); 2]).collect();
-    ensure_eq!(
-        values(&ring.take()?, &attr)?,
-        expected,
-        "the values in the samples of all marks"
-    );
+    ensure_eq!(values(&ring.take()?, &attr)?, expected, "the values in the samples of all marks");
     // Samples contain the mark's value even if the event counts marks of only one value. Samples of other kinds of
     // events contain zero.
     let attr = silent(device.marks(VALUE.into(), 2, ADDR));
     let event = device.start(&attr, How::on_cpu(1))?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     bell.place(VALUE, 4);
-    ensure_eq!(
-        values(&ring.take()?, &attr)?,
-        [u64::from(VALUE); 2],
-        "the values in the samples of one value"
-    );
+    ensure_eq!(values(&ring.take()?, &attr)?, [u64::from(VALUE); 2], "the values in the samples of one value");
     let exits = device.attr(KIND_EXITS, EXIT_MMIO);
     let attr = silent(crate::raw::sampling(exits, 1, ADDR));
     let event = device.start(&attr, How::OWN)?;
@@ -101,36 +86,23 @@ fn mark_has_its_value() -> Outcome {
     event.disable(0)?;
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
     ensure!(!samples.is_empty(), "no exit was sampled");
-    ensure!(
-        samples.iter().all(|sample| sample.addr == Some(0)),
-        "a sample of an exit has an address: {samples:?}"
-    );
+    ensure!(samples.iter().all(|sample| sample.addr == Some(0)), "a sample of an exit has an address: {samples:?}");
     Ok(())
 }
 
 fn doorbell_is_one_page() -> Outcome {
     let device = Device::open()?;
     let write = libc::PROT_READ | libc::PROT_WRITE;
-    let map = |bytes, protection, flags, offset| {
-        refused(Doorbell::map_raw(&device, bytes, protection, flags, offset))
-    };
+    let map = |bytes, protection, flags, offset| refused(Doorbell::map_raw(&device, bytes, protection, flags, offset));
     ensure_eq!(map(PAGE, write, libc::MAP_SHARED, 0), None, "a valid map");
-    ensure_eq!(
-        map(PAGE, libc::PROT_WRITE, libc::MAP_SHARED, 0),
-        None,
-        "a write-only map"
-    );
+    ensure_eq!(map(PAGE, libc::PROT_WRITE, libc::MAP_SHARED, 0), None, "a write-only map");
     let page = i64::try_from(PAGE)?;
     for (bytes, flags, offset, what) in [
         (2 * PAGE, libc::MAP_SHARED, 0, "two pages"),
         (PAGE, libc::MAP_SHARED, page, "an offset of a page"),
         (PAGE, libc::MAP_PRIVATE, 0, "a private map"),
     ] {
-        ensure_eq!(
-            map(bytes, write, flags, offset),
-            Some(libc::EINVAL),
-            "{what}"
-        );
+        ensure_eq!(map(bytes, write, flags, offset), Some(libc::EINVAL), "{what}");
     }
     let runs = map(PAGE, write | libc::PROT_EXEC, libc::MAP_SHARED, 0);
     ensure!(runs.is_some(), "an executable map was accepted");
@@ -146,10 +118,6 @@ fn doorbell_reads_as_zero() -> Outcome {
     for _ in 0..10 {
         ensure_eq!(bell.load(), 0, "the value read");
     }
-    ensure_eq!(
-        event.count()?,
-        1,
-        "marks after the doorbell was read and one mark placed"
-    );
+    ensure_eq!(event.count()?, 1, "marks after the doorbell was read and one mark placed");
     Ok(())
 }

@@ -23,72 +23,33 @@ use crate::perf_core::mark_attr;
 use crate::persisting::{Doomed, fresh, persistent, sequence, tell};
 use crate::programs::{text, vperf};
 use crate::raw::{
-    Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
-    KIND_MARK, kernels, kernels_own, refused, silent,
+    Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXIT_TRACE, KIND_MARK, kernels,
+    kernels_own, refused, silent,
 };
 use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "mute_device_is_given_up_and_bound_again",
-        mute_device_is_given_up_and_bound_again,
-    ),
-    (
-        "mute_device_without_events_fails_an_open",
-        mute_device_without_events_fails_an_open,
-    ),
-    (
-        "killed_task_leaves_a_mute_device",
-        killed_task_leaves_a_mute_device,
-    ),
-    (
-        "unbinding_ends_open_events_and_returns",
-        unbinding_ends_open_events_and_returns,
-    ),
-    (
-        "unbinding_and_binding_while_programs_open_and_close",
-        unbinding_and_binding_while_programs_open_and_close,
-    ),
-    (
-        "event_opened_during_an_unbinding_ends_with_it",
-        event_opened_during_an_unbinding_ends_with_it,
-    ),
+    ("mute_device_is_given_up_and_bound_again", mute_device_is_given_up_and_bound_again),
+    ("mute_device_without_events_fails_an_open", mute_device_without_events_fails_an_open),
+    ("killed_task_leaves_a_mute_device", killed_task_leaves_a_mute_device),
+    ("unbinding_ends_open_events_and_returns", unbinding_ends_open_events_and_returns),
+    ("unbinding_and_binding_while_programs_open_and_close", unbinding_and_binding_while_programs_open_and_close),
+    ("event_opened_during_an_unbinding_ends_with_it", event_opened_during_an_unbinding_ends_with_it),
     (
         "event_opened_before_an_unbinding_ends_although_the_device_is_bound_again",
         event_opened_before_an_unbinding_ends_although_the_device_is_bound_again,
     ),
-    (
-        "fork_with_inherited_events_of_a_lost_device_succeeds",
-        fork_with_inherited_events_of_a_lost_device_succeeds,
-    ),
-    (
-        "counts_go_on_after_a_hibernation",
-        counts_go_on_after_a_hibernation,
-    ),
-    (
-        "rings_and_traces_end_with_a_hibernation",
-        rings_and_traces_end_with_a_hibernation,
-    ),
-    (
-        "linked_events_of_perf_core_end_with_a_hibernation",
-        linked_events_of_perf_core_end_with_a_hibernation,
-    ),
+    ("fork_with_inherited_events_of_a_lost_device_succeeds", fork_with_inherited_events_of_a_lost_device_succeeds),
+    ("counts_go_on_after_a_hibernation", counts_go_on_after_a_hibernation),
+    ("rings_and_traces_end_with_a_hibernation", rings_and_traces_end_with_a_hibernation),
+    ("linked_events_of_perf_core_end_with_a_hibernation", linked_events_of_perf_core_end_with_a_hibernation),
     (
         "persistent_event_of_a_given_up_device_opens_again_after_a_hibernation",
         persistent_event_of_a_given_up_device_opens_again_after_a_hibernation,
     ),
-    (
-        "vperf_continues_when_a_cpu_goes_offline",
-        vperf_continues_when_a_cpu_goes_offline,
-    ),
-    (
-        "vperf_reads_a_persistent_event_whose_cpu_is_offline",
-        vperf_reads_a_persistent_event_whose_cpu_is_offline,
-    ),
-    (
-        "module_reloads_while_programs_open_and_close",
-        module_reloads_while_programs_open_and_close,
-    ),
+    ("vperf_continues_when_a_cpu_goes_offline", vperf_continues_when_a_cpu_goes_offline),
+    ("vperf_reads_a_persistent_event_whose_cpu_is_offline", vperf_reads_a_persistent_event_whose_cpu_is_offline),
+    ("module_reloads_while_programs_open_and_close", module_reloads_while_programs_open_and_close),
 ];
 
 /// The mark that the tests count.
@@ -105,10 +66,7 @@ const GONE: i16 = libc::POLLHUP | libc::POLLERR;
 fn transport() -> Result<String, Box<dyn std::error::Error>> {
     let path = fs::canonicalize("/sys/bus/virtio/devices/virtio0")?;
     let name = path.parent().and_then(|parent| parent.file_name());
-    Ok(name
-        .ok_or("the device has no parent")?
-        .to_string_lossy()
-        .into_owned())
+    Ok(name.ok_or("the device has no parent")?.to_string_lossy().into_owned())
 }
 
 fn unbind(transport: &str) -> io::Result<()> {
@@ -124,38 +82,23 @@ fn bind(transport: &str) -> io::Result<()> {
 fn mute() -> Outcome {
     let name = transport()?;
     let map = fs::read_to_string("/proc/iomem")?;
-    let line = map
-        .lines()
-        .find(|line| line.contains(&name))
-        .ok_or("the transport has no registers")?;
+    let line = map.lines().find(|line| line.contains(&name)).ok_or("the transport has no registers")?;
     let base = line.trim().split('-').next().unwrap_or_default();
     let status = u64::from_str_radix(base, 16)? + STATUS;
-    let written = Command::new("devmem")
-        .args([format!("{status:#x}"), "32".into(), "0".into()])
-        .status()?;
+    let written = Command::new("devmem").args([format!("{status:#x}"), "32".into(), "0".into()]).status()?;
     ensure!(written.success(), "writing the device status: {written}");
     Ok(())
 }
 
 fn module(command: &str, what: &str) -> io::Result<bool> {
-    let status = Command::new(command)
-        .arg(what)
-        .stderr(Stdio::null())
-        .status()?;
+    let status = Command::new(command).arg(what).stderr(Stdio::null()).status()?;
     Ok(status.success())
 }
 
 /// Checks that the kernel has logged no complaint.
 fn ensure_no_complaint() -> Outcome {
     let log = kernel_log::log()?;
-    for word in [
-        "WARNING:",
-        "BUG:",
-        "Oops",
-        "refcount",
-        "are lost",
-        "blocked for",
-    ] {
+    for word in ["WARNING:", "BUG:", "Oops", "refcount", "are lost", "blocked for"] {
         let line = log.lines().find(|line| line.contains(word));
         ensure!(line.is_none(), "the kernel says {line:?}");
     }
@@ -238,13 +181,7 @@ impl Open {
 
     /// Checks that all of them have ended, and that no call blocks.
     fn ensure_ended(&self, errno: i32) -> Outcome {
-        let own = [
-            &self.counting,
-            &self.of_cpu,
-            &self.sampling,
-            &self.trace,
-            &self.persistent,
-        ];
+        let own = [&self.counting, &self.of_cpu, &self.sampling, &self.trace, &self.persistent];
         for (index, event) in own.iter().enumerate() {
             ensure_eq!(event.read()?, [0_u64; 0], "reading {index}");
             ensure_eq!(event.poll(0)?, GONE, "polling {index}");
@@ -256,23 +193,13 @@ impl Open {
         }
         for event in [&self.perf, &self.perf_of_cpu] {
             // This is how perf shows an event that does not run.
-            ensure_eq!(
-                event.read()?.get(2),
-                Some(&0),
-                "time running of an ended event of perf core"
-            );
+            ensure_eq!(event.read()?.get(2), Some(&0), "time running of an ended event of perf core");
         }
-        let open = self
-            .device
-            .open_event(&self.device.attr(KIND_MARK, VALUE), How::OWN);
+        let open = self.device.open_event(&self.device.attr(KIND_MARK, VALUE), How::OWN);
         ensure_eq!(refused(open), Some(errno), "opening by the old descriptor");
         let open = kernels_own(&self.device.attr(KIND_MARK, VALUE));
         ensure_eq!(refused(open), Some(errno), "opening through perf core");
-        ensure_eq!(
-            refused(self.device.mark(VALUE)),
-            Some(errno),
-            "placing a mark"
-        );
+        ensure_eq!(refused(self.device.mark(VALUE)), Some(errno), "placing a mark");
         Ok(())
     }
 
@@ -280,10 +207,7 @@ impl Open {
     fn ensure_readable(&mut self, samples: usize) -> Outcome {
         ensure_eq!(self.ring.take()?.len(), samples, "samples left");
         for pages in [&self.ring, &self.trace_ring, &self.window] {
-            ensure!(
-                pages.load(DATA_HEAD) < 1 << 20,
-                "the head of a ring that has ended is invalid"
-            );
+            ensure!(pages.load(DATA_HEAD) < 1 << 20, "the head of a ring that has ended is invalid");
         }
         Ok(())
     }
@@ -315,10 +239,7 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     mute()?;
     // A command's timeout tells the driver that the device no longer answers. That command may belong to this open or
     // to an earlier request.
-    let refusal = refused(
-        open.device
-            .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
-    );
+    let refusal = refused(open.device.open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN));
     ensure_eq!(refusal, Some(libc::EIO), "opening an event");
     ensure_eq!(reported.recv()??, GONE, "the poll's result");
     open.ensure_ended(libc::EIO)?;
@@ -341,17 +262,10 @@ fn mute_device_without_events_fails_an_open() -> Outcome {
     mute()?;
     for turn in 0..3 {
         let open = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN);
-        ensure_eq!(
-            refused(open),
-            Some(libc::EIO),
-            "turn {turn}: opening an event"
-        );
+        ensure_eq!(refused(open), Some(libc::EIO), "turn {turn}: opening an event");
     }
     drop(device);
-    ensure!(
-        module("rmmod", "virtio_pmu")?,
-        "the module was not unloaded"
-    );
+    ensure!(module("rmmod", "virtio_pmu")?, "the module was not unloaded");
     ensure!(module("insmod", MODULE)?, "the module was not loaded again");
     ensure!(transport()? == name, "the transport has a new name");
     ensure_works()?;
@@ -392,32 +306,18 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     open.ensure_readable(5)?;
     let other = Device::open();
     ensure_eq!(refused(other), Some(libc::ENOENT), "opening the device");
-    ensure!(
-        !module("rmmod", "virtio_pmu")?,
-        "the module was unloaded while events were open"
-    );
+    ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while events were open");
     for round in 0..3 {
         bind(&name)?;
         ensure_works()?;
-        ensure_eq!(
-            open.counting.read()?,
-            [0_u64; 0],
-            "round {round}: the reading of an ended event"
-        );
+        ensure_eq!(open.counting.read()?, [0_u64; 0], "round {round}: the reading of an ended event");
         let refusal = refused(open.sampling.output_to(open.counting.as_raw_fd()));
-        ensure_eq!(
-            refusal,
-            Some(libc::ENODEV),
-            "round {round}: redirecting an ended event"
-        );
+        ensure_eq!(refusal, Some(libc::ENODEV), "round {round}: redirecting an ended event");
         unbind(&name)?;
     }
     // When the last user is gone, the module can be unloaded, whether or not a device is bound.
     drop(open);
-    ensure!(
-        module("rmmod", "virtio_pmu")?,
-        "the module was not unloaded"
-    );
+    ensure!(module("rmmod", "virtio_pmu")?, "the module was not unloaded");
     ensure!(module("insmod", MODULE)?, "the module was not loaded again");
     bind(&name)?;
     ensure_works()?;
@@ -430,11 +330,7 @@ fn fork_and_place(times: u64) -> Outcome {
         let placed = Device::open().and_then(|device| device.place(VALUE, times));
         i32::from(placed.is_err())
     })?;
-    ensure_eq!(
-        child,
-        i32::from(Device::open().is_err()),
-        "the child's exit code"
-    );
+    ensure_eq!(child, i32::from(Device::open().is_err()), "the child's exit code");
     Ok(())
 }
 
@@ -468,18 +364,10 @@ fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
         }
         bind(&name)?;
         fork_and_place(7)?;
-        ensure_eq!(
-            own.read()?,
-            [0_u64; 0],
-            "the reading after the device was bound again"
-        );
+        ensure_eq!(own.read()?, [0_u64; 0], "the reading after the device was bound again");
         let values = perf.read()?;
         ensure_eq!(values.first(), Some(&3), "perf core's count from before");
-        ensure_eq!(
-            values.get(2),
-            lost.get(2),
-            "time running after the device was bound again"
-        );
+        ensure_eq!(values.get(2), lost.get(2), "time running after the device was bound again");
     }
     ensure_works()?;
     ensure_no_complaint()
@@ -583,11 +471,7 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
         unbound??;
         bind(&name)?;
         let (_ring, event) = last.ok_or("no event was opened")?;
-        ensure_eq!(
-            event.read()?,
-            [0_u64; 0],
-            "round {round}: the reading of the event opened last"
-        );
+        ensure_eq!(event.read()?, [0_u64; 0], "round {round}: the reading of the event opened last");
     }
     ensure_works()?;
     ensure_no_complaint()
@@ -639,13 +523,10 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
                 Ok(())
             });
             // If the channel is closed, the other thread has failed. That thread's result contains the error.
-            let done = reported
-                .recv()
-                .map_or(Ok(()), |()| unbind(name).and_then(|()| bind(name)));
+            let done = reported.recv().map_or(Ok(()), |()| unbind(name).and_then(|()| bind(name)));
             bound.fetch_add(1, Ordering::Relaxed);
             let kept = keeper.join();
-            kept.map_err(|_| io::Error::other("the real-time thread panicked"))?
-                .and(done)
+            kept.map_err(|_| io::Error::other("the real-time thread panicked"))?.and(done)
         })
     };
     thread::scope(|scope| -> Outcome {
@@ -690,12 +571,9 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
                     racer.join().map_err(|_| "a racing program panicked")?;
                 }
             }
-            let counted = holder
-                .join()
-                .map_err(|_| "the holding program panicked")??;
+            let counted = holder.join().map_err(|_| "the holding program panicked")??;
             ensure!(counted, "round {round}: a count is wrong");
-            os::load(File::open(MODULE)?.as_fd())
-                .map_err(|error| format!("round {round}: loading: {error}"))?;
+            os::load(File::open(MODULE)?.as_fd()).map_err(|error| format!("round {round}: loading: {error}"))?;
             Ok(())
         })?;
     }
@@ -741,10 +619,7 @@ fn vperf_continues_when_a_cpu_goes_offline() -> Outcome {
         let done = (0..10).try_for_each(|turn| -> Outcome {
             let output = vperf(&["record", "-e", "mark", "-c", "1", "-a", "--", "true"])?;
             let said = text(&output.stderr);
-            ensure!(
-                output.status.success(),
-                "turn {turn}: vperf record failed: {said}"
-            );
+            ensure!(output.status.success(), "turn {turn}: vperf record failed: {said}");
             Ok(())
         });
         stop.store(true, Ordering::Relaxed);
@@ -758,42 +633,22 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let event = format!("mark={VALUE}");
-    let made = vperf(&[
-        "persist", "new", "-e", &event, "-C", "1", "--name", "absent",
-    ])?;
-    ensure!(
-        made.status.success(),
-        "vperf persist new failed: {}",
-        text(&made.stderr)
-    );
+    let made = vperf(&["persist", "new", "-e", &event, "-C", "1", "--name", "absent"])?;
+    ensure!(made.status.success(), "vperf persist new failed: {}", text(&made.stderr));
     device.place(VALUE, 3)?;
     cpu::pin(0)?;
     set_online(false)?;
     let away = (|| -> Outcome {
         let dump = vperf(&["persist", "dump", "absent"])?;
-        ensure!(
-            dump.status.success(),
-            "vperf persist dump failed: {}",
-            text(&dump.stderr)
-        );
+        ensure!(dump.status.success(), "vperf persist dump failed: {}", text(&dump.stderr));
         let lines = text(&dump.stdout);
         ensure_eq!(lines.matches("absent").count(), 3, "samples shown: {lines}");
         let attach = vperf(&["persist", "attach", "absent"])?;
         let said = text(&attach.stderr);
-        ensure_eq!(
-            attach.status.code(),
-            Some(125),
-            "exit code of attach: {said}"
-        );
-        ensure!(
-            said.contains("cpu1/online"),
-            "vperf persist attach does not name cpu1/online: {said}"
-        );
+        ensure_eq!(attach.status.code(), Some(125), "exit code of attach: {said}");
+        ensure!(said.contains("cpu1/online"), "vperf persist attach does not name cpu1/online: {said}");
         let list = vperf(&["persist", "ls"])?;
-        ensure!(
-            text(&list.stdout).contains("absent"),
-            "vperf persist ls does not list the event"
-        );
+        ensure!(text(&list.stdout).contains("absent"), "vperf persist ls does not list the event");
         Ok(())
     })();
     set_online(true)?;
@@ -802,10 +657,7 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     device.place(VALUE, 2)?;
     let dump = text(&vperf(&["persist", "dump", "absent"])?.stdout);
     ensure_eq!(dump.matches("absent").count(), 5, "samples shown: {dump}");
-    ensure!(
-        vperf(&["persist", "rm", "absent"])?.status.success(),
-        "vperf persist rm failed"
-    );
+    ensure!(vperf(&["persist", "rm", "absent"])?.status.success(), "vperf persist rm failed");
     ensure_no_complaint()
 }
 
@@ -871,47 +723,21 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     ensure_eq!(own.count()?, 8, "marks of a task's event");
     ensure_eq!(own.id()?, id, "the id of a task's event");
     ensure_eq!(off.count()?, 0, "marks of an event that is off");
-    ensure_eq!(
-        family.count()?,
-        4 + 3 + 5 + 6,
-        "marks of an inherited event"
-    );
+    ensure_eq!(family.count()?, 4 + 3 + 5 + 6, "marks of an inherited event");
     ensure_eq!(perf.count()?, 8, "marks of a task's event of perf core");
     let reading = leader.read()?;
-    ensure_eq!(
-        reading,
-        [2, 8, leader.id()?, 2, member.id()?],
-        "a group's reading"
-    );
+    ensure_eq!(reading, [2, 8, leader.id()?, 2, member.id()?], "a group's reading");
     ensure_eq!(of_cpu.count()?, 4 + 3 + 5 + 6, "marks of a CPU's event");
-    ensure_eq!(
-        perf_of_cpu.count()?,
-        4 + 3 + 5 + 6,
-        "marks of a CPU's event of perf core"
-    );
+    ensure_eq!(perf_of_cpu.count()?, 4 + 3 + 5 + 6, "marks of a CPU's event of perf core");
     ensure_eq!(kept.id()?, kept_id, "the persistent event's id");
-    ensure!(
-        kept.count()? >= 8,
-        "the persistent event counts fewer than 8 marks"
-    );
-    ensure!(
-        window.load(DATA_HEAD) > 0,
-        "the persistent event's ring is empty"
-    );
+    ensure!(kept.count()? >= 8, "the persistent event counts fewer than 8 marks");
+    ensure!(window.load(DATA_HEAD) > 0, "the persistent event's ring is empty");
     off.enable(0)?;
     device.place(VALUE, 2)?;
-    ensure_eq!(
-        off.count()?,
-        2,
-        "marks of an event that was enabled afterwards"
-    );
+    ensure_eq!(off.count()?, 2, "marks of an event that was enabled afterwards");
     own.reset(0)?;
     device.place(VALUE, 3)?;
-    ensure_eq!(
-        own.count()?,
-        3,
-        "marks of an event that was reset afterwards"
-    );
+    ensure_eq!(own.count()?, 3, "marks of an event that was reset afterwards");
     drop((kept, window));
     ensure_works()?;
     hibernate()?;
@@ -926,21 +752,9 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     hibernate()?;
     ensure_eq!(reported.recv()??, GONE, "the poll's result");
     for event in [&open.sampling, &open.trace] {
-        ensure_eq!(
-            event.read()?,
-            [0_u64; 0],
-            "the reading of an event with a ring"
-        );
-        ensure_eq!(
-            refused(event.enable(0)),
-            Some(libc::EIO),
-            "enabling an event with a ring"
-        );
-        ensure_eq!(
-            refused(event.flush(0)),
-            Some(libc::EIO),
-            "flushing an event with a ring"
-        );
+        ensure_eq!(event.read()?, [0_u64; 0], "the reading of an event with a ring");
+        ensure_eq!(refused(event.enable(0)), Some(libc::EIO), "enabling an event with a ring");
+        ensure_eq!(refused(event.flush(0)), Some(libc::EIO), "flushing an event with a ring");
     }
     ensure_eq!(open.ring.take()?.len(), 5, "samples left");
     open.device.place(VALUE, 2)?;
@@ -968,22 +782,14 @@ fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     for value in [3, 1, 3] {
         vpmu.mark(value)?;
     }
-    ensure_eq!(
-        (target.read()?.value, other.read()?.value),
-        (1, 2),
-        "counts before the hibernation"
-    );
+    ensure_eq!((target.read()?.value, other.read()?.value), (1, 2), "counts before the hibernation");
     hibernate()?;
     for value in [1, 3] {
         vpmu.mark(value)?;
     }
     for event in [&target, &starter] {
         let ended = event.read()?;
-        ensure_eq!(
-            ended.time_running,
-            0,
-            "time running of a linked event: {ended:?}"
-        );
+        ensure_eq!(ended.time_running, 0, "time running of a linked event: {ended:?}");
     }
     ensure_eq!(other.read()?.value, 3, "marks of an event without a link");
     ensure_no_complaint()
@@ -1002,11 +808,7 @@ fn persistent_event_of_a_given_up_device_opens_again_after_a_hibernation() -> Ou
     ensure_eq!(held.poll(-1)?, GONE, "polling the event");
     hibernate()?;
     ensure_eq!(held.read()?, [0_u64; 0], "reading by the old descriptor");
-    ensure_eq!(
-        refused(held.enable(0)),
-        Some(libc::EIO),
-        "enabling by the old descriptor"
-    );
+    ensure_eq!(refused(held.enable(0)), Some(libc::EIO), "enabling by the old descriptor");
     drop((held, window));
     let again = device.reopen(id, 0)?;
     let mut ring = Pages::map(&again, 1, READ_WRITE)?;

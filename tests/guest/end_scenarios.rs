@@ -13,9 +13,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{ADDR, CPU, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{listed, look, values};
-use crate::raw::{
-    Device, Doorbell, Event, FLAG_PERSISTENT, GROUP, How, KIND_MARK, refused, silent,
-};
+use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, GROUP, How, KIND_MARK, refused, silent};
 use crate::{Outcome, cpu, os};
 
 /// Number of marks in a boot. Half of them are on each vCPU.
@@ -167,10 +165,7 @@ fn own(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
 /// its records.
 fn twice() -> Outcome {
     let device = Device::open()?;
-    let found = device
-        .persistent()?
-        .into_iter()
-        .find(|entry| entry.name() == OWN_NAME);
+    let found = device.persistent()?.into_iter().find(|entry| entry.name() == OWN_NAME);
     cpu::pin(0)?;
     let Some(entry) = found else {
         let (event, ring) = own(&device)?;
@@ -186,33 +181,17 @@ fn twice() -> Outcome {
         return reboot();
     };
     say(&format!("found {}", entry.id));
-    ensure!(
-        listed(OWN_NAME).exists() && !listed("gone").exists(),
-        "sysfs lists {:?}",
-        crate::persisting::names()?
-    );
+    ensure!(listed(OWN_NAME).exists() && !listed("gone").exists(), "sysfs lists {:?}", crate::persisting::names()?);
     let event = device.reopen(entry.id, 0)?;
     let pages = entry.data_pages().ok_or("no ring")?;
     let mut ring = Pages::map(&event, pages, READ_WRITE)?;
     let attr = entry.attr();
     let reported = values(&ring.take()?, &attr)?;
-    ensure_eq!(
-        reported,
-        vec![OWN_VALUE; OWN as usize],
-        "records of the boot before"
-    );
+    ensure_eq!(reported, vec![OWN_VALUE; OWN as usize], "records of the boot before");
     ensure_eq!(event.count()?, u64::from(OWN), "the event's count");
     device.place(OWN_VALUE, OWN.into())?;
-    ensure_eq!(
-        values(&ring.take()?, &attr)?,
-        vec![OWN_VALUE; OWN as usize],
-        "records of this boot"
-    );
-    ensure_eq!(
-        event.count()?,
-        u64::from(2 * OWN),
-        "the event's count after both boots"
-    );
+    ensure_eq!(values(&ring.take()?, &attr)?, vec![OWN_VALUE; OWN as usize], "records of this boot");
+    ensure_eq!(event.count()?, u64::from(2 * OWN), "the event's count after both boots");
     sequence(1 + MARKS)?;
     say("whole");
     Ok(())
@@ -221,9 +200,7 @@ fn twice() -> Outcome {
 /// Opens a persistent event of the host, and maps its ring.
 fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
     let mut entries = device.persistent()?.into_iter();
-    let entry = entries
-        .find(|entry| entry.name() == name)
-        .ok_or("not listed")?;
+    let entry = entries.find(|entry| entry.name() == name).ok_or("not listed")?;
     let event = device.reopen(entry.id, entry.cpu.try_into()?)?;
     let pages = entry.data_pages().ok_or("the event has no ring")?;
     let ring = look(&event, pages)?;
@@ -239,16 +216,8 @@ fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::erro
 /// Checks an event that the host has ended. Its descriptor must report the end and refuse every request, and its pages
 /// must be unmapped.
 fn is_over(event: &Event, ring: &Pages) -> Outcome {
-    ensure_eq!(
-        event.poll(300_000)?,
-        libc::POLLHUP | libc::POLLERR,
-        "poll of an event that has ended"
-    );
-    ensure_eq!(
-        event.read_into(64)?.len(),
-        0,
-        "words read from an event that has ended"
-    );
+    ensure_eq!(event.poll(300_000)?, libc::POLLHUP | libc::POLLERR, "poll of an event that has ended");
+    ensure_eq!(event.read_into(64)?.len(), 0, "words read from an event that has ended");
     for (what, errno) in [
         ("enabling", refused(event.enable(0))),
         ("resetting", refused(event.reset(0))),
@@ -260,10 +229,7 @@ fn is_over(event: &Event, ring: &Pages) -> Outcome {
     ] {
         ensure_eq!(errno, Some(libc::ENOENT), "{what} an event that has ended");
     }
-    ensure!(
-        !os::is_readable(ring.address())?,
-        "the ring of an event that has ended is still readable"
-    );
+    ensure!(!os::is_readable(ring.address())?, "the ring of an event that has ended is still readable");
     Ok(())
 }
 
@@ -277,11 +243,7 @@ fn wait() -> Outcome {
     device.place(OWN_VALUE, OWN.into())?;
     ensure_eq!(event.poll(0)?, 0, "poll before the host's flush");
     say("ready");
-    ensure_eq!(
-        event.poll(300_000)?,
-        libc::POLLIN,
-        "poll at the host's flush"
-    );
+    ensure_eq!(event.poll(300_000)?, libc::POLLIN, "poll at the host's flush");
     ensure_eq!(ring.take()?.len(), OWN as usize, "records");
     say("woken");
     let until = |exists: bool, name: &str| {

@@ -30,10 +30,7 @@ pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> i32 {
     let mut cause = Some(error);
     let mut found = 0;
     while let Some(error) = cause {
-        if let Some(code) = error
-            .downcast_ref::<std::io::Error>()
-            .and_then(std::io::Error::raw_os_error)
-        {
+        if let Some(code) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
             found = code;
         }
         cause = error.source();

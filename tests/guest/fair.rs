@@ -18,32 +18,16 @@ use crate::raw::{Device, Event, How, KIND_SOFTWARE, MARK_ANY, kernels, sampling,
 use crate::{Outcome, Test, cpu, interrupt, kernel_log, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "wakeups_of_nobodys_events_leave_other_cpus_their_time",
-        wakeups_of_nobodys_events_leave_other_cpus_their_time,
-    ),
-    (
-        "signals_of_nobodys_events_leave_other_cpus_their_time",
-        signals_of_nobodys_events_leave_other_cpus_their_time,
-    ),
-    ("samples_of_nobodys_event_leave_idle_cpus_alone", || {
-        idle_cpus_are_left_alone(1, false)
-    }),
-    (
-        "samples_of_an_inherited_event_leave_idle_cpus_alone",
-        || idle_cpus_are_left_alone(1, true),
-    ),
-    (
-        "samples_of_many_inherited_events_leave_idle_cpus_alone",
-        || idle_cpus_are_left_alone(64, true),
-    ),
+    ("wakeups_of_nobodys_events_leave_other_cpus_their_time", wakeups_of_nobodys_events_leave_other_cpus_their_time),
+    ("signals_of_nobodys_events_leave_other_cpus_their_time", signals_of_nobodys_events_leave_other_cpus_their_time),
+    ("samples_of_nobodys_event_leave_idle_cpus_alone", || idle_cpus_are_left_alone(1, false)),
+    ("samples_of_an_inherited_event_leave_idle_cpus_alone", || idle_cpus_are_left_alone(1, true)),
+    ("samples_of_many_inherited_events_leave_idle_cpus_alone", || idle_cpus_are_left_alone(64, true)),
 ];
 
 /// Tests of times, for the exact lab with one vCPU.
-pub(crate) const EXACT: &[Test] = &[(
-    "samples_of_nobodys_events_delay_no_interrupt",
-    samples_of_nobodys_events_delay_no_interrupt,
-)];
+pub(crate) const EXACT: &[Test] =
+    &[("samples_of_nobodys_events_delay_no_interrupt", samples_of_nobodys_events_delay_no_interrupt)];
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
@@ -120,10 +104,7 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// The attacker: a program of the user nobody that places marks. In the phase [`WITH`], its events are enabled.
-fn attacker(
-    shared: &SharedWords,
-    open: impl FnOnce(&Device) -> Fallible<(Vec<Event>, Pages)>,
-) -> Outcome {
+fn attacker(shared: &SharedWords, open: impl FnOnce(&Device) -> Fallible<(Vec<Event>, Pages)>) -> Outcome {
     cpu::pin(ATTACKER)?;
     os::allow_descriptors(2000)?;
     os::become_nobody()?;
@@ -185,15 +166,9 @@ fn victim_keeps(
     println!("{figures}");
     ensure!(events >= least_events, "too few events: {figures}");
     ensure!(marks[1] > 0 && loops[0] > 0, "nothing ran: {figures}");
-    ensure!(
-        rates[1] * 100 >= rates[0] * KEPT,
-        "the victim keeps less than {KEPT} %: {figures}"
-    );
+    ensure!(rates[1] * 100 >= rates[0] * KEPT, "the victim keeps less than {KEPT} %: {figures}");
     let most = nanoseconds(LONGEST_GAP).max(2 * worst[0]);
-    ensure!(
-        !limits_gaps || worst[1] <= most,
-        "the victim misses its CPU for more than {most} ns: {figures}"
-    );
+    ensure!(!limits_gaps || worst[1] <= most, "the victim misses its CPU for more than {most} ns: {figures}");
     Ok(())
 }
 
@@ -253,9 +228,7 @@ fn calls() -> Fallible<Vec<u64>> {
         .find(|line| line.contains("Function call interrupts"))
         .ok_or_else(|| format!("no function calls in:\n{table}"))?;
     let (_, counts) = line.split_once(':').ok_or("no counts")?;
-    let counts = counts
-        .split_whitespace()
-        .map_while(|word| word.parse().ok());
+    let counts = counts.split_whitespace().map_while(|word| word.parse().ok());
     Ok(counts.collect())
 }
 
@@ -385,9 +358,6 @@ fn samples_of_nobodys_events_delay_no_interrupt() -> Outcome {
         "longest gaps of a clock of {CLOCK} ns: {without} ns, with {EVENTS} events {with} ns; {mark} ns a mark"
     );
     println!("{figures}");
-    ensure!(
-        with <= OFF + CLOCK + 2 * mark,
-        "a CPU takes no interrupts for more than {OFF} ns: {figures}"
-    );
+    ensure!(with <= OFF + CLOCK + 2 * mark, "a CPU takes no interrupts for more than {OFF} ns: {figures}");
     Ok(())
 }

@@ -1,9 +1,6 @@
 //! Parses a sample's fields in the order of `<linux/perf_event.h>`. A record that is even one word too long or too
 //! short is an error.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use crate::pages::Record;
 use crate::raw::{FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING};
@@ -24,10 +21,8 @@ pub(crate) const STACK_USER: u64 = 1 << 13;
 pub(crate) const IDENTIFIER: u64 = 1 << 16;
 pub(crate) const REGS_INTR: u64 = 1 << 18;
 /// Every field that the device supports.
-pub(crate) const ALL: [u64; 14] = [
-    IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD, STREAM_ID, REGS_USER, STACK_USER,
-    IDENTIFIER, REGS_INTR,
-];
+pub(crate) const ALL: [u64; 14] =
+    [IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD, STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR];
 
 pub(crate) const LOST: u32 = 2;
 pub(crate) const THROTTLE: u32 = 5;
@@ -101,10 +96,7 @@ struct Words<'a>(std::slice::Iter<'a, u64>);
 
 impl Words<'_> {
     fn next(&mut self) -> Result<u64, String> {
-        self.0
-            .next()
-            .copied()
-            .ok_or_else(|| "the words end before the last field".into())
+        self.0.next().copied().ok_or_else(|| "the words end before the last field".into())
     }
 
     fn when(&mut self, asked: bool) -> Result<Option<u64>, String> {
@@ -129,20 +121,14 @@ impl Words<'_> {
         if group {
             count = self.next()?;
         } else {
-            reading.values.push(Value {
-                value: self.next()?,
-                ..Value::default()
-            });
+            reading.values.push(Value { value: self.next()?, ..Value::default() });
         }
         reading.enabled = self.when(format & FORMAT_ENABLED != 0)?;
         reading.running = self.when(format & FORMAT_RUNNING != 0)?;
         for index in 0..count {
             if group {
                 let value = self.next()?;
-                reading.values.push(Value {
-                    value,
-                    ..Value::default()
-                });
+                reading.values.push(Value { value, ..Value::default() });
             }
             let id = self.when(format & FORMAT_ID != 0)?;
             let lost = self.when(format & FORMAT_LOST != 0)?;
@@ -155,10 +141,7 @@ impl Words<'_> {
     fn regs(&mut self, mask: u64) -> Result<Regs, String> {
         let abi = self.next()?;
         let count = if abi == 0 { 0 } else { mask.count_ones() };
-        Ok(Regs {
-            abi,
-            values: self.some(count.into())?,
-        })
+        Ok(Regs { abi, values: self.some(count.into())? })
     }
 
     fn stack(&mut self) -> Result<(Vec<u64>, u64), String> {
@@ -205,31 +188,21 @@ pub(crate) fn sample(record: &Record, attr: &perf_event_attr) -> Result<Sample, 
         stream_id: words.when(asked(STREAM_ID))?,
         cpu: words.when(asked(CPU))?.map(|word| halves(word).0),
         period: words.when(asked(PERIOD))?,
-        read: asked(READ)
-            .then(|| words.reading(attr.read_format))
-            .transpose()?,
+        read: asked(READ).then(|| words.reading(attr.read_format)).transpose()?,
         chain: match words.when(asked(CALLCHAIN))? {
             Some(count) => Some(words.some(count)?),
             None => None,
         },
-        regs_user: asked(REGS_USER)
-            .then(|| words.regs(attr.sample_regs_user))
-            .transpose()?,
+        regs_user: asked(REGS_USER).then(|| words.regs(attr.sample_regs_user)).transpose()?,
         stack: asked(STACK_USER).then(|| words.stack()).transpose()?,
-        regs_intr: asked(REGS_INTR)
-            .then(|| words.regs(attr.sample_regs_intr))
-            .transpose()?,
+        regs_intr: asked(REGS_INTR).then(|| words.regs(attr.sample_regs_intr)).transpose()?,
     };
     words.end()?;
     Ok(sample)
 }
 
 /// Returns the first `body` words of a record that is not a sample, and the trailer that follows them.
-pub(crate) fn trailer(
-    record: &Record,
-    body: usize,
-    attr: &perf_event_attr,
-) -> Result<(Vec<u64>, Trailer), String> {
+pub(crate) fn trailer(record: &Record, body: usize, attr: &perf_event_attr) -> Result<(Vec<u64>, Trailer), String> {
     let mut words = Words(record.words.iter());
     let own = words.some(body as u64)?;
     let asked = |bit| attr.sample_id_all() == 1 && attr.sample_type & bit != 0;
@@ -246,10 +219,7 @@ pub(crate) fn trailer(
 }
 
 /// Returns the samples in the records, and the number of lost samples. Records of any other type are an error.
-pub(crate) fn samples(
-    records: &[Record],
-    attr: &perf_event_attr,
-) -> Result<(Vec<Sample>, u64), String> {
+pub(crate) fn samples(records: &[Record], attr: &perf_event_attr) -> Result<(Vec<Sample>, u64), String> {
     let (mut samples, mut lost) = (Vec::new(), 0);
     for record in records {
         if record.kind == LOST {

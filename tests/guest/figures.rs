@@ -10,9 +10,7 @@ pub type Figures = BTreeMap<String, u64>;
 /// The line with the figures of `subject`.
 #[must_use]
 pub fn line(subject: &str, figures: &[(&str, u64)]) -> String {
-    let words = figures
-        .iter()
-        .map(|(name, value)| format!(" {name} {value}"));
+    let words = figures.iter().map(|(name, value)| format!(" {name} {value}"));
     format!("{MARK} {subject}{}", words.collect::<String>())
 }
 
@@ -41,13 +39,7 @@ mod tests {
         let (subject, figures) = parse(&line).expect("figures");
         assert_eq!(subject, "switch:trapped:6");
         assert_eq!((figures["times"], figures["exits"]), (1000, 7));
-        for other in [
-            "",
-            "@figures",
-            "x @figures a",
-            "@figures a b",
-            "@figures a b c",
-        ] {
+        for other in ["", "@figures", "x @figures a", "@figures a b", "@figures a b c"] {
             assert_eq!(parse(other), None, "{other:?}");
         }
     }

@@ -16,54 +16,31 @@ use crate::packets::exits;
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{fresh, look, newest, persistent, values};
 use crate::raw::{
-    Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, GROUP, How,
-    KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, aux_watermark, refused, sampling, silent,
+    Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, GROUP, How, KIND_SOFTWARE, PAGE,
+    SW_CPU_CLOCK, aux_watermark, refused, sampling, silent,
 };
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu, os};
 
 /// Tests for a machine whose operator allows only the batched engine.
-pub(crate) const BATCHED: &[Test] = &[(
-    "flush_writes_samples_of_the_batched_engine",
-    flush_writes_samples_of_the_batched_engine,
-)];
+pub(crate) const BATCHED: &[Test] =
+    &[("flush_writes_samples_of_the_batched_engine", flush_writes_samples_of_the_batched_engine)];
 
 pub(crate) const TESTS: &[Test] = &[
     ("flush_wakes_a_waiting_reader", flush_wakes_a_waiting_reader),
     ("sleeper_is_woken_by_a_flush", sleeper_is_woken_by_a_flush),
-    (
-        "flush_without_records_wakes_no_reader",
-        flush_without_records_wakes_no_reader,
-    ),
+    ("flush_without_records_wakes_no_reader", flush_without_records_wakes_no_reader),
     ("pending_loss_is_recorded", pending_loss_is_recorded),
     ("group_is_flushed_as_one", group_is_flushed_as_one),
-    (
-        "all_persistent_events_are_flushed_at_once",
-        all_persistent_events_are_flushed_at_once,
-    ),
+    ("all_persistent_events_are_flushed_at_once", all_persistent_events_are_flushed_at_once),
     ("every_state_can_be_flushed", every_state_can_be_flushed),
-    (
-        "flush_publishes_a_piece_of_a_trace",
-        flush_publishes_a_piece_of_a_trace,
-    ),
-    (
-        "flush_writes_samples_of_the_exit_engine",
-        flush_writes_samples_of_the_exit_engine,
-    ),
-    (
-        "task_is_flushed_wherever_it_is",
-        task_is_flushed_wherever_it_is,
-    ),
+    ("flush_publishes_a_piece_of_a_trace", flush_publishes_a_piece_of_a_trace),
+    ("flush_writes_samples_of_the_exit_engine", flush_writes_samples_of_the_exit_engine),
+    ("task_is_flushed_wherever_it_is", task_is_flushed_wherever_it_is),
     ("children_are_flushed_too", children_are_flushed_too),
     ("flush_has_no_other_arguments", flush_has_no_other_arguments),
-    (
-        "flushes_from_both_vcpus_lose_and_repeat_nothing",
-        flushes_from_both_vcpus_lose_and_repeat_nothing,
-    ),
-    (
-        "closing_under_a_flush_is_harmless",
-        closing_under_a_flush_is_harmless,
-    ),
+    ("flushes_from_both_vcpus_lose_and_repeat_nothing", flushes_from_both_vcpus_lose_and_repeat_nothing),
+    ("closing_under_a_flush_is_harmless", closing_under_a_flush_is_harmless),
 ];
 
 const VALUE: u64 = 70;
@@ -141,23 +118,11 @@ fn pending_loss_is_recorded() -> Outcome {
     // The ring is full, so the loss cannot be recorded yet. This is not an error.
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
-    ensure_eq!(
-        (samples.len() as u64, lost),
-        (fits, 0),
-        "records that fitted, and losses"
-    );
+    ensure_eq!((samples.len() as u64, lost), (fits, 0), "records that fitted, and losses");
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (0, 11),
-        "records and losses after the second flush"
-    );
-    ensure_eq!(
-        event.poll(NOW)?,
-        libc::POLLIN,
-        "poll after the loss was recorded"
-    );
+    ensure_eq!((samples.len(), lost), (0, 11), "records and losses after the second flush");
+    ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll after the loss was recorded");
     Ok(())
 }
 
@@ -165,39 +130,21 @@ fn group_is_flushed_as_one() -> Outcome {
     let device = Device::open()?;
     let (leader, _ring) = quiet(&device)?;
     let how = How::on_cpu(1).led_by(leader.as_fd());
-    let members = [
-        device.start(&marks(&device), how)?,
-        device.start(&marks(&device), how)?,
-    ];
-    let _rings = [
-        Pages::map(&members[0], 1, READ_WRITE)?,
-        Pages::map(&members[1], 1, READ_WRITE)?,
-    ];
+    let members = [device.start(&marks(&device), how)?, device.start(&marks(&device), how)?];
+    let _rings = [Pages::map(&members[0], 1, READ_WRITE)?, Pages::map(&members[1], 1, READ_WRITE)?];
     let polled = || -> std::io::Result<Vec<bool>> {
         let all = [&leader, &members[0], &members[1]];
         all.iter().map(|event| Ok(event.poll(NOW)? != 0)).collect()
     };
     device.place(VALUE, 1)?;
     members[0].flush(0)?;
-    ensure_eq!(
-        polled()?,
-        [false, true, false],
-        "polls after a member's flush"
-    );
+    ensure_eq!(polled()?, [false, true, false], "polls after a member's flush");
     device.place(VALUE, 1)?;
     leader.flush(GROUP)?;
-    ensure_eq!(
-        polled()?,
-        [true; 3],
-        "polls after the leader flushed the group"
-    );
+    ensure_eq!(polled()?, [true; 3], "polls after the leader flushed the group");
     device.place(VALUE, 1)?;
     members[1].flush(GROUP)?;
-    ensure_eq!(
-        polled()?,
-        [true; 3],
-        "polls after a member flushed the group"
-    );
+    ensure_eq!(polled()?, [true; 3], "polls after a member flushed the group");
     Ok(())
 }
 
@@ -220,11 +167,7 @@ fn all_persistent_events_are_flushed_at_once() -> Outcome {
         ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll of event {number}");
         ensure_eq!(ring.take()?.len(), 4, "records of event {number}");
     }
-    ensure_eq!(
-        other.poll(NOW)?,
-        0,
-        "poll of an event that is not persistent"
-    );
+    ensure_eq!(other.poll(NOW)?, 0, "poll of an event that is not persistent");
     for (event, _) in kept {
         event.attach()?;
     }
@@ -246,42 +189,22 @@ fn every_state_can_be_flushed() -> Outcome {
     event.pause(false)?;
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (0, 2),
-        "records and losses of a paused ring"
-    );
+    ensure_eq!((samples.len(), lost), (0, 2), "records and losses of a paused ring");
     let how = How::on_cpu(1);
     let waits = device.start(&marks(&device), how.with(FLAG_ON_STARTER))?;
-    ensure_eq!(
-        waits.flush(0)?,
-        0,
-        "flush of an event that waits for its starter"
-    );
+    ensure_eq!(waits.flush(0)?, 0, "flush of an event that waits for its starter");
     let counts = device.start(&device.attr(crate::raw::KIND_MARK, VALUE), how)?;
     ensure_eq!(counts.flush(0)?, 0, "flush of an event that only counts");
     let without = device.start(&marks(&device), how)?;
     device.place(VALUE, 2)?;
     ensure_eq!(without.flush(0)?, 0, "flush of an event without a ring");
     let never = device.open_event(&marks(&device), how)?;
-    ensure_eq!(
-        never.flush(0)?,
-        0,
-        "flush of an event that was never enabled"
-    );
+    ensure_eq!(never.flush(0)?, 0, "flush of an event that was never enabled");
     let looked = device.start(&marks(&device), how)?;
     let _looked = Pages::map(&looked, 1, READ)?;
     device.place(VALUE, 2)?;
-    ensure_eq!(
-        looked.flush(0)?,
-        0,
-        "flush of an event whose ring overwrites"
-    );
-    ensure_eq!(
-        looked.poll(NOW)?,
-        libc::POLLIN,
-        "poll of an event whose ring overwrites"
-    );
+    ensure_eq!(looked.flush(0)?, 0, "flush of an event whose ring overwrites");
+    ensure_eq!(looked.poll(NOW)?, libc::POLLIN, "poll of an event whose ring overwrites");
     // The task has ended, but its records can still be flushed.
     let tid = AtomicU64::new(0);
     let gone = thread::scope(|scope| {
@@ -295,11 +218,7 @@ fn every_state_can_be_flushed() -> Outcome {
         owner.join().map_err(|_| "the owner panicked")
     })?;
     let (event, mut ring) = gone?;
-    ensure_eq!(
-        event.flush(0)?,
-        0,
-        "flush of an event of a task that has ended"
-    );
+    ensure_eq!(event.flush(0)?, 0, "flush of an event of a task that has ended");
     ensure_eq!(ring.take()?.len(), 3, "records of a task that has ended");
     Ok(())
 }
@@ -314,40 +233,21 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
     let mut shown = 0;
     for round in 1..=5 {
         ports(4);
-        ensure_eq!(
-            areas::head(&traced.ring),
-            shown,
-            "round {round}: the area's head before the flush"
-        );
+        ensure_eq!(areas::head(&traced.ring), shown, "round {round}: the area's head before the flush");
         traced.event.flush(0)?;
         let head = areas::head(&traced.ring);
-        ensure!(
-            head > shown,
-            "round {round}: the flush did not move the area's head"
-        );
+        ensure!(head > shown, "round {round}: the flush did not move the area's head");
         let packets = traced.area.take(&traced.ring)?;
         traced.ledger.follow(&packets)?;
         ensure_eq!(exits(&packets).len(), 4, "round {round}: exits");
         let chunks = traced.chunks()?;
         ensure_eq!(chunks.len(), 1, "round {round}: records of chunks");
-        ensure_eq!(
-            traced.reported,
-            head,
-            "round {round}: the end of the last chunk"
-        );
-        ensure_eq!(
-            traced.event.poll(NOW)?,
-            libc::POLLIN,
-            "round {round}: poll after the flush"
-        );
+        ensure_eq!(traced.reported, head, "round {round}: the end of the last chunk");
+        ensure_eq!(traced.event.poll(NOW)?, libc::POLLIN, "round {round}: poll after the flush");
         shown = head;
         traced.event.flush(0)?;
         ensure_eq!(traced.event.poll(NOW)?, 0, "round {round}: poll again");
-        ensure_eq!(
-            traced.chunks()?.len(),
-            0,
-            "round {round}: chunks without packets"
-        );
+        ensure_eq!(traced.chunks()?.len(), 0, "round {round}: chunks without packets");
     }
     Ok(())
 }
@@ -400,10 +300,7 @@ fn held_samples_are_written(engine: u32) -> Outcome {
             last = time;
         }
     }
-    ensure!(
-        records > 20,
-        "engine {engine}: only {records} samples were taken"
-    );
+    ensure!(records > 20, "engine {engine}: only {records} samples were taken");
     Ok(())
 }
 
@@ -494,11 +391,7 @@ fn flush_has_no_other_arguments() -> Outcome {
     let device = Device::open()?;
     let (event, _ring) = quiet(&device)?;
     for flags in [2, 3, 1 << 32, u64::MAX] {
-        ensure_eq!(
-            refused(event.flush(flags)),
-            Some(libc::EINVAL),
-            "errno of a flush with the argument {flags:#x}"
-        );
+        ensure_eq!(refused(event.flush(flags)), Some(libc::EINVAL), "errno of a flush with the argument {flags:#x}");
     }
     Ok(())
 }
@@ -511,21 +404,17 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
     let events = [0, 1].map(|cpu| persistent(&device, &attr, cpu, &format!("storm{cpu}")));
     let [zero, one] = events;
     let events = [zero?.0, one?.0];
-    let mut rings = [
-        Pages::map(&events[0], 4, READ_WRITE)?,
-        Pages::map(&events[1], 4, READ_WRITE)?,
-    ];
+    let mut rings = [Pages::map(&events[0], 4, READ_WRITE)?, Pages::map(&events[1], 4, READ_WRITE)?];
     let mut reported = [Vec::new(), Vec::new()];
     let mut lost = [0, 0];
-    let take =
-        |rings: &mut [Pages; 2], reported: &mut [Vec<u64>; 2], lost: &mut [u64; 2]| -> Outcome {
-            for which in 0..2 {
-                let (samples, less) = fields::samples(&rings[which].take()?, &attr)?;
-                reported[which].extend(samples.iter().filter_map(|sample| sample.addr));
-                lost[which] += less;
-            }
-            Ok(())
-        };
+    let take = |rings: &mut [Pages; 2], reported: &mut [Vec<u64>; 2], lost: &mut [u64; 2]| -> Outcome {
+        for which in 0..2 {
+            let (samples, less) = fields::samples(&rings[which].take()?, &attr)?;
+            reported[which].extend(samples.iter().filter_map(|sample| sample.addr));
+            lost[which] += less;
+        }
+        Ok(())
+    };
     thread::scope(|scope| -> Outcome {
         let storms = [0, 1].map(|vcpu| {
             let (device, events) = (&device, &events);
@@ -562,11 +451,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
     for (vcpu, event) in events.iter().enumerate() {
         let produced = event.count()?;
         ensure_eq!(produced, u64::from(EACH), "marks of vCPU {vcpu}");
-        ensure_eq!(
-            reported[vcpu].len() as u64 + lost[vcpu],
-            produced,
-            "samples of vCPU {vcpu}, written and lost"
-        );
+        ensure_eq!(reported[vcpu].len() as u64 + lost[vcpu], produced, "samples of vCPU {vcpu}, written and lost");
         ensure!(
             reported[vcpu].windows(2).all(|pair| pair[0] < pair[1]),
             "vCPU {vcpu}: a mark is recorded twice, or before an earlier one"
@@ -610,11 +495,7 @@ fn closing_under_a_flush_is_harmless() -> Outcome {
             drop(plain);
             device.place(VALUE, 3)?;
             drop(other);
-            ensure_eq!(
-                values(&ring.take()?, &marks(&device))?,
-                [VALUE; 3],
-                "records"
-            );
+            ensure_eq!(values(&ring.take()?, &marks(&device))?, [VALUE; 3], "records");
             Ok(())
         })();
         stop.store(true, Ordering::Relaxed);

@@ -12,43 +12,16 @@ use crate::ensure::{ensure, ensure_eq, errno};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "sibling_counts_while_its_leader_does",
-        sibling_counts_while_its_leader_does,
-    ),
-    (
-        "group_is_switched_and_reset_as_one",
-        group_is_switched_and_reset_as_one,
-    ),
+    ("sibling_counts_while_its_leader_does", sibling_counts_while_its_leader_does),
+    ("group_is_switched_and_reset_as_one", group_is_switched_and_reset_as_one),
     ("group_is_read_at_one_moment", group_is_read_at_one_moment),
-    (
-        "closed_leader_frees_its_siblings",
-        closed_leader_frees_its_siblings,
-    ),
-    (
-        "leaders_follow_each_other_without_end",
-        leaders_follow_each_other_without_end,
-    ),
-    (
-        "group_of_unlike_events_is_refused",
-        group_of_unlike_events_is_refused,
-    ),
-    (
-        "inherited_group_is_read_with_its_children",
-        inherited_group_is_read_with_its_children,
-    ),
-    (
-        "group_waits_for_its_leaders_exec",
-        group_waits_for_its_leaders_exec,
-    ),
-    (
-        "limit_continues_after_a_pause",
-        limit_continues_after_a_pause,
-    ),
-    (
-        "groups_come_and_go_while_tasks_fork",
-        groups_come_and_go_while_tasks_fork,
-    ),
+    ("closed_leader_frees_its_siblings", closed_leader_frees_its_siblings),
+    ("leaders_follow_each_other_without_end", leaders_follow_each_other_without_end),
+    ("group_of_unlike_events_is_refused", group_of_unlike_events_is_refused),
+    ("inherited_group_is_read_with_its_children", inherited_group_is_read_with_its_children),
+    ("group_waits_for_its_leaders_exec", group_waits_for_its_leaders_exec),
+    ("limit_continues_after_a_pause", limit_continues_after_a_pause),
+    ("groups_come_and_go_while_tasks_fork", groups_come_and_go_while_tasks_fork),
 ];
 
 /// Returns the attr of an event that counts marks of `value`. A read of the event returns the counts of the event's
@@ -84,17 +57,9 @@ fn sibling_counts_while_its_leader_does() -> Outcome {
         sibling.enable()?;
         leader.disable()?;
         vpmu.mark(3)?;
-        ensure_eq!(
-            values(&leader)?,
-            [2, 1],
-            "both counts, the leader off again"
-        );
+        ensure_eq!(values(&leader)?, [2, 1], "both counts, the leader off again");
         let readings = leader.read_group()?;
-        ensure_eq!(
-            (readings[0].id, readings[1].id),
-            (leader.id()?, sibling.id()?),
-            "the ids of the two counts"
-        );
+        ensure_eq!((readings[0].id, readings[1].id), (leader.id()?, sibling.id()?), "the ids of the two counts");
     }
     Ok(())
 }
@@ -103,10 +68,7 @@ fn group_is_switched_and_reset_as_one() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
         let leader = vpmu.open_event(&attr)?;
-        let siblings = [
-            vpmu.open_member(&attr, &leader)?,
-            vpmu.open_member(&attr, &leader)?,
-        ];
+        let siblings = [vpmu.open_member(&attr, &leader)?, vpmu.open_member(&attr, &leader)?];
         // The call accepts any event of the group.
         siblings[1].enable_group()?;
         vpmu.mark(3)?;
@@ -179,36 +141,21 @@ fn closed_leader_frees_its_siblings() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
         let leader = vpmu.open_event(&attr)?;
-        let siblings = [
-            vpmu.open_member(&attr, &leader)?,
-            vpmu.open_member(&attr, &leader)?,
-        ];
+        let siblings = [vpmu.open_member(&attr, &leader)?, vpmu.open_member(&attr, &leader)?];
         siblings[0].enable()?;
         vpmu.mark(3)?;
         ensure_eq!(values(&leader)?, [0, 0, 0], "all counts, the leader off");
         drop(leader);
         vpmu.mark(3)?;
-        ensure_eq!(
-            values(&siblings[0])?,
-            [1],
-            "the count of a member that was on"
-        );
-        ensure_eq!(
-            values(&siblings[1])?,
-            [0],
-            "the count of a member that was off"
-        );
+        ensure_eq!(values(&siblings[0])?, [1], "the count of a member that was on");
+        ensure_eq!(values(&siblings[1])?, [0], "the count of a member that was off");
         // The sibling is no longer in a group, so it can become a leader.
         let next = vpmu.open_member(&attr, &siblings[0])?;
         next.enable()?;
         vpmu.mark(3)?;
         ensure_eq!(values(&next)?, [2, 1], "counts of the new group");
         drop(next);
-        ensure_eq!(
-            values(&siblings[0])?,
-            [2],
-            "the count of the leader without its sibling"
-        );
+        ensure_eq!(values(&siblings[0])?, [2], "the count of the leader without its sibling");
     }
     Ok(())
 }
@@ -227,11 +174,7 @@ pub(crate) fn close_leaders() -> Outcome {
                 }
                 drop(leader);
                 vpmu.mark(3)?;
-                ensure_eq!(
-                    values(&sibling)?,
-                    [1],
-                    "round {round}: the count, with a leader that was on: {on}"
-                );
+                ensure_eq!(values(&sibling)?, [1], "round {round}: the count, with a leader that was on: {on}");
             }
         }
     }
@@ -310,18 +253,10 @@ fn group_of_unlike_events_is_refused() -> Outcome {
     };
     let cases = [
         ("a sibling for a leader", attr.clone(), &sibling),
-        (
-            "another task's leader",
-            attr.clone().of_task(child.id().cast_signed()),
-            &leader,
-        ),
+        ("another task's leader", attr.clone().of_task(child.id().cast_signed()), &leader),
         ("a task's leader", attr.clone().on_cpu(0), &leader),
         ("one event pinned", with(|a| a.pinned = true), &leader),
-        (
-            "one event not inherited",
-            with(|a| a.inherit = true),
-            &leader,
-        ),
+        ("one event not inherited", with(|a| a.inherit = true), &leader),
     ];
     for (what, attr, leader) in cases {
         let refused = vpmu.open_member(&attr, leader).err();
@@ -335,19 +270,14 @@ fn group_of_unlike_events_is_refused() -> Outcome {
 
 /// A child of this process places marks of value 3.
 fn child_places(times: u32) -> Outcome {
-    let status = Command::new("/proc/self/exe")
-        .args(["mark", "3", &times.to_string()])
-        .status()?;
+    let status = Command::new("/proc/self/exe").args(["mark", "3", &times.to_string()]).status()?;
     ensure!(status.success(), "the child: {status}");
     Ok(())
 }
 
 fn inherited_group_is_read_with_its_children() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let attr = EventAttr {
-        inherit: true,
-        ..marks(&vpmu, 3)?
-    };
+    let attr = EventAttr { inherit: true, ..marks(&vpmu, 3)? };
     let leader = vpmu.open_event(&attr)?;
     let sibling = vpmu.open_member(&attr, &leader)?;
     leader.enable()?;
@@ -366,18 +296,9 @@ fn inherited_group_is_read_with_its_children() -> Outcome {
 fn group_waits_for_its_leaders_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
     let group = |inherit| -> Result<(Event, Event), Box<dyn std::error::Error>> {
-        let attr = EventAttr {
-            inherit,
-            ..marks(&vpmu, 3)?
-        };
-        let leader = vpmu.open_event(&EventAttr {
-            enable_on_exec: true,
-            ..attr.clone()
-        })?;
-        let enabled = EventAttr {
-            disabled: false,
-            ..attr
-        };
+        let attr = EventAttr { inherit, ..marks(&vpmu, 3)? };
+        let leader = vpmu.open_event(&EventAttr { enable_on_exec: true, ..attr.clone() })?;
+        let enabled = EventAttr { disabled: false, ..attr };
         let sibling = vpmu.open_member(&enabled, &leader)?;
         Ok((leader, sibling))
     };
@@ -385,40 +306,20 @@ fn group_waits_for_its_leaders_exec() -> Outcome {
     vpmu.mark(3)?;
     ensure_eq!(values(&leader)?, [0, 0], "both counts before an exec");
     child_places(5)?;
-    ensure_eq!(
-        values(&leader)?,
-        [5, 5],
-        "both counts of a child from its exec on"
-    );
+    ensure_eq!(values(&leader)?, [5, 5], "both counts of a child from its exec on");
     vpmu.mark(3)?;
-    ensure_eq!(
-        values(&leader)?,
-        [5, 5],
-        "both counts after marks of the parent, without an exec"
-    );
+    ensure_eq!(values(&leader)?, [5, 5], "both counts after marks of the parent, without an exec");
     drop((leader, sibling));
 
     let (leader, sibling) = group(false)?;
     vpmu.mark(3)?;
-    ensure_eq!(
-        values(&leader)?,
-        [0, 0],
-        "both counts before an exec, not inherited"
-    );
+    ensure_eq!(values(&leader)?, [0, 0], "both counts before an exec, not inherited");
     leader.enable()?;
     vpmu.mark(3)?;
-    ensure_eq!(
-        values(&leader)?,
-        [1, 1],
-        "both counts, the leader enabled by ioctl"
-    );
+    ensure_eq!(values(&leader)?, [1, 1], "both counts, the leader enabled by ioctl");
     leader.disable()?;
     vpmu.mark(3)?;
-    ensure_eq!(
-        values(&leader)?,
-        [1, 1],
-        "both counts, the leader disabled by ioctl"
-    );
+    ensure_eq!(values(&leader)?, [1, 1], "both counts, the leader disabled by ioctl");
     sibling.disable()?;
     leader.enable()?;
     vpmu.mark(3)?;
@@ -449,11 +350,7 @@ fn limit_continues_after_a_pause() -> Outcome {
         // Opening another event makes perf core reschedule this event. It must stay off.
         drop(vpmu.open_event(&attr)?);
         place(1)?;
-        ensure_eq!(
-            (samples()?, event.read()?.value),
-            (0, 3),
-            "samples and count after the limit is used up"
-        );
+        ensure_eq!((samples()?, event.read()?.value), (0, 3), "samples and count after the limit is used up");
         event.refresh(2)?;
         event.refresh(2)?;
         place(9)?;
@@ -468,11 +365,7 @@ fn limit_continues_after_a_pause() -> Outcome {
 fn groups_come_and_go_while_tasks_fork() -> Outcome {
     let vpmu = Vpmu::open()?;
     let stop = AtomicBool::new(false);
-    let attr = EventAttr {
-        inherit: true,
-        disabled: false,
-        ..marks(&vpmu, 3)?
-    };
+    let attr = EventAttr { inherit: true, disabled: false, ..marks(&vpmu, 3)? };
     thread::scope(|scope| -> Outcome {
         let (tell, reported) = std::sync::mpsc::channel();
         let forker = scope.spawn({
@@ -510,19 +403,13 @@ fn groups_come_and_go_while_tasks_fork() -> Outcome {
             drop(leader);
             // A child before its exec may still hold the leader open.
             let left = values(&siblings[1])?.len();
-            ensure!(
-                left == 1 || left == 3,
-                "turn {turn}: {left} counts are left, expected one or three"
-            );
+            ensure!(left == 1 || left == 3, "turn {turn}: {left} counts are left, expected one or three");
             Ok(())
         });
         stop.store(true, Ordering::Relaxed);
         let forked = forker.join().map_err(|_| "the forker panicked")??;
         turns?;
-        ensure!(
-            forked > 0 && whole > 0,
-            "{forked} forks, {whole} whole groups: one number is zero"
-        );
+        ensure!(forked > 0 && whole > 0, "{forked} forks, {whole} whole groups: one number is zero");
         Ok(())
     })
 }

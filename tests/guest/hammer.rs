@@ -5,11 +5,7 @@
 //! Each process makes the same calls for the same seed. How the calls of several processes interleave depends on the
 //! scheduler.
 #![expect(unsafe_code, reason = "calls with arguments that safe wrappers refuse")]
-#![expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    reason = "arguments are made of random bits"
-)]
+#![expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "arguments are made of random bits")]
 
 use std::fs;
 use std::io::{self, Write};
@@ -25,8 +21,8 @@ use vpmu_abi::{EXIT_IO, uapi};
 use crate::ensure::{ensure, ensure_eq};
 use crate::permissions::room;
 use crate::raw::{
-    Device, EXIT_MMIO, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
-    KIND_TSC, MARK_ANY, PACE_EXITS, PAGE, SW_CPU_CLOCK, SW_TASK_CLOCK,
+    Device, EXIT_MMIO, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC, MARK_ANY,
+    PACE_EXITS, PAGE, SW_CPU_CLOCK, SW_TASK_CLOCK,
 };
 use crate::{Outcome, Test, cpu, kernel_log, os, persisting};
 
@@ -164,9 +160,7 @@ impl Hammer {
     fn address(&mut self) -> u64 {
         let scratch = self.scratch.as_ptr().expose_provenance() as u64;
         match self.random.below(8) {
-            0 => self
-                .random
-                .of(&[0, 1, PAGE as u64, u64::MAX - 7, 0xffff_8880_0000_0000]),
+            0 => self.random.of(&[0, 1, PAGE as u64, u64::MAX - 7, 0xffff_8880_0000_0000]),
             1 => scratch + self.random.below(64),
             _ => scratch,
         }
@@ -197,9 +191,7 @@ impl Hammer {
             attr.__bindgen_anon_1.sample_period = self.random.of(&[1, 1, 2, 100, 1_000_000]);
         }
         if self.random.one_in(8) {
-            attr.type_ = self
-                .random
-                .of(&[0, 1, 3, 4, self.device.info.persistent_type, 77]);
+            attr.type_ = self.random.of(&[0, 1, 3, 4, self.device.info.persistent_type, 77]);
             attr.config = self.random.below(64);
         }
         attr.aux_watermark = self.random.of(&[0, 0, 64, u32::MAX]);
@@ -224,40 +216,19 @@ impl Hammer {
             _ => self.random.of(&[-1, -1, -1, 0, 1]),
         };
         let group = if self.random.one_in(3) { self.fd() } else { -1 };
-        let flags = self
-            .random
-            .of(&[0, 0, 0, 0, 1, 2, 8, 1 << 32, 1 << 33, 1 << 40]);
+        let flags = self.random.of(&[0, 0, 0, 0, 1, 2, 8, 1 << 32, 1 << 33, 1 << 40]);
         let engine = self.random.of(&[0, 0, 1, 2, 3]);
         if self.random.one_in(5) {
             // SAFETY: the kernel reads the attr, which is valid during the call.
-            let fd = unsafe {
-                libc::syscall(
-                    libc::SYS_perf_event_open,
-                    &raw const attr,
-                    pid,
-                    cpu,
-                    group,
-                    flags & 15,
-                )
-            };
+            let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, pid, cpu, group, flags & 15) };
             self.keep(fd as i32);
             return;
         }
         let attr = (&raw const attr).expose_provenance() as u64;
-        let words = [
-            attr,
-            u64::from(pid as u32) | u64::from(cpu as u32) << 32,
-            u64::from(group as u32) | engine << 32,
-            flags,
-        ];
+        let words =
+            [attr, u64::from(pid as u32) | u64::from(cpu as u32) << 32, u64::from(group as u32) | engine << 32, flags];
         // SAFETY: the driver reads four words and the attr, which are valid during the call.
-        let fd = unsafe {
-            libc::ioctl(
-                self.device.as_raw_fd(),
-                uapi::IOC_OPEN.into(),
-                words.as_ptr(),
-            )
-        };
+        let fd = unsafe { libc::ioctl(self.device.as_raw_fd(), uapi::IOC_OPEN.into(), words.as_ptr()) };
         self.keep(fd);
     }
 
@@ -303,16 +274,7 @@ impl Hammer {
         let flags = self.random.of(&[1, 1, 1, 2]);
         let fd = self.fd();
         // SAFETY: the call makes a new mapping at an address that the kernel chooses.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                pages * PAGE,
-                protection,
-                flags,
-                fd,
-                offset as i64,
-            )
-        };
+        let base = unsafe { libc::mmap(ptr::null_mut(), pages * PAGE, protection, flags, fd, offset as i64) };
         if base == libc::MAP_FAILED {
             return;
         }
@@ -370,10 +332,7 @@ impl Hammer {
         let Ok((reader, mut writer)) = io::pipe() else {
             return;
         };
-        let bytes: Vec<u8> = self.scratch[..words]
-            .iter()
-            .flat_map(|w| w.to_ne_bytes())
-            .collect();
+        let bytes: Vec<u8> = self.scratch[..words].iter().flat_map(|w| w.to_ne_bytes()).collect();
         let target = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
         if writer.write_all(&bytes).is_ok() {
             // SAFETY: the kernel checks the address. No reference points into the mapping there.
@@ -391,11 +350,7 @@ impl Hammer {
 
     fn wait(&mut self) {
         let fd = self.fd();
-        let mut asked = libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: the kernel accesses one element, which is valid during the call.
         unsafe { libc::poll(&raw mut asked, 1, 0) };
         if fd > 2 && self.random.one_in(2) {
@@ -515,18 +470,11 @@ fn validate_slabs() -> Result<usize, Box<dyn std::error::Error>> {
 /// Checks after [`run`] that the kernel has logged no complaint and the device has no events.
 pub(crate) fn ensure_clean() -> Outcome {
     let line = fs::read_to_string("/proc/cmdline")?;
-    ensure!(
-        line.contains("slub_debug=FZPU"),
-        "allocations are not checked: {line}"
-    );
+    ensure!(line.contains("slub_debug=FZPU"), "allocations are not checked: {line}");
     os::allow_descriptors(4096)?;
     let device = persisting::fresh()?;
     let task = os::Sleeper::start(|| Ok(()))?;
-    ensure_eq!(
-        room(&device, task.pid)?,
-        device.info.max_events,
-        "room for events"
-    );
+    ensure_eq!(room(&device, task.pid)?, device.info.max_events, "room for events");
     let code = os::forked(|| {
         let counted = os::become_nobody().map_err(Into::into).and_then(|()| {
             os::set_dumpable(true)?;

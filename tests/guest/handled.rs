@@ -53,9 +53,7 @@ extern "C" fn handler(_signal: i32, info: *mut libc::siginfo_t, _context: *mut l
         _ => &STRANGE,
     };
     counter.fetch_add(1, Ordering::SeqCst);
-    let own = usize::try_from(fd)
-        .ok()
-        .and_then(|fd| BY_DESCRIPTOR.get(fd));
+    let own = usize::try_from(fd).ok().and_then(|fd| BY_DESCRIPTOR.get(fd));
     own.unwrap_or(&STRANGE).fetch_add(1, Ordering::SeqCst);
     let refreshed = match REFRESHED.load(Ordering::SeqCst) {
         SENDER => fd,
@@ -78,10 +76,7 @@ pub(crate) fn install() -> io::Result<()> {
     if unsafe { libc::sigaction(os::signal(), &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    for counter in [&INPUT, &HANG_UP, &STRANGE]
-        .into_iter()
-        .chain(&BY_DESCRIPTOR)
-    {
+    for counter in [&INPUT, &HANG_UP, &STRANGE].into_iter().chain(&BY_DESCRIPTOR) {
         counter.store(0, Ordering::SeqCst);
     }
     Ok(())
@@ -114,9 +109,7 @@ pub(crate) fn all() -> u64 {
 
 /// The number of signals so far whose `si_fd` is `fd`.
 pub(crate) fn of(fd: RawFd) -> u64 {
-    let own = usize::try_from(fd)
-        .ok()
-        .and_then(|fd| BY_DESCRIPTOR.get(fd));
+    let own = usize::try_from(fd).ok().and_then(|fd| BY_DESCRIPTOR.get(fd));
     own.map_or(0, |own| own.load(Ordering::SeqCst))
 }
 

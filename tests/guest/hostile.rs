@@ -14,14 +14,8 @@ use crate::raw::{Device, Doorbell, How, KIND_MARK, PAGE, refused};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "doorbell_map_without_capability_is_refused",
-        doorbell_map_without_capability_is_refused,
-    ),
-    (
-        "signal_frame_of_nobody_never_reaches_the_doorbell",
-        signal_frame_of_nobody_never_reaches_the_doorbell,
-    ),
+    ("doorbell_map_without_capability_is_refused", doorbell_map_without_capability_is_refused),
+    ("signal_frame_of_nobody_never_reaches_the_doorbell", signal_frame_of_nobody_never_reaches_the_doorbell),
     ("mark_of_nobody_is_exact", mark_of_nobody_is_exact),
     (
         "accesses_to_a_mapped_doorbell_leave_the_machine_running",
@@ -41,9 +35,7 @@ const FAILED: i32 = 21;
 /// Runs `act` in a child, as the user nobody, on `cpu`. Returns the child's exit code.
 fn as_nobody(cpu: usize, act: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
     os::forked(|| {
-        let acted = cpu::pin(cpu)
-            .and_then(|()| os::become_nobody())
-            .and_then(|()| act());
+        let acted = cpu::pin(cpu).and_then(|()| os::become_nobody()).and_then(|()| act());
         acted.unwrap_or(FAILED)
     })
 }
@@ -78,11 +70,7 @@ fn take_signal_below(end: *mut u8) -> io::Result<bool> {
     extern "C" fn handler(_signal: i32) {
         RAN.store(true, Ordering::Relaxed);
     }
-    let stack = libc::stack_t {
-        ss_sp: end.wrapping_sub(STACK).cast(),
-        ss_flags: 0,
-        ss_size: STACK,
-    };
+    let stack = libc::stack_t { ss_sp: end.wrapping_sub(STACK).cast(), ss_flags: 0, ss_size: STACK };
     // SAFETY: the kernel reads the stack's description during the call.
     if unsafe { libc::sigaltstack(&raw const stack, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
@@ -110,11 +98,7 @@ fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
             let ran = take_signal_below(memory.as_mut_ptr_range().end)?;
             Ok(i32::from(!ran))
         })?;
-        ensure_eq!(
-            code,
-            0,
-            "the exit code with a signal frame in memory, CPU {cpu}"
-        );
+        ensure_eq!(code, 0, "the exit code with a signal frame in memory, CPU {cpu}");
         let code = as_nobody(cpu, || match Doorbell::map(&Device::open()?) {
             Ok(bell) => {
                 take_signal_below(bell.base().wrapping_add(PAGE))?;
@@ -155,15 +139,7 @@ const ACCESSES: [(&str, Attack); 2] = [
     }),
     ("futex(2) on the page", |page| {
         // SAFETY: as above.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                page,
-                libc::FUTEX_WAIT,
-                1,
-                ptr::null::<u8>(),
-            )
-        };
+        unsafe { libc::syscall(libc::SYS_futex, page, libc::FUTEX_WAIT, 1, ptr::null::<u8>()) };
     }),
 ];
 

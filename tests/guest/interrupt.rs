@@ -22,9 +22,7 @@ fn line() -> Result<(u32, Vec<u64>), Box<dyn Error>> {
         .find(|line| line.split_whitespace().last() == Some(&device))
         .ok_or_else(|| format!("{device} is not in:\n{table}"))?;
     let (number, rest) = line.split_once(':').ok_or("no number")?;
-    let counts = rest
-        .split_whitespace()
-        .map_while(|word| word.parse::<u64>().ok());
+    let counts = rest.split_whitespace().map_while(|word| word.parse::<u64>().ok());
     Ok((number.trim().parse()?, counts.collect()))
 }
 

@@ -47,11 +47,7 @@ pub(crate) fn log() -> Result<String, Box<dyn Error>> {
 fn fault<'a>(log: &'a str, more: &[&str]) -> Option<Vec<&'a str>> {
     let names_fault = |line: &&str| {
         // Harmless lines: boot messages of the allocator and of KASAN, and reports of faults in programs.
-        let harmless = [
-            "SLUB: HWalign",
-            "KernelAddressSanitizer initialized",
-            "traps: ",
-        ];
+        let harmless = ["SLUB: HWalign", "KernelAddressSanitizer initialized", "traps: "];
         let begins = |word: &&str| line.contains(*word);
         FAULTS.iter().chain(more).any(begins) && !harmless.iter().any(begins)
     };

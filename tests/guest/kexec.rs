@@ -46,10 +46,7 @@ fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
     let index = u64::try_from(ring.address().addr() / PAGE + number)?;
     File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, index * 8)?;
     let entry = u64::from_le_bytes(entry);
-    ensure!(
-        entry & IN_MEMORY != 0,
-        "a page is not in memory: {entry:#x}"
-    );
+    ensure!(entry & IN_MEMORY != 0, "a page is not in memory: {entry:#x}");
     Ok((entry & FRAME) * u64::try_from(PAGE)?)
 }
 
@@ -71,16 +68,13 @@ fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
         .map(|end| u64::from_str_radix(end, 16))
         .next_back()
         .ok_or("no memory in /proc/iomem")??;
-    end.checked_sub(taken)
-        .ok_or_else(|| format!("memory ends at {end:#x}, the kernel needs {taken:#x} bytes").into())
+    end.checked_sub(taken).ok_or_else(|| format!("memory ends at {end:#x}, the kernel needs {taken:#x} bytes").into())
 }
 
 /// Bytes of memory that are still available.
 fn available_memory() -> Result<usize, Box<dyn Error>> {
     let lines = fs::read_to_string("/proc/meminfo")?;
-    let line = lines
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let line = lines.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
     Ok(kib.ok_or("no MemAvailable")?.parse::<usize>()? << 10)
 }
@@ -109,10 +103,7 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
         clock.disable(0)?;
         high.push((clock, ring));
         taken.push(os::full_pipe(STEP)?);
-        ensure!(
-            taken.len() < steps,
-            "all rings lie above {limit:#x}, the last at {pages:#x?}"
-        );
+        ensure!(taken.len() < steps, "all rings lie above {limit:#x}, the last at {pages:#x?}");
     }
 }
 
@@ -124,10 +115,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
     device.place(7, 20)?;
 
     let pack = "cd / && find . -xdev ! -path ./boot/kernel | cpio -o -H newc > /tmp/initramfs";
-    ensure!(
-        Command::new("sh").args(["-c", pack]).status()?.success(),
-        "the initramfs was not packed"
-    );
+    ensure!(Command::new("sh").args(["-c", pack]).status()?.success(), "the initramfs was not packed");
     let (clock, _ring, pages) = low_clock(device, lowest_of_second_kernel()?)?;
     // Before another kernel starts, perf core stops its own events, but it does not stop a detached event.
     clock.detach("clock")?;
@@ -137,11 +125,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
         pages[0],
         pages[1]
     );
-    os::load_kernel(
-        File::open(KERNEL)?.as_fd(),
-        File::open(INITRAMFS)?.as_fd(),
-        &CString::new(command_line)?,
-    )?;
+    os::load_kernel(File::open(KERNEL)?.as_fd(), File::open(INITRAMFS)?.as_fd(), &CString::new(command_line)?)?;
     Ok(os::start_kernel())
 }
 
@@ -171,11 +155,7 @@ fn second(device: &Device, id: u64) -> Outcome {
     // The newest record is at the head. Its time follows its header of 8 bytes.
     let newest = word(data + (head + 8) % u64::try_from(PAGE)?)?;
     ensure!(newest != 0, "the newest record is empty");
-    ensure!(
-        newest < started,
-        "a sample was written {} ns after this kernel started",
-        newest - started
-    );
+    ensure!(newest < started, "a sample was written {} ns after this kernel started", newest - started);
 
     let listed = device.persistent()?;
     ensure_eq!(listed.len(), 1, "persistent events in the second kernel");
@@ -186,11 +166,7 @@ fn second(device: &Device, id: u64) -> Outcome {
     let mut ring = Pages::map(&kept, 1, READ_WRITE)?;
     let records = ring.take()?;
     let expected: Vec<u64> = [[7; 20].as_slice(), &[8; 5]].concat();
-    ensure_eq!(
-        values(&records, &sequence(device))?,
-        expected,
-        "samples of both kernels"
-    );
+    ensure_eq!(values(&records, &sequence(device))?, expected, "samples of both kernels");
     kept.attach()?;
     Ok(())
 }

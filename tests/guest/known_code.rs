@@ -20,12 +20,8 @@ pub(crate) enum Leaf {
 }
 
 /// Words that [`out_known`] and [`mark_known`] leave on top of the stack, topmost first.
-pub(crate) const STACK: [u64; 4] = [
-    0x1122_3344_5566_7788,
-    0x2233_4455_6677_8899,
-    0x3344_5566_7788_99aa,
-    0x4455_6677_8899_aabb,
-];
+pub(crate) const STACK: [u64; 4] =
+    [0x1122_3344_5566_7788, 0x2233_4455_6677_8899, 0x3344_5566_7788_99aa, 0x4455_6677_8899_aabb];
 
 /// Returns the value that the stubs put into general register `number`. Each byte is the number plus 0xa0, except in
 /// bytes that the port access or the system call uses.
@@ -98,11 +94,7 @@ pub(crate) fn nest(leaf: Leaf) {
 
 /// Returns the return addresses in [`nest`]'s callers, innermost first.
 pub(crate) fn nest_callers() -> [u64; 3] {
-    [
-        at(&raw const vpmu_nest_in_middle),
-        at(&raw const vpmu_nest_in_outer),
-        at(&raw const vpmu_nest_top),
-    ]
+    [at(&raw const vpmu_nest_in_middle), at(&raw const vpmu_nest_in_outer), at(&raw const vpmu_nest_top)]
 }
 
 /// Returns the address of the leaf's instruction that writes the port.
@@ -138,13 +130,7 @@ impl Loop {
 pub(crate) fn loops() -> [Loop; 2] {
     let code = |run: unsafe extern "C" fn(u64), end: *const u8| at(run as *const u8)..at(end);
     [
-        Loop {
-            run: vpmu_loop_a,
-            code: code(vpmu_loop_a, &raw const vpmu_loop_a_end),
-        },
-        Loop {
-            run: vpmu_loop_b,
-            code: code(vpmu_loop_b, &raw const vpmu_loop_b_end),
-        },
+        Loop { run: vpmu_loop_a, code: code(vpmu_loop_a, &raw const vpmu_loop_a_end) },
+        Loop { run: vpmu_loop_b, code: code(vpmu_loop_b, &raw const vpmu_loop_b_end) },
     ]
 }

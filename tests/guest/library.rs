@@ -8,16 +8,10 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("page_agrees_with_a_reading", page_agrees_with_a_reading),
-    (
-        "backward_ring_keeps_the_latest_records",
-        backward_ring_keeps_the_latest_records,
-    ),
+    ("backward_ring_keeps_the_latest_records", backward_ring_keeps_the_latest_records),
     ("two_events_share_a_ring", two_events_share_a_ring),
     ("group_reads_at_one_moment", group_reads_at_one_moment),
-    (
-        "refresh_lasts_as_long_as_granted",
-        refresh_lasts_as_long_as_granted,
-    ),
+    ("refresh_lasts_as_long_as_granted", refresh_lasts_as_long_as_granted),
 ];
 
 fn place(vpmu: &Vpmu, value: u32, times: u32) -> Result<(), vpmu_client::Error> {
@@ -35,24 +29,15 @@ fn page_agrees_with_a_reading() -> Outcome {
         let before = event.read()?;
         let reported = page.reading()?;
         let after = event.read()?;
-        ensure_eq!(
-            reported.value,
-            after.value,
-            "the page's count after {marks} more marks"
-        );
+        ensure_eq!(reported.value, after.value, "the page's count after {marks} more marks");
         ensure!(
-            before.time_enabled <= reported.time_enabled
-                && reported.time_enabled <= after.time_enabled,
+            before.time_enabled <= reported.time_enabled && reported.time_enabled <= after.time_enabled,
             "the page's enabled time, {} ns, is not between {} and {}",
             reported.time_enabled,
             before.time_enabled,
             after.time_enabled
         );
-        ensure_eq!(
-            reported.time_running,
-            reported.time_enabled,
-            "time running, compared with time enabled"
-        );
+        ensure_eq!(reported.time_running, reported.time_enabled, "time running, compared with time enabled");
     }
     event.disable()?;
     let (reported, read) = (page.reading()?, event.read()?);
@@ -76,32 +61,19 @@ fn backward_ring_keeps_the_latest_records() -> Outcome {
     // A record has 56 bytes: a header of 8 bytes and six words. So a page has room for 73 records.
     const FIT: usize = 4096 / 56;
     let vpmu = Vpmu::open()?;
-    let event = vpmu.open_event(&EventAttr {
-        backward: true,
-        ..vpmu.attr("mark=9")?.sampling(1)
-    })?;
+    let event = vpmu.open_event(&EventAttr { backward: true, ..vpmu.attr("mark=9")?.sampling(1) })?;
     let ring = event.map_overwrite(0)?;
     event.enable()?;
     ensure_eq!(ring.snapshot()?.len(), 0, "records before the first mark");
     place(&vpmu, 9, 500)?;
     let first = times(ring.snapshot()?)?;
     ensure_eq!(first.len(), FIT, "the latest records of 500 marks");
-    ensure!(
-        first.is_sorted(),
-        "the records are not oldest first: {first:?}"
-    );
+    ensure!(first.is_sorted(), "the records are not oldest first: {first:?}");
     place(&vpmu, 9, 3)?;
     let second = times(ring.snapshot()?)?;
     ensure_eq!(second.len(), FIT, "records after three more marks");
-    ensure_eq!(
-        &second[..FIT - 3],
-        &first[3..],
-        "the records that are still in the ring"
-    );
-    ensure!(
-        second.is_sorted(),
-        "the records are not oldest first: {second:?}"
-    );
+    ensure_eq!(&second[..FIT - 3], &first[3..], "the records that are still in the ring");
+    ensure!(second.is_sorted(), "the records are not oldest first: {second:?}");
     Ok(())
 }
 
@@ -118,11 +90,7 @@ fn two_events_share_a_ring() -> Outcome {
     }
     let (samples, lost) = drain(&mut ring)?;
     let ids: Vec<u64> = samples.iter().map(|sample: &Sample| sample.id).collect();
-    ensure_eq!(
-        ids,
-        [first.id()?, second.id()?].repeat(10),
-        "the ids in the records"
-    );
+    ensure_eq!(ids, [first.id()?, second.id()?].repeat(10), "the ids in the records");
     ensure_eq!(lost, 0, "lost records");
     // While the output is paused, records are lost. The loss is reported after the output is resumed.
     first.pause_output(true)?;
@@ -140,10 +108,7 @@ fn group_reads_at_one_moment() -> Outcome {
     let attr = |name: &str| Ok::<_, vpmu_client::Error>(vpmu.attr(name)?.on_cpu(0).reading_group());
     let leader = vpmu.open_event(&attr("mark=9")?)?;
     let open = |name: &str| {
-        let attr = EventAttr {
-            disabled: false,
-            ..attr(name)?
-        };
+        let attr = EventAttr { disabled: false, ..attr(name)? };
         vpmu.open_member(&attr, &leader)
     };
     let (twin, other) = (open("mark=9")?, open("mark=10")?);
@@ -154,27 +119,15 @@ fn group_reads_at_one_moment() -> Outcome {
         place(&vpmu, 10, 2)?;
         for event in [&leader, &twin, &other] {
             let counts: Vec<u64> = event.read_group()?.iter().map(|r| r.value).collect();
-            ensure_eq!(
-                counts,
-                [3 * round, 3 * round, 2 * round],
-                "counts in round {round}"
-            );
+            ensure_eq!(counts, [3 * round, 3 * round, 2 * round], "counts in round {round}");
         }
     }
     leader.disable()?;
     place(&vpmu, 9, 7)?;
     let group = leader.read_group()?;
-    ensure_eq!(
-        group[1].value,
-        60,
-        "a member's count while its leader is disabled"
-    );
+    ensure_eq!(group[1].value, 60, "a member's count while its leader is disabled");
     let ids: Vec<u64> = group.iter().map(|reading| reading.id).collect();
-    ensure_eq!(
-        ids,
-        [leader.id()?, twin.id()?, other.id()?],
-        "the ids, with the leader first"
-    );
+    ensure_eq!(ids, [leader.id()?, twin.id()?, other.id()?], "the ids, with the leader first");
     Ok(())
 }
 
@@ -186,22 +139,10 @@ fn refresh_lasts_as_long_as_granted() -> Outcome {
     event.refresh(3)?;
     place(&vpmu, 9, 20)?;
     let (samples, lost) = drain(&mut ring)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (3, 0),
-        "samples and losses of ten overflows"
-    );
-    ensure_eq!(
-        event.read()?.value,
-        6,
-        "the count at the last permitted overflow"
-    );
+    ensure_eq!((samples.len(), lost), (3, 0), "samples and losses of ten overflows");
+    ensure_eq!(event.read()?.value, 6, "the count at the last permitted overflow");
     event.refresh(1)?;
     place(&vpmu, 9, 20)?;
-    ensure_eq!(
-        drain(&mut ring)?.0.len(),
-        1,
-        "samples after one more overflow is permitted"
-    );
+    ensure_eq!(drain(&mut ring)?.0.len(), 1, "samples after one more overflow is permitted");
     Ok(())
 }

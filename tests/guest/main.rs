@@ -157,38 +157,16 @@ fn group(name: &str) -> Option<Vec<Test>> {
             ]
             .concat(),
         ),
-        "output-batched" => {
-            Some([output_who::BATCHED, flush::BATCHED, trigger_rules::BATCHED].concat())
-        }
+        "output-batched" => Some([output_who::BATCHED, flush::BATCHED, trigger_rules::BATCHED].concat()),
         "output-capped" => Some(output_capped::TESTS.to_vec()),
-        "module" => Some(
-            [
-                perf_core::TESTS,
-                switches::TESTS,
-                open_cost::TESTS,
-                module::TESTS,
-            ]
-            .concat(),
-        ),
-        "vperf" => Some(
-            [
-                programs::TESTS,
-                profiles::TESTS,
-                library::TESTS,
-                vperf_region::TESTS,
-                vperf_persist::TESTS,
-            ]
-            .concat(),
-        ),
+        "module" => Some([perf_core::TESTS, switches::TESTS, open_cost::TESTS, module::TESTS].concat()),
+        "vperf" => {
+            Some([programs::TESTS, profiles::TESTS, library::TESTS, vperf_region::TESTS, vperf_persist::TESTS].concat())
+        }
         "aux-hardware" => arch::hardware(),
         "persistent" => Some(
-            [
-                persistent_life::TESTS,
-                persistent_rules::TESTS,
-                persistent_names::TESTS,
-                persistent_window::TESTS,
-            ]
-            .concat(),
+            [persistent_life::TESTS, persistent_rules::TESTS, persistent_names::TESTS, persistent_window::TESTS]
+                .concat(),
         ),
         "persistent-operator" => Some(persistent_operator::TESTS.to_vec()),
         "trigger" => Some(
@@ -254,9 +232,7 @@ fn main() -> ExitCode {
         ["mark", value, times] => programs::place_marks(value, times, false),
         ["mark", value, times, "in-turn"] => programs::place_marks(value, times, true),
         ["conformance"] => conformance::run(),
-        ["count-guests", file, program, arguments @ ..] => {
-            conformance::count_guests(file, program, arguments)
-        }
+        ["count-guests", file, program, arguments @ ..] => conformance::count_guests(file, program, arguments),
         ["hold-counters", count] => conformance::hold_counters(count),
         ["baseline", samples, rounds] => baseline::measure(samples, rounds),
         ["boots", rounds] => boots::measure(rounds),
@@ -313,15 +289,8 @@ fn run(name: &str, tests: &[Test]) -> ExitCode {
         Err(error) => Verdict::Failed(error.to_string()),
     };
     failed |= verdict != Verdict::Passed;
-    println!(
-        "{}",
-        wire::line(wire::KERNEL_LOG, began.elapsed(), &verdict)
-    );
-    if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+    println!("{}", wire::line(wire::KERNEL_LOG, began.elapsed(), &verdict));
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 /// Runs one test in its own process. Whatever the test leaves open or locked ends with that process.

@@ -15,14 +15,8 @@ use crate::sampling::{drain, sampling};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "unloading_waits_for_the_last_user",
-        unloading_waits_for_the_last_user,
-    ),
-    (
-        "module_is_loaded_by_the_devices_modalias",
-        module_is_loaded_by_the_devices_modalias,
-    ),
+    ("unloading_waits_for_the_last_user", unloading_waits_for_the_last_user),
+    ("module_is_loaded_by_the_devices_modalias", module_is_loaded_by_the_devices_modalias),
     ("module_reloads_clean", module_reloads_clean),
 ];
 
@@ -31,48 +25,33 @@ const FILE: &str = "/lib/modules/virtio_pmu.ko";
 
 /// Whether a module command succeeded.
 fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>> {
-    let status = Command::new(command)
-        .arg(what)
-        .stderr(Stdio::null())
-        .status()?;
+    let status = Command::new(command).arg(what).stderr(Stdio::null()).status()?;
     Ok(status.success())
 }
 
 fn unloading_waits_for_the_last_user() -> Outcome {
     {
         let vpmu = Vpmu::open()?;
-        ensure!(
-            !module("rmmod", "virtio_pmu")?,
-            "the module was unloaded while /dev/vpmu was open"
-        );
+        ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while /dev/vpmu was open");
         let event = vpmu.open_event(&vpmu.attr("mark=1")?)?;
         event.enable()?;
         vpmu.mark(1)?;
         drop(vpmu);
-        ensure!(
-            !module("rmmod", "virtio_pmu")?,
-            "the module was unloaded while an event was open"
-        );
+        ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while an event was open");
         ensure_eq!(event.read()?.value, 1, "the count after the refused unload");
     }
     {
         let pmu = PerfPmu::open()?;
         let event = pmu.open_event(&pmu.attr(cpu::PORT_EXITS)?)?;
         event.enable()?;
-        ensure!(
-            !module("rmmod", "virtio_pmu")?,
-            "the module was unloaded while a perf event was open"
-        );
+        ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while a perf event was open");
     }
     let ring = {
         let vpmu = Vpmu::open()?;
         let event = vpmu.open_event(&vpmu.attr("mark=1")?.sampling(1))?;
         event.map(1)?
     };
-    ensure!(
-        !module("rmmod", "virtio_pmu")?,
-        "the module was unloaded while a ring was mapped"
-    );
+    ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while a ring was mapped");
     drop(ring);
     Ok(())
 }
@@ -88,37 +67,19 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     ensure_eq!(devices.len(), 1, "the machine's virtio devices");
     let modalias = fs::read_to_string(devices[0].path().join("modalias"))?;
 
-    ensure!(
-        module("rmmod", "virtio_pmu")?,
-        "the module was not unloaded"
-    );
-    ensure!(
-        !module("modprobe", "virtio:d00000099v00000000")?,
-        "a module was loaded for a device that does not exist"
-    );
+    ensure!(module("rmmod", "virtio_pmu")?, "the module was not unloaded");
+    ensure!(!module("modprobe", "virtio:d00000099v00000000")?, "a module was loaded for a device that does not exist");
     ensure!(Vpmu::open().is_err(), "the device is still there");
-    ensure!(
-        module("modprobe", modalias.trim_end())?,
-        "modprobe loaded no module for {modalias}"
-    );
+    ensure!(module("modprobe", modalias.trim_end())?, "modprobe loaded no module for {modalias}");
     Vpmu::open()?;
     Ok(())
 }
 
 fn module_reloads_clean() -> Outcome {
     for round in 0..3 {
-        ensure!(
-            module("rmmod", "virtio_pmu")?,
-            "round {round}: the unused module was not unloaded"
-        );
-        ensure!(
-            Vpmu::open().is_err(),
-            "round {round}: the device is still there"
-        );
-        ensure!(
-            module("insmod", FILE)?,
-            "round {round}: the module was not loaded again"
-        );
+        ensure!(module("rmmod", "virtio_pmu")?, "round {round}: the unused module was not unloaded");
+        ensure!(Vpmu::open().is_err(), "round {round}: the device is still there");
+        ensure!(module("insmod", FILE)?, "round {round}: the module was not loaded again");
         let vpmu = Vpmu::open()?;
         let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=2")?.sampling(2), 1)?;
         for _ in 0..9 {
@@ -126,11 +87,7 @@ fn module_reloads_clean() -> Outcome {
         }
         event.disable()?;
         let (samples, lost) = drain(&mut ring)?;
-        ensure_eq!(
-            (event.read()?.value, samples.len(), lost),
-            (9, 4, 0),
-            "round {round}: count, samples and losses"
-        );
+        ensure_eq!((event.read()?.value, samples.len(), lost), (9, 4, 0), "round {round}: count, samples and losses");
     }
     kernel_log::ensure_no_fault()
 }

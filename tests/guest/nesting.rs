@@ -14,54 +14,24 @@ use crate::fields::{self, READ, TIME};
 use crate::os::BpfReader;
 use crate::pages::{Pages, READ_WRITE};
 use crate::probes::{self, Probe};
-use crate::raw::{
-    Device, Event, FORMAT_GROUP, How, KIND_MARK, KIND_SOFTWARE, kernels, sampling, silent,
-};
+use crate::raw::{Device, Event, FORMAT_GROUP, How, KIND_MARK, KIND_SOFTWARE, kernels, sampling, silent};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "enough_functions_of_the_driver_can_be_probed",
-        enough_functions_of_the_driver_can_be_probed,
-    ),
+    ("enough_functions_of_the_driver_can_be_probed", enough_functions_of_the_driver_can_be_probed),
     ("count_read_in_vm_notify_is_exact", || probed("vm_notify")),
-    ("count_read_in_virtqueue_kick_prepare_is_exact", || {
-        probed("virtqueue_kick_prepare")
-    }),
-    ("count_read_in_virtqueue_notify_is_exact", || {
-        probed("virtqueue_notify")
-    }),
-    ("count_read_in_virtqueue_add_sgs_is_exact", || {
-        probed("virtqueue_add_sgs")
-    }),
-    ("count_read_in_virtqueue_get_buf_is_exact", || {
-        probed("virtqueue_get_buf")
-    }),
-    ("count_read_in_virtqueue_get_buf_ctx_is_exact", || {
-        probed("virtqueue_get_buf_ctx")
-    }),
-    ("count_read_in_spin_unlock_irqrestore_is_exact", || {
-        probed("_raw_spin_unlock_irqrestore")
-    }),
-    ("count_read_in_spin_lock_irqsave_is_exact", || {
-        probed("_raw_spin_lock_irqsave")
-    }),
-    ("count_read_at_a_task_switch_is_exact", || {
-        at_tracepoint("sched", "sched_switch")
-    }),
-    ("count_read_at_a_wakeup_is_exact", || {
-        at_tracepoint("sched", "sched_waking")
-    }),
-    ("count_read_in_an_interrupt_is_exact", || {
-        at_tracepoint("irq", "irq_handler_entry")
-    }),
-    ("count_read_in_a_softirq_is_exact", || {
-        at_tracepoint("irq", "softirq_entry")
-    }),
-    (
-        "count_read_by_a_bpf_program_in_a_probe_is_exact",
-        count_read_by_a_bpf_program_in_a_probe_is_exact,
-    ),
+    ("count_read_in_virtqueue_kick_prepare_is_exact", || probed("virtqueue_kick_prepare")),
+    ("count_read_in_virtqueue_notify_is_exact", || probed("virtqueue_notify")),
+    ("count_read_in_virtqueue_add_sgs_is_exact", || probed("virtqueue_add_sgs")),
+    ("count_read_in_virtqueue_get_buf_is_exact", || probed("virtqueue_get_buf")),
+    ("count_read_in_virtqueue_get_buf_ctx_is_exact", || probed("virtqueue_get_buf_ctx")),
+    ("count_read_in_spin_unlock_irqrestore_is_exact", || probed("_raw_spin_unlock_irqrestore")),
+    ("count_read_in_spin_lock_irqsave_is_exact", || probed("_raw_spin_lock_irqsave")),
+    ("count_read_at_a_task_switch_is_exact", || at_tracepoint("sched", "sched_switch")),
+    ("count_read_at_a_wakeup_is_exact", || at_tracepoint("sched", "sched_waking")),
+    ("count_read_in_an_interrupt_is_exact", || at_tracepoint("irq", "irq_handler_entry")),
+    ("count_read_in_a_softirq_is_exact", || at_tracepoint("irq", "softirq_entry")),
+    ("count_read_by_a_bpf_program_in_a_probe_is_exact", count_read_by_a_bpf_program_in_a_probe_is_exact),
 ];
 
 /// The functions that the tests probe: the driver's path to its queues, and the locks that the path takes.
@@ -146,20 +116,14 @@ fn marks(device: &Device) -> perf_event_attr {
 
 /// Counts of a tracepoint on [`CPU`].
 fn hits(device: &Device, tracepoint: u64) -> perf_event_attr {
-    perf_event_attr {
-        type_: bindings::PERF_TYPE_TRACEPOINT,
-        config: tracepoint,
-        ..device.attr(KIND_SOFTWARE, 0)
-    }
+    perf_event_attr { type_: bindings::PERF_TYPE_TRACEPOINT, config: tracepoint, ..device.attr(KIND_SOFTWARE, 0) }
 }
 
 /// Samples a group at each hit of a tracepoint while the driver works on [`CPU`]. Returns the number of samples.
 fn counts_are_exact(tracepoint: u64) -> Result<usize, Box<dyn std::error::Error>> {
     let device = Device::open()?;
-    let attr = perf_event_attr {
-        read_format: FORMAT_GROUP,
-        ..silent(sampling(hits(&device, tracepoint), 1, READ | TIME))
-    };
+    let attr =
+        perf_event_attr { read_format: FORMAT_GROUP, ..silent(sampling(hits(&device, tracepoint), 1, READ | TIME)) };
     let leader = kernels(&attr, EVENTS)?;
     let mut member = marks(&device);
     member.set_disabled(0);
@@ -169,14 +133,8 @@ fn counts_are_exact(tracepoint: u64) -> Result<usize, Box<dyn std::error::Error>
     counter.enable(0)?;
     leader.enable(0)?;
     let mut seen = Seen::default();
-    let placed = under_load(&device, |placed| {
-        seen.check(&fields::samples(&ring.take()?, &attr)?.0, placed)
-    })?;
-    ensure_eq!(
-        ring.head() > 0,
-        counter.count()? > 0,
-        "whether the ring has samples, compared with hits"
-    );
+    let placed = under_load(&device, |placed| seen.check(&fields::samples(&ring.take()?, &attr)?.0, placed))?;
+    ensure_eq!(ring.head() > 0, counter.count()? > 0, "whether the ring has samples, compared with hits");
     ensure_eq!(member.count()?, placed, "marks, read afterwards");
     Ok(seen.samples)
 }
@@ -212,10 +170,7 @@ impl Seen {
 
 /// Places marks on [`CPU`] while events there start and stop, tasks switch, and another CPU reads an event of this CPU.
 /// Calls `look` with the number of marks after each batch. Returns the number of marks.
-fn under_load(
-    device: &Device,
-    mut look: impl FnMut(u64) -> Outcome,
-) -> Result<u64, Box<dyn std::error::Error>> {
+fn under_load(device: &Device, mut look: impl FnMut(u64) -> Outcome) -> Result<u64, Box<dyn std::error::Error>> {
     let other = kernels(&marks(device), EVENTS)?;
     other.enable(0)?;
     let (placed, over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -256,10 +211,7 @@ fn read_until(event: &Event, placed: &AtomicU64, over: &AtomicBool) -> Outcome {
     while !over.load(Ordering::SeqCst) {
         let count = event.count()?;
         let most = placed.load(Ordering::SeqCst);
-        ensure!(
-            (last..=most).contains(&count),
-            "another CPU reads {count}, expected {last} to {most}"
-        );
+        ensure!((last..=most).contains(&count), "another CPU reads {count}, expected {last} to {most}");
         last = count;
     }
     Ok(())
@@ -280,10 +232,7 @@ fn count_read_by_a_bpf_program_in_a_probe_is_exact() -> Outcome {
         hits.enable(0)?;
         let placed = under_load(&device, |placed| {
             let seen = program.seen()?;
-            ensure!(
-                seen.greatest <= placed && seen.decreased == 0,
-                "{function}: {seen:?} after {placed} marks"
-            );
+            ensure!(seen.greatest <= placed && seen.decreased == 0, "{function}: {seen:?} after {placed} marks");
             Ok(())
         })?;
         let seen = program.seen()?;

@@ -13,18 +13,12 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{CALLCHAIN, LOST, SAMPLE, TID};
 use crate::pages::{Pages, READ_WRITE};
-use crate::raw::{
-    Device, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, kernels, sampling, waking,
-};
+use crate::raw::{Device, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, kernels, sampling, waking};
 use crate::{Outcome, Test, handled, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("cpu_clock_signals_as_often_as_the_kernels", || {
-        as_often_as_the_kernels(SW_CPU_CLOCK)
-    }),
-    ("task_clock_signals_as_often_as_the_kernels", || {
-        as_often_as_the_kernels(SW_TASK_CLOCK)
-    }),
+    ("cpu_clock_signals_as_often_as_the_kernels", || as_often_as_the_kernels(SW_CPU_CLOCK)),
+    ("task_clock_signals_as_often_as_the_kernels", || as_often_as_the_kernels(SW_TASK_CLOCK)),
 ];
 
 const THREADS: usize = 4;
@@ -85,20 +79,14 @@ fn sampled(clock: &perf_event_attr) -> io::Result<Figures> {
             kind => return Err(io::Error::other(format!("a record of type {kind}"))),
         }
     }
-    Ok(Figures {
-        signals: handled::of(event.as_raw_fd()) - before,
-        records,
-        time: time.count()?,
-    })
+    Ok(Figures { signals: handled::of(event.as_raw_fd()) - before, records, time: time.count()? })
 }
 
 /// Runs one slice in several threads.
 fn slice(clock: &perf_event_attr) -> Result<Figures, Box<dyn Error>> {
     let mut all = Figures::default();
     thread::scope(|scope| -> Outcome {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|_| scope.spawn(|| sampled(clock)))
-            .collect();
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| sampled(clock))).collect();
         for thread in threads {
             all.add(thread.join().map_err(|_| "a thread panicked")??);
         }
@@ -132,19 +120,8 @@ fn as_often_as_the_kernels(clock: u64) -> Outcome {
     );
     println!("{figures}");
     let handled = handled::so_far();
-    ensure_eq!(
-        (handled.input, handled.strange),
-        (0, 0),
-        "signals without POLL_HUP: {figures}"
-    );
-    ensure!(
-        of_device.rate() * 100 >= of_kernel.rate() * PERCENT,
-        "too few signals: {figures}"
-    );
-    ensure_eq!(
-        of_device.records,
-        of_device.signals,
-        "records, compared with signals: {figures}"
-    );
+    ensure_eq!((handled.input, handled.strange), (0, 0), "signals without POLL_HUP: {figures}");
+    ensure!(of_device.rate() * 100 >= of_kernel.rate() * PERCENT, "too few signals: {figures}");
+    ensure_eq!(of_device.records, of_device.signals, "records, compared with signals: {figures}");
     Ok(())
 }

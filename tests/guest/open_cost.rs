@@ -17,14 +17,8 @@ pub(crate) const TESTS: &[Test] = &[
         "open_of_an_absent_hardware_event_is_as_quick_as_a_dummys",
         open_of_an_absent_hardware_event_is_as_quick_as_a_dummys,
     ),
-    (
-        "open_of_an_unknown_hardware_event_is_einval",
-        open_of_an_unknown_hardware_event_is_einval,
-    ),
-    (
-        "second_open_waits_for_no_grace_period",
-        second_open_waits_for_no_grace_period,
-    ),
+    ("open_of_an_unknown_hardware_event_is_einval", open_of_an_unknown_hardware_event_is_einval),
+    ("second_open_waits_for_no_grace_period", second_open_waits_for_no_grace_period),
 ];
 
 /// An odd number of measurements, which has a median.
@@ -32,17 +26,11 @@ const TIMES: usize = 31;
 const VALUE: u64 = 44;
 
 fn attr(device: &Device, kind: u32, config: u64) -> perf_event_attr {
-    perf_event_attr {
-        type_: kind,
-        config,
-        ..device.attr(KIND_SOFTWARE, 0)
-    }
+    perf_event_attr { type_: kind, config, ..device.attr(KIND_SOFTWARE, 0) }
 }
 
 /// Measures how long each action takes, in turn. Returns the medians.
-fn medians<const N: usize>(
-    mut actions: [&mut dyn FnMut() -> io::Result<()>; N],
-) -> io::Result<[Duration; N]> {
+fn medians<const N: usize>(mut actions: [&mut dyn FnMut() -> io::Result<()>; N]) -> io::Result<[Duration; N]> {
     let mut times = [const { Vec::new() }; N];
     for _ in 0..TIMES {
         for (action, times) in actions.iter_mut().zip(&mut times) {
@@ -106,11 +94,7 @@ fn open_of_an_unknown_hardware_event_is_einval() -> Outcome {
     let first = u64::from(PERF_COUNT_HW_MAX);
     for config in [first, first + 1, 63, 64, 1 << 16, u64::from(u32::MAX)] {
         let errno = refused(kernels_own(&attr(&device, PERF_TYPE_HARDWARE, config)));
-        ensure_eq!(
-            errno,
-            Some(libc::EINVAL),
-            "errno for hardware event {config}, which perf does not define"
-        );
+        ensure_eq!(errno, Some(libc::EINVAL), "errno for hardware event {config}, which perf does not define");
     }
     Ok(())
 }
@@ -129,9 +113,7 @@ fn second_open_waits_for_no_grace_period() -> Outcome {
     let held = kernels_own(&marks)?;
     let beside = medians([&mut open_marks, &mut open_dummy, &mut grace_period])?;
     drop(held);
-    println!(
-        "open and close of vpmu/marks/, of a dummy, a grace period: alone {alone:?}, beside another {beside:?}"
-    );
+    println!("open and close of vpmu/marks/, of a dummy, a grace period: alone {alone:?}, beside another {beside:?}");
     for ([marks, dummy, grace], when) in [(alone, "alone"), (beside, "beside another")] {
         ensure!(
             marks <= dummy + grace / 2,

@@ -12,11 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 fn checked(result: i32) -> io::Result<i32> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// Unloads a module, if nobody uses it.
@@ -28,11 +24,7 @@ pub(crate) fn unload(module: &CStr) -> io::Result<()> {
 }
 
 /// Loads a kernel and its initramfs for [`start_kernel`].
-pub(crate) fn load_kernel(
-    kernel: BorrowedFd<'_>,
-    initramfs: BorrowedFd<'_>,
-    command_line: &CStr,
-) -> io::Result<()> {
+pub(crate) fn load_kernel(kernel: BorrowedFd<'_>, initramfs: BorrowedFd<'_>, command_line: &CStr) -> io::Result<()> {
     let words = command_line.to_bytes_with_nul();
     // SAFETY: the files are open, and the string has that length and is valid for the whole call. There are no flags.
     let done = unsafe {
@@ -58,10 +50,7 @@ pub(crate) fn start_kernel() -> io::Error {
 
 /// Returns how long this kernel has been running, in nanoseconds.
 pub(crate) fn uptime() -> io::Result<u64> {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one timespec, and `now` is a timespec.
     checked(unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) })?;
     let nanoseconds = now.tv_sec * 1_000_000_000 + now.tv_nsec;
@@ -131,10 +120,7 @@ pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
     let fd = fd.as_raw_fd();
     // SAFETY: cannot fail and touches no memory.
     let thread = unsafe { libc::gettid() };
-    let owner = Owner {
-        kind: F_OWNER_TID,
-        id: thread,
-    };
+    let owner = Owner { kind: F_OWNER_TID, id: thread };
     // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
     // SAFETY: takes its argument by value.
@@ -149,10 +135,7 @@ pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// Returns the next signal that arrives within `limit`, or `None` if no signal arrives.
 pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     let set = signals();
-    let limit = libc::timespec {
-        tv_sec: limit.as_secs().cast_signed(),
-        tv_nsec: limit.subsec_nanos().into(),
-    };
+    let limit = libc::timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
     // SAFETY: a plain structure of integers.
     let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
     // SAFETY: all three addresses are valid for the whole call.
@@ -170,10 +153,7 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     let fd = unsafe { words.add(6) };
     // SAFETY: as above; the word is aligned.
     let fd = unsafe { fd.read() };
-    Ok(Some(Arrived {
-        code: info.si_code,
-        fd,
-    }))
+    Ok(Some(Arrived { code: info.si_code, fd }))
 }
 
 /// Waits until the console's driver has sent all output of this program, because sending causes exits.
@@ -207,11 +187,7 @@ pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
     // SAFETY: the descriptor was just opened, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(checked(fd)?) };
-    let mut asked = libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let mut asked = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let limit = i32::try_from(limit.as_millis()).map_err(io::Error::other)?;
     // SAFETY: the array has one element, which is valid for the whole call.
     let ready = checked(unsafe { libc::poll(&raw mut asked, 1, limit) })?;
@@ -250,11 +226,7 @@ impl Forked {
         // SAFETY: the address is valid, and the child belongs to this process.
         checked(unsafe { libc::waitpid(self.pid, &raw mut status, 0) })?;
         self.running = false;
-        Ok(if libc::WIFEXITED(status) {
-            libc::WEXITSTATUS(status)
-        } else {
-            -libc::WTERMSIG(status)
-        })
+        Ok(if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) })
     }
 }
 
@@ -375,10 +347,7 @@ pub(crate) fn set_ids(user: [u32; 3], group: [u32; 3]) -> io::Result<()> {
 
 /// Sets the limit on this process's number of file descriptors.
 pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: most,
-        rlim_max: most,
-    };
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
     Ok(())
@@ -563,11 +532,7 @@ impl BpfReader {
         let program = bpf(PROG_LOAD, &words)?;
         // SAFETY: as above.
         let program = unsafe { OwnedFd::from_raw_fd(program) };
-        Ok(Self {
-            counts,
-            _events: events,
-            program,
-        })
+        Ok(Self { counts, _events: events, program })
     }
 
     /// Attaches the program to a probe's event.
@@ -604,11 +569,7 @@ fn look_up_bpf(map: BorrowedFd<'_>, address: usize) -> io::Result<()> {
     let key = 0_u32;
     bpf(
         LOOKUP,
-        &[
-            map.as_raw_fd().cast_unsigned().into(),
-            (&raw const key).expose_provenance() as u64,
-            address as u64,
-        ],
+        &[map.as_raw_fd().cast_unsigned().into(), (&raw const key).expose_provenance() as u64, address as u64],
     )?;
     Ok(())
 }
@@ -627,11 +588,7 @@ impl KernelCode {
         const ADD_ONE_TO_R0: u64 = 0x07 | 1 << 32;
         const EXIT: u64 = 0x95;
         let additions = std::iter::repeat_n(ADD_ONE_TO_R0, count);
-        let code: Vec<u64> = [SET_R0]
-            .into_iter()
-            .chain(additions)
-            .chain([EXIT])
-            .collect();
+        let code: Vec<u64> = [SET_R0].into_iter().chain(additions).chain([EXIT]).collect();
         let words = [
             SOCKET_FILTER | (code.len() as u64) << 32,
             code.as_ptr().expose_provenance() as u64,
@@ -695,10 +652,7 @@ pub(crate) fn leave_user_namespace() -> io::Result<()> {
 pub(crate) fn is_asleep(thread: u32) -> io::Result<bool> {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"))?;
     // The state follows the name. The name is in parentheses.
-    Ok(stat
-        .rsplit(") ")
-        .next()
-        .is_some_and(|rest| rest.starts_with('S')))
+    Ok(stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
 }
 
 /// Words of memory that this process shares with its children.
@@ -849,10 +803,7 @@ pub(crate) fn sleeps() -> io::Result<i64> {
 
 /// Limits this process's locked memory to `bytes`.
 pub(crate) fn limit_locked(bytes: u64) -> io::Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: bytes,
-        rlim_max: bytes,
-    };
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) })?;
     Ok(())
@@ -860,10 +811,7 @@ pub(crate) fn limit_locked(bytes: u64) -> io::Result<()> {
 
 /// Sets the limit on the number of signals that are queued for this user's processes.
 pub(crate) fn limit_signals(most: u64) -> io::Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: most,
-        rlim_max: most,
-    };
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: the address is valid for the whole call.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_SIGPENDING, &raw const limit) })?;
     Ok(())
@@ -882,14 +830,9 @@ pub(crate) struct Epoll(i32);
 impl Epoll {
     pub(crate) fn new(fd: BorrowedFd<'_>, edge: bool) -> io::Result<Self> {
         // SAFETY: the call accesses no memory.
-        let epoll = Self(checked(unsafe {
-            libc::epoll_create1(libc::EPOLL_CLOEXEC)
-        })?);
+        let epoll = Self(checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?);
         let edge = if edge { libc::EPOLLET } else { 0 };
-        let mut event = libc::epoll_event {
-            events: (libc::EPOLLIN | edge).cast_unsigned(),
-            u64: 0,
-        };
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | edge).cast_unsigned(), u64: 0 };
         let fd = fd.as_raw_fd();
         // SAFETY: the address is valid for the whole call.
         checked(unsafe { libc::epoll_ctl(epoll.0, libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;

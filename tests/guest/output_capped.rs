@@ -8,14 +8,8 @@ use crate::raw::{Device, How, silent};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "cap_throttles_and_unthrottles",
-        cap_throttles_and_unthrottles,
-    ),
-    (
-        "below_the_cap_nothing_is_throttled",
-        below_the_cap_nothing_is_throttled,
-    ),
+    ("cap_throttles_and_unthrottles", cap_throttles_and_unthrottles),
+    ("below_the_cap_nothing_is_throttled", below_the_cap_nothing_is_throttled),
 ];
 
 const VALUE: u64 = 120;
@@ -25,10 +19,7 @@ const WINDOW: u64 = 10_000_000;
 fn cap_throttles_and_unthrottles() -> Outcome {
     let device = Device::open()?;
     let share = u64::from(device.info.max_sample_rate) / 100;
-    ensure!(
-        share > 0 && share < 50,
-        "a cap of {share} samples a window: not the low cap that the test needs"
-    );
+    ensure!(share > 0 && share < 50, "a cap of {share} samples a window: not the low cap that the test needs");
     cpu::pin(0)?;
     let mut attr = silent(device.marks(VALUE, 1, TIME | ID | STREAM_ID | CPU | READ));
     attr.set_sample_id_all(1);
@@ -71,20 +62,10 @@ fn cap_throttles_and_unthrottles() -> Outcome {
                 other => return Err(format!("a record of type {other}").into()),
             }
         }
-        ensure!(
-            placed < 100_000,
-            "{placed} marks throttled the event only {throttles} times"
-        );
+        ensure!(placed < 100_000, "{placed} marks throttled the event only {throttles} times");
     }
-    ensure!(
-        samples < placed,
-        "{samples} samples of {placed} marks: none was left out"
-    );
-    ensure_eq!(
-        event.count()?,
-        placed,
-        "the count, throttled marks included"
-    );
+    ensure!(samples < placed, "{samples} samples of {placed} marks: none was left out");
+    ensure_eq!(event.count()?, placed, "the count, throttled marks included");
     Ok(())
 }
 
@@ -97,10 +78,6 @@ fn below_the_cap_nothing_is_throttled() -> Outcome {
     let mut ring = Pages::map(&event, 16, READ_WRITE)?;
     device.place(VALUE, share - 1)?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!(
-        (samples.len() as u64, lost),
-        (share - 1, 0),
-        "samples and losses"
-    );
+    ensure_eq!((samples.len() as u64, lost), (share - 1, 0), "samples and losses");
     Ok(())
 }

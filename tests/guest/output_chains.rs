@@ -6,39 +6,22 @@ use std::os::fd::AsRawFd;
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
 use crate::ensure::{ensure, ensure_eq};
-use crate::fields::{
-    self, CALLCHAIN, CONTEXT_KERNEL, CONTEXT_USER, IP, MISC_KERNEL, MISC_MODE, MISC_USER, Sample,
-};
+use crate::fields::{self, CALLCHAIN, CONTEXT_KERNEL, CONTEXT_USER, IP, MISC_KERNEL, MISC_MODE, MISC_USER, Sample};
 use crate::known_code::{self, Leaf};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    self, Device, ENGINE_BATCHED, ENGINE_EXIT, Event, How, KIND_SOFTWARE, SW_CPU_CLOCK,
-    SW_TASK_CLOCK, refused, sampling, silent,
+    self, Device, ENGINE_BATCHED, ENGINE_EXIT, Event, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused,
+    sampling, silent,
 };
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("users_chain_is_exact", users_chain_is_exact),
-    (
-        "chain_has_the_requested_length",
-        chain_has_the_requested_length,
-    ),
-    (
-        "chain_continues_through_the_kernel",
-        chain_continues_through_the_kernel,
-    ),
-    (
-        "either_half_of_a_chain_can_be_left_out",
-        either_half_of_a_chain_can_be_left_out,
-    ),
-    (
-        "chains_of_a_clock_equal_perfs",
-        chains_of_a_clock_equal_perfs,
-    ),
-    (
-        "host_does_not_walk_guest_stacks",
-        host_does_not_walk_guest_stacks,
-    ),
+    ("chain_has_the_requested_length", chain_has_the_requested_length),
+    ("chain_continues_through_the_kernel", chain_continues_through_the_kernel),
+    ("either_half_of_a_chain_can_be_left_out", either_half_of_a_chain_can_be_left_out),
+    ("chains_of_a_clock_equal_perfs", chains_of_a_clock_equal_perfs),
+    ("host_does_not_walk_guest_stacks", host_does_not_walk_guest_stacks),
 ];
 
 const VALUE: u64 = 70;
@@ -68,10 +51,7 @@ fn chains(
     (0..times).for_each(|_| known_code::nest(leaf));
     let samples = take_samples(&event, &mut ring, attr)?;
     ensure_eq!(samples.len(), times, "samples of {leaf:?}");
-    Ok(samples
-        .into_iter()
-        .filter_map(|sample| sample.chain)
-        .collect())
+    Ok(samples.into_iter().filter_map(|sample| sample.chain).collect())
 }
 
 fn writes(device: &Device) -> perf_event_attr {
@@ -87,17 +67,9 @@ fn is_out(ip: u64) -> bool {
 fn users_chain_is_exact() -> Outcome {
     let device = Device::open()?;
     for chain in chains(&device, &writes(&device), Leaf::Out, 20)? {
-        ensure_eq!(
-            chain.len(),
-            5,
-            "entries of a context, the leaf and three callers: {chain:#x?}"
-        );
+        ensure_eq!(chain.len(), 5, "entries of a context, the leaf and three callers: {chain:#x?}");
         ensure_eq!(chain[0], CONTEXT_USER, "the context");
-        ensure!(
-            is_out(chain[1]),
-            "the leaf's address {:#x} is not that of the write",
-            chain[1]
-        );
+        ensure!(is_out(chain[1]), "the leaf's address {:#x} is not that of the write", chain[1]);
         ensure_eq!(chain[2..], known_code::nest_callers(), "the callers");
     }
     Ok(())
@@ -110,16 +82,8 @@ fn chain_has_the_requested_length() -> Outcome {
         attr.sample_max_stack = most;
         let chain = chains(&device, &attr, Leaf::Out, 1)?.remove(0);
         let addresses = usize::from(most).min(4);
-        ensure_eq!(
-            chain.len(),
-            1 + addresses,
-            "entries with at most {most}: {chain:#x?}"
-        );
-        ensure_eq!(
-            chain[2..],
-            known_code::nest_callers()[..addresses - 1],
-            "callers with at most {most}"
-        );
+        ensure_eq!(chain.len(), 1 + addresses, "entries with at most {most}: {chain:#x?}");
+        ensure_eq!(chain[2..], known_code::nest_callers()[..addresses - 1], "callers with at most {most}");
     }
     Ok(())
 }
@@ -152,10 +116,7 @@ fn chain_continues_through_the_kernel() -> Outcome {
         let [kernel, user] = halves(&chain)?;
         let kernel = kernel.ok_or("nothing of the kernel")?;
         ensure!(!kernel.is_empty(), "the kernel's half is empty");
-        ensure!(
-            kernel.iter().all(|address| address >> 63 == 1),
-            "the kernel's half has a user address: {kernel:#x?}"
-        );
+        ensure!(kernel.iter().all(|address| address >> 63 == 1), "the kernel's half has a user address: {kernel:#x?}");
         ensure_eq!(user, Some(&users_half()[..]), "the user's half");
     }
     Ok(())
@@ -169,10 +130,7 @@ fn either_half_of_a_chain_can_be_left_out() -> Outcome {
     user.set_exclude_callchain_kernel(1);
     for chain in chains(&device, &kernel, mark(&device), 3)? {
         let [kernel, user] = halves(&chain)?;
-        ensure!(
-            kernel.is_some_and(|k| !k.is_empty()),
-            "the chain has no kernel half: {chain:#x?}"
-        );
+        ensure!(kernel.is_some_and(|k| !k.is_empty()), "the chain has no kernel half: {chain:#x?}");
         ensure_eq!(user, None, "the user's half, excluded");
     }
     for chain in chains(&device, &user, mark(&device), 3)? {
@@ -186,15 +144,9 @@ fn either_half_of_a_chain_can_be_left_out() -> Outcome {
 /// For each sample whose IP is in the leaf's loop, returns the callers in its chain.
 fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
     let inside = |sample: &&Sample| {
-        sample.misc & MISC_MODE == MISC_USER
-            && sample
-                .ip
-                .is_some_and(|ip| known_code::nest_spin().contains(&ip))
+        sample.misc & MISC_MODE == MISC_USER && sample.ip.is_some_and(|ip| known_code::nest_spin().contains(&ip))
     };
-    let chains = samples
-        .iter()
-        .filter(inside)
-        .filter_map(|s| s.chain.as_deref());
+    let chains = samples.iter().filter(inside).filter_map(|s| s.chain.as_deref());
     chains
         .filter(|chain| chain.get(..1) == Some(&[CONTEXT_USER]))
         .map(|chain| chain.get(2..).unwrap_or_default().to_vec())
@@ -214,15 +166,9 @@ fn sample_loop(
         known_code::nest(Leaf::Spin(1 << 20));
         let (samples, _) = fields::samples(&ring.take()?, attr)?;
         let kernels = samples.iter().find(|s| {
-            s.misc & MISC_MODE == MISC_KERNEL
-                && s.chain
-                    .as_ref()
-                    .is_none_or(|c| c.first() != Some(&CONTEXT_KERNEL))
+            s.misc & MISC_MODE == MISC_KERNEL && s.chain.as_ref().is_none_or(|c| c.first() != Some(&CONTEXT_KERNEL))
         });
-        ensure!(
-            kernels.is_none(),
-            "a chain of a kernel sample does not begin in the kernel: {kernels:#x?}"
-        );
+        ensure!(kernels.is_none(), "a chain of a kernel sample does not begin in the kernel: {kernels:#x?}");
         callers.extend(callers_of_the_loop(&samples));
     }
     event.disable(0)?;
@@ -234,55 +180,29 @@ fn chains_of_a_clock_equal_perfs() -> Outcome {
     cpu::pin(0)?;
     let ours = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
     let ours = silent(sampling(ours, 1_000_000, IP | CALLCHAIN));
-    let theirs = perf_event_attr {
-        type_: bindings::PERF_TYPE_SOFTWARE,
-        config: SW_CPU_CLOCK,
-        ..ours
-    };
+    let theirs = perf_event_attr { type_: bindings::PERF_TYPE_SOFTWARE, config: SW_CPU_CLOCK, ..ours };
     let own = sample_loop(&device.open_event(&ours, How::OWN)?, &ours, 50)?;
     let perfs = sample_loop(&raw::kernels_own(&theirs)?, &theirs, 50)?;
     for (name, found) in [("perf", perfs), ("the device", own)] {
-        let strange = found
-            .iter()
-            .find(|callers| **callers != known_code::nest_callers());
-        ensure!(
-            strange.is_none(),
-            "{name} found the callers {strange:#x?}, not {:#x?}",
-            known_code::nest_callers()
-        );
+        let strange = found.iter().find(|callers| **callers != known_code::nest_callers());
+        ensure!(strange.is_none(), "{name} found the callers {strange:#x?}, not {:#x?}", known_code::nest_callers());
     }
     Ok(())
 }
 
 fn host_does_not_walk_guest_stacks() -> Outcome {
     let device = Device::open()?;
-    let clock = silent(sampling(
-        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
-        1_000_000,
-        IP | CALLCHAIN,
-    ));
+    let clock = silent(sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), 1_000_000, IP | CALLCHAIN));
     // By default, the device selects the exit engine, because the batched engine does not support call chains.
     let event = device.open_event(&clock, How::OWN)?;
-    ensure_eq!(
-        event.engine()?,
-        ENGINE_EXIT,
-        "the engine of an event with chains"
-    );
-    for field in [
-        CALLCHAIN,
-        fields::REGS_USER,
-        fields::REGS_INTR,
-        fields::STACK_USER,
-    ] {
+    ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine of an event with chains");
+    for field in [CALLCHAIN, fields::REGS_USER, fields::REGS_INTR, fields::STACK_USER] {
         let mut attr = clock;
         attr.sample_type = IP | field;
         attr.sample_regs_user = if field == fields::REGS_USER { 1 } else { 0 };
         attr.sample_regs_intr = if field == fields::REGS_INTR { 1 } else { 0 };
         attr.sample_stack_user = if field == fields::STACK_USER { 64 } else { 0 };
-        let how = How {
-            engine: ENGINE_BATCHED,
-            ..How::OWN
-        };
+        let how = How { engine: ENGINE_BATCHED, ..How::OWN };
         ensure_eq!(
             refused(device.open_event(&attr, how)),
             Some(libc::EOPNOTSUPP),

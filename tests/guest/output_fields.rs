@@ -1,9 +1,6 @@
 //! Tests the fields of a sample, each field alone and all fields in perf's order. The tests compare the fields with
 //! known values.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::os::fd::AsRawFd;
 
@@ -12,9 +9,8 @@ use perf_event_open_sys::bindings::perf_event_attr;
 use crate::arch::Known as Register;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{
-    self, ADDR, ALL, CALLCHAIN, CONTEXT_USER, CPU, ID, IDENTIFIER, IP, LOST, MISC_MODE, MISC_USER,
-    PERIOD, READ, REGS_INTR, REGS_USER, Reading, Regs, SAMPLE, STACK_USER, STREAM_ID, Sample, TID,
-    TIME, Trailer, Value,
+    self, ADDR, ALL, CALLCHAIN, CONTEXT_USER, CPU, ID, IDENTIFIER, IP, LOST, MISC_MODE, MISC_USER, PERIOD, READ,
+    REGS_INTR, REGS_USER, Reading, Regs, SAMPLE, STACK_USER, STREAM_ID, Sample, TID, TIME, Trailer, Value,
 };
 use crate::known_code::{self, REGS, STACK};
 use crate::pages::{Pages, READ_WRITE};
@@ -25,20 +21,11 @@ pub(crate) const TESTS: &[Test] = &[
     ("each_field_alone_is_true", each_field_alone_is_true),
     ("all_fields_together_are_true", all_fields_together_are_true),
     ("registers_of_a_user_are_true", registers_of_a_user_are_true),
-    (
-        "registers_at_a_system_call_are_its_users",
-        registers_at_a_system_call_are_its_users,
-    ),
+    ("registers_at_a_system_call_are_its_users", registers_at_a_system_call_are_its_users),
     ("stack_is_copied_unchanged", stack_is_copied_unchanged),
-    (
-        "other_records_name_their_task",
-        other_records_name_their_task,
-    ),
+    ("other_records_name_their_task", other_records_name_their_task),
     ("other_fields_are_refused", other_fields_are_refused),
-    (
-        "registers_and_stacks_that_cannot_be_are_refused",
-        registers_and_stacks_that_cannot_be_are_refused,
-    ),
+    ("registers_and_stacks_that_cannot_be_are_refused", registers_and_stacks_that_cannot_be_are_refused),
 ];
 
 const VALUE: u64 = 60;
@@ -72,22 +59,14 @@ fn known_writes(
     let event = device.open_event(attr, How::OWN)?;
     let mut ring = Pages::map(&event, 4, READ_WRITE)?;
     event.enable(0)?;
-    let mut known = Known {
-        id: event.id()?,
-        since: device.time_of(cpu::tsc()),
-        ..Known::default()
-    };
+    let mut known = Known { id: event.id()?, since: device.time_of(cpu::tsc()), ..Known::default() };
     for _ in 0..times {
         known.sp = known_code::out_known();
     }
     known.until = device.time_of(cpu::tsc());
     event.disable(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, attr)?;
-    ensure_eq!(
-        (samples.len() as u64, lost),
-        (times, 0),
-        "samples and losses"
-    );
+    ensure_eq!((samples.len() as u64, lost), (times, 0), "samples and losses");
     Ok((samples, known))
 }
 
@@ -122,11 +101,7 @@ impl Known {
     /// Checks that sample `number`, counted from one, has exactly the fields of `asked`, with the right values.
     fn check(&self, sample: &Sample, number: u64, asked: u64) -> Outcome {
         let had = |bit: u64, has: bool| -> Outcome {
-            ensure_eq!(
-                has,
-                asked & bit != 0,
-                "whether the sample has field {bit:#x}"
-            );
+            ensure_eq!(has, asked & bit != 0, "whether the sample has field {bit:#x}");
             Ok(())
         };
         had(IDENTIFIER, sample.identifier.is_some())?;
@@ -148,28 +123,14 @@ impl Known {
         ensure_eq!(sample.pid_tid, (asked & TID != 0).then_some(who), "TID");
         ensure_eq!(sample.cpu, (asked & CPU != 0).then_some(1), "CPU");
         had(IP, sample.ip.is_some())?;
-        ensure!(
-            sample.ip.is_none_or(is_write),
-            "IP {:#x?} is not that of the write",
-            sample.ip
-        );
+        ensure!(sample.ip.is_none_or(is_write), "IP {:#x?} is not that of the write", sample.ip);
         if let Some(time) = sample.time {
             let known = self.since..=self.until;
             ensure!(known.contains(&time), "TIME {time} is not in {known:?}");
         }
-        let read = Reading {
-            values: vec![Value {
-                value: number,
-                id: Some(self.id),
-                lost: None,
-            }],
-            ..Reading::default()
-        };
-        ensure_eq!(
-            sample.read.as_ref(),
-            (asked & READ != 0).then_some(&read),
-            "READ"
-        );
+        let read =
+            Reading { values: vec![Value { value: number, id: Some(self.id), lost: None }], ..Reading::default() };
+        ensure_eq!(sample.read.as_ref(), (asked & READ != 0).then_some(&read), "READ");
         if let Some(chain) = &sample.chain {
             let begins = chain.len() >= 2 && chain[0] == CONTEXT_USER && is_write(chain[1]);
             ensure!(begins, "CALLCHAIN does not begin at the write: {chain:#x?}");
@@ -190,10 +151,9 @@ impl Known {
         let mut count = 0;
         for (number, value) in numbers.zip(values) {
             match known_code::at_write(number, self.sp) {
-                Register::Write => ensure!(
-                    is_write(value),
-                    "the instruction pointer {value:#x} is not that of the write"
-                ),
+                Register::Write => {
+                    ensure!(is_write(value), "the instruction pointer {value:#x} is not that of the write")
+                }
                 register => ensure_known(number, value, register)?,
             }
             count += 1;
@@ -216,9 +176,7 @@ fn each_field_alone_is_true() -> Outcome {
     // Without any fields, a sample consists only of its header.
     let attr = writes(&device, 0);
     let (samples, known) = known_writes(&device, &attr, 3)?;
-    samples
-        .iter()
-        .try_for_each(|sample| known.check(sample, 0, 0))
+    samples.iter().try_for_each(|sample| known.check(sample, 0, 0))
 }
 
 /// VPMU-D-6.6-4.
@@ -254,22 +212,10 @@ fn registers_of_a_user_are_true() -> Outcome {
         // The two masks together cover all registers.
         let mut all = intr.values.clone();
         let place = (REGS & ((1 << number) - 1)).count_ones() as usize;
-        ensure_eq!(
-            user.values.len(),
-            1,
-            "number of registers for mask {:#x}",
-            1 << number
-        );
-        ensure!(
-            place <= all.len(),
-            "only {} registers for a mask of all but one",
-            all.len()
-        );
+        ensure_eq!(user.values.len(), 1, "number of registers for mask {:#x}", 1 << number);
+        ensure!(place <= all.len(), "only {} registers for a mask of all but one", all.len());
         all.insert(place, user.values[0]);
-        known.check_registers(&Regs {
-            abi: 2,
-            values: all,
-        })?;
+        known.check_registers(&Regs { abi: 2, values: all })?;
     }
     Ok(())
 }
@@ -286,17 +232,10 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
     ensure_eq!((samples.len(), lost), (1, 0), "samples and losses");
     let sample = &samples[0];
-    ensure!(
-        sample.ip.is_some_and(|ip| ip >> 63 == 1),
-        "the IP of the mark is not in the kernel"
-    );
+    ensure!(sample.ip.is_some_and(|ip| ip >> 63 == 1), "the IP of the mark is not in the kernel");
 
     let user = sample.regs_user.clone().unwrap_or_default();
-    ensure_eq!(
-        (user.abi, user.values.len()),
-        (2, REGS.count_ones() as usize),
-        "abi and number of registers"
-    );
+    ensure_eq!((user.abi, user.values.len()), (2, REGS.count_ones() as usize), "abi and number of registers");
     let numbers = (0..known_code::NUMBERS).filter(|number| REGS & 1 << number != 0);
     for (number, value) in numbers.clone().zip(user.values) {
         let known = known_code::in_call(number, sp, device.as_raw_fd(), VALUE);
@@ -311,11 +250,7 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
         (2, REGS.count_ones() as usize),
         "abi and number of registers at the exit"
     );
-    ensure_eq!(
-        Some(intr.values[known_code::IP_PLACE]),
-        sample.ip,
-        "the IP among the registers at the exit"
-    );
+    ensure_eq!(Some(intr.values[known_code::IP_PLACE]), sample.ip, "the IP among the registers at the exit");
     for (number, &value) in numbers.zip(&intr.values) {
         ensure_known(number, value, known_code::in_kernel(number))?;
     }
@@ -332,21 +267,10 @@ fn stack_is_copied_unchanged() -> Outcome {
         let mut ring = Pages::map(&event, 16, READ_WRITE)?;
         known_code::out_known();
         let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-        ensure_eq!(
-            (samples.len(), lost),
-            (1, 0),
-            "samples and losses with {bytes} bytes of stack"
-        );
+        ensure_eq!((samples.len(), lost), (1, 0), "samples and losses with {bytes} bytes of stack");
         let (words, copied) = samples[0].stack.clone().unwrap_or_default();
-        ensure_eq!(
-            words.len(),
-            bytes as usize / 8,
-            "words for {bytes} bytes of stack"
-        );
-        ensure!(
-            copied <= bytes.into() && copied > 0,
-            "{copied} bytes copied of {bytes}"
-        );
+        ensure_eq!(words.len(), bytes as usize / 8, "words for {bytes} bytes of stack");
+        ensure!(copied <= bytes.into() && copied > 0, "{copied} bytes copied of {bytes}");
         let top = STACK.len().min(words.len());
         ensure_eq!(words[..top], STACK[..top], "the top of the stack");
     }
@@ -359,20 +283,10 @@ fn stack_is_copied_unchanged() -> Outcome {
     known_code::out_known();
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
     let (words, copied) = samples[0].stack.clone().unwrap_or_default();
-    ensure_eq!(
-        words.len() as u64 * 8,
-        u64::from(size),
-        "bytes of stack in the sample"
-    );
-    ensure!(
-        copied < size.into(),
-        "{copied} bytes copied, but the stack is shorter"
-    );
+    ensure_eq!(words.len() as u64 * 8, u64::from(size), "bytes of stack in the sample");
+    ensure!(copied < size.into(), "{copied} bytes copied, but the stack is shorter");
     let beyond = &words[copied as usize / 8..];
-    ensure!(
-        beyond.iter().all(|&word| word == 0),
-        "bytes beyond the stack are not zero"
-    );
+    ensure!(beyond.iter().all(|&word| word == 0), "bytes beyond the stack are not zero");
     Ok(())
 }
 
@@ -380,14 +294,7 @@ fn other_records_name_their_task() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let reported = TID | TIME | ID | STREAM_ID | CPU | IDENTIFIER;
-    for fields_asked in [
-        reported,
-        reported & !TID,
-        reported & !IDENTIFIER,
-        TIME,
-        ID | CPU,
-        IP,
-    ] {
+    for fields_asked in [reported, reported & !TID, reported & !IDENTIFIER, TIME, ID | CPU, IP] {
         for all in [true, false] {
             let mut attr = silent(device.marks(VALUE, 1, fields_asked));
             attr.set_sample_id_all(all.into());
@@ -405,17 +312,11 @@ fn other_records_name_their_task() -> Outcome {
             let kinds: Vec<u32> = records.iter().map(|record| record.kind).collect();
             ensure_eq!(kinds, [LOST, SAMPLE], "records after the loss");
             let (own, trailer) = fields::trailer(&records[0], 2, &attr)?;
-            ensure_eq!(
-                own,
-                [id, 9],
-                "the id of the event and the number of lost records"
-            );
+            ensure_eq!(own, [id, 9], "the id of the event and the number of lost records");
             let asked = |bit| all && fields_asked & bit != 0;
             let who = (std::process::id(), cpu::thread_id());
             ensure!(
-                trailer
-                    .time
-                    .is_none_or(|time| (since..=until).contains(&time)),
+                trailer.time.is_none_or(|time| (since..=until).contains(&time)),
                 "the loss's time {:?} is not between {since} and {until}",
                 trailer.time
             );
@@ -427,11 +328,7 @@ fn other_records_name_their_task() -> Outcome {
                 cpu: asked(CPU).then_some(1),
                 identifier: asked(IDENTIFIER).then_some(id),
             };
-            ensure_eq!(
-                trailer,
-                expected,
-                "the trailer with fields {fields_asked:#x}, sample_id_all {all}"
-            );
+            ensure_eq!(trailer, expected, "the trailer with fields {fields_asked:#x}, sample_id_all {all}");
             fields::sample(&records[1], &attr)?;
         }
     }
@@ -447,19 +344,11 @@ fn other_fields_are_refused() -> Outcome {
         if allowed & field != 0 {
             continue;
         }
-        let expected = if bit < 25 {
-            libc::EOPNOTSUPP
-        } else {
-            libc::EINVAL
-        };
+        let expected = if bit < 25 { libc::EOPNOTSUPP } else { libc::EINVAL };
         for with in [0, IP | TID] {
             let attr = device.marks(VALUE, 1, field | with);
             let errno = refused(device.open_event(&attr, How::OWN));
-            ensure_eq!(
-                errno,
-                Some(expected),
-                "errno for field {field:#x} with {with:#x}"
-            );
+            ensure_eq!(errno, Some(expected), "errno for field {field:#x} with {with:#x}");
         }
     }
     Ok(())
@@ -471,35 +360,19 @@ fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
     for (mask, expected) in known_code::refused() {
         let mut attr = device.marks(VALUE, 1, REGS_USER);
         attr.sample_regs_user = mask;
-        ensure_eq!(
-            errno(&attr),
-            Some(expected),
-            "errno for user registers {mask:#x}"
-        );
+        ensure_eq!(errno(&attr), Some(expected), "errno for user registers {mask:#x}");
         let mut attr = device.marks(VALUE, 1, REGS_INTR);
         attr.sample_regs_intr = mask;
-        ensure_eq!(
-            errno(&attr),
-            Some(expected),
-            "errno for registers {mask:#x}"
-        );
+        ensure_eq!(errno(&attr), Some(expected), "errno for registers {mask:#x}");
     }
     for bytes in [1, 4, 12, 65_535, 65_536, u32::MAX] {
         let mut attr = device.marks(VALUE, 1, STACK_USER);
         attr.sample_stack_user = bytes;
-        ensure_eq!(
-            errno(&attr),
-            Some(libc::EINVAL),
-            "errno for {bytes} bytes of stack"
-        );
+        ensure_eq!(errno(&attr), Some(libc::EINVAL), "errno for {bytes} bytes of stack");
     }
     let mut attr = device.marks(VALUE, 1, CALLCHAIN);
     attr.sample_max_stack = 128;
-    ensure_eq!(
-        errno(&attr),
-        Some(libc::EOVERFLOW),
-        "errno for a chain of 128"
-    );
+    ensure_eq!(errno(&attr), Some(libc::EOVERFLOW), "errno for a chain of 128");
     attr.sample_max_stack = 127;
     ensure_eq!(errno(&attr), None, "errno for a chain of 127");
     Ok(())

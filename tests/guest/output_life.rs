@@ -1,8 +1,5 @@
 //! The life of an event: limits, periods, frequencies, children, exec, modes and refused requests.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::process::Command;
 
@@ -12,38 +9,23 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, IP, PERIOD, READ, READ_RECORD, SAMPLE, STREAM_ID, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, EXIT_PORT, Event, FORMAT_ENABLED, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXITS,
-    KIND_MARK, Later, refused, sampling, silent,
+    Device, EXIT_PORT, Event, FORMAT_ENABLED, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, Later, refused,
+    sampling, silent,
 };
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("refresh_limits_overflows", refresh_limits_overflows),
-    (
-        "refresh_of_a_counting_or_inherited_event_is_refused",
-        refresh_of_a_counting_or_inherited_event_is_refused,
-    ),
+    ("refresh_of_a_counting_or_inherited_event_is_refused", refresh_of_a_counting_or_inherited_event_is_refused),
     ("period_can_be_changed", period_can_be_changed),
     ("frequency_is_reached", frequency_is_reached),
-    (
-        "frequency_out_of_bounds_is_refused",
-        frequency_out_of_bounds_is_refused,
-    ),
+    ("frequency_out_of_bounds_is_refused", frequency_out_of_bounds_is_refused),
     ("exec_enables", exec_enables),
-    (
-        "children_are_read_with_their_parent",
-        children_are_read_with_their_parent,
-    ),
-    (
-        "count_of_each_child_is_recorded_at_its_end",
-        count_of_each_child_is_recorded_at_its_end,
-    ),
+    ("children_are_read_with_their_parent", children_are_read_with_their_parent),
+    ("count_of_each_child_is_recorded_at_its_end", count_of_each_child_is_recorded_at_its_end),
     ("excluded_mode_is_not_counted", excluded_mode_is_not_counted),
     ("pinned_event_counts_always", pinned_event_counts_always),
-    (
-        "attributes_change_as_perf_changes_them",
-        attributes_change_as_perf_changes_them,
-    ),
+    ("attributes_change_as_perf_changes_them", attributes_change_as_perf_changes_them),
     ("unknown_bits_are_refused", unknown_bits_are_refused),
     ("attributes_of_other_sizes", attributes_of_other_sizes),
 ];
@@ -68,22 +50,14 @@ fn refresh_limits_overflows() -> Outcome {
         // count.
         device.place(VALUE, 4 * overflows + 3)?;
         counted += 2 * overflows;
-        ensure_eq!(
-            event.count()?,
-            counted,
-            "marks counted with {overflows} overflows allowed"
-        );
+        ensure_eq!(event.count()?, counted, "marks counted with {overflows} overflows allowed");
         ensure_eq!(ring.take()?.len() as u64, overflows, "records");
     }
     // Permitted overflows add up.
     event.refresh(2)?;
     event.refresh(3)?;
     device.place(VALUE, 100)?;
-    ensure_eq!(
-        ring.take()?.len(),
-        5,
-        "records after limits of 2 and 3 overflows"
-    );
+    ensure_eq!(ring.take()?.len(), 5, "records after limits of 2 and 3 overflows");
     // Enabling the event removes the limit.
     event.enable(0)?;
     device.place(VALUE, 40)?;
@@ -94,19 +68,11 @@ fn refresh_limits_overflows() -> Outcome {
 fn refresh_of_a_counting_or_inherited_event_is_refused() -> Outcome {
     let device = Device::open()?;
     let counting = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
-    ensure_eq!(
-        refused(counting.refresh(1)),
-        Some(libc::EINVAL),
-        "a refresh of an event that only counts"
-    );
+    ensure_eq!(refused(counting.refresh(1)), Some(libc::EINVAL), "a refresh of an event that only counts");
     let mut attr = device.marks(VALUE, 1, TIME);
     attr.set_inherit(1);
     let inherited = device.open_event(&attr, How::OWN)?;
-    ensure_eq!(
-        refused(inherited.refresh(1)),
-        Some(libc::EINVAL),
-        "a refresh of an inherited event"
-    );
+    ensure_eq!(refused(inherited.refresh(1)), Some(libc::EINVAL), "a refresh of an inherited event");
     Ok(())
 }
 
@@ -122,17 +88,9 @@ fn period_can_be_changed() -> Outcome {
     device.place(VALUE, 2)?;
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
     let reported: Vec<Option<u64>> = samples.iter().map(|sample| sample.period).collect();
-    ensure_eq!(
-        reported,
-        [10, 10, 4, 4, 1, 1].map(Some),
-        "periods of the records"
-    );
+    ensure_eq!(reported, [10, 10, 4, 4, 1, 1].map(Some), "periods of the records");
     for wrong in [0, 1 << 63, u64::MAX] {
-        ensure_eq!(
-            refused(event.period(wrong)),
-            Some(libc::EINVAL),
-            "a period of {wrong:#x}"
-        );
+        ensure_eq!(refused(event.period(wrong)), Some(libc::EINVAL), "a period of {wrong:#x}");
     }
     Ok(())
 }
@@ -152,9 +110,7 @@ fn frequency_is_reached() -> Outcome {
     event.enable(0)?;
     // Continues until the samples' times span two seconds.
     let (mut samples, mut placed) = (Vec::new(), 0);
-    let times = |samples: &[fields::Sample]| -> Vec<u64> {
-        samples.iter().filter_map(|sample| sample.time).collect()
-    };
+    let times = |samples: &[fields::Sample]| -> Vec<u64> { samples.iter().filter_map(|sample| sample.time).collect() };
     loop {
         device.place(VALUE, 500)?;
         placed += 500;
@@ -165,35 +121,17 @@ fn frequency_is_reached() -> Outcome {
         if at.len() > 2 && at[at.len() - 1] - at[0] > 2_000_000_000 {
             break;
         }
-        ensure!(
-            placed < 1_000_000,
-            "only {} samples of {placed} marks",
-            samples.len()
-        );
+        ensure!(placed < 1_000_000, "only {} samples of {placed} marks", samples.len());
     }
     let at = times(&samples);
-    let settled: Vec<u64> = at
-        .iter()
-        .copied()
-        .filter(|time| time - at[0] > 1_000_000_000)
-        .collect();
+    let settled: Vec<u64> = at.iter().copied().filter(|time| time - at[0] > 1_000_000_000).collect();
     let span = settled[settled.len() - 1] - settled[0];
     let rate = (settled.len() as u64 - 1) * 1_000_000_000 / span.max(1);
-    ensure!(
-        (RATE / 2..=RATE * 2).contains(&rate),
-        "{rate} samples a second, {RATE} asked for"
-    );
+    ensure!((RATE / 2..=RATE * 2).contains(&rate), "{rate} samples a second, {RATE} asked for");
     // The periods in the samples must add up to the count, no matter how the period changed.
     let sum: u64 = samples.iter().filter_map(|sample| sample.period).sum();
-    let last = samples[samples.len() - 1]
-        .read
-        .as_ref()
-        .map_or(0, |read| read.values[0].value);
-    ensure_eq!(
-        sum,
-        last,
-        "the periods' sum and the count at the last sample"
-    );
+    let last = samples[samples.len() - 1].read.as_ref().map_or(0, |read| read.values[0].value);
+    ensure_eq!(sum, last, "the periods' sum and the count at the last sample");
     Ok(())
 }
 
@@ -202,22 +140,10 @@ fn frequency_out_of_bounds_is_refused() -> Outcome {
     let most = u64::from(device.info.max_sample_rate);
     let errno = |rate| refused(device.open_event(&frequent(&device, rate), How::OWN));
     ensure_eq!(errno(most), None, "errno for the highest rate, {most}");
-    ensure_eq!(
-        errno(most + 1),
-        Some(libc::EINVAL),
-        "errno for a rate one above the highest"
-    );
+    ensure_eq!(errno(most + 1), Some(libc::EINVAL), "errno for a rate one above the highest");
     let event = device.open_event(&frequent(&device, 100), How::OWN)?;
-    ensure_eq!(
-        refused(event.period(most + 1)),
-        Some(libc::EINVAL),
-        "changing the rate to one above the highest"
-    );
-    ensure_eq!(
-        refused(event.period(0)),
-        Some(libc::EINVAL),
-        "changing the rate to zero"
-    );
+    ensure_eq!(refused(event.period(most + 1)), Some(libc::EINVAL), "changing the rate to one above the highest");
+    ensure_eq!(refused(event.period(0)), Some(libc::EINVAL), "changing the rate to zero");
     event.period(most)?;
     Ok(())
 }
@@ -283,27 +209,14 @@ fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
         place_in_child(placed)?;
         event.count()?;
         let records = ring.take()?;
-        let samples: Vec<_> = records
-            .iter()
-            .filter(|record| record.kind == SAMPLE)
-            .collect();
+        let samples: Vec<_> = records.iter().filter(|record| record.kind == SAMPLE).collect();
         ensure_eq!(samples.len() as u64, placed, "records of the child");
         let child = fields::sample(samples[0], &attr)?;
-        let reported: Vec<_> = records
-            .iter()
-            .filter(|record| record.kind == READ_RECORD)
-            .collect();
-        ensure_eq!(
-            reported.len(),
-            1,
-            "records of counts at a child's end, among {} records",
-            records.len()
-        );
+        let reported: Vec<_> = records.iter().filter(|record| record.kind == READ_RECORD).collect();
+        ensure_eq!(reported.len(), 1, "records of counts at a child's end, among {} records", records.len());
         // pid and tid, the count, the id.
         let (own, trailer) = fields::trailer(reported[0], 3, &attr)?;
-        let who = child
-            .pid_tid
-            .map(|(pid, tid)| u64::from(pid) | u64::from(tid) << 32);
+        let who = child.pid_tid.map(|(pid, tid)| u64::from(pid) | u64::from(tid) << 32);
         ensure_eq!(Some(own[0]), who, "the task of the count");
         ensure_eq!(own[1..], [placed, id], "the count, and the id of its event");
         ensure_eq!(trailer.id, Some(id), "the trailer's id");
@@ -334,31 +247,19 @@ fn excluded_mode_is_not_counted() -> Outcome {
             event.disable(0)?;
             let what = format!("kind {kind:#x} without user: {user}, kernel: {kernel}");
             let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-            ensure_eq!(
-                (event.count()?, lost),
-                (samples.len() as u64, 0),
-                "{what}: count and losses"
-            );
+            ensure_eq!((event.count()?, lost), (samples.len() as u64, 0), "{what}: count and losses");
             let of_kernel = samples.iter().filter(|s| s.ip > Some(1 << 63)).count();
             let of_user = samples.len() - of_kernel;
             let made = |left_out: bool| if left_out { 0 } else { 20 };
             if kind == KIND_MARK {
-                ensure_eq!(
-                    (of_user, of_kernel),
-                    (0, made(kernel)),
-                    "{what}: samples of user and kernel mode"
-                );
+                ensure_eq!((of_user, of_kernel), (0, made(kernel)), "{what}: samples of user and kernel mode");
                 continue;
             }
             ensure_eq!(of_user, made(user), "{what}: samples of user mode");
             // On some architectures, the driver's notifications cause exits for the same reason as port writes. The
             // samples of kernel mode are then samples of these notifications.
             let drivers = cpu::OWN_IN_USER_MODE && !kernel;
-            ensure_eq!(
-                of_kernel > 0,
-                drivers,
-                "{what}: whether samples are of kernel mode ({of_kernel} are)"
-            );
+            ensure_eq!(of_kernel > 0, drivers, "{what}: whether samples are of kernel mode ({of_kernel} are)");
         }
     }
     Ok(())
@@ -388,29 +289,14 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
     let attr = silent(device.marks(VALUE, 1, TIME));
     let event = device.open_event(&attr, How::OWN)?;
     // In perf, only breakpoints support changes to their attributes.
-    ensure_eq!(
-        refused(event.modify(&attr)),
-        Some(libc::EOPNOTSUPP),
-        "attributes of the same type"
-    );
+    ensure_eq!(refused(event.modify(&attr)), Some(libc::EOPNOTSUPP), "attributes of the same type");
     let mut other = attr;
     other.type_ = bindings::PERF_TYPE_SOFTWARE;
-    ensure_eq!(
-        refused(event.modify(&other)),
-        Some(libc::EINVAL),
-        "attributes of another type"
-    );
-    let mut later = Later {
-        attr,
-        more: [0, 0, 0, 0, 0, 0, 0, 1],
-    };
+    ensure_eq!(refused(event.modify(&other)), Some(libc::EINVAL), "attributes of another type");
+    let mut later = Later { attr, more: [0, 0, 0, 0, 0, 0, 0, 1] };
     later.attr.size = u32::try_from(size_of::<Later>())?;
     let errno = refused(event.modify_later(&later));
-    ensure_eq!(
-        errno,
-        Some(libc::E2BIG),
-        "a bit that only a later kernel has"
-    );
+    ensure_eq!(errno, Some(libc::E2BIG), "a bit that only a later kernel has");
     event.enable(0)?;
     device.place(VALUE, 3)?;
     ensure_eq!(event.count()?, 3, "the count after the refused changes");
@@ -429,11 +315,7 @@ fn unknown_bits_are_refused() -> Outcome {
     attr.read_format = 1 << 63;
     ensure_eq!(errno(&attr), Some(libc::EINVAL), "read_format");
     let attr = sampling(plain, 1 << 63, 0);
-    ensure_eq!(
-        errno(&attr),
-        Some(libc::EINVAL),
-        "a period with its highest bit"
-    );
+    ensure_eq!(errno(&attr), Some(libc::EINVAL), "a period with its highest bit");
     let mut attr = plain;
     attr.set___reserved_1(1);
     ensure_eq!(errno(&attr), Some(libc::EINVAL), "__reserved_1");
@@ -445,62 +327,33 @@ fn unknown_bits_are_refused() -> Outcome {
         let errno = refused(device.open_event(&plain, how));
         ensure_eq!(errno, Some(libc::EINVAL), "flags {flags:#x}");
     }
-    let how = How {
-        engine: 3,
-        ..How::OWN
-    };
-    ensure_eq!(
-        refused(device.open_event(&plain, how)),
-        Some(libc::EINVAL),
-        "engine 3"
-    );
+    let how = How { engine: 3, ..How::OWN };
+    ensure_eq!(refused(device.open_event(&plain, how)), Some(libc::EINVAL), "engine 3");
     Ok(())
 }
 
 fn attributes_of_other_sizes() -> Outcome {
     let device = Device::open()?;
-    let mut later = Later {
-        attr: device.attr(KIND_MARK, VALUE),
-        more: [0; 8],
-    };
+    let mut later = Later { attr: device.attr(KIND_MARK, VALUE), more: [0; 8] };
     later.attr.size = size_of::<Later>() as u32;
     let opened = device.open_later(&mut later);
-    ensure_eq!(
-        refused(opened),
-        None,
-        "attributes of a later kernel, the new fields zero"
-    );
+    ensure_eq!(refused(opened), None, "attributes of a later kernel, the new fields zero");
     later.more[7] = 1;
     let opened = device.open_later(&mut later);
-    ensure_eq!(
-        refused(opened),
-        Some(libc::E2BIG),
-        "attributes of a later kernel, a new field set"
-    );
+    ensure_eq!(refused(opened), Some(libc::E2BIG), "attributes of a later kernel, a new field set");
     let known = later.attr.size as usize;
-    ensure!(
-        (64..=size_of::<perf_event_attr>()).contains(&known),
-        "the driver returned the impossible size {known}"
-    );
+    ensure!((64..=size_of::<perf_event_attr>()).contains(&known), "the driver returned the impossible size {known}");
     let mut attr = device.attr(KIND_MARK, VALUE);
     for size in [1, 63, 4097, u32::MAX] {
         attr.size = size;
         let opened = device.open_raw(&mut attr, How::OWN);
-        ensure_eq!(
-            refused(opened),
-            Some(libc::E2BIG),
-            "errno for a size of {size}"
-        );
+        ensure_eq!(refused(opened), Some(libc::E2BIG), "errno for a size of {size}");
         ensure_eq!(attr.size as usize, known, "the size written back");
     }
     // The first version of `perf_event_attr` has 64 bytes. A size of zero means the same.
     for size in [64, 0] {
         attr.size = size;
-        ensure_eq!(
-            refused(device.open_raw(&mut attr, How::OWN)),
-            None,
-            "errno for a size of {size}"
-        );
+        ensure_eq!(refused(device.open_raw(&mut attr, How::OWN)), None, "errno for a size of {size}");
     }
     Ok(())
 }

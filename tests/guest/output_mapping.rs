@@ -1,9 +1,6 @@
 //! How a ring is mapped: its sizes, the processes that may map it, its lifetime, and the user to whom its memory is
 //! charged.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,46 +14,16 @@ use crate::raw::{Device, Event, How, PAGE, refused, silent};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "ring_has_one_page_or_a_power_of_two_more",
-        ring_has_one_page_or_a_power_of_two_more,
-    ),
-    (
-        "later_maps_are_equal_until_all_are_gone",
-        later_maps_are_equal_until_all_are_gone,
-    ),
-    (
-        "maps_are_shared_and_from_the_start",
-        maps_are_shared_and_from_the_start,
-    ),
-    (
-        "two_maps_of_an_event_are_one_ring",
-        two_maps_of_an_event_are_one_ring,
-    ),
-    (
-        "forked_child_does_not_inherit_the_ring",
-        forked_child_does_not_inherit_the_ring,
-    ),
-    (
-        "ring_lives_as_long_as_any_map",
-        ring_lives_as_long_as_any_map,
-    ),
-    (
-        "unmapping_while_the_host_writes_harms_nothing",
-        unmapping_while_the_host_writes_harms_nothing,
-    ),
-    (
-        "locked_memory_is_accounted_and_given_back",
-        locked_memory_is_accounted_and_given_back,
-    ),
-    (
-        "rings_of_root_have_no_memory_limit",
-        rings_of_root_have_no_memory_limit,
-    ),
-    (
-        "big_ring_fills_before_it_loses",
-        big_ring_fills_before_it_loses,
-    ),
+    ("ring_has_one_page_or_a_power_of_two_more", ring_has_one_page_or_a_power_of_two_more),
+    ("later_maps_are_equal_until_all_are_gone", later_maps_are_equal_until_all_are_gone),
+    ("maps_are_shared_and_from_the_start", maps_are_shared_and_from_the_start),
+    ("two_maps_of_an_event_are_one_ring", two_maps_of_an_event_are_one_ring),
+    ("forked_child_does_not_inherit_the_ring", forked_child_does_not_inherit_the_ring),
+    ("ring_lives_as_long_as_any_map", ring_lives_as_long_as_any_map),
+    ("unmapping_while_the_host_writes_harms_nothing", unmapping_while_the_host_writes_harms_nothing),
+    ("locked_memory_is_accounted_and_given_back", locked_memory_is_accounted_and_given_back),
+    ("rings_of_root_have_no_memory_limit", rings_of_root_have_no_memory_limit),
+    ("big_ring_fills_before_it_loses", big_ring_fills_before_it_loses),
 ];
 
 const VALUE: u64 = 21;
@@ -85,11 +52,7 @@ fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
                 let is = (PAGE as u64, ((pages - 1) * PAGE) as u64);
                 ensure_eq!(reported, is, "data_offset and data_size with {pages} pages");
             }
-            ensure_eq!(
-                refused(mapped),
-                expected,
-                "errno for a mapping of {pages} pages"
-            );
+            ensure_eq!(refused(mapped), expected, "errno for a mapping of {pages} pages");
         }
     }
     let most = device.info.max_ring_pages as usize;
@@ -109,27 +72,15 @@ fn later_maps_are_equal_until_all_are_gone() -> Outcome {
     let others = [1, 2, 5, 9].map(|pages| pages * PAGE);
     for bytes in others {
         let other = map_errno(&event, bytes, libc::MAP_SHARED, 0);
-        ensure_eq!(
-            other,
-            Some(libc::EINVAL),
-            "a mapping of {bytes} bytes beside one of three pages"
-        );
+        ensure_eq!(other, Some(libc::EINVAL), "a mapping of {bytes} bytes beside one of three pages");
     }
     drop(first);
     let other = map_errno(&event, 2 * PAGE, libc::MAP_SHARED, 0);
-    ensure_eq!(
-        other,
-        Some(libc::EINVAL),
-        "a different size while one mapping is left"
-    );
+    ensure_eq!(other, Some(libc::EINVAL), "a different size while one mapping is left");
     drop(second);
     for bytes in others {
         let fresh = map_errno(&event, bytes, libc::MAP_SHARED, 0);
-        ensure_eq!(
-            fresh,
-            None,
-            "a mapping of {bytes} bytes after all mappings are gone"
-        );
+        ensure_eq!(fresh, None, "a mapping of {bytes} bytes after all mappings are gone");
     }
     Ok(())
 }
@@ -164,11 +115,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
     device.place(VALUE, 10)?;
     let head = first.head();
     ensure!(head > 0, "the marks moved no head");
-    ensure_eq!(
-        second.head(),
-        head,
-        "the head as the other mapping shows it"
-    );
+    ensure_eq!(second.head(), head, "the head as the other mapping shows it");
     for word in (0..head as usize).step_by(8) {
         let pair = (first.load(PAGE + word), second.load(PAGE + word));
         ensure_eq!(pair.0, pair.1, "byte {word} of the data in the maps");
@@ -204,10 +151,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     ensure_eq!(ring.head(), 7 * 24, "the head after the child has gone");
     let left = Pages::map(&event, 1, READ_WRITE)?.take()?;
     ensure_eq!(left.len(), 4, "records after the child's");
-    ensure!(
-        ring.take()?.len() == 7,
-        "the parent did not read all seven records from its own position"
-    );
+    ensure!(ring.take()?.len() == 7, "the parent did not read all seven records from its own position");
     Ok(())
 }
 
@@ -222,11 +166,7 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     drop(event);
     // The map keeps the file open, so the event still counts.
     device.place(VALUE, 2)?;
-    ensure_eq!(
-        second.take()?.len(),
-        6,
-        "records read through the remaining map"
-    );
+    ensure_eq!(second.take()?.len(), 6, "records read through the remaining map");
     Ok(())
 }
 
@@ -283,10 +223,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
         stop.store(true, Ordering::Relaxed);
         let placed = placer.join().map_err(|_| "the placer panicked")??;
         beaten?;
-        ensure!(
-            event.count()? <= placed,
-            "the count exceeds the number of marks placed"
-        );
+        ensure!(event.count()? <= placed, "the count exceeds the number of marks placed");
         Ok(placed)
     })?;
     ensure!(placed > 60, "{placed} marks are too few");
@@ -297,10 +234,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
 pub(crate) fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
     let kib = fs::read_to_string("/sys/module/virtio_pmu/parameters/mlock_kb")?;
     let online = fs::read_to_string("/proc/cpuinfo")?;
-    let online = online
-        .lines()
-        .filter(|line| line.starts_with("processor"))
-        .count();
+    let online = online.lines().filter(|line| line.starts_with("processor")).count();
     Ok(kib.trim().parse::<usize>()? / 4 * online)
 }
 
@@ -320,10 +254,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
         for number in 0..whole {
             let event = event()?;
             let ring = Pages::map(&event, 64, READ_WRITE);
-            rings.push((
-                event,
-                ring.map_err(|e| format!("round {round}, ring {number}: {e}"))?,
-            ));
+            rings.push((event, ring.map_err(|e| format!("round {round}, ring {number}: {e}"))?));
         }
         let more = event()?;
         ensure_eq!(
@@ -387,17 +318,9 @@ fn big_ring_fills_before_it_loses() -> Outcome {
     }
     device.place(VALUE, left)?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!(
-        (samples.len() as u64, lost),
-        (fit, 0),
-        "records of {record} bytes, and losses"
-    );
+    ensure_eq!((samples.len() as u64, lost), (fit, 0), "records of {record} bytes, and losses");
     device.place(VALUE, 1)?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (1, 5),
-        "records and losses after the ring was read"
-    );
+    ensure_eq!((samples.len(), lost), (1, 5), "records and losses after the ring was read");
     Ok(())
 }

@@ -1,8 +1,5 @@
 //! The metadata page, from which any reader gets counts and times without a system call or an exit.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,27 +9,18 @@ use perf_event_open_sys::bindings::perf_event_attr;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, TIME};
 use crate::pages::{
-    CAPABILITIES, DATA_HEAD, DATA_OFFSET, DATA_SIZE, DATA_TAIL, Pages, READ_WRITE, TIME_ZERO,
-    WIDTH_SHIFT_MULT,
+    CAPABILITIES, DATA_HEAD, DATA_OFFSET, DATA_SIZE, DATA_TAIL, Pages, READ_WRITE, TIME_ZERO, WIDTH_SHIFT_MULT,
 };
-use crate::raw::{
-    Device, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE, silent,
-};
+use crate::raw::{Device, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE, silent};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("page_describes_itself", page_describes_itself),
-    (
-        "page_counts_without_a_call_or_an_exit",
-        page_counts_without_a_call_or_an_exit,
-    ),
+    ("page_counts_without_a_call_or_an_exit", page_counts_without_a_call_or_an_exit),
     ("page_equals_read", page_equals_read),
     ("page_follows_exits", page_follows_exits),
     ("page_is_never_torn", page_is_never_torn),
-    (
-        "page_time_matches_record_time",
-        page_time_matches_record_time,
-    ),
+    ("page_time_matches_record_time", page_time_matches_record_time),
 ];
 
 const VALUE: u64 = 22;
@@ -43,11 +31,7 @@ const CAP_USER_TIME_ZERO: u64 = 1 << 4;
 const EXIT_USER: u64 = 1;
 
 /// Opens an enabled counting event, and maps its page.
-fn counting(
-    device: &Device,
-    mut attr: perf_event_attr,
-    how: How<'_>,
-) -> std::io::Result<(Event, Pages)> {
+fn counting(device: &Device, mut attr: perf_event_attr, how: How<'_>) -> std::io::Result<(Event, Pages)> {
     attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
     let event = device.open_event(&attr, how)?;
     let page = Pages::map(&event, 0, READ_WRITE)?;
@@ -66,34 +50,18 @@ fn page_describes_itself() -> Outcome {
     ensure_eq!(page.load(DATA_HEAD), 16, "data_head after one record");
     ensure_eq!(page.load(DATA_TAIL), 0, "data_tail, which the reader owns");
     for aux in [1056, 1064, 1072, 1080] {
-        ensure_eq!(
-            page.load(aux),
-            0,
-            "the word at byte {aux}, of an AUX area that does not exist"
-        );
+        ensure_eq!(page.load(aux), 0, "the word at byte {aux}, of an AUX area that does not exist");
     }
     let capabilities = page.load(CAPABILITIES);
     let reported = CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO;
-    ensure_eq!(
-        capabilities & reported,
-        reported,
-        "required bits of the capabilities {capabilities:#x}"
-    );
-    ensure_eq!(
-        capabilities & (CAP_USER_RDPMC | 1),
-        0,
-        "bits that must be clear in the capabilities {capabilities:#x}"
-    );
+    ensure_eq!(capabilities & reported, reported, "required bits of the capabilities {capabilities:#x}");
+    ensure_eq!(capabilities & (CAP_USER_RDPMC | 1), 0, "bits that must be clear in the capabilities {capabilities:#x}");
     let word = page.load(WIDTH_SHIFT_MULT);
     let (width, shift, mult) = (word as u16, (word >> 16) as u16, (word >> 32) as u32);
     ensure!(width <= 64, "the counter's width is {width} bits");
     ensure_eq!(
         (u32::from(shift), mult, page.load(TIME_ZERO)),
-        (
-            device.info.time_shift,
-            device.info.time_mult,
-            device.info.time_zero
-        ),
+        (device.info.time_shift, device.info.time_mult, device.info.time_zero),
         "the clock conversion in the page"
     );
     ensure_eq!(page.snapshot().index, 0, "the index of a hardware counter");
@@ -111,18 +79,10 @@ fn page_counts_without_a_call_or_an_exit() -> Outcome {
     for placed in 1..=200 {
         device.mark(VALUE)?;
         let after_mark = exits.snapshot().count;
-        ensure_eq!(
-            after_mark,
-            before + 1,
-            "exits after a mark, as their page reports"
-        );
+        ensure_eq!(after_mark, before + 1, "exits after a mark, as their page reports");
         for _ in 0..50 {
             let snapshot = page.snapshot();
-            ensure_eq!(
-                (snapshot.index, snapshot.count),
-                (0, placed),
-                "index and count in the page of marks"
-            );
+            ensure_eq!((snapshot.index, snapshot.count), (0, placed), "index and count in the page of marks");
         }
         before = exits.snapshot().count;
         ensure_eq!(before, after_mark, "exits after the page was read 50 times");
@@ -152,25 +112,14 @@ fn page_equals_read() -> Outcome {
     same("while the event is disabled")?;
     let still = page.snapshot();
     ensure_eq!(still.count, 210, "marks while the event was enabled");
-    ensure_eq!(
-        still.enabled,
-        still.running,
-        "time enabled, compared with time running"
-    );
+    ensure_eq!(still.enabled, still.running, "time enabled, compared with time running");
     event.reset(0)?;
     ensure_eq!(page.snapshot().count, 0, "the page's count after a reset");
     same("after a reset")?;
     event.enable(0)?;
     device.mark(VALUE)?;
-    ensure_eq!(
-        page.snapshot().count,
-        1,
-        "the page's count after the event was enabled again"
-    );
-    ensure!(
-        page.snapshot().enabled > still.enabled,
-        "the enabled time did not grow"
-    );
+    ensure_eq!(page.snapshot().count, 1, "the page's count after the event was enabled again");
+    ensure!(page.snapshot().enabled > still.enabled, "the enabled time did not grow");
     same("after it was enabled again")
 }
 
@@ -197,9 +146,8 @@ fn page_is_never_torn() -> Outcome {
             let mut last = page.snapshot();
             while changes.load(Ordering::Relaxed) < 500 {
                 let snapshot = page.snapshot();
-                let backwards = snapshot.count < last.count
-                    || snapshot.enabled < last.enabled
-                    || snapshot.running < last.running;
+                let backwards =
+                    snapshot.count < last.count || snapshot.enabled < last.enabled || snapshot.running < last.running;
                 // Each update of the page changes both the count and the time enabled. A snapshot in which only one of
                 // them has changed is a mixture of two updates.
                 let apart = (snapshot.count == last.count) != (snapshot.enabled == last.enabled);

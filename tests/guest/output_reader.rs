@@ -8,10 +8,8 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::raw::Device;
 use crate::{Outcome, Test, cpu};
 
-pub(crate) const TESTS: &[Test] = &[(
-    "program_built_on_perfs_header_reads_all",
-    program_built_on_perfs_header_reads_all,
-)];
+pub(crate) const TESTS: &[Test] =
+    &[("program_built_on_perfs_header_reads_all", program_built_on_perfs_header_reads_all)];
 
 const VALUE: u64 = 130;
 
@@ -26,11 +24,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut lines = BufReader::new(reader.stdout.take().ok_or("no pipe")?).lines();
-    ensure_eq!(
-        lines.next().transpose()?.as_deref(),
-        Some("ready"),
-        "the first line"
-    );
+    ensure_eq!(lines.next().transpose()?.as_deref(), Some("ready"), "the first line");
     // Places the marks on the reader's CPU or on the other CPU.
     cpu::pin(if together { 0 } else { 1 })?;
     let before = device.time_of(cpu::tsc());
@@ -38,11 +32,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
     let after = device.time_of(cpu::tsc());
     let said: Vec<String> = lines.collect::<Result<_, _>>()?;
     let output = reader.wait_with_output()?;
-    ensure!(
-        output.status.success(),
-        "the reader: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    ensure!(output.status.success(), "the reader: {}", String::from_utf8_lossy(&output.stderr));
     let (last, records) = said.split_last().ok_or("the reader printed nothing")?;
     ensure_eq!(*last, format!("count {marks}"), "the count");
     let who = format!("{} {thread}", std::process::id());
@@ -52,28 +42,17 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
             number += lost.parse::<u64>()?;
             continue;
         }
-        let rest = line
-            .strip_prefix("sample ")
-            .and_then(|rest| rest.strip_prefix(&who));
+        let rest = line.strip_prefix("sample ").and_then(|rest| rest.strip_prefix(&who));
         let rest = rest.ok_or_else(|| format!("{line:?} is not of {who}"))?;
-        let words: Vec<u64> = rest
-            .split_whitespace()
-            .map(str::parse)
-            .collect::<Result<_, _>>()?;
+        let words: Vec<u64> = rest.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
         number += 1;
         // The count in each record must be the number of records and losses up to this record.
         ensure_eq!(words[1], number, "the mark of {line:?}");
-        ensure!(
-            words[0] > time || number == 1,
-            "{line:?} is not later than {time}"
-        );
+        ensure!(words[0] > time || number == 1, "{line:?} is not later than {time}");
         time = words[0];
     }
     ensure_eq!(number, marks, "records and losses");
-    ensure!(
-        (before..=after).contains(&time),
-        "the last record's time {time} is after {after}, or before the marks"
-    );
+    ensure!((before..=after).contains(&time), "the last record's time {time} is after {after}, or before the marks");
     Ok(())
 }
 
@@ -81,8 +60,7 @@ fn program_built_on_perfs_header_reads_all() -> Outcome {
     let device = Device::open()?;
     for marks in [1, 100, 700] {
         for together in [false, true] {
-            round(&device, marks, together)
-                .map_err(|error| format!("{marks} marks, together {together}: {error}"))?;
+            round(&device, marks, together).map_err(|error| format!("{marks} marks, together {together}: {error}"))?;
         }
     }
     Ok(())

@@ -10,37 +10,22 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, READ, Reading, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, Event, FLAG_NO_GROUP, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST,
-    FORMAT_RUNNING, GROUP, How, KIND_MARK, KIND_TSC, refused, silent,
+    Device, Event, FLAG_NO_GROUP, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING, GROUP, How,
+    KIND_MARK, KIND_TSC, refused, silent,
 };
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("every_read_format_reads", every_read_format_reads),
-    (
-        "buffer_that_is_too_short_is_refused",
-        buffer_that_is_too_short_is_refused,
-    ),
-    (
-        "every_read_format_works_in_samples",
-        every_read_format_works_in_samples,
-    ),
+    ("buffer_that_is_too_short_is_refused", buffer_that_is_too_short_is_refused),
+    ("every_read_format_works_in_samples", every_read_format_works_in_samples),
     ("each_events_loss_is_its_own", each_events_loss_is_its_own),
-    (
-        "members_count_while_their_leader_does",
-        members_count_while_their_leader_does,
-    ),
+    ("members_count_while_their_leader_does", members_count_while_their_leader_does),
     ("group_is_read_at_one_moment", group_is_read_at_one_moment),
-    (
-        "samples_have_the_counts_of_a_group_at_one_moment",
-        samples_have_the_counts_of_a_group_at_one_moment,
-    ),
+    ("samples_have_the_counts_of_a_group_at_one_moment", samples_have_the_counts_of_a_group_at_one_moment),
     ("group_flag_means_all_members", group_flag_means_all_members),
     ("members_outlive_their_leader", members_outlive_their_leader),
-    (
-        "groups_that_cannot_be_are_refused",
-        groups_that_cannot_be_are_refused,
-    ),
+    ("groups_that_cannot_be_are_refused", groups_that_cannot_be_are_refused),
 ];
 
 const VALUE: u64 = 80;
@@ -55,10 +40,7 @@ fn attr(device: &Device, member: u64, format: u64) -> perf_event_attr {
 }
 
 fn member_of<'a>(leader: &'a Event, how: How<'a>) -> How<'a> {
-    How {
-        group: Some(leader.as_fd()),
-        ..how
-    }
+    How { group: Some(leader.as_fd()), ..how }
 }
 
 /// Opens a disabled group of `members` events. The leader is first.
@@ -79,29 +61,14 @@ fn counts(reading: &Reading) -> Vec<u64> {
 /// Checks that a reading has the fields of its format and no others.
 fn check(reading: &Reading, format: u64, values: &[u64], ids: &[u64]) -> Outcome {
     ensure_eq!(counts(reading), values, "counts");
-    ensure_eq!(
-        reading.enabled.is_some(),
-        format & FORMAT_ENABLED != 0,
-        "whether the reading has time_enabled"
-    );
-    ensure_eq!(
-        reading.running.is_some(),
-        format & FORMAT_RUNNING != 0,
-        "whether the reading has time_running"
-    );
+    ensure_eq!(reading.enabled.is_some(), format & FORMAT_ENABLED != 0, "whether the reading has time_enabled");
+    ensure_eq!(reading.running.is_some(), format & FORMAT_RUNNING != 0, "whether the reading has time_running");
     if let (Some(enabled), Some(running)) = (reading.enabled, reading.running) {
-        ensure!(
-            running > 0 && running <= enabled,
-            "the time running, {running} ns, is zero or exceeds {enabled} ns"
-        );
+        ensure!(running > 0 && running <= enabled, "the time running, {running} ns, is zero or exceeds {enabled} ns");
     }
     for (value, &id) in reading.values.iter().zip(ids) {
         ensure_eq!(value.id, (format & FORMAT_ID != 0).then_some(id), "ids");
-        ensure_eq!(
-            value.lost,
-            (format & FORMAT_LOST != 0).then_some(0),
-            "losses"
-        );
+        ensure_eq!(value.lost, (format & FORMAT_LOST != 0).then_some(0), "losses");
     }
     Ok(())
 }
@@ -111,21 +78,16 @@ fn every_read_format_reads() -> Outcome {
     for format in 0..FORMATS {
         for members in [1_u64, 2, 3] {
             let what = format!("format {format:#x}, {members} events");
-            let events = group(&device, members, format, How::OWN)
-                .map_err(|error| format!("{what}: {error}"))?;
+            let events = group(&device, members, format, How::OWN).map_err(|error| format!("{what}: {error}"))?;
             events[0].enable(0)?;
             let mut placed = Vec::new();
             for member in 0..members {
                 device.place(VALUE + member, 3 + member)?;
                 placed.push(3 + member);
             }
-            let ids = events
-                .iter()
-                .map(Event::id)
-                .collect::<Result<Vec<_>, _>>()?;
+            let ids = events.iter().map(Event::id).collect::<Result<Vec<_>, _>>()?;
             for (event, member) in events.iter().zip(0..) {
-                let reading = fields::reading(&event.read()?, format)
-                    .map_err(|error| format!("{what}: {error}"))?;
+                let reading = fields::reading(&event.read()?, format).map_err(|error| format!("{what}: {error}"))?;
                 // Each member reads the whole group, as in perf.
                 let of = match format & FORMAT_GROUP != 0 {
                     true => 0..placed.len(),
@@ -138,11 +100,7 @@ fn every_read_format_reads() -> Outcome {
     }
     for bit in 5..64 {
         let refused = refused(device.open_event(&attr(&device, 0, 1 << bit), How::OWN));
-        ensure_eq!(
-            refused,
-            Some(libc::EINVAL),
-            "errno for bit {bit} of read_format"
-        );
+        ensure_eq!(refused, Some(libc::EINVAL), "errno for bit {bit} of read_format");
     }
     Ok(())
 }
@@ -161,11 +119,7 @@ fn buffer_that_is_too_short_is_refused() -> Outcome {
                 );
             }
         }
-        ensure_eq!(
-            events[0].read_into(whole)?.len() * 8,
-            whole,
-            "format {format:#x}: bytes read"
-        );
+        ensure_eq!(events[0].read_into(whole)?.len() * 8, whole, "format {format:#x}: bytes read");
     }
     Ok(())
 }
@@ -185,8 +139,8 @@ fn every_read_format_works_in_samples() -> Outcome {
             device.mark(VALUE)?;
         }
         let ids = [leader.id()?, member.id()?];
-        let (samples, lost) = fields::samples(&ring.take()?, &sampled)
-            .map_err(|error| format!("format {format:#x}: {error}"))?;
+        let (samples, lost) =
+            fields::samples(&ring.take()?, &sampled).map_err(|error| format!("format {format:#x}: {error}"))?;
         ensure_eq!((samples.len(), lost), (4, 0), "samples and losses");
         for (sample, number) in samples.iter().zip(1..) {
             let reading = sample.read.clone().unwrap_or_default();
@@ -237,11 +191,7 @@ fn each_events_loss_is_its_own() -> Outcome {
     let reading = fields::reading(&leader.read()?, format)?;
     ensure_eq!(counts(&reading), [fit + 7, 2], "counts");
     let losses: Vec<_> = reading.values.iter().map(|value| value.lost).collect();
-    ensure_eq!(
-        losses,
-        [Some(7), Some(0)],
-        "losses of a sampling leader and its member"
-    );
+    ensure_eq!(losses, [Some(7), Some(0)], "losses of a sampling leader and its member");
     drop(member);
     Ok(())
 }
@@ -253,10 +203,7 @@ fn members_count_while_their_leader_does() -> Outcome {
         let events = group(&device, 3, 0, how)?;
         let place = || (0..3).try_for_each(|member| device.place(VALUE + member, 4));
         let expect = |expected: [u64; 3], when: &str| -> Outcome {
-            let found = events
-                .iter()
-                .map(Event::count)
-                .collect::<Result<Vec<_>, _>>()?;
+            let found = events.iter().map(Event::count).collect::<Result<Vec<_>, _>>()?;
             ensure_eq!(found, expected, "cpu {}: counts {when}", how.cpu);
             Ok(())
         };
@@ -289,10 +236,7 @@ fn look_at_pairs(leader: &Event) -> Outcome {
     while grown < 100 {
         let values = counts(&fields::reading(&leader.read()?, FORMAT_GROUP)?);
         let one = values.len() == 2 && (values[0] == values[1] || values[0] == values[1] + 1);
-        ensure!(
-            one && values[0] >= last,
-            "counts {values:?} fall below {last}, or differ by more than one"
-        );
+        ensure!(one && values[0] >= last, "counts {values:?} fall below {last}, or differ by more than one");
         grown += u32::from(values[0] > last);
         last = values[0];
     }
@@ -350,22 +294,11 @@ fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
         let values = sample.read.as_ref().map(counts).unwrap_or_default();
         ensure_eq!(values.len(), 3, "events in a sample");
         // Every fifth mark of the leader causes a sample. The member's fifth mark is placed only after that.
-        ensure_eq!(
-            (values[0], values[2]),
-            (5 * number, 5 * number - 1),
-            "marks of the leader and of its member"
-        );
-        ensure!(
-            values[1] > last_tsc,
-            "the clock did not grow at sample {number}: {}",
-            values[1]
-        );
+        ensure_eq!((values[0], values[2]), (5 * number, 5 * number - 1), "marks of the leader and of its member");
+        ensure!(values[1] > last_tsc, "the clock did not grow at sample {number}: {}", values[1]);
         last_tsc = values[1];
     }
-    ensure!(
-        last_tsc <= took + cpu::tsc() - began,
-        "{last_tsc} ticks counted, but only {took} passed"
-    );
+    ensure!(last_tsc <= took + cpu::tsc() - began, "{last_tsc} ticks counted, but only {took} passed");
     Ok(())
 }
 
@@ -408,18 +341,11 @@ fn members_outlive_their_leader() -> Outcome {
     for member in [1, 2] {
         device.place(VALUE + member, 5)?;
     }
-    let found = events
-        .iter()
-        .map(Event::count)
-        .collect::<Result<Vec<_>, _>>()?;
+    let found = events.iter().map(Event::count).collect::<Result<Vec<_>, _>>()?;
     ensure_eq!(found, [8, 5], "counts of members whose leader was closed");
     events[0].disable(0)?;
     device.place(VALUE + 1, 5)?;
-    ensure_eq!(
-        events[0].count()?,
-        8,
-        "the count of a member whose leader was closed"
-    );
+    ensure_eq!(events[0].count()?, 8, "the count of a member whose leader was closed");
     Ok(())
 }
 
@@ -429,52 +355,23 @@ fn groups_that_cannot_be_are_refused() -> Outcome {
     let open = |attr: &perf_event_attr, how: How<'_>| refused(device.open_event(attr, how));
     let plain = attr(&device, 2, 0);
     let under_member = member_of(&events[1], How::OWN);
-    ensure_eq!(
-        open(&plain, under_member),
-        Some(libc::EINVAL),
-        "a member as leader"
-    );
+    ensure_eq!(open(&plain, under_member), Some(libc::EINVAL), "a member as leader");
     let of_cpu = member_of(&events[0], How::on_cpu(0));
-    ensure_eq!(
-        open(&plain, of_cpu),
-        Some(libc::EINVAL),
-        "a CPU's event under a task's"
-    );
+    ensure_eq!(open(&plain, of_cpu), Some(libc::EINVAL), "a CPU's event under a task's");
     let cpu_leader = device.open_event(&attr(&device, 3, 0), How::on_cpu(0))?;
     let other_cpu = member_of(&cpu_leader, How::on_cpu(1));
-    ensure_eq!(
-        open(&plain, other_cpu),
-        Some(libc::EINVAL),
-        "another CPU's event"
-    );
-    let other_task = How {
-        pid: 1,
-        ..member_of(&events[0], How::OWN)
-    };
-    ensure_eq!(
-        open(&plain, other_task),
-        Some(libc::EINVAL),
-        "another task's event"
-    );
+    ensure_eq!(open(&plain, other_cpu), Some(libc::EINVAL), "another CPU's event");
+    let other_task = How { pid: 1, ..member_of(&events[0], How::OWN) };
+    ensure_eq!(open(&plain, other_task), Some(libc::EINVAL), "another task's event");
     let mut pinned = plain;
     pinned.set_pinned(1);
     let pinned = open(&pinned, member_of(&events[0], How::OWN));
     ensure_eq!(pinned, Some(libc::EINVAL), "a pinned member");
     let file = std::fs::File::open("/dev/null")?;
-    let foreign = How {
-        group: Some(file.as_fd()),
-        ..How::OWN
-    };
-    ensure_eq!(
-        open(&plain, foreign),
-        Some(libc::EBADF),
-        "a file that is not an event"
-    );
+    let foreign = How { group: Some(file.as_fd()), ..How::OWN };
+    ensure_eq!(open(&plain, foreign), Some(libc::EBADF), "a file that is not an event");
     // With the flag `PERF_FLAG_FD_NO_GROUP`, the open accepts any event as the leader.
-    let apart = How {
-        flags: FLAG_NO_GROUP,
-        ..under_member
-    };
+    let apart = How { flags: FLAG_NO_GROUP, ..under_member };
     ensure_eq!(open(&plain, apart), None, "beside a member, in no group");
     Ok(())
 }

@@ -1,8 +1,5 @@
 //! Output into another event's ring: which redirections are allowed, and which records the ring then contains.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,27 +15,12 @@ use crate::raw::{Device, Event, FLAG_NO_GROUP, FLAG_OUTPUT, How, PAGE, refused, 
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "events_write_into_anothers_ring",
-        events_write_into_anothers_ring,
-    ),
-    (
-        "redirection_is_refused_as_perf_refuses",
-        redirection_is_refused_as_perf_refuses,
-    ),
-    (
-        "output_returns_to_the_events_own_ring",
-        output_returns_to_the_events_own_ring,
-    ),
-    (
-        "redirected_event_maps_the_targets_ring",
-        redirected_event_maps_the_targets_ring,
-    ),
+    ("events_write_into_anothers_ring", events_write_into_anothers_ring),
+    ("redirection_is_refused_as_perf_refuses", redirection_is_refused_as_perf_refuses),
+    ("output_returns_to_the_events_own_ring", output_returns_to_the_events_own_ring),
+    ("redirected_event_maps_the_targets_ring", redirected_event_maps_the_targets_ring),
     ("opening_can_redirect_at_once", opening_can_redirect_at_once),
-    (
-        "removed_ring_removes_its_redirects",
-        removed_ring_removes_its_redirects,
-    ),
+    ("removed_ring_removes_its_redirects", removed_ring_removes_its_redirects),
 ];
 
 const VALUE: u64 = 40;
@@ -58,10 +40,7 @@ fn events_write_into_anothers_ring() -> Outcome {
         event.output_to(events[0].as_raw_fd())?;
         events.push(event);
     }
-    let ids = events
-        .iter()
-        .map(Event::id)
-        .collect::<Result<Vec<_>, _>>()?;
+    let ids = events.iter().map(Event::id).collect::<Result<Vec<_>, _>>()?;
     for round in 1..=20 {
         for number in 0..EVENTS {
             device.mark(VALUE + number)?;
@@ -69,16 +48,8 @@ fn events_write_into_anothers_ring() -> Outcome {
         let (samples, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
         ensure_eq!(lost, 0, "lost records");
         let reported: Vec<u64> = samples.iter().filter_map(|s| s.id).collect();
-        ensure_eq!(
-            reported,
-            ids,
-            "the ids of the records, in the order of their marks"
-        );
-        ensure_eq!(
-            numbers(&samples),
-            vec![round; EVENTS as usize],
-            "the counts in the records"
-        );
+        ensure_eq!(reported, ids, "the ids of the records, in the order of their marks");
+        ensure_eq!(numbers(&samples), vec![round; EVENTS as usize], "the counts in the records");
     }
     // While the ring is full, records of all events are lost, and each loss is reported.
     for number in 0..EVENTS {
@@ -89,11 +60,7 @@ fn events_write_into_anothers_ring() -> Outcome {
     records.extend(ring.take()?);
     let (samples, lost) = fields::samples(&records, &attr(&device, 0))?;
     ensure!(lost > 0, "a full ring lost nothing");
-    ensure_eq!(
-        samples.len() as u64 + lost,
-        100 * EVENTS,
-        "records written and lost"
-    );
+    ensure_eq!(samples.len() as u64 + lost, 100 * EVENTS, "records written and lost");
     Ok(())
 }
 
@@ -106,11 +73,7 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
     let target = device.open_event(&attr(&device, 0), How::OWN)?;
     let event = device.open_event(&attr(&device, 1), How::OWN)?;
     let refuse = |target: &Event| refused(event.output_to(target.as_raw_fd()));
-    ensure_eq!(
-        refuse(&target),
-        Some(libc::EINVAL),
-        "to an event with no ring"
-    );
+    ensure_eq!(refuse(&target), Some(libc::EINVAL), "to an event with no ring");
     let _ring = Pages::map(&target, 1, READ_WRITE)?;
     ensure_eq!(refuse(&event), Some(libc::EINVAL), "to itself");
 
@@ -122,10 +85,7 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
     ensure_eq!(across, Some(libc::EINVAL), "from one CPU to another");
 
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn()?;
-    let of_child = How {
-        pid: child.id().cast_signed(),
-        ..How::OWN
-    };
+    let of_child = How { pid: child.id().cast_signed(), ..How::OWN };
     let other_task = device.open_event(&attr(&device, 3), of_child)?;
     let across = refused(other_task.output_to(target.as_raw_fd()));
     ensure_eq!(across, Some(libc::EINVAL), "from one task to another");
@@ -145,17 +105,9 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
     ensure_eq!(closed, Some(libc::EBADF), "to a descriptor that is closed");
 
     let own = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_eq!(
-        refuse(&target),
-        Some(libc::EINVAL),
-        "with a ring of its own mapped"
-    );
+    ensure_eq!(refuse(&target), Some(libc::EINVAL), "with a ring of its own mapped");
     let back = refused(event.output_to(-1));
-    ensure_eq!(
-        back,
-        Some(libc::EINVAL),
-        "back, with a ring of its own mapped"
-    );
+    ensure_eq!(back, Some(libc::EINVAL), "back, with a ring of its own mapped");
     drop(own);
     ensure_eq!(refuse(&target), None, "to another event of the task");
     Ok(())
@@ -174,17 +126,9 @@ fn output_returns_to_the_events_own_ring() -> Outcome {
     let mut own = Pages::map(&event, 1, READ_WRITE)?;
     device.place(VALUE + 1, 5)?;
     let (there, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
-    ensure_eq!(
-        (numbers(&there), lost),
-        (vec![1, 2, 3], 0),
-        "counts and losses in the target's ring"
-    );
+    ensure_eq!((numbers(&there), lost), (vec![1, 2, 3], 0), "counts and losses in the target's ring");
     let (here, _) = fields::samples(&own.take()?, &attr(&device, 1))?;
-    ensure_eq!(
-        numbers(&here),
-        [8, 9, 10, 11, 12],
-        "counts in the event's own ring"
-    );
+    ensure_eq!(numbers(&here), [8, 9, 10, 11, 12], "counts in the event's own ring");
     Ok(())
 }
 
@@ -195,29 +139,17 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
     let event = device.start(&attr(&device, 1), How::OWN)?;
     event.output_to(target.as_raw_fd())?;
     let other = Pages::map_raw(&event, 2 * PAGE, READ_WRITE, libc::MAP_SHARED, 0);
-    ensure_eq!(
-        refused(other),
-        Some(libc::EINVAL),
-        "a size other than the target's"
-    );
+    ensure_eq!(refused(other), Some(libc::EINVAL), "a size other than the target's");
     let mut view = Pages::map(&event, 2, READ_WRITE)?;
     device.mark(VALUE)?;
     device.mark(VALUE + 1)?;
     ensure_eq!(view.head(), ring.head(), "the heads of the two maps");
-    ensure_eq!(
-        view.take()?.len(),
-        2,
-        "records of both events, read through the second's mapping"
-    );
+    ensure_eq!(view.take()?.len(), 2, "records of both events, read through the second's mapping");
     // The ring exists as long as it is mapped through at least one of the two events.
     drop(ring);
     device.mark(VALUE)?;
     device.mark(VALUE + 1)?;
-    ensure_eq!(
-        view.take()?.len(),
-        2,
-        "records when the target's mapping is gone"
-    );
+    ensure_eq!(view.take()?.len(), 2, "records when the target's mapping is gone");
     Ok(())
 }
 
@@ -225,11 +157,7 @@ fn opening_can_redirect_at_once() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
     let mut ring = Pages::map(&target, 1, READ_WRITE)?;
-    let how = How {
-        group: Some(target.as_fd()),
-        flags: FLAG_OUTPUT | FLAG_NO_GROUP,
-        ..How::OWN
-    };
+    let how = How { group: Some(target.as_fd()), flags: FLAG_OUTPUT | FLAG_NO_GROUP, ..How::OWN };
     let event = device.start(&attr(&device, 1), how)?;
     device.place(VALUE + 1, 6)?;
     // The event is not in the target's group, so the target's state does not matter.
@@ -238,10 +166,7 @@ fn opening_can_redirect_at_once() -> Outcome {
     let (samples, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
     ensure_eq!((samples.len(), lost), (7, 0), "records and losses");
     let id = event.id()?;
-    ensure!(
-        samples.iter().all(|s| s.id == Some(id)),
-        "a record is not of the second event"
-    );
+    ensure!(samples.iter().all(|s| s.id == Some(id)), "a record is not of the second event");
     Ok(())
 }
 

@@ -16,9 +16,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{ADDR, CPU, ID, IP, PERIOD, TID, TIME};
 use crate::os::{self, Arrived, Epoll, POLL_HUP, POLL_IN};
 use crate::pages::{Pages, READ_WRITE};
-use crate::raw::{
-    Device, Doorbell, Event, How, KIND_MARK, kernels, refused, silent, waking, watermark,
-};
+use crate::raw::{Device, Doorbell, Event, How, KIND_MARK, kernels, refused, silent, waking, watermark};
 use crate::{Outcome, Test, cpu, interrupt};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -27,47 +25,20 @@ pub(crate) const TESTS: &[Test] = &[
     ("number_of_bytes_wakes", number_of_bytes_wakes),
     ("first_loss_wakes", first_loss_wakes),
     ("sleeping_poll_is_woken", sleeping_poll_is_woken),
-    (
-        "sleepers_of_all_events_that_share_a_ring_are_woken",
-        sleepers_of_all_events_that_share_a_ring_are_woken,
-    ),
-    (
-        "epoll_reports_each_wakeup_once",
-        epoll_reports_each_wakeup_once,
-    ),
+    ("sleepers_of_all_events_that_share_a_ring_are_woken", sleepers_of_all_events_that_share_a_ring_are_woken),
+    ("epoll_reports_each_wakeup_once", epoll_reports_each_wakeup_once),
     ("each_overflow_signals", each_overflow_signals),
     ("burst_signals_each_overflow", burst_signals_each_overflow),
-    (
-        "burst_on_another_cpu_signals_each_overflow",
-        burst_on_another_cpu_signals_each_overflow,
-    ),
-    (
-        "interval_changes_while_records_flow",
-        interval_changes_while_records_flow,
-    ),
-    (
-        "inherited_events_wake_at_the_interval",
-        inherited_events_wake_at_the_interval,
-    ),
-    (
-        "invalid_wakeup_interval_is_refused",
-        invalid_wakeup_interval_is_refused,
-    ),
-    (
-        "loop_of_poll_and_read_gets_every_record",
-        loop_of_poll_and_read_gets_every_record,
-    ),
+    ("burst_on_another_cpu_signals_each_overflow", burst_on_another_cpu_signals_each_overflow),
+    ("interval_changes_while_records_flow", interval_changes_while_records_flow),
+    ("inherited_events_wake_at_the_interval", inherited_events_wake_at_the_interval),
+    ("invalid_wakeup_interval_is_refused", invalid_wakeup_interval_is_refused),
+    ("loop_of_poll_and_read_gets_every_record", loop_of_poll_and_read_gets_every_record),
     ("descriptor_cannot_be_spliced", descriptor_cannot_be_spliced),
     ("used_up_refresh_hangs_up", used_up_refresh_hangs_up),
     ("task_that_ends_hangs_up", task_that_ends_hangs_up),
-    (
-        "shared_ring_wakes_all_and_signals_one",
-        shared_ring_wakes_all_and_signals_one,
-    ),
-    (
-        "interrupts_are_as_few_as_the_mark_allows",
-        interrupts_are_as_few_as_the_mark_allows,
-    ),
+    ("shared_ring_wakes_all_and_signals_one", shared_ring_wakes_all_and_signals_one),
+    ("interrupts_are_as_few_as_the_mark_allows", interrupts_are_as_few_as_the_mark_allows),
 ];
 
 const VALUE: u64 = 50;
@@ -119,11 +90,7 @@ fn every_full_page_wakes() -> Outcome {
     ensure_eq!(ring.take()?.len() as u64, 2 * PER_PAGE - 1, "records");
     ensure_eq!(event.poll(NOW)?, 0, "poll before the page is full");
     device.mark(VALUE)?;
-    ensure_eq!(
-        event.poll(LONG)?,
-        libc::POLLIN,
-        "poll when the page is full"
-    );
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll when the page is full");
     Ok(())
 }
 
@@ -174,10 +141,8 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
     let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
     let (event, _ring) = start(&device, &attr)?;
     let sharing = device.marks(OTHER, 1, FIELDS);
-    let sharers = [
-        device.open_event(&waking(sharing, 1), How::OWN)?,
-        device.open_event(&waking(sharing, 1), How::OWN)?,
-    ];
+    let sharers =
+        [device.open_event(&waking(sharing, 1), How::OWN)?, device.open_event(&waking(sharing, 1), How::OWN)?];
     for sharer in &sharers {
         sharer.output_to(event.as_raw_fd())?;
     }
@@ -187,10 +152,7 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
 }
 
 /// For each of these events, one thread sleeps in poll(2). Checks that `wake` wakes all of these threads.
-pub(crate) fn sleepers_are_woken(
-    sleepers: Vec<Event>,
-    wake: impl FnOnce() -> std::io::Result<()>,
-) -> Outcome {
+pub(crate) fn sleepers_are_woken(sleepers: Vec<Event>, wake: impl FnOnce() -> std::io::Result<()>) -> Outcome {
     let all = sleepers.len();
     let (reported, tells) = mpsc::channel();
     // Each sleeper has its own thread. A thread that is not woken remains until the process ends.
@@ -227,22 +189,10 @@ fn epoll_reports_each_wakeup_once() -> Outcome {
         ensure_eq!(epoll.wait(NOW)?, 0, "edge {edge}: epoll before any record");
         for round in 0..4 {
             device.mark(VALUE)?;
-            ensure_eq!(
-                epoll.wait(NOW)?,
-                0,
-                "edge {edge}, round {round}: epoll after one record"
-            );
+            ensure_eq!(epoll.wait(NOW)?, 0, "edge {edge}, round {round}: epoll after one record");
             device.mark(VALUE)?;
-            ensure_eq!(
-                epoll.wait(LONG)?,
-                readable,
-                "edge {edge}, round {round}: epoll after two records"
-            );
-            ensure_eq!(
-                epoll.wait(NOW)?,
-                0,
-                "edge {edge}, round {round}: a second wakeup"
-            );
+            ensure_eq!(epoll.wait(LONG)?, readable, "edge {edge}, round {round}: epoll after two records");
+            ensure_eq!(epoll.wait(NOW)?, 0, "edge {edge}, round {round}: a second wakeup");
         }
     }
     Ok(())
@@ -271,20 +221,13 @@ fn signalling(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Err
 fn each_overflow_signals() -> Outcome {
     let device = Device::open()?;
     let (event, ring) = signalling(&device)?;
-    let expected = Arrived {
-        code: POLL_IN,
-        fd: event.as_raw_fd(),
-    };
+    let expected = Arrived { code: POLL_IN, fd: event.as_raw_fd() };
     for round in 1..=30 {
         // Places marks on both CPUs in turn, because the signals must not depend on the CPU that takes the interrupt.
         cpu::pin(round % 2)?;
         device.mark(VALUE)?;
         ensure_eq!(next_signal()?, expected, "the signal of overflow {round}");
-        ensure_eq!(
-            ring.head(),
-            64 * round as u64,
-            "the head at the signal of overflow {round}"
-        );
+        ensure_eq!(ring.head(), 64 * round as u64, "the head at the signal of overflow {round}");
     }
     no_signal("more signals than overflows")
 }
@@ -345,10 +288,7 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     })?;
     event.disable(0)?;
     ensure_eq!(ring.head(), 64 * OVERFLOWS, "bytes of records");
-    let expected = Arrived {
-        code: POLL_IN,
-        fd: event.as_raw_fd(),
-    };
+    let expected = Arrived { code: POLL_IN, fd: event.as_raw_fd() };
     for round in 1..=OVERFLOWS {
         let signal = next_signal().map_err(|error| format!("signal {round}: {error}"))?;
         ensure_eq!(signal, expected, "signal {round} of {OVERFLOWS}");
@@ -389,11 +329,7 @@ fn interval_changes_while_records_flow() -> Outcome {
     // The event was opened with an interval of seven records. So the first seven records cause a wakeup. The other four
     // come before the interval changes, and must not count towards the new interval.
     device.place(VALUE, 7 + 4)?;
-    ensure_eq!(
-        next_signal()?.code,
-        POLL_IN,
-        "the signal at the interval that the event was opened with"
-    );
+    ensure_eq!(next_signal()?.code, POLL_IN, "the signal at the interval that the event was opened with");
     no_signal("before the second seven")?;
     for (stage, (unit, every, wakeups)) in stages.into_iter().enumerate() {
         event.wakeup(every, unit, 0)?;
@@ -402,11 +338,7 @@ fn interval_changes_while_records_flow() -> Outcome {
             next_signal().map_err(|error| format!("stage {stage}, wakeup {wakeup}: {error}"))?;
         }
         ensure_eq!(signals()?, 0, "stage {stage}: signals beyond {wakeups}");
-        ensure_eq!(
-            event.poll(NOW)?,
-            libc::POLLIN,
-            "stage {stage}: poll after the wakeups"
-        );
+        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "stage {stage}: poll after the wakeups");
         ensure_eq!(event.poll(NOW)?, 0, "stage {stage}: poll after that poll");
     }
     let records = 7 + 4 + STAGE * stages.len() as u64;
@@ -440,16 +372,10 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
     turns.write_all(b"\n")?;
     child.wait()?;
     ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll after 6 marks");
-    let mut other = Command::new("/proc/self/exe")
-        .args(["mark", &VALUE.to_string(), "3"])
-        .stdout(Stdio::null())
-        .spawn()?;
+    let mut other =
+        Command::new("/proc/self/exe").args(["mark", &VALUE.to_string(), "3"]).stdout(Stdio::null()).spawn()?;
     other.wait()?;
-    ensure_eq!(
-        event.poll(LONG)?,
-        libc::POLLIN,
-        "poll after a later child's marks"
-    );
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll after a later child's marks");
     ensure_eq!(event.poll(NOW)?, 0, "a second wakeup");
     ensure_eq!(ring.take()?.len(), 9, "records");
     Ok(())
@@ -462,11 +388,7 @@ fn invalid_wakeup_interval_is_refused() -> Outcome {
     for unit in [WAKEUP_RECORDS, WAKEUP_BYTES] {
         for every in [0, 1 << 32, u64::MAX] {
             let errno = refused(event.wakeup(every, unit, 0));
-            ensure_eq!(
-                errno,
-                Some(libc::EINVAL),
-                "errno for an interval of {every} in unit {unit}"
-            );
+            ensure_eq!(errno, Some(libc::EINVAL), "errno for an interval of {every} in unit {unit}");
         }
     }
     for unit in [0, 3, u32::MAX] {
@@ -477,18 +399,10 @@ fn invalid_wakeup_interval_is_refused() -> Outcome {
     ensure_eq!(errno, Some(libc::EINVAL), "errno for a reserved word");
     let counter = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let errno = refused(counter.wakeup(1, WAKEUP_RECORDS, 0));
-    ensure_eq!(
-        errno,
-        Some(libc::EINVAL),
-        "errno for an event that only counts"
-    );
+    ensure_eq!(errno, Some(libc::EINVAL), "errno for an event that only counts");
     let perfs = kernels(&device.attr(KIND_MARK, VALUE), How::OWN)?;
     let errno = refused(perfs.wakeup(1, WAKEUP_RECORDS, 0));
-    ensure_eq!(
-        errno,
-        Some(libc::ENOTTY),
-        "errno for an event of perf_event_open(2)"
-    );
+    ensure_eq!(errno, Some(libc::ENOTTY), "errno for an event of perf_event_open(2)");
     // The refused requests have changed nothing.
     wakes_at(&event, &device, &[5, 10])
 }
@@ -531,15 +445,9 @@ fn loop_of_poll_and_read_gets_every_record() -> Outcome {
         Ok(reader.join().map_err(|_| "the reader panicked")??)
     })?;
     ensure_eq!(times.len() as u64, RECORDS, "records taken");
-    ensure!(
-        times.is_sorted(),
-        "the times of the records are out of order"
-    );
+    ensure!(times.is_sorted(), "the times of the records are out of order");
     let most = RECORDS / u64::from(EVERY);
-    ensure!(
-        (4..=most).contains(&waits),
-        "{waits} waits, expected 4 to {most}"
-    );
+    ensure!((4..=most).contains(&waits), "{waits} waits, expected 4 to {most}");
     ensure_eq!(event.read()?.value, RECORDS, "the count");
     Ok(())
 }
@@ -566,11 +474,7 @@ fn used_up_refresh_hangs_up() -> Outcome {
         event.refresh(3)?;
         for code in [POLL_IN, POLL_IN, POLL_HUP] {
             device.mark(VALUE)?;
-            ensure_eq!(
-                next_signal()?.code,
-                code,
-                "round {round}: the signal's code"
-            );
+            ensure_eq!(next_signal()?.code, code, "round {round}: the signal's code");
         }
         device.place(VALUE, 5)?;
         no_signal("after the last overflow")?;
@@ -587,10 +491,7 @@ fn task_that_ends_hangs_up() -> Outcome {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let how = How {
-        pid: child.id().cast_signed(),
-        ..How::OWN
-    };
+    let how = How { pid: child.id().cast_signed(), ..How::OWN };
     let event = device.open_event(&waking(device.marks(VALUE, 1, FIELDS), 2), how)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     event.enable(0)?;
@@ -607,16 +508,10 @@ fn task_that_ends_hangs_up() -> Outcome {
         turns.write_all(b"\n")?;
         child.wait()?;
         let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
-        ensure!(
-            woken & libc::POLLHUP != 0,
-            "poll at the task's end lacks POLLHUP: {woken:#x}"
-        );
+        ensure!(woken & libc::POLLHUP != 0, "poll at the task's end lacks POLLHUP: {woken:#x}");
         Ok(())
     })?;
-    ensure!(
-        event.poll(NOW)? & libc::POLLHUP != 0,
-        "poll after the task's end lacks POLLHUP"
-    );
+    ensure!(event.poll(NOW)? & libc::POLLHUP != 0, "poll after the task's end lacks POLLHUP");
     ensure_eq!(ring.take()?.len(), 3, "records of a task that has ended");
     ensure_eq!(event.count()?, 3, "the count of a task that has ended");
     Ok(())
@@ -635,24 +530,12 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
     for round in 0..3 {
         device.place(VALUE, 2)?;
         device.mark(SECOND)?;
-        ensure_eq!(
-            target.poll(NOW)?,
-            0,
-            "round {round}: poll after one record of the second event"
-        );
+        ensure_eq!(target.poll(NOW)?, 0, "round {round}: poll after one record of the second event");
         device.mark(SECOND)?;
         let signal = next_signal()?;
-        ensure_eq!(
-            signal.fd,
-            event.as_raw_fd(),
-            "round {round}: the descriptor that signals"
-        );
+        ensure_eq!(signal.fd, event.as_raw_fd(), "round {round}: the descriptor that signals");
         no_signal("the ring's other event")?;
-        ensure_eq!(
-            target.poll(LONG)?,
-            libc::POLLIN,
-            "round {round}: poll of the ring's owner"
-        );
+        ensure_eq!(target.poll(LONG)?, libc::POLLIN, "round {round}: poll of the ring's owner");
     }
     Ok(())
 }
@@ -687,10 +570,7 @@ fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
     device.place(VALUE, 200)?;
     let after = interrupt::taken()?;
     let taken = after - before;
-    ensure!(
-        taken <= TWICE,
-        "{taken} interrupts although no wakeup is due"
-    );
+    ensure!(taken <= TWICE, "{taken} interrupts although no wakeup is due");
     drop(event);
     Ok(())
 }

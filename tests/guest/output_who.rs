@@ -1,9 +1,6 @@
 //! Tests the task that each sample names, and the cost of samples. With both engines, samples must name the right task,
 //! without an exit at a task switch. With the batched engine, a sample must not cause an exit.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,44 +13,23 @@ use crate::fields::{self, CPU, ID, IP, MISC_MODE, MISC_USER, PERIOD, Sample, TID
 use crate::known_code::{self, Loop};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_MMIO, EXIT_SIGNAL, Event, How,
-    KIND_EXITS, KIND_MARK, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
+    Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_MMIO, EXIT_SIGNAL, Event, How, KIND_EXITS, KIND_MARK,
+    KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
 };
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "engine_of_an_event_is_reported",
-        engine_of_an_event_is_reported,
-    ),
-    (
-        "swapping_tasks_are_distinguished_by_the_exit_engine",
-        swapping_tasks_are_distinguished_by_the_exit_engine,
-    ),
-    (
-        "exit_engine_exits_once_for_a_sample",
-        exit_engine_exits_once_for_a_sample,
-    ),
+    ("engine_of_an_event_is_reported", engine_of_an_event_is_reported),
+    ("swapping_tasks_are_distinguished_by_the_exit_engine", swapping_tasks_are_distinguished_by_the_exit_engine),
+    ("exit_engine_exits_once_for_a_sample", exit_engine_exits_once_for_a_sample),
 ];
 
 /// Tests for a machine whose operator allows only the batched engine.
 pub(crate) const BATCHED: &[Test] = &[
-    (
-        "clock_is_sampled_only_by_the_batched_engine",
-        clock_is_sampled_only_by_the_batched_engine,
-    ),
-    (
-        "swapping_tasks_are_distinguished_by_the_batched_engine",
-        swapping_tasks_are_distinguished_by_the_batched_engine,
-    ),
-    (
-        "batched_engine_exits_for_no_sample",
-        batched_engine_exits_for_no_sample,
-    ),
-    (
-        "both_vcpus_are_batched_into_one_ring",
-        both_vcpus_are_batched_into_one_ring,
-    ),
+    ("clock_is_sampled_only_by_the_batched_engine", clock_is_sampled_only_by_the_batched_engine),
+    ("swapping_tasks_are_distinguished_by_the_batched_engine", swapping_tasks_are_distinguished_by_the_batched_engine),
+    ("batched_engine_exits_for_no_sample", batched_engine_exits_for_no_sample),
+    ("both_vcpus_are_batched_into_one_ring", both_vcpus_are_batched_into_one_ring),
 ];
 
 const FIELDS: u64 = IP | TID | TIME | CPU | ID | PERIOD;
@@ -65,17 +41,9 @@ fn by(engine: u32, how: How<'_>) -> How<'_> {
 
 fn engine_of_an_event_is_reported() -> Outcome {
     let device = Device::open()?;
-    let clock = sampling(
-        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
-        MILLISECOND,
-        FIELDS,
-    );
+    let clock = sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), MILLISECOND, FIELDS);
     let event = device.open_event(&clock, by(ENGINE_EXIT, How::OWN))?;
-    ensure_eq!(
-        event.engine()?,
-        ENGINE_EXIT,
-        "the engine when the exit engine was requested"
-    );
+    ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine when the exit engine was requested");
     // By default, the device selects the batched engine if the host supports it, and otherwise the exit engine.
     let engine = device.open_event(&clock, How::OWN)?.engine()?;
     let batched = device.open_event(&clock, by(ENGINE_BATCHED, How::OWN));
@@ -89,11 +57,7 @@ fn engine_of_an_event_is_reported() -> Outcome {
             );
         }
         Err(_) => {
-            ensure_eq!(
-                engine,
-                ENGINE_EXIT,
-                "the default engine on a host that cannot batch"
-            );
+            ensure_eq!(engine, ENGINE_EXIT, "the default engine on a host that cannot batch");
             ensure_eq!(
                 refused(batched),
                 Some(libc::EOPNOTSUPP),
@@ -106,25 +70,13 @@ fn engine_of_an_event_is_reported() -> Outcome {
 
 fn clock_is_sampled_only_by_the_batched_engine() -> Outcome {
     let device = Device::open()?;
-    let clock = sampling(
-        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
-        MILLISECOND,
-        FIELDS,
-    );
+    let clock = sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), MILLISECOND, FIELDS);
     for engine in [ENGINE_ANY, ENGINE_BATCHED] {
         let event = device.open_event(&clock, by(engine, How::OWN))?;
-        ensure_eq!(
-            event.engine()?,
-            ENGINE_BATCHED,
-            "the engine when {engine} was requested"
-        );
+        ensure_eq!(event.engine()?, ENGINE_BATCHED, "the engine when {engine} was requested");
     }
     let exit = refused(device.open_event(&clock, by(ENGINE_EXIT, How::OWN)));
-    ensure_eq!(
-        exit,
-        Some(libc::EOPNOTSUPP),
-        "errno for a clock with the exit engine"
-    );
+    ensure_eq!(exit, Some(libc::EOPNOTSUPP), "errno for a clock with the exit engine");
     tell_of_marks(&device)
 }
 
@@ -135,17 +87,9 @@ fn tell_of_marks(device: &Device) -> Outcome {
     let event = device.open_event(&marks, How::OWN)?;
     ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine of marks");
     let batched = refused(device.open_event(&marks, by(ENGINE_BATCHED, How::OWN)));
-    ensure_eq!(
-        batched,
-        Some(libc::EOPNOTSUPP),
-        "errno for marks with the batched engine"
-    );
+    ensure_eq!(batched, Some(libc::EOPNOTSUPP), "errno for marks with the batched engine");
     let counting = device.open_event(&device.attr(KIND_MARK, 1), How::OWN)?;
-    ensure_eq!(
-        counting.engine()?,
-        ENGINE_ANY,
-        "the engine of an event that only counts"
-    );
+    ensure_eq!(counting.engine()?, ENGINE_ANY, "the engine of an event that only counts");
     Ok(())
 }
 
@@ -253,11 +197,7 @@ fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
         wrong.first()
     );
     ensure!(switches > 200, "{switches} switches are too few");
-    ensure_eq!(
-        after - before,
-        0,
-        "exits to the device in {switches} switches"
-    );
+    ensure_eq!(after - before, 0, "exits to the device in {switches} switches");
     Ok(())
 }
 
@@ -280,11 +220,7 @@ struct Sampled {
     signals: u64,
 }
 
-fn sampled_loop(
-    device: &Device,
-    attr: &perf_event_attr,
-    engine: u32,
-) -> Result<Sampled, Box<dyn std::error::Error>> {
+fn sampled_loop(device: &Device, attr: &perf_event_attr, engine: u32) -> Result<Sampled, Box<dyn std::error::Error>> {
     cpu::pin(1)?;
     let [code, _] = known_code::loops();
     let event = device.open_event(attr, by(engine, How::on_cpu(1)))?;
@@ -312,11 +248,7 @@ fn sampled_loop(
             samples += 1;
         }
     }
-    Ok(Sampled {
-        samples,
-        moments: moments.len() as u64,
-        signals: signals.snapshot().count - before,
-    })
+    Ok(Sampled { samples, moments: moments.len() as u64, signals: signals.snapshot().count - before })
 }
 
 fn clock(device: &Device) -> perf_event_attr {
@@ -326,11 +258,7 @@ fn clock(device: &Device) -> perf_event_attr {
 
 fn exit_engine_exits_once_for_a_sample() -> Outcome {
     let device = Device::open()?;
-    let Sampled {
-        samples,
-        moments,
-        signals,
-    } = sampled_loop(&device, &clock(&device), ENGINE_EXIT)?;
+    let Sampled { samples, moments, signals } = sampled_loop(&device, &clock(&device), ENGINE_EXIT)?;
     // There can be fewer signals than samples. The last sample needs no signal if the device finds its overflow at the
     // exit that disables the event. On a busy host, one signal can announce several overflows. Their samples then have
     // the same time, so the lower bound uses the number of distinct times. No sample causes more than one signal. A
@@ -346,12 +274,7 @@ fn exit_engine_exits_once_for_a_sample() -> Outcome {
 fn batched_engine_exits_for_no_sample() -> Outcome {
     let device = Device::open()?;
     let sampled = sampled_loop(&device, &clock(&device), ENGINE_BATCHED)?;
-    ensure_eq!(
-        sampled.signals,
-        0,
-        "signals that ended the run call for {} samples",
-        sampled.samples
-    );
+    ensure_eq!(sampled.signals, 0, "signals that ended the run call for {} samples", sampled.samples);
     Ok(())
 }
 
@@ -378,9 +301,7 @@ fn both_vcpus_are_batched_into_one_ring() -> Outcome {
                 Ok(cpu::thread_id())
             })
         });
-        let in_code = |sample: &&Sample, which: usize| {
-            sample.ip.is_some_and(|ip| codes[which].code.contains(&ip))
-        };
+        let in_code = |sample: &&Sample, which: usize| sample.ip.is_some_and(|ip| codes[which].code.contains(&ip));
         let reported = loop {
             match ring.take().map(|bytes| fields::samples(&bytes, &attr)) {
                 Ok(Ok((more, less))) => {
@@ -398,26 +319,15 @@ fn both_vcpus_are_batched_into_one_ring() -> Outcome {
         };
         stop.store(true, Ordering::Relaxed);
         let [first, second] = runners.map(|runner| runner.join());
-        let tids = [
-            first.map_err(|_| "a runner panicked")??,
-            second.map_err(|_| "a runner panicked")??,
-        ];
+        let tids = [first.map_err(|_| "a runner panicked")??, second.map_err(|_| "a runner panicked")??];
         reported?;
         ensure_eq!(lost, 0, "lost samples");
         for (which, tid) in tids.into_iter().enumerate() {
             let own = samples.iter().filter(|s| in_code(s, which));
             let own: Vec<&Sample> = own.collect();
-            let right = own
-                .iter()
-                .all(|s| s.cpu == Some(which as u32) && s.pid_tid.is_some_and(|who| who.1 == tid));
-            ensure!(
-                right,
-                "a sample in the code of thread {tid} names another thread or CPU"
-            );
-            ensure!(
-                own.is_sorted_by_key(|s| s.time),
-                "the times of CPU {which} go back"
-            );
+            let right = own.iter().all(|s| s.cpu == Some(which as u32) && s.pid_tid.is_some_and(|who| who.1 == tid));
+            ensure!(right, "a sample in the code of thread {tid} names another thread or CPU");
+            ensure!(own.is_sorted_by_key(|s| s.time), "the times of CPU {which} go back");
         }
         Ok(())
     })

@@ -12,29 +12,14 @@ use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("records_wrap_whole", records_wrap_whole),
-    (
-        "losses_stand_where_they_happened",
-        losses_stand_where_they_happened,
-    ),
+    ("losses_stand_where_they_happened", losses_stand_where_they_happened),
     ("read_returns_the_number_lost", read_returns_the_number_lost),
     ("overwriting_keeps_the_newest", overwriting_keeps_the_newest),
-    (
-        "writing_backwards_puts_the_newest_first",
-        writing_backwards_puts_the_newest_first,
-    ),
-    (
-        "backward_ring_can_be_frozen_and_read",
-        backward_ring_can_be_frozen_and_read,
-    ),
+    ("writing_backwards_puts_the_newest_first", writing_backwards_puts_the_newest_first),
+    ("backward_ring_can_be_frozen_and_read", backward_ring_can_be_frozen_and_read),
     ("paused_ring_does_not_change", paused_ring_does_not_change),
-    (
-        "pausing_needs_a_ring_with_data",
-        pausing_needs_a_ring_with_data,
-    ),
-    (
-        "both_vcpus_write_into_one_ring",
-        both_vcpus_write_into_one_ring,
-    ),
+    ("pausing_needs_a_ring_with_data", pausing_needs_a_ring_with_data),
+    ("both_vcpus_write_into_one_ring", both_vcpus_write_into_one_ring),
 ];
 
 const VALUE: u64 = 23;
@@ -45,8 +30,7 @@ const RECORD: u64 = 64;
 /// Returns the number of the mark that caused the sample. This is the event's count, which is in the sample.
 pub(crate) fn number(sample: &Sample) -> u64 {
     let read = sample.read.as_ref();
-    read.and_then(|read| read.values.first())
-        .map_or(0, |value| value.value)
+    read.and_then(|read| read.values.first()).map_or(0, |value| value.value)
 }
 
 pub(crate) fn numbers(samples: &[Sample]) -> Vec<u64> {
@@ -55,12 +39,7 @@ pub(crate) fn numbers(samples: &[Sample]) -> Vec<u64> {
 
 /// Pins this thread to CPU 1, and starts an event of that CPU. If the event belonged to a task, a task switch would
 /// schedule it out. A pending loss would then be recorded too early for the tests.
-fn start(
-    device: &Device,
-    attr: &perf_event_attr,
-    pages: usize,
-    protection: i32,
-) -> std::io::Result<(Event, Pages)> {
+fn start(device: &Device, attr: &perf_event_attr, pages: usize, protection: i32) -> std::io::Result<(Event, Pages)> {
     cpu::pin(1)?;
     let event = device.open_event(attr, How::on_cpu(1))?;
     let ring = Pages::map(&event, pages, protection)?;
@@ -79,33 +58,19 @@ fn records_wrap_whole() -> Outcome {
         device.place(VALUE, burst)?;
         placed += burst;
         let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-        ensure_eq!(
-            (samples.len() as u64, lost),
-            (burst, 0),
-            "records and losses of a burst"
-        );
+        ensure_eq!((samples.len() as u64, lost), (burst, 0), "records and losses of a burst");
         for sample in &samples {
             seen += 1;
             let time = sample.time.unwrap_or(0);
             ensure_eq!(number(sample), seen, "the count in the next record");
-            ensure!(
-                time > last,
-                "a record at {time} ns follows one at {last} ns"
-            );
+            ensure!(time > last, "a record at {time} ns follows one at {last} ns");
             ensure_eq!(sample.id, Some(id), "the id in a record");
-            ensure_eq!(
-                sample.pid_tid,
-                Some((std::process::id(), cpu::thread_id())),
-                "the task in a record"
-            );
+            ensure_eq!(sample.pid_tid, Some((std::process::id(), cpu::thread_id())), "the task in a record");
             last = time;
         }
     }
     ensure_eq!(ring.head(), placed * 48, "bytes produced");
-    ensure!(
-        ring.head() > 20 * ring.size(),
-        "the ring wrapped at most 20 times"
-    );
+    ensure!(ring.head() > 20 * ring.size(), "the ring wrapped at most 20 times");
     Ok(())
 }
 
@@ -121,38 +86,18 @@ fn losses_stand_where_they_happened() -> Outcome {
     // The ring does not have room for both, so the new sample is also lost.
     ring.next_record()?;
     device.place(VALUE, 1)?;
-    ensure_eq!(
-        ring.head(),
-        ring.size(),
-        "the head while the loss cannot be recorded"
-    );
+    ensure_eq!(ring.head(), ring.size(), "the head while the loss cannot be recorded");
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
     let expected: Vec<u64> = (2..=room).collect();
-    ensure_eq!(
-        numbers(&samples),
-        expected,
-        "counts in the records before the loss"
-    );
+    ensure_eq!(numbers(&samples), expected, "counts in the records before the loss");
     ensure_eq!(lost, 0, "losses recorded before there was room");
     device.place(VALUE, 3)?;
     let records = ring.take()?;
-    ensure_eq!(
-        records[0].kind,
-        LOST,
-        "type of the first record after the loss"
-    );
-    ensure_eq!(
-        records[0].words[..2],
-        [id, 34],
-        "the id of the event and the number of lost records"
-    );
+    ensure_eq!(records[0].kind, LOST, "type of the first record after the loss");
+    ensure_eq!(records[0].words[..2], [id, 34], "the id of the event and the number of lost records");
     let (samples, _) = fields::samples(&records, &attr)?;
     let first = room + 34 + 1;
-    ensure_eq!(
-        numbers(&samples),
-        [first, first + 1, first + 2],
-        "counts in the samples after the loss"
-    );
+    ensure_eq!(numbers(&samples), [first, first + 1, first + 2], "counts in the samples after the loss");
     ensure_eq!(event.count()?, room + 37, "the count, losses included");
     Ok(())
 }
@@ -167,11 +112,7 @@ fn read_returns_the_number_lost() -> Outcome {
     event.count()?;
     let records = ring.take()?;
     let (samples, lost) = fields::samples(&records, &attr)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (0, 5),
-        "records and losses after a read(2)"
-    );
+    ensure_eq!((samples.len(), lost), (0, 5), "records and losses after a read(2)");
     event.count()?;
     ensure_eq!(ring.take()?.len(), 0, "records after another read(2)");
     Ok(())
@@ -188,12 +129,7 @@ fn overwriting_keeps_the_newest() -> Outcome {
     for back in 1..=kept {
         let record = ring.record_at(ring.head() - back * RECORD)?;
         let sample = fields::sample(&record, &attr)?;
-        ensure_eq!(
-            number(&sample),
-            500 + 1 - back,
-            "the count in the record {} before the newest",
-            back - 1
-        );
+        ensure_eq!(number(&sample), 500 + 1 - back, "the count in the record {} before the newest", back - 1);
     }
     Ok(())
 }
@@ -221,30 +157,14 @@ fn writing_backwards_puts_the_newest_first() -> Outcome {
     let attr = backward(&device);
     let (event, ring) = start(&device, &attr, 1, READ_ONLY)?;
     device.place(VALUE, 10)?;
-    ensure_eq!(
-        ring.head(),
-        (10 * RECORD).wrapping_neg(),
-        "the head after ten records"
-    );
+    ensure_eq!(ring.head(), (10 * RECORD).wrapping_neg(), "the head after ten records");
     let expected: Vec<u64> = (1..=10).rev().collect();
-    ensure_eq!(
-        numbers(&held(&ring, &attr)?),
-        expected,
-        "counts in ten records, newest first"
-    );
+    ensure_eq!(numbers(&held(&ring, &attr)?), expected, "counts in ten records, newest first");
     device.place(VALUE, 290)?;
     event.disable(0)?;
-    ensure_eq!(
-        ring.head(),
-        (300 * RECORD).wrapping_neg(),
-        "the head after 300 records"
-    );
+    ensure_eq!(ring.head(), (300 * RECORD).wrapping_neg(), "the head after 300 records");
     let expected: Vec<u64> = (300 - 63..=300).rev().collect();
-    ensure_eq!(
-        numbers(&held(&ring, &attr)?),
-        expected,
-        "counts in a page of records, newest first"
-    );
+    ensure_eq!(numbers(&held(&ring, &attr)?), expected, "counts in a page of records, newest first");
     Ok(())
 }
 
@@ -258,27 +178,15 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     device.place(VALUE, 30)?;
     ensure_eq!(ring.head(), frozen, "the head of a paused ring");
     let expected: Vec<u64> = (100 - 63..=100).rev().collect();
-    ensure_eq!(
-        numbers(&held(&ring, &attr)?),
-        expected,
-        "counts in the samples of a paused ring"
-    );
+    ensure_eq!(numbers(&held(&ring, &attr)?), expected, "counts in the samples of a paused ring");
     event.pause(false)?;
     device.place(VALUE, 1)?;
     // The device has published the loss record and the next record together.
     let loss = ring.record_at(ring.head())?;
-    ensure_eq!(
-        (loss.kind, &loss.words[..]),
-        (LOST, &[event.id()?, 30][..]),
-        "type, event and number of the loss"
-    );
+    ensure_eq!((loss.kind, &loss.words[..]), (LOST, &[event.id()?, 30][..]), "type, event and number of the loss");
     let newest = ring.record_at(ring.head().wrapping_add(24))?;
     let newest = fields::sample(&newest, &attr)?;
-    ensure_eq!(
-        number(&newest),
-        131,
-        "the count in the newest record after the pause"
-    );
+    ensure_eq!(number(&newest), 131, "the count in the newest record after the pause");
     Ok(())
 }
 
@@ -296,16 +204,10 @@ fn paused_ring_does_not_change() -> Outcome {
     event.pause(false)?;
     device.place(VALUE, 3)?;
     let records = ring.take()?;
-    let losses: Vec<usize> = (0..records.len())
-        .filter(|&at| records[at].kind == LOST)
-        .collect();
+    let losses: Vec<usize> = (0..records.len()).filter(|&at| records[at].kind == LOST).collect();
     ensure_eq!(losses, [5], "indices of the LOST records");
     let (samples, lost) = fields::samples(&records, &attr)?;
-    ensure_eq!(
-        numbers(&samples),
-        [1, 2, 3, 4, 5, 13, 14, 15],
-        "marks with records"
-    );
+    ensure_eq!(numbers(&samples), [1, 2, 3, 4, 5, 13, 14, 15], "marks with records");
     ensure_eq!(lost, 7, "losses recorded for the pause");
     ensure_eq!(event.count()?, 15, "the count, the pause included");
     Ok(())
@@ -314,17 +216,9 @@ fn paused_ring_does_not_change() -> Outcome {
 fn pausing_needs_a_ring_with_data() -> Outcome {
     let device = Device::open()?;
     let event = device.open_event(&device.marks(VALUE, 1, FIELDS), How::OWN)?;
-    ensure_eq!(
-        refused(event.pause(true)),
-        Some(libc::EINVAL),
-        "pausing an event without a ring"
-    );
+    ensure_eq!(refused(event.pause(true)), Some(libc::EINVAL), "pausing an event without a ring");
     let page = Pages::map(&event, 0, READ_WRITE)?;
-    ensure_eq!(
-        refused(event.pause(true)),
-        Some(libc::EINVAL),
-        "pausing an event with the metadata page alone"
-    );
+    ensure_eq!(refused(event.pause(true)), Some(libc::EINVAL), "pausing an event with the metadata page alone");
     drop(page);
     let _ring = Pages::map(&event, 1, READ_WRITE)?;
     event.pause(true)?;
@@ -366,30 +260,14 @@ fn both_vcpus_write_into_one_ring() -> Outcome {
         take()?;
         event.count()?;
         take()?;
-        ensure_eq!(
-            samples.len() as u64 + lost,
-            2 * EACH,
-            "records written and lost"
-        );
-        ensure!(
-            samples.len() as u64 > EACH / 4,
-            "only {} records",
-            samples.len()
-        );
+        ensure_eq!(samples.len() as u64 + lost, 2 * EACH, "records written and lost");
+        ensure!(samples.len() as u64 > EACH / 4, "only {} records", samples.len());
         for (cpu, placer) in (0..).zip(placers) {
             let tid = placer.join().map_err(|_| "a placer panicked")??;
-            let own = samples
-                .iter()
-                .filter(|s| s.pid_tid.is_some_and(|who| who.1 == tid));
+            let own = samples.iter().filter(|s| s.pid_tid.is_some_and(|who| who.1 == tid));
             let own: Vec<&Sample> = own.collect();
-            ensure!(
-                own.iter().all(|s| s.cpu == Some(cpu)),
-                "a record of thread {tid} names another CPU"
-            );
-            ensure!(
-                own.windows(2).all(|pair| pair[0].time < pair[1].time),
-                "records of thread {tid} are out of order"
-            );
+            ensure!(own.iter().all(|s| s.cpu == Some(cpu)), "a record of thread {tid} names another CPU");
+            ensure!(own.windows(2).all(|pair| pair[0].time < pair[1].time), "records of thread {tid} are out of order");
         }
         Ok(())
     })

@@ -20,8 +20,7 @@ use crate::handled;
 use crate::pages::{Pages, READ_WRITE};
 use crate::probes;
 use crate::raw::{
-    Device, Event, FORMAT_LOST, How, KIND_MARK, KIND_SOFTWARE, MARK_ANY, kernels, sampling, waking,
-    watermark,
+    Device, Event, FORMAT_LOST, How, KIND_MARK, KIND_SOFTWARE, MARK_ANY, kernels, sampling, waking, watermark,
 };
 use crate::{Outcome, Test, cpu, interrupt, os};
 
@@ -263,12 +262,7 @@ fn taken(ring: &mut Pages) -> Fallible<[u64; 2]> {
     for record in ring.take()? {
         match record.kind {
             SAMPLE => samples += 1,
-            LOST => {
-                lost += record
-                    .words
-                    .get(1)
-                    .ok_or("a LOST record without a number")?
-            }
+            LOST => lost += record.words.get(1).ok_or("a LOST record without a number")?,
             kind => return Err(format!("a record of type {kind}").into()),
         }
     }
@@ -292,10 +286,7 @@ fn count_and_lost(event: &Event) -> Fallible<[u64; 2]> {
     Ok([count, lost])
 }
 
-fn each_overflow_signals_before_the_next_instruction(
-    table: &Table,
-    door: Door,
-) -> Fallible<Vec<u64>> {
+fn each_overflow_signals_before_the_next_instruction(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     let (event, _ring) = table.signalling(door, 1)?;
     event.enable(0)?;
     let late = table.late(door, 1000, 1)?;
@@ -304,10 +295,7 @@ fn each_overflow_signals_before_the_next_instruction(
     Ok(vec![input, hang_up, own, late, event.count()?])
 }
 
-fn each_overflow_signals_if_another_cpu_takes_the_interrupt(
-    table: &Table,
-    door: Door,
-) -> Fallible<Vec<u64>> {
+fn each_overflow_signals_if_another_cpu_takes_the_interrupt(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     interrupt::move_to(0)?;
     let (event, _ring) = table.signalling(door, 1)?;
     event.enable(0)?;
@@ -361,24 +349,14 @@ fn two_siblings_signal_each_overflow(table: &Table, door: Door) -> Fallible<Vec<
     let (second, _second) = table.member(door, Counted::Second, &leader)?;
     os::signal_from(first.as_fd())?;
     os::signal_from(second.as_fd())?;
-    both(
-        table,
-        door,
-        &leader,
-        [first.as_raw_fd(), second.as_raw_fd()],
-    )
+    both(table, door, &leader, [first.as_raw_fd(), second.as_raw_fd()])
 }
 
 fn leader_and_sibling_signal_each_overflow(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     let (leader, _ring) = table.signalling(door, 1)?;
     let (member, _member) = table.member(door, Counted::Second, &leader)?;
     os::signal_from(member.as_fd())?;
-    both(
-        table,
-        door,
-        &leader,
-        [leader.as_raw_fd(), member.as_raw_fd()],
-    )
+    both(table, door, &leader, [leader.as_raw_fd(), member.as_raw_fd()])
 }
 
 /// perf does not map a ring of an inherited event, but the signals need none.
@@ -426,12 +404,7 @@ fn refresh_of_one_wakes_a_poll_each_time(table: &Table, door: Door) -> Fallible<
 }
 
 /// Returns the figures of an event after `act`.
-fn limited(
-    table: &Table,
-    door: Door,
-    expected: u64,
-    act: impl FnOnce(&Event) -> io::Result<()>,
-) -> Fallible<Vec<u64>> {
+fn limited(table: &Table, door: Door, expected: u64, act: impl FnOnce(&Event) -> io::Result<()>) -> Fallible<Vec<u64>> {
     let (event, mut ring) = table.signalling(door, 1)?;
     act(&event)?;
     let [input, hang_up] = signals(expected);
@@ -509,10 +482,7 @@ fn exit_of_the_task_hangs_up_a_poll(table: &Table, door: Door) -> Fallible<Vec<u
         let told = cpu::read(go.as_fd(), 1).is_ok();
         i32::from(!told || table.occur_times(door, 3).is_err())
     })?;
-    let how = How {
-        pid: child.pid,
-        ..How::OWN
-    };
+    let how = How { pid: child.pid, ..How::OWN };
     let event = table.open(door, &table.attr(door, Counted::First, 1), how)?;
     let mut ring = Pages::map(&event, PAGES, READ_WRITE)?;
     event.enable(0)?;
@@ -551,10 +521,7 @@ fn woken_at(table: &Table, door: Door, event: &Event, times: u64) -> io::Result<
     Ok(woken)
 }
 
-fn wakeup_at_each_tenth_record_wakes_each_tenth_poll(
-    table: &Table,
-    door: Door,
-) -> Fallible<Vec<u64>> {
+fn wakeup_at_each_tenth_record_wakes_each_tenth_poll(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     let attr = waking(table.attr(door, Counted::First, 1), 10);
     let (event, mut ring) = table.ringed(door, &attr)?;
     event.enable(0)?;
@@ -589,10 +556,7 @@ fn records_are_soon_in_the_ring_without_a_wakeup(table: &Table, door: Door) -> F
 }
 
 fn records_of_a_paused_ring_are_lost(table: &Table, door: Door) -> Fallible<Vec<u64>> {
-    let attr = perf_event_attr {
-        read_format: FORMAT_LOST,
-        ..table.attr(door, Counted::First, 1)
-    };
+    let attr = perf_event_attr { read_format: FORMAT_LOST, ..table.attr(door, Counted::First, 1) };
     let (event, mut ring) = table.ringed(door, &attr)?;
     event.enable(0)?;
     table.occur_times(door, 5)?;
@@ -610,26 +574,18 @@ fn records_of_a_paused_ring_are_lost(table: &Table, door: Door) -> Fallible<Vec<
 fn row(table: &Table, rule: &Rule, door: Door) -> (String, bool) {
     let show = |values: &[u64]| {
         let figures = rule.expected.iter().zip(values);
-        let shown: Vec<String> = figures
-            .map(|((name, _), value)| format!("{name} {value}"))
-            .collect();
+        let shown: Vec<String> = figures.map(|((name, _), value)| format!("{name} {value}")).collect();
         shown.join(", ")
     };
     let expected: Vec<u64> = rule.expected.iter().map(|&(_, value)| value).collect();
-    let seen = handled::install()
-        .map_err(Into::into)
-        .and_then(|()| (rule.run)(table, door));
+    let seen = handled::install().map_err(Into::into).and_then(|()| (rule.run)(table, door));
     let holds = seen.as_ref().is_ok_and(|seen| *seen == expected);
     let seen = match seen {
         Ok(_) if holds => "as expected".to_owned(),
         Ok(seen) => show(&seen),
         Err(error) => format!("error: {error}"),
     };
-    let line = format!(
-        "{:<58} | {door:<15} | {} | {seen}",
-        rule.name,
-        show(&expected)
-    );
+    let line = format!("{:<58} | {door:<15} | {} | {seen}", rule.name, show(&expected));
     (line, holds)
 }
 

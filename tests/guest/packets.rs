@@ -1,9 +1,6 @@
 //! Parses the packets of an AUX area, whose layouts are in `<vpmu_uapi.h>`. The parser fails if the bytes break a rule
 //! that every trace must follow.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use crate::raw::PAGE;
 
@@ -131,26 +128,17 @@ pub(crate) struct Placed {
 
 /// The exits among the packets.
 pub(crate) fn exits(packets: &[Placed]) -> Vec<Exit> {
-    packets
-        .iter()
-        .filter_map(|placed| placed.packet.exit().copied())
-        .collect()
+    packets.iter().filter_map(|placed| placed.packet.exit().copied()).collect()
 }
 
 /// The samples among the packets.
 pub(crate) fn samples(packets: &[Placed]) -> Vec<Sample> {
-    packets
-        .iter()
-        .filter_map(|placed| placed.packet.sample().copied())
-        .collect()
+    packets.iter().filter_map(|placed| placed.packet.sample().copied()).collect()
 }
 
 /// The syncs among the packets.
 pub(crate) fn syncs(packets: &[Placed]) -> Vec<Sync> {
-    packets
-        .iter()
-        .filter_map(|placed| placed.packet.sync().copied())
-        .collect()
+    packets.iter().filter_map(|placed| placed.packet.sync().copied()).collect()
 }
 
 /// Low and high half.
@@ -160,12 +148,7 @@ fn halves(word: u64) -> (u32, u32) {
 
 /// Splits the first word of a packet into its parts: kind, flags, 16 bits and 32 bits.
 fn first(word: u64) -> (u8, u8, u16, u32) {
-    (
-        word as u8,
-        (word >> 8) as u8,
-        (word >> 16) as u16,
-        (word >> 32) as u32,
-    )
+    (word as u8, (word >> 8) as u8, (word >> 16) as u16, (word >> 32) as u32)
 }
 
 fn exit(words: &[u64]) -> Result<Exit, String> {
@@ -214,9 +197,7 @@ fn sample(words: &[u64]) -> Result<Sample, String> {
     let (_, flags, reserved, vcpu) = first(words[0]);
     let known = USER | HAS_IP | HAS_REGS | COLLISION;
     if flags & !known != 0 || reserved != 0 || words[6..8] != [0, 0] {
-        return Err(format!(
-            "a sample has unknown flags, or reserved words that are not zero: {words:x?}"
-        ));
+        return Err(format!("a sample has unknown flags, or reserved words that are not zero: {words:x?}"));
     }
     let mut regs = [0; 24];
     regs.copy_from_slice(&words[8..32]);
@@ -243,15 +224,11 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
     };
     let page = PAGE as u64;
     if at + bytes > end || at / page != (at + bytes - 1) / page {
-        return Err(format!(
-            "{bytes} bytes at {at:#x} cross the end of their page or of the data ({end:#x})"
-        ));
+        return Err(format!("{bytes} bytes at {at:#x} cross the end of their page or of the data ({end:#x})"));
     }
     let words: Vec<u64> = (at..at + bytes).step_by(8).map(word).collect();
     match head as u8 {
-        PADDING if words.iter().any(|&word| word != 0) => {
-            Err(format!("the padding is not zero: {words:x?}"))
-        }
+        PADDING if words.iter().any(|&word| word != 0) => Err(format!("the padding is not zero: {words:x?}")),
         PADDING => Ok(Packet::Padding),
         EXIT => exit(&words).map(Packet::Exit),
         SYNC => sync(&words).map(Packet::Sync),
@@ -262,28 +239,18 @@ fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, Strin
 
 /// Parses all packets in `[begin, end)`. `word` returns the word at a position. Each page must begin with a sync packet
 /// that has the flag [`SYNC_PAGE`]. No other sync packet may have this flag.
-pub(crate) fn decode(
-    begin: u64,
-    end: u64,
-    word: impl Fn(u64) -> u64,
-) -> Result<Vec<Placed>, String> {
+pub(crate) fn decode(begin: u64, end: u64, word: impl Fn(u64) -> u64) -> Result<Vec<Placed>, String> {
     if !begin.is_multiple_of(ALIGN) || !end.is_multiple_of(ALIGN) {
-        return Err(format!(
-            "the data from {begin:#x} to {end:#x} is not aligned"
-        ));
+        return Err(format!("the data from {begin:#x} to {end:#x} is not aligned"));
     }
     let mut packets = Vec::new();
     let mut at = begin;
     while at < end {
         let packet = packet(at, end, &word)?;
         let leads = at.is_multiple_of(PAGE as u64);
-        let says = packet
-            .sync()
-            .is_some_and(|sync| sync.flags & SYNC_PAGE != 0);
+        let says = packet.sync().is_some_and(|sync| sync.flags & SYNC_PAGE != 0);
         if leads != says {
-            return Err(format!(
-                "SYNC_PAGE does not match the position {at:#x}: {packet:?}"
-            ));
+            return Err(format!("SYNC_PAGE does not match the position {at:#x}: {packet:?}"));
         }
         packets.push(Placed { at, packet });
         at += packet.bytes();
@@ -311,8 +278,7 @@ impl Ledger {
     /// packet that reports its start.
     pub(crate) fn follow(&mut self, packets: &[Placed]) -> Result<(), String> {
         packets.iter().try_for_each(|placed| {
-            self.one(&placed.packet)
-                .map_err(|error| format!("{error}: {placed:x?} after {self:x?}"))
+            self.one(&placed.packet).map_err(|error| format!("{error}: {placed:x?} after {self:x?}"))
         })
     }
 
@@ -328,20 +294,12 @@ impl Ledger {
             return Err("the trace does not begin with a sync that reports its start".into());
         }
         if due.is_some_and(|sync| (sync.vcpu, sync.time) != (vcpu, time)) {
-            return Err(format!(
-                "the packet differs from its sync in time or vCPU: {due:x?}"
-            ));
+            return Err(format!("the packet differs from its sync in time or vCPU: {due:x?}"));
         }
         if sequence != self.next {
-            return Err(format!(
-                "the packet of {bytes} bytes does not have number {}",
-                self.next
-            ));
+            return Err(format!("the packet of {bytes} bytes does not have number {}", self.next));
         }
-        let before = self
-            .times
-            .get_mut(vcpu as usize)
-            .ok_or("the packet names a vCPU that does not exist")?;
+        let before = self.times.get_mut(vcpu as usize).ok_or("the packet names a vCPU that does not exist")?;
         if time < *before {
             return Err(format!("the time {time} ns is before {before} ns"));
         }
@@ -357,18 +315,10 @@ impl Ledger {
             FORMAT_SAMPLES => SAMPLE_BYTES,
             format => return Err(format!("a sync has the unknown format {format}")),
         };
-        let lost = sync
-            .lost
-            .checked_sub(self.lost)
-            .ok_or("the lost bytes decreased")?;
-        let missing = sync
-            .sequence
-            .checked_sub(self.next)
-            .ok_or("the sync's number has occurred already")?;
+        let lost = sync.lost.checked_sub(self.lost).ok_or("the lost bytes decreased")?;
+        let missing = sync.sequence.checked_sub(self.next).ok_or("the sync's number has occurred already")?;
         if lost != missing * bytes {
-            return Err(format!(
-                "{missing} packets are missing, but {lost} bytes are reported as lost"
-            ));
+            return Err(format!("{missing} packets are missing, but {lost} bytes are reported as lost"));
         }
         if (lost > 0) != (sync.flags & SYNC_LOSS != 0) {
             return Err(format!("SYNC_LOSS does not match {lost} lost bytes"));

@@ -1,8 +1,5 @@
 //! Mapped rings, which are accessed word by word. Readers follow the rules of `<linux/perf_event.h>`.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 #![expect(unsafe_code, reason = "memory shared with the kernel or the host")]
 
 use std::fs::File;
@@ -56,16 +53,8 @@ pub(crate) struct CountSnapshot {
 pub(crate) fn map_physical(address: u32) -> io::Result<*mut u8> {
     let memory = File::options().read(true).write(true).open("/dev/mem")?;
     // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
-    let page = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            PAGE,
-            READ_WRITE,
-            libc::MAP_SHARED,
-            memory.as_raw_fd(),
-            address.into(),
-        )
-    };
+    let page =
+        unsafe { libc::mmap(ptr::null_mut(), PAGE, READ_WRITE, libc::MAP_SHARED, memory.as_raw_fd(), address.into()) };
     match page {
         libc::MAP_FAILED => Err(io::Error::last_os_error()),
         page => Ok(page.cast()),
@@ -88,24 +77,14 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Calls mmap(2) without checking the arguments first.
-    pub(crate) fn map_raw(
-        event: &Event,
-        bytes: usize,
-        protection: i32,
-        flags: i32,
-        offset: i64,
-    ) -> io::Result<Self> {
+    pub(crate) fn map_raw(event: &Event, bytes: usize, protection: i32, flags: i32, offset: i64) -> io::Result<Self> {
         let fd = event.as_raw_fd();
         // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
         let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let mut pages = Self {
-            base: base.cast(),
-            bytes,
-            tail: 0,
-        };
+        let mut pages = Self { base: base.cast(), bytes, tail: 0 };
         if offset == 0 {
             pages.tail = pages.load(DATA_TAIL);
         }
@@ -114,21 +93,11 @@ impl Pages {
 
     /// Maps the metadata page and `data_pages` data pages, shared.
     pub(crate) fn map(event: &Event, data_pages: usize, protection: i32) -> io::Result<Self> {
-        Self::map_raw(
-            event,
-            (1 + data_pages) * PAGE,
-            protection,
-            libc::MAP_SHARED,
-            0,
-        )
+        Self::map_raw(event, (1 + data_pages) * PAGE, protection, libc::MAP_SHARED, 0)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(
-            offset.is_multiple_of(8) && offset < self.bytes,
-            "{offset} of {}",
-            self.bytes
-        );
+        assert!(offset.is_multiple_of(8) && offset < self.bytes, "{offset} of {}", self.bytes);
         // SAFETY: the assertion ensures that the word is inside the mapping, which is valid as long as `self` is.
         let word = unsafe { self.base.add(offset / 8) };
         // SAFETY: aligned, and accessed only atomically.
@@ -184,16 +153,12 @@ impl Pages {
         let header = self.data(position);
         let size = header >> 48;
         if size < 8 || !size.is_multiple_of(8) || size > self.size() {
-            return Err(format!(
-                "the record at {position:#x} has the invalid size {size}"
-            ));
+            return Err(format!("the record at {position:#x} has the invalid size {size}"));
         }
         Ok(Record {
             kind: header as u32,
             misc: (header >> 32) as u16,
-            words: (1..size / 8)
-                .map(|word| self.data(position.wrapping_add(8 * word)))
-                .collect(),
+            words: (1..size / 8).map(|word| self.data(position.wrapping_add(8 * word))).collect(),
         })
     }
 
@@ -204,17 +169,12 @@ impl Pages {
             return Ok(None);
         }
         if available > self.size() {
-            return Err(format!(
-                "{available} unread bytes in a ring of {}",
-                self.size()
-            ));
+            return Err(format!("{available} unread bytes in a ring of {}", self.size()));
         }
         let record = self.record_at(self.tail)?;
         let size = 8 + 8 * record.words.len() as u64;
         if size > available {
-            return Err(format!(
-                "a record has {size} bytes, but only {available} are published"
-            ));
+            return Err(format!("a record has {size} bytes, but only {available} are published"));
         }
         self.tail = self.tail.wrapping_add(size);
         // The host may overwrite the record only after all of its words have been loaded.

@@ -21,62 +21,20 @@ pub(crate) const TESTS: &[Test] = &[
     ("perf_counts_a_cpu_exactly", perf_counts_a_cpu_exactly),
     ("perf_inherits", perf_inherits),
     ("perf_samples_a_task_exactly", perf_samples_a_task_exactly),
-    (
-        "sysfs_lists_what_the_catalogue_lists",
-        sysfs_lists_what_the_catalogue_lists,
-    ),
-    (
-        "both_interfaces_count_the_same",
-        both_interfaces_count_the_same,
-    ),
-    (
-        "perf_events_start_and_stop_each_other",
-        perf_events_start_and_stop_each_other,
-    ),
-    (
-        "flush_of_a_perf_event_shows_its_samples",
-        flush_of_a_perf_event_shows_its_samples,
-    ),
-    (
-        "calls_on_perf_events_take_events_of_the_device",
-        calls_on_perf_events_take_events_of_the_device,
-    ),
-    (
-        "detached_perf_event_outlives_its_descriptor",
-        detached_perf_event_outlives_its_descriptor,
-    ),
-    (
-        "detached_perf_event_reads_on_by_its_descriptor",
-        detached_perf_event_reads_on_by_its_descriptor,
-    ),
-    (
-        "view_of_a_persistent_event_has_the_history_of_its_ring",
-        view_of_a_persistent_event_has_the_history_of_its_ring,
-    ),
-    (
-        "attached_perf_event_ends_with_its_last_view",
-        attached_perf_event_ends_with_its_last_view,
-    ),
-    (
-        "perf_events_that_cannot_be_detached_are_refused",
-        perf_events_that_cannot_be_detached_are_refused,
-    ),
-    (
-        "refresh_of_a_perf_event_ends_its_samples",
-        refresh_of_a_perf_event_ends_its_samples,
-    ),
-    (
-        "bpf_program_runs_for_each_sample",
-        bpf_program_runs_for_each_sample,
-    ),
-    (
-        "period_of_a_perf_event_changes_at_once",
-        period_of_a_perf_event_changes_at_once,
-    ),
-    (
-        "perf_event_that_lost_its_leader_ends_with_its_close",
-        perf_event_that_lost_its_leader_ends_with_its_close,
-    ),
+    ("sysfs_lists_what_the_catalogue_lists", sysfs_lists_what_the_catalogue_lists),
+    ("both_interfaces_count_the_same", both_interfaces_count_the_same),
+    ("perf_events_start_and_stop_each_other", perf_events_start_and_stop_each_other),
+    ("flush_of_a_perf_event_shows_its_samples", flush_of_a_perf_event_shows_its_samples),
+    ("calls_on_perf_events_take_events_of_the_device", calls_on_perf_events_take_events_of_the_device),
+    ("detached_perf_event_outlives_its_descriptor", detached_perf_event_outlives_its_descriptor),
+    ("detached_perf_event_reads_on_by_its_descriptor", detached_perf_event_reads_on_by_its_descriptor),
+    ("view_of_a_persistent_event_has_the_history_of_its_ring", view_of_a_persistent_event_has_the_history_of_its_ring),
+    ("attached_perf_event_ends_with_its_last_view", attached_perf_event_ends_with_its_last_view),
+    ("perf_events_that_cannot_be_detached_are_refused", perf_events_that_cannot_be_detached_are_refused),
+    ("refresh_of_a_perf_event_ends_its_samples", refresh_of_a_perf_event_ends_its_samples),
+    ("bpf_program_runs_for_each_sample", bpf_program_runs_for_each_sample),
+    ("period_of_a_perf_event_changes_at_once", period_of_a_perf_event_changes_at_once),
+    ("perf_event_that_lost_its_leader_ends_with_its_close", perf_event_that_lost_its_leader_ends_with_its_close),
     (
         "perf_event_behind_a_trace_without_an_area_ends_with_its_close",
         perf_event_behind_a_trace_without_an_area_ends_with_its_close,
@@ -110,12 +68,8 @@ fn perf_counts_a_task_exactly() -> Outcome {
         cpu::pin(hop % 2)?;
         vpmu.mark(8)?;
     }
-    thread::scope(|scope| {
-        scope
-            .spawn(|| (0..50).try_for_each(|_| vpmu.mark(8)))
-            .join()
-    })
-    .map_err(|_| "the placer panicked")??;
+    thread::scope(|scope| scope.spawn(|| (0..50).try_for_each(|_| vpmu.mark(8))).join())
+        .map_err(|_| "the placer panicked")??;
     event.disable()?;
     let reading = event.read()?;
     ensure_eq!(reading.value, 40, "marks of this task on two CPUs");
@@ -126,10 +80,7 @@ fn perf_counts_a_task_exactly() -> Outcome {
 fn perf_counts_a_cpu_exactly() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let attr = mark_attr(&pmu, 8)?;
-    let events = [
-        pmu.open_event(&attr.clone().on_cpu(0))?,
-        pmu.open_event(&attr.on_cpu(1))?,
-    ];
+    let events = [pmu.open_event(&attr.clone().on_cpu(0))?, pmu.open_event(&attr.on_cpu(1))?];
     for event in &events {
         event.enable()?;
     }
@@ -144,15 +95,10 @@ fn perf_counts_a_cpu_exactly() -> Outcome {
 
 fn perf_inherits() -> Outcome {
     let pmu = PerfPmu::open()?;
-    let attr = EventAttr {
-        inherit: true,
-        ..mark_attr(&pmu, 8)?
-    };
+    let attr = EventAttr { inherit: true, ..mark_attr(&pmu, 8)? };
     let event = pmu.open_event(&attr)?;
     event.enable()?;
-    let status = std::process::Command::new("/proc/self/exe")
-        .args(["mark", "8", "25"])
-        .status()?;
+    let status = std::process::Command::new("/proc/self/exe").args(["mark", "8", "25"]).status()?;
     ensure!(status.success(), "the child: {status}");
     ensure_eq!(event.read()?.value, 25, "a child's marks");
     Ok(())
@@ -179,9 +125,7 @@ fn perf_samples_a_task_exactly() -> Outcome {
 
 fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let pmu_type: u32 = fs::read_to_string(Path::new(SYSFS).join("type"))?
-        .trim()
-        .parse()?;
+    let pmu_type: u32 = fs::read_to_string(Path::new(SYSFS).join("type"))?.trim().parse()?;
     ensure_eq!(pmu_type, vpmu.info().pmu_type, "the PMU's type");
     let mut listed = [0, 0];
     for entry in vpmu.catalogue().entries() {
@@ -192,19 +136,13 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
         }
         listed[usize::from(traces)] += 1;
     }
-    ensure!(
-        !listed.contains(&0),
-        "the catalogue lacks events or traces: {listed:?}"
-    );
+    ensure!(!listed.contains(&0), "the catalogue lacks events or traces: {listed:?}");
     for pmu in [SYSFS, TRACES].map(Path::new) {
         for format in ["event", "kind"] {
             let text = fs::read_to_string(pmu.join("format").join(format))?;
             ensure!(text.starts_with("config:"), "format/{format} is {text:?}");
         }
-        ensure!(
-            !pmu.join("cpumask").exists(),
-            "the PMU has a cpumask, so perf regards it as uncore"
-        );
+        ensure!(!pmu.join("cpumask").exists(), "the PMU has a cpumask, so perf regards it as uncore");
     }
     Ok(())
 }
@@ -219,11 +157,7 @@ fn both_interfaces_count_the_same() -> Outcome {
     for _ in 0..77 {
         cpu::port_write();
     }
-    ensure_eq!(
-        (shared.read()?.value, core.read()?.value),
-        (77, 77),
-        "port writes through both interfaces"
-    );
+    ensure_eq!((shared.read()?.value, core.read()?.value), (77, 77), "port writes through both interfaces");
     Ok(())
 }
 
@@ -250,17 +184,9 @@ fn perf_events_start_and_stop_each_other() -> Outcome {
     }
     ensure_eq!(ports.read()?.value, 50 * 51 / 2, "port writes in regions");
     let again = vpmu.set_perf_starter(&begin, &ports).err();
-    ensure_eq!(
-        errno_of(again),
-        Some(libc::EEXIST),
-        "errno for the same link again"
-    );
+    ensure_eq!(errno_of(again), Some(libc::EEXIST), "errno for the same link again");
     let another = vpmu.set_perf_starter(&end, &ports).err();
-    ensure_eq!(
-        errno_of(another),
-        Some(libc::EBUSY),
-        "errno for another starter"
-    );
+    ensure_eq!(errno_of(another), Some(libc::EBUSY), "errno for another starter");
     // A link ends when either of its events is closed.
     drop(begin);
     vpmu.set_perf_starter(&end, &ports)?;
@@ -298,32 +224,18 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     // These calls accept only perf core's events. For an event of /dev/vpmu, a program makes the same requests on the
     // event's own descriptor.
     let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
-    ensure_eq!(
-        errno_of(vpmu.flush_perf(&file).err()),
-        Some(libc::EBADF),
-        "errno for an event of /dev/vpmu"
-    );
-    let inherited = EventAttr {
-        inherit: true,
-        ..mark_attr(&pmu, 9)?
-    };
+    ensure_eq!(errno_of(vpmu.flush_perf(&file).err()), Some(libc::EBADF), "errno for an event of /dev/vpmu");
+    let inherited = EventAttr { inherit: true, ..mark_attr(&pmu, 9)? };
     let inherited = pmu.open_event(&inherited)?;
     let elsewhere = pmu.open_event(&mark_attr(&pmu, 9)?.on_cpu(0))?;
-    for (target, expected) in [
-        (&file, libc::EBADF),
-        (&ours, libc::EINVAL),
-        (&elsewhere, libc::EINVAL),
-        (&inherited, libc::EOPNOTSUPP),
-    ] {
+    for (target, expected) in
+        [(&file, libc::EBADF), (&ours, libc::EINVAL), (&elsewhere, libc::EINVAL), (&inherited, libc::EOPNOTSUPP)]
+    {
         let refused = vpmu.set_perf_starter(&ours, target).err();
         ensure_eq!(errno_of(refused), Some(expected), "errno for the target");
     }
     let counts = vpmu.set_perf_starter(&target, &ours).err();
-    ensure_eq!(
-        errno_of(counts),
-        Some(libc::EINVAL),
-        "errno for a starter that does not sample"
-    );
+    ensure_eq!(errno_of(counts), Some(libc::EINVAL), "errno for a starter that does not sample");
     Ok(())
 }
 
@@ -366,11 +278,7 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
             samples += 1;
         }
         let expected = if records { 30 } else { 0 };
-        ensure_eq!(
-            samples,
-            expected,
-            "samples (the BPF program lets overflows write records: {records})"
-        );
+        ensure_eq!(samples, expected, "samples (the BPF program lets overflows write records: {records})");
     }
     Ok(())
 }
@@ -419,10 +327,7 @@ pub(crate) fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
 /// Opens a view of the persistent event `id` through `perf_event_open(2)`.
 fn open_view(vpmu: &Vpmu, pmu: &PerfPmu, id: u64) -> Result<Event, Box<dyn Error>> {
     let attr = EventAttr::new(vpmu.info().persistent_type, id);
-    Ok(pmu.open_event(&EventAttr {
-        disabled: false,
-        ..attr.sampling(1).on_cpu(0)
-    })?)
+    Ok(pmu.open_event(&EventAttr { disabled: false, ..attr.sampling(1).on_cpu(0) })?)
 }
 
 fn detached_perf_event_outlives_its_descriptor() -> Outcome {
@@ -432,11 +337,7 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     // perf core has no ring for these samples, so it drops them.
     vpmu.flush_perf(&event)?;
     let id = vpmu.detach_perf(&event, "from-perf")?;
-    ensure_eq!(
-        vpmu.detach_perf(&event, "")?,
-        id,
-        "the id of a second detach"
-    );
+    ensure_eq!(vpmu.detach_perf(&event, "")?, id, "the id of a second detach");
     drop(event);
     place(&vpmu, 7)?;
     let listed = vpmu.find_persistent("from-perf")?;
@@ -470,11 +371,7 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     event.enable()?;
     ensure_eq!(event.read()?.value, 15, "the count, the view enabled");
     vpmu.flush_perf(&event)?;
-    ensure_eq!(
-        take_samples(&mut ring)?,
-        4,
-        "samples written since the last read"
-    );
+    ensure_eq!(take_samples(&mut ring)?, 4, "samples written since the last read");
     vpmu.attach_perf(&event)?;
     Ok(())
 }
@@ -488,27 +385,15 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     let view = open_view(&vpmu, &pmu, id)?;
     ensure_eq!(view.read()?.value, 700, "the event's own count");
     let mut ring = view.map(6)?;
-    ensure_eq!(
-        take_samples(&mut ring)?,
-        700,
-        "samples made before the view was opened"
-    );
+    ensure_eq!(take_samples(&mut ring)?, 700, "samples made before the view was opened");
     place(&vpmu, 9)?;
     vpmu.flush_perf(&view)?;
-    ensure_eq!(
-        take_samples(&mut ring)?,
-        9,
-        "samples made after the view was opened"
-    );
+    ensure_eq!(take_samples(&mut ring)?, 9, "samples made after the view was opened");
     // Both views share one ring. The first reader has taken all records, so the second reader finds none.
     let other = open_view(&vpmu, &pmu, id)?;
     let mut empty = other.map(6)?;
     vpmu.flush_perf(&other)?;
-    ensure_eq!(
-        take_samples(&mut empty)?,
-        0,
-        "samples left for the second view"
-    );
+    ensure_eq!(take_samples(&mut empty)?, 0, "samples left for the second view");
     vpmu.attach_perf(&view)?;
     Ok(())
 }
@@ -519,25 +404,15 @@ fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     let id = vpmu.detach_perf(&event, "ends")?;
     let view = open_view(&vpmu, &pmu, id)?;
     vpmu.attach_perf(&event)?;
-    ensure_eq!(
-        errno_of(vpmu.attach_perf(&view).err()),
-        Some(libc::EINVAL),
-        "attaching the event a second time"
-    );
-    ensure!(
-        vpmu.find_persistent("ends").is_err(),
-        "an attached event is still listed"
-    );
+    ensure_eq!(errno_of(vpmu.attach_perf(&view).err()), Some(libc::EINVAL), "attaching the event a second time");
+    ensure!(vpmu.find_persistent("ends").is_err(), "an attached event is still listed");
     drop(event);
     place(&vpmu, 6)?;
     ensure_eq!(view.read()?.value, 6, "the count that the last view reads");
     drop(view);
     // The device has freed the event's name and slot.
     let next = marks_of_the_cpu(&pmu)?;
-    ensure!(
-        vpmu.detach_perf(&next, "ends")? > id,
-        "an id was used again"
-    );
+    ensure!(vpmu.detach_perf(&next, "ends")? > id, "an id was used again");
     vpmu.attach_perf(&next)?;
     Ok(())
 }
@@ -546,11 +421,7 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let detach = |event: &Event| errno_of(vpmu.detach_perf(event, "").err());
     let task = pmu.open_event(&mark_attr(&pmu, 8)?)?;
-    ensure_eq!(
-        detach(&task),
-        Some(libc::EINVAL),
-        "errno for a task's event"
-    );
+    ensure_eq!(detach(&task), Some(libc::EINVAL), "errno for a task's event");
     let of_cpu = mark_attr(&pmu, 8)?.on_cpu(0);
     let leader = pmu.open_event(&of_cpu)?;
     let member = pmu.open_member(&of_cpu, &leader)?;
@@ -559,11 +430,7 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let mut counts = of_cpu.clone().sampling(1);
     counts.sample_type |= vpmu_client::attr::SAMPLE_READ;
     let counts = pmu.open_event(&counts)?;
-    ensure_eq!(
-        detach(&counts),
-        Some(libc::EOPNOTSUPP),
-        "errno for a sample field that is not supported"
-    );
+    ensure_eq!(detach(&counts), Some(libc::EOPNOTSUPP), "errno for a sample field that is not supported");
     let alone = pmu.open_event(&of_cpu)?;
     ensure_eq!(
         errno_of(vpmu.attach_perf(&alone).err()),
@@ -573,21 +440,13 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let named = vpmu.detach_perf(&alone, "Capital");
     ensure!(named.is_err(), "a name with a capital letter was accepted");
     let file = vpmu.open_event(&vpmu.attr("mark=8")?.on_cpu(0))?;
-    ensure_eq!(
-        detach(&file),
-        Some(libc::EBADF),
-        "errno for an event of /dev/vpmu"
-    );
+    ensure_eq!(detach(&file), Some(libc::EBADF), "errno for an event of /dev/vpmu");
     let nobodys = os::forked(|| {
         if os::become_nobody().is_err() {
             return 1;
         }
         let attached = errno_of(vpmu.attach_perf(&alone).err());
-        if [detach(&alone), attached] == [Some(libc::EPERM); 2] {
-            0
-        } else {
-            2
-        }
+        if [detach(&alone), attached] == [Some(libc::EPERM); 2] { 0 } else { 2 }
     })?;
     ensure_eq!(nobodys, 0, "nobody's exit code (2: a call was not refused)");
     Ok(())
@@ -627,11 +486,7 @@ fn perf_event_behind_a_trace_without_an_area_ends_with_its_close() -> Outcome {
     let other = pmu.open_event(&mark_attr(&pmu, 8)?)?;
     other.enable()?;
     vpmu.mark(8)?;
-    ensure_eq!(
-        sibling.read()?.value,
-        0,
-        "marks while perf core cannot add the group"
-    );
+    ensure_eq!(sibling.read()?.value, 0, "marks while perf core cannot add the group");
     drop(sibling);
     thread::sleep(REPLAYED);
     ensure_eq!(other.read()?.value, 1, "marks of the other event");
@@ -657,11 +512,7 @@ fn exclusive_event_of_the_kernel_leaves_both_interfaces_counting() -> Outcome {
     for _ in 0..5 {
         vpmu.mark(8)?;
     }
-    ensure_eq!(
-        (file.read()?.value, core.read()?.value),
-        (5, 5),
-        "marks beside an exclusive event"
-    );
+    ensure_eq!((file.read()?.value, core.read()?.value), (5, 5), "marks beside an exclusive event");
     drop(exclusive);
     Ok(())
 }

@@ -12,94 +12,32 @@ use vpmu_client::Vpmu;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
-use crate::perf_record::{
-    Controlled, Fallible, MARK_3, MARK_4, Marker, command, perf, record, script, shown, tally,
-};
+use crate::perf_record::{Controlled, Fallible, MARK_3, MARK_4, Marker, command, perf, record, script, shown, tally};
 use crate::programs::{json, text};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "stat_of_a_process_counts_its_threads_together",
-        stat_of_a_process_counts_its_threads_together,
-    ),
-    (
-        "stat_per_thread_counts_each_thread",
-        stat_per_thread_counts_each_thread,
-    ),
-    (
-        "stat_per_thread_of_all_cpus_finds_the_thread",
-        stat_per_thread_of_all_cpus_finds_the_thread,
-    ),
-    (
-        "stat_of_a_command_counts_its_threads_unless_left_out",
-        stat_of_a_command_counts_its_threads_unless_left_out,
-    ),
-    (
-        "stat_of_a_command_begins_with_its_exec",
-        stat_of_a_command_begins_with_its_exec,
-    ),
-    (
-        "stat_with_a_delay_counts_what_follows_it",
-        stat_with_a_delay_counts_what_follows_it,
-    ),
-    (
-        "stat_controlled_counts_what_was_enabled",
-        stat_controlled_counts_what_was_enabled,
-    ),
-    (
-        "stat_repeated_has_the_mean_of_equal_counts",
-        stat_repeated_has_the_mean_of_equal_counts,
-    ),
+    ("stat_of_a_process_counts_its_threads_together", stat_of_a_process_counts_its_threads_together),
+    ("stat_per_thread_counts_each_thread", stat_per_thread_counts_each_thread),
+    ("stat_per_thread_of_all_cpus_finds_the_thread", stat_per_thread_of_all_cpus_finds_the_thread),
+    ("stat_of_a_command_counts_its_threads_unless_left_out", stat_of_a_command_counts_its_threads_unless_left_out),
+    ("stat_of_a_command_begins_with_its_exec", stat_of_a_command_begins_with_its_exec),
+    ("stat_with_a_delay_counts_what_follows_it", stat_with_a_delay_counts_what_follows_it),
+    ("stat_controlled_counts_what_was_enabled", stat_controlled_counts_what_was_enabled),
+    ("stat_repeated_has_the_mean_of_equal_counts", stat_repeated_has_the_mean_of_equal_counts),
     ("stat_in_json_has_each_count", stat_in_json_has_each_count),
-    (
-        "stat_of_each_cgroup_counts_its_members",
-        stat_of_each_cgroup_counts_its_members,
-    ),
-    (
-        "stat_of_mixed_groups_counts_both_kinds",
-        stat_of_mixed_groups_counts_both_kinds,
-    ),
-    (
-        "stat_without_events_names_what_is_not_supported",
-        stat_without_events_names_what_is_not_supported,
-    ),
-    (
-        "record_asked_for_any_precision_samples_without",
-        record_asked_for_any_precision_samples_without,
-    ),
-    (
-        "record_asked_for_precision_names_the_lack",
-        record_asked_for_precision_names_the_lack,
-    ),
-    (
-        "record_with_threads_counts_has_the_kernels_records",
-        record_with_threads_counts_has_the_kernels_records,
-    ),
-    (
-        "record_that_overwrites_keeps_the_newest",
-        record_that_overwrites_keeps_the_newest,
-    ),
-    (
-        "record_that_switches_files_loses_no_sample",
-        record_that_switches_files_loses_no_sample,
-    ),
-    (
-        "report_has_every_sample_under_its_symbol",
-        report_has_every_sample_under_its_symbol,
-    ),
-    (
-        "annotate_names_the_hot_instructions",
-        annotate_names_the_hot_instructions,
-    ),
-    (
-        "tracepoints_and_marks_are_in_one_recording",
-        tracepoints_and_marks_are_in_one_recording,
-    ),
-    (
-        "sched_recorded_beside_leaves_counts_exact",
-        sched_recorded_beside_leaves_counts_exact,
-    ),
+    ("stat_of_each_cgroup_counts_its_members", stat_of_each_cgroup_counts_its_members),
+    ("stat_of_mixed_groups_counts_both_kinds", stat_of_mixed_groups_counts_both_kinds),
+    ("stat_without_events_names_what_is_not_supported", stat_without_events_names_what_is_not_supported),
+    ("record_asked_for_any_precision_samples_without", record_asked_for_any_precision_samples_without),
+    ("record_asked_for_precision_names_the_lack", record_asked_for_precision_names_the_lack),
+    ("record_with_threads_counts_has_the_kernels_records", record_with_threads_counts_has_the_kernels_records),
+    ("record_that_overwrites_keeps_the_newest", record_that_overwrites_keeps_the_newest),
+    ("record_that_switches_files_loses_no_sample", record_that_switches_files_loses_no_sample),
+    ("report_has_every_sample_under_its_symbol", report_has_every_sample_under_its_symbol),
+    ("annotate_names_the_hot_instructions", annotate_names_the_hot_instructions),
+    ("tracepoints_and_marks_are_in_one_recording", tracepoints_and_marks_are_in_one_recording),
+    ("sched_recorded_beside_leaves_counts_exact", sched_recorded_beside_leaves_counts_exact),
 ];
 
 /// Number of marks that each thread of [`place_by_threads`] places in one round, first thread first.
@@ -236,9 +174,7 @@ fn stat_of_a_process_counts_its_threads_together() -> Outcome {
     let all: u32 = BY_THREADS.iter().sum();
     let rounds = 4;
     for (option, id, expected) in [("-p", &process, all), ("-t", &ids[0], BY_THREADS[0])] {
-        let lines = stat_during(&[option, id], || {
-            (0..rounds).try_for_each(|_| threads.round())
-        })?;
+        let lines = stat_during(&[option, id], || (0..rounds).try_for_each(|_| threads.round()))?;
         let expected = format!("{},", expected * rounds);
         ensure!(
             lines.len() == 1 && lines[0].starts_with(&expected),
@@ -254,10 +190,7 @@ fn stat_per_thread_counts_each_thread() -> Outcome {
     let lines = stat_during(&["--per-thread", "-p", &process], || threads.round())?;
     let mut counts = Vec::new();
     for line in &lines {
-        ensure!(
-            line.starts_with("guest-tests-"),
-            "a line is not of a thread of guest-tests: {line}"
-        );
+        ensure!(line.starts_with("guest-tests-"), "a line is not of a thread of guest-tests: {line}");
         let count = line.split(',').nth(1).unwrap_or_default();
         counts.push(count.parse::<u32>().map_err(|e| format!("{e}: {line}"))?);
     }
@@ -272,10 +205,7 @@ fn stat_per_thread_of_all_cpus_finds_the_thread() -> Outcome {
     marker.place(2)?;
     let lines = stat_during(&["--per-thread", "-a"], || marker.place(11))?;
     let expected = format!("guest-tests-{},11,", marker.process.id());
-    ensure!(
-        lines.len() == 1 && lines[0].starts_with(&expected),
-        "{lines:?}, expected a line with {expected}"
-    );
+    ensure!(lines.len() == 1 && lines[0].starts_with(&expected), "{lines:?}, expected a line with {expected}");
     Ok(())
 }
 
@@ -291,31 +221,14 @@ fn stat_of_a_command_counts_its_threads_unless_left_out() -> Outcome {
 
 /// perf sets `enable_on_exec`, so the kernel enables the events at the exec.
 fn stat_of_a_command_begins_with_its_exec() -> Outcome {
-    let output = perf(&[
-        "stat",
-        "-vv",
-        "-e",
-        MARK_3,
-        "--",
-        "guest-tests",
-        "mark",
-        "3",
-        "8",
-    ])?;
+    let output = perf(&["stat", "-vv", "-e", MARK_3, "--", "guest-tests", "mark", "3", "8"])?;
     let said = text(&output.stderr);
-    ensure!(
-        said.contains("enable_on_exec"),
-        "perf does not set enable_on_exec: {said}"
-    );
+    ensure!(said.contains("enable_on_exec"), "perf does not set enable_on_exec: {said}");
     let events = ["-e", MARK_3, "-e", "vpmu/marks/"];
     for times in ["0", "8"] {
         let lines = stat(&[&events[..], &["--", "guest-tests", "mark", "3", times]].concat())?;
         for line in &lines {
-            ensure_eq!(
-                line.split(',').next(),
-                Some(times),
-                "the count in each of {lines:?}"
-            );
+            ensure_eq!(line.split(',').next(), Some(times), "the count in each of {lines:?}");
         }
     }
     Ok(())
@@ -327,32 +240,16 @@ fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
     let script = "until grep -q 'Events enabled' /tmp/delayed; do sleep 0.05; done; \
         guest-tests mark 3 5";
     let errors = fs::File::create("/tmp/delayed")?;
-    let status = command(&[
-        "stat", "-x,", "-D", "1", "-e", MARK_3, "--", "sh", "-c", script,
-    ])
-    .stderr(errors)
-    .status()?;
+    let status =
+        command(&["stat", "-x,", "-D", "1", "-e", MARK_3, "--", "sh", "-c", script]).stderr(errors).status()?;
     let said = fs::read_to_string("/tmp/delayed")?;
     ensure!(status.success(), "perf stat failed: {said}");
     let last = said.lines().last().unwrap_or_default();
     ensure!(last.starts_with("5,,"), "the count is not 5: {said}");
     // If all marks come before the delay ends, perf prints `<not counted>` rather than zero.
-    let lines = stat(&[
-        "-D",
-        "80000",
-        "-e",
-        MARK_3,
-        "--",
-        "guest-tests",
-        "mark",
-        "3",
-        "5",
-    ])?;
+    let lines = stat(&["-D", "80000", "-e", MARK_3, "--", "guest-tests", "mark", "3", "5"])?;
     let last = lines.last().map(String::as_str).unwrap_or_default();
-    ensure!(
-        last.starts_with("<not counted>,"),
-        "a count before the delay ends is not <not counted>: {lines:?}"
-    );
+    ensure!(last.starts_with("<not counted>,"), "a count before the delay ends is not <not counted>: {lines:?}");
     Ok(())
 }
 
@@ -368,46 +265,19 @@ fn stat_controlled_counts_what_was_enabled() -> Outcome {
     stat.interrupt()?;
     let said = fs::read_to_string("/tmp/stat")?;
     let line = said.lines().find(|line| line.contains("vpmu/"));
-    ensure!(
-        line.is_some_and(|line| line.starts_with("6,")),
-        "the count is not 6: {said}"
-    );
+    ensure!(line.is_some_and(|line| line.starts_with("6,")), "the count is not 6: {said}");
     Ok(())
 }
 
 fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
-    let lines = stat(&[
-        "-r",
-        "3",
-        "-e",
-        MARK_3,
-        "--",
-        "guest-tests",
-        "mark",
-        "3",
-        "7",
-    ])?;
+    let lines = stat(&["-r", "3", "-e", MARK_3, "--", "guest-tests", "mark", "3", "7"])?;
     let fields: Vec<&str> = lines.iter().flat_map(|line| line.split(',')).collect();
     // The event's name contains a comma, so it becomes two fields here. The next field is the deviation.
     ensure_eq!(fields[0], "7", "the mean: {lines:?}");
     ensure_eq!(fields[4], "0.00%", "the deviation: {lines:?}");
-    let output = perf(&[
-        "stat",
-        "-r",
-        "3",
-        "-e",
-        MARK_3,
-        "--",
-        "guest-tests",
-        "mark",
-        "3",
-        "7",
-    ])?;
+    let output = perf(&["stat", "-r", "3", "-e", MARK_3, "--", "guest-tests", "mark", "3", "7"])?;
     let said = text(&output.stderr);
-    ensure!(
-        said.contains("(3 runs)"),
-        "perf does not report three runs: {said}"
-    );
+    ensure!(said.contains("(3 runs)"), "perf does not report three runs: {said}");
     Ok(())
 }
 
@@ -416,15 +286,7 @@ fn stat_in_json_has_each_count() -> Outcome {
     let events = ["-e", MARK_3, "-e", MARK_4];
     for (scope, expected) in [
         (&[][..], &[("", MARK_3, 7.0), ("", MARK_4, 0.0)][..]),
-        (
-            &["-a", "-A"],
-            &[
-                ("0", MARK_3, 0.0),
-                ("1", MARK_3, 7.0),
-                ("0", MARK_4, 0.0),
-                ("1", MARK_4, 0.0),
-            ],
-        ),
+        (&["-a", "-A"], &[("0", MARK_3, 0.0), ("1", MARK_3, 7.0), ("0", MARK_4, 0.0), ("1", MARK_4, 0.0)]),
     ] {
         let output = perf(&[&["stat", "-j"], scope, &events, &marks].concat())?;
         let said = text(&output.stderr);
@@ -434,25 +296,16 @@ fn stat_in_json_has_each_count() -> Outcome {
             let word = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
             let count: f64 = word("counter-value").parse()?;
             let share = value["pcnt-running"].as_f64();
-            ensure_eq!(
-                share,
-                Some(100.0),
-                "percentage of the time that an event ran: {said}"
-            );
-            ensure!(
-                value["event-runtime"].as_u64() > Some(0),
-                "an event never ran: {said}"
-            );
+            ensure_eq!(share, Some(100.0), "percentage of the time that an event ran: {said}");
+            ensure!(value["event-runtime"].as_u64() > Some(0), "an event never ran: {said}");
             let cpu = match &value["cpu"] {
                 Value::Null => String::new(),
                 cpu => cpu.as_str().unwrap_or_default().to_owned(),
             };
             counts.push((cpu, word("event"), count));
         }
-        let expected: Vec<_> = expected
-            .iter()
-            .map(|&(cpu, event, count)| (cpu.to_owned(), event.to_owned(), count))
-            .collect();
+        let expected: Vec<_> =
+            expected.iter().map(|&(cpu, event, count)| (cpu.to_owned(), event.to_owned(), count)).collect();
         ensure_eq!(counts, expected, "counts with {scope:?}");
     }
     Ok(())
@@ -470,11 +323,7 @@ fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     for group in ["one", "two", "idle"] {
         fs::create_dir_all(format!("/tmp/unified/{group}"))?;
     }
-    let shell = format!(
-        "{}{}guest-tests mark 3 2",
-        member("one", 4),
-        member("two", 9)
-    );
+    let shell = format!("{}{}guest-tests mark 3 2", member("one", 4), member("two", 9));
     let expected = [("4", "one"), ("9", "two"), ("<not counted>", "idle")];
     let check = |lines: &[String]| -> Outcome {
         let counts: Vec<(&str, &str)> = lines
@@ -502,11 +351,7 @@ fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
     ] {
         let shell = "guest-tests mark 3 6; guest-tests mark 4 8";
         let lines = stat(&["-e", &events, "--", "sh", "-c", shell])?;
-        for (event, expected) in [
-            (MARK_3, Some("6")),
-            (MARK_4, Some("8")),
-            ("page-faults", None),
-        ] {
+        for (event, expected) in [(MARK_3, Some("6")), (MARK_4, Some("8")), ("page-faults", None)] {
             let line = lines.iter().find(|line| line.contains(event));
             let line = line.ok_or_else(|| format!("no {event} in {lines:?}"))?;
             let value = line.split(',').next().unwrap_or_default();
@@ -514,10 +359,7 @@ fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
                 Some(expected) => value == expected,
                 None => value.parse::<u64>().is_ok_and(|faults| faults > 0),
             };
-            ensure!(
-                right && line.contains(",100.00,"),
-                "{events}: a count is wrong or partial: {lines:?}"
-            );
+            ensure!(right && line.contains(",100.00,"), "{events}: a count is wrong or partial: {lines:?}");
         }
     }
     Ok(())
@@ -541,22 +383,14 @@ fn stat_without_events_names_what_is_not_supported() -> Outcome {
             (fields.get(2) == Some(&event)).then(|| fields[0].to_owned())
         })
     };
-    for event in [
-        "task-clock",
-        "context-switches",
-        "cpu-migrations",
-        "page-faults",
-    ] {
+    for event in ["task-clock", "context-switches", "cpu-migrations", "page-faults"] {
         let number = value(event).and_then(|value| value.parse::<f64>().ok());
         ensure!(number.is_some(), "{event} has no count: {said}");
     }
     for event in ["cycles", "instructions", "branch-misses", "L1-dcache-loads"] {
         let supported = value(event).is_some_and(|value| value != "<not supported>");
         ensure!(value(event).is_some(), "{event} is missing: {said}");
-        ensure!(
-            counted || !supported,
-            "{event} is supported without host counters: {said}"
-        );
+        ensure!(counted || !supported, "{event} is supported without host counters: {said}");
     }
     Ok(())
 }
@@ -565,33 +399,22 @@ fn stat_without_events_names_what_is_not_supported() -> Outcome {
 /// first, then with each lower one.
 fn record_asked_for_any_precision_samples_without() -> Outcome {
     let marks = ["-c", "1", "--", "guest-tests", "mark", "3", "20"];
-    record(
-        "any",
-        &[&["-e", "vpmu/mark,event=3/P"], &marks[..]].concat(),
-    )?;
+    record("any", &[&["-e", "vpmu/mark,event=3/P"], &marks[..]].concat())?;
     ensure_eq!(script("any", "comm")?.len(), 20, "samples");
     let said = shown(&["evlist", "-v", "-i", "any"])?;
-    ensure!(
-        !said.contains("precise_ip"),
-        "the recording's event has precise_ip: {said}"
-    );
+    ensure!(!said.contains("precise_ip"), "the recording's event has precise_ip: {said}");
     Ok(())
 }
 
 fn record_asked_for_precision_names_the_lack() -> Outcome {
     for modifier in ["p", "pp", "ppp"] {
         let event = format!("{MARK_3}{modifier}");
-        let args = [
-            "record", "-o", "precise", "-e", &event, "-c", "1", "--", "true",
-        ];
+        let args = ["record", "-o", "precise", "-e", &event, "-c", "1", "--", "true"];
         let output = perf(&args)?;
         let said = text(&output.stderr);
         ensure!(!output.status.success(), "{event} was accepted");
         let expected = format!("{event}: PMU Hardware doesn't support sampling");
-        ensure!(
-            said.contains(&expected),
-            "perf does not refuse {event} with {expected:?}: {said}"
-        );
+        ensure!(said.contains(&expected), "perf does not refuse {event} with {expected:?}: {said}");
         let counted = count(&["-e", &event, "--", "guest-tests", "mark", "3", "2"])?;
         ensure_eq!(counted, "<not supported>", "the count of {event}");
     }
@@ -613,11 +436,7 @@ fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
         }
         shown(&["report", "-T", "--stdio", "-i", "counts"])?;
     }
-    ensure_eq!(
-        records[0],
-        records[1],
-        "records of counts, of our events and of the kernel's"
-    );
+    ensure_eq!(records[0], records[1], "records of counts, of our events and of the kernel's");
     Ok(())
 }
 
@@ -625,39 +444,15 @@ fn record_that_overwrites_keeps_the_newest() -> Outcome {
     // The ring of one page has room for about 100 samples. The marks of value 4 come last, so the ring must have all of
     // them, and only some of the earlier marks of value 3.
     let shell = "guest-tests mark 3 300; guest-tests mark 4 20";
-    let options = [
-        "--overwrite",
-        "-m",
-        "1",
-        "-d",
-        "-C",
-        "1",
-        "-e",
-        "vpmu/marks/",
-        "-c",
-        "1",
-    ];
+    let options = ["--overwrite", "-m", "1", "-d", "-C", "1", "-e", "vpmu/marks/", "-c", "1"];
     let command = ["--", "taskset", "2", "sh", "-c", shell];
     record("newest", &[&options[..], &command].concat())?;
     let lines = script("newest", "addr")?;
-    let values: Vec<u64> = lines
-        .iter()
-        .map(|line| u64::from_str_radix(line.trim(), 16))
-        .collect::<Result<_, _>>()?;
+    let values: Vec<u64> = lines.iter().map(|line| u64::from_str_radix(line.trim(), 16)).collect::<Result<_, _>>()?;
     let older = values.iter().filter(|&&value| value == 3).count();
-    ensure_eq!(
-        values.len() - older,
-        20,
-        "marks of value 4 among {values:?}"
-    );
-    ensure!(
-        0 < older && older < 300,
-        "{older} older marks, expected some of the 300"
-    );
-    ensure!(
-        values.is_sorted(),
-        "the values are not in order: {values:?}"
-    );
+    ensure_eq!(values.len() - older, 20, "marks of value 4 among {values:?}");
+    ensure!(0 < older && older < 300, "{older} older marks, expected some of the 300");
+    ensure!(values.is_sorted(), "the values are not in order: {values:?}");
     Ok(())
 }
 
@@ -691,19 +486,8 @@ fn record_that_switches_files_loses_no_sample() -> Outcome {
 
 fn report_has_every_sample_under_its_symbol() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "40"];
-    record(
-        "symbols",
-        &[&["-e", MARK_3, "-c", "1"], &marks[..]].concat(),
-    )?;
-    let args = [
-        "report",
-        "-i",
-        "symbols",
-        "--stdio",
-        "-n",
-        "-F",
-        "sample,period,comm,dso",
-    ];
+    record("symbols", &[&["-e", MARK_3, "-c", "1"], &marks[..]].concat())?;
+    let args = ["report", "-i", "symbols", "--stdio", "-n", "-F", "sample,period,comm,dso"];
     let output = perf(&[&args[..], &["-t", ","]].concat())?;
     let said = text(&output.stdout);
     let lines: Vec<Vec<&str>> = said
@@ -712,21 +496,14 @@ fn report_has_every_sample_under_its_symbol() -> Outcome {
         .map(|line| line.split(',').map(str::trim).collect())
         .collect();
     // The module places the mark.
-    ensure_eq!(
-        lines,
-        [["40", "40", "guest-tests", "[virtio_pmu]"]],
-        "lines of perf report: {said}"
-    );
+    ensure_eq!(lines, [["40", "40", "guest-tests", "[virtio_pmu]"]], "lines of perf report: {said}");
     Ok(())
 }
 
 /// perf has objdump disassemble the program.
 fn annotate_names_the_hot_instructions() -> Outcome {
     let spin = ["--", "workload", "spin", "300"];
-    record(
-        "hot",
-        &[&["-e", "vpmu/cpu-clock/u", "-c", "1000000"], &spin[..]].concat(),
-    )?;
+    record("hot", &[&["-e", "vpmu/cpu-clock/u", "-c", "1000000"], &spin[..]].concat())?;
     let said = shown(&["annotate", "-i", "hot", "--stdio", "-s", "workload::spin"])?;
     let mut share = 0.0;
     for line in said.lines() {
@@ -734,19 +511,13 @@ fn annotate_names_the_hot_instructions() -> Outcome {
             continue;
         };
         // The address and the instruction.
-        let address = rest
-            .trim_start()
-            .split_once(':')
-            .map_or("", |(word, _)| word);
+        let address = rest.trim_start().split_once(':').map_or("", |(word, _)| word);
         let is_instruction = u64::from_str_radix(address, 16).is_ok();
         if let (Ok(percent), true) = (percent.trim().parse::<f64>(), is_instruction) {
             share += percent;
         }
     }
-    ensure!(
-        (99.0..101.0).contains(&share),
-        "the instructions have {share} %, not 100 %:\n{said}"
-    );
+    ensure!((99.0..101.0).contains(&share), "the instructions have {share} %, not 100 %:\n{said}");
     Ok(())
 }
 
@@ -761,42 +532,23 @@ fn tracepoints_and_marks_are_in_one_recording() -> Outcome {
     // recording.
     let tally = tally(&lines);
     ensure_eq!(tally.get(marked.as_str()), Some(&100), "marks: {tally:?}");
-    ensure!(
-        tally.get(traced.as_str()) >= Some(&2),
-        "fewer than two execs: {tally:?}"
-    );
+    ensure!(tally.get(traced.as_str()) >= Some(&2), "fewer than two execs: {tally:?}");
     Ok(())
 }
 
 fn sched_recorded_beside_leaves_counts_exact() -> Outcome {
-    let stat = [
-        "perf",
-        "stat",
-        "-x,",
-        "-e",
-        MARK_3,
-        "--",
-        "sh",
-        "-c",
-        "guest-tests mark 3 500 && sleep 0.01",
-    ];
+    let stat = ["perf", "stat", "-x,", "-e", MARK_3, "--", "sh", "-c", "guest-tests mark 3 500 && sleep 0.01"];
     let output = perf(&[&["sched", "record", "-o", "sched", "--"], &stat[..]].concat())?;
     let said = text(&output.stderr);
     ensure!(output.status.success(), "perf sched record failed: {said}");
-    ensure!(
-        said.lines().any(|line| line.starts_with("500,,")),
-        "perf stat did not count 500 marks: {said}"
-    );
+    ensure!(said.lines().any(|line| line.starts_with("500,,")), "perf stat did not count 500 marks: {said}");
     // `timehist` takes a task's name from a sample in which the task is switched out. When a task ends, it is switched
     // out for the last time. In that sample, the thread id is -1 if the parent has already reaped the task. The task
     // that places marks may have no other such sample. So the check looks for `sleep`, which is also switched out
     // before it ends.
     for (action, expected) in [("latency", "guest-tests:"), ("timehist", "sleep[")] {
         let said = shown(&["sched", action, "-i", "sched"])?;
-        ensure!(
-            said.contains(expected),
-            "perf sched {action} lacks {expected:?}:\n{said}"
-        );
+        ensure!(said.contains(expected), "perf sched {action} lacks {expected:?}:\n{said}");
     }
     Ok(())
 }

@@ -16,49 +16,25 @@ pub(crate) const FEW_EVENTS: &[Test] = &[
         "stat_of_more_events_than_the_device_has_names_the_errno",
         stat_of_more_events_than_the_device_has_names_the_errno,
     ),
-    (
-        "stat_of_children_without_room_shows_the_share",
-        stat_of_children_without_room_shows_the_share,
-    ),
-    (
-        "stat_of_all_that_has_room_is_whole_again",
-        stat_of_all_that_has_room_is_whole_again,
-    ),
+    ("stat_of_children_without_room_shows_the_share", stat_of_children_without_room_shows_the_share),
+    ("stat_of_all_that_has_room_is_whole_again", stat_of_all_that_has_room_is_whole_again),
 ];
 
 /// Tests for a machine that runs at most one sampling host counter per vCPU at a time.
 pub(crate) const ONE_COUNTER: &[Test] = &[
-    (
-        "record_of_a_clock_that_waits_has_no_sample_of_it",
-        record_of_a_clock_that_waits_has_no_sample_of_it,
-    ),
+    ("record_of_a_clock_that_waits_has_no_sample_of_it", record_of_a_clock_that_waits_has_no_sample_of_it),
     ("clock_that_waits_has_not_run", clock_that_waits_has_not_run),
-    (
-        "clock_that_counts_after_a_wait_has_run",
-        clock_that_counts_after_a_wait_has_run,
-    ),
-    (
-        "pinned_clock_without_a_counter_has_not_run",
-        pinned_clock_without_a_counter_has_not_run,
-    ),
-    (
-        "stat_beside_a_clock_that_waits_is_whole",
-        stat_beside_a_clock_that_waits_is_whole,
-    ),
+    ("clock_that_counts_after_a_wait_has_run", clock_that_counts_after_a_wait_has_run),
+    ("pinned_clock_without_a_counter_has_not_run", pinned_clock_without_a_counter_has_not_run),
+    ("stat_beside_a_clock_that_waits_is_whole", stat_beside_a_clock_that_waits_is_whole),
 ];
 
 fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
     let events = [MARK_3; 4].join(",");
     let output = perf(&["stat", "-x,", "-e", &events, "--", "true"])?;
     let said = text(&output.stderr);
-    ensure!(
-        !output.status.success(),
-        "four events opened where three have room: {said}"
-    );
-    ensure!(
-        said.contains("No space left on device"),
-        "perf does not report ENOSPC: {said}"
-    );
+    ensure!(!output.status.success(), "four events opened where three have room: {said}");
+    ensure!(said.contains("No space left on device"), "perf does not report ENOSPC: {said}");
     Ok(())
 }
 
@@ -74,31 +50,18 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let [first, second] = lines.as_slice() else {
         return Err(format!("perf did not print two lines: {said}").into());
     };
-    ensure_eq!(
-        (first[0], first[4]),
-        ("10", "100.00"),
-        "count and percentage of {MARK_3}: {said}"
-    );
+    ensure_eq!((first[0], first[4]), ("10", "100.00"), "count and percentage of {MARK_3}: {said}");
     // Of the events for marks of value 4, only the shell's own event was opened on the device. The shell itself places
     // no marks, so this event's count is zero. perf scales the count, but it stays zero.
     let share: f64 = second[4].parse()?;
     ensure_eq!(second[0], "0", "the count of {MARK_4}: {said}");
-    ensure!(
-        0.0 < share && share < 100.0,
-        "the percentage of {MARK_4} is {share}: {said}"
-    );
+    ensure!(0.0 < share && share < 100.0, "the percentage of {MARK_4} is {share}: {said}");
     // In its human-readable output, perf prints percentages below 100 in brackets.
     let output = perf(&[&["stat"], &events[..]].concat())?;
     let said = text(&output.stderr);
     let line = |event: &str| said.lines().find(|line| line.contains(event));
-    ensure!(
-        line(MARK_3).is_some_and(|line| !line.contains('%')),
-        "{MARK_3} has no line, or a percentage: {said}"
-    );
-    ensure!(
-        line(MARK_4).is_some_and(|line| line.contains("%)")),
-        "{MARK_4} has no line, or no percentage: {said}"
-    );
+    ensure!(line(MARK_3).is_some_and(|line| !line.contains('%')), "{MARK_3} has no line, or a percentage: {said}");
+    ensure!(line(MARK_4).is_some_and(|line| line.contains("%)")), "{MARK_4} has no line, or no percentage: {said}");
     Ok(())
 }
 
@@ -111,11 +74,7 @@ fn stat_of_all_that_has_room_is_whole_again() -> Outcome {
     let output = perf(&["stat", "-x;", "-e", MARK_3, "--", "sh", "-c", shell])?;
     let said = text(&output.stderr);
     let fields: Vec<&str> = said.trim().split(';').collect();
-    ensure_eq!(
-        (fields[0], fields[4]),
-        ("15", "100.00"),
-        "count and percentage: {said}"
-    );
+    ensure_eq!((fields[0], fields[4]), ("15", "100.00"), "count and percentage: {said}");
     Ok(())
 }
 
@@ -128,11 +87,7 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
     let lines = script("waits", "event")?;
     let events = tally(&lines);
     let names: Vec<&str> = events.keys().copied().collect();
-    ensure_eq!(
-        names,
-        ["vpmu/cpu-clock/:"],
-        "events with samples: {events:?}"
-    );
+    ensure_eq!(names, ["vpmu/cpu-clock/:"], "events with samples: {events:?}");
     // The recording has both events.
     let listed = shown(&["evlist", "-i", "waits"])?;
     let listed: Vec<&str> = listed.lines().collect();
@@ -159,20 +114,9 @@ fn clock_that_waits_has_not_run() -> Outcome {
     spin();
     let [ran, waited] = [first.read()?, second.read()?];
     ensure!(ran.value > 0, "the first clock counted nothing: {ran:?}");
-    ensure_eq!(
-        ran.time_running,
-        ran.time_enabled,
-        "time running of the first clock: {ran:?}"
-    );
-    ensure!(
-        waited.time_enabled > 0,
-        "the waiting clock has no enabled time: {waited:?}"
-    );
-    ensure_eq!(
-        (waited.value, waited.time_running),
-        (0, 0),
-        "count and time running of the waiting clock: {waited:?}"
-    );
+    ensure_eq!(ran.time_running, ran.time_enabled, "time running of the first clock: {ran:?}");
+    ensure!(waited.time_enabled > 0, "the waiting clock has no enabled time: {waited:?}");
+    ensure_eq!((waited.value, waited.time_running), (0, 0), "count and time running of the waiting clock: {waited:?}");
     first.disable()?;
     spin();
     let ran = second.read()?;
@@ -189,21 +133,12 @@ fn clock_that_waits_has_not_run() -> Outcome {
 fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
-    let clock = |name| -> Fallible<EventAttr> {
-        Ok(EventAttr {
-            pid: -1,
-            cpu: 1,
-            ..pmu.attr(name)?.sampling(1_000_000)
-        })
-    };
+    let clock =
+        |name| -> Fallible<EventAttr> { Ok(EventAttr { pid: -1, cpu: 1, ..pmu.attr(name)?.sampling(1_000_000) }) };
     let first = pmu.open_event(&clock("cpu-clock")?)?;
     let second = pmu.open_event(&clock("task-clock")?.reading_group())?;
     let _rings = [first.map(8)?, second.map(8)?];
-    let member = EventAttr {
-        pid: -1,
-        cpu: 1,
-        ..pmu.attr(cpu::PORT_EXITS)?
-    };
+    let member = EventAttr { pid: -1, cpu: 1, ..pmu.attr(cpu::PORT_EXITS)? };
     let members = (0..64).map(|_| pmu.open_member(&member, &second));
     let members: Vec<Event> = members.collect::<Result<_, _>>()?;
     first.enable()?;
@@ -229,10 +164,7 @@ fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
     let open = |name| -> Fallible<Event> {
-        Ok(pmu.open_event(&EventAttr {
-            pinned: true,
-            ..pmu.attr(name)?.sampling(1_000_000)
-        })?)
+        Ok(pmu.open_event(&EventAttr { pinned: true, ..pmu.attr(name)?.sampling(1_000_000) })?)
     };
     let [first, second] = [open("cpu-clock")?, open("task-clock")?];
     first.enable()?;
@@ -240,10 +172,7 @@ fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     spin();
     for _ in 0..3 {
         let failed = second.read()?;
-        ensure!(
-            failed.time_enabled > 0,
-            "the second clock has no enabled time: {failed:?}"
-        );
+        ensure!(failed.time_enabled > 0, "the second clock has no enabled time: {failed:?}");
         ensure_eq!(
             (failed.value, failed.time_running),
             (0, 0),
@@ -268,28 +197,11 @@ fn spin() {
 }
 
 fn stat_beside_a_clock_that_waits_is_whole() -> Outcome {
-    let stat = [
-        "perf",
-        "stat",
-        "-x;",
-        "-e",
-        MARK_3,
-        "--",
-        "guest-tests",
-        "mark",
-        "3",
-        "200",
-    ];
-    let events = [
-        "-a", "-e", CLOCKS[0], "-e", CLOCKS[1], "-c", "1000000", "--",
-    ];
+    let stat = ["perf", "stat", "-x;", "-e", MARK_3, "--", "guest-tests", "mark", "3", "200"];
+    let events = ["-a", "-e", CLOCKS[0], "-e", CLOCKS[1], "-c", "1000000", "--"];
     let said = record("beside", &[&events[..], &stat].concat())?;
     let line = said.lines().find(|line| line.contains(MARK_3));
     let fields: Vec<&str> = line.unwrap_or_default().split(';').collect();
-    ensure_eq!(
-        (fields[0], fields.get(4)),
-        ("200", Some(&"100.00")),
-        "count and percentage of {MARK_3}: {said}"
-    );
+    ensure_eq!((fields[0], fields.get(4)), ("200", Some(&"100.00")), "count and percentage of {MARK_3}: {said}");
     Ok(())
 }

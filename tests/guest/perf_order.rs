@@ -9,14 +9,8 @@ use crate::programs::text;
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "recording_of_switches_and_a_clock_is_in_order",
-        recording_of_switches_and_a_clock_is_in_order,
-    ),
-    (
-        "samples_of_a_task_lie_between_its_switches",
-        samples_of_a_task_lie_between_its_switches,
-    ),
+    ("recording_of_switches_and_a_clock_is_in_order", recording_of_switches_and_a_clock_is_in_order),
+    ("samples_of_a_task_lie_between_its_switches", samples_of_a_task_lie_between_its_switches),
 ];
 
 /// Tasks that sleep and wake often, and two that use both CPUs.
@@ -105,10 +99,7 @@ fn turns(lines: &str) -> Fallible<(usize, usize, Vec<&str>)> {
 }
 
 fn samples_of_a_task_lie_between_its_switches() -> Outcome {
-    for clock in [
-        &["-F", "1000", "-e", "cpu-clock"][..],
-        &["-e", "vpmu/cpu-clock,freq=1000/"],
-    ] {
+    for clock in [&["-F", "1000", "-e", "cpu-clock"][..], &["-e", "vpmu/cpu-clock,freq=1000/"]] {
         let command = ["--switch-events", "--", "sh", "-c", TURNS];
         record("turns", &[clock, &command].concat())?;
         let fields = ["--show-switch-events", "--ns", "-F", "tid,time,event"];
@@ -116,11 +107,7 @@ fn samples_of_a_task_lie_between_its_switches() -> Outcome {
         let (inside, outside, shown) = turns(&lines)?;
         println!("{clock:?}: {inside} samples inside, {outside} outside");
         ensure!(inside > 100, "only {inside} samples:\n{lines:.2000}");
-        ensure_eq!(
-            outside,
-            0,
-            "samples of {clock:?} outside of their task's turn, beside {inside} inside: {shown:?}"
-        );
+        ensure_eq!(outside, 0, "samples of {clock:?} outside of their task's turn, beside {inside} inside: {shown:?}");
     }
     Ok(())
 }

@@ -12,90 +12,32 @@ use crate::fields::{CALLCHAIN, IP, REGS_INTR, TIME};
 use crate::pages::{Pages, READ};
 use crate::persisting::{fresh, persistent, sequence};
 use crate::raw::{
-    Device, EXIT_PORT, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels,
-    refused, sampling,
+    Device, EXIT_PORT, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels, refused, sampling,
 };
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "open_by_nobody_at_each_level_answers_as_perf_does",
-        open_by_nobody_at_each_level_answers_as_perf_does,
-    ),
-    (
-        "kernel_sampled_without_perfmon_at_level_2_is_refused",
-        kernel_sampled_without_perfmon_at_level_2_is_refused,
-    ),
-    (
-        "task_with_other_credentials_is_refused",
-        task_with_other_credentials_is_refused,
-    ),
-    (
-        "task_in_another_user_namespace_is_refused",
-        task_in_another_user_namespace_is_refused,
-    ),
-    (
-        "root_without_perfmon_is_refused",
-        root_without_perfmon_is_refused,
-    ),
+    ("open_by_nobody_at_each_level_answers_as_perf_does", open_by_nobody_at_each_level_answers_as_perf_does),
+    ("kernel_sampled_without_perfmon_at_level_2_is_refused", kernel_sampled_without_perfmon_at_level_2_is_refused),
+    ("task_with_other_credentials_is_refused", task_with_other_credentials_is_refused),
+    ("task_in_another_user_namespace_is_refused", task_in_another_user_namespace_is_refused),
+    ("root_without_perfmon_is_refused", root_without_perfmon_is_refused),
     ("nobody_with_perfmon_opens", nobody_with_perfmon_opens),
-    (
-        "level_hidden_by_a_mount_still_holds",
-        level_hidden_by_a_mount_still_holds,
-    ),
-    (
-        "paranoid_parameter_opens_tasks_and_no_cpu",
-        paranoid_parameter_opens_tasks_and_no_cpu,
-    ),
-    (
-        "detach_without_perfmon_is_refused",
-        detach_without_perfmon_is_refused,
-    ),
-    (
-        "persistent_open_without_perfmon_is_refused",
-        persistent_open_without_perfmon_is_refused,
-    ),
-    (
-        "attach_without_perfmon_is_refused",
-        attach_without_perfmon_is_refused,
-    ),
-    (
-        "reopen_without_perfmon_is_refused",
-        reopen_without_perfmon_is_refused,
-    ),
-    (
-        "perf_view_without_perfmon_is_refused",
-        perf_view_without_perfmon_is_refused,
-    ),
-    (
-        "device_flush_without_perfmon_is_refused",
-        device_flush_without_perfmon_is_refused,
-    ),
-    (
-        "bpf_query_without_perfmon_is_refused",
-        bpf_query_without_perfmon_is_refused,
-    ),
-    (
-        "read_only_map_made_writable_is_refused",
-        read_only_map_made_writable_is_refused,
-    ),
-    (
-        "share_used_up_by_nobody_leaves_events_to_root",
-        share_used_up_by_nobody_leaves_events_to_root,
-    ),
-    (
-        "inherited_events_of_nobody_count_against_the_share",
-        inherited_events_of_nobody_count_against_the_share,
-    ),
-    (
-        "perf_core_events_of_nobody_count_against_the_share",
-        perf_core_events_of_nobody_count_against_the_share,
-    ),
+    ("level_hidden_by_a_mount_still_holds", level_hidden_by_a_mount_still_holds),
+    ("paranoid_parameter_opens_tasks_and_no_cpu", paranoid_parameter_opens_tasks_and_no_cpu),
+    ("detach_without_perfmon_is_refused", detach_without_perfmon_is_refused),
+    ("persistent_open_without_perfmon_is_refused", persistent_open_without_perfmon_is_refused),
+    ("attach_without_perfmon_is_refused", attach_without_perfmon_is_refused),
+    ("reopen_without_perfmon_is_refused", reopen_without_perfmon_is_refused),
+    ("perf_view_without_perfmon_is_refused", perf_view_without_perfmon_is_refused),
+    ("device_flush_without_perfmon_is_refused", device_flush_without_perfmon_is_refused),
+    ("bpf_query_without_perfmon_is_refused", bpf_query_without_perfmon_is_refused),
+    ("read_only_map_made_writable_is_refused", read_only_map_made_writable_is_refused),
+    ("share_used_up_by_nobody_leaves_events_to_root", share_used_up_by_nobody_leaves_events_to_root),
+    ("inherited_events_of_nobody_count_against_the_share", inherited_events_of_nobody_count_against_the_share),
+    ("perf_core_events_of_nobody_count_against_the_share", perf_core_events_of_nobody_count_against_the_share),
     // This test must be last, because it locks the kernel down, and only a reboot can undo that.
-    (
-        "registers_in_a_locked_down_kernel_are_refused",
-        registers_in_a_locked_down_kernel_are_refused,
-    ),
+    ("registers_in_a_locked_down_kernel_are_refused", registers_in_a_locked_down_kernel_are_refused),
 ];
 
 const VALUE: u64 = 60;
@@ -118,15 +60,13 @@ fn as_nobody(act: impl FnOnce() -> Outcome) -> Outcome {
 
 /// Runs `act` in a child, after `become_who`. Errors go to this test's stderr.
 fn in_child(become_who: impl FnOnce() -> io::Result<()>, act: impl FnOnce() -> Outcome) -> Outcome {
-    let code = os::forked(
-        || match become_who().map_err(Into::into).and_then(|()| act()) {
-            Ok(()) => 0,
-            Err(error) => {
-                eprintln!("{error}");
-                1
-            }
-        },
-    )?;
+    let code = os::forked(|| match become_who().map_err(Into::into).and_then(|()| act()) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            1
+        }
+    })?;
     ensure_eq!(code, 0, "the child's exit code");
     Ok(())
 }
@@ -152,26 +92,11 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     // `None` means that this user may not open it at any level.
     let cases: [(&str, &perf_event_attr, How<'_>, Option<i32>); 6] = [
         ("marks of its own", &marks, How::OWN, Some(1)),
-        (
-            "exits of its own outside the kernel",
-            &user_exits,
-            How::OWN,
-            Some(2),
-        ),
+        ("exits of its own outside the kernel", &user_exits, How::OWN, Some(2)),
         ("marks of a CPU", &marks, here, Some(0)),
-        (
-            "exits of a CPU outside the kernel",
-            &user_exits,
-            here,
-            Some(0),
-        ),
+        ("exits of a CPU outside the kernel", &user_exits, here, Some(0)),
         ("marks of root's task", &marks, init, None),
-        (
-            "exits of root's task outside the kernel",
-            &user_exits,
-            init,
-            None,
-        ),
+        ("exits of root's task outside the kernel", &user_exits, init, None),
     ];
     for level in all {
         os::set_paranoid(level)?;
@@ -188,11 +113,7 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
         })?;
         // Every user may open the device and place marks.
         as_nobody(|| Ok(Device::open()?.mark(VALUE)?))?;
-        ensure_eq!(
-            own_of_marks(&device),
-            None,
-            "errno for root's own event at level {level}"
-        );
+        ensure_eq!(own_of_marks(&device), None, "errno for root's own event at level {level}");
     }
     Ok(())
 }
@@ -211,11 +132,7 @@ fn kernel_sampled_without_perfmon_at_level_2_is_refused() -> Outcome {
         as_nobody(|| {
             for (what, attr) in &telling {
                 let opened = refused(device.open_event(attr, How::OWN));
-                ensure_eq!(
-                    opened,
-                    expected,
-                    "errno for {what} of the kernel at level {level}"
-                );
+                ensure_eq!(opened, expected, "errno for {what} of the kernel at level {level}");
             }
             Ok(())
         })?;
@@ -233,36 +150,12 @@ fn task_with_other_credentials_is_refused() -> Outcome {
         ("the same", (SAME, SAME, &[], true), true),
         ("the same, not dumpable", (SAME, SAME, &[], false), false),
         ("another user", ([1, 1, 1], SAME, &[], true), false),
-        (
-            "another real user",
-            ([1, NOBODY, NOBODY], SAME, &[], true),
-            false,
-        ),
-        (
-            "another effective user",
-            ([NOBODY, 1, NOBODY], SAME, &[], true),
-            false,
-        ),
-        (
-            "another saved user",
-            ([NOBODY, NOBODY, 1], SAME, &[], true),
-            false,
-        ),
-        (
-            "another real group",
-            (SAME, [1, NOBODY, NOBODY], &[], true),
-            false,
-        ),
-        (
-            "another effective group",
-            (SAME, [NOBODY, 1, NOBODY], &[], true),
-            false,
-        ),
-        (
-            "another saved group",
-            (SAME, [NOBODY, NOBODY, 1], &[], true),
-            false,
-        ),
+        ("another real user", ([1, NOBODY, NOBODY], SAME, &[], true), false),
+        ("another effective user", ([NOBODY, 1, NOBODY], SAME, &[], true), false),
+        ("another saved user", ([NOBODY, NOBODY, 1], SAME, &[], true), false),
+        ("another real group", (SAME, [1, NOBODY, NOBODY], &[], true), false),
+        ("another effective group", (SAME, [NOBODY, 1, NOBODY], &[], true), false),
+        ("another saved group", (SAME, [NOBODY, NOBODY, 1], &[], true), false),
         ("a capability more", (SAME, SAME, &[PORT], true), false),
     ];
     let device = Device::open()?;
@@ -277,10 +170,7 @@ fn task_with_other_credentials_is_refused() -> Outcome {
             }
             os::set_dumpable(dumpable)
         })?;
-        let how = How {
-            pid: task.pid,
-            ..How::OWN
-        };
+        let how = How { pid: task.pid, ..How::OWN };
         let answered = as_nobody(|| {
             let expected = (!allowed).then_some(libc::EACCES);
             let perfs = refused(kernels(&mark(&device), how));
@@ -293,10 +183,7 @@ fn task_with_other_credentials_is_refused() -> Outcome {
             wrong.push(what);
         }
     }
-    ensure!(
-        wrong.is_empty(),
-        "wrong result of the open for tasks with {wrong:?}"
-    );
+    ensure!(wrong.is_empty(), "wrong result of the open for tasks with {wrong:?}");
     Ok(())
 }
 
@@ -310,17 +197,10 @@ fn task_in_another_user_namespace_is_refused() -> Outcome {
         os::set_dumpable(true)?;
         os::leave_user_namespace()
     })?;
-    let how = How {
-        pid: task.pid,
-        ..How::OWN
-    };
+    let how = How { pid: task.pid, ..How::OWN };
     as_nobody(|| {
         let opened = refused(device.open_event(&mark(&device), how));
-        ensure_eq!(
-            opened,
-            Some(libc::EACCES),
-            "errno for an event of that task"
-        );
+        ensure_eq!(opened, Some(libc::EACCES), "errno for an event of that task");
         Ok(())
     })
 }
@@ -346,11 +226,9 @@ fn nobody_with_perfmon_opens() -> Outcome {
     in_child(
         || os::become_nobody_with(&[os::CAP_PERFMON]),
         || {
-            for (what, how) in [
-                ("its own event", How::OWN),
-                ("a CPU's event", How::on_cpu(0)),
-                ("an event of root's task", init),
-            ] {
+            for (what, how) in
+                [("its own event", How::OWN), ("a CPU's event", How::on_cpu(0)), ("an event of root's task", init)]
+            {
                 let opened = device.open_event(&mark(&device), how);
                 ensure_eq!(refused(opened), None, "{what}");
             }
@@ -398,11 +276,7 @@ fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
     os::set_paranoid(OPEN)?;
     set_parameter("paranoid", 2)?;
     let closed = as_nobody(|| {
-        ensure_eq!(
-            own_of_marks(&device),
-            Some(libc::EACCES),
-            "its own event at level 2"
-        );
+        ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own event at level 2");
         Ok(())
     });
     set_parameter("paranoid", -2)?;
@@ -424,11 +298,7 @@ fn detach_without_perfmon_is_refused() -> Outcome {
     as_nobody(|| {
         let errno = Some(libc::EPERM);
         ensure_eq!(refused(other.detach("stolen")), errno, "detaching an event");
-        ensure_eq!(
-            refused(kept.detach("renamed")),
-            errno,
-            "renaming a persistent event"
-        );
+        ensure_eq!(refused(kept.detach("renamed")), errno, "renaming a persistent event");
         Ok(())
     })?;
     let names: Vec<String> = device.persistent()?.iter().map(|e| e.name()).collect();
@@ -443,11 +313,7 @@ fn persistent_open_without_perfmon_is_refused() -> Outcome {
     as_nobody(|| {
         let attr = sequence(&device);
         let how = How::on_cpu(1);
-        ensure_eq!(
-            refused(device.open_event(&attr, how)),
-            None,
-            "opening an event that is not persistent"
-        );
+        ensure_eq!(refused(device.open_event(&attr, how)), None, "opening an event that is not persistent");
         let opened = refused(device.open_event(&attr, how.with(FLAG_PERSISTENT)));
         ensure_eq!(opened, Some(libc::EPERM), "opening a persistent event");
         Ok(())
@@ -508,18 +374,10 @@ fn bpf_query_without_perfmon_is_refused() -> Outcome {
     let device = Device::open()?;
     let event = device.open_event(&mark(&device), How::OWN)?;
     as_nobody(|| {
-        ensure_eq!(
-            refused(event.query_bpf()),
-            Some(libc::EPERM),
-            "nobody's query"
-        );
+        ensure_eq!(refused(event.query_bpf()), Some(libc::EPERM), "nobody's query");
         Ok(())
     })?;
-    ensure_eq!(
-        refused(event.query_bpf()),
-        Some(libc::EINVAL),
-        "root's query"
-    );
+    ensure_eq!(refused(event.query_bpf()), Some(libc::EINVAL), "root's query");
     Ok(())
 }
 
@@ -528,19 +386,11 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
     let event = device.open_event(&device.marks(VALUE, 1, TIME), How::OWN)?;
     let ring = Pages::map(&event, 1, READ)?;
     let made = os::make_writable(ring.address(), PAGE);
-    ensure_eq!(
-        refused(made),
-        Some(libc::EACCES),
-        "making the mapping of a ring writable"
-    );
+    ensure_eq!(refused(made), Some(libc::EACCES), "making the mapping of a ring writable");
     let (kept_device, kept, _) = one_persistent()?;
     let window = Pages::map(&kept, 1, READ)?;
     let made = os::make_writable(window.address(), PAGE);
-    ensure_eq!(
-        refused(made),
-        Some(libc::EACCES),
-        "making the mapping of a ring in the window writable"
-    );
+    ensure_eq!(refused(made), Some(libc::EACCES), "making the mapping of a ring in the window writable");
     kept.attach()?;
     drop(kept_device);
     Ok(())
@@ -575,10 +425,7 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     })?;
     // Two processes of the user nobody use up the share of users without CAP_PERFMON. Each holds its events until it is
     // killed.
-    let of_nobody = How {
-        pid: nobodys.pid,
-        ..How::OWN
-    };
+    let of_nobody = How { pid: nobodys.pid, ..How::OWN };
     let hold = |events: u32| {
         os::Sleeper::start(|| {
             os::become_nobody()?;
@@ -598,17 +445,9 @@ fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     room_of_nobody(share - 100)?;
     let second = hold(share - 100)?;
     room_of_nobody(0)?;
-    ensure_eq!(
-        room(&device, roots.pid)?,
-        all - share,
-        "events left for root"
-    );
+    ensure_eq!(room(&device, roots.pid)?, all - share, "events left for root");
     drop((first, second));
-    ensure_eq!(
-        room(&device, roots.pid)?,
-        all,
-        "events left for root when nobody has none"
-    );
+    ensure_eq!(room(&device, roots.pid)?, all, "events left for root when nobody has none");
     Ok(())
 }
 
@@ -631,20 +470,14 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
             inherited.set_inherit(1);
             let event = device.start(&inherited, How::OWN)?;
             {
-                let _tasks = (1..share)
-                    .map(|_| os::Sleeper::start(|| Ok(())))
-                    .collect::<io::Result<Vec<_>>>()?;
+                let _tasks = (1..share).map(|_| os::Sleeper::start(|| Ok(()))).collect::<io::Result<Vec<_>>>()?;
                 ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more event");
                 // The fork succeeds, but the limit does not allow the inherited event. So the child's marks are not
                 // counted.
                 let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
                 ensure_eq!(code, 0, "the other task's exit code");
             }
-            ensure_eq!(
-                own_of_marks(&device),
-                None,
-                "one more event when the tasks are gone"
-            );
+            ensure_eq!(own_of_marks(&device), None, "one more event when the tasks are gone");
             device.place(VALUE, 3)?;
             ensure_eq!(event.count()?, 3, "marks counted");
             Ok(())
@@ -658,19 +491,11 @@ fn perf_core_events_of_nobody_count_against_the_share() -> Outcome {
         as_nobody(|| {
             let open = || kernels(&mark(&device), How::OWN);
             let _events = (0..share).map(|_| open()).collect::<io::Result<Vec<_>>>()?;
-            ensure_eq!(
-                refused(open()),
-                Some(libc::ENOSPC),
-                "one more event by perf"
-            );
+            ensure_eq!(refused(open()), Some(libc::ENOSPC), "one more event by perf");
             ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more event");
             Ok(())
         })?;
-        ensure_eq!(
-            own_of_marks(&device),
-            None,
-            "an event of root's when nobody's are closed"
-        );
+        ensure_eq!(own_of_marks(&device), None, "an event of root's when nobody's are closed");
         Ok(())
     })
 }
@@ -683,11 +508,7 @@ fn registers_in_a_locked_down_kernel_are_refused() -> Outcome {
     let how = How::on_cpu(1);
     let kept = device.open_event(&registers, how)?;
     let id = kept.detach("registers")?;
-    ensure_eq!(
-        refused(device.reopen(id, 1)),
-        None,
-        "reopening before the lockdown"
-    );
+    ensure_eq!(refused(device.reopen(id, 1)), None, "reopening before the lockdown");
     let plain = device.open_event(&sequence(&device), how)?;
     let plain_id = plain.detach("plain")?;
 
@@ -695,20 +516,9 @@ fn registers_in_a_locked_down_kernel_are_refused() -> Outcome {
     fs::write("/sys/kernel/security/lockdown", "confidentiality")?;
     let opened = refused(device.open_event(&registers, how));
     ensure_eq!(opened, Some(libc::EPERM), "opening an event with registers");
-    ensure_eq!(
-        refused(device.reopen(id, 1)),
-        Some(libc::EPERM),
-        "reopening an event with registers"
-    );
-    ensure_eq!(
-        refused(device.reopen(plain_id, 1)),
-        None,
-        "reopening an event without registers"
-    );
-    ensure!(
-        own_of_marks(&device).is_none(),
-        "an event that only counts was refused"
-    );
+    ensure_eq!(refused(device.reopen(id, 1)), Some(libc::EPERM), "reopening an event with registers");
+    ensure_eq!(refused(device.reopen(plain_id, 1)), None, "reopening an event without registers");
+    ensure!(own_of_marks(&device).is_none(), "an event that only counts was refused");
     kept.attach()?;
     plain.attach()?;
     Ok(())

@@ -10,67 +10,27 @@ use crate::output_wakeup::sleepers_are_woken;
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::permissions::room;
 use crate::persisting::{
-    Counter, Doomed, RECORD, backwards, fresh, look, newest, persistent, sequence, tell, up_to,
-    values,
+    Counter, Doomed, RECORD, backwards, fresh, look, newest, persistent, sequence, tell, up_to, values,
 };
 use crate::raw::{Device, Event, FLAG_PERSISTENT, How, KIND_MARK, PAGE, refused, waking};
 use crate::triggers::trigger;
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "detached_event_outlives_its_creators_kill",
-        detached_event_outlives_its_creators_kill,
-    ),
-    (
-        "persistent_event_counts_on_without_a_handle",
-        persistent_event_counts_on_without_a_handle,
-    ),
-    (
-        "event_opened_persistent_outlives_its_handle",
-        event_opened_persistent_outlives_its_handle,
-    ),
-    (
-        "second_detach_returns_the_same_id",
-        second_detach_returns_the_same_id,
-    ),
-    (
-        "attached_event_ends_with_its_last_user",
-        attached_event_ends_with_its_last_user,
-    ),
+    ("detached_event_outlives_its_creators_kill", detached_event_outlives_its_creators_kill),
+    ("persistent_event_counts_on_without_a_handle", persistent_event_counts_on_without_a_handle),
+    ("event_opened_persistent_outlives_its_handle", event_opened_persistent_outlives_its_handle),
+    ("second_detach_returns_the_same_id", second_detach_returns_the_same_id),
+    ("attached_event_ends_with_its_last_user", attached_event_ends_with_its_last_user),
     ("map_keeps_an_attached_event", map_keeps_an_attached_event),
-    (
-        "readers_of_one_ring_find_its_history",
-        readers_of_one_ring_find_its_history,
-    ),
-    (
-        "readers_of_one_ring_are_all_woken",
-        readers_of_one_ring_are_all_woken,
-    ),
-    (
-        "ring_keeps_its_size_without_maps",
-        ring_keeps_its_size_without_maps,
-    ),
-    (
-        "absent_reader_loses_nothing_that_fits",
-        absent_reader_loses_nothing_that_fits,
-    ),
-    (
-        "every_handle_switches_the_one_event",
-        every_handle_switches_the_one_event,
-    ),
-    (
-        "persistent_event_waits_for_its_cpu",
-        persistent_event_waits_for_its_cpu,
-    ),
-    (
-        "handles_come_and_go_while_it_counts",
-        handles_come_and_go_while_it_counts,
-    ),
-    (
-        "closed_attached_event_frees_its_place_on_the_device",
-        closed_attached_event_frees_its_place_on_the_device,
-    ),
+    ("readers_of_one_ring_find_its_history", readers_of_one_ring_find_its_history),
+    ("readers_of_one_ring_are_all_woken", readers_of_one_ring_are_all_woken),
+    ("ring_keeps_its_size_without_maps", ring_keeps_its_size_without_maps),
+    ("absent_reader_loses_nothing_that_fits", absent_reader_loses_nothing_that_fits),
+    ("every_handle_switches_the_one_event", every_handle_switches_the_one_event),
+    ("persistent_event_waits_for_its_cpu", persistent_event_waits_for_its_cpu),
+    ("handles_come_and_go_while_it_counts", handles_come_and_go_while_it_counts),
+    ("closed_attached_event_frees_its_place_on_the_device", closed_attached_event_frees_its_place_on_the_device),
 ];
 
 const PAGES: usize = 64;
@@ -105,11 +65,7 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
     ensure_eq!(event.count()?, placed, "the event's count");
     // The event continues for later readers.
     device.place(7, 5)?;
-    ensure_eq!(
-        values(&ring.take()?, &attr)?,
-        [7; 5],
-        "values of later marks"
-    );
+    ensure_eq!(values(&ring.take()?, &attr)?, [7; 5], "values of later marks");
     event.attach()?;
     Ok(())
 }
@@ -125,26 +81,14 @@ fn persistent_event_counts_on_without_a_handle() -> Outcome {
     let before = event.read_into(32)?;
     drop(ring);
     drop(event);
-    ensure_eq!(
-        device
-            .persistent()?
-            .iter()
-            .map(|e| e.id)
-            .collect::<Vec<_>>(),
-        [id],
-        "the ids listed"
-    );
+    ensure_eq!(device.persistent()?.iter().map(|e| e.id).collect::<Vec<_>>(), [id], "the ids listed");
     counter.mark(40);
     let event = device.reopen(id, 1)?;
     ensure_eq!(event.id()?, id, "the id of the new handle");
     ensure_eq!(before[0], 3, "the count before the handle was closed");
     ensure_eq!(event.count()?, 43, "the count in the new handle");
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_eq!(
-        values(&ring.take()?, &attr)?,
-        up_to(43),
-        "values of the marks"
-    );
+    ensure_eq!(values(&ring.take()?, &attr)?, up_to(43), "values of the marks");
     event.attach()?;
     Ok(())
 }
@@ -165,11 +109,7 @@ fn event_opened_persistent_outlives_its_handle() -> Outcome {
     ensure_eq!(event.detach("")?, id, "the id from detaching");
     event.attach()?;
     drop(event);
-    ensure_eq!(
-        refused(device.reopen(id, 1)),
-        Some(libc::ENOENT),
-        "reopening an ended event"
-    );
+    ensure_eq!(refused(device.reopen(id, 1)), Some(libc::ENOENT), "reopening an ended event");
     Ok(())
 }
 
@@ -208,20 +148,12 @@ impl StarterProbe {
     }
 
     fn ensure_taken(&self) -> Outcome {
-        ensure_eq!(
-            self.taken(),
-            Some(libc::EBUSY),
-            "linking another starter while the event has a user"
-        );
+        ensure_eq!(self.taken(), Some(libc::EBUSY), "linking another starter while the event has a user");
         Ok(())
     }
 
     fn ensure_free(&self) -> Outcome {
-        ensure_eq!(
-            self.taken(),
-            None,
-            "linking another starter after the event's last user has gone"
-        );
+        ensure_eq!(self.taken(), None, "linking another starter after the event's last user has gone");
         Ok(())
     }
 }
@@ -237,17 +169,9 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     // Any handle can attach the event. The event then lives until its last user is gone.
     let other = device.reopen(id, 1)?;
     other.attach()?;
-    ensure_eq!(
-        refused(other.attach()),
-        Some(libc::EINVAL),
-        "attaching the event a second time"
-    );
+    ensure_eq!(refused(other.attach()), Some(libc::EINVAL), "attaching the event a second time");
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
-    ensure_eq!(
-        refused(device.reopen(id, 1)),
-        Some(libc::ENOENT),
-        "reopening an attached event"
-    );
+    ensure_eq!(refused(device.reopen(id, 1)), Some(libc::ENOENT), "reopening an attached event");
     drop(other);
     device.place(1, 6)?;
     ensure_eq!(reader.count()?, 6, "marks for the user that is left");
@@ -260,11 +184,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     last.attach()?;
     place.ensure_taken()?;
     drop(last);
-    ensure_eq!(
-        refused(device.reopen(id, 1)),
-        Some(libc::ENOENT),
-        "reopening the event after its last user has gone"
-    );
+    ensure_eq!(refused(device.reopen(id, 1)), Some(libc::ENOENT), "reopening the event after its last user has gone");
     place.ensure_free()
 }
 
@@ -308,27 +228,15 @@ fn readers_of_one_ring_find_its_history() -> Outcome {
     })?;
     ensure_eq!(code, 0, "the child's exit code (1: it misses a mark)");
     for (who, ring) in [("the creator", &own), ("the second reader", &beside)] {
-        ensure_eq!(
-            newest(ring, &attr)?,
-            up_to(150),
-            "values of the marks that {who} finds"
-        );
+        ensure_eq!(newest(ring, &attr)?, up_to(150), "values of the marks that {who} finds");
     }
     // No reader removes records, so the ring holds the same newest records for all readers.
     counter.mark(400);
     let fits = 2 * PAGE as u64 / RECORD;
     let all: Vec<u64> = (1..=550).collect();
     let expected = &all[all.len() - usize::try_from(fits)?..];
-    ensure_eq!(
-        newest(&own, &attr)?,
-        expected,
-        "the newest marks for the creator"
-    );
-    ensure_eq!(
-        newest(&beside, &attr)?,
-        expected,
-        "the newest marks for the second reader"
-    );
+    ensure_eq!(newest(&own, &attr)?, expected, "the newest marks for the creator");
+    ensure_eq!(newest(&beside, &attr)?, expected, "the newest marks for the second reader");
     event.attach()?;
     Ok(())
 }
@@ -347,11 +255,7 @@ fn readers_of_one_ring_are_all_woken() -> Outcome {
         }
         device.place(1, 1)?;
         for reader in others.iter().chain([&event]) {
-            ensure_eq!(
-                reader.poll(10_000)?,
-                libc::POLLIN,
-                "round {round}: poll after the third"
-            );
+            ensure_eq!(reader.poll(10_000)?, libc::POLLIN, "round {round}: poll after the third");
         }
     }
     let sleepers = others.into_iter().chain([event]).collect();
@@ -377,35 +281,15 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     let ring = Pages::map(&event, 2, READ_WRITE)?;
     ensure_eq!(entry(&device)?, 3, "pages listed for the ring");
     for pages in [0, 1, 4] {
-        ensure_eq!(
-            sized(&event, pages),
-            Some(libc::EINVAL),
-            "a second map of {pages} pages"
-        );
+        ensure_eq!(sized(&event, pages), Some(libc::EINVAL), "a second map of {pages} pages");
     }
     drop(ring);
-    ensure_eq!(
-        sized(&event, 1),
-        Some(libc::EINVAL),
-        "a different size without a mapping"
-    );
+    ensure_eq!(sized(&event, 1), Some(libc::EINVAL), "a different size without a mapping");
     drop(event);
     let event = device.reopen(id, 1)?;
-    ensure_eq!(
-        sized(&event, 4),
-        Some(libc::EINVAL),
-        "a different size by another handle"
-    );
-    ensure_eq!(
-        refused(Pages::map(&event, 2, READ_WRITE)),
-        None,
-        "a mapping of the same size"
-    );
-    ensure_eq!(
-        refused(Pages::map(&event, 2, READ)),
-        None,
-        "a read-only map of the same size"
-    );
+    ensure_eq!(sized(&event, 4), Some(libc::EINVAL), "a different size by another handle");
+    ensure_eq!(refused(Pages::map(&event, 2, READ_WRITE)), None, "a mapping of the same size");
+    ensure_eq!(refused(Pages::map(&event, 2, READ)), None, "a read-only map of the same size");
     event.attach()?;
     Ok(())
 }
@@ -422,11 +306,7 @@ fn absent_reader_loses_nothing_that_fits() -> Outcome {
     counter.mark(u32::try_from(fits)? + 9);
     let event = device.reopen(id, 1)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_eq!(
-        values(&ring.take()?, &attr)?,
-        up_to(fits),
-        "values of the marks that fitted"
-    );
+    ensure_eq!(values(&ring.take()?, &attr)?, up_to(fits), "values of the marks that fitted");
     ensure_eq!(event.count()?, fits + 9, "the event's count");
     let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
     ensure_eq!((samples.len(), lost), (0, 9), "records and losses");
@@ -447,28 +327,16 @@ fn every_handle_switches_the_one_event() -> Outcome {
     for (switch, other) in [(&first, &second), (&second, &first)] {
         switch.disable(0)?;
         let off = other.count()?;
-        ensure_eq!(
-            off,
-            expected,
-            "the count after the other handle disabled it"
-        );
+        ensure_eq!(off, expected, "the count after the other handle disabled it");
         device.place(2, 10)?;
         ensure_eq!(other.count()?, off, "the count while the event is off");
         other.enable(0)?;
         device.place(2, 10)?;
         expected += 10;
-        ensure_eq!(
-            switch.count()?,
-            expected,
-            "the count after the event was enabled again"
-        );
+        ensure_eq!(switch.count()?, expected, "the count after the event was enabled again");
     }
     second.reset(0)?;
-    ensure_eq!(
-        first.count()?,
-        0,
-        "the count after the other handle's reset"
-    );
+    ensure_eq!(first.count()?, 0, "the count after the other handle's reset");
     first.period(5)?;
     ring.take()?;
     device.place(2, 20)?;
@@ -480,11 +348,7 @@ fn every_handle_switches_the_one_event() -> Outcome {
     second.pause(false)?;
     device.place(2, 3)?;
     let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (3, 3),
-        "records and losses after the pause"
-    );
+    ensure_eq!((samples.len(), lost), (3, 3), "records and losses after the pause");
     // The limit belongs to the event, so any handle can set it.
     second.disable(0)?;
     first.refresh(4)?;
@@ -506,39 +370,19 @@ fn persistent_event_waits_for_its_cpu() -> Outcome {
     fs::write(ONLINE, "0")?;
     let away = (|| -> Outcome {
         // Nobody has read the event before, so the count must come from the device.
-        ensure_eq!(
-            event.count()?,
-            5,
-            "the event's count while its CPU is offline"
-        );
-        ensure_eq!(
-            device.reopen(id, 1)?.count()?,
-            5,
-            "the count by another handle while the CPU is offline"
-        );
+        ensure_eq!(event.count()?, 5, "the event's count while its CPU is offline");
+        ensure_eq!(device.reopen(id, 1)?.count()?, 5, "the count by another handle while the CPU is offline");
         ensure_eq!(ring.take()?.len(), 5, "records");
-        ensure_eq!(
-            refused(event.disable(0)),
-            Some(libc::ENODEV),
-            "disabling the event while its CPU is offline"
-        );
+        ensure_eq!(refused(event.disable(0)), Some(libc::ENODEV), "disabling the event while its CPU is offline");
         device.place(2, 3)?;
-        ensure_eq!(
-            event.count()?,
-            5,
-            "the event's count after marks on the other CPU"
-        );
+        ensure_eq!(event.count()?, 5, "the event's count after marks on the other CPU");
         Ok(())
     })();
     fs::write(ONLINE, "1")?;
     away?;
     cpu::pin(1)?;
     device.place(2, 4)?;
-    ensure_eq!(
-        event.count()?,
-        9,
-        "the event's count after its CPU is online again"
-    );
+    ensure_eq!(event.count()?, 9, "the event's count after its CPU is online again");
     ensure_eq!(ring.take()?.len(), 4, "records");
     event.attach()?;
     Ok(())
@@ -567,10 +411,7 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
                 let event = device.reopen(id, 1)?;
                 let ring = look(&event, 4)?;
                 let count = event.count()?;
-                ensure!(
-                    count >= last,
-                    "round {round}: the count fell from {last} to {count}"
-                );
+                ensure!(count >= last, "round {round}: the count fell from {last} to {count}");
                 last = count;
                 drop(event);
                 drop(ring);
@@ -587,11 +428,7 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
     let ring = look(&event, 4)?;
     let reported = newest(&ring, &attr)?;
     let first = placed + 1 - reported.len() as u64;
-    ensure_eq!(
-        reported,
-        (first..=placed).collect::<Vec<_>>(),
-        "values of the newest marks"
-    );
+    ensure_eq!(reported, (first..=placed).collect::<Vec<_>>(), "values of the newest marks");
     event.attach()?;
     Ok(())
 }
@@ -605,11 +442,7 @@ fn closed_attached_event_frees_its_place_on_the_device() -> Outcome {
         let event = device.open_event(&sequence(&device), How::on_cpu(1))?;
         event.detach("")?;
         event.attach()?;
-        ensure_eq!(
-            device.persistent()?.len(),
-            0,
-            "round {round}: events listed"
-        );
+        ensure_eq!(device.persistent()?.len(), 0, "round {round}: events listed");
     }
     ensure_eq!(
         room(&device, task.pid)?,

@@ -17,30 +17,12 @@ use crate::{Outcome, Test, cpu};
 pub(crate) const TESTS: &[Test] = &[
     ("names_are_those_of_events", names_are_those_of_events),
     ("name_belongs_to_one_event", name_belongs_to_one_event),
-    (
-        "sysfs_lists_persistent_events_until_their_end",
-        sysfs_lists_persistent_events_until_their_end,
-    ),
-    (
-        "sysfs_describes_how_to_open_a_persistent_event",
-        sysfs_describes_how_to_open_a_persistent_event,
-    ),
-    (
-        "stock_perf_counts_one_by_name",
-        stock_perf_counts_one_by_name,
-    ),
-    (
-        "stock_perf_records_one_by_name",
-        stock_perf_records_one_by_name,
-    ),
-    (
-        "perf_core_samples_rings_that_are_read",
-        perf_core_samples_rings_that_are_read,
-    ),
-    (
-        "perf_core_counts_but_does_not_sample",
-        perf_core_counts_but_does_not_sample,
-    ),
+    ("sysfs_lists_persistent_events_until_their_end", sysfs_lists_persistent_events_until_their_end),
+    ("sysfs_describes_how_to_open_a_persistent_event", sysfs_describes_how_to_open_a_persistent_event),
+    ("stock_perf_counts_one_by_name", stock_perf_counts_one_by_name),
+    ("stock_perf_records_one_by_name", stock_perf_records_one_by_name),
+    ("perf_core_samples_rings_that_are_read", perf_core_samples_rings_that_are_read),
+    ("perf_core_counts_but_does_not_sample", perf_core_counts_but_does_not_sample),
 ];
 
 fn names_are_those_of_events() -> Outcome {
@@ -55,11 +37,7 @@ fn names_are_those_of_events() -> Outcome {
         event.detach(good)?;
         ensure_eq!(name()?, good, "the event's name");
         event.detach("")?;
-        ensure_eq!(
-            name()?,
-            good,
-            "the event's name after a detach without a name"
-        );
+        ensure_eq!(name()?, good, "the event's name after a detach without a name");
     }
     let padded = |text: &[u8]| {
         let mut bytes = [0; 40];
@@ -102,11 +80,7 @@ fn name_belongs_to_one_event() -> Outcome {
     let attr = sequence(&device);
     let (first, _) = persistent(&device, &attr, 0, "taken")?;
     let second = device.start(&attr, How::on_cpu(1))?;
-    ensure_eq!(
-        refused(second.detach("taken")),
-        Some(libc::EEXIST),
-        "errno for the name of another event"
-    );
+    ensure_eq!(refused(second.detach("taken")), Some(libc::EEXIST), "errno for the name of another event");
     ensure_eq!(device.persistent()?.len(), 1, "events listed");
     second.detach("free")?;
     ensure_eq!(
@@ -132,28 +106,17 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     let (other, other_id) = persistent(&device, &attr, 0, "second")?;
     for (name, id) in [("first", id), ("second", other_id)] {
         let content = fs::read_to_string(listed(name))?;
-        ensure_eq!(
-            content.trim_end(),
-            format!("id={id:#x}"),
-            "the contents of {name}"
-        );
+        ensure_eq!(content.trim_end(), format!("id={id:#x}"), "the contents of {name}");
     }
     event.detach("renamed")?;
     ensure_eq!(names()?, ["renamed", "second"], "names after renaming");
     drop(event);
-    ensure!(
-        listed("renamed").exists(),
-        "the renamed event is not listed after its handle is closed"
-    );
+    ensure!(listed("renamed").exists(), "the renamed event is not listed after its handle is closed");
     device.reopen(id, 1)?.attach()?;
     ensure_eq!(names()?, ["second"], "names after one has ended");
     // An attached event is no longer persistent, although it is still open.
     other.attach()?;
-    ensure_eq!(
-        names()?.len(),
-        0,
-        "names after the second event is attached"
-    );
+    ensure_eq!(names()?.len(), 0, "names after the second event is attached");
     // Many events at once, made and ended.
     let most = device.info.max_persistent as usize;
     for round in 0..3 {
@@ -164,11 +127,7 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
         for (event, _) in &kept {
             event.attach()?;
         }
-        ensure_eq!(
-            names()?.len(),
-            0,
-            "round {round}: names after all are attached"
-        );
+        ensure_eq!(names()?.len(), 0, "round {round}: names after all are attached");
     }
     Ok(())
 }
@@ -178,24 +137,14 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     let sysfs = Path::new(SYSFS);
     let kind: u32 = fs::read_to_string(sysfs.join("type"))?.trim().parse()?;
     ensure_eq!(kind, device.info.persistent_type, "the PMU's type");
-    ensure!(
-        kind != device.info.pmu_type,
-        "the PMUs vpmu and persistent have the same type {kind}"
-    );
+    ensure!(kind != device.info.pmu_type, "the PMUs vpmu and persistent have the same type {kind}");
     let format = fs::read_to_string(sysfs.join("format/id"))?;
-    ensure_eq!(
-        format.trim_end(),
-        "config:0-63",
-        "the contents of format/id"
-    );
+    ensure_eq!(format.trim_end(), "config:0-63", "the contents of format/id");
     // Opens the event with no information except what sysfs contains.
     let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
     drop(event);
     let content = fs::read_to_string(listed("by-sysfs"))?;
-    let reported = content
-        .trim_end()
-        .strip_prefix("id=0x")
-        .ok_or("no id there")?;
+    let reported = content.trim_end().strip_prefix("id=0x").ok_or("no id there")?;
     ensure_eq!(u64::from_str_radix(reported, 16)?, id, "the id in sysfs");
     let mut attr = device.reopening(u64::from_str_radix(reported, 16)?);
     attr.type_ = kind;
@@ -220,11 +169,7 @@ fn stock_perf_counts_one_by_name() -> Outcome {
         .find(|line| line.contains("persistent/for-perf/"))
         .ok_or_else(|| format!("no line for it: {said}"))?;
     ensure_eq!(line.split(',').next(), Some("34"), "the count in {line}");
-    ensure_eq!(
-        event.count()?,
-        34,
-        "the count that the event's handle reads"
-    );
+    ensure_eq!(event.count()?, 34, "the count that the event's handle reads");
     // The event stays enabled when perf ends.
     device.place(6, 1)?;
     ensure_eq!(event.count()?, 35, "the event's count after perf has ended");
@@ -254,25 +199,11 @@ fn stock_perf_records_one_by_name() -> Outcome {
         .output()?;
     let said = text(&recorded.stderr);
     ensure!(recorded.status.success(), "perf record: {said}");
-    let script = Command::new("perf")
-        .args(["script", "-i", file, "-F", "comm,cpu,time,event"])
-        .output()?;
+    let script = Command::new("perf").args(["script", "-i", file, "-F", "comm,cpu,time,event"]).output()?;
     let lines = text(&script.stdout);
-    ensure_eq!(
-        lines.matches("[001]").count(),
-        65,
-        "samples on CPU 1: {said}{lines}"
-    );
-    ensure!(
-        lines
-            .lines()
-            .all(|line| line.contains("persistent/recorded/")),
-        "a sample is of another event: {lines}"
-    );
-    let times: Vec<f64> = lines
-        .split_whitespace()
-        .filter_map(|word| word.strip_suffix(':')?.parse().ok())
-        .collect();
+    ensure_eq!(lines.matches("[001]").count(), 65, "samples on CPU 1: {said}{lines}");
+    ensure!(lines.lines().all(|line| line.contains("persistent/recorded/")), "a sample is of another event: {lines}");
+    let times: Vec<f64> = lines.split_whitespace().filter_map(|word| word.strip_suffix(':')?.parse().ok()).collect();
     ensure_eq!(times.len(), 65, "times in the samples");
     ensure!(times.is_sorted(), "the times go back: {lines}");
     vpmu.reopen_named("recorded")?.attach()?;
@@ -283,10 +214,7 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     fresh()?;
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let attr = vpmu.attr("mark=6")?.sampling(1).on_cpu(1);
-    let overwritten = EventAttr {
-        backward: true,
-        ..attr.clone().persistent()
-    };
+    let overwritten = EventAttr { backward: true, ..attr.clone().persistent() };
     let event = vpmu.open_event(&overwritten)?;
     let id = event.detach("read")?;
     let view = EventAttr::new(vpmu.info().persistent_type, id);
@@ -305,19 +233,12 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     let id = event.detach("timeless")?;
     drop(event.map(2)?);
     let view = EventAttr { config: id, ..view };
-    ensure_eq!(
-        refused(&view),
-        refusal,
-        "errno for a field that no record has"
-    );
+    ensure_eq!(refused(&view), refusal, "errno for a field that no record has");
     let mut timeless = view;
     timeless.sample_type &= !SAMPLE_TIME;
     let opened = pmu.open_event(&timeless)?;
     // A counting view needs no samples.
-    let counting = EventAttr {
-        period: 0,
-        ..timeless
-    };
+    let counting = EventAttr { period: 0, ..timeless };
     pmu.open_event(&counting)?;
     drop(opened);
     event.attach()?;
@@ -332,40 +253,16 @@ fn perf_core_counts_but_does_not_sample() -> Outcome {
     let here = How::on_cpu(1);
     let counting = kernels(&attr, here)?;
     device.place(6, 12)?;
-    ensure_eq!(
-        counting.count()?,
-        event.count()?,
-        "perf core's count, compared with the event's"
-    );
-    ensure_eq!(
-        refused(kernels(&sampling(attr, 1, 0), here)),
-        Some(libc::EOPNOTSUPP),
-        "sampling through perf core"
-    );
+    ensure_eq!(counting.count()?, event.count()?, "perf core's count, compared with the event's");
+    ensure_eq!(refused(kernels(&sampling(attr, 1, 0), here)), Some(libc::EOPNOTSUPP), "sampling through perf core");
     let open = |id, how| refused(kernels(&device.reopening(id), how));
-    ensure_eq!(
-        open(id + 1, here),
-        Some(libc::ENOENT),
-        "errno for an id that does not exist"
-    );
-    ensure_eq!(
-        open(id, How::on_cpu(0)),
-        Some(libc::EINVAL),
-        "errno for another CPU"
-    );
-    ensure_eq!(
-        open(id, How::OWN),
-        Some(libc::EINVAL),
-        "errno for a task's event"
-    );
+    ensure_eq!(open(id + 1, here), Some(libc::ENOENT), "errno for an id that does not exist");
+    ensure_eq!(open(id, How::on_cpu(0)), Some(libc::EINVAL), "errno for another CPU");
+    ensure_eq!(open(id, How::OWN), Some(libc::EINVAL), "errno for a task's event");
     // A view does not keep an attached event alive.
     event.attach()?;
     drop(event);
-    ensure_eq!(
-        open(id, here),
-        Some(libc::ENOENT),
-        "errno for an ended event"
-    );
+    ensure_eq!(open(id, here), Some(libc::ENOENT), "errno for an ended event");
     let left = Device::open()?;
     left.place(6, 3)?;
     drop(counting);

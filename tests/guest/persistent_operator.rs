@@ -10,34 +10,17 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, Sample};
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{Counter, listed, names};
-use crate::raw::{
-    Device, Doorbell, ENGINE_EXIT, Event, How, IN_WINDOW, OPERATORS, OVERWRITES, PAGE, refused,
-};
+use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, How, IN_WINDOW, OPERATORS, OVERWRITES, PAGE, refused};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "operators_events_are_found_by_name",
-        operators_events_are_found_by_name,
-    ),
-    (
-        "operators_events_hold_records_from_before_the_driver",
-        operators_events_hold_records_from_before_the_driver,
-    ),
-    (
-        "change_of_operators_event_is_refused",
-        change_of_operators_event_is_refused,
-    ),
+    ("operators_events_are_found_by_name", operators_events_are_found_by_name),
+    ("operators_events_hold_records_from_before_the_driver", operators_events_hold_records_from_before_the_driver),
+    ("change_of_operators_event_is_refused", change_of_operators_event_is_refused),
     ("each_vcpu_has_its_own", each_vcpu_has_its_own),
     ("reader_is_woken_by_a_flush", reader_is_woken_by_a_flush),
-    (
-        "reloaded_driver_finds_the_operators_events",
-        reloaded_driver_finds_the_operators_events,
-    ),
-    (
-        "operators_ring_made_writable_is_refused",
-        operators_ring_made_writable_is_refused,
-    ),
+    ("reloaded_driver_finds_the_operators_events", reloaded_driver_finds_the_operators_events),
+    ("operators_ring_made_writable_is_refused", operators_ring_made_writable_is_refused),
 ];
 
 /// The events that the VMM starts.
@@ -61,12 +44,7 @@ fn find(device: &Device, name: &str) -> Result<OperatorEvent, Box<dyn std::error
     let event = device.reopen(entry.id, entry.cpu.cast_signed())?;
     let pages = entry.data_pages().ok_or("the event has no ring")?;
     let ring = Pages::map(&event, pages, READ)?;
-    Ok(OperatorEvent {
-        event,
-        id: entry.id,
-        ring,
-        attr: entry.attr(),
-    })
+    Ok(OperatorEvent { event, id: entry.id, ring, attr: entry.attr() })
 }
 
 impl OperatorEvent {
@@ -115,11 +93,7 @@ fn operators_events_are_found_by_name() -> Outcome {
             "write_backward and disabled of {name}"
         );
         let reported = std::fs::read_to_string(listed(name))?;
-        ensure_eq!(
-            reported.trim_end(),
-            format!("id={:#x}", found.id),
-            "the contents of {name}"
-        );
+        ensure_eq!(reported.trim_end(), format!("id={:#x}", found.id), "the contents of {name}");
     }
     Ok(())
 }
@@ -129,26 +103,12 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     cpu::pin(1)?;
     let boot = find(&device, "boot")?;
     let samples = boot.samples()?;
-    let first = samples
-        .first()
-        .ok_or("the event has no records of the boot")?;
+    let first = samples.first().ok_or("the event has no records of the boot")?;
     // Samples that were taken before the driver was loaded have no task, so their pid and tid are zero.
-    let before = samples
-        .iter()
-        .filter(|sample| sample.pid_tid == Some((0, 0)))
-        .count();
-    ensure!(
-        before > 0,
-        "no record from before the driver was loaded, the first is {first:?}"
-    );
-    ensure!(
-        samples.is_sorted_by_key(|sample| sample.time),
-        "the times of the samples go back"
-    );
-    ensure!(
-        boot.event.count()? >= samples.len() as u64,
-        "the count is less than the number of records"
-    );
+    let before = samples.iter().filter(|sample| sample.pid_tid == Some((0, 0))).count();
+    ensure!(before > 0, "no record from before the driver was loaded, the first is {first:?}");
+    ensure!(samples.is_sorted_by_key(|sample| sample.time), "the times of the samples go back");
+    ensure!(boot.event.count()? >= samples.len() as u64, "the count is less than the number of records");
     // The event has been enabled since the guest's first instruction. The check tolerates a difference of one second.
     let uptime = std::fs::read_to_string("/proc/uptime")?;
     let uptime: f64 = uptime.split(' ').next().unwrap_or("").parse()?;
@@ -156,10 +116,7 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     let reading = boot.event.read()?;
     let enabled = reading.get(1).ok_or("no time enabled")?;
     let enabled = Duration::from_nanos(*enabled) + Duration::from_secs(1);
-    ensure!(
-        enabled > uptime,
-        "enabled for {enabled:?} (one second added), kernel up for {uptime:?}"
-    );
+    ensure!(enabled > uptime, "enabled for {enabled:?} (one second added), kernel up for {uptime:?}");
     let now = device.time_of(cpu::tsc());
     let age = now - first.time.ok_or("no time")?;
     let age = Duration::from_nanos(age) + Duration::from_secs(1);
@@ -188,20 +145,11 @@ fn change_of_operators_event_is_refused() -> Outcome {
         ("a period", refused(event.period(7))),
         ("a limit", refused(event.refresh(1))),
         ("pausing its ring", refused(event.pause(true))),
-        (
-            "redirecting its records",
-            refused(event.output_to(own.as_raw_fd())),
-        ),
-        (
-            "redirecting another event's records to its ring",
-            refused(redirected.output_to(fd)),
-        ),
+        ("redirecting its records", refused(event.output_to(own.as_raw_fd()))),
+        ("redirecting another event's records to its ring", refused(redirected.output_to(fd))),
         ("a starter for it", refused(own.starts(fd))),
         ("a stopper for it", refused(own.stops(fd))),
-        (
-            "making it a starter",
-            refused(event.starts(own.as_raw_fd())),
-        ),
+        ("making it a starter", refused(event.starts(own.as_raw_fd()))),
         ("another name", refused(event.detach("mine"))),
         ("attaching it", refused(event.attach())),
     ];
@@ -213,11 +161,7 @@ fn change_of_operators_event_is_refused() -> Outcome {
     ensure_eq!(writable, Some(libc::EPERM), "errno for a writable mapping");
     ensure_eq!(names()?, NAMES, "names after the refused calls");
     device.place(3, 10)?;
-    ensure_eq!(
-        event.count()?,
-        before + 10,
-        "the event's count after ten marks"
-    );
+    ensure_eq!(event.count()?, before + 10, "the event's count after ten marks");
     Ok(())
 }
 
@@ -232,26 +176,15 @@ fn each_vcpu_has_its_own() -> Outcome {
     }
     for (vcpu, value) in [(0, 1_000), (1, 2_000)] {
         let flight = &flights[vcpu];
-        ensure_eq!(
-            flight.event.count()?,
-            before[vcpu] + 50,
-            "marks of vCPU {vcpu}"
-        );
+        ensure_eq!(flight.event.count()?, before[vcpu] + 50, "marks of vCPU {vcpu}");
         let reported = flight.values()?;
         let expected: Vec<u64> = (value..value + 50).collect();
-        ensure!(
-            reported.ends_with(&expected),
-            "the newest records of vCPU {vcpu} are not its 50 marks: {reported:?}"
-        );
+        ensure!(reported.ends_with(&expected), "the newest records of vCPU {vcpu} are not its 50 marks: {reported:?}");
     }
     let own = std::process::id();
     let newest = flights[1].samples()?;
     let newest = newest.last().ok_or("no record")?;
-    ensure_eq!(
-        newest.pid_tid,
-        Some((own, cpu::thread_id())),
-        "the task of the last mark on vCPU 1"
-    );
+    ensure_eq!(newest.pid_tid, Some((own, cpu::thread_id())), "the task of the last mark on vCPU 1");
     Ok(())
 }
 
@@ -263,18 +196,10 @@ fn reader_is_woken_by_a_flush() -> Outcome {
     found.event.poll(0)?;
     device.place(3, 2)?;
     found.event.flush(0)?;
-    ensure_eq!(
-        found.event.poll(10_000)?,
-        libc::POLLIN,
-        "poll after a flush of the event"
-    );
+    ensure_eq!(found.event.poll(10_000)?, libc::POLLIN, "poll after a flush of the event");
     device.place(3, 2)?;
     device.flush()?;
-    ensure_eq!(
-        found.event.poll(10_000)?,
-        libc::POLLIN,
-        "poll after a flush of all events"
-    );
+    ensure_eq!(found.event.poll(10_000)?, libc::POLLIN, "poll after a flush of all events");
     Ok(())
 }
 
@@ -289,10 +214,7 @@ fn reloaded_driver_finds_the_operators_events() -> Outcome {
         (ids, found.event.count()?)
     };
     drop(device);
-    for command in [
-        ["rmmod", "virtio_pmu"],
-        ["insmod", "/lib/modules/virtio_pmu.ko"],
-    ] {
+    for command in [["rmmod", "virtio_pmu"], ["insmod", "/lib/modules/virtio_pmu.ko"]] {
         let status = Command::new(command[0]).arg(command[1]).status()?;
         ensure!(status.success(), "{command:?}: {status}");
     }
@@ -301,11 +223,7 @@ fn reloaded_driver_finds_the_operators_events() -> Outcome {
     ensure_eq!(again, ids, "ids listed after the reload");
     ensure_eq!(names()?, NAMES, "names in sysfs after the reload");
     let found = find(&device, "flight-1")?;
-    ensure_eq!(
-        found.event.count()?,
-        count,
-        "the event's count after the reload"
-    );
+    ensure_eq!(found.event.count()?, count, "the event's count after the reload");
     let reported = found.values()?;
     ensure!(
         reported.ends_with(&(1..=30).collect::<Vec<u64>>()),
@@ -322,18 +240,10 @@ fn operators_ring_made_writable_is_refused() -> Outcome {
     let bytes = PAGE + usize::try_from(found.ring.size())?;
     for bytes in [PAGE, bytes] {
         let made = refused(os::make_writable(found.ring.address(), bytes));
-        ensure_eq!(
-            made,
-            Some(libc::EACCES),
-            "making {bytes} bytes of the ring writable"
-        );
+        ensure_eq!(made, Some(libc::EACCES), "making {bytes} bytes of the ring writable");
     }
     let before = found.event.count()?;
     device.place(9, 4)?;
-    ensure_eq!(
-        found.event.count()?,
-        before + 4,
-        "the event's count after four marks"
-    );
+    ensure_eq!(found.event.count()?, before + 4, "the event's count after four marks");
     Ok(())
 }

@@ -8,78 +8,34 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{fresh, persistent, sequence, sweep};
 use crate::raw::{
-    Device, ENGINE_EXIT, Event, FLAG_NO_GROUP, FLAG_ON_STARTER, FLAG_OUTPUT, FLAG_PERSISTENT, How,
-    refused,
+    Device, ENGINE_EXIT, Event, FLAG_NO_GROUP, FLAG_ON_STARTER, FLAG_OUTPUT, FLAG_PERSISTENT, How, refused,
 };
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "persistent_event_of_a_task_is_refused",
-        persistent_event_of_a_task_is_refused,
-    ),
-    (
-        "detach_of_group_member_is_einval",
-        detach_of_group_member_is_einval,
-    ),
-    (
-        "detach_of_redirected_event_is_einval",
-        detach_of_redirected_event_is_einval,
-    ),
-    (
-        "persistent_event_refuses_members_and_redirects",
-        persistent_event_refuses_members_and_redirects,
-    ),
-    (
-        "others_may_write_into_its_ring",
-        others_may_write_into_its_ring,
-    ),
-    (
-        "opening_again_takes_the_id_and_no_more",
-        opening_again_takes_the_id_and_no_more,
-    ),
-    (
-        "persistent_events_beyond_the_limit_are_enospc",
-        persistent_events_beyond_the_limit_are_enospc,
-    ),
+    ("persistent_event_of_a_task_is_refused", persistent_event_of_a_task_is_refused),
+    ("detach_of_group_member_is_einval", detach_of_group_member_is_einval),
+    ("detach_of_redirected_event_is_einval", detach_of_redirected_event_is_einval),
+    ("persistent_event_refuses_members_and_redirects", persistent_event_refuses_members_and_redirects),
+    ("others_may_write_into_its_ring", others_may_write_into_its_ring),
+    ("opening_again_takes_the_id_and_no_more", opening_again_takes_the_id_and_no_more),
+    ("persistent_events_beyond_the_limit_are_enospc", persistent_events_beyond_the_limit_are_enospc),
     ("list_is_read_in_pieces", list_is_read_in_pieces),
-    (
-        "refused_detach_changes_nothing",
-        refused_detach_changes_nothing,
-    ),
-    (
-        "persistent_calls_of_nobody_are_refused",
-        persistent_calls_of_nobody_are_refused,
-    ),
+    ("refused_detach_changes_nothing", refused_detach_changes_nothing),
+    ("persistent_calls_of_nobody_are_refused", persistent_calls_of_nobody_are_refused),
 ];
 
 fn persistent_event_of_a_task_is_refused() -> Outcome {
     let device = fresh()?;
     let event = device.start(&sequence(&device), How::OWN)?;
-    ensure_eq!(
-        refused(event.detach("")),
-        Some(libc::EINVAL),
-        "detaching a task's event"
-    );
-    ensure_eq!(
-        refused(event.attach()),
-        Some(libc::EINVAL),
-        "attaching a task's event"
-    );
+    ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "detaching a task's event");
+    ensure_eq!(refused(event.attach()), Some(libc::EINVAL), "attaching a task's event");
     let bound = How { cpu: 0, ..How::OWN };
     let event = device.start(&sequence(&device), bound)?;
-    ensure_eq!(
-        refused(event.detach("")),
-        Some(libc::EINVAL),
-        "detaching a task's event on one CPU"
-    );
+    ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "detaching a task's event on one CPU");
     for how in [How::OWN, bound] {
         let opened = device.open_event(&sequence(&device), how.with(FLAG_PERSISTENT));
-        ensure_eq!(
-            refused(opened),
-            Some(libc::EINVAL),
-            "opening a task's event persistent"
-        );
+        ensure_eq!(refused(opened), Some(libc::EINVAL), "opening a task's event persistent");
     }
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
     Ok(())
@@ -91,21 +47,10 @@ fn detach_of_group_member_is_einval() -> Outcome {
     let leader = device.open_event(&sequence(&device), how)?;
     let member = device.open_event(&sequence(&device), how.led_by(leader.as_fd()))?;
     for (who, event) in [("a member", &member), ("its leader", &leader)] {
-        ensure_eq!(
-            refused(event.detach("")),
-            Some(libc::EINVAL),
-            "detaching {who}"
-        );
+        ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "detaching {who}");
     }
-    let opened = device.open_event(
-        &sequence(&device),
-        how.led_by(leader.as_fd()).with(FLAG_PERSISTENT),
-    );
-    ensure_eq!(
-        refused(opened),
-        Some(libc::EINVAL),
-        "opening a persistent member"
-    );
+    let opened = device.open_event(&sequence(&device), how.led_by(leader.as_fd()).with(FLAG_PERSISTENT));
+    ensure_eq!(refused(opened), Some(libc::EINVAL), "opening a persistent member");
     // After the member is closed, the leader is a single event.
     drop(member);
     leader.detach("leader")?;
@@ -120,11 +65,7 @@ fn detach_of_redirected_event_is_einval() -> Outcome {
     let _ring = Pages::map(&target, 1, READ_WRITE)?;
     let event = device.open_event(&sequence(&device), how)?;
     event.output_to(target.as_raw_fd())?;
-    ensure_eq!(
-        refused(event.detach("")),
-        Some(libc::EINVAL),
-        "detaching a redirected event"
-    );
+    ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "detaching a redirected event");
     event.output_to(-1)?;
     event.detach("back")?;
     event.attach()?;
@@ -136,18 +77,10 @@ fn persistent_event_refuses_members_and_redirects() -> Outcome {
     let how = How::on_cpu(1);
     let (event, _) = persistent(&device, &sequence(&device), 1, "single")?;
     let member = device.open_event(&sequence(&device), how.led_by(event.as_fd()));
-    ensure_eq!(
-        refused(member),
-        Some(libc::EINVAL),
-        "opening a member under a persistent event"
-    );
+    ensure_eq!(refused(member), Some(libc::EINVAL), "opening a member under a persistent event");
     let target = device.open_event(&sequence(&device), how)?;
     let _ring = Pages::map(&target, 1, READ_WRITE)?;
-    ensure_eq!(
-        refused(event.output_to(target.as_raw_fd())),
-        Some(libc::EINVAL),
-        "redirecting a persistent event"
-    );
+    ensure_eq!(refused(event.output_to(target.as_raw_fd())), Some(libc::EINVAL), "redirecting a persistent event");
     event.attach()?;
     Ok(())
 }
@@ -171,18 +104,10 @@ fn others_may_write_into_its_ring() -> Outcome {
     other.enable(0)?;
     drop(again);
     device.place(4, 5)?;
-    ensure_eq!(
-        ring.take()?.len(),
-        10,
-        "records of both events, redirected by another handle"
-    );
+    ensure_eq!(ring.take()?.len(), 10, "records of both events, redirected by another handle");
     drop(other);
     device.place(4, 5)?;
-    ensure_eq!(
-        ring.take()?.len(),
-        5,
-        "records after the other event is closed"
-    );
+    ensure_eq!(ring.take()?.len(), 5, "records after the other event is closed");
     event.attach()?;
     Ok(())
 }
@@ -199,11 +124,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     ensure_eq!(open(&attr, here), None, "errno for a valid request");
     for unknown in [0, id + 1, id << 32, u64::MAX] {
         let unknown = device.reopening(unknown);
-        ensure_eq!(
-            open(&unknown, here),
-            Some(libc::ENOENT),
-            "errno for an id that does not exist"
-        );
+        ensure_eq!(open(&unknown, here), Some(libc::ENOENT), "errno for an id that does not exist");
     }
     let other = device.open_event(&sequence(&device), here)?;
     ensure_eq!(
@@ -213,13 +134,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     );
     for (how, what) in [
         (How::on_cpu(0), "another CPU"),
-        (
-            How {
-                pid: -1,
-                ..How::OWN
-            },
-            "no CPU",
-        ),
+        (How { pid: -1, ..How::OWN }, "no CPU"),
         (How { pid: 0, ..here }, "a task"),
         (here.led_by(other.as_fd()), "a group"),
         (here.with(FLAG_PERSISTENT), "persistent again"),
@@ -234,11 +149,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
         "errno for a CPU that does not exist: {there:?}"
     );
     let redirected = here.led_by(event.as_fd()).with(FLAG_OUTPUT | FLAG_NO_GROUP);
-    ensure_eq!(
-        open(&attr, redirected),
-        Some(libc::EINVAL),
-        "errno for a redirection"
-    );
+    ensure_eq!(open(&attr, redirected), Some(libc::EINVAL), "errno for a redirection");
     let changed: [Change; 7] = [
         ("disabled", |attr| attr.set_disabled(1)),
         ("inherit", |attr| attr.set_inherit(1)),
@@ -251,11 +162,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     for (what, change) in changed {
         let mut attr = attr;
         change(&mut attr);
-        ensure_eq!(
-            open(&attr, here),
-            Some(libc::EINVAL),
-            "errno for another value of {what}"
-        );
+        ensure_eq!(open(&attr, here), Some(libc::EINVAL), "errno for another value of {what}");
     }
     event.attach()?;
     Ok(())
@@ -271,17 +178,9 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
         kept.push(persistent(&device, &attr, 0, "")?.0);
     }
     let more = device.start(&attr, How::on_cpu(0))?;
-    ensure_eq!(
-        refused(more.detach("")),
-        Some(libc::ENOSPC),
-        "detaching one event more than {most}"
-    );
+    ensure_eq!(refused(more.detach("")), Some(libc::ENOSPC), "detaching one event more than {most}");
     let opened = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
-    ensure_eq!(
-        refused(opened),
-        Some(libc::ENOSPC),
-        "opening one more persistent event"
-    );
+    ensure_eq!(refused(opened), Some(libc::ENOSPC), "opening one more persistent event");
     // A renamed persistent event still counts only once towards the limit. An attached event no longer counts.
     kept[0].detach("renamed")?;
     kept[1].attach()?;
@@ -293,33 +192,19 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
 fn list_is_read_in_pieces() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
-    let kept: Vec<(Event, u64)> = (0..5)
-        .map(|number| persistent(&device, &attr, number % 2, ""))
-        .collect::<Result<_, _>>()?;
+    let kept: Vec<(Event, u64)> =
+        (0..5).map(|number| persistent(&device, &attr, number % 2, "")).collect::<Result<_, _>>()?;
     let ids: Vec<u64> = kept.iter().map(|&(_, id)| id).collect();
-    let list = |after, count| -> std::io::Result<Vec<u64>> {
-        Ok(device.list(after, count)?.iter().map(|e| e.id).collect())
-    };
+    let list =
+        |after, count| -> std::io::Result<Vec<u64>> { Ok(device.list(after, count)?.iter().map(|e| e.id).collect()) };
     ensure_eq!(list(0, 100)?, ids, "ids of all events");
     ensure_eq!(list(0, 2)?, ids[..2], "ids of the first two events");
-    ensure_eq!(
-        list(ids[1], 2)?,
-        ids[2..4],
-        "ids of two events after the second"
-    );
+    ensure_eq!(list(ids[1], 2)?, ids[2..4], "ids of two events after the second");
     ensure_eq!(list(ids[3], 9)?, ids[4..], "ids after the fourth");
     ensure_eq!(list(ids[4], 9)?, [0; 0], "ids after the last");
-    ensure_eq!(
-        list(u64::MAX, 9)?,
-        [0; 0],
-        "ids after the highest possible id"
-    );
+    ensure_eq!(list(u64::MAX, 9)?, [0; 0], "ids after the highest possible id");
     ensure_eq!(list(0, 0)?, [0; 0], "ids in a list of no entries");
-    ensure_eq!(
-        refused(device.list_raw(0, 1, 1)),
-        Some(libc::EINVAL),
-        "errno for a reserved word"
-    );
+    ensure_eq!(refused(device.list_raw(0, 1, 1)), Some(libc::EINVAL), "errno for a reserved word");
     for (number, (entry, &id)) in device.persistent()?.iter().zip(&ids).enumerate() {
         let reported = entry.attr();
         ensure_eq!(
@@ -328,23 +213,14 @@ fn list_is_read_in_pieces() -> Outcome {
             "the entry of event {number}"
         );
         ensure_eq!(
-            (
-                reported.type_,
-                reported.config,
-                reported.sample_type,
-                reported.disabled()
-            ),
+            (reported.type_, reported.config, reported.sample_type, reported.disabled()),
             (attr.type_, attr.config, attr.sample_type, 0),
             "the attr of event {number}"
         );
     }
     kept[2].0.disable(0)?;
     let entry = device.entry(ids[2])?.ok_or("the event is not listed")?;
-    ensure_eq!(
-        entry.attr().disabled(),
-        1,
-        "the attr's disabled bit after the event was disabled"
-    );
+    ensure_eq!(entry.attr().disabled(), 1, "the attr's disabled bit after the event was disabled");
     sweep(&device)
 }
 
@@ -353,17 +229,9 @@ fn refused_detach_changes_nothing() -> Outcome {
     cpu::pin(1)?;
     let event = device.start(&sequence(&device), How::OWN)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-    ensure_eq!(
-        refused(event.detach("x")),
-        Some(libc::EINVAL),
-        "detaching a task's event"
-    );
+    ensure_eq!(refused(event.detach("x")), Some(libc::EINVAL), "detaching a task's event");
     device.place(3, 4)?;
-    ensure_eq!(
-        (ring.take()?.len(), event.count()?),
-        (4, 4),
-        "records and count after the refused detach"
-    );
+    ensure_eq!((ring.take()?.len(), event.count()?), (4, 4), "records and count after the refused detach");
     drop((event, ring));
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
     Ok(())
@@ -393,11 +261,7 @@ fn persistent_calls_of_nobody_are_refused() -> Outcome {
             Some(call) => 10 + i32::try_from(call).unwrap_or(0),
         }
     })?;
-    ensure_eq!(
-        code,
-        0,
-        "nobody's exit code (10 or more: a call was not denied)"
-    );
+    ensure_eq!(code, 0, "nobody's exit code (10 or more: a call was not denied)");
     ensure_eq!(device.persistent()?.len(), 1, "events listed");
     kept.attach()?;
     Ok(())

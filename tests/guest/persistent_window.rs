@@ -5,53 +5,30 @@ use std::process::{Command, Stdio};
 use crate::ensure::{ensure, ensure_eq};
 use crate::output_mapping::allowance;
 use crate::pages::{Pages, READ_WRITE};
-use crate::persisting::{
-    Counter, backwards, fresh, listed, look, names, newest, persistent, sequence, up_to, values,
-};
+use crate::persisting::{Counter, backwards, fresh, listed, look, names, newest, persistent, sequence, up_to, values};
 use crate::raw::{Device, FLAG_PERSISTENT, How, IN_WINDOW, OVERWRITES, refused};
 use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "ring_of_a_detached_event_is_in_the_window",
-        ring_of_a_detached_event_is_in_the_window,
-    ),
-    (
-        "ring_in_the_window_is_not_charged_to_the_user",
-        ring_in_the_window_is_not_charged_to_the_user,
-    ),
+    ("ring_of_a_detached_event_is_in_the_window", ring_of_a_detached_event_is_in_the_window),
+    ("ring_in_the_window_is_not_charged_to_the_user", ring_in_the_window_is_not_charged_to_the_user),
     ("full_window_refuses_a_ring", full_window_refuses_a_ring),
     ("ended_rings_leave_no_trace", ended_rings_leave_no_trace),
-    (
-        "reloaded_driver_finds_persistent_events",
-        reloaded_driver_finds_persistent_events,
-    ),
-    (
-        "rings_in_guest_memory_end_with_their_driver",
-        rings_in_guest_memory_end_with_their_driver,
-    ),
-    (
-        "unloading_waits_for_handles_not_for_events",
-        unloading_waits_for_handles_not_for_events,
-    ),
+    ("reloaded_driver_finds_persistent_events", reloaded_driver_finds_persistent_events),
+    ("rings_in_guest_memory_end_with_their_driver", rings_in_guest_memory_end_with_their_driver),
+    ("unloading_waits_for_handles_not_for_events", unloading_waits_for_handles_not_for_events),
 ];
 
 /// Where the guest's initramfs has the module.
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
 
 fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>> {
-    let status = Command::new(command)
-        .arg(what)
-        .stderr(Stdio::null())
-        .status()?;
+    let status = Command::new(command).arg(what).stderr(Stdio::null()).status()?;
     Ok(status.success())
 }
 
 fn reload() -> Outcome {
-    ensure!(
-        module("rmmod", "virtio_pmu")?,
-        "the module was not unloaded"
-    );
+    ensure!(module("rmmod", "virtio_pmu")?, "the module was not unloaded");
     ensure!(module("insmod", MODULE)?, "the module was not loaded again");
     Ok(())
 }
@@ -66,11 +43,7 @@ fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
     let (late, late_id) = persistent(&device, &attr, 1, "late")?;
     ensure_eq!(flags(&device, late_id)?, 0, "flags before there is a ring");
     let _late = Pages::map(&late, 1, READ_WRITE)?;
-    ensure_eq!(
-        flags(&device, late_id)?,
-        IN_WINDOW,
-        "flags of an event mapped when persistent"
-    );
+    ensure_eq!(flags(&device, late_id)?, IN_WINDOW, "flags of an event mapped when persistent");
     let at_once = device.start(&attr, How::on_cpu(1).with(FLAG_PERSISTENT))?;
     let _at_once = look(&at_once, 1)?;
     ensure_eq!(
@@ -81,11 +54,7 @@ fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
     let early = device.start(&attr, How::on_cpu(1))?;
     let _early = Pages::map(&early, 1, READ_WRITE)?;
     let early_id = early.detach("early")?;
-    ensure_eq!(
-        flags(&device, early_id)?,
-        0,
-        "flags of an event mapped before the detach"
-    );
+    ensure_eq!(flags(&device, early_id)?, 0, "flags of an event mapped before the detach");
     for event in [late, at_once, early] {
         event.attach()?;
     }
@@ -97,10 +66,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     let device = fresh()?;
     let kib = |field: &str| -> Result<u64, Box<dyn std::error::Error>> {
         let status = std::fs::read_to_string("/proc/self/status")?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix(field))
-            .ok_or("/proc/self/status lacks a field")?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("/proc/self/status lacks a field")?;
         Ok(line.trim_end_matches("kB").trim().parse()?)
     };
     // The user may lock no pages beyond the driver's allowance. The allowance is enough for the small ring, but not for
@@ -119,11 +85,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     );
     let before = (kib("VmLck:")?, kib("VmPin:")?);
     let ring = Pages::map(&event, large, READ_WRITE)?;
-    ensure_eq!(
-        (kib("VmLck:")?, kib("VmPin:")?),
-        before,
-        "locked and pinned memory of the process"
-    );
+    ensure_eq!((kib("VmLck:")?, kib("VmPin:")?), before, "locked and pinned memory of the process");
     // The ring in the window has not used any of the allowance.
     drop(Pages::map(&own, small, READ_WRITE)?);
     drop(ring);
@@ -147,17 +109,9 @@ fn full_window_refuses_a_ring() -> Outcome {
                 }
             }
         };
-        ensure_eq!(
-            full,
-            Some(libc::ENOSPC),
-            "round {round}: errno for a full window"
-        );
+        ensure_eq!(full, Some(libc::ENOSPC), "round {round}: errno for a full window");
         // The guest may use three quarters of the window's 16 MiB; the rest is reserved for the operator.
-        ensure_eq!(
-            kept.len(),
-            3072 / (DATA + 1),
-            "round {round}: rings in the window"
-        );
+        ensure_eq!(kept.len(), 3072 / (DATA + 1), "round {round}: rings in the window");
         for (event, _) in &kept {
             event.attach()?;
         }
@@ -172,11 +126,7 @@ fn ended_rings_leave_no_trace() -> Outcome {
     for round in 0..4 {
         let (event, _) = persistent(&device, &attr, 1, "trace")?;
         let mut ring = Pages::map(&event, 1, READ_WRITE)?;
-        ensure_eq!(
-            (ring.head(), ring.tail()),
-            (0, 0),
-            "round {round}: head and tail of the new ring"
-        );
+        ensure_eq!((ring.head(), ring.tail()), (0, 0), "round {round}: head and tail of the new ring");
         for word in 0..512 {
             let word = ring.load(4096 + 8 * word);
             ensure_eq!(word, 0, "round {round}: a word of the new ring");
@@ -215,17 +165,10 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
         let device = Device::open()?;
         let found: Vec<u64> = device.persistent()?.iter().map(|entry| entry.id).collect();
         ensure_eq!(found, ids, "round {round}: ids listed");
-        ensure_eq!(
-            names()?,
-            ["newest", "off", "taken"],
-            "round {round}: names in sysfs"
-        );
+        ensure_eq!(names()?, ["newest", "off", "taken"], "round {round}: names in sysfs");
         let attrs = device.persistent()?;
         ensure_eq!(
-            attrs
-                .iter()
-                .map(|entry| entry.attr().disabled())
-                .collect::<Vec<_>>(),
+            attrs.iter().map(|entry| entry.attr().disabled()).collect::<Vec<_>>(),
             [0, 0, 1],
             "round {round}: disabled bits of the attrs"
         );
@@ -242,27 +185,11 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
     }
     let mut ring = Pages::map(&taken, 2, READ_WRITE)?;
     let overwritten = look(&newest_of, 2)?;
-    ensure_eq!(
-        values(&ring.take()?, &forward)?,
-        up_to(placed),
-        "values of the marks"
-    );
-    ensure_eq!(
-        newest(&overwritten, &backward)?,
-        up_to(placed),
-        "values of the newest marks"
-    );
-    ensure_eq!(
-        (taken.count()?, newest_of.count()?),
-        (placed, placed),
-        "counts of both events"
-    );
+    ensure_eq!(values(&ring.take()?, &forward)?, up_to(placed), "values of the marks");
+    ensure_eq!(newest(&overwritten, &backward)?, up_to(placed), "values of the newest marks");
+    ensure_eq!((taken.count()?, newest_of.count()?), (placed, placed), "counts of both events");
     device.place(5, 3)?;
-    ensure_eq!(
-        values(&ring.take()?, &forward)?,
-        [5; 3],
-        "values of later marks"
-    );
+    ensure_eq!(values(&ring.take()?, &forward)?, [5; 3], "values of later marks");
     let off = device.reopen(off_id, 0)?;
     cpu::pin(0)?;
     device.place(5, 2)?;
@@ -291,11 +218,7 @@ fn rings_in_guest_memory_end_with_their_driver() -> Outcome {
     drop(device);
     reload()?;
     let device = Device::open()?;
-    ensure!(
-        listed("counts").exists() && !listed("in-memory").exists(),
-        "sysfs lists {:?}",
-        names()?
-    );
+    ensure!(listed("counts").exists() && !listed("in-memory").exists(), "sysfs lists {:?}", names()?);
     ensure_eq!(
         refused(device.reopen(gone, 1)),
         Some(libc::ENOENT),
@@ -312,16 +235,10 @@ fn unloading_waits_for_handles_not_for_events() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 1, "holds")?;
     drop(device);
-    ensure!(
-        !module("rmmod", "virtio_pmu")?,
-        "the module was unloaded with an event open"
-    );
+    ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded with an event open");
     let ring = look(&event, 1)?;
     drop(event);
-    ensure!(
-        !module("rmmod", "virtio_pmu")?,
-        "the module was unloaded with a ring mapped"
-    );
+    ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded with a ring mapped");
     drop(ring);
     reload()?;
     let device = Device::open()?;

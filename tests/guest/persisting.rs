@@ -80,12 +80,7 @@ pub(crate) fn fresh() -> Result<Device, Box<dyn std::error::Error>> {
 }
 
 /// Opens an enabled persistent event on `cpu`. Also returns its id.
-pub(crate) fn persistent(
-    device: &Device,
-    attr: &perf_event_attr,
-    cpu: i32,
-    name: &str,
-) -> io::Result<(Event, u64)> {
+pub(crate) fn persistent(device: &Device, attr: &perf_event_attr, cpu: i32, name: &str) -> io::Result<(Event, u64)> {
     let event = device.start(attr, How::on_cpu(cpu))?;
     let id = event.detach(name)?;
     Ok((event, id))
@@ -187,10 +182,7 @@ pub(crate) struct Counter {
 
 impl Counter {
     pub(crate) fn new(device: &Device) -> io::Result<Self> {
-        Ok(Self {
-            bell: Doorbell::map(device)?,
-            next: 1,
-        })
+        Ok(Self { bell: Doorbell::map(device)?, next: 1 })
     }
 
     /// Places the next `times` marks.

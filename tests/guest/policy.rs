@@ -8,22 +8,13 @@ use crate::raw::{Device, How, KIND_SOFTWARE, SW_TASK_CLOCK, kernels_own, refused
 use crate::{Outcome, Test, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "count_mode_of_the_operator_is_reported",
-        count_mode_of_the_operator_is_reported,
-    ),
+    ("count_mode_of_the_operator_is_reported", count_mode_of_the_operator_is_reported),
     (
         "event_excluding_the_hypervisor_counts_through_both_interfaces",
         event_excluding_the_hypervisor_counts_through_both_interfaces,
     ),
-    (
-        "raw_event_of_the_operators_list_is_the_hosts_to_count",
-        raw_event_of_the_operators_list_is_the_hosts_to_count,
-    ),
-    (
-        "raw_event_beyond_the_operators_list_is_refused",
-        raw_event_beyond_the_operators_list_is_refused,
-    ),
+    ("raw_event_of_the_operators_list_is_the_hosts_to_count", raw_event_of_the_operators_list_is_the_hosts_to_count),
+    ("raw_event_beyond_the_operators_list_is_refused", raw_event_beyond_the_operators_list_is_refused),
 ];
 
 const KIND_HARDWARE: u64 = 0;
@@ -34,22 +25,12 @@ const RAW: u64 = 0x11;
 
 fn count_mode_of_the_operator_is_reported() -> Outcome {
     let device = Device::open()?;
-    ensure_eq!(
-        device.info.count_mode,
-        COUNT_VCPU,
-        "the count mode that the driver reports"
-    );
+    ensure_eq!(device.info.count_mode, COUNT_VCPU, "the count mode that the driver reports");
     let vpmu = Vpmu::open()?;
-    ensure!(
-        vpmu.info().host_work_counted,
-        "the library reports that host work is not counted"
-    );
+    ensure!(vpmu.info().host_work_counted, "the library reports that host work is not counted");
     for entry in vpmu.catalogue().entries() {
         let of_hardware = u64::from(entry.kind) == KIND_HARDWARE;
-        ensure!(
-            !(of_hardware && entry.guest_only),
-            "a hardware event is listed as counting only the guest: {entry:?}"
-        );
+        ensure!(!(of_hardware && entry.guest_only), "a hardware event is listed as counting only the guest: {entry:?}");
     }
     Ok(())
 }
@@ -64,19 +45,14 @@ fn event_excluding_the_hypervisor_counts_through_both_interfaces() -> Outcome {
     let clock = excluding(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK));
     let marks = excluding(device.marks(5, 1, 0));
     let own = |attr: &perf_event_attr| device.open_event(attr, How::OWN);
-    let interfaces = [
-        ("/dev/vpmu", own(&marks)?, own(&clock)?),
-        ("perf core", kernels_own(&marks)?, kernels_own(&clock)?),
-    ];
+    let interfaces =
+        [("/dev/vpmu", own(&marks)?, own(&clock)?), ("perf core", kernels_own(&marks)?, kernels_own(&clock)?)];
     for (interface, marks, clock) in interfaces {
         marks.enable(0)?;
         clock.enable(0)?;
         device.place(5, 3)?;
         ensure_eq!(marks.count()?, 3, "marks through {interface}");
-        ensure!(
-            clock.count()? > 0,
-            "the clock counted nothing through {interface}"
-        );
+        ensure!(clock.count()? > 0, "the clock counted nothing through {interface}");
     }
     Ok(())
 }
@@ -85,10 +61,7 @@ fn event_excluding_the_hypervisor_counts_through_both_interfaces() -> Outcome {
 fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries().iter();
-    let raw: Vec<&str> = entries
-        .filter(|entry| entry.kind == KIND_RAW)
-        .map(|entry| entry.name.as_str())
-        .collect();
+    let raw: Vec<&str> = entries.filter(|entry| entry.kind == KIND_RAW).map(|entry| entry.name.as_str()).collect();
     let errno = match raw[..] {
         [] => Some(libc::ENOENT),
         ["raw-0x11"] => None,
@@ -96,16 +69,8 @@ fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     };
     let device = Device::open()?;
     let attr = device.attr(KIND_RAW.into(), RAW);
-    ensure_eq!(
-        refused(device.open_event(&attr, How::OWN)),
-        errno,
-        "errno of /dev/vpmu"
-    );
-    ensure_eq!(
-        refused(os::open_perf_attr(&attr)),
-        errno,
-        "errno of perf core's PMU vpmu"
-    );
+    ensure_eq!(refused(device.open_event(&attr, How::OWN)), errno, "errno of /dev/vpmu");
+    ensure_eq!(refused(os::open_perf_attr(&attr)), errno, "errno of perf core's PMU vpmu");
     let raw = os::open_perf_event(KIND_RAW, RAW);
     ensure_eq!(refused(raw), errno, "errno for perf's own type");
     Ok(())
@@ -116,16 +81,8 @@ fn raw_event_beyond_the_operators_list_is_refused() -> Outcome {
     let device = Device::open()?;
     let attr = device.attr(KIND_RAW.into(), RAW + 1);
     let refusal = Some(libc::ENOENT);
-    ensure_eq!(
-        refused(device.open_event(&attr, How::OWN)),
-        refusal,
-        "errno of /dev/vpmu"
-    );
-    ensure_eq!(
-        refused(os::open_perf_attr(&attr)),
-        refusal,
-        "errno of perf core's PMU vpmu"
-    );
+    ensure_eq!(refused(device.open_event(&attr, How::OWN)), refusal, "errno of /dev/vpmu");
+    ensure_eq!(refused(os::open_perf_attr(&attr)), refusal, "errno of perf core's PMU vpmu");
     let raw = os::open_perf_event(KIND_RAW, RAW + 1);
     ensure_eq!(refused(raw), refusal, "errno for perf's own type");
     Ok(())

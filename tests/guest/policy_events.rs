@@ -6,24 +6,18 @@ use vpmu_client::Vpmu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{text, vperf};
 use crate::raw::{
-    Device, EXIT_MMIO, EXIT_USER, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK,
-    KIND_SOFTWARE, KIND_TSC, SW_CPU_CLOCK, refused, sampling,
+    Device, EXIT_MMIO, EXIT_USER, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SOFTWARE,
+    KIND_TSC, SW_CPU_CLOCK, refused, sampling,
 };
 use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const ALLOWED: &[Test] = &[
-    (
-        "allowed_events_are_all_that_there_is",
-        allowed_events_are_all_that_there_is,
-    ),
+    ("allowed_events_are_all_that_there_is", allowed_events_are_all_that_there_is),
     (
         "allowed_events_are_open_through_every_interface_and_others_through_none",
         allowed_events_are_open_through_every_interface_and_others_through_none,
     ),
-    (
-        "allowed_mark_counts_and_others_are_unknown",
-        allowed_mark_counts_and_others_are_unknown,
-    ),
+    ("allowed_mark_counts_and_others_are_unknown", allowed_mark_counts_and_others_are_unknown),
 ];
 
 pub(crate) const DENIED: &[Test] = &[
@@ -32,14 +26,8 @@ pub(crate) const DENIED: &[Test] = &[
         "denied_events_are_refused_through_every_interface_and_others_are_not",
         denied_events_are_refused_through_every_interface_and_others_are_not,
     ),
-    (
-        "denied_event_of_the_operators_own_is_read",
-        denied_event_of_the_operators_own_is_read,
-    ),
-    (
-        "kernel_log_reports_a_denied_kind",
-        kernel_log_reports_a_denied_kind,
-    ),
+    ("denied_event_of_the_operators_own_is_read", denied_event_of_the_operators_own_is_read),
+    ("kernel_log_reports_a_denied_kind", kernel_log_reports_a_denied_kind),
 ];
 
 const HARDWARE: u64 = 0;
@@ -49,16 +37,11 @@ const INSTRUCTIONS: u64 = 1;
 
 /// Events that one machine's list allows and another machine's list denies. Each entry has vperf's name for the event,
 /// its kind, its config, and whether it can be sampled.
-const MEMBERS: [(&str, u64, u64, bool); 3] = [
-    ("tsc", KIND_TSC, 0, false),
-    ("exits-mmio", KIND_EXITS, EXIT_MMIO, true),
-    ("mark=7", KIND_MARK, 7, true),
-];
+const MEMBERS: [(&str, u64, u64, bool); 3] =
+    [("tsc", KIND_TSC, 0, false), ("exits-mmio", KIND_EXITS, EXIT_MMIO, true), ("mark=7", KIND_MARK, 7, true)];
 /// Events of the same kinds that neither list names.
-const OTHERS: [(&str, u64, u64, bool); 2] = [
-    ("exits-user", KIND_EXITS, EXIT_USER, true),
-    ("mark=8", KIND_MARK, 8, true),
-];
+const OTHERS: [(&str, u64, u64, bool); 2] =
+    [("exits-user", KIND_EXITS, EXIT_USER, true), ("mark=8", KIND_MARK, 8, true)];
 
 /// Checks every way to open the event: `/dev/vpmu`, perf core and vperf. Each must fail with `errno`, or succeed if
 /// `errno` is `None`.
@@ -67,10 +50,7 @@ fn every_interface(device: &Device, event: (&str, u64, u64, bool), errno: Option
     let attr = device.attr(kind, config);
     let mut opened = vec![
         ("/dev/vpmu", refused(device.open_event(&attr, How::OWN))),
-        (
-            "/dev/vpmu, on a CPU",
-            refused(device.open_event(&attr, How::on_cpu(0))),
-        ),
+        ("/dev/vpmu, on a CPU", refused(device.open_event(&attr, How::on_cpu(0)))),
         ("perf core", refused(os::open_perf_attr(&attr))),
     ];
     // Attaches the event, so that it ends when its descriptor is closed.
@@ -81,14 +61,8 @@ fn every_interface(device: &Device, event: (&str, u64, u64, bool), errno: Option
     opened.push(("/dev/vpmu, persistent", refused(persistent)));
     if samples {
         let sampling = sampling(attr, 100, 0);
-        opened.push((
-            "/dev/vpmu, sampling",
-            refused(device.open_event(&sampling, How::OWN)),
-        ));
-        opened.push((
-            "perf core, sampling",
-            refused(os::open_perf_attr(&sampling)),
-        ));
+        opened.push(("/dev/vpmu, sampling", refused(device.open_event(&sampling, How::OWN))));
+        opened.push(("perf core, sampling", refused(os::open_perf_attr(&sampling))));
     }
     for (interface, answer) in opened {
         ensure_eq!(answer, errno, "errno for {name} by {interface}");
@@ -135,11 +109,7 @@ fn names() -> Result<Vec<String>, Box<dyn std::error::Error>> {
 }
 
 fn allowed_events_are_all_that_there_is() -> Outcome {
-    ensure_eq!(
-        names()?,
-        ["tsc", "exits-mmio", "mark", "exit-trace-mmio"],
-        "names in the catalogue"
-    );
+    ensure_eq!(names()?, ["tsc", "exits-mmio", "mark", "exit-trace-mmio"], "names in the catalogue");
     let listed = |pmu: &str| -> std::io::Result<Vec<String>> {
         let events = format!("/sys/bus/event_source/devices/{pmu}/events");
         let mut names: Vec<String> = std::fs::read_dir(events)?
@@ -149,16 +119,8 @@ fn allowed_events_are_all_that_there_is() -> Outcome {
         names.sort();
         Ok(names)
     };
-    ensure_eq!(
-        listed("vpmu")?,
-        ["exits-mmio", "mark", "tsc"],
-        "events of vpmu in sysfs"
-    );
-    ensure_eq!(
-        listed("vpmu_trace")?,
-        ["exit-trace-mmio"],
-        "events of vpmu_trace in sysfs"
-    );
+    ensure_eq!(listed("vpmu")?, ["exits-mmio", "mark", "tsc"], "events of vpmu in sysfs");
+    ensure_eq!(listed("vpmu_trace")?, ["exit-trace-mmio"], "events of vpmu_trace in sysfs");
     Ok(())
 }
 
@@ -205,16 +167,8 @@ fn denied_events_are_not_listed() -> Outcome {
     ] {
         ensure!(!has(name), "{name} is listed: {names:?}");
     }
-    for name in [
-        "exits",
-        "exits-user",
-        "halts",
-        "guest-time",
-        "marks",
-        "mark",
-        "exit-trace-user",
-        "sample-trace-exits",
-    ] {
+    for name in ["exits", "exits-user", "halts", "guest-time", "marks", "mark", "exit-trace-user", "sample-trace-exits"]
+    {
         ensure!(has(name), "{name} is not listed: {names:?}");
     }
     Ok(())
@@ -247,11 +201,7 @@ fn denied_event_of_the_operators_own_is_read() -> Outcome {
     // The driver's notifications are stores, too.
     ensure!(counted >= 50, "{counted} exits of 50 marks");
     let own = device.open_event(&device.attr(KIND_EXITS, EXIT_MMIO), How::on_cpu(0));
-    ensure_eq!(
-        refused(own),
-        Some(libc::ENOENT),
-        "errno for an event of the guest's own"
-    );
+    ensure_eq!(refused(own), Some(libc::ENOENT), "errno for an event of the guest's own");
     Ok(())
 }
 

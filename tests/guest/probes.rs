@@ -10,23 +10,14 @@ const GROUP: &str = "guest_tests";
 
 /// Returns the number of a tracepoint, which is the `config` of its perf event.
 pub(crate) fn tracepoint(group: &str, name: &str) -> io::Result<u64> {
-    let file = PathBuf::from(TRACEFS)
-        .join("events")
-        .join(group)
-        .join(name)
-        .join("id");
-    fs::read_to_string(file)?
-        .trim()
-        .parse()
-        .map_err(io::Error::other)
+    let file = PathBuf::from(TRACEFS).join("events").join(group).join(name).join("id");
+    fs::read_to_string(file)?.trim().parse().map_err(io::Error::other)
 }
 
 /// Whether the kernel has a function of this name.
 pub(crate) fn has_function(name: &str) -> io::Result<bool> {
     let symbols = fs::read_to_string("/proc/kallsyms")?;
-    let mut names = symbols
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(2));
+    let mut names = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
     Ok(names.any(|symbol| symbol == name))
 }
 
@@ -42,10 +33,7 @@ impl Probe {
     pub(crate) fn of(function: &str) -> io::Result<Self> {
         write_line(&format!("p:{GROUP}/{function} {function}"))?;
         let id = tracepoint(GROUP, function)?;
-        Ok(Self {
-            name: function.to_owned(),
-            id,
-        })
+        Ok(Self { name: function.to_owned(), id })
     }
 }
 
@@ -58,8 +46,6 @@ impl Drop for Probe {
 
 /// Appends to the kernel's list of probes, because a file that is opened for writing removes all probes.
 fn write_line(line: &str) -> io::Result<()> {
-    let mut probes = File::options()
-        .append(true)
-        .open(PathBuf::from(TRACEFS).join("kprobe_events"))?;
+    let mut probes = File::options().append(true).open(PathBuf::from(TRACEFS).join("kprobe_events"))?;
     probes.write_all(line.as_bytes())
 }

@@ -11,10 +11,7 @@ pub(crate) fn rounds() -> Outcome {
     for round in 1_u32.. {
         let marks = ["--", "guest-tests", "mark", "3"];
         let counted = counted(&[&marks[..], &["500"]].concat())?;
-        record(
-            "round",
-            &[&["-e", MARK_3, "-c", "1"], &marks[..], &["200"]].concat(),
-        )?;
+        record("round", &[&["-e", MARK_3, "-c", "1"], &marks[..], &["200"]].concat())?;
         let sampled = script("round", "comm")?.len();
         say(&format!("round {round}: {counted} {sampled}"));
     }

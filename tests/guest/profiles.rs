@@ -5,28 +5,13 @@ use crate::programs::{count, json, text, vperf};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "call_tree_matches_the_program",
-        call_tree_matches_the_program,
-    ),
-    (
-        "recording_without_chains_has_no_tree",
-        recording_without_chains_has_no_tree,
-    ),
-    (
-        "top_refreshes_with_fresh_counts",
-        top_refreshes_with_fresh_counts,
-    ),
+    ("call_tree_matches_the_program", call_tree_matches_the_program),
+    ("recording_without_chains_has_no_tree", recording_without_chains_has_no_tree),
+    ("top_refreshes_with_fresh_counts", top_refreshes_with_fresh_counts),
     ("top_names_the_hot_function", top_names_the_hot_function),
     ("top_ends_with_its_command", top_ends_with_its_command),
-    (
-        "stat_counts_a_group_over_one_time",
-        stat_counts_a_group_over_one_time,
-    ),
-    (
-        "wrong_arguments_name_the_remedy",
-        wrong_arguments_name_the_remedy,
-    ),
+    ("stat_counts_a_group_over_one_time", stat_counts_a_group_over_one_time),
+    ("wrong_arguments_name_the_remedy", wrong_arguments_name_the_remedy),
 ];
 
 /// A line of the call tree.
@@ -69,46 +54,20 @@ fn ends(call: &Call, function: &str) -> bool {
 
 fn call_tree_matches_the_program() -> Outcome {
     let file = "/tmp/tree.vperf";
-    let output = vperf(&[
-        "record",
-        "-g",
-        "-e",
-        "task-clock",
-        "-o",
-        file,
-        "--",
-        "workload",
-        "tree",
-        "--rounds",
-        "1500",
-    ])?;
+    let output =
+        vperf(&["record", "-g", "-e", "task-clock", "-o", file, "--", "workload", "tree", "--rounds", "1500"])?;
     let said = text(&output.stderr);
     ensure!(output.status.success(), "vperf record failed: {said}");
     ensure!(said.contains(" 0 lost"), "records were lost: {said}");
     let report = vperf(&["report", "-i", file, "--call-graph", "--json"])?;
-    ensure!(
-        report.status.success(),
-        "vperf report failed: {}",
-        text(&report.stderr)
-    );
+    ensure!(report.status.success(), "vperf report failed: {}", text(&report.stderr));
     let report = json(&report.stdout)?;
     let calls = calls(&report).ok_or_else(|| format!("no calls in {report}"))?;
-    let tree = calls
-        .iter()
-        .position(|call| ends(call, "tree"))
-        .ok_or_else(|| format!("no tree in {report}"))?;
+    let tree = calls.iter().position(|call| ends(call, "tree")).ok_or_else(|| format!("no tree in {report}"))?;
     // Chains start at `begin`, which calls `tree`. So only `begin` and the process are above `tree`.
     ensure_eq!(calls[tree].depth, 2, "depth of the tree");
-    ensure!(
-        ends(&calls[tree - 1], "begin"),
-        "the caller of the tree is {}",
-        calls[tree - 1].name
-    );
-    ensure_eq!(
-        calls[tree - 2].name.as_str(),
-        "workload",
-        "the name of the process"
-    );
+    ensure!(ends(&calls[tree - 1], "begin"), "the caller of the tree is {}", calls[tree - 1].name);
+    ensure_eq!(calls[tree - 2].name.as_str(), "workload", "the name of the process");
     let whole = calls[tree].samples;
     ensure!(whole >= 100, "{whole} samples are too few");
     let [often, seldom] = callees(&calls, tree)[..] else {
@@ -144,16 +103,10 @@ fn call_tree_matches_the_program() -> Outcome {
             leaf.samples
         );
     }
-    ensure!(
-        leaves * 20 >= whole * 19,
-        "the leaf has only {leaves} of {whole} samples"
-    );
+    ensure!(leaves * 20 >= whole * 19, "the leaf has only {leaves} of {whole} samples");
     // With 100 or more samples, the random deviation is far smaller than these bounds allow.
     let percent = often.samples * 100 / whole;
-    ensure!(
-        (60..=90).contains(&percent),
-        "the first caller has {percent} % of the samples"
-    );
+    ensure!((60..=90).contains(&percent), "the first caller has {percent} % of the samples");
     let table = vperf(&["report", "-i", file, "--call-graph"])?;
     ensure!(
         text(&table.stdout).contains("::three_quarters"),
@@ -163,9 +116,7 @@ fn call_tree_matches_the_program() -> Outcome {
     let up = vperf(&["report", "-i", file, "--call-graph=up", "--json"])?;
     let up = json(&up.stdout)?;
     let up = self::calls(&up).ok_or("no calls from below")?;
-    let leaf = up
-        .iter()
-        .position(|call| ends(call, "hot_leaf") && call.depth == 1);
+    let leaf = up.iter().position(|call| ends(call, "hot_leaf") && call.depth == 1);
     let callers = callees(&up, leaf.ok_or("no leaf from below")?);
     let names: Vec<&str> = callers.iter().map(|call| call.name.as_str()).collect();
     ensure!(
@@ -180,23 +131,12 @@ fn recording_without_chains_has_no_tree() -> Outcome {
     let command = ["guest-tests", "mark", "3", "10"];
     let record = ["record", "-e", "mark=3", "-o", file, "--"];
     let output = vperf(&[&record[..], &command].concat())?;
-    ensure!(
-        output.status.success(),
-        "vperf record failed: {}",
-        text(&output.stderr)
-    );
+    ensure!(output.status.success(), "vperf record failed: {}", text(&output.stderr));
     for option in ["--call-graph", "--children"] {
         let output = vperf(&["report", "-i", file, option])?;
         let said = text(&output.stderr);
-        ensure_eq!(
-            output.status.code(),
-            Some(125),
-            "exit code with {option}: {said}"
-        );
-        ensure!(
-            said.contains("record -g"),
-            "vperf does not name record -g: {said}"
-        );
+        ensure_eq!(output.status.code(), Some(125), "exit code with {option}: {said}");
+        ensure!(said.contains("record -g"), "vperf does not name record -g: {said}");
     }
     Ok(())
 }
@@ -208,10 +148,7 @@ fn frames(args: &[&str]) -> Result<Vec<serde_json::Value>, Box<dyn std::error::E
     if !output.status.success() {
         return Err(format!("{}: {said}", output.status).into());
     }
-    text(&output.stdout)
-        .lines()
-        .map(|line| json(line.as_bytes()))
-        .collect()
+    text(&output.stdout).lines().map(|line| json(line.as_bytes())).collect()
 }
 
 fn top_refreshes_with_fresh_counts() -> Outcome {
@@ -243,31 +180,20 @@ fn top_names_the_hot_function() -> Outcome {
     let hot = rows.iter().find(is_hot);
     let hot = hot.ok_or_else(|| format!("the hot function is not in the last frame: {last}"))?;
     ensure_eq!(hot["comm"].as_str(), Some("workload"), "the command: {hot}");
-    ensure!(
-        hot["samples"].as_u64() > Some(0),
-        "the hot function has no sample: {hot}"
-    );
+    ensure!(hot["samples"].as_u64() > Some(0), "the hot function has no sample: {hot}");
     Ok(())
 }
 
 fn top_ends_with_its_command() -> Outcome {
     let output = vperf(&["top", "-a", "-d", "60", "--", "sh", "-c", "exit 7"])?;
-    ensure_eq!(
-        output.status.code(),
-        Some(7),
-        "vperf's exit code: {}",
-        text(&output.stderr)
-    );
+    ensure_eq!(output.status.code(), Some(7), "vperf's exit code: {}", text(&output.stderr));
     let shown = text(&output.stdout);
     ensure!(
         shown.starts_with("# all CPUs: ") && shown.contains(" lost, throttled 0 times"),
         "no summary line: {shown}"
     );
     ensure!(shown.contains("SHARE  SAMPLES  COMM"), "no table: {shown}");
-    ensure!(
-        !shown.contains('\x1b'),
-        "escape codes in output that is not for a terminal: {shown:?}"
-    );
+    ensure!(!shown.contains('\x1b'), "escape codes in output that is not for a terminal: {shown:?}");
     Ok(())
 }
 
@@ -275,26 +201,11 @@ fn stat_counts_a_group_over_one_time() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "123"];
     let group = ["stat", "--json", "-e", "{mark=3,mark=4,exits-user}"];
     let output = vperf(&[&group[..], &marks].concat())?;
-    ensure!(
-        output.status.success(),
-        "vperf stat failed: {}",
-        text(&output.stderr)
-    );
+    ensure!(output.status.success(), "vperf stat failed: {}", text(&output.stderr));
     let counts = json(&output.stdout)?;
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(123),
-        "marks of value 3: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=4"),
-        Some(0),
-        "marks of value 4: {counts}"
-    );
-    ensure!(
-        count(&counts, "exits-user") >= Some(123),
-        "fewer exits than marks: {counts}"
-    );
+    ensure_eq!(count(&counts, "mark=3"), Some(123), "marks of value 3: {counts}");
+    ensure_eq!(count(&counts, "mark=4"), Some(0), "marks of value 4: {counts}");
+    ensure!(count(&counts, "exits-user") >= Some(123), "fewer exits than marks: {counts}");
     Ok(())
 }
 
@@ -302,10 +213,7 @@ fn wrong_arguments_name_the_remedy() -> Outcome {
     for (args, remedy) in [
         (&["record", "--call-graph=dwarf", "true"][..], "fp"),
         (&["record", "-F", "1000000", "true"], "at most"),
-        (
-            &["record", "-g", "--engine", "batched", "true"],
-            "omit --engine",
-        ),
+        (&["record", "-g", "--engine", "batched", "true"], "omit --engine"),
         (&["record", "-e", "{mark=1,mark=2}", "true"], "vperf stat"),
         (&["stat", "-e", "{mark=1", "true"], "{a,b}"),
         (&["top", "-d", "0", "true"], "0.1"),
@@ -313,11 +221,7 @@ fn wrong_arguments_name_the_remedy() -> Outcome {
     ] {
         let output = vperf(args)?;
         let said = text(&output.stderr);
-        ensure_eq!(
-            output.status.code(),
-            Some(125),
-            "exit code of {args:?}: {said}"
-        );
+        ensure_eq!(output.status.code(), Some(125), "exit code of {args:?}: {said}");
         ensure!(said.contains(remedy), "{args:?}: no {remedy:?} in {said}");
     }
     Ok(())

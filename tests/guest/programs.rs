@@ -10,24 +10,12 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("list_names_every_source", list_names_every_source),
-    (
-        "stat_counts_a_command_exactly",
-        stat_counts_a_command_exactly,
-    ),
+    ("stat_counts_a_command_exactly", stat_counts_a_command_exactly),
     ("stat_passes_the_exit_code_on", stat_passes_the_exit_code_on),
     ("stat_counts_cpus", stat_counts_cpus),
-    (
-        "stat_names_what_it_does_not_know",
-        stat_names_what_it_does_not_know,
-    ),
-    (
-        "record_and_report_find_the_hot_function",
-        record_and_report_find_the_hot_function,
-    ),
-    (
-        "report_refuses_what_is_no_recording",
-        report_refuses_what_is_no_recording,
-    ),
+    ("stat_names_what_it_does_not_know", stat_names_what_it_does_not_know),
+    ("record_and_report_find_the_hot_function", record_and_report_find_the_hot_function),
+    ("report_refuses_what_is_no_recording", report_refuses_what_is_no_recording),
 ];
 
 /// `guest-tests mark VALUE TIMES`: a command that places a known number of marks, for other programs to measure.
@@ -63,10 +51,7 @@ pub(crate) fn place_marks(value: &str, times: &str, in_turn: bool) -> ExitCode {
 }
 
 pub(crate) fn vperf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
-    Ok(Command::new("vperf")
-        .args(args)
-        .current_dir("/tmp")
-        .output()?)
+    Ok(Command::new("vperf").args(args).current_dir("/tmp").output()?)
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {
@@ -79,70 +64,34 @@ pub(crate) fn json(bytes: &[u8]) -> Result<serde_json::Value, Box<dyn std::error
 
 fn list_names_every_source() -> Outcome {
     let output = vperf(&["list"])?;
-    ensure!(
-        output.status.success(),
-        "vperf list failed: {}",
-        text(&output.stderr)
-    );
+    ensure!(output.status.success(), "vperf list failed: {}", text(&output.stderr));
     let listed = text(&output.stdout);
     for entry in Vpmu::open()?.catalogue().entries() {
         ensure!(!entry.source.is_empty(), "{} names no source", entry.name);
-        ensure!(
-            !entry.counts.is_empty(),
-            "{} does not say what it counts",
-            entry.name
-        );
-        ensure!(
-            listed.contains(&entry.name),
-            "{} is not in:\n{listed}",
-            entry.name
-        );
-        ensure!(
-            listed.contains(&entry.source),
-            "{} is not in:\n{listed}",
-            entry.source
-        );
+        ensure!(!entry.counts.is_empty(), "{} does not say what it counts", entry.name);
+        ensure!(listed.contains(&entry.name), "{} is not in:\n{listed}", entry.name);
+        ensure!(listed.contains(&entry.source), "{} is not in:\n{listed}", entry.source);
     }
     Ok(())
 }
 
 /// Returns the count of `event` from the JSON of `vperf stat`.
 pub(crate) fn count(json: &serde_json::Value, event: &str) -> Option<u64> {
-    json["events"]
-        .as_array()?
-        .iter()
-        .find(|e| e["event"] == event)?["value"]
-        .as_u64()
+    json["events"].as_array()?.iter().find(|e| e["event"] == event)?["value"].as_u64()
 }
 
 fn stat_counts_a_command_exactly() -> Outcome {
     let args = ["stat", "--json", "-e", "mark=3,mark=4,task-clock", "--"];
     // Directly, and as children of a shell.
-    for command in [
-        &["guest-tests", "mark", "3", "123"][..],
-        &["sh", "-c", "guest-tests mark 3 100; guest-tests mark 3 23"],
-    ] {
+    for command in
+        [&["guest-tests", "mark", "3", "123"][..], &["sh", "-c", "guest-tests mark 3 100; guest-tests mark 3 23"]]
+    {
         let output = vperf(&[&args[..], command].concat())?;
-        ensure!(
-            output.status.success(),
-            "vperf stat failed: {}",
-            text(&output.stderr)
-        );
+        ensure!(output.status.success(), "vperf stat failed: {}", text(&output.stderr));
         let counts = json(&output.stdout)?;
-        ensure_eq!(
-            count(&counts, "mark=3"),
-            Some(123),
-            "marks of value 3 by {command:?}: {counts}"
-        );
-        ensure_eq!(
-            count(&counts, "mark=4"),
-            Some(0),
-            "marks of value 4 by {command:?}: {counts}"
-        );
-        ensure!(
-            count(&counts, "task-clock") > Some(0),
-            "the task-clock is zero: {counts}"
-        );
+        ensure_eq!(count(&counts, "mark=3"), Some(123), "marks of value 3 by {command:?}: {counts}");
+        ensure_eq!(count(&counts, "mark=4"), Some(0), "marks of value 4 by {command:?}: {counts}");
+        ensure!(count(&counts, "task-clock") > Some(0), "the task-clock is zero: {counts}");
     }
     Ok(())
 }
@@ -150,18 +99,10 @@ fn stat_counts_a_command_exactly() -> Outcome {
 fn stat_passes_the_exit_code_on() -> Outcome {
     for code in [0, 7] {
         let output = vperf(&["stat", "--", "sh", "-c", &format!("exit {code}")])?;
-        ensure_eq!(
-            output.status.code(),
-            Some(code),
-            "vperf's exit code: {}",
-            text(&output.stderr)
-        );
+        ensure_eq!(output.status.code(), Some(code), "vperf's exit code: {}", text(&output.stderr));
     }
     let missing = vperf(&["stat", "--", "no-such-program"])?;
-    ensure!(
-        !missing.status.success(),
-        "a command that does not exist succeeded"
-    );
+    ensure!(!missing.status.success(), "a command that does not exist succeeded");
     ensure!(
         text(&missing.stderr).contains("no-such-program"),
         "vperf does not name the missing program: {}",
@@ -173,17 +114,9 @@ fn stat_passes_the_exit_code_on() -> Outcome {
 fn stat_counts_cpus() -> Outcome {
     let marks = ["guest-tests", "mark", "3", "50"];
     let output = vperf(&[&["stat", "--json", "-a", "-e", "mark=3", "--"], &marks[..]].concat())?;
-    ensure!(
-        output.status.success(),
-        "vperf stat failed: {}",
-        text(&output.stderr)
-    );
+    ensure!(output.status.success(), "vperf stat failed: {}", text(&output.stderr));
     let counts = json(&output.stdout)?;
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(50),
-        "marks on all CPUs: {counts}"
-    );
+    ensure_eq!(count(&counts, "mark=3"), Some(50), "marks on all CPUs: {counts}");
     Ok(())
 }
 
@@ -195,44 +128,20 @@ fn stat_names_what_it_does_not_know() -> Outcome {
         said.contains("task-clok") && said.contains("task-clock"),
         "vperf does not suggest task-clock for task-clok: {said}"
     );
-    ensure_eq!(
-        said.trim_end().lines().count(),
-        1,
-        "lines of the message: {said}"
-    );
+    ensure_eq!(said.trim_end().lines().count(), 1, "lines of the message: {said}");
     Ok(())
 }
 
 fn record_and_report_find_the_hot_function() -> Outcome {
     let file = "/tmp/hot.vperf";
-    let output = vperf(&[
-        "record",
-        "-e",
-        "task-clock",
-        "-o",
-        file,
-        "--",
-        "workload",
-        "hot",
-        "--rounds",
-        "1500",
-    ])?;
+    let output = vperf(&["record", "-e", "task-clock", "-o", file, "--", "workload", "hot", "--rounds", "1500"])?;
     let said = text(&output.stderr) + &text(&output.stdout);
     ensure!(output.status.success(), "vperf record failed: {said}");
-    ensure!(
-        said.contains("0 lost"),
-        "records were lost, or no number is reported: {said}"
-    );
+    ensure!(said.contains("0 lost"), "records were lost, or no number is reported: {said}");
     let output = vperf(&["report", "-i", file, "--json"])?;
-    ensure!(
-        output.status.success(),
-        "vperf report failed: {}",
-        text(&output.stderr)
-    );
+    ensure!(output.status.success(), "vperf report failed: {}", text(&output.stderr));
     let report = json(&output.stdout)?;
-    let rows = report["events"][0]["rows"]
-        .as_array()
-        .ok_or("no rows in the report")?;
+    let rows = report["events"][0]["rows"].as_array().ok_or("no rows in the report")?;
     let samples = |name: &str| {
         rows.iter()
             .find(|s| s["symbol"].as_str().is_some_and(|s| s.contains(name)))
@@ -244,10 +153,7 @@ fn record_and_report_find_the_hot_function() -> Outcome {
     let both = hot + samples("warm_one_quarter");
     ensure!(both >= 100, "{both} samples are too few: {report}");
     let percent = hot * 100 / both;
-    ensure!(
-        (60..=90).contains(&percent),
-        "the hot function has {percent} % of the work: {report}"
-    );
+    ensure!((60..=90).contains(&percent), "the hot function has {percent} % of the work: {report}");
     let table = vperf(&["report", "-i", file])?;
     ensure!(
         text(&table.stdout).contains("hot_three_quarters"),
@@ -261,11 +167,7 @@ fn report_refuses_what_is_no_recording() -> Outcome {
     for file in ["/tmp/no-such-file", "/proc/cpuinfo"] {
         let output = vperf(&["report", "-i", file])?;
         ensure!(!output.status.success(), "{file} was accepted");
-        ensure!(
-            text(&output.stderr).contains(file),
-            "vperf does not name {file}: {}",
-            text(&output.stderr)
-        );
+        ensure!(text(&output.stderr).contains(file), "vperf does not name {file}: {}", text(&output.stderr));
     }
     Ok(())
 }

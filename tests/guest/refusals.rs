@@ -9,24 +9,17 @@ use vpmu_client::Vpmu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::IP;
 use crate::raw::{
-    Device, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_SOFTWARE, SW_TASK_CLOCK, refused, sampling,
-    silent,
+    Device, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_SOFTWARE, SW_TASK_CLOCK, refused, sampling, silent,
 };
 use crate::{Outcome, Test, cpu, kernel_log, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "hardware_that_the_operator_keeps_is_not_offered",
-        hardware_that_the_operator_keeps_is_not_offered,
-    ),
+    ("hardware_that_the_operator_keeps_is_not_offered", hardware_that_the_operator_keeps_is_not_offered),
     (
         "kernel_log_reports_once_that_the_operator_keeps_hardware",
         kernel_log_reports_once_that_the_operator_keeps_hardware,
     ),
-    (
-        "pinned_event_without_a_counter_is_in_error",
-        pinned_event_without_a_counter_is_in_error,
-    ),
+    ("pinned_event_without_a_counter_is_in_error", pinned_event_without_a_counter_is_in_error),
 ];
 
 const HARDWARE: u64 = 0;
@@ -36,14 +29,8 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
     let vpmu = Vpmu::open()?;
     for entry in vpmu.catalogue().entries() {
         let kind = u64::from(entry.kind);
-        ensure!(
-            ![HARDWARE, HW_CACHE].contains(&kind),
-            "a hardware event is offered: {entry:?}"
-        );
-        ensure!(
-            entry.name != "sample-trace-cycles",
-            "a trace paced by a hardware event is offered: {entry:?}"
-        );
+        ensure!(![HARDWARE, HW_CACHE].contains(&kind), "a hardware event is offered: {entry:?}");
+        ensure!(entry.name != "sample-trace-cycles", "a trace paced by a hardware event is offered: {entry:?}");
     }
     let device = Device::open()?;
     for kind in [HARDWARE, HW_CACHE] {
@@ -57,18 +44,10 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
     // perf core's own types of these events are refused, too.
     for kind in [0, 3] {
         let opened = os::open_perf_event(kind, 0);
-        ensure_eq!(
-            refused(opened),
-            Some(libc::ENOENT),
-            "errno for perf's type {kind}"
-        );
+        ensure_eq!(refused(opened), Some(libc::ENOENT), "errno for perf's type {kind}");
     }
     let clock = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
-    ensure_eq!(
-        refused(device.open_event(&clock, How::OWN)),
-        None,
-        "errno for a clock"
-    );
+    ensure_eq!(refused(device.open_event(&clock, How::OWN)), None, "errno for a clock");
     Ok(())
 }
 
@@ -78,11 +57,7 @@ fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
     let lines: Vec<&str> = lines.collect();
     ensure_eq!(lines.len(), 1, "lines of the log: {lines:?}");
     let says = "no hardware events: the host refused them: disabled by its operator";
-    ensure!(
-        lines[0].contains(says),
-        "the log's line does not give the reason: {}",
-        lines[0]
-    );
+    ensure!(lines[0].contains(says), "the log's line does not give the reason: {}", lines[0]);
     Ok(())
 }
 
@@ -90,15 +65,8 @@ fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
 fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     cpu::pin(1)?;
     let device = Device::open()?;
-    let clock = silent(sampling(
-        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
-        1_000_000,
-        IP,
-    ));
-    let mut pinned = perf_event_attr {
-        read_format: FORMAT_ENABLED | FORMAT_RUNNING,
-        ..clock
-    };
+    let clock = silent(sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), 1_000_000, IP));
+    let mut pinned = perf_event_attr { read_format: FORMAT_ENABLED | FORMAT_RUNNING, ..clock };
     pinned.set_pinned(1);
     let spin = || {
         for round in 0..1_000_000_u64 {
@@ -110,31 +78,18 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     let alone = device.start(&pinned, How::OWN)?;
     spin();
     let words = alone.read()?;
-    ensure!(
-        words.len() == 3 && words[0] > 0,
-        "a pinned event that has the counter counts nothing: {words:?}"
-    );
+    ensure!(words.len() == 3 && words[0] > 0, "a pinned event that has the counter counts nothing: {words:?}");
     drop(alone);
 
     let holder = device.start(&clock, How::OWN)?;
     spin();
-    ensure!(
-        holder.count()? > 0,
-        "the event that has the counter does not count"
-    );
+    ensure!(holder.count()? > 0, "the event that has the counter does not count");
     let ours = device.start(&pinned, How::OWN)?;
     spin();
-    ensure_eq!(
-        ours.read()?,
-        [0_u64; 0],
-        "the reading of an event in the error state"
-    );
+    ensure_eq!(ours.read()?, [0_u64; 0], "the reading of an event in the error state");
     let error = libc::POLLHUP | libc::POLLERR;
     let polled = ours.poll(0)?;
     ensure!(polled & error != 0, "poll reports no error: {polled:#x}");
-    ensure!(
-        holder.count()? > 0,
-        "the event that has the counter no longer counts"
-    );
+    ensure!(holder.count()? > 0, "the event that has the counter no longer counts");
     Ok(())
 }

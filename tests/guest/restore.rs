@@ -18,8 +18,8 @@ use crate::perf_record::{Fallible, MARK_3, script};
 use crate::persisting::{self, values};
 use crate::programs::{count, json, text, vperf};
 use crate::raw::{
-    Device, Doorbell, EXIT_MMIO, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
-    KIND_MARK, KIND_SOFTWARE, MARK_ANY, SW_CPU_CLOCK, sampling, silent,
+    Device, Doorbell, EXIT_MMIO, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SOFTWARE,
+    MARK_ANY, SW_CPU_CLOCK, sampling, silent,
 };
 use crate::traced::Traced;
 use crate::triggers::{Region, START, STOP};
@@ -94,10 +94,7 @@ pub(crate) fn events(lines: u32) -> Outcome {
     let last = watches.iter().map(|watch| watch.newest).max();
     let next = device.open_event(&device.attr(KIND_MARK, MARK_ANY), How::on_cpu(0))?;
     let next = next.id()?;
-    ensure!(
-        last.is_some_and(|last| last < next),
-        "id {next} was used again: the last one was {last:?}"
-    );
+    ensure!(last.is_some_and(|last| last < next), "id {next} was used again: the last one was {last:?}");
     // Prints the limit on the sampling rate. The driver has read it from the host on which the machine was restored.
     say(&format!("limit {}", Device::open()?.info.max_sample_rate));
     ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
@@ -159,19 +156,8 @@ fn ticks(mut records: Vec<Record>, attr: &perf_event_attr) -> Result<Vec<u64>, S
 /// Prints lines like [`lines`]. At each line, four programs place one mark each. Each program is measured by its own
 /// tool.
 pub(crate) fn tools() -> Outcome {
-    let record = [
-        "perf", "record", "-o", "lines", "-d", "-T", "-e", MARK_3, "-c", "1",
-    ];
-    let own_record = [
-        "vperf",
-        "record",
-        "-o",
-        "lines.vperf",
-        "-e",
-        "mark=3",
-        "-c",
-        "1",
-    ];
+    let record = ["perf", "record", "-o", "lines", "-d", "-T", "-e", MARK_3, "-c", "1"];
+    let own_record = ["vperf", "record", "-o", "lines.vperf", "-e", "mark=3", "-c", "1"];
     let commands = [
         &["perf", "stat", "-x,", "-e", MARK_3][..],
         &record,
@@ -203,11 +189,7 @@ pub(crate) fn tools() -> Outcome {
     whole_recording(&script("lines", "time,addr,period")?)?;
     let own_counted = json(&own_counted.stdout)?;
     let value = count(&own_counted, "mark=3");
-    ensure_eq!(
-        value,
-        Some(LINES.into()),
-        "marks that vperf stat counted: {own_counted}"
-    );
+    ensure_eq!(value, Some(LINES.into()), "marks that vperf stat counted: {own_counted}");
     let report = vperf(&["report", "-i", "lines.vperf", "--json"])?;
     let report = &json(&report.stdout)?["events"][0];
     ensure!(
@@ -231,10 +213,7 @@ fn whole_recording(samples: &[String]) -> Outcome {
         };
         times.push(time.trim_end_matches(':').parse::<f64>()?);
     }
-    ensure!(
-        times.is_sorted_by(|one, next| one < next),
-        "the times of the samples are not in order: {times:?}"
-    );
+    ensure!(times.is_sorted_by(|one, next| one < next), "the times of the samples are not in order: {times:?}");
     Ok(())
 }
 
@@ -266,11 +245,7 @@ impl Tool {
 
     fn finish(self) -> Fallible<Output> {
         let output = self.0.wait_with_output()?;
-        ensure!(
-            output.status.success(),
-            "the tool failed: {}",
-            text(&output.stderr)
-        );
+        ensure!(output.status.success(), "the tool failed: {}", text(&output.stderr));
         Ok(output)
     }
 }
@@ -361,11 +336,7 @@ impl Watch {
         let records = self.followed.1.take()?;
         let followed = values(&records, &self.attr)?;
         self.read.extend(&followed);
-        ensure_eq!(
-            followed.len() as u64,
-            MARKS,
-            "number of the records {followed:?}"
-        );
+        ensure_eq!(followed.len() as u64, MARKS, "number of the records {followed:?}");
         let count = self.made.len() as u64;
         let counted = self.counted.read()?;
         ensure_eq!(counted[0], count, "marks counted");
@@ -375,10 +346,7 @@ impl Watch {
             self.enabled
         );
         self.enabled = counted[1];
-        ensure!(
-            before < device.time_of(cpu::tsc()),
-            "the guest's clock goes back"
-        );
+        ensure!(before < device.time_of(cpu::tsc()), "the guest's clock goes back");
         // In each region, the target counts the line's mark and the mark that ends the region.
         let target = self.region.target.count()?;
         ensure_eq!(target, count / MARKS * 2, "marks in regions");
@@ -391,17 +359,9 @@ impl Watch {
     /// Checks that every event has seen every mark once.
     fn whole(&mut self, device: &Device) -> Outcome {
         cpu::pin(usize::try_from(self.cpu)?)?;
-        ensure_eq!(
-            self.read,
-            self.made,
-            "marks in the ring that is read at each line"
-        );
+        ensure_eq!(self.read, self.made, "marks in the ring that is read at each line");
         let sampled = values(&self.sampled.1.take()?, &self.attr)?;
-        ensure_eq!(
-            sampled,
-            self.made,
-            "marks in the ring that is read at the end"
-        );
+        ensure_eq!(sampled, self.made, "marks in the ring that is read at the end");
         let second = values(&self.second.1.take()?, &self.attr)?;
         let expected: Vec<u64> = self.made.iter().skip(1).step_by(2).copied().collect();
         ensure_eq!(second, expected, "marks in the ring of every second mark");
@@ -412,33 +372,14 @@ impl Watch {
         let times = ticks(self.clock.1.take()?, &self.clock_attr)?;
         // Ticks that the device finds at the same exit have the same time.
         ensure!(times.is_sorted(), "the ticks are not in order: {times:?}");
-        let listed = device
-            .entry(self.kept)?
-            .ok_or("the event that was kept is gone")?;
-        ensure_eq!(
-            listed.name(),
-            format!("kept-{}", self.cpu),
-            "the persistent event's name"
-        );
+        let listed = device.entry(self.kept)?.ok_or("the event that was kept is gone")?;
+        ensure_eq!(listed.name(), format!("kept-{}", self.cpu), "the persistent event's name");
         let kept = device.reopen(self.kept, self.cpu)?;
         let pages = listed.data_pages().ok_or("no ring")?;
         let mut ring = Pages::map(&kept, pages, READ_WRITE)?;
-        ensure_eq!(
-            values(&ring.take()?, &self.attr)?,
-            self.made,
-            "marks in the persistent event's ring"
-        );
-        ensure_eq!(
-            kept.count()?,
-            self.made.len() as u64,
-            "the persistent event's count"
-        );
-        for event in [
-            &self.counted,
-            &self.sampled.0,
-            &self.clock.0,
-            &self.region.target,
-        ] {
+        ensure_eq!(values(&ring.take()?, &self.attr)?, self.made, "marks in the persistent event's ring");
+        ensure_eq!(kept.count()?, self.made.len() as u64, "the persistent event's count");
+        for event in [&self.counted, &self.sampled.0, &self.clock.0, &self.region.target] {
             self.newest = self.newest.max(event.id()?);
         }
         self.lost(device)

@@ -10,18 +10,9 @@ use crate::sampling::{drain, sampling};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "absent_readers_losses_are_reported",
-        absent_readers_losses_are_reported,
-    ),
-    (
-        "lagging_readers_losses_are_reported",
-        lagging_readers_losses_are_reported,
-    ),
-    (
-        "lying_readers_losses_are_reported",
-        lying_readers_losses_are_reported,
-    ),
+    ("absent_readers_losses_are_reported", absent_readers_losses_are_reported),
+    ("lagging_readers_losses_are_reported", lagging_readers_losses_are_reported),
+    ("lying_readers_losses_are_reported", lying_readers_losses_are_reported),
     ("ring_wraps_without_loss", ring_wraps_without_loss),
     ("mapping_follows_the_rules", mapping_follows_the_rules),
     ("ring_outlives_its_event", ring_outlives_its_event),
@@ -43,10 +34,7 @@ fn place(vpmu: &Vpmu, times: u64) -> Outcome {
 }
 
 /// Reads the ring, makes the event report pending losses, and reads these reports.
-fn settle(
-    event: &Event,
-    ring: &mut Ring,
-) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
+fn settle(event: &Event, ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
     let (mut samples, mut lost) = drain(ring)?;
     event.read()?;
     let (more, more_lost) = drain(ring)?;
@@ -57,10 +45,7 @@ fn settle(
 }
 
 fn ensure_times(samples: &[Sample]) -> Outcome {
-    ensure!(
-        samples.windows(2).all(|pair| pair[0].time < pair[1].time),
-        "records are out of order"
-    );
+    ensure!(samples.windows(2).all(|pair| pair[0].time < pair[1].time), "records are out of order");
     Ok(())
 }
 
@@ -69,24 +54,12 @@ fn absent_readers_losses_are_reported() -> Outcome {
     let (event, mut ring) = small(&vpmu)?;
     place(&vpmu, 500)?;
     let (samples, lost) = settle(&event, &mut ring)?;
-    ensure!(
-        lost > 0,
-        "no record was lost, although 500 do not fit into a page"
-    );
-    ensure_eq!(
-        samples.len() as u64 + lost,
-        500,
-        "records, {} written and {lost} lost",
-        samples.len()
-    );
+    ensure!(lost > 0, "no record was lost, although 500 do not fit into a page");
+    ensure_eq!(samples.len() as u64 + lost, 500, "records, {} written and {lost} lost", samples.len());
     // After the loss has been reported, the ring works as before.
     place(&vpmu, 10)?;
     let (samples, lost) = settle(&event, &mut ring)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (10, 0),
-        "records and losses after the loss was reported"
-    );
+    ensure_eq!((samples.len(), lost), (10, 0), "records and losses after the loss was reported");
     Ok(())
 }
 
@@ -110,11 +83,7 @@ fn lagging_readers_losses_are_reported() -> Outcome {
     let (samples, more) = settle(&event, &mut ring)?;
     (written, lost) = (written + samples.len() as u64, lost + more);
     ensure!(lost > 0, "a lagging reader lost nothing");
-    ensure_eq!(
-        written + lost,
-        placed,
-        "records, {written} read and {lost} lost"
-    );
+    ensure_eq!(written + lost, placed, "records, {written} read and {lost} lost");
     Ok(())
 }
 
@@ -125,13 +94,7 @@ fn lying_readers_losses_are_reported() -> Outcome {
     place(&vpmu, 100)?;
     let head = ring.head();
     ensure!(head > 4000, "the ring is not full: {head}");
-    let lies = [
-        head + 8,
-        head + 4096,
-        head.wrapping_sub(4096 + 8),
-        head.wrapping_sub(1 << 40),
-        1 << 63,
-    ];
+    let lies = [head + 8, head + 4096, head.wrapping_sub(4096 + 8), head.wrapping_sub(1 << 40), 1 << 63];
     for lie in lies {
         ring.set_tail_raw(lie);
         place(&vpmu, 3)?;
@@ -144,19 +107,11 @@ fn lying_readers_losses_are_reported() -> Outcome {
         head,
         "whole records written before the false tails"
     );
-    ensure_eq!(
-        samples.len() as u64 + lost,
-        115,
-        "samples written and lost, before and during the false tails"
-    );
+    ensure_eq!(samples.len() as u64 + lost, 115, "samples written and lost, before and during the false tails");
     ensure_eq!(event.read()?.value, 115, "the count, losses included");
     place(&vpmu, 4)?;
     let (samples, lost) = settle(&event, &mut ring)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (4, 0),
-        "samples and losses after the false tails"
-    );
+    ensure_eq!((samples.len(), lost), (4, 0), "samples and losses after the false tails");
     Ok(())
 }
 
@@ -167,17 +122,8 @@ fn ring_wraps_without_loss() -> Outcome {
     for _ in 0..60 {
         place(&vpmu, 13)?;
         let (samples, lost) = drain(&mut ring)?;
-        ensure_eq!(
-            (samples.len(), lost),
-            (13, 0),
-            "records and losses of a burst"
-        );
-        ensure!(
-            samples
-                .iter()
-                .all(|s| s.id == id && s.tid == cpu::thread_id()),
-            "a record has a wrong id or thread"
-        );
+        ensure_eq!((samples.len(), lost), (13, 0), "records and losses of a burst");
+        ensure!(samples.iter().all(|s| s.id == id && s.tid == cpu::thread_id()), "a record has a wrong id or thread");
     }
     ensure!(ring.head() > 4 * PAGE as u64, "the ring did not wrap");
     Ok(())
@@ -187,49 +133,18 @@ fn mapping_follows_the_rules() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&vpmu.attr("mark=4")?.sampling(1))?;
     let fd = event.as_fd();
-    let refused = |len: usize, flags: i32, offset: i64| {
-        cpu::try_map(fd, len, flags, offset)
-            .err()
-            .and_then(|e| e.raw_os_error())
-    };
+    let refused =
+        |len: usize, flags: i32, offset: i64| cpu::try_map(fd, len, flags, offset).err().and_then(|e| e.raw_os_error());
     let shared = libc::MAP_SHARED;
-    ensure_eq!(
-        refused(4 * PAGE, shared, 0),
-        Some(libc::EINVAL),
-        "errno for three data pages"
-    );
-    ensure_eq!(
-        refused(2 * PAGE, libc::MAP_PRIVATE, 0),
-        Some(libc::EINVAL),
-        "errno for a private map"
-    );
-    ensure_eq!(
-        refused(2 * PAGE, shared, PAGE as i64),
-        Some(libc::EINVAL),
-        "errno for a mapping at an offset"
-    );
-    ensure_eq!(
-        refused(PAGE, shared, 0),
-        None,
-        "errno for the metadata page alone"
-    );
+    ensure_eq!(refused(4 * PAGE, shared, 0), Some(libc::EINVAL), "errno for three data pages");
+    ensure_eq!(refused(2 * PAGE, libc::MAP_PRIVATE, 0), Some(libc::EINVAL), "errno for a private map");
+    ensure_eq!(refused(2 * PAGE, shared, PAGE as i64), Some(libc::EINVAL), "errno for a mapping at an offset");
+    ensure_eq!(refused(PAGE, shared, 0), None, "errno for the metadata page alone");
     let first = event.map(1)?;
-    ensure_eq!(
-        refused(2 * PAGE, shared, 0),
-        Some(libc::EINVAL),
-        "errno for a second map of a different size"
-    );
-    ensure_eq!(
-        refused(3 * PAGE, shared, 0),
-        None,
-        "errno for a second map of the same size"
-    );
+    ensure_eq!(refused(2 * PAGE, shared, 0), Some(libc::EINVAL), "errno for a second map of a different size");
+    ensure_eq!(refused(3 * PAGE, shared, 0), None, "errno for a second map of the same size");
     drop(first);
-    ensure_eq!(
-        refused(2 * PAGE, shared, 0),
-        None,
-        "errno for a different size after all maps are gone"
-    );
+    ensure_eq!(refused(2 * PAGE, shared, 0), None, "errno for a different size after all maps are gone");
     Ok(())
 }
 
@@ -241,11 +156,7 @@ fn ring_outlives_its_event() -> Outcome {
     place(&vpmu, 6)?;
     let (samples, lost) = drain(&mut ring)?;
     // The mapping keeps the file open, so the event exists until both the descriptor and the mapping are gone.
-    ensure_eq!(
-        (samples.len(), lost),
-        (12, 0),
-        "records from before and after the close, and losses"
-    );
+    ensure_eq!((samples.len(), lost), (12, 0), "records from before and after the close, and losses");
     Ok(())
 }
 
@@ -256,19 +167,12 @@ fn metadata_page_has_the_count() -> Outcome {
     event.disable()?;
     let reading = event.read()?;
     let page = ring.metadata()?;
-    ensure_eq!(
-        (page.index, page.offset),
-        (0, 6),
-        "counter index and count in the page"
-    );
+    ensure_eq!((page.index, page.offset), (0, 6), "counter index and count in the page");
     ensure!(
         page.time_enabled > 0 && page.time_running <= page.time_enabled,
         "an enabled time of zero, or below the time running: {page:?}"
     );
-    ensure!(
-        reading.value == page.offset,
-        "{reading:?} and {page:?} have different counts"
-    );
+    ensure!(reading.value == page.offset, "{reading:?} and {page:?} have different counts");
     let info = vpmu.info();
     ensure_eq!(
         (page.time_mult, u32::from(page.time_shift)),

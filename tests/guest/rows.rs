@@ -82,14 +82,7 @@ mod tests {
 
     #[test]
     fn line_of_another_form_is_not_a_row() {
-        for line in [
-            "",
-            "@row",
-            "@row a 1 holds",
-            "@row a b holds x",
-            "@row a 1 ok x",
-            "@test a 1 ok",
-        ] {
+        for line in ["", "@row", "@row a 1 holds", "@row a b holds x", "@row a 1 ok x", "@test a 1 ok"] {
             assert_eq!(parse(line), None, "{line:?}");
         }
     }

@@ -14,32 +14,17 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("sample_for_each_period", sample_for_each_period),
-    (
-        "samples_name_task_and_address",
-        samples_name_task_and_address,
-    ),
-    (
-        "times_increase_and_are_the_guests",
-        times_increase_and_are_the_guests,
-    ),
+    ("samples_name_task_and_address", samples_name_task_and_address),
+    ("times_increase_and_are_the_guests", times_increase_and_are_the_guests),
     ("two_vcpus_samples_never_mix", two_vcpus_samples_never_mix),
     ("samples_follow_their_task", samples_follow_their_task),
-    (
-        "childs_samples_reach_the_parents_ring",
-        childs_samples_reach_the_parents_ring,
-    ),
+    ("childs_samples_reach_the_parents_ring", childs_samples_reach_the_parents_ring),
     ("siblings_are_distinguished", siblings_are_distinguished),
     ("new_period_starts_at_once", new_period_starts_at_once),
     ("exits_sample_exactly", exits_sample_exactly),
-    (
-        "clock_samples_the_loop_that_runs",
-        clock_samples_the_loop_that_runs,
-    ),
+    ("clock_samples_the_loop_that_runs", clock_samples_the_loop_that_runs),
     ("every_nth_record_wakes", every_nth_record_wakes),
-    (
-        "sampling_by_the_tsc_is_refused",
-        sampling_by_the_tsc_is_refused,
-    ),
+    ("sampling_by_the_tsc_is_refused", sampling_by_the_tsc_is_refused),
 ];
 
 /// Returns the samples in a ring, and the number of samples that the device reports as lost.
@@ -77,17 +62,10 @@ fn sample_for_each_period() -> Outcome {
         }
         event.disable()?;
         let (samples, lost) = drain(&mut ring)?;
-        ensure_eq!(
-            samples.len() as u64,
-            marks / period,
-            "records of {marks} marks by {period}"
-        );
+        ensure_eq!(samples.len() as u64, marks / period, "records of {marks} marks by {period}");
         ensure_eq!(lost, 0, "lost samples");
         ensure_eq!(event.read()?.value, marks, "marks counted");
-        ensure!(
-            samples.iter().all(|s| s.period == period),
-            "a record has a period other than {period}"
-        );
+        ensure!(samples.iter().all(|s| s.period == period), "a record has a period other than {period}");
     }
     Ok(())
 }
@@ -110,17 +88,9 @@ fn samples_name_task_and_address() -> Outcome {
     for sample in samples {
         ensure_eq!((sample.id, sample.stream_id), (id, id), "ids in a record");
         ensure_eq!(sample.cpu, 1, "the CPU in a record");
-        ensure_eq!(
-            (sample.pid, sample.tid),
-            (std::process::id(), cpu::thread_id()),
-            "the task in a record"
-        );
+        ensure_eq!((sample.pid, sample.tid), (std::process::id(), cpu::thread_id()), "the task in a record");
         // The driver places the mark on the caller's behalf.
-        ensure!(
-            !sample.user && sample.ip >> 63 == 1,
-            "the IP {:#x} of a sample is not in the kernel",
-            sample.ip
-        );
+        ensure!(!sample.user && sample.ip >> 63 == 1, "the IP {:#x} of a sample is not in the kernel", sample.ip);
     }
     Ok(())
 }
@@ -138,10 +108,7 @@ fn times_increase_and_are_the_guests() -> Outcome {
     let (samples, _) = drain(&mut ring)?;
     ensure_eq!(samples.len(), 200, "records");
     let times: Vec<u64> = samples.iter().map(|s| s.time).collect();
-    ensure!(
-        times.windows(2).all(|pair| pair[0] < pair[1]),
-        "a record is not later than the previous one"
-    );
+    ensure!(times.windows(2).all(|pair| pair[0] < pair[1]), "a record is not later than the previous one");
     let (first, last) = (times[0], times[199]);
     ensure!(
         before <= first && last <= after,
@@ -153,10 +120,7 @@ fn times_increase_and_are_the_guests() -> Outcome {
 fn two_vcpus_samples_never_mix() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = vpmu.attr("mark=9")?.sampling(1);
-    let mut rings = [
-        sampling(&vpmu, &attr.clone().on_cpu(0), 4)?,
-        sampling(&vpmu, &attr.on_cpu(1), 4)?,
-    ];
+    let mut rings = [sampling(&vpmu, &attr.clone().on_cpu(0), 4)?, sampling(&vpmu, &attr.on_cpu(1), 4)?];
     std::thread::scope(|scope| {
         let placers = [(0, 100), (1, 150)].map(|(cpu, times)| {
             let vpmu = &vpmu;
@@ -165,19 +129,13 @@ fn two_vcpus_samples_never_mix() -> Outcome {
                 (0..times).try_for_each(|_| vpmu.mark(9).map_err(|e| e.to_string()))
             })
         });
-        placers
-            .into_iter()
-            .try_for_each(|p| p.join().map_err(|_| "a placer panicked".to_owned())?)
+        placers.into_iter().try_for_each(|p| p.join().map_err(|_| "a placer panicked".to_owned())?)
     })?;
     for (cpu, marks) in [(0_usize, 100), (1, 150)] {
         let (event, ring) = &mut rings[cpu];
         event.disable()?;
         let (samples, lost) = drain(ring)?;
-        ensure_eq!(
-            (samples.len(), lost),
-            (marks, 0),
-            "records and losses of CPU {cpu}"
-        );
+        ensure_eq!((samples.len(), lost), (marks, 0), "records and losses of CPU {cpu}");
         let id = event.id()?;
         ensure!(
             samples.iter().all(|s| s.cpu as usize == cpu && s.id == id),
@@ -205,28 +163,18 @@ fn samples_follow_their_task() -> Outcome {
 
 fn childs_samples_reach_the_parents_ring() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let attr = EventAttr {
-        inherit: true,
-        sample_type: SAMPLE_DEFAULT | SAMPLE_STREAM_ID,
-        ..vpmu.attr("mark=3")?.sampling(1)
-    };
+    let attr =
+        EventAttr { inherit: true, sample_type: SAMPLE_DEFAULT | SAMPLE_STREAM_ID, ..vpmu.attr("mark=3")?.sampling(1) };
     let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
     vpmu.mark(3)?;
-    let status = Command::new("/proc/self/exe")
-        .args(["mark", "3", "20"])
-        .status()?;
+    let status = Command::new("/proc/self/exe").args(["mark", "3", "20"]).status()?;
     ensure!(status.success(), "the child: {status}");
     event.disable()?;
     let (samples, lost) = drain(&mut ring)?;
     ensure_eq!((samples.len(), lost), (21, 0), "records and losses");
     let id = event.id()?;
-    ensure!(
-        samples.iter().all(|s| s.id == id),
-        "a record does not have the parent's id"
-    );
-    let of_child = samples
-        .iter()
-        .filter(|s| s.stream_id != id && s.pid != std::process::id());
+    ensure!(samples.iter().all(|s| s.id == id), "a record does not have the parent's id");
+    let of_child = samples.iter().filter(|s| s.stream_id != id && s.pid != std::process::id());
     ensure_eq!(of_child.count(), 20, "records of the child's own stream");
     Ok(())
 }
@@ -245,10 +193,7 @@ fn siblings_are_distinguished() -> Outcome {
     // The children inherit this thread's CPU affinity, so they share one CPU. After each mark, this CPU switches to the
     // other child.
     cpu::pin(0)?;
-    let attr = EventAttr {
-        inherit: true,
-        ..vpmu.attr("mark=3")?.sampling(1)
-    };
+    let attr = EventAttr { inherit: true, ..vpmu.attr("mark=3")?.sampling(1) };
     let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
     let (first_reads, mut second_writes) = io::pipe()?;
     let (second_reads, first_writes) = io::pipe()?;
@@ -256,10 +201,8 @@ fn siblings_are_distinguished() -> Outcome {
     // child can still write that byte.
     let _end = first_reads.try_clone()?;
     second_writes.write_all(&[0])?;
-    let mut children = [
-        placer_in_turn(MARKS, first_reads, first_writes)?,
-        placer_in_turn(MARKS, second_reads, second_writes)?,
-    ];
+    let mut children =
+        [placer_in_turn(MARKS, first_reads, first_writes)?, placer_in_turn(MARKS, second_reads, second_writes)?];
     for child in &mut children {
         let status = child.wait()?;
         ensure!(status.success(), "a child: {status}");
@@ -293,11 +236,7 @@ fn new_period_starts_at_once() -> Outcome {
     ensure_eq!(zero, Some(libc::EINVAL), "errno for a period of zero");
     let counter = vpmu.open_event(&vpmu.attr("mark=9")?)?;
     let counting = counter.set_period(5).err().map(|e| errno(&e));
-    ensure_eq!(
-        counting,
-        Some(libc::EINVAL),
-        "errno for a period of an event that only counts"
-    );
+    ensure_eq!(counting, Some(libc::EINVAL), "errno for a period of an event that only counts");
     Ok(())
 }
 
@@ -310,11 +249,7 @@ fn exits_sample_exactly() -> Outcome {
     }
     event.disable()?;
     let (samples, lost) = drain(&mut ring)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (10, 0),
-        "records and losses of 105 exits by 10"
-    );
+    ensure_eq!((samples.len(), lost), (10, 0), "records and losses of 105 exits by 10");
     let here = cpu::port_write as fn() as usize as u64;
     for sample in samples {
         // The compiler may inline the function, so the IP may be outside it. But the IP must be in this program.
@@ -364,10 +299,7 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     samples.extend(last);
     // There is at most one sample for each whole period.
     let taken = samples.len() as u64 + lost + missed;
-    ensure!(
-        taken <= clock / PERIOD + 1,
-        "{taken} samples in {clock} ns are too many"
-    );
+    ensure!(taken <= clock / PERIOD + 1, "{taken} samples in {clock} ns are too many");
     let inside = samples.iter().filter(|s| in_loop(s)).count();
     let user = samples.iter().filter(|s| s.user).count();
     ensure!(
@@ -375,10 +307,7 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
         "only {inside} of {user} user samples are in the loop that ran all the time, of {} in all",
         samples.len()
     );
-    ensure!(
-        samples.iter().all(|s| s.pid == std::process::id()),
-        "a sample is of another process"
-    );
+    ensure!(samples.iter().all(|s| s.pid == std::process::id()), "a sample is of another process");
     Ok(())
 }
 
@@ -391,16 +320,10 @@ fn every_nth_record_wakes() -> Outcome {
             vpmu.mark(9)?;
         }
         let early = event.poll(Some(Duration::from_millis(20)))?;
-        ensure!(
-            !early.readable,
-            "round {round}: a wakeup after four records of five"
-        );
+        ensure!(!early.readable, "round {round}: a wakeup after four records of five");
         vpmu.mark(9)?;
         let woken = event.poll(Some(Duration::from_secs(10)))?;
-        ensure!(
-            woken.readable,
-            "round {round}: no wakeup after five records"
-        );
+        ensure!(woken.readable, "round {round}: no wakeup after five records");
     }
     Ok(())
 }

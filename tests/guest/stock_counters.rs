@@ -7,34 +7,13 @@ use crate::programs::text;
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "plain_stat_counts_cycles_and_instructions",
-        plain_stat_counts_cycles_and_instructions,
-    ),
-    (
-        "stat_grows_by_the_instructions_of_a_loop",
-        stat_grows_by_the_instructions_of_a_loop,
-    ),
-    (
-        "stat_of_a_group_counts_at_once",
-        stat_of_a_group_counts_at_once,
-    ),
-    (
-        "stat_of_more_events_than_counters_scales_each",
-        stat_of_more_events_than_counters_scales_each,
-    ),
-    (
-        "record_of_cycles_samples_the_loop",
-        record_of_cycles_samples_the_loop,
-    ),
-    (
-        "record_without_an_event_samples_cycles",
-        record_without_an_event_samples_cycles,
-    ),
-    (
-        "event_that_the_host_lacks_is_not_supported",
-        event_that_the_host_lacks_is_not_supported,
-    ),
+    ("plain_stat_counts_cycles_and_instructions", plain_stat_counts_cycles_and_instructions),
+    ("stat_grows_by_the_instructions_of_a_loop", stat_grows_by_the_instructions_of_a_loop),
+    ("stat_of_a_group_counts_at_once", stat_of_a_group_counts_at_once),
+    ("stat_of_more_events_than_counters_scales_each", stat_of_more_events_than_counters_scales_each),
+    ("record_of_cycles_samples_the_loop", record_of_cycles_samples_the_loop),
+    ("record_without_an_event_samples_cycles", record_without_an_event_samples_cycles),
+    ("event_that_the_host_lacks_is_not_supported", event_that_the_host_lacks_is_not_supported),
 ];
 
 /// Instructions of one round of `workload loop`.
@@ -66,10 +45,7 @@ fn plain_stat_counts_cycles_and_instructions() -> Outcome {
     for event in ["cycles", "instructions"] {
         let value = stat(event, &["workload", "loop", "10000000"])?;
         let value: u64 = value.parse().map_err(|e| format!("{e}: {value}"))?;
-        ensure!(
-            value >= 10_000_000 * PER_ROUND,
-            "{event} counts only {value} of 20,000,000 instructions"
-        );
+        ensure!(value >= 10_000_000 * PER_ROUND, "{event} counts only {value} of 20,000,000 instructions");
     }
     Ok(())
 }
@@ -79,24 +55,13 @@ fn stat_grows_by_the_instructions_of_a_loop() -> Outcome {
     let [first, second, third] = counts;
     let (first, second, third) = (first?, second?, third?);
     for (more, expected) in [(second - first, 2_000_000), (third - second, 6_000_000)] {
-        ensure!(
-            more.abs_diff(expected) <= BORDER,
-            "{more} more instructions, expected {expected}"
-        );
+        ensure!(more.abs_diff(expected) <= BORDER, "{more} more instructions, expected {expected}");
     }
     Ok(())
 }
 
 fn stat_of_a_group_counts_at_once() -> Outcome {
-    let output = perf(&[
-        "stat",
-        "-x,",
-        "-e",
-        "{instructions:u,cycles:u}",
-        "workload",
-        "loop",
-        "10000000",
-    ])?;
+    let output = perf(&["stat", "-x,", "-e", "{instructions:u,cycles:u}", "workload", "loop", "10000000"])?;
     let said = text(&output.stderr);
     let values: Vec<(u64, &str)> = said
         .lines()
@@ -107,9 +72,7 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
         .collect();
     ensure_eq!(values.len(), 2, "counts in {said}");
     ensure!(
-        values
-            .iter()
-            .all(|(value, share)| *value >= 20_000_000 && *share == "100.00"),
+        values.iter().all(|(value, share)| *value >= 20_000_000 && *share == "100.00"),
         "a count is too low, or its event did not run all the time: {said}"
     );
     Ok(())
@@ -117,18 +80,11 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
 
 fn stat_of_more_events_than_counters_scales_each() -> Outcome {
     /// Events that count mostly the loop when they count user mode.
-    const KINDS: [&str; 4] = [
-        "instructions",
-        "cycles",
-        "stalled-cycles-frontend",
-        "stalled-cycles-backend",
-    ];
+    const KINDS: [&str; 4] = ["instructions", "cycles", "stalled-cycles-frontend", "stalled-cycles-backend"];
     const ROUNDS: u64 = 50_000_000;
     // Identical events would share a counter.
-    let events: Vec<String> = ["u", "k", "uk"]
-        .iter()
-        .flat_map(|mode| KINDS.map(|kind| format!("{kind}:{mode}")))
-        .collect();
+    let events: Vec<String> =
+        ["u", "k", "uk"].iter().flat_map(|mode| KINDS.map(|kind| format!("{kind}:{mode}"))).collect();
     let rounds = ROUNDS.to_string();
     let list = events.join(",");
     let output = perf(&["stat", "-x,", "-e", &list, "workload", "loop", &rounds])?;
@@ -142,21 +98,12 @@ fn stat_of_more_events_than_counters_scales_each() -> Outcome {
         shares.push(share.parse::<f64>()?);
         if event == "instructions:u" {
             let (value, expected): (u64, u64) = (value.parse()?, ROUNDS * PER_ROUND);
-            ensure!(
-                value.abs_diff(expected) * 50 <= expected,
-                "{value} instructions of {expected}: {said}"
-            );
+            ensure!(value.abs_diff(expected) * 50 <= expected, "{value} instructions of {expected}: {said}");
         }
     }
     ensure_eq!(shares.len(), events.len(), "events in {said}");
-    ensure!(
-        shares.iter().all(|share| *share > 0.0),
-        "an event never ran: {said}"
-    );
-    ensure!(
-        shares.iter().any(|share| *share < 100.0),
-        "all events ran all the time: {said}"
-    );
+    ensure!(shares.iter().all(|share| *share > 0.0), "an event never ran: {said}");
+    ensure!(shares.iter().any(|share| *share < 100.0), "all events ran all the time: {said}");
     Ok(())
 }
 
@@ -167,19 +114,13 @@ fn in_loop(line: &str) -> bool {
 
 fn record_of_cycles_samples_the_loop() -> Outcome {
     let period = PERIOD.to_string();
-    let run = [
-        "-e", "cycles:u", "-c", &period, "workload", "loop", "50000000",
-    ];
+    let run = ["-e", "cycles:u", "-c", &period, "workload", "loop", "50000000"];
     record("cycles", &run)?;
     let lines = script("cycles", "ip,sym")?;
     let inside = lines.iter().filter(|line| in_loop(line)).count();
     // In the lab, each instruction takes one cycle. Elsewhere, the two instructions of a round may take fewer than two
     // cycles, so the number of samples is not known. Therefore, the test checks only the share of samples in the loop.
-    ensure!(
-        inside > 0 && inside * 100 >= lines.len() * 95,
-        "only {inside} of {} samples are in the loop",
-        lines.len()
-    );
+    ensure!(inside > 0 && inside * 100 >= lines.len() * 95, "only {inside} of {} samples are in the loop", lines.len());
     Ok(())
 }
 
@@ -191,22 +132,12 @@ fn record_without_an_event_samples_cycles() -> Outcome {
     ensure_eq!(other, None, "the line of a sample of another event");
     let inside = lines.iter().filter(|line| in_loop(line));
     let (inside, all) = (inside.count(), lines.len());
-    ensure!(
-        inside * 10 >= all * 9,
-        "only {inside} of {all} samples are in the loop"
-    );
+    ensure!(inside * 10 >= all * 9, "only {inside} of {all} samples are in the loop");
     Ok(())
 }
 
 fn event_that_the_host_lacks_is_not_supported() -> Outcome {
-    let refused = stat(
-        "cache-misses",
-        &["-e", "cache-misses", "workload", "loop", "1"],
-    )?;
-    ensure_eq!(
-        refused.as_str(),
-        "<not supported>",
-        "the count of cache-misses"
-    );
+    let refused = stat("cache-misses", &["-e", "cache-misses", "workload", "loop", "1"])?;
+    ensure_eq!(refused.as_str(), "<not supported>", "the count of cache-misses");
     Ok(())
 }

@@ -11,26 +11,14 @@ use crate::{Outcome, Test};
 pub(crate) const TESTS: &[Test] = &[
     ("list_shows_every_event", list_shows_every_event),
     ("port_writes_count_exactly", port_writes_count_exactly),
-    (
-        "marks_count_by_number_and_by_name",
-        marks_count_by_number_and_by_name,
-    ),
-    (
-        "children_count_unless_left_out",
-        children_count_unless_left_out,
-    ),
+    ("marks_count_by_number_and_by_name", marks_count_by_number_and_by_name),
+    ("children_count_unless_left_out", children_count_unless_left_out),
     ("many_children_at_once_count", many_children_at_once_count),
     ("cpus_count_apart", cpus_count_apart),
     ("intervals_add_up", intervals_add_up),
-    (
-        "many_events_of_a_task_at_once",
-        many_events_of_a_task_at_once,
-    ),
+    ("many_events_of_a_task_at_once", many_events_of_a_task_at_once),
     ("vperf_and_perf_agree", vperf_and_perf_agree),
-    (
-        "uncountable_events_are_not_supported",
-        uncountable_events_are_not_supported,
-    ),
+    ("uncountable_events_are_not_supported", uncountable_events_are_not_supported),
     ("unnamed_events_are_refused", unnamed_events_are_refused),
 ];
 
@@ -66,9 +54,7 @@ impl Line {
         let (front, rest) = text.split_once("vpmu/")?;
         let (event, rest) = rest.split_once('/')?;
         let mut front: Vec<&str> = front.split(',').collect();
-        let cpu = front[0]
-            .starts_with("CPU")
-            .then(|| front.remove(0).to_owned());
+        let cpu = front[0].starts_with("CPU").then(|| front.remove(0).to_owned());
         Some(Self {
             cpu,
             value: (*front.first()?).to_owned(),
@@ -79,10 +65,7 @@ impl Line {
 }
 
 fn perf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
-    Ok(Command::new("perf")
-        .args(args)
-        .current_dir("/tmp")
-        .output()?)
+    Ok(Command::new("perf").args(args).current_dir("/tmp").output()?)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -95,10 +78,7 @@ fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
     let said = text(&output.stderr);
     ensure!(output.status.success(), "perf stat {args:?}: {said}");
     let lines: Vec<Line> = said.lines().filter_map(Line::parse).collect();
-    ensure!(
-        !lines.is_empty(),
-        "perf stat {args:?} printed no count: {said}"
-    );
+    ensure!(!lines.is_empty(), "perf stat {args:?} printed no count: {said}");
     Ok(lines)
 }
 
@@ -108,21 +88,13 @@ fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
     let [line] = lines.as_slice() else {
         return Err(format!("perf printed not one line, but {lines:?}").into());
     };
-    ensure_eq!(
-        line.share.as_str(),
-        "100.00",
-        "the percentage of the time in {line:?}"
-    );
+    ensure_eq!(line.share.as_str(), "100.00", "the percentage of the time in {line:?}");
     Ok(line.value.parse().map_err(|e| format!("{e}: {line:?}"))?)
 }
 
 fn list_shows_every_event() -> Outcome {
     let output = perf(&["list", "pmu"])?;
-    ensure!(
-        output.status.success(),
-        "perf list failed: {}",
-        text(&output.stderr)
-    );
+    ensure!(output.status.success(), "perf list failed: {}", text(&output.stderr));
     let listed = text(&output.stdout);
     for entry in Vpmu::open()?.catalogue().entries() {
         let name = &entry.name;
@@ -131,10 +103,7 @@ fn list_shows_every_event() -> Outcome {
             None => "vpmu",
         };
         let shown = [format!("{pmu}/{name}/"), format!("{pmu}/{name},event=?/")];
-        ensure!(
-            shown.iter().any(|shown| listed.contains(shown)),
-            "{name} is not in:\n{listed}"
-        );
+        ensure!(shown.iter().any(|shown| listed.contains(shown)), "{name} is not in:\n{listed}");
     }
     Ok(())
 }
@@ -188,25 +157,13 @@ fn many_children_at_once_count() -> Outcome {
 
 fn cpus_count_apart() -> Outcome {
     let on_cpu_1 = ["--", "taskset", "2", "guest-tests", "mark", "3", "100"];
-    for (cpus, expected) in [
-        (&["-a"][..], 100),
-        (&["-C", "0"], 0),
-        (&["-C", "1"], 100),
-        (&["-C", "0-1"], 100),
-    ] {
+    for (cpus, expected) in [(&["-a"][..], 100), (&["-C", "0"], 0), (&["-C", "1"], 100), (&["-C", "0-1"], 100)] {
         let counted = count(&[cpus, &["-e", MARK_3], &on_cpu_1[..]].concat())?;
         ensure_eq!(counted, expected, "the count with {cpus:?}");
     }
     let lines = stat(&[&["-a", "-A", "-e", MARK_3], &on_cpu_1[..]].concat())?;
-    let counts: Vec<_> = lines
-        .iter()
-        .map(|line| (line.cpu.as_deref(), line.value.as_str()))
-        .collect();
-    ensure_eq!(
-        counts,
-        [(Some("CPU0"), "0"), (Some("CPU1"), "100")],
-        "counts of each CPU"
-    );
+    let counts: Vec<_> = lines.iter().map(|line| (line.cpu.as_deref(), line.value.as_str())).collect();
+    ensure_eq!(counts, [(Some("CPU0"), "0"), (Some("CPU1"), "100")], "counts of each CPU");
     Ok(())
 }
 
@@ -222,11 +179,7 @@ fn intervals_add_up() -> Outcome {
     );
     let args = ["-I", "20", "-o", FILE, "-e", MARK_3, "--", "sh", "-c"];
     let output = perf(&[&["stat", "-x;"], &args[..], &[script.as_str()]].concat())?;
-    ensure!(
-        output.status.success(),
-        "perf stat failed: {}",
-        text(&output.stderr)
-    );
+    ensure!(output.status.success(), "perf stat failed: {}", text(&output.stderr));
     let said = std::fs::read_to_string(FILE)?;
     let (mut sum, mut intervals) = (0, 0);
     for value in said.lines().filter_map(|line| line.split(';').nth(1)) {
@@ -261,10 +214,7 @@ fn many_events_of_a_task_at_once() -> Outcome {
         ensure!(value(event)? > 0, "{event} counts nothing: {lines:?}");
     }
     let partly = lines.iter().find(|line| line.share != "100.00");
-    ensure!(
-        partly.is_none(),
-        "an event did not run all the time: {partly:?}"
-    );
+    ensure!(partly.is_none(), "an event did not run all the time: {partly:?}");
     Ok(())
 }
 
@@ -280,11 +230,7 @@ fn vperf_and_perf_agree() -> Outcome {
         ensure!(output.status.success(), "perf stat failed: {said}");
         let ours = text(&output.stdout);
         let theirs: Vec<Line> = said.lines().filter_map(Line::parse).collect();
-        ensure_eq!(
-            ours.split(',').next(),
-            Some("100"),
-            "vperf's count with {scope:?}: {ours}"
-        );
+        ensure_eq!(ours.split(',').next(), Some("100"), "vperf's count with {scope:?}: {ours}");
         let theirs: Vec<&str> = theirs.iter().map(|line| line.value.as_str()).collect();
         ensure_eq!(theirs, ["100"], "perf's count with {scope:?}: {said}");
     }
@@ -302,27 +248,16 @@ fn uncountable_events_are_not_supported() -> Outcome {
     ] {
         let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
         let said = text(&output.stderr);
-        ensure!(
-            said.starts_with("<not supported>,"),
-            "{event} is supported: {said}"
-        );
+        ensure!(said.starts_with("<not supported>,"), "{event} is supported: {said}");
     }
     Ok(())
 }
 
 fn unnamed_events_are_refused() -> Outcome {
     // An unknown name, a mark without a value, and a value that exceeds 48 bits.
-    for event in [
-        "vpmu/nonsense/",
-        "vpmu/mark/",
-        "vpmu/mark,event=0x1000000000000/",
-    ] {
+    for event in ["vpmu/nonsense/", "vpmu/mark/", "vpmu/mark,event=0x1000000000000/"] {
         let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
-        ensure!(
-            !output.status.success(),
-            "{event} was accepted: {}",
-            text(&output.stderr)
-        );
+        ensure!(!output.status.success(), "{event} was accepted: {}", text(&output.stderr));
     }
     Ok(())
 }

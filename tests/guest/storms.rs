@@ -7,20 +7,12 @@ use std::process::{Child, Command, Stdio};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{IP, TIME};
 use crate::pages::{Pages, READ_WRITE};
-use crate::raw::{
-    Device, ENGINE_EXIT, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, sampling, silent,
-};
+use crate::raw::{Device, ENGINE_EXIT, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, sampling, silent};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "clock_of_nobodys_task_is_throttled_and_others_go_on",
-        clock_of_nobodys_task_is_throttled_and_others_go_on,
-    ),
-    (
-        "clocks_of_nobodys_task_share_one_budget",
-        clocks_of_nobodys_task_share_one_budget,
-    ),
+    ("clock_of_nobodys_task_is_throttled_and_others_go_on", clock_of_nobodys_task_is_throttled_and_others_go_on),
+    ("clocks_of_nobodys_task_share_one_budget", clocks_of_nobodys_task_share_one_budget),
 ];
 
 /// The shortest sampling period, in nanoseconds, of the host's clocks.
@@ -59,9 +51,7 @@ fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
 fn storm(clocks: &[u64]) -> Outcome {
     os::set_paranoid(1)?;
     let code = os::forked(|| {
-        let stormed = cpu::pin(0)
-            .map_err(Into::into)
-            .and_then(|()| by_nobody(clocks));
+        let stormed = cpu::pin(0).map_err(Into::into).and_then(|()| by_nobody(clocks));
         match stormed {
             Ok(()) => 0,
             Err(error) => {
@@ -75,10 +65,7 @@ fn storm(clocks: &[u64]) -> Outcome {
 }
 
 fn by_nobody(clocks: &[u64]) -> Outcome {
-    let mut other = Command::new("sh")
-        .args(["-c", ROUNDS])
-        .stdout(Stdio::piped())
-        .spawn()?;
+    let mut other = Command::new("sh").args(["-c", ROUNDS]).stdout(Stdio::piped()).spawn()?;
     os::become_nobody()?;
     let storm = until_done(clocks, &mut other)?;
     let output = other.wait_with_output()?;
@@ -87,16 +74,10 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
     println!("storm of {} clocks: {storm:?}", clocks.len());
     ensure!(storm.throttles > 0, "nothing was throttled: {storm:?}");
     let open = storm.throttles.checked_sub(storm.unthrottles);
-    ensure!(
-        open.is_some_and(|open| open <= clocks.len() as u64),
-        "the throttles do not match their ends: {storm:?}"
-    );
+    ensure!(open.is_some_and(|open| open <= clocks.len() as u64), "the throttles do not match their ends: {storm:?}");
     // Each event is throttled at most once per window.
     let windows = storm.time / WINDOW + 2;
-    ensure!(
-        storm.throttles <= windows * clocks.len() as u64,
-        "too many throttles for {windows} windows: {storm:?}"
-    );
+    ensure!(storm.throttles <= windows * clocks.len() as u64, "too many throttles for {windows} windows: {storm:?}");
     Ok(())
 }
 

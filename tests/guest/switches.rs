@@ -14,28 +14,19 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::pages::{Pages, READ_WRITE};
 use crate::perf_core::{REPLAYED, mark_attr, take_samples};
 use crate::raw::{
-    Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC,
-    SW_CPU_CLOCK, kernels, sampling,
+    Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC, SW_CPU_CLOCK, kernels,
+    sampling,
 };
 use crate::{Outcome, Test, cpu, interrupt};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "switch_between_tasks_of_perf_core_costs_two_exits",
-        switch_between_tasks_of_perf_core_costs_two_exits,
-    ),
+    ("switch_between_tasks_of_perf_core_costs_two_exits", switch_between_tasks_of_perf_core_costs_two_exits),
     (
         "switch_between_tasks_of_the_device_file_costs_two_exits",
         switch_between_tasks_of_the_device_file_costs_two_exits,
     ),
-    (
-        "switch_between_tasks_with_groups_costs_two_exits",
-        switch_between_tasks_with_groups_costs_two_exits,
-    ),
-    (
-        "switch_between_tasks_with_mixed_groups_costs_two_exits",
-        switch_between_tasks_with_mixed_groups_costs_two_exits,
-    ),
+    ("switch_between_tasks_with_groups_costs_two_exits", switch_between_tasks_with_groups_costs_two_exits),
+    ("switch_between_tasks_with_mixed_groups_costs_two_exits", switch_between_tasks_with_mixed_groups_costs_two_exits),
     (
         "switch_between_tasks_that_inherited_their_events_costs_no_exit",
         switch_between_tasks_that_inherited_their_events_costs_no_exit,
@@ -60,14 +51,8 @@ pub(crate) const TESTS: &[Test] = &[
         "sampling_events_of_switching_tasks_end_with_their_close",
         sampling_events_of_switching_tasks_end_with_their_close,
     ),
-    (
-        "disabled_event_of_a_switching_task_takes_no_samples",
-        disabled_event_of_a_switching_task_takes_no_samples,
-    ),
-    (
-        "disabled_event_of_a_switching_task_counts_nothing",
-        disabled_event_of_a_switching_task_counts_nothing,
-    ),
+    ("disabled_event_of_a_switching_task_takes_no_samples", disabled_event_of_a_switching_task_takes_no_samples),
+    ("disabled_event_of_a_switching_task_counts_nothing", disabled_event_of_a_switching_task_counts_nothing),
 ];
 
 type Failure = Box<dyn Error>;
@@ -95,16 +80,7 @@ pub(crate) struct Turn {
 impl Turn {
     pub(crate) fn pair() -> std::io::Result<[Self; 2]> {
         let ((first, to_first), (second, to_second)) = (pipe()?, pipe()?);
-        Ok([
-            Self {
-                mine: first,
-                other: to_second,
-            },
-            Self {
-                mine: second,
-                other: to_first,
-            },
-        ])
+        Ok([Self { mine: first, other: to_second }, Self { mine: second, other: to_first }])
     }
 
     pub(crate) fn wait(&mut self) -> std::io::Result<()> {
@@ -157,10 +133,7 @@ impl Cost {
     fn ensure_exits_a_switch(self, each: u64, what: &str) -> Outcome {
         let least = each * 2 * ROUNDS;
         let most = least + self.others()?;
-        ensure!(
-            (least..=most).contains(&self.exits),
-            "not {each} exits for each switch: {self:?}, {what}"
-        );
+        ensure!((least..=most).contains(&self.exits), "not {each} exits for each switch: {self:?}, {what}");
         Ok(())
     }
 
@@ -168,14 +141,8 @@ impl Cost {
     /// switches cause at most two exits each.
     fn ensure_no_exit_a_switch(self, what: &str) -> Outcome {
         let others = self.others()?;
-        ensure!(
-            others < ROUNDS / 5,
-            "too many other tasks ran: {self:?}, {what}"
-        );
-        ensure!(
-            self.exits <= 2 * others,
-            "switches caused exits: {self:?}, {what}"
-        );
+        ensure!(others < ROUNDS / 5, "too many other tasks ran: {self:?}, {what}");
+        ensure!(self.exits <= 2 * others, "switches caused exits: {self:?}, {what}");
         Ok(())
     }
 }
@@ -204,11 +171,7 @@ impl Costs {
             ALL,
         )?;
         switches.enable(0)?;
-        Ok(Self {
-            _exits: exits,
-            page,
-            switches,
-        })
+        Ok(Self { _exits: exits, page, switches })
     }
 
     /// Makes [`ROUNDS`] round trips as the first of two tasks, after one that is not counted. Then ends the other task's
@@ -223,10 +186,7 @@ impl Costs {
         }
         let after = Cost::so_far(&self.page, &self.switches)?;
         turn.give()?;
-        Ok(Cost {
-            exits: after.exits - before.exits,
-            switches: after.switches - before.switches,
-        })
+        Ok(Cost { exits: after.exits - before.exits, switches: after.switches - before.switches })
     }
 }
 
@@ -242,9 +202,7 @@ fn answer(turn: &mut Turn) -> std::io::Result<()> {
 
 /// Returns the cost of [`ROUNDS`] round trips between a task that opens events with `open` and a task that inherits
 /// them.
-fn cost_of_related_rounds(
-    open: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
-) -> Result<Cost, Failure> {
+fn cost_of_related_rounds(open: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync) -> Result<Cost, Failure> {
     let device = Device::open()?;
     let costs = Costs::start(&device)?;
     let [mut one, mut other] = Turn::pair()?;
@@ -325,9 +283,7 @@ fn switch_between_tasks_of_perf_core_costs_two_exits() -> Outcome {
 
 fn switch_between_tasks_of_the_device_file_costs_two_exits() -> Outcome {
     for (first, second) in [(1, 1), (6, 1), (20, 20)] {
-        let open = |count| {
-            move |device: &Device| marks(device, count, |attr, how| device.open_event(attr, how))
-        };
+        let open = |count| move |device: &Device| marks(device, count, |attr, how| device.open_event(attr, how));
         let cost = cost_of_rounds(open(first), open(second))?;
         cost.ensure_exits_a_switch(2, &format!("{first} and {second} events"))?;
     }
@@ -346,10 +302,7 @@ fn switch_between_tasks_of_the_device_file_costs_two_exits() -> Outcome {
 
 /// Opens a group of perf core's events with this leader and `members` events that count marks, and enables it.
 fn group(leader: perf_event_attr, device: &Device, members: u64) -> std::io::Result<Vec<Event>> {
-    let leader = perf_event_attr {
-        read_format: FORMAT_GROUP,
-        ..leader
-    };
+    let leader = perf_event_attr { read_format: FORMAT_GROUP, ..leader };
     let mut events = vec![kernels(&leader, How::OWN)?];
     for value in 0..members {
         let how = How::OWN.led_by(events[0].as_fd());
@@ -401,15 +354,9 @@ fn switch_between_tasks_that_inherited_their_events_costs_no_exit() -> Outcome {
 }
 
 fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
-    let cost = cost_of_rounds(
-        |device| marks(device, 6, kernels),
-        |device| marks(device, 0, kernels),
-    )?;
+    let cost = cost_of_rounds(|device| marks(device, 6, kernels), |device| marks(device, 0, kernels))?;
     cost.ensure_exits_a_switch(1, "out and in")?;
-    let cost = cost_of_rounds(
-        |device| marks(device, 0, kernels),
-        |device| marks(device, 0, kernels),
-    )?;
+    let cost = cost_of_rounds(|device| marks(device, 0, kernels), |device| marks(device, 0, kernels))?;
     ensure_eq!(cost.exits, 0, "exits of switches without events");
     Ok(())
 }
@@ -443,11 +390,7 @@ struct Placers<'a> {
 
 impl<'a> Placers<'a> {
     fn new(device: &'a Device) -> Self {
-        Self {
-            device,
-            placed: [AtomicU64::new(0), AtomicU64::new(0)],
-            stop: AtomicBool::new(false),
-        }
+        Self { device, placed: [AtomicU64::new(0), AtomicU64::new(0)], stop: AtomicBool::new(false) }
     }
 
     /// Runs `watch` on the other CPU while both tasks take turns. `watch` gets the tasks' events and thread ids. Each
@@ -476,9 +419,7 @@ impl<'a> Placers<'a> {
                         })
                         .or_else(|error| match error.kind() {
                             // The other task has stopped first.
-                            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::BrokenPipe => {
-                                Ok(())
-                            }
+                            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::BrokenPipe => Ok(()),
                             _ => Err(error.into()),
                         })
                     })
@@ -488,20 +429,12 @@ impl<'a> Placers<'a> {
             let mut opened: Vec<_> = ready.iter().take(2).collect();
             opened.sort_by_key(|&(index, _, _)| index);
             let ids: Vec<_> = opened.iter().map(|&(_, _, id)| id.cast_signed()).collect();
-            let watched = <[Event; 2]>::try_from(
-                opened
-                    .into_iter()
-                    .map(|(_, event, _)| event)
-                    .collect::<Vec<_>>(),
-            )
-            .map_err(|_| "a task opened no event");
-            let seen = watched
-                .as_ref()
-                .map_err(|&why| why.into())
-                .and_then(|events| {
-                    cpu::pin(READERS)?;
-                    watch(events, [ids[0], ids[1]])
-                });
+            let watched = <[Event; 2]>::try_from(opened.into_iter().map(|(_, event, _)| event).collect::<Vec<_>>())
+                .map_err(|_| "a task opened no event");
+            let seen = watched.as_ref().map_err(|&why| why.into()).and_then(|events| {
+                cpu::pin(READERS)?;
+                watch(events, [ids[0], ids[1]])
+            });
             self.stop.store(true, Ordering::Relaxed);
             for task in tasks {
                 let ended = task.join().map_err(|_| "a task panicked")?;
@@ -589,10 +522,7 @@ fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome
         };
         let seen = watch();
         stop.store(true, Ordering::Relaxed);
-        placer
-            .join()
-            .map_err(|_| "the task panicked")?
-            .map_err(|error| error.to_string())?;
+        placer.join().map_err(|_| "the task panicked")?.map_err(|error| error.to_string())?;
         seen
     })
 }
@@ -603,10 +533,7 @@ fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outco
         let placers = Placers::new(&device);
         placers.run(open, |_, ids| {
             for turn in 0..60 {
-                let how = How {
-                    pid: ids[turn % 2],
-                    ..How::OWN
-                };
+                let how = How { pid: ids[turn % 2], ..How::OWN };
                 let attr = device.attr(KIND_MARK, VALUE);
                 for event in [device.open_event(&attr, how)?, kernels(&attr, how)?] {
                     let placed = &placers.placed[turn % 2];
@@ -635,10 +562,7 @@ fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
     let placers = Placers::new(&device);
     placers.run(own_marks_of_perf_core, |_, ids| {
         for turn in 0..60 {
-            let how = How {
-                pid: ids[turn % 2],
-                ..How::OWN
-            };
+            let how = How { pid: ids[turn % 2], ..How::OWN };
             let event = kernels(&attr, how)?;
             event.enable(0)?;
             (0..turn % 4).for_each(|_| thread::yield_now());
@@ -683,11 +607,7 @@ fn disabled_event_of_a_switching_task_takes_no_samples() -> Outcome {
             samples += take_samples(&mut ring)?;
             let count = event.read()?.value;
             ensure!(count > 0, "no mark was counted");
-            ensure_eq!(
-                samples,
-                count,
-                "samples, and the expected number, the count"
-            );
+            ensure_eq!(samples, count, "samples, and the expected number, the count");
         }
         Ok(())
     })
@@ -698,10 +618,7 @@ fn disabled_event_of_a_switching_task_counts_nothing() -> Outcome {
     let placers = Placers::new(&device);
     placers.run(own_marks, |_, ids| {
         for turn in 0..60 {
-            let how = How {
-                pid: ids[turn % 2],
-                ..How::OWN
-            };
+            let how = How { pid: ids[turn % 2], ..How::OWN };
             let event = device.start(&device.attr(KIND_MARK, VALUE), how)?;
             event.disable(0)?;
             let count = event.count()?;

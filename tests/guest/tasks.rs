@@ -13,15 +13,9 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("count_follows_its_task", count_follows_its_task),
-    (
-        "another_tasks_marks_do_not_count",
-        another_tasks_marks_do_not_count,
-    ),
+    ("another_tasks_marks_do_not_count", another_tasks_marks_do_not_count),
     ("children_are_inherited", children_are_inherited),
-    (
-        "children_are_left_out_unless_asked",
-        children_are_left_out_unless_asked,
-    ),
+    ("children_are_left_out_unless_asked", children_are_left_out_unless_asked),
     ("many_events_of_one_task", many_events_of_one_task),
 ];
 
@@ -65,45 +59,28 @@ fn count_follows_its_task() -> Outcome {
         }
         Ok(())
     })?;
-    ensure_eq!(
-        event.read()?.value,
-        placed,
-        "marks of this task on two CPUs"
-    );
+    ensure_eq!(event.read()?.value, placed, "marks of this task on two CPUs");
     Ok(())
 }
 
 fn another_tasks_marks_do_not_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = counting(&vpmu, "mark=3")?;
-    thread::scope(|scope| {
-        scope
-            .spawn(|| (0..50).try_for_each(|_| vpmu.mark(3)))
-            .join()
-    })
-    .map_err(|_| "the placer panicked")??;
+    thread::scope(|scope| scope.spawn(|| (0..50).try_for_each(|_| vpmu.mark(3))).join())
+        .map_err(|_| "the placer panicked")??;
     ensure_eq!(event.read()?.value, 0, "another thread's marks counted");
     Ok(())
 }
 
 /// Places `times` marks of value 3 in a child of this process.
 fn child_places(times: u32) -> Outcome {
-    let status = Command::new("/proc/self/exe")
-        .args(["mark", "3", &times.to_string()])
-        .status()?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("the child: {status}").into())
-    }
+    let status = Command::new("/proc/self/exe").args(["mark", "3", &times.to_string()]).status()?;
+    if status.success() { Ok(()) } else { Err(format!("the child: {status}").into()) }
 }
 
 fn children_are_inherited() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let attr = EventAttr {
-        inherit: true,
-        ..vpmu.attr("mark=3")?
-    };
+    let attr = EventAttr { inherit: true, ..vpmu.attr("mark=3")? };
     let event = vpmu.open_event(&attr)?;
     event.enable()?;
     vpmu.mark(3)?;
@@ -124,9 +101,7 @@ fn children_are_left_out_unless_asked() -> Outcome {
 
 fn many_events_of_one_task() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let events = (0..40)
-        .map(|value| counting(&vpmu, &format!("mark={value}")))
-        .collect::<Result<Vec<_>, _>>()?;
+    let events = (0..40).map(|value| counting(&vpmu, &format!("mark={value}"))).collect::<Result<Vec<_>, _>>()?;
     for value in 0..40 {
         for _ in 0..=value {
             vpmu.mark(value)?;

@@ -21,61 +21,25 @@ use crate::programs::text;
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "library_that_reads_sysfs_counts_by_name",
-        library_that_reads_sysfs_counts_by_name,
-    ),
-    (
-        "library_that_reads_sysfs_refuses_what_is_not_there",
-        library_that_reads_sysfs_refuses_what_is_not_there,
-    ),
-    (
-        "librarys_group_counts_its_members",
-        librarys_group_counts_its_members,
-    ),
+    ("library_that_reads_sysfs_counts_by_name", library_that_reads_sysfs_counts_by_name),
+    ("library_that_reads_sysfs_refuses_what_is_not_there", library_that_reads_sysfs_refuses_what_is_not_there),
+    ("librarys_group_counts_its_members", librarys_group_counts_its_members),
     (
         "librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do",
         librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do,
     ),
-    (
-        "librarys_sampler_reads_every_mark",
-        librarys_sampler_reads_every_mark,
-    ),
-    (
-        "librarys_counter_begins_with_the_exec",
-        librarys_counter_begins_with_the_exec,
-    ),
-    (
-        "papi_counts_the_kernels_events_beside_ours",
-        papi_counts_the_kernels_events_beside_ours,
-    ),
-    (
-        "papi_without_host_counters_is_refused_cycles",
-        papi_without_host_counters_is_refused_cycles,
-    ),
-    (
-        "stress_ng_opens_its_events_beside_ours",
-        stress_ng_opens_its_events_beside_ours,
-    ),
-    (
-        "trace_cmd_traces_beside_exact_counts",
-        trace_cmd_traces_beside_exact_counts,
-    ),
+    ("librarys_sampler_reads_every_mark", librarys_sampler_reads_every_mark),
+    ("librarys_counter_begins_with_the_exec", librarys_counter_begins_with_the_exec),
+    ("papi_counts_the_kernels_events_beside_ours", papi_counts_the_kernels_events_beside_ours),
+    ("papi_without_host_counters_is_refused_cycles", papi_without_host_counters_is_refused_cycles),
+    ("stress_ng_opens_its_events_beside_ours", stress_ng_opens_its_events_beside_ours),
+    ("trace_cmd_traces_beside_exact_counts", trace_cmd_traces_beside_exact_counts),
 ];
 
 pub(crate) const BPFTRACE: &[Test] = &[
-    (
-        "bpftrace_profiles_beside_exact_counts",
-        bpftrace_profiles_beside_exact_counts,
-    ),
-    (
-        "bpftrace_sees_each_sample_on_its_way_to_perf",
-        bpftrace_sees_each_sample_on_its_way_to_perf,
-    ),
-    (
-        "bpftrace_without_host_counters_is_refused_cycles",
-        bpftrace_without_host_counters_is_refused_cycles,
-    ),
+    ("bpftrace_profiles_beside_exact_counts", bpftrace_profiles_beside_exact_counts),
+    ("bpftrace_sees_each_sample_on_its_way_to_perf", bpftrace_sees_each_sample_on_its_way_to_perf),
+    ("bpftrace_without_host_counters_is_refused_cycles", bpftrace_without_host_counters_is_refused_cycles),
 ];
 
 /// Returns an event, given its name in sysfs and the value of a mark.
@@ -116,11 +80,7 @@ fn library_that_reads_sysfs_counts_by_name() -> Outcome {
     let mut counts = Vec::new();
     for counter in [&mut own, &mut others, &mut ports, &mut of_cpu] {
         let full = counter.read_full()?;
-        ensure_eq!(
-            full.time_enabled(),
-            full.time_running(),
-            "time enabled, compared with time running: {full:?}"
-        );
+        ensure_eq!(full.time_enabled(), full.time_running(), "time enabled, compared with time running: {full:?}");
         counts.push(full.count());
     }
     ensure_eq!(counts, [35, 0, 70, 25], "counts");
@@ -133,28 +93,14 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
         let error = error.downcast_ref::<std::io::Error>();
         error.map(std::io::Error::kind)
     });
-    ensure_eq!(
-        kind,
-        Some(std::io::ErrorKind::NotFound),
-        "error kind for an unknown event"
-    );
-    ensure!(
-        event("mark", None).is_err(),
-        "a mark without its value was accepted"
-    );
+    ensure_eq!(kind, Some(std::io::ErrorKind::NotFound), "error kind for an unknown event");
+    ensure!(event("mark", None).is_err(), "a mark without its value was accepted");
     // A kind that the device does not have is refused with the errno that tools expect.
     let mut builder = Dynamic::builder("vpmu")?;
-    builder
-        .field("paused", 0)?
-        .field("kind", 0x7ff)?
-        .field("event", 1)?;
+    builder.field("paused", 0)?.field("kind", 0x7ff)?.field("event", 1)?;
     let refused = Builder::new(builder.build()?).include_kernel().build();
     let code = refused.err().and_then(|error| error.raw_os_error());
-    ensure_eq!(
-        code,
-        Some(libc::ENOENT),
-        "errno for a kind that does not exist"
-    );
+    ensure_eq!(code, Some(libc::ENOENT), "errno for a kind that does not exist");
     Ok(())
 }
 
@@ -190,16 +136,8 @@ fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outc
     (0..5).try_for_each(|_| vpmu.mark(3))?;
     let [kernels, ours] = [clock.read_full()?, marks.read_full()?];
     let ran = kernels.time_running() > Some(Duration::ZERO);
-    ensure_eq!(
-        ours.time_running() > Some(Duration::ZERO),
-        ran,
-        "whether our member ran: {ours:?} beside {kernels:?}"
-    );
-    ensure_eq!(
-        ours.count(),
-        if ran { 5 } else { 0 },
-        "our member's count: {ours:?} beside {kernels:?}"
-    );
+    ensure_eq!(ours.time_running() > Some(Duration::ZERO), ran, "whether our member ran: {ours:?} beside {kernels:?}");
+    ensure_eq!(ours.count(), if ran { 5 } else { 0 }, "our member's count: {ours:?} beside {kernels:?}");
     // The task is scheduled in again.
     thread::sleep(Duration::from_millis(20));
     let before = marks.read()?;
@@ -229,32 +167,20 @@ fn librarys_sampler_reads_every_mark() -> Outcome {
         let Record::Sample(sample) = record.parse_record()? else {
             return Err("a record that is not a sample".into());
         };
-        ensure_eq!(
-            sample.tid(),
-            Some(cpu::thread_id()),
-            "the thread in {sample:?}"
-        );
+        ensure_eq!(sample.tid(), Some(cpu::thread_id()), "the thread in {sample:?}");
         let time = sample.time().unwrap_or(0);
         ensure!(time > last, "a sample is not later than {last}: {sample:?}");
         last = time;
         values.push(sample.addr().unwrap_or(0));
     }
-    ensure_eq!(
-        values,
-        (100..140).collect::<Vec<_>>(),
-        "values of the marks in the samples"
-    );
+    ensure_eq!(values, (100..140).collect::<Vec<_>>(), "values of the marks in the samples");
     Ok(())
 }
 
 fn librarys_counter_begins_with_the_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
     let mut builder = Builder::new(mark(3)?);
-    let mut counter = builder
-        .include_kernel()
-        .inherit(true)
-        .enable_on_exec(true)
-        .build()?;
+    let mut counter = builder.include_kernel().inherit(true).enable_on_exec(true).build()?;
     let mut child = Command::new("guest-tests");
     child.args(["mark", "3", "7"]);
     let place = move || {
@@ -277,16 +203,12 @@ fn has_cycles() -> Fallible<bool> {
 
 /// Counts the marks of a shell script, and checks the count. Returns the script's output.
 fn counted(script: &str, marks: u32) -> Fallible<String> {
-    let args = [
-        "stat", "-x,", "-o", "counted", "-e", MARK_3, "--", "sh", "-c", script,
-    ];
+    let args = ["stat", "-x,", "-o", "counted", "-e", MARK_3, "--", "sh", "-c", script];
     let output = perf(&args)?;
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
     ensure!(output.status.success(), "perf stat of {script}: {said}");
     let lines = std::fs::read_to_string("/tmp/counted")?;
-    let exact = lines
-        .lines()
-        .any(|line| line.starts_with(&format!("{marks},,")));
+    let exact = lines.lines().any(|line| line.starts_with(&format!("{marks},,")));
     ensure!(exact, "no count of {marks} marks for {script}: {lines}");
     Ok(said)
 }
@@ -301,19 +223,10 @@ fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
     for event in ["perf::TASK-CLOCK :", "perf::PAGE-FAULTS :"] {
         let value = said.lines().find_map(|line| line.strip_prefix(event));
         let value = value.and_then(|value| value.trim().parse::<u64>().ok());
-        ensure!(
-            value.is_some_and(|value| value > 0),
-            "{event} has no count in:\n{said}"
-        );
+        ensure!(value.is_some_and(|value| value > 0), "{event} has no count in:\n{said}");
     }
-    let said = counted(
-        &format!("papi_command_line vpmu::{}; true", cpu::PORT_EXITS),
-        0,
-    )?;
-    ensure!(
-        said.contains("because: Event does not exist"),
-        "PAPI does not refuse the event as unknown: {said}"
-    );
+    let said = counted(&format!("papi_command_line vpmu::{}; true", cpu::PORT_EXITS), 0)?;
+    ensure!(said.contains("because: Event does not exist"), "PAPI does not refuse the event as unknown: {said}");
     Ok(())
 }
 
@@ -321,26 +234,15 @@ fn papi_without_host_counters_is_refused_cycles() -> Outcome {
     os::set_paranoid(2)?;
     let said = counted("papi_command_line perf::CYCLES; guest-tests mark 3 5", 5)?;
     let refused = said.contains("Failed adding: perf::CYCLES");
-    ensure!(
-        refused != has_cycles()?,
-        "PAPI refuses cycles although the host has them, or the reverse: {said}"
-    );
+    ensure!(refused != has_cycles()?, "PAPI refuses cycles although the host has them, or the reverse: {said}");
     Ok(())
 }
 
 fn stress_ng_opens_its_events_beside_ours() -> Outcome {
     let stress = "stress-ng --perf --cpu 1 --cpu-method loop --cpu-ops 3 2>&1";
     let said = counted(&format!("{stress} & guest-tests mark 3 200; wait"), 200)?;
-    for (event, expected) in [
-        ("Task Clock", true),
-        ("Page Faults Total", true),
-        ("CPU Cycles", has_cycles()?),
-    ] {
-        ensure_eq!(
-            said.contains(event),
-            expected,
-            "whether {event} is in:\n{said}"
-        );
+    for (event, expected) in [("Task Clock", true), ("Page Faults Total", true), ("CPU Cycles", has_cycles()?)] {
+        ensure_eq!(said.contains(event), expected, "whether {event} is in:\n{said}");
     }
     Ok(())
 }
@@ -349,13 +251,9 @@ fn trace_cmd_traces_beside_exact_counts() -> Outcome {
     let trace = "trace-cmd record -q -e sched:sched_process_exec -o /tmp/trace.dat \
         guest-tests mark 3 100";
     counted(&format!("{trace} > /dev/null 2>&1"), 100)?;
-    let output = Command::new("trace-cmd")
-        .args(["report", "-i", "/tmp/trace.dat"])
-        .output()?;
+    let output = Command::new("trace-cmd").args(["report", "-i", "/tmp/trace.dat"]).output()?;
     let said = text(&output.stdout);
-    let execs = said
-        .lines()
-        .filter(|line| line.contains("filename=/bin/guest-tests"));
+    let execs = said.lines().filter(|line| line.contains("filename=/bin/guest-tests"));
     ensure_eq!(execs.count(), 1, "execs in:\n{said}");
     Ok(())
 }
@@ -375,10 +273,7 @@ fn bpftrace(program: &str, command: &str) -> Fallible<(bool, String)> {
 fn printed(said: &str, map: &str) -> Fallible<u64> {
     let line = said.lines().find_map(|line| line.strip_prefix(map));
     let number = line.ok_or_else(|| format!("no {map} in:\n{said}"))?;
-    number
-        .trim()
-        .parse()
-        .map_err(|e| -> Box<dyn Error> { format!("{e}:\n{said}").into() })
+    number.trim().parse().map_err(|e| -> Box<dyn Error> { format!("{e}:\n{said}").into() })
 }
 
 fn bpftrace_profiles_beside_exact_counts() -> Outcome {
@@ -388,15 +283,8 @@ fn bpftrace_profiles_beside_exact_counts() -> Outcome {
     let command = format!("perf stat -x, -e {MARK_3} -- guest-tests mark 3 500");
     let (success, said) = bpftrace(program, &command)?;
     ensure!(success, "bpftrace failed: {said}");
-    ensure!(
-        said.lines().any(|line| line.starts_with("500,,")),
-        "perf stat did not count 500 marks: {said}"
-    );
-    ensure_eq!(
-        printed(&said, "@exits:")?,
-        1,
-        "exits of guest-tests: {said}"
-    );
+    ensure!(said.lines().any(|line| line.starts_with("500,,")), "perf stat did not count 500 marks: {said}");
+    ensure_eq!(printed(&said, "@exits:")?, 1, "exits of guest-tests: {said}");
     for map in ["@profile:", "@clock:"] {
         ensure!(printed(&said, map)? > 0, "{map} is zero: {said}");
     }
@@ -410,11 +298,7 @@ fn bpftrace_sees_each_sample_on_its_way_to_perf() -> Outcome {
     let command = format!("perf record -o /tmp/seen -c 1 -e {MARK_3} -- guest-tests mark 3 60");
     let (success, said) = bpftrace(program, &command)?;
     ensure!(success, "bpftrace failed: {said}");
-    ensure_eq!(
-        printed(&said, "@samples:")?,
-        60,
-        "samples that bpftrace saw: {said}"
-    );
+    ensure_eq!(printed(&said, "@samples:")?, 60, "samples that bpftrace saw: {said}");
     Ok(())
 }
 
@@ -422,15 +306,7 @@ fn bpftrace_without_host_counters_is_refused_cycles() -> Outcome {
     let program = "hardware:cycles:1000000 { @cycles = count(); }";
     let (success, said) = bpftrace(program, "workload spin 100")?;
     let refused = said.contains("perf_event_open failed: No such file or directory");
-    ensure_eq!(
-        success,
-        has_cycles()?,
-        "whether bpftrace counted cycles: {said}"
-    );
-    ensure_eq!(
-        refused,
-        !success,
-        "whether bpftrace was refused cycles: {said}"
-    );
+    ensure_eq!(success, has_cycles()?, "whether bpftrace counted cycles: {said}");
+    ensure_eq!(refused, !success, "whether bpftrace was refused cycles: {said}");
     Ok(())
 }

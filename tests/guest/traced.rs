@@ -29,21 +29,11 @@ impl Traced {
         pages: usize,
         protection: i32,
     ) -> std::io::Result<Self> {
-        let attr = perf_event_attr {
-            read_format: FORMAT_LOST,
-            ..attr
-        };
+        let attr = perf_event_attr { read_format: FORMAT_LOST, ..attr };
         let event = device.open_event(&attr, how)?;
         let ring = Pages::map(&event, 1, READ_WRITE)?;
         let area = Area::map(&event, &ring, pages, protection)?;
-        Ok(Self {
-            event,
-            ring,
-            area,
-            ledger: Ledger::default(),
-            reported: 0,
-            attr,
-        })
+        Ok(Self { event, ring, area, ledger: Ledger::default(), reported: 0, attr })
     }
 
     /// Returns the number of bytes produced and the number of bytes lost, as reported by read(2). This call also
@@ -76,11 +66,7 @@ impl Traced {
     pub(crate) fn balance(&mut self) -> Outcome {
         let (count, lost) = self.read()?;
         let head = areas::head(&self.ring);
-        ensure_eq!(
-            count,
-            head + lost,
-            "bytes produced; {head} bytes were written and {lost} lost"
-        );
+        ensure_eq!(count, head + lost, "bytes produced; {head} bytes were written and {lost} lost");
         self.chunks()?;
         // If the ring was full, this read reports the chunks for which the ring had no room.
         self.read()?;
@@ -92,12 +78,7 @@ impl Traced {
 
 /// Pins this thread to CPU 1, and returns an enabled trace of that CPU. A trace of the task is not suitable, because
 /// each task switch would schedule the trace out and so publish its data early.
-pub(crate) fn start(
-    device: &Device,
-    attr: perf_event_attr,
-    pages: usize,
-    protection: i32,
-) -> std::io::Result<Traced> {
+pub(crate) fn start(device: &Device, attr: perf_event_attr, pages: usize, protection: i32) -> std::io::Result<Traced> {
     cpu::allow_ports()?;
     cpu::pin(1)?;
     let traced = Traced::open(device, attr, How::on_cpu(1), pages, protection)?;

@@ -21,31 +21,13 @@ use crate::triggers::{INSIDE, Region, START, STOP};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "links_between_swapped_contexts_act",
-        links_between_swapped_contexts_act,
-    ),
-    (
-        "children_of_one_end_are_not_linked",
-        children_of_one_end_are_not_linked,
-    ),
-    (
-        "links_come_and_go_while_tasks_fork",
-        links_come_and_go_while_tasks_fork,
-    ),
+    ("links_between_swapped_contexts_act", links_between_swapped_contexts_act),
+    ("children_of_one_end_are_not_linked", children_of_one_end_are_not_linked),
+    ("links_come_and_go_while_tasks_fork", links_come_and_go_while_tasks_fork),
     ("flush_sends_a_signal", flush_sends_a_signal),
-    (
-        "flush_of_all_by_nobody_is_refused",
-        flush_of_all_by_nobody_is_refused,
-    ),
-    (
-        "doorbell_map_without_write_access_is_refused",
-        doorbell_map_without_write_access_is_refused,
-    ),
-    (
-        "doorbell_map_keeps_the_device",
-        doorbell_map_keeps_the_device,
-    ),
+    ("flush_of_all_by_nobody_is_refused", flush_of_all_by_nobody_is_refused),
+    ("doorbell_map_without_write_access_is_refused", doorbell_map_without_write_access_is_refused),
+    ("doorbell_map_keeps_the_device", doorbell_map_keeps_the_device),
 ];
 
 /// The result of one task's work, which it sends to another task.
@@ -95,9 +77,7 @@ fn child(work: impl FnOnce() -> io::Result<()>) -> Outcome {
 }
 
 /// Starts a thread that forwards messages. Returns the sender to the thread and the receiver from it.
-fn relay<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-) -> (Sender<Reported>, Receiver<Reported>) {
+fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Reported>, Receiver<Reported>) {
     let (tell, reported) = channel();
     let (forward, forwarded) = channel();
     scope.spawn(move || reported.into_iter().try_for_each(|what| forward.send(what)));
@@ -128,32 +108,16 @@ fn links_between_swapped_contexts_act() -> Outcome {
                 order.send(0)?;
                 reported.recv()??;
             }
-            let region = Region {
-                target: target(&device, How::OWN)?,
-                starter,
-                stopper,
-            };
+            let region = Region { target: target(&device, How::OWN)?, starter, stopper };
             link(&region)?;
             pass(&device, 5)?;
-            ensure_eq!(
-                region.target.count()?,
-                5,
-                "turn {turn}: marks in this task's region"
-            );
+            ensure_eq!(region.target.count()?, 5, "turn {turn}: marks in this task's region");
             child(|| pass(&device, 2))?;
-            ensure_eq!(
-                region.target.count()?,
-                7,
-                "turn {turn}: marks with those of a child's region"
-            );
+            ensure_eq!(region.target.count()?, 7, "turn {turn}: marks with those of a child's region");
             order.send(3)?;
             reported.recv()??;
             let count = region.target.count()?;
-            ensure_eq!(
-                count,
-                7,
-                "turn {turn}: marks after a region of a task without a target"
-            );
+            ensure_eq!(count, 7, "turn {turn}: marks after a region of a task without a target");
             Ok(())
         })?;
     }
@@ -174,11 +138,7 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     child(|| pass(&device, 3))?;
     // The child did not inherit the stopper, so its region never ends. Therefore, the two marks that follow the stop
     // mark also count.
-    ensure_eq!(
-        region.target.count()?,
-        4 + 3 + 2,
-        "marks with those of the child's region"
-    );
+    ensure_eq!(region.target.count()?, 4 + 3 + 2, "marks with those of the child's region");
     Ok(())
 }
 
@@ -201,10 +161,7 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
                 Ok(forked)
             }
         });
-        let how = How {
-            pid: reported.recv()?.cast_signed(),
-            ..How::OWN
-        };
+        let how = How { pid: reported.recv()?.cast_signed(), ..How::OWN };
         let turns = (0..24).try_for_each(|turn| churn(&device, how, turn));
         stop.store(true, Ordering::Relaxed);
         let forked = forker.join().map_err(|_| "the forker panicked")??;
@@ -228,32 +185,18 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
 /// Opens, links, reads and closes a region's events for another task, while that task creates threads. `turn` selects
 /// the event that is closed first: the target, the starter or the stopper.
 fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
-    let region = Region {
-        target: target(device, how)?,
-        starter: starter(device, how)?,
-        stopper: stopper(device, how)?,
-    };
+    let region =
+        Region { target: target(device, how)?, starter: starter(device, how)?, stopper: stopper(device, how)? };
     link(&region)?;
     let again = refused(region.starter.starts(region.target.as_raw_fd()));
-    ensure_eq!(
-        again,
-        Some(libc::EEXIST),
-        "turn {turn}: errno for the same link again"
-    );
+    ensure_eq!(again, Some(libc::EEXIST), "turn {turn}: errno for the same link again");
     let mut last = 0;
     for _ in 0..3 {
         let now = region.target.count()?;
-        ensure!(
-            now >= last,
-            "turn {turn}: the count fell from {last} to {now}"
-        );
+        ensure!(now >= last, "turn {turn}: the count fell from {last} to {now}");
         last = now;
     }
-    let Region {
-        target,
-        starter,
-        stopper,
-    } = region;
+    let Region { target, starter, stopper } = region;
     match turn % 3 {
         0 => drop(target),
         1 => drop(starter),
@@ -275,11 +218,7 @@ fn flush_sends_a_signal() -> Outcome {
         let signal = os::wait_signal(Duration::ZERO)?;
         let from = signal.map(|signal| (signal.code, signal.fd));
         let expected = (os::POLL_IN, event.as_raw_fd());
-        ensure_eq!(
-            from,
-            Some(expected),
-            "turn {turn}: code and descriptor of the signal"
-        );
+        ensure_eq!(from, Some(expected), "turn {turn}: code and descriptor of the signal");
         event.flush(0)?;
         let signal = os::wait_signal(Duration::ZERO)?;
         ensure_eq!(signal, None, "turn {turn}: a signal without new records");
@@ -308,20 +247,12 @@ fn doorbell_map_without_write_access_is_refused() -> Outcome {
         let mapped = Doorbell::map_raw(&device, PAGE, protection, libc::MAP_SHARED, 0);
         refused(mapped)
     };
-    ensure_eq!(
-        map(libc::PROT_READ),
-        Some(libc::EINVAL),
-        "errno for a read-only map"
-    );
+    ensure_eq!(map(libc::PROT_READ), Some(libc::EINVAL), "errno for a read-only map");
     let runs = READ_WRITE | libc::PROT_EXEC;
     ensure_eq!(map(runs), Some(libc::EINVAL), "errno for an executable map");
     let reader = File::open("/dev/vpmu")?;
     let refusal = refused(cpu::try_map(reader.as_fd(), PAGE, libc::MAP_SHARED, 0));
-    ensure_eq!(
-        refusal,
-        Some(libc::EACCES),
-        "errno for a mapping through a read-only file"
-    );
+    ensure_eq!(refusal, Some(libc::EACCES), "errno for a mapping through a read-only file");
     Ok(())
 }
 
@@ -329,14 +260,8 @@ fn doorbell_map_keeps_the_device() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
     drop(device);
-    let unloaded = Command::new("rmmod")
-        .arg("virtio_pmu")
-        .stderr(Stdio::null())
-        .status()?;
-    ensure!(
-        !unloaded.success(),
-        "the module was unloaded with the doorbell mapped"
-    );
+    let unloaded = Command::new("rmmod").arg("virtio_pmu").stderr(Stdio::null()).status()?;
+    ensure!(!unloaded.success(), "the module was unloaded with the doorbell mapped");
     bell.mark(INSIDE);
     Ok(())
 }

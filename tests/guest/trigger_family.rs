@@ -16,30 +16,12 @@ use crate::{Outcome, Test, cpu, fields, os};
 
 pub(crate) const TESTS: &[Test] = &[
     ("child_has_regions_of_its_own", child_has_regions_of_its_own),
-    (
-        "family_counts_all_its_regions",
-        family_counts_all_its_regions,
-    ),
-    (
-        "links_made_later_reach_children",
-        links_made_later_reach_children,
-    ),
-    (
-        "children_of_targets_alone_stay_paused",
-        children_of_targets_alone_stay_paused,
-    ),
-    (
-        "childs_samples_lie_in_its_regions",
-        childs_samples_lie_in_its_regions,
-    ),
-    (
-        "tasks_that_take_turns_keep_their_regions",
-        tasks_that_take_turns_keep_their_regions,
-    ),
-    (
-        "regions_of_a_task_that_runs_at_the_link_stay_its_own",
-        regions_of_a_task_that_runs_at_the_link_stay_its_own,
-    ),
+    ("family_counts_all_its_regions", family_counts_all_its_regions),
+    ("links_made_later_reach_children", links_made_later_reach_children),
+    ("children_of_targets_alone_stay_paused", children_of_targets_alone_stay_paused),
+    ("childs_samples_lie_in_its_regions", childs_samples_lie_in_its_regions),
+    ("tasks_that_take_turns_keep_their_regions", tasks_that_take_turns_keep_their_regions),
+    ("regions_of_a_task_that_runs_at_the_link_stay_its_own", regions_of_a_task_that_runs_at_the_link_stay_its_own),
 ];
 
 /// The same attr, inherited by children.
@@ -106,11 +88,7 @@ fn child_has_regions_of_its_own() -> Outcome {
     bell.place(INSIDE, 5);
     // The child's target waits for the child's start mark. It does not inherit the running state of the parent's
     // target, but the state in which the parent's target was opened. So the child's first seven marks do not count.
-    ensure_eq!(
-        region.target.count()?,
-        3 + 5,
-        "marks in regions of parent and child"
-    );
+    ensure_eq!(region.target.count()?, 3 + 5, "marks in regions of parent and child");
     Ok(())
 }
 
@@ -165,11 +143,7 @@ fn family_counts_all_its_regions() -> Outcome {
         }
         Ok(())
     })?;
-    ensure_eq!(
-        region.target.count()?,
-        7 * 2 * EACH + 10,
-        "marks in the regions of the family"
-    );
+    ensure_eq!(region.target.count()?, 7 * 2 * EACH + 10, "marks in the regions of the family");
     ensure_eq!(
         (region.starter.count()?, region.stopper.count()?),
         (7 * EACH + 1, 7 * EACH),
@@ -208,11 +182,7 @@ fn links_made_later_reach_children() -> Outcome {
         ensure_eq!(before?, 0, "marks before there were links");
         Ok(())
     })?;
-    ensure_eq!(
-        region.target.count()?,
-        2 * 50 * 2,
-        "marks in regions after the links were made"
-    );
+    ensure_eq!(region.target.count()?, 2 * 50 * 2, "marks in regions after the links were made");
     Ok(())
 }
 
@@ -222,8 +192,7 @@ fn children_of_targets_alone_stay_paused() -> Outcome {
     // The starter is not inherited, so nothing starts a child's target.
     let inside = inherited(device.attr(KIND_MARK, INSIDE.into()));
     let target = device.start(&inside, How::OWN.with(FLAG_ON_STARTER))?;
-    let starter: Event =
-        device.start(&device.marks(START.into(), 1, 0), How::OWN.by(ENGINE_EXIT))?;
+    let starter: Event = device.start(&device.marks(START.into(), 1, 0), How::OWN.by(ENGINE_EXIT))?;
     starter.starts(target.as_raw_fd())?;
     thread::scope(|scope| {
         let child = scope.spawn(|| {
@@ -264,10 +233,7 @@ fn childs_samples_lie_in_its_regions() -> Outcome {
                 Ok(cpu::thread_id())
             })
         });
-        threads
-            .into_iter()
-            .map(|thread| Ok(thread.join().map_err(|_| "a thread panicked")??))
-            .collect()
+        threads.into_iter().map(|thread| Ok(thread.join().map_err(|_| "a thread panicked")??)).collect()
     })?;
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
     ensure_eq!(lost, 0, "lost samples");
@@ -313,11 +279,7 @@ fn tasks_that_take_turns_keep_their_regions() -> Outcome {
         }
         Ok(())
     })?;
-    ensure_eq!(
-        region.target.count()?,
-        TURNS,
-        "marks of the task that is in its region"
-    );
+    ensure_eq!(region.target.count()?, TURNS, "marks of the task that is in its region");
     Ok(())
 }
 
@@ -365,10 +327,6 @@ fn regions_of_a_task_that_runs_at_the_link_stay_its_own() -> Outcome {
         }
         Ok(made?)
     })?;
-    ensure_eq!(
-        region.target.count()?,
-        3,
-        "marks of the task that is in its region"
-    );
+    ensure_eq!(region.target.count()?, 3, "marks of the task that is in its region");
     Ok(())
 }

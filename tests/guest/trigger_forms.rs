@@ -10,33 +10,24 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{SYNC_RESUME, syncs};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, Doorbell, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_MARK, KIND_SOFTWARE,
-    SW_CPU_CLOCK, sampling, silent,
+    Device, Doorbell, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_MARK, KIND_SOFTWARE, SW_CPU_CLOCK, sampling,
+    silent,
 };
 use crate::traced::Traced;
 use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
 use crate::{Outcome, Test, cpu, fields};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "chain_of_starters_starts_link_by_link",
-        chain_of_starters_starts_link_by_link,
-    ),
+    ("chain_of_starters_starts_link_by_link", chain_of_starters_starts_link_by_link),
     ("one_event_starts_many", one_event_starts_many),
     ("one_event_is_a_switch", one_event_is_a_switch),
     ("every_nth_region", every_nth_region),
     ("exits_bound_regions", exits_bound_regions),
     ("starter_stops_at_its_limit", starter_stops_at_its_limit),
-    (
-        "members_of_a_group_are_targets_by_themselves",
-        members_of_a_group_are_targets_by_themselves,
-    ),
+    ("members_of_a_group_are_targets_by_themselves", members_of_a_group_are_targets_by_themselves),
     ("regions_of_a_trace", regions_of_a_trace),
     ("clock_is_started_and_stopped", clock_is_started_and_stopped),
-    (
-        "starter_writes_its_own_records",
-        starter_writes_its_own_records,
-    ),
+    ("starter_writes_its_own_records", starter_writes_its_own_records),
 ];
 
 fn marks_inside(device: &Device) -> perf_event_attr {
@@ -73,16 +64,8 @@ fn chain_of_starters_starts_link_by_link() -> Outcome {
         bell.mark(INSIDE);
     }
     ensure_eq!(target.count()?, 1, "marks after the last link");
-    let counts: Vec<u64> = chain
-        .iter()
-        .skip(1)
-        .map(Event::count)
-        .collect::<Result<_, _>>()?;
-    ensure_eq!(
-        counts,
-        vec![1; counts.len()],
-        "counts of the chain's events"
-    );
+    let counts: Vec<u64> = chain.iter().skip(1).map(Event::count).collect::<Result<_, _>>()?;
+    ensure_eq!(counts, vec![1; counts.len()], "counts of the chain's events");
     Ok(())
 }
 
@@ -139,11 +122,7 @@ fn one_event_is_a_switch() -> Outcome {
                 expected += 2;
             }
         }
-        ensure_eq!(
-            target.count()?,
-            expected,
-            "marks counted, switched by every {period}th mark"
-        );
+        ensure_eq!(target.count()?, expected, "marks counted, switched by every {period}th mark");
     }
     Ok(())
 }
@@ -164,11 +143,7 @@ fn every_nth_region() -> Outcome {
         }
         bell.mark(INSIDE);
     }
-    ensure_eq!(
-        region.target.count()?,
-        expected,
-        "marks in every tenth region"
-    );
+    ensure_eq!(region.target.count()?, expected, "marks in every tenth region");
     // Now the reverse: every start mark starts the target, but only every tenth stop mark stops it.
     let region = Region::paced(&device, &marks_inside(&device), How::on_cpu(1), [1, NTH])?;
     for _ in 0..100 {
@@ -212,11 +187,7 @@ fn exits_bound_regions() -> Outcome {
         device.mark(INSIDE.into())?;
         expected += u64::from(running);
     }
-    ensure_eq!(
-        target.count()?,
-        expected,
-        "marks between starting and stopping exits"
-    );
+    ensure_eq!(target.count()?, expected, "marks between starting and stopping exits");
     Ok(())
 }
 
@@ -233,11 +204,7 @@ fn starter_stops_at_its_limit() -> Outcome {
         bell.mark(STOP);
         bell.mark(INSIDE);
     }
-    ensure_eq!(
-        region.target.count()?,
-        3,
-        "regions of a starter with a limit"
-    );
+    ensure_eq!(region.target.count()?, 3, "regions of a starter with a limit");
     Ok(())
 }
 
@@ -280,13 +247,7 @@ fn regions_of_a_trace() -> Outcome {
     let bell = Doorbell::map(&device)?;
     // The starter and the stopper are linked to the trace, but are not members of its group.
     let how = How::on_cpu(1);
-    let mut traced = Traced::open(
-        &device,
-        io_trace(&device),
-        how.with(FLAG_ON_STARTER),
-        64,
-        READ_WRITE,
-    )?;
+    let mut traced = Traced::open(&device, io_trace(&device), how.with(FLAG_ON_STARTER), 64, READ_WRITE)?;
     let starter = trigger(&device, START, 1, how)?;
     let stopper = trigger(&device, STOP, 1, how)?;
     starter.starts(traced.event.as_raw_fd())?;
@@ -306,10 +267,7 @@ fn regions_of_a_trace() -> Outcome {
     traced.ledger.follow(&packets)?;
     let exits = crate::packets::exits(&packets).len();
     ensure_eq!(exits as u64, inside, "exits in the regions");
-    let resumed = syncs(&packets)
-        .iter()
-        .filter(|sync| sync.flags & SYNC_RESUME != 0)
-        .count();
+    let resumed = syncs(&packets).iter().filter(|sync| sync.flags & SYNC_RESUME != 0).count();
     ensure!(resumed > 0, "no sync reports a pause");
     Ok(())
 }
@@ -339,22 +297,12 @@ fn clock_is_started_and_stopped() -> Outcome {
     }
     let stopped = region.target.count()?;
     spin(10);
-    ensure_eq!(
-        region.target.count()?,
-        stopped,
-        "the count of a stopped clock"
-    );
+    ensure_eq!(region.target.count()?, stopped, "the count of a stopped clock");
     ensure!(stopped > 0, "the clock never ran");
     let (samples, _) = fields::samples(&ring.take()?, &attr)?;
-    ensure!(
-        !samples.is_empty(),
-        "the clock counted {stopped} ns without a sample"
-    );
+    ensure!(!samples.is_empty(), "the clock counted {stopped} ns without a sample");
     for time in samples.iter().filter_map(|sample| sample.time) {
-        ensure!(
-            regions.iter().any(|region| region.contains(&time)),
-            "a sample at {time}, in none of {regions:?}"
-        );
+        ensure!(regions.iter().any(|region| region.contains(&time)), "a sample at {time}, in none of {regions:?}");
     }
     Ok(())
 }
@@ -371,11 +319,7 @@ fn starter_writes_its_own_records() -> Outcome {
     starter.starts(target.as_raw_fd())?;
     bell.place(START, 9);
     let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
-    ensure_eq!(
-        (samples.len(), lost),
-        (4, 0),
-        "the starter's samples and losses"
-    );
+    ensure_eq!((samples.len(), lost), (4, 0), "the starter's samples and losses");
     // The starter starts its target even if the starter cannot write records: here, the starter's ring is paused.
     let stopper = trigger(&device, STOP, 1, here)?;
     stopper.stops(target.as_raw_fd())?;

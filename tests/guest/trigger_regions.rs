@@ -13,36 +13,18 @@ use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "regions_hold_exactly_their_marks",
-        regions_hold_exactly_their_marks,
-    ),
-    (
-        "regions_hold_exactly_their_exits",
-        regions_hold_exactly_their_exits,
-    ),
-    (
-        "both_vcpus_have_regions_of_their_own",
-        both_vcpus_have_regions_of_their_own,
-    ),
+    ("regions_hold_exactly_their_marks", regions_hold_exactly_their_marks),
+    ("regions_hold_exactly_their_exits", regions_hold_exactly_their_exits),
+    ("both_vcpus_have_regions_of_their_own", both_vcpus_have_regions_of_their_own),
     ("region_follows_its_task", region_follows_its_task),
     (
         "region_excludes_its_starting_mark_and_includes_its_stopping_mark",
         region_excludes_its_starting_mark_and_includes_its_stopping_mark,
     ),
-    (
-        "event_waiting_for_its_starter_counts_nothing",
-        event_waiting_for_its_starter_counts_nothing,
-    ),
+    ("event_waiting_for_its_starter_counts_nothing", event_waiting_for_its_starter_counts_nothing),
     ("samples_are_of_regions_alone", samples_are_of_regions_alone),
-    (
-        "period_continues_in_the_next_region",
-        period_continues_in_the_next_region,
-    ),
-    (
-        "page_does_not_change_outside_a_region",
-        page_does_not_change_outside_a_region,
-    ),
+    ("period_continues_in_the_next_region", period_continues_in_the_next_region),
+    ("page_does_not_change_outside_a_region", page_does_not_change_outside_a_region),
     ("ticks_stand_still_outside", ticks_stand_still_outside),
 ];
 
@@ -63,11 +45,7 @@ fn regions_hold_exactly_their_marks() -> Outcome {
         bell.place(INSIDE, number % 3);
     }
     ensure_eq!(region.target.count()?, expected, "marks in the regions");
-    ensure_eq!(
-        (region.starter.count()?, region.stopper.count()?),
-        (REGIONS, REGIONS),
-        "regions entered and left"
-    );
+    ensure_eq!((region.starter.count()?, region.stopper.count()?), (REGIONS, REGIONS), "regions entered and left");
     Ok(())
 }
 
@@ -86,11 +64,7 @@ fn regions_hold_exactly_their_exits() -> Outcome {
         expected += number % 4 + cpu::STORE_EXITS;
         ports(number % 3);
     }
-    ensure_eq!(
-        region.target.count()?,
-        expected,
-        "port writes in the regions"
-    );
+    ensure_eq!(region.target.count()?, expected, "port writes in the regions");
     Ok(())
 }
 
@@ -148,11 +122,7 @@ fn region_follows_its_task() -> Outcome {
         cpu::pin(number % 2)?;
         ports(1);
     }
-    ensure_eq!(
-        region.target.count()?,
-        expected,
-        "port writes in the regions"
-    );
+    ensure_eq!(region.target.count()?, expected, "port writes in the regions");
     Ok(())
 }
 
@@ -175,11 +145,7 @@ fn region_excludes_its_starting_mark_and_includes_its_stopping_mark() -> Outcome
     bell.place(START, 3);
     bell.place(INSIDE, 2);
     bell.place(STOP, 3);
-    ensure_eq!(
-        region.target.count()?,
-        expected + 2 + 2 + 1,
-        "marks after starts and stops in a row"
-    );
+    ensure_eq!(region.target.count()?, expected + 2 + 2 + 1, "marks after starts and stops in a row");
     Ok(())
 }
 
@@ -195,10 +161,7 @@ fn event_waiting_for_its_starter_counts_nothing() -> Outcome {
     let waited = target.read()?;
     ensure_eq!(waited[0], 0, "marks that the waiting target counted");
     // While the target waits for its starter, it is paused but active, so its enabled time advances.
-    ensure!(
-        waited[1] > 0,
-        "the waiting target has no enabled time: {waited:?}"
-    );
+    ensure!(waited[1] > 0, "the waiting target has no enabled time: {waited:?}");
     // Once the target has a starter, it waits until the starter overflows.
     let starter = trigger(&device, START, 100, How::on_cpu(1))?;
     starter.starts(target.as_raw_fd())?;
@@ -238,11 +201,7 @@ fn samples_are_of_regions_alone() -> Outcome {
         bell.mark(3_000 + number);
         bell.mark(INSIDE);
     }
-    ensure_eq!(
-        values(&ring.take()?, &attr)?,
-        expected,
-        "marks with samples"
-    );
+    ensure_eq!(values(&ring.take()?, &attr)?, expected, "marks with samples");
     Ok(())
 }
 
@@ -287,26 +246,14 @@ fn page_does_not_change_outside_a_region() -> Outcome {
             bell.place(INSIDE, number % 4);
             ports(number % 4);
             expected += number % 4 * (of_mark + of_port);
-            ensure_eq!(
-                page.snapshot().count,
-                expected,
-                "the page's count in a region"
-            );
+            ensure_eq!(page.snapshot().count, expected, "the page's count in a region");
             bell.mark(STOP);
             expected += of_stop;
             bell.place(INSIDE, 3);
             ports(3);
-            ensure_eq!(
-                page.snapshot().count,
-                expected,
-                "the page's count after a region"
-            );
+            ensure_eq!(page.snapshot().count, expected, "the page's count after a region");
         }
-        ensure_eq!(
-            region.target.count()?,
-            expected,
-            "the count that read() returns"
-        );
+        ensure_eq!(region.target.count()?, expected, "the count that read() returns");
     }
     Ok(())
 }
@@ -333,10 +280,6 @@ fn ticks_stand_still_outside() -> Outcome {
         (least..=most).contains(&counted),
         "{counted} ticks counted; the regions took between {least} and {most} ticks"
     );
-    ensure_eq!(
-        region.target.count()?,
-        counted,
-        "the count read again outside a region"
-    );
+    ensure_eq!(region.target.count()?, counted, "the count read again outside a region");
     Ok(())
 }

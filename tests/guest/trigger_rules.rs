@@ -11,44 +11,23 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::TIME;
 use crate::persisting::{Doomed, tell};
 use crate::raw::{
-    Device, Doorbell, ENGINE_BATCHED, Event, FLAG_ON_STARTER, How, KIND_MARK, KIND_SOFTWARE,
-    SW_CPU_CLOCK, kernels, refused, sampling,
+    Device, Doorbell, ENGINE_BATCHED, Event, FLAG_ON_STARTER, How, KIND_MARK, KIND_SOFTWARE, SW_CPU_CLOCK, kernels,
+    refused, sampling,
 };
 use crate::triggers::{INSIDE, Region, START, STOP, trigger, waiting};
 use crate::{Outcome, Test, cpu};
 
 /// Tests for a machine whose operator allows only the batched engine.
-pub(crate) const BATCHED: &[Test] = &[(
-    "batched_event_as_starter_is_refused",
-    batched_event_as_starter_is_refused,
-)];
+pub(crate) const BATCHED: &[Test] = &[("batched_event_as_starter_is_refused", batched_event_as_starter_is_refused)];
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "links_that_cannot_be_are_refused",
-        links_that_cannot_be_are_refused,
-    ),
-    (
-        "target_has_one_starter_and_one_stopper",
-        target_has_one_starter_and_one_stopper,
-    ),
-    (
-        "links_go_with_the_event_that_acts",
-        links_go_with_the_event_that_acts,
-    ),
+    ("links_that_cannot_be_are_refused", links_that_cannot_be_are_refused),
+    ("target_has_one_starter_and_one_stopper", target_has_one_starter_and_one_stopper),
+    ("links_go_with_the_event_that_acts", links_go_with_the_event_that_acts),
     ("links_go_with_their_target", links_go_with_their_target),
-    (
-        "links_go_with_a_killed_process",
-        links_go_with_a_killed_process,
-    ),
-    (
-        "target_that_is_off_is_left_alone",
-        target_that_is_off_is_left_alone,
-    ),
-    (
-        "links_come_and_go_while_marks_are_placed",
-        links_come_and_go_while_marks_are_placed,
-    ),
+    ("links_go_with_a_killed_process", links_go_with_a_killed_process),
+    ("target_that_is_off_is_left_alone", target_that_is_off_is_left_alone),
+    ("links_come_and_go_while_marks_are_placed", links_come_and_go_while_marks_are_placed),
     ("both_ends_are_closed_at_once", both_ends_are_closed_at_once),
 ];
 
@@ -64,16 +43,8 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     let starter = trigger(&device, START, 1, HERE)?;
     let target = waiting(&device, &inside(&device), HERE)?;
     let both = |from: &Event, to: i32, errno: i32, what: &str| -> Outcome {
-        ensure_eq!(
-            refused(from.starts(to)),
-            Some(errno),
-            "errno for a starter: {what}"
-        );
-        ensure_eq!(
-            refused(from.stops(to)),
-            Some(errno),
-            "errno for a stopper: {what}"
-        );
+        ensure_eq!(refused(from.starts(to)), Some(errno), "errno for a starter: {what}");
+        ensure_eq!(refused(from.stops(to)), Some(errno), "errno for a stopper: {what}");
         Ok(())
     };
     both(&starter, starter.as_raw_fd(), libc::EINVAL, "itself")?;
@@ -82,57 +53,25 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     let own = waiting(&device, &inside(&device), How::OWN)?;
     both(&starter, own.as_raw_fd(), libc::EINVAL, "a task")?;
     let own_starter = trigger(&device, START, 1, How::OWN)?;
-    both(
-        &own_starter,
-        target.as_raw_fd(),
-        libc::EINVAL,
-        "a task's starter of a CPU's target",
-    )?;
+    both(&own_starter, target.as_raw_fd(), libc::EINVAL, "a task's starter of a CPU's target")?;
     let (id, bound) = (i32::try_from(cpu::thread_id())?, How { cpu: 1, ..How::OWN });
     let bound = waiting(&device, &inside(&device), bound)?;
-    both(
-        &own_starter,
-        bound.as_raw_fd(),
-        libc::EINVAL,
-        "the same task on one CPU alone",
-    )?;
+    both(&own_starter, bound.as_raw_fd(), libc::EINVAL, "the same task on one CPU alone")?;
     let foreign = thread::scope(|scope| {
         let other = scope.spawn(|| trigger(&device, START, 1, How::OWN));
         other.join().map_err(|_| "the other thread panicked")
     })??;
-    both(
-        &foreign,
-        own.as_raw_fd(),
-        libc::EINVAL,
-        "another task's target",
-    )?;
+    both(&foreign, own.as_raw_fd(), libc::EINVAL, "another task's target")?;
     // This target is opened with the calling thread's id. It belongs to the same task as events that are opened for the
     // calling thread, so the link is permitted.
-    let named = waiting(
-        &device,
-        &inside(&device),
-        How {
-            pid: id,
-            ..How::OWN
-        },
-    )?;
+    let named = waiting(&device, &inside(&device), How { pid: id, ..How::OWN })?;
     own_starter.starts(named.as_raw_fd())?;
     let counting = device.start(&inside(&device), HERE)?;
-    both(
-        &counting,
-        target.as_raw_fd(),
-        libc::EINVAL,
-        "an event that never overflows",
-    )?;
+    both(&counting, target.as_raw_fd(), libc::EINVAL, "an event that never overflows")?;
     both(&starter, -1, libc::EBADF, "no descriptor")?;
     both(&starter, 1_000, libc::EBADF, "a closed descriptor")?;
     let null = File::open("/dev/null")?;
-    both(
-        &starter,
-        null.as_raw_fd(),
-        libc::EBADF,
-        "a file that is not an event's",
-    )?;
+    both(&starter, null.as_raw_fd(), libc::EBADF, "a file that is not an event's")?;
     both(&starter, device.as_raw_fd(), libc::EBADF, "the device")?;
     let core = kernels(&inside(&device), HERE)?;
     both(&starter, core.as_raw_fd(), libc::EBADF, "perf's own")?;
@@ -147,32 +86,13 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
     cpu::pin(1)?;
     let target = waiting(&device, &inside(&device), HERE)?;
     let fd = target.as_raw_fd();
-    let (first, second) = (
-        trigger(&device, START, 1, HERE)?,
-        trigger(&device, STOP, 1, HERE)?,
-    );
+    let (first, second) = (trigger(&device, START, 1, HERE)?, trigger(&device, STOP, 1, HERE)?);
     first.starts(fd)?;
-    ensure_eq!(
-        refused(first.starts(fd)),
-        Some(libc::EEXIST),
-        "errno for the same starter again"
-    );
-    ensure_eq!(
-        refused(second.starts(fd)),
-        Some(libc::EBUSY),
-        "errno for another starter"
-    );
+    ensure_eq!(refused(first.starts(fd)), Some(libc::EEXIST), "errno for the same starter again");
+    ensure_eq!(refused(second.starts(fd)), Some(libc::EBUSY), "errno for another starter");
     second.stops(fd)?;
-    ensure_eq!(
-        refused(second.stops(fd)),
-        Some(libc::EEXIST),
-        "errno for the same stopper again"
-    );
-    ensure_eq!(
-        refused(first.stops(fd)),
-        Some(libc::EBUSY),
-        "errno for another stopper"
-    );
+    ensure_eq!(refused(second.stops(fd)), Some(libc::EEXIST), "errno for the same stopper again");
+    ensure_eq!(refused(first.stops(fd)), Some(libc::EBUSY), "errno for another stopper");
     // Another descriptor still refers to the same target.
     let twin = std::os::fd::AsFd::as_fd(&target).try_clone_to_owned()?;
     ensure_eq!(
@@ -184,11 +104,7 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
     device.place(INSIDE.into(), 3)?;
     device.mark(STOP.into())?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(
-        target.count()?,
-        3,
-        "marks that the existing links let count"
-    );
+    ensure_eq!(target.count()?, 3, "marks that the existing links let count");
     Ok(())
 }
 
@@ -199,11 +115,7 @@ fn batched_event_as_starter_is_refused() -> Outcome {
     let event = device.open_event(&clock, HERE.by(ENGINE_BATCHED))?;
     let fd = target.as_raw_fd();
     for refusal in [refused(event.starts(fd)), refused(event.stops(fd))] {
-        ensure_eq!(
-            refusal,
-            Some(libc::EOPNOTSUPP),
-            "errno for a starter with the batched engine"
-        );
+        ensure_eq!(refusal, Some(libc::EOPNOTSUPP), "errno for a starter with the batched engine");
     }
     Ok(())
 }
@@ -212,11 +124,7 @@ fn links_go_with_the_event_that_acts() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
     let region = Region::of(&device, &inside(&device), HERE)?;
-    let Region {
-        target,
-        starter,
-        stopper,
-    } = region;
+    let Region { target, starter, stopper } = region;
     // Without a stopper, a running target continues to run.
     device.mark(START.into())?;
     drop(stopper);
@@ -325,30 +233,18 @@ fn target_that_is_off_is_left_alone() -> Outcome {
     device.mark(START.into())?;
     region.target.enable(0)?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(
-        region.target.count()?,
-        0,
-        "marks after a start while the target was off"
-    );
+    ensure_eq!(region.target.count()?, 0, "marks after a start while the target was off");
     device.mark(START.into())?;
     region.target.disable(0)?;
     device.mark(STOP.into())?;
     region.target.enable(0)?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(
-        region.target.count()?,
-        3,
-        "marks after a stop while the target was off"
-    );
+    ensure_eq!(region.target.count()?, 3, "marks after a stop while the target was off");
     // A disabled event starts and stops nothing.
     region.stopper.disable(0)?;
     device.mark(STOP.into())?;
     device.place(INSIDE.into(), 3)?;
-    ensure_eq!(
-        region.target.count()?,
-        6,
-        "marks after a stop by a stopper that was off"
-    );
+    ensure_eq!(region.target.count()?, 6, "marks after a stop by a stopper that was off");
     Ok(())
 }
 
@@ -408,11 +304,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
     for round in 0..60 {
         let region = Region::of(&device, &inside(&device), HERE)?;
         let fresh = trigger(&device, START, 1, HERE)?;
-        let Region {
-            target,
-            starter,
-            stopper,
-        } = region;
+        let Region { target, starter, stopper } = region;
         let fd = target.as_raw_fd();
         thread::scope(|scope| -> Outcome {
             let closing = scope.spawn(move || drop(starter));

@@ -11,41 +11,17 @@ use crate::programs::{count, json, text, vperf};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    (
-        "counts_of_ten_thousand_regions_are_exact",
-        counts_of_ten_thousand_regions_are_exact,
-    ),
-    (
-        "each_thread_has_regions_of_its_own",
-        each_thread_has_regions_of_its_own,
-    ),
+    ("counts_of_ten_thousand_regions_are_exact", counts_of_ten_thousand_regions_are_exact),
+    ("each_thread_has_regions_of_its_own", each_thread_has_regions_of_its_own),
     ("one_end_alone_has_a_meaning", one_end_alone_has_a_meaning),
-    (
-        "one_mark_for_both_ends_is_every_other_region",
-        one_mark_for_both_ends_is_every_other_region,
-    ),
-    (
-        "marks_that_change_nothing_enter_nothing",
-        marks_that_change_nothing_enter_nothing,
-    ),
+    ("one_mark_for_both_ends_is_every_other_region", one_mark_for_both_ends_is_every_other_region),
+    ("marks_that_change_nothing_enter_nothing", marks_that_change_nothing_enter_nothing),
     ("regions_of_a_cpu_are_exact", regions_of_a_cpu_are_exact),
-    (
-        "regions_of_a_running_process_are_exact",
-        regions_of_a_running_process_are_exact,
-    ),
-    (
-        "group_counts_only_in_the_region",
-        group_counts_only_in_the_region,
-    ),
-    (
-        "samples_are_of_the_region_alone",
-        samples_are_of_the_region_alone,
-    ),
+    ("regions_of_a_running_process_are_exact", regions_of_a_running_process_are_exact),
+    ("group_counts_only_in_the_region", group_counts_only_in_the_region),
+    ("samples_are_of_the_region_alone", samples_are_of_the_region_alone),
     ("trace_covers_only_the_region", trace_covers_only_the_region),
-    (
-        "stat_names_the_region_and_its_visits",
-        stat_names_the_region_and_its_visits,
-    ),
+    ("stat_names_the_region_and_its_visits", stat_names_the_region_and_its_visits),
 ];
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
@@ -62,10 +38,7 @@ fn stat(options: &[&str], command: &[&str]) -> Fallible<Value> {
     succeeded(&output)?;
     let said = text(&output.stdout);
     let (reported, counts) = said.split_once('\n').ok_or("only one line")?;
-    ensure!(
-        reported.ends_with("each mark by a store"),
-        "the first line does not end in the kind of mark: {reported}"
-    );
+    ensure!(reported.ends_with("each mark by a store"), "the first line does not end in the kind of mark: {reported}");
     json(counts.as_bytes())
 }
 
@@ -81,66 +54,25 @@ fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     let events = format!("mark=3,{exits},task-clock");
     let counts = stat(
         &["--from", "1", "--to", "2", "-e", &events],
-        &[
-            "workload",
-            "regions",
-            "10000",
-            "--marks",
-            "1",
-            "--ports",
-            "1",
-            "--outside",
-        ],
+        &["workload", "regions", "10000", "--marks", "1", "--ports", "1", "--outside"],
     )?;
-    ensure_eq!(
-        passed(&counts),
-        (Some(10_000), Some(10_000)),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(10_000),
-        "marks of value 3: {counts}"
-    );
+    ensure_eq!(passed(&counts), (Some(10_000), Some(10_000)), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(10_000), "marks of value 3: {counts}");
     // On some architectures, the store that places a mark causes the same kind of exit as a port write. There, the
     // exits of two marks also count: the mark inside the region, and the stop mark.
     let each = 1 + 2 * cpu::STORE_EXITS;
-    ensure_eq!(
-        count(&counts, &exits),
-        Some(10_000 * each),
-        "exits: {counts}"
-    );
-    ensure!(
-        count(&counts, "task-clock") > Some(0),
-        "the task-clock is zero: {counts}"
-    );
+    ensure_eq!(count(&counts, &exits), Some(10_000 * each), "exits: {counts}");
+    ensure!(count(&counts, "task-clock") > Some(0), "the task-clock is zero: {counts}");
     Ok(())
 }
 
 fn each_thread_has_regions_of_its_own() -> Outcome {
     let counts = stat(
         &["--from", "1", "--to", "2", "-e", "mark=3"],
-        &[
-            "workload",
-            "regions",
-            "300",
-            "--marks",
-            "2",
-            "--outside",
-            "--threads",
-            "4",
-        ],
+        &["workload", "regions", "300", "--marks", "2", "--outside", "--threads", "4"],
     )?;
-    ensure_eq!(
-        passed(&counts),
-        (Some(1200), Some(1200)),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(2400),
-        "marks of value 3: {counts}"
-    );
+    ensure_eq!(passed(&counts), (Some(1200), Some(1200)), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(2400), "marks of value 3: {counts}");
     Ok(())
 }
 
@@ -149,88 +81,34 @@ fn one_end_alone_has_a_meaning() -> Outcome {
     // Counting starts at the mark of value 2 that ends the first region. One mark of value 3 follows in the same round,
     // and two follow in each of the nine later rounds.
     let counts = stat(&["--from", "2", "-e", "mark=3"], &regions)?;
-    ensure_eq!(
-        passed(&counts),
-        (Some(1), None),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(19),
-        "marks of value 3: {counts}"
-    );
+    ensure_eq!(passed(&counts), (Some(1), None), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(19), "marks of value 3: {counts}");
     let counts = stat(&["--to", "2", "-e", "mark=3,mark=1"], &regions)?;
-    ensure_eq!(
-        passed(&counts),
-        (None, Some(1)),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(1),
-        "marks of value 3: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=1"),
-        Some(1),
-        "marks of value 1: {counts}"
-    );
+    ensure_eq!(passed(&counts), (None, Some(1)), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(1), "marks of value 3: {counts}");
+    ensure_eq!(count(&counts, "mark=1"), Some(1), "marks of value 1: {counts}");
     Ok(())
 }
 
 fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
-    let regions = [
-        "workload",
-        "regions",
-        "11",
-        "--marks",
-        "1",
-        "--value",
-        "5",
-        "--outside",
-    ];
-    let counts = stat(
-        &["--from", "1", "--to", "1", "-e", "mark=5,mark=1"],
-        &regions,
-    )?;
+    let regions = ["workload", "regions", "11", "--marks", "1", "--value", "5", "--outside"];
+    let counts = stat(&["--from", "1", "--to", "1", "-e", "mark=5,mark=1"], &regions)?;
     // The first region is from the first mark to the second, the next from the third to the fourth, and so on. The last
     // mark begins a region that has no end.
-    ensure_eq!(
-        passed(&counts),
-        (Some(6), Some(5)),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=5"),
-        Some(12),
-        "marks of value 5: {counts}"
-    );
+    ensure_eq!(passed(&counts), (Some(6), Some(5)), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=5"), Some(12), "marks of value 5: {counts}");
     // A region includes the mark that ends it, but not the mark that begins it.
-    ensure_eq!(
-        count(&counts, "mark=1"),
-        Some(5),
-        "marks of value 1: {counts}"
-    );
+    ensure_eq!(count(&counts, "mark=1"), Some(5), "marks of value 1: {counts}");
     Ok(())
 }
 
 fn marks_that_change_nothing_enter_nothing() -> Outcome {
     // All 40 marks have the value that starts a region. The first mark enters the region, and the others change
     // nothing.
-    let regions = [
-        "workload", "regions", "10", "--marks", "2", "--value", "1", "--to", "1",
-    ];
+    let regions = ["workload", "regions", "10", "--marks", "2", "--value", "1", "--to", "1"];
     let counts = stat(&["--from", "1", "--to", "9", "-e", "mark=1"], &regions)?;
-    ensure_eq!(
-        passed(&counts),
-        (Some(1), Some(0)),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=1"),
-        Some(39),
-        "marks of value 1: {counts}"
-    );
+    ensure_eq!(passed(&counts), (Some(1), Some(0)), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=1"), Some(39), "marks of value 1: {counts}");
     Ok(())
 }
 
@@ -240,16 +118,8 @@ fn regions_of_a_cpu_are_exact() -> Outcome {
     let options = ["-C", "0", "--from", "1", "--to", "2", "-e", "mark=3"];
     let regions = ["workload", "regions", "500", "--marks", "2", "--outside"];
     let counts = stat(&options, &regions)?;
-    ensure_eq!(
-        passed(&counts),
-        (Some(500), Some(500)),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(1000),
-        "marks of value 3: {counts}"
-    );
+    ensure_eq!(passed(&counts), (Some(500), Some(500)), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(1000), "marks of value 3: {counts}");
     Ok(())
 }
 
@@ -257,33 +127,19 @@ fn regions_of_a_running_process_are_exact() -> Outcome {
     // The process waits at a FIFO until the measurement runs. The measurement then waits at another FIFO until the
     // process is done.
     let (go, over) = ("/tmp/region.go", "/tmp/region.over");
-    ensure!(
-        Command::new("mkfifo").args([go, over]).status()?.success(),
-        "mkfifo"
-    );
-    let script = format!(
-        "read x < {go}; workload regions 30 --marks 2 --outside --threads 2 > /dev/null; echo > {over}"
-    );
+    ensure!(Command::new("mkfifo").args([go, over]).status()?.success(), "mkfifo");
+    let script =
+        format!("read x < {go}; workload regions 30 --marks 2 --outside --threads 2 > /dev/null; echo > {over}");
     let mut running = Command::new("sh").args(["-c", &script]).spawn()?;
     let pid = running.id().to_string();
     let until = format!("echo > {go}; read x < {over}");
-    let output = vperf(&[
-        "stat", "--json", "-p", &pid, "--from", "1", "--to", "2", "-e", "mark=3", "--", "sh", "-c",
-        &until,
-    ])?;
+    let output =
+        vperf(&["stat", "--json", "-p", &pid, "--from", "1", "--to", "2", "-e", "mark=3", "--", "sh", "-c", &until])?;
     succeeded(&output)?;
     ensure!(running.wait()?.success(), "the process failed");
     let counts = json(&output.stdout)?;
-    ensure_eq!(
-        passed(&counts),
-        (Some(60), Some(60)),
-        "regions entered and left: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(120),
-        "marks of value 3: {counts}"
-    );
+    ensure_eq!(passed(&counts), (Some(60), Some(60)), "regions entered and left: {counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(120), "marks of value 3: {counts}");
     Ok(())
 }
 
@@ -292,16 +148,8 @@ fn group_counts_only_in_the_region() -> Outcome {
         &["--from", "1", "--to", "2", "-e", "{mark=3,mark=2}"],
         &["workload", "regions", "50", "--marks", "4", "--outside"],
     )?;
-    ensure_eq!(
-        count(&counts, "mark=3"),
-        Some(200),
-        "marks of value 3: {counts}"
-    );
-    ensure_eq!(
-        count(&counts, "mark=2"),
-        Some(50),
-        "marks of value 2: {counts}"
-    );
+    ensure_eq!(count(&counts, "mark=3"), Some(200), "marks of value 3: {counts}");
+    ensure_eq!(count(&counts, "mark=2"), Some(50), "marks of value 2: {counts}");
     Ok(())
 }
 
@@ -329,14 +177,8 @@ fn samples_are_of_the_region_alone() -> Outcome {
     ])?;
     succeeded(&output)?;
     let said = text(&output.stderr);
-    ensure!(
-        said.contains("400 samples"),
-        "vperf does not report 400 samples: {said}"
-    );
-    ensure!(
-        said.contains("region entered 200 times, left 200 times"),
-        "vperf does not report 200 regions: {said}"
-    );
+    ensure!(said.contains("400 samples"), "vperf does not report 400 samples: {said}");
+    ensure!(said.contains("region entered 200 times, left 200 times"), "vperf does not report 200 regions: {said}");
     let output = vperf(&["report", "-i", file, "--json"])?;
     succeeded(&output)?;
     let report = json(&output.stdout)?;
@@ -398,27 +240,15 @@ fn stat_names_the_region_and_its_visits() -> Outcome {
         Ok(text(&output.stderr))
     };
     let said = measured("1", "0x2")?;
-    ensure!(
-        said.contains("from mark 1 to mark 2:"),
-        "vperf does not name the two marks: {said}"
-    );
-    ensure!(
-        said.contains("region entered once, left once"),
-        "vperf does not report one region: {said}"
-    );
+    ensure!(said.contains("from mark 1 to mark 2:"), "vperf does not name the two marks: {said}");
+    ensure!(said.contains("region entered once, left once"), "vperf does not report one region: {said}");
     let said = measured("77", "78")?;
-    ensure!(
-        said.contains("did not place mark 77"),
-        "vperf does not report the missing mark: {said}"
-    );
+    ensure!(said.contains("did not place mark 77"), "vperf does not report the missing mark: {said}");
     for wrong in ["begin", "4294967296", "-1"] {
         let output = vperf(&["stat", &format!("--from={wrong}"), "--", "true"])?;
         let said = text(&output.stderr);
         ensure_eq!(output.status.code(), Some(125), "vperf's exit code: {said}");
-        ensure!(
-            said.contains("not a mark"),
-            "vperf does not refuse the value as a mark: {said}"
-        );
+        ensure!(said.contains("not a mark"), "vperf does not refuse the value as a mark: {said}");
     }
     Ok(())
 }

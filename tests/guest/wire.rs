@@ -36,10 +36,7 @@ pub fn line(test: &str, took: Duration, verdict: &Verdict) -> String {
     match verdict {
         Verdict::Passed => format!("{MARK} {test} {millis} ok"),
         Verdict::Failed(reason) => {
-            format!(
-                "{MARK} {test} {millis} failed {}",
-                reason.replace('\n', "; ")
-            )
+            format!("{MARK} {test} {millis} failed {}", reason.replace('\n', "; "))
         }
     }
 }
@@ -71,10 +68,7 @@ mod tests {
         let took = Duration::from_millis(12);
         for verdict in [Verdict::Passed, Verdict::Failed("a, not b".into())] {
             let line = line("rings::wrap", took, &verdict);
-            assert_eq!(
-                parse(&format!("{line}\r\n")),
-                Some(("rings::wrap", 12, verdict))
-            );
+            assert_eq!(parse(&format!("{line}\r\n")), Some(("rings::wrap", 12, verdict)));
         }
         let failed = Verdict::Failed("two\nlines".into());
         assert_eq!(line("t", took, &failed).lines().count(), 1);
@@ -85,26 +79,14 @@ mod tests {
         let line = format!("{}\r\n", begins("rings::wrap"));
         assert_eq!(parse_begins(&line), Some("rings::wrap"));
         assert_eq!(parse(&line), None);
-        for other in [
-            "@test a 1 ok",
-            "x a begins",
-            "@test begins",
-            "@test a b begins",
-        ] {
+        for other in ["@test a 1 ok", "x a begins", "@test begins", "@test a b begins"] {
             assert_eq!(parse_begins(other), None, "{other:?}");
         }
     }
 
     #[test]
     fn other_lines_are_no_verdicts() {
-        for line in [
-            "",
-            "@test",
-            "@test a",
-            "@test a b ok",
-            "@test a 1 okay",
-            "x @test a 1 ok",
-        ] {
+        for line in ["", "@test", "@test a", "@test a b ok", "@test a 1 okay", "x @test a 1 ok"] {
             assert_eq!(parse(line), None, "{line:?}");
         }
     }

@@ -69,10 +69,7 @@ pub fn begin() {
         let Some(filters) = filters(env::args().skip(1)) else {
             return;
         };
-        let mut boots: Vec<&SharedBoot> = BOOTS
-            .iter()
-            .filter(|boot| is_whole(boot.module, &filters))
-            .collect();
+        let mut boots: Vec<&SharedBoot> = BOOTS.iter().filter(|boot| is_whole(boot.module, &filters)).collect();
         boots.sort_by_key(|boot| Reverse(boot.tests.unwrap_or(usize::MAX)));
         let all = boots.len();
         let shared = Arc::new((Mutex::new(VecDeque::from(boots)), AtomicUsize::new(0)));
@@ -95,19 +92,9 @@ pub fn begin() {
 /// Returns the filters among a test program's arguments, or `None` if other arguments may also select tests.
 fn filters(arguments: impl Iterator<Item = String>) -> Option<Vec<String>> {
     /// libtest's options that only change the output.
-    const OUTPUT: &[&str] = &[
-        "--nocapture",
-        "--no-capture",
-        "--show-output",
-        "--quiet",
-        "-q",
-    ];
-    let (options, filters): (Vec<String>, Vec<String>) =
-        arguments.partition(|argument| argument.starts_with('-'));
-    options
-        .iter()
-        .all(|option| OUTPUT.contains(&option.as_str()))
-        .then_some(filters)
+    const OUTPUT: &[&str] = &["--nocapture", "--no-capture", "--show-output", "--quiet", "-q"];
+    let (options, filters): (Vec<String>, Vec<String>) = arguments.partition(|argument| argument.starts_with('-'));
+    options.iter().all(|option| OUTPUT.contains(&option.as_str())).then_some(filters)
 }
 
 /// Returns whether libtest's `filters` select all tests of the module with this path.

@@ -44,9 +44,7 @@ struct Booted {
 /// The verdicts in a guest's output.
 fn verdicts(output: &str) -> BTreeMap<String, (u64, Verdict)> {
     let verdicts = output.lines().filter_map(wire::parse);
-    verdicts
-        .map(|(test, millis, verdict)| (test.to_owned(), (millis, verdict)))
-        .collect()
+    verdicts.map(|(test, millis, verdict)| (test.to_owned(), (millis, verdict))).collect()
 }
 
 /// Returns the verdicts of a guest that failed during a test, or `None` if it failed before its first test. The test
@@ -149,10 +147,7 @@ impl Group {
 
     /// Like [`Group::new`], but adds files to the guest.
     #[must_use]
-    pub const fn with(
-        name: &'static str,
-        files: fn(Arch) -> Result<Files, ThirdPartyError>,
-    ) -> Self {
+    pub const fn with(name: &'static str, files: fn(Arch) -> Result<Files, ThirdPartyError>) -> Self {
         Self {
             name,
             files,
@@ -204,16 +199,11 @@ impl Group {
     pub fn check(&self, test: &str) {
         let booted = self.booted();
         let (kernel, kvm_host) = (&booted.kernel, &booted.kvm_host);
-        let (millis, verdict) = booted.verdicts.get(test).unwrap_or_else(|| {
-            panic!(
-                "the guest with {kernel} did not run {test}:\n{}",
-                booted.output
-            )
-        });
-        say(&format!(
-            "{}::{test}: a guest with {kernel} on {kvm_host}, {millis} ms",
-            self.name
-        ));
+        let (millis, verdict) = booted
+            .verdicts
+            .get(test)
+            .unwrap_or_else(|| panic!("the guest with {kernel} did not run {test}:\n{}", booted.output));
+        say(&format!("{}::{test}: a guest with {kernel} on {kvm_host}, {millis} ms", self.name));
         if let Verdict::Failed(reason) = verdict {
             panic!("in the guest with {kernel}, on {kvm_host}: {reason}");
         }
@@ -229,10 +219,7 @@ impl Group {
         expected.sort_unstable();
         let verdicts = &self.booted().verdicts;
         let ran: Vec<&str> = verdicts.keys().map(String::as_str).collect();
-        assert_eq!(
-            ran, expected,
-            "the guest's tests and the host's list differ"
-        );
+        assert_eq!(ran, expected, "the guest's tests and the host's list differ");
     }
 
     /// Boots the guest, unless it has already booted. Returns when the guest has run.
@@ -303,12 +290,7 @@ fn run(group: &Group) -> Result<Booted, String> {
     let kernel = kernel();
     let (series, debug) = named(&kernel)?;
     let arch = arch(env::var(ARCH).ok().as_deref(), group.arch, group.bound)?;
-    let sources = Sources {
-        arch,
-        version: Some(series),
-        debug,
-        ..Sources::default()
-    };
+    let sources = Sources { arch, version: Some(series), debug, ..Sources::default() };
     let mut files = (group.files)(arch).map_err(|error| chain(&error))?;
     if group.with_kernel {
         files.extend(third_party::kernel(&sources).map_err(|error| chain(&error))?);
@@ -321,10 +303,7 @@ fn run(group: &Group) -> Result<Booted, String> {
     let boot = Boot {
         command: format!("guest-tests run {}", group.name),
         programs: vec!["guest-tests".into()],
-        memory_mib: usual
-            .memory_mib
-            .saturating_add(more)
-            .saturating_add(debug.map_or(0, |_| MEMORY_OF_CHECKER_MIB)),
+        memory_mib: usual.memory_mib.saturating_add(more).saturating_add(debug.map_or(0, |_| MEMORY_OF_CHECKER_MIB)),
         files,
         vmm: group.vmm.map_or(usual.vmm, str::to_owned),
         vcpus: match (group.vcpus, group.kvm_host) {
@@ -443,10 +422,7 @@ mod tests {
     #[test]
     fn arch_of_the_environment_replaces_the_groups_own_unless_bound() {
         assert_eq!(arch(None, Arch::Aarch64, false), Ok(Arch::Aarch64));
-        assert_eq!(
-            arch(Some("aarch64"), Arch::X86_64, false),
-            Ok(Arch::Aarch64)
-        );
+        assert_eq!(arch(Some("aarch64"), Arch::X86_64, false), Ok(Arch::Aarch64));
         assert_eq!(arch(Some("aarch64"), Arch::X86_64, true), Ok(Arch::X86_64));
         for bound in [false, true] {
             let refused = arch(Some("arm"), Arch::X86_64, bound).unwrap_err();
@@ -480,10 +456,6 @@ mod tests {
         assert_eq!(named("6.12"), Ok(("6.12".into(), None)));
         let lockdep = ("6.1".into(), Some(Debug::Lockdep));
         assert_eq!(named("6.1-lockdep"), Ok(lockdep));
-        assert!(
-            named("6.1-nothing")
-                .unwrap_err()
-                .contains("VPMU_TEST_KERNEL")
-        );
+        assert!(named("6.1-nothing").unwrap_err().contains("VPMU_TEST_KERNEL"));
     }
 }

@@ -64,12 +64,7 @@ impl Session {
         Self::run_on(Arch::default(), KvmHostChoice::Lab, script, files)
     }
 
-    fn run_on(
-        arch: Arch,
-        kvm_host: KvmHostChoice,
-        script: &str,
-        files: Files,
-    ) -> Result<Self, String> {
+    fn run_on(arch: Arch, kvm_host: KvmHostChoice, script: &str, files: Files) -> Result<Self, String> {
         let boot = Boot {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
@@ -78,21 +73,14 @@ impl Session {
             memory_mib: 1024,
             kvm_host,
             timeout: boots::LIMIT,
-            sources: Sources {
-                arch,
-                version: Some(guest::series()?),
-                ..Sources::default()
-            },
+            sources: Sources { arch, version: Some(guest::series()?), ..Sources::default() },
             ..Boot::default()
         };
         let outcome = boot.run_on_lab_host().map_err(|error| chain(&error))?;
         let session = Self::read(outcome.output);
         match outcome.status {
             0 => Ok(session),
-            status => Err(format!(
-                "the script ends with {status}:\n{}",
-                session.output
-            )),
+            status => Err(format!("the script ends with {status}:\n{}", session.output)),
         }
     }
 
@@ -271,15 +259,9 @@ impl SharedSession {
 
 /// Converts pairs of hexadecimal digits to bytes. Stops at the first other character.
 fn unhex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text
-        .chars()
-        .map_while(|digit| digit.to_digit(16))
-        .filter_map(|digit| u8::try_from(digit).ok())
-        .collect();
-    digits
-        .chunks_exact(2)
-        .map(|pair| pair[0] << 4 | pair[1])
-        .collect()
+    let digits: Vec<u8> =
+        text.chars().map_while(|digit| digit.to_digit(16)).filter_map(|digit| u8::try_from(digit).ok()).collect();
+    digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
 #[cfg(test)]

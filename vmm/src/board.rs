@@ -38,35 +38,19 @@ fn event() -> Result<EventFd, PlugError> {
 ///
 /// # Errors
 /// [`PlugError`].
-pub fn plug_console(
-    buses: &mut Buses,
-    stall: StallPolicy,
-    most: u64,
-) -> Result<Console, PlugError> {
+pub fn plug_console(buses: &mut Buses, stall: StallPolicy, most: u64) -> Result<Console, PlugError> {
     let [line, room, waiting] = [event()?, event()?, event()?].map(Arc::new);
     let output = Output::new(Arc::clone(&waiting), stall, most).map_err(PlugError::Console)?;
-    let serial = Arc::new(Serial::new(
-        Line(line),
-        FifoSpace(Arc::clone(&room)),
-        output,
-    ));
+    let serial = Arc::new(Serial::new(Line(line), FifoSpace(Arc::clone(&room)), output));
     board::plug_console(buses, serial.clone(), SERIAL_SIZE)?;
-    Ok(Console {
-        serial,
-        room,
-        waiting,
-    })
+    Ok(Console { serial, room, waiting })
 }
 
 /// Adds the power devices, the panic device and the debug port.
 ///
 /// # Errors
 /// [`PlugError::Overlap`].
-pub fn plug_power(
-    buses: &mut Buses,
-    end: &Arc<StopLatch>,
-    progress: &Arc<Progress>,
-) -> Result<(), PlugError> {
+pub fn plug_power(buses: &mut Buses, end: &Arc<StopLatch>, progress: &Arc<Progress>) -> Result<(), PlugError> {
     let panic = Arc::new(Panic(Arc::clone(end)));
     Ok(board::plug_power(buses, end, panic, progress.clone())?)
 }
@@ -84,11 +68,7 @@ pub fn plug_vpmu(
     let doorbell = Arc::new(Doorbell);
     let transport = VirtioMmio::new(Arc::new(pmu), memory, interrupt)?;
     let transport = Arc::new(transport);
-    buses
-        .memory
-        .insert(layout::VIRTIO, layout::VIRTIO_SIZE, transport.clone())?;
-    buses
-        .memory
-        .insert(layout::DOORBELL, layout::DOORBELL_SIZE, doorbell)?;
+    buses.memory.insert(layout::VIRTIO, layout::VIRTIO_SIZE, transport.clone())?;
+    buses.memory.insert(layout::DOORBELL, layout::DOORBELL_SIZE, doorbell)?;
     Ok(transport)
 }

@@ -19,9 +19,7 @@ pub enum DataError {
     #[error("the initramfs is empty")]
     EmptyInitramfs,
     /// The initramfs does not fit between the kernel and the end of memory.
-    #[error(
-        "the initramfs of {size} bytes does not fit: {room} bytes of guest memory are left; raise --memory"
-    )]
+    #[error("the initramfs of {size} bytes does not fit: {room} bytes of guest memory are left; raise --memory")]
     InitramfsTooBig {
         /// Its size.
         size: u64,
@@ -50,10 +48,7 @@ pub enum DataError {
 /// [`DataError::CmdlineTooLong`], [`DataError::CmdlineZero`].
 pub(crate) fn check_cmdline(cmdline: &str, max: usize) -> Result<(), DataError> {
     if cmdline.len() >= max {
-        return Err(DataError::CmdlineTooLong {
-            len: cmdline.len(),
-            most: max - 1,
-        });
+        return Err(DataError::CmdlineTooLong { len: cmdline.len(), most: max - 1 });
     }
     if cmdline.contains('\0') {
         return Err(DataError::CmdlineZero);
@@ -71,9 +66,7 @@ pub(crate) fn load_initramfs(
     room: Range<u64>,
     file: &mut File,
 ) -> Result<(u64, u64), DataError> {
-    let size = file
-        .seek(SeekFrom::End(0))
-        .map_err(DataError::ReadInitramfs)?;
+    let size = file.seek(SeekFrom::End(0)).map_err(DataError::ReadInitramfs)?;
     file.rewind().map_err(DataError::ReadInitramfs)?;
     if size == 0 {
         return Err(DataError::EmptyInitramfs);
@@ -85,9 +78,7 @@ pub(crate) fn load_initramfs(
         return Err(DataError::InitramfsTooBig { size, room: left });
     }
     let bytes = usize::try_from(size).unwrap_or(usize::MAX);
-    memory
-        .read_exact_volatile_from(GuestAddress(start), file, bytes)
-        .map_err(DataError::WriteInitramfs)?;
+    memory.read_exact_volatile_from(GuestAddress(start), file, bytes).map_err(DataError::WriteInitramfs)?;
     Ok((start, size))
 }
 
@@ -116,10 +107,7 @@ mod tests {
     fn initramfs_that_would_touch_the_kernel_is_refused() {
         let room = usize::try_from(4 * MIB - 4096).expect("small");
         assert!(load(room).is_ok());
-        assert!(matches!(
-            load(room + 1),
-            Err(DataError::InitramfsTooBig { .. })
-        ));
+        assert!(matches!(load(room + 1), Err(DataError::InitramfsTooBig { .. })));
         assert!(matches!(load(0), Err(DataError::EmptyInitramfs)));
     }
 
@@ -128,14 +116,7 @@ mod tests {
         let longest = "x".repeat(99);
         assert!(check_cmdline(&longest, 100).is_ok());
         let error = check_cmdline(&format!("{longest}x"), 100).expect_err("too long");
-        assert!(
-            error
-                .to_string()
-                .contains("100 bytes, and Linux accepts at most 99")
-        );
-        assert!(matches!(
-            check_cmdline("a\0b", 100),
-            Err(DataError::CmdlineZero)
-        ));
+        assert!(error.to_string().contains("100 bytes, and Linux accepts at most 99"));
+        assert!(matches!(check_cmdline("a\0b", 100), Err(DataError::CmdlineZero)));
     }
 }

@@ -30,14 +30,7 @@ impl Bucket {
 
     /// A full bucket of `most` tokens that gains `refill` tokens per `period`, which must not be zero.
     fn new(most: u64, refill: u64, period: Duration, now: Instant) -> Self {
-        Self {
-            most,
-            refill,
-            period,
-            tokens: most,
-            debt: 0,
-            filled: now,
-        }
+        Self { most, refill, period, tokens: most, debt: 0, filled: now }
     }
 
     /// Takes up to `wanted` tokens, and returns the number of tokens taken.
@@ -119,9 +112,7 @@ mod tests {
         let mut bucket = Bucket::new(10, 3, SECOND, start);
         assert_eq!(bucket.take(10, start), 10);
         assert_eq!(bucket.wait(start), Duration::from_nanos(333_333_334));
-        let taken: u64 = (1..=1000)
-            .map(|step| bucket.take(1, start + Duration::from_millis(10) * step))
-            .sum();
+        let taken: u64 = (1..=1000).map(|step| bucket.take(1, start + Duration::from_millis(10) * step)).sum();
         assert_eq!(taken, 30);
         assert_eq!(bucket.take(100, start + Duration::from_secs(100)), 10);
     }
@@ -152,10 +143,7 @@ mod tests {
         let mut bucket = Bucket::new(2, 0, SECOND, start);
         assert_eq!(bucket.take(3, start), 2);
         let later = start + Duration::from_secs(1 << 40);
-        assert_eq!(
-            (bucket.take(1, later), bucket.wait(later)),
-            (0, Duration::MAX)
-        );
+        assert_eq!((bucket.take(1, later), bucket.wait(later)), (0, Duration::MAX));
     }
 
     #[test]

@@ -6,10 +6,7 @@ use std::sync::Arc;
 use vpmu::{Registers, VcpuSession};
 
 /// The vCPU that makes an access. Devices handle the access on this vCPU's thread.
-#[expect(
-    missing_debug_implementations,
-    reason = "holds a borrowed trait object"
-)]
+#[expect(missing_debug_implementations, reason = "holds a borrowed trait object")]
 pub struct Caller<'a> {
     /// The vCPU's index.
     pub vcpu: u32,
@@ -57,19 +54,12 @@ impl Bus {
     ///
     /// # Errors
     /// [`Overlap`] if another device claims one of the addresses, or an address exceeds 64 bits.
-    pub fn insert(
-        &mut self,
-        start: u64,
-        size: u64,
-        device: Arc<dyn Device>,
-    ) -> Result<(), Overlap> {
+    pub fn insert(&mut self, start: u64, size: u64, device: Arc<dyn Device>) -> Result<(), Overlap> {
         let end = start.checked_add(size).ok_or(Overlap(start))?;
         let place = self.ranges.partition_point(|range| range.start < start);
         let below = place.checked_sub(1).and_then(|i| self.ranges.get(i));
         let above = self.ranges.get(place);
-        if below.is_some_and(|range| range.end > start)
-            || above.is_some_and(|range| range.start < end)
-        {
+        if below.is_some_and(|range| range.end > start) || above.is_some_and(|range| range.start < end) {
             return Err(Overlap(start));
         }
         self.ranges.insert(place, Range { start, end, device });
@@ -127,11 +117,7 @@ pub(crate) mod tests {
 
     /// Calls `f` with a [`Caller`] for vCPU `vcpu`.
     pub(crate) fn as_vcpu<R>(vcpu: u32, f: impl FnOnce(&mut Caller<'_>) -> R) -> R {
-        f(&mut Caller {
-            vcpu,
-            registers: &mut NoRegisters,
-            pmu: None,
-        })
+        f(&mut Caller { vcpu, registers: &mut NoRegisters, pmu: None })
     }
 
     #[derive(Debug, Default)]
@@ -179,8 +165,7 @@ pub(crate) mod tests {
     #[test]
     fn devices_cannot_overlap() {
         let mut bus = Bus::new();
-        bus.insert(0x100, 8, Arc::new(Log::default()))
-            .expect("free");
+        bus.insert(0x100, 8, Arc::new(Log::default())).expect("free");
         for (start, size) in [(0x100, 8), (0x107, 1), (0xff, 2), (0x80, 0x100)] {
             assert!(bus.insert(start, size, Arc::new(Log::default())).is_err());
         }

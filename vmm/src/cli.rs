@@ -49,13 +49,10 @@ pub enum Command {
 /// asked for, and the error is `None`.
 pub fn parse() -> Result<Cli, Option<String>> {
     Cli::try_parse().map_err(|error| match error.kind() {
-        ErrorKind::DisplayHelp
-        | ErrorKind::DisplayVersion
-        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // A failure to print cannot be reported.
             let _ = error.print();
-            (error.exit_code() != 0)
-                .then(|| "no command: give one of those listed above".to_owned())
+            (error.exit_code() != 0).then(|| "no command: give one of those listed above".to_owned())
         }
         _ => Some(one_line(&error.render().to_string())),
     })

@@ -221,9 +221,7 @@ pub enum ConfigError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     /// `--on-reset restart` for a restored machine without `--kernel`. A snapshot has no kernel to boot.
-    #[error(
-        "--on-reset restart with --restore needs --kernel, too: a snapshot has no kernel to boot"
-    )]
+    #[error("--on-reset restart with --restore needs --kernel, too: a snapshot has no kernel to boot")]
     RestartWithoutKernel,
     /// A hardware PMU on an architecture that does not support it.
     #[error("--guest-pmu: {0}")]
@@ -236,10 +234,7 @@ pub enum ConfigError {
 impl ConfigError {
     /// The error for a `flag` that differs from the snapshot's value, `saved`.
     fn differs(flag: &'static str, saved: impl Display) -> Self {
-        Self::Snapshot(SnapshotError::Differs {
-            flag,
-            saved: saved.to_string(),
-        })
+        Self::Snapshot(SnapshotError::Differs { flag, saved: saved.to_string() })
     }
 
     /// The exit status. A snapshot that cannot be restored is a usage error only if a flag contradicts the snapshot.
@@ -299,14 +294,8 @@ struct Document {
 
 impl Document {
     fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = fs::read(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        serde_json::from_slice(&text).map_err(|source| ConfigError::Parse {
-            path: path.to_owned(),
-            source,
-        })
+        let text = fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        serde_json::from_slice(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })
     }
 }
 
@@ -327,23 +316,20 @@ impl TryFrom<&RunArgs> for Config {
         let vcpus = args.vcpus.or(file.vcpus);
         let vcpus = same_or(facts, "--vcpus", vcpus, |it| it.vcpus.into())?.unwrap_or(1);
         let memory_mib = args.memory.or(file.memory);
-        let memory_mib = same_or(facts, "--memory", memory_mib, |it| it.memory_mib)?
-            .unwrap_or(DEFAULT_MEMORY_MIB);
+        let memory_mib = same_or(facts, "--memory", memory_mib, |it| it.memory_mib)?.unwrap_or(DEFAULT_MEMORY_MIB);
         if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
             return Err(ConfigError::Memory(memory_mib));
         }
         let window = args.window.or(file.window);
         // A snapshot without a PMU has no window to compare with, even if the saved machine was started with --window.
         let windowed = facts.filter(|it| it.vpmu);
-        let window =
-            same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
+        let window = same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
         if !window.is_multiple_of(PAGE_SIZE as u64) || window > WINDOW_MAX {
             return Err(ConfigError::Window(window));
         }
         let limits = args.limits.over(file.limits).limits(window)?;
         let guest_pmu = args.guest_pmu.then_some(true).or(file.guest_pmu);
-        let guest_pmu =
-            same_or(facts, "--guest-pmu", guest_pmu, |it| it.guest_pmu)?.unwrap_or(false);
+        let guest_pmu = same_or(facts, "--guest-pmu", guest_pmu, |it| it.guest_pmu)?.unwrap_or(false);
         if let (true, Some(reason)) = (guest_pmu, platform::NO_GUEST_PMU) {
             return Err(ConfigError::GuestPmu(reason));
         }
@@ -390,10 +376,7 @@ impl TryFrom<&RunArgs> for Config {
             restore: args.restore,
             bases: args.base,
             initramfs: args.initramfs.or(file.initramfs),
-            cmdline: args
-                .cmdline
-                .or(file.cmdline)
-                .unwrap_or_else(|| DEFAULT_CMDLINE.to_owned()),
+            cmdline: args.cmdline.or(file.cmdline).unwrap_or_else(|| DEFAULT_CMDLINE.to_owned()),
             vcpus: u8::try_from(vcpus)
                 .ok()
                 .filter(|count| (1..=MAX_VCPUS).contains(&u32::from(*count)))
@@ -404,11 +387,7 @@ impl TryFrom<&RunArgs> for Config {
             hardware: Hardware::default().with(|hardware| {
                 hardware.events = policy.hardware != HardwareUse::Never;
                 hardware.left_to_mediated = false;
-                hardware.count_mode = args
-                    .count_mode
-                    .or(file.count_mode)
-                    .unwrap_or_default()
-                    .into();
+                hardware.count_mode = args.count_mode.or(file.count_mode).unwrap_or_default().into();
                 hardware.raw = policy.raw.clone();
                 hardware.pinned = args.pin_hardware || file.pin_hardware.unwrap_or(false);
             }),

@@ -9,9 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use event_manager::{
-    EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
-};
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberId, SubscriberOps};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::{Turn, Vpmu, abi};
 
@@ -71,10 +69,7 @@ struct Wakeups {
 
 /// The main thread's loop. It serves the console, the PMU's control and event queues, and snapshot requests, and
 /// handles signals. The same loop is used for all boots of the guest.
-#[expect(
-    missing_debug_implementations,
-    reason = "the event manager has nothing to show"
-)]
+#[expect(missing_debug_implementations, reason = "the event manager has nothing to show")]
 pub struct EventLoop {
     manager: EventManager<Wakeups>,
     wakeups: SubscriberId,
@@ -117,13 +112,7 @@ impl EventLoop {
             failed: None,
         };
         let mut manager = EventManager::new().map_err(LoopError::Loop)?;
-        Ok(Self {
-            wakeups: manager.add_subscriber(wakeups),
-            manager,
-            end: Arc::clone(end),
-            serial,
-            mailbox,
-        })
+        Ok(Self { wakeups: manager.add_subscriber(wakeups), manager, end: Arc::clone(end), serial, mailbox })
     }
 
     /// Serves until the end is announced, or the mailbox has a request or a finished snapshot.
@@ -164,9 +153,7 @@ impl EventLoop {
         }
         wakeups.write_due();
         let until = wakeups.write_at.into_iter().chain(until).min();
-        self.manager
-            .run_with_timeout(until.map_or(-1, milliseconds_to))
-            .map_err(LoopError::Loop)?;
+        self.manager.run_with_timeout(until.map_or(-1, milliseconds_to)).map_err(LoopError::Loop)?;
         Ok(())
     }
 }
@@ -234,8 +221,7 @@ impl MutEventSubscriber for Wakeups {
             }
             OUTPUT => {
                 take(&self.console.waiting);
-                self.write_at
-                    .get_or_insert_with(|| Instant::now() + BATCH_TIME);
+                self.write_at.get_or_insert_with(|| Instant::now() + BATCH_TIME);
             }
             CONTROL => {
                 if let Some(queues) = &self.queues {
@@ -243,9 +229,7 @@ impl MutEventSubscriber for Wakeups {
                     if queues.vpmu.notify(abi::QUEUE_CONTROL) == Turn::Unfinished
                         && let Err(error) = queues.control.write(1)
                     {
-                        log::error!(
-                            "control requests wait for the driver's next notification: {error}"
-                        );
+                        log::error!("control requests wait for the driver's next notification: {error}");
                     }
                 }
             }
@@ -337,9 +321,7 @@ impl Keyboard {
     fn watch(&mut self, ops: &mut EventOps<'_>) {
         if !self.watched {
             let fd = self.input.as_raw_fd();
-            self.watched = ops
-                .add(Events::with_data_raw(fd, KEYS, EventSet::IN))
-                .is_ok();
+            self.watched = ops.add(Events::with_data_raw(fd, KEYS, EventSet::IN)).is_ok();
             self.watchable = self.watched;
         }
     }

@@ -166,11 +166,7 @@ impl StopLatch {
     /// Announces the end.
     pub fn announce(&self, how: Result<Ending, VcpuError>) {
         let mut state = self.state();
-        let outside = how
-            .as_ref()
-            .ok()
-            .copied()
-            .filter(|how| how.is_from_outside());
+        let outside = how.as_ref().ok().copied().filter(|how| how.is_from_outside());
         state.outside = state.outside.or(outside);
         if state.how.is_none() {
             state.how = Some(how);
@@ -226,11 +222,7 @@ impl StopLatch {
     #[must_use]
     pub fn peek(&self) -> Option<Ending> {
         let state = self.state();
-        state
-            .how
-            .as_ref()
-            .and_then(|how| how.as_ref().ok())
-            .copied()
+        state.how.as_ref().and_then(|how| how.as_ref().ok()).copied()
     }
 
     /// Takes the result. `None` before the end, and after the result was taken.
@@ -287,13 +279,7 @@ mod tests {
 
     #[test]
     fn exit_codes_distinguish_endings_from_failures() {
-        let endings = [
-            Ending::Poweroff,
-            Ending::Reset,
-            Ending::TripleFault,
-            Ending::GuestPanic,
-            Ending::ByHand,
-        ];
+        let endings = [Ending::Poweroff, Ending::Reset, Ending::TripleFault, Ending::GuestPanic, Ending::ByHand];
         let mut codes: Vec<u8> = endings.iter().map(|ending| ending.exit_code()).collect();
         codes.extend([EXIT_FAILURE, EXIT_USAGE, EXIT_REFUSED_CALL, EXIT_STOPPED]);
         codes.sort_unstable();

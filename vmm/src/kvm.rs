@@ -10,9 +10,7 @@ pub enum KvmError {
     #[error("there is no /dev/kvm: {0}; see 'vmm check'")]
     Missing(&'static str),
     /// The process lacks permission.
-    #[error(
-        "no permission for /dev/kvm: run as root or join its group with 'usermod -aG kvm $USER'"
-    )]
+    #[error("no permission for /dev/kvm: run as root or join its group with 'usermod -aG kvm $USER'")]
     Permission,
     /// The device cannot be opened for another reason.
     #[error("cannot open /dev/kvm")]

@@ -166,9 +166,7 @@ pub enum LimitError {
 /// The text is not a size.
 pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     let text = String::deserialize(from)?;
-    parse_bytes(&text)
-        .map(Some)
-        .map_err(serde::de::Error::custom)
+    parse_bytes(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 impl LimitArgs {
@@ -205,10 +203,7 @@ impl LimitArgs {
         let usual = vpmu::Limits::default();
         let guest_window = self.guest_window.unwrap_or(window / 4 * 3 / PAGE * PAGE);
         if !guest_window.is_multiple_of(PAGE) || guest_window > window {
-            return Err(LimitError::GuestWindow {
-                guest: guest_window,
-                window,
-            });
+            return Err(LimitError::GuestWindow { guest: guest_window, window });
         }
         let max_aux_pages = self.max_aux_pages.unwrap_or(usual.max_aux_pages);
         // Leave room for two AUX areas of the largest allowed size.
@@ -217,33 +212,21 @@ impl LimitArgs {
             limits.max_events = self.max_events.unwrap_or(usual.max_events);
             limits.max_persistent = self.max_persistent.unwrap_or(usual.max_persistent);
             limits.max_host_counters = self.max_host_counters.unwrap_or(usual.max_host_counters);
-            limits.max_active_counters = self
-                .max_active_counters
-                .unwrap_or(usual.max_active_counters);
+            limits.max_active_counters = self.max_active_counters.unwrap_or(usual.max_active_counters);
             limits.max_sample_rate = self.max_sample_rate.unwrap_or(usual.max_sample_rate);
             limits.max_samples = self.max_samples.unwrap_or(usual.max_samples);
             limits.max_record_bytes = self.max_record_bytes.unwrap_or(usual.max_record_bytes);
-            limits.max_sampling_percent = self
-                .max_sampling_percent
-                .unwrap_or(usual.max_sampling_percent);
-            limits.min_hardware_period = self
-                .min_hardware_period
-                .unwrap_or(usual.min_hardware_period);
+            limits.max_sampling_percent = self.max_sampling_percent.unwrap_or(usual.max_sampling_percent);
+            limits.min_hardware_period = self.min_hardware_period.unwrap_or(usual.min_hardware_period);
             limits.max_ring_pages = self.max_ring_pages.unwrap_or(usual.max_ring_pages);
             limits.max_aux_pages = max_aux_pages;
             limits.max_pages = self.max_pages.unwrap_or(max_pages);
             limits.max_window_pages = u32::try_from(guest_window / PAGE).unwrap_or(u32::MAX);
         });
         device.check().map_err(|error| match error {
-            vpmu::LimitsError::PowerOfTwo { limit, given } => LimitError::PowerOfTwo {
-                flag: flag(limit),
-                given,
-            },
+            vpmu::LimitsError::PowerOfTwo { limit, given } => LimitError::PowerOfTwo { flag: flag(limit), given },
             vpmu::LimitsError::Zero(limit) => LimitError::Zero(flag(limit)),
-            vpmu::LimitsError::Percent { limit, given } => LimitError::Percent {
-                flag: flag(limit),
-                given,
-            },
+            vpmu::LimitsError::Percent { limit, given } => LimitError::Percent { flag: flag(limit), given },
         })?;
         let resets = self.max_resets.unwrap_or(DEFAULT_RESETS);
         if resets == 0 {
@@ -301,17 +284,10 @@ mod tests {
     #[test]
     fn flags_win_over_the_file() {
         let file: LimitArgs =
-            serde_json::from_str(r#"{"max-samples": 5, "max-events": 6, "max-console": "64K"}"#)
-                .expect("limits");
-        let flags = LimitArgs {
-            max_samples: Some(7),
-            ..LimitArgs::default()
-        };
+            serde_json::from_str(r#"{"max-samples": 5, "max-events": 6, "max-console": "64K"}"#).expect("limits");
+        let flags = LimitArgs { max_samples: Some(7), ..LimitArgs::default() };
         let limits = flags.over(file).limits(WINDOW).expect("limits");
-        assert_eq!(
-            (limits.device.max_samples, limits.device.max_events),
-            (7, 6)
-        );
+        assert_eq!((limits.device.max_samples, limits.device.max_events), (7, 6));
         assert_eq!(limits.console, 64 << 10);
         assert!(serde_json::from_str::<LimitArgs>(r#"{"max-simples": 5}"#).is_err());
     }
@@ -321,97 +297,19 @@ mod tests {
         let zero = |args: LimitArgs| args.limits(WINDOW).expect_err("refused").to_string();
         let none = LimitArgs::default();
         for (args, named) in [
-            (
-                LimitArgs {
-                    max_sample_rate: Some(0),
-                    ..none.clone()
-                },
-                "--max-sample-rate",
-            ),
-            (
-                LimitArgs {
-                    max_samples: Some(0),
-                    ..none.clone()
-                },
-                "--max-samples",
-            ),
-            (
-                LimitArgs {
-                    max_record_bytes: Some(0),
-                    ..none.clone()
-                },
-                "--max-record-bytes",
-            ),
-            (
-                LimitArgs {
-                    max_active_counters: Some(0),
-                    ..none.clone()
-                },
-                "--max-active-counters",
-            ),
-            (
-                LimitArgs {
-                    max_pages: Some(0),
-                    ..none.clone()
-                },
-                "--max-pages",
-            ),
-            (
-                LimitArgs {
-                    min_hardware_period: Some(0),
-                    ..none.clone()
-                },
-                "--min-hardware-period",
-            ),
-            (
-                LimitArgs {
-                    max_sampling_percent: Some(0),
-                    ..none.clone()
-                },
-                "--max-sampling-percent",
-            ),
-            (
-                LimitArgs {
-                    max_sampling_percent: Some(101),
-                    ..none.clone()
-                },
-                "--max-sampling-percent 101",
-            ),
-            (
-                LimitArgs {
-                    max_resets: Some(0),
-                    ..none.clone()
-                },
-                "--max-resets",
-            ),
-            (
-                LimitArgs {
-                    max_aux_pages: Some(3),
-                    ..none.clone()
-                },
-                "--max-aux-pages 3",
-            ),
-            (
-                LimitArgs {
-                    max_ring_pages: Some(3),
-                    ..none.clone()
-                },
-                "--max-ring-pages 3",
-            ),
-            (
-                LimitArgs {
-                    guest_window: Some(WINDOW + 4096),
-                    ..none.clone()
-                },
-                "--guest-window",
-            ),
-            (
-                LimitArgs {
-                    guest_window: Some(100),
-                    ..none
-                },
-                "--guest-window",
-            ),
+            (LimitArgs { max_sample_rate: Some(0), ..none.clone() }, "--max-sample-rate"),
+            (LimitArgs { max_samples: Some(0), ..none.clone() }, "--max-samples"),
+            (LimitArgs { max_record_bytes: Some(0), ..none.clone() }, "--max-record-bytes"),
+            (LimitArgs { max_active_counters: Some(0), ..none.clone() }, "--max-active-counters"),
+            (LimitArgs { max_pages: Some(0), ..none.clone() }, "--max-pages"),
+            (LimitArgs { min_hardware_period: Some(0), ..none.clone() }, "--min-hardware-period"),
+            (LimitArgs { max_sampling_percent: Some(0), ..none.clone() }, "--max-sampling-percent"),
+            (LimitArgs { max_sampling_percent: Some(101), ..none.clone() }, "--max-sampling-percent 101"),
+            (LimitArgs { max_resets: Some(0), ..none.clone() }, "--max-resets"),
+            (LimitArgs { max_aux_pages: Some(3), ..none.clone() }, "--max-aux-pages 3"),
+            (LimitArgs { max_ring_pages: Some(3), ..none.clone() }, "--max-ring-pages 3"),
+            (LimitArgs { guest_window: Some(WINDOW + 4096), ..none.clone() }, "--guest-window"),
+            (LimitArgs { guest_window: Some(100), ..none }, "--guest-window"),
         ] {
             let message = zero(args);
             assert!(message.contains(named), "{message}");
@@ -420,10 +318,7 @@ mod tests {
 
     #[test]
     fn large_areas_make_room_for_themselves() {
-        let args = LimitArgs {
-            max_aux_pages: Some(1 << 20),
-            ..LimitArgs::default()
-        };
+        let args = LimitArgs { max_aux_pages: Some(1 << 20), ..LimitArgs::default() };
         let limits = args.limits(0).expect("limits");
         assert_eq!(limits.device.max_pages, 1 << 21);
         assert_eq!(limits.device.max_window_pages, 0);

@@ -78,10 +78,7 @@ pub fn finish() -> Lines {
         return Lines::default();
     };
     log.report_left_out();
-    Lines {
-        written: log.written.load(Ordering::Relaxed),
-        left_out: log.left_out.load(Ordering::Relaxed),
-    }
+    Lines { written: log.written.load(Ordering::Relaxed), left_out: log.left_out.load(Ordering::Relaxed) }
 }
 
 impl Limited {
@@ -98,11 +95,7 @@ impl Limited {
         if more > 0 {
             let lines = if more == 1 { "line" } else { "lines" };
             let args = format_args!("{more} {lines} left out of this log; see --max-log-lines");
-            let record = Record::builder()
-                .level(log::Level::Warn)
-                .target(module_path!())
-                .args(args)
-                .build();
+            let record = Record::builder().level(log::Level::Warn).target(module_path!()).args(args).build();
             self.inner.log(&record);
         }
     }

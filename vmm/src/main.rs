@@ -72,10 +72,7 @@ fn run(args: &RunArgs) -> u8 {
         fail(error, code);
     }
     if config.summary {
-        eprint!(
-            "{}",
-            report::summary(&report, ending.as_ref().ok().copied())
-        );
+        eprint!("{}", report::summary(&report, ending.as_ref().ok().copied()));
     }
     if let Some(destination) = destination
         && let Err(error) = destination.write(&report)

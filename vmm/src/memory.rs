@@ -72,8 +72,7 @@ pub enum MemoryError {
 /// [`MemoryError::Reserve`], [`MemoryError::Guard`].
 pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
     let ranges = ranges(mib);
-    let memory = GuestMemoryMmap::from_ranges(&ranges)
-        .map_err(|source| MemoryError::Reserve { mib, source })?;
+    let memory = GuestMemoryMmap::from_ranges(&ranges).map_err(|source| MemoryError::Reserve { mib, source })?;
     advise(&memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
     Ok(memory)
 }
@@ -103,11 +102,7 @@ pub(crate) fn map(mib: u64, file: &File) -> Result<GuestMemoryMmap, MemoryError>
 ///
 /// # Errors
 /// [`MemoryError`].
-pub(crate) fn map_window(
-    bytes: u64,
-    file: &File,
-    offset: u64,
-) -> Result<GuestMemoryMmap, MemoryError> {
+pub(crate) fn map_window(bytes: u64, file: &File, offset: u64) -> Result<GuestMemoryMmap, MemoryError> {
     let size = usize::try_from(bytes).unwrap_or(usize::MAX);
     let window = map_ranges(&[(GuestAddress(WINDOW), size)], file, offset)?;
     for advice in [libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
@@ -119,21 +114,14 @@ pub(crate) fn map_window(
 const PROTECTION: c_int = libc::PROT_READ | libc::PROT_WRITE;
 const COPY_ON_WRITE: c_int = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
 
-fn map_ranges(
-    ranges: &[(GuestAddress, usize)],
-    file: &File,
-    mut offset: u64,
-) -> Result<GuestMemoryMmap, MemoryError> {
+fn map_ranges(ranges: &[(GuestAddress, usize)], file: &File, mut offset: u64) -> Result<GuestMemoryMmap, MemoryError> {
     let file = file.try_clone().map_err(MmapRegionError::Mmap);
     let file = Arc::new(file.map_err(MemoryError::Map)?);
     let regions = ranges.iter().map(|&(start, size)| {
         let place = FileOffset::from_arc(Arc::clone(&file), offset);
         offset += size as u64;
-        let region = MmapRegion::build(Some(place), size, PROTECTION, COPY_ON_WRITE)
-            .map_err(MemoryError::Map)?;
-        GuestRegionMmap::new(region, start).ok_or(MemoryError::Place(
-            GuestRegionCollectionError::MemoryRegionOverlap,
-        ))
+        let region = MmapRegion::build(Some(place), size, PROTECTION, COPY_ON_WRITE).map_err(MemoryError::Map)?;
+        GuestRegionMmap::new(region, start).ok_or(MemoryError::Place(GuestRegionCollectionError::MemoryRegionOverlap))
     });
     let regions: Vec<_> = regions.collect::<Result<_, _>>()?;
     GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Place)
@@ -195,12 +183,7 @@ fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
 ///
 /// # Errors
 /// [`MemoryError::Register`].
-pub fn register(
-    vm: &VmFd,
-    memories: &[&GuestMemoryMmap],
-    first: u32,
-    tracked: bool,
-) -> Result<(), MemoryError> {
+pub fn register(vm: &VmFd, memories: &[&GuestMemoryMmap], first: u32, tracked: bool) -> Result<(), MemoryError> {
     let flags = if tracked { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
     let regions = memories.iter().flat_map(|memory| memory.iter());
     for (slot, region) in (first..).zip(regions) {
@@ -230,12 +213,7 @@ impl Registration {
     ///
     /// # Errors
     /// The host cannot start another thread.
-    pub fn begin(
-        vm: Arc<VmFd>,
-        memory: GuestMemoryMmap,
-        first: u32,
-        tracked: bool,
-    ) -> io::Result<Self> {
+    pub fn begin(vm: Arc<VmFd>, memory: GuestMemoryMmap, first: u32, tracked: bool) -> io::Result<Self> {
         let thread = thread::Builder::new().name("memory".to_owned());
         let thread = thread.spawn(move || register(&vm, &[&memory], first, tracked))?;
         Ok(Self(Some(thread)))
@@ -287,8 +265,7 @@ mod tests {
         for line in maps.lines() {
             let (word, rest) = line.split_once(' ').expect("two words");
             if let Some((start, end)) = word.split_once('-') {
-                let [start, end] =
-                    [start, end].map(|hex| u64::from_str_radix(hex, 16).expect("an address"));
+                let [start, end] = [start, end].map(|hex| u64::from_str_radix(hex, 16).expect("an address"));
                 inside = (start..end).contains(&first);
             } else if inside && word == "VmFlags:" {
                 return rest.trim().to_owned();

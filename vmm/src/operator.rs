@@ -115,11 +115,7 @@ impl Operator {
     /// # Errors
     /// [`OperatorError`]. If a recording cannot be written, this function returns the error, so that the operator sees
     /// it before the run.
-    pub fn new(
-        config: &Config,
-        vpmu: &Arc<Vpmu>,
-        recorder: Recorder,
-    ) -> Result<Self, OperatorError> {
+    pub fn new(config: &Config, vpmu: &Arc<Vpmu>, recorder: Recorder) -> Result<Self, OperatorError> {
         let asked = config.recording.is_some();
         // A restored machine already has its events.
         let known = vpmu.persistent().iter().any(|event| event.operator);
@@ -154,15 +150,11 @@ impl Operator {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         if occasion == Occasion::Reset && !room.wait(Instant::now()).is_zero() {
             self.left_out.fetch_add(1, Ordering::Relaxed);
-            log::warn!(
-                "a reset is not recorded: recordings already take as many bytes as --max-recordings allows"
-            );
+            log::warn!("a reset is not recorded: recordings already take as many bytes as --max-recordings allows");
             return None;
         }
-        let recorded = self
-            .dump(None, wanted)
-            .inspect_err(|error| log::error!("{}", vpmu_errors::chain(error)))
-            .ok()?;
+        let recorded =
+            self.dump(None, wanted).inspect_err(|error| log::error!("{}", vpmu_errors::chain(error))).ok()?;
         room.spend(recorded.bytes, Instant::now());
         Some(recorded)
     }
@@ -201,9 +193,7 @@ impl Operator {
                 Ok(Answer::Done)
             }
             Request::Start { spec } => {
-                let parsed = spec
-                    .parse()
-                    .map_err(|source| OperatorError::Spec { spec, source })?;
+                let parsed = spec.parse().map_err(|source| OperatorError::Spec { spec, source })?;
                 let started = self.start(&parsed)?;
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
@@ -248,22 +238,14 @@ impl Operator {
                         }
                     }
                     let remedy = match &source {
-                        PersistError::NoEvent(_)
-                            if !self.hardware && policy::is_hardware(spec.event_name()) =>
-                        {
-                            Some(
-                                "this machine opens no hardware events; --hardware-events enables them",
-                            )
+                        PersistError::NoEvent(_) if !self.hardware && policy::is_hardware(spec.event_name()) => {
+                            Some("this machine opens no hardware events; --hardware-events enables them")
                         }
                         source => remedy(source),
                     };
                     let name = persist.name.unwrap_or(persist.event);
                     return Err(match remedy {
-                        Some(remedy) => OperatorError::Mistake {
-                            name,
-                            remedy,
-                            source,
-                        },
+                        Some(remedy) => OperatorError::Mistake { name, remedy, source },
                         None => OperatorError::Start { name, source },
                     });
                 }
@@ -282,10 +264,7 @@ impl Operator {
         // Continue after a failed flush, because the earlier records of an event in the error state can still be
         // recorded.
         if let Err(error) = self.vpmu.flush(None) {
-            log::warn!(
-                "the recording may lack samples: {}",
-                vpmu_errors::chain(&error)
-            );
+            log::warn!("the recording may lack samples: {}", vpmu_errors::chain(&error));
         }
         let histories = vpmu_perfdata::histories(&self.vpmu, wanted, self.most_of_guests);
         // A poisoned lock is harmless, because a panic during a recording leaves no partial file.
@@ -308,9 +287,7 @@ impl Operator {
 fn remedy(error: &PersistError) -> Option<&'static str> {
     match error {
         PersistError::NoEvent(_) => Some("'vmm check --pmu full' lists the events of this host"),
-        PersistError::NameTaken(_) | PersistError::ReservedName(_) => {
-            Some("choose a different name with name=")
-        }
+        PersistError::NameTaken(_) | PersistError::ReservedName(_) => Some("choose a different name with name="),
         PersistError::Pages { .. } => Some("choose a different size"),
         PersistError::NoRoom(_) | PersistError::NoWindow => {
             Some("choose a smaller size, or give the machine a larger window with --window")

@@ -48,10 +48,7 @@ impl PathAt {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self {
             directory: rustix::fs::open(directory(path), flags, Mode::empty()),
-            name: path
-                .file_name()
-                .unwrap_or_else(|| OsStr::new("."))
-                .to_owned(),
+            name: path.file_name().unwrap_or_else(|| OsStr::new(".")).to_owned(),
             path: path.to_owned(),
         }
     }
@@ -93,12 +90,7 @@ impl PathAt {
     /// The host's error.
     pub(crate) fn file(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(
-            self.fd()?,
-            &self.name,
-            flags,
-            Mode::empty(),
-        )?)
+        Ok(rustix::fs::openat(self.fd()?, &self.name, flags, Mode::empty())?)
     }
 
     /// The status of the directory.
@@ -112,8 +104,7 @@ impl PathAt {
     /// Whether this name belongs to an existing file that is not a regular file.
     pub(crate) fn is_taken(&self) -> bool {
         let status = self.status(true).ok().flatten();
-        status
-            .is_some_and(|status| FileType::from_raw_mode(status.st_mode) != FileType::RegularFile)
+        status.is_some_and(|status| FileType::from_raw_mode(status.st_mode) != FileType::RegularFile)
     }
 
     /// Removes the file.
@@ -121,11 +112,7 @@ impl PathAt {
     /// # Errors
     /// The host's error.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        Ok(rustix::fs::unlinkat(
-            self.fd()?,
-            &self.name,
-            AtFlags::empty(),
-        )?)
+        Ok(rustix::fs::unlinkat(self.fd()?, &self.name, AtFlags::empty())?)
     }
 
     /// Creates a temporary file in the same directory.
@@ -142,11 +129,7 @@ impl PathAt {
             name.push(format!(".{now}-{number}.tmp"));
             match rustix::fs::openat(self.fd()?, &name, CREATE, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => {
-                    return Ok(Temporary {
-                        place: self,
-                        file: File::from(file),
-                        name: Some(name),
-                    });
+                    return Ok(Temporary { place: self, file: File::from(file), name: Some(name) });
                 }
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
@@ -163,13 +146,7 @@ impl PathAt {
     /// Exchanges the names of this file and of the file `other` in the same directory.
     fn exchange(&self, other: &OsStr) -> Result<(), Errno> {
         let directory = self.fd()?;
-        rustix::fs::renameat_with(
-            directory,
-            other,
-            directory,
-            &self.name,
-            RenameFlags::EXCHANGE,
-        )
+        rustix::fs::renameat_with(directory, other, directory, &self.name, RenameFlags::EXCHANGE)
     }
 
     /// Renames the file `from` to the name of an older file.

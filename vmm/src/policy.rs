@@ -7,9 +7,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Deserializer, Serialize};
-use vpmu::abi::{
-    KIND_EXITS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SOFTWARE, KIND_VMM_TRACE,
-};
+use vpmu::abi::{KIND_EXITS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SOFTWARE, KIND_VMM_TRACE};
 use vpmu::{EventMatch, Policy};
 
 use crate::raw_events::RawEvents;
@@ -66,11 +64,7 @@ pub struct PolicyArgs {
 
     /// Add events to the tier of --pmu. Without --pmu, the guest has only the added events. Can be repeated.
     /// See below for names and other ways to select events
-    #[arg(
-        long = "allow-event",
-        value_name = "EVENT[,...]",
-        value_delimiter = ','
-    )]
+    #[arg(long = "allow-event", value_name = "EVENT[,...]", value_delimiter = ',')]
     pub allow_events: Vec<Events>,
 
     /// Remove events that the guest could otherwise open. The guest then cannot see that the host has them.
@@ -155,9 +149,7 @@ pub enum PolicyError {
     #[error("--no-vpmu conflicts with --pmu {0}: give only one of them")]
     NoVpmu(&'static str),
     /// An entry without an effect.
-    #[error(
-        "--allow-event {allowed} has no effect, as --deny-event {denied} denies it: remove one of them"
-    )]
+    #[error("--allow-event {allowed} has no effect, as --deny-event {denied} denies it: remove one of them")]
     Contradiction {
         /// The allowed event.
         allowed: String,
@@ -165,9 +157,7 @@ pub enum PolicyError {
         denied: String,
     },
     /// Hardware events both requested and disabled.
-    #[error(
-        "{0} requests hardware events, which --no-hardware-events disables: remove one of the two"
-    )]
+    #[error("{0} requests hardware events, which --no-hardware-events disables: remove one of the two")]
     HardwareDisabled(String),
 }
 
@@ -182,9 +172,7 @@ pub struct Events {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum EventsError {
     /// An unknown name.
-    #[error(
-        "there is no event `{name}`{suggestion}; 'vmm check --pmu full' lists this host's events"
-    )]
+    #[error("there is no event `{name}`{suggestion}; 'vmm check --pmu full' lists this host's events")]
     Unknown {
         /// The given name.
         name: String,
@@ -209,10 +197,7 @@ impl FromStr for Events {
     type Err = EventsError;
 
     fn from_str(text: &str) -> Result<Self, EventsError> {
-        Ok(Self {
-            matches: matches(text)?,
-            text: text.to_owned(),
-        })
+        Ok(Self { matches: matches(text)?, text: text.to_owned() })
     }
 }
 
@@ -225,9 +210,7 @@ impl<'de> Deserialize<'de> for Events {
 
 fn matches(text: &str) -> Result<Vec<EventMatch>, EventsError> {
     if let Some((kind, numbers)) = text.split_once(':') {
-        return Ok(vec![
-            numbered(kind, numbers).ok_or_else(|| EventsError::Number(text.to_owned()))?,
-        ]);
+        return Ok(vec![numbered(kind, numbers).ok_or_else(|| EventsError::Number(text.to_owned()))?]);
     }
     let named = EventMatch::named();
     if text.contains('*') {
@@ -249,10 +232,7 @@ fn matches(text: &str) -> Result<Vec<EventMatch>, EventsError> {
     }
     let known = named.iter().map(|(name, _)| name.as_str());
     let known = known.chain(KINDS.iter().map(|&(name, _)| name));
-    Err(EventsError::Unknown {
-        name: text.to_owned(),
-        suggestion: nearest(text, known),
-    })
+    Err(EventsError::Unknown { name: text.to_owned(), suggestion: nearest(text, known) })
 }
 
 /// Text that suggests the most similar known name, or an empty text if no name is similar enough.
@@ -274,9 +254,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(first) else {
         return false;
     };
-    let rest = parts.try_fold(rest, |rest, part| {
-        rest.find(part).map(|at| &rest[at + part.len()..])
-    });
+    let rest = parts.try_fold(rest, |rest, part| rest.find(part).map(|at| &rest[at + part.len()..]));
     rest.is_some_and(|rest| rest.ends_with(last))
 }
 
@@ -380,11 +358,7 @@ impl PolicyArgs {
             (tier, _) => tier,
         };
         let mut allowed = tier.map(Tier::events).unwrap_or_default();
-        allowed.extend(
-            allow
-                .iter()
-                .flat_map(|events| events.matches.iter().copied()),
-        );
+        allowed.extend(allow.iter().flat_map(|events| events.matches.iter().copied()));
         let listed = raw_events.unwrap_or_default().into();
         allowed.extend(raw_matches(&listed));
         let denied = deny.iter().flat_map(|events| events.matches.clone());
@@ -395,9 +369,7 @@ impl PolicyArgs {
             persists_hardware |= is_hardware(event);
             own_raw.extend(raw_config(event));
         }
-        let named = allow
-            .iter()
-            .find(|events| events.matches.iter().any(of_hardware));
+        let named = allow.iter().find(|events| events.matches.iter().any(of_hardware));
         let asked = match (tier, named) {
             (Some(Tier::Full), _) => Some("--pmu full".to_owned()),
             (_, Some(events)) => Some(format!("--allow-event {events}")),
@@ -412,12 +384,7 @@ impl PolicyArgs {
             (None, None) if !policy.allows_hardware() => HardwareUse::Never,
             (None, None) => HardwareUse::UnlessMediated,
         };
-        Ok(Decision {
-            tier,
-            raw: raw(&allowed, own_raw),
-            policy,
-            hardware,
-        })
+        Ok(Decision { tier, raw: raw(&allowed, own_raw), policy, hardware })
     }
 }
 

@@ -76,9 +76,7 @@ mod tests {
     }
 
     fn has_controls(text: &Printable) -> bool {
-        text.0
-            .lines()
-            .any(|line| line.chars().any(char::is_control))
+        text.0.lines().any(|line| line.chars().any(char::is_control))
     }
 
     #[test]

@@ -17,26 +17,16 @@ pub struct Finding {
 
 impl Finding {
     pub(crate) fn yes(detail: impl Into<String>) -> Self {
-        Finding {
-            ok: true,
-            detail: detail.into(),
-        }
+        Finding { ok: true, detail: detail.into() }
     }
 
     pub(crate) fn no(detail: impl Into<String>) -> Self {
-        Finding {
-            ok: false,
-            detail: detail.into(),
-        }
+        Finding { ok: false, detail: detail.into() }
     }
 
     /// The names of the failed findings.
     pub(crate) fn failed<const N: usize>(named: [(&'static str, &Self); N]) -> Vec<&'static str> {
-        named
-            .into_iter()
-            .filter(|(_, finding)| !finding.ok)
-            .map(|(name, _)| name)
-            .collect()
+        named.into_iter().filter(|(_, finding)| !finding.ok).map(|(name, _)| name).collect()
     }
 }
 
@@ -52,16 +42,8 @@ pub struct Check {
 }
 
 impl Check {
-    pub(crate) fn new(
-        name: &'static str,
-        value: impl Into<String>,
-        consequence: impl Into<String>,
-    ) -> Self {
-        Self {
-            name,
-            value: value.into(),
-            consequence: consequence.into(),
-        }
+    pub(crate) fn new(name: &'static str, value: impl Into<String>, consequence: impl Into<String>) -> Self {
+        Self { name, value: value.into(), consequence: consequence.into() }
     }
 
     /// A line whose value is the finding's observation. The line's consequence is `good` if the finding is ok, and

@@ -63,10 +63,7 @@ impl Recorder {
     /// # Errors
     /// [`RecordingError::Symbols`].
     pub fn new(path: &Path, symbols: Option<&Path>) -> Result<Self, RecordingError> {
-        Ok(Self {
-            place: PathAt::open(path),
-            symbols: symbols.map(Symbols::open).transpose()?,
-        })
+        Ok(Self { place: PathAt::open(path), symbols: symbols.map(Symbols::open).transpose()? })
     }
 
     /// Checks that a recording can be written, without leaving a file. Call this before the guest runs, because an
@@ -80,10 +77,7 @@ impl Recorder {
         }
         match self.place.create_temporary() {
             Ok(_) => Ok(()),
-            Err(source) => Err(RecordingError::Directory {
-                directory: self.place.directory().to_owned(),
-                source,
-            }),
+            Err(source) => Err(RecordingError::Directory { directory: self.place.directory().to_owned(), source }),
         }
     }
 
@@ -106,21 +100,13 @@ impl Recorder {
     pub fn write(&self, histories: &[History]) -> Result<Summary, RecordingError> {
         self.check()?;
         let path = self.place.path();
-        let failed = |source| RecordingError::Write {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| RecordingError::Write { path: path.to_owned(), source };
         let temporary = self.place.create_temporary().map_err(failed)?;
         let summary = self.write_to(temporary.file(), path, histories)?;
-        temporary
-            .persist_and_keep_older()
-            .map_err(|error| match error {
-                PersistError::KeepOlder(source) => RecordingError::Keep {
-                    path: self.place.older(),
-                    source,
-                },
-                PersistError::Rename(source) => failed(source),
-            })?;
+        temporary.persist_and_keep_older().map_err(|error| match error {
+            PersistError::KeepOlder(source) => RecordingError::Keep { path: self.place.older(), source },
+            PersistError::Rename(source) => failed(source),
+        })?;
         Ok(summary)
     }
 
@@ -128,16 +114,8 @@ impl Recorder {
     ///
     /// # Errors
     /// [`RecordingError`].
-    pub fn write_to(
-        &self,
-        file: &File,
-        path: &Path,
-        histories: &[History],
-    ) -> Result<Summary, RecordingError> {
-        let failed = |source| RecordingError::Write {
-            path: path.to_owned(),
-            source,
-        };
+    pub fn write_to(&self, file: &File, path: &Path, histories: &[History]) -> Result<Summary, RecordingError> {
+        let failed = |source| RecordingError::Write { path: path.to_owned(), source };
         let mut recording = Recording::new(histories);
         // The symbol file was readable before the guest ran. If it is no longer readable, write the recording without
         // names, because the samples matter more.
@@ -176,10 +154,8 @@ mod tests {
         let first = fs::read(&path).unwrap();
         recorder.write(&[]).unwrap();
         assert_eq!(fs::read(&old).unwrap(), first);
-        let mut names: Vec<_> = fs::read_dir(directory.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let mut names: Vec<_> =
+            fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["perf.data", "perf.data.old"]);
     }

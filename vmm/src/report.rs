@@ -42,20 +42,10 @@ impl Destination {
     /// # Errors
     /// [`ReportError::Write`].
     pub fn open(path: &Path) -> Result<Self, ReportError> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
         match file {
-            Ok(file) => Ok(Self {
-                file,
-                path: path.to_owned(),
-            }),
-            Err(source) => Err(ReportError::Write {
-                path: path.to_owned(),
-                source,
-            }),
+            Ok(file) => Ok(Self { file, path: path.to_owned() }),
+            Err(source) => Err(ReportError::Write { path: path.to_owned(), source }),
         }
     }
 
@@ -64,21 +54,16 @@ impl Destination {
     /// # Errors
     /// [`ReportError::Write`].
     pub fn write(mut self, report: &Report) -> Result<(), ReportError> {
-        let written = serde_json::to_vec_pretty(report)
-            .map_err(io::Error::from)
-            .and_then(|mut text| {
-                text.push(b'\n');
-                // Only a regular file has contents to replace. A pipe or a device has none.
-                if self.file.metadata()?.is_file() {
-                    self.file.set_len(0)?;
-                    self.file.rewind()?;
-                }
-                self.file.write_all(&text)
-            });
-        written.map_err(|source| ReportError::Write {
-            path: self.path,
-            source,
-        })
+        let written = serde_json::to_vec_pretty(report).map_err(io::Error::from).and_then(|mut text| {
+            text.push(b'\n');
+            // Only a regular file has contents to replace. A pipe or a device has none.
+            if self.file.metadata()?.is_file() {
+                self.file.set_len(0)?;
+                self.file.rewind()?;
+            }
+            self.file.write_all(&text)
+        });
+        written.map_err(|source| ReportError::Write { path: self.path, source })
     }
 }
 
@@ -198,10 +183,7 @@ impl Report {
             .map(|(index, stats)| VcpuReport {
                 exits: ran.vpmu.as_ref().map(|vpmu| {
                     let counts = vpmu.exits(index);
-                    Exits {
-                        counts,
-                        total: counts.total(),
-                    }
+                    Exits { counts, total: counts.total() }
                 }),
                 kvm: stats,
             })
@@ -223,11 +205,7 @@ impl Report {
         Self {
             ending,
             exit_code,
-            error: ran
-                .ending
-                .as_ref()
-                .err()
-                .map(|error| vpmu_errors::chain(error)),
+            error: ran.ending.as_ref().err().map(|error| vpmu_errors::chain(error)),
             wall_ns: nanoseconds(ran.wall),
             boots: ran.boots,
             boot_to_init_ns: ran.boot.map(nanoseconds),
@@ -300,11 +278,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
         let _ = writeln!(
             text,
             "vmm: PMU: {} events opened, {} samples written, {} lost, {} marks, {} interrupts",
-            vpmu.events_opened,
-            vpmu.samples_written,
-            vpmu.samples_lost,
-            vpmu.marks,
-            vpmu.interrupts,
+            vpmu.events_opened, vpmu.samples_written, vpmu.samples_lost, vpmu.marks, vpmu.interrupts,
         );
     }
     let traced = metrics.filter(|vpmu| vpmu.aux_written + vpmu.aux_lost > 0);
@@ -323,10 +297,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
     let device = |figure: fn(&Metrics) -> u64| metrics.map_or(0, figure);
     for (times, what) in [
         (limits.log_lines_left_out, "lines of this log left out"),
-        (
-            limits.console_bytes_left_out,
-            "bytes of console output left out",
-        ),
+        (limits.console_bytes_left_out, "bytes of console output left out"),
         (limits.resets_delayed, "resets delayed"),
         (limits.recordings_left_out, "recordings left out"),
         (
@@ -337,10 +308,7 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
             device(|vpmu| vpmu.sampling_throttles),
             "times that a vCPU's samples were throttled because they took too much time",
         ),
-        (
-            device(|vpmu| vpmu.counter_waits),
-            "times that an event waited for a host counter",
-        ),
+        (device(|vpmu| vpmu.counter_waits), "times that an event waited for a host counter"),
     ] {
         if times > 0 {
             let _ = writeln!(text, "vmm: limits: {times} {what}");

@@ -60,8 +60,7 @@ impl EndingSignals {
         }
         let set = create_sigset(&ENDING).map_err(|error| SignalError::Descriptor(error.into()))?;
         // SAFETY: the kernel reads the set only during the call.
-        let fd =
-            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
         if fd < 0 {
             return Err(SignalError::Descriptor(io::Error::last_os_error()));
         }

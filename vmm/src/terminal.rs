@@ -15,13 +15,7 @@ use libc::{c_int, c_short, termios};
 static BEFORE: AtomicPtr<termios> = AtomicPtr::new(ptr::null_mut());
 
 /// Signals that a crash causes. The VMM restores the terminal before they take their default action.
-const CRASHES: [c_int; 5] = [
-    libc::SIGABRT,
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGILL,
-    libc::SIGFPE,
-];
+const CRASHES: [c_int; 5] = [libc::SIGABRT, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
 
 /// Restores the terminal. It is safe to call this from anywhere, any number of times.
 pub fn restore() {
@@ -112,11 +106,7 @@ fn install() {
 /// The kernel's error.
 pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
     let [first, second] = unless;
-    wait([
-        (output, libc::POLLOUT),
-        (first, libc::POLLIN),
-        (second, libc::POLLIN),
-    ])
+    wait([(output, libc::POLLOUT), (first, libc::POLLIN), (second, libc::POLLIN)])
 }
 
 /// Waits until `input` or one of `unless` is readable. Returns whether `input` is readable.
@@ -130,11 +120,7 @@ pub(crate) fn wait_readable(input: c_int, unless: [c_int; 2]) -> io::Result<bool
 
 /// Waits for one of three descriptors. Returns whether the first descriptor is ready.
 fn wait(all: [(c_int, c_short); 3]) -> io::Result<bool> {
-    let mut all = all.map(|(fd, events)| libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    });
+    let mut all = all.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
     // SAFETY: `all` is an array of three `pollfd`s that outlives the call.
     if unsafe { libc::poll(all.as_mut_ptr(), 3, -1) } < 0 {
         return Err(io::Error::last_os_error());

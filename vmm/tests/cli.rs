@@ -9,8 +9,8 @@ use std::io::Write;
 use std::process::Stdio;
 
 use common::{
-    Bench, HALT, Running, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off,
-    read_output, read_report, run, running, terminate, vmm,
+    Bench, HALT, Running, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off, read_output, read_report, run,
+    running, terminate, vmm,
 };
 
 /// Runs `vmm` with `args`, and checks that it fails with status `code` and prints one line that contains all `words`.
@@ -21,22 +21,14 @@ fn refused(args: &[&str], code: i32, words: &[&str]) {
 
 #[test]
 fn missing_command_lists_the_commands() {
-    for (args, listed) in [
-        (&[][..], ["check", "ctl"]),
-        (&["ctl"], ["flush", "snapshot"]),
-    ] {
+    for (args, listed) in [(&[][..], ["check", "ctl"]), (&["ctl"], ["flush", "snapshot"])] {
         let output = vmm(args).output().expect("vmm starts");
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let text = String::from_utf8_lossy(&output.stderr);
         let line = text.lines().last().unwrap_or_default();
-        assert_eq!(
-            line, "vmm: no command: give one of those listed above",
-            "{args:?}"
-        );
+        assert_eq!(line, "vmm: no command: give one of those listed above", "{args:?}");
         for command in listed {
-            let is_listed = text
-                .lines()
-                .any(|line| line.trim_start().starts_with(command));
+            let is_listed = text.lines().any(|line| line.trim_start().starts_with(command));
             assert!(is_listed, "{command}: {text}");
         }
     }
@@ -47,121 +39,36 @@ fn wrong_usage_is_reported_in_one_line() {
     refused(&["run", "--kernle", "x"], 2, &["--kernle", "--help"]);
     refused(&["walk"], 2, &["walk", "--help"]);
     refused(&["run"], 2, &["--kernel"]);
-    refused(
-        &["run", "--kernel", "x", "--vcpus", "0"],
-        2,
-        &["0 vCPUs", "--vcpus"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--vcpus", "255"],
-        2,
-        &["255", "254"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--vcpus", "two"],
-        2,
-        &["two", "--vcpus"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--memory", "1"],
-        2,
-        &["1 MiB", "--memory"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--max-sample-rate", "0"],
-        2,
-        &["1 or more", "--max-sample-rate"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--max-aux-pages", "3"],
-        2,
-        &["--max-aux-pages 3", "power of two"],
-    );
+    refused(&["run", "--kernel", "x", "--vcpus", "0"], 2, &["0 vCPUs", "--vcpus"]);
+    refused(&["run", "--kernel", "x", "--vcpus", "255"], 2, &["255", "254"]);
+    refused(&["run", "--kernel", "x", "--vcpus", "two"], 2, &["two", "--vcpus"]);
+    refused(&["run", "--kernel", "x", "--memory", "1"], 2, &["1 MiB", "--memory"]);
+    refused(&["run", "--kernel", "x", "--max-sample-rate", "0"], 2, &["1 or more", "--max-sample-rate"]);
+    refused(&["run", "--kernel", "x", "--max-aux-pages", "3"], 2, &["--max-aux-pages 3", "power of two"]);
     for (window, word) in [("4097", "4097"), ("513M", "512M"), ("1G", "K or M")] {
-        refused(
-            &["run", "--kernel", "x", "--window", window],
-            2,
-            &[word, "--window"],
-        );
+        refused(&["run", "--kernel", "x", "--window", window], 2, &[word, "--window"]);
     }
-    refused(
-        &["run", "--kernel", "x", "--user", "nobody"],
-        2,
-        &["nobody", "--user", "1000:1000"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--max-persistent", "few"],
-        2,
-        &["few", "--max-persistent"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--on-reset", "again"],
-        2,
-        &["again", "--on-reset", "restart"],
-    );
+    refused(&["run", "--kernel", "x", "--user", "nobody"], 2, &["nobody", "--user", "1000:1000"]);
+    refused(&["run", "--kernel", "x", "--max-persistent", "few"], 2, &["few", "--max-persistent"]);
+    refused(&["run", "--kernel", "x", "--on-reset", "again"], 2, &["again", "--on-reset", "restart"]);
     for (args, words) in [
-        (
-            &["--allow-event", "instrutions"][..],
-            ["instrutions", "did you mean instructions?"],
-        ),
-        (
-            &["--deny-event", "raw:r11"],
-            ["raw:r11", "KIND:CONFIG/MASK"],
-        ),
+        (&["--allow-event", "instrutions"][..], ["instrutions", "did you mean instructions?"]),
+        (&["--deny-event", "raw:r11"], ["raw:r11", "KIND:CONFIG/MASK"]),
         (&["--pmu", "all"], ["--pmu", "standard"]),
-        (
-            &["--pmu", "off", "--persistent", "marks"],
-            ["--persistent", "--pmu off"],
-        ),
-        (
-            &["--pmu", "clocks", "--no-vpmu"],
-            ["--pmu clocks", "--no-vpmu"],
-        ),
-        (
-            &["--allow-event", "cycles", "--deny-event", "hardware"],
-            ["--allow-event cycles", "--deny-event hardware"],
-        ),
-        (
-            &["--raw-events", "0x11", "--no-hardware-events"],
-            ["--raw-events", "--no-hardware-events"],
-        ),
-        (
-            &["--hardware-events", "--no-hardware-events"],
-            ["--hardware-events", "--no-hardware-events"],
-        ),
+        (&["--pmu", "off", "--persistent", "marks"], ["--persistent", "--pmu off"]),
+        (&["--pmu", "clocks", "--no-vpmu"], ["--pmu clocks", "--no-vpmu"]),
+        (&["--allow-event", "cycles", "--deny-event", "hardware"], ["--allow-event cycles", "--deny-event hardware"]),
+        (&["--raw-events", "0x11", "--no-hardware-events"], ["--raw-events", "--no-hardware-events"]),
+        (&["--hardware-events", "--no-hardware-events"], ["--hardware-events", "--no-hardware-events"]),
     ] {
         refused(&[&["run", "--kernel", "x"], args].concat(), 2, &words);
     }
-    refused(
-        &["check", "--pmu", "full", "--no-hardware-events"],
-        2,
-        &["--pmu full", "--no-hardware-events"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--memory", "9T"],
-        2,
-        &["9T", "MiB"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--engine", "fast"],
-        2,
-        &["fast", "--engine", "batched"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--persistent", "marks,size=3K"],
-        2,
-        &["--persistent", "size=3K", "4K"],
-    );
-    refused(
-        &["run", "--kernel", "x", "--persistent", "marks", "--no-vpmu"],
-        2,
-        &["--persistent", "--no-vpmu"],
-    );
-    refused(
-        &["run", "--config", "/nonexistent.json"],
-        2,
-        &["/nonexistent.json"],
-    );
+    refused(&["check", "--pmu", "full", "--no-hardware-events"], 2, &["--pmu full", "--no-hardware-events"]);
+    refused(&["run", "--kernel", "x", "--memory", "9T"], 2, &["9T", "MiB"]);
+    refused(&["run", "--kernel", "x", "--engine", "fast"], 2, &["fast", "--engine", "batched"]);
+    refused(&["run", "--kernel", "x", "--persistent", "marks,size=3K"], 2, &["--persistent", "size=3K", "4K"]);
+    refused(&["run", "--kernel", "x", "--persistent", "marks", "--no-vpmu"], 2, &["--persistent", "--no-vpmu"]);
+    refused(&["run", "--config", "/nonexistent.json"], 2, &["/nonexistent.json"]);
 }
 
 #[test]
@@ -195,22 +102,10 @@ fn bad_files_are_reported_in_one_line() {
     let initramfs = bench.file("initramfs", &vec![0; 15 << 20]);
     let initramfs = initramfs.to_str().expect("a plain path");
     bench.file("good", &whole);
-    run(
-        "good",
-        &["--initramfs", initramfs],
-        &["initramfs", "does not fit", "--memory"],
-    );
-    run(
-        "good",
-        &["--initramfs", "/nonexistent"],
-        &["initramfs", "/nonexistent"],
-    );
+    run("good", &["--initramfs", initramfs], &["initramfs", "does not fit", "--memory"]);
+    run("good", &["--initramfs", "/nonexistent"], &["initramfs", "/nonexistent"]);
     run("good", &["--cmdline", &"x".repeat(4000)], &["4000", "2047"]);
-    run(
-        "good",
-        &["--report", "/nonexistent/r.json"],
-        &["report", "/nonexistent/r.json"],
-    );
+    run("good", &["--report", "/nonexistent/r.json"], &["report", "/nonexistent/r.json"]);
 }
 
 #[test]
@@ -279,14 +174,8 @@ fn port_writes_are_counted_exactly() {
 #[test]
 fn failed_machine_writes_its_report() {
     let bench = Bench::new();
-    let report = bench.file(
-        "report.json",
-        &b"what stood here before, and was longer".repeat(99),
-    );
-    let output = vmm(["run", "--kernel", "/nonexistent", "--report"])
-        .arg(&report)
-        .output()
-        .expect("vmm starts");
+    let report = bench.file("report.json", &b"what stood here before, and was longer".repeat(99));
+    let output = vmm(["run", "--kernel", "/nonexistent", "--report"]).arg(&report).output().expect("vmm starts");
     assert_eq!(output.status.code(), Some(1));
     let report = read_report(&report);
     assert_eq!(report["ending"], "error");
@@ -317,11 +206,7 @@ fn machine_without_the_pmu_runs() {
     let bench = Bench::new();
     let kernel = bench.kernel(&power_off());
     let report = bench.path("report.json");
-    let output = run(&kernel)
-        .args(["--no-vpmu", "--summary", "--report"])
-        .arg(&report)
-        .output()
-        .expect("vmm starts");
+    let output = run(&kernel).args(["--no-vpmu", "--summary", "--report"]).arg(&report).output().expect("vmm starts");
     assert_eq!(output.status.code(), Some(0));
     assert!(messages(&output).contains("the guest powered off"));
     let report = read_report(&report);
@@ -342,20 +227,13 @@ fn flags_override_the_configuration_file() {
     assert_eq!(status(&[]), Some(5));
     let other = bench.file("other.elf", &elf(&power_off(), 0));
     let other = other.to_str().expect("a plain path");
-    assert_eq!(
-        status(&["--kernel", other]),
-        Some(0),
-        "flags override the file"
-    );
+    assert_eq!(status(&["--kernel", other]), Some(0), "flags override the file");
 }
 
 #[test]
 fn prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
     let bench = Bench::new();
-    let prompt: Vec<u8> = b"login: "
-        .iter()
-        .flat_map(|byte| out(0x3f8, *byte))
-        .collect();
+    let prompt: Vec<u8> = b"login: ".iter().flat_map(|byte| out(0x3f8, *byte)).collect();
     let kernel = bench.kernel(&[prompt, SPIN.to_vec()].concat());
     let mut child = Running::start(run(&kernel).stdin(Stdio::piped()).stdout(Stdio::piped()));
     assert_eq!(read_output(&mut child, 7), "login: ");

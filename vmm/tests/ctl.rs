@@ -13,8 +13,7 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use common::{
-    Bench, Running, SPIN, ctl, kill_machine, mark, messages, out, read_output, refused, run,
-    running, terminate, vmm,
+    Bench, Running, SPIN, ctl, kill_machine, mark, messages, out, read_output, refused, run, running, terminate, vmm,
 };
 use serde_json::{Value, json};
 
@@ -39,10 +38,7 @@ impl Machine {
             .arg("--recording")
             .arg(bench.path("perf.data"))
             .args(args);
-        Self {
-            child: running(&mut command),
-            socket,
-        }
+        Self { child: running(&mut command), socket }
     }
 
     fn ask(&self, args: &[&str]) -> Output {
@@ -66,10 +62,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
     let [steps] = names(&machine);
-    assert_eq!(
-        (&steps["name"], &steps["count"]),
-        (&json!("steps"), &json!(7))
-    );
+    assert_eq!((&steps["name"], &steps["count"]), (&json!("steps"), &json!(7)));
     assert_eq!(steps["ring"], json!({"bytes": 65536, "window": true}));
     let table = machine.ask(&["list"]);
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
@@ -85,10 +78,7 @@ fn events_are_listed_started_and_ended_while_the_guest_runs() {
     assert_eq!(machine.reply(&["end", &id]), json!("done"));
     assert_eq!(names(&machine), [] as [Value; 0]);
     let none = machine.ask(&["list"]);
-    assert_eq!(
-        String::from_utf8_lossy(&none.stdout),
-        "no persistent events\n"
-    );
+    assert_eq!(String::from_utf8_lossy(&none.stdout), "no persistent events\n");
     machine.end();
 }
 
@@ -111,10 +101,7 @@ fn recordings_are_written_on_demand() {
     let other = bench.path("now.data");
     let dumped = machine.ask(&["dump", other.to_str().expect("a plain path")]);
     let reported = String::from_utf8_lossy(&dumped.stdout).into_owned();
-    assert_eq!(
-        reported,
-        format!("{}: 1 events, 7 samples, 0 lost\n", other.display())
-    );
+    assert_eq!(reported, format!("{}: 1 events, 7 samples, 0 lost\n", other.display()));
     let (one, two) = (fs::read(bench.path("perf.data")), fs::read(&other));
     assert_eq!(one.expect("written"), two.expect("written"));
     assert!(!bench.path("perf.data.old").exists());
@@ -128,11 +115,7 @@ fn flush_kicks_a_vcpu_that_never_exits() {
     let machine = Machine::start(&bench);
     // With the exit engine, a clock's samples wait until the vCPU leaves the guest, so a flush must kick the vCPU.
     machine.reply(&["start", "cpu-clock,period=100000000,name=clock"]);
-    for args in [
-        &["flush"] as &[&str],
-        &["flush", "clock"],
-        &["flush", "steps"],
-    ] {
+    for args in [&["flush"] as &[&str], &["flush", "clock"], &["flush", "steps"]] {
         assert_eq!(machine.reply(args), json!("done"));
     }
     machine.end();
@@ -199,11 +182,7 @@ fn socket_belongs_to_its_owner_and_one_machine() {
     let machine = Machine::start(&bench);
     let mode = fs::metadata(&machine.socket).expect("there");
     assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
-    let second = run(&bench.kernel(&SPIN))
-        .arg("--ctl")
-        .arg(&machine.socket)
-        .output()
-        .expect("vmm starts");
+    let second = run(&bench.kernel(&SPIN)).arg("--ctl").arg(&machine.socket).output().expect("vmm starts");
     refused(&second, 1, &["vm.sock", "another machine", "--ctl"]);
     let [steps] = names(&machine);
     assert_eq!(steps["name"], "steps", "the first machine keeps its socket");
@@ -271,9 +250,7 @@ fn several_clients_and_garbage_leave_each_other_alone() {
     let mut line = String::new();
     for text in ["\u{7f}\u{0}", "{\"do\":\"poweroff\"}", "null"] {
         let stream = strange.get_mut();
-        stream
-            .write_all(format!("{text}\n").as_bytes())
-            .expect("taken");
+        stream.write_all(format!("{text}\n").as_bytes()).expect("taken");
         line.clear();
         strange.read_line(&mut line).expect("an answer");
         assert!(line.starts_with("{\"error\":\"invalid request"), "{line}");
@@ -282,9 +259,7 @@ fn several_clients_and_garbage_leave_each_other_alone() {
     assert_eq!(steps["name"], "steps");
     stuck.write_all(b"st\"}\n").expect("taken");
     line.clear();
-    BufReader::new(stuck)
-        .read_line(&mut line)
-        .expect("an answer");
+    BufReader::new(stuck).read_line(&mut line).expect("an answer");
     assert!(line.contains("\"steps\""), "{line}");
     machine.end();
 }

@@ -29,10 +29,7 @@ fn poor(kernel: &Path) -> Command {
     let run = vmm(["run", "--memory", "16", "--kernel"]);
     let mut command = Command::new("sh");
     command
-        .args([
-            "-c",
-            &format!("ulimit -n {DESCRIPTORS_ALLOWED}; exec \"$@\""),
-        ])
+        .args(["-c", &format!("ulimit -n {DESCRIPTORS_ALLOWED}; exec \"$@\"")])
         .arg("sh")
         .arg(run.get_program())
         .args(run.get_args())
@@ -68,9 +65,7 @@ fn control_socket_is_served_without_descriptors() {
     let socket = bench.path("vm.sock");
     let mut command = poor(&bench.kernel(&greedy(&SPIN)));
     let machine = running(command.arg("--ctl").arg(&socket));
-    let waiting: Vec<_> = (0..15)
-        .map(|_| UnixStream::connect(&socket).expect("answers"))
-        .collect();
+    let waiting: Vec<_> = (0..15).map(|_| UnixStream::connect(&socket).expect("answers")).collect();
     let dumped = bench.path("now.data");
     let dumped = dumped.to_str().expect("a plain path");
     for words in [&["list"] as &[&str], &["dump", dumped]] {

@@ -126,11 +126,7 @@ fn forged_snapshot_shows_no_file_of_the_operator() {
     }
     no("memory is a symbolic link", &linked);
     no("does not end with the name", &hard_linked);
-    for id in [
-        "0".repeat(31),
-        "A".repeat(32),
-        format!("+{}", "0".repeat(31)),
-    ] {
+    for id in ["0".repeat(31), "A".repeat(32), format!("+{}", "0".repeat(31))] {
         no("lowercase hexadecimal digits", &|it| {
             set_header(it, |header| header["id"] = json!(id));
         });
@@ -166,11 +162,7 @@ fn snapshot_of_a_stranger_is_refused_unless_the_machine_is_theirs() {
     let as_nobody = [&["--user", "65534:65534"], &jailed[..]].concat();
     let remedies = ["belongs to user 1234", "65534", "--user", "chown"];
     refused(&shown(&evil, &as_nobody), 1, &remedies);
-    refused(
-        &shown(&evil, &[]),
-        1,
-        &["belongs to user 1234", "not to user 0:"],
-    );
+    refused(&shown(&evil, &[]), 1, &["belongs to user 1234", "not to user 0:"]);
     // The machine's own user can make a snapshot, but not of another user's files.
     let theirs = [&["--user", "1234:1234"], &jailed[..]].concat();
     let mine = changed(&bench, &directory, |it| give(it, STRANGER));
@@ -205,15 +197,7 @@ fn base_is_a_name_beside_its_diff() {
     let [base, diff] = chain(&bench, "base", "diff");
     assert_eq!(header(&diff)["base"]["directory"], "base");
     let absolute = base.to_str().expect("text").to_owned();
-    for path in [
-        absolute.as_str(),
-        "../base",
-        "..",
-        ".",
-        "./base",
-        "x/base",
-        "",
-    ] {
+    for path in [absolute.as_str(), "../base", "..", ".", "./base", "x/base", ""] {
         let forged = changed(&bench, &diff, |it| {
             set_header(it, |header| header["base"]["directory"] = json!(path));
         });
@@ -310,9 +294,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     let no = |change: &dyn Fn(&Path), words: &[&str]| {
         restore_refused(&changed(&bench, &one, change), &[], 1, words);
     };
-    let gone = |name: &'static str| {
-        move |directory: &Path| fs::remove_file(directory.join(name)).expect("there")
-    };
+    let gone = |name: &'static str| move |directory: &Path| fs::remove_file(directory.join(name)).expect("there");
     no(&gone("state"), &["state"]);
     no(&gone("memory"), &["memory"]);
     let swapped = |directory: &Path| {
@@ -320,9 +302,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     };
     no(&swapped, &["memory", "different snapshots"]);
     let shorter = |directory: &Path| {
-        let memory = OpenOptions::new()
-            .write(true)
-            .open(directory.join("memory"));
+        let memory = OpenOptions::new().write(true).open(directory.join("memory"));
         memory.expect("there").set_len(16 << 20).expect("shorter");
     };
     no(&shorter, &["memory", "damaged"]);
@@ -332,11 +312,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     };
     no(&cut, &["state", "damaged"]);
     let flipped = |directory: &Path| {
-        let state: File = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(directory.join("state"))
-            .expect("there");
+        let state: File = OpenOptions::new().read(true).write(true).open(directory.join("state")).expect("there");
         let place = state.metadata().expect("a file").len() / 2;
         let mut byte = [0];
         state.read_exact_at(&mut byte, place).expect("in the file");
@@ -344,26 +320,11 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
         state.write_all_at(&changed, place).expect("in the file");
     };
     no(&flipped, &["state", "damaged"]);
-    no(
-        &|it| replaced(it, "\"version\":2", "\"version\":9"),
-        &["version 9"],
-    );
-    no(
-        &|it| replaced(it, std::env::consts::ARCH, "sparc"),
-        &["sparc", std::env::consts::ARCH],
-    );
-    no(
-        &|it| replaced(it, "\"vcpus\":2", "\"vcpus\":3"),
-        &["invalid machine"],
-    );
-    no(
-        &|it| replaced(it, "\"memory_mib\":16", "\"memory_mib\":17"),
-        &["memory"],
-    );
-    no(
-        &|it| fs::write(it.join("state"), "dear diary\n").expect("written"),
-        &["not the state"],
-    );
+    no(&|it| replaced(it, "\"version\":2", "\"version\":9"), &["version 9"]);
+    no(&|it| replaced(it, std::env::consts::ARCH, "sparc"), &["sparc", std::env::consts::ARCH]);
+    no(&|it| replaced(it, "\"vcpus\":2", "\"vcpus\":3"), &["invalid machine"]);
+    no(&|it| replaced(it, "\"memory_mib\":16", "\"memory_mib\":17"), &["memory"]);
+    no(&|it| fs::write(it.join("state"), "dear diary\n").expect("written"), &["not the state"]);
     let fifo = |name: &'static str| {
         move |directory: &Path| {
             let path = directory.join(name);
@@ -382,10 +343,7 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
 fn reseal(directory: &Path, forge: impl FnOnce(&mut Value)) {
     let path = directory.join("state");
     let text = fs::read_to_string(&path).expect("text");
-    let lines: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let [mut header, mut state]: [Value; 2] = lines.try_into().expect("two lines");
     forge(&mut state);
     let state = state.to_string();
@@ -418,12 +376,7 @@ fn forged_state_with_a_digest_of_its_own_starts_nothing() {
     forged("/pmu/transport/queues", json!([]), &["queues"]);
     forged("/vm/irqchips", json!([]), &["interrupt controllers"]);
     forged("/vcpus/0/msrs/0/0", json!(0xdead_0001_u32), &["0xdead0001"]);
-    for pages in [
-        json!([[1, 0]]),
-        json!([[1u64 << 40, 1]]),
-        json!([[7, 1], [7, 1]]),
-        json!([[1, u64::MAX]]),
-    ] {
+    for pages in [json!([[1, 0]]), json!([[1u64 << 40, 1]]), json!([[7, 1], [7, 1]]), json!([[1, u64::MAX]])] {
         forged("/changed", pages, &["invalid machine"]);
     }
     forged("/changed", json!(null), &["invalid machine"]);

@@ -10,8 +10,7 @@ use std::fs;
 use std::process::Command;
 
 use common::{
-    Bench, HALT, SPIN, TRIPLE_FAULT, kill, mark, messages, out, power_off, read_report, run,
-    running, terminate, values,
+    Bench, HALT, SPIN, TRIPLE_FAULT, kill, mark, messages, out, power_off, read_report, run, running, terminate, values,
 };
 
 /// The command `vmm run` for a kernel that consists of `code`, with a persistent event that samples all marks. The
@@ -33,12 +32,7 @@ fn marks(count: u32) -> Vec<u8> {
 
 #[test]
 fn every_end_of_a_guest_leaves_a_recording() {
-    let ends = [
-        (power_off(), 0),
-        (out(0xcf9, 0x06), 3),
-        (TRIPLE_FAULT.to_vec(), 4),
-        (out(0x505, 1), 5),
-    ];
+    let ends = [(power_off(), 0), (out(0xcf9, 0x06), 3), (TRIPLE_FAULT.to_vec(), 4), (out(0x505, 1), 5)];
     for (end, status) in ends {
         let bench = Bench::new();
         let code = [marks(100), end, HALT.to_vec()].concat();
@@ -63,10 +57,8 @@ fn signal_leaves_a_recording() {
 #[test]
 fn without_persistent_events_there_is_nothing_to_record() {
     let bench = Bench::new();
-    let output = run(&bench.kernel(&[marks(3), power_off()].concat()))
-        .arg("--recording")
-        .arg(bench.path("perf.data"))
-        .output();
+    let output =
+        run(&bench.kernel(&[marks(3), power_off()].concat())).arg("--recording").arg(bench.path("perf.data")).output();
     assert_eq!(output.expect("vmm starts").status.code(), Some(0));
     assert!(!bench.path("perf.data").exists());
 }
@@ -78,19 +70,14 @@ fn failed_recording_keeps_the_exit_status() {
     fs::create_dir(&directory).expect("our own directory");
     let code = [out(0x3f8, b'!'), SPIN.to_vec()].concat();
     let mut command = run(&bench.kernel(&code));
-    command
-        .args(["--persistent", "marks", "--recording"])
-        .arg(directory.join("perf.data"));
+    command.args(["--persistent", "marks", "--recording"]).arg(directory.join("perf.data"));
     let child = running(&mut command);
     fs::remove_dir(&directory).expect("empty");
     kill("-TERM", &child);
     let output = child.wait_with_output();
     assert_eq!(output.status.code(), Some(6));
     let text = messages(&output);
-    assert!(
-        text.contains("gone") && text.contains("--recording"),
-        "{text}"
-    );
+    assert!(text.contains("gone") && text.contains("--recording"), "{text}");
 }
 
 #[test]
@@ -113,10 +100,7 @@ fn resets_are_gone_on_from_with_the_same_event() {
     // This is the recording of the second reset. It has replaced the recording of the first reset.
     assert_eq!(values(&bench.path("perf.data.old")), once.repeat(2));
     let report = read_report(&bench.path("report.json"));
-    assert_eq!(
-        (&report["boots"], &report["vpmu"]["events_opened"]),
-        (&3.into(), &1.into())
-    );
+    assert_eq!((&report["boots"], &report["vpmu"]["events_opened"]), (&3.into(), &1.into()));
 }
 
 #[test]
@@ -144,11 +128,7 @@ fn transport_reports_the_window() {
     for (window, reported) in [("1M", "111100"), ("0", "000011")] {
         let output = run(&kernel).args(["--window", window]).output();
         let output = output.expect("vmm starts");
-        assert_eq!(
-            String::from_utf8_lossy(&output.stdout),
-            reported,
-            "{window}"
-        );
+        assert_eq!(String::from_utf8_lossy(&output.stdout), reported, "{window}");
     }
 }
 
@@ -163,21 +143,7 @@ fn impossible_persistent_event_is_refused_before_the_guest_runs() {
     refused(&["--persistent", "nonsense"], &["nonsense"]);
     refused(&["--persistent", "marks,cpu=1"], &["no vCPU 1", "has 1"]);
     refused(&["--persistent", "marks", "--window", "0"], &["--window"]);
-    refused(
-        &["--persistent", "marks,size=32K", "--window", "32K"],
-        &["--window", "size"],
-    );
-    refused(
-        &["--persistent", "marks", "--persistent", "exits,name=marks"],
-        &["`marks` already"],
-    );
-    refused(
-        &[
-            "--persistent",
-            "marks",
-            "--recording",
-            "/nonexistent/perf.data",
-        ],
-        &["/nonexistent", "--recording"],
-    );
+    refused(&["--persistent", "marks,size=32K", "--window", "32K"], &["--window", "size"]);
+    refused(&["--persistent", "marks", "--persistent", "exits,name=marks"], &["`marks` already"]);
+    refused(&["--persistent", "marks", "--recording", "/nonexistent/perf.data"], &["/nonexistent", "--recording"]);
 }

@@ -33,15 +33,9 @@ fn marks(count: u32) -> Vec<u8> {
 /// The samples of a recording: event name, time, address.
 fn samples(path: &Path) -> Vec<(String, u64, u64)> {
     let file = File::open(path).expect("a recording");
-    let PerfFileReader {
-        mut perf_file,
-        mut record_iter,
-    } = PerfFileReader::parse_file(file).expect("a perf.data");
-    let names: Vec<String> = perf_file
-        .event_attributes()
-        .iter()
-        .map(|attribute| attribute.name().unwrap_or_default().to_owned())
-        .collect();
+    let PerfFileReader { mut perf_file, mut record_iter } = PerfFileReader::parse_file(file).expect("a perf.data");
+    let names: Vec<String> =
+        perf_file.event_attributes().iter().map(|attribute| attribute.name().unwrap_or_default().to_owned()).collect();
     let mut samples = Vec::new();
     while let Some(record) = record_iter.next_record(&mut perf_file).expect("a record") {
         if let PerfFileRecord::EventRecord { attr_index, record } = record
@@ -95,12 +89,7 @@ fn ten_thousand_numbered_marks_are_all_there() {
 fn newest_records_are_kept() {
     let bench = Bench::new();
     let code = [marks(1000), power_off()].concat();
-    let args = [
-        "--max-sample-rate",
-        "10000000",
-        "--persistent",
-        "marks,size=4K",
-    ];
+    let args = ["--max-sample-rate", "10000000", "--persistent", "marks,size=4K"];
     recorded(&bench, &code, 0, &args);
     let samples = samples(&bench.path("perf.data"));
     // The ring of 4 KiB has room for 64 records of 64 bytes.
@@ -137,8 +126,7 @@ fn each_vcpus_events_are_named_after_it() {
 
 #[test]
 fn stock_perf_reads_a_runs_recording() {
-    images::prerequisites::ensure(&[images::prerequisites::Prerequisite::Perf])
-        .expect("stock perf");
+    images::prerequisites::ensure(&[images::prerequisites::Prerequisite::Perf]).expect("stock perf");
     let bench = Bench::new();
     let code = [marks(5), power_off()].concat();
     recorded(&bench, &code, 0, &["--persistent", "marks"]);
@@ -150,12 +138,7 @@ fn stock_perf_reads_a_runs_recording() {
     let text = String::from_utf8(output.stdout).expect("text");
     let words: Vec<&str> = text.split_whitespace().collect();
     let expected: Vec<String> = (1..=5)
-        .flat_map(|number| {
-            ["0", "[000]", "marks:"]
-                .map(str::to_owned)
-                .into_iter()
-                .chain([number.to_string()])
-        })
+        .flat_map(|number| ["0", "[000]", "marks:"].map(str::to_owned).into_iter().chain([number.to_string()]))
         .collect();
     assert_eq!(words, expected, "{text}");
 }
@@ -175,10 +158,7 @@ fn impossible_recording_is_refused_before_the_guest_starts() {
     let symbols = symbols.to_str().expect("a path");
     for (args, words) in [
         (["--recording", "/nonexistent/perf.data"], "/nonexistent"),
-        (
-            ["--symbols", "/nonexistent/System.map"],
-            "/nonexistent/System.map",
-        ),
+        (["--symbols", "/nonexistent/System.map"], "/nonexistent/System.map"),
         (["--symbols", symbols], "has no function symbols"),
         (["--persistent", "no-such-event"], "vmm check --pmu full"),
         (["--persistent", "marks,size=4K"], "with name="),

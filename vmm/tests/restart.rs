@@ -7,10 +7,7 @@ mod common;
 
 use std::process::Stdio;
 
-use common::{
-    Bench, HALT, Running, TRIPLE_FAULT, messages, out, power_off, read_output, read_report, run,
-    terminate,
-};
+use common::{Bench, HALT, Running, TRIPLE_FAULT, messages, out, power_off, read_output, read_report, run, terminate};
 
 /// Writes register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
@@ -21,9 +18,7 @@ fn booting_thrice(end: &[u8]) -> Vec<u8> {
     let mut code = Vec::new();
     let mut add = |bytes: &[u8]| code.extend_from_slice(bytes);
     // mov ebx, window; inc dword [rbx]; mov al, [rbx]; add al, '0'
-    add(&[
-        0xbb, 0x00, 0x00, 0x20, 0xd0, 0xff, 0x03, 0x8a, 0x03, 0x04, 0x30,
-    ]);
+    add(&[0xbb, 0x00, 0x00, 0x20, 0xd0, 0xff, 0x03, 0x8a, 0x03, 0x04, 0x30]);
     add(&PRINT);
     // mov ecx, 3 MiB; mov al, [rcx]; add al, '0'; then mov byte [rcx], 1
     add(&[0xb9, 0x00, 0x00, 0x30, 0x00, 0x8a, 0x01, 0x04, 0x30]);
@@ -58,10 +53,7 @@ fn every_reset_boots_again_with_the_window_and_time_going_on() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), "100200300");
         assert!(messages(&output).contains("3 boots"));
         let report = read_report(&report);
-        assert_eq!(
-            (&report["boots"], &report["ending"]),
-            (&3.into(), &"poweroff".into())
-        );
+        assert_eq!((&report["boots"], &report["ending"]), (&3.into(), &"poweroff".into()));
         // There are three I/O exits per boot for the digits, and one for each write that resets or powers off the
         // machine. A triple fault is not an I/O exit.
         let ends = if end == TRIPLE_FAULT { 1 } else { 3 };
@@ -83,9 +75,7 @@ fn machine_without_the_pmu_reboots() {
     let bench = Bench::new();
     let kernel = bench.kernel(&[out(0x3f8, b'!'), out(0xcf9, 0x06)].concat());
     let mut child = Running::start(
-        run(&kernel)
-            .args(["--on-reset", "restart", "--no-vpmu", "--vcpus", "2"])
-            .stdout(Stdio::piped()),
+        run(&kernel).args(["--on-reset", "restart", "--no-vpmu", "--vcpus", "2"]).stdout(Stdio::piped()),
     );
     assert_eq!(read_output(&mut child, 20), "!".repeat(20));
     // A guest that keeps resetting can be ended by a signal at any time.

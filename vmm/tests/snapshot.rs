@@ -46,8 +46,7 @@ fn snapshot_continues_where_it_was_taken_at_each_restore() {
         machine.saved(&directory);
         assert_eq!(machine.next(), "cc", "the saved machine itself continues");
         let sockets = ["one.sock", "two.sock"];
-        let [mut one, mut two] =
-            sockets.map(|name| Machine::restore(&directory, bench.path(name), &[]));
+        let [mut one, mut two] = sockets.map(|name| Machine::restore(&directory, bench.path(name), &[]));
         assert_eq!([one.next(), one.next(), two.next()], ["cc", "dd", "cc"]);
         assert_eq!([two.next(), one.next(), machine.next()], ["dd", "ee", "dd"]);
         // A restored machine can be saved, too.
@@ -140,10 +139,7 @@ fn machine_continues_if_its_state_cannot_be_written() {
     kill("-TERM", &machine.child);
     let (code, _, log) = machine.rest();
     assert_eq!(code, 6, "{log}");
-    assert!(
-        log.contains("the machine continues") && log.contains("too large"),
-        "{log}"
-    );
+    assert!(log.contains("the machine continues") && log.contains("too large"), "{log}");
 }
 
 #[test]
@@ -331,12 +327,7 @@ fn diff_without_its_base_is_refused() {
     machine.end();
     restore_refused(&one, &["--memory", "64"], 2, &["--memory"]);
     fs::rename(&other, bench.path("away")).expect("ours");
-    restore_refused(
-        &one,
-        &[],
-        1,
-        &["snapshot's base", "other does not exist", "--base"],
-    );
+    restore_refused(&one, &[], 1, &["snapshot's base", "other does not exist", "--base"]);
     fs::rename(&base, &other).expect("ours");
     restore_refused(&one, &[], 1, &["other is not the snapshot"]);
 }

@@ -23,8 +23,7 @@ use common::{Bench, ctl, messages, refused};
 use rustix::cmsg_space;
 use rustix::fs::Uid;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -117,9 +116,7 @@ fn clients(listener: &UnixListener, path: &Path, act: impl FnOnce()) -> usize {
     thread::scope(|scope| {
         let counted = scope.spawn(|| {
             let accepted = std::iter::repeat_with(|| listener.accept().expect("a client").0);
-            accepted
-                .take_while(|client| receive(client).0 != LAST)
-                .count()
+            accepted.take_while(|client| receive(client).0 != LAST).count()
         });
         let end = End(path);
         act();
@@ -154,10 +151,7 @@ fn control_characters_of_a_reply_are_escaped() {
         assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
         is_plain(&output.stdout);
         let text = String::from_utf8(output.stdout).expect("UTF-8");
-        assert!(
-            text.contains("\\u{1b}[2J") && text.contains("\\u{9b}31m"),
-            "{text}"
-        );
+        assert!(text.contains("\\u{1b}[2J") && text.contains("\\u{9b}31m"), "{text}");
         assert_eq!(text.lines().count(), lines, "{text}");
     }
     let output = told(&bench, &events, &["list", "--json"]);
@@ -193,11 +187,7 @@ fn socket_that_a_stranger_could_have_planted_gets_no_connection() {
     let file = file.to_str().expect("text");
     let saved = bench.path("here");
     let saved = saved.to_str().expect("text");
-    for (name, owner, mode) in [
-        ("tmp", 0, 0o1777),
-        ("group", 0, 0o775),
-        ("other", 77, 0o755),
-    ] {
+    for (name, owner, mode) in [("tmp", 0, 0o1777), ("group", 0, 0o775), ("other", 77, 0o755)] {
         let socket = directory(&bench, name, owner, mode).join("vm.sock");
         // The stranger can create files only in the first directory, but root does not know how the socket got there.
         let elsewhere = directory(&bench, &format!("of-{name}"), STRANGER, 0o755);
@@ -300,11 +290,7 @@ fn snapshot_goes_to_no_directory_of_another_user_and_through_no_link() {
     let link = bench.path("link");
     symlink(&here, &link).expect("made");
     refused(&machine.snapshot(&link, &[]), 1, &["symbolic link"]);
-    refused(
-        &machine.snapshot(&link.join(""), &[]),
-        1,
-        &["symbolic link"],
-    );
+    refused(&machine.snapshot(&link.join(""), &[]), 1, &["symbolic link"]);
     assert_eq!(fs::read_dir(&here).expect("there").count(), 0);
     if is_root() {
         let theirs = directory(&bench, "theirs", STRANGER, 0o755);
@@ -325,12 +311,7 @@ struct Liar<'a> {
 
 impl Liar<'_> {
     /// Takes a snapshot from the liar. Returns the output of `vmm ctl`, and the second request.
-    fn snapshot(
-        &self,
-        to: &Path,
-        args: &[&str],
-        forge: impl FnOnce(&mut Value, &File) + Send,
-    ) -> (Output, Value) {
+    fn snapshot(&self, to: &Path, args: &[&str], forge: impl FnOnce(&mut Value, &File) + Send) -> (Output, Value) {
         let socket = self.bench.path("liar.sock");
         let listener = UnixListener::bind(&socket).expect("listens");
         let done = thread::scope(|scope| {
@@ -366,14 +347,10 @@ impl Liar<'_> {
         let file = file.expect("a file for the memory");
         let mut reply = pass(&line, Some(&file));
         forge(&mut reply["ok"]["snapshot"], &File::from(file));
-        client
-            .write_all(format!("{reply}\n").as_bytes())
-            .expect("sent");
+        client.write_all(format!("{reply}\n").as_bytes()).expect("sent");
         let (line, _) = receive(&client);
         let reply = pass(&line, None);
-        client
-            .write_all(format!("{reply}\n").as_bytes())
-            .expect("sent");
+        client.write_all(format!("{reply}\n").as_bytes()).expect("sent");
         serde_json::from_slice(&line).expect("JSON")
     }
 }
@@ -381,9 +358,7 @@ impl Liar<'_> {
 /// Changes the two lines of a state, and its digest if `seal` is true.
 fn restate(snapshot: &mut Value, seal: bool, change: impl FnOnce(&mut Value, &mut Value)) {
     let text = snapshot["state"].as_str().expect("text").to_owned();
-    let lines = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
     let [mut header, mut state]: [Value; 2] = lines.collect::<Vec<_>>().try_into().expect("two");
     change(&mut header, &mut state);
     let state = state.to_string();
@@ -407,8 +382,7 @@ fn swap(digest: &mut Value) {
 fn reply_that_is_not_the_requested_snapshot_is_not_written() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
-    let evil =
-        json!({"id": "0".repeat(32), "directory": "evil", "digest": "0".repeat(64), "diffs": 1});
+    let evil = json!({"id": "0".repeat(32), "directory": "evil", "digest": "0".repeat(64), "diffs": 1});
     type Forge<'a> = &'a (dyn Fn(&mut Value, &File) + Sync);
     let header = |change: &'static (dyn Fn(&mut Value) + Sync)| {
         move |it: &mut Value, _: &File| restate(it, true, |header, _| change(header))
@@ -424,50 +398,26 @@ fn reply_that_is_not_the_requested_snapshot_is_not_written() {
         }
     };
     let cases: [(&str, Forge<'_>); 11] = [
-        (
-            "its name differs",
-            &header(&|it| it["id"] = "0".repeat(32).into()),
-        ),
+        ("its name differs", &header(&|it| it["id"] = "0".repeat(32).into())),
         ("hexadecimal digits", &header(&|it| it["id"] = "".into())),
         ("its base differs", &with_base("evil")),
         ("a name beside the diff", &with_base("/evil")),
-        ("digest", &|it, _| {
-            restate(it, false, |header, _| swap(&mut header["digest"]))
-        }),
-        (
-            "invalid machine",
-            &header(&|it| it["machine"]["vcpus"] = 2.into()),
-        ),
-        (
-            "should have",
-            &header(&|it| it["machine"]["memory_mib"] = 8.into()),
-        ),
-        ("damaged", &|it, _| {
-            restate(it, true, |_, state| state["more"] = 1.into())
-        }),
-        ("not the state of a machine", &|it, _| {
-            it["state"] = "dear diary\n".into()
-        }),
+        ("digest", &|it, _| restate(it, false, |header, _| swap(&mut header["digest"]))),
+        ("invalid machine", &header(&|it| it["machine"]["vcpus"] = 2.into())),
+        ("should have", &header(&|it| it["machine"]["memory_mib"] = 8.into())),
+        ("damaged", &|it, _| restate(it, true, |_, state| state["more"] = 1.into())),
+        ("not the state of a machine", &|it, _| it["state"] = "dear diary\n".into()),
         ("does not end with the name", &|_, memory| {
             let length = memory.metadata().expect("a file").len();
             memory.write_all_at(b"V", length - 4096).expect("room");
         }),
-        ("should have", &|_, memory| {
-            memory.set_len(4096).expect("room")
-        }),
+        ("should have", &|_, memory| memory.set_len(4096).expect("room")),
     ];
-    let liar = Liar {
-        bench: &bench,
-        machine: &machine,
-    };
+    let liar = Liar { bench: &bench, machine: &machine };
     let here = bench.path("here");
     for (words, forge) in cases {
         let (output, finish) = liar.snapshot(&here, &[], forge);
-        refused(
-            &output,
-            1,
-            &["not the requested snapshot", "was not written", words],
-        );
+        refused(&output, 1, &["not the requested snapshot", "was not written", words]);
         assert!(!here.exists(), "{words}");
         assert!(finish["error"].is_string(), "{words}: {finish}");
     }
@@ -489,25 +439,16 @@ fn reply_with_another_base_than_the_requested_is_not_written() {
     let [base, diff] = ["base", "diff"].map(|name| bench.path(name));
     machine.saved(&base);
     let args = ["--diff", base.to_str().expect("text")];
-    let liar = Liar {
-        bench: &bench,
-        machine: &machine,
-    };
+    let liar = Liar { bench: &bench, machine: &machine };
     type Change<'a> = &'a (dyn Fn(&mut Value, &mut Value) + Sync);
     let cases: [(&str, Change<'_>); 4] = [
-        ("its base differs", &|header, _| {
-            swap(&mut header["base"]["digest"])
-        }),
-        ("its base differs", &|header, _| {
-            header["base"]["directory"] = "other".into()
-        }),
+        ("its base differs", &|header, _| swap(&mut header["base"]["digest"])),
+        ("its base differs", &|header, _| header["base"]["directory"] = "other".into()),
         ("its base differs", &|header, state| {
             header["base"] = Value::Null;
             state["changed"] = Value::Null;
         }),
-        ("its machine differs", &|header, _| {
-            header["machine"]["guest_pmu"] = true.into()
-        }),
+        ("its machine differs", &|header, _| header["machine"]["guest_pmu"] = true.into()),
     ];
     for (words, change) in cases {
         let (output, _) = liar.snapshot(&diff, &args, |it, _| restate(it, true, change));

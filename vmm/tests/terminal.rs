@@ -19,15 +19,7 @@ use common::{Bench, Running, SPIN, out, run};
 fn pseudo_terminal() -> (File, File) {
     let (mut person, mut program) = (-1, -1);
     // SAFETY: the C library fills in both descriptors, and the other arguments may be null.
-    let result = unsafe {
-        libc::openpty(
-            &raw mut person,
-            &raw mut program,
-            ptr::null_mut(),
-            ptr::null(),
-            ptr::null(),
-        )
-    };
+    let result = unsafe { libc::openpty(&raw mut person, &raw mut program, ptr::null_mut(), ptr::null(), ptr::null()) };
     assert_eq!(result, 0, "a pseudo-terminal");
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     let person = unsafe { File::from_raw_fd(person) };
@@ -75,9 +67,7 @@ fn ctrl_a_x_gives_the_terminal_back() {
 #[test]
 fn signal_restores_the_terminal() {
     ends(6, |_, child| {
-        let status = std::process::Command::new("kill")
-            .args(["-TERM", &child.id().to_string()])
-            .status();
+        let status = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
         assert!(status.expect("kill starts").success());
     });
 }

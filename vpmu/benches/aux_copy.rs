@@ -29,8 +29,7 @@ const BURST: usize = 4000;
 const PAGE_WORDS: usize = 512;
 
 fn memory() -> GuestMemoryMmap {
-    let memory =
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), aux_memory(PAGES))]).expect("memory");
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), aux_memory(PAGES))]).expect("memory");
     // Touch every page before the measurement.
     let blank = vec![0; aux_memory(PAGES)];
     memory.write_slice(&blank, GuestAddress(0)).expect("memory");
@@ -84,12 +83,8 @@ fn copies() {
             }
             black_box(&spread);
         };
-        let [one, copied, other, copied_apart] = alternate([
-            &mut || write(&mut together),
-            &mut copy,
-            &mut || write(&mut apart),
-            &mut copy_apart,
-        ]);
+        let [one, copied, other, copied_apart] =
+            alternate([&mut || write(&mut together), &mut copy, &mut || write(&mut apart), &mut copy_apart]);
         let rate = |seconds: f64| SLICE as f64 / seconds / 1e9;
         println!(
             "aux: {:>5} KiB: contiguous pages {:6.2} GB/s, memcpy {:6.2} GB/s, ratio {:.2}; pages with gaps \

@@ -30,9 +30,7 @@ fn main() {
     if !selection::selects("callers") {
         return;
     }
-    println!(
-        "\ncallers: walking one call chain, compared with building and writing one record of {SHORTEST} bytes"
-    );
+    println!("\ncallers: walking one call chain, compared with building and writing one record of {SHORTEST} bytes");
     for depth in DEPTHS {
         let mut callers = Callers::new(memory(Callers::MEMORY), depth).expect("room for it");
         let mut ring = Producer::new(memory((PAGES + 1) * 4096), PAGES, SHORTEST).expect("a ring");
@@ -48,9 +46,6 @@ fn main() {
             records.push(between.elapsed());
         }
         let (walk, record) = (median(walks), median(records));
-        println!(
-            "callers: {depth:>4} frames: {walk:8.0} ns, {:5.1} x the {record:.0} ns of a record",
-            walk / record
-        );
+        println!("callers: {depth:>4} frames: {walk:8.0} ns, {:5.1} x the {record:.0} ns of a record", walk / record);
     }
 }

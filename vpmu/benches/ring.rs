@@ -41,11 +41,7 @@ struct Copier {
 
 impl Copier {
     fn new(len: usize) -> Self {
-        Self {
-            record: vec![0x5a; len],
-            data: vec![0; DATA],
-            at: 0,
-        }
+        Self { record: vec![0x5a; len], data: vec![0; DATA], at: 0 }
     }
 
     fn burst(&mut self, records: u64) {
@@ -67,9 +63,7 @@ fn records_of(len: usize) -> u64 {
 
 fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("ring");
-    group
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2));
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
     for len in LENS {
         let records = records_of(len);
         group.throughput(Throughput::Elements(records));
@@ -109,10 +103,7 @@ fn ratios() {
     for len in LENS {
         let records = records_of(len);
         let (mut ring, mut copier) = (producer(len), Copier::new(len));
-        let (ours, copy) = alternate(
-            || assert_eq!(ring.burst(records), records),
-            || copier.burst(records),
-        );
+        let (ours, copy) = alternate(|| assert_eq!(ring.burst(records), records), || copier.burst(records));
         let rate = records as f64 / ours.as_secs_f64();
         println!(
             "ring: {len:>6} bytes: {:7.2} M records/s {:7.2} GB/s, memcpy {:7.2} GB/s, ratio {:.2}",

@@ -27,18 +27,14 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
 use vpmu::{Persist, QueueState, Settings, Vpmu, abi};
-use vpmu_kvm::{
-    DrainTimer, KvmMachine, Statistics, Stats, Threads, VcpuThread, clock_offset, kick, probe,
-};
+use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Stats, Threads, VcpuThread, clock_offset, kick, probe};
 
 use driver::{Driver, Silent};
 use guest::Guest;
 
 /// `outer: mov ecx, 1 << 20; inner: inc qword [rdi]; dec ecx; jnz inner; mov al, 7; out 0x80, al; jmp outer`
-const PROGRAM: [u8; 18] = [
-    0xb9, 0x00, 0x00, 0x10, 0x00, 0x48, 0xff, 0x07, 0xff, 0xc9, 0x75, 0xf9, 0xb0, 0x07, 0xe6, 0x80,
-    0xeb, 0xee,
-];
+const PROGRAM: [u8; 18] =
+    [0xb9, 0x00, 0x00, 0x10, 0x00, 0x48, 0xff, 0x07, 0xff, 0xc9, 0x75, 0xf9, 0xb0, 0x07, 0xe6, 0x80, 0xeb, 0xee];
 /// Addresses of the program's hot loop.
 const HOT: std::ops::Range<u64> = 0x8005..0x800c;
 const DOORBELL: u16 = 0x80;
@@ -93,11 +89,7 @@ fn record_flight(vpmu: &Vpmu) -> Result<u64, Box<dyn Error>> {
 
 /// In a VMM with a virtio transport, the transport calls this when the driver sets `DRIVER_OK`. The driver of this
 /// example polls its queues and needs no interrupts, so the device gets [`Silent`].
-fn activate(
-    vpmu: &Vpmu,
-    memory: &GuestMemoryMmap,
-    queues: &[QueueState],
-) -> Result<(), vpmu::Error> {
+fn activate(vpmu: &Vpmu, memory: &GuestMemoryMmap, queues: &[QueueState]) -> Result<(), vpmu::Error> {
     let features = vpmu.features();
     vpmu.activate(memory.clone(), features, queues, Arc::new(Silent))
 }
@@ -134,9 +126,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let drains = drain(&host, &vpmu);
     let _joined = host.threads.join(0);
     let mut vcpu = attach(&vpmu, &guest)?;
-    let mut driver = Driver::new(&vpmu, &guest.memory, |memory, queues| {
-        activate(&vpmu, memory, queues)
-    })?;
+    let mut driver = Driver::new(&vpmu, &guest.memory, |memory, queues| activate(&vpmu, memory, queues))?;
     driver.start(vcpu.session().ok_or("no session")?)?;
     let mut rung = 0_u64;
     let flown = loop {
@@ -153,10 +143,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let seen = driver.stop(vcpu.session().ok_or("no session")?, DOORBELL)?;
     host.drain.end();
     drains.join().map_err(|_| "the draining thread panicked")?;
-    println!(
-        "counted: {} marks, {rung} writes to the doorbell",
-        seen.marks
-    );
+    println!("counted: {} marks, {rung} writes to the doorbell", seen.marks);
     println!("traced: {} exits to port {DOORBELL:#x}", seen.exits);
     report("sampled", &seen.samples);
     report("flight recorder", &flown);

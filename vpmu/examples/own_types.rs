@@ -9,10 +9,7 @@
 
 #![expect(clippy::expect_used, reason = "examples fail by panicking")]
 
-#[expect(
-    dead_code,
-    reason = "only the device's tests use the rest of the module"
-)]
+#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
 #[path = "../tests/device/driver.rs"]
 mod driver;
 
@@ -24,16 +21,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_memory::bitmap::{AtomicBitmap, BS};
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap,
-    GuestMemoryRegion, GuestMemoryRegionBytes, GuestRegionCollection, GuestRegionMmap, GuestUsize,
-    MemoryRegionAddress, MmapRegion, VolatileSlice, guest_memory,
+    FileOffset, GuestAddress, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestMemoryRegionBytes, GuestRegionCollection, GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion,
+    VolatileSlice, guest_memory,
 };
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{
-    GuestRegs, Interrupt, Machine, Memory, QueueState, Registers, Settings, VcpuSession, Vpmu,
-};
+use vpmu::{GuestRegs, Interrupt, Machine, Memory, QueueState, Registers, Settings, VcpuSession, Vpmu};
 use zerocopy::{FromBytes, IntoBytes};
 
 use driver::{Descriptor, DriverQueue};
@@ -96,15 +91,7 @@ impl From<Queue> for QueueState {
     fn from(queue: Queue) -> Self {
         let [desc_table, avail_ring, used_ring] = queue.rings;
         let [next_avail, next_used] = queue.indices;
-        Self {
-            ready: queue.enabled,
-            size: queue.size,
-            desc_table,
-            avail_ring,
-            used_ring,
-            next_avail,
-            next_used,
-        }
+        Self { ready: queue.enabled, size: queue.size, desc_table, avail_ring, used_ring, next_avail, next_used }
     }
 }
 
@@ -126,10 +113,7 @@ struct Vectors(Vec<AtomicU64>);
 
 impl Interrupt for Vectors {
     fn used(&self, queues: &[u16]) -> io::Result<()> {
-        for vector in queues
-            .iter()
-            .filter_map(|&queue| self.0.get(usize::from(queue)))
-        {
+        for vector in queues.iter().filter_map(|&queue| self.0.get(usize::from(queue))) {
             // A real VMM would write to the vector's irqfd here, unless the vector is masked.
             vector.fetch_add(1, Ordering::Relaxed);
         }
@@ -159,10 +143,7 @@ struct Still;
 
 impl Registers for Still {
     fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs {
-            ip: 0x1234,
-            user: false,
-        })
+        Some(GuestRegs { ip: 0x1234, user: false })
     }
 }
 
@@ -176,12 +157,8 @@ fn region(at: u64, len: usize) -> Result<(Region, Range), Box<dyn Error>> {
     file.set_len(len as u64)?;
     let offset = |file: File| FileOffset::new(file, 0);
     let mapping = MmapRegion::from_file(offset(file.try_clone()?), len)?;
-    let mapping = GuestRegionMmap::new(mapping, GuestAddress(at))
-        .ok_or("the region exceeds the address space")?;
-    Ok((
-        Region { mapping },
-        (GuestAddress(at), len, Some(offset(file))),
-    ))
+    let mapping = GuestRegionMmap::new(mapping, GuestAddress(at)).ok_or("the region exceeds the address space")?;
+    Ok((Region { mapping }, (GuestAddress(at), len, Some(offset(file)))))
 }
 
 /// Returns the addresses of the pages that were written since the last call.
@@ -217,11 +194,7 @@ impl Guest {
     /// Opens an event that samples each mark of value 7 and wakes its reader at each record. Maps its ring of two pages
     /// at `ring`.
     fn sample(&mut self, ring: u64) -> Result<u64, Box<dyn Error>> {
-        let header = |op: u32, event: u64| ControlHeader {
-            op: op.into(),
-            reserved: 0.into(),
-            event: event.into(),
-        };
+        let header = |op: u32, event: u64| ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() };
         let open = OpenRequest {
             header: header(CONTROL_OPEN, 0),
             kind: KIND_MARK.into(),
@@ -233,11 +206,8 @@ impl Guest {
             ..OpenRequest::default()
         };
         let reply: OpenReply = self.ask(open.as_bytes())?;
-        let map = MapRequest {
-            header: header(CONTROL_MAP, reply.id.get()),
-            pages: 2.into(),
-            flags: MAP_WRITABLE.into(),
-        };
+        let map =
+            MapRequest { header: header(CONTROL_MAP, reply.id.get()), pages: 2.into(), flags: MAP_WRITABLE.into() };
         let pages = [ring, ring + PAGE].map(u64::to_le_bytes);
         let mapped: ControlReply = self.ask(&[map.as_bytes(), pages.as_flattened()].concat())?;
         match (reply.status.get(), mapped.status.get()) {
@@ -250,12 +220,7 @@ impl Guest {
     fn post(&mut self, count: u16) {
         let queue = &mut self.queues[usize::from(QUEUE_EVENT)];
         for slot in 0..count {
-            let buffer = Descriptor {
-                address: queue.buffer(slot),
-                len: 16,
-                writable: true,
-                next: None,
-            };
+            let buffer = Descriptor { address: queue.buffer(slot), len: 16, writable: true, next: None };
             queue.describe(slot, buffer);
             queue.offer(slot);
         }
@@ -278,49 +243,32 @@ fn main() -> Result<(), Box<dyn Error>> {
         })
         .unzip();
     let mut transport: Vec<Queue> = set_up.into_iter().map(Queue::from).collect();
-    let vectors = Arc::new(Vectors(
-        transport.iter().map(|_| AtomicU64::new(0)).collect(),
-    ));
+    let vectors = Arc::new(Vectors(transport.iter().map(|_| AtomicU64::new(0)).collect()));
     let states: Vec<QueueState> = transport.iter().copied().map(QueueState::from).collect();
     let memory = Memory::space(space.clone());
     vpmu.activate(memory, vpmu.features(), &states, Arc::clone(&vectors) as _)?;
     let mut session: VcpuSession = vpmu.attach(0, 0)?;
-    let mut guest = Guest {
-        vpmu: Arc::clone(&vpmu),
-        queues,
-    };
+    let mut guest = Guest { vpmu: Arc::clone(&vpmu), queues };
 
     guest.post(2);
     guest.sample(RING)?;
     take_dirty(&ram);
     session.mark(7, &mut Still);
-    println!(
-        "a sample and its notice: pages {}",
-        take_dirty(&ram).join(" ")
-    );
+    println!("a sample and its notice: pages {}", take_dirty(&ram).join(" "));
 
     let more = ram.insert_region(Arc::new(second))?;
-    space
-        .lock()
-        .map_err(|_| "a thread panicked")?
-        .replace(more.clone());
+    space.lock().map_err(|_| "a thread panicked")?.replace(more.clone());
     guest.sample(PLUGGED)?;
     take_dirty(&more);
     session.mark(7, &mut Still);
-    println!(
-        "two samples, one in a plugged region: pages {}",
-        take_dirty(&more).join(" ")
-    );
+    println!("two samples, one in a plugged region: pages {}", take_dirty(&more).join(" "));
 
     let (less, gone) = more.remove_region(GuestAddress(PLUGGED), RAM as u64)?;
     space.lock().map_err(|_| "a thread panicked")?.replace(less);
     session.mark(7, &mut Still);
     drop((more, gone));
     let metrics = vpmu.metrics();
-    println!(
-        "unplugged: {} samples written, {} lost",
-        metrics.samples_written, metrics.samples_lost
-    );
+    println!("unplugged: {} samples written, {} lost", metrics.samples_written, metrics.samples_lost);
 
     transport = vpmu.queue_states().into_iter().map(Queue::from).collect();
     for (queue, (saved, vector)) in transport.iter().zip(&vectors.0).enumerate() {

@@ -43,20 +43,12 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    pub(crate) fn new(
-        settings: Settings,
-        clock: Clock,
-        source: Box<dyn Source>,
-        machine: Arc<dyn Machine>,
-    ) -> Self {
+    pub(crate) fn new(settings: Settings, clock: Clock, source: Box<dyn Source>, machine: Arc<dyn Machine>) -> Self {
         let rate_limit = RateLimit::new(settings.limits.max_sample_rate);
         Self {
             rate_limit,
             time_limit: TimeLimit::new(rate_limit, settings.limits.max_sampling_percent),
-            budget: Budget::new(
-                settings.limits.max_samples,
-                settings.limits.max_record_bytes,
-            ),
+            budget: Budget::new(settings.limits.max_samples, settings.limits.max_record_bytes),
             counters: CounterPool::new(settings.limits.max_host_counters),
             settings,
             clock,
@@ -74,10 +66,7 @@ impl Backend {
     /// total rate of interrupts from the counters whose rate is known.
     pub(crate) fn run_limit(&self) -> RunLimit {
         let limits = &self.settings.limits;
-        RunLimit {
-            counters: limits.max_active_counters,
-            rate: limits.max_sample_rate.into(),
-        }
+        RunLimit { counters: limits.max_active_counters, rate: limits.max_sample_rate.into() }
     }
 
     /// The catalogue, built by the first call. The machine's vCPUs and their statistics must exist before
@@ -98,10 +87,7 @@ impl Backend {
     ///
     /// # Errors
     /// Returns the producers if other producers were registered before.
-    pub(crate) fn set_producers(
-        &self,
-        producers: Vec<AuxProducer>,
-    ) -> Result<(), Vec<AuxProducer>> {
+    pub(crate) fn set_producers(&self, producers: Vec<AuxProducer>) -> Result<(), Vec<AuxProducer>> {
         self.producers.set(producers)
     }
 
@@ -154,8 +140,7 @@ impl Backend {
     /// Calls [`Machine::reports_guest_ips`], unless an earlier call has done so. The machine may run a
     /// small guest to find the answer, so the caller must hold no lock.
     pub(crate) fn ask_guest_ips(&self) {
-        self.guest_ips
-            .get_or_init(|| self.machine.reports_guest_ips());
+        self.guest_ips.get_or_init(|| self.machine.reports_guest_ips());
     }
 
     /// Adds a shard that needs draining.

@@ -2,12 +2,11 @@
 //! host can count them.
 
 use crate::abi::{
-    CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
-    CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO,
-    EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE,
-    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW,
-    KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS,
-    PACE_INSTRUCTIONS,
+    CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT, CATALOGUE_GUEST_ONLY,
+    CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER,
+    FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE,
+    KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK,
+    PACE_CYCLES, PACE_EXITS, PACE_INSTRUCTIONS,
 };
 use crate::arch;
 use crate::event::pace;
@@ -75,12 +74,7 @@ impl Entry {
 
     /// Sets the properties of a trace that writes packets of `format`.
     fn tracing(self, format: u16) -> Self {
-        Self {
-            excludes: true,
-            format: Some(format),
-            unit: "bytes",
-            ..self
-        }
+        Self { excludes: true, format: Some(format), unit: "bytes", ..self }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -164,11 +158,7 @@ impl Catalogue {
             None,
             "ticks of the guest's TSC while the event is active, whatever the vCPU does",
         );
-        entries.push(Entry {
-            unit: "ticks",
-            guest_only: false,
-            ..tsc
-        });
+        entries.push(Entry { unit: "ticks", guest_only: false, ..tsc });
         if (0..vcpus).all(|vcpu| machine.exits(vcpu).is_some()) {
             entries.push(Entry::device(
                 KIND_EXITS,
@@ -184,14 +174,7 @@ impl Catalogue {
             ..Entry::device(KIND_EXITS, config, name, DEVICE, ANY_PERIOD, counts)
         }));
         if (0..vcpus).all(|vcpu| machine.halts(vcpu).is_some()) {
-            entries.push(Entry::device(
-                KIND_HALTS,
-                0,
-                HALTS,
-                STATISTICS,
-                None,
-                "times that the vCPU halted",
-            ));
+            entries.push(Entry::device(KIND_HALTS, 0, HALTS, STATISTICS, None, "times that the vCPU halted"));
         }
         if source.thread_time().is_some() {
             let time = Entry::device(
@@ -203,11 +186,7 @@ impl Catalogue {
                 "CPU time of the vCPU's thread inside the run call, including its time in the \
                  host's kernel",
             );
-            entries.push(Entry {
-                unit: "ns",
-                guest_only: false,
-                ..time
-            });
+            entries.push(Entry { unit: "ns", guest_only: false, ..time });
         }
         if settings.doorbell {
             entries.extend(marks());
@@ -220,14 +199,7 @@ impl Catalogue {
         entries.extend((0..).zip(producers).map(|(number, producer)| Entry {
             format: Some(producer.format.into()),
             unit: "bytes",
-            ..Entry::device(
-                KIND_VMM_TRACE,
-                number,
-                producer.name,
-                VMM,
-                None,
-                producer.counts,
-            )
+            ..Entry::device(KIND_VMM_TRACE, number, producer.name, VMM, None, producer.counts)
         }));
         Self(entries)
     }
@@ -245,43 +217,23 @@ impl Catalogue {
 
     /// The entry that counts `config` of `kind`.
     pub(crate) fn find(&self, kind: u32, config: u64) -> Option<&Entry> {
-        self.0
-            .iter()
-            .find(|entry| entry.kind == kind && (entry.any_config || entry.config == config))
+        self.0.iter().find(|entry| entry.kind == kind && (entry.any_config || entry.config == config))
     }
 }
 
 /// The rows whose exits can occur on this architecture. A row consists of an exit reason, a name and a description.
-fn reachable<'a>(
-    rows: &'a [(u64, &'a str, &'a str)],
-) -> impl Iterator<Item = (u64, &'a str, &'a str)> {
+fn reachable<'a>(rows: &'a [(u64, &'a str, &'a str)]) -> impl Iterator<Item = (u64, &'a str, &'a str)> {
     let reachable = |(reason, ..): &(u64, &str, &str)| !arch::UNREACHABLE_EXITS.contains(reason);
     rows.iter().copied().filter(reachable)
 }
 
 const USER_EXITS: [(u64, &str, &str); 6] = [
-    (
-        EXIT_USER,
-        "exits-user",
-        "VM exits that reached the VMM, whatever the reason",
-    ),
+    (EXIT_USER, "exits-user", "VM exits that reached the VMM, whatever the reason"),
     (EXIT_IO, "exits-io", "port accesses that reached the VMM"),
-    (
-        EXIT_MMIO,
-        "exits-mmio",
-        "memory-mapped accesses that reached the VMM, including commands to this device",
-    ),
+    (EXIT_MMIO, "exits-mmio", "memory-mapped accesses that reached the VMM, including commands to this device"),
     (EXIT_HLT, "exits-hlt", "HLT that reached the VMM"),
-    (
-        EXIT_SIGNAL,
-        "exits-signal",
-        "returns to the VMM because of a signal, such as the signal for an overflow",
-    ),
-    (
-        EXIT_OTHER,
-        "exits-other",
-        "VM exits that reached the VMM for any other reason",
-    ),
+    (EXIT_SIGNAL, "exits-signal", "returns to the VMM because of a signal, such as the signal for an overflow"),
+    (EXIT_OTHER, "exits-other", "VM exits that reached the VMM for any other reason"),
 ];
 
 const EXIT_TRACES: [(u64, &str, &str); 6] = [
@@ -290,31 +242,11 @@ const EXIT_TRACES: [(u64, &str, &str); 6] = [
         "exit-trace-user",
         "packets of format 1 (exits): each VM exit that reached the VMM, whatever the reason",
     ),
-    (
-        EXIT_IO,
-        "exit-trace-io",
-        "packets of format 1 (exits): port accesses that reached the VMM",
-    ),
-    (
-        EXIT_MMIO,
-        "exit-trace-mmio",
-        "packets of format 1 (exits): memory-mapped accesses that reached the VMM",
-    ),
-    (
-        EXIT_HLT,
-        "exit-trace-hlt",
-        "packets of format 1 (exits): each HLT that reached the VMM",
-    ),
-    (
-        EXIT_SIGNAL,
-        "exit-trace-signal",
-        "packets of format 1 (exits): returns to the VMM because of a signal",
-    ),
-    (
-        EXIT_OTHER,
-        "exit-trace-other",
-        "packets of format 1 (exits): VM exits that reached the VMM for any other reason",
-    ),
+    (EXIT_IO, "exit-trace-io", "packets of format 1 (exits): port accesses that reached the VMM"),
+    (EXIT_MMIO, "exit-trace-mmio", "packets of format 1 (exits): memory-mapped accesses that reached the VMM"),
+    (EXIT_HLT, "exit-trace-hlt", "packets of format 1 (exits): each HLT that reached the VMM"),
+    (EXIT_SIGNAL, "exit-trace-signal", "packets of format 1 (exits): returns to the VMM because of a signal"),
+    (EXIT_OTHER, "exit-trace-other", "packets of format 1 (exits): VM exits that reached the VMM for any other reason"),
 ];
 
 const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
@@ -328,11 +260,7 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
         "sample-trace-exits",
         "packets of format 2 (samples): the registers after each period of exits to the VMM",
     ),
-    (
-        PACE_CYCLES,
-        "sample-trace-cycles",
-        "packets of format 2 (samples): the registers after each period of cycles",
-    ),
+    (PACE_CYCLES, "sample-trace-cycles", "packets of format 2 (samples): the registers after each period of cycles"),
     (
         PACE_INSTRUCTIONS,
         "sample-trace-instructions",
@@ -360,20 +288,12 @@ fn marks() -> [Entry; 2] {
         ANY_PERIOD,
         "marks placed by guest programs, with the value in config",
     );
-    [(any, false), (one, true)].map(|(entry, any_config)| Entry {
-        any_config,
-        excludes: true,
-        ..entry
-    })
+    [(any, false), (one, true)].map(|(entry, any_config)| Entry { any_config, excludes: true, ..entry })
 }
 
 /// Matches an event for marks of one value, whatever the value is. A value has 32 bits, so this does not match
 /// [`MARK_ANY`].
-const MARK_OF_A_VALUE: EventMatch = EventMatch {
-    kind: KIND_MARK,
-    config: 0,
-    mask: !(u32::MAX as u64),
-};
+const MARK_OF_A_VALUE: EventMatch = EventMatch { kind: KIND_MARK, config: 0, mask: !(u32::MAX as u64) };
 
 /// The catalogue's event names, each with the [`EventMatch`] that selects the events of that name. Raw events and
 /// the VMM's traces are omitted.
@@ -405,9 +325,7 @@ pub(crate) fn names() -> Vec<(String, EventMatch)> {
 pub(crate) fn paced_by_hardware() -> impl Iterator<Item = EventMatch> {
     let paced = |config: &u64| pace(*config).is_some_and(|(kind, _)| is_hardware(kind));
     let configs = SAMPLE_TRACES.into_iter().map(|(config, ..)| config);
-    configs
-        .filter(paced)
-        .map(|config| EventMatch::one(KIND_SAMPLE_TRACE, config))
+    configs.filter(paced).map(|config| EventMatch::one(KIND_SAMPLE_TRACE, config))
 }
 
 /// Whether the CPU's PMU counts events of this kind.
@@ -448,34 +366,28 @@ fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
 /// host event that `source` can sample.
 fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
     let floor = settings.limits.min_hardware_period;
-    SAMPLE_TRACES
-        .into_iter()
-        .filter_map(move |(config, name, counts)| {
-            let trace = |shortest: Option<u64>| {
-                let entry =
-                    Entry::device(KIND_SAMPLE_TRACE, config, name, DEVICE, shortest, counts);
-                entry.tracing(FORMAT_SAMPLES)
-            };
-            let Some(paced_by) = pace(config) else {
-                return Some(trace(ANY_PERIOD));
-            };
-            let paced = |offer: &&Offer| (offer.kind, offer.config) == paced_by;
-            let offer = offers(source, settings).find(paced)?;
-            shortest_period(offer, floor).map(|shortest| Entry {
-                excludes: offer.excludes,
-                guest_only: offer.guest_only,
-                source: format!("host perf: {}", offer.name),
-                ..trace(Some(shortest))
-            })
+    SAMPLE_TRACES.into_iter().filter_map(move |(config, name, counts)| {
+        let trace = |shortest: Option<u64>| {
+            let entry = Entry::device(KIND_SAMPLE_TRACE, config, name, DEVICE, shortest, counts);
+            entry.tracing(FORMAT_SAMPLES)
+        };
+        let Some(paced_by) = pace(config) else {
+            return Some(trace(ANY_PERIOD));
+        };
+        let paced = |offer: &&Offer| (offer.kind, offer.config) == paced_by;
+        let offer = offers(source, settings).find(paced)?;
+        shortest_period(offer, floor).map(|shortest| Entry {
+            excludes: offer.excludes,
+            guest_only: offer.guest_only,
+            source: format!("host perf: {}", offer.name),
+            ..trace(Some(shortest))
         })
+    })
 }
 
 /// Returns `text`, padded with zeros to `N` bytes. A longer text is cut between two characters.
 fn text<const N: usize>(text: &str) -> [u8; N] {
-    let len = (0..=N.min(text.len()))
-        .rev()
-        .find(|&len| text.is_char_boundary(len))
-        .unwrap_or(0);
+    let len = (0..=N.min(text.len())).rev().find(|&len| text.is_char_boundary(len)).unwrap_or(0);
     let mut field = [0; N];
     field[..len].copy_from_slice(&text.as_bytes()[..len]);
     field

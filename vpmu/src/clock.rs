@@ -21,10 +21,7 @@ impl Clock {
         }
         (0..=MAX_SHIFT).rev().find_map(|shift| {
             let mult = (NANOS_PER_MILLI << shift) / u64::from(khz);
-            u32::try_from(mult)
-                .ok()
-                .filter(|&mult| mult > 0)
-                .map(|mult| Self { mult, shift })
+            u32::try_from(mult).ok().filter(|&mult| mult > 0).map(|mult| Self { mult, shift })
         })
     }
 

@@ -79,31 +79,19 @@ impl Argument {
     /// Requires the `int` at `index` to be `value`.
     #[must_use]
     pub const fn int(index: u8, value: u32) -> Self {
-        Self {
-            index,
-            mask: u32::MAX as u64,
-            value: value as u64,
-        }
+        Self { index, mask: u32::MAX as u64, value: value as u64 }
     }
 
     /// Requires the `int` at `index` to have none of `bits`.
     #[must_use]
     pub const fn without(index: u8, bits: c_int) -> Self {
-        Self {
-            index,
-            mask: bits.cast_unsigned() as u64,
-            value: 0,
-        }
+        Self { index, mask: bits.cast_unsigned() as u64, value: 0 }
     }
 
     /// Requires the pointer at `index` to be null.
     #[must_use]
     pub const fn null(index: u8) -> Self {
-        Self {
-            index,
-            mask: u64::MAX,
-            value: 0,
-        }
+        Self { index, mask: u64::MAX, value: 0 }
     }
 }
 
@@ -153,99 +141,26 @@ pub(crate) use call;
 pub fn runtime(id: u32) -> Vec<Call> {
     vec![
         call!(futex, SYS_futex, [], "locks and channels"),
-        call!(
-            sched_yield,
-            SYS_sched_yield,
-            [],
-            "spinning while another thread uses a channel"
-        ),
-        call!(
-            mmap,
-            SYS_mmap,
-            [Argument::without(2, libc::PROT_EXEC)],
-            "memory; the rings of host counters"
-        ),
-        call!(
-            mprotect,
-            SYS_mprotect,
-            [Argument::without(2, libc::PROT_EXEC)],
-            "an allocator's arena grows"
-        ),
+        call!(sched_yield, SYS_sched_yield, [], "spinning while another thread uses a channel"),
+        call!(mmap, SYS_mmap, [Argument::without(2, libc::PROT_EXEC)], "memory; the rings of host counters"),
+        call!(mprotect, SYS_mprotect, [Argument::without(2, libc::PROT_EXEC)], "an allocator's arena grows"),
         call!(mremap, SYS_mremap, [], "a large allocation grows"),
         call!(brk, SYS_brk, [], "memory"),
         call!(madvise, SYS_madvise, [], "memory that is freed"),
-        call!(
-            sched_getaffinity,
-            SYS_sched_getaffinity,
-            [],
-            "the number of an allocator's arenas"
-        ),
+        call!(sched_getaffinity, SYS_sched_getaffinity, [], "the number of an allocator's arenas"),
         call!(getrandom, SYS_getrandom, [], "keys of hash tables"),
-        call!(
-            clock_gettime,
-            SYS_clock_gettime,
-            [],
-            "clocks; the vDSO cannot read CPU-time clocks"
-        ),
-        call!(
-            clock_nanosleep,
-            SYS_clock_nanosleep,
-            [],
-            "a wait with a time-out"
-        ),
-        call!(
-            restart_syscall,
-            SYS_restart_syscall,
-            [],
-            "a wait that was interrupted"
-        ),
-        call!(
-            rt_sigreturn,
-            SYS_rt_sigreturn,
-            [],
-            "the end of a signal handler"
-        ),
-        call!(
-            rt_sigprocmask,
-            SYS_rt_sigprocmask,
-            [],
-            "signals are blocked while a thread ends or aborts"
-        ),
-        call!(
-            rt_sigaction,
-            SYS_rt_sigaction,
-            [],
-            "the handler of a fatal signal restores the default action"
-        ),
-        call!(
-            sigaltstack,
-            SYS_sigaltstack,
-            [],
-            "a thread that ends removes its signal stack"
-        ),
+        call!(clock_gettime, SYS_clock_gettime, [], "clocks; the vDSO cannot read CPU-time clocks"),
+        call!(clock_nanosleep, SYS_clock_nanosleep, [], "a wait with a time-out"),
+        call!(restart_syscall, SYS_restart_syscall, [], "a wait that was interrupted"),
+        call!(rt_sigreturn, SYS_rt_sigreturn, [], "the end of a signal handler"),
+        call!(rt_sigprocmask, SYS_rt_sigprocmask, [], "signals are blocked while a thread ends or aborts"),
+        call!(rt_sigaction, SYS_rt_sigaction, [], "the handler of a fatal signal restores the default action"),
+        call!(sigaltstack, SYS_sigaltstack, [], "a thread that ends removes its signal stack"),
         call!(gettid, SYS_gettid, [], "an abort signals its own thread"),
         call!(getpid, SYS_getpid, [], "an abort signals its own process"),
-        call!(
-            tgkill,
-            SYS_tgkill,
-            [
-                Argument::int(0, id),
-                Argument::int(2, libc::SIGABRT.cast_unsigned())
-            ],
-            "an abort"
-        ),
-        call!(
-            write,
-            SYS_write,
-            [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
-            "the message of a panic"
-        ),
-        call!(
-            writev,
-            SYS_writev,
-            [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
-            "the message of a panic"
-        ),
+        call!(tgkill, SYS_tgkill, [Argument::int(0, id), Argument::int(2, libc::SIGABRT.cast_unsigned())], "an abort"),
+        call!(write, SYS_write, [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())], "the message of a panic"),
+        call!(writev, SYS_writev, [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())], "the message of a panic"),
         call!(munmap, SYS_munmap, [], "memory; the stack of a thread"),
         call!(close, SYS_close, [], "a descriptor whose owner is dropped"),
         call!(
@@ -267,11 +182,7 @@ mod tests {
 
     #[test]
     fn conditions_compare_bits_of_arguments_that_there_are() {
-        let process = Process {
-            id: 7,
-            vcpus: vec![8],
-            signal: 34,
-        };
+        let process = Process { id: 7, vcpus: vec![8], signal: 34 };
         let of = |thread| calls(thread, &process);
         for call in THREADS.into_iter().flat_map(of) {
             assert!(!call.reason.is_empty(), "{}", call.name);

@@ -8,8 +8,7 @@ use vm_memory::GuestMemoryBackend;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
-    COUNT_GUEST, COUNT_VCPU, Config, KIND_HARDWARE, KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT,
-    QUEUE_VCPU, VERSION,
+    COUNT_GUEST, COUNT_VCPU, Config, KIND_HARDWARE, KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, VERSION,
 };
 use crate::backend::Backend;
 use crate::clock::Clock;
@@ -38,10 +37,7 @@ const VERSION_1: u64 = 1 << 32;
 
 /// An error from creating a device, activating it or attaching a thread to it.
 #[derive(Debug, thiserror::Error)]
-#[expect(
-    clippy::error_impl_error,
-    reason = "users write `vpmu::Error`, like `std::io::Error`"
-)]
+#[expect(clippy::error_impl_error, reason = "users write `vpmu::Error`, like `std::io::Error`")]
 pub enum Error {
     /// Too few or too many vCPUs.
     #[error("a PMU device has 1 to {MAX_VCPUS} vCPUs, not {0}")]
@@ -120,20 +116,14 @@ impl Vpmu {
     ///
     /// # Errors
     /// [`Error`]: the settings are not valid.
-    pub fn new(
-        settings: Settings,
-        machine: Arc<dyn Machine>,
-        source: Box<dyn Source>,
-    ) -> Result<Self, Error> {
+    pub fn new(settings: Settings, machine: Arc<dyn Machine>, source: Box<dyn Source>) -> Result<Self, Error> {
         if !(1..=MAX_VCPUS).contains(&settings.vcpus) {
             return Err(Error::Vcpus(settings.vcpus));
         }
         settings.limits.check()?;
         let clock = Clock::new(settings.tsc_khz).ok_or(Error::TscFrequency)?;
         let backend = Backend::new(settings, clock, source, machine);
-        Ok(Self {
-            shared: Arc::new(Shared::new(backend)),
-        })
+        Ok(Self { shared: Arc::new(Shared::new(backend)) })
     }
 
     /// Adds a window, which is VMM memory for rings that survive a reset. The window is one region of whole pages
@@ -178,10 +168,7 @@ impl Vpmu {
     #[must_use]
     pub fn aux_traces(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         let shard = self.shared.shard(vcpu);
-        shard.map_or_else(Vec::new, |shard| {
-            self.shared
-                .on(shard, |state| state.produced_for(producer, vcpu))
-        })
+        shard.map_or_else(Vec::new, |shard| self.shared.on(shard, |state| state.produced_for(producer, vcpu)))
     }
 
     /// Begins a write to the AUX area of a VMM trace. Until the returned writer ends, nothing else can write to the
@@ -326,20 +313,12 @@ impl Vpmu {
     }
 
     /// Checks that the device can serve a driver with these queues and features.
-    fn check_driver(
-        &self,
-        memory: &Memory,
-        features: u64,
-        queues: &[QueueState],
-    ) -> Result<(), Error> {
+    fn check_driver(&self, memory: &Memory, features: u64, queues: &[QueueState]) -> Result<(), Error> {
         if features & VERSION_1 == 0 || features & !self.features() != 0 {
             return Err(Error::Features(features));
         }
         if queues.len() != self.queue_count() {
-            return Err(Error::QueueCount {
-                expected: self.queue_count(),
-                given: queues.len(),
-            });
+            return Err(Error::QueueCount { expected: self.queue_count(), given: queues.len() });
         }
         for (index, queue) in queues.iter().enumerate() {
             let needed = index == usize::from(QUEUE_CONTROL);
@@ -421,12 +400,7 @@ impl Vpmu {
         let driver = match state.driver {
             Some(_) => {
                 self.check_driver(&memory, features, queues)?;
-                Some(Driver {
-                    memory,
-                    features,
-                    queues,
-                    interrupt,
-                })
+                Some(Driver { memory, features, queues, interrupt })
             }
             None => None,
         };
@@ -453,9 +427,7 @@ impl Vpmu {
             QUEUE_CONTROL => return self.serve_control(),
             QUEUE_EVENT => self.shared.notices.posted(),
             // A guest can send such notifications at any rate, so they are logged only as debug messages.
-            _ => log::debug!(
-                "ignored a notification of queue {queue}: not the control or event queue"
-            ),
+            _ => log::debug!("ignored a notification of queue {queue}: not the control or event queue"),
         }
         Turn::Done
     }
@@ -492,10 +464,7 @@ impl Vpmu {
     pub fn persist(&self, persist: &Persist) -> Result<u64, PersistError> {
         let backend = &self.shared.backend;
         if self.shared.shard(persist.vcpu).is_none() {
-            return Err(PersistError::NoVcpu {
-                vcpu: persist.vcpu,
-                vcpus: backend.settings.vcpus,
-            });
+            return Err(PersistError::NoVcpu { vcpu: persist.vcpu, vcpus: backend.settings.vcpus });
         }
         let highest = backend.settings.limits.max_sample_rate;
         let request = open_request(persist, backend.catalogue(), highest)?;
@@ -577,9 +546,7 @@ impl Vpmu {
 
     /// Waits until the exits that end these visits are handled.
     fn await_exits(&self, visits: &BTreeSet<Visit>) {
-        self.shared
-            .flushes
-            .wait(|| visits.iter().all(|visit| self.is_over(visit)));
+        self.shared.flushes.wait(|| visits.iter().all(|visit| self.is_over(visit)));
     }
 
     /// Whether the exit that ends this visit is handled.

@@ -47,10 +47,7 @@ pub(crate) struct Denied {
 
 impl From<Errno> for Denied {
     fn from(errno: Errno) -> Self {
-        Self {
-            errno,
-            refusal: None,
-        }
+        Self { errno, refusal: None }
     }
 }
 

@@ -12,8 +12,8 @@ use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::memory::Memory;
 use crate::record::{
-    Layout, MODE_USER, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP, SAMPLE_PERIOD,
-    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample, SampleId,
+    Layout, MODE_USER, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_STREAM_ID,
+    SAMPLE_TID, SAMPLE_TIME, Sample, SampleId,
 };
 use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
 
@@ -25,8 +25,7 @@ pub use callers::Callers;
 const DATA_TAIL: GuestAddress = GuestAddress(std::mem::offset_of!(Metadata, data_tail) as u64);
 /// With the header, these fields take up seven words. The eighth word is the CPU number in a record of [`SHORTEST`]
 /// bytes, and the callchain's length in a longer record.
-const SAMPLE_TYPE: u64 =
-    SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
+const SAMPLE_TYPE: u64 = SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
 /// Length of a record without a callchain, in bytes.
 pub const SHORTEST: usize = 64;
 
@@ -47,13 +46,8 @@ impl Producer {
     /// is a multiple of 8 and at least [`SHORTEST`].
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, pages: usize, len: usize) -> Option<Self> {
-        let addresses: Vec<_> = (0..=pages as u64)
-            .map(|page| GuestAddress(page * PAGE_SIZE as u64))
-            .collect();
-        let mode = RingMode {
-            writable: true,
-            backward: false,
-        };
+        let addresses: Vec<_> = (0..=pages as u64).map(|page| GuestAddress(page * PAGE_SIZE as u64)).collect();
+        let mode = RingMode { writable: true, backward: false };
         let memory = Memory::from(memory);
         let ring = Ring::new(&memory.view(), &addresses, mode, Clock::new(1_000_000)?).ok()?;
         Some(Self {
@@ -83,31 +77,10 @@ impl Producer {
         let mut written = 0;
         for _ in 0..records {
             self.time += 1;
-            let sample_id = SampleId {
-                pid: 1,
-                tid: 2,
-                time: self.time,
-                id: 3,
-                stream_id: 4,
-                vcpu: 0,
-            };
-            let layout = Layout {
-                sample_type: self.sample_type,
-                ..Layout::default()
-            };
-            let sample = Sample {
-                misc: MODE_USER,
-                ip: self.time,
-                period: 5,
-                chain: &self.chain,
-                ..Sample::default()
-            };
-            let context = WriteContext {
-                layout: &layout,
-                sample_id: &sample_id,
-                wakeup: Wakeup::Page,
-                prompt: false,
-            };
+            let sample_id = SampleId { pid: 1, tid: 2, time: self.time, id: 3, stream_id: 4, vcpu: 0 };
+            let layout = Layout { sample_type: self.sample_type, ..Layout::default() };
+            let sample = Sample { misc: MODE_USER, ip: self.time, period: 5, chain: &self.chain, ..Sample::default() };
+            let context = WriteContext { layout: &layout, sample_id: &sample_id, wakeup: Wakeup::Page, prompt: false };
             let Ok(record) = self.record.sample(&layout, &sample_id, &sample) else {
                 break;
             };

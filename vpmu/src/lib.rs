@@ -65,9 +65,7 @@ pub use device::{Error, FlushError, Vpmu};
 pub use machine::{Access, Exit, ExitReason, GuestRegs, Interrupt, Machine, Registers};
 pub use memory::Memory;
 pub use metrics::{ExitCounts, Metrics};
-pub use persistent::{
-    History, Persist, PersistError, PersistSpec, PersistSpecError, PersistentStatus,
-};
+pub use persistent::{History, Persist, PersistError, PersistSpec, PersistSpecError, PersistentStatus};
 pub use policy::{EventMatch, Policy, Tier};
 pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};
 pub use queues::QueueState;

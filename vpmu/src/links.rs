@@ -7,11 +7,7 @@ use crate::work;
 
 /// Whether an event starts or stops another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) enum Role {
     Starter,
     Stopper,
@@ -80,11 +76,7 @@ impl Links {
     /// # Errors
     /// [`Refused`]; the links are then unchanged.
     pub(crate) fn link(&mut self, trigger: u64, target: u64, role: Role) -> Result<(), Refused> {
-        if self
-            .links
-            .get(&(trigger, target))
-            .is_some_and(|link| link.has(role))
-        {
+        if self.links.get(&(trigger, target)).is_some_and(|link| link.has(role)) {
             return Err(Refused::Linked);
         }
         work::charge_examined(self.links.len());
@@ -106,12 +98,10 @@ impl Links {
     /// Returns the links made by [`Links::link`]. Each has a trigger, a target and a role.
     pub(crate) fn asked(&self) -> impl Iterator<Item = (u64, u64, Role)> {
         let roles = [Role::Starter, Role::Stopper];
-        self.links
-            .iter()
-            .flat_map(move |(&(trigger, target), &link)| {
-                let taken = roles.into_iter().filter(move |&role| link.takes(role));
-                taken.map(move |role| (trigger, target, role))
-            })
+        self.links.iter().flat_map(move |(&(trigger, target), &link)| {
+            let taken = roles.into_iter().filter(move |&role| link.takes(role));
+            taken.map(move |role| (trigger, target, role))
+        })
     }
 
     /// Returns the targets of `trigger`, and the effect that an overflow has on each target.
@@ -135,8 +125,7 @@ impl Links {
         let ends = self.links.keys();
         let triggers = ends.filter(|&&(_, target)| target == event);
         let triggers = triggers.map(|&(trigger, _)| trigger).collect();
-        self.links
-            .retain(|&(trigger, target), _| trigger != event && target != event);
+        self.links.retain(|&(trigger, target), _| trigger != event && target != event);
         triggers
     }
 }
@@ -164,12 +153,7 @@ mod tests {
     #[test]
     fn both_roles_toggle_and_one_event_has_many_targets() {
         let mut links = Links::default();
-        for (target, role) in [
-            (7, Role::Starter),
-            (8, Role::Starter),
-            (8, Role::Stopper),
-            (6, Role::Stopper),
-        ] {
+        for (target, role) in [(7, Role::Starter), (8, Role::Starter), (8, Role::Stopper), (6, Role::Stopper)] {
             assert_eq!(links.link(1, target, role), Ok(()));
         }
         let all = [(6, Effect::Stop), (7, Effect::Start), (8, Effect::Toggle)];

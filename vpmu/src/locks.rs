@@ -54,10 +54,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     /// Panics in debug builds if this thread already holds a lock of this rank or of a later rank.
     pub(crate) fn lock(&self) -> Held<'_, T, RANK> {
         let _rank = order::Taken::new();
-        Held {
-            guard: self.0.lock(),
-            _rank,
-        }
+        Held { guard: self.0.lock(), _rank }
     }
 }
 
@@ -98,10 +95,7 @@ mod order {
         pub(super) fn new() -> Self {
             HELD.with(|held| {
                 let ranks = held.get();
-                assert!(
-                    ranks >> RANK == 0,
-                    "lock order: rank {RANK} taken while ranks {ranks:#b} are held"
-                );
+                assert!(ranks >> RANK == 0, "lock order: rank {RANK} taken while ranks {ranks:#b} are held");
                 held.set(ranks | 1 << RANK);
             });
             Self
@@ -133,11 +127,7 @@ mod tests {
 
     #[test]
     fn locks_in_order_are_taken() {
-        let (control, shard, sink) = (
-            Lock::<_, CONTROL>::new(1),
-            Lock::<_, SHARD>::new(2),
-            Lock::<_, SINK>::new(3),
-        );
+        let (control, shard, sink) = (Lock::<_, CONTROL>::new(1), Lock::<_, SHARD>::new(2), Lock::<_, SINK>::new(3));
         let one = control.lock();
         let two = shard.lock();
         assert_eq!(*one + *two + *sink.lock(), 6);

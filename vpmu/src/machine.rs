@@ -68,10 +68,7 @@ pub struct Access {
 
 impl From<ExitReason> for Exit {
     fn from(reason: ExitReason) -> Self {
-        Self {
-            reason,
-            access: None,
-        }
+        Self { reason, access: None }
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{
-    AtomicAccess, Bytes, GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend,
-    GuestMemoryError, GuestMemoryRegion, Permissions, VolatileSlice,
+    AtomicAccess, Bytes, GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend, GuestMemoryError,
+    GuestMemoryRegion, Permissions, VolatileSlice,
 };
 
 use crate::abi::PAGE_SIZE;
@@ -66,10 +66,7 @@ impl Memory {
     }
 
     fn new(guest: Backing) -> Self {
-        Self(Arc::new(Parts {
-            guest: Some(guest),
-            window: None,
-        }))
+        Self(Arc::new(Parts { guest: Some(guest), window: None }))
     }
 
     /// Returns the same memory with a separate reference count, so that threads do not contend for the cache line of a
@@ -82,17 +79,10 @@ impl Memory {
     /// other addresses. The regions of `window` must be fixed.
     pub(crate) fn with(&self, window: &Self, first: GuestAddress, len: u64) -> Self {
         let extent = match &window.0.guest {
-            Some(Backing::Fixed(memory)) => Some(Extent {
-                first: first.0,
-                len,
-                memory: Arc::clone(memory),
-            }),
+            Some(Backing::Fixed(memory)) => Some(Extent { first: first.0, len, memory: Arc::clone(memory) }),
             Some(Backing::Changing(_)) | None => None,
         };
-        Self(Arc::new(Parts {
-            guest: self.0.guest.clone(),
-            window: extent,
-        }))
+        Self(Arc::new(Parts { guest: self.0.guest.clone(), window: extent }))
     }
 
     /// Returns a view of the current regions for one step of work. Regions that are removed during this step stay
@@ -140,11 +130,7 @@ struct Fixed {
 impl Fixed {
     fn new<M: GuestMemory + Send + Sync + 'static>(memory: M) -> Self {
         let memory = Arc::new(memory);
-        Self {
-            regions: Region::all(&*memory),
-            watched: Mapping::is_watched(&*memory),
-            memory,
-        }
+        Self { regions: Region::all(&*memory), watched: Mapping::is_watched(&*memory), memory }
     }
 }
 
@@ -176,20 +162,13 @@ impl Region {
 
     fn of<R: GuestMemoryRegion>(region: &R) -> Option<Self> {
         let slice = region.as_volatile_slice().ok()?;
-        Some(Self {
-            first: region.start_addr().0,
-            len: slice.len() as u64,
-            host: slice.ptr_guard_mut().as_ptr(),
-        })
+        Some(Self { first: region.start_addr().0, len: slice.len() as u64, host: slice.ptr_guard_mut().as_ptr() })
     }
 }
 
 /// A slice of `len` bytes within one of the regions.
 #[inline]
-#[expect(
-    unsafe_code,
-    reason = "a slice of memory that has been looked up before"
-)]
+#[expect(unsafe_code, reason = "a slice of memory that has been looked up before")]
 fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
     // Search linearly: regions are sorted by size, and the first one or two regions hold nearly all memory.
     let inside = |region: &&Region| at.0.wrapping_sub(region.first) < region.len;
@@ -237,10 +216,7 @@ impl<'a> View<'a> {
     /// A view of `memory`.
     #[cfg(any(test, feature = "internals"))]
     pub(crate) fn of<M: GuestMemory + 'static>(memory: &'a M) -> Self {
-        Self {
-            guest: Held::Lent(memory),
-            window: None,
-        }
+        Self { guest: Held::Lent(memory), window: None }
     }
 
     /// The memory that contains `at`: the window if `at` is in it, and guest memory otherwise. `None` if guest memory
@@ -272,11 +248,7 @@ impl<'a> View<'a> {
 
     /// A slice of `len` bytes that are contiguous in host memory. After a write, the caller must call [`View::mark`].
     #[inline]
-    pub(crate) fn slice(
-        &self,
-        at: GuestAddress,
-        len: usize,
-    ) -> Result<VolatileSlice<'_>, GuestMemoryError> {
+    pub(crate) fn slice(&self, at: GuestAddress, len: usize) -> Result<VolatileSlice<'_>, GuestMemoryError> {
         let fixed = self.fixed(at);
         if let Some(slice) = fixed.and_then(|fixed| of_regions(&fixed.regions, at, len)) {
             return Ok(slice);
@@ -316,8 +288,7 @@ impl<'a> View<'a> {
 
     /// Whether the device may write all of these bytes.
     pub(crate) fn is_writable(&self, at: GuestAddress, len: usize) -> bool {
-        self.at(at)
-            .is_ok_and(|memory| memory.has(at, len, Permissions::ReadWrite))
+        self.at(at).is_ok_and(|memory| memory.has(at, len, Permissions::ReadWrite))
     }
 
     /// Whether `at` is the start of a page that the device may write.
@@ -327,8 +298,7 @@ impl<'a> View<'a> {
 
     /// Whether the device may read all of these bytes.
     pub(crate) fn is_readable(&self, at: GuestAddress, len: usize) -> bool {
-        self.at(at)
-            .is_ok_and(|memory| memory.has(at, len, Permissions::Read))
+        self.at(at).is_ok_and(|memory| memory.has(at, len, Permissions::Read))
     }
 
     /// Reads memory into `bytes`.
@@ -342,11 +312,7 @@ impl<'a> View<'a> {
     }
 
     /// Loads an integer of at most eight bytes. Does not convert the byte order.
-    pub(crate) fn load<T: AtomicAccess>(
-        &self,
-        at: GuestAddress,
-        order: Ordering,
-    ) -> Result<T, GuestMemoryError> {
+    pub(crate) fn load<T: AtomicAccess>(&self, at: GuestAddress, order: Ordering) -> Result<T, GuestMemoryError> {
         Ok(self.slice(at, size_of::<T>())?.load(0, order)?)
     }
 
@@ -443,9 +409,7 @@ impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {
 
 /// Returns `slice` without its bitmap. The caller must mark writes.
 #[expect(unsafe_code, reason = "there is no safe way to drop a slice's bitmap")]
-fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
-    slice: &VolatileSlice<'a, B>,
-) -> VolatileSlice<'a> {
+fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(slice: &VolatileSlice<'a, B>) -> VolatileSlice<'a> {
     // SAFETY: the pointer and the length describe `slice`, whose bytes stay mapped for 'a.
     unsafe { VolatileSlice::new(slice.ptr_guard_mut().as_ptr(), slice.len()) }
 }
@@ -459,10 +423,7 @@ impl<'a> Page<'a> {
     #[inline]
     #[expect(unsafe_code, reason = "one check for all the words of a page")]
     fn of(slice: &VolatileSlice<'a>) -> Option<Self> {
-        let words = slice
-            .ptr_guard_mut()
-            .as_ptr()
-            .cast::<[AtomicU64; PAGE_WORDS]>();
+        let words = slice.ptr_guard_mut().as_ptr().cast::<[AtomicU64; PAGE_WORDS]>();
         if slice.len() != PAGE_SIZE || !words.is_aligned() {
             return None;
         }
@@ -502,10 +463,7 @@ mod tests {
 
     /// Two regions with a gap of one page between them. The smaller region is first.
     fn memory() -> Memory {
-        let ranges = [
-            (GuestAddress(0x1000), 0x1000),
-            (GuestAddress(0x3000), 0x2000),
-        ];
+        let ranges = [(GuestAddress(0x1000), 0x1000), (GuestAddress(0x3000), 0x2000)];
         Memory::from(GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory"))
     }
 
@@ -535,8 +493,7 @@ mod tests {
     fn page_shows_the_bytes_that_were_written_and_the_reverse() {
         let memory = memory();
         let view = memory.view();
-        view.write(&7_u64.to_le_bytes(), GuestAddress(0x4008))
-            .expect("memory");
+        view.write(&7_u64.to_le_bytes(), GuestAddress(0x4008)).expect("memory");
         let page = view.page(GuestAddress(0x4000)).expect("a page");
         let word = page.word(8).expect("in it");
         let before = word.swap(9_u64.to_le(), Ordering::Relaxed);
@@ -552,19 +509,14 @@ mod tests {
 
     #[test]
     fn window_lies_before_the_guests_memory() {
-        let window = Memory::from(
-            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0x8000), 0x1000)]).expect("memory"),
-        );
+        let window =
+            Memory::from(GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0x8000), 0x1000)]).expect("memory"));
         let both = memory().with(&window, GuestAddress(0x8000), 0x1000);
         let view = both.view();
-        view.write(&[1], GuestAddress(0x8fff))
-            .expect("in the window");
+        view.write(&[1], GuestAddress(0x8fff)).expect("in the window");
         assert!(view.slice(GuestAddress(0x8fff), 2).is_err());
         let mut byte = [0];
-        window
-            .view()
-            .read(&mut byte, GuestAddress(0x8fff))
-            .expect("memory");
+        window.view().read(&mut byte, GuestAddress(0x8fff)).expect("memory");
         assert_eq!(byte, [1]);
     }
 }

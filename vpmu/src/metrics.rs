@@ -4,11 +4,7 @@ use crate::work::{Turn, Work};
 
 /// Exits that reached the VMM, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ExitCounts {
     /// Port I/O.
     pub io: u64,
@@ -32,11 +28,7 @@ impl ExitCounts {
 
 /// Totals since the device was created. A reset does not zero them, and a restore adds the saved totals to them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Metrics {
     /// Events opened.
     pub events_opened: u64,

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::abi::{
-    NOTICE_AUX, NOTICE_COUNT, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice,
-    QUEUE_EVENT,
+    NOTICE_AUX, NOTICE_COUNT, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice, QUEUE_EVENT,
 };
 use crate::locks::{Held, Lock, NOTICES};
 use crate::machine::Interrupt;
@@ -39,11 +38,7 @@ struct State {
 
 impl Notices {
     pub(crate) fn new() -> Self {
-        Self {
-            ready: AtomicBool::new(false),
-            interrupts: AtomicU64::new(0),
-            state: Lock::new(State::default()),
-        }
+        Self { ready: AtomicBool::new(false), interrupts: AtomicU64::new(0), state: Lock::new(State::default()) }
     }
 
     /// Sets the event queue and the interrupt of a new driver, and discards pending notices. Keeps the names of the
@@ -73,10 +68,7 @@ impl Notices {
 
     /// Locks the pending notices, so that the caller can add or remove notices.
     pub(crate) fn pending(&self) -> PendingNotices<'_> {
-        PendingNotices {
-            state: self.state.lock(),
-            ready: &self.ready,
-        }
+        PendingNotices { state: self.state.lock(), ready: &self.ready }
     }
 
     /// Adds or retracts the notices in `all`. No notice is delivered before the whole list has been applied.
@@ -298,19 +290,10 @@ impl Pending {
             return Err("its value is not valid");
         }
         let (fresh, queued) = match kind {
-            NOTICE_WAKEUP => (
-                self.waking.insert(woken, value).is_none(),
-                Queued::Wakeup(woken),
-            ),
-            NOTICE_LIMIT => (
-                self.limited.insert(event, value).is_none(),
-                Queued::Limit(event),
-            ),
+            NOTICE_WAKEUP => (self.waking.insert(woken, value).is_none(), Queued::Wakeup(woken)),
+            NOTICE_LIMIT => (self.limited.insert(event, value).is_none(), Queued::Limit(event)),
             NOTICE_AUX => (self.fetched.insert(event), Queued::Aux(event)),
-            NOTICE_PERSISTENT => (
-                !std::mem::replace(&mut self.listing, true),
-                Queued::Persistent(event),
-            ),
+            NOTICE_PERSISTENT => (!std::mem::replace(&mut self.listing, true), Queued::Persistent(event)),
             NOTICE_ERROR => {
                 let same = |one: &Queued| matches!(one, Queued::Error(of, _) if *of == event);
                 let fresh = !self.queue.iter().any(same);
@@ -327,10 +310,7 @@ impl Pending {
 
     /// Discards all notices. The names of the rings remain.
     fn discard(&mut self) {
-        *self = Self {
-            rings: std::mem::take(&mut self.rings),
-            ..Self::default()
-        };
+        *self = Self { rings: std::mem::take(&mut self.rings), ..Self::default() };
     }
 
     /// Makes the wakeups of the sink `ring` be reported for `family`, which must write to this sink and must not have
@@ -428,11 +408,7 @@ impl Pending {
                 continue;
             };
             let value = u32::try_from(value).unwrap_or(u32::MAX).min(NOTICE_COUNT);
-            return Some(Notice {
-                kind: kind.into(),
-                value: value.into(),
-                event: event.into(),
-            });
+            return Some(Notice { kind: kind.into(), value: value.into(), event: event.into() });
         }
     }
 
@@ -596,10 +572,7 @@ mod tests {
         notices.grown = false;
         notices.wake(ring, 1);
         assert!(notices.grown);
-        assert_eq!(
-            notices.next().map(|notice| notice.kind.get()),
-            Some(NOTICE_WAKEUP)
-        );
+        assert_eq!(notices.next().map(|notice| notice.kind.get()), Some(NOTICE_WAKEUP));
         notices.limit(1, ring, 1);
         assert_eq!(drained(&mut notices).len(), 100);
         assert!(notices.waking.is_empty());

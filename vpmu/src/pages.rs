@@ -86,20 +86,11 @@ impl<'a> GuestPages<'a> {
 
     /// Creates pages whose metadata page the device must not access.
     pub(crate) fn of_data(memory: &'a View<'a>, data: &'a [GuestAddress]) -> Self {
-        Self {
-            memory,
-            metadata: None,
-            stored: Cell::new(false),
-            data,
-            current: None,
-            watched: memory.is_watched(),
-        }
+        Self { memory, metadata: None, stored: Cell::new(false), data, current: None, watched: memory.is_watched() }
     }
 
     fn metadata(&self) -> Result<Page<'a>, Unwritable> {
-        self.metadata
-            .map(|(_, page)| page)
-            .ok_or(Unwritable::NoPage)
+        self.metadata.map(|(_, page)| page).ok_or(Unwritable::NoPage)
     }
 
     /// Returns the metadata page for writing, and records that the page must be marked as dirty.
@@ -249,9 +240,6 @@ impl Drop for GuestPages<'_> {
 }
 
 /// One page of guest memory. The caller must mark the page after writing to it.
-pub(crate) fn page<'a>(
-    memory: &'a View<'_>,
-    address: GuestAddress,
-) -> Result<Page<'a>, Unwritable> {
+pub(crate) fn page<'a>(memory: &'a View<'_>, address: GuestAddress) -> Result<Page<'a>, Unwritable> {
     memory.page(address).map_err(Unwritable::Unmapped)
 }

@@ -40,23 +40,12 @@ struct Frequency {
 impl Period {
     /// Returns a new period of `length`, which must not be zero.
     pub(crate) fn new(length: u64) -> Self {
-        Self {
-            length: length.max(1),
-            counted: 0,
-            frequency: None,
-        }
+        Self { length: length.max(1), counted: 0, frequency: None }
     }
 
     /// Returns a period that is adapted to `hertz` overflows per second. `hertz` must not be zero.
     pub(crate) fn frequency(hertz: u64) -> Self {
-        Self {
-            frequency: Some(Frequency {
-                hertz: hertz.max(1),
-                since: None,
-                base: 0,
-            }),
-            ..Self::new(1)
-        }
+        Self { frequency: Some(Frequency { hertz: hertz.max(1), since: None, base: 0 }), ..Self::new(1) }
     }
 
     /// Returns the current state for saving. The measurement of the count's rate is not saved. A restored event starts
@@ -71,22 +60,14 @@ impl Period {
 
     /// Restores a saved period. Returns `None` if the saved state is not valid.
     pub(crate) fn restore(saved: &SavedPeriod) -> Option<Self> {
-        let SavedPeriod {
-            length,
-            counted,
-            frequency,
-        } = *saved;
+        let SavedPeriod { length, counted, frequency } = *saved;
         // An adapted period may be shorter than its elapsed part.
         let most = if frequency.is_some() { LONGEST } else { length };
         let sound = (1..=LONGEST).contains(&length) && counted < most && frequency != Some(0);
         sound.then_some(Self {
             length,
             counted,
-            frequency: frequency.map(|hertz| Frequency {
-                hertz,
-                since: None,
-                base: 0,
-            }),
+            frequency: frequency.map(|hertz| Frequency { hertz, since: None, base: 0 }),
         })
     }
 
@@ -135,10 +116,7 @@ impl Period {
             let length = self.counted;
             (overdue && length >= self.length).then(|| {
                 self.counted = 0;
-                Completed {
-                    overflows: 1,
-                    length,
-                }
+                Completed { overflows: 1, length }
             })
         });
         if completed.is_some() {
@@ -158,10 +136,7 @@ impl Period {
         }
         let beyond = more - left;
         self.counted = beyond % self.length;
-        Some(Completed {
-            overflows: 1 + beyond / self.length,
-            length: self.length,
-        })
+        Some(Completed { overflows: 1 + beyond / self.length, length: self.length })
     }
 }
 
@@ -171,20 +146,15 @@ fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
     if elapsed == 0 {
         return length;
     }
-    let right = u128::from(grown) * u128::from(NANOS_PER_SECOND)
-        / (u128::from(elapsed) * u128::from(hertz));
+    let right = u128::from(grown) * u128::from(NANOS_PER_SECOND) / (u128::from(elapsed) * u128::from(hertz));
     // The longest period that perf accepts.
-    let right = i128::try_from(right)
-        .unwrap_or(i128::MAX)
-        .min(i128::from(i64::MAX));
+    let right = i128::try_from(right).unwrap_or(i128::MAX).min(i128::from(i64::MAX));
     let way = right - i128::from(length);
     let step = match way / STEPS {
         0 => way.signum(),
         step => step,
     };
-    u64::try_from(i128::from(length) + step)
-        .unwrap_or(length)
-        .max(1)
+    u64::try_from(i128::from(length) + step).unwrap_or(length).max(1)
 }
 
 #[cfg(test)]
@@ -224,9 +194,7 @@ mod tests {
 
     /// Returns how many times a count overflows if it grows by one every `gap` nanoseconds for `seconds` seconds.
     fn run(period: &mut Period, start: u64, gap: u64, seconds: u64) -> u64 {
-        (0..seconds * NANOS_PER_SECOND / gap)
-            .map(|step| overflows(period.grow(1, || start + step * gap)))
-            .sum()
+        (0..seconds * NANOS_PER_SECOND / gap).map(|step| overflows(period.grow(1, || start + step * gap))).sum()
     }
 
     #[test]

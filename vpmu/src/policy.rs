@@ -1,9 +1,9 @@
 //! The events that a guest may open, according to the operator's lists.
 
 use crate::abi::{
-    EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, KIND_EXIT_TRACE, KIND_EXITS,
-    KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW,
-    KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC, KIND_VMM_TRACE, PACE_EXITS,
+    EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME,
+    KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC,
+    KIND_VMM_TRACE, PACE_EXITS,
 };
 use crate::catalogue;
 use crate::event::pace;
@@ -23,21 +23,13 @@ impl EventMatch {
     /// Matches one config.
     #[must_use]
     pub const fn one(kind: u32, config: u64) -> Self {
-        Self {
-            kind,
-            config,
-            mask: u64::MAX,
-        }
+        Self { kind, config, mask: u64::MAX }
     }
 
     /// Matches every event of a kind.
     #[must_use]
     pub const fn kind(kind: u32) -> Self {
-        Self {
-            kind,
-            config: 0,
-            mask: 0,
-        }
+        Self { kind, config: 0, mask: 0 }
     }
 
     /// Returns the event names that a host's catalogue can contain. Each name has the [`EventMatch`] that selects the
@@ -50,9 +42,7 @@ impl EventMatch {
     /// Whether `self` matches every event that `other` matches.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
-        self.kind == other.kind
-            && self.mask & !other.mask == 0
-            && (self.config ^ other.config) & self.mask == 0
+        self.kind == other.kind && self.mask & !other.mask == 0 && (self.config ^ other.config) & self.mask == 0
     }
 
     /// The events that `self` and `other` have in common, if any.
@@ -164,10 +154,7 @@ impl Policy {
     pub fn allows_hardware(&self) -> bool {
         let kinds = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].map(EventMatch::kind);
         let paced = catalogue::paced_by_hardware();
-        kinds
-            .into_iter()
-            .chain(paced)
-            .any(|of| self.allows_some(&of))
+        kinds.into_iter().chain(paced).any(|of| self.allows_some(&of))
     }
 
     fn denies(&self, events: &EventMatch) -> bool {
@@ -197,11 +184,7 @@ mod tests {
 
     #[test]
     fn match_covers_what_agrees_in_the_bits_of_its_mask() {
-        let family = EventMatch {
-            kind: KIND_RAW,
-            config: 0x11,
-            mask: 0xff,
-        };
+        let family = EventMatch { kind: KIND_RAW, config: 0x11, mask: 0xff };
         assert!(family.covers(&EventMatch::one(KIND_RAW, 0x4311)));
         assert!(!family.covers(&EventMatch::one(KIND_RAW, 0x12)));
         assert!(!family.covers(&EventMatch::one(KIND_HARDWARE, 0x11)));
@@ -211,11 +194,7 @@ mod tests {
 
     #[test]
     fn allowed_event_is_open_unless_denied() {
-        let family = EventMatch {
-            kind: KIND_RAW,
-            config: 0x11,
-            mask: 0xff,
-        };
+        let family = EventMatch { kind: KIND_RAW, config: 0x11, mask: 0xff };
         let policy = Policy::new(vec![family], vec![EventMatch::one(KIND_RAW, 0x111)]);
         assert!(policy.allows(KIND_RAW, 0x211));
         assert!(!policy.allows(KIND_RAW, 0x111));
@@ -227,9 +206,7 @@ mod tests {
 
     #[test]
     fn trace_is_denied_with_what_it_shows_or_is_paced_by() {
-        let without = |kind, config| {
-            Policy::new(Tier::Standard.events(), vec![EventMatch::one(kind, config)])
-        };
+        let without = |kind, config| Policy::new(Tier::Standard.events(), vec![EventMatch::one(kind, config)]);
         for (denied, trace) in [
             ((KIND_EXITS, EXIT_IO), (KIND_EXIT_TRACE, EXIT_IO)),
             ((KIND_EXITS, EXIT_ALL), (KIND_EXIT_TRACE, EXIT_ALL)),
@@ -243,17 +220,13 @@ mod tests {
             assert!(other.allows(trace.0, trace.1), "{trace:?}");
         }
         // Unlisted events are not denied.
-        let alone = Policy::new(
-            vec![EventMatch::one(KIND_SAMPLE_TRACE, PACE_CYCLES)],
-            vec![],
-        );
+        let alone = Policy::new(vec![EventMatch::one(KIND_SAMPLE_TRACE, PACE_CYCLES)], vec![]);
         assert!(alone.allows(KIND_SAMPLE_TRACE, PACE_CYCLES) && alone.allows_hardware());
     }
 
     #[test]
     fn tiers_grow_from_clocks_to_full() {
-        let allows =
-            |tier: Tier, kind, config| Policy::new(tier.events(), vec![]).allows(kind, config);
+        let allows = |tier: Tier, kind, config| Policy::new(tier.events(), vec![]).allows(kind, config);
         for (kind, config, tiers) in [
             (KIND_TSC, 0, [true, true, true]),
             (KIND_SOFTWARE, 1, [true, true, true]),
@@ -266,8 +239,7 @@ mod tests {
             (KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, [false, true, true]),
             (KIND_RAW, 0x11, [false, false, true]),
         ] {
-            let found =
-                [Tier::Clocks, Tier::Standard, Tier::Full].map(|tier| allows(tier, kind, config));
+            let found = [Tier::Clocks, Tier::Standard, Tier::Full].map(|tier| allows(tier, kind, config));
             assert_eq!(found, tiers, "{kind:#x} {config:#x}");
         }
         let hardware = |tier: Tier| Policy::new(tier.events(), vec![]).allows_hardware();

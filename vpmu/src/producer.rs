@@ -131,24 +131,14 @@ impl<'a> AuxWriter<'a> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let sink = vpmu.control(|control| control.claim(trace, token))?;
-        Ok(Self {
-            vpmu,
-            trace,
-            sink,
-            token,
-            written: 0,
-            over: false,
-        })
+        Ok(Self { vpmu, trace, sink, token, written: 0, over: false })
     }
 
     /// Returns the position of the next byte. `None` if the area is gone.
     #[must_use]
     pub fn get(&self) -> Option<AuxPlace> {
         let window = self.sink.claimed(self.token)?;
-        Some(AuxPlace {
-            position: window.head,
-            room: window.room,
-        })
+        Some(AuxPlace { position: window.head, room: window.room })
     }
 
     /// Bytes written and skipped so far.
@@ -176,8 +166,7 @@ impl<'a> AuxWriter<'a> {
 
     /// Adds `bytes` to the trace's number of lost bytes, which the guest can read. Call this for data that did not fit.
     pub fn lose(&mut self, bytes: u64) {
-        self.vpmu
-            .control(|control| control.lose_aux(self.trace, bytes));
+        self.vpmu.control(|control| control.lose_aux(self.trace, bytes));
     }
 
     /// Ends the write, publishes its first `size` bytes and discards the rest. The reader sees the area's head move
@@ -189,10 +178,7 @@ impl<'a> AuxWriter<'a> {
     /// [`AuxError::Unwritable`]. After an error, nothing is published.
     pub fn end(mut self, size: u64) -> Result<(), AuxError> {
         let (trace, token, size) = (self.trace, self.token, whole_words(size)?);
-        let released = |sink: &Sink| {
-            self.vpmu
-                .control(|control| control.release(trace, sink, token, size))
-        };
+        let released = |sink: &Sink| self.vpmu.control(|control| control.release(trace, sink, token, size));
         let ended = released(&self.sink);
         self.over = ended.is_ok();
         ended

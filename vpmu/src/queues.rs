@@ -124,10 +124,7 @@ impl QueueState {
         let ring = GuestAddress(self.used_ring);
         let slot = u64::from(self.next_used % self.size);
         let at = ring.unchecked_add(ENTRIES + slot * size_of::<Used>() as u64);
-        let used = Used {
-            head: u32::from(head).into(),
-            len: len.into(),
-        };
+        let used = Used { head: u32::from(head).into(), len: len.into() };
         memory.write(used.as_bytes(), at)?;
         self.next_used = self.next_used.wrapping_add(1);
         let index = self.next_used.to_le();
@@ -182,21 +179,12 @@ pub(crate) struct BadChain;
 
 impl DeviceQueue {
     pub(crate) fn new(memory: &Memory, index: u16, queue: QueueState) -> Self {
-        Self(Some(Active {
-            memory: memory.clone(),
-            index,
-            queue,
-            broken: false,
-            descriptors: 0,
-            spare: Vec::new(),
-        }))
+        Self(Some(Active { memory: memory.clone(), index, queue, broken: false, descriptors: 0, spare: Vec::new() }))
     }
 
     /// Returns the current state. For an unused queue, returns the default.
     pub(crate) fn state(&self) -> QueueState {
-        self.0
-            .as_ref()
-            .map_or_else(QueueState::default, |active| active.queue)
+        self.0.as_ref().map_or_else(QueueState::default, |active| active.queue)
     }
 
     /// Returns the device's position. `None` for an unused queue.
@@ -254,12 +242,7 @@ impl DeviceQueue {
         let read = parts.len().max(1);
         active.descriptors = active.descriptors.saturating_sub(read);
         work::charge(read as u64);
-        Some(Chain {
-            memory: active.memory.clone(),
-            head,
-            parts,
-            broken,
-        })
+        Some(Chain { memory: active.memory.clone(), head, parts, broken })
     }
 
     /// Makes the last taken buffer available again.
@@ -277,9 +260,7 @@ impl DeviceQueue {
         let memory = active.memory.view();
         if let Err(error) = active.queue.give_back(&memory, chain.head, len) {
             let index = active.index;
-            log::warn!(
-                "cannot return a buffer on queue {index}, which is ignored until a reset: {error}"
-            );
+            log::warn!("cannot return a buffer on queue {index}, which is ignored until a reset: {error}");
             active.broken = true;
         }
         active.spare = chain.parts;
@@ -303,12 +284,7 @@ impl DeviceQueue {
 }
 
 /// Collects the descriptors of one buffer of `queue`. The buffer starts at descriptor `head`.
-fn walk(
-    queue: &QueueState,
-    memory: &View<'_>,
-    head: u16,
-    parts: &mut Vec<Part>,
-) -> Result<(), BadChain> {
+fn walk(queue: &QueueState, memory: &View<'_>, head: u16, parts: &mut Vec<Part>) -> Result<(), BadChain> {
     let mut next = Some(head);
     while let Some(index) = next {
         if index >= queue.size || parts.len() == usize::from(queue.size) {
@@ -353,13 +329,7 @@ impl Chain {
     fn cursor(&self, writable: bool) -> Result<Cursor<'_>, BadChain> {
         match self.broken {
             true => Err(BadChain),
-            false => Ok(Cursor {
-                chain: self,
-                memory: self.memory.view(),
-                writable,
-                part: 0,
-                offset: 0,
-            }),
+            false => Ok(Cursor { chain: self, memory: self.memory.view(), writable, part: 0, offset: 0 }),
         }
     }
 }
@@ -423,9 +393,6 @@ impl Write for Cursor<'_> {
 }
 
 /// Writes `value` to `writer`, the part of a buffer that the device may write.
-pub(crate) fn put<T: IntoBytes + Immutable + ?Sized>(
-    writer: &mut impl Write,
-    value: &T,
-) -> Result<(), BadChain> {
+pub(crate) fn put<T: IntoBytes + Immutable + ?Sized>(writer: &mut impl Write, value: &T) -> Result<(), BadChain> {
     writer.write_all(value.as_bytes()).map_err(|_| BadChain)
 }

@@ -100,11 +100,7 @@ impl VcpuSession {
             shared.on(shard, |state| state.end_exit(true));
         }
         if let Some(tsc) = tsc {
-            let stamp = ExitStamp {
-                exit,
-                tsc,
-                regs: view.regs(),
-            };
+            let stamp = ExitStamp { exit, tsc, regs: view.regs() };
             view.stamped(&stamp);
             vcpu.open_exit().publish(&stamp);
             self.in_traced_exit = true;
@@ -161,10 +157,7 @@ impl VcpuSession {
         let turn = match served {
             Some(_) => Turn::Done,
             None => {
-                self.serving = Some(Serving {
-                    begun: true,
-                    ..serving
-                });
+                self.serving = Some(Serving { begun: true, ..serving });
                 Turn::Unfinished
             }
         };
@@ -221,10 +214,7 @@ impl VcpuSession {
         let thread = self.shard().and_then(|shard| shard.vcpu.thread());
         if let Some(Err(error)) = thread.map(|thread| act(source, thread)) {
             // This error is not fatal. At worst, overflows signal the paused thread, or are late.
-            log::debug!(
-                "the clocks of vCPU {} cannot be {what}: {error}",
-                self.index
-            );
+            log::debug!("the clocks of vCPU {} cannot be {what}: {error}", self.index);
         }
     }
 
@@ -255,8 +245,7 @@ pub struct Paused<'a>(&'a mut VcpuSession);
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        self.0
-            .settle_pause("started again", |source, thread| source.resume(thread));
+        self.0.settle_pause("started again", |source, thread| source.resume(thread));
     }
 }
 

@@ -248,10 +248,7 @@ impl Limits {
     /// # Errors
     /// [`LimitsError`] for the first invalid limit.
     pub fn check(&self) -> Result<(), LimitsError> {
-        for (limit, given) in [
-            ("max_ring_pages", self.max_ring_pages),
-            ("max_aux_pages", self.max_aux_pages),
-        ] {
+        for (limit, given) in [("max_ring_pages", self.max_ring_pages), ("max_aux_pages", self.max_aux_pages)] {
             if !given.is_power_of_two() {
                 return Err(LimitsError::PowerOfTwo { limit, given });
             }
@@ -270,10 +267,7 @@ impl Limits {
             }
         }
         if self.max_sampling_percent > 100 {
-            return Err(LimitsError::Percent {
-                limit: "max_sampling_percent",
-                given: self.max_sampling_percent,
-            });
+            return Err(LimitsError::Percent { limit: "max_sampling_percent", given: self.max_sampling_percent });
         }
         Ok(())
     }

@@ -27,9 +27,8 @@ impl Shared {
     pub(crate) fn new(backend: Backend) -> Self {
         let notices = Arc::new(Notices::new());
         let backend = Arc::new(backend);
-        let shards: Arc<[Shard]> = (0..backend.settings.vcpus)
-            .map(|vcpu| Shard::new(vcpu, &backend, &notices))
-            .collect();
+        let shards: Arc<[Shard]> =
+            (0..backend.settings.vcpus).map(|vcpu| Shard::new(vcpu, &backend, &notices)).collect();
         let control = Control::new(&backend, &shards, &notices);
         Self {
             backend,

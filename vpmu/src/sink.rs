@@ -95,10 +95,7 @@ pub(crate) struct HeldBytes {
 impl Sink {
     /// Creates a sink without ring and area.
     pub(crate) fn new(id: u64) -> Self {
-        Self {
-            id,
-            state: Lock::new(State::default()),
-        }
+        Self { id, state: Lock::new(State::default()) }
     }
 
     /// The event for which the sink was mapped.
@@ -112,17 +109,11 @@ impl Sink {
     }
 
     pub(crate) fn set_ring(&self, ring: Ring, memory: &Memory) {
-        self.state.lock().ring = Some(Mapped {
-            what: ring,
-            memory: memory.clone(),
-        });
+        self.state.lock().ring = Some(Mapped { what: ring, memory: memory.clone() });
     }
 
     pub(crate) fn set_area(&self, area: Area, memory: &Memory) {
-        self.state.lock().area = Some(Mapped {
-            what: area,
-            memory: memory.clone(),
-        });
+        self.state.lock().area = Some(Mapped { what: area, memory: memory.clone() });
     }
 
     /// Saves the sink. `window_page` is the page of the window where the sink's ring begins; `None` if the ring is
@@ -151,11 +142,8 @@ impl Sink {
 
     /// Restores a pending AUX record.
     pub(crate) fn set_pending(&self, saved: &SavedPendingAux) {
-        self.state.lock().pending = Some(PendingAuxRecord {
-            chunk: saved.chunk,
-            layout: saved.layout,
-            sample_id: saved.origin,
-        });
+        self.state.lock().pending =
+            Some(PendingAuxRecord { chunk: saved.chunk, layout: saved.layout, sample_id: saved.origin });
     }
 
     /// Writes the time conversion of `clock` to the metadata page of a restored ring.
@@ -211,10 +199,7 @@ impl Sink {
     pub(crate) fn held(&self) -> Option<HeldBytes> {
         let state = self.state.lock();
         let ring = state.ring.as_ref()?;
-        Some(HeldBytes {
-            bytes: ring.what.held(&ring.memory.view()),
-            newest_first: ring.what.is_backward(),
-        })
+        Some(HeldBytes { bytes: ring.what.held(&ring.memory.view()), newest_first: ring.what.is_backward() })
     }
 
     /// Writes counts to the metadata page.
@@ -235,10 +220,7 @@ impl Sink {
 
     /// Calls `act` to write a burst of records, which is published as a whole at the end. Returns `None` if the sink
     /// has no ring, or the metadata page is no longer in guest memory.
-    pub(crate) fn burst<T>(
-        &self,
-        act: impl FnOnce(&mut Session<'_, GuestPages<'_>>) -> T,
-    ) -> Option<T> {
+    pub(crate) fn burst<T>(&self, act: impl FnOnce(&mut Session<'_, GuestPages<'_>>) -> T) -> Option<T> {
         let mut state = self.state.lock();
         let Mapped { what, memory } = state.ring.as_mut()?;
         let view = memory.view();
@@ -303,19 +285,9 @@ impl Sink {
         let position = area.position(spec.id)?;
         let laid = trace.lay(spec, sample_id, tsc, packet, position);
         let appended = area.append(&memory.view(), spec.id, &laid.entry());
-        let mut produced = Produced {
-            appended,
-            driven: area.is_driven(),
-            wake: appended.wake,
-            records: 0,
-        };
+        let mut produced = Produced { appended, driven: area.is_driven(), wake: appended.wake, records: 0 };
         if !produced.driven && (appended.chunk.is_some() || appended.wake) {
-            let context = WriteContext {
-                layout: &spec.layout,
-                sample_id,
-                wakeup: spec.wakeup,
-                prompt: spec.prompt,
-            };
+            let context = WriteContext { layout: &spec.layout, sample_id, wakeup: spec.wakeup, prompt: spec.prompt };
             produced.add(state.report(record, &context, appended.chunk));
         }
         Some(produced)
@@ -378,11 +350,7 @@ impl Sink {
         let mut state = self.state.lock();
         let Mapped { what, memory } = state.area.as_mut().ok_or(Refused::NotBegun)?;
         let appended = what.release(&memory.view(), token, size)?;
-        let mut produced = Produced {
-            appended,
-            wake: appended.wake,
-            ..Produced::default()
-        };
+        let mut produced = Produced { appended, wake: appended.wake, ..Produced::default() };
         if appended.chunk.is_some() {
             produced.add(state.report(record, context, appended.chunk));
         }
@@ -428,12 +396,7 @@ impl State {
 
     /// Writes a single record, which covers the chunk `ended` and the earlier chunks that are pending. If the record
     /// does not fit in the ring, all of these chunks stay pending.
-    fn report(
-        &mut self,
-        record: &mut Record,
-        context: &WriteContext<'_>,
-        ended: Option<Chunk>,
-    ) -> Produced {
+    fn report(&mut self, record: &mut Record, context: &WriteContext<'_>, ended: Option<Chunk>) -> Produced {
         let mut produced = Produced::default();
         let before = self.pending.take();
         let pending = match (before, ended) {

@@ -20,11 +20,7 @@ const TRIES: usize = 3;
 
 /// A process and a thread of the guest; zeros if unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) struct Task {
     pub(crate) pid: u32,
     pub(crate) tid: u32,
@@ -48,9 +44,7 @@ impl Tasks {
 
     /// The vCPU's current task, from its page. May be out of date while the vCPU is in the guest.
     pub(crate) fn running(self, memory: &View<'_>) -> Task {
-        let word = self
-            .0
-            .and_then(|page| memory.load::<u64>(page, Ordering::Relaxed).ok());
+        let word = self.0.and_then(|page| memory.load::<u64>(page, Ordering::Relaxed).ok());
         task(word.unwrap_or(0))
     }
 
@@ -118,10 +112,7 @@ impl TaskHistory {
         let now = load(SWITCHES, Ordering::Relaxed)?;
         // The entry of switch n + ENTRIES overwrites the entry of switch n. The driver counts a switch only after
         // writing its entry, so one switch that is not counted yet may also have overwritten an entry.
-        let spoilt = now
-            .checked_sub(first)?
-            .saturating_add(1)
-            .saturating_sub(ENTRIES);
+        let spoilt = now.checked_sub(first)?.saturating_add(1).saturating_sub(ENTRIES);
         if spoilt >= number.max(1) {
             return None;
         }
@@ -133,10 +124,7 @@ impl TaskHistory {
 /// The task in the first word of a page or entry. `word` is in memory byte order.
 fn task(word: u64) -> Task {
     let task: TaskSwitch = zerocopy::transmute!([word, 0]);
-    Task {
-        pid: task.pid.get(),
-        tid: task.tid.get(),
-    }
+    Task { pid: task.pid.get(), tid: task.tid.get() }
 }
 
 #[cfg(test)]
@@ -164,10 +152,7 @@ mod tests {
     }
 
     fn named(who: u32) -> Task {
-        Task {
-            pid: who,
-            tid: who + 1,
-        }
+        Task { pid: who, tid: who + 1 }
     }
 
     /// Writes switch number `n` to the page, as the driver does. It is a switch to task `who` at the TSC `since`.

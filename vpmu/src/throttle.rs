@@ -21,10 +21,7 @@ impl RateLimit {
     pub(crate) fn new(most: u32) -> Self {
         let most = u64::from(most.max(1));
         let windows = WINDOWS.min(most);
-        Self {
-            window: NANOS_PER_SECOND / windows,
-            share: most / windows,
-        }
+        Self { window: NANOS_PER_SECOND / windows, share: most / windows }
     }
 }
 
@@ -44,10 +41,7 @@ impl TimeLimit {
             0..100 => rate.window / 100 * u64::from(percent),
             _ => u64::MAX,
         };
-        Self {
-            window: rate.window,
-            share,
-        }
+        Self { window: rate.window, share }
     }
 }
 
@@ -84,9 +78,7 @@ impl SamplingTime {
     fn turn(&mut self, limit: TimeLimit, time: u64) {
         let passed = (time / limit.window).saturating_sub(self.window);
         self.window += passed;
-        self.spent = self
-            .spent
-            .saturating_sub(limit.share.saturating_mul(passed));
+        self.spent = self.spent.saturating_sub(limit.share.saturating_mul(passed));
     }
 }
 
@@ -186,10 +178,7 @@ impl BudgetShare {
     pub(crate) fn admit(&mut self, budget: &Budget, time: u64) -> bool {
         let window = budget.window(time);
         if window > self.window {
-            *self = Self {
-                window,
-                ..Self::default()
-            };
+            *self = Self { window, ..Self::default() };
         }
         if self.bytes <= 0 {
             let taken = budget.take_bytes(self.bytes.unsigned_abs() + 1);
@@ -225,10 +214,7 @@ pub(crate) struct Throttle {
 impl Throttle {
     /// The throttle of a restored event. If `closed`, records stay suppressed until the next [`Throttle::unthrottle`].
     pub(crate) fn restore(closed: bool) -> Self {
-        Self {
-            closed,
-            ..Self::default()
-        }
+        Self { closed, ..Self::default() }
     }
 
     /// Decides on an overflow at `time`, in guest nanoseconds.
@@ -322,11 +308,7 @@ mod tests {
         let windows = [10, 20, 30, 40].map(|ms| time.is_used_up(limit, ms * 1_000_000));
         assert_eq!(windows, [true, true, false, false]);
         time.charge(limit, 500_000_000, u64::MAX);
-        assert_eq!(
-            time.total(),
-            9_000_000 + 10_000_000,
-            "a sample is charged at most one window"
-        );
+        assert_eq!(time.total(), 9_000_000 + 10_000_000, "a sample is charged at most one window");
     }
 
     #[test]

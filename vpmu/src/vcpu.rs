@@ -278,8 +278,7 @@ impl Vcpu {
         // immediately, so the vCPU spends no ticks in the guest.
         let entered = self.entered_tsc.load(Ordering::Relaxed);
         let ticks = first.saturating_sub(entered);
-        self.sampled_after
-            .store(ticks.saturating_add(1), Ordering::Relaxed);
+        self.sampled_after.store(ticks.saturating_add(1), Ordering::Relaxed);
     }
 
     /// Returns the cost of the last sample. `None` if there was no sample, or if its cost was already taken. The cost
@@ -449,19 +448,9 @@ impl OpenExitCell {
             write: flags & IS_WRITE != 0,
             count: small(word(5)),
         });
-        let regs = (flags & HAS_REGS != 0).then(|| GuestRegs {
-            ip: word(2),
-            user: flags & IS_USER != 0,
-        });
-        let exit = Exit {
-            reason: exit_reason(flags & 0xff),
-            access,
-        };
-        let stamp = ExitStamp {
-            exit,
-            tsc: word(1),
-            regs,
-        };
+        let regs = (flags & HAS_REGS != 0).then(|| GuestRegs { ip: word(2), user: flags & IS_USER != 0 });
+        let exit = Exit { reason: exit_reason(flags & 0xff), access };
+        let stamp = ExitStamp { exit, tsc: word(1), regs };
         Some((number, stamp))
     }
 }
@@ -485,19 +474,8 @@ mod tests {
     fn open_exit_is_read_as_published() {
         let cell = OpenExitCell::default();
         assert_eq!(cell.get(), None);
-        let access = Access {
-            address: 0x3f8,
-            size: 2,
-            write: true,
-            count: 7,
-        };
-        let reasons = [
-            ExitReason::Io,
-            ExitReason::Mmio,
-            ExitReason::Hlt,
-            ExitReason::Signal,
-            ExitReason::Other,
-        ];
+        let access = Access { address: 0x3f8, size: 2, write: true, count: 7 };
+        let reasons = [ExitReason::Io, ExitReason::Mmio, ExitReason::Hlt, ExitReason::Signal, ExitReason::Other];
         let mut number = 0;
         for reason in reasons {
             for access in [None, Some(access)] {
@@ -519,9 +497,6 @@ mod tests {
         let hooks = Hooks::default().with(Hook::Traced).with(Hook::State);
         assert!(hooks.has(Hook::Traced) && hooks.has(Hook::State));
         assert!(!hooks.has(Hook::GuestTime) && !hooks.needs_shard());
-        assert_eq!(
-            hooks.without(Hook::Traced).without(Hook::State),
-            Hooks::default()
-        );
+        assert_eq!(hooks.without(Hook::Traced).without(Hook::State), Hooks::default());
     }
 }

@@ -84,9 +84,7 @@ impl Window {
     /// Whether the first or last byte of one of the window's pages is in guest memory.
     pub(crate) fn overlaps(&self, guest: &View<'_>) -> bool {
         let pages = (0..u64::from(self.pages)).map(|page| self.first.0 + page * PAGE);
-        pages
-            .flat_map(|page| [page, page + PAGE - 1])
-            .any(|byte| guest.is_readable(GuestAddress(byte), 1))
+        pages.flat_map(|page| [page, page + PAGE - 1]).any(|byte| guest.is_readable(GuestAddress(byte), 1))
     }
 
     /// Allocates the first run of `pages` contiguous free pages, and zeroes them. Returns `None` if there is no such
@@ -94,9 +92,9 @@ impl Window {
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Run> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
-            Holder::Operator => self
-                .first_fit(pages, self.operators, self.pages)
-                .or_else(|| self.first_fit(pages, 0, self.pages)),
+            Holder::Operator => {
+                self.first_fit(pages, self.operators, self.pages).or_else(|| self.first_fit(pages, 0, self.pages))
+            }
         };
         let run = self.run(first?, pages);
         let view = self.memory.view();
@@ -189,10 +187,7 @@ mod tests {
 
     impl Allocated {
         fn new(guests: u32) -> Self {
-            Self {
-                window: Window::new(memory(10), guests).expect("a window"),
-                runs: Vec::new(),
-            }
+            Self { window: Window::new(memory(10), guests).expect("a window"), runs: Vec::new() }
         }
 
         /// Allocates `pages` pages. Returns the number of the first page.
@@ -238,15 +233,11 @@ mod tests {
         let memory = memory(2);
         let mut window = Window::new(memory.clone(), u32::MAX).expect("a window");
         let old = [7; 2 * PAGE_SIZE];
-        memory
-            .write_slice(&old, GuestAddress(START))
-            .expect("in memory");
+        memory.write_slice(&old, GuestAddress(START)).expect("in memory");
         let run = window.take(1, Holder::Guest).expect("free");
         assert_eq!(run.addresses().collect::<Vec<_>>(), [GuestAddress(START)]);
         let mut bytes = [1; 2 * PAGE_SIZE];
-        memory
-            .read_slice(&mut bytes, GuestAddress(START))
-            .expect("in memory");
+        memory.read_slice(&mut bytes, GuestAddress(START)).expect("in memory");
         let (taken, free) = bytes.split_at(PAGE_SIZE);
         assert!(taken == [0; PAGE_SIZE] && free == [7; PAGE_SIZE]);
     }
@@ -268,10 +259,7 @@ mod tests {
     #[test]
     fn window_of_several_regions_or_partial_pages_is_refused() {
         let memory = |ranges: &[(u64, usize)]| {
-            let ranges: Vec<_> = ranges
-                .iter()
-                .map(|&(at, len)| (GuestAddress(at), len))
-                .collect();
+            let ranges: Vec<_> = ranges.iter().map(|&(at, len)| (GuestAddress(at), len)).collect();
             GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory")
         };
         assert!(Window::new(GuestMemoryMmap::<()>::new(), u32::MAX).is_none());

@@ -28,11 +28,7 @@ thread_local! {
 
 /// The work of one thread, either since the thread started or between two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Work {
     /// Number of operations. Each of these is one operation: a start, stop or read of an event; an occurrence that the
     /// device counts for an event; a record written for an event; a lookup of a host counter's records; a request; a
@@ -47,10 +43,7 @@ pub struct Work {
 impl Work {
     /// Returns the work that the calling thread has done so far.
     pub(crate) fn so_far() -> Self {
-        Self {
-            operations: OPERATIONS.get(),
-            host_calls: HOST_CALLS.get(),
-        }
+        Self { operations: OPERATIONS.get(), host_calls: HOST_CALLS.get() }
     }
 
     /// Returns the work that the calling thread has done since `self`.
@@ -76,10 +69,7 @@ impl Work {
     /// Returns the larger of the two values for each field.
     #[must_use]
     pub(crate) fn max(self, other: Self) -> Self {
-        Self {
-            operations: self.operations.max(other.operations),
-            host_calls: self.host_calls.max(other.host_calls),
-        }
+        Self { operations: self.operations.max(other.operations), host_calls: self.host_calls.max(other.host_calls) }
     }
 }
 

@@ -24,10 +24,8 @@ const RUST: [&str; 11] = [
 ];
 /// The driver's ioctls, in the order of `vpmu_uapi.h`.
 const CALLS: &str = include_str!("../abi/src/uapi.rs");
-const HEADERS: [&str; 2] = [
-    include_str!("../../guest-driver/linux/vpmu_abi.h"),
-    include_str!("../../guest-driver/linux/vpmu_uapi.h"),
-];
+const HEADERS: [&str; 2] =
+    [include_str!("../../guest-driver/linux/vpmu_abi.h"), include_str!("../../guest-driver/linux/vpmu_uapi.h")];
 
 const SPECIFICATION: &str = include_str!("../SPEC.md");
 
@@ -342,13 +340,7 @@ const SAMPLE_FIELDS: [&str; 14] = [
     "IDENTIFIER",
     "REGS_INTR",
 ];
-const READ_FIELDS: [&str; 5] = [
-    "TOTAL_TIME_ENABLED",
-    "TOTAL_TIME_RUNNING",
-    "ID",
-    "GROUP",
-    "LOST",
-];
+const READ_FIELDS: [&str; 5] = ["TOTAL_TIME_ENABLED", "TOTAL_TIME_RUNNING", "ID", "GROUP", "LOST"];
 
 /// Returns a C expression that combines all bits in `names` with `|`.
 fn any_of(prefix: &str, names: &[&str]) -> String {
@@ -358,9 +350,7 @@ fn any_of(prefix: &str, names: &[&str]) -> String {
 
 /// Returns a C program that compiles only if the sizes, offsets and values in C and Linux equal those in Rust.
 fn program() -> String {
-    let mut program = String::from(
-        "#include <stddef.h>\n#include <linux/perf_event.h>\n#include \"vpmu_abi.h\"\n",
-    );
+    let mut program = String::from("#include <stddef.h>\n#include <linux/perf_event.h>\n#include \"vpmu_abi.h\"\n");
     let mut claim = |what: String, value: i128| {
         program += &format!("_Static_assert({what} == {value}, \"{what} is not {value}\");\n");
     };
@@ -375,11 +365,7 @@ fn program() -> String {
             claim(format!("sizeof(struct {c})"), size);
         }
         for (field, offset) in layout.fields {
-            let field = if c == "perf_event_mmap_page" {
-                kernels_name(field)
-            } else {
-                field
-            };
+            let field = if c == "perf_event_mmap_page" { kernels_name(field) } else { field };
             let offset = i128::try_from(offset).expect("an offset");
             claim(format!("offsetof(struct {c}, {field})"), offset);
         }
@@ -387,10 +373,7 @@ fn program() -> String {
     for (name, value) in constants().into_iter().chain(call_constants()) {
         claim(format!("VPMU_{name}"), value);
     }
-    claim(
-        any_of("PERF_SAMPLE_", &SAMPLE_FIELDS),
-        SAMPLE_ALLOWED.into(),
-    );
+    claim(any_of("PERF_SAMPLE_", &SAMPLE_FIELDS), SAMPLE_ALLOWED.into());
     claim(any_of("PERF_FORMAT_", &READ_FIELDS), READ_ALLOWED.into());
     claim("PERF_RECORD_LOST".to_owned(), 2);
     claim("PERF_RECORD_SAMPLE".to_owned(), 9);
@@ -410,25 +393,13 @@ fn program() -> String {
 fn compile(program: &str) -> Result<(), String> {
     let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest-driver/linux");
     let mut compiler = Process::new("cc")
-        .args([
-            "-std=gnu11",
-            "-Wall",
-            "-Werror",
-            "-fsyntax-only",
-            "-I",
-            driver,
-            "-x",
-            "c",
-            "-",
-        ])
+        .args(["-std=gnu11", "-Wall", "-Werror", "-fsyntax-only", "-I", driver, "-x", "c", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("a C compiler named cc: apt install gcc libc6-dev linux-libc-dev");
     let mut input = compiler.stdin.take().expect("a pipe");
-    input
-        .write_all(program.as_bytes())
-        .expect("cc reads the whole program");
+    input.write_all(program.as_bytes()).expect("cc reads the whole program");
     drop(input);
     let output = compiler.wait_with_output().expect("cc ends");
     if output.status.success() {
@@ -460,11 +431,7 @@ fn written_layouts() -> BTreeMap<String, Written> {
 fn written_layout(name: &str, body: &str, structs: &BTreeMap<String, Written>) -> Written {
     let mut offset = 0;
     let mut fields = Vec::new();
-    for line in body
-        .split(';')
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-    {
+    for line in body.split(';').map(str::trim).filter(|line| !line.is_empty()) {
         let (of, field) = line.rsplit_once(' ').expect("a type and a name");
         let (field, count) = match field.split_once('[') {
             Some((field, count)) => {
@@ -534,11 +501,8 @@ fn specification_has_every_layout_and_no_other() {
 fn specification_has_every_constant_with_its_value() {
     let written = written_constants();
     let own = |name: &str| !name.starts_with("PERF_") && !STATUS_CODES.contains(&name);
-    let written: BTreeSet<(&str, i128)> = written
-        .iter()
-        .map(|(name, value)| (name.as_str(), *value))
-        .filter(|(name, _)| own(name))
-        .collect();
+    let written: BTreeSet<(&str, i128)> =
+        written.iter().map(|(name, value)| (name.as_str(), *value)).filter(|(name, _)| own(name)).collect();
     let expected: BTreeSet<(&str, i128)> = constants().into_iter().collect();
     let missing: Vec<_> = expected.difference(&written).collect();
     let wrong: Vec<_> = written.difference(&expected).collect();
@@ -548,10 +512,7 @@ fn specification_has_every_constant_with_its_value() {
 #[test]
 fn specification_has_perfs_values() {
     let written = written_constants();
-    let perfs: Vec<_> = written
-        .into_iter()
-        .filter(|(name, _)| name.starts_with("PERF_"))
-        .collect();
+    let perfs: Vec<_> = written.into_iter().filter(|(name, _)| name.starts_with("PERF_")).collect();
     assert!(perfs.len() > 50, "only {} constants of perf", perfs.len());
     let mut program = String::from("#include <linux/perf_event.h>\n");
     for (name, value) in perfs {
@@ -599,15 +560,10 @@ fn rust_c_and_linux_agree() {
 
 #[test]
 fn wrong_offset_is_detected() {
-    let wrong = program().replace(
-        "offsetof(struct vpmu_reply, value) == 8",
-        "offsetof(struct vpmu_reply, value) == 16",
-    );
+    let wrong =
+        program().replace("offsetof(struct vpmu_reply, value) == 8", "offsetof(struct vpmu_reply, value) == 16");
     let complaint = compile(&wrong).expect_err("the wrong offset is refused");
-    assert!(
-        complaint.contains("vpmu_reply"),
-        "the compiler does not name vpmu_reply: {complaint}"
-    );
+    assert!(complaint.contains("vpmu_reply"), "the compiler does not name vpmu_reply: {complaint}");
 }
 
 /// Returns `struct.field` for each field of each struct that `files` declare with a macro.
@@ -645,18 +601,13 @@ fn every_field_is_compared() {
 fn declared_constants(files: &[&str]) -> BTreeSet<String> {
     let lines = files.iter().flat_map(|file| file.lines());
     let constants = lines.filter_map(|line| line.strip_prefix("pub const "));
-    constants
-        .map(|rest| rest.split(':').next().expect("a name").to_owned())
-        .collect()
+    constants.map(|rest| rest.split(':').next().expect("a name").to_owned()).collect()
 }
 
 #[test]
 fn every_constant_is_compared() {
     let names = |constants: Vec<(&str, i128)>| -> BTreeSet<String> {
-        constants
-            .iter()
-            .map(|(name, _)| (*name).to_owned())
-            .collect()
+        constants.iter().map(|(name, _)| (*name).to_owned()).collect()
     };
     let (wire, calls) = (names(constants()), names(call_constants()));
     assert_eq!(declared_constants(&RUST), wire);

@@ -16,10 +16,7 @@ fn printed(example: &str) -> io::Result<String> {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "the example {example} failed: {errors}"
-    );
+    assert!(output.status.success(), "the example {example} failed: {errors}");
     String::from_utf8(output.stdout).map_err(io::Error::other)
 }
 
@@ -27,32 +24,21 @@ fn printed(example: &str) -> io::Result<String> {
 fn numbers<const N: usize>(text: &str, what: &str) -> [u64; N] {
     let line = text.lines().find(|line| line.starts_with(what));
     let line = line.unwrap_or_else(|| panic!("no {what} in {text}"));
-    let words = line
-        .split([' ', ',', ':'])
-        .filter_map(|word| word.parse().ok());
+    let words = line.split([' ', ',', ':']).filter_map(|word| word.parse().ok());
     let numbers: Vec<u64> = words.collect();
     numbers.try_into().unwrap_or_else(|_| panic!("{line}"))
 }
 
 #[test]
 fn bare_vmm_counts_traces_samples_and_records_its_guest() {
-    assert!(
-        Path::new("/dev/kvm").exists(),
-        "this test runs a guest and needs /dev/kvm"
-    );
+    assert!(Path::new("/dev/kvm").exists(), "this test runs a guest and needs /dev/kvm");
     let text = printed("embed").expect("the example runs");
     let [marks, rings] = numbers(&text, "counted");
-    assert!(
-        rings > 0 && marks == rings,
-        "the numbers of records and marks differ, or are zero: {text}"
-    );
+    assert!(rings > 0 && marks == rings, "the numbers of records and marks differ, or are zero: {text}");
     assert_eq!(numbers(&text, "traced"), [rings], "{text}");
     for clock in ["sampled", "flight recorder"] {
         let [samples, hot] = numbers(&text, clock);
-        assert!(
-            samples >= 20 && hot > 0 && hot <= samples,
-            "too few samples, or none of the hot function: {text}"
-        );
+        assert!(samples >= 20 && hot > 0 && hot <= samples, "too few samples, or none of the hot function: {text}");
     }
 }
 
@@ -92,10 +78,7 @@ fn sections(source: &str) -> BTreeMap<&str, usize> {
 
 #[test]
 fn guide_counts_the_lines_of_the_examples() {
-    let rows = GUIDE
-        .lines()
-        .skip_while(|line| *line != "<!-- lines -->")
-        .skip(3);
+    let rows = GUIDE.lines().skip_while(|line| *line != "<!-- lines -->").skip(3);
     let rows = rows.take_while(|line| line.starts_with('|'));
     let mut tabled = [BTreeMap::new(), BTreeMap::new()];
     for row in rows {

@@ -33,27 +33,16 @@ fn source() -> PerfSource {
 }
 
 fn request(kind: u32, config: u64, sampling: Option<Sampling>) -> Request {
-    Request {
-        kind,
-        config,
-        sampling,
-        exclude_host: kind == KIND_HARDWARE,
-        ..Request::default()
-    }
+    Request { kind, config, sampling, exclude_host: kind == KIND_HARDWARE, ..Request::default() }
 }
 
 fn every(period: u64, engine: Engine) -> Option<Sampling> {
-    Some(Sampling {
-        rate: Rate::Period(period),
-        engine,
-    })
+    Some(Sampling { rate: Rate::Period(period), engine })
 }
 
 fn open(source: &PerfSource, config: u64, sampling: Option<Sampling>) -> Box<dyn Counter> {
     let request = request(KIND_SOFTWARE, config, sampling);
-    source
-        .open(&request, source.thread())
-        .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
+    source.open(&request, source.thread()).expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
 }
 
 fn drained(counter: &mut dyn Counter) -> Overflows {
@@ -84,11 +73,7 @@ fn task_clock_is_the_threads_cpu_time() {
     let source = source();
     let mut counter = open(&source, TASK_CLOCK, None);
     spin(Duration::from_millis(20));
-    assert_eq!(
-        counter.read().expect("read").value,
-        0,
-        "a counter is stopped until it is started"
-    );
+    assert_eq!(counter.read().expect("read").value, 0, "a counter is stopped until it is started");
     let (begun, before) = (Instant::now(), source.thread_time().expect("a clock"));
     counter.start().expect("start");
     burn(&source, Duration::from_millis(200));
@@ -103,16 +88,9 @@ fn task_clock_is_the_threads_cpu_time() {
         "task-clock {}, CPU time {spent}, elapsed time {most} ns",
         reading.value
     );
-    assert!(
-        reading.running <= reading.enabled,
-        "the counter ran longer than it was enabled: {reading:?}"
-    );
+    assert!(reading.running <= reading.enabled, "the counter ran longer than it was enabled: {reading:?}");
     spin(Duration::from_millis(20));
-    assert_eq!(
-        counter.read().expect("read"),
-        reading,
-        "a stopped counter does not count"
-    );
+    assert_eq!(counter.read().expect("read"), reading, "a stopped counter does not count");
 }
 
 #[test]
@@ -139,15 +117,8 @@ fn every_overflow_is_announced_and_found() {
     assert_eq!(samples, signals, "one signal for each overflow");
     // A busy host can skip periods, so there can be fewer overflows, but never more.
     let whole = spent / period;
-    assert!(
-        (whole / 2..=whole + 1).contains(&samples),
-        "{samples} overflows in {whole} periods"
-    );
-    assert_eq!(
-        drained(&mut *counter).samples,
-        [],
-        "each overflow is drained once"
-    );
+    assert!((whole / 2..=whole + 1).contains(&samples), "{samples} overflows in {whole} periods");
+    assert_eq!(drained(&mut *counter).samples, [], "each overflow is drained once");
 }
 
 #[test]
@@ -157,10 +128,7 @@ fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
     SIGNALS.store(0, Ordering::Relaxed);
     let rates = [Rate::Period(1_000_000), Rate::Frequency(1000)];
     for rate in rates {
-        let sampling = Sampling {
-            rate,
-            engine: Engine::Batched,
-        };
+        let sampling = Sampling { rate, engine: Engine::Batched };
         let mut counter = open(&source, TASK_CLOCK, Some(sampling));
         let from = source.tsc();
         counter.start().expect("start");
@@ -180,11 +148,7 @@ fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
         // All samples are host samples, because this thread does not run a guest.
         assert!(samples.iter().all(|sample| sample.mode == Mode::Host));
         assert!(samples.iter().all(|sample| sample.period == 1_000_000));
-        assert_eq!(
-            drained(&mut *counter).samples,
-            [],
-            "each overflow is drained once"
-        );
+        assert_eq!(drained(&mut *counter).samples, [], "each overflow is drained once");
     }
     assert_eq!(SIGNALS.load(Ordering::Relaxed), 0);
 }
@@ -205,17 +169,9 @@ fn overflows_beyond_a_full_host_ring_are_lost() {
         burn(&source, Duration::from_micros(100));
         counter.drain(&mut overflows);
         rounds += 1;
-        assert!(
-            rounds < 100,
-            "{} overflows, none lost",
-            overflows.samples.len()
-        );
+        assert!(rounds < 100, "{} overflows, none lost", overflows.samples.len());
     }
-    eprintln!(
-        "{} overflows, {} lost",
-        overflows.samples.len(),
-        overflows.lost
-    );
+    eprintln!("{} overflows, {} lost", overflows.samples.len(), overflows.lost);
     assert!(overflows.samples.len() > 1000);
 }
 
@@ -245,23 +201,13 @@ fn many_host_rings_are_shorter_than_few() {
         let _first = open(&source, TASK_CLOCK, sampling);
         mapped()
     };
-    let many: Vec<_> = (0..200)
-        .map(|_| open(&source, TASK_CLOCK, sampling))
-        .collect();
+    let many: Vec<_> = (0..200).map(|_| open(&source, TASK_CLOCK, sampling)).collect();
     let all = mapped();
-    assert!(
-        all <= (LONG + 2 * many.len()) * page,
-        "{} pages mapped",
-        all / page
-    );
+    assert!(all <= (LONG + 2 * many.len()) * page, "{} pages mapped", all / page);
     drop(many);
     assert_eq!(mapped(), 0);
     let _again = open(&source, TASK_CLOCK, sampling);
-    assert_eq!(
-        mapped(),
-        one,
-        "after the other counters are closed, a new ring has the full length again"
-    );
+    assert_eq!(mapped(), one, "after the other counters are closed, a new ring has the full length again");
 }
 
 #[test]
@@ -271,11 +217,7 @@ fn new_period_is_used() {
     let mut counter = open(&source, TASK_CLOCK, every(1_000_000_000_000, Engine::Exit));
     counter.start().expect("start");
     spin(Duration::from_millis(50));
-    assert_eq!(
-        drained(&mut *counter).samples,
-        [],
-        "the first period of 1000 s has not ended"
-    );
+    assert_eq!(drained(&mut *counter).samples, [], "the first period of 1000 s has not ended");
     counter.set_rate(Rate::Period(1_000_000)).expect("set");
     spin(Duration::from_millis(100));
     counter.stop().expect("stop");
@@ -312,9 +254,7 @@ fn page_faults_are_counted_exactly() {
         let before = counter.read().expect("read").value;
         let inner = faults();
         for page in 0..pages {
-            memory
-                .write_obj(1_u8, GuestAddress(page as u64 * 4096))
-                .expect("in memory");
+            memory.write_obj(1_u8, GuestAddress(page as u64 * 4096)).expect("in memory");
         }
         let inner = faults() - inner;
         let count = counter.read().expect("read").value - before;
@@ -323,10 +263,7 @@ fn page_faults_are_counted_exactly() {
     touched(&fresh());
     let (inner, count, outer) = touched(&fresh());
     assert!(inner >= pages as u64, "{inner} faults for {pages} pages");
-    assert!(
-        (inner..=outer).contains(&count),
-        "{count} faults counted, but {inner} to {outer} occurred"
-    );
+    assert!((inner..=outer).contains(&count), "{count} faults counted, but {inner} to {outer} occurred");
 }
 
 /// The counter's value, and the clock before and after the counter was read.
@@ -353,10 +290,7 @@ fn tsc_ticks_with_the_clock() {
         spin(Duration::from_millis(100));
         look()
     });
-    let (one, two) = (
-        frequencies(looks[0], looks[1]),
-        frequencies(looks[1], looks[2]),
-    );
+    let (one, two) = (frequencies(looks[0], looks[1]), frequencies(looks[1], looks[2]));
     eprintln!("{one:?} Hz, then {two:?} Hz");
     assert!(one.0 <= two.1 * 1.01 && two.0 <= one.1 * 1.01);
 }
@@ -367,10 +301,7 @@ fn offered_events_open_and_others_do_not() {
     let _alone = alone();
     let source = source();
     for offer in source.offers() {
-        eprintln!(
-            "offered: {} (period from {:?})",
-            offer.name, offer.shortest_period
-        );
+        eprintln!("offered: {} (period from {:?})", offer.name, offer.shortest_period);
         let opens = |sampling| {
             let request = request(offer.kind, offer.config, sampling);
             source.open(&request, source.thread()).expect("offered");
@@ -382,10 +313,7 @@ fn offered_events_open_and_others_do_not() {
         }
     }
     for config in 0..10 {
-        let offered = source
-            .offers()
-            .iter()
-            .any(|offer| (offer.kind, offer.config) == (KIND_HARDWARE, config));
+        let offered = source.offers().iter().any(|offer| (offer.kind, offer.config) == (KIND_HARDWARE, config));
         let request = request(KIND_HARDWARE, config, None);
         let opens = source.open(&request, source.thread()).is_ok();
         assert_eq!(offered, opens, "hardware event {config}");
@@ -396,9 +324,6 @@ fn offered_events_open_and_others_do_not() {
 fn only_a_real_time_signal_announces() {
     for signal in [0, -1, libc::SIGSEGV, libc::SIGKILL, 65] {
         let refused = PerfSource::new(signal).expect_err("not a real-time signal");
-        assert!(
-            refused.to_string().contains("real-time"),
-            "another error: {refused}"
-        );
+        assert!(refused.to_string().contains("real-time"), "another error: {refused}");
     }
 }

@@ -1,10 +1,7 @@
 //! Checks exits that KVM's tracepoints report for a real vCPU on the machine that runs the tests. The guest is a loop
 //! of three instructions in ring 3 that stores to an address without memory.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
-#![expect(
-    unsafe_code,
-    reason = "guest memory, and a mount namespace of the test's own"
-)]
+#![expect(unsafe_code, reason = "guest memory, and a mount namespace of the test's own")]
 
 #[expect(dead_code, reason = "benchmarks use the rest of the module")]
 #[path = "../benches/common/guest.rs"]
@@ -24,9 +21,7 @@ use guest::{Guest, PROGRAM};
 /// An address that the guest maps, but that has no memory behind it.
 const WINDOW: u64 = 0x60_0000;
 /// `mov esi, WINDOW; again: mov [rsi], ecx; inc ecx; jmp again`
-const LOOP: [u8; 11] = [
-    0xbe, 0x00, 0x00, 0x60, 0x00, 0x89, 0x0e, 0xff, 0xc1, 0xeb, 0xfa,
-];
+const LOOP: [u8; 11] = [0xbe, 0x00, 0x00, 0x60, 0x00, 0x89, 0x0e, 0xff, 0xc1, 0xeb, 0xfa];
 /// Address of the store.
 const STORE: u64 = PROGRAM + 5;
 
@@ -43,20 +38,14 @@ fn guest() -> Option<Guest> {
 /// Runs the guest until its next store exits.
 fn store(guest: &mut Guest) {
     let exit = guest.vcpu.run().expect("runs");
-    assert!(
-        matches!(exit, VcpuExit::MmioWrite(WINDOW, _)),
-        "not the exit of the store: {exit:?}"
-    );
+    assert!(matches!(exit, VcpuExit::MmioWrite(WINDOW, _)), "not the exit of the store: {exit:?}");
 }
 
 /// Reports that a test checks nothing on this machine. Writes directly to stderr, because the test runner captures what
 /// macros print.
 fn report_not_run(why: &str) {
     // The test must not fail if stderr is closed.
-    let _ = writeln!(
-        io::stderr(),
-        "host_exits: nothing is checked on this machine: {why}"
-    );
+    let _ = writeln!(io::stderr(), "host_exits: nothing is checked on this machine: {why}");
 }
 
 /// If tracefs is missing at its usual path, mounts it there, in a new mount namespace of the calling thread.
@@ -84,21 +73,10 @@ fn mount_tracefs() -> io::Result<()> {
 fn recorder() -> Result<(Box<dyn Counter>, PerfSource, Guest), String> {
     mount_tracefs().map_err(|error| format!("tracefs: {error}"))?;
     let source = PerfSource::new(SIGRTMIN()).expect("a source");
-    let offered = source
-        .offers()
-        .iter()
-        .any(|offer| (offer.kind, offer.config) == (KIND_EXIT_TRACE, EXIT_ALL));
-    assert_eq!(
-        offered,
-        traces_exits().is_ok(),
-        "the event is offered if and only if it opens"
-    );
+    let offered = source.offers().iter().any(|offer| (offer.kind, offer.config) == (KIND_EXIT_TRACE, EXIT_ALL));
+    assert_eq!(offered, traces_exits().is_ok(), "the event is offered if and only if it opens");
     traces_exits().map_err(|refusal| refusal.to_string())?;
-    let request = Request {
-        kind: KIND_EXIT_TRACE,
-        config: EXIT_ALL,
-        ..Request::default()
-    };
+    let request = Request { kind: KIND_EXIT_TRACE, config: EXIT_ALL, ..Request::default() };
     let recorder = source.open(&request, source.thread()).expect("offered");
     let guest = guest().ok_or("no /dev/kvm")?;
     Ok((recorder, source, guest))
@@ -127,10 +105,7 @@ fn guest_exits_at_each_store() {
         store(&mut guest);
         let ip = guest.vcpu.get_regs().expect("registers").rip;
         // At the exit, the instruction pointer is still at the store, or KVM has already advanced it past the store.
-        assert!(
-            [STORE, STORE + 2].contains(&ip),
-            "the exit is not at the store: {ip:#x}"
-        );
+        assert!([STORE, STORE + 2].contains(&ip), "the exit is not at the store: {ip:#x}");
     }
 }
 
@@ -150,10 +125,7 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
     }
     let (mut exits, lost) = drained(&mut *recorder);
     for exit in &exits {
-        assert!(
-            exit.back.is_some(),
-            "a drain returns an exit that has not ended: {exit:?}"
-        );
+        assert!(exit.back.is_some(), "a drain returns an exit that has not ended: {exit:?}");
     }
     for _ in 0..STORES / 2 {
         store(&mut guest);
@@ -167,21 +139,12 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
     let counted = recorder.read().expect("reads").value;
     assert_eq!(exits.len() as u64, counted, "each exit is recorded once");
     let stores = exits.iter().filter(|exit| exit.ip == STORE);
-    assert!(
-        stores.count() >= STORES,
-        "fewer exits than stores: {exits:x?}"
-    );
+    assert!(stores.count() >= STORES, "fewer exits than stores: {exits:x?}");
     let reasons: std::collections::BTreeSet<_> = exits.iter().map(|exit| exit.reason).collect();
-    eprintln!(
-        "{counted} exits of {STORES} stores, reasons {reasons:x?}, {:x?}",
-        exits[0]
-    );
+    eprintln!("{counted} exits of {STORES} stores, reasons {reasons:x?}, {:x?}", exits[0]);
     assert!(exits.is_sorted_by_key(|exit| exit.tsc));
     let (last, ended) = exits.split_last().expect("some");
-    assert_eq!(
-        last.back, None,
-        "the vCPU did not run again after the last exit"
-    );
+    assert_eq!(last.back, None, "the vCPU did not run again after the last exit");
     for (exit, next) in ended.iter().zip(&exits[1..]) {
         let back = exit.back.expect("an exit that ended");
         assert!(
@@ -190,11 +153,7 @@ fn every_exit_is_recorded_with_its_place_and_its_end() {
         );
     }
     assert!(exits.iter().all(|exit| (from..=until).contains(&exit.tsc)));
-    assert_eq!(
-        drained(&mut *recorder),
-        (Vec::new(), 0),
-        "each exit is drained once"
-    );
+    assert_eq!(drained(&mut *recorder), (Vec::new(), 0), "each exit is drained once");
 }
 
 #[test]
@@ -212,10 +171,7 @@ fn exits_without_room_are_counted_as_lost() {
     }
     let (exits, lost) = drained(&mut *recorder);
     let counted = recorder.read().expect("reads").value;
-    eprintln!(
-        "{} exits recorded and {lost} lost, {counted} counted",
-        exits.len()
-    );
+    eprintln!("{} exits recorded and {lost} lost, {counted} counted", exits.len());
     assert!(lost > 0);
     assert_eq!(exits.len() as u64 + lost, counted);
     // After the loss, the recorder returns records again. It does not report the loss a second time.
@@ -225,9 +181,6 @@ fn exits_without_room_are_counted_as_lost() {
         recorder.stop().expect("stops");
         let (exits, lost) = drained(&mut *recorder);
         assert_eq!(lost, 0);
-        assert!(
-            exits.iter().any(|exit| exit.ip == STORE),
-            "no exit of the store after the loss: {exits:x?}"
-        );
+        assert!(exits.iter().any(|exit| exit.ip == STORE), "no exit of the store after the loss: {exits:x?}");
     }
 }

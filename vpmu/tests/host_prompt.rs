@@ -4,10 +4,7 @@
 #[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 #[path = "device/driver.rs"]
-#[expect(
-    dead_code,
-    reason = "the tests of hostile guests use the rest of the module"
-)]
+#[expect(dead_code, reason = "the tests of hostile guests use the rest of the module")]
 mod driver;
 
 use std::hint::black_box;
@@ -86,8 +83,7 @@ impl Guest {
                 DriverQueue::new(&memory, QUEUES + index * 0x1000, buffers)
             })
             .unzip();
-        vpmu.activate(memory, 1 << 32 | 1 << F_RING, &states, Arc::new(Silent))
-            .expect("active");
+        vpmu.activate(memory, 1 << 32 | 1 << F_RING, &states, Arc::new(Silent)).expect("active");
         let vcpu = vpmu.attach(0, 0).expect("the vCPU");
         Self { vpmu, vcpu, queues }
     }
@@ -101,11 +97,7 @@ impl Guest {
 
     /// Opens an enabled event that samples every millisecond with the batched engine, and maps its ring.
     fn open(&mut self) -> u64 {
-        let header = |op: u32, event: u64| ControlHeader {
-            op: op.into(),
-            reserved: 0.into(),
-            event: event.into(),
-        };
+        let header = |op: u32, event: u64| ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() };
         let reply: OpenReply = self.ask(&OpenRequest {
             header: header(CONTROL_OPEN, 0),
             kind: KIND_SOFTWARE.into(),
@@ -134,12 +126,7 @@ impl Guest {
     }
 
     fn command(&mut self, op: u32, event: u64, value: u64) -> Reply {
-        let command = Command {
-            op: op.into(),
-            event: event.into(),
-            value: value.into(),
-            ..Command::default()
-        };
+        let command = Command { op: op.into(), event: event.into(), value: value.into(), ..Command::default() };
         self.queues[2].request(command.as_bytes(), size_of::<Reply>());
         self.vcpu.kick(QUEUE_VCPU);
         while self.vcpu.resume() == Turn::Unfinished {}
@@ -173,11 +160,7 @@ fn prompt_event_wakes_at_each_sample_of_the_hosts_clock() {
     let event = guest.open();
     let before = |guest: &Guest| {
         let metrics = guest.vpmu.metrics();
-        (
-            metrics.host_overflows,
-            metrics.samples_written,
-            metrics.wakeups,
-        )
+        (metrics.host_overflows, metrics.samples_written, metrics.wakeups)
     };
     let mut count = 0;
     for round in 1..=3 {

@@ -25,19 +25,13 @@ fn clock() -> Request {
     Request {
         kind: KIND_SOFTWARE,
         config: CPU_CLOCK,
-        sampling: Some(Sampling {
-            rate: Rate::Period(1_000_000_000),
-            engine: Engine::Exit,
-        }),
+        sampling: Some(Sampling { rate: Rate::Period(1_000_000_000), engine: Engine::Exit }),
         ..Request::default()
     }
 }
 
 fn limit_descriptors(soft: Option<u64>) -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes one rlimit to `limit`.
     let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     assert_eq!(got, 0, "the limit can be read");
@@ -72,19 +66,13 @@ fn source_without_descriptors_refuses_for_want_of_them() {
             Ok(counter) => counters.push(counter),
             Err(error) => break error,
         }
-        assert!(
-            counters.len() < 100,
-            "the limit of descriptors has no effect"
-        );
+        assert!(counters.len() < 100, "the limit of descriptors has no effect");
     };
     limit_descriptors(Some(before));
     assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
     let refusal = Refusal::of(&refused);
     assert_eq!(refusal, Refusal::Descriptors);
-    assert!(
-        refusal.to_string().contains("ulimit -n"),
-        "the refusal does not name ulimit -n: {refusal}"
-    );
+    assert!(refusal.to_string().contains("ulimit -n"), "the refusal does not name ulimit -n: {refusal}");
     assert!(!counters.is_empty());
 }
 
@@ -121,17 +109,11 @@ fn source_without_hardware_offers_none_and_does_not_try() {
     let hardware = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];
     assert!(!source.offers().is_empty());
     for offer in source.offers() {
-        assert!(
-            !hardware.contains(&offer.kind),
-            "a hardware event is offered: {offer:?}"
-        );
+        assert!(!hardware.contains(&offer.kind), "a hardware event is offered: {offer:?}");
     }
     // This source has not tried to open hardware events, so it reports no refusal for them.
     assert_eq!(source.refusal(KIND_HARDWARE), None);
     let asked = PerfSource::new(SIGRTMIN()).expect("a source");
-    let offered = asked
-        .offers()
-        .iter()
-        .any(|offer| offer.kind == KIND_HARDWARE);
+    let offered = asked.offers().iter().any(|offer| offer.kind == KIND_HARDWARE);
     assert_eq!(asked.refusal(KIND_HARDWARE).is_none(), offered);
 }

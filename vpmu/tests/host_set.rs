@@ -39,16 +39,11 @@ fn set() -> Box<dyn CounterSet> {
 }
 
 fn event(config: u64) -> Request {
-    Request {
-        kind: KIND_SOFTWARE,
-        config,
-        ..Request::default()
-    }
+    Request { kind: KIND_SOFTWARE, config, ..Request::default() }
 }
 
 fn add(set: &mut dyn CounterSet, config: u64) -> CounterKey {
-    set.add(&event(config))
-        .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
+    set.add(&event(config)).expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
 }
 
 /// Reads the set, and returns the readings of these counters.
@@ -98,10 +93,7 @@ fn open_descriptors() -> usize {
 }
 
 fn limits() -> libc::rlimit {
-    let mut limits = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes one rlimit to `limits`.
     let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) };
     assert_eq!(got, 0);
@@ -114,10 +106,7 @@ struct Limit(libc::rlimit);
 impl Limit {
     fn new(descriptors: u64) -> Self {
         let before = limits();
-        Self::set(libc::rlimit {
-            rlim_cur: descriptors,
-            ..before
-        });
+        Self::set(libc::rlimit { rlim_cur: descriptors, ..before });
         Self(before)
     }
 
@@ -199,19 +188,10 @@ fn task_clock_of_a_set_lies_between_two_readings_of_a_separate_counter() {
     let [end] = readings(&mut *set, [key]);
     let outer = clock() - outer;
     let spent = end.value - start.value;
-    assert!(
-        (inner..=outer).contains(&spent),
-        "{spent} ns counted, but {inner} to {outer} ns passed"
-    );
+    assert!((inner..=outer).contains(&spent), "{spent} ns counted, but {inner} to {outer} ns passed");
     let (enabled, running) = (end.enabled - start.enabled, end.running - start.running);
-    assert_eq!(
-        enabled, running,
-        "software events always run while they are enabled"
-    );
-    assert!(
-        enabled.abs_diff(spent) < spent / 10,
-        "enabled for {enabled} ns, but {spent} ns counted"
-    );
+    assert_eq!(enabled, running, "software events always run while they are enabled");
+    assert!(enabled.abs_diff(spent) < spent / 10, "enabled for {enabled} ns, but {spent} ns counted");
 }
 
 #[test]
@@ -225,10 +205,7 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     fresh.touch(0..10);
     let second = add(&mut *set, PAGE_FAULTS);
     let at_add = set.reading(second).expect("the add read it");
-    assert!(
-        at_add.value < 5,
-        "the new counter does not start near zero: {at_add:?}"
-    );
+    assert!(at_add.value < 5, "the new counter does not start near zero: {at_add:?}");
     assert_eq!(set.reading(first).expect("readable").value, before);
     let [since, start] = readings(&mut *set, [first, second]);
     assert!(since.value - before >= 10);
@@ -256,11 +233,7 @@ fn removed_counters_leave_the_others_counting_the_leader_last() {
     set.remove(third);
     assert_eq!(open_descriptors(), before + 4);
     set.remove(leader);
-    assert_eq!(
-        open_descriptors(),
-        before + 4,
-        "a removed leader stays open while it has members"
-    );
+    assert_eq!(open_descriptors(), before + 4, "a removed leader stays open while it has members");
     set.refresh();
     for gone in [leader, third] {
         assert_eq!(errno(set.reading(gone)), Some(libc::EIO));
@@ -295,11 +268,7 @@ fn removed_leader_is_used_again_for_the_same_request_from_zero() {
     assert!(values(&mut *set, [leader])[0] >= 20);
     set.remove(leader);
     let third = add(&mut *set, TASK_CLOCK);
-    assert_eq!(
-        open_descriptors(),
-        open + 1,
-        "an event of another kind opens a new counter"
-    );
+    assert_eq!(open_descriptors(), open + 1, "an event of another kind opens a new counter");
     let again = add(&mut *set, PAGE_FAULTS);
     assert_eq!(open_descriptors(), open + 1);
     assert_ne!(again, leader);
@@ -308,17 +277,9 @@ fn removed_leader_is_used_again_for_the_same_request_from_zero() {
     assert!(start < 5, "the new counter starts at {start}");
     fresh.touch(20..40);
     assert_eq!(values(&mut *set, [again]), [start + 20]);
-    assert_eq!(
-        errno(set.reading(leader)),
-        Some(libc::EIO),
-        "the key of a removed counter is invalid"
-    );
+    assert_eq!(errno(set.reading(leader)), Some(libc::EIO), "the key of a removed counter is invalid");
     let twice = add(&mut *set, PAGE_FAULTS);
-    assert_eq!(
-        open_descriptors(),
-        open + 2,
-        "a removed leader can be reused only once"
-    );
+    assert_eq!(open_descriptors(), open + 2, "a removed leader can be reused only once");
     for key in [leader, other, third, again, twice] {
         set.remove(key);
     }
@@ -336,10 +297,7 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
         random = random.wrapping_mul(6_364_136_223_846_793_005) + 1;
         let chosen = usize::try_from(random >> 33).expect("31 bits");
         if keys.len() < 100 && chosen % 2 == 0 {
-            let request = Request {
-                pinned: chosen % 7 == 0,
-                ..event(EVENTS[chosen / 2 % EVENTS.len()])
-            };
+            let request = Request { pinned: chosen % 7 == 0, ..event(EVENTS[chosen / 2 % EVENTS.len()]) };
             keys.push(set.add(&request).expect("added"));
         } else if !keys.is_empty() {
             set.remove(keys.swap_remove(chosen / 2 % keys.len()));
@@ -349,11 +307,7 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
             assert!(keys.iter().all(|key| set.reading(*key).is_ok()));
             let open = open_descriptors() - before;
             // A removed leader stays open while its group has members. Up to five such leaders may be open here.
-            assert!(
-                (keys.len()..=keys.len() + 5).contains(&open),
-                "{open} descriptors for {} counters",
-                keys.len()
-            );
+            assert!((keys.len()..=keys.len() + 5).contains(&open), "{open} descriptors for {} counters", keys.len());
         }
     }
     for key in keys.drain(..) {
@@ -362,11 +316,7 @@ fn thousands_of_adds_and_removes_leak_no_descriptor() {
     assert_eq!(open_descriptors(), before);
     let _key = add(&mut *set, PAGE_FAULTS);
     drop(set);
-    assert_eq!(
-        open_descriptors(),
-        before,
-        "dropping a set closes its counters"
-    );
+    assert_eq!(open_descriptors(), before, "dropping a set closes its counters");
 }
 
 #[test]
@@ -387,16 +337,9 @@ fn descriptors_near_the_limit_are_left_to_others() {
     assert!(keys.len() > 50, "only {} counters", keys.len());
     // Listing the descriptors itself takes one descriptor.
     let top = descriptors().into_iter().max().expect("some");
-    assert!(
-        top <= highest + 100 - 32,
-        "descriptor {top} is in the reserve"
-    );
+    assert!(top <= highest + 100 - 32, "descriptor {top} is in the reserve");
     set.refresh();
-    assert!(
-        keys.iter()
-            .chain([&first])
-            .all(|key| set.reading(*key).is_ok())
-    );
+    assert!(keys.iter().chain([&first]).all(|key| set.reading(*key).is_ok()));
     let freed = keys.pop().expect("some");
     set.remove(freed);
     let open = open_descriptors();
@@ -427,10 +370,7 @@ fn refresh_is_one_call_for_any_counters_of_a_group() {
 fn pinned_counter_costs_a_call_of_its_own() {
     let _alone = alone();
     let mut set = set();
-    let pinned = Request {
-        pinned: true,
-        ..event(PAGE_FAULTS)
-    };
+    let pinned = Request { pinned: true, ..event(PAGE_FAULTS) };
     let shared = [PAGE_FAULTS, TASK_CLOCK].map(|config| add(&mut *set, config));
     let alone = [0, 1].map(|_| set.add(&pinned).expect("added"));
     assert_eq!(syscalls::count(|| set.refresh()), 3);
@@ -450,16 +390,10 @@ fn request_that_samples_or_traces_is_refused_with_einval() {
     let _alone = alone();
     let mut set = set();
     let samples = Request {
-        sampling: Some(Sampling {
-            rate: Rate::Period(1_000_000),
-            engine: Engine::Exit,
-        }),
+        sampling: Some(Sampling { rate: Rate::Period(1_000_000), engine: Engine::Exit }),
         ..event(TASK_CLOCK)
     };
-    let traces = Request {
-        kind: KIND_EXIT_TRACE,
-        ..event(0)
-    };
+    let traces = Request { kind: KIND_EXIT_TRACE, ..event(0) };
     assert_eq!(errno(set.add(&samples)), Some(libc::EINVAL));
     assert_eq!(errno(set.add(&traces)), Some(libc::EINVAL));
     assert_eq!(errno(set.add(&event(99))), Some(libc::ENOENT));
@@ -519,9 +453,7 @@ fn counters_count_from_their_add_whatever_leads_their_group() {
         let fresh = Fresh::new(100);
         let mut read = || {
             set.refresh();
-            let readings = keys
-                .iter()
-                .map(|&key| set.reading(key).expect("readable").value);
+            let readings = keys.iter().map(|&key| set.reading(key).expect("readable").value);
             readings.collect::<Vec<_>>()
         };
         let before = read();

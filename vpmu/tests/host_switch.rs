@@ -6,10 +6,7 @@
 #[expect(dead_code, reason = "other tests use the rest of the module")]
 mod common;
 #[path = "device/driver.rs"]
-#[expect(
-    dead_code,
-    reason = "the tests of hostile guests use the rest of the module"
-)]
+#[expect(dead_code, reason = "the tests of hostile guests use the rest of the module")]
 mod driver;
 mod syscalls;
 
@@ -86,8 +83,7 @@ impl Guest {
         for queue in &drivers {
             queue.want_no_interrupt();
         }
-        vpmu.activate(memory, 1 << 32 | 1 << F_RING, &queues, Arc::new(Silent))
-            .expect("active");
+        vpmu.activate(memory, 1 << 32 | 1 << F_RING, &queues, Arc::new(Silent)).expect("active");
         let lanes = drivers.split_off(2);
         let control = drivers.swap_remove(0);
         let vpmu = Arc::new(vpmu);
@@ -96,10 +92,7 @@ impl Guest {
 
     /// Attaches the calling thread to vCPU `index`.
     fn lane(&self, index: u16, queue: DriverQueue) -> Lane {
-        let vcpu = self
-            .vpmu
-            .attach(index.into(), 0)
-            .expect("the device has this vCPU");
+        let vcpu = self.vpmu.attach(index.into(), 0).expect("the device has this vCPU");
         Lane { index, vcpu, queue }
     }
 
@@ -119,8 +112,7 @@ impl Guest {
     }
 
     fn open(&mut self, request: &OpenRequest) -> u64 {
-        self.try_open(request)
-            .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
+        self.try_open(request).expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
     }
 
     /// Opens enabled events of a task. Their number is `events`, and their configs cycle through 0 to `CONFIGS` - 1.
@@ -130,11 +122,8 @@ impl Guest {
     }
 
     fn close(&mut self, event: u64) {
-        let reply: ControlReply = self.ask(&ControlHeader {
-            op: CONTROL_CLOSE.into(),
-            reserved: 0.into(),
-            event: event.into(),
-        });
+        let reply: ControlReply =
+            self.ask(&ControlHeader { op: CONTROL_CLOSE.into(), reserved: 0.into(), event: event.into() });
         assert_eq!(reply.status.get(), 0);
     }
 }
@@ -188,10 +177,7 @@ impl Lane {
 /// Returns a request for an enabled task event of kind `KIND_SOFTWARE`.
 fn counting(config: u64) -> OpenRequest {
     OpenRequest {
-        header: ControlHeader {
-            op: CONTROL_OPEN.into(),
-            ..ControlHeader::default()
-        },
+        header: ControlHeader { op: CONTROL_OPEN.into(), ..ControlHeader::default() },
         kind: KIND_SOFTWARE.into(),
         config: config.into(),
         context: CONTEXT_TASK.into(),
@@ -201,11 +187,7 @@ fn counting(config: u64) -> OpenRequest {
 }
 
 fn all(op: u32, events: &[u64]) -> Vec<Command> {
-    let command = |&event: &u64| Command {
-        op: op.into(),
-        event: event.into(),
-        ..Command::default()
-    };
+    let command = |&event: &u64| Command { op: op.into(), event: event.into(), ..Command::default() };
     events.iter().map(command).collect()
 }
 
@@ -276,12 +258,7 @@ fn switch_of_any_number_of_clock_samples_switches_the_host_once() {
         let (mut guest, mut queues) = Guest::new(1, 1024);
         let mut lane = guest.lane(0, queues.remove(0));
         let task: Vec<u64> = (0..events)
-            .map(|_| {
-                guest.open(&OpenRequest {
-                    period: 3_600_000_000_000.into(),
-                    ..counting(CPU_CLOCK)
-                })
-            })
+            .map(|_| guest.open(&OpenRequest { period: 3_600_000_000_000.into(), ..counting(CPU_CLOCK) }))
             .collect();
         lane.run(&all(COMMAND_IN, &task));
         lane.run(&all(COMMAND_OUT, &task));
@@ -300,18 +277,8 @@ fn switch_of_events_that_the_device_counts_makes_no_system_call() {
     let _alone = alone();
     let (mut guest, mut queues) = Guest::new(1, 1024);
     let mut lane = guest.lane(0, queues.remove(0));
-    let kinds = [
-        (KIND_MARK, 5),
-        (KIND_TSC, 0),
-        (KIND_EXITS, EXIT_MMIO),
-        (KIND_EXITS, EXIT_USER),
-    ];
-    let events = kinds.map(|(kind, config)| {
-        guest.open(&OpenRequest {
-            kind: kind.into(),
-            ..counting(config)
-        })
-    });
+    let kinds = [(KIND_MARK, 5), (KIND_TSC, 0), (KIND_EXITS, EXIT_MMIO), (KIND_EXITS, EXIT_USER)];
+    let events = kinds.map(|(kind, config)| guest.open(&OpenRequest { kind: kind.into(), ..counting(config) }));
     lane.run(&all(COMMAND_IN, &events));
     lane.run(&all(COMMAND_OUT, &events));
     for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
@@ -325,10 +292,7 @@ fn exits_and_marks_without_samples_make_no_system_call() {
     let (mut guest, mut queues) = Guest::new(1, 1024);
     let mut lane = guest.lane(0, queues.remove(0));
     let task = guest.task(20);
-    let mark = guest.open(&OpenRequest {
-        kind: KIND_MARK.into(),
-        ..counting(7)
-    });
+    let mark = guest.open(&OpenRequest { kind: KIND_MARK.into(), ..counting(7) });
     lane.run(&all(COMMAND_IN, &task));
     lane.run(&all(COMMAND_IN, &[mark]));
     let visits = syscalls::count(|| {
@@ -377,21 +341,9 @@ fn page_faults_count_for_the_task_that_is_in() {
         let with = grown(task, 1 + K);
         assert_eq!(with - without, K, "task {task}");
         touch(K);
-        assert_eq!(
-            grown(task, 1),
-            without,
-            "task {task} counts no faults while it is scheduled out"
-        );
-        assert_eq!(
-            grown(1 - task, 1 + K),
-            without + K,
-            "the faults count for the other task"
-        );
-        assert_eq!(
-            grown(task, 1),
-            without,
-            "task {task} counts no faults of the other task"
-        );
+        assert_eq!(grown(task, 1), without, "task {task} counts no faults while it is scheduled out");
+        assert_eq!(grown(1 - task, 1 + K), without + K, "the faults count for the other task");
+        assert_eq!(grown(task, 1), without, "task {task} counts no faults of the other task");
     }
 }
 
@@ -402,10 +354,7 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
     let (mut guest, mut queues) = Guest::new(1, 1024);
     let mut lane = guest.lane(0, queues.remove(0));
     let tasks = [(); 3].map(|()| guest.open(&counting(PAGE_FAULTS)));
-    let whole = guest.open(&OpenRequest {
-        context: 0.into(),
-        ..counting(PAGE_FAULTS)
-    });
+    let whole = guest.open(&OpenRequest { context: 0.into(), ..counting(PAGE_FAULTS) });
     lane.run(&all(COMMAND_IN, &tasks[..1]));
     let before = lane.value(whole);
     for round in 0..ROUNDS {
@@ -420,16 +369,10 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
     let grown = lane.value(whole) - before;
     let sum: u64 = counts.iter().sum();
     let touched: u64 = (0..ROUNDS).map(|round| 10 * (1 + round % 7)).sum();
-    assert!(
-        counts.iter().all(|&count| count >= touched),
-        "a count is below {touched}: {counts:?}"
-    );
+    assert!(counts.iter().all(|&count| count >= touched), "a count is below {touched}: {counts:?}");
     // `sum` and `grown` can differ slightly, because the test reads the counts one after another. The device can cause
     // faults between these reads, and between the first IN and the first read.
-    assert!(
-        sum.abs_diff(grown) <= 8,
-        "{counts:?} do not add up to {grown}"
-    );
+    assert!(sum.abs_diff(grown) <= 8, "{counts:?} do not add up to {grown}");
 }
 
 /// A thread that runs a vCPU and executes the work sent to it.
@@ -444,9 +387,7 @@ impl Worker {
         let (finished, done) = channel();
         let vpmu = Arc::clone(&guest.vpmu);
         thread::spawn(move || {
-            let vcpu = vpmu
-                .attach(index.into(), 0)
-                .expect("the device has this vCPU");
+            let vcpu = vpmu.attach(index.into(), 0).expect("the device has this vCPU");
             let mut lane = Lane { index, vcpu, queue };
             finished.send(Vec::new()).expect("the test waits");
             for job in received {
@@ -473,16 +414,10 @@ fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
     const EVENTS: usize = 10_000;
     let _alone = alone();
     let (mut guest, queues) = Guest::new(2, u32::try_from(EVENTS).expect("fits"));
-    let workers: Vec<_> = (0_u16..)
-        .zip(queues)
-        .map(|(index, queue)| Worker::spawn(&guest, index, queue))
-        .collect();
+    let workers: Vec<_> = (0_u16..).zip(queues).map(|(index, queue)| Worker::spawn(&guest, index, queue)).collect();
     let before = open_descriptors();
     let tasks = [(); 2].map(|()| guest.task(EVENTS / 2));
-    assert_eq!(
-        guest.try_open(&counting(0)),
-        Err(libc::ENOSPC.unsigned_abs())
-    );
+    assert_eq!(guest.try_open(&counting(0)), Err(libc::ENOSPC.unsigned_abs()));
     for round in 0..4 {
         // Run both vCPUs at the same time. The tasks swap vCPUs in each round.
         for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
@@ -496,10 +431,7 @@ fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
     }
     let held = open_descriptors() - before;
     eprintln!("{EVENTS} events of {CONFIGS} kinds on 2 vCPUs: {held} descriptors");
-    assert!(
-        held <= 2 * usize::try_from(CONFIGS).expect("few"),
-        "{held} descriptors"
-    );
+    assert!(held <= 2 * usize::try_from(CONFIGS).expect("few"), "{held} descriptors");
     for event in tasks.concat() {
         guest.close(event);
     }
@@ -513,18 +445,12 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     let (mut guest, mut queues) = Guest::new(1, 1024);
     let mut lane = guest.lane(0, queues.remove(0));
     let before = open_descriptors();
-    let pinned = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PINNED).into(),
-        ..counting(PAGE_FAULTS)
-    };
+    let pinned = OpenRequest { flags: (OPEN_ENABLED | OPEN_PINNED).into(), ..counting(PAGE_FAULTS) };
     let mut task = guest.task(6);
     let pair = [(); 2].map(|()| guest.open(&pinned));
     task.extend(pair);
     let grown = open_descriptors() - before;
-    assert_eq!(
-        grown, 5,
-        "one counter for each kind, and pinned events share it"
-    );
+    assert_eq!(grown, 5, "one counter for each kind, and pinned events share it");
     let in_and_out = [all(COMMAND_IN, &task), all(COMMAND_OUT, &task)];
     let mut counts = Vec::new();
     for pages in [1, 1, 1 + K] {
@@ -540,10 +466,7 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     eprintln!("6 events and 2 pinned events: {calls:?} system calls for IN and OUT");
     assert_eq!(calls, [1, 1]);
     // A group member cannot be pinned, because it counts only when its leader counts.
-    let member = OpenRequest {
-        leader: task[0].into(),
-        ..pinned
-    };
+    let member = OpenRequest { leader: task[0].into(), ..pinned };
     assert_eq!(guest.try_open(&member), Err(libc::EINVAL.unsigned_abs()));
 }
 
@@ -552,18 +475,12 @@ fn exclusions_are_refused_where_the_host_cannot_keep_them_and_share_a_system_cal
     let _alone = alone();
     let (mut guest, mut queues) = Guest::new(1, 1024);
     let mut lane = guest.lane(0, queues.remove(0));
-    let excluding = |request: OpenRequest, flag: u32| OpenRequest {
-        flags: (OPEN_ENABLED | flag).into(),
-        ..request
-    };
+    let excluding = |request: OpenRequest, flag: u32| OpenRequest { flags: (OPEN_ENABLED | flag).into(), ..request };
     for flag in [OPEN_EXCLUDE_USER, OPEN_EXCLUDE_KERNEL] {
         let opened = guest.try_open(&excluding(counting(PAGE_FAULTS), flag));
         assert_eq!(opened, Err(libc::EOPNOTSUPP.unsigned_abs()));
     }
-    let cycles = OpenRequest {
-        kind: KIND_HARDWARE.into(),
-        ..counting(0)
-    };
+    let cycles = OpenRequest { kind: KIND_HARDWARE.into(), ..counting(0) };
     let Ok(both) = guest.try_open(&cycles) else {
         eprintln!("this host does not count cycles, so the exclusions of its PMU are not tested");
         return;

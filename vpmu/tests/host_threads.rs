@@ -75,10 +75,7 @@ fn host_clock_continues_on_the_next_thread() {
         // The count continues, although the thread has ended.
         let after = only(&vpmu);
         assert_eq!(after.state, STATE_ACTIVE);
-        assert!(
-            counted >= before.count + SPENT,
-            "the count {counted} did not grow by {SPENT} from {before:?}"
-        );
+        assert!(counted >= before.count + SPENT, "the count {counted} did not grow by {SPENT} from {before:?}");
         assert!(after.count >= counted, "{after:?}, read before {counted}");
         assert!(after.time_running >= before.time_running);
         vpmu.reset();
@@ -91,8 +88,5 @@ fn host_clock_continues_on_the_next_thread() {
         .filter(|record| record[0] == 9)
         .map(|record| u64::from_le_bytes(record[16..24].try_into().expect("a word")))
         .collect();
-    assert!(
-        !ips.is_empty() && ips.iter().all(|&ip| ip == IP),
-        "no samples, or some at another address: {ips:?}"
-    );
+    assert!(!ips.is_empty() && ips.iter().all(|&ip| ip == IP), "no samples, or some at another address: {ips:?}");
 }

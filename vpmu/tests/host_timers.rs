@@ -20,10 +20,7 @@ fn open(source: &PerfSource, config: u64) -> Box<dyn Counter> {
     let request = Request {
         kind: KIND_SOFTWARE,
         config,
-        sampling: Some(Sampling {
-            rate: Rate::Period(1_000_000),
-            engine: Engine::Batched,
-        }),
+        sampling: Some(Sampling { rate: Rate::Period(1_000_000), engine: Engine::Batched }),
         ..Request::default()
     };
     let opened = source.open(&request, source.thread());
@@ -140,11 +137,7 @@ fn clocks_of_a_paused_thread_stand_still() {
     clocks.start(&[2]);
     clocks.stop(&[1]);
     other.assert_run(&[0]);
-    assert_eq!(
-        clocks.samples(),
-        [0, 0, 0],
-        "a clock that is started in the pause does not sample"
-    );
+    assert_eq!(clocks.samples(), [0, 0, 0], "a clock that is started in the pause does not sample");
     clocks.source.resume(thread).expect("resumed");
     clocks.assert_run(&[0, 2]);
 }
@@ -220,10 +213,7 @@ fn counts_of_clocks_grow_only_while_they_run() {
     clocks.start(&[0]);
     clocks.assert_run(&[0]);
     let before = read(&mut clocks);
-    assert!(
-        before[0] > 0 && before[1] == 0,
-        "not only the first clock counted: {before:?}"
-    );
+    assert!(before[0] > 0 && before[1] == 0, "not only the first clock counted: {before:?}");
     clocks.together(|clocks| {
         clocks[0].stop().expect("stopped");
         clocks[1].start().expect("started");

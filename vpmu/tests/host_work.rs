@@ -24,9 +24,7 @@ use common::{Bare, Still, ignore_signals};
 fn threads() -> BTreeSet<String> {
     let tasks = fs::read_dir("/proc/self/task").expect("a process");
     let id = |task: io::Result<fs::DirEntry>| task.expect("a thread").file_name();
-    tasks
-        .map(|task| id(task).into_string().expect("a number"))
-        .collect()
+    tasks.map(|task| id(task).into_string().expect("a number")).collect()
 }
 
 fn names() -> BTreeSet<String> {
@@ -68,8 +66,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
         tell.send(name).map_err(io::Error::other)
     };
     let before = threads().len();
-    let source = PerfSource::confined(HostFiles::read(&Hardware::default()), SIGRTMIN(), begin)
-        .expect("a source");
+    let source = PerfSource::confined(HostFiles::read(&Hardware::default()), SIGRTMIN(), begin).expect("a source");
     assert_eq!(reported.try_recv().as_deref(), Ok("vpmu closer"));
     assert!(names().contains("vpmu closer"));
     let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);

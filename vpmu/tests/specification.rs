@@ -69,11 +69,8 @@ fn named() -> Vec<(PathBuf, String, String)> {
             if !due.is_empty() {
                 let test = function.and_then(|function| function.split('(').next());
                 let test = test.filter(|_| is_test);
-                let test =
-                    test.unwrap_or_else(|| panic!("{}: no test after {due:?}", file.display()));
-                let all = due
-                    .drain(..)
-                    .map(|number| (file.clone(), test.to_owned(), number));
+                let test = test.unwrap_or_else(|| panic!("{}: no test after {due:?}", file.display()));
+                let all = due.drain(..).map(|number| (file.clone(), test.to_owned(), number));
                 named.extend(all);
             }
             is_test = of_guest;
@@ -96,10 +93,7 @@ fn requirement_with_must_is_named_by_a_test() {
 #[test]
 fn requirement_that_a_test_names_exists() {
     let known = requirements();
-    let unknown: Vec<_> = named()
-        .into_iter()
-        .filter(|(.., number)| !known.contains_key(number))
-        .collect();
+    let unknown: Vec<_> = named().into_iter().filter(|(.., number)| !known.contains_key(number)).collect();
     assert_eq!(unknown, []);
 }
 
@@ -136,9 +130,6 @@ fn requirements_are_numbered_by_their_sections() {
 fn requirement_has_a_keyword() {
     for (number, text) in requirements() {
         let binding = ["MUST", "SHOULD", "MAY"];
-        assert!(
-            binding.iter().any(|word| text.contains(word)),
-            "{number} has no keyword"
-        );
+        assert!(binding.iter().any(|word| text.contains(word)), "{number} has no keyword");
     }
 }

@@ -64,9 +64,7 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EPERM) => {
             " (this user may not lock so much memory: map fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
         }
-        Some(libc::EINVAL) => {
-            " (the area is already mapped with another size, or the ring is gone)"
-        }
+        Some(libc::EINVAL) => " (the area is already mapped with another size, or the ring is gone)",
         Some(libc::EOPNOTSUPP) => " (the event is not a trace: `vperf list` shows the traces)",
         Some(libc::ENOMEM | libc::ENOSPC) => {
             " (the guest lacks memory, or the area exceeds the host's limit for this machine: map fewer pages)"
@@ -86,12 +84,7 @@ struct AreaMapping {
 impl AreaMapping {
     /// Stores the area's offset and size in the ring's metadata page, as perf requires, and then
     /// maps the area. In the event's file, the area starts where the ring ends.
-    fn new(
-        event: BorrowedFd<'_>,
-        ring: &Ring,
-        pages_log2: u32,
-        writable: bool,
-    ) -> Result<Self, AreaError> {
+    fn new(event: BorrowedFd<'_>, ring: &Ring, pages_log2: u32, writable: bool) -> Result<Self, AreaError> {
         let bytes = 1usize
             .checked_shl(pages_log2)
             .and_then(|pages| pages.checked_mul(PAGE_SIZE))
@@ -101,10 +94,7 @@ impl AreaMapping {
         ring.store(AUX_OFFSET, offset, Ordering::Relaxed);
         ring.store(AUX_SIZE, bytes as u64, Ordering::Relaxed);
         let mapping = Mapping::map(event, offset, bytes, writable);
-        let mapping = mapping.map_err(|source| AreaError::Map {
-            pages: bytes / PAGE_SIZE,
-            source,
-        })?;
+        let mapping = mapping.map_err(|source| AreaError::Map { pages: bytes / PAGE_SIZE, source })?;
         Ok(Self { mapping, ring })
     }
 
@@ -118,10 +108,7 @@ impl AreaMapping {
 
     /// Copies the bytes from `from` up to `to`. Both are multiples of 8, and their difference is at
     /// most the area's size.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "less than the mapping's length"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "less than the mapping's length")]
     fn copy(&self, from: u64, to: u64, chunk: &mut Chunk) {
         chunk.position = from;
         chunk.bytes.clear();
@@ -129,8 +116,7 @@ impl AreaMapping {
         let length = to.wrapping_sub(from);
         let before_end = length.min(self.size() - first);
         let bytes = &mut chunk.bytes;
-        self.mapping
-            .copy(first as usize, before_end as usize, bytes);
+        self.mapping.copy(first as usize, before_end as usize, bytes);
         self.mapping.copy(0, (length - before_end) as usize, bytes);
     }
 }
@@ -145,11 +131,7 @@ pub struct Area {
 }
 
 impl Area {
-    pub(crate) fn new(
-        event: BorrowedFd<'_>,
-        ring: &Ring,
-        pages_log2: u32,
-    ) -> Result<Self, AreaError> {
+    pub(crate) fn new(event: BorrowedFd<'_>, ring: &Ring, pages_log2: u32) -> Result<Self, AreaError> {
         let mapping = AreaMapping::new(event, ring, pages_log2, true)?;
         let tail = mapping.ring.load(AUX_TAIL, Ordering::Relaxed);
         Ok(Self { mapping, tail })
@@ -249,10 +231,7 @@ impl<'a> Snapshot<'a> {
 
 /// Returns the bytes that were in the area before the copy began and that the host had not
 /// overwritten when the copy ended.
-fn take(
-    mapping: &AreaMapping,
-    publish: impl Fn() -> Result<(), AreaError>,
-) -> Result<Chunk, AreaError> {
+fn take(mapping: &AreaMapping, publish: impl Fn() -> Result<(), AreaError>) -> Result<Chunk, AreaError> {
     let size = mapping.size();
     let mut chunk = Chunk::default();
     for _ in 0..TRIES {

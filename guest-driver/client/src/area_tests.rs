@@ -25,12 +25,7 @@ impl Host {
         let file = tempfile::tempfile().unwrap();
         file.set_len(BEFORE + pages * PAGE).unwrap();
         let layout = Layout::from(&EventAttr::new(0, 0));
-        Self {
-            ring: Ring::new(file.as_fd(), 1, layout).unwrap(),
-            file,
-            size: pages * PAGE,
-            head: 0,
-        }
+        Self { ring: Ring::new(file.as_fd(), 1, layout).unwrap(), file, size: pages * PAGE, head: 0 }
     }
 
     fn area(&self) -> Area {
@@ -69,9 +64,7 @@ impl Host {
 
 /// The bytes that [`Host::write`] writes for the packets from `first` up to but excluding `end`.
 fn expected(first: u64, end: u64) -> Vec<u8> {
-    (first..end)
-        .flat_map(|number| [number.to_le_bytes()[0]; 64])
-        .collect()
+    (first..end).flat_map(|number| [number.to_le_bytes()[0]; 64]).collect()
 }
 
 #[test]
@@ -237,10 +230,7 @@ fn snapshot_of_event_that_reads_its_group_has_its_bytes() {
     let attr = EventAttr::new(0, 0).reading_group();
     let event = Event::new(file.into(), &attr);
     let mapping = host.mapping();
-    let snapshot = Snapshot {
-        event: &event,
-        mapping,
-    };
+    let snapshot = Snapshot { event: &event, mapping };
     assert_eq!(snapshot.take().unwrap().bytes, expected(0, 3));
 }
 
@@ -249,19 +239,13 @@ fn sizes_that_no_machine_has_are_refused() {
     let host = Host::new(1);
     for pages_log2 in [52, 63, 64, u32::MAX] {
         let error = Area::new(host.file.as_fd(), &host.ring, pages_log2).unwrap_err();
-        assert!(
-            matches!(error, AreaError::TooLarge(_)),
-            "{pages_log2}: {error}"
-        );
+        assert!(matches!(error, AreaError::TooLarge(_)), "{pages_log2}: {error}");
     }
 }
 
 #[test]
 fn packets_of_a_chunk_know_their_place() {
-    let chunk = Chunk {
-        position: PAGE,
-        bytes: [vec![0; 64], vec![9; 64]].concat(),
-    };
+    let chunk = Chunk { position: PAGE, bytes: [vec![0; 64], vec![9; 64]].concat() };
     let packets: Vec<_> = chunk.packets().collect();
     assert_eq!(packets[0], Ok(Packet::Padding));
     assert_eq!(packets[1].unwrap_err().position, PAGE + 64);

@@ -2,8 +2,8 @@
 
 use vpmu_abi::uapi::{self, CONFIG_KIND_SHIFT};
 use vpmu_abi::{
-    CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
-    CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW,
+    CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT, CATALOGUE_GUEST_ONLY,
+    CATALOGUE_SAMPLES, KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW,
 };
 
 use crate::attr::{AttrError, EventAttr};
@@ -38,9 +38,7 @@ pub enum CatalogueError {
         value: String,
     },
     /// A modifier was given for an event that cannot separate user and kernel mode.
-    #[error(
-        "event {0:?} cannot separate user and kernel mode on this host: write it without \":\""
-    )]
+    #[error("event {0:?} cannot separate user and kernel mode on this host: write it without \":\"")]
     NoExclude(String),
     /// An unknown modifier.
     #[error("event {name:?}")]
@@ -98,8 +96,7 @@ impl Entry {
             guest_only: raw.flags & CATALOGUE_GUEST_ONLY != 0,
             takes_value: raw.flags & CATALOGUE_ANY_CONFIG != 0,
             excludes: raw.flags & CATALOGUE_EXCLUDES != 0,
-            trace: (raw.flags & CATALOGUE_AUX != 0)
-                .then(|| Format::of(raw.flags >> CATALOGUE_FORMAT_SHIFT & 0xff)),
+            trace: (raw.flags & CATALOGUE_AUX != 0).then(|| Format::of(raw.flags >> CATALOGUE_FORMAT_SHIFT & 0xff)),
             kind: raw.kind,
             config: raw.config,
         }
@@ -108,10 +105,7 @@ impl Entry {
 
 /// Returns the text up to the first zero byte; invalid UTF-8 becomes replacement characters.
 pub(crate) fn text(bytes: &[u8]) -> String {
-    let end = bytes
-        .iter()
-        .position(|&byte| byte == 0)
-        .unwrap_or(bytes.len());
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
@@ -151,24 +145,16 @@ impl Catalogue {
         let (entry, value, modifiers) = self.split(spec)?;
         let config = match value {
             None => entry.config,
-            Some(value) => number(value).ok_or_else(|| CatalogueError::Value {
-                name: entry.name.clone(),
-                value: value.into(),
-            })?,
+            Some(value) => {
+                number(value).ok_or_else(|| CatalogueError::Value { name: entry.name.clone(), value: value.into() })?
+            }
         };
-        let attr = EventAttr::new(
-            pmu_type,
-            u64::from(entry.kind) << CONFIG_KIND_SHIFT | config,
-        );
+        let attr = EventAttr::new(pmu_type, u64::from(entry.kind) << CONFIG_KIND_SHIFT | config);
         let Some(modifiers) = modifiers else {
             return Ok(attr);
         };
-        let attr = attr
-            .modified(modifiers)
-            .map_err(|source| CatalogueError::Modifier {
-                name: entry.name.clone(),
-                source,
-            })?;
+        let attr =
+            attr.modified(modifiers).map_err(|source| CatalogueError::Modifier { name: entry.name.clone(), source })?;
         if !entry.excludes && (attr.exclude_user || attr.exclude_kernel) {
             return Err(CatalogueError::NoExclude(entry.name.clone()));
         }
@@ -215,10 +201,7 @@ impl Catalogue {
     }
 
     /// Splits `spec` into entry, value and modifiers.
-    fn split<'a>(
-        &self,
-        spec: &'a str,
-    ) -> Result<(&Entry, Option<&'a str>, Option<&'a str>), CatalogueError> {
+    fn split<'a>(&self, spec: &'a str) -> Result<(&Entry, Option<&'a str>, Option<&'a str>), CatalogueError> {
         let (rest, modifiers) = match spec.split_once(':') {
             Some((rest, modifiers)) => (rest, Some(modifiers)),
             None => (spec, None),
@@ -227,10 +210,9 @@ impl Catalogue {
             Some((name, value)) => (name, Some(value)),
             None => (rest, None),
         };
-        let entry = self.get(name).ok_or_else(|| CatalogueError::Unknown {
-            name: name.into(),
-            near: near(name, self.names()),
-        })?;
+        let entry = self
+            .get(name)
+            .ok_or_else(|| CatalogueError::Unknown { name: name.into(), near: near(name, self.names()) })?;
         if value.is_some() && !entry.takes_value {
             return Err(CatalogueError::NoValue(name.into()));
         }
@@ -254,26 +236,13 @@ mod tests {
         let mut bytes = [0; 40];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
         let (unit, source, counts) = ([0; 16], [b's'; 56], [0xff; 128]);
-        Entry::from_raw(&uapi::CatalogueEntry {
-            kind,
-            flags,
-            config,
-            name: bytes,
-            unit,
-            source,
-            counts,
-        })
+        Entry::from_raw(&uapi::CatalogueEntry { kind, flags, config, name: bytes, unit, source, counts })
     }
 
     fn catalogue() -> Catalogue {
         Catalogue::new(vec![
             raw("task-clock", 1, 1, CATALOGUE_SAMPLES),
-            raw(
-                "cycles",
-                0,
-                0,
-                CATALOGUE_SAMPLES | CATALOGUE_EXCLUDES | CATALOGUE_GUEST_ONLY,
-            ),
+            raw("cycles", 0, 0, CATALOGUE_SAMPLES | CATALOGUE_EXCLUDES | CATALOGUE_GUEST_ONLY),
             raw("exits-io", 0x101, 2, 0),
             raw("mark", 0x104, 0, CATALOGUE_SAMPLES | CATALOGUE_ANY_CONFIG),
         ])
@@ -282,11 +251,7 @@ mod tests {
     #[test]
     fn samples_of_hardware_are_of_the_guest_alone_in_every_count_mode() {
         let only = |kind, flags| raw("event", kind, 0, flags).samples_guest_only();
-        assert!(
-            [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW]
-                .iter()
-                .all(|&kind| only(kind, CATALOGUE_SAMPLES))
-        );
+        assert!([KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].iter().all(|&kind| only(kind, CATALOGUE_SAMPLES)));
         assert!(!only(1, CATALOGUE_SAMPLES), "a host clock");
         assert!(only(1, CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY));
     }
@@ -305,10 +270,7 @@ mod tests {
         assert_eq!(trace(CATALOGUE_SAMPLES | 1 << 16), None);
         assert_eq!(trace(CATALOGUE_AUX | 1 << 16), Some(Format::Exits));
         assert_eq!(trace(CATALOGUE_AUX | 2 << 16), Some(Format::Samples));
-        assert_eq!(
-            trace(CATALOGUE_AUX | 0xff << 16 | 1 << 24),
-            Some(Format::Unknown)
-        );
+        assert_eq!(trace(CATALOGUE_AUX | 0xff << 16 | 1 << 24), Some(Format::Unknown));
     }
 
     #[test]
@@ -318,10 +280,7 @@ mod tests {
         assert_eq!(config("exits-io"), Ok(0x101 << 48 | 2));
         assert_eq!(config("mark"), Ok(0x104 << 48));
         assert_eq!(config("mark=7"), Ok(0x104 << 48 | 7));
-        assert_eq!(
-            config("mark=0xffffffffffff"),
-            Ok(0x104 << 48 | 0xffff_ffff_ffff)
-        );
+        assert_eq!(config("mark=0xffffffffffff"), Ok(0x104 << 48 | 0xffff_ffff_ffff));
         let attr = catalogue.attr(9, "cycles:u").unwrap();
         assert!(attr.exclude_kernel && !attr.exclude_user && attr.pmu_type == 9);
         assert!(catalogue.attr(9, "task-clock:uk").is_ok());
@@ -330,14 +289,7 @@ mod tests {
     #[test]
     fn event_keeps_its_requested_name() {
         let catalogue = catalogue();
-        for spec in [
-            "task-clock",
-            "cycles",
-            "cycles:u",
-            "cycles:k",
-            "mark=0",
-            "mark=7",
-        ] {
+        for spec in ["task-clock", "cycles", "cycles:u", "cycles:k", "mark=0", "mark=7"] {
             let attr = catalogue.attr(9, spec).unwrap();
             assert_eq!(catalogue.spec(9, &attr), spec);
         }
@@ -351,15 +303,9 @@ mod tests {
         let catalogue = catalogue();
         let error = |spec: &str| catalogue.attr(9, spec).unwrap_err();
         assert_eq!(error("cycles=1"), CatalogueError::NoValue("cycles".into()));
-        assert_eq!(
-            error("task-clock:u"),
-            CatalogueError::NoExclude("task-clock".into())
-        );
+        assert_eq!(error("task-clock:u"), CatalogueError::NoExclude("task-clock".into()));
         for value in ["", "x", "-1", "0x1000000000000"] {
-            let expected = CatalogueError::Value {
-                name: "mark".into(),
-                value: value.into(),
-            };
+            let expected = CatalogueError::Value { name: "mark".into(), value: value.into() };
             assert_eq!(error(&format!("mark={value}")), expected);
         }
         assert!(matches!(error("cycles:z"), CatalogueError::Modifier { .. }));
@@ -371,9 +317,6 @@ mod tests {
             error("exits").to_string(),
             "no event \"exits\" on this host: did you mean exits-io?; `vperf list` shows all"
         );
-        assert_eq!(
-            error("llc-misses").to_string(),
-            "no event \"llc-misses\" on this host; `vperf list` shows all"
-        );
+        assert_eq!(error("llc-misses").to_string(), "no event \"llc-misses\" on this host; `vperf list` shows all");
     }
 }

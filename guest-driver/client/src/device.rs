@@ -71,16 +71,12 @@ fn hint(error: &io::Error) -> &'static str {
             " (perf's rule: `sysctl kernel.perf_event_paranoid` says what programs without CAP_PERFMON \
               may open; the module's parameter `paranoid` can allow more events of their own tasks)"
         }
-        Some(libc::EOPNOTSUPP) => {
-            " (an attribute is not supported for this event, or not with the requested engine)"
-        }
+        Some(libc::EOPNOTSUPP) => " (an attribute is not supported for this event, or not with the requested engine)",
         Some(libc::ENOSPC) => {
             " (too many events are open in this machine, or too many by programs without CAP_PERFMON: \
               close some, or raise the module's parameter `unprivileged_percent`)"
         }
-        Some(libc::EMFILE | libc::ENFILE) => {
-            " (each event on each CPU or thread is an open file: raise `ulimit -n`)"
-        }
+        Some(libc::EMFILE | libc::ENFILE) => " (each event on each CPU or thread is an open file: raise `ulimit -n`)",
         Some(libc::ESRCH) => " (the task is gone)",
         Some(libc::ENODEV) => " (no such CPU, or it is offline)",
         Some(libc::E2BIG) => " (the driver is too old for this program)",
@@ -126,9 +122,7 @@ impl Info {
     /// Converts a guest TSC value to record time in nanoseconds.
     #[must_use]
     pub fn time_of(&self, tsc: u64) -> u64 {
-        let scaled = (u128::from(tsc) * u128::from(self.time_mult))
-            .checked_shr(self.time_shift)
-            .unwrap_or(0);
+        let scaled = (u128::from(tsc) * u128::from(self.time_mult)).checked_shr(self.time_shift).unwrap_or(0);
         #[expect(clippy::cast_possible_truncation, reason = "the clock is modulo 2^64")]
         let scaled = scaled as u64;
         self.time_zero.wrapping_add(scaled)
@@ -161,18 +155,10 @@ impl Vpmu {
     /// See [`Vpmu::open`].
     pub fn open_at(path: &Path) -> Result<Self, DeviceError> {
         // Open the file for writing, too: the kernel requires that for mapping the doorbell.
-        let file =
-            File::options()
-                .read(true)
-                .write(true)
-                .open(path)
-                .map_err(|source| match source.kind() {
-                    io::ErrorKind::NotFound => DeviceError::Missing(path.into()),
-                    _ => DeviceError::Open {
-                        path: path.into(),
-                        source,
-                    },
-                })?;
+        let file = File::options().read(true).write(true).open(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => DeviceError::Missing(path.into()),
+            _ => DeviceError::Open { path: path.into(), source },
+        })?;
         let raw = sys::info(file.as_fd()).map_err(DeviceError::Info)?;
         if raw.version != VERSION {
             return Err(DeviceError::Version(raw.version));
@@ -194,11 +180,7 @@ impl Vpmu {
             persistent_type: raw.persistent_type,
         };
         let catalogue = read_catalogue(&file, raw.catalogue_len)?;
-        Ok(Self {
-            file,
-            info,
-            catalogue,
-        })
+        Ok(Self { file, info, catalogue })
     }
 
     /// Properties of the device.
@@ -244,8 +226,8 @@ impl Vpmu {
         let place = attr.place(leader.map(AsFd::as_fd));
         let engine = attr.engine.number();
         let flags = attr.device_flags();
-        let fd = sys::open(self.file.as_fd(), &mut attr.to_raw(), place, engine, flags)
-            .map_err(DeviceError::OpenEvent)?;
+        let fd =
+            sys::open(self.file.as_fd(), &mut attr.to_raw(), place, engine, flags).map_err(DeviceError::OpenEvent)?;
         Ok(Event::new(fd, attr))
     }
 
@@ -314,12 +296,8 @@ impl Vpmu {
             read_format: 0,
             ..EventAttr::new(self.info().persistent_type, event.id).on_cpu(event.attr.cpu)
         };
-        let fd = sys::open(self.as_fd(), &mut by_id.to_raw(), by_id.place(None), 0, 0).map_err(
-            |source| PersistentError::Open {
-                name: event.name.clone(),
-                source,
-            },
-        )?;
+        let fd = sys::open(self.as_fd(), &mut by_id.to_raw(), by_id.place(None), 0, 0)
+            .map_err(|source| PersistentError::Open { name: event.name.clone(), source })?;
         Ok(Event::new(fd, &event.attr))
     }
 
@@ -340,9 +318,7 @@ impl Vpmu {
     /// `perf_event_open(2)`, and with `EOPNOTSUPP` if it is a trace or its samples contain counts,
     /// user registers or the user stack.
     pub fn detach_perf(&self, event: &Event, name: &str) -> Result<u64, PersistentError> {
-        persistent::detach(name, |bytes| {
-            sys::detach_perf(self.as_fd(), event.as_fd(), bytes)
-        })
+        persistent::detach(name, |bytes| sys::detach_perf(self.as_fd(), event.as_fd(), bytes))
     }
 
     /// Like [`Event::attach`], for an event opened with `perf_event_open(2)`.
@@ -360,8 +336,7 @@ impl Vpmu {
     /// vPMU with `perf_event_open(2)`, and with `EOPNOTSUPP` if either was opened with
     /// [`EventAttr::inherit`].
     pub fn set_perf_starter(&self, starter: &Event, target: &Event) -> Result<(), TriggerError> {
-        sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd())
-            .map_err(TriggerError::Starter)
+        sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
     }
 
     /// Like [`Event::set_stopper_of`], for two events opened with `perf_event_open(2)`.
@@ -369,8 +344,7 @@ impl Vpmu {
     /// # Errors
     /// See [`Vpmu::set_perf_starter`].
     pub fn set_perf_stopper(&self, stopper: &Event, target: &Event) -> Result<(), TriggerError> {
-        sys::link_perf(self.as_fd(), stopper.as_fd(), Role::Stopper, target.as_fd())
-            .map_err(TriggerError::Stopper)
+        sys::link_perf(self.as_fd(), stopper.as_fd(), Role::Stopper, target.as_fd()).map_err(TriggerError::Stopper)
     }
 }
 
@@ -385,8 +359,7 @@ fn read_catalogue(file: &File, len: u32) -> Result<Catalogue, DeviceError> {
     let mut first = 0;
     while first < len {
         let mut raw = [CatalogueEntry::new_zeroed(); CHUNK];
-        let filled =
-            sys::catalogue(file.as_fd(), first, &mut raw).map_err(DeviceError::Catalogue)?;
+        let filled = sys::catalogue(file.as_fd(), first, &mut raw).map_err(DeviceError::Catalogue)?;
         if filled == 0 {
             break;
         }
@@ -432,13 +405,6 @@ mod tests {
         };
         assert_eq!(info.time_of(2_000), 1_005);
         assert_eq!(info.time_of(u64::MAX), (u64::MAX >> 1) + 5);
-        assert_eq!(
-            Info {
-                time_shift: 500,
-                ..info
-            }
-            .time_of(2_000),
-            5
-        );
+        assert_eq!(Info { time_shift: 500, ..info }.time_of(2_000), 5);
     }
 }

@@ -3,18 +3,12 @@
 
 pub use vpmu_errors::chain;
 
-use crate::{
-    area, attr, catalogue, device, event, history, marks, overwrite, perf, persistent, ring, tasks,
-    trigger,
-};
+use crate::{area, attr, catalogue, device, event, history, marks, overwrite, perf, persistent, ring, tasks, trigger};
 
 /// An error of this library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(
-    clippy::error_impl_error,
-    reason = "the crate's error type, like io::Error"
-)]
+#[expect(clippy::error_impl_error, reason = "the crate's error type, like io::Error")]
 pub enum Error {
     /// From the device file.
     #[error(transparent)]

@@ -65,11 +65,7 @@ pub struct Event {
 
 impl Event {
     pub(crate) fn new(fd: OwnedFd, attr: &EventAttr) -> Self {
-        Self {
-            file: fd.into(),
-            layout: attr.into(),
-            backward: attr.backward,
-        }
+        Self { file: fd.into(), layout: attr.into(), backward: attr.backward }
     }
 
     /// Starts or continues counting.
@@ -240,18 +236,13 @@ impl Event {
         let mut room = 4096;
         loop {
             match self.read_words(room) {
-                Err(EventError::Read(error))
-                    if error.raw_os_error() == Some(libc::ENOSPC) && room < MOST_BYTES =>
-                {
+                Err(EventError::Read(error)) if error.raw_os_error() == Some(libc::ENOSPC) && room < MOST_BYTES => {
                     room *= 4;
                 }
                 Err(error) => return Err(error),
                 Ok((Some(readings), _)) => return Ok(readings),
                 Ok((None, got)) => {
-                    return Err(EventError::ShortRead {
-                        got,
-                        expected: got + 8,
-                    });
+                    return Err(EventError::ShortRead { got, expected: got + 8 });
                 }
             }
         }
@@ -260,11 +251,7 @@ impl Event {
     /// Reads the event and discards the result. The read makes the device publish all data that it has
     /// written. Works for every read format.
     pub(crate) fn read_any(&self) -> Result<(), EventError> {
-        if self.reads_group() {
-            self.read_group().map(drop)
-        } else {
-            self.read().map(drop)
-        }
+        if self.reads_group() { self.read_group().map(drop) } else { self.read().map(drop) }
     }
 
     fn reads_group(&self) -> bool {
@@ -279,10 +266,8 @@ impl Event {
         if got == 0 {
             return Err(EventError::Dead);
         }
-        let words: Vec<u64> = bytes[..got]
-            .chunks_exact(8)
-            .map(|word| word.try_into().map_or(0, u64::from_ne_bytes))
-            .collect();
+        let words: Vec<u64> =
+            bytes[..got].chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect();
         let readings = reading::parse(self.layout.read_format, &mut Words::new(&words));
         Ok((readings, got))
     }
@@ -293,9 +278,7 @@ impl Event {
     /// [`RingError::Map`], with `EINVAL` if the event is mapped with another size;
     /// [`RingError::TooLarge`].
     pub fn map(&self, pages_log2: u32) -> Result<Ring, RingError> {
-        let pages = 1usize
-            .checked_shl(pages_log2)
-            .ok_or(RingError::TooLarge(pages_log2))?;
+        let pages = 1usize.checked_shl(pages_log2).ok_or(RingError::TooLarge(pages_log2))?;
         Ring::new(self.as_fd(), pages, self.layout)
     }
 
@@ -317,9 +300,7 @@ impl Event {
         if !self.backward {
             return Err(OverwriteError::Forward);
         }
-        let pages = 1usize
-            .checked_shl(pages_log2)
-            .ok_or(RingError::TooLarge(pages_log2))?;
+        let pages = 1usize.checked_shl(pages_log2).ok_or(RingError::TooLarge(pages_log2))?;
         Ok(Overwrite::new(self, pages, self.layout)?)
     }
 
@@ -329,11 +310,7 @@ impl Event {
     ///
     /// # Errors
     /// See [`Event::map`]; [`HistoryError::Forward`]; [`HistoryError::Backward`].
-    pub fn map_history(
-        &self,
-        data_pages: u32,
-        overwrites: bool,
-    ) -> Result<History<'_>, HistoryError> {
+    pub fn map_history(&self, data_pages: u32, overwrites: bool) -> Result<History<'_>, HistoryError> {
         History::new(self, data_pages, self.layout, (overwrites, self.backward))
     }
 
@@ -352,11 +329,7 @@ impl Event {
     ///
     /// # Errors
     /// See [`Event::map_aux`].
-    pub fn map_aux_snapshot(
-        &self,
-        ring: &Ring,
-        pages_log2: u32,
-    ) -> Result<Snapshot<'_>, AreaError> {
+    pub fn map_aux_snapshot(&self, ring: &Ring, pages_log2: u32) -> Result<Snapshot<'_>, AreaError> {
         Snapshot::new(self, ring, pages_log2)
     }
 
@@ -366,10 +339,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Poll`].
     pub fn poll(&self, timeout: Option<Duration>) -> Result<Ready, EventError> {
-        Ok(poll(&[self.as_fd()], timeout)?
-            .into_iter()
-            .next()
-            .unwrap_or_default())
+        Ok(poll(&[self.as_fd()], timeout)?.into_iter().next().unwrap_or_default())
     }
 
     /// Makes the event outlive its handles and returns the id that reopens it. If the event was

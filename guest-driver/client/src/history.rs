@@ -34,9 +34,7 @@ pub enum HistoryError {
     )]
     Forward,
     /// A ring that is written backwards, but is not in overwrite mode.
-    #[error(
-        "cannot read the event's ring: it is written backwards, but does not overwrite the oldest records"
-    )]
+    #[error("cannot read the event's ring: it is written backwards, but does not overwrite the oldest records")]
     Backward,
 }
 
@@ -86,12 +84,7 @@ impl<'a> History<'a> {
             (false, true) => return Err(HistoryError::Backward),
         };
         let pages = usize::try_from(data_pages).unwrap_or(usize::MAX);
-        Ok(Self {
-            event,
-            mapping: ring::map(event.as_fd(), pages, Mapping::new_read_only)?,
-            layout,
-            mode,
-        })
+        Ok(Self { event, mapping: ring::map(event.as_fd(), pages, Mapping::new_read_only)?, layout, mode })
     }
 
     /// Reads the ring's contents after a flush of the event.
@@ -114,9 +107,7 @@ impl<'a> History<'a> {
     }
 
     fn snapshot(&self, since: Option<u64>) -> Result<RingSnapshot, HistoryError> {
-        let Self {
-            mapping, layout, ..
-        } = self;
+        let Self { mapping, layout, .. } = self;
         let barrier = || settled(self.event.flush());
         match self.mode {
             Mode::Newest => Ok(newest(mapping, layout, since, barrier)?),
@@ -129,11 +120,7 @@ impl<'a> History<'a> {
 /// and the records in its ring are readable.
 fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     match flushed {
-        Err(EventError::Flush(error))
-            if matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV)) =>
-        {
-            Ok(())
-        }
+        Err(EventError::Flush(error)) if matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV)) => Ok(()),
         flushed => flushed,
     }
 }
@@ -184,9 +171,7 @@ fn unread(
     barrier()?;
     // Other readers may have consumed records during the copy, and the writer may have overwritten
     // the consumed records. Start at the new tail, or at the requested position if that is later.
-    let taken = mapping
-        .load(DATA_TAIL, Ordering::Relaxed)
-        .wrapping_sub(tail);
+    let taken = mapping.load(DATA_TAIL, Ordering::Relaxed).wrapping_sub(tail);
     let known = since.map_or(0, |since| since.wrapping_sub(tail));
     let known = if known > available { 0 } else { known };
     let from = taken.max(known);
@@ -211,9 +196,7 @@ fn words(bytes: u64) -> usize {
 pub(crate) fn copy(mapping: &Mapping, position: u64, bytes: u64) -> Vec<u64> {
     let size = size(mapping);
     let positions = (0..bytes / WORD as u64).map(|index| index * WORD as u64);
-    positions
-        .map(|offset| ring::data_word(mapping, position.wrapping_add(offset) % size))
-        .collect()
+    positions.map(|offset| ring::data_word(mapping, position.wrapping_add(offset) % size)).collect()
 }
 
 /// Iterates over the whole records in `held`, each with its length. The first record is at

@@ -10,13 +10,8 @@ use std::os::unix::fs::FileExt;
 const SIZE: u64 = PAGE_SIZE as u64;
 /// Bytes of each record in these tests. A page holds 170 whole records and 16 bytes of the next.
 const RECORD: u64 = 24;
-const LAYOUT: Layout = Layout {
-    sample_type: SAMPLE_IP,
-    read_format: 0,
-    sample_id_all: false,
-    regs_user: 0,
-    regs_intr: 0,
-};
+const LAYOUT: Layout =
+    Layout { sample_type: SAMPLE_IP, read_format: 0, sample_id_all: false, regs_user: 0, regs_intr: 0 };
 
 struct Writer {
     file: File,
@@ -29,11 +24,7 @@ impl Writer {
         let file = tempfile::tempfile().unwrap();
         file.set_len(2 * SIZE).unwrap();
         let mapping = Mapping::new_read_only(file.as_fd(), 2 * PAGE_SIZE).unwrap();
-        let writer = Self {
-            file,
-            head: 0,
-            backward,
-        };
+        let writer = Self { file, head: 0, backward };
         (writer, mapping)
     }
 
@@ -93,10 +84,7 @@ fn history_has_newest_records_once_oldest_first() {
     for ip in 0..1000 {
         writer.record(ip);
         let all = newest(&mapping, &LAYOUT, None, quiet).unwrap();
-        assert_eq!(
-            ips(&all),
-            ((ip + 1u64).saturating_sub(170)..=ip).collect::<Vec<_>>()
-        );
+        assert_eq!(ips(&all), ((ip + 1u64).saturating_sub(170)..=ip).collect::<Vec<_>>());
         if ip % 100 == 0 {
             let more = newest(&mapping, &LAYOUT, Some(position), quiet).unwrap();
             assert_eq!(more.missed, 0);
@@ -143,11 +131,7 @@ fn record_overwritten_during_copy_is_omitted() {
         // 4096 bytes hold the 170 newest records and 16 bytes of the record before them. The next
         // record overwrites these 16 bytes and part of the oldest whole record.
         let left = (SIZE.saturating_sub(later * RECORD)) / RECORD;
-        assert_eq!(
-            ips(&snapshot),
-            (500 - left..500).collect::<Vec<u64>>(),
-            "{later}"
-        );
+        assert_eq!(ips(&snapshot), (500 - left..500).collect::<Vec<u64>>(), "{later}");
     }
 }
 
@@ -161,13 +145,7 @@ fn copy_waits_for_unpublished_write() {
         writer.put(0xdead_0000 + ip);
     }
     let writer = RefCell::new(writer);
-    let snapshot = newest(
-        &mapping,
-        &LAYOUT,
-        None,
-        after_copy(|| writer.borrow().publish()),
-    )
-    .unwrap();
+    let snapshot = newest(&mapping, &LAYOUT, None, after_copy(|| writer.borrow().publish())).unwrap();
     assert_eq!(ips(&snapshot), (350..500).collect::<Vec<u64>>());
 }
 
@@ -212,10 +190,7 @@ fn nonsense_ends_the_reading() {
     let (writer, mapping) = Writer::new(false);
     writer.word(DATA_HEAD as u64, SIZE + 8);
     let error = unread(&mapping, &LAYOUT, None, quiet).unwrap_err();
-    assert!(matches!(
-        error,
-        HistoryError::Ring(RingError::Overrun { .. })
-    ));
+    assert!(matches!(error, HistoryError::Ring(RingError::Overrun { .. })));
     let (mut writer, mapping) = Writer::new(true);
     for header in [0, 4 << 48 | 9, 0xfff8 << 48 | 9] {
         writer.record(1);

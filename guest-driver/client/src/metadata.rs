@@ -5,8 +5,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use vpmu_perf::Mapping;
 use vpmu_perf::page::{
-    CAP_USER_TIME, CAPABILITIES, LOCK_INDEX, OFFSET, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING,
-    TIME_ZERO, WIDTH_SHIFT_MULT,
+    CAP_USER_TIME, CAPABILITIES, LOCK_INDEX, OFFSET, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING, TIME_ZERO,
+    WIDTH_SHIFT_MULT,
 };
 
 use crate::arch;
@@ -49,18 +49,11 @@ impl Metadata {
         if self.index != 0 {
             return None;
         }
-        let since = if self.capabilities & CAP_USER_TIME == 0 {
-            0
-        } else {
-            self.time_offset.wrapping_add(self.scaled(tsc))
-        };
+        let since =
+            if self.capabilities & CAP_USER_TIME == 0 { 0 } else { self.time_offset.wrapping_add(self.scaled(tsc)) };
         // The page is written whenever the event loses its counter. So an event that has counted
         // for all of its enabled time is still counting.
-        let running = if self.time_running == self.time_enabled {
-            since
-        } else {
-            0
-        };
+        let running = if self.time_running == self.time_enabled { since } else { 0 };
         Some(Reading {
             value: self.offset,
             time_enabled: self.time_enabled.wrapping_add(since),
@@ -138,31 +131,17 @@ mod tests {
     fn times_go_on_while_the_event_is_enabled() {
         assert_eq!(times(&GROWING, 1000), (100, 100));
         assert_eq!(times(&GROWING, 1100), (150, 150));
-        let contended = Metadata {
-            time_running: 60,
-            ..GROWING
-        };
+        let contended = Metadata { time_running: 60, ..GROWING };
         assert_eq!(times(&contended, 1100), (150, 60));
-        let stopped = Metadata {
-            capabilities: 0,
-            ..GROWING
-        };
+        let stopped = Metadata { capabilities: 0, ..GROWING };
         assert_eq!(times(&stopped, 1100), (100, 100));
     }
 
     #[test]
     fn nonsense_does_not_panic_and_registers_are_not_guessed() {
-        let wild = Metadata {
-            time_shift: u16::MAX,
-            time_mult: u32::MAX,
-            time_offset: u64::MAX,
-            ..GROWING
-        };
+        let wild = Metadata { time_shift: u16::MAX, time_mult: u32::MAX, time_offset: u64::MAX, ..GROWING };
         assert!(wild.reading(u64::MAX).is_some());
-        let register = Metadata {
-            index: 1,
-            ..GROWING
-        };
+        let register = Metadata { index: 1, ..GROWING };
         assert_eq!(register.reading(0), None);
     }
 }

@@ -36,16 +36,8 @@ pub struct Overwrite<'a> {
 }
 
 impl<'a> Overwrite<'a> {
-    pub(crate) fn new(
-        event: &'a Event,
-        data_pages: usize,
-        layout: Layout,
-    ) -> Result<Self, RingError> {
-        Ok(Self {
-            event,
-            mapping: ring::map(event.as_fd(), data_pages, Mapping::new_read_only)?,
-            layout,
-        })
+    pub(crate) fn new(event: &'a Event, data_pages: usize, layout: Layout) -> Result<Self, RingError> {
+        Ok(Self { event, mapping: ring::map(event.as_fd(), data_pages, Mapping::new_read_only)?, layout })
     }
 
     /// Copies the records in the ring, oldest first. The writer is paused during the copy, so
@@ -67,9 +59,7 @@ fn records(mapping: &Mapping, layout: &Layout) -> Result<Vec<Record>, RingError>
     let size = (mapping.len() - PAGE_SIZE) as u64;
     // The head counts down from zero.
     let held = history::copy(mapping, head, head.wrapping_neg().min(size));
-    let mut records = history::walk(&held, head, layout)
-        .map(|(record, _)| record)
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut records = history::walk(&held, head, layout).map(|(record, _)| record).collect::<Result<Vec<_>, _>>()?;
     records.reverse();
     Ok(records)
 }
@@ -110,10 +100,7 @@ mod tests {
     }
 
     fn ips(mapping: &Mapping) -> Vec<u64> {
-        let layout = Layout {
-            sample_type: SAMPLE_IP,
-            ..Layout::default()
-        };
+        let layout = Layout { sample_type: SAMPLE_IP, ..Layout::default() };
         records(mapping, &layout)
             .unwrap()
             .into_iter()

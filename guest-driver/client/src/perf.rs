@@ -53,9 +53,7 @@ pub enum PerfError {
     },
     /// A term of an event that is neither `name` nor `name=number`, or whose number does not fit the
     /// term's bits.
-    #[error(
-        "the term {0:?} is not `name` or `name=number` with a number that fits the term's bits"
-    )]
+    #[error("the term {0:?} is not `name` or `name=number` with a number that fits the term's bits")]
     Term(String),
     /// `perf_event_open(2)` cannot open an event as persistent.
     #[error("persistent events cannot be opened with perf_event_open: use /dev/vpmu")]
@@ -93,13 +91,8 @@ impl PerfPmu {
             }
             text => text?,
         };
-        let pmu_type = text
-            .parse()
-            .map_err(|_| PerfError::Type { path: file, text })?;
-        Ok(Self {
-            path: path.into(),
-            pmu_type,
-        })
+        let pmu_type = text.parse().map_err(|_| PerfError::Type { path: file, text })?;
+        Ok(Self { path: path.into(), pmu_type })
     }
 
     /// `perf_event_attr::type` of the PMU's events.
@@ -114,19 +107,10 @@ impl PerfPmu {
     /// [`PerfError::Read`].
     pub fn events(&self) -> Result<Vec<String>, PerfError> {
         let path = self.path.join("events");
-        let error = |source| PerfError::Read {
-            path: path.clone(),
-            source,
-        };
+        let error = |source| PerfError::Read { path: path.clone(), source };
         let mut names = Vec::new();
         for entry in fs::read_dir(&path).map_err(error)? {
-            names.push(
-                entry
-                    .map_err(error)?
-                    .file_name()
-                    .to_string_lossy()
-                    .into_owned(),
-            );
+            names.push(entry.map_err(error)?.file_name().to_string_lossy().into_owned());
         }
         // Skip the files with an event's unit and scale.
         names.retain(|name| !name.contains('.'));
@@ -142,10 +126,7 @@ impl PerfPmu {
     pub fn attr(&self, name: &str) -> Result<EventAttr, PerfError> {
         let known = self.events()?;
         if !known.iter().any(|known| known == name) {
-            return Err(PerfError::Unknown {
-                name: name.into(),
-                known,
-            });
+            return Err(PerfError::Unknown { name: name.into(), known });
         }
         self.attr_of_terms(&read(&self.path.join("events").join(name))?)
     }
@@ -171,10 +152,7 @@ impl PerfPmu {
                 return Err(wrong());
             }
             let format = read(&self.path.join("format").join(name))?;
-            let bits = bits(&format).ok_or_else(|| PerfError::Format {
-                term: name.into(),
-                format: format.clone(),
-            })?;
+            let bits = bits(&format).ok_or_else(|| PerfError::Format { term: name.into(), format: format.clone() })?;
             config |= spread(value, &bits).ok_or_else(wrong)?;
         }
         Ok(EventAttr::new(self.pmu_type, config))
@@ -213,10 +191,7 @@ fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
 fn read(path: &Path) -> Result<String, PerfError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(text.trim_end().to_owned()),
-        Err(source) => Err(PerfError::Read {
-            path: path.into(),
-            source,
-        }),
+        Err(source) => Err(PerfError::Read { path: path.into(), source }),
     }
 }
 
@@ -248,10 +223,7 @@ fn spread(value: u64, bits: &[u32]) -> Option<u64> {
     if bits.len() < 64 && value >> bits.len() != 0 {
         return None;
     }
-    let set = bits
-        .iter()
-        .enumerate()
-        .filter(|&(index, _)| index < 64 && value >> index & 1 != 0);
+    let set = bits.iter().enumerate().filter(|&(index, _)| index < 64 && value >> index & 1 != 0);
     Some(set.fold(0, |config, (_, bit)| config | 1 << bit))
 }
 

@@ -37,43 +37,20 @@ fn names_become_configs() {
 fn wrong_terms_are_named_in_their_errors() {
     let (_dir, pmu) = pmu();
     let error = pmu.attr("cycles").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the PMU has no event \"cycles\", only: exits-io, tsc"
-    );
+    assert_eq!(error.to_string(), "the PMU has no event \"cycles\", only: exits-io, tsc");
     for term in ["kind=0x10000", "kind=x", "../type=1", "=1", "split=16"] {
         let error = pmu.attr_of_terms(term).unwrap_err();
-        assert!(
-            matches!(error, PerfError::Term(ref t) if t == term),
-            "{error}"
-        );
+        assert!(matches!(error, PerfError::Term(ref t) if t == term), "{error}");
     }
-    assert!(matches!(
-        pmu.attr_of_terms("other=1"),
-        Err(PerfError::Format { .. })
-    ));
-    assert!(matches!(
-        pmu.attr_of_terms("missing=1"),
-        Err(PerfError::Read { .. })
-    ));
+    assert!(matches!(pmu.attr_of_terms("other=1"), Err(PerfError::Format { .. })));
+    assert!(matches!(pmu.attr_of_terms("missing=1"), Err(PerfError::Read { .. })));
     let missing = PerfPmu::open_at(Path::new("/nonexistent")).unwrap_err();
-    assert!(
-        missing.to_string().contains("modprobe virtio_pmu"),
-        "{missing}"
-    );
+    assert!(missing.to_string().contains("modprobe virtio_pmu"), "{missing}");
 }
 
 #[test]
 fn formats_that_make_no_sense_are_refused() {
-    for format in [
-        "",
-        "config",
-        "config:",
-        "config:5-3",
-        "config:0-64",
-        "config:x",
-        "config1:0",
-    ] {
+    for format in ["", "config", "config:", "config:5-3", "config:0-64", "config:x", "config1:0"] {
         assert_eq!(bits(format), None, "{format}");
     }
     assert_eq!(bits("config:3"), Some(vec![3]));
@@ -83,10 +60,7 @@ fn formats_that_make_no_sense_are_refused() {
 fn perf_software_event_opens_and_counts() {
     // The code that opens vPMU events also opens the software task clock, which every kernel has.
     let attr = EventAttr::new(1, 1);
-    let pmu = PerfPmu {
-        path: PathBuf::new(),
-        pmu_type: 1,
-    };
+    let pmu = PerfPmu { path: PathBuf::new(), pmu_type: 1 };
     let event = pmu.open_event(&attr).unwrap();
     event.enable().unwrap();
     let work: u64 = (0..200_000u64).map(std::hint::black_box).sum();
@@ -102,26 +76,15 @@ fn perf_software_event_opens_and_counts() {
 
 #[test]
 fn perf_software_ring_reads_records() {
-    let pmu = PerfPmu {
-        path: PathBuf::new(),
-        pmu_type: 1,
-    };
-    let attr = EventAttr {
-        exclude_kernel: true,
-        ..EventAttr::new(1, 1).sampling(100_000)
-    };
+    let pmu = PerfPmu { path: PathBuf::new(), pmu_type: 1 };
+    let attr = EventAttr { exclude_kernel: true, ..EventAttr::new(1, 1).sampling(100_000) };
     let event = pmu.open_event(&attr.wakeup_every(1)).unwrap();
     let mut ring = event.map(3).unwrap();
     event.enable().unwrap();
     let work: u64 = (0..20_000_000u64).map(std::hint::black_box).sum();
     std::hint::black_box(work);
     event.disable().unwrap();
-    assert!(
-        event
-            .poll(Some(std::time::Duration::ZERO))
-            .unwrap()
-            .readable
-    );
+    assert!(event.poll(Some(std::time::Duration::ZERO)).unwrap().readable);
     let records: Result<Vec<Record>, _> = ring.records().collect();
     let mut last = 0;
     let mut samples = 0;
@@ -145,15 +108,9 @@ fn perf_software_ring_reads_records() {
 
 /// The kernel's task clock, in user mode only.
 fn clock(period: u64) -> (PerfPmu, EventAttr) {
-    let pmu = PerfPmu {
-        path: PathBuf::new(),
-        pmu_type: 1,
-    };
-    let attr = EventAttr {
-        exclude_kernel: true,
-        exclude_callchain_kernel: true,
-        ..EventAttr::new(1, 1).sampling(period)
-    };
+    let pmu = PerfPmu { path: PathBuf::new(), pmu_type: 1 };
+    let attr =
+        EventAttr { exclude_kernel: true, exclude_callchain_kernel: true, ..EventAttr::new(1, 1).sampling(period) };
     (pmu, attr)
 }
 
@@ -165,15 +122,9 @@ fn spin() {
 #[test]
 fn perf_software_group_reads_members() {
     let (pmu, attr) = clock(0);
-    let attr = EventAttr {
-        sample_type: 0,
-        ..attr.reading_group()
-    };
+    let attr = EventAttr { sample_type: 0, ..attr.reading_group() };
     let leader = pmu.open_event(&attr).unwrap();
-    let open = EventAttr {
-        disabled: false,
-        ..attr
-    };
+    let open = EventAttr { disabled: false, ..attr };
     let member = pmu.open_member(&open, &leader).unwrap();
     leader.enable_group().unwrap();
     spin();
@@ -193,15 +144,8 @@ fn perf_software_group_reads_members() {
 fn perf_software_sample_with_every_field_parses() {
     use crate::arch::{IP, SP};
     let (pmu, attr) = clock(100_000);
-    let attr = attr
-        .with_call_chains(8)
-        .with_user_registers(1 << SP | 1 << IP)
-        .with_user_stack(64);
-    let attr = EventAttr {
-        sample_type: attr.sample_type | crate::attr::SAMPLE_READ,
-        sample_id_all: true,
-        ..attr
-    };
+    let attr = attr.with_call_chains(8).with_user_registers(1 << SP | 1 << IP).with_user_stack(64);
+    let attr = EventAttr { sample_type: attr.sample_type | crate::attr::SAMPLE_READ, sample_id_all: true, ..attr };
     let event = pmu.open_event(&attr).unwrap();
     let mut ring = event.map(3).unwrap();
     event.enable().unwrap();
@@ -235,10 +179,7 @@ fn perf_software_sample_with_every_field_parses() {
 #[test]
 fn perf_software_backward_ring_holds_latest() {
     let (pmu, attr) = clock(20_000);
-    let attr = EventAttr {
-        backward: true,
-        ..attr
-    };
+    let attr = EventAttr { backward: true, ..attr };
     let event = pmu.open_event(&attr).unwrap();
     let ring = event.map_overwrite(0).unwrap();
     event.enable().unwrap();

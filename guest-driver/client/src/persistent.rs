@@ -86,8 +86,7 @@ fn attach_hint(error: &io::Error) -> &'static str {
     }
 }
 
-const NEEDS_CAPABILITY: &str =
-    " (CAP_PERFMON is needed: run as root, or apply `setcap cap_perfmon+ep` to the program)";
+const NEEDS_CAPABILITY: &str = " (CAP_PERFMON is needed: run as root, or apply `setcap cap_perfmon+ep` to the program)";
 
 /// A persistent event as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,10 +151,7 @@ pub(crate) fn list(device: BorrowedFd<'_>) -> Result<Vec<Persistent>, Persistent
 pub(crate) fn find(events: Vec<Persistent>, name: &str) -> Result<Persistent, PersistentError> {
     let like = near(name, events.iter().map(|event| event.name.as_str()));
     let found = events.into_iter().find(|event| event.is_called(name));
-    found.ok_or_else(|| PersistentError::Unknown {
-        name: name.into(),
-        near: like,
-    })
+    found.ok_or_else(|| PersistentError::Unknown { name: name.into(), near: like })
 }
 
 /// Returns `name` padded with zero bytes, as the driver expects it; `None` if `name` is too long or
@@ -183,11 +179,8 @@ pub(crate) fn detach(
 /// digits, `-` and `_`. The device refuses any other name with `EINVAL`.
 fn is_name(name: &str) -> bool {
     let mut letters = name.bytes();
-    let rest =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
-    letters
-        .next()
-        .is_none_or(|first| first.is_ascii_lowercase() && letters.all(rest))
+    let rest = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+    letters.next().is_none_or(|first| first.is_ascii_lowercase() && letters.all(rest))
 }
 
 #[cfg(test)]

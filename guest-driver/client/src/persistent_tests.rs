@@ -8,15 +8,7 @@ fn raw(id: u64, name: &str, flags: u32) -> PersistentEntry {
     let mut attr = [0; vpmu_abi::uapi::ATTR_SIZE];
     attr[0] = 9;
     attr[8] = 7;
-    PersistentEntry {
-        id,
-        name: bytes,
-        cpu: 1,
-        pages: 65,
-        engine: 1,
-        flags,
-        attr,
-    }
+    PersistentEntry { id, name: bytes, cpu: 1, pages: 65, engine: 1, flags, attr }
 }
 
 #[test]
@@ -28,11 +20,7 @@ fn persistent_entry_describes_its_event() {
     assert_eq!((event.attr.pmu_type, event.attr.config), (9, 7));
     assert_eq!((event.attr.cpu, event.attr.pid), (1, -1));
     assert_eq!(event.attr.engine, Engine::Exit);
-    let without = PersistentEntry {
-        pages: 0,
-        flags: PERSISTENT_OVERWRITE,
-        ..raw(5, "boot-0", 0)
-    };
+    let without = PersistentEntry { pages: 0, flags: PERSISTENT_OVERWRITE, ..raw(5, "boot-0", 0) };
     let event = Persistent::from_raw(&without);
     assert_eq!((event.data_pages, event.overwrites), (None, true));
     assert!(!event.is_operators && !event.outlives_reset);
@@ -52,10 +40,7 @@ fn events_are_found_by_name_and_id_and_else_those_alike_are_named() {
         said("boot"),
         "no persistent event \"boot\": did you mean boot-0 or boot-1?; `vperf persist ls` shows all"
     );
-    assert_eq!(
-        said("5"),
-        "no persistent event \"5\"; `vperf persist ls` shows all"
-    );
+    assert_eq!(said("5"), "no persistent event \"5\"; `vperf persist ls` shows all");
 }
 
 #[test]

@@ -92,11 +92,7 @@ mod tests {
                     lost: (50 + member) * has(FORMAT_LOST),
                 })
                 .collect();
-            assert_eq!(
-                parse(format, &mut Words::new(&words)),
-                Some(expected),
-                "{format:#x}"
-            );
+            assert_eq!(parse(format, &mut Words::new(&words)), Some(expected), "{format:#x}");
             if !group {
                 assert_eq!(single_size(format), 8 * words.len());
             }
@@ -107,9 +103,6 @@ mod tests {
 
     #[test]
     fn forged_group_size_has_no_reading() {
-        assert_eq!(
-            parse(FORMAT_GROUP, &mut Words::new(&[u64::MAX, 1, 2])),
-            None
-        );
+        assert_eq!(parse(FORMAT_GROUP, &mut Words::new(&[u64::MAX, 1, 2])), None);
     }
 }

@@ -23,20 +23,12 @@ impl Register {
         // SAFETY: the kernel chooses an address range free of other mappings; the result is
         // checked before use.
         let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                Self::BYTES,
-                libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), Self::BYTES, libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0)
         };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base = NonNull::new(base.cast())
-            .ok_or_else(|| io::Error::other("the kernel mapped address zero"))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address zero"))?;
         Ok(Self(base))
     }
 

@@ -80,9 +80,7 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EPERM) => {
             " (this user may not lock so much memory: map fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
         }
-        Some(libc::EINVAL) => {
-            " (the data pages are not a power of two, or the event is mapped with another size)"
-        }
+        Some(libc::EINVAL) => " (the data pages are not a power of two, or the event is mapped with another size)",
         Some(libc::ENOMEM) => " (the guest lacks memory: map fewer pages)",
         Some(libc::ENOSPC | libc::E2BIG) => {
             " (the host's limit on ring pages for this machine is reached: map fewer pages)"
@@ -105,18 +103,10 @@ pub struct Ring {
 impl Ring {
     /// Maps the metadata page of `event` and `data_pages` data pages. [`Ring::size`] comes from the
     /// length of the mapping: the size in the metadata page is not trusted.
-    pub(crate) fn new(
-        event: BorrowedFd<'_>,
-        data_pages: usize,
-        layout: Layout,
-    ) -> Result<Self, RingError> {
+    pub(crate) fn new(event: BorrowedFd<'_>, data_pages: usize, layout: Layout) -> Result<Self, RingError> {
         let mapping = map(event, data_pages, Mapping::new)?;
         let tail = mapping.load(DATA_TAIL, Ordering::Relaxed);
-        Ok(Self {
-            mapping: Arc::new(mapping),
-            layout,
-            tail,
-        })
+        Ok(Self { mapping: Arc::new(mapping), layout, tail })
     }
 
     /// The metadata page and the data.
@@ -155,28 +145,19 @@ impl Ring {
             Some(Ok(record)) => (record.header, record.body()),
             Some(Err(Broken::Overrun)) => return Err(RingError::Overrun { head, tail, size }),
             Some(Err(Broken::Malformed { size, available })) => {
-                return Err(RingError::Malformed {
-                    tail,
-                    size,
-                    available,
-                });
+                return Err(RingError::Malformed { tail, size, available });
             }
         };
         let record = Record::parse(header, &body, &self.layout);
         self.consume(tail.wrapping_add(header.size.into()));
-        record
-            .map(Some)
-            .map_err(|source| RingError::Record { tail, source })
+        record.map(Some).map_err(|source| RingError::Record { tail, source })
     }
 
     /// Iterates over the unread records, including records that arrive during the iteration. Ends
     /// after the first [`RingError::Overrun`] or [`RingError::Malformed`], which only
     /// [`Ring::skip`] clears.
     pub fn records(&mut self) -> Records<'_> {
-        Records {
-            ring: self,
-            broken: false,
-        }
+        Records { ring: self, broken: false }
     }
 
     /// Discards everything up to the head; returns the number of bytes.
@@ -231,16 +212,11 @@ pub(crate) fn map<'fd>(
     data_pages: usize,
     mapper: fn(BorrowedFd<'fd>, usize) -> io::Result<Mapping>,
 ) -> Result<Mapping, RingError> {
-    let bytes = data_pages
-        .checked_add(1)
-        .and_then(|pages| pages.checked_mul(PAGE_SIZE));
+    let bytes = data_pages.checked_add(1).and_then(|pages| pages.checked_mul(PAGE_SIZE));
     bytes
         .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
         .and_then(|bytes| mapper(event, bytes))
-        .map_err(|source| RingError::Map {
-            pages: data_pages,
-            source,
-        })
+        .map_err(|source| RingError::Map { pages: data_pages, source })
 }
 
 /// The word at `offset` of the data.
@@ -264,10 +240,7 @@ impl Iterator for Records<'_> {
             return None;
         }
         let next = self.ring.next_record().transpose();
-        self.broken = matches!(
-            next,
-            Some(Err(RingError::Overrun { .. } | RingError::Malformed { .. }))
-        );
+        self.broken = matches!(next, Some(Err(RingError::Overrun { .. } | RingError::Malformed { .. })));
         next
     }
 }

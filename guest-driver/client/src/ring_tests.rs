@@ -8,17 +8,11 @@ use super::*;
 use crate::attr::{SAMPLE_ID, SAMPLE_IP};
 use crate::record::Sample;
 use vpmu_perf::page::{
-    CAPABILITIES, LOCK_INDEX, OFFSET, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING, TIME_ZERO,
-    WIDTH_SHIFT_MULT,
+    CAPABILITIES, LOCK_INDEX, OFFSET, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING, TIME_ZERO, WIDTH_SHIFT_MULT,
 };
 
-const LAYOUT: Layout = Layout {
-    sample_type: SAMPLE_IP | SAMPLE_ID,
-    read_format: 0,
-    sample_id_all: false,
-    regs_user: 0,
-    regs_intr: 0,
-};
+const LAYOUT: Layout =
+    Layout { sample_type: SAMPLE_IP | SAMPLE_ID, read_format: 0, sample_id_all: false, regs_user: 0, regs_intr: 0 };
 
 struct Writer {
     file: File,
@@ -32,20 +26,11 @@ impl Writer {
         let size = (data_pages * PAGE_SIZE) as u64;
         file.set_len(PAGE_SIZE as u64 + size).unwrap();
         let ring = Ring::new(file.as_fd(), data_pages, LAYOUT).unwrap();
-        (
-            Self {
-                file,
-                size,
-                head: 0,
-            },
-            ring,
-        )
+        (Self { file, size, head: 0 }, ring)
     }
 
     fn put(&self, offset: usize, value: u64) {
-        self.file
-            .write_all_at(&value.to_ne_bytes(), offset as u64)
-            .unwrap();
+        self.file.write_all_at(&value.to_ne_bytes(), offset as u64).unwrap();
     }
 
     fn words(&mut self, words: &[u64]) {
@@ -67,20 +52,13 @@ impl Writer {
 
     fn tail(&self) -> u64 {
         let mut bytes = [0; 8];
-        self.file
-            .read_exact_at(&mut bytes, DATA_TAIL as u64)
-            .unwrap();
+        self.file.read_exact_at(&mut bytes, DATA_TAIL as u64).unwrap();
         u64::from_ne_bytes(bytes)
     }
 }
 
 fn sample(ip: u64) -> Record {
-    Record::Sample(Sample {
-        ip,
-        id: 42,
-        user: true,
-        ..Sample::default()
-    })
+    Record::Sample(Sample { ip, id: 42, user: true, ..Sample::default() })
 }
 
 #[test]
@@ -128,21 +106,13 @@ fn head_and_tail_wrap_at_the_end_of_numbers() {
 
 #[test]
 fn impossible_sizes_are_reported_and_skipped() {
-    for (size, label) in [
-        (0u64, "none"),
-        (12, "odd"),
-        (32, "past the head"),
-        (0xfff8, "huge"),
-    ] {
+    for (size, label) in [(0u64, "none"), (12, "odd"), (32, "past the head"), (0xfff8, "huge")] {
         let (mut writer, mut ring) = Writer::new(1);
         writer.words(&[size << 48 | 9, 1, 2]);
         writer.publish();
         for _ in 0..2 {
             let error = ring.next_record().unwrap_err();
-            assert!(
-                matches!(error, RingError::Malformed { .. }),
-                "{label}: {error}"
-            );
+            assert!(matches!(error, RingError::Malformed { .. }), "{label}: {error}");
         }
         assert_eq!(ring.records().count(), 1, "{label}: ends after the error");
         assert_eq!(ring.skip(), 24);
@@ -156,16 +126,10 @@ fn ring_head_out_of_reach_is_reported() {
     let (mut writer, mut ring) = Writer::new(1);
     for head in [4096 + 8, u64::MAX - 7] {
         writer.put(DATA_HEAD, head);
-        assert!(
-            matches!(ring.next_record(), Err(RingError::Overrun { .. })),
-            "{head:#x}"
-        );
+        assert!(matches!(ring.next_record(), Err(RingError::Overrun { .. })), "{head:#x}");
     }
     writer.put(DATA_HEAD, 12);
-    assert!(matches!(
-        ring.next_record(),
-        Err(RingError::Malformed { .. })
-    ));
+    assert!(matches!(ring.next_record(), Err(RingError::Malformed { .. })));
     writer.head = 4096;
     writer.publish();
     ring.skip();
@@ -178,10 +142,7 @@ fn record_too_short_for_its_fields_is_skipped() {
     let (mut writer, mut ring) = Writer::new(1);
     writer.words(&[16 << 48 | 9, 1]);
     writer.sample(2);
-    assert!(matches!(
-        ring.next_record(),
-        Err(RingError::Record { tail: 0, .. })
-    ));
+    assert!(matches!(ring.next_record(), Err(RingError::Record { tail: 0, .. })));
     assert_eq!(ring.next_record().unwrap(), Some(sample(2)));
 }
 

@@ -18,11 +18,7 @@ use vpmu_perf::bindings::{self, perf_event_attr};
 use vpmu_perf::call::{Target, ioctl_request};
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 fn owned(fd: RawFd) -> OwnedFd {
@@ -33,22 +29,12 @@ fn owned(fd: RawFd) -> OwnedFd {
 pub(crate) fn info(device: BorrowedFd<'_>) -> io::Result<uapi::Info> {
     let mut info = uapi::Info::default();
     // SAFETY: the request writes one uapi::Info, which `info` has room for.
-    checked(unsafe {
-        libc::ioctl(
-            device.as_raw_fd(),
-            ioctl_request(uapi::IOC_INFO),
-            &raw mut info,
-        )
-    })?;
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_INFO), &raw mut info) })?;
     Ok(info)
 }
 
 /// Returns the number of `entries` filled.
-pub(crate) fn catalogue(
-    device: BorrowedFd<'_>,
-    first: u32,
-    entries: &mut [uapi::CatalogueEntry],
-) -> io::Result<usize> {
+pub(crate) fn catalogue(device: BorrowedFd<'_>, first: u32, entries: &mut [uapi::CatalogueEntry]) -> io::Result<usize> {
     let request = uapi::Catalogue {
         first,
         count: u32::try_from(entries.len()).unwrap_or(u32::MAX),
@@ -56,13 +42,8 @@ pub(crate) fn catalogue(
     };
     // SAFETY: the driver writes at most `count` entries to `entries`, which has room for them, and is
     // borrowed mutably until the call returns.
-    let filled = checked(unsafe {
-        libc::ioctl(
-            device.as_raw_fd(),
-            ioctl_request(uapi::IOC_CATALOGUE),
-            &raw const request,
-        )
-    })?;
+    let filled =
+        checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_CATALOGUE), &raw const request) })?;
     Ok(usize::try_from(filled).unwrap_or(0).min(entries.len()))
 }
 
@@ -91,13 +72,7 @@ pub(crate) fn open(
     };
     // SAFETY: the driver reads `request` and the attr that `request` points to, and may write the
     // attr's size. Both live, and stay borrowed, until the call returns.
-    let fd = checked(unsafe {
-        libc::ioctl(
-            device.as_raw_fd(),
-            ioctl_request(uapi::IOC_OPEN),
-            &raw const request,
-        )
-    })?;
+    let fd = checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_OPEN), &raw const request) })?;
     Ok(owned(fd))
 }
 
@@ -112,26 +87,14 @@ fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
 pub(crate) fn engine(event: BorrowedFd<'_>) -> io::Result<u32> {
     let mut engine = 0u32;
     // SAFETY: the request writes one u32, which `engine` has room for.
-    checked(unsafe {
-        libc::ioctl(
-            event.as_raw_fd(),
-            ioctl_request(uapi::IOC_ENGINE),
-            &raw mut engine,
-        )
-    })?;
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(uapi::IOC_ENGINE), &raw mut engine) })?;
     Ok(engine)
 }
 
 /// Polls all of `fds` for input; a `timeout` of `None` waits without limit. Returns each `revents`
 /// in the order of `fds`; all are zero if a signal ends the wait.
-pub(crate) fn poll(
-    fds: &[BorrowedFd<'_>],
-    timeout: Option<Duration>,
-) -> io::Result<Vec<PollFlags>> {
-    let mut polled: Vec<PollFd<'_>> = fds
-        .iter()
-        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-        .collect();
+pub(crate) fn poll(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Vec<PollFlags>> {
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     // A timeout beyond the kernel's range becomes infinite.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match rustix::event::poll(&mut polled, timeout.as_ref()) {
@@ -144,7 +107,5 @@ pub(crate) fn poll(
 pub(crate) fn monotonic_raw() -> u64 {
     let now = clock_gettime(ClockId::MonotonicRaw);
     let (seconds, nanoseconds) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
-    seconds
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(nanoseconds)
+    seconds.wrapping_mul(1_000_000_000).wrapping_add(nanoseconds)
 }

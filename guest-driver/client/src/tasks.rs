@@ -84,18 +84,10 @@ impl Tasks {
     /// # Errors
     /// [`TasksError::Open`] with the kernel's error number as its source.
     pub fn follow(pid: i32, cpu: i32) -> Result<Self, TasksError> {
-        let place = Target {
-            pid,
-            cpu,
-            leader: None,
-        };
+        let place = Target { pid, cpu, leader: None };
         let fd = call::open(&dummy(), place).map_err(TasksError::Open)?;
         let event = Event::new(fd, &EventAttr::new(PERF_TYPE_SOFTWARE, 0));
-        Ok(Self {
-            ring: event.map(PAGES_LOG2)?,
-            lost: 0,
-            _event: event,
-        })
+        Ok(Self { ring: event.map(PAGES_LOG2)?, lost: 0, _event: event })
     }
 
     /// Reads the notices since the last read, in order of time.
@@ -107,11 +99,7 @@ impl Tasks {
         while let Some(record) = self.ring.next_record()? {
             match record {
                 Record::Lost { lost, .. } => self.lost = self.lost.saturating_add(lost),
-                Record::Unknown {
-                    record_type,
-                    misc,
-                    body,
-                } => notices.extend(notice(record_type, misc, &body)),
+                Record::Unknown { record_type, misc, body } => notices.extend(notice(record_type, misc, &body)),
                 // A dummy event has no samples.
                 _ => {}
             }
@@ -174,10 +162,7 @@ fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
 /// Returns the text up to the first zero byte.
 fn text(words: &[u64]) -> String {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    let end = bytes
-        .iter()
-        .position(|&byte| byte == 0)
-        .unwrap_or(bytes.len());
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
@@ -193,10 +178,7 @@ impl Clocks {
     /// Reads both clocks.
     #[must_use]
     pub fn read(info: &Info) -> Self {
-        Self {
-            raw: sys::monotonic_raw(),
-            device: info.time_of(arch::ticks()),
-        }
+        Self { raw: sys::monotonic_raw(), device: info.time_of(arch::ticks()) }
     }
 
     /// Converts a raw time to the device's.
@@ -229,10 +211,7 @@ mod tests {
         notices.sort_by_key(|notice| notice.time);
         let actions: Vec<&Action> = notices.iter().map(|notice| &notice.action).collect();
         assert_eq!(*actions[0], Action::ForkOf(u32::try_from(own).unwrap()));
-        let exec = actions
-            .iter()
-            .position(|a| **a == Action::Exec("true".into()))
-            .unwrap();
+        let exec = actions.iter().position(|a| **a == Action::Exec("true".into())).unwrap();
         let is_program = |action: &&Action| {
             matches!(action, Action::Map { path, length, .. }
                 if path.ends_with("/true") && *length > 0)
@@ -243,39 +222,21 @@ mod tests {
     #[test]
     fn records_that_make_no_sense_are_nothing() {
         for words in 0..5 {
-            assert_eq!(
-                notice(TYPE_MMAP, MODE_USER, &[1; 5][..words]),
-                None,
-                "{words}"
-            );
+            assert_eq!(notice(TYPE_MMAP, MODE_USER, &[1; 5][..words]), None, "{words}");
         }
         assert_eq!(notice(TYPE_COMM, 0, &[]), None);
         assert_eq!(notice(77, 0, &[1, 2, 3]), None);
         let thread = 7 | 8 << 32;
-        assert_eq!(
-            notice(TYPE_COMM, 0, &[thread, 0, 0, 0]),
-            None,
-            "the new name of a single thread"
-        );
+        assert_eq!(notice(TYPE_COMM, 0, &[thread, 0, 0, 0]), None, "the new name of a single thread");
         let name = u64::from_ne_bytes(*b"work\0\0\0\0");
-        let expected = Notice {
-            pid: 7,
-            time: 9,
-            action: Action::Exec("work".into()),
-        };
+        let expected = Notice { pid: 7, time: 9, action: Action::Exec("work".into()) };
         let main = 7 | 7 << 32;
-        assert_eq!(
-            notice(TYPE_COMM, MISC_EXEC, &[main, name, main, 9]),
-            Some(expected)
-        );
+        assert_eq!(notice(TYPE_COMM, MISC_EXEC, &[main, name, main, 9]), Some(expected));
     }
 
     #[test]
     fn clocks_translate_across_their_reading() {
-        let clocks = Clocks {
-            raw: 100,
-            device: 1000,
-        };
+        let clocks = Clocks { raw: 100, device: 1000 };
         assert_eq!(clocks.device_time(150), 1050);
         assert_eq!(clocks.device_time(50), 950);
     }

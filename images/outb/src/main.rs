@@ -22,18 +22,11 @@ fn run(arguments: &[String]) -> Result<(), String> {
     let [port, byte] = arguments else {
         return Err(USAGE.to_owned());
     };
-    let port = number(port)
-        .and_then(|n| u16::try_from(n).ok())
-        .ok_or(USAGE)?;
-    let byte = number(byte)
-        .and_then(|n| u8::try_from(n).ok())
-        .ok_or(USAGE)?;
+    let port = number(port).and_then(|n| u16::try_from(n).ok()).ok_or(USAGE)?;
+    let byte = number(byte).and_then(|n| u8::try_from(n).ok()).ok_or(USAGE)?;
     // SAFETY: the call grants this process a port and touches no memory.
     if unsafe { libc::ioperm(port.into(), 1, 1) } != 0 {
-        return Err(format!(
-            "no access to port {port:#x}: {}",
-            std::io::Error::last_os_error()
-        ));
+        return Err(format!("no access to port {port:#x}: {}", std::io::Error::last_os_error()));
     }
     // SAFETY: this is one `out` to a port that was granted above; it changes neither memory nor flags.
     unsafe {
@@ -55,13 +48,7 @@ mod tests {
 
     #[test]
     fn bad_arguments_are_refused_before_anything_happens() {
-        for arguments in [
-            &[][..],
-            &["1"],
-            &["0x10000", "0"],
-            &["1", "256"],
-            &["x", "1"],
-        ] {
+        for arguments in [&[][..], &["1"], &["0x10000", "0"], &["1", "256"], &["x", "1"]] {
             let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
             assert_eq!(run(&arguments).unwrap_err(), USAGE);
         }

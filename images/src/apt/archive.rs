@@ -45,12 +45,7 @@ impl Deb {
     }
 
     pub(crate) fn record(&self) -> String {
-        let Self {
-            name,
-            version,
-            fields,
-            ..
-        } = self;
+        let Self { name, version, fields, .. } = self;
         let arch = self.arch.map_or("all", Arch::debian);
         format!(
             "Package: {name}\nVersion: {version}\n{fields}Architecture: {arch}\n\
@@ -60,11 +55,7 @@ impl Deb {
 
     fn path(&self) -> String {
         let arch = self.arch.map_or("all", Arch::debian);
-        format!(
-            "pool/{}_{}_{arch}.deb",
-            self.name,
-            file_version(&self.version)
-        )
+        format!("pool/{}_{}_{arch}.deb", self.name, file_version(&self.version))
     }
 
     fn build(&self) -> Vec<u8> {
@@ -131,10 +122,7 @@ pub(crate) struct Archive {
 impl Archive {
     /// Makes an empty archive; its apt has no lists yet.
     pub(crate) fn new() -> Self {
-        let archive = Self {
-            directory: tempfile::tempdir().unwrap(),
-            server: Server::start(),
-        };
+        let archive = Self { directory: tempfile::tempdir().unwrap(), server: Server::start() };
         let root = archive.root();
         for name in [
             "etc/apt/apt.conf.d",
@@ -168,12 +156,7 @@ impl Archive {
 
     /// Makes apt fetch from these directories of the server.
     pub(crate) fn set_sources(&self, directories: &[&str]) {
-        let line = |directory: &&str| {
-            format!(
-                "deb http://{}/{directory}/ bookworm main\n",
-                self.server.address
-            )
-        };
+        let line = |directory: &&str| format!("deb http://{}/{directory}/ bookworm main\n", self.server.address);
         let lines: String = directories.iter().map(line).collect();
         write(&self.root().join("etc/apt/sources.list"), lines.as_bytes());
     }
@@ -193,10 +176,7 @@ impl Archive {
         for deb in debs {
             let (path, contents) = (deb.path(), deb.build());
             let (size, digest) = (contents.len(), digest(&contents));
-            let record = format!(
-                "{}Filename: {path}\nSize: {size}\nSHA256: {digest}\n\n",
-                deb.record()
-            );
+            let record = format!("{}Filename: {path}\nSize: {size}\nSHA256: {digest}\n\n", deb.record());
             if deb.arch != Some(Arch::Aarch64) {
                 packages.push_str(&record);
             }
@@ -208,11 +188,9 @@ impl Archive {
         for source in sources {
             let Source { name, version } = source;
             let parts = source.build();
-            let names = ["Checksums-Sha256:".to_owned()].into_iter().chain(
-                parts
-                    .iter()
-                    .map(|(name, part)| format!(" {} {} {name}", digest(part), part.len())),
-            );
+            let names = ["Checksums-Sha256:".to_owned()]
+                .into_iter()
+                .chain(parts.iter().map(|(name, part)| format!(" {} {} {name}", digest(part), part.len())));
             let names = names.collect::<Vec<_>>().join("\n");
             writeln!(
                 dscs,
@@ -268,10 +246,7 @@ impl Archive {
 
     /// Like [`Archive::apt`], for an ordinary user.
     pub(crate) fn user_apt(&self) -> Apt {
-        Apt {
-            may_update: false,
-            ..self.apt()
-        }
+        Apt { may_update: false, ..self.apt() }
     }
 
     /// Fetches the lists as an administrator does.
@@ -332,11 +307,7 @@ impl Server {
                 std::thread::spawn(move || drop(serve(&connection, &state)));
             }
         });
-        Self {
-            address,
-            state,
-            thread: Some(thread),
-        }
+        Self { address, state, thread: Some(thread) }
     }
 
     fn stop(&mut self) {
@@ -377,11 +348,7 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
             answer
         };
         let reason = if status == 200 { "OK" } else { "Not Found" };
-        write!(
-            connection,
-            "HTTP/1.1 {status} {reason}\r\nContent-Length: {}\r\n\r\n",
-            contents.len()
-        )?;
+        write!(connection, "HTTP/1.1 {status} {reason}\r\nContent-Length: {}\r\n\r\n", contents.len())?;
         connection.write_all(&contents)?;
     }
     Ok(())

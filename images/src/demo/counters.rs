@@ -50,15 +50,8 @@ pub(super) fn run(kvm_host: KvmHostChoice, arch: Arch) -> Result<(), DemoError> 
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo/million.S");
     let mut files = third_party::perf(arch)?;
     files.extend(third_party::assembled(arch, PROGRAM, &source)?);
-    let mut boot = Boot {
-        command: script(),
-        vcpus: 1,
-        memory_mib: 512,
-        files,
-        kvm_host,
-        echo: true,
-        ..Boot::default()
-    };
+    let mut boot =
+        Boot { command: script(), vcpus: 1, memory_mib: 512, files, kvm_host, echo: true, ..Boot::default() };
     boot.sources.arch = arch;
     let outcome = boot.run()?;
     if outcome.status != 0 {
@@ -79,11 +72,7 @@ pub(super) fn run(kvm_host: KvmHostChoice, arch: Arch) -> Result<(), DemoError> 
     if !outcome.output.contains(HOT) {
         return Err(DemoError::Profile);
     }
-    println!(
-        "ran on {}, {:.1} s",
-        outcome.kvm_host,
-        outcome.wall.as_secs_f64()
-    );
+    println!("ran on {}, {:.1} s", outcome.kvm_host, outcome.wall.as_secs_f64());
     Ok(())
 }
 

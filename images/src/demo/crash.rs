@@ -30,11 +30,8 @@ pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
     };
     println!("\nThe last part: a guest panics, and the host reads the guest's flight recorder");
     prerequisites::ensure(&[Prerequisite::Perf]).map_err(third_party::ThirdPartyError::from)?;
-    let mut arguments: Vec<String> = EVENTS
-        .iter()
-        .flat_map(|event| ["--persistent", event])
-        .map(str::to_owned)
-        .collect();
+    let mut arguments: Vec<String> =
+        EVENTS.iter().flat_map(|event| ["--persistent", event]).map(str::to_owned).collect();
     let cache = Cache::project();
     let symbols = Kernel::get(&cache, &Sources::default())?.symbols(&cache)?;
     let mut files = Vec::new();
@@ -56,10 +53,7 @@ pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
         kvm_host: choice,
         echo: true,
         vmm_args: arguments,
-        post_run: Some(PostRun {
-            command: host_command(),
-            files,
-        }),
+        post_run: Some(PostRun { command: host_command(), files }),
         ..Boot::default()
     }
     .run()?;
@@ -67,10 +61,7 @@ pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
         return Err(DemoError::NoPanic(outcome.status));
     }
     let check = outcome.post_run.unwrap_or_default();
-    let (shown, checked) = check
-        .output
-        .split_once(CHECKED)
-        .unwrap_or((&check.output, ""));
+    let (shown, checked) = check.output.split_once(CHECKED).unwrap_or((&check.output, ""));
     println!("{}", shown.trim_end());
     if check.status != 0 {
         return Err(DemoError::Recording(shown.trim_end().to_owned()));
@@ -80,10 +71,7 @@ pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
         let wanted = MARKS;
         return Err(DemoError::Marks { wanted, found });
     }
-    println!(
-        "\nAll {MARKS} marks are in the recording, in order; it took {:.1} s",
-        outcome.wall.as_secs_f64()
-    );
+    println!("\nAll {MARKS} marks are in the recording, in order; it took {:.1} s", outcome.wall.as_secs_f64());
     Ok(())
 }
 
@@ -128,8 +116,7 @@ mod tests {
 
     #[test]
     fn marks_are_distinguished_from_other_samples() {
-        let script =
-            "\n   marks-0:                1\ncpu-clock-1:     7\n  marks-1:      1f\n\nmarks";
+        let script = "\n   marks-0:                1\ncpu-clock-1:     7\n  marks-1:      1f\n\nmarks";
         assert_eq!(values(script), [1, 31]);
     }
 }

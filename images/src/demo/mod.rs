@@ -99,13 +99,7 @@ pub fn run(kvm_host: KvmHostChoice, arch: Arch) -> Result<(), DemoError> {
     if !arch.is_native() {
         return counters::run(kvm_host, arch);
     }
-    let outcome = Boot {
-        command: SCRIPT.to_owned(),
-        kvm_host,
-        echo: true,
-        ..Boot::default()
-    }
-    .run()?;
+    let outcome = Boot { command: SCRIPT.to_owned(), kvm_host, echo: true, ..Boot::default() }.run()?;
     if outcome.status != 0 {
         return Err(DemoError::Command(outcome.status));
     }
@@ -124,9 +118,7 @@ fn top_reason(output: &str) -> Option<&str> {
     let mut lines = output.lines().map(str::trim);
     lines.find(|line| line.ends_with(REASONS))?;
     // A row begins with the number of exits.
-    lines
-        .next()
-        .filter(|line| line.starts_with(|first: char| first.is_ascii_digit()))
+    lines.next().filter(|line| line.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 /// The figures of this run, as text.
@@ -158,41 +150,16 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
         let _ = writeln!(text, "  {name:<22} {value:>10}  {note}");
     };
     let per_thousand = |count: u64| format!("{:.0} per 1,000 samples", ratio(count, written));
-    row(
-        "boot to init",
-        seconds(boot),
-        "from the first guest instruction",
-    );
-    row(
-        "records written",
-        written.to_string(),
-        "by the host, into the guest's pages",
-    );
+    row("boot to init", seconds(boot), "from the first guest instruction");
+    row("records written", written.to_string(), "by the host, into the guest's pages");
     row("records lost", lost.to_string(), "");
-    row(
-        "trace of exits, bytes",
-        traced.to_string(),
-        &format!("by the host, into the guest's pages; {untraced} lost"),
-    );
+    row("trace of exits, bytes", traced.to_string(), &format!("by the host, into the guest's pages; {untraced} lost"));
     row("exits for samples", exits.to_string(), &per_thousand(exits));
-    row(
-        "interrupts",
-        interrupts.to_string(),
-        &per_thousand(interrupts),
-    );
+    row("interrupts", interrupts.to_string(), &per_thousand(interrupts));
     row("  for control requests", requests.to_string(), "at most");
     row("  wakeups", notices.to_string(), &per_thousand(notices));
-    row(
-        "all exits to the VMM",
-        all.to_string(),
-        "boot and console included",
-    );
-    let _ = write!(
-        text,
-        "ran on {}, 2 vCPUs, {:.1} s",
-        outcome.kvm_host,
-        outcome.wall.as_secs_f64()
-    );
+    row("all exits to the VMM", all.to_string(), "boot and console included");
+    let _ = write!(text, "ran on {}, 2 vCPUs, {:.1} s", outcome.kvm_host, outcome.wall.as_secs_f64());
     Ok(text)
 }
 
@@ -245,15 +212,7 @@ mod tests {
     #[test]
     fn figures_are_the_reports() {
         let text = summary(&outcome(report(500))).unwrap();
-        for part in [
-            "1.50 s",
-            "1000 per 1,000",
-            "50 per 1,000",
-            "42",
-            "640",
-            "64 lost",
-            "direct KVM",
-        ] {
+        for part in ["1.50 s", "1000 per 1,000", "50 per 1,000", "42", "640", "64 lost", "direct KVM"] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }
     }
@@ -271,15 +230,9 @@ mod tests {
 
     #[test]
     fn missing_figures_are_errors() {
-        assert!(matches!(
-            summary(&outcome(report(0))),
-            Err(DemoError::Report(_))
-        ));
+        assert!(matches!(summary(&outcome(report(0))), Err(DemoError::Report(_))));
         let mut broken = report(5);
         broken["vcpus"][1]["exits"] = Value::Null;
-        assert!(matches!(
-            summary(&outcome(broken)),
-            Err(DemoError::Report("total"))
-        ));
+        assert!(matches!(summary(&outcome(broken)), Err(DemoError::Report("total"))));
     }
 }

@@ -81,12 +81,7 @@ fn guests_count_is_the_hosts_count_of_the_vcpus_thread() {
     let list = SESSION.get().text("alone.list");
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
     let ours = list["events"][0]["count"].as_u64().expect("a count");
-    let host: u64 = SESSION
-        .get()
-        .text("alone.host")
-        .trim()
-        .parse()
-        .expect("a count");
+    let host: u64 = SESSION.get().text("alone.host").trim().parse().expect("a count");
     assert!(ours > 1_000_000, "{ours} instructions of a whole boot");
     assert_eq!(ours, host, "the whole guest's instructions: vPMU, host");
     ensure_exact("alone");
@@ -113,8 +108,7 @@ const LEAST_OF_AN_EXIT: u64 = 500;
 
 fn number(boot: &str, what: &str) -> u64 {
     let said = said(boot, what);
-    said.parse()
-        .unwrap_or_else(|e| panic!("{e}: {what} {said}"))
+    said.parse().unwrap_or_else(|e| panic!("{e}: {what} {said}"))
 }
 
 #[test]
@@ -122,10 +116,7 @@ fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone() {
     // A loop of three instructions, with 1,000 exits.
     let (guest, vcpu) = (number("alone", "writes"), number("costly", "writes"));
     assert!(guest >= 2_000, "{guest} instructions");
-    assert!(
-        guest < 1_000 * LEAST_OF_AN_EXIT,
-        "{guest} instructions: the count includes the host's"
-    );
+    assert!(guest < 1_000 * LEAST_OF_AN_EXIT, "{guest} instructions: the count includes the host's");
     assert!(
         vcpu > guest + 1_000 * LEAST_OF_AN_EXIT,
         "{vcpu} instructions including the host's, {guest} excluding the host's"

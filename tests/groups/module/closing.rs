@@ -25,8 +25,7 @@ tests::shared_boots!(|| SESSION.boot());
 /// Returns the number of commands on the vCPU queues, and the guest's lines about the task.
 fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String> {
     let name = format!("close-{events}");
-    let report: Value =
-        serde_json::from_slice(session.file(&format!("{name}.json"))).map_err(|e| e.to_string())?;
+    let report: Value = serde_json::from_slice(session.file(&format!("{name}.json"))).map_err(|e| e.to_string())?;
     let commands = report["vpmu"]["commands"].as_u64();
     let commands = commands.ok_or_else(|| format!("no commands in {report}"))?;
     Ok((commands, session.said(&name)))
@@ -56,11 +55,6 @@ fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
 #[test]
 fn sibling_counts_from_the_close_of_its_leader() {
     let session = SESSION.get();
-    assert_eq!(
-        session.exit("leaders"),
-        0,
-        "{}",
-        session.text("leaders.text")
-    );
+    assert_eq!(session.exit("leaders"), 0, "{}", session.text("leaders.text"));
     assert_eq!(session.said("leaders"), [""; 0]);
 }

@@ -93,10 +93,8 @@ struct Marked {
 
 /// Returns the samples in a perf.data file. An independent crate reads the file.
 fn recorded(data: &[u8]) -> Vec<Marked> {
-    let PerfFileReader {
-        mut perf_file,
-        mut record_iter,
-    } = PerfFileReader::parse_file(Cursor::new(data)).expect("a perf.data");
+    let PerfFileReader { mut perf_file, mut record_iter } =
+        PerfFileReader::parse_file(Cursor::new(data)).expect("a perf.data");
     let names: Vec<String> = perf_file
         .event_attributes()
         .iter()
@@ -124,10 +122,7 @@ fn recorded(data: &[u8]) -> Vec<Marked> {
 /// Returns the values in the samples of the operator's events, in the order of the recording.
 fn flight(data: &[u8]) -> Vec<u64> {
     let samples = recorded(data);
-    assert!(
-        samples.is_sorted_by_key(|sample| sample.time),
-        "the recording goes back in time"
-    );
+    assert!(samples.is_sorted_by_key(|sample| sample.time), "the recording goes back in time");
     samples
         .iter()
         .filter(|sample| sample.event.starts_with("flight"))
@@ -151,16 +146,9 @@ fn scripted(text: &str) -> Vec<u64> {
 fn whole(name: &str, status: i32) {
     let session = SESSION.get();
     let said = session.said(name);
-    assert!(
-        !said.iter().any(|line| line.starts_with("failed")),
-        "{said:?}"
-    );
+    assert!(!said.iter().any(|line| line.starts_with("failed")), "{said:?}");
     let log = session.text(&format!("{name}.log"));
-    assert_eq!(
-        session.exit(name),
-        status,
-        "the VMM's exit code; its log: {log}"
-    );
+    assert_eq!(session.exit(name), status, "the VMM's exit code; its log: {log}");
     let expected: Vec<u64> = (1..=MARKS).collect();
     assert_eq!(flight(session.file(&format!("{name}.data"))), expected);
     let complaint = session.text(&format!("{name}.complaint"));
@@ -174,10 +162,7 @@ fn recording_after_panic_has_every_mark() {
     let report = SESSION.get().text("panic.report");
     assert_eq!(SESSION.get().exit("report"), 0, "{report}");
     for event in ["flight-0", "flight-1"] {
-        assert!(
-            report.contains(event),
-            "perf report does not list {event}: {report}"
-        );
+        assert!(report.contains(event), "perf report does not list {event}: {report}");
     }
 }
 
@@ -202,24 +187,11 @@ fn rebooted_guest_finds_persistent_events() {
     let [own, found, last] = said.as_slice() else {
         panic!("the guest printed {said:?}");
     };
-    let id = own
-        .strip_prefix("own ")
-        .expect("an event of the first boot");
-    assert_eq!(
-        found.strip_prefix("found "),
-        Some(id),
-        "the id in the second boot"
-    );
+    let id = own.strip_prefix("own ").expect("an event of the first boot");
+    assert_eq!(found.strip_prefix("found "), Some(id), "the id in the second boot");
     assert_eq!(last, "whole");
-    let marks: Vec<u64> = flight(session.file("twice.data"))
-        .into_iter()
-        .filter(|&value| value <= 2 * MARKS)
-        .collect();
-    assert_eq!(
-        marks,
-        (1..=2 * MARKS).collect::<Vec<_>>(),
-        "marks of both boots"
-    );
+    let marks: Vec<u64> = flight(session.file("twice.data")).into_iter().filter(|&value| value <= 2 * MARKS).collect();
+    assert_eq!(marks, (1..=2 * MARKS).collect::<Vec<_>>(), "marks of both boots");
     let report = session.text("twice.json");
     let report: serde_json::Value = serde_json::from_str(&report).expect("a report");
     assert_eq!(report["boots"], 2, "{report:#}");
@@ -231,13 +203,7 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     let said = session.said("wait");
     assert_eq!(
         said,
-        [
-            "ready",
-            "woken",
-            "late came",
-            "flight-1 is over",
-            "flight-1 went"
-        ],
+        ["ready", "woken", "late came", "flight-1 is over", "flight-1 went"],
         "{}",
         session.text("wait.log")
     );
@@ -245,9 +211,7 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     let data = recorded(session.file("wait.data"));
     // A request ended event flight-1, so the recording lacks this event and its half of the marks. The recording still
     // has flight-0's half.
-    let half: Vec<u64> = (1..=MARKS)
-        .filter(|value| (value - 1) / 100 % 2 == 0)
-        .collect();
+    let half: Vec<u64> = (1..=MARKS).filter(|value| (value - 1) / 100 % 2 == 0).collect();
     let reported: Vec<u64> = data
         .iter()
         .filter(|sample| sample.event == "flight-0" && sample.value <= MARKS)
@@ -274,17 +238,9 @@ fn dump_on_demand_has_every_mark_so_far() {
     let marks: Vec<u64> = flight(data).into_iter().filter(|&v| v <= MARKS).collect();
     assert_eq!(marks, (1..=MARKS).collect::<Vec<_>>());
     // The guest's own event is recorded, too.
-    let own = recorded(data)
-        .into_iter()
-        .filter(|s| s.event == "own")
-        .count();
+    let own = recorded(data).into_iter().filter(|s| s.event == "own").count();
     assert_eq!(own, OWN);
-    assert_eq!(
-        session.exit("script-by-hand"),
-        0,
-        "{}",
-        session.text("by-hand.complaint")
-    );
+    assert_eq!(session.exit("script-by-hand"), 0, "{}", session.text("by-hand.complaint"));
 }
 
 /// VPMU-G-6.10-1.
@@ -304,11 +260,7 @@ fn control_socket_lists_starts_flushes_and_ends() {
     }
     for refused in ["unknown", "twice", "spec"] {
         let said = session.text(&format!("ctl-{refused}"));
-        assert_eq!(
-            session.exit(&format!("ctl-{refused}")),
-            1,
-            "{refused}: {said}"
-        );
+        assert_eq!(session.exit(&format!("ctl-{refused}")), 1, "{refused}: {said}");
         assert_eq!(said.trim_end().lines().count(), 1, "one line, not {said}");
     }
     let table = session.text("ctl-table");
@@ -316,8 +268,7 @@ fn control_socket_lists_starts_flushes_and_ends() {
         assert!(table.contains(name), "{name} is not in:\n{table}");
     }
     let names = |list: &str| -> Vec<String> {
-        let list: serde_json::Value =
-            serde_json::from_str(&session.text(list)).expect("a list in JSON");
+        let list: serde_json::Value = serde_json::from_str(&session.text(list)).expect("a list in JSON");
         let events = list.as_array().or_else(|| list["events"].as_array());
         let mut names: Vec<String> = events
             .expect("an array of events")

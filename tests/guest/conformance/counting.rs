@@ -2,10 +2,7 @@
 
 use std::error::Error;
 
-use super::event::{
-    BRANCHES, CYCLES, INSTRUCTIONS, MOST_BORDER, Mode, PER_ROUND, counted, offered, open, read,
-    spin,
-};
+use super::event::{BRANCHES, CYCLES, INSTRUCTIONS, MOST_BORDER, Mode, PER_ROUND, counted, offered, open, read, spin};
 use super::{Row, RowResult, absent, holds};
 use crate::arch::mmio_pio;
 use crate::cpu;
@@ -50,20 +47,14 @@ fn border(
         found.iter().all(|border| *border == found[0]),
         "counts of {ROUNDS:?} rounds exceed {each} a round by {found:?}"
     );
-    ensure!(
-        found[0] <= MOST_BORDER,
-        "the count exceeds the loop by {}",
-        found[0]
-    );
+    ensure!(found[0] <= MOST_BORDER, "the count exceeds the loop by {}", found[0]);
     Ok(found[0])
 }
 
 /// Returns by how much a count of [`spin`] exceeds the number of instructions in the loop.
 pub(super) fn border_of_the_loop() -> Result<u64, Box<dyn Error>> {
     let event = open(INSTRUCTIONS, Mode::User)?;
-    border(PER_ROUND, &|rounds| {
-        Ok(counted(&event, || spin(rounds))?.count)
-    })
+    border(PER_ROUND, &|rounds| Ok(counted(&event, || spin(rounds))?.count))
 }
 
 fn user_loop() -> RowResult {
@@ -96,15 +87,10 @@ fn kernel_code() -> RowResult {
     let grown: Vec<u64> = counts.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let expected = u64::from(RUNS) * 1_000;
     ensure!(
-        grown
-            .iter()
-            .all(|grown| grown.abs_diff(expected) <= MOST_BORDER),
+        grown.iter().all(|grown| grown.abs_diff(expected) <= MOST_BORDER),
         "100 runs with 1,000 more additions add {grown:?} to the counts"
     );
-    holds(format!(
-        "100 runs with 1,000 more additions add {} and {} to the count",
-        grown[0], grown[1]
-    ))
+    holds(format!("100 runs with 1,000 more additions add {} and {} to the count", grown[0], grown[1]))
 }
 
 fn branches() -> RowResult {
@@ -118,10 +104,7 @@ fn branches() -> RowResult {
 fn cycles() -> RowResult {
     let instructions = counted(&open(INSTRUCTIONS, Mode::User)?, || spin(1_000_000))?.count;
     let cycles = counted(&open(CYCLES, Mode::User)?, || spin(1_000_000))?.count;
-    ensure!(
-        cycles >= instructions / WIDEST,
-        "{cycles} cycles of {instructions} instructions"
-    );
+    ensure!(cycles >= instructions / WIDEST, "{cycles} cycles of {instructions} instructions");
     holds(format!("{cycles} of {instructions} instructions"))
 }
 
@@ -132,9 +115,7 @@ const PER_WRITE: u64 = 3;
 fn trapped() -> RowResult {
     cpu::allow_ports()?;
     let event = open(INSTRUCTIONS, Mode::User)?;
-    let count = |rounds| -> Result<u64, Box<dyn Error>> {
-        Ok(counted(&event, || mmio_pio::out_loop(rounds))?.count)
-    };
+    let count = |rounds| -> Result<u64, Box<dyn Error>> { Ok(counted(&event, || mmio_pio::out_loop(rounds))?.count) };
     let grown = count(3_000)? - count(1_000)?;
     match grown.checked_div(2_000) {
         Some(PER_WRITE) if grown % 2_000 == 0 => holds("once"),
@@ -160,9 +141,7 @@ fn past_32_bits() -> RowResult {
     event.disable(0)?;
     let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1] - pair[0]).collect();
     ensure!(
-        steps
-            .iter()
-            .all(|step| (STEP..STEP + MOST_READ).contains(step)),
+        steps.iter().all(|step| (STEP..STEP + MOST_READ).contains(step)),
         "counts grow by {steps:?}, not by {STEP} each"
     );
     holds(format!("2^30 five times: {}", counts[5]))
@@ -172,19 +151,12 @@ fn disabled() -> RowResult {
     let event = open(INSTRUCTIONS, Mode::Both)?;
     let before = counted(&event, || spin(1_000))?;
     spin(1_000_000);
-    ensure_eq!(
-        read(&event)?,
-        before,
-        "the reading after work while disabled"
-    );
+    ensure_eq!(read(&event)?, before, "the reading after work while disabled");
     event.enable(0)?;
     spin(1_000_000);
     event.disable(0)?;
     let grown = read(&event)?.count - before.count;
-    ensure!(
-        grown >= 2_000_000,
-        "the event, enabled again, counts only {grown}"
-    );
+    ensure!(grown >= 2_000_000, "the event, enabled again, counts only {grown}");
     holds(format!("{} before and after 2,000,000", before.count))
 }
 
@@ -214,19 +186,12 @@ fn modes() -> RowResult {
         }
         Ok(least)
     };
-    let growth =
-        |event: &Event| Ok::<_, Box<dyn Error>>(of(event, 50_000)?.abs_diff(of(event, 10_000)?));
+    let growth = |event: &Event| Ok::<_, Box<dyn Error>>(of(event, 50_000)?.abs_diff(of(event, 10_000)?));
     let (by_user, by_kernel, by_both) = (growth(&user)?, growth(&kernel)?, growth(&both)?);
     let expected = 40_000 * PER_ROUND;
     ensure_eq!(by_user, expected, "growth of the user-mode count");
-    ensure!(
-        by_kernel <= MOST_BORDER,
-        "growth of the kernel-mode count: {by_kernel}"
-    );
-    ensure!(
-        by_both.abs_diff(expected) <= MOST_BORDER,
-        "growth of the count of both modes: {by_both}"
-    );
+    ensure!(by_kernel <= MOST_BORDER, "growth of the kernel-mode count: {by_kernel}");
+    ensure!(by_both.abs_diff(expected) <= MOST_BORDER, "growth of the count of both modes: {by_both}");
     holds(format!(
         "40,000 more rounds change the counts by {by_user} (user), {by_kernel} (kernel) and \
          {by_both} (both)"

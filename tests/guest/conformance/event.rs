@@ -21,10 +21,7 @@ pub(super) struct What {
 }
 
 const fn hardware(config: u32) -> What {
-    What {
-        kind: bindings::PERF_TYPE_HARDWARE,
-        config: config as u64,
-    }
+    What { kind: bindings::PERF_TYPE_HARDWARE, config: config as u64 }
 }
 
 pub(super) const CYCLES: What = hardware(bindings::PERF_COUNT_HW_CPU_CYCLES);
@@ -80,11 +77,7 @@ pub(super) fn offered(what: What, mode: Mode) -> io::Result<Option<Event>> {
 
 pub(super) fn read(event: &Event) -> Result<Reading, Box<dyn Error>> {
     match event.read()?.as_slice() {
-        &[count, enabled, running] => Ok(Reading {
-            count,
-            enabled,
-            running,
-        }),
+        &[count, enabled, running] => Ok(Reading { count, enabled, running }),
         other => Err(format!("a reading of {} words", other.len()).into()),
     }
 }

@@ -34,10 +34,7 @@ pub(crate) fn counts() -> Outcome {
         true => say("loops exact"),
         false => say(&format!("loops {borders:?}")),
     }
-    say(&format!(
-        "without-a-counter {} of {EVENTS}",
-        waiting(EVENTS)?
-    ));
+    say(&format!("without-a-counter {} of {EVENTS}", waiting(EVENTS)?));
     say(&format!("writes {}", of_writes()?));
     say(&format!("raw {}", of_raw()?));
     say("waiting");
@@ -60,10 +57,7 @@ fn of_writes() -> Result<u64, Box<dyn Error>> {
 }
 
 /// The event INST_RETIRED (instructions completed), by its Armv8 event number.
-const INST_RETIRED: What = What {
-    kind: bindings::PERF_TYPE_RAW,
-    config: 0x08,
-};
+const INST_RETIRED: What = What { kind: bindings::PERF_TYPE_RAW, config: 0x08 };
 
 /// Returns the raw event's count for a loop of 10,000 rounds, or `refused`.
 fn of_raw() -> Result<String, Box<dyn Error>> {
@@ -85,10 +79,7 @@ pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> Exi
         let event = kernels_own(&attr)?;
         let status = Command::new(program).args(arguments).status()?;
         fs::write(file, event.count()?.to_string())?;
-        Ok(status
-            .code()
-            .and_then(|code| code.try_into().ok())
-            .unwrap_or(1))
+        Ok(status.code().and_then(|code| code.try_into().ok()).unwrap_or(1))
     };
     match run() {
         Ok(code) => ExitCode::from(code),

@@ -39,14 +39,7 @@ fn absent(reason: impl Into<String>) -> RowResult {
 /// `guest-tests conformance`: prints a line for each row.
 pub(crate) fn run() -> ExitCode {
     let mut failed = false;
-    let rows = [
-        counting::ROWS,
-        sharing::ROWS,
-        sampling::ROWS,
-        overflows::ROWS,
-        triggers::ROWS,
-        refusals::ROWS,
-    ];
+    let rows = [counting::ROWS, sharing::ROWS, sampling::ROWS, overflows::ROWS, triggers::ROWS, refusals::ROWS];
     if let Err(error) = prepare() {
         eprintln!("preparing the guest: {error}");
         return ExitCode::FAILURE;

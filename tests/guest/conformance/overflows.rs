@@ -14,22 +14,10 @@ use crate::raw::{Event, How, kernels, kernels_own, sampling, waking};
 use crate::{handled, os};
 
 pub(super) const ROWS: &[Row] = &[
-    (
-        "each_period_of_instructions_signals",
-        each_period_of_instructions_signals,
-    ),
-    (
-        "each_period_of_a_siblings_instructions_signals",
-        each_period_of_a_siblings_instructions_signals,
-    ),
-    (
-        "limit_of_one_period_hangs_up_each_time",
-        limit_of_one_period_hangs_up_each_time,
-    ),
-    (
-        "each_period_of_instructions_wakes_a_poll",
-        each_period_of_instructions_wakes_a_poll,
-    ),
+    ("each_period_of_instructions_signals", each_period_of_instructions_signals),
+    ("each_period_of_a_siblings_instructions_signals", each_period_of_a_siblings_instructions_signals),
+    ("limit_of_one_period_hangs_up_each_time", limit_of_one_period_hangs_up_each_time),
+    ("each_period_of_instructions_wakes_a_poll", each_period_of_instructions_wakes_a_poll),
 ];
 
 const PERIOD: u64 = 100_003;
@@ -57,17 +45,9 @@ fn run() {
 fn signalled(event: &Event) -> RowResult {
     let count = event.count()?;
     let handled = handled::so_far();
-    ensure_eq!(
-        handled.input,
-        count / PERIOD,
-        "signals for {count} instructions: {handled:?}"
-    );
+    ensure_eq!(handled.input, count / PERIOD, "signals for {count} instructions: {handled:?}");
     ensure_eq!((handled.hang_up, handled.strange), (0, 0), "other signals");
-    ensure_eq!(
-        handled::of(event.as_raw_fd()),
-        handled.input,
-        "signals with the event's descriptor"
-    );
+    ensure_eq!(handled::of(event.as_raw_fd()), handled.input, "signals with the event's descriptor");
     ensure!(handled.input >= PERIODS, "only {handled:?}");
     holds(format!("{count} by {PERIOD}: {}", handled.input))
 }
@@ -117,10 +97,7 @@ fn limit_of_one_period_hangs_up_each_time() -> RowResult {
     let handled = handled::so_far();
     ensure_eq!((handled.input, handled.strange), (0, 0), "other signals");
     let fits = PERIODS * 9 / 10..=PERIODS * 11 / 10;
-    ensure!(
-        fits.contains(&handled.hang_up),
-        "{handled:?} for {PERIODS} periods"
-    );
+    ensure!(fits.contains(&handled.hang_up), "{handled:?} for {PERIODS} periods");
     ensure_eq!(samples(&mut ring)?, handled.hang_up, "samples");
     holds(format!("{} for {PERIODS} periods", handled.hang_up))
 }

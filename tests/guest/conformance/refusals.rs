@@ -31,25 +31,17 @@ const GENERIC: [&str; 10] = [
 ];
 
 /// Events that may never occur on an emulated PMU: branch misses and stalls.
-const MAY_BE_ZERO: [&str; 3] = [
-    "branch-misses",
-    "stalled-cycles-frontend",
-    "stalled-cycles-backend",
-];
+const MAY_BE_ZERO: [&str; 3] = ["branch-misses", "stalled-cycles-frontend", "stalled-cycles-backend"];
 
 fn generic_events() -> impl Iterator<Item = (&'static str, What)> {
     let kind = bindings::PERF_TYPE_HARDWARE;
-    (0..)
-        .zip(GENERIC)
-        .map(move |(config, name)| (name, What { kind, config }))
+    (0..).zip(GENERIC).map(move |(config, name)| (name, What { kind, config }))
 }
 
 fn cache_events() -> impl Iterator<Item = What> {
     let kind = bindings::PERF_TYPE_HW_CACHE;
     let configs = (0..7_u64).flat_map(|cache| {
-        (0..3).flat_map(move |operation| {
-            (0..2).map(move |result| cache | operation << 8 | result << 16)
-        })
+        (0..3).flat_map(move |operation| (0..2).map(move |result| cache | operation << 8 | result << 16))
     });
     configs.map(move |config| What { kind, config })
 }
@@ -59,11 +51,7 @@ fn work() {
     let mut words = vec![1_u64; 1 << 17];
     for round in 0..8 {
         for at in (round..words.len()).step_by(9) {
-            words[at] = if words[at].is_multiple_of(3) {
-                at as u64
-            } else {
-                words[at] + round as u64
-            };
+            words[at] = if words[at].is_multiple_of(3) { at as u64 } else { words[at] + round as u64 };
         }
     }
     spin(std::hint::black_box(words)[0].max(100_000));
@@ -94,9 +82,7 @@ fn generic() -> RowResult {
         [] => String::new(),
         zero => format!("; zero: {}", zero.join(", ")),
     };
-    holds(format!(
-        "{opened} of 10 generic and {caches} of 42 cache events open{zero}"
-    ))
+    holds(format!("{opened} of 10 generic and {caches} of 42 cache events open{zero}"))
 }
 
 fn listed() -> RowResult {
@@ -106,10 +92,8 @@ fn listed() -> RowResult {
     let names: Vec<String> = entries
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect::<Result<_, Box<dyn Error>>>()?;
-    let listed: BTreeSet<&str> = GENERIC
-        .into_iter()
-        .filter(|generic| names.iter().any(|name| name == generic))
-        .collect();
+    let listed: BTreeSet<&str> =
+        GENERIC.into_iter().filter(|generic| names.iter().any(|name| name == generic)).collect();
     let mut opens = BTreeSet::new();
     for (name, what) in generic_events() {
         if offered(what, Mode::Both)?.is_some() {

@@ -51,11 +51,7 @@ fn each_period(what: What) -> RowResult {
     for period in PERIODS {
         let attr = paced(what, period);
         let (count, samples) = sampled(&attr, SAMPLES * period / PER_ROUND + 1)?;
-        ensure_eq!(
-            samples.len() as u64,
-            count / period,
-            "samples of {count} by {period}"
-        );
+        ensure_eq!(samples.len() as u64, count / period, "samples of {count} by {period}");
         let mut last = 0;
         for sample in &samples {
             let ip = sample.ip.ok_or("no address")?;
@@ -81,15 +77,9 @@ fn cycles() -> RowResult {
 fn spread() -> RowResult {
     let attr = paced(INSTRUCTIONS, PERIODS[0]);
     let (_, samples) = sampled(&attr, 4 * SAMPLES * PERIODS[0] / PER_ROUND)?;
-    let first = samples
-        .iter()
-        .filter(|s| s.ip == Some(code().start))
-        .count();
+    let first = samples.iter().filter(|s| s.ip == Some(code().start)).count();
     let others = samples.len() - first;
-    ensure!(
-        first.abs_diff(others) <= 2,
-        "{first} samples of the loop's first instruction, {others} of the other"
-    );
+    ensure!(first.abs_diff(others) <= 2, "{first} samples of the loop's first instruction, {others} of the other");
     holds(format!("first instruction: {first}, second: {others}"))
 }
 
@@ -110,11 +100,7 @@ fn changed() -> RowResult {
     let short = samples.iter().filter(|s| s.period == Some(PERIODS[0]));
     let short = short.count() as u64;
     let long = samples.len() as u64 - short;
-    ensure!(
-        short.abs_diff(before / PERIODS[0]) <= 1,
-        "{short} samples of {before} by {}",
-        PERIODS[0]
-    );
+    ensure!(short.abs_diff(before / PERIODS[0]) <= 1, "{short} samples of {before} by {}", PERIODS[0]);
     ensure!(
         long.abs_diff((after - before) / PERIODS[1]) <= 1,
         "{long} samples of {} by {}",
@@ -147,9 +133,6 @@ fn frequency() -> RowResult {
     let (first, last) = (times.clone().min(), times.max());
     let (first, last) = first.zip(last).ok_or("no sample")?;
     let rate = (samples.len() as u64 - 1) * 1_000_000_000 / (last - first).max(1);
-    ensure!(
-        rate.abs_diff(HERTZ) * 100 <= HERTZ * PERCENT,
-        "{rate} samples a second, not {HERTZ}"
-    );
+    ensure!(rate.abs_diff(HERTZ) * 100 <= HERTZ * PERCENT, "{rate} samples a second, not {HERTZ}");
     holds(format!("{rate} a second, {HERTZ} asked for"))
 }

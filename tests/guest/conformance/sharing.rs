@@ -4,8 +4,7 @@ use std::error::Error;
 use std::os::fd::AsFd;
 
 use super::event::{
-    BACKEND, CYCLES, FRONTEND, INSTRUCTIONS, Mode, PER_ROUND, Reading, What, attr, offered, open,
-    read, spin,
+    BACKEND, CYCLES, FRONTEND, INSTRUCTIONS, Mode, PER_ROUND, Reading, What, attr, offered, open, read, spin,
 };
 use super::{Row, RowResult, absent, holds};
 use crate::ensure::{ensure, ensure_eq};
@@ -45,10 +44,7 @@ fn counts_the_loop((what, mode): (What, Mode)) -> bool {
 
 /// Returns the events' readings over a loop of `rounds` rounds.
 fn together(kinds: &[(What, Mode)], rounds: u64) -> Result<Vec<Reading>, Box<dyn Error>> {
-    let events: Vec<Event> = kinds
-        .iter()
-        .map(|&(what, mode)| open(what, mode))
-        .collect::<Result<_, _>>()?;
+    let events: Vec<Event> = kinds.iter().map(|&(what, mode)| open(what, mode)).collect::<Result<_, _>>()?;
     for event in &events {
         event.enable(0)?;
     }
@@ -89,16 +85,9 @@ fn as_many() -> RowResult {
     let counters = counters(&kinds)?.unwrap_or(kinds.len());
     let kinds = &kinds[..counters];
     for (kind, reading) in kinds.iter().zip(together(kinds, LONG)?) {
-        ensure!(
-            always(&reading),
-            "one of {counters} events does not run all the time: {reading:?}"
-        );
+        ensure!(always(&reading), "one of {counters} events does not run all the time: {reading:?}");
         ensure!(reading.enabled > 0, "an event has no enabled time");
-        ensure!(
-            !counts_the_loop(*kind) || reading.count >= LONG * PER_ROUND,
-            "{kind:?} counts only {}",
-            reading.count
-        );
+        ensure!(!counts_the_loop(*kind) || reading.count >= LONG * PER_ROUND, "{kind:?} counts only {}", reading.count);
     }
     holds(format!("{counters} at once"))
 }
@@ -111,25 +100,11 @@ fn one_more() -> RowResult {
     let kinds = &kinds[..=counters];
     let readings = together(kinds, LONG)?;
     let waiting = readings.iter().filter(|reading| !always(reading)).count();
-    ensure!(
-        waiting > 0,
-        "all of {} events run all the time",
-        kinds.len()
-    );
+    ensure!(waiting > 0, "all of {} events run all the time", kinds.len());
     for (kind, reading) in kinds.iter().zip(&readings) {
-        ensure!(
-            reading.running <= reading.enabled,
-            "an event runs longer than it is enabled: {reading:?}"
-        );
-        ensure!(
-            reading.running > 0,
-            "one of {} events never ran: {reading:?}",
-            kinds.len()
-        );
-        ensure!(
-            !counts_the_loop(*kind) || reading.count > 0,
-            "an event counts zero although it ran: {reading:?}"
-        );
+        ensure!(reading.running <= reading.enabled, "an event runs longer than it is enabled: {reading:?}");
+        ensure!(reading.running > 0, "one of {} events never ran: {reading:?}", kinds.len());
+        ensure!(!counts_the_loop(*kind) || reading.count > 0, "an event counts zero although it ran: {reading:?}");
     }
     holds(format!("{waiting} of {} take turns", kinds.len()))
 }
@@ -150,22 +125,13 @@ fn twelve() -> RowResult {
         if !counts_the_loop(*kind) {
             continue;
         }
-        let scaled =
-            u128::from(reading.count) * u128::from(reading.enabled) / u128::from(reading.running);
+        let scaled = u128::from(reading.count) * u128::from(reading.enabled) / u128::from(reading.running);
         let off = scaled.abs_diff(expected.into());
         worst = worst.max(off);
-        ensure!(
-            off * 100 <= u128::from(expected * PERCENT),
-            "{scaled}, not {expected}: {reading:?}"
-        );
+        ensure!(off * 100 <= u128::from(expected * PERCENT), "{scaled}, not {expected}: {reading:?}");
     }
     let worst = worst * 10_000 / u128::from(expected);
-    holds(format!(
-        "{} events on {counters} counters, {}.{:02} % off at most",
-        kinds.len(),
-        worst / 100,
-        worst % 100
-    ))
+    holds(format!("{} events on {counters} counters, {}.{:02} % off at most", kinds.len(), worst / 100, worst % 100))
 }
 
 fn group() -> RowResult {
@@ -177,15 +143,7 @@ fn group() -> RowResult {
     spin(1_000_000);
     leader.disable(0)?;
     let (leader, member) = (read(&leader)?, read(&member)?);
-    ensure_eq!(
-        leader.count,
-        member.count,
-        "the leader's count, compared with the member's"
-    );
-    ensure_eq!(
-        leader.running,
-        member.running,
-        "the leader's time running, compared with the member's"
-    );
+    ensure_eq!(leader.count, member.count, "the leader's count, compared with the member's");
+    ensure_eq!(leader.running, member.running, "the leader's time running, compared with the member's");
     holds(format!("{} each", leader.count))
 }

@@ -33,14 +33,7 @@ fn region() -> RowResult {
         let count = region.target.count()? - before;
         borders.push(count.wrapping_sub(PER_ROUND * rounds));
     }
-    ensure!(
-        borders.iter().all(|border| *border == borders[0]),
-        "counts exceed the regions' loops by {borders:?}"
-    );
-    ensure!(
-        borders[0] <= MOST_BORDER,
-        "the counts exceed the loops by {}",
-        borders[0]
-    );
+    ensure!(borders.iter().all(|border| *border == borders[0]), "counts exceed the regions' loops by {borders:?}");
+    ensure!(borders[0] <= MOST_BORDER, "the counts exceed the loops by {}", borders[0]);
     holds(format!("2,000 to 20,000,000, each + {}", borders[0]))
 }

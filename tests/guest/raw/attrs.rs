@@ -12,31 +12,22 @@ pub(crate) struct Later {
 
 /// An attr that samples.
 pub(crate) fn sampling(attr: perf_event_attr, period: u64, sample_type: u64) -> perf_event_attr {
-    let mut attr = perf_event_attr {
-        sample_type,
-        ..attr
-    };
-    attr.__bindgen_anon_1 = bindings::perf_event_attr__bindgen_ty_1 {
-        sample_period: period,
-    };
+    let mut attr = perf_event_attr { sample_type, ..attr };
+    attr.__bindgen_anon_1 = bindings::perf_event_attr__bindgen_ty_1 { sample_period: period };
     attr
 }
 
 /// Sets a wakeup every `records` records.
 pub(crate) fn waking(mut attr: perf_event_attr, records: u32) -> perf_event_attr {
     attr.set_watermark(0);
-    attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
-        wakeup_events: records,
-    };
+    attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 { wakeup_events: records };
     attr
 }
 
 /// Sets a wakeup every `bytes` bytes.
 pub(crate) fn watermark(mut attr: perf_event_attr, bytes: u32) -> perf_event_attr {
     attr.set_watermark(1);
-    attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
-        wakeup_watermark: bytes,
-    };
+    attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 { wakeup_watermark: bytes };
     attr
 }
 
@@ -47,10 +38,7 @@ pub(crate) fn silent(attr: perf_event_attr) -> perf_event_attr {
 
 /// Sets the trace's watermark: a wakeup after every `bytes` bytes in its AUX area.
 pub(crate) fn aux_watermark(attr: perf_event_attr, bytes: u32) -> perf_event_attr {
-    perf_event_attr {
-        aux_watermark: bytes,
-        ..attr
-    }
+    perf_event_attr { aux_watermark: bytes, ..attr }
 }
 
 /// For [`with_aux_action`]: the event opens paused.

@@ -1,8 +1,5 @@
 //! `/dev/vpmu`, and `perf_event_open(2)` beside it.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "splits words into fields; usize has 64 bits"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 #![expect(unsafe_code, reason = "system calls")]
 
 use std::fs::File;
@@ -86,13 +83,7 @@ impl Device {
         };
         // SAFETY: the driver reads the request and the attr, and may write the attr's size. Both live until the call
         // returns: the request is a local variable, and the callers have references to the attr.
-        let fd = checked(unsafe {
-            libc::ioctl(
-                self.file.as_raw_fd(),
-                uapi::IOC_OPEN.into(),
-                &raw const request,
-            )
-        })?;
+        let fd = checked(unsafe { libc::ioctl(self.file.as_raw_fd(), uapi::IOC_OPEN.into(), &raw const request) })?;
         // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
         Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
@@ -138,9 +129,7 @@ pub(crate) fn kernels(attr: &perf_event_attr, how: How<'_>) -> io::Result<Event>
     let group = how.group.map_or(-1, |fd| fd.as_raw_fd());
     let mut attr = *attr;
     // SAFETY: the kernel reads the attr and may write its size. `attr` lives until the call returns.
-    let fd = unsafe {
-        perf_event_open_sys::perf_event_open(&raw mut attr, how.pid, how.cpu, group, flags)
-    };
+    let fd = unsafe { perf_event_open_sys::perf_event_open(&raw mut attr, how.pid, how.cpu, group, flags) };
     // SAFETY: as in `Device::open_at`.
     Ok(Event(unsafe { OwnedFd::from_raw_fd(checked(fd)?) }))
 }

@@ -23,13 +23,7 @@ impl Doorbell {
     }
 
     /// Calls mmap(2) without checking the arguments first.
-    pub(crate) fn map_raw(
-        device: &Device,
-        bytes: usize,
-        protection: i32,
-        flags: i32,
-        offset: i64,
-    ) -> io::Result<Self> {
+    pub(crate) fn map_raw(device: &Device, bytes: usize, protection: i32, flags: i32, offset: i64) -> io::Result<Self> {
         let fd = device.as_raw_fd();
         // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
         let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) };

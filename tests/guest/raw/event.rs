@@ -79,9 +79,7 @@ impl Event {
     pub(crate) fn engine(&self) -> io::Result<u32> {
         let mut engine = 0_u32;
         // SAFETY: the request writes one u32.
-        checked(unsafe {
-            libc::ioctl(self.0.as_raw_fd(), uapi::IOC_ENGINE.into(), &raw mut engine)
-        })?;
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_ENGINE.into(), &raw mut engine) })?;
         Ok(engine)
     }
 
@@ -90,13 +88,7 @@ impl Event {
     pub(crate) fn wakeup(&self, every: u64, unit: u32, reserved: u32) -> io::Result<i32> {
         let request = [every, u64::from(reserved) << 32 | u64::from(unit)];
         // SAFETY: the request reads 16 bytes.
-        checked(unsafe {
-            libc::ioctl(
-                self.0.as_raw_fd(),
-                uapi::IOC_WAKEUP.into(),
-                request.as_ptr(),
-            )
-        })
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_WAKEUP.into(), request.as_ptr()) })
     }
 
     /// Calls splice(2) to move some bytes of the event into a pipe.
@@ -144,10 +136,7 @@ impl Event {
     /// The first word of a reading.
     pub(crate) fn count(&self) -> io::Result<u64> {
         let words = self.read()?;
-        words
-            .first()
-            .copied()
-            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        words.first().copied().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Another descriptor of the same event.
@@ -157,11 +146,7 @@ impl Event {
 
     /// Calls poll(2) with `POLLIN` and this timeout. Returns the bits that poll(2) reports, or zero at the timeout.
     pub(crate) fn poll(&self, millis: i32) -> io::Result<i16> {
-        let mut fd = libc::pollfd {
-            fd: self.0.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut fd = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the array has one pollfd, which is valid for the whole call.
         checked(unsafe { libc::poll(&raw mut fd, 1, millis) })?;
         Ok(fd.revents)

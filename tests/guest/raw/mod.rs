@@ -11,16 +11,15 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 pub(crate) use attrs::{
-    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Later, aux_watermark, sampling, silent, waking,
-    watermark, with_aux_action,
+    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Later, aux_watermark, sampling, silent, waking, watermark, with_aux_action,
 };
 pub(crate) use device::{Device, IOC_MARK, kernels, kernels_own};
 pub(crate) use doorbell::Doorbell;
 pub(crate) use event::Event;
 pub(crate) use persistent::{IN_WINDOW, OPERATORS, OVERWRITES};
 pub(crate) use vpmu_abi::{
-    ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL,
-    EXIT_USER, MARK_ANY, PACE_CPU_CLOCK, PACE_EXITS,
+    ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, MARK_ANY,
+    PACE_CPU_CLOCK, PACE_EXITS,
 };
 
 pub(crate) const PAGE: usize = 4096;
@@ -64,21 +63,11 @@ pub(crate) struct How<'a> {
 
 impl How<'_> {
     /// On the calling thread.
-    pub(crate) const OWN: Self = Self {
-        pid: 0,
-        cpu: -1,
-        group: None,
-        engine: ENGINE_ANY,
-        flags: 0,
-    };
+    pub(crate) const OWN: Self = Self { pid: 0, cpu: -1, group: None, engine: ENGINE_ANY, flags: 0 };
 
     /// Everything on a CPU.
     pub(crate) const fn on_cpu(cpu: i32) -> Self {
-        Self {
-            pid: -1,
-            cpu,
-            ..Self::OWN
-        }
+        Self { pid: -1, cpu, ..Self::OWN }
     }
 }
 
@@ -90,27 +79,17 @@ impl<'a> How<'a> {
 
     /// The same with these flags, too.
     pub(crate) const fn with(self, flags: u64) -> Self {
-        Self {
-            flags: self.flags | flags,
-            ..self
-        }
+        Self { flags: self.flags | flags, ..self }
     }
 
     /// The same, but in the group of that leader.
     pub(crate) const fn led_by(self, leader: BorrowedFd<'a>) -> Self {
-        Self {
-            group: Some(leader),
-            ..self
-        }
+        Self { group: Some(leader), ..self }
     }
 }
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// Returns the errno of a call, or `None` if the call succeeded.

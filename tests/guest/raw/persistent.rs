@@ -50,11 +50,7 @@ impl Entry {
         let bytes = mem::size_of::<perf_event_attr>().min(uapi::ATTR_SIZE);
         // SAFETY: both structures have at least `bytes` bytes, contain only integers, and do not overlap.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.attr.as_ptr(),
-                std::ptr::from_mut(&mut attr).cast::<u8>(),
-                bytes,
-            );
+            std::ptr::copy_nonoverlapping(self.attr.as_ptr(), std::ptr::from_mut(&mut attr).cast::<u8>(), bytes);
         }
         attr
     }
@@ -69,20 +65,11 @@ impl Device {
     /// Like [`Device::list`], but sets the request's reserved word, for which the driver accepts only zero.
     pub(crate) fn list_raw(&self, after: u64, count: u32, reserved: u32) -> io::Result<Vec<Entry>> {
         let mut entries = vec![Entry(uapi::PersistentEntry::default()); count as usize];
-        let request = uapi::Persistent {
-            after,
-            count,
-            reserved,
-            entries: entries.as_mut_ptr().expose_provenance() as u64,
-        };
+        let request =
+            uapi::Persistent { after, count, reserved, entries: entries.as_mut_ptr().expose_provenance() as u64 };
         // SAFETY: the driver writes at most `count` entries, and `entries` has room for `count`.
-        let filled = checked(unsafe {
-            libc::ioctl(
-                self.as_raw_fd(),
-                uapi::IOC_PERSISTENT.into(),
-                &raw const request,
-            )
-        })?;
+        let filled =
+            checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_PERSISTENT.into(), &raw const request) })?;
         entries.truncate(usize::try_from(filled).map_err(io::Error::other)?);
         Ok(entries)
     }
@@ -134,9 +121,7 @@ impl Event {
     pub(crate) fn detach_raw(&self, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
         let mut request = uapi::Detach { id: 0, name };
         // SAFETY: the request reads and writes one uapi::Detach.
-        checked(unsafe {
-            libc::ioctl(self.as_raw_fd(), uapi::IOC_DETACH.into(), &raw mut request)
-        })?;
+        checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_DETACH.into(), &raw mut request) })?;
         Ok(request.id)
     }
 

@@ -18,11 +18,8 @@ pub fn again(device: &mut Device, times: u32) -> Code {
     let control = queue(0);
     let (given, wanted) = device.give_again(0, times);
     // mov ebp, given; next: add ebp, 1 << 16
-    let code = Code::new()
-        .raw(&[0xbd])
-        .raw(&(given << 16).to_le_bytes())
-        .raw(&[0x81, 0xc5])
-        .raw(&(1_u32 << 16).to_le_bytes());
+    let code =
+        Code::new().raw(&[0xbd]).raw(&(given << 16).to_le_bytes()).raw(&[0x81, 0xc5]).raw(&(1_u32 << 16).to_le_bytes());
     // mov ebx, AVAILABLE; mov [ebx], ebp; mov ebx, NOTIFY; mov dword [ebx], 0
     let body = Code::new()
         .raw(&[0xbb])
@@ -38,9 +35,7 @@ pub fn again(device: &mut Device, times: u32) -> Code {
         .raw(&(wanted << 16).to_le_bytes());
     // jne next
     let back = i32::try_from(body.bytes().len() + 6 + 6).expect("a short loop");
-    code.then(&body)
-        .raw(&[0x0f, 0x85])
-        .raw(&(-back).to_le_bytes())
+    code.then(&body).raw(&[0x0f, 0x85]).raw(&(-back).to_le_bytes())
 }
 
 /// Opens and closes members of a group forever, with as many requests in each notification as the queue has entries.
@@ -112,24 +107,14 @@ pub fn fill_with_switches(event: u32) -> Code {
         .raw(&[0xb9])
         .raw(&rest.to_le_bytes())
         .raw(&[0xfc, 0xf3, 0xa5]);
-    descriptors(
-        code,
-        of_vcpu,
-        &[
-            (COMMANDS, MOST_COMMANDS * COMMAND, 1 | 1 << 16),
-            (REPLIES, MOST_COMMANDS * REPLY, 2),
-        ],
-    )
+    descriptors(code, of_vcpu, &[(COMMANDS, MOST_COMMANDS * COMMAND, 1 | 1 << 16), (REPLIES, MOST_COMMANDS * REPLY, 2)])
 }
 
 /// Writes descriptors into the table of `queue`: address, length, flags and next.
 fn descriptors(code: Code, queue: u32, table: &[(u32, u32, u32)]) -> Code {
     let places = (queue..).step_by(16).zip(table);
     places.fold(code, |code, (at, &(address, length, flags))| {
-        code.store(at, address)
-            .store(at + 4, 0)
-            .store(at + 8, length)
-            .store(at + 12, flags)
+        code.store(at, address).store(at + 4, 0).store(at + 8, length).store(at + 12, flags)
     })
 }
 
@@ -138,20 +123,14 @@ fn descriptors(code: Code, queue: u32, table: &[(u32, u32, u32)]) -> Code {
 pub fn make_indirect(index: u32) -> Code {
     const TABLE: u32 = 0xc0_0000;
     const INDIRECT: u32 = 4;
-    let code = descriptors(
-        Code::new(),
-        TABLE,
-        &[(COMMANDS, COMMAND, 1 | 1 << 16), (REPLIES, REPLY, 2)],
-    );
+    let code = descriptors(Code::new(), TABLE, &[(COMMANDS, COMMAND, 1 | 1 << 16), (REPLIES, REPLY, 2)]);
     descriptors(code, queue(index), &[(TABLE, 32, INDIRECT)])
 }
 
 /// Makes descriptor 0 of a queue available for the `number`th time, and notifies the device.
 #[must_use]
 pub fn kick(index: u32, number: u32) -> Code {
-    Code::new()
-        .store(queue(index) + AVAILABLE, number << 16)
-        .store(NOTIFY, index)
+    Code::new().store(queue(index) + AVAILABLE, number << 16).store(NOTIFY, index)
 }
 
 /// Repeatedly makes descriptor 0 of a queue available and notifies the device, forever.

@@ -55,27 +55,21 @@ impl Code {
     #[must_use]
     pub fn out8(self, port: u16, value: u8) -> Self {
         // mov dx, port; mov al, value; out dx, al
-        self.raw(&[0x66, 0xba])
-            .raw(&port.to_le_bytes())
-            .raw(&[0xb0, value, 0xee])
+        self.raw(&[0x66, 0xba]).raw(&port.to_le_bytes()).raw(&[0xb0, value, 0xee])
     }
 
     /// Reads a byte from a port.
     #[must_use]
     pub fn in8(self, port: u16) -> Self {
         // mov dx, port; in al, dx
-        self.raw(&[0x66, 0xba])
-            .raw(&port.to_le_bytes())
-            .raw(&[0xec])
+        self.raw(&[0x66, 0xba]).raw(&port.to_le_bytes()).raw(&[0xec])
     }
 
     /// Writes 32 bits to memory or to a device.
     #[must_use]
     pub fn store(self, address: u32, value: u32) -> Self {
         // mov dword [ebx], value
-        self.address(address)
-            .raw(&[0xc7, 0x03])
-            .raw(&value.to_le_bytes())
+        self.address(address).raw(&[0xc7, 0x03]).raw(&value.to_le_bytes())
     }
 
     /// Reads 32 bits into `eax`.
@@ -89,10 +83,7 @@ impl Code {
     #[must_use]
     pub fn require(self, value: u32) -> Self {
         // cmp eax, value; je over; ud2
-        self.raw(&[0x3d])
-            .raw(&value.to_le_bytes())
-            .raw(&[0x74, 0x02])
-            .die()
+        self.raw(&[0x3d]).raw(&value.to_le_bytes()).raw(&[0x74, 0x02]).die()
     }
 
     /// Causes a triple fault if there is no interrupt table.
@@ -119,10 +110,7 @@ impl Code {
     #[must_use]
     pub fn wait_for(self, address: u32, value: u32) -> Self {
         // again: pause; cmp dword [ebx], value; jne again
-        self.address(address)
-            .raw(&[0xf3, 0x90, 0x81, 0x3b])
-            .raw(&value.to_le_bytes())
-            .raw(&[0x75, 0xf6])
+        self.address(address).raw(&[0xf3, 0x90, 0x81, 0x3b]).raw(&value.to_le_bytes()).raw(&[0x75, 0xf6])
     }
 
     /// Halts forever.

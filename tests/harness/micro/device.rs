@@ -51,16 +51,9 @@ impl Device {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
         let mut code = Code::new();
         // The order is: reset, ACKNOWLEDGE, DRIVER, the features and VERSION_1, FEATURES_OK.
-        for (offset, value) in [
-            (0x70, 0),
-            (0x70, 1),
-            (0x70, 3),
-            (0x24, 0),
-            (0x20, features),
-            (0x24, 1),
-            (0x20, 1),
-            (0x70, 0xb),
-        ] {
+        for (offset, value) in
+            [(0x70, 0), (0x70, 1), (0x70, 3), (0x24, 0), (0x20, features), (0x24, 1), (0x20, 1), (0x70, 0xb)]
+        {
             code = write(code, offset, value);
         }
         for index in (0..2 + vcpus).filter(|&index| index != 1) {
@@ -125,14 +118,7 @@ impl Device {
         }
         // Descriptor 0 is the request, and links to descriptor 1, which is the reply. The available ring's entries stay
         // zero, so each entry names descriptor 0.
-        for (at, value) in [
-            (0, queue + ASKED),
-            (8, length),
-            (12, 1 | 1 << 16),
-            (16, answer),
-            (24, room),
-            (28, 2),
-        ] {
+        for (at, value) in [(0, queue + ASKED), (8, length), (12, 1 | 1 << 16), (16, answer), (24, room), (28, 2)] {
             code = code.store(queue + at, value);
         }
         let code = code

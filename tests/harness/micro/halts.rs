@@ -25,9 +25,7 @@ const TICKS: u32 = 1_000_000;
 #[must_use]
 pub fn halts(times: u32) -> Code {
     // mov ebx, END_OF_INTERRUPT; mov dword [rbx], 0; iretq
-    let handler = Code::new()
-        .store(END_OF_INTERRUPT, 0)
-        .raw(&[0x48, 0xcf, 0x90, 0x90, 0x90]);
+    let handler = Code::new().store(END_OF_INTERRUPT, 0).raw(&[0x48, 0xcf, 0x90, 0x90, 0x90]);
     let mut code = Code::new();
     for (at, word) in (HANDLER..).step_by(4).zip(handler.bytes().chunks(4)) {
         let word: [u8; 4] = word.try_into().expect("padded to words");

@@ -119,10 +119,7 @@ fn trampoline(page: u32, entry: u32) -> Vec<u32> {
     put(17, &(page + PROTECTED).to_le_bytes());
     put(21, &8_u16.to_le_bytes());
     // mov ax, 16; mov ds, ax; mov ss, ax; mov eax, entry; jmp eax
-    put(
-        PROTECTED,
-        &[0x66, 0xb8, 0x10, 0, 0x8e, 0xd8, 0x8e, 0xd0, 0xb8],
-    );
+    put(PROTECTED, &[0x66, 0xb8, 0x10, 0, 0x8e, 0xd8, 0x8e, 0xd0, 0xb8]);
     put(PROTECTED + 9, &entry.to_le_bytes());
     put(PROTECTED + 13, &[0xff, 0xe0]);
     // The GDT: null, flat code and flat data descriptors. Then the GDT's limit and address, for LGDT.
@@ -130,9 +127,7 @@ fn trampoline(page: u32, entry: u32) -> Vec<u32> {
     put(TABLE + 16, &0x00cf_9300_0000_ffff_u64.to_le_bytes());
     put(POINTER, &23_u16.to_le_bytes());
     put(POINTER + 2, &(page + TABLE).to_le_bytes());
-    code.chunks(4)
-        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-        .collect()
+    code.chunks(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
 }
 
 /// Returns a 64-bit executable with one segment. Its load address and its entry point are [`LOAD`].

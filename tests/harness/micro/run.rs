@@ -47,11 +47,7 @@ impl RunResult {
     #[must_use]
     pub fn vcpu(&self, index: usize) -> Vcpu {
         let exits = &self.report["vcpus"][index]["exits"];
-        Vcpu {
-            io: self.number(&exits["io"]),
-            mmio: self.number(&exits["mmio"]),
-            hlt: self.number(&exits["hlt"]),
-        }
+        Vcpu { io: self.number(&exits["io"]), mmio: self.number(&exits["mmio"]), hlt: self.number(&exits["hlt"]) }
     }
 
     /// KVM's own statistic `name` of vCPU `index`.
@@ -123,19 +119,11 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> RunResult {
         vmm.kill().expect("the VMM is not reaped yet");
     }
     let status = vmm.wait().expect("the VMM ends");
-    let errors = reader
-        .join()
-        .expect("the reader does not panic")
-        .expect("readable text");
+    let errors = reader.join().expect("the reader does not panic").expect("readable text");
     assert!(in_time, "no end within {LIMIT:?}: {errors}");
     let report = fs::read(&report).unwrap_or_else(|e| panic!("no report: {e}: {errors}"));
     let report = serde_json::from_slice(&report).expect("a report in JSON");
-    RunResult {
-        status: status.code().unwrap_or(-1),
-        errors,
-        console: fs::read(&console).expect("its output"),
-        report,
-    }
+    RunResult { status: status.code().unwrap_or(-1), errors, console: fs::read(&console).expect("its output"), report }
 }
 
 /// Returns the path of this workspace's VMM, which is built once per test program. The VMM is optimized if the test

@@ -80,10 +80,7 @@ impl Sampled {
     /// A guest with tables and empty stacks.
     #[must_use]
     pub fn new() -> Self {
-        let mut guest = Self {
-            bytes: vec![0; IMAGE],
-            requests: 0,
-        };
+        let mut guest = Self { bytes: vec![0; IMAGE], requests: 0 };
         guest.segments();
         guest.pages();
         guest
@@ -147,15 +144,9 @@ impl Sampled {
     pub fn kernel(mut self, value: u32, kernel: [u64; 2], user: [u64; 2]) -> (Vec<u8>, Marked) {
         let [kernel_bp, kernel_sp] = kernel;
         let [user_bp, user_sp] = user;
-        let boot = self
-            .set_up()
-            .then(&load(SP, kernel_sp))
-            .then(&load(BP, kernel_bp))
-            .store(DOORBELL, value);
+        let boot = self.set_up().then(&load(SP, kernel_sp)).then(&load(BP, kernel_bp)).store(DOORBELL, value);
         let kernel = LOAD + boot.bytes().len() as u64;
-        let boot = boot
-            .then(&load(SP, KERNEL_STACK + KERNEL_STACK_SIZE))
-            .then(&enter_user(user_sp));
+        let boot = boot.then(&load(SP, KERNEL_STACK + KERNEL_STACK_SIZE)).then(&enter_user(user_sp));
         let program = load(BP, user_bp)
             .then(&load(BX, USER_DOORBELL))
             // mov dword [rbx], value
@@ -213,12 +204,7 @@ impl Sampled {
         self.word(PML4 + 8, USER_TABLES | PROGRAM);
         self.word(USER_TABLES, (USER_TABLES + PAGE) | PROGRAM);
         self.word(USER_TABLES + PAGE, (USER_TABLES + 2 * PAGE) | PROGRAM);
-        let pages = [
-            USER_CODE_AT,
-            USER_STACK_AT,
-            u64::from(DOORBELL),
-            RING + PAGE,
-        ];
+        let pages = [USER_CODE_AT, USER_STACK_AT, u64::from(DOORBELL), RING + PAGE];
         for (at, page) in (USER_TABLES + 2 * PAGE..).step_by(8).zip(pages) {
             self.word(at, page | PROGRAM);
         }
@@ -286,9 +272,7 @@ const BP: u8 = 5;
 
 /// `mov register, value`, in 64 bits.
 pub(super) fn load(register: u8, value: u64) -> Code {
-    Code::new()
-        .raw(&[0x48, 0xb8 + register])
-        .raw(&value.to_le_bytes())
+    Code::new().raw(&[0x48, 0xb8 + register]).raw(&value.to_le_bytes())
 }
 
 /// Enters ring 3 at the program, with access to ports.
@@ -321,9 +305,7 @@ pub(super) fn send() -> Code {
 /// If the output does not consist of complete records.
 #[must_use]
 pub fn records(sent: &[u8]) -> Vec<Vec<u64>> {
-    let mut words = sent
-        .chunks_exact(8)
-        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    let mut words = sent.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
     let mut records = Vec::new();
     while let Some(header) = words.next().filter(|&header| header != 0) {
         let size = usize::try_from(header >> 48).expect("16 bits");

@@ -40,11 +40,7 @@ impl Clock {
         // Its overflows kick the thread's vCPU.
         call::announce(&event, call::thread(), kick_signal())?;
         let ring = Mapping::new_read_only(event.as_fd(), PAGES * PAGE)?;
-        Ok(Self {
-            event,
-            ring,
-            seen: 0,
-        })
+        Ok(Self { event, ring, seen: 0 })
     }
 
     /// Nanoseconds that the clock has run.

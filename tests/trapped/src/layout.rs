@@ -73,11 +73,7 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    const ALL: [(&'static str, Self); 3] = [
-        ("amd", Self::Amd),
-        ("amd-v2", Self::AmdV2),
-        ("intel-v2", Self::IntelV2),
-    ];
+    const ALL: [(&'static str, Self); 3] = [("amd", Self::Amd), ("amd-v2", Self::AmdV2), ("intel-v2", Self::IntelV2)];
 
     pub(crate) fn named(name: &str) -> Option<Self> {
         let found = Self::ALL.into_iter().find(|(known, _)| *known == name);
@@ -126,16 +122,10 @@ impl Layout {
     /// Returns the numbers of all trapped registers. The patched RDPMC reads the registers whose numbers start at 0 and
     /// at [`INTEL_FIXED_INDEX`]: see [`rdpmc`](crate::rdpmc).
     pub(crate) fn ranges(self) -> Vec<Range<u32>> {
-        let mut ranges = Vec::from([Range {
-            start: 0,
-            end: self.general(),
-        }]);
+        let mut ranges = Vec::from([Range { start: 0, end: self.general() }]);
         match self {
             Self::Amd => ranges.push(K7_SELECTS..K7_COUNTERS + 4),
-            Self::AmdV2 => ranges.extend([
-                CORE..CORE + 2 * self.counters(),
-                GLOBAL_STATUS..GLOBAL_STATUS_CLEAR + 1,
-            ]),
+            Self::AmdV2 => ranges.extend([CORE..CORE + 2 * self.counters(), GLOBAL_STATUS..GLOBAL_STATUS_CLEAR + 1]),
             Self::IntelV2 => ranges.extend([
                 INTEL_FIXED_INDEX..INTEL_FIXED_INDEX + INTEL_FIXED,
                 INTEL_COUNTERS..INTEL_COUNTERS + INTEL_GENERAL,
@@ -156,9 +146,7 @@ impl Layout {
         match self {
             Self::Amd => match number {
                 K7_SELECTS..K7_COUNTERS => index(K7_SELECTS).map(Register::Select),
-                _ if (K7_COUNTERS..K7_COUNTERS + 4).contains(&number) => {
-                    index(K7_COUNTERS).map(Register::Counter)
-                }
+                _ if (K7_COUNTERS..K7_COUNTERS + 4).contains(&number) => index(K7_COUNTERS).map(Register::Counter),
                 _ => None,
             },
             Self::AmdV2 => match number {
@@ -250,11 +238,7 @@ mod tests {
     use super::*;
 
     fn leaf(function: u32) -> kvm_cpuid_entry2 {
-        kvm_cpuid_entry2 {
-            function,
-            eax: 1,
-            ..Default::default()
-        }
+        kvm_cpuid_entry2 { function, eax: 1, ..Default::default() }
     }
 
     #[test]
@@ -279,9 +263,7 @@ mod tests {
         for (name, layout) in Layout::ALL {
             for counter in 0..layout.counters() as usize {
                 let numbers = layout.ranges().into_iter().flatten();
-                let found = numbers
-                    .filter(|&number| layout.find(number) == Some(Register::Counter(counter)))
-                    .count();
+                let found = numbers.filter(|&number| layout.find(number) == Some(Register::Counter(counter))).count();
                 assert_eq!(found, 2, "{name}, counter {counter}");
             }
         }
@@ -303,10 +285,7 @@ mod tests {
             leaves
         };
         let find = |leaves: &[kvm_cpuid_entry2], function| {
-            *leaves
-                .iter()
-                .find(|leaf| leaf.function == function)
-                .expect("the leaf is there")
+            *leaves.iter().find(|leaf| leaf.function == function).expect("the leaf is there")
         };
         let amd = described(Layout::AmdV2);
         assert_eq!(find(&amd, LEAF_EXTENDED).eax, LEAF_AMD_PMU);

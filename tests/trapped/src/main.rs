@@ -64,14 +64,11 @@ fn run() -> Result<u8, Failure> {
     let destination = config.report.as_deref().map(Destination::open).transpose();
     let destination = destination.map_err(failure)?;
     let pmu = Arc::new(TrappedPmu::new(layout));
-    let ran = Vm::with_emulation(config, inherited, pmu)
-        .map_err(failure)?
-        .run();
+    let ran = Vm::with_emulation(config, inherited, pmu).map_err(failure)?.run();
     let report = Report::of_run(&ran);
     if let Some(destination) = destination {
         destination.write(&report).map_err(failure)?;
     }
-    ran.ending
-        .map_err(|error| (report.exit_code, error.into()))?;
+    ran.ending.map_err(|error| (report.exit_code, error.into()))?;
     Ok(report.exit_code)
 }

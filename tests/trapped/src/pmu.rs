@@ -43,10 +43,7 @@ pub(crate) struct TrappedPmu {
 
 impl TrappedPmu {
     pub(crate) fn new(layout: Layout) -> Self {
-        Self {
-            layout,
-            unchanged: Unchanged::default(),
-        }
+        Self { layout, unchanged: Unchanged::default() }
     }
 }
 
@@ -102,13 +99,7 @@ struct Counter {
 
 impl Counter {
     fn new() -> io::Result<Self> {
-        Ok(Self {
-            clock: Clock::open()?,
-            select: 0,
-            value: 0,
-            since: 0,
-            counting: false,
-        })
+        Ok(Self { clock: Clock::open()?, select: 0, value: 0, since: 0, counting: false })
     }
 
     /// Updates the count. Returns whether the counter has overflowed since the last update.
@@ -198,10 +189,7 @@ impl VcpuPmu {
     }
 
     /// Calls `act` on each counter, and notes the overflows that `act` returns.
-    fn each(
-        &mut self,
-        mut act: impl FnMut(usize, &mut Counter) -> io::Result<bool>,
-    ) -> io::Result<()> {
+    fn each(&mut self, mut act: impl FnMut(usize, &mut Counter) -> io::Result<bool>) -> io::Result<()> {
         for (index, counter) in self.counters.iter_mut().enumerate() {
             if act(index, counter)? {
                 self.status |= self.layout.bit(index);
@@ -238,8 +226,7 @@ impl VcpuPmu {
                 for (index, counter) in self.counters.iter_mut().skip(general).enumerate() {
                     let bits = value >> (FIXED_BITS * index);
                     let flag = |mask, flag| if bits & mask != 0 { flag } else { 0 };
-                    counter.select =
-                        flag(FIXED_MODES, SELECT_ENABLE) | flag(FIXED_INTERRUPT, SELECT_INTERRUPT);
+                    counter.select = flag(FIXED_MODES, SELECT_ENABLE) | flag(FIXED_INTERRUPT, SELECT_INTERRUPT);
                 }
                 self.apply()
             }
@@ -298,7 +285,5 @@ impl VcpuMsrs for VcpuPmu {
 fn lvtpc(vcpu: &VcpuFd) -> io::Result<u32> {
     let apic = vcpu.get_lapic()?;
     let bytes = apic.regs.iter().skip(APIC_LVTPC).take(4);
-    Ok(bytes
-        .rev()
-        .fold(0, |word, byte| word << 8 | u32::from(byte.to_ne_bytes()[0])))
+    Ok(bytes.rev().fold(0, |word, byte| word << 8 | u32::from(byte.to_ne_bytes()[0])))
 }

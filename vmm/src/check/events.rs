@@ -49,30 +49,19 @@ pub(super) fn asked(args: &PolicyArgs) -> Result<Vec<Decision>, PolicyError> {
         return Ok(vec![decide(args.clone())?]);
     }
     let tiers = [Tier::Clocks, Tier::Standard, Tier::Full];
-    let of = |tier| PolicyArgs {
-        pmu: Some(tier),
-        ..PolicyArgs::default()
-    };
+    let of = |tier| PolicyArgs { pmu: Some(tier), ..PolicyArgs::default() };
     tiers.into_iter().map(|tier| decide(of(tier))).collect()
 }
 
 /// The events that a guest can open with each of the lists in `asked`. `statistics` is true if KVM counts exits.
 /// `mediated` is true if KVM has mediated PMUs, and `None` if this is unknown.
-pub(super) fn offered(
-    asked: &[Decision],
-    statistics: bool,
-    mediated: Option<bool>,
-) -> Vec<Offered> {
+pub(super) fn offered(asked: &[Decision], statistics: bool, mediated: Option<bool>) -> Vec<Offered> {
     let one = |decision: &Decision| {
         let (events, error) = match events(decision, statistics, mediated) {
             Ok(events) => (events, None),
             Err(error) => (Vec::new(), Some(vpmu_errors::chain(&*error))),
         };
-        Offered {
-            policy: decision.name(),
-            events,
-            error,
-        }
+        Offered { policy: decision.name(), events, error }
     };
     asked.iter().map(one).collect()
 }
@@ -91,9 +80,7 @@ fn events(
     });
     let files = HostFiles::read(&hardware);
     let source = PerfSource::confined(files, signal::kick_signal(), || Ok(()))?;
-    let settings = Settings::new(1, 1_000_000)
-        .with_hardware(hardware)
-        .with_policy(decision.policy.clone());
+    let settings = Settings::new(1, 1_000_000).with_hardware(hardware).with_policy(decision.policy.clone());
     let vpmu = Vpmu::new(settings, Arc::new(Idle { statistics }), Box::new(source))?;
     Ok(vpmu.guest_events())
 }
@@ -153,11 +140,7 @@ mod tests {
     use super::*;
 
     fn args(pmu: Tier, denied: &str) -> PolicyArgs {
-        PolicyArgs {
-            pmu: Some(pmu),
-            deny_events: vec![denied.parse().expect("an event")],
-            ..PolicyArgs::default()
-        }
+        PolicyArgs { pmu: Some(pmu), deny_events: vec![denied.parse().expect("an event")], ..PolicyArgs::default() }
     }
 
     #[test]
@@ -177,23 +160,14 @@ mod tests {
         assert_eq!((offered.len(), &offered[0].error), (1, &None));
         let rest = ["guest-time", "marks", "mark", "exits-user", "exits-other"];
         for event in rest {
-            assert!(
-                offered[0].events.iter().any(|name| name == event),
-                "{event}"
-            );
+            assert!(offered[0].events.iter().any(|name| name == event), "{event}");
         }
         for event in ["tsc", "exits", "halts", "cycles", "exit-trace-user"] {
-            assert!(
-                offered[0].events.iter().all(|name| name != event),
-                "{event}"
-            );
+            assert!(offered[0].events.iter().all(|name| name != event), "{event}");
         }
         let line = &checks(&offered)[0];
         assert_eq!(line.name, "pmu.clocks");
-        assert!(
-            line.consequence.contains("exits-user, exits-io"),
-            "{line:?}"
-        );
+        assert!(line.consequence.contains("exits-user, exits-io"), "{line:?}");
     }
 
     #[test]
@@ -202,18 +176,14 @@ mod tests {
         let of_hardware = |mediated| {
             let offered = offered(&asked, true, mediated);
             let events = offered[0].events.iter();
-            events
-                .filter(|name| crate::policy::is_hardware(name))
-                .count()
+            events.filter(|name| crate::policy::is_hardware(name)).count()
         };
         assert_eq!(of_hardware(Some(true)), 0);
         // The number of events depends on this host.
         assert_eq!(of_hardware(Some(false)), of_hardware(None));
-        for (found, words) in [
-            (None, "no mediated PMUs"),
-            (Some(false), "parameter"),
-            (Some(true), "--hardware-events"),
-        ] {
+        for (found, words) in
+            [(None, "no mediated PMUs"), (Some(false), "parameter"), (Some(true), "--hardware-events")]
+        {
             assert!(mediated(found).consequence.contains(words), "{found:?}");
         }
     }

@@ -96,10 +96,7 @@ pub struct HostTrace {
 
 impl From<vpmu::host::HostTrace> for HostTrace {
     fn from(trace: vpmu::host::HostTrace) -> Self {
-        Self {
-            pmu: trace.pmu,
-            refused: trace.refused.to_owned(),
-        }
+        Self { pmu: trace.pmu, refused: trace.refused.to_owned() }
     }
 }
 

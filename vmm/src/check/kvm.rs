@@ -16,12 +16,7 @@ const PATH: &str = "/dev/kvm";
 pub(super) fn probe() -> Kvm {
     let mut kvm = Kvm {
         present: Path::new(PATH).exists(),
-        module: HOST
-            .modules
-            .iter()
-            .copied()
-            .find(|name| Path::new("/sys/module").join(name).exists())
-            .map(Into::into),
+        module: HOST.modules.iter().copied().find(|name| Path::new("/sys/module").join(name).exists()).map(Into::into),
         ..Kvm::default()
     };
     let device = match Device::new() {
@@ -34,9 +29,7 @@ pub(super) fn probe() -> Kvm {
     let version = device.get_api_version();
     kvm.api_version = Some(version);
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
-        kvm.error = Some(format!(
-            "{PATH} has API version {version}, not {KVM_API_VERSION}"
-        ));
+        kvm.error = Some(format!("{PATH} has API version {version}, not {KVM_API_VERSION}"));
         return kvm;
     }
     for &(name, number, required) in CAPABILITIES {
@@ -64,10 +57,7 @@ fn remedy(errno: i32) -> String {
         libc::ENODEV | libc::ENXIO => {
             format!("{PATH} exists, but KVM does not serve it: {}", HOST.remedy)
         }
-        _ => format!(
-            "cannot open {PATH}: {}",
-            io::Error::from_raw_os_error(errno)
-        ),
+        _ => format!("cannot open {PATH}: {}", io::Error::from_raw_os_error(errno)),
     }
 }
 

@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use vpmu_perf::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
     PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
-    PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_CPU_MIGRATIONS,
-    PERF_COUNT_SW_PAGE_FAULTS, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
-    perf_event_attr,
+    PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_CPU_MIGRATIONS, PERF_COUNT_SW_PAGE_FAULTS,
+    PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
 use vpmu::Refusal;
@@ -41,43 +40,15 @@ const TSC_TYPE: &str = "/sys/bus/event_source/devices/msr/type";
 
 /// The generic events to try, under perf's names.
 const GENERIC: &[(&str, u32, u32)] = &[
-    (
-        "branch-misses",
-        PERF_TYPE_HARDWARE,
-        PERF_COUNT_HW_BRANCH_MISSES,
-    ),
-    (
-        "branches",
-        PERF_TYPE_HARDWARE,
-        PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
-    ),
-    (
-        "cache-misses",
-        PERF_TYPE_HARDWARE,
-        PERF_COUNT_HW_CACHE_MISSES,
-    ),
-    (
-        "cache-references",
-        PERF_TYPE_HARDWARE,
-        PERF_COUNT_HW_CACHE_REFERENCES,
-    ),
-    (
-        "context-switches",
-        PERF_TYPE_SOFTWARE,
-        PERF_COUNT_SW_CONTEXT_SWITCHES,
-    ),
+    ("branch-misses", PERF_TYPE_HARDWARE, PERF_COUNT_HW_BRANCH_MISSES),
+    ("branches", PERF_TYPE_HARDWARE, PERF_COUNT_HW_BRANCH_INSTRUCTIONS),
+    ("cache-misses", PERF_TYPE_HARDWARE, PERF_COUNT_HW_CACHE_MISSES),
+    ("cache-references", PERF_TYPE_HARDWARE, PERF_COUNT_HW_CACHE_REFERENCES),
+    ("context-switches", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CONTEXT_SWITCHES),
     ("cpu-clock", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK),
-    (
-        "cpu-migrations",
-        PERF_TYPE_SOFTWARE,
-        PERF_COUNT_SW_CPU_MIGRATIONS,
-    ),
+    ("cpu-migrations", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_MIGRATIONS),
     ("cycles", PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES),
-    (
-        "instructions",
-        PERF_TYPE_HARDWARE,
-        PERF_COUNT_HW_INSTRUCTIONS,
-    ),
+    ("instructions", PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS),
     ("page-faults", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_PAGE_FAULTS),
     ("task-clock", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK),
 ];
@@ -93,18 +64,13 @@ pub(super) fn software_names() -> impl Iterator<Item = &'static str> {
 }
 
 fn names(kind: u32) -> impl Iterator<Item = &'static str> {
-    GENERIC
-        .iter()
-        .filter(move |generic| generic.1 == kind)
-        .map(|generic| generic.0)
+    GENERIC.iter().filter(move |generic| generic.1 == kind).map(|generic| generic.0)
 }
 
 /// Runs every probe. Probes that sample a guest are skipped if guests cannot run (`guests` is false).
 pub(super) fn probe(guests: bool) -> Perf {
-    let mut events: BTreeMap<_, _> = GENERIC
-        .iter()
-        .map(|&(name, kind, config)| (name, try_open(kind, config.into())))
-        .collect();
+    let mut events: BTreeMap<_, _> =
+        GENERIC.iter().map(|&(name, kind, config)| (name, try_open(kind, config.into()))).collect();
     events.insert("msr/tsc", tsc());
     let opens = |name: &str| events.get(name).is_some_and(|event: &Event| event.opens);
     // If no event of a kind opens, report the error from the most basic event of that kind.
@@ -126,16 +92,12 @@ pub(super) fn probe(guests: bool) -> Perf {
     let cycles = opens("cycles");
     let sampled = |ring| {
         let clock = clock && guests;
-        clock
-            .then(|| sample_guest(ring, Sampling::THOROUGH).ok())
-            .flatten()
+        clock.then(|| sample_guest(ring, Sampling::THOROUGH).ok()).flatten()
     };
     let (guest_kernel, guest_user) = (sampled(Ring::Kernel), sampled(Ring::User));
     let names = |samples: Option<Samples>| samples.is_some_and(|s| s.name_places());
     Perf {
-        paranoid: fs::read_to_string(PARANOID)
-            .ok()
-            .and_then(|text| text.trim().parse().ok()),
+        paranoid: fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok()),
         software_excludes_host: clock
             .then(|| excludes_host(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK).ok())
             .flatten(),
@@ -158,25 +120,14 @@ pub(super) fn probe(guests: bool) -> Perf {
 }
 
 fn attr(kind: u32, config: u64) -> perf_event_attr {
-    perf_event_attr {
-        type_: kind,
-        config,
-        ..Default::default()
-    }
+    perf_event_attr { type_: kind, config, ..Default::default() }
 }
 
 /// Opens and closes an event. If this process lacks privileges, opens the event only for user mode.
 fn try_open(kind: u32, config: u64) -> Event {
-    let failed = |error: io::Error| Event {
-        error: Some(error.to_string()),
-        errno: error.raw_os_error(),
-        ..Event::default()
-    };
-    let opened = |user_only| Event {
-        opens: true,
-        user_only,
-        ..Event::default()
-    };
+    let failed =
+        |error: io::Error| Event { error: Some(error.to_string()), errno: error.raw_os_error(), ..Event::default() };
+    let opened = |user_only| Event { opens: true, user_only, ..Event::default() };
     let mut attr = attr(kind, config);
     match HostEvent::open(attr) {
         Ok(_) => opened(false),
@@ -193,15 +144,10 @@ fn try_open(kind: u32, config: u64) -> Event {
 }
 
 fn tsc() -> Event {
-    let kind = fs::read_to_string(TSC_TYPE)
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
+    let kind = fs::read_to_string(TSC_TYPE).ok().and_then(|text| text.trim().parse().ok());
     match kind {
         Some(kind) => try_open(kind, 0),
-        None => Event {
-            error: Some(format!("{TSC_TYPE} does not exist")),
-            ..Event::default()
-        },
+        None => Event { error: Some(format!("{TSC_TYPE} does not exist")), ..Event::default() },
     }
 }
 
@@ -272,6 +218,5 @@ fn exits_of_one(time: Duration) -> Result<u64, String> {
         exits.stop()?;
         Ok(exits.read()?.value)
     };
-    micro::spin(time, Ring::User, start, |_| false, finish)
-        .map_err(|error| vpmu_errors::chain(&error))
+    micro::spin(time, Ring::User, start, |_| false, finish).map_err(|error| vpmu_errors::chain(&error))
 }

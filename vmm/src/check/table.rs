@@ -14,9 +14,7 @@ pub(super) fn render(checks: &[Check]) -> String {
     let longest = |text: fn(&Check) -> &str| checks.iter().map(|c| text(c).chars().count()).max();
     let name = longest(|check| check.name).unwrap_or(0).max("CHECK".len());
     let rest = WIDTH.saturating_sub(name + 2 * GAP);
-    let value = longest(|check| &check.value)
-        .unwrap_or(0)
-        .clamp(NARROW, (rest / 2).max(NARROW));
+    let value = longest(|check| &check.value).unwrap_or(0).clamp(NARROW, (rest / 2).max(NARROW));
     let consequence = rest.saturating_sub(value).max(NARROW);
 
     let mut table = String::new();
@@ -32,11 +30,7 @@ pub(super) fn render(checks: &[Check]) -> String {
         let consequences = wrap(&check.consequence, consequence);
         for row in 0..values.len().max(consequences.len()) {
             let cell = |cells: &[String]| cells.get(row).cloned().unwrap_or_default();
-            line([
-                if row == 0 { check.name } else { "" },
-                &cell(&values),
-                &cell(&consequences),
-            ]);
+            line([if row == 0 { check.name } else { "" }, &cell(&values), &cell(&consequences)]);
         }
     }
     table
@@ -76,11 +70,8 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_fit() {
-        let check = |name, value: &str, consequence: &str| Check {
-            name,
-            value: value.into(),
-            consequence: consequence.into(),
-        };
+        let check =
+            |name, value: &str, consequence: &str| Check { name, value: value.into(), consequence: consequence.into() };
         let table = render(&[
             check("a", "short", "so it is"),
             check("a-long-name", &"value ".repeat(30), &"words ".repeat(30)),

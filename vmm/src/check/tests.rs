@@ -54,12 +54,7 @@ fn kvm_survey_matches_the_file_system() {
 #[test]
 fn stock_kernel_needs_hardware_virtualisation() {
     let survey = surveyed();
-    assert_eq!(
-        survey.stock_kernel,
-        survey.kvm.usable && guest::has_hardware_virtualisation(),
-        "{:?}",
-        survey.guest
-    );
+    assert_eq!(survey.stock_kernel, survey.kvm.usable && guest::has_hardware_virtualisation(), "{:?}", survey.guest);
 }
 
 #[test]
@@ -74,9 +69,8 @@ fn guests_run_wherever_kvm_is_usable() {
 
 #[test]
 fn paranoia_is_the_kernels() {
-    let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid")
-        .ok()
-        .map(|text| text.trim().parse().unwrap());
+    let level =
+        fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok().map(|text| text.trim().parse().unwrap());
     assert_eq!(surveyed().perf.paranoid, level);
 }
 

@@ -55,11 +55,7 @@ fn device(kvm: &Kvm) -> Check {
 fn capabilities(kvm: &Kvm) -> Vec<Check> {
     let has = |name| kvm.capabilities.get(name) == Some(&true);
     let required = if kvm.missing.is_empty() {
-        Check::new(
-            "kvm.required",
-            "all present",
-            "interrupts, doorbells and exits work as the VMM needs them",
-        )
+        Check::new("kvm.required", "all present", "interrupts, doorbells and exits work as the VMM needs them")
     } else {
         let missing = format!("missing: {}", kvm.missing.join(", "));
         Check::new("kvm.required", missing, "`vmm run` cannot work here")
@@ -73,11 +69,7 @@ fn capabilities(kvm: &Kvm) -> Vec<Check> {
     vec![
         required,
         Check::new("kvm.statistics", statistics.0, statistics.1),
-        Check::new(
-            "kvm.vcpus",
-            vcpus.to_string(),
-            format!("a guest can have at most {vcpus} vCPUs"),
-        ),
+        Check::new("kvm.vcpus", vcpus.to_string(), format!("a guest can have at most {vcpus} vCPUs")),
     ]
 }
 
@@ -100,11 +92,9 @@ fn counters(perf: &Perf) -> Vec<Check> {
                     "guests have no cycles or instructions; the device offers its other events. The host \
                      refused: {why}"
                 ),
-                None => {
-                    "guests can count these; while one does, Linux starts no VM with a mediated \
+                None => "guests can count these; while one does, Linux starts no VM with a mediated \
                          PMU: see 'vmm run --no-hardware-events'"
-                        .into()
-                }
+                    .into(),
             },
         ),
         Check::new(
@@ -122,9 +112,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
             "perf.msr-tsc",
             match tsc {
                 Some(Event { opens: true, .. }) => "opens",
-                Some(Event {
-                    error: Some(error), ..
-                }) => error.as_str(),
+                Some(Event { error: Some(error), .. }) => error.as_str(),
                 _ => "not tried",
             },
             "guests have the tsc event even if the host has none: the device reads the counter itself",
@@ -139,11 +127,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
             ),
         },
         match &perf.hardware_loses {
-            Some(why) => Check::new(
-                "perf.moved-hw",
-                "loses counts",
-                format!("{why}: use a newer host"),
-            ),
+            Some(why) => Check::new("perf.moved-hw", "loses counts", format!("{why}: use a newer host")),
             None => Check::new(
                 "perf.moved-hw",
                 "keeps counting",
@@ -160,10 +144,8 @@ fn paranoid(perf: &Perf) -> Check {
     };
     let limited = perf.events.values().any(|event| event.user_only);
     // If the most basic event is refused, all events are refused.
-    let refused = perf
-        .events
-        .get("cpu-clock")
-        .is_some_and(|event| matches!(event.errno, Some(libc::EACCES | libc::EPERM)));
+    let refused =
+        perf.events.get("cpu-clock").is_some_and(|event| matches!(event.errno, Some(libc::EACCES | libc::EPERM)));
     let consequence = if refused {
         "host events are refused: set kernel.perf_event_paranoid=1, or give this process CAP_PERFMON"
     } else if limited {
@@ -183,11 +165,7 @@ fn excludes(name: &'static str, honoured: Option<bool>) -> Check {
             "not honoured",
             "counts also include the host's work for the vCPU; the catalogue reports this",
         ),
-        None => Check::new(
-            name,
-            "not observed",
-            "the catalogue does not say whether host work is excluded",
-        ),
+        None => Check::new(name, "not observed", "the catalogue does not say whether host work is excluded"),
     }
 }
 
@@ -196,10 +174,7 @@ fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
         let what = "host samples cannot be relied on to have guest addresses";
         return Check::new(name, "not observed", what);
     };
-    let value = format!(
-        "{} of {} samples in the guest's loop",
-        samples.in_loop, samples.total
-    );
+    let value = format!("{} of {} samples in the guest's loop", samples.in_loop, samples.total);
     let consequence = match samples.carry_guest_ips() {
         Some(true) if mode == "kernel" && samples.labelled_user > 0 => format!(
             "host samples have guest kernel addresses, but the host marks {} of them as user mode",
@@ -217,11 +192,7 @@ fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
 fn engine(auto: AutoEngine) -> Check {
     let name = "perf.engine";
     match auto {
-        AutoEngine::Batched => Check::new(
-            name,
-            "batched",
-            "`vmm run` samples host events without an exit per sample",
-        ),
+        AutoEngine::Batched => Check::new(name, "batched", "`vmm run` samples host events without an exit per sample"),
         AutoEngine::Exit => Check::new(
             name,
             "exit",
@@ -242,19 +213,14 @@ fn host_traces(perf: &Perf) -> Check {
     Check::new(
         name,
         list(|trace| trace.pmu.clone(), ", "),
-        list(
-            |trace| format!("refused: {}: {}", trace.pmu, trace.refused),
-            "; ",
-        ),
+        list(|trace| format!("refused: {}: {}", trace.pmu, trace.refused), "; "),
     )
 }
 
 fn verdict(kvm: &Kvm, guest: Option<&Guest>) -> Check {
     let name = "stock-kernel";
     match guest {
-        _ if stock_kernel(kvm, guest) => {
-            Check::new(name, "yes", "stock Linux guests boot here: direct KVM")
-        }
+        _ if stock_kernel(kvm, guest) => Check::new(name, "yes", "stock Linux guests boot here: direct KVM"),
         Some(guest) if guest.runs() => Check::new(
             name,
             format!("no: {}", guest.obstacles().join(", ")),

@@ -11,17 +11,11 @@ use vpmu::abi::{EXIT_IO, KIND_EXITS, KIND_HARDWARE, KIND_TSC};
 fn with_file(text: &str, args: RunArgs) -> Result<Config, ConfigError> {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.write_all(text.as_bytes()).expect("written");
-    Config::try_from(&RunArgs {
-        config: Some(file.path().to_owned()),
-        ..args
-    })
+    Config::try_from(&RunArgs { config: Some(file.path().to_owned()), ..args })
 }
 
 fn kernel() -> RunArgs {
-    RunArgs {
-        kernel: Some("vmlinux".into()),
-        ..Default::default()
-    }
+    RunArgs { kernel: Some("vmlinux".into()), ..Default::default() }
 }
 
 #[test]
@@ -34,10 +28,7 @@ fn kernel_is_the_only_required_setting() {
     assert_eq!((config.limits, config.window), (limits, 16 << 20));
     assert_eq!(config.engine, Engine::Auto);
     assert_eq!((config.on_reset, config.ctl), (OnReset::Exit, None));
-    assert!(matches!(
-        Config::try_from(&RunArgs::default()),
-        Err(ConfigError::NoKernel)
-    ));
+    assert!(matches!(Config::try_from(&RunArgs::default()), Err(ConfigError::NoKernel)));
 }
 
 #[test]
@@ -56,11 +47,7 @@ fn flags_win_over_the_file() {
     let flags = RunArgs {
         kernel: Some("b".into()),
         vcpus: Some(2),
-        limits: LimitArgs {
-            max_sample_rate: Some(7),
-            max_aux_pages: Some(16),
-            ..LimitArgs::default()
-        },
+        limits: LimitArgs { max_sample_rate: Some(7), max_aux_pages: Some(16), ..LimitArgs::default() },
         engine: Some(Engine::Batched),
         window: Some(0),
         on_reset: Some(OnReset::Exit),
@@ -79,28 +66,13 @@ fn flags_win_over_the_file() {
 #[test]
 fn confinement_from_flags_overrides_the_file() {
     let config = Config::try_from(&kernel()).expect("valid");
-    assert_eq!(
-        (
-            config.confinement.user,
-            config.confinement.chroot,
-            config.confinement.seccomp
-        ),
-        (None, None, true)
-    );
+    assert_eq!((config.confinement.user, config.confinement.chroot, config.confinement.seccomp), (None, None, true));
     let text = r#"{"user": "7:8", "chroot": "/a", "seccomp": false}"#;
     let user = |text: &str| text.parse().ok();
     let config = with_file(text, kernel()).expect("valid");
-    assert_eq!(
-        (config.confinement.user, config.confinement.seccomp),
-        (user("7:8"), false)
-    );
+    assert_eq!((config.confinement.user, config.confinement.seccomp), (user("7:8"), false));
     assert_eq!(config.confinement.chroot.as_deref(), Some(Path::new("/a")));
-    let flags = || RunArgs {
-        user: user("1:2"),
-        chroot: Some("/b".into()),
-        no_seccomp: true,
-        ..kernel()
-    };
+    let flags = || RunArgs { user: user("1:2"), chroot: Some("/b".into()), no_seccomp: true, ..kernel() };
     let config = with_file(text, flags()).expect("valid");
     assert_eq!(config.confinement.user, user("1:2"));
     assert_eq!(config.confinement.chroot.as_deref(), Some(Path::new("/b")));
@@ -119,13 +91,7 @@ fn hardware_events_are_kept_by_the_flag_or_else_by_the_file() {
     let without = r#"{"hardware-events": false}"#;
     let config = with_file(without, kernel()).expect("valid");
     assert!(!config.hardware.events);
-    let flag = RunArgs {
-        policy: PolicyArgs {
-            no_hardware_events: true,
-            ..PolicyArgs::default()
-        },
-        ..kernel()
-    };
+    let flag = RunArgs { policy: PolicyArgs { no_hardware_events: true, ..PolicyArgs::default() }, ..kernel() };
     let config = with_file(r#"{"hardware-events": true}"#, flag).expect("valid");
     assert!(!config.hardware.events, "the flag overrides the file");
 }
@@ -136,10 +102,7 @@ fn count_mode_is_the_flags_or_else_the_files_or_else_guest() {
     assert_eq!(mode(Config::try_from(&kernel())), vpmu::CountMode::Guest);
     let vcpu = r#"{"count-mode": "vcpu"}"#;
     assert_eq!(mode(with_file(vcpu, kernel())), vpmu::CountMode::Vcpu);
-    let flag = RunArgs {
-        count_mode: Some(CountMode::Guest),
-        ..kernel()
-    };
+    let flag = RunArgs { count_mode: Some(CountMode::Guest), ..kernel() };
     assert_eq!(mode(with_file(vcpu, flag)), vpmu::CountMode::Guest);
     let host = with_file(r#"{"count-mode": "host"}"#, kernel());
     assert!(matches!(host, Err(ConfigError::Parse { .. })));
@@ -152,10 +115,7 @@ fn raw_events_are_the_flags_or_else_the_files_or_else_none() {
     let file = r#"{"raw-events": "0x11"}"#;
     assert!(raw(with_file(file, kernel())).allow(0x11));
     let flag = RunArgs {
-        policy: PolicyArgs {
-            raw_events: Some("all".parse().expect("a list")),
-            ..PolicyArgs::default()
-        },
+        policy: PolicyArgs { raw_events: Some("all".parse().expect("a list")), ..PolicyArgs::default() },
         ..kernel()
     };
     assert_eq!(raw(with_file(file, flag)), vpmu::RawEvents::All);
@@ -168,14 +128,8 @@ fn hardware_is_pinned_by_the_flag_or_else_by_the_file() {
     let pinned = |config: Result<Config, ConfigError>| config.expect("valid").hardware.pinned;
     assert!(!pinned(Config::try_from(&kernel())));
     assert!(pinned(with_file(r#"{"pin-hardware": true}"#, kernel())));
-    let flag = RunArgs {
-        pin_hardware: true,
-        ..kernel()
-    };
-    assert!(
-        pinned(with_file(r#"{"pin-hardware": false}"#, flag)),
-        "the flag overrides the file"
-    );
+    let flag = RunArgs { pin_hardware: true, ..kernel() };
+    assert!(pinned(with_file(r#"{"pin-hardware": false}"#, flag)), "the flag overrides the file");
 }
 
 /// A limit's flag, which is also its key in the file, a value, and what the machine's limits then have.
@@ -183,69 +137,19 @@ type Limit = (&'static str, &'static str, fn(&Limits) -> u64, u64);
 
 const LIMITS: [Limit; 18] = [
     ("max-events", "5", |it| it.device.max_events.into(), 5),
-    (
-        "max-persistent",
-        "5",
-        |it| it.device.max_persistent.into(),
-        5,
-    ),
-    (
-        "max-host-counters",
-        "5",
-        |it| it.device.max_host_counters.into(),
-        5,
-    ),
-    (
-        "max-active-counters",
-        "5",
-        |it| it.device.max_active_counters.into(),
-        5,
-    ),
-    (
-        "max-sample-rate",
-        "5",
-        |it| it.device.max_sample_rate.into(),
-        5,
-    ),
+    ("max-persistent", "5", |it| it.device.max_persistent.into(), 5),
+    ("max-host-counters", "5", |it| it.device.max_host_counters.into(), 5),
+    ("max-active-counters", "5", |it| it.device.max_active_counters.into(), 5),
+    ("max-sample-rate", "5", |it| it.device.max_sample_rate.into(), 5),
     ("max-samples", "5", |it| it.device.max_samples.into(), 5),
-    (
-        "max-record-bytes",
-        "5K",
-        |it| it.device.max_record_bytes,
-        5 << 10,
-    ),
-    (
-        "max-sampling-percent",
-        "5",
-        |it| it.device.max_sampling_percent.into(),
-        5,
-    ),
-    (
-        "min-hardware-period",
-        "5",
-        |it| it.device.min_hardware_period,
-        5,
-    ),
-    (
-        "max-ring-pages",
-        "4",
-        |it| it.device.max_ring_pages.into(),
-        4,
-    ),
+    ("max-record-bytes", "5K", |it| it.device.max_record_bytes, 5 << 10),
+    ("max-sampling-percent", "5", |it| it.device.max_sampling_percent.into(), 5),
+    ("min-hardware-period", "5", |it| it.device.min_hardware_period, 5),
+    ("max-ring-pages", "4", |it| it.device.max_ring_pages.into(), 4),
     ("max-aux-pages", "4", |it| it.device.max_aux_pages.into(), 4),
     ("max-pages", "5", |it| it.device.max_pages.into(), 5),
-    (
-        "guest-window",
-        "8K",
-        |it| it.device.max_window_pages.into(),
-        2,
-    ),
-    (
-        "max-guest-recording",
-        "5K",
-        |it| it.guest_recording,
-        5 << 10,
-    ),
+    ("guest-window", "8K", |it| it.device.max_window_pages.into(), 2),
+    ("max-guest-recording", "5K", |it| it.guest_recording, 5 << 10),
     ("max-recordings", "5K", |it| it.recordings, 5 << 10),
     ("max-resets", "5", |it| it.resets.into(), 5),
     ("max-log-lines", "5", |it| it.log_lines.into(), 5),
@@ -286,25 +190,16 @@ fn persistent_events_come_from_flags_or_else_from_the_file() {
     assert_eq!(config.persistent.len(), 2);
     assert_eq!(config.recording.as_deref(), Some(Path::new("a")));
     assert_eq!(config.symbols.as_deref(), Some(Path::new("b")));
-    let flags = || RunArgs {
-        persistent: vec!["tsc".parse().expect("an event")],
-        recording: Some("c".into()),
-        ..kernel()
-    };
+    let flags =
+        || RunArgs { persistent: vec!["tsc".parse().expect("an event")], recording: Some("c".into()), ..kernel() };
     let config = with_file(text, flags()).expect("valid");
     assert_eq!(config.persistent, flags().persistent);
     assert_eq!(config.recording.as_deref(), Some(Path::new("c")));
     let config = Config::try_from(&kernel()).expect("valid");
     assert!(config.persistent.is_empty());
     assert!(config.recording.is_none() && config.symbols.is_none());
-    let without = RunArgs {
-        no_vpmu: true,
-        ..flags()
-    };
-    assert!(matches!(
-        Config::try_from(&without),
-        Err(ConfigError::PersistentWithoutVpmu)
-    ));
+    let without = RunArgs { no_vpmu: true, ..flags() };
+    assert!(matches!(Config::try_from(&without), Err(ConfigError::PersistentWithoutVpmu)));
     let wrong = with_file(r#"{"persistent": ["marks,size=1"]}"#, kernel());
     assert!(matches!(wrong, Err(ConfigError::Parse { .. })));
 }
@@ -324,41 +219,20 @@ fn file_with_mistakes_is_refused() {
         let result = with_file(text, kernel());
         assert!(matches!(result, Err(ConfigError::Parse { .. })), "{text}");
     }
-    let missing = RunArgs {
-        config: Some("/nonexistent/vm.json".into()),
-        ..kernel()
-    };
-    assert!(matches!(
-        Config::try_from(&missing),
-        Err(ConfigError::Read { .. })
-    ));
+    let missing = RunArgs { config: Some("/nonexistent/vm.json".into()), ..kernel() };
+    assert!(matches!(Config::try_from(&missing), Err(ConfigError::Read { .. })));
 }
 
 #[test]
 fn machines_out_of_bounds_are_refused() {
     for count in [0, 255, 256, u32::MAX] {
-        let args = RunArgs {
-            vcpus: Some(count),
-            ..kernel()
-        };
+        let args = RunArgs { vcpus: Some(count), ..kernel() };
         assert!(matches!(Config::try_from(&args), Err(ConfigError::Vcpus(n)) if n == count));
     }
-    let args = RunArgs {
-        limits: LimitArgs {
-            max_sample_rate: Some(0),
-            ..LimitArgs::default()
-        },
-        ..kernel()
-    };
-    assert!(matches!(
-        Config::try_from(&args),
-        Err(ConfigError::Limits(LimitError::Zero(_)))
-    ));
+    let args = RunArgs { limits: LimitArgs { max_sample_rate: Some(0), ..LimitArgs::default() }, ..kernel() };
+    assert!(matches!(Config::try_from(&args), Err(ConfigError::Limits(LimitError::Zero(_)))));
     for mib in [0, 3, u64::MAX] {
-        let args = RunArgs {
-            memory: Some(mib),
-            ..kernel()
-        };
+        let args = RunArgs { memory: Some(mib), ..kernel() };
         assert!(matches!(Config::try_from(&args), Err(ConfigError::Memory(n)) if n == mib));
     }
 }

@@ -10,9 +10,7 @@
 pub(super) fn use_one_arena() {
     // SAFETY: the call only sets a parameter of the allocator, and no other thread runs yet.
     if unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } != 1 {
-        log::warn!(
-            "the allocator uses several arenas: it may make a system call that a filter refuses"
-        );
+        log::warn!("the allocator uses several arenas: it may make a system call that a filter refuses");
     }
 }
 

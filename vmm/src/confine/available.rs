@@ -64,9 +64,7 @@ impl Available {
                     "confine.pids",
                     "shared",
                     match self.scopes_signals() {
-                        true => {
-                            "Landlock keeps the signals of a thread that a guest takes over inside the machine"
-                        }
+                        true => "Landlock keeps the signals of a thread that a guest takes over inside the machine",
                         false => {
                             "a thread that a guest takes over can signal other processes of its user: start `vmm \
                              run` as root, and give each machine a user of its own (--user)"
@@ -75,11 +73,7 @@ impl Available {
                 ),
             },
             match &self.capabilities[..] {
-                [] => Check::new(
-                    "confine.capabilities",
-                    "none",
-                    "`vmm run` drops every capability",
-                ),
+                [] => Check::new("confine.capabilities", "none", "`vmm run` drops every capability"),
                 kept => Check::new(
                     "confine.capabilities",
                     kept.join(", "),

@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetError, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, Scope,
 };
 
 /// The newest version of Landlock whose restrictions are used where the host has it. Older hosts get those that they
@@ -32,10 +32,7 @@ pub(super) struct Directories<'a> {
 ///
 /// # Errors
 /// The error of a step.
-pub(super) fn restrict(
-    directories: Directories<'_>,
-    reads: bool,
-) -> Result<Option<u32>, RulesetError> {
+pub(super) fn restrict(directories: Directories<'_>, reads: bool) -> Result<Option<u32>, RulesetError> {
     let handled = match reads {
         true => AccessFs::from_write(NEWEST),
         false => AccessFs::from_all(NEWEST),
@@ -49,10 +46,7 @@ pub(super) fn restrict(
         | AccessFs::MakeSym
         | AccessFs::RemoveFile;
     let socket = BitFlags::from(AccessFs::RemoveFile);
-    let given = [
-        (directories.recordings, recordings),
-        (directories.socket, socket),
-    ];
+    let given = [(directories.recordings, recordings), (directories.socket, socket)];
     let given = given.into_iter().filter_map(|(directory, access)| {
         let rule = PathBeneath::new(directory?, access & handled);
         Some(Ok::<_, RulesetError>(rule))
@@ -71,10 +65,7 @@ pub(super) fn restrict(
 pub(crate) fn version_of_host() -> Option<u32> {
     // The library tells the version only to a restricted thread, so a short-lived thread restricts itself.
     let thread = std::thread::Builder::new().spawn(|| {
-        let nothing = Directories {
-            recordings: None,
-            socket: None,
-        };
+        let nothing = Directories { recordings: None, socket: None };
         restrict(nothing, true).ok().flatten()
     });
     let version = thread.map(std::thread::JoinHandle::join);
@@ -88,10 +79,7 @@ pub(crate) fn version_of_host() -> Option<u32> {
 
 fn version(status: LandlockStatus) -> Option<u32> {
     match status {
-        LandlockStatus::Available {
-            effective_abi,
-            kernel_abi,
-        } => {
+        LandlockStatus::Available { effective_abi, kernel_abi } => {
             let newer = kernel_abi.and_then(|version| u32::try_from(version).ok());
             Some(newer.unwrap_or(effective_abi as u32))
         }

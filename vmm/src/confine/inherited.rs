@@ -31,9 +31,7 @@ impl Inherited {
             close_all();
             return Self::from(Vec::new());
         };
-        let numbers = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let numbers: Vec<RawFd> = numbers.filter(|&number| number >= STANDARD).collect();
         // The list includes the descriptor of the directory itself. That descriptor is closed by now, so leave it out.
         let open = numbers.into_iter().filter(|&number| is_open(number));
@@ -63,10 +61,7 @@ impl Inherited {
 
 impl From<Vec<RawFd>> for Inherited {
     fn from(descriptors: Vec<RawFd>) -> Self {
-        Self {
-            descriptors,
-            namespace: None,
-        }
+        Self { descriptors, namespace: None }
     }
 }
 

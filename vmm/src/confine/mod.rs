@@ -86,14 +86,10 @@ pub enum ConfineError {
     #[error("cannot drop privileges")]
     Privileges(#[source] io::Error),
     /// The process could not move to a PID namespace of its own.
-    #[error(
-        "cannot move to a PID namespace of its own: raise the limit on processes, or start without CAP_SYS_ADMIN"
-    )]
+    #[error("cannot move to a PID namespace of its own: raise the limit on processes, or start without CAP_SYS_ADMIN")]
     Namespace(#[source] io::Error),
     /// Landlock refused a rule.
-    #[error(
-        "cannot restrict the files that the VMM can reach: choose another directory with --recording or --ctl"
-    )]
+    #[error("cannot restrict the files that the VMM can reach: choose another directory with --recording or --ctl")]
     Files(#[source] landlock::RulesetError),
     /// A mistake in the lists of system calls.
     #[error("cannot compile the seccomp filter of {thread} threads: this is a bug")]
@@ -237,13 +233,8 @@ impl Unfiltered {
         }
         let ids = started.iter().map(|thread| thread.id).collect();
         let filters = self.plan.map(|plan| Filters::prepare(&plan.on(ids)));
-        let confinement = Confinement {
-            filters: filters.transpose()?.map(Arc::new),
-            confined: self.confined,
-        };
-        let threads = started
-            .into_iter()
-            .map(|thread| thread.filter(&confinement));
+        let confinement = Confinement { filters: filters.transpose()?.map(Arc::new), confined: self.confined };
+        let threads = started.into_iter().map(|thread| thread.filter(&confinement));
         let threads = threads.collect::<Result<_, _>>()?;
         Ok((confinement, threads))
     }
@@ -278,12 +269,7 @@ impl Started {
         });
         let thread = thread.map_err(ConfineError::Thread)?;
         let id = id.recv().map_err(|_| died())?;
-        Ok(Self {
-            id: id.as_raw_nonzero().get().unsigned_abs(),
-            thread,
-            give,
-            begun,
-        })
+        Ok(Self { id: id.as_raw_nonzero().get().unsigned_abs(), thread, give, begun })
     }
 
     /// Makes the thread install its filter and run its body.
@@ -346,10 +332,7 @@ impl Confinement {
             let dies = namespace.die_with_parent();
             dies.map_err(ConfineError::Namespace)?;
         }
-        let directories = Directories {
-            recordings: needs.recordings,
-            socket: needs.socket,
-        };
+        let directories = Directories { recordings: needs.recordings, socket: needs.socket };
         // To print a backtrace, the process reads its own program. That takes system calls that the filters refuse.
         let reads = !options.seccomp;
         let landlock_abi = files::restrict(directories, reads).map_err(ConfineError::Files)?;
@@ -366,20 +349,13 @@ impl Confinement {
             eprintln!("vmm: warning: {warning}");
         }
         let plan = Plan {
-            process: Process {
-                id: std::process::id(),
-                vcpus: Vec::new(),
-                signal: signal::kick_signal(),
-            },
+            process: Process { id: std::process::id(), vcpus: Vec::new(), signal: signal::kick_signal() },
             pmu: needs.settings.is_some(),
             restarts: needs.restarts,
             recordings: needs.recordings.map(|directory| directory.as_raw_fd()),
             socket: needs.socket.map(|directory| directory.as_raw_fd()),
         };
-        Ok(Unfiltered {
-            plan: options.seccomp.then_some(plan),
-            confined,
-        })
+        Ok(Unfiltered { plan: options.seccomp.then_some(plan), confined })
     }
 
     /// The remaining privileges.
@@ -416,10 +392,7 @@ impl Confinement {
 
     /// Returns a function that installs the filter of `kind` on the calling thread. A thread that is not started by
     /// [`Self::spawn`] must call the returned function first.
-    pub fn begin(
-        &self,
-        kind: ThreadKind,
-    ) -> impl FnOnce() -> Result<(), ConfineError> + Send + 'static {
+    pub fn begin(&self, kind: ThreadKind) -> impl FnOnce() -> Result<(), ConfineError> + Send + 'static {
         let filters = self.filters.clone();
         move || match filters {
             Some(filters) => filters.install(kind),
@@ -460,11 +433,7 @@ mod tests {
 
     #[test]
     fn root_without_landlock_and_without_a_root_directory_is_warned() {
-        let confined = Confined {
-            seccomp: true,
-            chroot: None,
-            ..Confinement::none().confined
-        };
+        let confined = Confined { seccomp: true, chroot: None, ..Confinement::none().confined };
         let [warning] = confined.warnings(true)[..] else {
             panic!("one warning");
         };
@@ -472,15 +441,9 @@ mod tests {
             assert!(warning.contains(word), "{warning}");
         }
         assert!(confined.warnings(false).is_empty());
-        let landlock = Confined {
-            landlock_abi: Some(1),
-            ..confined.clone()
-        };
+        let landlock = Confined { landlock_abi: Some(1), ..confined.clone() };
         assert!(landlock.warnings(true).is_empty());
-        let chroot = Confined {
-            chroot: Some("/empty".into()),
-            ..confined
-        };
+        let chroot = Confined { chroot: Some("/empty".into()), ..confined };
         assert!(chroot.warnings(true).is_empty());
     }
 }

@@ -4,10 +4,7 @@
 //! parent waits for it. The parent passes on signals and the exit status. If one of the two dies, the other one does
 //! too.
 
-#![expect(
-    unsafe_code,
-    reason = "fork, waiting for signals, and taking a signal's default action"
-)]
+#![expect(unsafe_code, reason = "fork, waiting for signals, and taking a signal's default action")]
 
 use std::io::{self, PipeReader, Read, pipe};
 use std::mem::MaybeUninit;
@@ -149,14 +146,7 @@ fn release(is_other_user: bool, kept: &impl AsRawFd) {
         unsafe { libc::dup2(kept, standard) };
     }
     // SAFETY: this process uses no other descriptor than standard error again, and never returns to code that would.
-    unsafe {
-        libc::syscall(
-            libc::SYS_close_range,
-            libc::STDERR_FILENO + 1,
-            c_int::MAX,
-            0,
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_close_range, libc::STDERR_FILENO + 1, c_int::MAX, 0) };
 }
 
 /// Waits until the child has ended, and ends in the same way.

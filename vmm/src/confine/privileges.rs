@@ -66,18 +66,13 @@ impl User {
 
 /// The user and group of this process.
 pub(super) fn own_user() -> User {
-    User {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-    }
+    User { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }
 
 /// Checks that this process has the privileges that `options` require, so that the operator sees an error immediately,
 /// and not only after the preparations for the boot.
 pub(super) fn check(options: &Options) -> Result<(), ConfineError> {
-    let held = rustix::thread::capabilities(None)
-        .map_err(failed)?
-        .effective;
+    let held = rustix::thread::capabilities(None).map_err(failed)?.effective;
     if let Some(directory) = &options.chroot
         && !held.contains(CapabilitySet::SYS_CHROOT)
     {
@@ -122,11 +117,7 @@ pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<()
         return Ok(());
     }
     if asked {
-        return Err(ConfineError::Descriptors {
-            limit,
-            asked: *most,
-            left,
-        });
+        return Err(ConfineError::Descriptors { limit, asked: *most, left });
     }
     *most = u32::try_from(left).unwrap_or(*most);
     log::info!("{limit} descriptors leave room for {most} host counters");
@@ -160,33 +151,22 @@ pub(super) fn no_core_dump() -> io::Result<()> {
 /// Sets the limit to `most`, or to the hard limit if that is lower.
 fn lower(resource: Resource, most: u64) -> io::Result<()> {
     let now = rustix::process::getrlimit(resource);
-    Ok(set(
-        resource,
-        now.maximum.map_or(most, |allowed| allowed.min(most)),
-    )?)
+    Ok(set(resource, now.maximum.map_or(most, |allowed| allowed.min(most)))?)
 }
 
 fn set(resource: Resource, value: u64) -> Result<(), Errno> {
-    let limit = Rlimit {
-        current: Some(value),
-        maximum: Some(value),
-    };
+    let limit = Rlimit { current: Some(value), maximum: Some(value) };
     rustix::process::setrlimit(resource, limit)
 }
 
 /// Changes the root directory and the user of the calling thread, if `options` name them. Drops the thread's
 /// capabilities, but keeps `CAP_PERFMON` with `perfmon`. Neither this thread nor the threads that it starts later can
 /// undo this. Returns the names of the remaining capabilities.
-pub(super) fn drop_all(
-    options: &Options,
-    perfmon: bool,
-) -> Result<Vec<&'static str>, ConfineError> {
+pub(super) fn drop_all(options: &Options, perfmon: bool) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &options.chroot {
         change_root(directory)?;
     }
-    let held = rustix::thread::capabilities(None)
-        .map_err(failed)?
-        .permitted;
+    let held = rustix::thread::capabilities(None).map_err(failed)?.permitted;
     let perfmon = perfmon && held.contains(CapabilitySet::PERFMON);
     let (left, names) = match perfmon {
         true => (CapabilitySet::PERFMON, vec!["perfmon"]),
@@ -204,11 +184,7 @@ pub(super) fn drop_all(
 /// from gaining any.
 pub(super) fn keep_only(left: CapabilitySet) -> Result<(), Errno> {
     let left = rustix::thread::capabilities(None)?.permitted & left;
-    let sets = CapabilitySets {
-        effective: left,
-        permitted: left,
-        inheritable: CapabilitySet::empty(),
-    };
+    let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
     rustix::thread::set_capabilities(None, sets)?;
     rustix::thread::clear_ambient_capability_set()?;
     rustix::thread::set_no_new_privs(true)
@@ -287,17 +263,7 @@ mod tests {
         let user = User { uid: 7, gid: 100 };
         assert_eq!("7:100".parse(), Ok(user));
         assert_eq!(user.to_string(), "7:100");
-        for wrong in [
-            "",
-            "7",
-            "7:",
-            ":7",
-            "a:b",
-            "-1:1",
-            "+1:1",
-            "1:1:1",
-            "4294967295:1",
-        ] {
+        for wrong in ["", "7", "7:", ":7", "a:b", "-1:1", "+1:1", "1:1:1", "4294967295:1"] {
             assert_eq!(wrong.parse::<User>(), Err(UserError), "{wrong}");
         }
     }

@@ -43,12 +43,7 @@ pub(super) struct Rule {
 
 impl From<Call> for Rule {
     fn from(call: Call) -> Self {
-        Self {
-            number: call.number,
-            name: call.name,
-            arguments: call.arguments,
-            reason: call.reason,
-        }
+        Self { number: call.number, name: call.name, arguments: call.arguments, reason: call.reason }
     }
 }
 
@@ -86,12 +81,7 @@ fn rule<const N: usize>(
     arguments: [Argument; N],
     reason: &'static str,
 ) -> Rule {
-    Rule {
-        number,
-        name,
-        arguments: arguments.to_vec(),
-        reason,
-    }
+    Rule { number, name, arguments: arguments.to_vec(), reason }
 }
 
 fn ioctl((request, reason): (u32, &'static str)) -> Rule {
@@ -125,53 +115,31 @@ fn vcpu(plan: &Plan) -> Vec<Rule> {
         rules.extend(calls::SAVE_VCPU.map(ioctl));
     }
     rules.extend(machine(plan));
-    rules.push(rule(
-        calls::POLL,
-        [],
-        "waits for the reader of a full console",
-    ));
+    rules.push(rule(calls::POLL, [], "waits for the reader of a full console"));
     rules
 }
 
 fn drain(plan: &Plan) -> Vec<Rule> {
     let mut rules = machine(plan);
     let why = "the timer of drains";
-    rules.extend([
-        rule(calls::POLL, [], why),
-        rule(call!(SYS_read, read), [], why),
-    ]);
+    rules.extend([rule(calls::POLL, [], why), rule(call!(SYS_read, read), [], why)]);
     rules
 }
 
 /// System calls of the machine's devices. Every thread except a [`ThreadKind::Closer`] may make them.
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = |signal: c_int| {
-        let arguments = [
-            Argument::int(0, plan.process.id),
-            Argument::int(2, signal.cast_unsigned()),
-        ];
+        let arguments = [Argument::int(0, plan.process.id), Argument::int(2, signal.cast_unsigned())];
         rule(call!(SYS_tgkill, tgkill), arguments, "the kick of a vCPU")
     };
     vec![
         ioctl((KVM_IRQ_LINE, "KVM_IRQ_LINE: the interrupt of the PMU")),
-        rule(
-            call!(SYS_write, write),
-            [],
-            "event descriptors; the console; messages",
-        ),
+        rule(call!(SYS_write, write), [], "event descriptors; the console; messages"),
         kick(plan.process.signal),
         // If the queue of real-time signals is full, the VMM sends SIGIO instead of the kick signal.
         kick(libc::SIGIO),
-        rule(
-            call!(SYS_pread64, pread64),
-            [],
-            "KVM's statistics of a vCPU",
-        ),
-        rule(
-            call!(SYS_timerfd_settime, timerfd_settime),
-            [],
-            "the timer of drains",
-        ),
+        rule(call!(SYS_pread64, pread64), [], "KVM's statistics of a vCPU"),
+        rule(call!(SYS_timerfd_settime, timerfd_settime), [], "the timer of drains"),
     ]
 }
 
@@ -180,26 +148,14 @@ fn main(plan: &Plan) -> Vec<Rule> {
     rules.extend(waiting());
     rules.extend([
         rule(calls::POLL, [], "waits for the reader of a full console"),
-        rule(
-            call!(SYS_read, read),
-            [],
-            "keys, signals, event descriptors; files that are open",
-        ),
-        rule(
-            call!(SYS_ftruncate, ftruncate),
-            [],
-            "the report replaces an older one",
-        ),
+        rule(call!(SYS_read, read), [], "keys, signals, event descriptors; files that are open"),
+        rule(call!(SYS_ftruncate, ftruncate), [], "the report replaces an older one"),
     ]);
     rules.extend(open_files());
     rules.extend(recording(plan));
     if plan.socket.is_some() {
         rules.extend(calls::SAVE_VM.map(ioctl));
-        rules.push(rule(
-            call!(SYS_pwrite64, pwrite64),
-            [],
-            "the guest's memory, to the file of a snapshot",
-        ));
+        rules.push(rule(call!(SYS_pwrite64, pwrite64), [], "the guest's memory, to the file of a snapshot"));
     }
     if plan.restarts {
         rules.extend(BOOT.map(ioctl));
@@ -216,10 +172,7 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
         ioctl((FIONBIO, "a client that must not block")),
         rule(
             call!(SYS_getsockopt, getsockopt),
-            [
-                Argument::int(1, libc::SOL_SOCKET.cast_unsigned()),
-                Argument::int(2, libc::SO_PEERCRED.cast_unsigned()),
-            ],
+            [Argument::int(1, libc::SOL_SOCKET.cast_unsigned()), Argument::int(2, libc::SO_PEERCRED.cast_unsigned())],
             "the user of a client",
         ),
         rule(call!(SYS_geteuid, geteuid), [], "the user of the machine"),
@@ -252,27 +205,15 @@ fn waiting() -> [Rule; 3] {
     [
         rule(calls::EPOLL_WAIT, [], why),
         rule(call!(SYS_epoll_pwait, epoll_pwait), [], why),
-        rule(
-            call!(SYS_epoll_ctl, epoll_ctl),
-            [],
-            "watches input while the guest has room; watches clients",
-        ),
+        rule(call!(SYS_epoll_ctl, epoll_ctl), [], "watches input while the guest has room; watches clients"),
     ]
 }
 
 /// System calls on open files: the symbol file, the run's report and a recording.
 fn open_files() -> [Rule; 2] {
     [
-        rule(
-            call!(SYS_lseek, lseek),
-            [],
-            "symbols are read again; the report replaces an older one",
-        ),
-        rule(
-            call!(SYS_statx, statx),
-            [],
-            "the type and size of an open file",
-        ),
+        rule(call!(SYS_lseek, lseek), [], "symbols are read again; the report replaces an older one"),
+        rule(call!(SYS_statx, statx), [], "the type and size of an open file"),
     ]
 }
 
@@ -289,11 +230,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
             [is(0, directory), Argument::int(2, path_at::CREATE.bits())],
             "a recording: a new file",
         ),
-        rule(
-            call!(SYS_newfstatat, newfstatat),
-            [is(0, directory)],
-            "a check for an older recording",
-        ),
+        rule(call!(SYS_newfstatat, newfstatat), [is(0, directory)], "a check for an older recording"),
         rule(
             call!(SYS_renameat, renameat),
             [is(0, directory), is(2, directory)],
@@ -341,11 +278,7 @@ mod tests {
     /// A machine with every option.
     fn all() -> Plan {
         Plan {
-            process: Process {
-                id: 7,
-                vcpus: vec![17, 18],
-                signal: signal::kick_signal(),
-            },
+            process: Process { id: 7, vcpus: vec![17, 18], signal: signal::kick_signal() },
             pmu: true,
             restarts: true,
             recordings: Some(8),
@@ -360,10 +293,8 @@ mod tests {
     #[test]
     fn openat_is_for_recording_threads_and_creates_new_files_only() {
         for kind in ThreadKind::ALL {
-            let opens: Vec<Rule> = of(kind, &all())
-                .into_iter()
-                .filter(|rule| rule.number == libc::SYS_openat)
-                .collect();
+            let opens: Vec<Rule> =
+                of(kind, &all()).into_iter().filter(|rule| rule.number == libc::SYS_openat).collect();
             let records = [ThreadKind::Main, ThreadKind::Ctl].contains(&kind);
             assert_eq!(opens.len(), usize::from(records), "{kind:?}");
             for open in opens {
@@ -372,10 +303,7 @@ mod tests {
                 assert_ne!(flags & u64::from(libc::O_EXCL.cast_unsigned()), 0);
             }
         }
-        let none = Plan {
-            recordings: None,
-            ..all()
-        };
+        let none = Plan { recordings: None, ..all() };
         assert!(!names(ThreadKind::Main, &none).contains(&"openat"));
     }
 
@@ -394,8 +322,7 @@ mod tests {
         let mut seen = 0;
         for kind in ThreadKind::ALL {
             for rule in of(kind, &plan) {
-                let Some((_, indices)) = at.iter().find(|(number, _)| *number == rule.number)
-                else {
+                let Some((_, indices)) = at.iter().find(|(number, _)| *number == rule.number) else {
                     continue;
                 };
                 for &index in *indices {
@@ -427,9 +354,7 @@ mod tests {
             for name in names(kind, &all()) {
                 let made = ["clone", "clone3", "fork", "vfork", "execve", "execveat"];
                 assert!(!made.contains(&name), "{kind:?} {name}");
-                let more = [
-                    "socket", "connect", "bind", "ptrace", "prctl", "open", "kill",
-                ];
+                let more = ["socket", "connect", "bind", "ptrace", "prctl", "open", "kill"];
                 assert!(!more.contains(&name), "{kind:?} {name}");
             }
         }
@@ -439,20 +364,14 @@ mod tests {
     fn only_the_main_thread_creates_vms_and_only_with_restarts() {
         let creates = |kind, plan: &Plan| of(kind, plan).contains(&ioctl(BOOT[0]));
         assert!(creates(ThreadKind::Main, &all()));
-        let once = Plan {
-            restarts: false,
-            ..all()
-        };
+        let once = Plan { restarts: false, ..all() };
         assert!(!creates(ThreadKind::Main, &once));
         assert!(!creates(ThreadKind::Vcpu, &all()));
     }
 
     #[test]
     fn state_is_read_only_where_a_machine_can_be_saved_and_set_nowhere() {
-        let none = Plan {
-            socket: None,
-            ..all()
-        };
+        let none = Plan { socket: None, ..all() };
         for request in calls::SAVE_VCPU.map(ioctl) {
             assert!(of(ThreadKind::Vcpu, &all()).contains(&request));
             assert!(!of(ThreadKind::Vcpu, &none).contains(&request));
@@ -465,10 +384,7 @@ mod tests {
 
     #[test]
     fn perf_event_open_needs_a_pmu() {
-        let without = Plan {
-            pmu: false,
-            ..all()
-        };
+        let without = Plan { pmu: false, ..all() };
         for kind in ThreadKind::ALL {
             let opens = |plan: &Plan| names(kind, plan).contains(&"perf_event_open");
             assert_eq!(opens(&all()), kind != ThreadKind::Closer, "{kind:?}");

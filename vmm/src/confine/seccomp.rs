@@ -2,18 +2,15 @@
 //! SIGSYS. The signal handler reports the call and ends the process. If the handler cannot run, the kernel ends the
 //! process.
 
-#![expect(
-    unsafe_code,
-    reason = "a signal handler reads its arguments, writes and exits"
-)]
+#![expect(unsafe_code, reason = "a signal handler reads its arguments, writes and exits")]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use libc::{c_int, c_void, siginfo_t};
 use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
-    SeccompFilter, SeccompRule,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
 };
 use vmm_sys_util::signal::register_signal_handler;
 use vpmu::confine::Argument;
@@ -66,9 +63,7 @@ impl Filters {
 fn program(rules: &[Rule]) -> Result<BpfProgram, BackendError> {
     let mut chains: BTreeMap<i64, Option<Vec<SeccompRule>>> = BTreeMap::new();
     for rule in rules {
-        let chain = chains
-            .entry(rule.number)
-            .or_insert_with(|| Some(Vec::new()));
+        let chain = chains.entry(rule.number).or_insert_with(|| Some(Vec::new()));
         if rule.arguments.is_empty() {
             // This rule allows any arguments, so it replaces all other rules for the call.
             *chain = None;
@@ -80,9 +75,7 @@ fn program(rules: &[Rule]) -> Result<BpfProgram, BackendError> {
             }
         }
     }
-    let chains = chains
-        .into_iter()
-        .map(|(number, chain)| (number, chain.unwrap_or_default()));
+    let chains = chains.into_iter().map(|(number, chain)| (number, chain.unwrap_or_default()));
     let filter = SeccompFilter::new(
         chains.collect(),
         SeccompAction::Trap,
@@ -139,9 +132,7 @@ extern "C" fn on_refused(_signal: c_int, info: *mut siginfo_t, context: *mut c_v
     }
     line.text(", second argument 0x");
     line.number(second, 16);
-    line.text(
-        ", is refused by its seccomp filter; please report this. --no-seccomp runs without filters\n",
-    );
+    line.text(", is refused by its seccomp filter; please report this. --no-seccomp runs without filters\n");
     let bytes = line.bytes();
     // SAFETY: the kernel reads the bytes only during the call.
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
@@ -158,10 +149,7 @@ struct Line {
 
 impl Line {
     fn new() -> Self {
-        Self {
-            bytes: [0; 256],
-            length: 0,
-        }
+        Self { bytes: [0; 256], length: 0 }
     }
 
     /// Appends as much of `text` as fits.

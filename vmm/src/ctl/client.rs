@@ -214,11 +214,7 @@ pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
         CtlCommand::Flush { event } => Request::Flush { event },
         CtlCommand::Start { spec } => Request::Start { spec },
         CtlCommand::End { event } => Request::End { event },
-        CtlCommand::Snapshot {
-            directory,
-            diff,
-            then_exit,
-        } => {
+        CtlCommand::Snapshot { directory, diff, then_exit } => {
             let taken = snapshot(machine, &directory, diff, then_exit)?;
             return report_snapshot(&taken, &directory, args.json);
         }
@@ -256,18 +252,11 @@ fn dump(machine: &mut Connection<'_>, file: PathBuf) -> Result<Answer, CtlError>
     if place.is_taken() {
         return Err(CtlError::Taken(path));
     }
-    let failed = |source| CtlError::Recording {
-        path: path.clone(),
-        source,
-    };
+    let failed = |source| CtlError::Recording { path: path.clone(), source };
     let temporary = place.create_temporary().map_err(failed)?;
-    let request = Request::Dump {
-        file: Some(path.clone()),
-    };
+    let request = Request::Dump { file: Some(path.clone()) };
     let answer = machine.ask(&request, Some(temporary.file()))?;
-    temporary
-        .persist_and_keep_older()
-        .map_err(|error: PersistError| failed(io::Error::other(error)))?;
+    temporary.persist_and_keep_older().map_err(|error: PersistError| failed(io::Error::other(error)))?;
     Ok(answer)
 }
 
@@ -282,19 +271,11 @@ fn snapshot(
     then_exit: bool,
 ) -> Result<Taken, CtlError> {
     let owners = Owners::new(Some(machine.owner()));
-    let wanted = Wanted::new(base.as_deref(), owners).map_err(|source| CtlError::Base {
-        base: base.unwrap_or_default(),
-        source,
-    })?;
-    let place = Directory::make(directory).map_err(|source| CtlError::Directory {
-        directory: directory.to_owned(),
-        source,
-    })?;
-    let request = Request::Snapshot {
-        id: wanted.id,
-        then_exit,
-        base: wanted.base().cloned(),
-    };
+    let wanted = Wanted::new(base.as_deref(), owners)
+        .map_err(|source| CtlError::Base { base: base.unwrap_or_default(), source })?;
+    let place =
+        Directory::make(directory).map_err(|source| CtlError::Directory { directory: directory.to_owned(), source })?;
+    let request = Request::Snapshot { id: wanted.id, then_exit, base: wanted.base().cloned() };
     let taken = match ask_with_progress(&mut machine, &request, place.memory())? {
         Answer::Snapshot(taken) => taken,
         _ => return Err(CtlError::Other(machine.socket().to_owned())),
@@ -302,40 +283,23 @@ fn snapshot(
     let finished = match wanted.check(directory, &taken.state, place.memory()) {
         Ok(()) => place
             .finish(&taken.state)
-            .map_err(|source| CtlError::Unfinished {
-                directory: directory.to_owned(),
-                source,
-            }),
-        Err(source) => Err(CtlError::Reply {
-            directory: directory.to_owned(),
-            source,
-        }),
+            .map_err(|source| CtlError::Unfinished { directory: directory.to_owned(), source }),
+        Err(source) => Err(CtlError::Reply { directory: directory.to_owned(), source }),
     };
     let error = finished.as_ref().err();
-    let finish = Request::Finish {
-        id: wanted.id,
-        error: error.map(|error| vpmu_errors::chain(error)),
-    };
+    let finish = Request::Finish { id: wanted.id, error: error.map(|error| vpmu_errors::chain(error)) };
     let confirmed = machine.ask(&finish, None);
     finished?;
     // Without --then-exit, a missing confirmation is not an error: the snapshot is complete, and the machine may have
     // ended in the meantime.
     if let (true, Err(source)) = (then_exit, confirmed) {
-        return Err(CtlError::Unconfirmed {
-            directory: directory.to_owned(),
-            source,
-        });
+        return Err(CtlError::Unconfirmed { directory: directory.to_owned(), source });
     }
     Ok(taken)
 }
 
 fn report_snapshot(taken: &Taken, directory: &Path, json: bool) -> Result<(), CtlError> {
-    let Taken {
-        memory,
-        written,
-        paused_ns,
-        ..
-    } = taken;
+    let Taken { memory, written, paused_ns, .. } = taken;
     print(&match json {
         true => {
             let answer = serde_json::json!({"snapshot": {
@@ -358,11 +322,7 @@ const PROGRESS: Duration = Duration::from_millis(200);
 
 /// Sends `request`, and waits for the answer. While it waits, it shows the growing size of `file` on standard error, if
 /// that is a terminal.
-fn ask_with_progress(
-    machine: &mut Connection<'_>,
-    request: &Request,
-    file: &File,
-) -> Result<Answer, ConnectionError> {
+fn ask_with_progress(machine: &mut Connection<'_>, request: &Request, file: &File) -> Result<Answer, ConnectionError> {
     if !io::stderr().is_terminal() {
         return machine.ask(request, Some(file));
     }

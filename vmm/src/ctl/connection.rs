@@ -33,9 +33,7 @@ pub enum ConnectionError {
     #[error("{0} is a symbolic link: give the path of the control socket itself")]
     Link(PathBuf),
     /// The caller lacks permission.
-    #[error(
-        "no permission for the control socket {0}: run as the owner of the machine, or as root"
-    )]
+    #[error("no permission for the control socket {0}: run as the owner of the machine, or as root")]
     Permission(PathBuf),
     /// The socket's file belongs to another user.
     #[error("the control socket {path} belongs to user {owner}: run as this user, or as root")]
@@ -145,10 +143,7 @@ impl<'a> Connection<'a> {
             io::ErrorKind::NotFound => ConnectionError::Missing(path()),
             io::ErrorKind::ConnectionRefused => ConnectionError::Dead(path()),
             io::ErrorKind::PermissionDenied => ConnectionError::Permission(path()),
-            _ => ConnectionError::Host {
-                path: path(),
-                source: error,
-            },
+            _ => ConnectionError::Host { path: path(), source: error },
         };
         let place = PathAt::open(socket);
         let file = place.file().map_err(failed)?;
@@ -159,10 +154,7 @@ impl<'a> Connection<'a> {
             _ => return Err(ConnectionError::NoSocket(path())),
         }
         let directory = place.directory_status().map_err(failed)?;
-        let directory = Access {
-            owner: Uid::from_raw(directory.st_uid),
-            mode: Mode::from_raw_mode(directory.st_mode),
-        };
+        let directory = Access { owner: Uid::from_raw(directory.st_uid), mode: Mode::from_raw_mode(directory.st_mode) };
         let (own, owner) = (rustix::process::geteuid(), Uid::from_raw(found.st_uid));
         trust(own, owner, directory).map_err(|distrust| {
             let (path, owner) = (path(), owner.as_raw());
@@ -174,16 +166,9 @@ impl<'a> Connection<'a> {
         let stream = socket::connect(&file).map_err(failed)?;
         let user = Uid::from_raw(socket::peer(&stream).map_err(failed)?.uid);
         if ![Uid::ROOT, own, owner].contains(&user) {
-            return Err(ConnectionError::Peer {
-                path: path(),
-                user: user.as_raw(),
-            });
+            return Err(ConnectionError::Peer { path: path(), user: user.as_raw() });
         }
-        Ok(Self {
-            socket,
-            owner,
-            stream: BufReader::new(stream),
-        })
+        Ok(Self { socket, owner, stream: BufReader::new(stream) })
     }
 
     /// The path of the socket.
@@ -200,11 +185,7 @@ impl<'a> Connection<'a> {
     ///
     /// # Errors
     /// [`ConnectionError`].
-    pub(super) fn ask(
-        &mut self,
-        request: &Request,
-        file: Option<&File>,
-    ) -> Result<Answer, ConnectionError> {
+    pub(super) fn ask(&mut self, request: &Request, file: Option<&File>) -> Result<Answer, ConnectionError> {
         let path = || self.socket.to_owned();
         let mut line = serde_json::to_vec(request).map_err(ConnectionError::Json)?;
         line.push(b'\n');
@@ -212,16 +193,11 @@ impl<'a> Connection<'a> {
         let sent = descriptor::send(self.stream.get_ref(), &line, file.map(AsFd::as_fd));
         // Read the reply even if sending failed, because a machine that closes the connection may have sent the reason
         // first.
-        let read = (&mut self.stream)
-            .take(MAX_ANSWER)
-            .read_until(b'\n', &mut answer);
+        let read = (&mut self.stream).take(MAX_ANSWER).read_until(b'\n', &mut answer);
         if answer.is_empty() {
             return match sent.and_then(|()| read.map(|_| ())) {
                 Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
-                    Err(ConnectionError::Host {
-                        path: path(),
-                        source,
-                    })
+                    Err(ConnectionError::Host { path: path(), source })
                 }
                 _ => Err(ConnectionError::Closed(path())),
             };
@@ -229,10 +205,7 @@ impl<'a> Connection<'a> {
         match serde_json::from_slice(&answer) {
             Ok(Reply::Ok(answer)) => Ok(answer),
             Ok(Reply::Error(why)) => Err(ConnectionError::Refused(why)),
-            Err(source) => Err(ConnectionError::Stranger {
-                path: path(),
-                source,
-            }),
+            Err(source) => Err(ConnectionError::Stranger { path: path(), source }),
         }
     }
 }
@@ -244,10 +217,7 @@ mod tests {
     #[test]
     fn socket_of_another_user_is_for_root_where_nobody_else_could_have_made_it() {
         let [own, other, third] = [1000, 1001, 1002].map(Uid::from_raw);
-        let directory = |owner, mode| Access {
-            owner,
-            mode: Mode::from_raw_mode(mode),
-        };
+        let directory = |owner, mode| Access { owner, mode: Mode::from_raw_mode(mode) };
         let shared = directory(Uid::ROOT, 0o1777);
         for owner in [own, Uid::ROOT] {
             assert_eq!(trust(own, owner, shared), Ok(()));
@@ -257,12 +227,7 @@ mod tests {
         let by_root = |directory| trust(Uid::ROOT, other, directory);
         assert_eq!(by_root(theirs), Ok(()));
         assert_eq!(by_root(directory(Uid::ROOT, 0o755)), Ok(()));
-        for directory in [
-            shared,
-            directory(Uid::ROOT, 0o775),
-            directory(other, 0o757),
-            directory(third, 0o755),
-        ] {
+        for directory in [shared, directory(Uid::ROOT, 0o775), directory(other, 0o757), directory(third, 0o755)] {
             assert_eq!(by_root(directory), Err(Distrust::Shared), "{directory:?}");
         }
     }

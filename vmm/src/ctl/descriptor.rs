@@ -8,19 +8,14 @@ use std::os::unix::net::UnixStream;
 
 use rustix::cmsg_space;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
 /// Sends all of `bytes`. The descriptor `file` accompanies the first byte.
 ///
 /// # Errors
 /// The socket's error.
-pub(super) fn send(
-    mut stream: &UnixStream,
-    bytes: &[u8],
-    file: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
+pub(super) fn send(mut stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let Some(file) = file else {
         return stream.write_all(bytes);
     };
@@ -76,17 +71,11 @@ mod tests {
         send(&one, b"first", None).expect("sent");
         let mut bytes = [0; 16];
         let (count, none) = receive(&other, &mut bytes).expect("received");
-        assert_eq!(
-            (bytes.get(..count), none.is_none()),
-            (Some(&b"first"[..]), true)
-        );
+        assert_eq!((bytes.get(..count), none.is_none()), (Some(&b"first"[..]), true));
         send(&one, b"second", Some(file.as_fd())).expect("sent");
         let (count, received) = receive(&other, &mut bytes).expect("received");
         assert_eq!(bytes.get(..count), Some(&b"second"[..]));
-        received
-            .expect("a file")
-            .write_all(b"text")
-            .expect("written");
+        received.expect("a file").write_all(b"text").expect("written");
         let mut text = String::new();
         file.rewind().expect("a file");
         file.read_to_string(&mut text).expect("text");

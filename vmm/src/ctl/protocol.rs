@@ -105,11 +105,7 @@ pub struct Recorded {
 impl fmt::Display for Recorded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.file.display();
-        write!(
-            f,
-            "{file}: {} events, {} samples, {} lost",
-            self.events, self.samples, self.lost
-        )
+        write!(f, "{file}: {} events, {} samples, {} lost", self.events, self.samples, self.lost)
     }
 }
 
@@ -173,10 +169,7 @@ impl From<PersistentStatus> for Entry {
             lost: event.lost,
             period,
             freq,
-            ring: event.pages.map(|pages| Ring {
-                bytes: u64::from(pages) * PAGE_SIZE as u64,
-                window: event.window,
-            }),
+            ring: event.pages.map(|pages| Ring { bytes: u64::from(pages) * PAGE_SIZE as u64, window: event.window }),
         }
     }
 }

@@ -61,17 +61,10 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`].
-    pub(crate) fn start(
-        socket: Socket,
-        serve: Box<Serve>,
-        confinement: &Confinement,
-    ) -> Result<Self, ServerError> {
+    pub(crate) fn start(socket: Socket, serve: Box<Serve>, confinement: &Confinement) -> Result<Self, ServerError> {
         let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .map_err(|source| ServerError::Host("event descriptors", source))?;
-        let stop = Arc::new(Stop {
-            wanted: AtomicBool::new(false),
-            event,
-        });
+        let stop = Arc::new(Stop { wanted: AtomicBool::new(false), event });
         let clients = Clients {
             socket,
             serve,
@@ -96,10 +89,7 @@ impl Server {
             }
         });
         let thread = thread.map_err(ServerError::Thread)?;
-        Ok(Self {
-            stop,
-            thread: Some(thread),
-        })
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
@@ -111,11 +101,7 @@ impl Drop for Server {
             log::error!("the control socket cannot be closed: {error}");
             return;
         }
-        if self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err())
-        {
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             log::error!("the control socket's thread panicked");
         }
     }
@@ -184,9 +170,7 @@ impl Clients {
         let stays = client.turn(&mut *self.serve);
         let after = client.wants();
         let watched = match stays {
-            true if before != after => ops
-                .modify(Events::with_data(&client.stream, id, after))
-                .is_ok(),
+            true if before != after => ops.modify(Events::with_data(&client.stream, id, after)).is_ok(),
             stays => stays,
         };
         if !watched && let Some(mut client) = self.clients.remove(&id) {
@@ -217,12 +201,10 @@ impl MutEventSubscriber for Clients {
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        let watched = ops
-            .add(Events::with_data(&self.stop.event, STOP, EventSet::IN))
-            .and_then(|()| {
-                let listener = &self.socket.listener;
-                ops.add(Events::with_data(listener, LISTENER, EventSet::IN))
-            });
+        let watched = ops.add(Events::with_data(&self.stop.event, STOP, EventSet::IN)).and_then(|()| {
+            let listener = &self.socket.listener;
+            ops.add(Events::with_data(listener, LISTENER, EventSet::IN))
+        });
         self.failed = watched.err();
     }
 }
@@ -244,14 +226,7 @@ struct Client<S = UnixStream> {
 
 impl<S: Peer> Client<S> {
     fn new(stream: S) -> Self {
-        Self {
-            stream,
-            input: Vec::new(),
-            file: None,
-            output: Vec::new(),
-            last: false,
-            snapshot: None,
-        }
+        Self { stream, input: Vec::new(), file: None, output: Vec::new(), last: false, snapshot: None }
     }
 
     /// Serves a request, and remembers the snapshot that the client must still finish.
@@ -276,9 +251,7 @@ impl<S: Peer> Client<S> {
         if let Some(id) = self.snapshot.take() {
             let error = Some(GONE.to_owned());
             if let Reply::Error(error) = serve(Request::Finish { id, error }, None) {
-                log::debug!(
-                    "cannot abandon the snapshot of a client that has disconnected: {error}"
-                );
+                log::debug!("cannot abandon the snapshot of a client that has disconnected: {error}");
             }
         }
     }
@@ -333,8 +306,7 @@ impl<S: Peer> Client<S> {
         let read = bytes.get_mut(..room).unwrap_or_default();
         let (count, file) = self.stream.receive(read)?;
         self.file = file.or_else(|| self.file.take());
-        self.input
-            .extend_from_slice(bytes.get(..count).unwrap_or_default());
+        self.input.extend_from_slice(bytes.get(..count).unwrap_or_default());
         self.last = count == 0;
         Ok(())
     }

@@ -37,9 +37,7 @@ pub enum SocketError {
         most: usize,
     },
     /// Another process replaced the new socket's file.
-    #[error(
-        "{0} was replaced by another file: choose a path in a directory that only you can write to"
-    )]
+    #[error("{0} was replaced by another file: choose a path in a directory that only you can write to")]
     Replaced(PathBuf),
     /// The host refused.
     #[error("cannot create the control socket {path}")]
@@ -72,10 +70,7 @@ impl Socket {
     /// # Errors
     /// [`SocketError`].
     pub fn listen(path: &Path, owner: Option<User>) -> Result<Self, SocketError> {
-        let failed = |source| SocketError::Host {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| SocketError::Host { path: path.to_owned(), source };
         let place = PathAt::open(path);
         let socket = match bound(path) {
             Err(SocketError::Host { source, .. }) if source.kind() == io::ErrorKind::AddrInUse => {
@@ -99,11 +94,7 @@ impl Socket {
             given.map_err(|error| failed(error.into()))?;
         }
         let made = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
-        Ok(Self {
-            listener,
-            place,
-            made: (made.st_dev, made.st_ino),
-        })
+        Ok(Self { listener, place, made: (made.st_dev, made.st_ino) })
     }
 
     /// The descriptor of the socket's directory.
@@ -135,21 +126,12 @@ impl Drop for Socket {
 }
 
 /// A socket that is bound to `path` with mode 0600, and does not listen yet.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the address family and the size of the structure are small"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "the address family and the size of the structure are small")]
 fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
-    let failed = |source| SocketError::Host {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| SocketError::Host { path: path.to_owned(), source };
     let bytes = path.as_os_str().as_bytes();
     if bytes.is_empty() || bytes.len() > MAX_PATH || bytes.contains(&0) {
-        return Err(SocketError::Length {
-            path: path.to_owned(),
-            most: MAX_PATH,
-        });
+        return Err(SocketError::Length { path: path.to_owned(), most: MAX_PATH });
     }
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: touches no memory.
@@ -160,9 +142,7 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     let socket = File::from(unsafe { OwnedFd::from_raw_fd(socket) });
     // `bind` creates the file with the descriptor's mode, so other users can never access the file.
-    socket
-        .set_permissions(Permissions::from_mode(0o600))
-        .map_err(failed)?;
+    socket.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
     // SAFETY: zeros are a valid value of this plain structure.
     let mut address: sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -170,13 +150,8 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
         *to = c_char::from_ne_bytes([*from]);
     }
     // SAFETY: the pointer and the size describe `address`, which the kernel reads only during the call.
-    let result = unsafe {
-        libc::bind(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of::<sockaddr_un>() as socklen_t,
-        )
-    };
+    let result =
+        unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of::<sockaddr_un>() as socklen_t) };
     if result != 0 {
         return Err(failed(io::Error::last_os_error()));
     }
@@ -186,18 +161,13 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
 /// Removes the socket of a VMM that ended without removing it.
 fn remove_stale(place: &PathAt) -> Result<(), SocketError> {
     let path = || place.path().to_owned();
-    let failed = |source| SocketError::Host {
-        path: path(),
-        source,
-    };
+    let failed = |source| SocketError::Host { path: path(), source };
     let file = place.file().map_err(failed)?;
     if !is_socket(&file).map_err(failed)? {
         return Err(SocketError::NoSocket(path()));
     }
     match connect(&file) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            place.remove().map_err(failed)
-        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => place.remove().map_err(failed),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(failed(error)),
         _ => Err(SocketError::InUse(path())),
     }
@@ -229,27 +199,14 @@ pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
 }
 
 /// The process at the other end of `stream`: for a client, the process that called `listen`.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the size of the structure is a few bytes"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "the size of the structure is a few bytes")]
 pub(super) fn peer(stream: &UnixStream) -> io::Result<ucred> {
-    let mut peer = ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    let mut peer = ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = size_of::<ucred>() as socklen_t;
     // SAFETY: `size` is the size of `peer`, and the kernel writes at most that many bytes to `peer`. It accesses `peer`
     // and `size` only during the call.
     let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut size,
-        )
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut size)
     };
     match result {
         0 => Ok(peer),
@@ -283,10 +240,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ctl");
         let living = UnixListener::bind(&path).expect("listens");
-        assert!(matches!(
-            Socket::listen(&path, None),
-            Err(SocketError::InUse(_))
-        ));
+        assert!(matches!(Socket::listen(&path, None), Err(SocketError::InUse(_))));
         drop(living);
         assert!(path.exists(), "the file of the dead socket remains");
         let socket = Socket::listen(&path, None).expect("replaces it");
@@ -332,22 +286,13 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("notes");
         fs::write(&path, "dear diary").expect("written");
-        assert!(matches!(
-            Socket::listen(&path, None),
-            Err(SocketError::NoSocket(_))
-        ));
+        assert!(matches!(Socket::listen(&path, None), Err(SocketError::NoSocket(_))));
         assert_eq!(fs::read(&path).expect("there"), b"dear diary");
         let long = directory.path().join("x".repeat(MAX_PATH));
         for bad in [Path::new(""), &long] {
-            assert!(matches!(
-                Socket::listen(bad, None),
-                Err(SocketError::Length { .. })
-            ));
+            assert!(matches!(Socket::listen(bad, None), Err(SocketError::Length { .. })));
         }
         let nowhere = directory.path().join("no/ctl");
-        assert!(matches!(
-            Socket::listen(&nowhere, None),
-            Err(SocketError::Host { .. })
-        ));
+        assert!(matches!(Socket::listen(&nowhere, None), Err(SocketError::Host { .. })));
     }
 }

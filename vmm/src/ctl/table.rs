@@ -3,9 +3,7 @@
 use super::protocol::Entry;
 use crate::printable::Printable;
 
-const HEADINGS: [&str; 9] = [
-    "ID", "NAME", "EVENT", "VCPU", "OWNER", "STATE", "SAMPLES", "COUNT", "LOST",
-];
+const HEADINGS: [&str; 9] = ["ID", "NAME", "EVENT", "VCPU", "OWNER", "STATE", "SAMPLES", "COUNT", "LOST"];
 /// The columns that contain numbers. They are aligned to the right.
 const NUMBERS: [bool; 9] = [true, false, false, true, false, false, false, true, true];
 
@@ -15,9 +13,7 @@ pub(super) fn render(events: &[Entry]) -> Printable {
     if events.is_empty() {
         return Printable::line("no persistent events");
     }
-    let rows: Vec<[String; 9]> = std::iter::once(HEADINGS.map(str::to_owned))
-        .chain(events.iter().map(row))
-        .collect();
+    let rows: Vec<[String; 9]> = std::iter::once(HEADINGS.map(str::to_owned)).chain(events.iter().map(row)).collect();
     let mut widths = [0; 9];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {

@@ -89,9 +89,7 @@ impl Output {
         // Cannot fail: `taken` is at most `len`.
         let taken = usize::try_from(taken).unwrap_or(len);
         if taken < len && self.bytes.left_out == 0 {
-            log::warn!(
-                "console output is left out: the guest writes more per second than --max-console allows"
-            );
+            log::warn!("console output is left out: the guest writes more per second than --max-console allows");
         }
         taken
     }
@@ -101,10 +99,7 @@ impl Output {
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {
-            let unless = [
-                self.stall.end.force().as_raw_fd(),
-                self.stall.signals.as_raw_fd(),
-            ];
+            let unless = [self.stall.end.force().as_raw_fd(), self.stall.signals.as_raw_fd()];
             let written = match terminal::wait_writable(self.out.as_raw_fd(), unless) {
                 Ok(true) => self.out.write(&rest[..rest.len().min(BATCH)]),
                 Ok(false) => Err(io::Error::other("the run ended before the output was read")),

@@ -92,12 +92,7 @@ impl Serial {
     pub fn new(line: Line, room: FifoSpace, output: Output) -> Self {
         let wire = SerialSink(Arc::new(Mutex::new(output)));
         let uart = Uart::with_events(line.clone(), room.clone(), wire.clone());
-        Self {
-            uart: Mutex::new(uart),
-            line,
-            room,
-            wire,
-        }
+        Self { uart: Mutex::new(uart), line, room, wire }
     }
 
     fn lock(&self) -> MutexGuard<'_, Uart<Line, FifoSpace, SerialSink>> {
@@ -136,10 +131,7 @@ impl Serial {
     ///
     /// # Errors
     /// The saved input exceeds the buffer, or the interrupt cannot be raised.
-    pub(crate) fn restore(
-        &self,
-        saved: SavedSerial,
-    ) -> Result<(), vm_superio::serial::Error<io::Error>> {
+    pub(crate) fn restore(&self, saved: SavedSerial) -> Result<(), vm_superio::serial::Error<io::Error>> {
         let [low, high] = saved.divisor;
         let state = SerialState {
             baud_divisor_low: low,

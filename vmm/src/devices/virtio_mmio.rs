@@ -12,9 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use self::interrupt::{Interrupt, Line};
 pub(crate) use self::saved::{SavedDriver, SavedTransport, TransportError};
 use virtio_bindings::virtio_config::{
-    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
-    VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
-    VIRTIO_F_VERSION_1,
+    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED,
+    VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
 };
 use virtio_queue::{Queue, QueueT};
 use vpmu::Memory;
@@ -185,10 +184,7 @@ impl VirtioMmio {
         }
         let state = self.state();
         // If the region does not exist, the specification requires that address and size read as all ones.
-        let region = state.region.unwrap_or(Region {
-            address: u64::MAX,
-            size: u64::MAX,
-        });
+        let region = state.region.unwrap_or(Region { address: u64::MAX, size: u64::MAX });
         match offset {
             register::MAGIC => MAGIC,
             register::VERSION => VERSION,
@@ -219,9 +215,7 @@ impl VirtioMmio {
             register::DRIVER_FEATURES => state.accept_features(value),
             register::QUEUE_SELECT => state.queue_select = value,
             register::REGION_SELECT => {
-                state.region = u8::try_from(value)
-                    .ok()
-                    .and_then(|id| self.backend.region(id));
+                state.region = u8::try_from(value).ok().and_then(|id| self.backend.region(id));
             }
             register::STATUS => self.set_status(&mut state, value),
             _ => state.set_queue(offset, value),
@@ -261,16 +255,11 @@ impl VirtioMmio {
     }
 
     fn activate(&self, state: &mut State) {
-        let queues: Result<Vec<Queue>, _> = state
-            .queues
-            .iter()
-            .map(|queue| Queue::try_from(queue.state()))
-            .collect();
+        let queues: Result<Vec<Queue>, _> = state.queues.iter().map(|queue| Queue::try_from(queue.state())).collect();
         self.interrupt.start();
-        let started = queues.map_err(Into::into).and_then(|queues| {
-            self.backend
-                .activate(self.memory.clone(), state.driver_features, queues)
-        });
+        let started = queues
+            .map_err(Into::into)
+            .and_then(|queues| self.backend.activate(self.memory.clone(), state.driver_features, queues));
         match started {
             Ok(()) => self.live.store(true, Ordering::Release),
             Err(error) => {
@@ -327,10 +316,7 @@ impl State {
         if !self.has(FEATURES_OK) || self.has(DRIVER_OK | FAILED) {
             return;
         }
-        let Some(queue) = usize::try_from(self.queue_select)
-            .ok()
-            .and_then(|index| self.queues.get_mut(index))
-        else {
+        let Some(queue) = usize::try_from(self.queue_select).ok().and_then(|index| self.queues.get_mut(index)) else {
             return;
         };
         match offset {

@@ -37,11 +37,7 @@ impl DrainThread {
     ///
     /// # Errors
     /// See [`Confinement::spawn`].
-    pub fn start(
-        timer: Arc<DrainTimer>,
-        vpmu: Arc<Vpmu>,
-        confinement: &Confinement,
-    ) -> Result<Self, ConfineError> {
+    pub fn start(timer: Arc<DrainTimer>, vpmu: Arc<Vpmu>, confinement: &Confinement) -> Result<Self, ConfineError> {
         let turn = Arc::new(Mutex::new(()));
         let (waits, turns) = (Arc::clone(&timer), Arc::clone(&turn));
         let name = "vpmu drain".to_owned();
@@ -52,11 +48,7 @@ impl DrainThread {
                 drop(turn);
             }
         })?;
-        Ok(Self {
-            timer,
-            turn,
-            thread: Some(thread),
-        })
+        Ok(Self { timer, turn, thread: Some(thread) })
     }
 
     /// If a drain is running, waits until it ends. No other drain starts until the returned value is dropped.
@@ -73,11 +65,7 @@ fn hold(turn: &Mutex<()>) -> Held<'_> {
 impl Drop for DrainThread {
     fn drop(&mut self) {
         self.timer.end();
-        if self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err())
-        {
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             log::error!("the thread that drains the PMU device panicked");
         }
     }

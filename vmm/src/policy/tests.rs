@@ -2,9 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "tests fail by panicking")]
 
-use vpmu::abi::{
-    EXIT_IO, KIND_EXIT_TRACE, KIND_GUEST_TIME, KIND_SAMPLE_TRACE, KIND_TSC, MARK_ANY, PACE_CYCLES,
-};
+use vpmu::abi::{EXIT_IO, KIND_EXIT_TRACE, KIND_GUEST_TIME, KIND_SAMPLE_TRACE, KIND_TSC, MARK_ANY, PACE_CYCLES};
 
 use super::*;
 
@@ -14,12 +12,7 @@ fn events(words: &[&str]) -> Vec<Events> {
 }
 
 fn lists(pmu: Option<Tier>, allow: &[&str], deny: &[&str]) -> PolicyArgs {
-    PolicyArgs {
-        pmu,
-        allow_events: events(allow),
-        deny_events: events(deny),
-        ..PolicyArgs::default()
-    }
+    PolicyArgs { pmu, allow_events: events(allow), deny_events: events(deny), ..PolicyArgs::default() }
 }
 
 fn decided(args: PolicyArgs) -> Result<Decision, PolicyError> {
@@ -33,11 +26,7 @@ fn decision(args: PolicyArgs) -> Decision {
 #[test]
 fn words_name_events_patterns_kinds_and_numbers() {
     let one = EventMatch::one;
-    let family = EventMatch {
-        kind: KIND_RAW,
-        config: 0x11,
-        mask: 0xff,
-    };
+    let family = EventMatch { kind: KIND_RAW, config: 0x11, mask: 0xff };
     for (word, expected) in [
         ("instructions", vec![one(KIND_HARDWARE, 1)]),
         ("cpu-clock", vec![one(KIND_SOFTWARE, 0)]),
@@ -50,14 +39,7 @@ fn words_name_events_patterns_kinds_and_numbers() {
         ("raw:0x11", vec![one(KIND_RAW, 0x11)]),
         ("raw:17", vec![one(KIND_RAW, 0x11)]),
         ("raw:0x11/0xff", vec![family]),
-        (
-            "*-clock",
-            vec![
-                one(KIND_SOFTWARE, 0),
-                one(KIND_SOFTWARE, 1),
-                one(KIND_SAMPLE_TRACE, 0),
-            ],
-        ),
+        ("*-clock", vec![one(KIND_SOFTWARE, 0), one(KIND_SOFTWARE, 1), one(KIND_SAMPLE_TRACE, 0)]),
         ("exits-i*", vec![one(KIND_EXITS, EXIT_IO)]),
     ] {
         let parsed = word.parse::<Events>().expect(word);
@@ -68,10 +50,7 @@ fn words_name_events_patterns_kinds_and_numbers() {
 #[test]
 fn word_that_names_no_event_is_refused_with_one_like_it() {
     for (word, words) in [
-        (
-            "instrutions",
-            "no event `instrutions`: did you mean instructions?",
-        ),
+        ("instrutions", "no event `instrutions`: did you mean instructions?"),
         ("hardwares", "did you mean hardware?"),
         ("exit-io", "did you mean exits-io?"),
         ("zzz", "no event `zzz`; 'vmm check"),
@@ -100,11 +79,7 @@ fn list_begins_with_the_tier_and_is_refined() {
             lists(Some(Tier::Clocks), &["instructions"], &["exits-*"]),
             "clocks",
             &[(KIND_HARDWARE, 1), (KIND_TSC, 0)],
-            &[
-                (KIND_HARDWARE, 0),
-                (KIND_EXITS, EXIT_IO),
-                (KIND_EXIT_TRACE, 0),
-            ],
+            &[(KIND_HARDWARE, 0), (KIND_EXITS, EXIT_IO), (KIND_EXIT_TRACE, 0)],
         ),
         (
             lists(None, &["tsc", "mark:7"], &[]),
@@ -116,26 +91,16 @@ fn list_begins_with_the_tier_and_is_refined() {
             lists(Some(Tier::Full), &[], &["raw:0x11/0xff", "cycles"]),
             "full",
             &[(KIND_RAW, 0x12)],
-            &[
-                (KIND_RAW, 0x4311),
-                (KIND_HARDWARE, 0),
-                (KIND_SAMPLE_TRACE, PACE_CYCLES),
-            ],
+            &[(KIND_RAW, 0x4311), (KIND_HARDWARE, 0), (KIND_SAMPLE_TRACE, PACE_CYCLES)],
         ),
     ] {
         let decision = decision(args);
         assert_eq!(decision.name(), name);
         for &(kind, config) in open {
-            assert!(
-                decision.policy.allows(kind, config),
-                "{name}: {kind:#x} {config:#x}"
-            );
+            assert!(decision.policy.allows(kind, config), "{name}: {kind:#x} {config:#x}");
         }
         for &(kind, config) in closed {
-            assert!(
-                !decision.policy.allows(kind, config),
-                "{name}: {kind:#x} {config:#x}"
-            );
+            assert!(!decision.policy.allows(kind, config), "{name}: {kind:#x} {config:#x}");
         }
     }
 }
@@ -144,26 +109,15 @@ fn list_begins_with_the_tier_and_is_refined() {
 fn raw_events_of_the_host_are_those_of_the_guest_and_of_its_operator() {
     let listed = |configs: &[u64]| vpmu::RawEvents::Listed(configs.iter().copied().collect());
     assert_eq!(decision(lists(None, &[], &[])).raw, listed(&[]));
-    assert_eq!(
-        decision(lists(None, &["raw:0x11"], &[])).raw,
-        listed(&[0x11])
-    );
+    assert_eq!(decision(lists(None, &["raw:0x11"], &[])).raw, listed(&[0x11]));
     let full = decision(lists(Some(Tier::Full), &[], &[]));
     assert_eq!(full.raw, vpmu::RawEvents::All);
-    let ranged = PolicyArgs {
-        raw_events: Some("0x8-0x9".parse().expect("a list")),
-        ..PolicyArgs::default()
-    };
+    let ranged = PolicyArgs { raw_events: Some("0x8-0x9".parse().expect("a list")), ..PolicyArgs::default() };
     let ranged = decision(ranged);
     assert_eq!(ranged.raw, listed(&[8, 9]));
     assert!(ranged.policy.allows(KIND_RAW, 9) && ranged.policy.allows(KIND_TSC, 0));
-    let own = PolicyArgs::default()
-        .decide(PolicyFile::default(), false, ["raw-0x11"].into_iter())
-        .expect("a policy");
-    assert_eq!(
-        (own.raw, own.hardware),
-        (listed(&[0x11]), HardwareUse::Always)
-    );
+    let own = PolicyArgs::default().decide(PolicyFile::default(), false, ["raw-0x11"].into_iter()).expect("a policy");
+    assert_eq!((own.raw, own.hardware), (listed(&[0x11]), HardwareUse::Always));
     assert!(!own.policy.allows(KIND_RAW, 0x11), "the operator's own");
 }
 
@@ -184,18 +138,12 @@ fn hardware_is_used_as_asked_and_left_to_mediated_pmus_where_nobody_asks() {
         (with(true, false, clocks()), HardwareUse::Always),
         (lists(Some(Tier::Full), &[], &[]), HardwareUse::Always),
         (lists(None, &["cycles"], &[]), HardwareUse::Always),
-        (
-            lists(None, &["sample-trace-cycles"], &[]),
-            HardwareUse::Always,
-        ),
+        (lists(None, &["sample-trace-cycles"], &[]), HardwareUse::Always),
         (lists(None, &["tsc"], &[]), HardwareUse::Never),
     ] {
         assert_eq!(decision(args.clone()).hardware, expected, "{args:?}");
     }
-    for (event, expected) in [
-        ("cycles", HardwareUse::Always),
-        ("marks", HardwareUse::Never),
-    ] {
+    for (event, expected) in [("cycles", HardwareUse::Always), ("marks", HardwareUse::Never)] {
         let decided = clocks().decide(PolicyFile::default(), false, [event].into_iter());
         assert_eq!(decided.expect("a policy").hardware, expected, "{event}");
     }
@@ -207,39 +155,15 @@ fn hardware_is_used_as_asked_and_left_to_mediated_pmus_where_nobody_asks() {
 
 #[test]
 fn contradiction_is_refused_with_both_its_sides() {
-    let kept = |args: PolicyArgs| PolicyArgs {
-        no_hardware_events: true,
-        ..args
-    };
-    let raw = PolicyArgs {
-        raw_events: Some("0x11".parse().expect("a list")),
-        ..PolicyArgs::default()
-    };
+    let kept = |args: PolicyArgs| PolicyArgs { no_hardware_events: true, ..args };
+    let raw = PolicyArgs { raw_events: Some("0x11".parse().expect("a list")), ..PolicyArgs::default() };
     for (args, words) in [
-        (
-            lists(None, &["cycles"], &["hardware"]),
-            ["--allow-event cycles", "--deny-event hardware"],
-        ),
-        (
-            lists(None, &["tsc"], &["exits", "tsc"]),
-            ["--allow-event tsc", "--deny-event tsc"],
-        ),
-        (
-            lists(Some(Tier::Off), &["tsc"], &[]),
-            ["--allow-event", "--pmu off"],
-        ),
-        (
-            lists(Some(Tier::Off), &[], &["tsc"]),
-            ["--deny-event", "--pmu off"],
-        ),
-        (
-            kept(lists(Some(Tier::Full), &[], &[])),
-            ["--pmu full", "--no-hardware-events"],
-        ),
-        (
-            kept(lists(None, &["cycles"], &[])),
-            ["--allow-event cycles", "--no-hardware-events"],
-        ),
+        (lists(None, &["cycles"], &["hardware"]), ["--allow-event cycles", "--deny-event hardware"]),
+        (lists(None, &["tsc"], &["exits", "tsc"]), ["--allow-event tsc", "--deny-event tsc"]),
+        (lists(Some(Tier::Off), &["tsc"], &[]), ["--allow-event", "--pmu off"]),
+        (lists(Some(Tier::Off), &[], &["tsc"]), ["--deny-event", "--pmu off"]),
+        (kept(lists(Some(Tier::Full), &[], &[])), ["--pmu full", "--no-hardware-events"]),
+        (kept(lists(None, &["cycles"], &[])), ["--allow-event cycles", "--no-hardware-events"]),
         (kept(raw), ["--raw-events", "--no-hardware-events"]),
     ] {
         let error = decided(args).expect_err("a contradiction").to_string();

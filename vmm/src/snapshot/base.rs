@@ -48,11 +48,7 @@ impl TryFrom<String> for Name {
     fn try_from(text: String) -> Result<Self, NameError> {
         let mut components = Path::new(&text).components();
         match (components.next(), components.next()) {
-            (Some(Component::Normal(name)), None)
-                if name == text.as_str() && !text.contains('\0') =>
-            {
-                Ok(Self(text))
-            }
+            (Some(Component::Normal(name)), None) if name == text.as_str() && !text.contains('\0') => Ok(Self(text)),
             _ => Err(NameError),
         }
     }
@@ -73,10 +69,7 @@ impl Wanted {
     /// # Errors
     /// [`SnapshotError`].
     pub(crate) fn new(base: Option<&Path>, owners: Owners) -> Result<Self, SnapshotError> {
-        Ok(Self {
-            id: Id::random(),
-            base: base.map(|base| read(base, owners)).transpose()?,
-        })
+        Ok(Self { id: Id::random(), base: base.map(|base| read(base, owners)).transpose()? })
     }
 
     /// The base of a diff.
@@ -89,12 +82,7 @@ impl Wanted {
     ///
     /// # Errors
     /// [`SnapshotError`].
-    pub(crate) fn check(
-        &self,
-        path: &Path,
-        state: &str,
-        memory: &File,
-    ) -> Result<(), SnapshotError> {
+    pub(crate) fn check(&self, path: &Path, state: &str, memory: &File) -> Result<(), SnapshotError> {
         let file = StateFile::parse(path.join(STATE), state.as_bytes().to_vec())?;
         file.state()?;
         let differs = |what| Err(SnapshotError::NotRequested(path.to_owned(), what));
@@ -111,10 +99,7 @@ impl Wanted {
         }
         let path = path.join(MEMORY);
         let length = memory.metadata().map(|found| found.len());
-        let length = length.map_err(|source| SnapshotError::Read {
-            path: path.clone(),
-            source,
-        })?;
+        let length = length.map_err(|source| SnapshotError::Read { path: path.clone(), source })?;
         file.check_memory(path, memory, length)
     }
 }
@@ -127,10 +112,7 @@ fn read(directory: &Path, owners: Owners) -> Result<(Base, Facts), SnapshotError
     if diffs >= MAX_DIFFS {
         return Err(SnapshotError::TooManyDiffs(directory.to_owned()));
     }
-    let name = place.name().map_err(|source| SnapshotError::Read {
-        path: directory.to_owned(),
-        source,
-    })?;
+    let name = place.name().map_err(|source| SnapshotError::Read { path: directory.to_owned(), source })?;
     let name = name.and_then(|name| name.into_string().ok());
     let name = name.and_then(|name| Name::try_from(name).ok());
     let base = Base {
@@ -189,9 +171,7 @@ mod tests {
         for good in ["base", "a base", ".hidden", "..."] {
             assert_eq!(name(good).expect("a name").as_str(), good);
         }
-        for wrong in [
-            "", ".", "..", "/", "/base", "base/", "./base", "a/b", "../base", "a\0b",
-        ] {
+        for wrong in ["", ".", "..", "/", "/base", "base/", "./base", "a/b", "../base", "a\0b"] {
             assert!(name(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -84,13 +84,7 @@ impl Directory {
             // The caller gets the first error.
             let _ = rustix::fs::rmdir(&path);
         }
-        Ok(Self {
-            path,
-            directory,
-            made,
-            memory: memory?,
-            finished: false,
-        })
+        Ok(Self { path, directory, made, memory: memory?, finished: false })
     }
 
     /// The file for the memory.
@@ -284,12 +278,8 @@ mod tests {
             made.expect("taken");
             assert!(left.is_empty(), "{files:?}");
         }
-        let others: [&[&str]; 4] = [
-            &["memory"],
-            &["memory", "state"],
-            &["memory.unfinished", "notes"],
-            &["memory.unfinished", "state"],
-        ];
+        let others: [&[&str]; 4] =
+            [&["memory"], &["memory", "state"], &["memory.unfinished", "notes"], &["memory.unfinished", "state"]];
         for files in others {
             let (made, left) = make(files);
             assert!(matches!(made, Err(DirectoryError::NotEmpty)), "{files:?}");

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvm_ioctls::VmFd;
 use vm_memory::bitmap::{AtomicBitmap, BS, Bitmap};
 use vm_memory::{
-    GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, GuestMemoryRegion,
-    GuestMemoryRegionBytes, GuestRegionCollection, GuestRegionCollectionError, MemoryRegionAddress,
-    VolatileSlice,
+    GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, GuestMemoryRegion, GuestMemoryRegionBytes,
+    GuestRegionCollection, GuestRegionCollectionError, MemoryRegionAddress, VolatileSlice,
 };
 
 use super::id::Id;
@@ -68,15 +67,8 @@ impl Tracker {
     pub(crate) fn new(memories: &[&GuestMemoryMmap], base: Option<Id>) -> Self {
         let regions = memories.iter().flat_map(|memory| memory.iter());
         let regions: Vec<Region> = regions.map(Region::new).collect();
-        let since = Since {
-            base,
-            pages: regions.iter().map(Region::none).collect(),
-            taken: None,
-        };
-        Self {
-            regions,
-            since: Mutex::new(since),
-        }
+        let since = Since { base, pages: regions.iter().map(Region::none).collect(), taken: None };
+        Self { regions, since: Mutex::new(since) }
     }
 
     /// Wraps one of the tracked memories for a device, so that the device's writes are marked.
@@ -201,11 +193,7 @@ const PAGE_BYTES: NonZeroUsize = match NonZeroUsize::new(PAGE) {
 impl Region {
     fn new<R: GuestMemoryRegion>(region: &R) -> Self {
         let len = usize::try_from(region.len()).unwrap_or(usize::MAX);
-        Self {
-            start: region.start_addr(),
-            len: region.len(),
-            marked: Arc::new(AtomicBitmap::new(len, PAGE_BYTES)),
-        }
+        Self { start: region.start_addr(), len: region.len(), marked: Arc::new(AtomicBitmap::new(len, PAGE_BYTES)) }
     }
 
     fn pages(&self) -> u64 {
@@ -256,9 +244,7 @@ impl GuestMemoryRegion for Watched {
         #[expect(unsafe_code, reason = "a slice with a different bitmap")]
         // SAFETY: the pointer and the length come from `slice`, and `self.memory` keeps these bytes mapped for as long
         // as `self` is borrowed.
-        let slice = unsafe {
-            VolatileSlice::with_bitmap(slice.ptr_guard_mut().as_ptr(), slice.len(), bitmap, None)
-        };
+        let slice = unsafe { VolatileSlice::with_bitmap(slice.ptr_guard_mut().as_ptr(), slice.len(), bitmap, None) };
         Ok(slice)
     }
 }
@@ -303,12 +289,7 @@ mod tests {
         assert_eq!(memory.read_obj::<u8>(page(3)).expect("in range"), 7);
         assert_eq!(window.read_obj::<u8>(at).expect("in range"), 9);
         // A read does not mark a page.
-        assert_eq!(
-            watched
-                .read_obj::<u8>(GuestAddress(at.0 + 4096))
-                .expect("in range"),
-            0
-        );
+        assert_eq!(watched.read_obj::<u8>(GuestAddress(at.0 + 4096)).expect("in range"), 0);
         assert_eq!(pages(&tracker), [Run(3, 1), Run(64, 2), Run(100, 1)]);
     }
 

@@ -93,9 +93,7 @@ pub enum SnapshotError {
         expected: u64,
     },
     /// The memory file does not end with the name of a snapshot.
-    #[error(
-        "{0} does not end with the name of a snapshot: it is damaged, or is not a machine's memory"
-    )]
+    #[error("{0} does not end with the name of a snapshot: it is damaged, or is not a machine's memory")]
     NoName(PathBuf),
     /// The memory belongs to a different snapshot.
     #[error("{0} and the state beside it belong to different snapshots")]
@@ -122,9 +120,7 @@ pub enum SnapshotError {
     #[error("the snapshot is not based on {0}: leave this --base out")]
     UnusedBase(PathBuf),
     /// The name of a base's directory cannot be in a diff.
-    #[error(
-        "the directory {0} has no name that a diff can refer to: rename it, so that its name is text"
-    )]
+    #[error("the directory {0} has no name that a diff can refer to: rename it, so that its name is text")]
     BaseName(PathBuf),
     /// The base is already the last diff that is allowed on top of a full snapshot.
     #[error("{0} is the last of {MAX_DIFFS} possible diffs: make a snapshot without --diff")]

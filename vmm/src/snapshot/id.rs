@@ -41,9 +41,7 @@ impl FromStr for Id {
         if text.len() != DIGITS || !text.bytes().all(is_digit) {
             return Err(IdError);
         }
-        u128::from_str_radix(text, 16)
-            .map(Self)
-            .map_err(|_| IdError)
+        u128::from_str_radix(text, 16).map(Self).map_err(|_| IdError)
     }
 }
 

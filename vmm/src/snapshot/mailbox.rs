@@ -58,10 +58,7 @@ const BUSY: &str = "another client is writing a snapshot of this machine";
 impl Mailbox {
     /// An empty mailbox. It signals `event` when there is a request or a finished snapshot.
     pub(crate) fn new(event: EventFd) -> Self {
-        Self {
-            slot: Mutex::new(Slot::default()),
-            event,
-        }
+        Self { slot: Mutex::new(Slot::default()), event }
     }
 
     /// Requests a snapshot, and waits for the answer.
@@ -80,11 +77,7 @@ impl Mailbox {
             if slot.unfinished.is_some() {
                 return Err(BUSY.to_owned());
             }
-            slot.pending = Some(PendingRequest {
-                request,
-                file,
-                answer,
-            });
+            slot.pending = Some(PendingRequest { request, file, answer });
         }
         if let Err(error) = self.event.write(1) {
             self.slot().pending = None;
@@ -96,9 +89,7 @@ impl Mailbox {
     /// Answers a request. If the snapshot was taken, no other snapshot can be requested until the client has finished
     /// this one.
     pub(crate) fn answer(&self, pending: PendingRequest, taken: Result<Taken, String>) {
-        let PendingRequest {
-            request, answer, ..
-        } = pending;
+        let PendingRequest { request, answer, .. } = pending;
         if taken.is_ok() {
             self.slot().unfinished = Some(request.id);
         }
@@ -181,11 +172,7 @@ mod tests {
     }
 
     fn request() -> SnapshotRequest {
-        SnapshotRequest {
-            id: Id(1),
-            then_exit: false,
-            base: None,
-        }
+        SnapshotRequest { id: Id(1), then_exit: false, base: None }
     }
 
     #[test]
@@ -208,12 +195,7 @@ mod tests {
     /// Takes the snapshot 1, which its client must then finish.
     fn take_one(mailbox: &Mailbox) {
         let file = tempfile::tempfile().expect("a file");
-        let taken = Taken {
-            state: String::new(),
-            memory: 1,
-            written: 1,
-            paused_ns: 1,
-        };
+        let taken = Taken { state: String::new(), memory: 1, written: 1, paused_ns: 1 };
         thread::scope(|scope| {
             let requesting = scope.spawn(|| mailbox.request(request(), file));
             while !mailbox.has_mail() {

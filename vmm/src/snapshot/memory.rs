@@ -6,9 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
-use vm_memory::{
-    Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress,
-};
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
 use super::id::{DIGITS, Id};
 
@@ -94,17 +92,14 @@ pub(crate) fn write(
                     return Err(WriteError::Ends);
                 }
                 let bytes = step(&mut buffer, end - done);
-                region
-                    .read_slice(bytes, MemoryRegionAddress(done))
-                    .map_err(WriteError::Memory)?;
+                region.read_slice(bytes, MemoryRegionAddress(done)).map_err(WriteError::Memory)?;
                 written += write_data(file, offset + done, bytes).map_err(WriteError::File)?;
                 done += bytes.len() as u64;
             }
         }
         offset += region.len();
     }
-    file.write_all_at(&trailer(id), offset)
-        .map_err(WriteError::File)?;
+    file.write_all_at(&trailer(id), offset).map_err(WriteError::File)?;
     Ok(written)
 }
 
@@ -159,12 +154,7 @@ fn write_data(file: &File, offset: u64, bytes: &[u8]) -> io::Result<u64> {
     Ok(written)
 }
 
-fn write_run(
-    file: &File,
-    offset: u64,
-    bytes: &[u8],
-    run: std::ops::Range<usize>,
-) -> io::Result<u64> {
+fn write_run(file: &File, offset: u64, bytes: &[u8], run: std::ops::Range<usize>) -> io::Result<u64> {
     let data = bytes.get(run.clone()).unwrap_or_default();
     file.write_all_at(data, offset + run.start as u64)?;
     Ok(data.len() as u64)
@@ -213,9 +203,7 @@ mod tests {
         let memory = memory();
         let places = [(0x1ff8, 0x1ff8), ((1 << 32) + 0x3000, (3 << 20) + 0x3000)];
         for (address, _) in places {
-            memory
-                .write_obj(0xa5a5_a5a5_5a5a_5a5a_u64, GuestAddress(address))
-                .expect("in range");
+            memory.write_obj(0xa5a5_a5a5_5a5a_5a5a_u64, GuestAddress(address)).expect("in range");
         }
         let file = tempfile::tempfile().expect("a file");
         let written = write(&[&memory], &file, Id(1), None, || true).expect("room");
@@ -248,15 +236,9 @@ mod tests {
             read(&page)
         };
         let last = MAGIC.len() + DIGITS - 1;
-        for (at, byte) in [
-            (0, b'V'),
-            (last, b'C'),
-            (last, b'\n'),
-            (last, 0xff),
-            (last + 1, b'0'),
-            (last + 2, b'\n'),
-            (PAGE - 1, 1),
-        ] {
+        for (at, byte) in
+            [(0, b'V'), (last, b'C'), (last, b'\n'), (last, 0xff), (last + 1, b'0'), (last + 2, b'\n'), (PAGE - 1, 1)]
+        {
             assert_eq!(changed(at, byte), None, "{byte:#x} at {at}");
         }
         assert_eq!(read(&ZEROS), None);
@@ -301,13 +283,8 @@ mod tests {
     fn runs_that_no_diff_has_are_not_valid() {
         assert!(are_valid(&[], 0));
         assert!(are_valid(&[Run(0, 2), Run(2, 1), Run(9, 1)], 10));
-        let invalid: [&[Run]; 5] = [
-            &[Run(0, 0)],
-            &[Run(0, 11)],
-            &[Run(0, 2), Run(1, 1)],
-            &[Run(3, 1), Run(1, 1)],
-            &[Run(1, u64::MAX)],
-        ];
+        let invalid: [&[Run]; 5] =
+            [&[Run(0, 0)], &[Run(0, 11)], &[Run(0, 2), Run(1, 1)], &[Run(3, 1), Run(1, 1)], &[Run(1, u64::MAX)]];
         for runs in invalid {
             assert!(!are_valid(runs, 10), "{runs:?}");
         }

@@ -66,9 +66,7 @@ impl Facts {
     /// The length of the memory file in bytes.
     fn memory_bytes(&self) -> Option<u64> {
         let memory = self.memory_mib.checked_mul(1 << 20)?;
-        memory
-            .checked_add(self.window)?
-            .checked_add(memory::TRAILER)
+        memory.checked_add(self.window)?.checked_add(memory::TRAILER)
     }
 }
 
@@ -132,10 +130,7 @@ impl Diff {
     /// [`SnapshotError::Read`].
     pub(crate) fn apply(&self, memories: &[&GuestMemoryMmap]) -> Result<(), SnapshotError> {
         let applied = memory::apply(memories, &self.file, &self.changed);
-        applied.map_err(|source| SnapshotError::Read {
-            path: self.path.clone(),
-            source,
-        })
+        applied.map_err(|source| SnapshotError::Read { path: self.path.clone(), source })
     }
 }
 
@@ -153,11 +148,7 @@ pub(crate) fn facts(directory: &Path, owners: Owners) -> Result<Facts, SnapshotE
 ///
 /// # Errors
 /// [`SnapshotError`].
-pub(crate) fn open(
-    directory: &Path,
-    named: &[PathBuf],
-    owners: Owners,
-) -> Result<Opened, SnapshotError> {
+pub(crate) fn open(directory: &Path, named: &[PathBuf], owners: Owners) -> Result<Opened, SnapshotError> {
     let mut named = NamedBases::open(named, owners)?;
     let mut place = Place::open(directory, owners)?;
     let top = StateFile::read(&place)?;
@@ -170,11 +161,7 @@ pub(crate) fn open(
         if diffs.len() as u64 >= MAX_DIFFS.into() {
             return Err(SnapshotError::TooManyDiffs(place.path().to_owned()));
         }
-        diffs.push(Diff {
-            path: place.join(MEMORY),
-            file: memory,
-            changed,
-        });
+        diffs.push(Diff { path: place.join(MEMORY), file: memory, changed });
         let file;
         (place, file) = find_base(&place, &base, &mut named, owners)?;
         if file.digest != base.digest || file.header.id != base.id || file.header.machine != facts {
@@ -186,13 +173,7 @@ pub(crate) fn open(
     }
     named.check_used()?;
     diffs.reverse();
-    Ok(Opened {
-        id,
-        facts,
-        state,
-        memory,
-        diffs,
-    })
+    Ok(Opened { id, facts, state, memory, diffs })
 }
 
 /// Finds the snapshot `base`, on which the diff in the directory `diff` is based.
@@ -207,9 +188,7 @@ fn find_base(
     }
     let place = diff.beside(base.directory.as_str(), owners);
     let place = place.map_err(|error| match error {
-        SnapshotError::Read { path, source } if source.kind() == ErrorKind::NotFound => {
-            SnapshotError::NoBase(path)
-        }
+        SnapshotError::Read { path, source } if source.kind() == ErrorKind::NotFound => SnapshotError::NoBase(path),
         error => error,
     })?;
     let file = StateFile::read(&place).map_err(|e| in_base(place.path(), e))?;
@@ -217,8 +196,5 @@ fn find_base(
 }
 
 fn in_base(path: &Path, source: SnapshotError) -> SnapshotError {
-    SnapshotError::Base {
-        path: path.to_owned(),
-        source: source.into(),
-    }
+    SnapshotError::Base { path: path.to_owned(), source: source.into() }
 }

@@ -24,10 +24,7 @@ impl Owners {
     /// The user of this process, and the user `other` if there is one.
     pub(crate) fn new(other: Option<Uid>) -> Self {
         let own = rustix::process::geteuid();
-        Self {
-            own: own.as_raw(),
-            other: other.unwrap_or(own).as_raw(),
-        }
+        Self { own: own.as_raw(), other: other.unwrap_or(own).as_raw() }
     }
 
     fn include(self, uid: u32) -> bool {
@@ -74,24 +71,11 @@ impl Place {
             Some(_) => self.path.with_file_name(name),
             None => self.path.join("..").join(name),
         };
-        Self::open_at(
-            self.directory.as_fd(),
-            &Path::new("..").join(name),
-            path,
-            owners,
-        )
+        Self::open_at(self.directory.as_fd(), &Path::new("..").join(name), path, owners)
     }
 
-    fn open_at(
-        at: BorrowedFd<'_>,
-        relative: &Path,
-        path: PathBuf,
-        owners: Owners,
-    ) -> Result<Self, SnapshotError> {
-        let failed = |error: Errno| SnapshotError::Read {
-            path: path.clone(),
-            source: error.into(),
-        };
+    fn open_at(at: BorrowedFd<'_>, relative: &Path, path: PathBuf, owners: Owners) -> Result<Self, SnapshotError> {
+        let failed = |error: Errno| SnapshotError::Read { path: path.clone(), source: error.into() };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(at, relative, flags, Mode::empty()).map_err(failed)?;
         let found = rustix::fs::fstat(&directory).map_err(failed)?;
@@ -101,17 +85,9 @@ impl Place {
             _ => return Err(failed(Errno::NOTDIR)),
         }
         if !owners.include(found.st_uid) {
-            return Err(SnapshotError::Owner {
-                path,
-                found: found.st_uid,
-                owners: owners.to_string(),
-            });
+            return Err(SnapshotError::Owner { path, found: found.st_uid, owners: owners.to_string() });
         }
-        Ok(Self {
-            directory,
-            path,
-            uid: found.st_uid,
-        })
+        Ok(Self { directory, path, uid: found.st_uid })
     }
 
     /// Opens the file `name` in this directory, and returns its status. The file is a regular file of the directory's
@@ -123,10 +99,7 @@ impl Place {
         let path = || self.join(name);
         let failed = |error: Errno| match error {
             Errno::LOOP => SnapshotError::Link(path()),
-            error => SnapshotError::Read {
-                path: path(),
-                source: error.into(),
-            },
+            error => SnapshotError::Read { path: path(), source: error.into() },
         };
         // Don't wait for the writer of a FIFO.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -137,11 +110,7 @@ impl Place {
             return Err(SnapshotError::NoFile(path()));
         }
         if found.st_uid != self.uid {
-            return Err(SnapshotError::MixedOwners {
-                path: path(),
-                found: found.st_uid,
-                directory: self.uid,
-            });
+            return Err(SnapshotError::MixedOwners { path: path(), found: found.st_uid, directory: self.uid });
         }
         Ok((File::from(file), found))
     }
@@ -176,10 +145,7 @@ mod tests {
     /// A user that owns no file of these tests.
     fn stranger() -> Owners {
         let uid = rustix::process::geteuid().as_raw() + 1;
-        Owners {
-            own: uid,
-            other: uid,
-        }
+        Owners { own: uid, other: uid }
     }
 
     #[test]
@@ -204,10 +170,7 @@ mod tests {
         let bench = tempfile::tempdir().expect("a directory");
         let refused = Place::open(bench.path(), stranger()).expect_err("another user");
         assert!(matches!(refused, SnapshotError::Owner { .. }), "{refused}");
-        let owners = Owners {
-            other: rustix::process::geteuid().as_raw(),
-            ..stranger()
-        };
+        let owners = Owners { other: rustix::process::geteuid().as_raw(), ..stranger() };
         Place::open(bench.path(), owners).expect("the second user");
     }
 

@@ -45,12 +45,7 @@ pub(crate) struct Header {
 ///
 /// # Errors
 /// The state cannot be written as JSON.
-pub(crate) fn text(
-    id: Id,
-    facts: Facts,
-    base: Option<Base>,
-    state: &State,
-) -> Result<String, serde_json::Error> {
+pub(crate) fn text(id: Id, facts: Facts, base: Option<Base>, state: &State) -> Result<String, serde_json::Error> {
     let body = serde_json::to_string(state)?;
     let header = Header {
         format: FORMAT.to_owned(),
@@ -116,23 +111,12 @@ impl StateFile {
             _ => return Err(SnapshotError::Foreign(path)),
         }
         let header: Header =
-            serde_json::from_slice(line).map_err(|source| SnapshotError::Parse {
-                path: path.clone(),
-                source,
-            })?;
+            serde_json::from_slice(line).map_err(|source| SnapshotError::Parse { path: path.clone(), source })?;
         if header.arch != std::env::consts::ARCH {
-            return Err(SnapshotError::Arch {
-                path,
-                saved: header.arch,
-            });
+            return Err(SnapshotError::Arch { path, saved: header.arch });
         }
         body.shrink_to_fit();
-        Ok(Self {
-            path,
-            header,
-            body,
-            digest,
-        })
+        Ok(Self { path, header, body, digest })
     }
 
     /// Parses the second line.
@@ -144,10 +128,8 @@ impl StateFile {
         if digest(body) != self.header.digest {
             return Err(SnapshotError::Damaged(self.path.clone()));
         }
-        let state: State = serde_json::from_slice(body).map_err(|source| SnapshotError::Parse {
-            path: self.path.clone(),
-            source,
-        })?;
+        let state: State =
+            serde_json::from_slice(body).map_err(|source| SnapshotError::Parse { path: self.path.clone(), source })?;
         let facts = &self.header.machine;
         let pages = self.memory_bytes()?.saturating_sub(memory::TRAILER) / memory::PAGE as u64;
         let changed = state.changed.as_deref().unwrap_or_default();
@@ -181,19 +163,10 @@ impl StateFile {
     ///
     /// # Errors
     /// [`SnapshotError`].
-    pub(crate) fn check_memory(
-        &self,
-        path: PathBuf,
-        memory: &File,
-        length: u64,
-    ) -> Result<(), SnapshotError> {
+    pub(crate) fn check_memory(&self, path: PathBuf, memory: &File, length: u64) -> Result<(), SnapshotError> {
         let expected = self.memory_bytes()?;
         if length != expected {
-            return Err(SnapshotError::Length {
-                path,
-                found: length,
-                expected,
-            });
+            return Err(SnapshotError::Length { path, found: length, expected });
         }
         match memory::read_id(memory, expected) {
             Ok(Some(id)) if id == self.header.id => Ok(()),

@@ -39,12 +39,7 @@ pub(crate) struct Closed<'a>(&'a Gate);
 impl Gate {
     /// Makes all vCPUs leave the guest. They wait until the returned [`Closed`] is dropped. Also returns their states.
     /// `vcpus` is the number of vCPUs. Returns `None` if the run ends before every vCPU has reached the gate.
-    pub(crate) fn close(
-        &self,
-        vcpus: u8,
-        threads: &Threads,
-        end: &StopLatch,
-    ) -> Option<(Closed<'_>, Vec<Saved>)> {
+    pub(crate) fn close(&self, vcpus: u8, threads: &Threads, end: &StopLatch) -> Option<(Closed<'_>, Vec<Saved>)> {
         let mut waiting = self.waiting();
         waiting.closings += 1;
         waiting.states = (0..vcpus).map(|_| None).collect();
@@ -57,15 +52,10 @@ impl Gate {
                 log::debug!("vCPU {vcpu} is not in the guest: {error}");
             }
         }
-        let missing =
-            |waiting: &mut Waiting| !end.reached() && waiting.states.iter().any(Option::is_none);
+        let missing = |waiting: &mut Waiting| !end.reached() && waiting.states.iter().any(Option::is_none);
         let waiting = self.changed.wait_while(self.waiting(), missing);
         let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
-        let states = waiting
-            .states
-            .iter_mut()
-            .map(Option::take)
-            .collect::<Option<_>>()?;
+        let states = waiting.states.iter_mut().map(Option::take).collect::<Option<_>>()?;
         drop(waiting);
         Some((closed, states))
     }
@@ -230,9 +220,8 @@ mod tests {
                     }
                 }
             });
-            let found: Vec<usize> = (0..TIMES)
-                .map_while(|_| closed.recv_timeout(Duration::from_secs(10)).ok())
-                .collect();
+            let found: Vec<usize> =
+                (0..TIMES).map_while(|_| closed.recv_timeout(Duration::from_secs(10)).ok()).collect();
             end.announce(Ok(Ending::Poweroff));
             gate.left();
             assert_eq!(found, [1; TIMES], "the vCPU still waits");

@@ -65,20 +65,8 @@ impl Vcpu {
     /// Creates the vCPU with the descriptor `fd`. Its time counter is `clock_offset` ahead of the host's counter.
     /// `can_sync` is true if KVM can copy registers to the run page.
     #[must_use]
-    pub fn new(
-        index: u32,
-        fd: VcpuFd,
-        clock_offset: u64,
-        can_sync: bool,
-        shared: Arc<Shared>,
-    ) -> Self {
-        Self {
-            index,
-            fd,
-            clock_offset,
-            can_sync,
-            shared,
-        }
+    pub fn new(index: u32, fd: VcpuFd, clock_offset: u64, can_sync: bool, shared: Arc<Shared>) -> Self {
+        Self { index, fd, clock_offset, can_sync, shared }
     }
 
     /// Runs the guest on this vCPU until the run ends. Announces the end if this vCPU
@@ -100,10 +88,7 @@ impl Vcpu {
         let _joined = shared.threads.join(vcpu);
         let failed = |source| VcpuError::Emulation { vcpu, source };
         let emulation = shared.emulation.as_ref();
-        let mut emulation = emulation
-            .map(|device| device.vcpu(vcpu))
-            .transpose()
-            .map_err(failed)?;
+        let mut emulation = emulation.map(|device| device.vcpu(vcpu)).transpose().map_err(failed)?;
         shared.progress.started();
         while !shared.end.reached() {
             if shared.gate.is_closed() {
@@ -124,8 +109,9 @@ impl Vcpu {
                     let next = serve(exit, at, vcpu, emulation.as_mut(), &shared)?;
                     match next {
                         Next::Enter => {}
-                        Next::Refuse => exits::refuse_undecoded(&self.fd)
-                            .map_err(|source| VcpuError::Run { vcpu, source })?,
+                        Next::Refuse => {
+                            exits::refuse_undecoded(&self.fd).map_err(|source| VcpuError::Run { vcpu, source })?
+                        }
                         Next::End(ending) => {
                             shared.end.announce(Ok(ending));
                             shared.gate.left();
@@ -137,10 +123,7 @@ impl Vcpu {
                     libc::EINTR => true,
                     libc::EAGAIN => false,
                     _ => {
-                        return Err(VcpuError::Run {
-                            vcpu,
-                            source: error,
-                        });
+                        return Err(VcpuError::Run { vcpu, source: error });
                     }
                 },
             };
@@ -170,10 +153,7 @@ impl Vcpu {
     /// The vCPU's session with the PMU device. `None` if the device is disabled.
     fn attach(&self, vpmu: Option<&Vpmu>) -> Result<Option<VcpuSession>, VcpuError> {
         let attached = vpmu.map(|vpmu| vpmu.attach(self.index, self.clock_offset));
-        attached.transpose().map_err(|source| VcpuError::Attach {
-            vcpu: self.index,
-            source,
-        })
+        attached.transpose().map_err(|source| VcpuError::Attach { vcpu: self.index, source })
     }
 }
 
@@ -184,11 +164,7 @@ fn serve(
     emulation: Option<&mut VcpuEmulation>,
     shared: &Shared,
 ) -> Result<Next, VcpuError> {
-    let mut caller = Caller {
-        vcpu,
-        registers: &mut at.registers,
-        pmu: at.session,
-    };
+    let mut caller = Caller { vcpu, registers: &mut at.registers, pmu: at.session };
     let what = match exit {
         VcpuExit::MmioWrite(address, data) => {
             shared.memory.write(address, data, &mut caller);
@@ -231,8 +207,5 @@ fn internal_error(number: Option<u32>) -> String {
         Some(4) => "an unknown exit reason",
         _ => "an unknown error",
     };
-    format!(
-        "KVM encountered {why} (internal error {})",
-        number.unwrap_or_default()
-    )
+    format!("KVM encountered {why} (internal error {})", number.unwrap_or_default())
 }

@@ -51,13 +51,7 @@ impl Boot {
             Some(clock) => clock.resume(kvm, &vm, &vcpus)?,
             None => GuestClock::new(kvm, &vm, &vcpus)?,
         };
-        Ok(Self {
-            vcpus,
-            controller,
-            vm: Arc::new(vm),
-            clock,
-            can_sync: syncs_registers(kvm),
-        })
+        Ok(Self { vcpus, controller, vm: Arc::new(vm), clock, can_sync: syncs_registers(kvm) })
     }
 
     /// Restores `state` into the VM: vCPUs, interrupt controllers and clock.
@@ -101,11 +95,7 @@ impl Boot {
     /// # Errors
     /// [`VmError::NoReason`], which is a bug. After an error, the caller must stop the vCPUs, too, because some may
     /// have been started.
-    pub(super) fn start(
-        &mut self,
-        shared: &Arc<Shared>,
-        threads: &mut Threads,
-    ) -> Result<(), VmError> {
+    pub(super) fn start(&mut self, shared: &Arc<Shared>, threads: &mut Threads) -> Result<(), VmError> {
         for ((place, index), fd) in (0..).zip(0u32..).zip(self.vcpus.drain(..)) {
             let offset = self.clock.offset(place);
             let vcpu = Vcpu::new(index, fd, offset, self.can_sync, Arc::clone(shared));
@@ -139,10 +129,7 @@ impl Threads {
     ///
     /// # Errors
     /// See [`Unfiltered::start_vcpus`].
-    pub(super) fn start(
-        count: u8,
-        unfiltered: Unfiltered,
-    ) -> Result<(Self, Confinement), ConfineError> {
+    pub(super) fn start(count: u8, unfiltered: Unfiltered) -> Result<(Self, Confinement), ConfineError> {
         let mut seats = Vec::new();
         let mut bodies = Vec::new();
         for index in 0..count {
@@ -157,11 +144,7 @@ impl Threads {
                 }
             };
             bodies.push((format!("vcpu{index}"), body));
-            seats.push(Seat {
-                vcpus: Some(vcpus),
-                ended,
-                thread: None,
-            });
+            seats.push(Seat { vcpus: Some(vcpus), ended, thread: None });
         }
         let (confinement, threads) = unfiltered.start_vcpus(bodies)?;
         for (seat, thread) in seats.iter_mut().zip(threads) {
@@ -175,10 +158,7 @@ impl Threads {
     /// # Errors
     /// [`VmError::NoReason`] if all threads have a vCPU or a thread has panicked, which is a bug.
     fn run(&mut self, vcpu: Vcpu) -> Result<(), VmError> {
-        let seat = self
-            .seats
-            .get(self.taken)
-            .and_then(|seat| seat.vcpus.as_ref());
+        let seat = self.seats.get(self.taken).and_then(|seat| seat.vcpus.as_ref());
         let vcpus = seat.ok_or(VmError::NoReason)?;
         vcpus.send(vcpu).map_err(|_| VmError::NoReason)?;
         self.taken += 1;
@@ -217,7 +197,5 @@ impl Drop for Threads {
 }
 
 fn open_stats(vcpu: &VcpuFd) -> Option<Stats> {
-    Stats::open(vcpu)
-        .inspect_err(|error| log::info!("this KVM has no statistics: {error}"))
-        .ok()
+    Stats::open(vcpu).inspect_err(|error| log::info!("this KVM has no statistics: {error}")).ok()
 }

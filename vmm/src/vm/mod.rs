@@ -132,8 +132,7 @@ pub struct RunResult {
 const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {
-    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
-        .map_err(|source| VmError::Host("event descriptors", source))
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| VmError::Host("event descriptors", source))
 }
 
 impl Vm {
@@ -153,19 +152,11 @@ impl Vm {
     ///
     /// # Errors
     /// See [`Vm::new`].
-    pub fn with_emulation(
-        config: Config,
-        inherited: Inherited,
-        emulation: Emulation,
-    ) -> Result<Self, VmError> {
+    pub fn with_emulation(config: Config, inherited: Inherited, emulation: Emulation) -> Result<Self, VmError> {
         Self::make(config, inherited, Some(emulation))
     }
 
-    fn make(
-        mut config: Config,
-        inherited: Inherited,
-        emulation: Option<Emulation>,
-    ) -> Result<Self, VmError> {
+    fn make(mut config: Config, inherited: Inherited, emulation: Option<Emulation>) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
         Confinement::prepare(&config.confinement)?;
         // `GuestIps::begin` runs small guests concurrently with the next steps, unless `KNOWN_HOST` has a result.
@@ -228,9 +219,7 @@ impl Vm {
         let window_slot = window_slot.map_err(|e| VmError::Host("threads", e))?;
         let stats = Arc::new(Statistics::new(config.vcpus.into()));
         stats.begin(boot.stats());
-        let mut settings = config
-            .vpmu
-            .then(|| pmu::settings(&config, boot.clock.khz()));
+        let mut settings = config.vpmu.then(|| pmu::settings(&config, boot.clock.khz()));
         if let Some(settings) = &mut settings {
             Confinement::fit_descriptors(settings, config.limits.host_counters_asked)?;
         }
@@ -240,9 +229,7 @@ impl Vm {
             vcpus: config.vcpus,
             restarts: config.on_reset == OnReset::Restart,
             settings: settings.as_ref(),
-            perfmon: opened
-                .as_ref()
-                .is_some_and(|it| it.need_capability(&config)),
+            perfmon: opened.as_ref().is_some_and(|it| it.need_capability(&config)),
             recordings: opened.as_ref().and_then(|it| it.recorder.directory()),
             socket: socket.as_ref().and_then(Socket::directory),
         };
@@ -253,16 +240,10 @@ impl Vm {
         let end = Arc::new(StopLatch::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
         let mut buses = Buses::default();
-        let stall = StallPolicy {
-            end: Arc::clone(&end),
-            signals: signals.try_clone()?,
-        };
+        let stall = StallPolicy { end: Arc::clone(&end), signals: signals.try_clone()? };
         let console = board::plug_console(&mut buses, stall, config.limits.console)?;
         board::plug_power(&mut buses, &end, &progress)?;
-        let threads = Arc::new(vpmu_kvm::Threads::new(
-            config.vcpus.into(),
-            signal::kick_signal(),
-        ));
+        let threads = Arc::new(vpmu_kvm::Threads::new(config.vcpus.into(), signal::kick_signal()));
         let pmu = match settings.zip(opened) {
             Some((settings, opened)) => {
                 let parts = Parts {
@@ -395,9 +376,7 @@ impl Vm {
         let wait = resets.wait(Instant::now());
         if !wait.is_zero() {
             self.resets_delayed += 1;
-            log::warn!(
-                "the guest resets more often than --max-resets allows: its next boot is delayed"
-            );
+            log::warn!("the guest resets more often than --max-resets allows: its next boot is delayed");
             events.run_for(wait)?;
         }
         resets.take(1, Instant::now());
@@ -479,10 +458,7 @@ impl Vm {
 ///
 /// # Errors
 /// The host cannot start another thread.
-fn concurrently<A, B: Send>(
-    here: impl FnOnce() -> A,
-    there: impl FnOnce() -> B + Send,
-) -> io::Result<(A, B)> {
+fn concurrently<A, B: Send>(here: impl FnOnce() -> A, there: impl FnOnce() -> B + Send) -> io::Result<(A, B)> {
     thread::scope(|scope| {
         let there = thread::Builder::new().spawn_scoped(scope, there)?;
         let here = here();
@@ -500,10 +476,7 @@ fn announce(memory: &GuestMemoryMmap, emulation: Option<&Emulation>) -> Result<(
 }
 
 /// Returns the guest's memory, and the window if the machine has one. For a restored machine, maps both from `file`.
-fn memories(
-    config: &Config,
-    file: Option<&File>,
-) -> Result<(GuestMemoryMmap, Option<GuestMemoryMmap>), VmError> {
+fn memories(config: &Config, file: Option<&File>) -> Result<(GuestMemoryMmap, Option<GuestMemoryMmap>), VmError> {
     let memory = match file {
         Some(file) => memory::map(config.memory_mib, file)?,
         None => memory::allocate(config.memory_mib)?,
@@ -521,9 +494,6 @@ fn memories(
 }
 
 /// All memory that the guest can access: RAM, and the window if there is one.
-fn reached<'a>(
-    memory: &'a GuestMemoryMmap,
-    window: Option<&'a GuestMemoryMmap>,
-) -> Vec<&'a GuestMemoryMmap> {
+fn reached<'a>(memory: &'a GuestMemoryMmap, window: Option<&'a GuestMemoryMmap>) -> Vec<&'a GuestMemoryMmap> {
     std::iter::once(memory).chain(window).collect()
 }

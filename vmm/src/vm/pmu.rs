@@ -17,9 +17,7 @@ use crate::board;
 use crate::bus::Buses;
 use crate::config::{Config, Engine};
 use crate::confine::{Confinement, ThreadKind};
-use crate::devices::virtio_mmio::{
-    Interrupt, Line, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,
-};
+use crate::devices::virtio_mmio::{Interrupt, Line, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio};
 use crate::devices::vpmu::{DrainThread, Held, VirtioPmu, queue_state};
 use crate::event_loop::Queues;
 use crate::host_kernel;
@@ -78,10 +76,7 @@ impl Opened {
         if let Some(why) = host_kernel::lost_counts().filter(|_| config.hardware.events) {
             log::warn!("{why}; see perf.moved-hw of 'vmm check'");
         }
-        Ok(Self {
-            recorder: Operator::recorder(config)?,
-            files: HostFiles::read(&config.hardware),
-        })
+        Ok(Self { recorder: Operator::recorder(config)?, files: HostFiles::read(&config.hardware) })
     }
 
     /// Whether opening host counters for this machine takes `CAP_PERFMON`.
@@ -161,20 +156,12 @@ impl Pmu {
             Some(_) => vpmu.guest_events(),
             None => Vec::new(),
         };
-        let queues = Queues {
-            control: Arc::new(event()?),
-            notices: Arc::new(event()?),
-            vpmu: Arc::clone(&vpmu),
-        };
+        let queues = Queues { control: Arc::new(event()?), notices: Arc::new(event()?), vpmu: Arc::clone(&vpmu) };
         let backend = VirtioPmu {
             vpmu: Arc::clone(&vpmu),
             interrupt: Arc::clone(&interrupt),
             control: Arc::clone(&queues.control),
-            window: if parts.window.is_some() {
-                config.window
-            } else {
-                0
-            },
+            window: if parts.window.is_some() { config.window } else { 0 },
         };
         let transport = board::plug_vpmu(buses, backend, memory, Arc::clone(&interrupt))?;
         if let Some(saved) = parts.saved {
@@ -182,15 +169,7 @@ impl Pmu {
         }
         let drain = DrainThread::start(drain, Arc::clone(&vpmu), confinement)?;
         let operator = Arc::new(Operator::new(config, &vpmu, recorder)?);
-        Ok(Self {
-            vpmu,
-            queues,
-            operator,
-            drain,
-            interrupt,
-            transport,
-            events,
-        })
+        Ok(Self { vpmu, queues, operator, drain, interrupt, transport, events })
     }
 
     /// Connects the device's interrupt and notifications to a new VM.
@@ -230,10 +209,7 @@ impl Pmu {
 }
 
 /// `memory`, wrapped so that `tracker` marks the device's writes.
-fn watched(
-    tracker: &Tracker,
-    memory: &GuestMemoryMmap,
-) -> Result<GuestRegionCollection<Watched>, VmError> {
+fn watched(tracker: &Tracker, memory: &GuestMemoryMmap) -> Result<GuestRegionCollection<Watched>, VmError> {
     let watched = tracker.watched(memory);
     Ok(watched.map_err(MemoryError::Place)?)
 }
@@ -263,9 +239,7 @@ fn restore(
     let failed = |error: PmuError| SnapshotError::Pmu(error.into());
     take_place(saved, transport, &queues.vpmu, Arc::clone(interrupt)).map_err(failed)?;
     for queue in [&queues.control, &queues.notices] {
-        queue
-            .write(1)
-            .map_err(|source| VmError::Host("event descriptors", source))?;
+        queue.write(1).map_err(|source| VmError::Host("event descriptors", source))?;
     }
     Ok(())
 }
@@ -281,11 +255,7 @@ fn take_place(
         return Err(PmuError::Driver);
     }
     let driver = driver.unwrap_or_default();
-    let SavedDriver {
-        memory,
-        features,
-        queues,
-    } = driver;
+    let SavedDriver { memory, features, queues } = driver;
     let queues: Vec<QueueState> = queues.iter().map(queue_state).collect();
     Ok(vpmu.restore(&saved.device, memory, features, &queues, interrupt)?)
 }

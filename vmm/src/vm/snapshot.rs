@@ -107,9 +107,7 @@ impl Vm {
                 Ok(false) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    log::warn!(
-                        "the machine continues: cannot wait for the client of its snapshot: {error}"
-                    );
+                    log::warn!("the machine continues: cannot wait for the client of its snapshot: {error}");
                     break;
                 }
             }
@@ -128,12 +126,7 @@ impl Vm {
     /// Saves the machine, and writes its memory to `file`. The vCPUs and the drain thread are stopped until the
     /// returned value is dropped. The control socket's thread can access guest memory, too, but it is waiting for the
     /// result of this call.
-    fn take(
-        &self,
-        boot: &Boot,
-        request: &SnapshotRequest,
-        file: &File,
-    ) -> Result<(Taken, Still<'_>), TakeError> {
+    fn take(&self, boot: &Boot, request: &SnapshotRequest, file: &File) -> Result<(Taken, Still<'_>), TakeError> {
         let shared = &self.shared;
         if shared.emulation.is_some() {
             return Err(TakeError::Emulated);
@@ -153,9 +146,7 @@ impl Vm {
         // At this point, all writes are known: KVM's log has the guest's writes, and the device has just made its last
         // write.
         let tracker = self.tracker.as_ref();
-        let changed = tracker
-            .map(|tracker| tracker.changed(&boot.vm))
-            .transpose()?;
+        let changed = tracker.map(|tracker| tracker.changed(&boot.vm)).transpose()?;
         let state = State {
             changed: changed.filter(|_| request.base.is_some()),
             vcpus: states.into_iter().collect::<Result<_, _>>()?,
@@ -177,20 +168,14 @@ impl Vm {
         if let Some(tracker) = tracker {
             tracker.taken(request.id);
         }
-        let memory = memories
-            .iter()
-            .map(|memory| snapshot::memory::length(memory))
-            .sum();
+        let memory = memories.iter().map(|memory| snapshot::memory::length(memory)).sum();
         let taken = Taken {
             state: text,
             memory,
             written,
             paused_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
         };
-        let still = Still {
-            _quiet: quiet,
-            _closed: closed,
-        };
+        let still = Still { _quiet: quiet, _closed: closed };
         Ok((taken, still))
     }
 }
@@ -226,10 +211,7 @@ impl Control {
             let serve = move |request, file| serve(&mailbox, operator.as_deref(), request, file);
             Server::start(socket, Box::new(serve), confinement)
         });
-        Ok(Self {
-            server: server.transpose()?,
-            mailbox,
-        })
+        Ok(Self { server: server.transpose()?, mailbox })
     }
 
     /// Stops serving clients.
@@ -247,30 +229,14 @@ impl Drop for Control {
     }
 }
 
-fn serve(
-    mailbox: &Mailbox,
-    operator: Option<&Operator>,
-    request: Request,
-    file: Option<File>,
-) -> Reply {
+fn serve(mailbox: &Mailbox, operator: Option<&Operator>, request: Request, file: Option<File>) -> Reply {
     match (request, operator) {
-        (
-            Request::Snapshot {
-                id,
-                then_exit,
-                base,
-            },
-            _,
-        ) => {
+        (Request::Snapshot { id, then_exit, base }, _) => {
             let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
             let Some(file) = file.filter(is_file) else {
                 return Reply::Error(OperatorError::NoFile.to_string());
             };
-            let request = SnapshotRequest {
-                id,
-                then_exit,
-                base,
-            };
+            let request = SnapshotRequest { id, then_exit, base };
             match mailbox.request(request, file) {
                 Ok(taken) => Reply::Ok(Answer::Snapshot(taken)),
                 Err(error) => Reply::Error(error),

@@ -68,8 +68,7 @@ pub(crate) fn opening(events: u16, flags: u32, period: u64, then: &[u8]) -> Vec<
     let (mut table, mut heads, mut requests) = (Vec::new(), vec![0, 0], Vec::new());
     heads.extend(events.to_le_bytes());
     for index in 0..events {
-        let place =
-            |base: u32, size: usize| base + u32::from(index) * u32::try_from(size).expect("small");
+        let place = |base: u32, size: usize| base + u32::from(index) * u32::try_from(size).expect("small");
         let mut describe = |address: u32, len: usize, flags: u16, next: u16| {
             table.extend(u64::from(address).to_le_bytes());
             table.extend(u32::try_from(len).expect("small").to_le_bytes());

@@ -89,19 +89,13 @@ impl Bench {
 /// The command `vmm` with `args` and empty input. It is not started yet.
 pub(crate) fn vmm<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vmm"));
-    command
-        .args(args)
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null());
+    command.args(args).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
 /// The command `vmm run` for `kernel`, with little memory.
 pub(crate) fn run(kernel: &Path) -> Command {
-    assert!(
-        Path::new("/dev/kvm").exists(),
-        "this test runs a guest and needs /dev/kvm"
-    );
+    assert!(Path::new("/dev/kvm").exists(), "this test runs a guest and needs /dev/kvm");
     let mut command = vmm(["run", "--memory", "16", "--kernel"]);
     command.arg(kernel);
     command
@@ -241,10 +235,7 @@ pub(crate) fn running(command: &mut Command) -> Running {
 pub(crate) fn values(path: &Path) -> Vec<u64> {
     use linux_perf_data::{PerfFileReader, PerfFileRecord};
     let file = fs::File::open(path).expect("a recording");
-    let PerfFileReader {
-        mut record_iter,
-        mut perf_file,
-    } = PerfFileReader::parse_file(file).expect("a perf.data");
+    let PerfFileReader { mut record_iter, mut perf_file } = PerfFileReader::parse_file(file).expect("a perf.data");
     let mut values = Vec::new();
     while let Some(record) = record_iter.next_record(&mut perf_file).expect("a record") {
         if let PerfFileRecord::EventRecord { record, .. } = record

@@ -9,10 +9,7 @@
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(
-    dead_code,
-    reason = "only the device's tests use the rest of the module"
-)]
+#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
 #[path = "../common/guest.rs"]
@@ -141,15 +138,10 @@ fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
                 count: 1,
             },
             other => {
-                return Err(io::Error::other(format!(
-                    "unexpected exit of the guest: {other:?}"
-                )));
+                return Err(io::Error::other(format!("unexpected exit of the guest: {other:?}")));
             }
         };
-        let exit = Exit {
-            reason: ExitReason::Io,
-            access: Some(access),
-        };
+        let exit = Exit { reason: ExitReason::Io, access: Some(access) };
         session.leave(exit, &mut Exited(&guest.vcpu));
     }
     // An exit ends at the next entry, so enter once more to end the last exit.

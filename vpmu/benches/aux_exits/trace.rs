@@ -54,15 +54,8 @@ impl Trace {
                 DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)
             })
             .unzip();
-        vpmu.activate(memory.clone(), FEATURES, &queues, Arc::new(Silent))
-            .expect("active");
-        let mut trace = Self {
-            memory: memory.clone(),
-            queues: drivers,
-            event: 0,
-            count: 0,
-            read: 0,
-        };
+        vpmu.activate(memory.clone(), FEATURES, &queues, Arc::new(Silent)).expect("active");
+        let mut trace = Self { memory: memory.clone(), queues: drivers, event: 0, count: 0, read: 0 };
         let open = OpenRequest {
             header: header(CONTROL_OPEN, 0),
             kind: KIND_EXIT_TRACE.into(),
@@ -97,24 +90,15 @@ impl Trace {
     /// Reads the packets written since the last call. Checks that `exits` of them are exit packets. The others are sync
     /// packets and padding.
     pub(crate) fn check(&mut self, exits: u64) {
-        let head: u64 = self
-            .memory
-            .read_obj(GuestAddress(RING + AUX_HEAD))
-            .expect("in memory");
+        let head: u64 = self.memory.read_obj(GuestAddress(RING + AUX_HEAD)).expect("in memory");
         assert_eq!(head, self.count, "the area has every byte of the trace");
         let packets = (self.read..head).step_by(PACKET_ALIGN).filter(|position| {
             let at = GuestAddress(AREA + position % (AREA_PAGES * 4096));
             self.memory.read_obj::<u8>(at).expect("in memory") == PACKET_EXIT
         });
-        assert_eq!(
-            packets.count() as u64,
-            exits,
-            "the trace has each exit once"
-        );
+        assert_eq!(packets.count() as u64, exits, "the trace has each exit once");
         self.read = head;
-        self.memory
-            .write_obj(head, GuestAddress(RING + AUX_TAIL))
-            .expect("in memory");
+        self.memory.write_obj(head, GuestAddress(RING + AUX_TAIL)).expect("in memory");
     }
 
     fn map(&mut self, vpmu: &Vpmu, op: u32, from: u64, pages: u64) {
@@ -141,9 +125,5 @@ impl Trace {
 }
 
 fn header(op: u32, event: u64) -> ControlHeader {
-    ControlHeader {
-        op: op.into(),
-        reserved: 0.into(),
-        event: event.into(),
-    }
+    ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() }
 }

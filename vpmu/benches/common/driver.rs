@@ -48,11 +48,7 @@ impl DriverQueue {
 
     /// Sets up a queue at `base`. Returns the driver's side of the queue, and the queue's description for the device.
     pub(crate) fn new(memory: &GuestMemoryMmap, base: u64) -> io::Result<(Self, QueueState)> {
-        let driver = Self {
-            memory: memory.clone(),
-            base,
-            offered: 0,
-        };
+        let driver = Self { memory: memory.clone(), base, offered: 0 };
         driver.put(base + AVAILABLE, &NO_INTERRUPT.to_le_bytes())?;
         Ok((driver, describe(base)))
     }
@@ -67,10 +63,7 @@ impl DriverQueue {
             let answer_len = u32::try_from(*room).map_err(io::Error::other)?;
             let head = self.base + 32 * u64::from(chain);
             self.put(request_at, request)?;
-            self.put(
-                head,
-                &descriptor(request_at, request_len, NEXT, 2 * chain + 1),
-            )?;
+            self.put(head, &descriptor(request_at, request_len, NEXT, 2 * chain + 1))?;
             self.put(head + 16, &descriptor(answer_at, answer_len, WRITE, 0))?;
         }
         let heads = (0..u16::try_from(chains.len()).map_err(io::Error::other)?).cycle();
@@ -87,14 +80,10 @@ impl DriverQueue {
     pub(crate) fn offer(&mut self, notify: impl FnOnce()) -> io::Result<()> {
         self.offered = self.offered.wrapping_add(1);
         let available = GuestAddress(self.base + AVAILABLE + 2);
-        self.memory
-            .store(self.offered.to_le(), available, Ordering::Release)
-            .map_err(io::Error::other)?;
+        self.memory.store(self.offered.to_le(), available, Ordering::Release).map_err(io::Error::other)?;
         notify();
-        let used: u16 = self
-            .memory
-            .load(GuestAddress(self.base + USED + 2), Ordering::Acquire)
-            .map_err(io::Error::other)?;
+        let used: u16 =
+            self.memory.load(GuestAddress(self.base + USED + 2), Ordering::Acquire).map_err(io::Error::other)?;
         if u16::from_le(used) != self.offered {
             return Err(io::Error::other("the device did not answer"));
         }
@@ -106,19 +95,12 @@ impl DriverQueue {
     pub(crate) fn answer(&self, chain: u64, room: usize) -> io::Result<Vec<u8>> {
         let mut answer = vec![0; room];
         let at = GuestAddress(self.base + ANSWERS + chain * BUFFER);
-        self.memory
-            .read_slice(&mut answer, at)
-            .map_err(io::Error::other)?;
+        self.memory.read_slice(&mut answer, at).map_err(io::Error::other)?;
         Ok(answer)
     }
 
     /// Replaces all chains with a single one, offers it, and returns the answer.
-    pub(crate) fn exchange(
-        &mut self,
-        request: &[u8],
-        room: usize,
-        notify: impl FnOnce(),
-    ) -> io::Result<Vec<u8>> {
+    pub(crate) fn exchange(&mut self, request: &[u8], room: usize, notify: impl FnOnce()) -> io::Result<Vec<u8>> {
         self.lay(&[(request, room)])?;
         self.offer(notify)?;
         self.answer(0, room)
@@ -142,19 +124,12 @@ impl Control {
     /// `queue` is the driver's side of the control queue of `vpmu`. `notify` notifies the device that the
     /// queue has a request.
     pub(crate) fn new(vpmu: &Arc<Vpmu>, queue: DriverQueue, notify: fn(&Vpmu)) -> Self {
-        Self {
-            vpmu: Arc::clone(vpmu),
-            queue,
-            notify,
-        }
+        Self { vpmu: Arc::clone(vpmu), queue, notify }
     }
 
     /// Opens an event; returns its id.
     pub(crate) fn open(&mut self, request: &OpenRequest) -> io::Result<u64> {
-        let request = OpenRequest {
-            header: header(CONTROL_OPEN, 0),
-            ..*request
-        };
+        let request = OpenRequest { header: header(CONTROL_OPEN, 0), ..*request };
         let answer = self.exchange(request.as_bytes(), size_of::<OpenReply>())?;
         let reply = OpenReply::read_from_bytes(&answer).map_err(|_| failed("open", 0))?;
         check("open", reply.status.get())?;
@@ -163,14 +138,7 @@ impl Control {
 
     /// Maps a ring for `event` if `op` is [`CONTROL_MAP`], or an AUX area if `op` is [`CONTROL_MAP_AUX`]. The memory is
     /// `pages` pages long and starts at address `from`.
-    pub(crate) fn map(
-        &mut self,
-        op: u32,
-        event: u64,
-        flags: u32,
-        from: u64,
-        pages: u64,
-    ) -> io::Result<()> {
+    pub(crate) fn map(&mut self, op: u32, event: u64, flags: u32, from: u64, pages: u64) -> io::Result<()> {
         let request = MapRequest {
             header: header(op, event),
             pages: u32::try_from(pages).map_err(io::Error::other)?.into(),
@@ -191,30 +159,18 @@ impl Control {
     }
 
     fn exchange(&mut self, request: &[u8], room: usize) -> io::Result<Vec<u8>> {
-        let Self {
-            vpmu,
-            queue,
-            notify,
-        } = self;
+        let Self { vpmu, queue, notify } = self;
         queue.exchange(request, room, || notify(vpmu))
     }
 }
 
 pub(crate) fn header(op: u32, event: u64) -> ControlHeader {
-    ControlHeader {
-        op: op.into(),
-        reserved: 0.into(),
-        event: event.into(),
-    }
+    ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() }
 }
 
 /// Encodes one request that contains the same command for each event.
 pub(crate) fn commands(op: u32, events: &[u64]) -> Vec<u8> {
-    let command = |&event: &u64| Command {
-        op: op.into(),
-        event: event.into(),
-        ..Command::default()
-    };
+    let command = |&event: &u64| Command { op: op.into(), event: event.into(), ..Command::default() };
     let commands: Vec<Command> = events.iter().map(command).collect();
     commands.as_bytes().to_vec()
 }

@@ -33,14 +33,11 @@ impl Guest {
     /// Creates a VM with one vCPU that is about to run `program`. `rdi` holds the address of the counter that the
     /// program increments.
     pub(crate) fn new(kvm: &Kvm, program: &[u8]) -> io::Result<Self> {
-        let memory =
-            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).map_err(io::Error::other)?;
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).map_err(io::Error::other)?;
         write(&memory, program).map_err(io::Error::other)?;
         let vm = kvm.create_vm().map_err(system)?;
         vm.set_tss_address(0xfffb_d000).map_err(system)?;
-        let host = memory
-            .get_host_address(GuestAddress(0))
-            .map_err(io::Error::other)?;
+        let host = memory.get_host_address(GuestAddress(0)).map_err(io::Error::other)?;
         let region = kvm_userspace_memory_region {
             memory_size: MEMORY as u64,
             userspace_addr: host as u64,
@@ -53,21 +50,12 @@ impl Guest {
         let mut sregs = vcpu.get_sregs().map_err(system)?;
         ring_3(&mut sregs);
         vcpu.set_sregs(&sregs).map_err(system)?;
-        let regs = kvm_regs {
-            rip: PROGRAM,
-            rdi: COUNT,
-            rflags: FLAGS,
-            ..Default::default()
-        };
+        let regs = kvm_regs { rip: PROGRAM, rdi: COUNT, rflags: FLAGS, ..Default::default() };
         vcpu.set_regs(&regs).map_err(system)?;
         for set in [SyncReg::Register, SyncReg::SystemRegister] {
             vcpu.set_sync_valid_reg(set);
         }
-        Ok(Self {
-            vcpu,
-            _vm: vm,
-            memory,
-        })
+        Ok(Self { vcpu, _vm: vm, memory })
     }
 
     /// Returns how many rounds the loop has completed so far.
@@ -103,13 +91,7 @@ fn ring_3(sregs: &mut kvm_sregs) {
         g: 1,
         ..Default::default()
     };
-    sregs.cs = kvm_segment {
-        selector: 0x23,
-        type_: 11,
-        db: 0,
-        l: 1,
-        ..data
-    };
+    sregs.cs = kvm_segment { selector: 0x23, type_: 11, db: 0, l: 1, ..data };
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
     sregs.cr0 = 0x8005_0033;
     sregs.cr3 = PML4;
@@ -124,9 +106,6 @@ pub(crate) struct Exited<'a>(pub(crate) &'a VcpuFd);
 impl Registers for Exited<'_> {
     fn registers(&mut self) -> Option<GuestRegs> {
         let both = self.0.sync_regs();
-        Some(GuestRegs {
-            ip: both.regs.rip,
-            user: both.sregs.ss.dpl == 3,
-        })
+        Some(GuestRegs { ip: both.regs.rip, user: both.sregs.ss.dpl == 3 })
     }
 }

@@ -1,8 +1,5 @@
 //! Pins threads to the CPUs that this process may use, because a virtual machine's CPUs differ in speed.
-#![expect(
-    unsafe_code,
-    reason = "the affinity of a thread is set by a system call"
-)]
+#![expect(unsafe_code, reason = "the affinity of a thread is set by a system call")]
 
 use std::fs;
 use std::io;
@@ -13,10 +10,7 @@ const MOST: usize = 1024;
 /// Returns the numbers of the CPUs that this process may use.
 pub(crate) fn allowed() -> io::Result<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status")?;
-    let list = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
-        .unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
     let mut cpus = Vec::new();
     for range in list.trim().split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -65,8 +65,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
     let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);
     let len = place(vcpus).try_into().map_err(io::Error::other)?;
-    let memory =
-        GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), len)]).map_err(io::Error::other)?;
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), len)]).map_err(io::Error::other)?;
     let at = |index: u32| QUEUES + u64::from(index) * DriverQueue::BYTES;
     let (control, control_queue) = DriverQueue::new(&memory, at(0))?;
     let (_, event_queue) = DriverQueue::new(&memory, at(1))?;
@@ -77,18 +76,10 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
         queues.push(queue);
         drivers.push(driver);
     }
-    vpmu.activate(memory, FEATURES, &queues, Arc::new(Silent))
-        .map_err(io::Error::other)?;
+    vpmu.activate(memory, FEATURES, &queues, Arc::new(Silent)).map_err(io::Error::other)?;
     let control = Control::new(&vpmu, control, vcpu::notify_control);
-    let device = Arc::new(Device {
-        vpmu,
-        control: Mutex::new(control),
-    });
-    let seats = drivers.into_iter().zip(0..).map(|(queue, vcpu)| Seat {
-        device: Arc::clone(&device),
-        vcpu,
-        queue,
-    });
+    let device = Arc::new(Device { vpmu, control: Mutex::new(control) });
+    let seats = drivers.into_iter().zip(0..).map(|(queue, vcpu)| Seat { device: Arc::clone(&device), vcpu, queue });
     Ok(seats.collect())
 }
 

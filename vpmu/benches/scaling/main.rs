@@ -145,17 +145,13 @@ fn measure() -> io::Result<()> {
         let [_, six, _, marks, exits, samples] = &compared[..] else {
             return Err(io::Error::other("a load was not compared"));
         };
-        let [switches, marks, exits, samples] =
-            [six, marks, exits, samples].map(|compared| compared.ratios()[1]);
+        let [switches, marks, exits, samples] = [six, marks, exits, samples].map(|compared| compared.ratios()[1]);
         println!(
             "{vcpus} vCPUs: switches {switches:.2} marks {marks:.2} exits {exits:.2} samples \
              {samples:.2}"
         );
         if vcpus as usize > host.cpus.len() {
-            println!(
-                "    this process may use only {} CPUs: threads share CPUs",
-                host.cpus.len()
-            );
+            println!("    this process may use only {} CPUs: threads share CPUs", host.cpus.len());
         }
         for ((what, _), compared) in LOADS.iter().zip(&compared) {
             compared.print(what);
@@ -169,11 +165,7 @@ impl Host {
         let clock = source()?;
         let offers = clock.offers().iter();
         let software = offers.filter(|offer| offer.kind == KIND_SOFTWARE);
-        Ok(Self {
-            software: software.map(|offer| offer.config).collect(),
-            clock,
-            cpus: cpus::allowed()?,
-        })
+        Ok(Self { software: software.map(|offer| offer.config).collect(), clock, cpus: cpus::allowed()? })
     }
 }
 
@@ -193,11 +185,7 @@ fn shared(load: Load, vcpus: u32) -> io::Result<Vec<Seat>> {
 /// Seats for `vcpus` threads, each on its own device.
 fn independent(load: Load, vcpus: u32) -> io::Result<Vec<Seat>> {
     let devices = (0..vcpus).map(|_| shared(load, 1));
-    Ok(devices
-        .collect::<io::Result<Vec<_>>>()?
-        .into_iter()
-        .flatten()
-        .collect())
+    Ok(devices.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 fn compare(load: Load, vcpus: u32, host: &Arc<Host>) -> io::Result<Compared> {
@@ -249,9 +237,7 @@ fn print_times(host: &Arc<Host>) -> io::Result<()> {
         let slice = side.slice();
         1e9 * slice.cpus / slice.rate
     };
-    let rounds: Vec<Vec<f64>> = (0..TIMES)
-        .map(|_| sides.iter().map(time).collect())
-        .collect();
+    let rounds: Vec<Vec<f64>> = (0..TIMES).map(|_| sides.iter().map(time).collect()).collect();
     sides.into_iter().try_for_each(Side::finish)?;
     let median = |of: &dyn Fn(&Vec<f64>) -> f64| quartiles(rounds.iter().map(of))[1];
     println!("CPU time of a switch in and out on one vCPU, by number of counting events:");

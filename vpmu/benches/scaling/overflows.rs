@@ -62,10 +62,7 @@ impl Source for OverflowSource {
     }
 
     fn open(&self, _what: &Request, _thread: i32) -> io::Result<Box<dyn Counter>> {
-        Ok(Box::new(OverflowCounter {
-            host: Arc::clone(&self.host),
-            count: 0,
-        }))
+        Ok(Box::new(OverflowCounter { host: Arc::clone(&self.host), count: 0 }))
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
@@ -83,11 +80,7 @@ impl Counter for OverflowCounter {
     }
 
     fn read(&mut self) -> io::Result<Reading> {
-        Ok(Reading {
-            value: self.count,
-            enabled: self.count,
-            running: self.count,
-        })
+        Ok(Reading { value: self.count, enabled: self.count, running: self.count })
     }
 
     fn set_rate(&mut self, _rate: Rate) -> io::Result<()> {

@@ -64,17 +64,8 @@ impl Side {
             let gate = Arc::clone(&gate);
             thread::spawn(move || gate.live(load, seat, cpu))
         };
-        let threads = seats
-            .into_iter()
-            .zip(host.cpus.iter().cycle())
-            .map(start)
-            .collect();
-        Self {
-            load,
-            devices,
-            gate,
-            threads,
-        }
+        let threads = seats.into_iter().zip(host.cpus.iter().cycle()).map(start).collect();
+        Self { load, devices, gate, threads }
     }
 
     pub(crate) fn slice(&self) -> Slice {
@@ -91,10 +82,7 @@ impl Side {
         let (done, after) = (self.done() - done, spent());
         let seconds = |from: u64, to: u64| (to - from) as f64 / 1e9;
         let time = seconds(time, after[0]) / self.threads.len() as f64;
-        Slice {
-            rate: done as f64 / time,
-            cpus: seconds(cpu_time, after[1]) / time,
-        }
+        Slice { rate: done as f64 / time, cpus: seconds(cpu_time, after[1]) / time }
     }
 
     /// Ends the threads. Returns the first error.
@@ -123,8 +111,7 @@ impl Gate {
     /// threads cannot pass the barrier without it.
     fn live(&self, load: Load, seat: Seat, cpu: usize) -> io::Result<()> {
         let device = Arc::clone(&seat.device);
-        let attached =
-            cpus::stay_on(cpu).and_then(|()| VcpuThread::attach(&device.vpmu, seat.vcpu));
+        let attached = cpus::stay_on(cpu).and_then(|()| VcpuThread::attach(&device.vpmu, seat.vcpu));
         let mut ready = attached.and_then(|mut vcpu| {
             let work = Work::begin(load, seat, &mut vcpu, &self.host.software)?;
             Ok((work, vcpu))

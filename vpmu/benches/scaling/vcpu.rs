@@ -44,9 +44,6 @@ struct Loop;
 
 impl Registers for Loop {
     fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs {
-            ip: 0x40_0000,
-            user: true,
-        })
+        Some(GuestRegs { ip: 0x40_0000, user: true })
     }
 }

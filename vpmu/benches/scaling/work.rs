@@ -16,15 +16,8 @@ const SAMPLING: u64 = 4;
 const VALUE: u32 = 7;
 const IP_TID_TIME: u64 = 0b111;
 /// A write to a port.
-const EXIT: Exit = Exit {
-    reason: ExitReason::Io,
-    access: Some(Access {
-        address: 0x80,
-        size: 1,
-        write: true,
-        count: 1,
-    }),
-};
+const EXIT: Exit =
+    Exit { reason: ExitReason::Io, access: Some(Access { address: 0x80, size: 1, write: true, count: 1 }) };
 
 /// The kind of work that a vCPU does in each step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,12 +46,7 @@ pub(crate) struct Work {
 impl Work {
     /// Opens and enables the vCPU's events, and enters the guest. Must be called on the vCPU's thread. `software` holds
     /// the configs for the events of [`Load::Switches`]. If there are more events than configs, the configs repeat.
-    pub(crate) fn begin(
-        load: Load,
-        mut seat: Seat,
-        vcpu: &mut VcpuThread,
-        software: &[u64],
-    ) -> io::Result<Self> {
+    pub(crate) fn begin(load: Load, mut seat: Seat, vcpu: &mut VcpuThread, software: &[u64]) -> io::Result<Self> {
         let index = u16::try_from(u32::from(QUEUE_VCPU) + seat.vcpu).map_err(io::Error::other)?;
         seat.device.name_task(seat.vcpu)?;
         let events = open(load, &seat, software)?;
@@ -66,10 +54,9 @@ impl Work {
         let enable = commands(COMMAND_ENABLE, &events);
         replies(&seat.queue.exchange(&enable, room, || vcpu.kick(index))?)?;
         match load {
-            Load::Switches(_) => seat.queue.lay(&[
-                (&commands(COMMAND_IN, &events), room),
-                (&commands(COMMAND_OUT, &events), room),
-            ])?,
+            Load::Switches(_) => {
+                seat.queue.lay(&[(&commands(COMMAND_IN, &events), room), (&commands(COMMAND_OUT, &events), room)])?
+            }
             Load::Samples => {
                 let one = commands(COMMAND_READ, &events[..1]);
                 seat.queue.lay(&[(&one, size_of::<Reply>())])?;
@@ -77,13 +64,7 @@ impl Work {
             Load::Marks | Load::Exits => {}
         }
         vcpu.enter();
-        Ok(Self {
-            load,
-            queue: seat.queue,
-            index,
-            events,
-            steps: 0,
-        })
+        Ok(Self { load, queue: seat.queue, index, events, steps: 0 })
     }
 
     pub(crate) fn step(&mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
@@ -128,9 +109,7 @@ impl Work {
         }
         vcpu.leave(ExitReason::Mmio);
         let request = commands(COMMAND_READ, &self.events);
-        let answer = self
-            .queue
-            .exchange(&request, room, || vcpu.kick(self.index))?;
+        let answer = self.queue.exchange(&request, room, || vcpu.kick(self.index))?;
         let replies = replies(&answer)?;
         let counts = |reply: &Reply, least: u64| reply.value.get() >= least;
         let whole = match self.load {
@@ -141,10 +120,7 @@ impl Work {
             Load::Samples => replies.iter().all(|reply| counts(reply, self.steps)),
         };
         if !whole || replies.iter().any(|reply| reply.lost.get() != 0) {
-            let what = format!(
-                "{:?}: lost data or wrong counts after {} steps: {replies:?}",
-                self.load, self.steps
-            );
+            let what = format!("{:?}: lost data or wrong counts after {} steps: {replies:?}", self.load, self.steps);
             return Err(io::Error::other(what));
         }
         Ok(())
@@ -173,10 +149,7 @@ fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
     match load {
         Load::Switches(events) => {
             let task = |&config: &u64| {
-                device.open(&OpenRequest {
-                    context: CONTEXT_TASK.into(),
-                    ..counting(KIND_SOFTWARE, config)
-                })
+                device.open(&OpenRequest { context: CONTEXT_TASK.into(), ..counting(KIND_SOFTWARE, config) })
             };
             software.iter().cycle().take(events).map(task).collect()
         }
@@ -200,8 +173,7 @@ fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
 /// Parses the replies. Returns an error if a reply has a status other than zero.
 fn replies(answer: &[u8]) -> io::Result<Vec<Reply>> {
     let read = |bytes: &[u8]| {
-        let reply =
-            Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a reply is too short"))?;
+        let reply = Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a reply is too short"))?;
         check("command", reply.status.get())?;
         Ok(reply)
     };

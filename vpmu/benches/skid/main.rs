@@ -9,10 +9,7 @@
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(
-    dead_code,
-    reason = "only the device's tests use the rest of the module"
-)]
+#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
 #[path = "../../tests/device/driver.rs"]
 mod driver;
 #[expect(dead_code, reason = "the guest's count is not read here")]
@@ -98,10 +95,7 @@ fn measure() -> io::Result<()> {
         }))
         .with_engines(Engines::Exit);
     let watch = Watch::default();
-    let source = Watched {
-        source: PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?,
-        watch: watch.clone(),
-    };
+    let source = Watched { source: PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?, watch: watch.clone() };
     let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
     let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
     link(&vpmu, &mut session, &guest.memory);
@@ -111,9 +105,7 @@ fn measure() -> io::Result<()> {
             Err(error) if error.errno() == libc::EINTR => {}
             Err(error) => return Err(system(error)),
             Ok(exit) => {
-                return Err(io::Error::other(format!(
-                    "unexpected exit of the guest: {exit:?}"
-                )));
+                return Err(io::Error::other(format!("unexpected exit of the guest: {exit:?}")));
             }
         }
         watch.left(guest.vcpu.sync_regs().regs.rip);
@@ -150,12 +142,8 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
             DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)
         })
         .unzip();
-    vpmu.activate(memory.clone(), FEATURES, &queues, Arc::new(Silent))
-        .expect("active");
-    let mut control = Control {
-        vpmu,
-        queue: drivers.remove(0),
-    };
+    vpmu.activate(memory.clone(), FEATURES, &queues, Arc::new(Silent)).expect("active");
+    let mut control = Control { vpmu, queue: drivers.remove(0) };
     let open = OpenRequest {
         header: header(CONTROL_OPEN, 0),
         kind: KIND_SOFTWARE.into(),
@@ -170,12 +158,8 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
         ..open
     });
-    let trigger = control.open(&OpenRequest {
-        period: PERIOD.into(),
-        engine: ENGINE_EXIT.into(),
-        flags: 0.into(),
-        ..open
-    });
+    let trigger =
+        control.open(&OpenRequest { period: PERIOD.into(), engine: ENGINE_EXIT.into(), flags: 0.into(), ..open });
     for role in [LINK_STARTER, LINK_STOPPER] {
         let answer = control.ask(&LinkRequest {
             header: header(CONTROL_LINK, trigger),
@@ -186,11 +170,7 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
         let reply = ControlReply::read_from_prefix(&answer).expect("a reply").0;
         assert_eq!(reply.status.get(), 0, "linked");
     }
-    let enable = Command {
-        op: COMMAND_ENABLE.into(),
-        event: trigger.into(),
-        ..Command::default()
-    };
+    let enable = Command { op: COMMAND_ENABLE.into(), event: trigger.into(), ..Command::default() };
     let vcpu = &mut drivers[1];
     vcpu.request(enable.as_bytes(), size_of::<Reply>());
     session.kick(QUEUE_VCPU);
@@ -219,11 +199,7 @@ impl Control<'_> {
 }
 
 fn header(op: u32, event: u64) -> ControlHeader {
-    ControlHeader {
-        op: op.into(),
-        reserved: 0.into(),
-        event: event.into(),
-    }
+    ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() }
 }
 
 fn report(acted: &[Acted], tsc_khz: u32) {
@@ -241,26 +217,14 @@ fn report(acted: &[Acted], tsc_khz: u32) {
         bytes.div_ceil(INC.len() as u64)
     };
     let ran = sorted(inside.iter().map(|acted| ran(acted)));
-    let took = sorted(
-        acted
-            .iter()
-            .map(|acted| acted.ticks * 1_000_000 / u64::from(tsc_khz)),
-    );
+    let took = sorted(acted.iter().map(|acted| acted.ticks * 1_000_000 / u64::from(tsc_khz)));
     for (what, unit, values) in [
-        (
-            "instructions that the guest executed after the overflow",
-            "",
-            ran,
-        ),
+        ("instructions that the guest executed after the overflow", "", ran),
         ("delay until the target started or stopped", " ns", took),
     ] {
         if let Some(most) = values.last() {
             let at = |part: usize| values[(values.len() - 1) * part / 100];
-            println!(
-                "skid: {what}: median {}{unit}, 99th percentile {}{unit}, maximum {most}{unit}",
-                at(50),
-                at(99),
-            );
+            println!("skid: {what}: median {}{unit}, 99th percentile {}{unit}, maximum {most}{unit}", at(50), at(99),);
         }
     }
 }

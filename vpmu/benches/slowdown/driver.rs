@@ -34,13 +34,8 @@ impl Driver {
     pub(crate) fn new(vpmu: &Arc<Vpmu>, memory: &GuestMemoryMmap) -> io::Result<Self> {
         let at = |index| DriverQueue::new(memory, QUEUES + index * DriverQueue::BYTES);
         let (control, event, vcpu) = (at(0)?, at(1)?, at(2)?);
-        vpmu.activate(
-            memory.clone(),
-            FEATURES,
-            &[control.1, event.1, vcpu.1],
-            Arc::new(Silent),
-        )
-        .map_err(io::Error::other)?;
+        vpmu.activate(memory.clone(), FEATURES, &[control.1, event.1, vcpu.1], Arc::new(Silent))
+            .map_err(io::Error::other)?;
         Ok(Self {
             memory: memory.clone(),
             control: Control::new(vpmu, control.0, |vpmu| {
@@ -62,8 +57,7 @@ impl Driver {
                 ..OpenRequest::default()
             })?;
             let ring = ring(index);
-            self.control
-                .map(CONTROL_MAP, event, MAP_WRITABLE, ring, 1 + DATA)?;
+            self.control.map(CONTROL_MAP, event, MAP_WRITABLE, ring, 1 + DATA)?;
             self.events.push(event);
         }
         Ok(())
@@ -92,17 +86,9 @@ impl Driver {
         let mut bytes = 0;
         for index in 0..self.events.len() as u64 {
             let at = |offset| GuestAddress(ring(index) + offset);
-            let head: u64 = self
-                .memory
-                .read_obj(at(DATA_HEAD))
-                .map_err(io::Error::other)?;
-            let tail: u64 = self
-                .memory
-                .read_obj(at(DATA_TAIL))
-                .map_err(io::Error::other)?;
-            self.memory
-                .write_obj(head, at(DATA_TAIL))
-                .map_err(io::Error::other)?;
+            let head: u64 = self.memory.read_obj(at(DATA_HEAD)).map_err(io::Error::other)?;
+            let tail: u64 = self.memory.read_obj(at(DATA_TAIL)).map_err(io::Error::other)?;
+            self.memory.write_obj(head, at(DATA_TAIL)).map_err(io::Error::other)?;
             bytes += head - tail;
         }
         Ok(bytes)

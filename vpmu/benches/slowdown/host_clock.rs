@@ -5,8 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use vpmu_perf::Mapping;
 use vpmu_perf::bindings::{
-    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD, PERF_SAMPLE_TIME,
-    PERF_TYPE_SOFTWARE, perf_event_attr,
+    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 use vpmu_perf::call::{self, Scope, Target};
 

@@ -106,10 +106,7 @@ struct Run {
 impl Run {
     /// Measures a run. `one` measures a slice, with sampling if its argument is true.
     fn of(mut one: impl FnMut(bool) -> io::Result<Slice>) -> io::Result<Self> {
-        let mut run = Self {
-            without: vec![one(false)?],
-            with: Vec::new(),
-        };
+        let mut run = Self { without: vec![one(false)?], with: Vec::new() };
         for _ in 0..SLICES {
             run.with.push(one(true)?);
             run.without.push(one(false)?);
@@ -148,14 +145,9 @@ impl Runs {
         let slices = || self.0.iter().flat_map(|run| &run.with);
         let samples: u64 = slices().map(|slice| slice.samples).sum();
         let returns: u64 = slices().map(|slice| slice.returns).sum();
-        print!(
-            "{what:<8} {events:>2} x 1 kHz: {median:>6.2} % slower (quartiles {low:.2} to {high:.2})"
-        );
+        print!("{what:<8} {events:>2} x 1 kHz: {median:>6.2} % slower (quartiles {low:.2} to {high:.2})");
         if samples > 0 {
-            print!(
-                ", {samples} samples, {:.3} returns from the run call per sample",
-                returns as f64 / samples as f64
-            );
+            print!(", {samples} samples, {:.3} returns from the run call per sample", returns as f64 / samples as f64);
         }
         println!();
     }
@@ -245,18 +237,11 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
             until = Instant::now() + Duration::from_millis(1);
         }
     }
-    vcpu.join()
-        .map_err(|_| io::Error::other("the vCPU's thread panicked"))?
+    vcpu.join().map_err(|_| io::Error::other("the vCPU's thread panicked"))?
 }
 
 /// Measures a run on the vCPU's thread. This thread acts as the guest's driver and as the VMM.
-fn run_slices(
-    kvm: &Kvm,
-    vpmu: &Arc<Vpmu>,
-    shared: &Shared,
-    events: u64,
-    engine: u32,
-) -> io::Result<Run> {
+fn run_slices(kvm: &Kvm, vpmu: &Arc<Vpmu>, shared: &Shared, events: u64, engine: u32) -> io::Result<Run> {
     let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let mut guest = Guest::new(kvm, &LOOP)?;
     let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
@@ -273,11 +258,7 @@ fn run_slices(
         if sample {
             driver.turn(&mut session, false)?;
         }
-        Ok(Slice {
-            speed: rounds as f64 / spent as f64,
-            returns,
-            samples: driver.read_rings()? / RECORD,
-        })
+        Ok(Slice { speed: rounds as f64 / spent as f64, returns, samples: driver.read_rings()? / RECORD })
     })?;
     driver.close()?;
     Ok(run)
@@ -294,9 +275,7 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
             Err(error) if error.errno() == libc::EINTR => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.errno())),
             Ok(exit) => {
-                return Err(io::Error::other(format!(
-                    "unexpected exit of the guest: {exit:?}"
-                )));
+                return Err(io::Error::other(format!("unexpected exit of the guest: {exit:?}")));
             }
         }
         session.leave(ExitReason::Signal, &mut Exited(&guest.vcpu));
@@ -310,9 +289,7 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
 /// Measures a run without a guest. This thread loops, while `events` host events sample its clock.
 fn host_alone(events: u64) -> io::Result<Run> {
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
-    let clocks = (0..events)
-        .map(|_| HostClock::open())
-        .collect::<io::Result<Vec<_>>>()?;
+    let clocks = (0..events).map(|_| HostClock::open()).collect::<io::Result<Vec<_>>>()?;
     Run::of(|sample| {
         if sample {
             clocks.iter().try_for_each(HostClock::start)?;
@@ -330,9 +307,6 @@ fn host_alone(events: u64) -> io::Result<Run> {
         if sample {
             clocks.iter().try_for_each(HostClock::stop)?;
         }
-        Ok(Slice {
-            speed: rounds as f64 / spent as f64,
-            ..Slice::default()
-        })
+        Ok(Slice { speed: rounds as f64 / spent as f64, ..Slice::default() })
     })
 }

@@ -74,11 +74,8 @@ impl Driver {
             ..OpenRequest::default()
         })?;
         control.map(CONTROL_MAP, clock, MAP_WRITABLE, RING, 1 + RING_PAGES)?;
-        let marks = control.open(&OpenRequest {
-            kind: KIND_MARK.into(),
-            config: 7.into(),
-            ..OpenRequest::default()
-        })?;
+        let marks =
+            control.open(&OpenRequest { kind: KIND_MARK.into(), config: 7.into(), ..OpenRequest::default() })?;
         let trace = control.open(&OpenRequest {
             kind: KIND_EXIT_TRACE.into(),
             config: EXIT_USER.into(),
@@ -86,13 +83,7 @@ impl Driver {
         })?;
         control.map(CONTROL_MAP, trace, MAP_WRITABLE, TRACE_RING, 3)?;
         control.map(CONTROL_MAP_AUX, trace, MAP_WRITABLE, AREA, AREA_PAGES)?;
-        Ok(Self {
-            memory: memory.clone(),
-            control,
-            vcpu: vcpu.0,
-            events: [clock, marks, trace],
-            samples: Vec::new(),
-        })
+        Ok(Self { memory: memory.clone(), control, vcpu: vcpu.0, events: [clock, marks, trace], samples: Vec::new() })
     }
 
     /// Enables the events on the vCPU of `session`.
@@ -115,9 +106,7 @@ impl Driver {
             self.samples.extend(ip(&record));
             tail += u64::from(u16::from_le_bytes([record[6], record[7]]));
         }
-        let stored = self
-            .memory
-            .write_obj(tail.to_le(), GuestAddress(RING + DATA_TAIL));
+        let stored = self.memory.write_obj(tail.to_le(), GuestAddress(RING + DATA_TAIL));
         stored.map_err(io::Error::other)?;
         Ok(&self.samples)
     }
@@ -132,24 +121,16 @@ impl Driver {
         for at in (0..head).step_by(PACKET_ALIGN) {
             let mut packet = [0; size_of::<ExitPacket>()];
             let place = GuestAddress(AREA + at % (AREA_PAGES * PAGE));
-            self.memory
-                .read_slice(&mut packet, place)
-                .map_err(io::Error::other)?;
+            self.memory.read_slice(&mut packet, place).map_err(io::Error::other)?;
             let packet: ExitPacket = zerocopy::transmute!(packet);
-            exits += usize::from(
-                packet.kind == PACKET_EXIT && packet.qualification.get() == u64::from(port),
-            );
+            exits += usize::from(packet.kind == PACKET_EXIT && packet.qualification.get() == u64::from(port));
         }
         self.samples()?;
         for event in self.events {
             let close = common::header(CONTROL_CLOSE, event);
             self.control.request("close", close.as_bytes())?;
         }
-        Ok(Seen {
-            marks,
-            exits,
-            samples: self.samples,
-        })
+        Ok(Seen { marks, exits, samples: self.samples })
     }
 
     /// Sends command `op` for each event, with one notification on the vCPU's thread. Returns the replies.
@@ -159,9 +140,7 @@ impl Driver {
         let notify = || session.kick(QUEUE_VCPU);
         let answer = self.vcpu.exchange(&request, room, notify)?;
         let replies = answer.chunks_exact(size_of::<Reply>());
-        let replies = replies
-            .map(Reply::read_from_bytes)
-            .collect::<Result<Vec<_>, _>>();
+        let replies = replies.map(Reply::read_from_bytes).collect::<Result<Vec<_>, _>>();
         let replies = replies.map_err(|_| io::Error::other("malformed replies"))?;
         for reply in &replies {
             check("command", reply.status.get())?;

@@ -1,11 +1,7 @@
 //! A client of the control socket that sends arbitrary bytes in arbitrary pieces. Each line must get at most one
 //! answer, a line of JSON that this project's client can parse. At the end, the device must free everything.
 #![no_main]
-#![allow(
-    dead_code,
-    clippy::expect_used,
-    reason = "shared with the device's tests"
-)]
+#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
 
 mod shared;
 
@@ -126,11 +122,7 @@ fn lines(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 }
 
 fn operator(stage: &Stage) -> Operator {
-    let arguments = RunArgs {
-        kernel: Some(PathBuf::from("none")),
-        vcpus: Some(VCPUS),
-        ..RunArgs::default()
-    };
+    let arguments = RunArgs { kernel: Some(PathBuf::from("none")), vcpus: Some(VCPUS), ..RunArgs::default() };
     let config = Config::try_from(&arguments).expect("a configuration");
     let recorder = Operator::recorder(&config).expect("a recorder");
     Operator::new(&config, &stage.fixture.vpmu, recorder).expect("an operator")
@@ -156,13 +148,7 @@ fn work(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 /// Serves a client that sends `sends` in pieces of at most `piece` bytes. Returns what the client receives.
 fn converse(stage: &Stage, sends: Vec<u8>, piece: usize) -> Vec<u8> {
     let gets = Rc::new(RefCell::new(Vec::new()));
-    let client = Client {
-        sends,
-        at: 0,
-        piece,
-        pause: Cell::new(false),
-        gets: Rc::clone(&gets),
-    };
+    let client = Client { sends, at: 0, piece, pause: Cell::new(false), gets: Rc::clone(&gets) };
     let (operator, file) = (operator(stage), recording());
     let mut serve = move |request, _: Option<File>| match request {
         Request::Dump { .. } => {
@@ -191,10 +177,7 @@ fuzz_target!(|input: &[u8]| {
     // Add one: if a line is too long, the server answers before the end of the line arrives, and then stops reading.
     let asked = sends.iter().filter(|byte| **byte == b'\n').count() + 1;
     let answers = converse(&stage, sends, piece);
-    assert!(
-        answers.is_empty() || answers.ends_with(b"\n"),
-        "the last answer is not a whole line"
-    );
+    assert!(answers.is_empty() || answers.ends_with(b"\n"), "the last answer is not a whole line");
     let mut answered = 0;
     for line in answers.split_inclusive(|byte| *byte == b'\n') {
         let _: Reply = serde_json::from_slice(line).expect("an answer");

@@ -35,10 +35,8 @@ thread_local! {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let words: Vec<u64> = input
-        .chunks_exact(8)
-        .filter_map(|word| word.try_into().ok().map(u64::from_le_bytes))
-        .collect();
+    let words: Vec<u64> =
+        input.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes)).collect();
     let Some(([shape, tail, head], ring)) = words.split_first_chunk::<SHAPE_WORDS>() else {
         return;
     };
@@ -47,29 +45,19 @@ fuzz_target!(|input: &[u8]| {
         0 => ring.len() as u64 * 8,
         power => 1 << (power + 4),
     };
-    let tail = if shape & ANY_TAIL == 0 {
-        tail & !7
-    } else {
-        *tail
-    };
+    let tail = if shape & ANY_TAIL == 0 { tail & !7 } else { *tail };
     let head = match shape & ANY_HEAD {
         0 => tail.wrapping_add((head % (size + 8)) & !7),
         _ => *head,
     };
     let word = |at: u64| {
-        assert!(
-            at.is_multiple_of(8) && at < size,
-            "the parser reads outside the ring"
-        );
+        assert!(at.is_multiple_of(8) && at < size, "the parser reads outside the ring");
         let index = usize::try_from(at / 8).unwrap_or(usize::MAX);
         ring.get(index).copied().unwrap_or(0)
     };
     let mut records = 0;
     take(word, size, tail, head, |_| records += 1);
-    assert!(
-        records <= size / 8 + 1,
-        "more records than the ring can hold"
-    );
+    assert!(records <= size / 8 + 1, "more records than the ring can hold");
     let count_exits = |formats: &ExitFormats| {
         let exits = formats.exits_in(word, size, tail, head);
         // A loss record can add two to the count: one for the loss, and one for an exit that still waited for its

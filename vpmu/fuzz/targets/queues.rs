@@ -1,11 +1,7 @@
 //! One thread acts as driver, host and operator of a device. The device must not panic. It must answer every request,
 //! keep its rings consistent, write only to pages that the driver named, and free everything at the end.
 #![no_main]
-#![allow(
-    dead_code,
-    clippy::expect_used,
-    reason = "shared with the device's tests"
-)]
+#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
 
 mod shared;
 

@@ -1,11 +1,7 @@
 //! Recordings of rings with forged contents. An independent reader must parse the file to its end. It must find as many
 //! samples as the summary counts, and no record that perf would act on, such as MMAP or COMM.
 #![no_main]
-#![allow(
-    dead_code,
-    clippy::expect_used,
-    reason = "shared with the device's tests"
-)]
+#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
 
 mod shared;
 
@@ -15,8 +11,7 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use linux_perf_data::{PerfFileReader, PerfFileRecord};
 use vpmu::abi::{
-    KIND_EXIT_TRACE, KIND_HARDWARE, KIND_MARK, KIND_RAW, OPEN_BACKWARD, OPEN_ENABLED, READ_ALLOWED,
-    SAMPLE_ALLOWED,
+    KIND_EXIT_TRACE, KIND_HARDWARE, KIND_MARK, KIND_RAW, OPEN_BACKWARD, OPEN_ENABLED, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus};
@@ -62,12 +57,7 @@ fn address(input: &mut Unstructured<'_>) -> Result<u64> {
 }
 
 fn status(input: &mut Unstructured<'_>, id: u64) -> Result<PersistentStatus> {
-    let rates = [
-        Some(Rate::Period(1)),
-        Some(Rate::Period(1000)),
-        Some(Rate::Frequency(100)),
-        None,
-    ];
+    let rates = [Some(Rate::Period(1)), Some(Rate::Period(1000)), Some(Rate::Frequency(100)), None];
     let names = ["marks", "a", "clock-1", "event12"];
     let kind = *input.choose(&[KIND_MARK, KIND_HARDWARE, KIND_RAW, KIND_EXIT_TRACE])?;
     Ok(PersistentStatus {
@@ -187,10 +177,7 @@ fn record(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<
 fn forged(input: &mut Unstructured<'_>, into: &mut Vec<History>) -> Result<()> {
     for id in 1..=input.int_in_range(1..=3)? {
         let event = status(input, id)?;
-        into.push(History {
-            event: event.clone(),
-            records: Vec::new(),
-        });
+        into.push(History { event: event.clone(), records: Vec::new() });
         while !once_in(input, 12)? && !input.is_empty() {
             let record = record(input, &event)?;
             if let Some(history) = into.last_mut() {
@@ -218,10 +205,8 @@ fn device(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 
 /// Reads a recording with an independent reader.
 fn read(file: &[u8], summary: &Summary) {
-    let PerfFileReader {
-        mut perf_file,
-        mut record_iter,
-    } = PerfFileReader::parse_file(Cursor::new(file)).expect("a perf.data file");
+    let PerfFileReader { mut perf_file, mut record_iter } =
+        PerfFileReader::parse_file(Cursor::new(file)).expect("a perf.data file");
     assert_eq!(perf_file.event_attributes().len(), summary.events);
     assert_eq!(perf_file.hostname().expect("readable"), None);
     let mut samples = 0;
@@ -229,9 +214,7 @@ fn read(file: &[u8], summary: &Summary) {
         let PerfFileRecord::EventRecord { record, .. } = record else {
             continue;
         };
-        record
-            .parse()
-            .expect("a record with the layout of its event");
+        record.parse().expect("a record with the layout of its event");
         match record.record_type.0 {
             SAMPLE => samples += 1,
             LOST | THROTTLE | UNTHROTTLE | KSYMBOL => {}

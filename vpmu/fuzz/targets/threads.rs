@@ -3,11 +3,7 @@
 //! only properties that hold in any order are checked: nothing panics or waits forever, and everything is freed
 //! at the end.
 #![no_main]
-#![allow(
-    dead_code,
-    clippy::expect_used,
-    reason = "shared with the device's tests"
-)]
+#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
 
 mod shared;
 
@@ -74,12 +70,7 @@ impl VcpuThread<'_> {
         match op {
             1 => self.host.work(thread, input.int_in_range(0..=300)?, 4),
             2 => {
-                let overflow = Overflow {
-                    tsc: self.host.now(),
-                    ip: number(input)?,
-                    mode: Mode::Guest,
-                    period: 10,
-                };
+                let overflow = Overflow { tsc: self.host.now(), ip: number(input)?, mode: Mode::Guest, period: 10 };
                 self.host.record(thread, overflow);
             }
             3 => self.host.pass(input.int_in_range(0..=20_000_000)?),
@@ -153,16 +144,9 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         driver_ops::step(stage, input)?;
     }
     let quarter = input.len() / 4;
-    let [first, second, third] = [
-        input.bytes(quarter)?,
-        input.bytes(quarter)?,
-        input.bytes(quarter)?,
-    ];
+    let [first, second, third] = [input.bytes(quarter)?, input.bytes(quarter)?, input.bytes(quarter)?];
     let rest = input.bytes(input.len())?;
-    let (vpmu, host) = (
-        Arc::clone(&stage.fixture.vpmu),
-        Arc::clone(&stage.fixture.host),
-    );
+    let (vpmu, host) = (Arc::clone(&stage.fixture.vpmu), Arc::clone(&stage.fixture.host));
     let attaching = Mutex::new(());
     let vcpus: Vec<VcpuThread<'_>> = stage
         .take_vcpus()
@@ -178,11 +162,8 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         })
         .collect();
     let ended: Vec<_> = thread::scope(|scope| {
-        let vcpus: Vec<_> = vcpus
-            .into_iter()
-            .zip([first, second])
-            .map(|(vcpu, input)| scope.spawn(move || vcpu.run(input)))
-            .collect();
+        let vcpus: Vec<_> =
+            vcpus.into_iter().zip([first, second]).map(|(vcpu, input)| scope.spawn(move || vcpu.run(input))).collect();
         let host = scope.spawn(|| drain_and_operate(&vpmu, third));
         driver(stage, rest);
         host.join().expect("no panic");

@@ -3,11 +3,7 @@
 //! right order, the device must answer requests. If the driver has not started the device or has reset it, the device
 //! must not answer.
 #![no_main]
-#![allow(
-    dead_code,
-    clippy::expect_used,
-    reason = "shared with the device's tests"
-)]
+#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
 
 mod shared;
 
@@ -66,11 +62,7 @@ impl Transport {
         };
         let memory = stage.fixture.memory.clone().into();
         let mmio = VirtioMmio::new(Arc::new(device), memory, interrupt);
-        Ok(Self {
-            stage,
-            mmio: mmio.expect("queue sizes that virtio knows"),
-            orderly: false,
-        })
+        Ok(Self { stage, mmio: mmio.expect("queue sizes that virtio knows"), orderly: false })
     }
 
     fn read(&self, register: u64) -> u32 {
@@ -83,11 +75,7 @@ impl Transport {
     fn write_bytes(&mut self, register: u64, data: &[u8]) {
         let vcpus = &self.stage.fixture.vcpus;
         let mut session = self.stage.runs(0).then(|| vcpus.take(0));
-        let mut caller = Caller {
-            vcpu: 0,
-            registers: &mut fake_host::Nowhere,
-            pmu: session.as_mut(),
-        };
+        let mut caller = Caller { vcpu: 0, registers: &mut fake_host::Nowhere, pmu: session.as_mut() };
         self.mmio.write(register, data, &mut caller);
         if session.is_some() {
             vcpus.set(0, session);
@@ -111,11 +99,7 @@ impl Transport {
         };
         let does = |step: u32| omitted != Some(step);
         let offered = self.stage.fixture.vpmu.features();
-        let features = if does(5) {
-            features & offered
-        } else {
-            features
-        };
+        let features = if does(5) { features & offered } else { features };
         if does(0) {
             self.write(STATUS, 0);
         }
@@ -153,11 +137,7 @@ impl Transport {
     fn set_up_queue(&mut self, index: u32, queue: &QueueState) {
         self.write(QUEUE_SEL, index);
         self.write(QUEUE_NUM, queue.size.into());
-        let parts = [
-            (QUEUE_DESC, queue.desc_table),
-            (QUEUE_DRIVER, queue.avail_ring),
-            (QUEUE_DEVICE, queue.used_ring),
-        ];
+        let parts = [(QUEUE_DESC, queue.desc_table), (QUEUE_DRIVER, queue.avail_ring), (QUEUE_DEVICE, queue.used_ring)];
         for (register, address) in parts {
             for (register, value) in [(register, address), (register + 4, address >> 32)] {
                 let half = u32::try_from(value & 0xffff_ffff).expect("half");
@@ -181,9 +161,7 @@ impl Transport {
             self.mmio.read(register, &mut data);
         } else {
             let value = half(input)?.to_le_bytes();
-            data.iter_mut()
-                .zip(value.iter().cycle())
-                .for_each(|(to, from)| *to = *from);
+            data.iter_mut().zip(value.iter().cycle()).for_each(|(to, from)| *to = *from);
             self.write_bytes(register, &data);
         }
         Ok(())
@@ -197,10 +175,7 @@ impl Transport {
         assert_eq!(status & !known, 0, "status {status:#x}");
         let started = status & DRIVER_OK != 0;
         assert!(!started || status & FEATURES_OK != 0, "status {status:#x}");
-        assert!(
-            !self.orderly || started || status == 0,
-            "a started device stopped without a reset"
-        );
+        assert!(!self.orderly || started || status == 0, "a started device stopped without a reset");
         self.orderly &= started;
     }
 
@@ -248,10 +223,7 @@ impl Transport {
         queue.request(&bytes, room);
         let mut regs = cpu(input)?;
         if self.stage.runs(0) {
-            self.stage
-                .fixture
-                .vcpus
-                .leave(0, vpmu::ExitReason::Mmio, &mut regs);
+            self.stage.fixture.vcpus.leave(0, vpmu::ExitReason::Mmio, &mut regs);
         }
         self.write(QUEUE_NOTIFY, u32::try_from(index).expect("few"));
         if self.stage.runs(0) {
@@ -261,10 +233,7 @@ impl Transport {
         let answered = self.stage.fixture.queues[index].reclaim().is_some();
         assert!(live || !answered, "a device that was not started answers");
         let served = index != 1;
-        assert!(
-            !(self.orderly && served) || answered,
-            "queue {index} is not answered"
-        );
+        assert!(!(self.orderly && served) || answered, "queue {index} is not answered");
         Ok(())
     }
 }
@@ -284,10 +253,6 @@ fuzz_target!(|input: &[u8]| {
     // Ends when the bytes run out.
     let _ = run(&mut transport, &mut input);
     transport.write(STATUS, 0);
-    assert_eq!(
-        transport.read(STATUS),
-        0,
-        "a reset takes effect immediately"
-    );
+    assert_eq!(transport.read(STATUS), 0, "a reset takes effect immediately");
     transport.stage.finish();
 });

@@ -60,11 +60,7 @@ impl DrainTimer {
     /// Waits until a drain is due, and returns `true`. Returns `false` after [`DrainTimer::end`].
     #[must_use]
     pub fn wait(&self) -> bool {
-        let mut timer = libc::pollfd {
-            fd: self.timer.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut timer = libc::pollfd { fd: self.timer.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         loop {
             // SAFETY: the kernel reads and writes one `pollfd`, `timer`. The result is ignored. `take` decides whether
             // a drain is due, also when a signal ended the call.
@@ -94,14 +90,9 @@ impl DrainTimer {
             // Periods are below a second.
             tv_nsec: period.subsec_nanos().into(),
         };
-        let spec = libc::itimerspec {
-            it_interval: time,
-            it_value: time,
-        };
+        let spec = libc::itimerspec { it_interval: time, it_value: time };
         // SAFETY: the kernel reads one `itimerspec`, `spec`. The last argument is null, so the kernel writes nothing.
-        let set = unsafe {
-            libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, ptr::null_mut())
-        };
+        let set = unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, ptr::null_mut()) };
         if set < 0 {
             // This should not fail: the descriptor is a timer, and the time is valid.
             log::error!("cannot set the drain timer: {}", io::Error::last_os_error());

@@ -4,10 +4,7 @@
 //! A kick that arrives while the thread is outside the guest must not be lost. Therefore the handler sets
 //! `immediate_exit` in the vCPU's run page, so that the next run call returns immediately.
 
-#![expect(
-    unsafe_code,
-    reason = "a byte of the run page that a signal handler writes, and tgkill"
-)]
+#![expect(unsafe_code, reason = "a byte of the run page that a signal handler writes, and tgkill")]
 
 use std::cell::Cell;
 use std::io;
@@ -57,10 +54,7 @@ impl Threads {
     /// Creates a table for `vcpus` vCPUs that have no threads yet. Kicks will send `signal`.
     #[must_use]
     pub fn new(vcpus: u32, signal: c_int) -> Self {
-        Self {
-            signal,
-            threads: (0..vcpus).map(|_| AtomicI32::new(0)).collect(),
-        }
+        Self { signal, threads: (0..vcpus).map(|_| AtomicI32::new(0)).collect() }
     }
 
     /// Registers the calling thread as the thread of `vcpu`, until the returned guard is dropped.

@@ -40,14 +40,7 @@ impl RunPage {
     pub(crate) fn map(vcpu: &VcpuFd) -> io::Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                SIZE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                vcpu.as_raw_fd(),
-                0,
-            )
+            libc::mmap(ptr::null_mut(), SIZE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, vcpu.as_raw_fd(), 0)
         };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -96,10 +89,7 @@ impl RunPage {
     /// Returns the exit of the last run call, which must have succeeded.
     pub(crate) fn exit(&self) -> Exit {
         let reason = self.reason();
-        let access = |access| Exit {
-            reason: ExitReason::Mmio,
-            access: Some(access),
-        };
+        let access = |access| Exit { reason: ExitReason::Mmio, access: Some(access) };
         if let Some(exit) = arch::exit(self, reason) {
             return exit;
         }

@@ -111,11 +111,7 @@ impl Kept {
             return self.past.clone();
         };
         let totals = now.counters.iter();
-        Some(
-            totals
-                .filter_map(|(name, place)| Some((name.clone(), self.total(name, *place)?)))
-                .collect(),
-        )
+        Some(totals.filter_map(|(name, place)| Some((name.clone(), self.total(name, *place)?))).collect())
     }
 }
 
@@ -177,24 +173,15 @@ impl Statistics {
 }
 
 fn invalid() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        "KVM's statistics have an unknown layout",
-    )
+    io::Error::new(io::ErrorKind::InvalidData, "KVM's statistics have an unknown layout")
 }
 
 fn u32_at(bytes: &[u8], offset: usize) -> io::Result<u32> {
-    bytes
-        .get(offset..offset + 4)
-        .and_then(|bytes| bytes.try_into().ok())
-        .map(u32::from_ne_bytes)
-        .ok_or_else(invalid)
+    bytes.get(offset..offset + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes).ok_or_else(invalid)
 }
 
 /// Finds the counters with a single value in a statistics file. `read_at(offset, bytes)` reads from the file.
-fn directory(
-    read_at: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>,
-) -> io::Result<BTreeMap<String, ValueField>> {
+fn directory(read_at: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>) -> io::Result<BTreeMap<String, ValueField>> {
     let mut header = [0; HEADER];
     read_at(0, &mut header)?;
     let name_size = u32_at(&header, 4)? as usize;
@@ -266,11 +253,7 @@ mod tests {
 
     #[test]
     fn single_counters_are_found_by_name() {
-        let bytes = file(&[
-            ("exits", 0, 1, 8),
-            ("histogram", 3, 20, 16),
-            ("longest", 0x12, 1, 176),
-        ]);
+        let bytes = file(&[("exits", 0, 1, 8), ("histogram", 3, 20, 16), ("longest", 0x12, 1, 176)]);
         let data = 40 + 3 * 32;
         let counters = parse(&bytes).expect("the documented layout");
         let place = |offset, kind| ValueField { offset, kind };
@@ -291,11 +274,7 @@ mod tests {
 
     /// A statistics file in the kernel's layout, with one counter of each kind.
     fn stats(exits: u64, blocking: u64, longest: u64) -> Option<Stats> {
-        let mut bytes = file(&[
-            ("exits", 0, 1, 0),
-            ("blocking", 1, 1, 8),
-            ("longest", 2, 1, 16),
-        ]);
+        let mut bytes = file(&[("exits", 0, 1, 0), ("blocking", 1, 1, 8), ("longest", 2, 1, 16)]);
         for value in [exits, blocking, longest] {
             bytes.extend(value.to_ne_bytes());
         }

@@ -72,14 +72,8 @@ impl VcpuThread {
     /// # Errors
     /// The error of `KVM_RUN`. `EINTR` means that a signal arrived, either for a kick or for an overflow. The device
     /// has handled any overflow.
-    #[expect(
-        unsafe_code,
-        reason = "registers are read while the exit of kvm-ioctls still borrows the vCPU"
-    )]
-    pub fn run<'a>(
-        &'a mut self,
-        fd: &'a mut VcpuFd,
-    ) -> Result<(VcpuExit<'a>, AtExit<'a>), kvm_ioctls::Error> {
+    #[expect(unsafe_code, reason = "registers are read while the exit of kvm-ioctls still borrows the vCPU")]
+    pub fn run<'a>(&'a mut self, fd: &'a mut VcpuFd) -> Result<(VcpuExit<'a>, AtExit<'a>), kvm_ioctls::Error> {
         self.serve_bus(fd);
         let wanted = self.session.as_ref().map(VcpuSession::wants_registers);
         let wanted = self.can_sync && wanted.unwrap_or(false);
@@ -107,12 +101,7 @@ impl VcpuThread {
         if let Some(session) = &mut session {
             session.leave(exit, &mut registers);
         }
-        let at = AtExit {
-            exit,
-            internal_error,
-            registers,
-            session,
-        };
+        let at = AtExit { exit, internal_error, registers, session };
         ran.map(|exit| (exit, at))
     }
 
@@ -125,9 +114,7 @@ impl VcpuThread {
     /// [`VcpuThread::run`] runs all remaining turns. A VMM that may need to stop a vCPU calls this method before
     /// [`VcpuThread::run`] and checks after each turn whether to stop.
     pub fn resume(&mut self) -> Turn {
-        self.session
-            .as_mut()
-            .map_or(Turn::Done, VcpuSession::resume)
+        self.session.as_mut().map_or(Turn::Done, VcpuSession::resume)
     }
 
     /// Returns the vCPU's session.

@@ -8,10 +8,7 @@ use vpmu_kvm::{Threads, kick};
 
 #[test]
 fn thread_without_queued_signals_is_kicked() {
-    let none = Rlimit {
-        current: Some(0),
-        ..getrlimit(Resource::Sigpending)
-    };
+    let none = Rlimit { current: Some(0), ..getrlimit(Resource::Sigpending) };
     setrlimit(Resource::Sigpending, none).expect("a lower limit");
     kick::install(SIGRTMIN()).expect("a handler");
     // A blocked signal remains pending, so the test can look for it.

@@ -7,10 +7,7 @@ use vpmu_kvm::micro::Ring;
 use vpmu_kvm::probe::{Sampling, sample_guest};
 
 fn fill_signal_queue() {
-    let none = Rlimit {
-        current: Some(0),
-        ..getrlimit(Resource::Sigpending)
-    };
+    let none = Rlimit { current: Some(0), ..getrlimit(Resource::Sigpending) };
     setrlimit(Resource::Sigpending, none).expect("a lower limit");
 }
 

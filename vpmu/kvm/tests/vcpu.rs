@@ -11,9 +11,7 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
 use vpmu::{Access, Exit, ExitReason, Persist, Registers, Settings, Source, Vpmu};
 use vpmu_kvm::micro::{self, Machine, Ring, code, in_loop};
-use vpmu_kvm::{
-    DrainTimer, KvmMachine, Statistics, Stats, Threads, VcpuThread, clock_offset, here,
-};
+use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Stats, Threads, VcpuThread, clock_offset, here};
 use vpmu_kvm::{kick, registers};
 
 /// `again: mov dword [rdi], 7; jmp again`
@@ -44,19 +42,11 @@ impl Host {
             guest_ips: false,
         };
         let source = PerfSource::new(SIGRTMIN()).expect("a host");
-        let vpmu = Vpmu::new(
-            Settings::new(1, 1_000_000),
-            Arc::new(machine),
-            Box::new(source),
-        );
+        let vpmu = Vpmu::new(Settings::new(1, 1_000_000), Arc::new(machine), Box::new(source));
         let window = [(GuestAddress(1 << 32), 64 * vpmu::abi::PAGE_SIZE)];
         let window = GuestMemoryMmap::<()>::from_ranges(&window).expect("memory");
         let vpmu = vpmu.expect("a device").with_window(window);
-        Self {
-            vpmu: Arc::new(vpmu.expect("a window")),
-            stats,
-            threads,
-        }
+        Self { vpmu: Arc::new(vpmu.expect("a window")), stats, threads }
     }
 
     /// Binds the machine's vCPU to this thread.
@@ -68,14 +58,7 @@ impl Host {
 
     /// Opens a counting event of the operator.
     fn count(&self, event: &str) -> u64 {
-        let persist = Persist {
-            name: None,
-            event: event.to_owned(),
-            vcpu: 0,
-            rate: None,
-            sample_type: 0,
-            pages: 0,
-        };
+        let persist = Persist { name: None, event: event.to_owned(), vcpu: 0, rate: None, sample_type: 0, pages: 0 };
         self.vpmu.persist(&persist).expect("an event")
     }
 
@@ -95,15 +78,8 @@ fn storing(judge: impl FnOnce(&mut Machine) + Send + 'static) {
     micro::on_machine(BUDGET, Ring::User, STORES, judge).expect("a guest of two instructions runs");
 }
 
-const STORE: Exit = Exit {
-    reason: ExitReason::Mmio,
-    access: Some(Access {
-        address: code::WINDOW,
-        size: 4,
-        write: true,
-        count: 1,
-    }),
-};
+const STORE: Exit =
+    Exit { reason: ExitReason::Mmio, access: Some(Access { address: code::WINDOW, size: 4, write: true, count: 1 }) };
 
 fn is_interrupted<T>(ran: &Result<T, kvm_ioctls::Error>) -> bool {
     matches!(ran, Err(error) if error.errno() == libc::EINTR)
@@ -166,10 +142,7 @@ fn record(host: &Host) -> u64 {
 /// Loops until this thread has used `times` × 20 ms of CPU time.
 fn work(times: u64) {
     let source = PerfSource::new(SIGRTMIN()).expect("a host");
-    let request = vpmu::source::Request {
-        kind: vpmu::abi::KIND_SOFTWARE,
-        ..Default::default()
-    };
+    let request = vpmu::source::Request { kind: vpmu::abi::KIND_SOFTWARE, ..Default::default() };
     let mut clock = source.open(&request, source.thread()).expect("a clock");
     clock.start().expect("started");
     while clock.read().expect("a count").value < times * 20_000_000 {
@@ -235,10 +208,7 @@ fn mark_of_a_bus_is_counted_before_the_guest_runs_on() {
         assert!(here::mark(9));
         drop(thread);
         assert_eq!(host.counted(marks), 3, "the last mark is not lost");
-        assert!(
-            !here::mark(7) && !here::kick(2),
-            "no vCPU runs here any more"
-        );
+        assert!(!here::mark(7) && !here::kick(2), "no vCPU runs here any more");
     });
 }
 
@@ -275,22 +245,15 @@ fn exits_of_the_statistics_grow_with_the_guests() {
 #[test]
 fn registers_are_read_outside_of_exits() {
     storing(|machine| {
-        let regs = registers(&machine.vcpu)
-            .registers()
-            .expect("registers from KVM");
+        let regs = registers(&machine.vcpu).registers().expect("registers from KVM");
         assert_eq!((regs.ip, regs.user), (code::PROGRAM, true));
     });
 }
 
 #[test]
 fn loop_is_observed_until_its_time_is_over() {
-    let ips = micro::spin(
-        Duration::from_millis(50),
-        Ring::User,
-        || Ok(()),
-        |()| false,
-        |()| Ok(in_loop(code::PROGRAM)),
-    );
+    let ips =
+        micro::spin(Duration::from_millis(50), Ring::User, || Ok(()), |()| false, |()| Ok(in_loop(code::PROGRAM)));
     assert!(ips.expect("the guest loops"));
     let failed = micro::spin(
         Duration::from_millis(50),

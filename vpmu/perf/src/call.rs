@@ -1,8 +1,5 @@
 //! Safe wrappers for the system calls on events. Each function returns the error of its system call.
-#![expect(
-    unsafe_code,
-    reason = "perf_event_open and the calls on its descriptors have no safe wrapper"
-)]
+#![expect(unsafe_code, reason = "perf_event_open and the calls on its descriptors have no safe wrapper")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -41,11 +38,7 @@ impl Target<'_> {
     /// A thread, on any CPU.
     #[must_use]
     pub const fn thread(pid: i32) -> Self {
-        Self {
-            pid,
-            cpu: -1,
-            leader: None,
-        }
+        Self { pid, cpu: -1, leader: None }
     }
 }
 
@@ -178,10 +171,7 @@ pub fn id(event: impl AsFd) -> io::Result<u64> {
 /// The error of fcntl(2).
 pub fn announce(event: impl AsFd, thread: i32, signal: c_int) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
-    let owner = Owner {
-        kind: F_OWNER_TID,
-        pid: thread,
-    };
+    let owner = Owner { kind: F_OWNER_TID, pid: thread };
     // SAFETY: the kernel reads one `f_owner_ex` at the address; `owner` outlives the call.
     check(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
     // SAFETY: the call takes no pointer.

@@ -39,14 +39,8 @@ impl Mapping {
     }
 
     /// Maps `bytes` bytes of `event`, starting at `offset`. Both numbers are multiples of the page size.
-    pub fn map(
-        event: BorrowedFd<'_>,
-        offset: u64,
-        bytes: usize,
-        writable: bool,
-    ) -> io::Result<Self> {
-        let offset = libc::off_t::try_from(offset)
-            .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    pub fn map(event: BorrowedFd<'_>, offset: u64, bytes: usize, writable: bool) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let protection = match writable {
             true => libc::PROT_READ | libc::PROT_WRITE,
             false => libc::PROT_READ,
@@ -54,18 +48,12 @@ impl Mapping {
         let fd = event.as_raw_fd();
         let flags = libc::MAP_SHARED;
         // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, offset) };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base = NonNull::new(base.cast())
-            .ok_or_else(|| io::Error::other("the kernel mapped address zero"))?;
-        Ok(Self {
-            base,
-            words: bytes / WORD,
-            writable,
-        })
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address zero"))?;
+        Ok(Self { base, words: bytes / WORD, writable })
     }
 
     /// Returns the number of mapped bytes.

@@ -61,11 +61,7 @@ impl Header {
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the word's fields")]
     pub const fn from_word(word: u64) -> Self {
-        Self {
-            kind: word as u32,
-            misc: (word >> 32) as u16,
-            size: (word >> 48) as u16,
-        }
+        Self { kind: word as u32, misc: (word >> 32) as u16, size: (word >> 48) as u16 }
     }
 
     /// Splits a record's first word into its fields, and checks that the size is valid and at most `available` bytes.
@@ -78,10 +74,7 @@ impl Header {
         let size = u64::from(header.size);
         match size >= WORD && size <= available && size.is_multiple_of(WORD) {
             true => Ok(header),
-            false => Err(Broken::Malformed {
-                size: header.size,
-                available,
-            }),
+            false => Err(Broken::Malformed { size: header.size, available }),
         }
     }
 
@@ -129,12 +122,7 @@ impl<'a, W: Fn(u64) -> u64> Records<'a, W> {
     /// multiple of 8 below `size`. `tail` and `head` are as in perf's metadata page: they do not wrap at `size`.
     #[inline]
     pub fn new(word: &'a W, size: u64, tail: u64, head: u64) -> Self {
-        Self {
-            word,
-            size,
-            position: tail,
-            head,
-        }
+        Self { word, size, position: tail, head }
     }
 }
 
@@ -154,17 +142,9 @@ impl<'a, W: Fn(u64) -> u64> Iterator for Records<'a, W> {
         let word = word_at(self.word, self.size, position);
         let header = match (position | self.head).is_multiple_of(WORD) {
             true => Header::within(word, available),
-            false => Err(Broken::Malformed {
-                size: Header::from_word(word).size,
-                available,
-            }),
+            false => Err(Broken::Malformed { size: Header::from_word(word).size, available }),
         };
-        let next = header.map(|header| Record {
-            header,
-            position,
-            size: self.size,
-            word: self.word,
-        });
+        let next = header.map(|header| Record { header, position, size: self.size, word: self.word });
         self.position = match header {
             Ok(header) => position.wrapping_add(header.size.into()),
             Err(_) => self.head,

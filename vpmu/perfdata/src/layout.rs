@@ -73,10 +73,7 @@ const ATTR_VERSION: u32 = 112;
 const _: () = assert!(ATTR_SIZE == ATTR_VERSION as usize);
 
 fn section(offset: usize, size: usize) -> Section {
-    Section {
-        offset: (offset as u64).into(),
-        size: (size as u64).into(),
-    }
+    Section { offset: (offset as u64).into(), size: (size as u64).into() }
 }
 
 fn attr(stream: &Stream<'_>) -> Attr {
@@ -88,9 +85,7 @@ fn attr(stream: &Stream<'_>) -> Attr {
     };
     let flag = |bit: u32, flag: u64| if event.flags & bit != 0 { flag } else { 0 };
     let kind = match event.kind {
-        kind @ (abi::KIND_HARDWARE | abi::KIND_SOFTWARE | abi::KIND_HW_CACHE | abi::KIND_RAW) => {
-            kind
-        }
+        kind @ (abi::KIND_HARDWARE | abi::KIND_SOFTWARE | abi::KIND_HW_CACHE | abi::KIND_RAW) => kind,
         own => TYPE_BASE | own,
     };
     Attr {
@@ -113,11 +108,7 @@ fn attr(stream: &Stream<'_>) -> Attr {
 ///
 /// # Errors
 /// Errors of `out`.
-pub(crate) fn write(
-    out: &mut impl Write,
-    streams: &[Stream<'_>],
-    functions: &[Function],
-) -> io::Result<u64> {
+pub(crate) fn write(out: &mut impl Write, streams: &[Stream<'_>], functions: &[Function]) -> io::Result<u64> {
     let ids: Vec<u64> = streams.iter().map(|stream| stream.event.id).collect();
     let attrs_at = HEADER_SIZE + 8 * ids.len();
     let attrs_size = (ATTR_SIZE + SECTION_SIZE) * streams.len();
@@ -133,10 +124,7 @@ pub(crate) fn write(
     let records_size: u64 = streams.iter().map(|stream| stream.size).sum();
     let records_size = usize::try_from(records_size).map_err(io::Error::other)?;
     let data_size = symbols_size + records_size + round.len();
-    let features = [
-        (FEATURE_ARCH, string(std::env::consts::ARCH)),
-        (FEATURE_EVENT_DESC, descriptions(streams)),
-    ];
+    let features = [(FEATURE_ARCH, string(std::env::consts::ARCH)), (FEATURE_EVENT_DESC, descriptions(streams))];
     let bits = features.iter().map(|(bit, _)| 1 << bit).sum::<u64>();
     let header = Header {
         magic: MAGIC,
@@ -187,9 +175,7 @@ fn symbols(
         let name = name.iter().copied().chain([0]).collect::<Vec<u8>>();
         words.extend(name.chunks(8).map(|chunk| {
             let mut word = [0; 8];
-            word.iter_mut()
-                .zip(chunk)
-                .for_each(|(to, from)| *to = *from);
+            word.iter_mut().zip(chunk).for_each(|(to, from)| *to = *from);
             u64::from_le_bytes(word)
         }));
         words.extend(&trailer);

@@ -72,17 +72,9 @@ impl<'a> Recording<'a> {
                 addresses.insert(address);
             }
         };
-        let sampling = histories
-            .iter()
-            .filter(|history| history.event.rate.is_some());
-        let streams = sampling
-            .map(|history| Stream::new(history, &mut see))
-            .collect();
-        Self {
-            streams,
-            addresses,
-            functions: Vec::new(),
-        }
+        let sampling = histories.iter().filter(|history| history.event.rate.is_some());
+        let streams = sampling.map(|history| Stream::new(history, &mut see)).collect();
+        Self { streams, addresses, functions: Vec::new() }
     }
 
     /// Looks up the guest's kernel functions at the addresses in the records. [`Recording::write`] then adds their
@@ -119,11 +111,7 @@ impl<'a> Recording<'a> {
 /// the ring, but at least with the size of the shortest sample in the file. The limit is necessary because any number
 /// of rings can use the same pages, and short records become longer in the file. A ring larger than `most` is not read.
 #[must_use]
-pub fn histories(
-    vpmu: &Vpmu,
-    wanted: impl Fn(&PersistentStatus) -> bool,
-    most: u64,
-) -> Vec<History> {
+pub fn histories(vpmu: &Vpmu, wanted: impl Fn(&PersistentStatus) -> bool, most: u64) -> Vec<History> {
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let events = vpmu.persistent().into_iter().filter(|event| wanted(event));
     let history = |event: PersistentStatus| {
@@ -147,17 +135,11 @@ pub fn histories(
 }
 
 fn without_records(event: PersistentStatus) -> History {
-    History {
-        event,
-        records: Vec::new(),
-    }
+    History { event, records: Vec::new() }
 }
 
 fn too_much(event: &PersistentStatus) {
-    log::warn!(
-        "`{}` is recorded without samples: the limit on records in guest memory is reached",
-        event.name
-    );
+    log::warn!("`{}` is recorded without samples: the limit on records in guest memory is reached", event.name);
 }
 
 /// Returns how many bytes an event's records count toward the limit of [`histories`]. If the ring is in the window, the
@@ -166,9 +148,7 @@ fn beyond_the_window(history: &History) -> usize {
     let pages = history.event.pages.filter(|_| history.event.window);
     let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
     let records = history.iter();
-    let in_file: usize = records
-        .map(|record| record.len().max(LEAST_OF_RECORD))
-        .sum();
+    let in_file: usize = records.map(|record| record.len().max(LEAST_OF_RECORD)).sum();
     in_file.saturating_sub(given)
 }
 

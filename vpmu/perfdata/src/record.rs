@@ -7,14 +7,14 @@
 use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};
 use vpmu_perf::field::{
-    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
-    SAMPLE_ADDR as ADDR, SAMPLE_CALLCHAIN as CALLCHAIN, SAMPLE_CPU as CPU, SAMPLE_ID as ID,
-    SAMPLE_IDENTIFIER as IDENTIFIER, SAMPLE_IP as IP, SAMPLE_PERIOD as PERIOD, SAMPLE_READ as READ,
-    SAMPLE_STREAM_ID as STREAM_ID, SAMPLE_TID as TID, SAMPLE_TIME as TIME,
+    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING, SAMPLE_ADDR as ADDR,
+    SAMPLE_CALLCHAIN as CALLCHAIN, SAMPLE_CPU as CPU, SAMPLE_ID as ID, SAMPLE_IDENTIFIER as IDENTIFIER,
+    SAMPLE_IP as IP, SAMPLE_PERIOD as PERIOD, SAMPLE_READ as READ, SAMPLE_STREAM_ID as STREAM_ID, SAMPLE_TID as TID,
+    SAMPLE_TIME as TIME,
 };
 use vpmu_perf::record::{
-    Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE,
-    TYPE_THROTTLE, TYPE_UNTHROTTLE, Words,
+    Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
+    Words,
 };
 
 /// perf's `PERF_RECORD_FINISHED_ROUND`.
@@ -160,13 +160,7 @@ impl Form {
         if self.sample_type & LEFT_OFF == 0 && from.next().is_some() {
             return None;
         }
-        Some(Record {
-            kind: TYPE_SAMPLE,
-            misc,
-            time,
-            body,
-            kernel,
-        })
+        Some(Record { kind: TYPE_SAMPLE, misc, time, body, kernel })
     }
 
     /// Returns the substitute for a field that the event's samples lack: a known value, or perf's own
@@ -221,18 +215,12 @@ impl Form {
             (IDENTIFIER, self.id),
         ];
         let has = |&(field, _): &(u64, u64)| self.sample_type() & field != 0;
-        fields
-            .into_iter()
-            .filter(has)
-            .map(|(_, value)| value)
-            .collect()
+        fields.into_iter().filter(has).map(|(_, value)| value).collect()
     }
 }
 
 /// Returns `address` if it is a kernel address: it is in the upper half of the address space, and is not a
 /// `PERF_CONTEXT_*` value.
 fn kernel_address(address: u64) -> Option<u64> {
-    (1 << 63..FIRST_CONTEXT)
-        .contains(&address)
-        .then_some(address)
+    (1 << 63..FIRST_CONTEXT).contains(&address).then_some(address)
 }

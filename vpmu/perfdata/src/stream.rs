@@ -27,14 +27,8 @@ pub(crate) struct Stream<'a> {
 impl<'a> Stream<'a> {
     /// Scans a history once. Calls `see` with each kernel address in its records.
     pub(crate) fn new(history: &'a History, mut see: impl FnMut(u64)) -> Self {
-        let mut stream = Self {
-            event: &history.event,
-            form: Form::of(&history.event),
-            history,
-            size: 0,
-            samples: 0,
-            left_out: 0,
-        };
+        let mut stream =
+            Self { event: &history.event, form: Form::of(&history.event), history, size: 0, samples: 0, left_out: 0 };
         let mut now = 0;
         for record in history.iter() {
             match stream.form.look(record, now) {
@@ -92,13 +86,7 @@ impl<'a> Stream<'a> {
 
 fn lost(event: &PersistentStatus, left_out: u64, now: u64) -> Option<Record> {
     let lost = event.lost.saturating_add(left_out);
-    (lost > 0).then(|| Record {
-        kind: TYPE_LOST,
-        misc: 0,
-        time: now,
-        body: vec![event.id, lost],
-        kernel: Vec::new(),
-    })
+    (lost > 0).then(|| Record { kind: TYPE_LOST, misc: 0, time: now, body: vec![event.id, lost], kernel: Vec::new() })
 }
 
 /// Returns the size of a record in the file, in bytes; `None` if it exceeds [`RECORD_MAX`].
@@ -130,17 +118,13 @@ pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -
 ///
 /// # Errors
 /// Errors of `put`.
-pub(crate) fn in_order<E>(
-    streams: &[Stream<'_>],
-    mut put: impl FnMut(&[u8]) -> Result<(), E>,
-) -> Result<(), E> {
+pub(crate) fn in_order<E>(streams: &[Stream<'_>], mut put: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
     let mut rings: Vec<_> = streams.iter().map(Stream::records).collect();
     let mut next: Vec<Option<Record>> = rings.iter_mut().map(Iterator::next).collect();
     let head = |at: usize, record: &Record| Reverse((record.time, at));
     let heads = next.iter().enumerate();
-    let mut order: BinaryHeap<_> = heads
-        .filter_map(|(at, record)| record.as_ref().map(|record| head(at, record)))
-        .collect();
+    let mut order: BinaryHeap<_> =
+        heads.filter_map(|(at, record)| record.as_ref().map(|record| head(at, record))).collect();
     let mut bytes = Vec::new();
     while let Some(Reverse((time, at))) = order.pop() {
         let (Some(ring), Some(slot)) = (rings.get_mut(at), next.get_mut(at)) else {

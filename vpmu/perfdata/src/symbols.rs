@@ -66,14 +66,8 @@ impl Symbols {
     /// # Errors
     /// [`SymbolsError`].
     pub fn open(path: &Path) -> Result<Self, SymbolsError> {
-        let file = File::open(path).map_err(|source| SymbolsError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        let symbols = Self {
-            path: path.to_owned(),
-            file,
-        };
+        let file = File::open(path).map_err(|source| SymbolsError::Read { path: path.to_owned(), source })?;
+        let symbols = Self { path: path.to_owned(), file };
         symbols.covering(&BTreeSet::new())?;
         Ok(symbols)
     }
@@ -82,24 +76,15 @@ impl Symbols {
     ///
     /// # Errors
     /// [`SymbolsError`].
-    pub(crate) fn covering(
-        &self,
-        addresses: &BTreeSet<u64>,
-    ) -> Result<Vec<Function>, SymbolsError> {
-        let read = |source| SymbolsError::Read {
-            path: self.path.clone(),
-            source,
-        };
+    pub(crate) fn covering(&self, addresses: &BTreeSet<u64>) -> Result<Vec<Function>, SymbolsError> {
+        let read = |source| SymbolsError::Read { path: self.path.clone(), source };
         let mut bytes = Vec::new();
         let mut file = &self.file;
         file.rewind().map_err(read)?;
         file.read_to_end(&mut bytes).map_err(read)?;
         let text;
         let functions = if Elf::is(&bytes) {
-            let elf = Elf::parse(&bytes).map_err(|source| SymbolsError::Elf {
-                path: self.path.clone(),
-                source,
-            })?;
+            let elf = Elf::parse(&bytes).map_err(|source| SymbolsError::Elf { path: self.path.clone(), source })?;
             elf.functions()
         } else {
             text = String::from_utf8_lossy(&bytes);

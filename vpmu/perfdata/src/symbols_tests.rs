@@ -1,8 +1,4 @@
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    reason = "tests fail by panicking"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 
@@ -42,22 +38,12 @@ const BASE: u64 = 0xffff_ffff_8100_0000;
 fn function_ends_at_the_next_symbol() {
     let name = |name: &str, start, size| (name.to_owned(), start, size);
     assert_eq!(
-        found(
-            KALLSYMS,
-            &[BASE, BASE + 5, BASE + 0x17f, BASE + 0x1f0, BASE + 0x201]
-        ),
-        [
-            name("_text", BASE, 0x100),
-            name("helper", BASE + 0x100, 0x80),
-            name("weak_one", BASE + 0x200, 0x3eff_fe00),
-        ]
+        found(KALLSYMS, &[BASE, BASE + 5, BASE + 0x17f, BASE + 0x1f0, BASE + 0x201]),
+        [name("_text", BASE, 0x100), name("helper", BASE + 0x100, 0x80), name("weak_one", BASE + 0x200, 0x3eff_fe00),]
     );
     let module = 0xffff_ffff_c000_0000;
     assert_eq!(
-        found(
-            KALLSYMS,
-            &[1, BASE - 1, module + 4095, module + 4096, u64::MAX]
-        ),
+        found(KALLSYMS, &[1, BASE - 1, module + 4095, module + 4096, u64::MAX]),
         [name("module_function", module, 4096)]
     );
 }
@@ -68,10 +54,7 @@ fn functions_of_an_elf_program_are_found() {
     let symbols = Symbols::open(&own).unwrap();
     let bytes = fs::read(&own).unwrap();
     let elf = object::File::parse(bytes.as_slice()).unwrap();
-    let main = elf
-        .symbols()
-        .find(|symbol| symbol.name() == Ok("main"))
-        .unwrap();
+    let main = elf.symbols().find(|symbol| symbol.name() == Ok("main")).unwrap();
     let inside = BTreeSet::from([main.address() + 1]);
     let found = symbols.covering(&inside).unwrap();
     assert_eq!((found.len(), found[0].name.as_str()), (1, "main"));

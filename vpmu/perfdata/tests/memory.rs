@@ -95,22 +95,15 @@ fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let map = directory.path().join("System.map");
     // One function every 4 KiB. The first samples in the first ring have the addresses of these functions.
-    let names: String = (0..40_000_u64)
-        .map(|at| format!("{:016x} T function_{at}\n", 1 << 63 | at << 12))
-        .collect();
+    let names: String = (0..40_000_u64).map(|at| format!("{:016x} T function_{at}\n", 1 << 63 | at << 12)).collect();
     std::fs::write(&map, &names).expect("room for it");
     // Two rings of short samples, and a ring of samples with call chains that nearly fill a record.
     let histories = [
-        forged(event(3, IDENTIFIER_IP), |number| {
-            vec![3, 1 << 63 | number << 12]
-        }),
+        forged(event(3, IDENTIFIER_IP), |number| vec![3, 1 << 63 | number << 12]),
         forged(event(1, IDENTIFIER_IP), |number| vec![1, address(number)]),
         forged(event(2, IDENTIFIER_IP | CALLCHAIN), |number| {
             let chain = (0..8000).map(|frame| address(number * 8000 + frame));
-            [2, address(number), 8000]
-                .into_iter()
-                .chain(chain)
-                .collect()
+            [2, address(number), 8000].into_iter().chain(chain).collect()
         }),
     ];
     // A recording names the functions at its first 16,384 kernel addresses.

@@ -33,13 +33,7 @@ struct Claim {
 
 impl DeviceOwned {
     pub(super) fn new(size: u64, overwrite: bool, watermark: u64) -> Self {
-        Self {
-            writer: Writer::new(size, overwrite),
-            watermark,
-            flags: 0,
-            full: false,
-            claim: None,
-        }
+        Self { writer: Writer::new(size, overwrite), watermark, flags: 0, full: false, claim: None }
     }
 
     /// Resets both positions in the metadata page, which may still hold the positions of the ring's previous
@@ -59,32 +53,18 @@ impl DeviceOwned {
 
     /// Returns the current state for saving. `None` while a producer in the VMM writes.
     pub(super) fn save(&self) -> Option<SavedKeeper> {
-        self.claim.is_none().then_some(SavedKeeper::Device {
-            flags: self.flags,
-            full: self.full,
-        })
+        self.claim.is_none().then_some(SavedKeeper::Device { flags: self.flags, full: self.full })
     }
 
     /// Restores a saved area.
     ///
     /// # Errors
     /// The saved state is not valid.
-    pub(super) fn restore(
-        writer: Writer,
-        watermark: u64,
-        flags: u64,
-        full: bool,
-    ) -> Result<Self, Fault> {
+    pub(super) fn restore(writer: Writer, watermark: u64, flags: u64, full: bool) -> Result<Self, Fault> {
         if flags & !(TRUNCATED | OVERWRITE | PARTIAL | COLLISION) != 0 {
             return Err("the area has unknown flags");
         }
-        Ok(Self {
-            writer,
-            watermark,
-            flags,
-            full,
-            claim: None,
-        })
+        Ok(Self { writer, watermark, flags, full, claim: None })
     }
 
     pub(super) fn head(&self) -> u64 {
@@ -117,24 +97,14 @@ impl DeviceOwned {
             let first = !std::mem::replace(&mut self.full, true);
             let chunk = self.end(pages, if first { TRUNCATED } else { 0 });
             self.flags |= PARTIAL;
-            return Appended {
-                whole: false,
-                written,
-                chunk,
-                wake: first,
-            };
+            return Appended { whole: false, written, chunk, wake: first };
         }
         self.full = false;
         if entry.collision {
             self.flags |= COLLISION;
         }
         let wake = !self.writer.overwrites() && self.crosses(before);
-        Appended {
-            whole: true,
-            written,
-            chunk: wake.then(|| self.end(pages, 0)).flatten(),
-            wake,
-        }
+        Appended { whole: true, written, chunk: wake.then(|| self.end(pages, 0)).flatten(), wake }
     }
 
     /// Records that data before the next entry is missing.
@@ -152,27 +122,15 @@ impl DeviceOwned {
             0 => 0,
             _ => std::mem::take(&mut self.flags),
         };
-        let overwrite = if self.writer.overwrites() {
-            OVERWRITE
-        } else {
-            0
-        };
-        Some(Chunk {
-            offset: written.offset,
-            size: written.size,
-            flags: own | extra | overwrite,
-        })
+        let overwrite = if self.writer.overwrites() { OVERWRITE } else { 0 };
+        Some(Chunk { offset: written.offset, size: written.size, flags: own | extra | overwrite })
     }
 
     /// Gives a producer exclusive use of the area. If a chunk was open, ends and returns it.
     ///
     /// # Errors
     /// [`Refused::Nested`] while another producer writes; [`Refused::Unwritable`].
-    pub(super) fn claim(
-        &mut self,
-        pages: &impl Pages,
-        token: u64,
-    ) -> Result<Option<Chunk>, Refused> {
+    pub(super) fn claim(&mut self, pages: &impl Pages, token: u64) -> Result<Option<Chunk>, Refused> {
         if self.claim.is_some() {
             return Err(Refused::Nested);
         }
@@ -182,11 +140,7 @@ impl DeviceOwned {
             log::debug!("AUX area: {refused}");
             return Err(refused);
         }
-        self.claim = Some(Claim {
-            token,
-            begun,
-            short: false,
-        });
+        self.claim = Some(Claim { token, begun, short: false });
         Ok(ended)
     }
 
@@ -200,20 +154,10 @@ impl DeviceOwned {
     ///
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`]: nothing was written; [`Refused::Unwritable`].
-    pub(super) fn put(
-        &mut self,
-        pages: &mut impl Pages,
-        token: u64,
-        skip: u64,
-        words: &[u64],
-    ) -> Result<(), Refused> {
+    pub(super) fn put(&mut self, pages: &mut impl Pages, token: u64, skip: u64, words: &[u64]) -> Result<(), Refused> {
         let claim = self.claim.as_mut().filter(|claim| claim.token == token);
         let claim = claim.ok_or(Refused::NotBegun)?;
-        let entry = Entry {
-            skip,
-            parts: [&[], words],
-            collision: false,
-        };
+        let entry = Entry { skip, parts: [&[], words], collision: false };
         if entry.len() > self.writer.room() {
             self.writer.look(pages)?;
         }
@@ -227,12 +171,7 @@ impl DeviceOwned {
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`, or if `size` is not a
     /// multiple of 8. After [`Refused::NoRoom`], the producer may continue to write.
-    pub(super) fn release(
-        &mut self,
-        pages: &impl Pages,
-        token: u64,
-        size: u64,
-    ) -> Result<Appended, Refused> {
+    pub(super) fn release(&mut self, pages: &impl Pages, token: u64, size: u64) -> Result<Appended, Refused> {
         let claim = self.claim.filter(|claim| claim.token == token);
         let claim = claim.ok_or(Refused::NotBegun)?;
         self.writer.cut(size)?;
@@ -245,12 +184,7 @@ impl DeviceOwned {
         if claim.short {
             self.flags |= PARTIAL;
         }
-        Ok(Appended {
-            whole: true,
-            written: size,
-            chunk,
-            wake: crosses || first,
-        })
+        Ok(Appended { whole: true, written: size, chunk, wake: crosses || first })
     }
 
     /// Discards the producer's data without a report.

@@ -29,11 +29,7 @@ struct Span {
 
 impl DriverOwned {
     pub(super) fn new(size: u64, overwrite: bool, watermark: u64) -> Self {
-        Self {
-            writer: Writer::new(size, overwrite),
-            watermark,
-            span: None,
-        }
+        Self { writer: Writer::new(size, overwrite), watermark, span: None }
     }
 
     pub(super) fn writer(&self) -> &Writer {
@@ -59,36 +55,19 @@ impl DriverOwned {
     ///
     /// # Errors
     /// The saved state is not valid.
-    pub(super) fn restore(
-        writer: Writer,
-        watermark: u64,
-        span: Option<&SavedSpan>,
-    ) -> Result<Self, Fault> {
+    pub(super) fn restore(writer: Writer, watermark: u64, span: Option<&SavedSpan>) -> Result<Self, Fault> {
         if span.is_some() != writer.begun().is_some() {
-            return Err(
-                "the area has an open write without a span of the driver, or a span without an open write",
-            );
+            return Err("the area has an open write without a span of the driver, or a span without an open write");
         }
         if span.is_some_and(|span| span.room > writer.size()) {
             return Err("the driver's span is larger than the area");
         }
-        let span = span.map(|span| Span {
-            event: span.event,
-            room: span.room,
-            lost: span.lost,
-            notified: span.told,
-        });
-        Ok(Self {
-            writer,
-            watermark,
-            span,
-        })
+        let span = span.map(|span| Span { event: span.event, room: span.room, lost: span.lost, notified: span.told });
+        Ok(Self { writer, watermark, span })
     }
 
     pub(super) fn position(&self, event: u64) -> Option<u64> {
-        self.span
-            .filter(|span| span.event == event)
-            .map(|_| self.writer.head())
+        self.span.filter(|span| span.event == event).map(|_| self.writer.head())
     }
 
     pub(super) fn begin(&mut self, event: u64, head: u64, room: u64) -> Result<(), Refused> {
@@ -96,32 +75,19 @@ impl DriverOwned {
             return Err(Refused::NoRoom);
         }
         self.writer.begin_at(head, room)?;
-        self.span = Some(Span {
-            event,
-            room,
-            lost: 0,
-            notified: false,
-        });
+        self.span = Some(Span { event, room, lost: 0, notified: false });
         Ok(())
     }
 
     pub(super) fn finish(&mut self, event: u64) -> Result<(u64, u64), Refused> {
-        let span = self
-            .span
-            .filter(|span| span.event == event)
-            .ok_or(Refused::NotBegun)?;
+        let span = self.span.filter(|span| span.event == event).ok_or(Refused::NotBegun)?;
         self.span = None;
         self.writer.end(None::<&GuestPages<'_>>)?;
         Ok((self.writer.head(), span.lost))
     }
 
     /// Writes an entry of `event`. The driver is notified at most once per grant of space.
-    pub(super) fn append(
-        &mut self,
-        pages: &mut impl Pages,
-        event: u64,
-        entry: &Entry<'_>,
-    ) -> Appended {
+    pub(super) fn append(&mut self, pages: &mut impl Pages, event: u64, entry: &Entry<'_>) -> Appended {
         let Some(span) = self.span.as_mut().filter(|span| span.event == event) else {
             return Appended::default();
         };
@@ -145,11 +111,6 @@ impl DriverOwned {
             }
         };
         let wake = due && !std::mem::replace(&mut span.notified, true);
-        Appended {
-            whole: placed.is_ok(),
-            written: head.wrapping_sub(before),
-            chunk: None,
-            wake,
-        }
+        Appended { whole: placed.is_ok(), written: head.wrapping_sub(before), chunk: None, wake }
     }
 }

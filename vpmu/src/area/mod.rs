@@ -28,11 +28,7 @@ pub(crate) const COLLISION: u64 = 1 << 3;
 
 /// A chunk of an area that must be reported to the area's reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) struct Chunk {
     /// Number of bytes written before this chunk, modulo 2^64.
     pub(crate) offset: u64,
@@ -45,11 +41,7 @@ pub(crate) struct Chunk {
 impl Chunk {
     /// Joins this chunk with `next`, which must begin where this chunk ends.
     pub(crate) fn with(self, next: Self) -> Self {
-        Self {
-            size: self.size.wrapping_add(next.size),
-            flags: self.flags | next.flags,
-            ..self
-        }
+        Self { size: self.size.wrapping_add(next.size), flags: self.flags | next.flags, ..self }
     }
 }
 
@@ -208,8 +200,9 @@ impl Area {
     /// Writes an entry of `event`. The entry must have been made for the current [`Area::position`].
     pub(crate) fn append(&mut self, memory: &View<'_>, event: u64, entry: &Entry<'_>) -> Appended {
         let appended = match &mut self.keeper {
-            Keeper::Device(metadata, kept) => GuestPages::new(memory, *metadata, &self.pages)
-                .map(|mut pages| kept.append(&mut pages, entry)),
+            Keeper::Device(metadata, kept) => {
+                GuestPages::new(memory, *metadata, &self.pages).map(|mut pages| kept.append(&mut pages, entry))
+            }
             Keeper::Driver(driven) => {
                 let mut pages = GuestPages::of_data(memory, &self.pages);
                 Ok(driven.append(&mut pages, event, entry))
@@ -248,11 +241,7 @@ impl Area {
     /// # Errors
     /// [`Refused::Nested`]; [`Refused::NotBegun`] if the driver manages the area;
     /// [`Refused::Unwritable`].
-    pub(crate) fn claim(
-        &mut self,
-        memory: &View<'_>,
-        token: u64,
-    ) -> Result<Option<Chunk>, Refused> {
+    pub(crate) fn claim(&mut self, memory: &View<'_>, token: u64) -> Result<Option<Chunk>, Refused> {
         let (kept, pages) = self.kept(memory)?;
         kept.claim(&pages, token)
     }
@@ -271,13 +260,7 @@ impl Area {
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`]: nothing was written; [`Refused::Unwritable`]: skipped
     /// bytes may remain.
-    pub(crate) fn put(
-        &mut self,
-        memory: &View<'_>,
-        token: u64,
-        skip: u64,
-        words: &[u64],
-    ) -> Result<(), Refused> {
+    pub(crate) fn put(&mut self, memory: &View<'_>, token: u64, skip: u64, words: &[u64]) -> Result<(), Refused> {
         let (kept, mut pages) = self.kept(memory)?;
         kept.put(&mut pages, token, skip, words)
     }
@@ -287,12 +270,7 @@ impl Area {
     /// # Errors
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if the producer has written less than `size`, or if `size` is not a
     /// multiple of 8; [`Refused::Unwritable`].
-    pub(crate) fn release(
-        &mut self,
-        memory: &View<'_>,
-        token: u64,
-        size: u64,
-    ) -> Result<Appended, Refused> {
+    pub(crate) fn release(&mut self, memory: &View<'_>, token: u64, size: u64) -> Result<Appended, Refused> {
         let (kept, pages) = self.kept(memory)?;
         kept.release(&pages, token, size)
     }
@@ -304,10 +282,7 @@ impl Area {
         }
     }
 
-    fn kept<'a>(
-        &'a mut self,
-        memory: &'a View<'a>,
-    ) -> Result<(&'a mut DeviceOwned, GuestPages<'a>), Refused> {
+    fn kept<'a>(&'a mut self, memory: &'a View<'a>) -> Result<(&'a mut DeviceOwned, GuestPages<'a>), Refused> {
         let Keeper::Device(metadata, kept) = &mut self.keeper else {
             return Err(Refused::NotBegun);
         };

@@ -106,11 +106,7 @@ fn run(bursts: &'static [u64], looks: usize) {
             for _ in 0..burst {
                 produced += 1;
                 let words = [produced, !produced];
-                let entry = Entry {
-                    skip: 0,
-                    parts: [&[], &words],
-                    collision: false,
-                };
+                let entry = Entry { skip: 0, parts: [&[], &words], collision: false };
                 if area.append(&mut pages, &entry).whole {
                     written.push(produced);
                 }

@@ -66,13 +66,7 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(size: u64, overwrite: bool) -> Self {
-        Self {
-            size,
-            overwrite,
-            head: 0,
-            tail: 0,
-            begun: None,
-        }
+        Self { size, overwrite, head: 0, tail: 0, begun: None }
     }
 
     /// Restores a saved writer of an area of `size` bytes.
@@ -84,13 +78,7 @@ impl Writer {
         if !saved.head.is_multiple_of(8) || !begun.is_multiple_of(8) {
             return Err("the head is between two words");
         }
-        Ok(Self {
-            size,
-            overwrite: saved.overwrite,
-            head: saved.head,
-            tail: saved.tail,
-            begun: saved.begun,
-        })
+        Ok(Self { size, overwrite: saved.overwrite, head: saved.head, tail: saved.tail, begun: saved.begun })
     }
 
     /// Start of the open write.
@@ -142,10 +130,7 @@ impl Writer {
 
     /// The room of the open write.
     pub(super) fn get(&self) -> Option<Window> {
-        self.begun.map(|_| Window {
-            head: self.head,
-            room: self.room(),
-        })
+        self.begun.map(|_| Window { head: self.head, room: self.room() })
     }
 
     /// Reads the reader's position again, because the reader may have freed room.
@@ -193,17 +178,10 @@ impl Writer {
     ///
     /// # Errors
     /// Like [`Writer::skip`].
-    pub(super) fn write(
-        &mut self,
-        pages: &mut impl Pages,
-        entry: &Entry<'_>,
-    ) -> Result<(), Refused> {
+    pub(super) fn write(&mut self, pages: &mut impl Pages, entry: &Entry<'_>) -> Result<(), Refused> {
         self.check(entry.len())?;
         self.skip(pages, entry.skip)?;
-        entry
-            .parts
-            .iter()
-            .try_for_each(|part| self.put(pages, part))
+        entry.parts.iter().try_for_each(|part| self.put(pages, part))
     }
 
     /// Discards all but the first `size` bytes of the open write.

@@ -22,17 +22,15 @@ use self::request::{Maker, Terms, needs_guest_ips, period, steers};
 pub(crate) use self::saving::Driver;
 use self::sinks::{Extinct, Moved, Sinks};
 use crate::abi::{
-    COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH,
-    CONTROL_FEATURES, CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE,
-    CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_SIGNAL, CONTROL_TASK_PAGE, CONTROL_UNMAP,
-    CONTROL_UNMAP_AUX, CONTROL_WAKEUP, CatalogueEntry, CatalogueRequest, Command, ControlHeader,
-    DetachRequest, F_AUX, F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING, F_TASK_PAGE,
-    F_WINDOW, FeaturesRequest, KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest,
-    MAP_DRIVER_OWNED, MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ,
-    OPEN_PERSISTENT, OPEN_PINNED, OPEN_WATERMARK, OpenRequest, PERSISTENT_NAME,
-    PERSISTENT_OPERATOR, PauseRequest, PersistentEvent, PersistentRequest, QUEUE_CONTROL,
-    QUEUE_EVENT, QUEUE_VCPU, RedirectRequest, Reply, SignalRequest, TaskPageRequest, WAKEUP_BYTES,
-    WAKEUP_RECORDS, WakeupRequest,
+    COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_FEATURES,
+    CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT, CONTROL_REDIRECT,
+    CONTROL_SIGNAL, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CONTROL_WAKEUP, CatalogueEntry,
+    CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX, F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING,
+    F_TASK_PAGE, F_WINDOW, FeaturesRequest, KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVER_OWNED,
+    MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
+    OPEN_WATERMARK, OpenRequest, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest, PersistentEvent,
+    PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest, Reply, SignalRequest, TaskPageRequest,
+    WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
 };
 use crate::area::Area;
 use crate::backend::Backend;
@@ -44,9 +42,7 @@ use crate::machine::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::notices::{Notices, Pending, Woken};
-use crate::persistent::{
-    History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole,
-};
+use crate::persistent::{History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole};
 use crate::producer::AuxError;
 use crate::queues::{BadChain, Chain, DeviceQueue, QueueState};
 use crate::record::{Layout, SAMPLE_READ, admits, read_size};
@@ -59,8 +55,7 @@ use crate::window::{Holder, Run, Window};
 use crate::work::{self, Turn, Work};
 
 /// The device-specific feature bits that every device offers.
-const FEATURES: u64 =
-    1 << F_RING | 1 << F_TASK_PAGE | 1 << F_AUX | 1 << F_PERSISTENT | 1 << F_LINKS | 1 << F_FLUSH;
+const FEATURES: u64 = 1 << F_RING | 1 << F_TASK_PAGE | 1 << F_AUX | 1 << F_PERSISTENT | 1 << F_LINKS | 1 << F_FLUSH;
 /// The size, in bytes, of the longest request that has no list of pages.
 const LONGEST_WITHOUT_PAGES: usize = size_of::<OpenRequest>();
 /// Maximum size, in bytes, of a group's counts in a record, as in perf. The limit leaves space for the record's
@@ -112,10 +107,7 @@ impl HeldRecords {
     /// Parses the copy into whole records.
     pub(crate) fn history(self) -> History {
         let is_own = |record: &[u8]| admits(&self.layout, record, self.event.id);
-        History {
-            records: whole(&self.bytes, self.newest_first, is_own),
-            event: self.event,
-        }
+        History { records: whole(&self.bytes, self.newest_first, is_own), event: self.event }
     }
 }
 
@@ -166,11 +158,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(
-        backend: &Arc<Backend>,
-        shards: &Arc<[Shard]>,
-        notices: &Arc<Notices>,
-    ) -> Self {
+    pub(crate) fn new(backend: &Arc<Backend>, shards: &Arc<[Shard]>, notices: &Arc<Notices>) -> Self {
         Self {
             backend: Arc::clone(backend),
             shards: Arc::clone(shards),
@@ -246,10 +234,7 @@ impl Control {
     pub(crate) fn queue_states(&self) -> Vec<QueueState> {
         let vcpus = self.shards.iter();
         let vcpus = vcpus.map(|shard| shard.with(|state| state.queue_state()).0);
-        [self.queue.state(), self.notices.queue_state()]
-            .into_iter()
-            .chain(vcpus)
-            .collect()
+        [self.queue.state(), self.notices.queue_state()].into_iter().chain(vcpus).collect()
     }
 
     /// Drops the driver and its memory, without writing to that memory. Closes every event that depends on
@@ -454,24 +439,15 @@ impl Control {
             served = true;
         }
         self.metrics.count_turn(before.since(), turn);
-        Served {
-            interrupt: served && self.queue.wants_interrupt(),
-            needs_guest_ips,
-            turn,
-        }
+        Served { interrupt: served && self.queue.wants_interrupt(), needs_guest_ips, turn }
     }
 
     /// Whether the answer to a request depends on whether the host reports guest IPs.
     fn waits_for_guest_ips(&self, chain: &Chain) -> bool {
-        let copied = chain
-            .reader()
-            .and_then(|(_, mut reader)| copy_fixed(&mut reader));
-        let request = copied
-            .ok()
-            .and_then(|bytes| parse::<OpenRequest>(&bytes).ok());
+        let copied = chain.reader().and_then(|(_, mut reader)| copy_fixed(&mut reader));
+        let request = copied.ok().and_then(|bytes| parse::<OpenRequest>(&bytes).ok());
         request.is_some_and(|request| {
-            request.header.op.get() == CONTROL_OPEN
-                && needs_guest_ips(&request, self.backend.settings.engines)
+            request.header.op.get() == CONTROL_OPEN && needs_guest_ips(&request, self.backend.settings.engines)
         })
     }
 
@@ -569,9 +545,7 @@ impl Control {
         }
         let vcpu = request.vcpu.get();
         let page = Some(GuestAddress(request.address.get())).filter(|page| page.0 != 0);
-        if vcpu >= self.backend.settings.vcpus
-            || page.is_some_and(|page| !self.guest.view().is_page(page))
-        {
+        if vcpu >= self.backend.settings.vcpus || page.is_some_and(|page| !self.guest.view().is_page(page)) {
             return Err(Errno::EINVAL);
         }
         self.on(vcpu, |state| {
@@ -726,9 +700,7 @@ impl Control {
         let group = self.group(id);
         let size = group.len() + 1;
         let led = group.iter().filter_map(|id| self.events.get(id));
-        let mut formats = led
-            .map(|event| event.spec.layout.read_format)
-            .chain([format]);
+        let mut formats = led.map(|event| event.spec.layout.read_format).chain([format]);
         if formats.any(|format| read_size(format, size) > LONGEST_READING) {
             return Err(Errno::E2BIG);
         }
@@ -768,17 +740,9 @@ impl Control {
         let ids = self.group(leader);
         let events = ids.iter().filter_map(|&id| {
             let entry = self.events.get(&id)?;
-            Some(GroupEvent {
-                id,
-                owner: entry.spec.owner,
-                counts: Arc::clone(&entry.counts),
-            })
+            Some(GroupEvent { id, owner: entry.spec.owner, counts: Arc::clone(&entry.counts) })
         });
-        let group = Group {
-            leader,
-            on,
-            events: events.collect(),
-        };
+        let group = Group { leader, on, events: events.collect() };
         let group = (ids.len() > 1).then(|| Arc::new(group));
         for &id in ids.iter().filter(|&&id| Some(id) != except) {
             let group = group.clone();
@@ -976,11 +940,7 @@ impl Control {
         let id = request.header.event.get();
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let (spec, persistent) = (entry.spec, entry.persistence.is_some());
-        if in_window && !persistent
-            || spec.is_child()
-            || self.sinks.is_redirected(id)
-            || self.sinks.is_driven(id)
-        {
+        if in_window && !persistent || spec.is_child() || self.sinks.is_redirected(id) || self.sinks.is_driven(id) {
             return Err(Errno::EINVAL);
         }
         let count = request.pages.get();
@@ -1004,13 +964,7 @@ impl Control {
 
     /// Creates an event's ring in the window with `count` pages, including the metadata page. Returns the number of the
     /// first page.
-    fn lay_in_window(
-        &mut self,
-        spec: &EventSpec,
-        count: u32,
-        writable: bool,
-        holder: Holder,
-    ) -> Result<u32, Errno> {
+    fn lay_in_window(&mut self, spec: &EventSpec, count: u32, writable: bool, holder: Holder) -> Result<u32, Errno> {
         let run = self.sinks.take_pages(count, holder).ok_or(Errno::ENOSPC)?;
         let window = self.sinks.window().ok_or(Errno::ENOSPC)?;
         let memory = window.memory().clone();
@@ -1030,10 +984,7 @@ impl Control {
         writable: bool,
         run: Option<Run>,
     ) -> Result<(), Errno> {
-        let mode = RingMode {
-            writable,
-            backward: spec.has(OPEN_BACKWARD),
-        };
+        let mode = RingMode { writable, backward: spec.has(OPEN_BACKWARD) };
         let ring = Ring::new(&memory.view(), pages, mode, self.backend.clock);
         let ring = ring.map_err(|_| Errno::EINVAL)?;
         let sink = Sink::new(spec.id);
@@ -1106,11 +1057,7 @@ impl Control {
                 Some(ring.ok_or(Errno::EINVAL)?)
             }
         };
-        if self.sinks.has_ring(id)
-            || event.persistence.is_some()
-            || event.spec.is_child()
-            || self.sinks.is_driven(id)
-        {
+        if self.sinks.has_ring(id) || event.persistence.is_some() || event.spec.is_child() || self.sinks.is_driven(id) {
             return Err(Errno::EINVAL);
         }
         self.reroute(id, ring);
@@ -1228,13 +1175,7 @@ impl Control {
     ///
     /// # Errors
     /// [`AuxError`].
-    pub(crate) fn release(
-        &mut self,
-        id: u64,
-        sink: &Sink,
-        token: u64,
-        size: u64,
-    ) -> Result<(), AuxError> {
+    pub(crate) fn release(&mut self, id: u64, sink: &Sink, token: u64, size: u64) -> Result<(), AuxError> {
         let released = self.with_event(id, |state| state.release_aux(id, sink, token, size));
         released.ok_or(AuxError::NoEvent(id))?
     }
@@ -1292,13 +1233,7 @@ impl Control {
         let writable = flags & MAP_WRITABLE != 0;
         let metadata = shape.and_then(|shape| shape.metadata);
         let memory = self.area_memory(id);
-        let area = Area::new(
-            &memory.view(),
-            pages,
-            metadata,
-            writable,
-            spec.aux_watermark,
-        );
+        let area = Area::new(&memory.view(), pages, metadata, writable, spec.aux_watermark);
         let area = area.map_err(|_| Errno::EINVAL)?;
         match self.sinks.get(id) {
             Some(sink) => sink.set_area(area, &memory),
@@ -1359,8 +1294,8 @@ impl Control {
 
     /// Parses the addresses of `count` pages. Checks that each page is aligned, is in memory and is listed only once.
     fn check_addresses(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
-        let (addresses, _) = <[U64]>::ref_from_prefix_with_elems(addresses, count as usize)
-            .map_err(|_| Errno::EINVAL)?;
+        let (addresses, _) =
+            <[U64]>::ref_from_prefix_with_elems(addresses, count as usize).map_err(|_| Errno::EINVAL)?;
         work::charge_pages(addresses.len());
         let pages: Vec<GuestAddress> = addresses.iter().map(|a| GuestAddress(a.get())).collect();
         match self.are_pages(&pages) {
@@ -1417,13 +1352,7 @@ impl Control {
         if fresh {
             self.check_persistent()?;
         }
-        self.set_persistence(
-            id,
-            Some(Persistence {
-                name,
-                operator: false,
-            }),
-        );
+        self.set_persistence(id, Some(Persistence { name, operator: false }));
         Ok(())
     }
 
@@ -1458,10 +1387,7 @@ impl Control {
     /// `id`, with the default name.
     fn persistence(&self, id: u64) -> Result<Persistence, Errno> {
         self.check_persistent()?;
-        Ok(Persistence {
-            name: Name::of(id),
-            operator: false,
-        })
+        Ok(Persistence { name: Name::of(id), operator: false })
     }
 
     /// Checks that event `id` can have the name `name`. The name must not be reserved for another event or in use by
@@ -1495,10 +1421,7 @@ impl Control {
         if name.is_reserved() {
             return Err(PersistError::ReservedName(text.to_owned()));
         }
-        match self
-            .named(&name)
-            .is_some_and(|other| self.is_operators(other))
-        {
+        match self.named(&name).is_some_and(|other| self.is_operators(other)) {
             true => Err(PersistError::NameTaken(text.to_owned())),
             false => Ok(name),
         }
@@ -1506,13 +1429,7 @@ impl Control {
 
     /// Gives the guest event `id` its default name, because an event of the operator takes the old name.
     fn take_name(&mut self, id: u64) {
-        self.set_persistence(
-            id,
-            Some(Persistence {
-                name: Name::of(id),
-                operator: false,
-            }),
-        );
+        self.set_persistence(id, Some(Persistence { name: Name::of(id), operator: false }));
         self.notices.pending().list(id);
     }
 
@@ -1546,8 +1463,7 @@ impl Control {
         let entry = self.events.get(&id)?;
         let (shape, page) = (self.sinks.shape(id), self.sinks.window_page(id));
         let flag = |on: bool, flag| if on { flag } else { 0 };
-        let map = flag(shape.is_some_and(|shape| shape.writable), MAP_WRITABLE)
-            | flag(page.is_some(), MAP_WINDOW);
+        let map = flag(shape.is_some_and(|shape| shape.writable), MAP_WRITABLE) | flag(page.is_some(), MAP_WINDOW);
         // The limit on ring pages is a u32.
         let pages = shape.and_then(|shape| u32::try_from(shape.ring_pages).ok());
         let name = entry.persistence.as_ref().map(|known| known.name.to_wire());
@@ -1570,11 +1486,7 @@ impl Control {
     }
 
     /// Opens a persistent event for the operator. Returns its id. `request` is the open request that `asked` describes.
-    pub(crate) fn persist(
-        &mut self,
-        asked: &Persist,
-        request: &OpenRequest,
-    ) -> Result<u64, PersistError> {
+    pub(crate) fn persist(&mut self, asked: &Persist, request: &OpenRequest) -> Result<u64, PersistError> {
         let pages = asked.pages;
         let name = self.operators_name(asked.name.as_deref())?;
         let most = self.backend.settings.limits.max_ring_pages;
@@ -1585,17 +1497,12 @@ impl Control {
             return Err(PersistError::NoWindow);
         }
         let before = self.named(&name);
-        let persistence = Persistence {
-            name,
-            operator: true,
-        };
+        let persistence = Persistence { name, operator: true };
         let opened = self.open(request, Maker::Operator(persistence));
         let (_, id) = opened.map_err(|denied| refused(asked, denied.errno))?;
         let spec = self.events.get(&id).map(|entry| entry.spec);
         if let Some(spec) = spec.filter(|_| pages != 0)
-            && self
-                .lay_in_window(&spec, pages + 1, false, Holder::Operator)
-                .is_err()
+            && self.lay_in_window(&spec, pages + 1, false, Holder::Operator).is_err()
         {
             self.end(id);
             return Err(PersistError::NoRoom(pages + 1));
@@ -1635,10 +1542,7 @@ impl Control {
         let event = self.status(id).ok_or(PersistError::NoSuch(id))?;
         let entry = self.events.get(&id).ok_or(PersistError::NoSuch(id))?;
         let held = self.sinks.get(id).and_then(|sink| sink.held());
-        let HeldBytes {
-            bytes,
-            newest_first,
-        } = held.ok_or(PersistError::NoRing(id))?;
+        let HeldBytes { bytes, newest_first } = held.ok_or(PersistError::NoRing(id))?;
         Ok(HeldRecords {
             event,
             layout: entry.spec.layout,
@@ -1738,26 +1642,19 @@ impl Control {
 /// Copies the start of a request, up to the length of the longest request that has no list of pages.
 fn copy_fixed(reader: &mut impl Read) -> Result<Vec<u8>, BadChain> {
     let mut request = Vec::with_capacity(LONGEST_WITHOUT_PAGES);
-    let read = reader
-        .take(LONGEST_WITHOUT_PAGES as u64)
-        .read_to_end(&mut request);
+    let read = reader.take(LONGEST_WITHOUT_PAGES as u64).read_to_end(&mut request);
     read.map(|_| request).map_err(|_| BadChain)
 }
 
 /// Parses the fixed-size request at the start of `bytes`.
 fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Result<T, Errno> {
     let parsed = T::read_from_prefix(bytes);
-    parsed
-        .map(|(request, _)| request)
-        .map_err(|_| Errno::EINVAL)
+    parsed.map(|(request, _)| request).map_err(|_| Errno::EINVAL)
 }
 
 fn log_refused(id: u64, result: Result<(), Errno>) {
     if let Err(errno) = result {
-        log::debug!(
-            "event {id} cannot start or stop with its leader: errno {}",
-            errno.get()
-        );
+        log::debug!("event {id} cannot start or stop with its leader: errno {}", errno.get());
     }
 }
 

@@ -23,33 +23,20 @@ impl<W: Write> ReplyBuffer<W> {
     }
 
     /// Like [`ReplyBuffer::simple`], but writes the value that `act` returns.
-    pub(super) fn valued(
-        mut self,
-        act: impl FnOnce() -> Result<u32, Errno>,
-    ) -> Result<u32, BadChain> {
+    pub(super) fn valued(mut self, act: impl FnOnce() -> Result<u32, Errno>) -> Result<u32, BadChain> {
         self.enough(size_of::<ControlReply>())?;
         let acted = act();
-        let reply = ControlReply {
-            status: status(&acted).into(),
-            value: acted.unwrap_or(0).into(),
-        };
+        let reply = ControlReply { status: status(&acted).into(), value: acted.unwrap_or(0).into() };
         put(&mut self.writer, &reply)?;
         Ok(wire_len::<ControlReply>(1))
     }
 
     /// Writes an [`OpenReply`]. It has the engine and the id of the opened event, or the error and the host's reason
     /// for refusing the event.
-    pub(super) fn opened(
-        mut self,
-        open: impl FnOnce() -> Result<(u32, u64), Denied>,
-    ) -> Result<u32, BadChain> {
+    pub(super) fn opened(mut self, open: impl FnOnce() -> Result<(u32, u64), Denied>) -> Result<u32, BadChain> {
         self.enough(size_of::<OpenReply>())?;
         let reply = match open() {
-            Ok((engine, id)) => OpenReply {
-                engine: engine.into(),
-                id: id.into(),
-                ..OpenReply::default()
-            },
+            Ok((engine, id)) => OpenReply { engine: engine.into(), id: id.into(), ..OpenReply::default() },
             Err(Denied { errno, refusal }) => OpenReply {
                 status: errno.get().into(),
                 engine: u32::from(Refusal::wire(refusal)).into(),
@@ -70,13 +57,9 @@ impl<W: Write> ReplyBuffer<W> {
         let entries = list((self.bytes - size_of::<ControlReply>()) / size_of::<T>());
         let some = entries.as_deref().unwrap_or(&[]);
         let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
-        let reply = ControlReply {
-            status: status(&entries).into(),
-            value: count.into(),
-        };
+        let reply = ControlReply { status: status(&entries).into(), value: count.into() };
         put(&mut self.writer, &reply)?;
-        some.iter()
-            .try_for_each(|entry| put(&mut self.writer, entry))?;
+        some.iter().try_for_each(|entry| put(&mut self.writer, entry))?;
         Ok(wire_len::<ControlReply>(1) + wire_len::<T>(count))
     }
 

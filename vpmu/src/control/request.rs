@@ -2,13 +2,12 @@
 //! number here comes from the guest and is checked before use.
 
 use crate::abi::{
-    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE,
-    KIND_HARDWARE, KIND_HOST_TRACE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE,
-    KIND_SOFTWARE, MARK_ANY, MAX_STACK, OPEN_AUX_PAUSE, OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED,
-    OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
-    OPEN_EXCLUDE_HOST, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT,
-    OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest,
-    READ_ALLOWED, SAMPLE_ALLOWED,
+    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE,
+    KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE, MARK_ANY, MAX_STACK, OPEN_AUX_PAUSE,
+    OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL,
+    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_HOST, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT,
+    OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest, READ_ALLOWED,
+    SAMPLE_ALLOWED,
 };
 use crate::arch::REGISTERS;
 use crate::catalogue::{Catalogue, Entry};
@@ -18,9 +17,7 @@ use crate::links::Role;
 use crate::period::{LONGEST, Period};
 use crate::persistent::Persistence;
 use crate::policy::Policy;
-use crate::record::{
-    Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
-};
+use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
 use crate::ring::Wakeup;
 use crate::settings::{Engines, Settings};
 
@@ -44,15 +41,11 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
 
 /// The flags of a group member whose overflows pause or resume the group's leader. The leader is a trace. A member that
 /// pauses the trace is its stopper. A member that resumes the trace is its starter.
-const STEERING: [(u32, Role); 2] = [
-    (OPEN_AUX_PAUSE, Role::Stopper),
-    (OPEN_AUX_RESUME, Role::Starter),
-];
+const STEERING: [(u32, Role); 2] = [(OPEN_AUX_PAUSE, Role::Stopper), (OPEN_AUX_RESUME, Role::Starter)];
 pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
 /// Sample fields that can be read only while the vCPU is stopped.
-const NOT_BATCHED: u64 =
-    SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+const NOT_BATCHED: u64 = SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
 /// The user stack of a sample must have fewer bytes than this, as in perf.
 const STACK_BOUND: u32 = 65_535;
@@ -133,10 +126,7 @@ impl Terms<'_> {
     fn is_clock(&self, entry: &Entry) -> bool {
         let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
         match paced_by {
-            Some((kind, config)) => self
-                .catalogue
-                .find(kind, config)
-                .is_some_and(Entry::is_clock),
+            Some((kind, config)) => self.catalogue.find(kind, config).is_some_and(Entry::is_clock),
             None => entry.is_clock(),
         }
     }
@@ -189,9 +179,7 @@ impl Terms<'_> {
         let flags = request.flags.get();
         let excludes = flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) != 0;
         let period = request.period.get();
-        let sampled = entry
-            .shortest_period
-            .is_some_and(|shortest| period >= shortest || flags & OPEN_FREQ != 0);
+        let sampled = entry.shortest_period.is_some_and(|shortest| period >= shortest || flags & OPEN_FREQ != 0);
         if request.sample_type.get() & !SAMPLE_ALLOWED != 0
             || request.read_format.get() & !READ_ALLOWED != 0
             || excludes && !entry.excludes
@@ -235,21 +223,13 @@ impl Opening {
     /// The properties of an event that the host can no longer count, or that the policy now denies. The
     /// event enters the error state.
     pub(super) fn lost(engine: u32, flags: u32) -> Self {
-        Self {
-            engine,
-            flags,
-            shortest_period: 1,
-            by_clock: false,
-            persistent: flags & OPEN_PERSISTENT != 0,
-        }
+        Self { engine, flags, shortest_period: 1, by_clock: false, persistent: flags & OPEN_PERSISTENT != 0 }
     }
 
     /// Returns the event's role for the trace that leads its group: starter, stopper or none.
     pub(super) fn steers(&self) -> impl Iterator<Item = Role> + use<> {
         let flags = self.flags;
-        let wanted = STEERING
-            .into_iter()
-            .filter(move |(flag, _)| flags & flag != 0);
+        let wanted = STEERING.into_iter().filter(move |(flag, _)| flags & flag != 0);
         wanted.map(|(_, role)| role)
     }
 }

@@ -8,10 +8,9 @@ use vm_memory::GuestAddress;
 use super::request::{Opening, STEERS, Terms, needs_guest_ips};
 use super::{Control, Entry, Overlap};
 use crate::abi::{
-    CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, F_TASK_PAGE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE,
-    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD,
-    OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
-    READ_ALLOWED, SAMPLE_ALLOWED,
+    CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, F_TASK_PAGE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, NOTICE_AUX,
+    NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL,
+    OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::area::Area;
 use crate::device::Error;
@@ -29,9 +28,8 @@ use crate::record::{Layout, SAMPLE_READ};
 use crate::refusal::Refusal;
 use crate::ring::Ring;
 use crate::save::{
-    FORMAT, Fault, RestoreError, SaveError, SavedArea, SavedDriver, SavedEvent, SavedKeeper,
-    SavedLink, SavedNotice, SavedPersistence, SavedRing, SavedSink, SavedSpec, SavedState,
-    SavedVcpu,
+    FORMAT, Fault, RestoreError, SaveError, SavedArea, SavedDriver, SavedEvent, SavedKeeper, SavedLink, SavedNotice,
+    SavedPersistence, SavedRing, SavedSink, SavedSpec, SavedState, SavedVcpu,
 };
 use crate::settings::Engines;
 use crate::shard::{Shard, State};
@@ -74,17 +72,11 @@ impl Control {
             let (task_page, queue) = self.on(shard, |state| state.save_driver());
             queues.push(queue);
             let vcpu = &self.shards[shard as usize].vcpu;
-            vcpus.push(SavedVcpu {
-                task_page,
-                exits: vcpu.exits(),
-            });
+            vcpus.push(SavedVcpu { task_page, exits: vcpu.exits() });
         }
         let queues: Option<Vec<_>> = queues.into_iter().collect();
         let links = self.links.asked();
-        let driver = queues.map(|queues| SavedDriver {
-            features: self.features,
-            queues,
-        });
+        let driver = queues.map(|queues| SavedDriver { features: self.features, queues });
         Ok(SavedState {
             format: FORMAT,
             tsc_khz: self.backend.settings.tsc_khz,
@@ -93,13 +85,7 @@ impl Control {
             events,
             sinks: self.sinks.save()?,
             families: self.sinks.save_families(),
-            links: links
-                .map(|(trigger, target, role)| SavedLink {
-                    trigger,
-                    target,
-                    role,
-                })
-                .collect(),
+            links: links.map(|(trigger, target, role)| SavedLink { trigger, target, role }).collect(),
             // Without a driver, pending notices need not be saved, because they are discarded when a driver activates
             // the device.
             notices: match driver {
@@ -134,10 +120,10 @@ impl Control {
             context,
             shard: entry.shard,
             leader: entry.leader,
-            persistence: entry.persistence.as_ref().map(|known| SavedPersistence {
-                name: known.name.to_string(),
-                operator: known.operator,
-            }),
+            persistence: entry
+                .persistence
+                .as_ref()
+                .map(|known| SavedPersistence { name: known.name.to_string(), operator: known.operator }),
             life,
         })
     }
@@ -154,11 +140,7 @@ impl Control {
     ///
     /// # Errors
     /// [`RestoreError`]: the state does not fit this device, which stays unused.
-    pub(crate) fn restore(
-        &mut self,
-        state: &SavedState,
-        driver: Option<Driver<'_>>,
-    ) -> Result<(), RestoreError> {
+    pub(crate) fn restore(&mut self, state: &SavedState, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
             // A reset keeps the events in the list of persistent events. Clear the list first, so that the reset
@@ -174,11 +156,7 @@ impl Control {
         restored
     }
 
-    fn rebuild(
-        &mut self,
-        state: &SavedState,
-        driver: Option<Driver<'_>>,
-    ) -> Result<(), RestoreError> {
+    fn rebuild(&mut self, state: &SavedState, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
         if state.tsc_khz == 0 {
             return Err(RestoreError::Figure("TSC frequency"));
         }
@@ -232,27 +210,15 @@ impl Control {
         Ok(())
     }
 
-    fn restore_driver(
-        &mut self,
-        state: &SavedState,
-        driver: Option<Driver<'_>>,
-    ) -> Result<(), RestoreError> {
+    fn restore_driver(&mut self, state: &SavedState, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
         let (Some(saved), Some(driver)) = (&state.driver, driver) else {
             return Ok(());
         };
-        let Driver {
-            memory,
-            features,
-            queues,
-            interrupt,
-        } = driver;
+        let Driver { memory, features, queues, interrupt } = driver;
         // The transport's features do not include those that the driver accepted with CONTROL_FEATURES.
         let accepted = saved.features & !features;
         if features & !saved.features != 0 || accepted & !self.offered() != 0 {
-            return Err(RestoreError::Features {
-                saved: saved.features,
-                given: features,
-            });
+            return Err(RestoreError::Features { saved: saved.features, given: features });
         }
         if saved.queues.len() != queues.len() {
             return Err(RestoreError::Figure("number of queues"));
@@ -274,10 +240,7 @@ impl Control {
 
     fn restore_vcpus(&mut self, state: &SavedState) -> Result<(), RestoreError> {
         if state.vcpus.len() != self.shards.len() {
-            return Err(RestoreError::Vcpus {
-                saved: state.vcpus.len(),
-                here: self.shards.len(),
-            });
+            return Err(RestoreError::Vcpus { saved: state.vcpus.len(), here: self.shards.len() });
         }
         let mut sum = 0_u64;
         for (vcpu, saved) in (0..).zip(&state.vcpus) {
@@ -293,10 +256,7 @@ impl Control {
             let Some(page) = saved.task_page.map(GuestAddress) else {
                 continue;
             };
-            if self.features & 1 << F_TASK_PAGE == 0
-                || page.0 == 0
-                || !self.guest.view().is_page(page)
-            {
+            if self.features & 1 << F_TASK_PAGE == 0 || page.0 == 0 || !self.guest.view().is_page(page) {
                 return Err(fault("its task page is not valid"));
             }
             self.on(vcpu, |state| state.set_tasks(Tasks::new(Some(page))));
@@ -315,9 +275,7 @@ impl Control {
                 return Err(fault("its id is not valid"));
             }
             last = id;
-            let found = state
-                .events
-                .binary_search_by_key(&id, |event| event.spec.id);
+            let found = state.events.binary_search_by_key(&id, |event| event.spec.id);
             let event = found.ok().and_then(|at| state.events.get(at));
             self.restore_sink(saved, event).map_err(fault)?;
         }
@@ -331,12 +289,8 @@ impl Control {
             if self.sinks.get(saved.sink).is_none() {
                 return Err(fault("its ring or area does not exist"));
             }
-            if owner != saved.sink
-                && (self.sinks.get(owner).is_some() || !self.sinks.has_ring(saved.sink))
-            {
-                return Err(fault(
-                    "it has a ring of its own, or is redirected to an event without a ring",
-                ));
+            if owner != saved.sink && (self.sinks.get(owner).is_some() || !self.sinks.has_ring(saved.sink)) {
+                return Err(fault("it has a ring of its own, or is redirected to an event without a ring"));
             }
             last = owner;
             self.sinks.move_family(owner, Some(saved.sink));
@@ -352,9 +306,7 @@ impl Control {
         if saved.ring.is_none() && (saved.pending.is_some() || saved.window_page.is_some()) {
             return Err("it has a pending record or a window page, but no ring");
         }
-        let operators = event
-            .and_then(|event| event.persistence.as_ref())
-            .is_some_and(|known| known.operator);
+        let operators = event.and_then(|event| event.persistence.as_ref()).is_some_and(|known| known.operator);
         if operators && (saved.window_page.is_none() || saved.area.is_some()) {
             return Err("an operator's event has an area, or a ring outside the window");
         }
@@ -431,11 +383,7 @@ impl Control {
 
     /// Checks the pages of an area, and returns them. `taken` contains the pages of the sink's ring, which
     /// the area must not use.
-    fn area_pages(
-        &self,
-        area: &SavedArea,
-        taken: &[GuestAddress],
-    ) -> Result<Vec<GuestAddress>, Fault> {
+    fn area_pages(&self, area: &SavedArea, taken: &[GuestAddress]) -> Result<Vec<GuestAddress>, Fault> {
         if !self.has_areas() {
             return Err("the driver has not negotiated areas");
         }
@@ -499,9 +447,7 @@ impl Control {
             if let SavedKeeper::Driver { span: Some(span) } = &area.keeper
                 && !self.sinks.writers(id).contains(&span.event)
             {
-                return Err(fault(
-                    "the trace with an open span in the area does not write to the sink",
-                ));
+                return Err(fault("the trace with an open span in the area does not write to the sink"));
             }
         }
         Ok(())
@@ -539,9 +485,7 @@ impl Control {
         let engines = self.backend.settings.engines;
         let mut event = Event::restore(own, saved.context, &life, engines)?;
         let makes_records = event.period.is_some() || own.is_trace();
-        if operators && (spec.own_notices || life.prompt)
-            || spec.own_notices && !own.is_child() && !makes_records
-        {
+        if operators && (spec.own_notices || life.prompt) || spec.own_notices && !own.is_child() && !makes_records {
             return Err("the settings of its wakeups are not valid");
         }
         event.persistent = persistence.as_ref().map(|known| match known.operator {
@@ -640,9 +584,7 @@ impl Control {
         // the exit engine, and each of its samples costs an exit.
         let engines = backend.settings.engines;
         let lacks_batched = match engines {
-            Engines::Auto => {
-                needs_guest_ips(&request, engines) && backend.guest_ips() != Some(true)
-            }
+            Engines::Auto => needs_guest_ips(&request, engines) && backend.guest_ips() != Some(true),
             Engines::Batched => false,
             Engines::Exit => true,
         };
@@ -654,9 +596,7 @@ impl Control {
             Ok(opening) if opening.engine == request.engine.get() => Ok((opening, None)),
             Ok(_) => Err("its engine does not match its request"),
             Err(Errno::EINVAL) => Err("its request is not valid"),
-            Err(_) if spec.kind == KIND_SAMPLE_TRACE && period.is_none() => {
-                Err("its request is not valid")
-            }
+            Err(_) if spec.kind == KIND_SAMPLE_TRACE && period.is_none() => Err("its request is not valid"),
             Err(_) => {
                 let denied = policy.is_some_and(|policy| !policy.allows(spec.kind, spec.config));
                 let refusal = match denied {
@@ -685,31 +625,18 @@ impl Control {
             let room = self.check_persistent();
             room.map_err(|_| "the number of persistent events exceeds the limit")?;
         }
-        Ok(Some(Persistence {
-            name,
-            operator: known.operator,
-        }))
+        Ok(Some(Persistence { name, operator: known.operator }))
     }
 
     fn restore_link(&mut self, saved: &SavedLink) -> Result<(), RestoreError> {
-        let SavedLink {
-            trigger,
-            target,
-            role,
-        } = *saved;
-        let fault = |what| RestoreError::Link {
-            trigger,
-            target,
-            what,
-        };
+        let SavedLink { trigger, target, role } = *saved;
+        let fault = |what| RestoreError::Link { trigger, target, what };
         let allowed = self.check_link(trigger, target);
         allowed.map_err(|_| fault("the two events cannot be linked"))?;
         let linked = self.links.link(trigger, target, role);
         linked.map_err(|refused| match refused {
             Refused::Linked => fault("they are linked already"),
-            Refused::Taken => {
-                fault("the target already has an event in the same role (starter or stopper)")
-            }
+            Refused::Taken => fault("the target already has an event in the same role (starter or stopper)"),
         })?;
         self.publish_links(trigger);
         Ok(())
@@ -721,10 +648,7 @@ impl Control {
         }
         for saved in &state.notices {
             self.restore_notice(state.next_id, saved)
-                .map_err(|what| RestoreError::Notice {
-                    event: saved.event,
-                    what,
-                })?;
+                .map_err(|what| RestoreError::Notice { event: saved.event, what })?;
         }
         Ok(())
     }
@@ -733,8 +657,7 @@ impl Control {
         let entry = self.events.get(&saved.event);
         let failed = entry.is_some_and(|entry| {
             let shard = &self.shards[entry.shard as usize];
-            let failed =
-                shard.with(|state| state.event(saved.event).is_some_and(Event::has_failed));
+            let failed = shard.with(|state| state.event(saved.event).is_some_and(Event::has_failed));
             failed.0
         });
         let woken = self.sinks.woken(saved.event);

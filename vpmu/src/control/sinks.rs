@@ -107,10 +107,8 @@ impl Sinks {
 
     /// Returns the families that write to a sink, in ascending order of their owners.
     pub(super) fn save_families(&self) -> Vec<SavedFamily> {
-        let families = self
-            .families
-            .iter()
-            .filter_map(|(&owner, family)| family.sink.map(|sink| SavedFamily { owner, sink }));
+        let families =
+            self.families.iter().filter_map(|(&owner, family)| family.sink.map(|sink| SavedFamily { owner, sink }));
         families.collect()
     }
 
@@ -121,12 +119,7 @@ impl Sinks {
 
     /// Adds a sink without families. `run` holds the ring's pages in the window.
     pub(super) fn adopt(&mut self, sink: Sink, run: Option<Run>) {
-        let entry = Entry {
-            sink: Arc::new(sink),
-            families: BTreeSet::new(),
-            sharing: BTreeSet::new(),
-            run,
-        };
+        let entry = Entry { sink: Arc::new(sink), families: BTreeSet::new(), sharing: BTreeSet::new(), run };
         self.sinks.insert(entry.sink.id(), entry);
     }
 
@@ -226,16 +219,12 @@ impl Sinks {
     /// family no longer writes to the sink or has notices of its own, another one. `None` if every family that writes
     /// to the sink has notices of its own.
     pub(super) fn named(&self, sink: u64) -> Option<u64> {
-        self.sinks
-            .get(&sink)
-            .and_then(|entry| first(&entry.sharing, sink))
+        self.sinks.get(&sink).and_then(|entry| first(&entry.sharing, sink))
     }
 
     /// Returns a family that writes to a sink, preferably the family for which the sink was mapped.
     pub(super) fn writing_family(&self, sink: u64) -> Option<u64> {
-        self.sinks
-            .get(&sink)
-            .and_then(|entry| first(&entry.families, sink))
+        self.sinks.get(&sink).and_then(|entry| first(&entry.families, sink))
     }
 
     /// Whether the family of `owner` writes to the ring of another family.
@@ -248,10 +237,7 @@ impl Sinks {
     /// family from its sink.
     pub(super) fn move_family(&mut self, owner: u64, sink: Option<u64>) -> Moved {
         let Some(family) = self.families.get_mut(&owner) else {
-            return Moved {
-                events: Vec::new(),
-                sink: None,
-            };
+            return Moved { events: Vec::new(), sink: None };
         };
         let before = std::mem::replace(&mut family.sink, sink);
         family.redirected = sink.is_some_and(|sink| sink != owner);
@@ -301,10 +287,7 @@ impl Sinks {
         let entry = self.sinks.get(&sink).into_iter();
         let families = entry.flat_map(|entry| &entry.families);
         let families = families.filter_map(|owner| self.families.get(owner));
-        let writers: Vec<u64> = families
-            .flat_map(|family| &family.events)
-            .copied()
-            .collect();
+        let writers: Vec<u64> = families.flat_map(|family| &family.events).copied().collect();
         work::charge_examined(writers.len());
         writers
     }
@@ -333,10 +316,7 @@ impl Sinks {
     pub(super) fn abandon(&mut self, id: u64) -> Moved {
         let entry = self.sinks.get(&id).into_iter();
         let families: Vec<u64> = entry.flat_map(|entry| &entry.families).copied().collect();
-        let mut moved = Moved {
-            events: Vec::new(),
-            sink: None,
-        };
+        let mut moved = Moved { events: Vec::new(), sink: None };
         for owner in families {
             moved.events.extend(self.move_family(owner, None).events);
         }
@@ -369,9 +349,7 @@ impl Sinks {
             family.own_notices = false;
         }
         for entry in self.sinks.values_mut() {
-            entry
-                .families
-                .retain(|owner| self.families.contains_key(owner));
+            entry.families.retain(|owner| self.families.contains_key(owner));
             entry.sharing.clone_from(&entry.families);
         }
         let sinks: Vec<u64> = self.sinks.keys().copied().collect();
@@ -422,18 +400,12 @@ mod tests {
         sinks.set_own_notices(3, true);
         sinks.move_family(2, Some(1));
         sinks.move_family(3, Some(1));
-        assert_eq!(
-            (sinks.named(1), sinks.writing_family(1)),
-            (Some(1), Some(1))
-        );
+        assert_eq!((sinks.named(1), sinks.writing_family(1)), (Some(1), Some(1)));
         let woken = |sinks: &Sinks| [1, 2, 3].map(|owner| sinks.woken(owner));
         let ring = Woken::Ring(1);
         assert_eq!(woken(&sinks), [ring, ring, Woken::Family(3)]);
         sinks.set_own_notices(1, true);
-        assert_eq!(
-            (sinks.named(1), sinks.writing_family(1)),
-            (Some(2), Some(1))
-        );
+        assert_eq!((sinks.named(1), sinks.writing_family(1)), (Some(2), Some(1)));
         sinks.move_family(2, None);
         assert_eq!((sinks.named(1), sinks.writing_family(1)), (None, Some(1)));
         assert_eq!(woken(&sinks), [1, 2, 3].map(Woken::Family));

@@ -5,8 +5,8 @@ use std::io;
 
 use super::EventSpec;
 use crate::abi::{
-    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK,
-    KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, PACE_EXITS,
+    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC,
+    KIND_VMM_TRACE, PACE_EXITS,
 };
 use crate::shard::{Cpu, Lease, OpenSlot};
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
@@ -101,12 +101,7 @@ impl Backing {
     /// # Errors
     /// The error that the host returned, or `EMFILE` if the guest's open counters have reached the operator's limit and
     /// this event has no counter yet. An event that already has counters closes its oldest counter instead of failing.
-    pub(super) fn prepare(
-        &mut self,
-        cpu: &mut Cpu,
-        request: &Request,
-        operators: bool,
-    ) -> io::Result<()> {
+    pub(super) fn prepare(&mut self, cpu: &mut Cpu, request: &Request, operators: bool) -> io::Result<()> {
         match self {
             Self::Own(counters) => {
                 let slot = match operators {
@@ -148,17 +143,9 @@ impl Backing {
             return Ok(());
         }
         // The new counter keeps the share of an old one, so that no other event can take it.
-        let slot = std::mem::take(counters)
-            .into_iter()
-            .next()
-            .map(|open| open.slot);
+        let slot = std::mem::take(counters).into_iter().next().map(|open| open.slot);
         if let Some(slot) = slot {
-            counters.push(OwnCounter {
-                vcpu: cpu.index,
-                counter: cpu.open(request)?,
-                last: Reading::default(),
-                slot,
-            });
+            counters.push(OwnCounter { vcpu: cpu.index, counter: cpu.open(request)?, last: Reading::default(), slot });
         }
         Ok(())
     }
@@ -242,9 +229,6 @@ impl Backing {
             Self::Happened(times) => *times,
             Self::Traced => 0,
         };
-        Ok(Reading {
-            value,
-            ..Reading::default()
-        })
+        Ok(Reading { value, ..Reading::default() })
     }
 }

@@ -13,9 +13,8 @@ use self::backing::Backing;
 pub(crate) use self::group::{Group, GroupEvent, LastCounts};
 pub(crate) use self::spec::{Context, EventSpec, is_trace, pace};
 use crate::abi::{
-    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED,
-    OPEN_EXCLUDE_HOST, OPEN_PAUSED, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE,
-    STATE_OFF, SYNC_RESUME,
+    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_EXCLUDE_HOST, OPEN_PAUSED,
+    OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME,
 };
 use crate::catalogue::is_hardware;
 use crate::clock::Clock;
@@ -285,20 +284,15 @@ impl Event {
             Backing::GuestTime => [Some(Hook::GuestTime), None],
             Backing::Own(_) if self.is_batched() => [Some(Hook::Collecting), None],
             Backing::Own(_) => [wants(Hook::HostSamples, samples), None],
-            Backing::Exits => [
-                wants(Hook::Exits, samples || self.is_shown() && goes),
-                wants(Hook::Registers, samples),
-            ],
-            Backing::Happened(_) => [
-                wants(Hook::Exits, exits),
-                wants(Hook::Registers, samples || self.spec.excludes_any() && goes),
-            ],
+            Backing::Exits => [wants(Hook::Exits, samples || self.is_shown() && goes), wants(Hook::Registers, samples)],
+            Backing::Happened(_) => {
+                [wants(Hook::Exits, exits), wants(Hook::Registers, samples || self.spec.excludes_any() && goes)]
+            }
             Backing::Traced => [wants(Hook::Traced, traced), wants(Hook::Registers, traced)],
             _ => [None, None],
         };
         let throttled = wants(Hook::Throttled, self.throttle.is_closed());
-        let wants_state = self.spec.traces_samples()
-            || !self.spec.is_trace() && self.spec.capture().wants_state();
+        let wants_state = self.spec.traces_samples() || !self.spec.is_trace() && self.spec.capture().wants_state();
         let state = wants(Hook::State, samples && wants_state);
         hooks.into_iter().flatten().chain(throttled).chain(state)
     }
@@ -308,11 +302,7 @@ impl Event {
     pub(crate) fn is_watched(&self) -> bool {
         matches!(
             self.backing,
-            Backing::Own(_)
-                | Backing::Exits
-                | Backing::Happened(_)
-                | Backing::Traced
-                | Backing::GuestTime
+            Backing::Own(_) | Backing::Exits | Backing::Happened(_) | Backing::Traced | Backing::GuestTime
         )
     }
 
@@ -452,12 +442,7 @@ impl Event {
         if let Some(period) = &mut self.period {
             period.resume();
         }
-        self.active = Some(Active {
-            vcpu: cpu.index,
-            since: cpu.counting_tsc(),
-            base,
-            waits,
-        });
+        self.active = Some(Active { vcpu: cpu.index, since: cpu.counting_tsc(), base, waits });
         Ok(())
     }
 
@@ -541,11 +526,7 @@ impl Event {
         let reading = self.read(cpu, &active)?;
         let now = cpu.counting_tsc();
         self.fold(&active, reading, now);
-        self.active = Some(Active {
-            since: now.max(active.since),
-            base: reading,
-            ..active
-        });
+        self.active = Some(Active { since: now.max(active.since), base: reading, ..active });
         Ok(())
     }
 
@@ -807,9 +788,7 @@ impl Event {
             return;
         }
         if !self.paused {
-            self.count = self
-                .count
-                .wrapping_add(reading.value.wrapping_sub(active.base.value));
+            self.count = self.count.wrapping_add(reading.value.wrapping_sub(active.base.value));
         }
         self.running_ticks = self.running_ticks.wrapping_add(share(
             ticks,

@@ -1,13 +1,11 @@
 //! The properties that an event's open request sets. Only those of its wakeups can change later.
 
 use crate::abi::{
-    ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE,
-    KIND_SOFTWARE, KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
-    OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, PACE_CPU_CLOCK, PACE_CYCLES, PACE_INSTRUCTIONS,
+    ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
+    KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    PACE_CPU_CLOCK, PACE_CYCLES, PACE_INSTRUCTIONS,
 };
-use crate::record::{
-    Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
-};
+use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
 use crate::ring::Wakeup;
 use crate::source::Rate;
 use crate::unwind::CaptureSpec;
@@ -16,11 +14,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// The context of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) enum Context {
     /// One vCPU, whatever task runs on it.
     Vcpu(u32),
@@ -107,11 +101,7 @@ impl EventSpec {
 
     /// Whether the event excludes guest user mode (`user` is true) or guest kernel mode (`user` is false).
     pub(crate) fn excludes(&self, user: bool) -> bool {
-        self.has(if user {
-            OPEN_EXCLUDE_USER
-        } else {
-            OPEN_EXCLUDE_KERNEL
-        })
+        self.has(if user { OPEN_EXCLUDE_USER } else { OPEN_EXCLUDE_KERNEL })
     }
 
     /// Whether the event is a trace of exits that reach the VMM.
@@ -146,11 +136,7 @@ impl EventSpec {
             max_stack: self.max_stack,
             regs_user: of(SAMPLE_REGS_USER, layout.regs_user),
             regs_intr: of(SAMPLE_REGS_INTR, layout.regs_intr),
-            stack_user: if layout.has(SAMPLE_STACK_USER) {
-                layout.stack_user
-            } else {
-                0
-            },
+            stack_user: if layout.has(SAMPLE_STACK_USER) { layout.stack_user } else { 0 },
         }
     }
 
@@ -167,8 +153,5 @@ impl EventSpec {
 
 /// Whether events of a kind write packets to an AUX area.
 pub(crate) fn is_trace(kind: u32) -> bool {
-    matches!(
-        kind,
-        KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_HOST_TRACE | KIND_VMM_TRACE
-    )
+    matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_HOST_TRACE | KIND_VMM_TRACE)
 }

@@ -24,39 +24,15 @@ pub(crate) fn counters(process: &Process) -> Vec<Call> {
         call!(
             perf_event_open,
             SYS_perf_event_open,
-            [
-                Argument::int(1, thread),
-                Argument::int(2, ANY_CPU),
-                Argument::int(4, PERF_FLAG_FD_CLOEXEC)
-            ],
+            [Argument::int(1, thread), Argument::int(2, ANY_CPU), Argument::int(4, PERF_FLAG_FD_CLOEXEC)],
             "a host counter is opened on a vCPU's thread, or for a probe on the calling thread; never on a whole CPU"
         )
     });
     let others = [
-        call!(
-            ioctl,
-            SYS_ioctl,
-            [Argument::int(1, ENABLE)],
-            "a host counter starts"
-        ),
-        call!(
-            ioctl,
-            SYS_ioctl,
-            [Argument::int(1, DISABLE)],
-            "a host counter stops"
-        ),
-        call!(
-            ioctl,
-            SYS_ioctl,
-            [Argument::int(1, PERIOD)],
-            "a host counter's rate changes"
-        ),
-        call!(
-            ioctl,
-            SYS_ioctl,
-            [Argument::int(1, SET_OUTPUT)],
-            "a trace of exits records VM entries in the same ring"
-        ),
+        call!(ioctl, SYS_ioctl, [Argument::int(1, ENABLE)], "a host counter starts"),
+        call!(ioctl, SYS_ioctl, [Argument::int(1, DISABLE)], "a host counter stops"),
+        call!(ioctl, SYS_ioctl, [Argument::int(1, PERIOD)], "a host counter's rate changes"),
+        call!(ioctl, SYS_ioctl, [Argument::int(1, SET_OUTPUT)], "a trace of exits records VM entries in the same ring"),
         call!(
             fcntl,
             SYS_fcntl,
@@ -82,19 +58,10 @@ pub(crate) fn counters(process: &Process) -> Vec<Call> {
         call!(
             prlimit64,
             SYS_prlimit64,
-            [
-                Argument::int(0, 0),
-                Argument::int(1, RLIMIT_NOFILE),
-                Argument::null(2)
-            ],
+            [Argument::int(0, 0), Argument::int(1, RLIMIT_NOFILE), Argument::null(2)],
             "the limit on descriptors is read, not changed"
         ),
-        call!(
-            gettid,
-            SYS_gettid,
-            [],
-            "a check that a counter counts the calling thread"
-        ),
+        call!(gettid, SYS_gettid, [], "a check that a counter counts the calling thread"),
     ];
     open.chain(others).collect()
 }
@@ -104,12 +71,7 @@ const RLIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE as _;
 /// Calls that close host counters.
 pub(crate) fn closing() -> Vec<Call> {
     vec![
-        call!(
-            ioctl,
-            SYS_ioctl,
-            [Argument::int(1, DISABLE)],
-            "a host counter stops before it is closed"
-        ),
+        call!(ioctl, SYS_ioctl, [Argument::int(1, DISABLE)], "a host counter stops before it is closed"),
         call!(munmap, SYS_munmap, [], "the ring of a host counter"),
     ]
 }
@@ -120,11 +82,7 @@ mod tests {
     use crate::confine::{Thread, calls};
 
     fn process() -> Process {
-        Process {
-            id: 7,
-            vcpus: vec![8, 9],
-            signal: 34,
-        }
+        Process { id: 7, vcpus: vec![8, 9], signal: 34 }
     }
 
     fn of(thread: Thread, number: libc::c_long) -> Vec<Call> {
@@ -155,10 +113,8 @@ mod tests {
     #[test]
     fn overflow_uses_the_signal_of_the_process_only() {
         let set = of(Thread::Vcpu, libc::SYS_fcntl).into_iter();
-        let set: Vec<Option<u64>> = set
-            .filter(|call| condition(call, 1) == Some(F_SETSIG.into()))
-            .map(|call| condition(&call, 2))
-            .collect();
+        let set: Vec<Option<u64>> =
+            set.filter(|call| condition(call, 1) == Some(F_SETSIG.into())).map(|call| condition(&call, 2)).collect();
         assert_eq!(set, [Some(34)]);
     }
 

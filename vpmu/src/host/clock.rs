@@ -49,10 +49,7 @@ impl Clock {
     /// anchors grows.
     pub(super) fn new() -> Self {
         let now = Anchor::now();
-        Self(Mutex::new(Anchors {
-            line: Line { old: now, new: now },
-            middle: now,
-        }))
+        Self(Mutex::new(Anchors { line: Line { old: now, new: now }, middle: now }))
     }
 
     /// A line through a recent anchor.
@@ -120,10 +117,7 @@ mod tests {
 
     use super::*;
 
-    const OLD: Anchor = Anchor {
-        tsc: 5_000,
-        raw: 1_000_000,
-    };
+    const OLD: Anchor = Anchor { tsc: 5_000, raw: 1_000_000 };
 
     proptest! {
         #[test]
@@ -157,13 +151,7 @@ mod tests {
             raw: seconds * 1_000_000_000,
         };
         let start = at(0, 3, 0);
-        let mut anchors = Anchors {
-            line: Line {
-                old: start,
-                new: start,
-            },
-            middle: start,
-        };
+        let mut anchors = Anchors { line: Line { old: start, new: start }, middle: start };
         // The counter advanced for an hour while the raw clock stood still.
         let jump = 3 * 3_600_000_000_000;
         for second in 1..=40 {
@@ -190,10 +178,7 @@ mod tests {
             let nanoseconds = line.new.raw - line.old.raw;
             // The result may be up to a microsecond before the first reading of the counter, or after the second.
             let slack = 1_000 * ticks / nanoseconds;
-            assert!(
-                (before - slack..=after + slack).contains(&got),
-                "{got} not in {before}..={after}"
-            );
+            assert!((before - slack..=after + slack).contains(&got), "{got} not in {before}..={after}");
         }
     }
 }

@@ -30,9 +30,7 @@ impl Closer {
     ///
     /// # Errors
     /// The host's error if the thread cannot be started, or the error that `begin` returns.
-    pub(super) fn start(
-        begin: impl FnOnce() -> io::Result<()> + Send + 'static,
-    ) -> io::Result<Self> {
+    pub(super) fn start(begin: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
         let (sender, receiver) = sync_channel::<Box<dyn Send>>(WAITING);
         let (tell, begun) = sync_channel(1);
         let closing = thread::Builder::new().name("vpmu closer".to_owned());
@@ -59,10 +57,7 @@ impl Closer {
 
 impl ClosedLater {
     pub(super) fn new(counter: Box<dyn Counter>, closer: &Arc<Closer>) -> Self {
-        Self {
-            counter: Some(counter),
-            closer: Arc::clone(closer),
-        }
+        Self { counter: Some(counter), closer: Arc::clone(closer) }
     }
 
     fn counter(&mut self) -> io::Result<&mut Box<dyn Counter>> {

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use vpmu_perf::bindings::{
-    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_SAMPLE_IP,
-    PERF_SAMPLE_PERIOD, PERF_SAMPLE_TIME, perf_event_attr,
+    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_SAMPLE_IP, PERF_SAMPLE_PERIOD,
+    PERF_SAMPLE_TIME, perf_event_attr,
 };
 
 use super::PerfSource;
@@ -49,11 +49,7 @@ impl HostEvent {
 
 /// Opens a host event, but does not start it. If the event samples with [`Engine::Exit`], the host sends the
 /// source's signal to `thread` at each overflow.
-pub(super) fn open(
-    source: &PerfSource,
-    what: &Request,
-    thread: i32,
-) -> io::Result<Box<dyn Counter>> {
+pub(super) fn open(source: &PerfSource, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
     let is_clock = is_clock(what.kind, what.config);
     // Do not pin timers: they are members of a group, and perf allows only a group's leader to be pinned.
     let timed = is_clock && what.sampling.is_some() && !what.pinned;
@@ -72,18 +68,10 @@ pub(super) fn open(
         }),
         None => None,
     };
-    if what
-        .sampling
-        .is_some_and(|sampling| sampling.engine == Engine::Exit)
-    {
+    if what.sampling.is_some_and(|sampling| sampling.engine == Engine::Exit) {
         sys::announce(event.file(), thread, source.signal)?;
     }
-    Ok(Box::new(PerfCounter {
-        event,
-        is_clock,
-        ring,
-        clock: Arc::clone(&source.clock),
-    }))
+    Ok(Box::new(PerfCounter { event, is_clock, ring, clock: Arc::clone(&source.clock) }))
 }
 
 /// The host's attributes for `what`.
@@ -92,8 +80,7 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_,
         config,
-        read_format: u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED)
-            | u64::from(PERF_FORMAT_TOTAL_TIME_RUNNING),
+        read_format: u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED) | u64::from(PERF_FORMAT_TOTAL_TIME_RUNNING),
         ..perf_event_attr::default()
     };
     attr.set_disabled(1);
@@ -131,9 +118,7 @@ pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
 /// clock's period is in nanoseconds, so it follows from the frequency.
 fn at_host(rate: Rate, is_clock: bool) -> Rate {
     match rate {
-        Rate::Frequency(frequency) if is_clock => {
-            Rate::Period((NANOS_PER_SECOND / frequency.max(1)).max(1))
-        }
+        Rate::Frequency(frequency) if is_clock => Rate::Period((NANOS_PER_SECOND / frequency.max(1)).max(1)),
         other => other,
     }
 }
@@ -186,13 +171,7 @@ mod tests {
     fn host_is_excluded_as_requested() {
         for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW] {
             for exclude_host in [false, true] {
-                let request = Request {
-                    kind,
-                    config: 1,
-                    exclude_user: true,
-                    exclude_host,
-                    ..Request::default()
-                };
+                let request = Request { kind, config: 1, exclude_user: true, exclude_host, ..Request::default() };
                 let attr = attr(&request, CpuPmu::default());
                 assert_eq!(attr.exclude_host(), u64::from(exclude_host));
                 assert_eq!((attr.exclude_user(), attr.exclude_kernel()), (1, 0));

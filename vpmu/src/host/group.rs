@@ -78,10 +78,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        Self {
-            bytes: [0; BYTES],
-            values: [0; MOST],
-        }
+        Self { bytes: [0; BYTES], values: [0; MOST] }
     }
 }
 
@@ -136,34 +133,20 @@ impl Member {
             true => Mapping::new(event.as_fd(), sys::page_size()?).ok(),
             false => None,
         };
-        Ok(Self {
-            key: Some(key),
-            request: *what,
-            event,
-            page,
-            base: 0,
-        })
+        Ok(Self { key: Some(key), request: *what, event, page, base: 0 })
     }
 
     /// Returns the member's reading. `value` is the host's count of the member's event, and `times` are the times of
     /// the group.
     fn reading(&self, value: u64, times: Reading) -> Reading {
-        Reading {
-            value: value.wrapping_sub(self.base),
-            ..times
-        }
+        Reading { value: value.wrapping_sub(self.base), ..times }
     }
 }
 
 impl Group {
     /// Opens a group with one running event.
     pub(super) fn open(class: Class, what: &Request, key: CounterKey, on: On) -> io::Result<Self> {
-        Ok(Self {
-            class,
-            members: vec![Member::open(what, key, on, None)?],
-            full: false,
-            times: Reading::default(),
-        })
+        Ok(Self { class, members: vec![Member::open(what, key, on, None)?], full: false, times: Reading::default() })
     }
 
     pub(super) fn is_of(&self, class: Class) -> bool {
@@ -191,13 +174,7 @@ impl Group {
     }
 
     /// Reuses the leader if it was removed and had the same request. Returns whether the leader was reused.
-    pub(super) fn revive(
-        &mut self,
-        what: &Request,
-        key: CounterKey,
-        on: On,
-        into: &mut Scratch,
-    ) -> bool {
+    pub(super) fn revive(&mut self, what: &Request, key: CounterKey, on: On, into: &mut Scratch) -> bool {
         let fits = |leader: &Member| leader.key.is_none() && leader.request == *what;
         if !self.members.first().is_some_and(fits) || self.read(on.own, into).is_none() {
             return false;
@@ -214,13 +191,7 @@ impl Group {
     ///
     /// # Errors
     /// Errors that would also occur in another group.
-    pub(super) fn join(
-        &mut self,
-        what: &Request,
-        key: CounterKey,
-        on: On,
-        into: &mut Scratch,
-    ) -> io::Result<bool> {
+    pub(super) fn join(&mut self, what: &Request, key: CounterKey, on: On, into: &mut Scratch) -> io::Result<bool> {
         let leader = self.members.first().map(|leader| &leader.event);
         match Member::open(what, key, on, leader) {
             Ok(member) => self.members.push(member),
@@ -276,13 +247,7 @@ impl Group {
 
     /// Reads every member now. Stores the reading of `only`, or all readings if `only` is `None`. `own` is true if the
     /// counters count the calling thread.
-    pub(super) fn refresh(
-        &mut self,
-        only: Option<CounterKey>,
-        own: bool,
-        into: &mut Scratch,
-        readings: &mut Readings,
-    ) {
+    pub(super) fn refresh(&mut self, only: Option<CounterKey>, own: bool, into: &mut Scratch, readings: &mut Readings) {
         let times = self.read(own, into);
         for (member, value) in self.members.iter().zip(&into.values) {
             let wanted = |key: &CounterKey| only.is_none_or(|only| only == *key);
@@ -368,9 +333,7 @@ fn software_pmu(what: &Request) -> Option<u64> {
 /// if the group's thread has ended. On a thread that has ended, an event without a group fails with `ESRCH`.
 fn is_misfit(error: &io::Error) -> bool {
     let misfits = [libc::EINVAL, libc::ENOSPC, libc::E2BIG, libc::ENODEV];
-    error
-        .raw_os_error()
-        .is_some_and(|error| misfits.contains(&error))
+    error.raw_os_error().is_some_and(|error| misfits.contains(&error))
 }
 
 /// Returns whether a group was never scheduled on its PMU between two readings although its thread ran.
@@ -397,12 +360,7 @@ mod tests {
     };
 
     fn here() -> On {
-        On {
-            thread: sys::thread(),
-            pmu: CpuPmu::default(),
-            own: true,
-            pages: true,
-        }
+        On { thread: sys::thread(), pmu: CpuPmu::default(), own: true, pages: true }
     }
 
     /// A group of two counters of page faults, with their keys.
@@ -479,14 +437,7 @@ mod tests {
 
     #[test]
     fn request_has_the_class_of_its_pmu_unless_it_is_pinned_or_samples() {
-        let of = |kind, pinned, sampling| {
-            Class::of(&Request {
-                kind,
-                pinned,
-                sampling,
-                ..FAULTS
-            })
-        };
+        let of = |kind, pinned, sampling| Class::of(&Request { kind, pinned, sampling, ..FAULTS });
         for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW] {
             assert_eq!(of(kind, false, None), Some(Class::Cpu));
             assert_eq!(of(kind, true, None), Some(Class::Pinned));
@@ -494,20 +445,13 @@ mod tests {
         assert_eq!(of(KIND_SOFTWARE, false, None), Some(Class::Software));
         assert_eq!(of(KIND_SOFTWARE, true, None), Some(Class::Pinned));
         assert_eq!(of(crate::abi::KIND_EXIT_TRACE, false, None), None);
-        let sampling = Sampling {
-            rate: Rate::Period(1),
-            engine: Engine::Exit,
-        };
+        let sampling = Sampling { rate: Rate::Period(1), engine: Engine::Exit };
         assert_eq!(of(KIND_HARDWARE, false, Some(sampling)), None);
     }
 
     #[test]
     fn group_waits_if_its_time_enabled_alone_grows() {
-        let at = |enabled, running| Reading {
-            value: 0,
-            enabled,
-            running,
-        };
+        let at = |enabled, running| Reading { value: 0, enabled, running };
         assert!(is_waiting(at(10, 5), at(20, 5)));
         assert!(!is_waiting(at(10, 5), at(20, 15)));
         assert!(!is_waiting(at(10, 5), at(10, 5)), "its thread did not run");

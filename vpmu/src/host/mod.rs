@@ -42,10 +42,7 @@ use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
 /// Errors from creating the source.
 #[derive(Debug, thiserror::Error)]
-#[expect(
-    clippy::error_impl_error,
-    reason = "users write `host::Error`, like `std::io::Error`"
-)]
+#[expect(clippy::error_impl_error, reason = "users write `host::Error`, like `std::io::Error`")]
 pub enum Error {
     /// The signal is not a real-time signal.
     #[error("signal {0} cannot report overflows: use a real-time signal")]

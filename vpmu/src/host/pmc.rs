@@ -8,8 +8,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use vpmu_perf::Mapping;
 use vpmu_perf::page::{
-    CAP_USER_RDPMC, CAP_USER_TIME, CAP_USER_TIME_SHORT, CAPABILITIES, LOCK_INDEX, OFFSET,
-    TIME_CYCLES, TIME_ENABLED, TIME_MASK, TIME_OFFSET, TIME_RUNNING, WIDTH_SHIFT_MULT,
+    CAP_USER_RDPMC, CAP_USER_TIME, CAP_USER_TIME_SHORT, CAPABILITIES, LOCK_INDEX, OFFSET, TIME_CYCLES, TIME_ENABLED,
+    TIME_MASK, TIME_OFFSET, TIME_RUNNING, WIDTH_SHIFT_MULT,
 };
 use vpmu_perf::record::halves;
 
@@ -160,10 +160,7 @@ mod tests {
 
     impl Page {
         fn of(fields: &[Fields]) -> Self {
-            Self {
-                fields: RefCell::new(fields.iter().rev().copied().collect()),
-                reads: Cell::new(0),
-            }
+            Self { fields: RefCell::new(fields.iter().rev().copied().collect()), reads: Cell::new(0) }
         }
 
         fn now(&self) -> Fields {
@@ -211,11 +208,7 @@ mod tests {
 
     #[test]
     fn count_is_the_offset_and_the_counter_and_times_go_on_since_the_update() {
-        let expected = Reading {
-            value: 1077,
-            enabled: 170,
-            running: 150,
-        };
+        let expected = Reading { value: 1077, enabled: 170, running: 150 };
         assert_eq!(read_of(PLAIN), Some(expected));
     }
 
@@ -223,14 +216,8 @@ mod tests {
     fn page_without_a_counter_or_a_capability_is_left_to_the_kernel() {
         let refused = [
             Fields { index: 0, ..PLAIN },
-            Fields {
-                capabilities: CAP_USER_TIME,
-                ..PLAIN
-            },
-            Fields {
-                capabilities: CAP_USER_RDPMC,
-                ..PLAIN
-            },
+            Fields { capabilities: CAP_USER_TIME, ..PLAIN },
+            Fields { capabilities: CAP_USER_RDPMC, ..PLAIN },
             Fields { width: 0, ..PLAIN },
             Fields { width: 65, ..PLAIN },
             Fields { shift: 64, ..PLAIN },
@@ -252,18 +239,10 @@ mod tests {
             (1, 1, 999),
         ];
         for (width, counter, value) in cases {
-            let fields = Fields {
-                width,
-                counter,
-                ..PLAIN
-            };
+            let fields = Fields { width, counter, ..PLAIN };
             assert_eq!(read_of(fields).map(|r| r.value), Some(value), "{fields:?}");
         }
-        let wrapped = Fields {
-            offset: u64::MAX,
-            counter: 5,
-            ..PLAIN
-        };
+        let wrapped = Fields { offset: u64::MAX, counter: 5, ..PLAIN };
         assert_eq!(read_of(wrapped).map(|r| r.value), Some(4));
     }
 
@@ -284,21 +263,9 @@ mod tests {
 
     #[test]
     fn page_that_changes_under_the_reader_is_read_again() {
-        let after = Fields {
-            lock: 10,
-            index: 2,
-            offset: 5000,
-            enabled: 90,
-            running: 80,
-            counter: 1,
-            ..PLAIN
-        };
+        let after = Fields { lock: 10, index: 2, offset: 5000, enabled: 90, running: 80, counter: 1, ..PLAIN };
         let page = Page::of(&[PLAIN, after]);
-        let expected = Reading {
-            value: 5001,
-            enabled: 190,
-            running: 180,
-        };
+        let expected = Reading { value: 5001, enabled: 190, running: 180 };
         assert_eq!(read(&page), Some(expected));
         assert_eq!(page.reads.get(), 2);
         let lost = Fields { index: 0, ..after };
@@ -307,12 +274,7 @@ mod tests {
 
     #[test]
     fn page_that_never_rests_is_left_to_the_kernel() {
-        let restless: Vec<_> = (0..100)
-            .map(|n| Fields {
-                lock: 2 * n,
-                ..PLAIN
-            })
-            .collect();
+        let restless: Vec<_> = (0..100).map(|n| Fields { lock: 2 * n, ..PLAIN }).collect();
         let page = Page::of(&restless);
         assert_eq!(read(&page), None);
         assert_eq!(page.reads.get(), TRIES);

@@ -38,10 +38,7 @@ impl Default for CpuPmu {
     /// The host's only PMU, if sysfs does not describe it. A raw event's config then has 16 bits: either one 16-bit
     /// event number, or an event number and a unit mask of 8 bits each.
     fn default() -> Self {
-        Self {
-            named: None,
-            raw_bits: 0xffff,
-        }
+        Self { named: None, raw_bits: 0xffff }
     }
 }
 
@@ -70,10 +67,7 @@ impl CpuPmu {
         let pmu = fitting.next().filter(|_| !affinity.is_empty());
         let pmu = pmu.ok_or_else(|| {
             for SomeCpus { path, list, .. } in &pmus {
-                log::warn!(
-                    "the host's PMU {} counts only on CPUs {list}",
-                    path.display()
-                );
+                log::warn!("the host's PMU {} counts only on CPUs {list}", path.display());
             }
             Refusal::SeveralPmus
         })?;
@@ -82,18 +76,13 @@ impl CpuPmu {
 
     fn of(path: &Path, named: Option<u32>) -> Self {
         let usual = Self::default();
-        Self {
-            named,
-            raw_bits: choosing(&path.join("format")).unwrap_or(usual.raw_bits),
-        }
+        Self { named, raw_bits: choosing(&path.join("format")).unwrap_or(usual.raw_bits) }
     }
 
     /// Type and config of the host's event for a request.
     pub(super) fn event(self, what: &Request) -> (u32, u64) {
         match (what.kind, self.named) {
-            (KIND_HARDWARE | KIND_HW_CACHE, Some(pmu)) => {
-                (what.kind, u64::from(pmu) << TYPE_SHIFT | what.config)
-            }
+            (KIND_HARDWARE | KIND_HW_CACHE, Some(pmu)) => (what.kind, u64::from(pmu) << TYPE_SHIFT | what.config),
             (KIND_RAW, Some(pmu)) => (pmu, what.config),
             (kind, _) => (kind, what.config),
         }
@@ -129,23 +118,16 @@ fn some_cpus(path: PathBuf) -> Option<SomeCpus> {
     let text = |name| fs::read_to_string(path.join(name)).ok();
     let list = text(CPUS)?.trim().to_owned();
     let of_type = text("type")?.trim().parse().ok()?;
-    Some(SomeCpus {
-        cpus: cpus(&list)?,
-        path,
-        of_type,
-        list,
-    })
+    Some(SomeCpus { cpus: cpus(&list)?, path, of_type, list })
 }
 
 /// Parses a list of CPUs such as `0-3,8`. An empty list is valid. `None` if the list is not valid.
 fn cpus(list: &str) -> Option<BTreeSet<u32>> {
     let parts = list.split(',').filter(|_| !list.is_empty());
-    parts
-        .map(range)
-        .try_fold(BTreeSet::new(), |mut cpus, part| {
-            cpus.extend(part.filter(|part| *part.end() < MOST_CPUS)?);
-            Some(cpus)
-        })
+    parts.map(range).try_fold(BTreeSet::new(), |mut cpus, part| {
+        cpus.extend(part.filter(|part| *part.end() < MOST_CPUS)?);
+        Some(cpus)
+    })
 }
 
 /// Parses `5` or `0-7`.
@@ -157,9 +139,7 @@ fn range(part: &str) -> Option<RangeInclusive<u32>> {
 
 /// Returns the mask of the config bits that select an event. `None` if the directory `format` does not describe them.
 fn choosing(format: &Path) -> Option<u64> {
-    let texts = CHOOSING
-        .iter()
-        .filter_map(|name| fs::read_to_string(format.join(name)).ok());
+    let texts = CHOOSING.iter().filter_map(|name| fs::read_to_string(format.join(name)).ok());
     let masks = texts.filter_map(|text| bits(text.trim().strip_prefix("config:")?));
     masks.reduce(|one, other| one | other)
 }
@@ -253,17 +233,11 @@ mod tests {
         ("cpu_atom/format/umask", "config:8-15\n"),
         ("uncore_imc_0/cpumask", "0\n"),
     ];
-    const PLAIN_X86: [(&str, &str); 3] = [
-        ("cpu/type", "4\n"),
-        ("cpu/format/event", "config:0-7\n"),
-        ("cpu/format/umask", "config:8-15\n"),
-    ];
+    const PLAIN_X86: [(&str, &str); 3] =
+        [("cpu/type", "4\n"), ("cpu/format/event", "config:0-7\n"), ("cpu/format/umask", "config:8-15\n")];
 
     fn pmu(named: u32, raw_bits: u64) -> CpuPmu {
-        CpuPmu {
-            named: Some(named),
-            raw_bits,
-        }
+        CpuPmu { named: Some(named), raw_bits }
     }
 
     #[test]
@@ -284,10 +258,7 @@ mod tests {
         }
         assert_eq!(find(&ALDER_LAKE, &[0, 4]), refused);
         let text = Refusal::SeveralPmus.to_string();
-        assert!(
-            text.contains("several core PMUs") && text.contains("taskset"),
-            "{text}"
-        );
+        assert!(text.contains("several core PMUs") && text.contains("taskset"), "{text}");
     }
 
     #[test]
@@ -296,10 +267,7 @@ mod tests {
             assert_eq!(find(&PLAIN_X86, affinity), Ok(CpuPmu::default()));
             assert_eq!(find(&[], affinity), Ok(CpuPmu::default()));
         }
-        let arm = [
-            ("armv8_pmuv3_0/cpus", "0-1\n"),
-            ("armv8_pmuv3_0/type", "8\n"),
-        ];
+        let arm = [("armv8_pmuv3_0/cpus", "0-1\n"), ("armv8_pmuv3_0/type", "8\n")];
         assert_eq!(find(&arm, &[0, 1]), Ok(CpuPmu::default()));
         // An event would count nothing on a CPU without a PMU.
         assert_eq!(find(&arm, &[0, 2]), Err(Refusal::SeveralPmus));
@@ -307,19 +275,10 @@ mod tests {
 
     #[test]
     fn event_of_a_named_pmu_carries_its_type() {
-        let event = |pmu: CpuPmu, kind, config| {
-            pmu.event(&Request {
-                kind,
-                config,
-                ..REQUEST
-            })
-        };
+        let event = |pmu: CpuPmu, kind, config| pmu.event(&Request { kind, config, ..REQUEST });
         let named = pmu(9, 0xffff);
         assert_eq!(event(named, KIND_HARDWARE, 1), (KIND_HARDWARE, 9 << 32 | 1));
-        assert_eq!(
-            event(named, KIND_HW_CACHE, 0x1_0002),
-            (KIND_HW_CACHE, 9 << 32 | 0x1_0002)
-        );
+        assert_eq!(event(named, KIND_HW_CACHE, 0x1_0002), (KIND_HW_CACHE, 9 << 32 | 0x1_0002));
         assert_eq!(event(named, KIND_RAW, 0x11), (9, 0x11));
         assert_eq!(event(named, KIND_SOFTWARE, 2), (KIND_SOFTWARE, 2));
         for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE] {
@@ -344,10 +303,7 @@ mod tests {
         let nowhere = CpuPmu::find(Path::new("/nonexistent"), &BTreeSet::new());
         assert_eq!(nowhere, Ok(CpuPmu::default()));
         assert_eq!(mask(&[("software/type", "1\n")]), 0xffff);
-        let senseless = [
-            ("cpu/format/event", "config:7-0\n"),
-            ("cpu/format/umask", "config1:0-7\n"),
-        ];
+        let senseless = [("cpu/format/event", "config:7-0\n"), ("cpu/format/umask", "config1:0-7\n")];
         assert_eq!(mask(&senseless), 0xffff);
     }
 
@@ -363,16 +319,9 @@ mod tests {
 
     #[test]
     fn raw_request_with_other_bits_is_unknown() {
-        let pmu = CpuPmu {
-            named: None,
-            raw_bits: 0xff,
-        };
+        let pmu = CpuPmu { named: None, raw_bits: 0xff };
         let check = |kind, config| {
-            let checked = pmu.check(&Request {
-                kind,
-                config,
-                ..REQUEST
-            });
+            let checked = pmu.check(&Request { kind, config, ..REQUEST });
             checked.map_err(|error| error.raw_os_error())
         };
         assert_eq!(check(KIND_RAW, 0x11), Ok(()));

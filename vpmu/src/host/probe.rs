@@ -37,41 +37,14 @@ const SOFTWARE: [(u64, &str, &str, &str); 5] = [
         "ns",
         "CPU time of the vCPU's thread by the host's clock, including host work for the vCPU",
     ),
-    (
-        TASK_CLOCK,
-        "task-clock",
-        "ns",
-        "CPU time of the vCPU's thread, including host work for the vCPU",
-    ),
-    (
-        2,
-        "page-faults",
-        "",
-        "page faults of the vCPU's thread on the host, such as first touches of guest memory",
-    ),
-    (
-        3,
-        "context-switches",
-        "",
-        "number of times that the host took the CPU from the vCPU's thread",
-    ),
-    (
-        4,
-        "cpu-migrations",
-        "",
-        "number of times that the host moved the vCPU's thread to another CPU",
-    ),
+    (TASK_CLOCK, "task-clock", "ns", "CPU time of the vCPU's thread, including host work for the vCPU"),
+    (2, "page-faults", "", "page faults of the vCPU's thread on the host, such as first touches of guest memory"),
+    (3, "context-switches", "", "number of times that the host took the CPU from the vCPU's thread"),
+    (4, "cpu-migrations", "", "number of times that the host moved the vCPU's thread to another CPU"),
 ];
 
-const CACHES: [(u64, &str); 7] = [
-    (0, "l1-dcache"),
-    (1, "l1-icache"),
-    (2, "llc"),
-    (3, "dtlb"),
-    (4, "itlb"),
-    (5, "branch"),
-    (6, "node"),
-];
+const CACHES: [(u64, &str); 7] =
+    [(0, "l1-dcache"), (1, "l1-icache"), (2, "llc"), (3, "dtlb"), (4, "itlb"), (5, "branch"), (6, "node")];
 const CACHE_OPERATIONS: [(u64, &str); 3] = [(0, "load"), (1, "store"), (2, "prefetch")];
 
 /// Whether the event counts nanoseconds with a host timer.
@@ -142,17 +115,8 @@ pub(super) fn candidates() -> impl Iterator<Item = Offer> {
             [(0, ""), (1, "-misse")].map(|(result, suffix)| {
                 let config = cache | operation << 8 | result << 16;
                 let counts = "the CPU's cache event of this name on the vCPU's thread";
-                let plural = if suffix.is_empty() && operation == 2 {
-                    "es"
-                } else {
-                    "s"
-                };
-                on_cpu(
-                    KIND_HW_CACHE,
-                    config,
-                    format!("{cache_name}-{name}{suffix}{plural}"),
-                    counts,
-                )
+                let plural = if suffix.is_empty() && operation == 2 { "es" } else { "s" };
+                on_cpu(KIND_HW_CACHE, config, format!("{cache_name}-{name}{suffix}{plural}"), counts)
             })
         })
     });
@@ -166,10 +130,7 @@ fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
     let listed = match events {
         RawEvents::Listed(configs) => configs,
         RawEvents::All => {
-            return vec![Offer {
-                any_config: true,
-                ..offer(0, "raw".to_owned())
-            }];
+            return vec![Offer { any_config: true, ..offer(0, "raw".to_owned()) }];
         }
     };
     let (fit, others): (Vec<u64>, Vec<u64>) = listed.iter().partition(|&&c| pmu.takes(c));
@@ -218,17 +179,10 @@ fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
     };
     opens(None, false)?;
     // The period is long enough to be valid on any host. The event never runs.
-    let sampling = Sampling {
-        rate: Rate::Period(1_000_000),
-        engine: Engine::Exit,
-    };
+    let sampling = Sampling { rate: Rate::Period(1_000_000), engine: Engine::Exit };
     let samples = offer.shortest_period.is_some() && opens(Some(sampling), false).is_ok();
     let excludes = offer.excludes && opens(None, true).is_ok();
-    Ok(Offer {
-        shortest_period: offer.shortest_period.filter(|_| samples),
-        excludes,
-        ..offer
-    })
+    Ok(Offer { shortest_period: offer.shortest_period.filter(|_| samples), excludes, ..offer })
 }
 
 #[cfg(test)]
@@ -237,24 +191,13 @@ mod tests {
 
     #[test]
     fn hardware_is_not_tried_where_its_pmu_is_not_known() {
-        let hardware = Hardware {
-            raw: RawEvents::All,
-            ..Hardware::default()
-        };
+        let hardware = Hardware { raw: RawEvents::All, ..Hardware::default() };
         let probed = probe(&hardware, Err(Refusal::SeveralPmus));
-        assert!(
-            probed
-                .offers
-                .iter()
-                .all(|offer| offer.kind == KIND_SOFTWARE)
-        );
+        assert!(probed.offers.iter().all(|offer| offer.kind == KIND_SOFTWARE));
         assert!(!probed.offers.is_empty());
         assert_eq!(probed.refusals, [(KIND_HARDWARE, Refusal::SeveralPmus)]);
         // If the operator disables hardware events, an unknown PMU is not reported.
-        let without = Hardware {
-            events: false,
-            ..hardware
-        };
+        let without = Hardware { events: false, ..hardware };
         let probed = probe(&without, Err(Refusal::SeveralPmus));
         assert_eq!(probed.refusals, []);
     }
@@ -264,14 +207,9 @@ mod tests {
         let listed = RawEvents::Listed([0x11, 0x8, 1 << 21].into());
         let names = |events| -> Vec<(String, u64, bool)> {
             let offers = raw(events, CpuPmu::default()).into_iter();
-            offers
-                .map(|offer| (offer.name, offer.config, offer.any_config))
-                .collect()
+            offers.map(|offer| (offer.name, offer.config, offer.any_config)).collect()
         };
-        let fit = [
-            ("raw-0x8".to_owned(), 0x8, false),
-            ("raw-0x11".to_owned(), 0x11, false),
-        ];
+        let fit = [("raw-0x8".to_owned(), 0x8, false), ("raw-0x11".to_owned(), 0x11, false)];
         assert_eq!(names(&listed), fit);
         assert_eq!(names(&RawEvents::All), [("raw".to_owned(), 0, true)]);
         assert_eq!(names(&RawEvents::default()), []);

@@ -76,11 +76,7 @@ fn index(key: CounterKey) -> usize {
 mod tests {
     use super::*;
 
-    const SOME: Reading = Reading {
-        value: 1,
-        enabled: 2,
-        running: 2,
-    };
+    const SOME: Reading = Reading { value: 1, enabled: 2, running: 2 };
 
     #[test]
     fn released_key_is_unknown_while_its_slot_is_used_again() {

@@ -1,8 +1,6 @@
 //! Interprets the records of a host ring. Bytes that cannot be records count as a loss.
 
-use vpmu_perf::record::{
-    self, MODE_GUEST_KERNEL, MODE_GUEST_USER, Records, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE,
-};
+use vpmu_perf::record::{self, MODE_GUEST_KERNEL, MODE_GUEST_USER, Records, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE};
 
 use crate::source::Mode;
 
@@ -55,13 +53,7 @@ pub(super) fn notice<W: Fn(u64) -> u64>(record: &record::Record<'_, W>) -> Optio
 /// returns the aligned word at an offset below `size`.
 ///
 /// Afterwards, the caller must store `head` as the reader's tail. The ring is then empty.
-pub fn take(
-    word: impl Fn(u64) -> u64,
-    size: u64,
-    tail: u64,
-    head: u64,
-    mut found: impl FnMut(Record),
-) {
+pub fn take(word: impl Fn(u64) -> u64, size: u64, tail: u64, head: u64, mut found: impl FnMut(Record)) {
     for record in Records::new(&word, size, tail, head) {
         match record {
             Err(_) => found(Record::Lost(1)),
@@ -141,12 +133,7 @@ mod tests {
             record(TYPE_SAMPLE, 1, &[10, 11, 12]),
             record(TYPE_THROTTLE, 0, &[1, 2, 3]),
         ];
-        let sample = |mode, ip, time, period| Record::Sample {
-            mode,
-            ip,
-            time,
-            period,
-        };
+        let sample = |mode, ip, time, period| Record::Sample { mode, ip, time, period };
         let expected = [
             sample(Mode::Guest, 1, 2, 3),
             sample(Mode::Guest, 4, 5, 6),

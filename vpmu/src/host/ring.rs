@@ -47,13 +47,8 @@ impl Pool {
     /// Takes the pages of one long ring, if they are available.
     fn share(self: &Arc<Self>, pages: usize) -> Option<Share> {
         let take = |left: usize| left.checked_sub(pages);
-        let taken = self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        taken.is_ok().then(|| Share {
-            pool: Arc::clone(self),
-            pages,
-        })
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken.is_ok().then(|| Share { pool: Arc::clone(self), pages })
     }
 }
 
@@ -93,12 +88,7 @@ impl HostRing {
         loop {
             match Mapping::new(event.as_fd(), (1 + pages) * page) {
                 Ok(mapping) => {
-                    return Ok(Self {
-                        mapping,
-                        page,
-                        size: (pages * page) as u64,
-                        _share: share,
-                    });
+                    return Ok(Self { mapping, page, size: (pages * page) as u64, _share: share });
                 }
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied && pages > 1 => {
                     pages /= 2;
@@ -121,17 +111,9 @@ impl HostRing {
             stretch.tail,
             stretch.head,
             |record| match record {
-                Record::Sample {
-                    mode,
-                    ip,
-                    time,
-                    period,
-                } => into.samples.push(Overflow {
-                    tsc: line.tsc(time),
-                    ip,
-                    mode,
-                    period,
-                }),
+                Record::Sample { mode, ip, time, period } => {
+                    into.samples.push(Overflow { tsc: line.tsc(time), ip, mode, period })
+                }
                 Record::Lost(lost) => into.lost = into.lost.saturating_add(lost),
                 Record::Throttle => into.throttles += 1,
             },
@@ -148,11 +130,7 @@ impl HostRing {
         // Pairs with the kernel's release, so that all records before this head can be read.
         let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
         let tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
-        (head != tail).then_some(Stretch {
-            ring: self,
-            tail,
-            head,
-        })
+        (head != tail).then_some(Stretch { ring: self, tail, head })
     }
 }
 

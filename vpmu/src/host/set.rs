@@ -26,14 +26,7 @@ pub(super) struct PerfSet {
 
 impl PerfSet {
     pub(super) fn new(thread: i32, pmu: CpuPmu) -> Self {
-        Self {
-            thread,
-            pmu,
-            groups: Vec::new(),
-            readings: Readings::default(),
-            scratch: Scratch::new(),
-            pages: 0,
-        }
+        Self { thread, pmu, groups: Vec::new(), readings: Readings::default(), scratch: Scratch::new(), pages: 0 }
     }
 
     /// Opens a counter in the first group that accepts it, or in a new group. Returns the group's index.
@@ -45,9 +38,7 @@ impl PerfSet {
             pages: self.pages < MOST_PAGES,
         };
         let mut of_class = self.groups.iter_mut();
-        let revived = |group: &mut Group| {
-            group.is_of(class) && group.revive(what, key, on, &mut self.scratch)
-        };
+        let revived = |group: &mut Group| group.is_of(class) && group.revive(what, key, on, &mut self.scratch);
         if let Some(at) = of_class.position(revived) {
             return Ok(at);
         }
@@ -125,21 +116,12 @@ mod tests {
     use crate::abi::KIND_SOFTWARE;
 
     fn software(config: u64) -> Request {
-        Request {
-            kind: KIND_SOFTWARE,
-            config,
-            ..Request::default()
-        }
+        Request { kind: KIND_SOFTWARE, config, ..Request::default() }
     }
 
     /// Adds a group that no counter of the calling thread can join, because the group counts another thread.
     fn add_strange_group(set: &mut PerfSet, thread: i32) {
-        let on = On {
-            thread,
-            pmu: CpuPmu::default(),
-            own: false,
-            pages: false,
-        };
+        let on = On { thread, pmu: CpuPmu::default(), own: false, pages: false };
         let key = set.readings.take().unwrap();
         let group = Group::open(Class::Software, &software(2), key, on).unwrap();
         set.groups.push(group);
@@ -157,10 +139,7 @@ mod tests {
         add_strange_group(&mut set, reported.recv().unwrap());
 
         // No host has software event 99, so it cannot be added. This error does not close the group to other counters.
-        assert_eq!(
-            set.add(&software(99)).unwrap_err().raw_os_error(),
-            Some(libc::ENOENT)
-        );
+        assert_eq!(set.add(&software(99)).unwrap_err().raw_os_error(), Some(libc::ENOENT));
         assert!(set.groups[0].has_room());
 
         let keys = [2, 3].map(|config| set.add(&software(config)).unwrap());
@@ -178,10 +157,7 @@ mod tests {
         let mut set = PerfSet::new(sys::thread(), CpuPmu::default());
         let keys: Vec<_> = (0..65).map(|_| set.add(&software(2)).unwrap()).collect();
         assert_eq!(set.groups.len(), 2);
-        let pinned = Request {
-            pinned: true,
-            ..software(2)
-        };
+        let pinned = Request { pinned: true, ..software(2) };
         let alone = [set.add(&pinned).unwrap(), set.add(&pinned).unwrap()];
         assert_eq!(set.groups.len(), 4, "each pinned counter is alone");
         for key in keys.into_iter().chain(alone) {

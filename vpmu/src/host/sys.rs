@@ -24,13 +24,7 @@ pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
 /// Like [`open`], but in the group of `leader`. The event counts only while the leader is also enabled.
 pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) -> io::Result<File> {
     let leader = Some(leader.as_fd());
-    open_at(
-        attr,
-        Target {
-            leader,
-            ..Target::thread(thread)
-        },
-    )
+    open_at(attr, Target { leader, ..Target::thread(thread) })
 }
 
 fn open_at(attr: &perf_event_attr, place: Target<'_>) -> io::Result<File> {
@@ -44,10 +38,7 @@ fn open_at(attr: &perf_event_attr, place: Target<'_>) -> io::Result<File> {
 /// Events must have descriptors below this number. The kernel assigns the lowest free descriptor, so an event
 /// with this number or a higher one would leave fewer than [`LEFT_TO_OTHERS`] for other uses.
 fn most_descriptors() -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes one rlimit to `limit`.
     match check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }) {
         Ok(()) => limit.rlim_cur.saturating_sub(LEFT_TO_OTHERS),
@@ -104,10 +95,7 @@ struct CapabilityData {
 
 /// Returns the effective capabilities of the calling thread. Each capability is one bit.
 pub(super) fn effective_capabilities() -> io::Result<u64> {
-    let mut header = CapabilityHeader {
-        version: CAPABILITIES_VERSION,
-        pid: 0,
-    };
+    let mut header = CapabilityHeader { version: CAPABILITIES_VERSION, pid: 0 };
     let mut data = [CapabilityData::default(); 2];
     // SAFETY: for this version, the kernel reads and writes the header, and writes two elements of data. The header and
     // the data outlive the call.
@@ -141,10 +129,7 @@ pub(super) fn raw_time() -> u64 {
 }
 
 fn clock(which: libc::clockid_t) -> Option<u64> {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one timespec to `time`.
     check(unsafe { libc::clock_gettime(which, &raw mut time) }).ok()?;
     let seconds = u64::try_from(time.tv_sec).ok()?;

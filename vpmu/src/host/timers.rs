@@ -173,18 +173,10 @@ impl Timer {
     ///
     /// # Errors
     /// The host's error.
-    pub(super) fn open(
-        group: Arc<TimerGroup>,
-        attr: &perf_event_attr,
-        thread: i32,
-    ) -> io::Result<Self> {
+    pub(super) fn open(group: Arc<TimerGroup>, attr: &perf_event_attr, thread: i32) -> io::Result<Self> {
         let event = sys::open_member(attr, thread, &group.leader)?;
         group.members.fetch_add(1, Ordering::Relaxed);
-        let member = Arc::new(Member {
-            event,
-            runs: AtomicBool::new(false),
-            on: AtomicBool::new(false),
-        });
+        let member = Arc::new(Member { event, runs: AtomicBool::new(false), on: AtomicBool::new(false) });
         Ok(Self { group, member })
     }
 
@@ -252,13 +244,7 @@ impl TimerGroup {
         Ok(Self {
             leader: sys::open(&attr, thread)?,
             members: AtomicUsize::new(0),
-            state: Mutex::new(State {
-                held: false,
-                paused: false,
-                on: false,
-                running: 0,
-                changed: Vec::new(),
-            }),
+            state: Mutex::new(State { held: false, paused: false, on: false, running: 0, changed: Vec::new() }),
         })
     }
 
@@ -273,10 +259,7 @@ impl TimerGroup {
         }
         if !state.changed.is_empty() {
             self.switch(state, false)?;
-            let mut changed = state
-                .changed
-                .drain(..)
-                .filter_map(|member| member.upgrade());
+            let mut changed = state.changed.drain(..).filter_map(|member| member.upgrade());
             changed.try_for_each(|member| member.settle())?;
         }
         self.switch(state, state.running > 0)
@@ -305,10 +288,7 @@ mod tests {
     use super::*;
 
     fn timer(timers: &Timers) -> Timer {
-        let mut attr = perf_event_attr {
-            type_: PERF_TYPE_SOFTWARE,
-            ..perf_event_attr::default()
-        };
+        let mut attr = perf_event_attr { type_: PERF_TYPE_SOFTWARE, ..perf_event_attr::default() };
         attr.set_disabled(1);
         attr.set_use_clockid(1);
         attr.clockid = libc::CLOCK_MONOTONIC_RAW;

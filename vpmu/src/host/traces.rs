@@ -36,12 +36,8 @@ pub fn host_traces() -> Vec<HostTrace> {
 fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
     let kind = pmu.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
     Some(match (kind, pt_mode) {
-        ("intel_pt", Some(PT_OF_GUESTS)) => {
-            "KVM turns the host's trace off while a guest runs (pt_mode=1)"
-        }
-        ("intel_pt", _) => {
-            "it records the host and all guests alike, and its driver ignores exclude_host"
-        }
+        ("intel_pt", Some(PT_OF_GUESTS)) => "KVM turns the host's trace off while a guest runs (pt_mode=1)",
+        ("intel_pt", _) => "it records the host and all guests alike, and its driver ignores exclude_host",
         ("intel_bts", _) => "it records only the host's branches: the CPU stops it in guest mode",
         ("arm_spe", _) => "it samples only the host: KVM keeps the host's profiling out of guests",
         ("cs_etm", _) => "its driver is not known to separate a guest's trace from the host's",
@@ -74,16 +70,7 @@ mod tests {
 
     #[test]
     fn pmu_without_traces_is_not_named() {
-        for pmu in [
-            "cpu",
-            "cpu_core",
-            "msr",
-            "software",
-            "tracepoint",
-            "uncore_imc_0",
-            "",
-            "_",
-        ] {
+        for pmu in ["cpu", "cpu_core", "msr", "software", "tracepoint", "uncore_imc_0", "", "_"] {
             assert_eq!(refusal(pmu, Some(1)), None, "{pmu}");
         }
     }

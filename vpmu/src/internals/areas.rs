@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::abi::{
-    ENGINE_ANY, EXIT_USER, ExitPacket, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, Metadata, PACKET_EXIT,
-    PACKET_SAMPLE, PAGE_SIZE, SamplePacket,
+    ENGINE_ANY, EXIT_USER, ExitPacket, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, Metadata, PACKET_EXIT, PACKET_SAMPLE,
+    PAGE_SIZE, SamplePacket,
 };
 use crate::area::{Area, Entry};
 use crate::clock::Clock;
@@ -46,9 +46,7 @@ pub fn aux_memory(pages: u64) -> usize {
 /// Returns the pages of an area. They are contiguous, or have a gap after each page if `apart` is set.
 fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
     let step = if apart { 2 } else { 1 };
-    (0..pages)
-        .map(|page| GuestAddress((1 + RING_PAGES + page * step) * PAGE))
-        .collect()
+    (0..pages).map(|page| GuestAddress((1 + RING_PAGES + page * step) * PAGE)).collect()
 }
 
 /// Makes the reader consume everything.
@@ -72,15 +70,8 @@ impl AuxArea {
     /// Makes the reader consume everything, then writes and publishes `words`. Returns whether the write succeeded.
     pub fn write(&mut self, words: &[u64]) -> bool {
         keep_up(&self.memory);
-        let entry = Entry {
-            skip: 0,
-            parts: [&[], words],
-            collision: false,
-        };
-        let written = self
-            .area
-            .append(&View::of(&self.memory), EVENT, &entry)
-            .whole;
+        let entry = Entry { skip: 0, parts: [&[], words], collision: false };
+        let written = self.area.append(&View::of(&self.memory), EVENT, &entry).whole;
         self.area.end(&View::of(&self.memory));
         written
     }
@@ -102,13 +93,8 @@ impl Tracer {
     /// `memory`. [`aux_memory`] returns how many bytes `memory` needs.
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, samples: bool) -> Option<Self> {
-        let ring: Vec<_> = (0..=RING_PAGES)
-            .map(|page| GuestAddress(page * PAGE))
-            .collect();
-        let mode = RingMode {
-            writable: true,
-            backward: false,
-        };
+        let ring: Vec<_> = (0..=RING_PAGES).map(|page| GuestAddress(page * PAGE)).collect();
+        let mode = RingMode { writable: true, backward: false };
         let shared = Memory::from(memory.clone());
         let sink = Sink::new(EVENT);
         let clock = Clock::new(1_000_000)?;
@@ -119,11 +105,7 @@ impl Tracer {
         let spec = EventSpec {
             id: EVENT,
             owner: EVENT,
-            kind: if samples {
-                KIND_SAMPLE_TRACE
-            } else {
-                KIND_EXIT_TRACE
-            },
+            kind: if samples { KIND_SAMPLE_TRACE } else { KIND_EXIT_TRACE },
             config: EXIT_USER,
             flags: 0,
             layout: Layout::default(),
@@ -136,14 +118,7 @@ impl Tracer {
             shortest_period: 1,
             by_clock: false,
         };
-        Some(Self {
-            memory,
-            sink,
-            writer: Writer::new(Arc::new(Notices::new())),
-            spec,
-            trace: Trace::new(),
-            time: 0,
-        })
+        Some(Self { memory, sink, writer: Writer::new(Arc::new(Notices::new())), spec, trace: Trace::new(), time: 0 })
     }
 
     /// Makes and writes `packets` packets, then makes the reader consume everything. Returns the number of packets
@@ -153,40 +128,22 @@ impl Tracer {
         let mut written = 0;
         for _ in 0..packets {
             self.time += 1;
-            let sample_id = SampleId {
-                pid: 1,
-                tid: 2,
-                time: self.time,
-                id: EVENT,
-                stream_id: EVENT,
-                vcpu: 0,
-            };
+            let sample_id = SampleId { pid: 1, tid: 2, time: self.time, id: EVENT, stream_id: EVENT, vcpu: 0 };
             let exit;
             let sample;
             let packet = if samples {
-                sample = SamplePacket {
-                    kind: PACKET_SAMPLE,
-                    time: self.time.into(),
-                    ..SamplePacket::default()
-                };
+                sample = SamplePacket { kind: PACKET_SAMPLE, time: self.time.into(), ..SamplePacket::default() };
                 Packet::Sample(&sample)
             } else {
-                exit = ExitPacket {
-                    kind: PACKET_EXIT,
-                    time: self.time.into(),
-                    ..ExitPacket::default()
-                };
+                exit = ExitPacket { kind: PACKET_EXIT, time: self.time.into(), ..ExitPacket::default() };
                 Packet::Exit(&exit)
             };
             let (sink, trace) = (Some(&self.sink), &mut self.trace);
-            let whole = self
-                .writer
-                .produce(sink, &self.spec, &sample_id, self.time, trace, packet);
+            let whole = self.writer.produce(sink, &self.spec, &sample_id, self.time, trace, packet);
             written += u64::from(whole);
         }
         let sample_id = SampleId::default();
-        self.writer
-            .flush(Some(&self.sink), &self.spec, &sample_id, Flush::Owed);
+        self.writer.flush(Some(&self.sink), &self.spec, &sample_id, Flush::Owed);
         keep_up(&self.memory);
         written
     }

@@ -45,32 +45,17 @@ impl Callers {
         for frame in 0..depth {
             let at = frame * FRAME;
             // The outermost frame has no caller, so the frame pointer that it saves is an unmapped address.
-            let next = if frame + 1 < depth {
-                at + FRAME
-            } else {
-                u64::MAX
-            };
+            let next = if frame + 1 < depth { at + FRAME } else { u64::MAX };
             put(STACK + at, next)?;
             put(STACK + at + 8, 0x40_0000 + frame)?;
         }
-        Ok(Self {
-            memory,
-            cpu: arch::program(TABLES),
-            capture: SampleCapture::default(),
-        })
+        Ok(Self { memory, cpu: arch::program(TABLES), capture: SampleCapture::default() })
     }
 
     /// Takes the call chain of one sample. Returns the number of addresses in the chain.
     pub fn walk(&mut self) -> usize {
-        let regs = GuestRegs {
-            ip: 0x40_0000,
-            user: true,
-        };
-        let spec = CaptureSpec {
-            chain: true,
-            max_stack: 127,
-            ..CaptureSpec::default()
-        };
+        let regs = GuestRegs { ip: 0x40_0000, user: true };
+        let spec = CaptureSpec { chain: true, max_stack: 127, ..CaptureSpec::default() };
         let cpu = Some(self.cpu);
         let place = CpuContext { regs, cpu };
         self.capture.take(&View::of(&self.memory), &place, 0, &spec);

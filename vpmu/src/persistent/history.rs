@@ -7,10 +7,8 @@ use vpmu_perf::record;
 /// begins with the newest record. If a record's size is invalid or exceeds the rest of `bytes`, this record and
 /// everything after it are omitted.
 pub(crate) fn whole(bytes: &[u8], newest_first: bool, is_own: impl Fn(&[u8]) -> bool) -> Vec<u8> {
-    let mut records: Vec<_> = record::in_bytes(bytes)
-        .map(|(_, record)| record)
-        .filter(|record| is_own(record))
-        .collect();
+    let mut records: Vec<_> =
+        record::in_bytes(bytes).map(|(_, record)| record).filter(|record| is_own(record)).collect();
     if newest_first {
         records.reverse();
     }
@@ -44,13 +42,7 @@ mod tests {
     #[test]
     fn partial_record_ends_the_history_and_foreign_record_is_omitted() {
         let own = [record(1, 16), record(1, 8)];
-        for end in [
-            record(1, 0),
-            record(1, 7),
-            record(1, 12),
-            vec![1; 7],
-            Vec::new(),
-        ] {
+        for end in [record(1, 0), record(1, 7), record(1, 12), vec![1; 7], Vec::new()] {
             let bytes = [&own[0], &record(2, 24), &own[1], &end[..]].concat();
             assert_eq!(whole(&bytes, false, |record| record[0] == 1), own.concat());
         }

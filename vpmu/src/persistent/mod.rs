@@ -140,18 +140,14 @@ pub enum PersistError {
     )]
     BadName(String),
     /// The name is reserved for the event whose id it contains.
-    #[error(
-        "`{0}` is reserved as the default name of the event whose id it contains: choose a different name"
-    )]
+    #[error("`{0}` is reserved as the default name of the event whose id it contains: choose a different name")]
     ReservedName(String),
     /// Another event of the operator has the name. If an event of the guest has the name, the request succeeds and the
     /// guest's event is renamed.
     #[error("a persistent event `{0}` already exists")]
     NameTaken(String),
     /// The size of the ring is invalid.
-    #[error(
-        "the number of data pages of a ring must be a power of two, at most {most}, not {pages}"
-    )]
+    #[error("the number of data pages of a ring must be a power of two, at most {most}, not {pages}")]
     Pages {
         /// The requested size.
         pages: u32,
@@ -174,8 +170,6 @@ pub enum PersistError {
     #[error("event {0} has no ring")]
     NoRing(u64),
     /// The start of the oldest record in the event's ring is unknown.
-    #[error(
-        "the start of the oldest record in the ring of event {0} is unknown: older records were overwritten"
-    )]
+    #[error("the start of the oldest record in the ring of event {0} is unknown: older records were overwritten")]
     Unreadable(u64),
 }

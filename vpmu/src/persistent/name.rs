@@ -38,10 +38,7 @@ impl Name {
         let len = bytes.iter().position(|&byte| byte == 0)?;
         let (text, padding) = bytes.split_at(len);
         let blank = padding.iter().all(|&byte| byte == 0);
-        std::str::from_utf8(text)
-            .ok()
-            .filter(|_| blank)
-            .and_then(Self::new)
+        std::str::from_utf8(text).ok().filter(|_| blank).and_then(Self::new)
     }
 
     pub(crate) fn to_wire(&self) -> [u8; PERSISTENT_NAME] {
@@ -71,15 +68,10 @@ mod tests {
             assert_eq!(Name::from_wire(&name.to_wire()), Some(name));
         }
         let longer = "a".repeat(PERSISTENT_NAME);
-        for bad in [
-            "", "9a", "-a", "_a", "A", "a b", "a/b", "..", "a.b", "\u{e4}", "a\n", &longer,
-        ] {
+        for bad in ["", "9a", "-a", "_a", "A", "a b", "a/b", "..", "a.b", "\u{e4}", "a\n", &longer] {
             assert_eq!(Name::new(bad), None, "{bad:?}");
         }
-        assert_eq!(
-            Name::new("event18446744073709551615"),
-            Some(Name::of(u64::MAX))
-        );
+        assert_eq!(Name::new("event18446744073709551615"), Some(Name::of(u64::MAX)));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use super::{Persist, PersistError};
 use crate::abi::{
-    CONTROL_OPEN, KIND_MARK, OPEN_BACKWARD, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ,
-    OPEN_SAMPLE_ID_ALL, OpenRequest,
+    CONTROL_OPEN, KIND_MARK, OPEN_BACKWARD, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_SAMPLE_ID_ALL,
+    OpenRequest,
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::source::Rate;
@@ -17,15 +17,8 @@ const SAMPLE_TYPE: u64 = 0x1_03ff;
 
 /// Checks `asked` against the catalogue, and returns a request of the type `CONTROL_OPEN`. The request opens the event
 /// without enabling it. `highest` is the maximum sampling frequency.
-pub(crate) fn open_request(
-    asked: &Persist,
-    catalogue: &Catalogue,
-    highest: u32,
-) -> Result<OpenRequest, PersistError> {
-    let refused = |why| PersistError::Refused {
-        event: asked.event.clone(),
-        why,
-    };
+pub(crate) fn open_request(asked: &Persist, catalogue: &Catalogue, highest: u32) -> Result<OpenRequest, PersistError> {
+    let refused = |why| PersistError::Refused { event: asked.event.clone(), why };
     let (entry, config, modes) = counted(asked, catalogue)?;
     if entry.format.is_some() {
         return Err(refused("a trace needs an area in the guest's memory"));
@@ -62,10 +55,7 @@ pub(crate) fn open_request(
 }
 
 /// Returns the catalogue entry of the event that `asked` names, the event's config, and its `OPEN_EXCLUDE_*` flags.
-fn counted<'a>(
-    asked: &Persist,
-    catalogue: &'a Catalogue,
-) -> Result<(&'a Entry, u64, u32), PersistError> {
+fn counted<'a>(asked: &Persist, catalogue: &'a Catalogue) -> Result<(&'a Entry, u64, u32), PersistError> {
     let unknown = || PersistError::NoEvent(asked.event.clone());
     let (rest, modes) = match asked.event.split_once(':') {
         None => (asked.event.as_str(), 0),
@@ -108,9 +98,7 @@ pub(crate) fn spelled(catalogue: &Catalogue, kind: u32, config: u64, flags: u32)
 fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static str> {
     let shortest = entry.shortest_period.ok_or("it cannot be sampled")?;
     match rate {
-        Rate::Period(period) if period < shortest => {
-            Err("its period is shorter than its counter supports")
-        }
+        Rate::Period(period) if period < shortest => Err("its period is shorter than its counter supports"),
         Rate::Period(period) if period >> 63 != 0 => Err("its period is too long"),
         Rate::Frequency(hertz) if !(1..=u64::from(highest)).contains(&hertz) => {
             Err("its frequency is zero, or above the limit on samples per second")

@@ -16,15 +16,7 @@ const DEFAULT_FREQUENCY: u64 = 1000;
 const DEFAULT_PAGES: u32 = 16;
 const PAGE: u64 = abi::PAGE_SIZE as u64;
 /// Events that no host can sample. The catalogue lists them without `CATALOGUE_SAMPLES`.
-const COUNTED: [&str; 7] = [
-    "tsc",
-    "exits",
-    "halts",
-    "guest-time",
-    "page-faults",
-    "context-switches",
-    "cpu-migrations",
-];
+const COUNTED: [&str; 7] = ["tsc", "exits", "halts", "guest-time", "page-faults", "context-switches", "cpu-migrations"];
 
 /// One persistent event, or one per vCPU, in the operator's syntax: a catalogue name, then options.
 ///
@@ -126,13 +118,7 @@ impl FromStr for PersistSpec {
             (None, None | Some(0)) => 0,
             (None, Some(_)) => return Err(PersistSpecError::OnlyCounts(event.to_owned())),
         };
-        Ok(Self {
-            event: event.to_owned(),
-            rate,
-            cpu: cpu.flatten(),
-            pages,
-            name,
-        })
+        Ok(Self { event: event.to_owned(), rate, cpu: cpu.flatten(), pages, name })
     }
 }
 
@@ -215,11 +201,7 @@ fn once<T>(option: &'static str, place: &mut Option<T>, value: T) -> Result<(), 
 }
 
 fn wrong(option: &'static str, value: &str, wanted: &'static str) -> PersistSpecError {
-    PersistSpecError::Value {
-        option,
-        value: value.to_owned(),
-        wanted,
-    }
+    PersistSpecError::Value { option, value: value.to_owned(), wanted }
 }
 
 fn positive(option: &'static str, value: &str) -> Result<u64, PersistSpecError> {
@@ -230,10 +212,7 @@ fn positive(option: &'static str, value: &str) -> Result<u64, PersistSpecError> 
 fn vcpu(value: &str) -> Result<Option<u32>, PersistSpecError> {
     match value {
         "all" => Ok(None),
-        number => number
-            .parse()
-            .map(Some)
-            .map_err(|_| wrong("cpu", value, "the number of a vCPU, or all")),
+        number => number.parse().map(Some).map_err(|_| wrong("cpu", value, "the number of a vCPU, or all")),
     }
 }
 
@@ -254,10 +233,7 @@ mod tests {
 
     fn events(text: &str) -> Vec<(String, u32, Option<Rate>, u32)> {
         let spec: PersistSpec = text.parse().unwrap();
-        spec.events(2)
-            .into_iter()
-            .map(|event| (event.name.unwrap(), event.vcpu, event.rate, event.pages))
-            .collect()
+        spec.events(2).into_iter().map(|event| (event.name.unwrap(), event.vcpu, event.rate, event.pages)).collect()
     }
 
     #[test]

@@ -6,9 +6,9 @@ use vpmu_perf::field::FORMAT_GROUP;
 use vpmu_perf::record::{Header, Words};
 
 use super::{
-    Layout, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_READ,
-    SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID,
-    SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size,
+    Layout, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_READ, SAMPLE_REGS_INTR,
+    SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE,
+    TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size,
 };
 
 /// Mask of the sample fields that consist of one word each.
@@ -16,8 +16,7 @@ const WORDS: u64 = 0x1_03cf;
 /// The fields of [`WORDS`] between the identifier and the id.
 const BEFORE_ID: u64 = 0xf;
 /// Fields of perf's `struct sample_id`, the trailer of records other than samples. Each field consists of one word.
-const TRAILER: u64 =
-    SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
+const TRAILER: u64 = SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
 /// Whether `record` can be a record of the event `id` with this layout. The length of `record` must equal the size
 /// field in its header.
@@ -29,9 +28,7 @@ pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
     let fits = header.and_then(|header| match header.kind {
         TYPE_SAMPLE => admits_sample(layout, &mut words, id),
         // The event's id, and the number of lost samples.
-        TYPE_LOST => (words.next()? == id)
-            .then_some(())
-            .and_then(|()| words.skip(1 + trailer_words(layout))),
+        TYPE_LOST => (words.next()? == id).then_some(()).and_then(|()| words.skip(1 + trailer_words(layout))),
         // The time, the id and the stream id come first, and then the trailer.
         TYPE_THROTTLE | TYPE_UNTHROTTLE => {
             words.skip(1)?;
@@ -92,10 +89,7 @@ fn skip_reading(layout: &Layout, words: &mut Words<'_>) -> Option<()> {
         0 => return words.skip(read_size(layout.read_format, 1) as u64 / 8),
         _ => words.next()?,
     };
-    let (none, one) = (
-        read_size(layout.read_format, 0),
-        read_size(layout.read_format, 1),
-    );
+    let (none, one) = (read_size(layout.read_format, 0), read_size(layout.read_format, 1));
     let each = (one - none) as u64 / 8;
     words.skip(none as u64 / 8 - 1)?;
     words.skip(members.checked_mul(each)?)
@@ -120,48 +114,27 @@ mod tests {
     const ALL: u64 = crate::abi::SAMPLE_ALLOWED;
 
     fn layout(sample_type: u64, read_format: u64, sample_id_all: bool) -> Layout {
-        Layout {
-            sample_type,
-            read_format,
-            regs_user: 0xff,
-            regs_intr: 0x3,
-            stack_user: 64,
-            sample_id_all,
-        }
+        Layout { sample_type, read_format, regs_user: 0xff, regs_intr: 0x3, stack_user: 64, sample_id_all }
     }
 
     fn sample_id() -> SampleId {
-        SampleId {
-            id: 7,
-            stream_id: 8,
-            ..SampleId::default()
-        }
+        SampleId { id: 7, stream_id: 8, ..SampleId::default() }
     }
 
     fn records(layout: &Layout) -> Vec<Vec<u8>> {
         let (sample_id, mut record) = (sample_id(), Record::default());
         let members = [Member::default(); 3];
-        let regs = Some(Regs {
-            abi: 2,
-            values: &[1, 2],
-        });
+        let regs = Some(Regs { abi: 2, values: &[1, 2] });
         let sample = Sample {
             chain: &[1, 2, 3],
-            read: Reading {
-                members: &members,
-                ..Reading::default()
-            },
+            read: Reading { members: &members, ..Reading::default() },
             regs_user: regs,
             regs_intr: None,
             stack: Some(&[5; 24]),
             ..Sample::default()
         };
         vec![
-            record
-                .sample(layout, &sample_id, &sample)
-                .expect("short")
-                .as_bytes()
-                .to_vec(),
+            record.sample(layout, &sample_id, &sample).expect("short").as_bytes().to_vec(),
             record.lost(layout, &sample_id, 3).as_bytes().to_vec(),
             record.throttle(layout, &sample_id).as_bytes().to_vec(),
             record.unthrottle(layout, &sample_id).as_bytes().to_vec(),
@@ -196,10 +169,7 @@ mod tests {
         for record in records(&layout) {
             assert!(!admits(&layout, &record, 6));
         }
-        let of_read = Record::default()
-            .itrace_start(&layout, &sample_id())
-            .as_bytes()
-            .to_vec();
+        let of_read = Record::default().itrace_start(&layout, &sample_id()).as_bytes().to_vec();
         assert!(!admits(&layout, &of_read, 7), "a record of another kind");
         assert!(!admits(&layout, &[], 7));
     }

@@ -12,17 +12,14 @@ pub(crate) use check::admits;
 pub(crate) use read::{Member, Reading, read_size};
 pub(crate) use sample::{Regs, Sample};
 
-use vpmu_perf::field::{
-    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
-};
+use vpmu_perf::field::{FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
 pub(crate) use vpmu_perf::field::{
-    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
-    SAMPLE_PERIOD, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
-    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_READ,
+    SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
 };
 pub(crate) use vpmu_perf::record::{
-    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ,
-    TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
+    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE,
+    TYPE_THROTTLE, TYPE_UNTHROTTLE,
 };
 
 /// Maximum size of a record in bytes: the largest multiple of 8 that fits in the 16-bit size field of a record's
@@ -31,11 +28,7 @@ pub(crate) const RECORD_MAX: usize = 65_528;
 
 /// The fields of an event's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) struct Layout {
     /// `PERF_SAMPLE_*`.
     pub(crate) sample_type: u64,
@@ -60,11 +53,7 @@ impl Layout {
 
 /// The task, CPU, time and event that a record refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) struct SampleId {
     pub(crate) pid: u32,
     pub(crate) tid: u32,
@@ -84,8 +73,7 @@ impl SampleId {
 }
 
 /// The sample fields whose length depends on the event or on the sample.
-const VARIABLE: u64 =
-    SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+const VARIABLE: u64 = SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
 /// The record would be longer than the size field in perf's record header allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -1,9 +1,7 @@
 //! Counts in the layout that `read_format` selects. Samples, `PERF_RECORD_READ` and the result of `read()` on a perf
 //! event have this layout.
 
-use vpmu_perf::field::{
-    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING,
-};
+use vpmu_perf::field::{FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
 
 /// One event of a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

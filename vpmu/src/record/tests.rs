@@ -3,28 +3,10 @@
 use super::*;
 use crate::abi::SAMPLE_ALLOWED;
 
-const ORIGIN: SampleId = SampleId {
-    pid: 7,
-    tid: 8,
-    time: 99,
-    id: 3,
-    stream_id: 4,
-    vcpu: 2,
-};
+const ORIGIN: SampleId = SampleId { pid: 7, tid: 8, time: 99, id: 3, stream_id: 4, vcpu: 2 };
 const TASK: u64 = 8 << 32 | 7;
 
-const MEMBERS: [Member; 2] = [
-    Member {
-        value: 100,
-        id: 3,
-        lost: 1,
-    },
-    Member {
-        value: 200,
-        id: 5,
-        lost: 2,
-    },
-];
+const MEMBERS: [Member; 2] = [Member { value: 100, id: 3, lost: 1 }, Member { value: 200, id: 5, lost: 2 }];
 
 fn sample() -> Sample<'static> {
     Sample {
@@ -32,21 +14,11 @@ fn sample() -> Sample<'static> {
         ip: 0x1111,
         addr: 0x3333,
         period: 10,
-        read: Reading {
-            time_enabled: 50,
-            time_running: 40,
-            members: &MEMBERS,
-        },
+        read: Reading { time_enabled: 50, time_running: 40, members: &MEMBERS },
         chain: &[u64::MAX - 511, 0x1111, 0x2222],
-        regs_user: Some(Regs {
-            abi: 2,
-            values: &[11, 12],
-        }),
+        regs_user: Some(Regs { abi: 2, values: &[11, 12] }),
         stack: Some(&[1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0]),
-        regs_intr: Some(Regs {
-            abi: 2,
-            values: &[21],
-        }),
+        regs_intr: Some(Regs { abi: 2, values: &[21] }),
     }
 }
 
@@ -109,10 +81,7 @@ fn every_combination_of_fields_is_in_perfs_order() {
                 expected.extend(fields);
             }
         }
-        let layout = Layout {
-            sample_type,
-            ..LAYOUT
-        };
+        let layout = Layout { sample_type, ..LAYOUT };
         assert_eq!(body(&layout, &sample()), expected, "{sample_type:#x}");
     }
 }
@@ -133,11 +102,7 @@ fn readings_in_every_format() {
             expected.extend(has(2).then_some(member.id));
             expected.extend(has(4).then_some(member.lost));
         }
-        let layout = Layout {
-            sample_type: SAMPLE_READ,
-            read_format,
-            ..LAYOUT
-        };
+        let layout = Layout { sample_type: SAMPLE_READ, read_format, ..LAYOUT };
         assert_eq!(body(&layout, &sample()), expected, "{read_format:#x}");
         assert_eq!(read_size(read_format, 2), expected.len() * 8);
     }
@@ -145,26 +110,12 @@ fn readings_in_every_format() {
 
 #[test]
 fn kernel_thread_has_neither_registers_nor_stack() {
-    let sample = Sample {
-        regs_user: None,
-        stack: None,
-        regs_intr: None,
-        ..sample()
-    };
-    let layout = Layout {
-        sample_type: SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR,
-        ..LAYOUT
-    };
+    let sample = Sample { regs_user: None, stack: None, regs_intr: None, ..sample() };
+    let layout = Layout { sample_type: SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR, ..LAYOUT };
     assert_eq!(body(&layout, &sample), [0, 0, 0]);
     // With an `abi` of zero, the record has no registers, even if `values` has some.
-    let none = Some(Regs {
-        abi: 0,
-        values: &[1, 2],
-    });
-    let sample = Sample {
-        regs_user: none,
-        ..sample
-    };
+    let none = Some(Regs { abi: 0, values: &[1, 2] });
+    let sample = Sample { regs_user: none, ..sample };
     assert_eq!(body(&layout, &sample), [0, 0, 0]);
 }
 
@@ -172,14 +123,8 @@ fn kernel_thread_has_neither_registers_nor_stack() {
 fn registers_are_as_many_as_the_mask_has_bits() {
     for values in [&[][..], &[11], &[11, 12, 13]] {
         let regs = Some(Regs { abi: 1, values });
-        let sample = Sample {
-            regs_user: regs,
-            ..sample()
-        };
-        let layout = Layout {
-            sample_type: SAMPLE_REGS_USER,
-            ..LAYOUT
-        };
+        let sample = Sample { regs_user: regs, ..sample() };
+        let layout = Layout { sample_type: SAMPLE_REGS_USER, ..LAYOUT };
         let at = |index| values.get(index).copied().unwrap_or(0);
         assert_eq!(body(&layout, &sample), [1, at(0), at(1)]);
     }
@@ -188,15 +133,8 @@ fn registers_are_as_many_as_the_mask_has_bits() {
 #[test]
 fn stack_is_cut_to_the_size_of_a_record() {
     let stack = vec![0xff; 65_528];
-    let sample = Sample {
-        stack: Some(&stack),
-        ..sample()
-    };
-    let layout = Layout {
-        sample_type: SAMPLE_ALLOWED,
-        stack_user: 65_528,
-        ..LAYOUT
-    };
+    let sample = Sample { stack: Some(&stack), ..sample() };
+    let layout = Layout { sample_type: SAMPLE_ALLOWED, stack_user: 65_528, ..LAYOUT };
     let mut record = Record::default();
     let words = words(record.sample(&layout, &ORIGIN, &sample).expect("cut"));
     assert_eq!(words.len() * 8, RECORD_MAX);
@@ -204,34 +142,19 @@ fn stack_is_cut_to_the_size_of_a_record() {
     assert_eq!(regs, [2, 21], "the words after the stack");
     let real = words[words.len() - 3];
     let size = words.iter().position(|&word| word == real).expect("size");
-    assert_eq!(
-        words.len() - 3 - size - 1,
-        usize::try_from(real / 8).expect("small")
-    );
+    assert_eq!(words.len() - 3 - size - 1, usize::try_from(real / 8).expect("small"));
 }
 
 #[test]
 fn record_too_long_for_its_header_is_refused() {
     let chain = vec![1; 8190];
-    let layout = Layout {
-        sample_type: SAMPLE_CALLCHAIN | SAMPLE_STACK_USER,
-        ..LAYOUT
-    };
+    let layout = Layout { sample_type: SAMPLE_CALLCHAIN | SAMPLE_STACK_USER, ..LAYOUT };
     let mut record = Record::default();
-    let sample = Sample {
-        chain: &chain,
-        ..sample()
-    };
+    let sample = Sample { chain: &chain, ..sample() };
     assert_eq!(record.sample(&layout, &ORIGIN, &sample), Err(TooLong));
     let members = vec![Member::default(); 8191];
-    let reading = Reading {
-        members: &members,
-        ..Reading::default()
-    };
-    let layout = Layout {
-        read_format: 8,
-        ..LAYOUT
-    };
+    let reading = Reading { members: &members, ..Reading::default() };
+    let layout = Layout { read_format: 8, ..LAYOUT };
     assert_eq!(record.read(&layout, &ORIGIN, &reading), Err(TooLong));
 }
 
@@ -257,11 +180,7 @@ fn records_that_are_no_samples_end_with_who_and_when() {
                     ends.extend(sample_id_all.then_some(*value));
                 }
             }
-            let layout = Layout {
-                sample_type,
-                sample_id_all,
-                ..LAYOUT
-            };
+            let layout = Layout { sample_type, sample_id_all, ..LAYOUT };
             let mut record = Record::default();
             let expected = |kind, fields: &[u64]| {
                 let size = 1 + fields.len() + ends.len();
@@ -282,15 +201,8 @@ fn records_that_are_no_samples_end_with_who_and_when() {
 #[test]
 fn pieces_of_areas_and_beginnings_of_traces() {
     let mut record = Record::default();
-    let chunk = Chunk {
-        offset: 4096,
-        size: 192,
-        flags: 5,
-    };
-    let plain = Layout {
-        sample_id_all: false,
-        ..LAYOUT
-    };
+    let chunk = Chunk { offset: 4096, size: 192, flags: 5 };
+    let plain = Layout { sample_id_all: false, ..LAYOUT };
     let aux = words(record.aux(&plain, &ORIGIN, &chunk));
     assert_eq!(aux, [header(TYPE_AUX, 0, 4), 4096, 192, 5]);
     let begun = words(record.itrace_start(&plain, &ORIGIN));
@@ -301,8 +213,5 @@ fn pieces_of_areas_and_beginnings_of_traces() {
     let aux = words(record.aux(&LAYOUT, &ORIGIN, &chunk));
     assert_eq!((aux[0], &aux[4..]), (header(TYPE_AUX, 0, 10), &end[..]));
     let begun = words(record.itrace_start(&LAYOUT, &ORIGIN));
-    assert_eq!(
-        (begun[0], &begun[2..]),
-        (header(TYPE_ITRACE_START, 0, 8), &end[..])
-    );
+    assert_eq!((begun[0], &begun[2..]), (header(TYPE_ITRACE_START, 0, 8), &end[..]));
 }

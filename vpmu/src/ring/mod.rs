@@ -52,15 +52,8 @@ impl Ring {
         for (to, from) in bytes.iter_mut().zip(blank.as_bytes()) {
             *to = *from;
         }
-        memory
-            .write(&bytes, metadata)
-            .map_err(Unwritable::Unmapped)?;
-        Ok(Self {
-            metadata,
-            data: data.to_vec(),
-            producer: Producer::new(size, mode),
-            sequence: 0,
-        })
+        memory.write(&bytes, metadata).map_err(Unwritable::Unmapped)?;
+        Ok(Self { metadata, data: data.to_vec(), producer: Producer::new(size, mode), sequence: 0 })
     }
 
     /// The current state, to be saved.
@@ -88,11 +81,7 @@ impl Ring {
     ///
     /// # Errors
     /// The saved state is not valid.
-    pub(crate) fn restore(
-        memory: &View<'_>,
-        pages: &[GuestAddress],
-        saved: &SavedRing,
-    ) -> Result<Self, Fault> {
+    pub(crate) fn restore(memory: &View<'_>, pages: &[GuestAddress], saved: &SavedRing) -> Result<Self, Fault> {
         let (&metadata, data) = pages.split_first().ok_or("the ring has no page")?;
         for &page in pages {
             pages::page(memory, page).map_err(|_| "a page of the ring is not guest memory")?;
@@ -162,55 +151,29 @@ impl Ring {
     ///
     /// # Errors
     /// The metadata page is no longer guest memory.
-    pub(crate) fn session<'a>(
-        &'a mut self,
-        memory: &'a View<'a>,
-    ) -> Result<Session<'a, GuestPages<'a>>, Unwritable> {
+    pub(crate) fn session<'a>(&'a mut self, memory: &'a View<'a>) -> Result<Session<'a, GuestPages<'a>>, Unwritable> {
         let pages = GuestPages::new(memory, self.metadata, &self.data)?;
         Ok(Session::new(&mut self.producer, pages))
     }
 
     /// Writes one sample, or counts it as lost. To write several samples, use [`Ring::session`].
-    pub(crate) fn write(
-        &mut self,
-        memory: &View<'_>,
-        sample: &[u64],
-        context: &WriteContext<'_>,
-    ) -> Outcome {
-        if let Ok(mut session) = self.session(memory) {
-            session.write(sample, context)
-        } else {
-            self.lose(1)
-        }
+    pub(crate) fn write(&mut self, memory: &View<'_>, sample: &[u64], context: &WriteContext<'_>) -> Outcome {
+        if let Ok(mut session) = self.session(memory) { session.write(sample, context) } else { self.lose(1) }
     }
 
     /// Writes one record other than a sample, if it fits.
-    pub(crate) fn note(
-        &mut self,
-        memory: &View<'_>,
-        record: &[u64],
-        context: &WriteContext<'_>,
-    ) -> Outcome {
-        self.session(memory).map_or_else(
-            |_| Outcome::default(),
-            |mut session| session.note(record, context),
-        )
+    pub(crate) fn note(&mut self, memory: &View<'_>, record: &[u64], context: &WriteContext<'_>) -> Outcome {
+        self.session(memory).map_or_else(|_| Outcome::default(), |mut session| session.note(record, context))
     }
 
     /// Counts samples that could not be written, or for which no record could be made.
     pub(crate) fn lose(&mut self, samples: u64) -> Outcome {
-        Outcome {
-            written: false,
-            wake: self.producer.lose(samples),
-        }
+        Outcome { written: false, wake: self.producer.lose(samples) }
     }
 
     /// Writes the `PERF_RECORD_LOST` of a pending loss, if it fits. Returns whether to wake the reader.
     pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
-        self.producer.has_loss()
-            && self
-                .session(memory)
-                .is_ok_and(|mut session| session.flush(context))
+        self.producer.has_loss() && self.session(memory).is_ok_and(|mut session| session.flush(context))
     }
 
     /// Returns whether anything was written since the reader was last woken. If so, the caller must wake the
@@ -243,12 +206,7 @@ impl Ring {
     }
 
     /// Copies the data that starts at `position`, modulo the size of the data.
-    fn copy(
-        &self,
-        memory: &View<'_>,
-        mut position: u64,
-        bytes: &mut [u8],
-    ) -> Result<(), Unwritable> {
+    fn copy(&self, memory: &View<'_>, mut position: u64, bytes: &mut [u8]) -> Result<(), Unwritable> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let page = (position / PAGE).checked_rem(self.data.len() as u64);

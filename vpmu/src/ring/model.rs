@@ -79,12 +79,7 @@ impl Pages for Model {
         Ok(())
     }
 
-    fn store_half(
-        &self,
-        field: usize,
-        value: u32,
-        order: Ordering,
-    ) -> Result<(), pages::Unwritable> {
+    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), pages::Unwritable> {
         assert_eq!(field, LOCK);
         self.0.lock.store(value, order);
         Ok(())
@@ -134,11 +129,7 @@ impl ReadRecords {
     /// Reads the ring once, as `perf_event.h` requires.
     fn look(&mut self, shared: &Shared, tail: &mut u64, backward: bool) {
         let head = shared.head.load(Ordering::Acquire);
-        let (from, to) = if backward {
-            (head, *tail)
-        } else {
-            (*tail, head)
-        };
+        let (from, to) = if backward { (head, *tail) } else { (*tail, head) };
         self.read(shared, from, to);
         *tail = head;
         shared.tail.store(head, Ordering::Release);
@@ -152,12 +143,7 @@ fn record(number: u64) -> [u64; 3] {
 }
 
 fn context<'a>(layout: &'a Layout, sample_id: &'a SampleId) -> WriteContext<'a> {
-    WriteContext {
-        layout,
-        sample_id,
-        wakeup: Wakeup::Page,
-        prompt: false,
-    }
+    WriteContext { layout, sample_id, wakeup: Wakeup::Page, prompt: false }
 }
 
 /// Runs a producer and a reader concurrently. For each number in `bursts`, the producer writes a burst of that many
@@ -175,10 +161,7 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
                 (found, tail)
             })
         };
-        let mode = RingMode {
-            writable: true,
-            backward,
-        };
+        let mode = RingMode { writable: true, backward };
         let mut producer = Producer::new(WORDS * 8, mode);
         let (layout, sample_id) = (Layout::default(), SampleId::default());
         let (mut produced, mut written) = (0, 0);
@@ -192,15 +175,10 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
         }
         let (mut found, mut tail) = reader.join().expect("the reader");
         found.look(&shared, &mut tail, backward);
-        Session::new(&mut producer, Model(Arc::clone(&shared)))
-            .flush(&context(&layout, &sample_id));
+        Session::new(&mut producer, Model(Arc::clone(&shared))).flush(&context(&layout, &sample_id));
         found.look(&shared, &mut tail, backward);
         assert_eq!(found.numbers.len() as u64, written);
-        assert_eq!(
-            written + found.lost,
-            produced,
-            "each record is written or lost"
-        );
+        assert_eq!(written + found.lost, produced, "each record is written or lost");
         if !backward {
             let rising = found.numbers.windows(2).all(|two| two[0] < two[1]);
             assert!(rising, "records are in order");
@@ -248,12 +226,7 @@ fn count_and_times_are_read_consistently() {
         let model = Model(Arc::clone(&shared));
         let mut sequence = 0;
         for count in 1..=2 {
-            let counts = CountSnapshot {
-                count,
-                time_enabled: count * 10,
-                time_running: 0,
-                growing_since: None,
-            };
+            let counts = CountSnapshot { count, time_enabled: count * 10, time_running: 0, growing_since: None };
             update(&model, &mut sequence, &counts).expect("a model");
         }
         reader.join().expect("the reader");

@@ -17,11 +17,7 @@ const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
 /// The condition on which the reader is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) enum Wakeup {
     /// Wake the reader when a record crosses a page boundary of the data.
     Page,
@@ -127,10 +123,7 @@ impl Producer {
     /// # Errors
     /// The saved state is not valid.
     pub(super) fn restore(size: u64, saved: &SavedRing) -> Result<Self, Fault> {
-        let mode = RingMode {
-            writable: saved.writable,
-            backward: saved.backward,
-        };
+        let mode = RingMode { writable: saved.writable, backward: saved.backward };
         if !saved.head.is_multiple_of(8) || size == 0 && saved.head != 0 {
             return Err("the head is not a multiple of 8, or not zero without data");
         }
@@ -193,13 +186,7 @@ impl Producer {
     /// Stores a record at the head. If a loss is pending, stores its `PERF_RECORD_LOST` first. The next
     /// [`Producer::publish`] makes both visible.
     #[inline]
-    fn append(
-        &mut self,
-        pages: &mut impl Pages,
-        record: &[u64],
-        samples: u64,
-        context: &WriteContext<'_>,
-    ) -> Outcome {
+    fn append(&mut self, pages: &mut impl Pages, record: &[u64], samples: u64, context: &WriteContext<'_>) -> Outcome {
         if !self.has_loss() {
             return self.place(pages, &[], record, samples, context);
         }
@@ -255,10 +242,7 @@ impl Producer {
         if wake {
             self.roused = self.head;
         }
-        Outcome {
-            written: true,
-            wake,
-        }
+        Outcome { written: true, wake }
     }
 
     /// Bytes ever written, modulo 2^64.
@@ -391,10 +375,7 @@ impl<'a, P: Pages> Session<'a, P> {
 
     /// Counts samples without a record.
     pub(crate) fn lose(&mut self, samples: u64) -> Outcome {
-        Outcome {
-            written: false,
-            wake: self.producer.lose(samples),
-        }
+        Outcome { written: false, wake: self.producer.lose(samples) }
     }
 
     /// Writes the `PERF_RECORD_LOST` of a pending loss, if it fits. Returns whether to wake the reader.

@@ -53,11 +53,7 @@ pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
 
 /// Writes the time conversion of `clock` to the page of a restored ring. `sequence` has the same meaning as for
 /// [`show`].
-pub(super) fn retime(
-    pages: &impl Pages,
-    sequence: &mut u32,
-    clock: Clock,
-) -> Result<(), Unwritable> {
+pub(super) fn retime(pages: &impl Pages, sequence: &mut u32, clock: Clock) -> Result<(), Unwritable> {
     let odd = sequence.wrapping_add(1);
     *sequence = odd.wrapping_add(1);
     pages.store_half(LOCK, odd, Ordering::Relaxed)?;
@@ -71,23 +67,14 @@ pub(super) fn retime(
 }
 
 /// Writes `counts` to the page. `sequence` is the value of the sequence lock, which is even before and after the write.
-pub(super) fn update(
-    pages: &impl Pages,
-    sequence: &mut u32,
-    counts: &CountSnapshot,
-) -> Result<(), Unwritable> {
-    let capabilities = CAP_BIT0_IS_DEPRECATED
-        | CAP_USER_TIME_ZERO
-        | counts.growing_since.map_or(0, |_| CAP_USER_TIME);
+pub(super) fn update(pages: &impl Pages, sequence: &mut u32, counts: &CountSnapshot) -> Result<(), Unwritable> {
+    let capabilities = CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO | counts.growing_since.map_or(0, |_| CAP_USER_TIME);
     let fields = [
         (COUNT, counts.count),
         (ENABLED, counts.time_enabled),
         (RUNNING, counts.time_running),
         (CAPABILITIES, capabilities),
-        (
-            TIME_OFFSET,
-            counts.growing_since.unwrap_or(0).wrapping_neg(),
-        ),
+        (TIME_OFFSET, counts.growing_since.unwrap_or(0).wrapping_neg()),
     ];
     let odd = sequence.wrapping_add(1);
     *sequence = odd.wrapping_add(1);

@@ -9,7 +9,7 @@ pub(crate) use self::error::Fault;
 pub use self::error::{RestoreError, SaveError};
 pub use self::state::SavedState;
 pub(crate) use self::state::{
-    FORMAT, SavedArea, SavedDriver, SavedEvent, SavedFamily, SavedKeeper, SavedLife, SavedLink,
-    SavedNotice, SavedPendingAux, SavedPeriod, SavedPersistence, SavedQueue, SavedRing, SavedSink,
-    SavedSpan, SavedSpec, SavedTrace, SavedVcpu,
+    FORMAT, SavedArea, SavedDriver, SavedEvent, SavedFamily, SavedKeeper, SavedLife, SavedLink, SavedNotice,
+    SavedPendingAux, SavedPeriod, SavedPersistence, SavedQueue, SavedRing, SavedSink, SavedSpan, SavedSpec, SavedTrace,
+    SavedVcpu,
 };

@@ -7,9 +7,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::state::State;
 use crate::abi::{
-    COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_FLUSH, COMMAND_IN,
-    COMMAND_OUT, COMMAND_PERIOD, COMMAND_PROMPT, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET,
-    COMMAND_VCPU, Command, Reply,
+    COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_FLUSH, COMMAND_IN, COMMAND_OUT,
+    COMMAND_PERIOD, COMMAND_PROMPT, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command, Reply,
 };
 use crate::errno::{Errno, status};
 use crate::event::Context;
@@ -88,10 +87,7 @@ impl CommandBuffer {
                 // The buffer may be malformed or long, so check whether the turn ends.
                 continue;
             }
-            let mut rest = self
-                .bytes
-                .get(self.done * size_of::<Command>()..)
-                .unwrap_or_default();
+            let mut rest = self.bytes.get(self.done * size_of::<Command>()..).unwrap_or_default();
             while let Ok((command, later)) = Command::ref_from_prefix(rest) {
                 if self.turn.since().fills_a_turn() {
                     return Answer::Unfinished;
@@ -153,10 +149,7 @@ impl CommandBuffer {
         let (len, mut reader) = chain.reader()?;
         let (room, _) = chain.writer()?;
         let commands = len / size_of::<Command>();
-        if len % size_of::<Command>() != 0
-            || commands > self.left
-            || room < commands * size_of::<Reply>()
-        {
+        if len % size_of::<Command>() != 0 || commands > self.left || room < commands * size_of::<Reply>() {
             return Err(BadChain);
         }
         self.bytes.resize(len, 0);
@@ -185,11 +178,7 @@ fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
     if op == COMMAND_VCPU {
         let clean = id == 0 && has_no_operand(command);
         let result = if clean { Ok(()) } else { Err(Errno::EINVAL) };
-        return Some(Reply {
-            status: status(&result).into(),
-            value: u64::from(by).into(),
-            ..Reply::default()
-        });
+        return Some(Reply { status: status(&result).into(), value: u64::from(by).into(), ..Reply::default() });
     }
     if by == state.cpu.index
         && let Some(reply) = state.switch_plain(command)
@@ -223,11 +212,7 @@ fn aux_end_command(state: &mut State, command: &Command) -> Reply {
         false => Err(Errno::EINVAL),
     };
     match ended {
-        Ok((head, lost)) => Reply {
-            value: head.into(),
-            lost: lost.into(),
-            ..state.reply(id, Ok(()))
-        },
+        Ok((head, lost)) => Reply { value: head.into(), lost: lost.into(), ..state.reply(id, Ok(())) },
         Err(errno) => state.reply(id, Err(errno)),
     }
 }
@@ -235,10 +220,7 @@ fn aux_end_command(state: &mut State, command: &Command) -> Reply {
 fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errno> {
     let (op, id) = (command.op.get(), command.event.get());
     let has_value = command.value.get() != 0;
-    let takes_value = matches!(
-        op,
-        COMMAND_PERIOD | COMMAND_REFRESH | COMMAND_AUX_BEGIN | COMMAND_PROMPT
-    );
+    let takes_value = matches!(op, COMMAND_PERIOD | COMMAND_REFRESH | COMMAND_AUX_BEGIN | COMMAND_PROMPT);
     let has_room = command.room.get() != 0 && op != COMMAND_AUX_BEGIN;
     if command.reserved.get() != 0 || has_room || has_value && !takes_value {
         return Err(Errno::EINVAL);
@@ -249,12 +231,7 @@ fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errn
     let event = state.event(id).ok_or(Errno::ENOENT)?;
     let changes = matches!(
         op,
-        COMMAND_ENABLE
-            | COMMAND_DISABLE
-            | COMMAND_RESET
-            | COMMAND_PERIOD
-            | COMMAND_REFRESH
-            | COMMAND_PROMPT
+        COMMAND_ENABLE | COMMAND_DISABLE | COMMAND_RESET | COMMAND_PERIOD | COMMAND_REFRESH | COMMAND_PROMPT
     );
     if changes && event.is_operators() {
         return Err(Errno::EPERM);

@@ -106,10 +106,7 @@ impl Cpu {
         work::charge_host_call();
         let permitted = self.backend.permit(request);
         let opened = permitted.and_then(|()| self.backend.source.open(request, thread));
-        self.refusal = opened
-            .as_ref()
-            .err()
-            .map(|error| self.backend.refused(error));
+        self.refusal = opened.as_ref().err().map(|error| self.backend.refused(error));
         opened
     }
 
@@ -166,16 +163,9 @@ impl Cpu {
         let thread = self.thread().ok_or_else(no_thread)?;
         let source = &self.backend.source;
         let permitted = self.backend.permit(request);
-        let shared =
-            permitted.and_then(|()| self.counters.share(request, || source.counters(thread)));
-        self.refusal = shared
-            .as_ref()
-            .err()
-            .map(|error| self.backend.refused(error));
-        Ok(Lease {
-            key: shared?,
-            threads: self.threads,
-        })
+        let shared = permitted.and_then(|()| self.counters.share(request, || source.counters(thread)));
+        self.refusal = shared.as_ref().err().map(|error| self.backend.refused(error));
+        Ok(Lease { key: shared?, threads: self.threads })
     }
 
     /// Removes an event from a shared counter.
@@ -235,22 +225,14 @@ struct Shared {
 }
 
 impl Counters {
-    fn share(
-        &mut self,
-        request: &Request,
-        make: impl FnOnce() -> Box<dyn CounterSet>,
-    ) -> io::Result<CounterKey> {
+    fn share(&mut self, request: &Request, make: impl FnOnce() -> Box<dyn CounterSet>) -> io::Result<CounterKey> {
         if let Some(shared) = self.shared.iter_mut().find(|one| one.request == *request) {
             shared.events += 1;
             return Ok(shared.key);
         }
         work::charge_host_call();
         let key = self.set.get_or_insert_with(make).add(request)?;
-        self.shared.push(Shared {
-            request: *request,
-            key,
-            events: 1,
-        });
+        self.shared.push(Shared { request: *request, key, events: 1 });
         Ok(key)
     }
 

@@ -52,9 +52,7 @@ impl Merge {
     /// The overflows up to `until`, oldest first.
     pub(crate) fn due(&mut self, until: u64) -> impl Iterator<Item = &Recorded> {
         self.sort();
-        self.held
-            .iter()
-            .take_while(move |recorded| recorded.tsc <= until)
+        self.held.iter().take_while(move |recorded| recorded.tsc <= until)
     }
 
     fn sort(&mut self) {
@@ -88,12 +86,7 @@ mod tests {
     use super::*;
 
     fn recorded(event: u64, tsc: u64) -> Recorded {
-        Recorded {
-            event,
-            tsc,
-            regs: GuestRegs { ip: 1, user: true },
-            period: 1,
-        }
+        Recorded { event, tsc, regs: GuestRegs { ip: 1, user: true }, period: 1 }
     }
 
     fn all(merge: &mut Merge, until: u64) -> Vec<(u64, u64)> {

@@ -55,10 +55,7 @@ impl Shard {
         let vcpu = Arc::new(Vcpu::default());
         let cpu = Cpu::new(index, Arc::clone(backend), Arc::clone(&vcpu));
         let state = State::new(cpu, Writer::new(Arc::clone(notices)));
-        Self {
-            vcpu,
-            state: Lock::new(state),
-        }
+        Self { vcpu, state: Lock::new(state) }
     }
 
     /// Calls `act` while the shard is locked. Returns the result, and the work that was deferred to other shards. The

@@ -87,13 +87,7 @@ pub(crate) struct ExitView<'a> {
 
 impl<'a> ExitView<'a> {
     pub(crate) fn new(registers: &'a mut dyn Registers, mark: Option<u32>) -> Self {
-        Self {
-            registers,
-            regs: None,
-            cpu: None,
-            tsc: None,
-            mark,
-        }
+        Self { registers, regs: None, cpu: None, tsc: None, mark }
     }
 
     /// Takes the time and registers from `stamp`, which was made at a traced exit, so that they are not read again.

@@ -58,10 +58,7 @@ impl RunSlots {
         }
         used.counters.fetch_add(1, Ordering::Relaxed);
         used.rate.fetch_add(rate, Ordering::Relaxed);
-        Some(RunSlot {
-            used: Arc::clone(used),
-            rate,
-        })
+        Some(RunSlot { used: Arc::clone(used), rate })
     }
 
     /// Returns whether a slot was freed, a rate was lowered or [`RunSlots::look_again`] was called since the last call.
@@ -115,19 +112,13 @@ pub(crate) struct OpenSlot(Arc<AtomicU32>);
 
 impl CounterPool {
     pub(crate) fn new(most: u32) -> Self {
-        Self {
-            open: Arc::default(),
-            most,
-            peak: AtomicU32::new(0),
-        }
+        Self { open: Arc::default(), most, peak: AtomicU32::new(0) }
     }
 
     /// Takes a slot, if one is left.
     pub(crate) fn take(&self) -> Option<OpenSlot> {
         let one_more = |open: u32| (open < self.most).then_some(open + 1);
-        let taken = self
-            .open
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        let taken = self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
         let before = taken.ok()?;
         self.peak.fetch_max(before + 1, Ordering::Relaxed);
         Some(OpenSlot(Arc::clone(&self.open)))
@@ -152,10 +143,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: RunLimit = RunLimit {
-        counters: 3,
-        rate: 1000,
-    };
+    const LIMIT: RunLimit = RunLimit { counters: 3, rate: 1000 };
 
     #[test]
     fn counters_beyond_the_limit_find_no_slot() {
@@ -201,10 +189,7 @@ mod tests {
     #[test]
     fn slots_dropped_on_another_thread_are_freed() {
         const SLOTS: usize = 200_000;
-        let limit = RunLimit {
-            counters: u32::MAX,
-            rate: u64::MAX,
-        };
+        let limit = RunLimit { counters: u32::MAX, rate: u64::MAX };
         let slots = RunSlots::default();
         thread::scope(|scope| {
             let (sender, ended) = mpsc::sync_channel(64);

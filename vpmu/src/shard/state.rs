@@ -15,10 +15,9 @@ use super::moment::{ExitView, Moment, Overflows, Periods};
 use super::waits::Waits;
 use super::writer::{Note, Writer, context, woken};
 use crate::abi::{
-    COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, ExitPacket, KIND_EXITS, KIND_MARK,
-    KIND_SAMPLE_TRACE, KIND_VMM_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN,
-    PACKET_CUT, PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER, Reply, SYNC_START,
-    SamplePacket,
+    COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, ExitPacket, KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE,
+    KIND_VMM_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN, PACKET_CUT, PACKET_EXIT, PACKET_HARDWARE,
+    PACKET_IP, PACKET_USER, Reply, SYNC_START, SamplePacket,
 };
 use crate::area::Refused;
 use crate::clock::Clock;
@@ -34,9 +33,8 @@ use crate::period::Period;
 use crate::producer::AuxError;
 use crate::queues::{DeviceQueue, QueueState};
 use crate::record::{
-    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, Member, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
-    SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
-    SampleId,
+    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, Member, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_READ, SAMPLE_REGS_INTR,
+    SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample, SampleId,
 };
 use crate::ring::{CountSnapshot, Session, Wakeup};
 use crate::save::SavedQueue;
@@ -61,8 +59,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 /// an unbounded number of overflows.
 const MOST_HELD: usize = 16_384;
 /// Fields of a sample that need the guest's registers.
-const PLACES: u64 =
-    SAMPLE_IP | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+const PLACES: u64 = SAMPLE_IP | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
 /// Hashes event ids. The device assigns ids in order, so a guest cannot force collisions.
 #[derive(Debug, Default, Clone, Copy)]
@@ -80,9 +77,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, id: u64) {
-        self.0 = (self.0 ^ id)
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .rotate_left(26);
+        self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
     }
 }
 
@@ -125,11 +120,7 @@ struct Counts {
 
 impl Counts {
     fn reading(&self) -> Reading<'_> {
-        Reading {
-            time_enabled: self.time_enabled,
-            time_running: self.time_running,
-            members: &self.members,
-        }
+        Reading { time_enabled: self.time_enabled, time_running: self.time_running, members: &self.members }
     }
 }
 
@@ -370,10 +361,7 @@ impl State {
 
     /// The error for a failed open request. Includes the host's reason if the host refused a counter.
     fn deny(&mut self, errno: Errno) -> Denied {
-        Denied {
-            errno,
-            refusal: self.cpu.take_refusal(),
-        }
+        Denied { errno, refusal: self.cpu.take_refusal() }
     }
 
     /// Removes and returns a task event that is not placed on a vCPU, for another shard to receive.
@@ -457,10 +445,7 @@ impl State {
             self.claim_exit();
         }
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
-        if event.placed_on() != Some(self.cpu.index)
-            || !event.is_enabled()
-            || event.active_on().is_some()
-        {
+        if event.placed_on() != Some(self.cpu.index) || !event.is_enabled() || event.active_on().is_some() {
             return Ok(());
         }
         if event.has_failed() {
@@ -585,9 +570,7 @@ impl State {
         let period = match period.rate() {
             Rate::Frequency(_) if (1..=highest).contains(&asked) => Period::frequency(asked),
             // perf does not accept a period whose top bit is set.
-            Rate::Period(_) if asked >> 63 == 0 && asked >= event.spec.shortest_period => {
-                Period::new(asked)
-            }
+            Rate::Period(_) if asked >> 63 == 0 && asked >= event.spec.shortest_period => Period::new(asked),
             _ => return Err(Errno::EINVAL),
         };
         let changed = event.set_period(period, self.cpu.backend.run_limit());
@@ -682,10 +665,7 @@ impl State {
             if !self.events.contains_key(&id) {
                 self.errands.push(errand(id));
             } else if let Err(errno) = act(self, id) {
-                log::debug!(
-                    "event {id} cannot start or stop with its leader {leader}: errno {}",
-                    errno.get()
-                );
+                log::debug!("event {id} cannot start or stop with its leader {leader}: errno {}", errno.get());
             }
         }
     }
@@ -697,20 +677,13 @@ impl State {
             event.join(group);
         }
         if leaves && let Err(errno) = self.start(id) {
-            log::debug!(
-                "event {id} cannot start after it left its group: errno {}",
-                errno.get()
-            );
+            log::debug!("event {id} cannot start after it left its group: errno {}", errno.get());
         }
     }
 
     /// Changes an event, and updates its hooks. The vCPU may read the hooks during the update, so hooks that
     /// the event needs before and after the change stay set throughout.
-    fn with_hooks<T>(
-        &mut self,
-        id: u64,
-        change: impl FnOnce(&mut Event, &mut Cpu) -> T,
-    ) -> Option<T> {
+    fn with_hooks<T>(&mut self, id: u64, change: impl FnOnce(&mut Event, &mut Cpu) -> T) -> Option<T> {
         let event = self.events.get_mut(&id)?;
         let before = event.active_on().map(|_| event.hooks());
         let changed = change(event, &mut self.cpu);
@@ -787,8 +760,7 @@ impl State {
         if let Some(event) = self.events.get(&id) {
             let sample_id = self.sample_id(event);
             let sink = event.sink.as_deref();
-            self.writer
-                .flush(sink, &event.spec, &sample_id, Flush::CloseArea);
+            self.writer.flush(sink, &event.spec, &sample_id, Flush::CloseArea);
         }
     }
 
@@ -895,19 +867,12 @@ impl State {
     ///
     /// # Errors
     /// [`AuxError`].
-    pub(crate) fn release_aux(
-        &mut self,
-        id: u64,
-        sink: &Sink,
-        token: u64,
-        size: u64,
-    ) -> Result<(), AuxError> {
+    pub(crate) fn release_aux(&mut self, id: u64, sink: &Sink, token: u64, size: u64) -> Result<(), AuxError> {
         let event = self.events.get(&id).ok_or(AuxError::NoEvent(id))?;
         let sample_id = self.sample_id(event);
         let event = self.events.get_mut(&id).ok_or(AuxError::NoEvent(id))?;
         let trace = event.trace.as_mut().ok_or(AuxError::NoEvent(id))?;
-        self.writer
-            .release(sink, &event.spec, &sample_id, trace, token, size)?;
+        self.writer.release(sink, &event.spec, &sample_id, trace, token, size)?;
         Ok(())
     }
 
@@ -938,8 +903,7 @@ impl State {
         let sink = event.sink.as_ref();
         if sink.is_some_and(|sink| sink.owes(event.spec.is_trace())) {
             let sample_id = self.sample_id(event);
-            self.writer
-                .flush(event.sink.as_deref(), &event.spec, &sample_id, Flush::Owed);
+            self.writer.flush(event.sink.as_deref(), &event.spec, &sample_id, Flush::Owed);
         }
     }
 
@@ -965,11 +929,7 @@ impl State {
     /// Prepares a trace for its new area. Writes a sync packet at the start of the area. Also writes
     /// `PERF_RECORD_ITRACE_START` to the ring if the trace has not written that record before.
     pub(crate) fn begin_area(&mut self, id: u64) {
-        if let Some(trace) = self
-            .events
-            .get_mut(&id)
-            .and_then(|event| event.trace.as_mut())
-        {
+        if let Some(trace) = self.events.get_mut(&id).and_then(|event| event.trace.as_mut()) {
             trace.sync(SYNC_START);
         }
         self.announce(id);
@@ -1006,8 +966,7 @@ impl State {
         let counts = self.counts(id);
         if let Some(event) = self.events.get(&id) {
             let note = Note::Read(counts.reading());
-            self.writer
-                .note(event.sink.as_deref(), &event.spec, &sample_id, &note);
+            self.writer.note(event.sink.as_deref(), &event.spec, &sample_id, &note);
         }
     }
 
@@ -1050,9 +1009,7 @@ impl State {
         };
         let members: Arc<[Member]> = group.events.iter().map(read).collect();
         if self.overflows.running {
-            self.overflows
-                .read
-                .insert(group.leader, Arc::clone(&members));
+            self.overflows.read.insert(group.leader, Arc::clone(&members));
         }
         members
     }
@@ -1062,11 +1019,7 @@ impl State {
         let clock = self.cpu.backend.clock;
         let event = self.events.get_mut(&id)?;
         let updated = event.update(&mut self.cpu);
-        let member = Member {
-            value: event.counts(clock).count,
-            id: owner,
-            lost: event.lost(),
-        };
+        let member = Member { value: event.counts(clock).count, id: owner, lost: event.lost() };
         if let Err(error) = updated {
             self.fail(id, error);
         }
@@ -1146,10 +1099,7 @@ impl State {
         self.metrics.sampling_throttles += u64::from(!ids.is_empty());
         for id in ids {
             let rested = self.with_hooks(id, |event, _| event.rest(backend.rate_limit, time));
-            let sample_id = self.events.get(&id).map(|event| SampleId {
-                time,
-                ..self.sample_id(event)
-            });
+            let sample_id = self.events.get(&id).map(|event| SampleId { time, ..self.sample_id(event) });
             if let Some(sample_id) = sample_id {
                 self.note(id, &sample_id, &Note::Throttle);
             }
@@ -1200,10 +1150,7 @@ impl State {
             self.flush_batched();
         }
         for (id, done) in completed {
-            let periods = Periods::Equal {
-                overflows: done.overflows,
-                length: done.length,
-            };
+            let periods = Periods::Equal { overflows: done.overflows, length: done.length };
             let moment = exit.moment(self);
             self.queue_overflows(id, periods, moment);
         }
@@ -1243,10 +1190,7 @@ impl State {
                 continue;
             };
             let spec = &event.spec;
-            if !spec.traces_exits()
-                || event.is_paused()
-                || !exit_matches(spec.config, stamp.exit.reason)
-            {
+            if !spec.traces_exits() || event.is_paused() || !exit_matches(spec.config, stamp.exit.reason) {
                 continue;
             }
             match stamp.regs {
@@ -1321,8 +1265,7 @@ impl State {
         let paused = event.is_paused();
         if let Some(trace) = &mut event.trace {
             let (sink, packet) = (event.sink.as_deref(), Packet::Exit(&packet));
-            self.writer
-                .produce(sink, &event.spec, &sample_id, exit.tsc, trace, packet);
+            self.writer.produce(sink, &event.spec, &sample_id, exit.tsc, trace, packet);
         }
         if paused {
             // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
@@ -1352,11 +1295,7 @@ impl State {
 
     /// Queues overflows, which the enclosing [`State::run_overflows`] then applies.
     fn queue_overflows(&mut self, event: u64, periods: Periods, moment: Moment) {
-        self.overflows.overflows.push_back(Overflows {
-            event,
-            periods,
-            moment,
-        });
+        self.overflows.overflows.push_back(Overflows { event, periods, moment });
     }
 
     /// Takes the overflows of one host counter, and queues them with the moment of the current exit. Returns the number
@@ -1370,9 +1309,7 @@ impl State {
         let overflows = samples.len() as u64;
         work::charge_examined(samples.len());
         if let Some(first) = samples.first().filter(|_| event.takes_time()) {
-            let first = self
-                .first_overflow
-                .map_or(first.tsc, |before| before.min(first.tsc));
+            let first = self.first_overflow.map_or(first.tsc, |before| before.min(first.tsc));
             self.first_overflow = Some(first);
         }
         if overflows > 0 {
@@ -1420,11 +1357,7 @@ impl State {
 
     /// Applies overflows of an event. Starts and stops the events linked to it, and writes its records or its packet.
     fn overflows_act(&mut self, found: Overflows) {
-        let Overflows {
-            event: id,
-            mut periods,
-            moment,
-        } = found;
+        let Overflows { event: id, mut periods, moment } = found;
         let Some(event) = self.events.get(&id) else {
             return;
         };
@@ -1444,9 +1377,7 @@ impl State {
         let limit = self.cpu.backend.rate_limit;
         let event = self.events.get(&id)?;
         if !event.is_throttled() && !self.allows(event.is_operators(), moment.time) {
-            return self.with_hooks(id, |event, _| {
-                (Verdict::Exhausted, event.exhaust(limit, moment.time))
-            });
+            return self.with_hooks(id, |event, _| (Verdict::Exhausted, event.exhaust(limit, moment.time)));
         }
         self.with_hooks(id, |event, _| event.admit(limit, moment.time))
     }
@@ -1528,10 +1459,7 @@ impl State {
             stack: capture.stack(),
             regs_intr: capture.regs_intr(),
         };
-        if !self
-            .writer
-            .sample(event.sink.as_deref(), spec, &sample_id, &sample)
-        {
+        if !self.writer.sample(event.sink.as_deref(), spec, &sample_id, &sample) {
             event.lost = event.lost.saturating_add(1);
         } else if !event.is_operators() {
             self.budget_share.spend(self.writer.record.size());
@@ -1546,12 +1474,10 @@ impl State {
         };
         if let Some(trace) = &mut event.trace {
             let bytes = overflows.saturating_mul(size_of::<SamplePacket>() as u64);
-            self.writer
-                .lose_packets(event.sink.as_deref(), trace, overflows, bytes);
+            self.writer.lose_packets(event.sink.as_deref(), trace, overflows, bytes);
         } else {
             event.lost = event.lost.saturating_add(overflows);
-            self.writer
-                .lose(event.sink.as_deref(), &event.spec, overflows);
+            self.writer.lose(event.sink.as_deref(), &event.spec, overflows);
         }
     }
 
@@ -1573,11 +1499,7 @@ impl State {
         self.each_member(id, Self::stop, Errand::Stop);
         if let Some(event) = self.events.get(&id) {
             let of = woken(event.sink.as_deref(), &event.spec);
-            let limit = NoticeChange::Limit {
-                event: id,
-                of,
-                woke,
-            };
+            let limit = NoticeChange::Limit { event: id, of, woke };
             self.writer.notice(limit);
         }
         true
@@ -1585,18 +1507,13 @@ impl State {
 
     fn note(&mut self, id: u64, sample_id: &SampleId, note: &Note<'_>) {
         if let Some(event) = self.events.get(&id) {
-            self.writer
-                .note(event.sink.as_deref(), &event.spec, sample_id, note);
+            self.writer.note(event.sink.as_deref(), &event.spec, sample_id, note);
         }
     }
 
     /// Starts, stops or toggles the targets of an event after that event has overflowed.
     fn trigger(&mut self, id: u64) {
-        let Some(event) = self
-            .events
-            .get_mut(&id)
-            .filter(|event| !event.effects.is_empty())
-        else {
+        let Some(event) = self.events.get_mut(&id).filter(|event| !event.effects.is_empty()) else {
             return;
         };
         let effects = std::mem::take(&mut event.effects);
@@ -1636,8 +1553,7 @@ impl State {
             return;
         };
         self.note_wait(id);
-        let sampled =
-            |event: &&Event| paused && event.is_sampled_by_host() && event.active_on().is_some();
+        let sampled = |event: &&Event| paused && event.is_sampled_by_host() && event.active_on().is_some();
         match self.events.get(&id).filter(sampled) {
             Some(event) if event.is_batched() => self.flush_last_batch(id),
             Some(_) => self.run_overflows(|state| {
@@ -1706,14 +1622,7 @@ impl State {
     /// Writes one packet for the overflows of a trace that were found together. `period` is the sum of their periods.
     /// The packet is lost if the vCPU is in an excluded mode, or if its state is unknown, for example because the
     /// vCPU has run since the exit.
-    fn write_sample_packet(
-        &mut self,
-        id: u64,
-        sample_id: &SampleId,
-        moment: &Moment,
-        overflows: u64,
-        period: u64,
-    ) {
+    fn write_sample_packet(&mut self, id: u64, sample_id: &SampleId, moment: &Moment, overflows: u64, period: u64) {
         let Some(event) = self.events.get_mut(&id) else {
             return;
         };
@@ -1729,20 +1638,9 @@ impl State {
             self.writer.lose_packets(sink, trace, 1, len);
             return;
         };
-        let found = OverflowBatch {
-            place,
-            overflows,
-            period,
-        };
+        let found = OverflowBatch { place, overflows, period };
         let packet = found.packet(sample_id);
-        self.writer.produce(
-            sink,
-            spec,
-            sample_id,
-            moment.tsc,
-            trace,
-            Packet::Sample(&packet),
-        );
+        self.writer.produce(sink, spec, sample_id, moment.tsc, trace, Packet::Sample(&packet));
     }
 
     // Throttles.
@@ -1778,10 +1676,7 @@ impl State {
         }
         match self.with_hooks(id, |event, _| event.unthrottle(limit, time)) {
             Some(Ok(true)) => {
-                let sample_id = self.events.get(&id).map(|event| SampleId {
-                    time,
-                    ..self.sample_id(event)
-                });
+                let sample_id = self.events.get(&id).map(|event| SampleId { time, ..self.sample_id(event) });
                 if let Some(sample_id) = sample_id {
                     self.note(id, &sample_id, &Note::Unthrottle);
                 }
@@ -1837,10 +1732,7 @@ impl State {
         let status = status(&result);
         match self.events.get(&id) {
             Some(event) => reply(event, self.cpu.backend.clock, status),
-            None => Reply {
-                status: status.into(),
-                ..Reply::default()
-            },
+            None => Reply { status: status.into(), ..Reply::default() },
         }
     }
 
@@ -1893,8 +1785,7 @@ impl State {
         let updated = self.update(id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let sample_id = self.sample_id(event);
-        self.writer
-            .flush(event.sink.as_deref(), &event.spec, &sample_id, Flush::Rouse);
+        self.writer.flush(event.sink.as_deref(), &event.spec, &sample_id, Flush::Rouse);
         match event.has_failed() {
             true => Err(Errno::EIO),
             false => updated,
@@ -2003,10 +1894,7 @@ impl State {
                 // The overflow happened before `now`, even if the conversion of the host's clock gives a later
                 // time.
                 tsc: overflow.tsc.min(now),
-                regs: GuestRegs {
-                    ip: overflow.ip,
-                    user: overflow.ip < KERNEL_HALF,
-                },
+                regs: GuestRegs { ip: overflow.ip, user: overflow.ip < KERNEL_HALF },
                 period: overflow.period,
             });
         }
@@ -2054,16 +1942,14 @@ impl State {
     fn write_batch(&mut self, batch: &mut [MergeEntry], history: &TaskHistory) {
         batch.sort_by_key(|entry| {
             let event = self.events.get(&entry.event);
-            event
-                .and_then(|event| event.sink.as_ref())
-                .map(|sink| sink.id())
+            event.and_then(|event| event.sink.as_ref()).map(|sink| sink.id())
         });
         let mut rest = &*batch;
         while let Some((first, others)) = rest.split_first() {
             let event = self.events.get(&first.event);
-            let written = event.and_then(|event| event.sink.clone()).and_then(|sink| {
-                sink.burst(|session| self.write_burst(session, &sink, rest, history))
-            });
+            let written = event
+                .and_then(|event| event.sink.clone())
+                .and_then(|sink| sink.burst(|session| self.write_burst(session, &sink, rest, history)));
             rest = match written.unwrap_or(0) {
                 // The first overflow needs the general path, or its event has no ring.
                 0 => {
@@ -2101,10 +1987,7 @@ impl State {
             let Some(event) = self.events.get_mut(&entry.event) else {
                 return index;
             };
-            let own = event
-                .sink
-                .as_ref()
-                .is_some_and(|own| Arc::ptr_eq(own, sink));
+            let own = event.sink.as_ref().is_some_and(|own| Arc::ptr_eq(own, sink));
             let regs = entry.regs;
             let guests = !event.is_operators();
             if !own || event.spec.excludes(regs.user) || event.is_throttled() {
@@ -2128,12 +2011,7 @@ impl State {
             };
             let spec = &event.spec;
             let sample_id = moment.sample_id(event);
-            let sample = Sample {
-                misc: misc(Some(regs)),
-                ip: regs.ip,
-                period: entry.period,
-                ..Sample::default()
-            };
+            let sample = Sample { misc: misc(Some(regs)), ip: regs.ip, period: entry.period, ..Sample::default() };
             let context = context(spec, &sample_id);
             let outcome = match self.writer.record.sample(&spec.layout, &sample_id, &sample) {
                 Ok(record) => {
@@ -2176,10 +2054,7 @@ impl State {
             vcpu: self.cpu.index,
             tsc,
             time: self.cpu.backend.clock.nanoseconds(tsc),
-            place: Some(CpuContext {
-                regs: entry.regs,
-                cpu: None,
-            }),
+            place: Some(CpuContext { regs: entry.regs, cpu: None }),
             task: task.unwrap_or_default(),
             addr: 0,
         })
@@ -2234,8 +2109,7 @@ impl State {
             let outside = clock.nanoseconds(until).saturating_sub(sample_id.time);
             let packet = exit_packet(exit, &sample_id, outside);
             let packet = Packet::Exit(&packet);
-            self.writer
-                .produce(sink, spec, &sample_id, tsc, trace, packet);
+            self.writer.produce(sink, spec, &sample_id, tsc, trace, packet);
         }
     }
 }

@@ -120,12 +120,10 @@ impl Writer {
         sample: &Sample<'_>,
     ) -> bool {
         let written = self.write(sink, spec, sample_id, |record, context, sink| {
-            sink.write(
-                |ring, memory| match record.sample(&spec.layout, sample_id, sample) {
-                    Ok(sample) => ring.write(memory, sample, context),
-                    Err(_) => ring.lose(1),
-                },
-            )
+            sink.write(|ring, memory| match record.sample(&spec.layout, sample_id, sample) {
+                Ok(sample) => ring.write(memory, sample, context),
+                Err(_) => ring.lose(1),
+            })
         });
         self.count_sample(written);
         written
@@ -143,19 +141,11 @@ impl Writer {
     /// Counts overflows for which no record can be made.
     pub(crate) fn lose(&mut self, sink: Option<&Sink>, spec: &EventSpec, overflows: u64) {
         self.tally.lost = self.tally.lost.saturating_add(overflows);
-        self.write(sink, spec, &SampleId::default(), |_, _, sink| {
-            sink.write(|ring, _| ring.lose(overflows))
-        });
+        self.write(sink, spec, &SampleId::default(), |_, _, sink| sink.write(|ring, _| ring.lose(overflows)));
     }
 
     /// Writes a record other than a sample, if it fits.
-    pub(crate) fn note(
-        &mut self,
-        sink: Option<&Sink>,
-        spec: &EventSpec,
-        sample_id: &SampleId,
-        note: &Note<'_>,
-    ) {
+    pub(crate) fn note(&mut self, sink: Option<&Sink>, spec: &EventSpec, sample_id: &SampleId, note: &Note<'_>) {
         self.write(sink, spec, sample_id, |record, context, sink| {
             let built = match note {
                 Note::Throttle => Ok(record.throttle(context.layout, sample_id)),
@@ -170,13 +160,7 @@ impl Writer {
     }
 
     /// Writes the pending records of an event's ring that fit.
-    pub(crate) fn flush(
-        &mut self,
-        sink: Option<&Sink>,
-        spec: &EventSpec,
-        sample_id: &SampleId,
-        how: Flush,
-    ) {
+    pub(crate) fn flush(&mut self, sink: Option<&Sink>, spec: &EventSpec, sample_id: &SampleId, how: Flush) {
         let Some(sink) = sink else {
             return;
         };
@@ -201,8 +185,7 @@ impl Writer {
         packet: Packet<'_>,
     ) -> bool {
         let record = &mut self.record;
-        let produced =
-            sink.and_then(|sink| sink.produce(record, spec, sample_id, tsc, trace, packet));
+        let produced = sink.and_then(|sink| sink.produce(record, spec, sample_id, tsc, trace, packet));
         let Some(produced) = produced else {
             self.lose_packets(sink, trace, 1, packet.len());
             return false;
@@ -256,13 +239,7 @@ impl Writer {
     }
 
     /// Counts `packets` packets of a trace, `bytes` bytes in total, that were lost before they could be written.
-    pub(crate) fn lose_packets(
-        &mut self,
-        sink: Option<&Sink>,
-        trace: &mut Trace,
-        packets: u64,
-        bytes: u64,
-    ) {
+    pub(crate) fn lose_packets(&mut self, sink: Option<&Sink>, trace: &mut Trace, packets: u64, bytes: u64) {
         trace.lose(packets, bytes);
         self.tally.aux_lost = self.tally.aux_lost.saturating_add(bytes);
         if let Some(sink) = sink {
@@ -272,13 +249,7 @@ impl Writer {
 
     /// Writes `PERF_RECORD_ITRACE_START` to the ring of a trace if the device manages an area for the trace and the
     /// record fits. Writes the record only once.
-    pub(crate) fn announce(
-        &mut self,
-        sink: Option<&Sink>,
-        spec: &EventSpec,
-        sample_id: &SampleId,
-        trace: &mut Trace,
-    ) {
+    pub(crate) fn announce(&mut self, sink: Option<&Sink>, spec: &EventSpec, sample_id: &SampleId, trace: &mut Trace) {
         let shape = sink.map(Sink::shape);
         if trace.announced || shape.is_none_or(|shape| !shape.has_area || shape.driven) {
             return;
@@ -342,10 +313,5 @@ pub(super) fn woken(sink: Option<&Sink>, spec: &EventSpec) -> Woken {
 
 /// Returns the context in which the event that `spec` describes writes a record with `sample_id`.
 pub(super) fn context<'a>(spec: &'a EventSpec, sample_id: &'a SampleId) -> WriteContext<'a> {
-    WriteContext {
-        layout: &spec.layout,
-        sample_id,
-        wakeup: spec.wakeup,
-        prompt: spec.prompt,
-    }
+    WriteContext { layout: &spec.layout, sample_id, wakeup: spec.wakeup, prompt: spec.prompt }
 }

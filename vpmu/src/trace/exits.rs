@@ -1,8 +1,6 @@
 //! Builds the packets of an exit trace. The caller decides when an exit ends, and writes the packet to an area.
 
-use crate::abi::{
-    DETAIL_COUNT_SHIFT, DETAIL_WRITE, ExitPacket, PACKET_CUT, PACKET_EXIT, PACKET_IP, PACKET_USER,
-};
+use crate::abi::{DETAIL_COUNT_SHIFT, DETAIL_WRITE, ExitPacket, PACKET_CUT, PACKET_EXIT, PACKET_IP, PACKET_USER};
 use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::tasks::Task;
 use crate::vcpu::exit_config;
@@ -30,9 +28,7 @@ impl OpenExit {
         let access = self.exit.access;
         ExitPacket {
             kind: PACKET_EXIT,
-            flags: flag(user, PACKET_USER)
-                | flag(self.regs.is_some(), PACKET_IP)
-                | flag(cut, PACKET_CUT),
+            flags: flag(user, PACKET_USER) | flag(self.regs.is_some(), PACKET_IP) | flag(cut, PACKET_CUT),
             reason: reason(self.exit.reason).into(),
             vcpu: self.vcpu.into(),
             time: self.time.into(),
@@ -68,28 +64,11 @@ mod tests {
     use crate::machine::Access;
 
     fn open_exit(exit: Exit) -> OpenExit {
-        OpenExit {
-            exit,
-            vcpu: 3,
-            tsc: 500,
-            time: 1000,
-            regs: Some(GuestRegs {
-                ip: 0x1234,
-                user: true,
-            }),
-        }
+        OpenExit { exit, vcpu: 3, tsc: 500, time: 1000, regs: Some(GuestRegs { ip: 0x1234, user: true }) }
     }
 
     fn access(reason: ExitReason, write: bool) -> Exit {
-        Exit {
-            reason,
-            access: Some(Access {
-                address: 0x3f8,
-                size: 4,
-                write,
-                count: 7,
-            }),
-        }
+        Exit { reason, access: Some(Access { address: 0x3f8, size: 4, write, count: 7 }) }
     }
 
     #[test]
@@ -111,10 +90,7 @@ mod tests {
 
     #[test]
     fn packet_of_unknown_state_has_zeros() {
-        let silent = OpenExit {
-            regs: None,
-            ..open_exit(ExitReason::Hlt.into())
-        };
+        let silent = OpenExit { regs: None, ..open_exit(ExitReason::Hlt.into()) };
         // If the clock was set back, the time outside the guest is zero.
         let packet = silent.packet(Task::default(), 900, true);
         assert_eq!(u64::from(packet.reason.get()), EXIT_HLT);

@@ -7,8 +7,8 @@ mod samples;
 use zerocopy::transmute;
 
 use crate::abi::{
-    ExitPacket, FORMAT_EXITS, FORMAT_SAMPLES, KIND_SAMPLE_TRACE, PACKET_COLLISION, PACKET_SYNC,
-    PAGE_SIZE, SYNC_LOSS, SYNC_MAGIC, SYNC_PAGE, SYNC_RESUME, SYNC_START, SamplePacket, SyncPacket,
+    ExitPacket, FORMAT_EXITS, FORMAT_SAMPLES, KIND_SAMPLE_TRACE, PACKET_COLLISION, PACKET_SYNC, PAGE_SIZE, SYNC_LOSS,
+    SYNC_MAGIC, SYNC_PAGE, SYNC_RESUME, SYNC_START, SamplePacket, SyncPacket,
 };
 use crate::area::{Appended, Entry};
 use crate::event::EventSpec;
@@ -59,13 +59,7 @@ pub(crate) struct Laid {
 impl Trace {
     /// A trace that has not begun.
     pub(crate) fn new() -> Self {
-        Self {
-            sequence: 0,
-            count: 0,
-            lost: 0,
-            due: SYNC_START,
-            announced: false,
-        }
+        Self { sequence: 0, count: 0, lost: 0, due: SYNC_START, announced: false }
     }
 
     /// The current state, to be saved.
@@ -139,13 +133,7 @@ impl Trace {
             };
             transmute!(sync)
         });
-        Laid {
-            skip,
-            sync,
-            packet: words,
-            len,
-            collision,
-        }
+        Laid { skip, sync, packet: words, len, collision }
     }
 
     /// Accounts for the packet that was laid out, whether or not it was appended.
@@ -189,10 +177,7 @@ impl Trace {
             }
             Packet::Sample(sample) => {
                 let collision = sample.flags & PACKET_COLLISION != 0;
-                let words = transmute!(SamplePacket {
-                    sequence,
-                    ..*sample
-                });
+                let words = transmute!(SamplePacket { sequence, ..*sample });
                 (words, LONGEST, collision)
             }
         }

@@ -2,9 +2,7 @@
 
 use zerocopy::little_endian::U64;
 
-use crate::abi::{
-    PACKET_COLLISION, PACKET_IP, PACKET_REGS, PACKET_SAMPLE, PACKET_USER, SamplePacket,
-};
+use crate::abi::{PACKET_COLLISION, PACKET_IP, PACKET_REGS, PACKET_SAMPLE, PACKET_USER, SamplePacket};
 use crate::arch::packet_registers;
 use crate::record::SampleId;
 use crate::unwind::CpuContext;

@@ -1,9 +1,7 @@
 //! The parts of the vCPU's state that a sample contains if its event requests them: callers, registers and stack, in
 //! perf's format.
 
-use super::frames::{
-    CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
-};
+use super::frames::{CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers};
 use super::paging::{AddressSpace, Rights};
 use crate::arch::{self, CpuState, FP, GENERAL_REGS, IP, SAVED_WORDS, SP};
 use crate::machine::GuestRegs;
@@ -70,10 +68,7 @@ impl Shown {
     }
 
     fn get(&self) -> Option<Regs<'_>> {
-        (self.abi != 0).then_some(Regs {
-            abi: self.abi,
-            values: &self.values,
-        })
+        (self.abi != 0).then_some(Regs { abi: self.abi, values: &self.values })
     }
 }
 
@@ -117,26 +112,16 @@ impl SampleCapture {
 
     /// Captures the guest's state at `place`. `user_regs` is the address at which the guest's kernel saved the
     /// user registers of the running task, or zero.
-    pub(crate) fn take(
-        &mut self,
-        memory: &View<'_>,
-        place: &CpuContext,
-        user_regs: u64,
-        spec: &CaptureSpec,
-    ) {
+    pub(crate) fn take(&mut self, memory: &View<'_>, place: &CpuContext, user_regs: u64, spec: &CaptureSpec) {
         let cpu = place.cpu.as_ref();
         self.regs_user.clear();
         self.regs_intr.clear();
         self.stack.clear();
         self.has_stack = false;
-        self.chain
-            .begin(if spec.chain { spec.max_stack } else { 0 });
+        self.chain.begin(if spec.chain { spec.max_stack } else { 0 });
         let mut space = cpu.and_then(|cpu| AddressSpace::new(memory, cpu));
         let user = match (cpu, &mut space) {
-            (Some(cpu), _) if cpu.user => Some(UserState {
-                general: cpu.general,
-                code64: cpu.code64,
-            }),
+            (Some(cpu), _) if cpu.user => Some(UserState { general: cpu.general, code64: cpu.code64 }),
             (Some(cpu), Some(space)) => saved(space, cpu, user_regs),
             _ => None,
         };
@@ -152,8 +137,7 @@ impl SampleCapture {
             return;
         };
         if spec.regs_user != 0 {
-            self.regs_user
-                .set(user.code64, &user.general, spec.regs_user);
+            self.regs_user.set(user.code64, &user.general, spec.regs_user);
         }
         if spec.stack_user != 0 {
             self.has_stack = true;

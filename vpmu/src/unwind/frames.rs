@@ -58,20 +58,12 @@ pub(super) fn share_stack(one: u64, other: u64) -> bool {
 /// Appends the callers in the kernel to `chain`. `end` is the address at which the kernel's frames end, if
 /// known. A kernel may use the frame pointer register for other values. A frame is therefore accepted only if it is on
 /// the stack, above the previous frame, and returns to kernel code.
-pub(super) fn kernel_callers(
-    space: &mut AddressSpace<'_>,
-    chain: &mut Chain,
-    cpu: &CpuState,
-    end: Option<u64>,
-) {
+pub(super) fn kernel_callers(space: &mut AddressSpace<'_>, chain: &mut Chain, cpu: &CpuState, end: Option<u64>) {
     let sp = cpu.general[SP];
     let end = end.unwrap_or_else(|| (sp | (KERNEL_STACK - 1)).saturating_add(1));
     let mut least = sp;
     let mut fp = cpu.general[FP];
-    while !chain.is_full()
-        && fp >= least
-        && fp.is_multiple_of(8)
-        && fp.checked_add(FRAME).is_some_and(|top| top <= end)
+    while !chain.is_full() && fp >= least && fp.is_multiple_of(8) && fp.checked_add(FRAME).is_some_and(|top| top <= end)
     {
         let Some((next, caller)) = frame64(space, fp, Rights::Kernel) else {
             break;
@@ -86,18 +78,9 @@ pub(super) fn kernel_callers(
 
 /// Appends the callers in a program to `chain`. Reads the frames, starting at `fp`, with the program's rights. `code64`
 /// is true for 64-bit code.
-pub(super) fn user_callers(
-    space: &mut AddressSpace<'_>,
-    chain: &mut Chain,
-    mut fp: u64,
-    code64: bool,
-) {
+pub(super) fn user_callers(space: &mut AddressSpace<'_>, chain: &mut Chain, mut fp: u64, code64: bool) {
     while !chain.is_full() {
-        let frame = if code64 {
-            frame64(space, fp, Rights::User)
-        } else {
-            frame32(space, fp)
-        };
+        let frame = if code64 { frame64(space, fp, Rights::User) } else { frame32(space, fp) };
         let Some((next, caller)) = frame else {
             break;
         };

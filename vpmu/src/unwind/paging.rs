@@ -46,12 +46,7 @@ impl<'a> AddressSpace<'a> {
     /// The address space of `cpu` in `memory`; `None` if `cpu` is in a mode whose page tables this module does not
     /// support.
     pub(super) fn new(memory: &'a View<'a>, cpu: &CpuState) -> Option<Self> {
-        Some(Self {
-            memory,
-            tables: Tables::new(cpu)?,
-            data: None,
-            code: None,
-        })
+        Some(Self { memory, tables: Tables::new(cpu)?, data: None, code: None })
     }
 
     /// Returns consecutive words at any address. `None` if one of them cannot be read.

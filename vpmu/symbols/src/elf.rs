@@ -65,11 +65,7 @@ impl<'a> Elf<'a> {
     pub fn segments(&self) -> Segments {
         let segments = self.0.segments().map(|segment| {
             let (offset, length) = segment.file_range();
-            Segment {
-                offset,
-                length,
-                address: segment.address(),
-            }
+            Segment { offset, length, address: segment.address() }
         });
         Segments(segments.collect())
     }

@@ -76,16 +76,11 @@ impl<N> Functions<N> {
             end: function.end,
             name: name(function.name),
         });
-        Functions {
-            list: list.collect(),
-            hidden: self.hidden,
-        }
+        Functions { list: list.collect(), hidden: self.hidden }
     }
 
     fn index(&self, address: u64) -> Option<usize> {
-        let after = self
-            .list
-            .partition_point(|function| function.start <= address);
+        let after = self.list.partition_point(|function| function.start <= address);
         let index = after.checked_sub(1)?;
         (address < self.list.get(index)?.end).then_some(index)
     }
@@ -123,10 +118,7 @@ impl<N> FromIterator<Symbol<N>> for Functions<N> {
         // `collect` reuses the allocation of `symbols`. A new one would be large, because a kernel has a hundred
         // thousand symbols.
         let list: Vec<Function<N>> = symbols.into_iter().filter_map(function).collect();
-        Self {
-            hidden: hidden && list.is_empty(),
-            list,
-        }
+        Self { hidden: hidden && list.is_empty(), list }
     }
 }
 
@@ -139,11 +131,7 @@ mod tests {
     use super::*;
 
     fn symbol(address: u64, size: Option<u64>, name: Option<&str>) -> Symbol<&str> {
-        Symbol {
-            address,
-            size,
-            name,
-        }
+        Symbol { address, size, name }
     }
 
     fn function(start: u64, end: u64, name: &str) -> Function<&str> {
@@ -162,11 +150,7 @@ mod tests {
         .collect();
         assert_eq!(
             functions.list,
-            [
-                function(0x100, 0x180, "first"),
-                function(0x200, 0x300, "second"),
-                function(0x300, 0x1300, "last"),
-            ]
+            [function(0x100, 0x180, "first"), function(0x200, 0x300, "second"), function(0x300, 0x1300, "last"),]
         );
     }
 
@@ -206,25 +190,15 @@ mod tests {
 
     #[test]
     fn address_has_name_and_offset_of_its_function() {
-        let functions: Functions<&str> = [
-            symbol(0x100, Some(0x10), Some("first")),
-            symbol(0x200, Some(0x10), Some("second")),
-        ]
-        .into_iter()
-        .collect();
+        let functions: Functions<&str> =
+            [symbol(0x100, Some(0x10), Some("first")), symbol(0x200, Some(0x10), Some("second"))].into_iter().collect();
         assert_eq!(functions.at(0x100), Some((&"first", 0)));
         assert_eq!(functions.at(0x20f), Some((&"second", 0xf)));
         for outside in [0, 0xff, 0x110, 0x1ff, 0x210, u64::MAX] {
             assert_eq!(functions.at(outside), None, "{outside:#x}");
         }
         let covering = functions.covering([0x20f, 0x200, 0x10f, 0x300]);
-        assert_eq!(
-            covering,
-            [
-                &function(0x100, 0x110, "first"),
-                &function(0x200, 0x210, "second")
-            ]
-        );
+        assert_eq!(covering, [&function(0x100, 0x110, "first"), &function(0x200, 0x210, "second")]);
         let renamed = functions.rename(str::len);
         assert_eq!(renamed.at(0x204), Some((&6, 4)));
     }

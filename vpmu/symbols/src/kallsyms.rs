@@ -36,11 +36,7 @@ fn symbol(line: &str) -> Option<Symbol<Name<'_>>> {
     let is_code = matches!(kind, "t" | "T" | "w" | "W");
     let function = words.next()?;
     let module = words.next().and_then(module);
-    Some(Symbol {
-        address,
-        size: None,
-        name: is_code.then_some(Name { function, module }),
-    })
+    Some(Symbol { address, size: None, name: is_code.then_some(Name { function, module }) })
 }
 
 fn address(word: &str) -> Option<u64> {
@@ -87,19 +83,13 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
         assert_eq!(at(KALLSYMS, BASE + 0x17f), named("helper", 0x7f));
         assert_eq!(at(KALLSYMS, BASE + 0x180), None, "data");
         assert_eq!(at(KALLSYMS, BASE + 0x200), named("weak_one", 0));
-        assert_eq!(
-            at(KALLSYMS, MODULE + 4095),
-            named("module_function [virtio_pmu]", 4095)
-        );
+        assert_eq!(at(KALLSYMS, MODULE + 4095), named("module_function [virtio_pmu]", 4095));
         for outside in [0, 1, BASE - 1, MODULE + 4096, u64::MAX] {
             assert_eq!(at(KALLSYMS, outside), None, "{outside:#x}");
         }
         let functions = kallsyms(KALLSYMS);
         let (name, _) = functions.at(MODULE).unwrap();
-        assert_eq!(
-            (name.function, name.module),
-            ("module_function", Some("virtio_pmu"))
-        );
+        assert_eq!((name.function, name.module), ("module_function", Some("virtio_pmu")));
     }
 
     #[test]
@@ -139,11 +129,7 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
             "\0\0\0 T \0",
         ] {
             let text = format!("{line}\nffffffff81000000 T _text\r\n{line}\n{line}");
-            assert_eq!(
-                at(&text, BASE + 0x101),
-                Some(("_text".to_owned(), 0x101)),
-                "{line:?}"
-            );
+            assert_eq!(at(&text, BASE + 0x101), Some(("_text".to_owned(), 0x101)), "{line:?}");
             assert!(kallsyms(line).is_empty(), "{line:?}");
         }
     }

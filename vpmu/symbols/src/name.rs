@@ -6,10 +6,7 @@ use std::fmt::{self, Write};
 /// must not reach a terminal.
 #[must_use]
 pub fn printable(name: impl fmt::Display, most: usize) -> String {
-    let mut printable = Printable {
-        text: String::new(),
-        room: most,
-    };
+    let mut printable = Printable { text: String::new(), room: most };
     // `Printable` returns an error only to end the formatting after `most` characters. So ignore the error.
     let _ = write!(printable, "{name}");
     printable.text

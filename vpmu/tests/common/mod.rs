@@ -31,10 +31,7 @@ pub(crate) struct Still(pub(crate) u64);
 
 impl Registers for Still {
     fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs {
-            ip: self.0,
-            user: true,
-        })
+        Some(GuestRegs { ip: self.0, user: true })
     }
 }
 

@@ -12,9 +12,7 @@ use vpmu::{Engines, ExitReason};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::fake_host::{At, CYCLES};
-use crate::fixture::{
-    ALL_FEATURES, Fixture, TSC_OFFSET, command, limits, open_of, sampling, thread,
-};
+use crate::fixture::{ALL_FEATURES, Fixture, TSC_OFFSET, command, limits, open_of, sampling, thread};
 use crate::reader::{Reader, Record, Sample, THROTTLE, UNTHROTTLE};
 
 /// The device holds back records that are younger than this number of ticks.
@@ -34,21 +32,13 @@ fn cycles(context: u32) -> OpenRequest {
 }
 
 fn overflow(tsc: u64, ip: u64, mode: Mode) -> Overflow {
-    Overflow {
-        tsc,
-        ip,
-        mode,
-        period: 100,
-    }
+    Overflow { tsc, ip, mode, period: 100 }
 }
 
 /// Opens an event of the batched engine, maps its ring, and enables the event.
 fn batched(fixture: &mut Fixture, request: &OpenRequest) -> (u64, Reader) {
     let reply = fixture.open_reply(request);
-    assert_eq!(
-        (reply.status.get(), reply.engine.get()),
-        (0, ENGINE_BATCHED)
-    );
+    assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_BATCHED));
     let event = reply.id.get();
     let ring = fixture.map(event, 16);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -64,9 +54,7 @@ fn ips(samples: &[Sample]) -> Vec<u64> {
 fn record(fixture: &Fixture, vcpu: u32, ago: &[u64]) {
     for &ago in ago {
         let tsc = fixture.host.now() - ago;
-        fixture
-            .host
-            .record(thread(vcpu), overflow(tsc, ago, Mode::Guest));
+        fixture.host.record(thread(vcpu), overflow(tsc, ago, Mode::Guest));
     }
 }
 
@@ -81,22 +69,12 @@ fn vcpus_run_while_the_host_is_probed() {
         let seen = format!("{:?}", fixture.vpmu);
         trial.wait();
         let _ = control.join().expect("no panic");
-        assert!(
-            !seen.contains("<locked>"),
-            "the device holds a lock while it probes the host"
-        );
+        assert!(!seen.contains("<locked>"), "the device holds a lock while it probes the host");
     });
     let answer = fixture.queues[0].answer().expect("answered");
     let (reply, _) = OpenReply::read_from_prefix(&answer).expect("whole");
-    assert_eq!(
-        (reply.status.get(), reply.engine.get()),
-        (0, ENGINE_BATCHED)
-    );
-    assert_eq!(
-        fixture.queues[0].answer(),
-        None,
-        "the request is answered only once"
-    );
+    assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_BATCHED));
+    assert_eq!(fixture.queues[0].answer(), None, "the request is answered only once");
 }
 
 #[test]
@@ -104,14 +82,8 @@ fn engine_is_chosen_by_host_event_and_operator() {
     const CALLCHAIN: u64 = 1 << 5;
     const READ: u64 = 1 << 4;
     let plain = cycles(0);
-    let with = |sample_type: u64| OpenRequest {
-        sample_type: (plain.sample_type.get() | sample_type).into(),
-        ..plain
-    };
-    let each = OpenRequest {
-        wakeup: 1.into(),
-        ..plain
-    };
+    let with = |sample_type: u64| OpenRequest { sample_type: (plain.sample_type.get() | sample_type).into(), ..plain };
+    let each = OpenRequest { wakeup: 1.into(), ..plain };
     let mark = sampling(open_of(KIND_MARK, 5, 0), 1);
     let no = Err(libc::EOPNOTSUPP);
     let (exit, batched) = (Ok(ENGINE_EXIT), Ok(ENGINE_BATCHED));
@@ -120,27 +92,9 @@ fn engine_is_chosen_by_host_event_and_operator() {
     // `ENGINE_BATCHED`.
     let expected = [
         (Engines::Auto, false, [[exit, exit, no]; 4]),
-        (
-            Engines::Auto,
-            true,
-            [
-                [batched, exit, batched],
-                [exit, exit, no],
-                [exit, exit, batched],
-                [exit, exit, no],
-            ],
-        ),
+        (Engines::Auto, true, [[batched, exit, batched], [exit, exit, no], [exit, exit, batched], [exit, exit, no]]),
         (Engines::Exit, true, [[exit, exit, no]; 4]),
-        (
-            Engines::Batched,
-            false,
-            [
-                [batched, no, batched],
-                [no, no, no],
-                [batched, no, batched],
-                [exit, exit, no],
-            ],
-        ),
+        (Engines::Batched, false, [[batched, no, batched], [no, no, no], [batched, no, batched], [exit, exit, no]]),
     ];
     for (engines, knows, rows) in expected {
         let mut fixture = Fixture::with_engines(engines, limits(), ALL_FEATURES);
@@ -149,10 +103,7 @@ fn engine_is_chosen_by_host_event_and_operator() {
         }
         for (request, row) in requests.iter().zip(rows) {
             for (engine, outcome) in (0..).zip(row) {
-                let reply = fixture.open_reply(&OpenRequest {
-                    engine: engine.into(),
-                    ..*request
-                });
+                let reply = fixture.open_reply(&OpenRequest { engine: engine.into(), ..*request });
                 let got = match i32::try_from(reply.status.get()).expect("an errno") {
                     0 => Ok(reply.engine.get()),
                     errno => Err(errno),
@@ -160,10 +111,7 @@ fn engine_is_chosen_by_host_event_and_operator() {
                 assert_eq!(got, outcome, "{engines:?} {knows} {engine} {request:?}");
             }
         }
-        let chain = fixture.open_reply(&OpenRequest {
-            engine: ENGINE_BATCHED.into(),
-            ..with(CALLCHAIN)
-        });
+        let chain = fixture.open_reply(&OpenRequest { engine: ENGINE_BATCHED.into(), ..with(CALLCHAIN) });
         assert_eq!(chain.status.get(), libc::EOPNOTSUPP.unsigned_abs());
         let count = fixture.open_reply(&open_of(CYCLES.0, CYCLES.1, 0));
         assert_eq!((count.status.get(), count.engine.get()), (0, ENGINE_ANY));
@@ -176,20 +124,14 @@ fn records_become_samples_when_they_are_collected() {
     let mut fixture = fixture();
     let (event, mut ring) = batched(&mut fixture, &cycles(0));
     assert!(fixture.host.draining());
-    assert!(
-        !fixture.vcpus.wants_registers(0),
-        "the vCPU wants registers, but no event needs them"
-    );
+    assert!(!fixture.vcpus.wants_registers(0), "the vCPU wants registers, but no event needs them");
     fixture.host.pass(10 * HOLD_BACK);
     let now = fixture.host.now();
     let moments = [
         overflow(now - 5_000_000, 0x10, Mode::Guest),
         overflow(now - 4_000_000, 0xffff_8000_0000_0000, Mode::Guest),
         overflow(now - 3_000_000, 0x30, Mode::Host),
-        Overflow {
-            period: 77,
-            ..overflow(now - 2_000_000, 0x40, Mode::Guest)
-        },
+        Overflow { period: 77, ..overflow(now - 2_000_000, 0x40, Mode::Guest) },
     ];
     for moment in moments {
         fixture.host.record(thread(0), moment);
@@ -198,10 +140,7 @@ fn records_become_samples_when_they_are_collected() {
     assert_eq!(ring.samples(), [], "an exit collects nothing");
     fixture.vpmu.drain();
     let samples = ring.samples();
-    let seen: Vec<_> = samples
-        .iter()
-        .map(|s| (s.time, s.ip, s.user, s.period))
-        .collect();
+    let seen: Vec<_> = samples.iter().map(|s| (s.time, s.ip, s.user, s.period)).collect();
     let at = |ago: u64| now - ago + TSC_OFFSET;
     assert_eq!(
         seen,
@@ -211,11 +150,7 @@ fn records_become_samples_when_they_are_collected() {
             (at(2_000_000), 0x40, true, 77),
         ]
     );
-    assert!(
-        samples
-            .iter()
-            .all(|s| (s.id, s.stream_id, s.cpu) == (event, event, 0))
-    );
+    assert!(samples.iter().all(|s| (s.id, s.stream_id, s.cpu) == (event, event, 0)));
     let metrics = fixture.vpmu.metrics();
     assert_eq!((metrics.host_overflows, metrics.drains), (1, 1));
     assert_eq!((metrics.samples_lost, metrics.overflow_exits), (0, 0));
@@ -226,11 +161,7 @@ fn youngest_records_wait_for_the_next_drain() {
     let mut fixture = fixture();
     let (_, mut ring) = batched(&mut fixture, &cycles(0));
     fixture.host.pass(10 * HOLD_BACK);
-    record(
-        &fixture,
-        0,
-        &[3 * HOLD_BACK, HOLD_BACK + 1000, HOLD_BACK / 2],
-    );
+    record(&fixture, 0, &[3 * HOLD_BACK, HOLD_BACK + 1000, HOLD_BACK / 2]);
     fixture.vpmu.drain();
     assert_eq!(ips(&ring.samples()), [3 * HOLD_BACK, HOLD_BACK + 1000]);
     fixture.host.pass(HOLD_BACK);
@@ -243,11 +174,7 @@ fn youngest_records_wait_for_the_next_drain() {
 fn samples_of_each_vcpu_are_in_order_of_time() {
     let mut fixture = fixture();
     let (parent, mut ring) = batched(&mut fixture, &cycles(0));
-    let child = OpenRequest {
-        parent: parent.into(),
-        flags: OPEN_ENABLED.into(),
-        ..cycles(1)
-    };
+    let child = OpenRequest { parent: parent.into(), flags: OPEN_ENABLED.into(), ..cycles(1) };
     let child = fixture.open(&child).expect("open");
     fixture.host.pass(100 * HOLD_BACK);
     record(&fixture, 0, &[90_000_000, 70_000_000, 50_000_000]);
@@ -265,28 +192,16 @@ fn samples_of_each_vcpu_are_in_order_of_time() {
 /// VPMU-D-6.6-6.
 #[test]
 fn samples_before_a_command_are_written_when_it_is_answered() {
-    for op in [
-        COMMAND_READ,
-        COMMAND_DISABLE,
-        COMMAND_RESET,
-        COMMAND_PERIOD,
-        COMMAND_OUT,
-    ] {
+    for op in [COMMAND_READ, COMMAND_DISABLE, COMMAND_RESET, COMMAND_PERIOD, COMMAND_OUT] {
         let mut fixture = fixture();
-        let request = OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..cycles(CONTEXT_TASK)
-        };
+        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(CONTEXT_TASK) };
         let event = fixture.open(&request).expect("open");
         let mut ring = fixture.map(event, 2);
         fixture.command(0, COMMAND_IN, event);
         // Younger than HOLD_BACK.
         record(&fixture, 0, &[30, 20, 10]);
         let value = if op == COMMAND_PERIOD { 1000 } else { 0 };
-        let asked = Command {
-            value: value.into(),
-            ..command(op, event)
-        };
+        let asked = Command { value: value.into(), ..command(op, event) };
         assert_eq!(fixture.commands(0, &[asked])[0].status.get(), 0, "{op}");
         assert_eq!(ips(&ring.samples()), [30, 20, 10], "{op}");
     }
@@ -312,9 +227,7 @@ fn fast_clock_delays_no_sample_before_a_command() {
     let mut fixture = fixture();
     let (event, mut ring) = batched(&mut fixture, &cycles(0));
     let ahead = fixture.host.now() + 500_000;
-    fixture
-        .host
-        .record(thread(0), overflow(ahead, 0x10, Mode::Guest));
+    fixture.host.record(thread(0), overflow(ahead, 0x10, Mode::Guest));
     fixture.read(0, event);
     let samples = ring.samples();
     assert_eq!(ips(&samples), [0x10]);
@@ -325,16 +238,10 @@ fn fast_clock_delays_no_sample_before_a_command() {
 #[test]
 fn samples_of_both_engines_keep_their_order() {
     let mut fixture = fixture();
-    let mark = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let mark = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     let mut ring = fixture.map(mark, 2);
     fixture.command(0, COMMAND_ENABLE, mark);
-    let child = OpenRequest {
-        parent: mark.into(),
-        flags: OPEN_ENABLED.into(),
-        ..cycles(0)
-    };
+    let child = OpenRequest { parent: mark.into(), flags: OPEN_ENABLED.into(), ..cycles(0) };
     fixture.open(&child).expect("open");
     for _ in 0..10 {
         fixture.host.pass(100);
@@ -351,10 +258,7 @@ fn no_drain_is_requested_without_records() {
     let mut fixture = fixture();
     let count = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
     fixture.command(0, COMMAND_ENABLE, count);
-    assert!(
-        !fixture.host.draining(),
-        "the device drains, but the event only counts"
-    );
+    assert!(!fixture.host.draining(), "the device drains, but the event only counts");
     let (event, _ring) = batched(&mut fixture, &cycles(0));
     for _ in 0..3 {
         fixture.command(0, COMMAND_DISABLE, event);
@@ -376,10 +280,7 @@ fn no_drain_is_requested_without_records() {
 #[test]
 fn one_drain_raises_one_interrupt() {
     let mut fixture = fixture();
-    let request = OpenRequest {
-        wakeup: 10.into(),
-        ..cycles(0)
-    };
+    let request = OpenRequest { wakeup: 10.into(), ..cycles(0) };
     let (event, mut ring) = batched(&mut fixture, &request);
     fixture.post_notice(0, 16);
     fixture.host.pass(10 * HOLD_BACK);
@@ -392,9 +293,5 @@ fn one_drain_raises_one_interrupt() {
     assert_eq!(ring.samples().len(), 35);
     record(&fixture, 0, &[4_000_000; 4]);
     fixture.vpmu.drain();
-    assert_eq!(
-        fixture.host.interrupts(),
-        before + 1,
-        "the fourth interval of 10 is not complete"
-    );
+    assert_eq!(fixture.host.interrupts(), before + 1, "the fourth interval of 10 is not complete");
 }

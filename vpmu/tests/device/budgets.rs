@@ -25,11 +25,7 @@ const SAMPLE_READ: u64 = 1 << 4;
 fn group(fixture: &mut Fixture, of: OpenRequest, members: u64) -> u64 {
     let leader = fixture.open(&of).expect("a leader");
     for _ in 0..members {
-        let member = OpenRequest {
-            leader: leader.into(),
-            flags: OPEN_ENABLED.into(),
-            ..of
-        };
+        let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..of };
         fixture.open(&member).expect("a member");
     }
     leader
@@ -46,17 +42,11 @@ fn switches(leader: u64, count: usize) -> Vec<Command> {
 fn unfinished(count: usize) -> Fixture {
     let mut fixture = Fixture::new();
     let leader = group(&mut fixture, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
-    fixture
-        .vcpus
-        .leave(0, vpmu::ExitReason::Mmio, &mut At(u64::MAX));
+    fixture.vcpus.leave(0, vpmu::ExitReason::Mmio, &mut At(u64::MAX));
     let commands = switches(leader, count);
     fixture.queues[2].request(commands.as_bytes(), count * size_of::<Reply>());
     fixture.vcpus.kick(0, QUEUE_VCPU);
-    assert_eq!(
-        fixture.queues[2].answer(),
-        None,
-        "the first turn does not finish the notification"
-    );
+    assert_eq!(fixture.queues[2].answer(), None, "the first turn does not finish the notification");
     fixture
 }
 
@@ -68,28 +58,17 @@ fn notification_of_group_switches_is_served_in_turns() {
     while fixture.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {
         turns += 1;
     }
-    let answer = fixture.queues[2]
-        .answer()
-        .expect("answered after all turns");
+    let answer = fixture.queues[2].answer().expect("answered after all turns");
     assert_eq!(answer.len(), 2048 * size_of::<Reply>());
     let after = fixture.vpmu.metrics();
     // Each command visits the leader and all members.
     let work = after.work.operations;
     assert!(work > 2048 * MEMBERS, "only {work} operations");
     assert_eq!(after.turns_unfinished, turns);
-    assert!(
-        turns >= work / (TURN + 2 * MEMBERS + 3),
-        "only {turns} turns for {work} operations"
-    );
+    assert!(turns >= work / (TURN + 2 * MEMBERS + 3), "only {turns} turns for {work} operations");
     let largest = after.largest_turn;
-    assert!(
-        largest.operations <= TURN + 2 * MEMBERS + 3,
-        "{largest:?}: more than one command beyond the budget"
-    );
-    assert!(
-        largest.host_calls <= 512 + 2,
-        "too many calls of the host: {largest:?}"
-    );
+    assert!(largest.operations <= TURN + 2 * MEMBERS + 3, "{largest:?}: more than one command beyond the budget");
+    assert!(largest.host_calls <= 512 + 2, "too many calls of the host: {largest:?}");
 }
 
 /// VPMU-D-2-1.
@@ -108,10 +87,7 @@ fn operator_is_served_between_two_turns() {
     // These calls are made on the vCPU's thread, so they would deadlock if the turn left a lock held.
     assert!(fixture.vpmu.persistent().is_empty());
     fixture.vpmu.drain();
-    assert_eq!(
-        fixture.vcpus.with(0, |session| session.resume()),
-        Turn::Unfinished
-    );
+    assert_eq!(fixture.vcpus.with(0, |session| session.resume()), Turn::Unfinished);
 }
 
 /// VPMU-D-2-9.
@@ -127,10 +103,7 @@ fn device_is_not_saved_between_two_turns() {
 fn reset_between_two_turns_ends_the_notification() {
     let mut fixture = unfinished(64);
     fixture.vpmu.reset();
-    assert_eq!(
-        fixture.vcpus.with(0, |session| session.resume()),
-        Turn::Done
-    );
+    assert_eq!(fixture.vcpus.with(0, |session| session.resume()), Turn::Done);
     assert_eq!(fixture.queues[2].answer(), None);
     assert_eq!(fixture.host.open_counters(), 0);
     fixture.activate(ALL_FEATURES);
@@ -151,18 +124,11 @@ fn queue_notified_while_another_is_unfinished_is_served_after_it() {
 
 #[test]
 fn control_requests_of_many_pages_are_served_in_turns() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_ring_pages = 4096),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_ring_pages = 4096), ALL_FEATURES);
     let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     // Only the last page is invalid, so the device has to check all pages.
     let pages: Vec<u64> = (0..4096).chain([u64::MAX >> 12]).map(|n| n << 12).collect();
-    let request = MapRequest {
-        header: Fixture::header(CONTROL_MAP, event),
-        pages: 4097.into(),
-        flags: 0.into(),
-    };
+    let request = MapRequest { header: Fixture::header(CONTROL_MAP, event), pages: 4097.into(), flags: 0.into() };
     let mut bytes = request.as_bytes().to_vec();
     bytes.extend(pages.iter().flat_map(|page| page.to_le_bytes()));
     for slot in (0..QUEUE_SIZE).step_by(2) {
@@ -193,11 +159,7 @@ fn mark_reads_each_group_once() {
     let leaders = [fixture.open(&of), fixture.open(&of)].map(|leader| leader.expect("a leader"));
     for _ in 0..255 {
         for leader in leaders {
-            let member = OpenRequest {
-                leader: leader.into(),
-                flags: OPEN_ENABLED.into(),
-                ..of
-            };
+            let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..of };
             fixture.open(&member).expect("a member");
         }
     }
@@ -209,10 +171,7 @@ fn mark_reads_each_group_once() {
     let work = fixture.vpmu.metrics().work.operations - before;
     // Each of the 512 events needs at most four operations: one each for the count, the metadata page, a reading and a
     // record. One more operation locks the vCPU's events, and for each operation the device examines eight events.
-    assert!(
-        (512..=4 * 512 + 1 + 512 / 8).contains(&work),
-        "{work} operations for 512 events"
-    );
+    assert!((512..=4 * 512 + 1 + 512 / 8).contains(&work), "{work} operations for 512 events");
 }
 
 /// VPMU-D-2-3.
@@ -223,44 +182,22 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     let open = open_of(KIND_MARK, 5, 0);
     for queue in [0, 1, 2] {
         let table = fixture.queues[queue].buffer(4);
-        let (from, to) = (
-            fixture.queues[queue].buffer(0),
-            fixture.queues[queue].buffer(1),
-        );
+        let (from, to) = (fixture.queues[queue].buffer(0), fixture.queues[queue].buffer(1));
         // Fill an indirect table. Its descriptors would form a valid request if the device supported indirect
         // descriptors.
         let entries = [(from, 128_u32, 1_u16, 1_u16), (to, 16, 2, 0)];
         for (at, (address, len, flags, next)) in (table..).step_by(16).zip(entries) {
-            let entry = [
-                &address.to_le_bytes()[..],
-                &len.to_le_bytes(),
-                &flags.to_le_bytes(),
-                &next.to_le_bytes(),
-            ];
-            let written = fixture
-                .memory
-                .write_slice(&entry.concat(), GuestAddress(at));
+            let entry = [&address.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()];
+            let written = fixture.memory.write_slice(&entry.concat(), GuestAddress(at));
             written.expect("in memory");
         }
-        let written = fixture
-            .memory
-            .write_slice(open.as_bytes(), GuestAddress(from));
+        let written = fixture.memory.write_slice(open.as_bytes(), GuestAddress(from));
         written.expect("in memory");
-        let indirect = Descriptor {
-            address: table,
-            len: 32,
-            writable: false,
-            next: None,
-        };
+        let indirect = Descriptor { address: table, len: 32, writable: false, next: None };
         fixture.queues[queue].describe_as(0, indirect, INDIRECT);
         fixture.queues[queue].offer(0);
         // Also offer an indirect descriptor in the middle of a chain.
-        let first = Descriptor {
-            address: from,
-            len: 128,
-            next: Some(0),
-            ..indirect
-        };
+        let first = Descriptor { address: from, len: 128, next: Some(0), ..indirect };
         fixture.queues[queue].describe(2, first);
         fixture.queues[queue].offer(2);
     }
@@ -273,10 +210,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     assert_eq!(fixture.vpmu.metrics().events_opened, 0);
     assert_eq!(fixture.vpmu.metrics().bad_requests, 4);
     // The event queue also returns buffers with indirect descriptors. The device writes nothing to them.
-    let event = OpenRequest {
-        wakeup: 1.into(),
-        ..sampling(open, 1)
-    };
+    let event = OpenRequest { wakeup: 1.into(), ..sampling(open, 1) };
     let event = fixture.open(&event).expect("open");
     fixture.map(event, 1);
     fixture.command(0, COMMAND_ENABLE, event);

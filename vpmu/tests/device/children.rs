@@ -12,10 +12,7 @@ fn family(fixture: &mut Fixture, flags: u32, format: u64) -> (u64, u64) {
         ..open_of(KIND_MARK, 5, CONTEXT_TASK)
     };
     let parent = fixture.open(&request).expect("open");
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..request
-    };
+    let child = OpenRequest { parent: parent.into(), ..request };
     (parent, fixture.open(&child).expect("open"))
 }
 
@@ -89,17 +86,11 @@ fn child_records_other_than_samples_end_with_task_and_time() {
     assert_eq!((raw[0].kind, &raw[0].words[..2]), (LOST, &[parent, 4][..]));
     trailer(&raw[0].words[2..], parent);
 
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..request
-    };
+    let child = OpenRequest { parent: parent.into(), ..request };
     let child = fixture.open(&child).expect("open");
     (0..60).for_each(|_| fixture.mark(0, 5, 1));
     let raw = ring.raw();
-    let throttle: Vec<_> = raw
-        .iter()
-        .filter(|record| record.kind == THROTTLE)
-        .collect();
+    let throttle: Vec<_> = raw.iter().filter(|record| record.kind == THROTTLE).collect();
     // The parent is still throttled. The child takes sixty samples, and the device writes the samples that fit.
     assert_eq!(throttle.len(), 0, "{} records", raw.len());
     fixture.commands(0, &[command(COMMAND_DISABLE, parent)]);
@@ -107,10 +98,7 @@ fn child_records_other_than_samples_end_with_task_and_time() {
     fixture.close(child).expect("closed");
     let raw = ring.raw();
     assert_eq!(raw.len(), 1);
-    assert_eq!(
-        (raw[0].kind, &raw[0].words[..2]),
-        (READ, &[42 << 32 | 41, 60][..])
-    );
+    assert_eq!((raw[0].kind, &raw[0].words[..2]), (READ, &[42 << 32 | 41, 60][..]));
     trailer(&raw[0].words[2..], child);
 }
 
@@ -119,10 +107,8 @@ fn throttle_records_end_with_task_and_time() {
     let limits = limits().with(|limits| limits.max_sample_rate = 3 * 100);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.runs(1, 41, 42);
-    let request = OpenRequest {
-        flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(),
-        ..sampling(open_of(KIND_MARK, 5, 1), 1)
-    };
+    let request =
+        OpenRequest { flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 1), 1) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 1);
     (0..4).for_each(|_| fixture.mark(1, 5, 1));
@@ -131,10 +117,7 @@ fn throttle_records_end_with_task_and_time() {
     assert_eq!((last.kind, raw.len()), (THROTTLE, 4));
     let time = raw[2].words[3];
     let task = 42 << 32 | 41;
-    assert_eq!(
-        last.words,
-        [time, event, event, task, time, event, event, 1, event]
-    );
+    assert_eq!(last.words, [time, event, event, task, time, event, event, 1, event]);
 }
 
 #[test]

@@ -29,11 +29,9 @@ fn of_host((kind, config): (u32, u64), context: u32) -> OpenRequest {
 #[test]
 fn others_share_of_a_counter_shows_in_time_running() {
     let mut fixture = Fixture::new();
-    for (request, seen) in [
-        (of_host(CYCLES, 0), 1),
-        (of_host(FAULTS, 0), 3),
-        (sampling(of_host(CYCLES, 0), 1_000_000), 2),
-    ] {
+    for (request, seen) in
+        [(of_host(CYCLES, 0), 1), (of_host(FAULTS, 0), 3), (sampling(of_host(CYCLES, 0), 1_000_000), 2)]
+    {
         let event = fixture.open(&request).expect("open");
         fixture.command(0, COMMAND_ENABLE, event);
         // The host's counter counts `seen` of every 4 events that happen.
@@ -69,10 +67,7 @@ pub(crate) fn reports_lost_counter(fixture: &mut Fixture, request: &OpenRequest,
     assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
     let notice = fixture.whole_notice().expect("a notice");
-    assert_eq!(
-        (notice.kind.get(), notice.event.get(), notice.value.get()),
-        (NOTICE_ERROR, event, REFUSED_NOT.into())
-    );
+    assert_eq!((notice.kind.get(), notice.event.get(), notice.value.get()), (NOTICE_ERROR, event, REFUSED_NOT.into()));
 }
 
 #[test]
@@ -80,10 +75,7 @@ fn counter_that_the_host_gives_up_is_an_error_without_a_reason() {
     for request in [
         of_host(CYCLES, 0),
         sampling(of_host(CYCLES, 0), 1_000_000),
-        OpenRequest {
-            flags: OPEN_PINNED.into(),
-            ..of_host(FAULTS, 0)
-        },
+        OpenRequest { flags: OPEN_PINNED.into(), ..of_host(FAULTS, 0) },
     ] {
         reports_lost_counter(&mut Fixture::new(), &request, COMMAND_READ);
     }
@@ -112,10 +104,7 @@ fn open_that_the_host_refuses_names_its_reason() {
             open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0),
         ] {
             let request = match request.kind.get() {
-                KIND_SAMPLE_TRACE => OpenRequest {
-                    period: 100.into(),
-                    ..request
-                },
+                KIND_SAMPLE_TRACE => OpenRequest { period: 100.into(), ..request },
                 _ => request,
             };
             let expected = (errno, u32::from(reason));
@@ -179,10 +168,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
         fixture.host.give_up(thread(0));
         fixture.command(0, COMMAND_READ, other);
         let notice = fixture.whole_notice().expect("a notice");
-        assert_eq!(
-            (notice.event.get(), notice.value.get()),
-            (other, REFUSED_NOT.into())
-        );
+        assert_eq!((notice.event.get(), notice.value.get()), (other, REFUSED_NOT.into()));
     }
 }
 
@@ -190,20 +176,13 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
 #[test]
 fn configuration_reports_why_a_kind_is_missing() {
     let fixture = Fixture::new();
-    let why = |fixture: &Fixture| {
-        (
-            config(fixture).refused_hardware,
-            config(fixture).refused_software,
-        )
-    };
+    let why = |fixture: &Fixture| (config(fixture).refused_hardware, config(fixture).refused_software);
     assert_eq!(why(&fixture), (REFUSED_NOT, REFUSED_NOT));
     fixture.host.refuse_kind(KIND_HARDWARE, Refusal::InUse);
     fixture.host.refuse_kind(KIND_SOFTWARE, Refusal::Permission);
     assert_eq!(why(&fixture), (REFUSED_IN_USE, REFUSED_PERMISSION));
     let fixture = Fixture::new();
-    fixture
-        .host
-        .refuse_kind(KIND_HARDWARE, Refusal::SeveralPmus);
+    fixture.host.refuse_kind(KIND_HARDWARE, Refusal::SeveralPmus);
     assert_eq!(why(&fixture), (REFUSED_SEVERAL_PMUS, REFUSED_NOT));
 }
 
@@ -214,16 +193,10 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
     let kept = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];
     for entry in fixture.catalogue() {
         let pace = (entry.kind.get(), entry.config.get());
-        assert!(
-            !kept.contains(&entry.kind.get()),
-            "an event that the operator keeps is listed: {entry:?}"
-        );
+        assert!(!kept.contains(&entry.kind.get()), "an event that the operator keeps is listed: {entry:?}");
         assert_ne!(pace, (KIND_SAMPLE_TRACE, PACE_CYCLES));
     }
-    let trace = OpenRequest {
-        period: 100.into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
-    };
+    let trace = OpenRequest { period: 100.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
     for (request, errno) in [
         (of_host(CYCLES, 0), libc::ENOENT),
         (of_host(CYCLES, CONTEXT_TASK), libc::ENOENT),
@@ -235,14 +208,8 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
         assert_eq!(answer(&mut fixture, &request), (errno, 0), "{request:?}");
     }
     let persist = crate::persistent::asked("cycles", 0);
-    let refused = fixture
-        .vpmu
-        .persist(&persist)
-        .expect_err("the operator cannot start it either");
-    assert!(
-        refused.to_string().contains("no event `cycles`"),
-        "another error: {refused}"
-    );
+    let refused = fixture.vpmu.persist(&persist).expect_err("the operator cannot start it either");
+    assert!(refused.to_string().contains("no event `cycles`"), "another error: {refused}");
     assert_eq!(config(&fixture).refused_hardware, REFUSED_POLICY);
     assert_eq!(fixture.host.asked(), [0; 0], "the host was not called");
     // Other events are not affected.

@@ -11,11 +11,7 @@ use crate::persistent::{WINDOW, asked, window};
 
 /// An event that wakes its reader for each record.
 fn waking() -> OpenRequest {
-    OpenRequest {
-        wakeup: 1.into(),
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    }
+    OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) }
 }
 
 /// VPMU-D-2-7.
@@ -26,11 +22,7 @@ fn queue_without_interrupts_raises_none() {
     fixture.commands(0, &[command(COMMAND_VCPU, 0)]);
     assert_eq!(fixture.host.interrupts(), interrupts);
     fixture.catalogue();
-    assert_eq!(
-        fixture.host.interrupts(),
-        interrupts + 1,
-        "an interrupt is requested"
-    );
+    assert_eq!(fixture.host.interrupts(), interrupts + 1, "an interrupt is requested");
     fixture.queues[0].want_no_interrupt();
     fixture.catalogue();
     assert_eq!(fixture.host.interrupts(), interrupts + 1);
@@ -72,10 +64,7 @@ fn used_length_is_that_of_the_answer() {
         ..CatalogueRequest::default()
     };
     let entries = 8 + 2 * size_of::<CatalogueEntry>();
-    assert_eq!(
-        fixture.control_bytes(catalogue.as_bytes(), room).len(),
-        entries
-    );
+    assert_eq!(fixture.control_bytes(catalogue.as_bytes(), room).len(), entries);
     let commands = [command(COMMAND_READ, 1), command(COMMAND_READ, 77)];
     fixture.queues[2].request(commands.as_bytes(), room);
     fixture.vcpus.kick(0, QUEUE_VCPU);
@@ -98,9 +87,7 @@ fn features_of_other_rings_and_of_iommus_are_neither_offered_nor_taken() {
         let queues = fixture.make_queues();
         let features = ALL_FEATURES | 1 << bit;
         let memory = fixture.memory.clone();
-        let active = fixture
-            .vpmu
-            .activate(memory, features, &queues, fixture.interrupt.clone());
+        let active = fixture.vpmu.activate(memory, features, &queues, fixture.interrupt.clone());
         assert!(active.is_err(), "feature bit {bit} was accepted");
     }
 }
@@ -148,15 +135,11 @@ fn map_writes_the_whole_metadata_page() {
     let event = fixture.open(&waking()).expect("open");
     let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
     for page in pages {
-        let junk = fixture
-            .memory
-            .write_slice(&[0xa5; PAGE_SIZE], GuestAddress(page));
+        let junk = fixture.memory.write_slice(&[0xa5; PAGE_SIZE], GuestAddress(page));
         junk.expect("in memory");
     }
     fixture.command(0, COMMAND_DISABLE, event);
-    fixture
-        .map_pages(event, MAP_WRITABLE, &pages)
-        .expect("mapped");
+    fixture.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
     let config = fixture.config();
     let expected = Metadata {
         capabilities: 0x12.into(),
@@ -176,9 +159,8 @@ fn map_writes_the_whole_metadata_page() {
         read.expect("in memory");
         bytes
     };
-    let (mut page, rest) = Metadata::read_from_prefix(&read(pages[0]))
-        .map(|(page, rest)| (page, rest.to_vec()))
-        .expect("a page");
+    let (mut page, rest) =
+        Metadata::read_from_prefix(&read(pages[0])).map(|(page, rest)| (page, rest.to_vec())).expect("a page");
     // The event was enabled only briefly, so the exact times are unknown.
     for field in [&mut page.time_enabled, &mut page.time_running] {
         assert_ne!(field.get(), u64::from_le_bytes([0xa5; 8]));
@@ -188,11 +170,7 @@ fn map_writes_the_whole_metadata_page() {
     page.lock = 0.into();
     assert_eq!(page, expected);
     assert!(rest.iter().all(|&byte| byte == 0));
-    assert_eq!(
-        read(pages[1]),
-        [0xa5; PAGE_SIZE],
-        "the data page is not written"
-    );
+    assert_eq!(read(pages[1]), [0xa5; PAGE_SIZE], "the data page is not written");
 }
 
 /// VPMU-D-6.7-10.
@@ -229,10 +207,7 @@ fn new_ring_in_the_window_is_zeroed() {
     let mut free = [0; PAGE_SIZE];
     let at = GuestAddress(WINDOW + 3 * PAGE_SIZE as u64);
     memory.read_slice(&mut free, at).expect("in the window");
-    assert_eq!(
-        free, [0xa5; PAGE_SIZE],
-        "a page outside the ring does not change"
-    );
+    assert_eq!(free, [0xa5; PAGE_SIZE], "a page outside the ring does not change");
 }
 
 /// VPMU-D-2-1.
@@ -246,9 +221,7 @@ fn notification_is_answered_before_its_instruction_retires() {
     fixture.vcpus.kick(0, QUEUE_VCPU);
     fixture.vcpus.enter(0);
     // The guest continues at its next instruction, so the reply must already be in the used ring.
-    let answer = fixture.queues[2]
-        .answer()
-        .expect("the answer is in the used ring");
+    let answer = fixture.queues[2].answer().expect("the answer is in the used ring");
     let reply: Vec<Reply> = structs(&answer);
     assert_eq!(reply[0].state.get(), STATE_ACTIVE);
 }

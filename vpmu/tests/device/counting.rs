@@ -42,9 +42,7 @@ fn each_exit_counts_once_by_reason() {
         assert_eq!(fixture.command(0, COMMAND_ENABLE, event).status.get(), 0);
         event
     });
-    let all = fixture
-        .open(&open_of(KIND_EXITS, EXIT_USER, 0))
-        .expect("open");
+    let all = fixture.open(&open_of(KIND_EXITS, EXIT_USER, 0)).expect("open");
     fixture.command(0, COMMAND_ENABLE, all);
     let before: Vec<_> = events.map(|event| fixture.value(0, event)).to_vec();
     let all_before = fixture.value(0, all);
@@ -56,10 +54,7 @@ fn each_exit_counts_once_by_reason() {
     }
     // Each command causes an exit. The count also includes the exit of the command that reads it.
     let own = 1;
-    assert_eq!(
-        fixture.value(0, all) - all_before,
-        3 + 5 + 7 + 11 + 13 + own
-    );
+    assert_eq!(fixture.value(0, all) - all_before, 3 + 5 + 7 + 11 + 13 + own);
     for (index, (config, _, times)) in reasons.into_iter().enumerate() {
         let grown = fixture.value(0, events[index]) - before[index];
         if config == EXIT_MMIO {
@@ -77,18 +72,12 @@ fn each_exit_counts_once_by_reason() {
 #[test]
 fn exits_count_by_the_statistics() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&open_of(KIND_EXITS, EXIT_ALL, 1))
-        .expect("open");
+    let event = fixture.open(&open_of(KIND_EXITS, EXIT_ALL, 1)).expect("open");
     fixture.host.add_exits(99);
     fixture.command(1, COMMAND_ENABLE, event);
     fixture.host.add_exits(1000);
     assert_eq!(fixture.value(1, event), 1000);
-    assert_eq!(
-        fixture.open(&open_of(KIND_HALTS, 0, 0)),
-        Err(libc::ENOENT),
-        "the statistics have no halts"
-    );
+    assert_eq!(fixture.open(&open_of(KIND_HALTS, 0, 0)), Err(libc::ENOENT), "the statistics have no halts");
 }
 
 #[test]
@@ -99,23 +88,14 @@ fn tsc_ticks_equal_the_times() {
     fixture.host.pass(1_000_000);
     let reply = fixture.command(0, COMMAND_DISABLE, event);
     let ticks = reply.value.get();
-    assert!(
-        (1_000_000..1_000_020).contains(&ticks),
-        "{ticks} ticks in 1,000,000 ns"
-    );
+    assert!((1_000_000..1_000_020).contains(&ticks), "{ticks} ticks in 1,000,000 ns");
     // A tick is a nanosecond here. The device reads the clock first for the count and then for the times. Each read
     // advances the clock by a tick.
-    assert!(
-        reply.time_enabled.get().abs_diff(ticks) <= 2,
-        "the enabled time is not {ticks} ns: {reply:?}"
-    );
+    assert!(reply.time_enabled.get().abs_diff(ticks) <= 2, "the enabled time is not {ticks} ns: {reply:?}");
     assert_eq!(reply.time_enabled, reply.time_running);
     fixture.host.pass(1_000_000);
     let later = fixture.read(0, event);
-    assert_eq!(
-        (later.value, later.time_enabled),
-        (reply.value, reply.time_enabled)
-    );
+    assert_eq!((later.value, later.time_enabled), (reply.value, reply.time_enabled));
     assert_eq!(later.state.get(), STATE_OFF);
 }
 
@@ -173,10 +153,7 @@ fn multiplexed_counter_shows_in_the_times() {
 fn task_event_follows_in_and_out_across_vcpus() {
     let mut fixture = Fixture::new();
     let (kind, config) = FAULTS;
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(kind, config, CONTEXT_TASK)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(kind, config, CONTEXT_TASK) };
     let event = fixture.open(&request).expect("open");
     let other = fixture.open(&request).expect("open");
     assert_eq!(fixture.read(0, event).state.get(), STATE_INACTIVE);
@@ -202,9 +179,7 @@ fn task_event_follows_in_and_out_across_vcpus() {
 #[test]
 fn in_and_out_are_matched() {
     let mut fixture = Fixture::new();
-    let task = fixture
-        .open(&open_of(KIND_MARK, 1, CONTEXT_TASK))
-        .expect("open");
+    let task = fixture.open(&open_of(KIND_MARK, 1, CONTEXT_TASK)).expect("open");
     let on_vcpu = fixture.open(&open_of(KIND_MARK, 1, 0)).expect("open");
     let status = |fixture: &mut Fixture, vcpu, op, event| {
         i32::try_from(fixture.command(vcpu, op, event).status.get()).expect("an errno")
@@ -239,15 +214,9 @@ fn queue_of_another_vcpu_is_refused() {
 fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let pinned = OpenRequest {
-        flags: (OPEN_PINNED | OPEN_ENABLED).into(),
-        ..open_of(kind, config, 0)
-    };
+    let pinned = OpenRequest { flags: (OPEN_PINNED | OPEN_ENABLED).into(), ..open_of(kind, config, 0) };
     let counting = fixture.open(&pinned).expect("open");
-    let events = [
-        counting,
-        fixture.open(&sampling(pinned, 1000)).expect("open"),
-    ];
+    let events = [counting, fixture.open(&sampling(pinned, 1000)).expect("open")];
     // The device does not pin the counter on the host, because a pinned counter would keep the host's other events off
     // the PMU.
     assert_eq!(fixture.host.pinned(), 0);
@@ -278,11 +247,7 @@ fn lost_backing_puts_the_event_in_error() {
     assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 100));
     assert_eq!(fixture.notice(), Some((NOTICE_ERROR, event)));
-    assert_eq!(
-        fixture.open(&open_of(kind, config, 0)),
-        Err(libc::EMFILE),
-        "the status is the errno of the host"
-    );
+    assert_eq!(fixture.open(&open_of(kind, config, 0)), Err(libc::EMFILE), "the status is the errno of the host");
     fixture.close(event).expect("closed");
 }
 
@@ -298,10 +263,7 @@ fn catalogue_lists_exactly_the_events_that_open() {
         let paced = entry.kind.get() == KIND_SAMPLE_TRACE;
         let event = fixture.open(&open_of(entry.kind.get(), entry.config.get(), 0));
         assert_eq!(event.err(), paced.then_some(libc::EINVAL), "{entry:?}");
-        let request = OpenRequest {
-            period: 1_000_000.into(),
-            ..open_of(entry.kind.get(), entry.config.get(), 0)
-        };
+        let request = OpenRequest { period: 1_000_000.into(), ..open_of(entry.kind.get(), entry.config.get(), 0) };
         let samples = entry.flags.get() & CATALOGUE_SAMPLES != 0;
         let opened = fixture.open(&request);
         assert_eq!(opened.err(), (!samples).then_some(libc::EOPNOTSUPP));

@@ -36,9 +36,7 @@ impl DriverQueue {
 
     pub(crate) fn new(memory: &GuestMemoryMmap, rings: u64, buffers: u64) -> (Self, QueueState) {
         let blank = [0; 4096];
-        memory
-            .write_slice(&blank, GuestAddress(rings))
-            .expect("in memory");
+        memory.write_slice(&blank, GuestAddress(rings)).expect("in memory");
         let queue = QueueState {
             ready: true,
             size: QUEUE_SIZE,
@@ -61,10 +59,7 @@ impl DriverQueue {
 
     /// Returns the driver's side of the same queue in `memory`, which is a copy of guest memory.
     pub(crate) fn at(&self, memory: &GuestMemoryMmap) -> Self {
-        Self {
-            memory: memory.clone(),
-            ..*self
-        }
+        Self { memory: memory.clone(), ..*self }
     }
 
     pub(crate) fn want_no_interrupt(&self) {
@@ -116,9 +111,7 @@ impl DriverQueue {
     /// Offers a request and `room` bytes for its answer, in descriptors `slot` and `slot + 1`.
     pub(crate) fn request_at(&mut self, slot: u16, request: &[u8], room: usize) {
         let (from, to) = (self.buffer(slot), self.buffer(slot + 1));
-        self.memory
-            .write_slice(request, GuestAddress(from))
-            .expect("in memory");
+        self.memory.write_slice(request, GuestAddress(from)).expect("in memory");
         self.describe(
             slot,
             Descriptor {
@@ -130,12 +123,7 @@ impl DriverQueue {
         );
         self.describe(
             slot + 1,
-            Descriptor {
-                address: to,
-                len: u32::try_from(room).expect("short"),
-                writable: true,
-                next: None,
-            },
+            Descriptor { address: to, len: u32::try_from(room).expect("short"), writable: true, next: None },
         );
         self.offer(slot);
     }
@@ -157,21 +145,15 @@ impl DriverQueue {
         let (head, len) = self.reclaim()?;
         let slot = u16::try_from(head).expect("a slot") + 1;
         let mut answer = vec![0; usize::try_from(len).expect("short")];
-        self.memory
-            .read_slice(&mut answer, GuestAddress(self.buffer(slot)))
-            .expect("in memory");
+        self.memory.read_slice(&mut answer, GuestAddress(self.buffer(slot))).expect("in memory");
         Some(answer)
     }
 
     fn store<T: vm_memory::AtomicAccess>(&self, at: u64, value: T) {
-        self.memory
-            .store(value, GuestAddress(at), Ordering::SeqCst)
-            .expect("in memory");
+        self.memory.store(value, GuestAddress(at), Ordering::SeqCst).expect("in memory");
     }
 
     fn load<T: vm_memory::AtomicAccess>(&self, at: u64) -> T {
-        self.memory
-            .load(GuestAddress(at), Ordering::SeqCst)
-            .expect("in memory")
+        self.memory.load(GuestAddress(at), Ordering::SeqCst).expect("in memory")
     }
 }

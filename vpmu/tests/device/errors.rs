@@ -50,11 +50,7 @@ struct Case {
 }
 
 const fn case(row: &'static str, act: fn(&mut Scene)) -> Case {
-    Case {
-        row,
-        setup: |_| {},
-        act,
-    }
+    Case { row, setup: |_| {}, act }
 }
 
 const fn case_with(row: &'static str, setup: fn(&mut Setup), act: fn(&mut Scene)) -> Case {
@@ -93,11 +89,7 @@ impl Scene {
         let window = window(16);
         let settings = Settings::new(VCPUS, 1_000_000).with_limits(setup.limits);
         let memory = Fixture::bare(Engines::Auto, limits(), None).memory;
-        let producer = AuxProducer {
-            name: "watchdog",
-            counts: "events of the test",
-            format: 130,
-        };
+        let producer = AuxProducer { name: "watchdog", counts: "events of the test", format: 130 };
         let fixture = Fixture::with_memory(settings, Some(&window), memory);
         let mut fixture = fixture.with_producers(&[producer]);
         (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
@@ -151,10 +143,7 @@ impl Scene {
     }
 
     fn child_of(&mut self, parent: u64, request: &OpenRequest) -> u64 {
-        self.opened(&OpenRequest {
-            parent: parent.into(),
-            ..*request
-        })
+        self.opened(&OpenRequest { parent: parent.into(), ..*request })
     }
 
     fn ringed(&mut self, request: &OpenRequest) -> u64 {
@@ -167,12 +156,7 @@ impl Scene {
     fn driven(&mut self) -> u64 {
         let event = self.opened(&trace());
         let pages = self.pages(4);
-        let _ = self.fixture.map_as(
-            CONTROL_MAP_AUX,
-            event,
-            MAP_DRIVER_OWNED | MAP_WRITABLE,
-            &pages,
-        );
+        let _ = self.fixture.map_as(CONTROL_MAP_AUX, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &pages);
         event
     }
 
@@ -199,20 +183,13 @@ impl Scene {
     }
 
     fn operators(&mut self) -> u64 {
-        let asked = Persist {
-            name: None,
-            pages: 1,
-            ..asked("mark=5", 0)
-        };
+        let asked = Persist { name: None, pages: 1, ..asked("mark=5", 0) };
         self.fixture.vpmu.persist(&asked).expect("started")
     }
 
     /// Opens an event of vCPU 0. Puts the event in the error state by making the host revoke its counter.
     fn failed(&mut self) -> u64 {
-        let request = OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..open_of(CYCLES.0, CYCLES.1, 0)
-        };
+        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(CYCLES.0, CYCLES.1, 0) };
         let event = self.opened(&request);
         self.fixture.host.give_up(thread(0));
         self.fixture.command(0, COMMAND_READ, event);
@@ -260,20 +237,14 @@ impl Scene {
             act(&mut self.fixture);
         }
         if self.bytes.is_empty() {
-            let replies = self
-                .fixture
-                .commands_from(self.of, self.by, &[self.command]);
+            let replies = self.fixture.commands_from(self.of, self.by, &[self.command]);
             return replies[0].status.get();
         }
         let before = self.state();
         let answer = self.fixture.control_bytes(&self.bytes, 0x1_0000);
         let status = u32::from_le_bytes(*answer.first_chunk().expect("a status"));
         if status != 0 {
-            assert_eq!(
-                self.state(),
-                before,
-                "the state after a request with status {status}"
-            );
+            assert_eq!(self.state(), before, "the state after a request with status {status}");
         }
         status
     }
@@ -281,16 +252,9 @@ impl Scene {
 
 /// Prepares a valid request or command for `table`.
 fn begin(scene: &mut Scene, table: &str) {
-    let header = |op: u32| ControlHeader {
-        op: op.into(),
-        ..ControlHeader::default()
-    };
+    let header = |op: u32| ControlHeader { op: op.into(), ..ControlHeader::default() };
     let map = |op| {
-        let request = MapRequest {
-            header: header(op),
-            pages: 0.into(),
-            flags: MAP_WRITABLE.into(),
-        };
+        let request = MapRequest { header: header(op), pages: 0.into(), flags: MAP_WRITABLE.into() };
         request.as_bytes().to_vec()
     };
     let just = |op| header(op).as_bytes().to_vec();
@@ -301,43 +265,28 @@ fn begin(scene: &mut Scene, table: &str) {
         "UNMAP" => scene.bytes = just(CONTROL_UNMAP),
         "REDIRECT" => {
             let target = scene.ringed(&mark());
-            let request = RedirectRequest {
-                header: header(CONTROL_REDIRECT),
-                target: target.into(),
-            };
+            let request = RedirectRequest { header: header(CONTROL_REDIRECT), target: target.into() };
             scene.bytes = request.as_bytes().to_vec();
         }
         "PAUSE" => {
-            let request = PauseRequest {
-                header: header(CONTROL_PAUSE),
-                ..PauseRequest::default()
-            };
+            let request = PauseRequest { header: header(CONTROL_PAUSE), ..PauseRequest::default() };
             scene.bytes = request.as_bytes().to_vec();
         }
         "CATALOGUE" => {
-            let request = CatalogueRequest {
-                header: header(CONTROL_CATALOGUE),
-                count: 1.into(),
-                ..CatalogueRequest::default()
-            };
+            let request =
+                CatalogueRequest { header: header(CONTROL_CATALOGUE), count: 1.into(), ..CatalogueRequest::default() };
             scene.bytes = request.as_bytes().to_vec();
         }
         "MAP_AUX" => scene.bytes = map(CONTROL_MAP_AUX),
         "UNMAP_AUX" => scene.bytes = just(CONTROL_UNMAP_AUX),
         "DETACH" => {
-            let mut request = DetachRequest {
-                header: header(CONTROL_DETACH),
-                ..DetachRequest::default()
-            };
+            let mut request = DetachRequest { header: header(CONTROL_DETACH), ..DetachRequest::default() };
             request.name[..4].copy_from_slice(b"mine");
             scene.bytes = request.as_bytes().to_vec();
         }
         "ATTACH" => scene.bytes = just(CONTROL_ATTACH),
         "PERSISTENT" => {
-            let request = PersistentRequest {
-                header: header(CONTROL_PERSISTENT),
-                ..PersistentRequest::default()
-            };
+            let request = PersistentRequest { header: header(CONTROL_PERSISTENT), ..PersistentRequest::default() };
             scene.bytes = request.as_bytes().to_vec();
         }
         "REQ" | "LINK" => {
@@ -360,11 +309,7 @@ fn begin(scene: &mut Scene, table: &str) {
             scene.bytes = request.as_bytes().to_vec();
         }
         "SIGNAL" => {
-            let request = SignalRequest {
-                header: header(CONTROL_SIGNAL),
-                own: 1.into(),
-                reserved: 0.into(),
-            };
+            let request = SignalRequest { header: header(CONTROL_SIGNAL), own: 1.into(), reserved: 0.into() };
             scene.bytes = request.as_bytes().to_vec();
         }
         "TASK_PAGE" => {
@@ -376,10 +321,7 @@ fn begin(scene: &mut Scene, table: &str) {
             scene.bytes = request.as_bytes().to_vec();
         }
         "FEATURES" => {
-            let request = FeaturesRequest {
-                header: header(CONTROL_FEATURES),
-                ..FeaturesRequest::default()
-            };
+            let request = FeaturesRequest { header: header(CONTROL_FEATURES), ..FeaturesRequest::default() };
             scene.bytes = request.as_bytes().to_vec();
         }
         _ => {}
@@ -421,10 +363,7 @@ fn begin_event(scene: &mut Scene, table: &str) {
             let event = scene.driven();
             scene.about(event);
             if table == "AUX_END" {
-                let begin = Command {
-                    room: 4096.into(),
-                    ..command(COMMAND_AUX_BEGIN, event)
-                };
+                let begin = Command { room: 4096.into(), ..command(COMMAND_AUX_BEGIN, event) };
                 scene.fixture.commands(0, &[begin]);
             }
         }
@@ -579,10 +518,7 @@ fn groups_of_open() -> Vec<Case> {
         }),
         case("OPEN-20", |scene| {
             let leader = scene.opened(&mark());
-            let member = scene.opened(&OpenRequest {
-                leader: leader.into(),
-                ..mark()
-            });
+            let member = scene.opened(&OpenRequest { leader: leader.into(), ..mark() });
             lead(scene, member);
         }),
         case("OPEN-21", |scene| {
@@ -596,11 +532,8 @@ fn groups_of_open() -> Vec<Case> {
         }),
         case("OPEN-23", |scene| {
             let leader = scene.opened(&open_of(KIND_MARK, 5, 0));
-            let member = OpenRequest {
-                leader: leader.into(),
-                read_format: READ_ALLOWED.into(),
-                ..open_of(KIND_MARK, 5, 0)
-            };
+            let member =
+                OpenRequest { leader: leader.into(), read_format: READ_ALLOWED.into(), ..open_of(KIND_MARK, 5, 0) };
             while scene.fixture.open(&member).is_ok() {}
             lead(scene, leader);
             scene.open(|open| open.read_format = READ_ALLOWED.into());
@@ -654,24 +587,17 @@ fn entries_of_open() -> Vec<Case> {
         }),
         case("OPEN-35", |scene| {
             kind(scene, CYCLES, 100);
-            scene
-                .late
-                .push((0, |fixture| while fixture.open(&cycles(0)).is_ok() {}));
+            scene.late.push((0, |fixture| while fixture.open(&cycles(0)).is_ok() {}));
         }),
         case("OPEN-36", |scene| {
             kind(scene, CYCLES, 100);
-            scene
-                .late
-                .push((2, |fixture| fixture.host.deny(libc::EACCES)));
+            scene.late.push((2, |fixture| fixture.host.deny(libc::EACCES)));
         }),
     ]
 }
 
 fn fill_persistent(fixture: &mut Fixture) {
-    let request = OpenRequest {
-        flags: OPEN_PERSISTENT.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let request = OpenRequest { flags: OPEN_PERSISTENT.into(), ..open_of(KIND_MARK, 5, 0) };
     while fixture.open(&request).is_ok() {}
 }
 
@@ -686,16 +612,8 @@ fn rings() -> Vec<Case> {
             let _ = scene.fixture.detach(scene.event, "");
         }),
         case("MAP-1", |scene| map_flags(scene, 1 << 1)),
-        case_with(
-            "MAP-2",
-            |setup| setup.features &= !(1 << F_RING),
-            |scene| map_flags(scene, 0),
-        ),
-        case_with(
-            "MAP-3",
-            |setup| setup.features &= !(1 << F_WINDOW),
-            |scene| map_flags(scene, MAP_WINDOW),
-        ),
+        case_with("MAP-2", |setup| setup.features &= !(1 << F_RING), |scene| map_flags(scene, 0)),
+        case_with("MAP-3", |setup| setup.features &= !(1 << F_WINDOW), |scene| map_flags(scene, MAP_WINDOW)),
         case("MAP-4", |scene| scene.about(NOBODY)),
         case("MAP-5", |scene| {
             scene.about_new(&mark());
@@ -769,9 +687,7 @@ fn rings() -> Vec<Case> {
             let child = scene.child_of(scene.event, &mark());
             scene.about(child);
         }),
-        case("WAKEUP-6", |scene| {
-            scene.about_new(&open_of(KIND_MARK, 5, 0))
-        }),
+        case("WAKEUP-6", |scene| scene.about_new(&open_of(KIND_MARK, 5, 0))),
         case("SIGNAL-1", |scene| {
             scene.put32(offset_of!(SignalRequest, own), 2);
         }),
@@ -789,11 +705,7 @@ fn rings() -> Vec<Case> {
         case("TASK_PAGE-1", |scene| {
             scene.put32(offset_of!(TaskPageRequest, reserved), 1);
         }),
-        case_with(
-            "TASK_PAGE-2",
-            |setup| setup.features &= !(1 << F_TASK_PAGE),
-            |_| {},
-        ),
+        case_with("TASK_PAGE-2", |setup| setup.features &= !(1 << F_TASK_PAGE), |_| {}),
         case("TASK_PAGE-3", |scene| {
             scene.put32(offset_of!(TaskPageRequest, vcpu), VCPUS);
         }),
@@ -808,10 +720,7 @@ fn rings() -> Vec<Case> {
 
 fn set_target(scene: &mut Scene, target: u64) {
     // This works for both requests, because `target` has the same offset in both.
-    assert_eq!(
-        offset_of!(RedirectRequest, target),
-        offset_of!(LinkRequest, target)
-    );
+    assert_eq!(offset_of!(RedirectRequest, target), offset_of!(LinkRequest, target));
     scene.put64(offset_of!(LinkRequest, target), target);
 }
 
@@ -834,10 +743,7 @@ fn redirections() -> Vec<Case> {
             set_target(scene, target);
         }),
         case("REDIRECT-7", |scene| {
-            let target = scene.ringed(&OpenRequest {
-                flags: OPEN_BACKWARD.into(),
-                ..mark()
-            });
+            let target = scene.ringed(&OpenRequest { flags: OPEN_BACKWARD.into(), ..mark() });
             set_target(scene, target);
         }),
         case("REDIRECT-8", |scene| {
@@ -904,9 +810,7 @@ fn areas() -> Vec<Case> {
         }),
         case("MAP_AUX-13", |scene| {
             let pages = scene.pages(1);
-            let mapped = scene
-                .fixture
-                .map_as(CONTROL_MAP_AUX, scene.event, 0, &pages);
+            let mapped = scene.fixture.map_as(CONTROL_MAP_AUX, scene.event, 0, &pages);
             let _ = mapped;
         }),
         case("MAP_AUX-14", |scene| scene.name_fresh(32)),
@@ -935,10 +839,7 @@ fn persistence() -> Vec<Case> {
         }),
         case("DETACH-5", |scene| {
             let leader = scene.opened(&mark());
-            scene.about_new(&OpenRequest {
-                leader: leader.into(),
-                ..mark()
-            });
+            scene.about_new(&OpenRequest { leader: leader.into(), ..mark() });
         }),
         case("DETACH-6", |scene| {
             let target = scene.ringed(&mark());
@@ -986,10 +887,7 @@ fn links() -> Vec<Case> {
         case("LINK-8", |scene| scene.about_new(&open_of(KIND_MARK, 5, 0))),
         case("LINK-9", |scene| {
             scene.fixture.host.know_ips();
-            scene.about_new(&OpenRequest {
-                engine: ENGINE_BATCHED.into(),
-                ..cycles(0)
-            });
+            scene.about_new(&OpenRequest { engine: ENGINE_BATCHED.into(), ..cycles(0) });
         }),
         case("LINK-10", |scene| {
             let target = scene.opened(&mark());
@@ -1032,10 +930,7 @@ fn commands() -> Vec<Case> {
             scene.operate(COMMAND_PERIOD, 1 << 63, 0);
         }),
         case("PERIOD-3", |scene| {
-            scene.about_new(&OpenRequest {
-                flags: OPEN_FREQ.into(),
-                ..mark()
-            });
+            scene.about_new(&OpenRequest { flags: OPEN_FREQ.into(), ..mark() });
             scene.operate(COMMAND_PERIOD, 100_001, 0);
         }),
         case_with(
@@ -1047,18 +942,12 @@ fn commands() -> Vec<Case> {
                     ..sampling(open_of(CLOCK.0, CLOCK.1, 0), 600)
                 };
                 scene.opened(&clock);
-                scene.about_new(&OpenRequest {
-                    period: 300.into(),
-                    ..clock
-                });
+                scene.about_new(&OpenRequest { period: 300.into(), ..clock });
                 scene.operate(COMMAND_PERIOD, 900, 0);
             },
         ),
         case("PERIOD-5", |scene| {
-            scene.about_new(&OpenRequest {
-                flags: OPEN_ENABLED.into(),
-                ..cycles(0)
-            });
+            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(0) });
             scene.operate(COMMAND_PERIOD, 100, 0);
             scene.late.push((1, |fixture| fixture.host.refuse_rates()));
         }),
@@ -1077,15 +966,9 @@ fn commands() -> Vec<Case> {
         case("PROMPT-3", |scene| scene.about_new(&trace())),
         case("PROMPT-4", |scene| {
             scene.fixture.host.know_ips();
-            scene.about_new(&OpenRequest {
-                flags: OPEN_ENABLED.into(),
-                engine: ENGINE_BATCHED.into(),
-                ..cycles(0)
-            });
+            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), engine: ENGINE_BATCHED.into(), ..cycles(0) });
             scene.operate(COMMAND_PROMPT, 1, 0);
-            scene
-                .late
-                .push((1, |fixture| fixture.host.deny(libc::EACCES)));
+            scene.late.push((1, |fixture| fixture.host.deny(libc::EACCES)));
         }),
         case("START-1", |scene| {
             let event = scene.failed();
@@ -1095,28 +978,20 @@ fn commands() -> Vec<Case> {
             scene.operate(COMMAND_ENABLE, 0, 0);
         }),
         case("START-2", |scene| {
-            scene.about_new(&OpenRequest {
-                flags: OPEN_ENABLED.into(),
-                ..cycles(CONTEXT_TASK)
-            });
+            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(CONTEXT_TASK) });
             for op in [COMMAND_IN, COMMAND_OUT] {
                 scene.fixture.command(0, op, scene.event);
             }
             scene.of = 1;
             scene.by = 1;
             scene.operate(COMMAND_IN, 0, 0);
-            scene
-                .late
-                .push((1, |fixture| fixture.host.deny(libc::EACCES)));
+            scene.late.push((1, |fixture| fixture.host.deny(libc::EACCES)));
         }),
         case("AUX_BEGIN-1", |scene| scene.command.value = 32.into()),
         case("AUX_BEGIN-2", |scene| scene.about_new(&trace())),
         case("AUX_BEGIN-3", |scene| scene.command.room = (1 << 20).into()),
         case("AUX_BEGIN-4", |scene| {
-            let begin = Command {
-                room: 4096.into(),
-                ..command(COMMAND_AUX_BEGIN, scene.event)
-            };
+            let begin = Command { room: 4096.into(), ..command(COMMAND_AUX_BEGIN, scene.event) };
             scene.fixture.commands(0, &[begin]);
         }),
         case("AUX_END-1", |scene| {
@@ -1124,10 +999,7 @@ fn commands() -> Vec<Case> {
             scene.about(event);
         }),
         case("FLUSH-1", |scene| {
-            scene.about_new(&OpenRequest {
-                flags: OPEN_ENABLED.into(),
-                ..open_of(KIND_MARK, 5, CONTEXT_TASK)
-            });
+            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, CONTEXT_TASK) });
             scene.fixture.command(1, COMMAND_IN, scene.event);
         }),
         case("FLUSH-2", |scene| {
@@ -1163,17 +1035,12 @@ fn cells(line: &str) -> Vec<&str> {
 
 /// The numbers of the status codes.
 fn numbers() -> BTreeMap<&'static str, u32> {
-    let (_, section) = SPECIFICATION
-        .split_once("### Status codes")
-        .expect("the section");
+    let (_, section) = SPECIFICATION.split_once("### Status codes").expect("the section");
     let (section, _) = section.split_once("## 1.").expect("there");
     let rows = section.lines().filter(|line| line.starts_with("| `E"));
     let numbers = rows.map(|line| {
         let cells = cells(line);
-        (
-            cells[0].trim_matches('`'),
-            cells[1].parse().expect("a number"),
-        )
+        (cells[0].trim_matches('`'), cells[1].parse().expect("a number"))
     });
     numbers.collect()
 }
@@ -1181,9 +1048,7 @@ fn numbers() -> BTreeMap<&'static str, u32> {
 /// Returns the name and the status of each row of the error tables, in the order of SPEC.md.
 fn rows() -> Vec<(&'static str, u32)> {
     let numbers = numbers();
-    let tables = SPECIFICATION
-        .split("| error | condition | status |")
-        .skip(1);
+    let tables = SPECIFICATION.split("| error | condition | status |").skip(1);
     let lines = tables.flat_map(|table| {
         let lines = table.lines().skip(2);
         lines.take_while(|line| line.starts_with('|'))
@@ -1214,18 +1079,8 @@ fn applies(row: &str, to: &str) -> bool {
     }
 }
 
-const COMMANDS: [&str; 10] = [
-    "COMMAND",
-    "IN",
-    "OUT",
-    "PERIOD",
-    "REFRESH",
-    "PROMPT",
-    "START",
-    "AUX_BEGIN",
-    "AUX_END",
-    "FLUSH",
-];
+const COMMANDS: [&str; 10] =
+    ["COMMAND", "IN", "OUT", "PERIOD", "REFRESH", "PROMPT", "START", "AUX_BEGIN", "AUX_END", "FLUSH"];
 
 /// Makes the conditions of `cases` hold one after the other, sends a request of `table`, and returns its status. A
 /// later step can undo an earlier condition, so only the last condition is certain to hold.
@@ -1267,22 +1122,14 @@ fn first_row_that_holds_decides() {
     let tables: BTreeSet<&str> = rows.iter().map(|(row, _)| table(row)).collect();
     let mut wrong = Vec::new();
     for of in tables {
-        let general = if COMMANDS.contains(&of) {
-            "COMMAND"
-        } else {
-            "REQ"
-        };
-        let in_order: Vec<_> = rows
-            .iter()
-            .filter(|(row, _)| table(row) == of || table(row) == general && applies(row, of))
-            .collect();
+        let general = if COMMANDS.contains(&of) { "COMMAND" } else { "REQ" };
+        let in_order: Vec<_> =
+            rows.iter().filter(|(row, _)| table(row) == of || table(row) == general && applies(row, of)).collect();
         for (index, (first, expected)) in in_order.iter().enumerate() {
             for (later, _) in &in_order[index + 1..] {
                 let status = status(of, &[find(later), find(first)]);
                 if status != *expected {
-                    wrong.push(format!(
-                        "{of}: {first} and {later}: {status}, not {expected}"
-                    ));
+                    wrong.push(format!("{of}: {first} and {later}: {status}, not {expected}"));
                 }
             }
         }
@@ -1294,10 +1141,8 @@ fn first_row_that_holds_decides() {
 #[test]
 fn request_without_any_of_the_errors_succeeds() {
     let tables: BTreeSet<&str> = cases().iter().map(|case| table(case.row)).collect();
-    let failed: Vec<_> = tables
-        .into_iter()
-        .filter_map(|of| Some((of, status(of, &[]))).filter(|(_, status)| *status != 0))
-        .collect();
+    let failed: Vec<_> =
+        tables.into_iter().filter_map(|of| Some((of, status(of, &[]))).filter(|(_, status)| *status != 0)).collect();
     assert_eq!(failed, []);
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_RAW, KIND_SOFTWARE};
 use vpmu::source::{
-    Counter, CounterKey, CounterSet, Engine, Mode, Offer, Overflow, Overflows, Rate, Reading,
-    Recorded, Request, Sampling, Source,
+    Counter, CounterKey, CounterSet, Engine, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded, Request,
+    Sampling, Source,
 };
 use vpmu::{GuestRegs, Interrupt, Machine, RawEvents, Refusal, Registers};
 
@@ -147,9 +147,7 @@ impl FakeHost {
     /// Returns the engines of the counters that sample.
     pub(crate) fn engines(&self) -> Vec<Engine> {
         let counters = self.counters.lock().expect("no panic");
-        let engines = counters
-            .iter()
-            .filter_map(|counter| counter.lock().expect("no panic").engine);
+        let engines = counters.iter().filter_map(|counter| counter.lock().expect("no panic").engine);
         engines.collect()
     }
 
@@ -166,9 +164,7 @@ impl FakeHost {
     /// Returns, for each counter, whether it excludes the host's work.
     pub(crate) fn host_excluded(&self) -> Vec<bool> {
         let counters = self.counters.lock().expect("no panic");
-        let excluded = counters
-            .iter()
-            .map(|counter| counter.lock().expect("no panic").host_excluded);
+        let excluded = counters.iter().map(|counter| counter.lock().expect("no panic").host_excluded);
         excluded.collect()
     }
 
@@ -201,10 +197,7 @@ impl FakeHost {
 
     /// Makes the host lack a kind of event for this reason.
     pub(crate) fn refuse_kind(&self, kind: u32, refusal: Refusal) {
-        self.refusals
-            .lock()
-            .expect("no panic")
-            .push((kind, refusal));
+        self.refusals.lock().expect("no panic").push((kind, refusal));
     }
 
     /// Makes the host revoke the open counters of `thread`.
@@ -341,12 +334,7 @@ impl FakeCounter {
             self.left -= 1;
             if self.left == 0 {
                 self.left = self.period;
-                self.overflows.samples.push(Overflow {
-                    tsc: 0,
-                    ip: 0,
-                    mode: Mode::Host,
-                    period: self.period,
-                });
+                self.overflows.samples.push(Overflow { tsc: 0, ip: 0, mode: Mode::Host, period: self.period });
             }
         }
     }
@@ -375,13 +363,7 @@ impl Handle {
             running: false,
             reading: Reading::default(),
             period,
-            frequency: matches!(
-                what.sampling,
-                Some(Sampling {
-                    rate: Rate::Frequency(_),
-                    ..
-                })
-            ),
+            frequency: matches!(what.sampling, Some(Sampling { rate: Rate::Frequency(_), .. })),
             engine: what.sampling.map(|sampling| sampling.engine),
             pinned: what.pinned,
             host_excluded: what.exclude_host,
@@ -393,10 +375,7 @@ impl Handle {
         }));
         let mut counters = host.counters.lock().expect("no panic");
         counters.push(Arc::clone(&counter));
-        Ok(Self {
-            host: Arc::clone(host),
-            counter,
-        })
+        Ok(Self { host: Arc::clone(host), counter })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut FakeCounter) -> T) -> io::Result<T> {
@@ -431,10 +410,7 @@ impl Counter for Handle {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         self.with(|counter| {
-            assert_eq!(
-                counter.frequency, frequency,
-                "the device does not mix periods and frequencies"
-            );
+            assert_eq!(counter.frequency, frequency, "the device does not mix periods and frequencies");
             counter.period = period;
             counter.left = period;
         })
@@ -475,29 +451,17 @@ impl FakeSource {
             excludes: shortest_period.is_some(),
         };
         let raw = match raw {
-            RawEvents::All => Some(Offer {
-                any_config: true,
-                ..offer((KIND_RAW, 0), "raw", Some(SHORTEST))
-            }),
+            RawEvents::All => Some(Offer { any_config: true, ..offer((KIND_RAW, 0), "raw", Some(SHORTEST)) }),
             listed => (listed.allow(RAW.1)).then(|| offer(RAW, "raw-0x11", Some(SHORTEST))),
         };
         let mut offers = vec![
             offer(CYCLES, "cycles", Some(SHORTEST)),
             offer(FAULTS, "page-faults", None),
-            Offer {
-                unit: "ns",
-                ..offer(CLOCK, "clock", Some(1))
-            },
-            Offer {
-                unit: "bytes",
-                ..offer(EXITS, "exit-trace", None)
-            },
+            Offer { unit: "ns", ..offer(CLOCK, "clock", Some(1)) },
+            Offer { unit: "bytes", ..offer(EXITS, "exit-trace", None) },
         ];
         offers.extend(raw);
-        Self {
-            host: Arc::clone(host),
-            offers,
-        }
+        Self { host: Arc::clone(host), offers }
     }
 }
 
@@ -530,12 +494,7 @@ impl Source for FakeSource {
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
-        Box::new(FakeSet {
-            host: Arc::clone(&self.host),
-            thread,
-            counters: Vec::new(),
-            keys: 0,
-        })
+        Box::new(FakeSet { host: Arc::clone(&self.host), thread, counters: Vec::new(), keys: 0 })
     }
 }
 
@@ -620,10 +579,7 @@ pub(crate) struct At(pub(crate) u64);
 
 impl Registers for At {
     fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs {
-            ip: self.0,
-            user: self.0 < 1 << 63,
-        })
+        Some(GuestRegs { ip: self.0, user: self.0 < 1 << 63 })
     }
 }
 

@@ -11,10 +11,7 @@ use crate::persistent::{WINDOW_FEATURES, window};
 const MASKED: u64 = 1 << 32;
 
 fn accept(fixture: &mut Fixture, features: u64) -> Result<(), Errno> {
-    fixture.control(&FeaturesRequest {
-        header: Fixture::header(CONTROL_FEATURES, 0),
-        features: features.into(),
-    })
+    fixture.control(&FeaturesRequest { header: Fixture::header(CONTROL_FEATURES, 0), features: features.into() })
 }
 
 fn sampled() -> OpenRequest {
@@ -86,11 +83,7 @@ fn feature_that_is_not_offered_is_not_accepted() {
         let both = 1 << F_RING | 1 << bit;
         assert_eq!(accept(&mut fixture, both), Err(libc::EINVAL), "bit {bit}");
     }
-    assert_eq!(
-        fixture.open(&sampled()),
-        Err(libc::EOPNOTSUPP),
-        "the refused request accepted no bit"
-    );
+    assert_eq!(fixture.open(&sampled()), Err(libc::EOPNOTSUPP), "the refused request accepted no bit");
     assert_eq!(accept(&mut fixture, 0), Ok(()));
 }
 
@@ -112,11 +105,7 @@ fn mark_of_more_than_32_bits_is_not_opened() {
     let mut fixture = Fixture::new();
     for config in [MARK_ANY + 1, MARK_ANY | 5, u64::MAX] {
         let opened = fixture.open(&open_of(KIND_MARK, config, 0));
-        assert_eq!(
-            opened,
-            Err(libc::ENOENT),
-            "no mark has the value {config:#x}"
-        );
+        assert_eq!(opened, Err(libc::ENOENT), "no mark has the value {config:#x}");
     }
     for config in [0, u64::from(u32::MAX), MARK_ANY] {
         fixture.open(&open_of(KIND_MARK, config, 0)).expect("open");

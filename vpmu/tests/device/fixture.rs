@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, QueueState, Registers,
-    SavedState, Settings, Turn, VcpuSession, Vpmu,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, QueueState, Registers, SavedState, Settings,
+    Turn, VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -87,10 +87,7 @@ impl Vcpus {
 
     /// Continues an unfinished notification until it is done, as a VMM does before guest entry.
     pub(crate) fn resume(&self, vcpu: u32) {
-        self.with(
-            vcpu,
-            |session| while session.resume() == Turn::Unfinished {},
-        );
+        self.with(vcpu, |session| while session.resume() == Turn::Unfinished {});
     }
 
     pub(crate) fn wants_registers(&self, vcpu: u32) -> bool {
@@ -112,10 +109,7 @@ pub(crate) fn limits() -> Limits {
 /// Returns a request to open a counting event. Tests set the other fields.
 pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
     OpenRequest {
-        header: ControlHeader {
-            op: CONTROL_OPEN.into(),
-            ..ControlHeader::default()
-        },
+        header: ControlHeader { op: CONTROL_OPEN.into(), ..ControlHeader::default() },
         kind: kind.into(),
         config: config.into(),
         context: context.into(),
@@ -125,11 +119,7 @@ pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
 
 /// Changes a request so that its event samples IP, TID, TIME, ID, CPU, PERIOD, STREAM_ID and IDENTIFIER with a period.
 pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
-    OpenRequest {
-        period: period.into(),
-        sample_type: 0x1_03c7.into(),
-        ..request
-    }
+    OpenRequest { period: period.into(), sample_type: 0x1_03c7.into(), ..request }
 }
 
 /// Returns the id of the thread that runs vCPU `vcpu`.
@@ -164,11 +154,8 @@ impl Fixture {
 
     /// Creates a device that has no driver and no vCPU threads.
     pub(crate) fn bare(engines: Engines, limits: Limits, window: Option<&GuestMemoryMmap>) -> Self {
-        let memory =
-            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
-        let settings = Settings::new(VCPUS, 1_000_000)
-            .with_limits(limits)
-            .with_engines(engines);
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
+        let settings = Settings::new(VCPUS, 1_000_000).with_limits(limits).with_engines(engines);
         Self::with_memory(settings, window, memory)
     }
 
@@ -220,11 +207,7 @@ impl Fixture {
     }
 
     /// Creates a device that uses the caller's memory.
-    pub(crate) fn with_memory(
-        settings: Settings,
-        window: Option<&GuestMemoryMmap>,
-        memory: GuestMemoryMmap,
-    ) -> Self {
+    pub(crate) fn with_memory(settings: Settings, window: Option<&GuestMemoryMmap>, memory: GuestMemoryMmap) -> Self {
         let host = Arc::new(FakeHost::default());
         let machine = Arc::new(FakeMachine(Arc::clone(&host)));
         let source = Box::new(FakeSource::new(&host, &settings.hardware.raw));
@@ -261,12 +244,7 @@ impl Fixture {
         // the guest's TSC.
         next.host.pass(self.host.now());
         let queues = self.queues.iter().map(|queue| queue.at(&memory)).collect();
-        Self {
-            queues,
-            next_ring: self.next_ring,
-            driver: self.driver.clone(),
-            ..next.with_producers(&self.producers)
-        }
+        Self { queues, next_ring: self.next_ring, driver: self.driver.clone(), ..next.with_producers(&self.producers) }
     }
 
     pub(crate) fn settings(&self) -> Settings {
@@ -313,9 +291,7 @@ impl Fixture {
         let (features, queues) = self.transport();
         let memory = self.memory.clone();
         let interrupt = self.interrupt.clone();
-        let restored = self
-            .vpmu
-            .restore(state, memory, features, &queues, interrupt);
+        let restored = self.vpmu.restore(state, memory, features, &queues, interrupt);
         restored.expect("restored");
         (0..VCPUS).for_each(|vcpu| self.attach(vcpu));
         let _ = self.vpmu.notify(QUEUE_CONTROL);
@@ -330,22 +306,14 @@ impl Fixture {
         self.vcpus.set(vcpu, None);
         self.host.be_thread(thread);
         let session = self.vpmu.attach(vcpu, TSC_OFFSET);
-        self.vcpus
-            .set(vcpu, Some(session.expect("the device has this vCPU")));
+        self.vcpus.set(vcpu, Some(session.expect("the device has this vCPU")));
     }
 
     /// Sets up all queues again and activates the device.
     pub(crate) fn activate(&mut self, features: u64) {
         let queues = self.make_queues();
         self.set_transport(features, &queues);
-        self.vpmu
-            .activate(
-                self.memory.clone(),
-                features,
-                &queues,
-                self.interrupt.clone(),
-            )
-            .expect("active");
+        self.vpmu.activate(self.memory.clone(), features, &queues, self.interrupt.clone()).expect("active");
     }
 
     /// Sets up all queues anew.
@@ -379,11 +347,7 @@ impl Fixture {
     }
 
     pub(crate) fn header(op: u32, event: u64) -> ControlHeader {
-        ControlHeader {
-            op: op.into(),
-            reserved: 0.into(),
-            event: event.into(),
-        }
+        ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() }
     }
 
     pub(crate) fn close(&mut self, event: u64) -> Result<(), Errno> {
@@ -395,10 +359,7 @@ impl Fixture {
     }
 
     pub(crate) fn redirect(&mut self, event: u64, target: u64) -> Result<(), Errno> {
-        self.control(&RedirectRequest {
-            header: Self::header(CONTROL_REDIRECT, event),
-            target: target.into(),
-        })
+        self.control(&RedirectRequest { header: Self::header(CONTROL_REDIRECT, event), target: target.into() })
     }
 
     pub(crate) fn pause(&mut self, event: u64, paused: u32) -> Result<(), Errno> {
@@ -446,14 +407,8 @@ impl Fixture {
             address: address.into(),
         })
         .expect("set");
-        let task = TaskPage {
-            pid: pid.into(),
-            tid: tid.into(),
-            ..TaskPage::default()
-        };
-        self.memory
-            .write_slice(&task.as_bytes()[..8], GuestAddress(address))
-            .expect("in memory");
+        let task = TaskPage { pid: pid.into(), tid: tid.into(), ..TaskPage::default() };
+        self.memory.write_slice(&task.as_bytes()[..8], GuestAddress(address)).expect("in memory");
     }
 
     pub(crate) fn map_pages(&mut self, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
@@ -461,13 +416,7 @@ impl Fixture {
     }
 
     /// Maps pages as a ring or an area, according to `op`.
-    pub(crate) fn map_as(
-        &mut self,
-        op: u32,
-        event: u64,
-        flags: u32,
-        pages: &[u64],
-    ) -> Result<(), Errno> {
+    pub(crate) fn map_as(&mut self, op: u32, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
         let request = MapRequest {
             header: Self::header(op, event),
             pages: u32::try_from(pages.len()).expect("few").into(),
@@ -488,9 +437,7 @@ impl Fixture {
     }
 
     pub(crate) fn try_map(&mut self, event: u64, data: u64) -> Result<Reader, Errno> {
-        let pages: Vec<u64> = (0..=data)
-            .map(|page| self.next_ring + page * 0x1000)
-            .collect();
+        let pages: Vec<u64> = (0..=data).map(|page| self.next_ring + page * 0x1000).collect();
         self.map_pages(event, MAP_WRITABLE, &pages)?;
         self.next_ring += (data + 2) * 0x1000;
         Ok(Reader::new(&self.memory, &pages))
@@ -520,10 +467,7 @@ impl Fixture {
 
     /// Sends a command with a value. Returns the command's status.
     pub(crate) fn valued(&mut self, vcpu: u32, op: u32, event: u64, value: u64) -> Errno {
-        let command = Command {
-            value: value.into(),
-            ..command(op, event)
-        };
+        let command = Command { value: value.into(), ..command(op, event) };
         let reply = self.commands(vcpu, &[command])[0];
         i32::try_from(reply.status.get()).expect("an errno")
     }
@@ -559,12 +503,7 @@ impl Fixture {
     /// Posts a buffer of `room` bytes for a notice.
     pub(crate) fn post_notice(&mut self, slot: u16, room: u32) {
         let queue = &mut self.queues[1];
-        let descriptor = Descriptor {
-            address: queue.buffer(slot),
-            len: room,
-            writable: true,
-            next: None,
-        };
+        let descriptor = Descriptor { address: queue.buffer(slot), len: room, writable: true, next: None };
         queue.describe(slot, descriptor);
         queue.offer(slot);
         let _ = self.vpmu.notify(QUEUE_EVENT);
@@ -588,18 +527,13 @@ impl Fixture {
         assert_eq!(len as usize, size_of::<Notice>());
         let at = self.queues[1].buffer(u16::try_from(slot).expect("a slot"));
         let mut bytes = [0; size_of::<Notice>()];
-        self.memory
-            .read_slice(&mut bytes, GuestAddress(at))
-            .expect("in memory");
+        self.memory.read_slice(&mut bytes, GuestAddress(at)).expect("in memory");
         Some(Notice::read_from_bytes(&bytes).expect("a notice"))
     }
 
     pub(crate) fn catalogue(&mut self) -> Vec<CatalogueEntry> {
-        let request = CatalogueRequest {
-            header: Self::header(CONTROL_CATALOGUE, 0),
-            first: 0.into(),
-            count: 1000.into(),
-        };
+        let request =
+            CatalogueRequest { header: Self::header(CONTROL_CATALOGUE, 0), first: 0.into(), count: 1000.into() };
         let answer = self.control_bytes(request.as_bytes(), 0x1_0000);
         let (reply, entries) = ControlReply::read_from_prefix(&answer).expect("a reply");
         outcome(reply.status.get()).expect("a catalogue");
@@ -611,9 +545,7 @@ impl Fixture {
     /// Returns all bytes of guest memory, so that a test can detect writes by the device.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
         let mut bytes = vec![0; MEMORY_LEN];
-        self.memory
-            .read_slice(&mut bytes, GuestAddress(0))
-            .expect("in memory");
+        self.memory.read_slice(&mut bytes, GuestAddress(0)).expect("in memory");
         bytes
     }
 }
@@ -632,17 +564,10 @@ pub(crate) fn make_queues(memory: &GuestMemoryMmap) -> (Vec<DriverQueue>, Vec<Qu
 }
 
 pub(crate) fn command(op: u32, event: u64) -> Command {
-    Command {
-        op: op.into(),
-        event: event.into(),
-        ..Command::default()
-    }
+    Command { op: op.into(), event: event.into(), ..Command::default() }
 }
 
 /// Parses `bytes` as an array of ABI structures.
 pub(crate) fn structs<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Vec<T> {
-    bytes
-        .chunks(size_of::<T>())
-        .map(|chunk| T::read_from_bytes(chunk).expect("whole"))
-        .collect()
+    bytes.chunks(size_of::<T>()).map(|chunk| T::read_from_bytes(chunk).expect("whole")).collect()
 }

@@ -10,11 +10,7 @@ use crate::reader::{Raw, SAMPLE};
 const SAMPLE_READ: u64 = 1 << 4;
 
 fn led(leader: u64, request: OpenRequest) -> OpenRequest {
-    OpenRequest {
-        leader: leader.into(),
-        flags: OPEN_ENABLED.into(),
-        ..request
-    }
+    OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..request }
 }
 
 fn marks(fixture: &Fixture, times: u64) {
@@ -28,24 +24,15 @@ fn members_count_while_their_leader_is_on() {
     let mark = open_of(KIND_MARK, 5, 0);
     let leader = fixture.open(&mark).expect("open");
     let on = fixture.open(&led(leader, mark)).expect("open");
-    let off = OpenRequest {
-        flags: 0.into(),
-        ..led(leader, mark)
-    };
+    let off = OpenRequest { flags: 0.into(), ..led(leader, mark) };
     let off = fixture.open(&off).expect("open");
     let (kind, config) = CYCLES;
-    let host = fixture
-        .open(&led(leader, open_of(kind, config, 0)))
-        .expect("open");
+    let host = fixture.open(&led(leader, open_of(kind, config, 0))).expect("open");
     marks(&fixture, 3);
     fixture.host.work(thread(0), 100, 4);
     let reply = fixture.read(0, on);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_INACTIVE, 0));
-    assert_eq!(
-        reply.time_enabled.get(),
-        0,
-        "the times of a stopped member do not grow"
-    );
+    assert_eq!(reply.time_enabled.get(), 0, "the times of a stopped member do not grow");
     fixture.command(0, COMMAND_ENABLE, leader);
     marks(&fixture, 4);
     fixture.host.work(thread(0), 100, 4);
@@ -72,9 +59,7 @@ fn members_survive_their_closed_leader() {
     fixture.close(leader).expect("closed");
     marks(&fixture, 2);
     assert_eq!(fixture.value(0, member), 2);
-    fixture
-        .open(&led(member, mark))
-        .expect("the member can lead a group now");
+    fixture.open(&led(member, mark)).expect("the member can lead a group now");
 }
 
 #[test]
@@ -95,10 +80,7 @@ fn task_group_follows_its_task_and_its_leader() {
     marks(&fixture, 8);
     (0..16).for_each(|_| fixture.mark(1, 5, 1));
     let replies = fixture.commands(1, &both(COMMAND_OUT));
-    assert_eq!(
-        replies.iter().map(|r| r.value.get()).collect::<Vec<_>>(),
-        [18, 18]
-    );
+    assert_eq!(replies.iter().map(|r| r.value.get()).collect::<Vec<_>>(), [18, 18]);
 }
 
 /// VPMU-D-6.1-4.
@@ -107,9 +89,7 @@ fn leader_in_error_stops_its_group() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
     let leader = fixture.open(&open_of(kind, config, 0)).expect("open");
-    let member = fixture
-        .open(&led(leader, open_of(KIND_MARK, 5, 0)))
-        .expect("open");
+    let member = fixture.open(&led(leader, open_of(KIND_MARK, 5, 0))).expect("open");
     fixture.command(0, COMMAND_ENABLE, leader);
     marks(&fixture, 2);
     fixture.host.break_host();
@@ -141,9 +121,7 @@ fn sample_reads_its_group_at_one_moment() {
     // `read_format` with GROUP, ID and LOST.
     let leader = fixture.open(&with(0x1c, 2)).expect("open");
     let (kind, config) = CYCLES;
-    let host = fixture
-        .open(&led(leader, open_of(kind, config, 0)))
-        .expect("open");
+    let host = fixture.open(&led(leader, open_of(kind, config, 0))).expect("open");
     // At each mark, events count in the order in which they were opened, so the leader counts before this member. The
     // member's `read_format` does not have GROUP.
     let single = fixture.open(&led(leader, with(0x14, 3))).expect("open");
@@ -156,10 +134,7 @@ fn sample_reads_its_group_at_one_moment() {
         let read = ring.raw();
         let read = counts(&read);
         if mark % 2 == 0 {
-            assert_eq!(
-                read,
-                [[3, mark, leader, 0, 10 * mark, host, 0, mark, single, 0]]
-            );
+            assert_eq!(read, [[3, mark, leader, 0, 10 * mark, host, 0, mark, single, 0]]);
         } else {
             assert_eq!(read, [[0; 0]; 0]);
         }
@@ -196,11 +171,7 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
         let (_, before) = fixture.host.visits(thread(0));
         marks(&fixture, 1);
         let (_, after) = fixture.host.visits(thread(0));
-        assert_eq!(
-            after - before,
-            HOST as u64,
-            "reads of host counters, mark {mark}"
-        );
+        assert_eq!(after - before, HOST as u64, "reads of host counters, mark {mark}");
         for ring in &mut rings {
             let read = ring.raw();
             let values: Vec<u64> = counts(&read)[0][1..].chunks(2).map(|of| of[0]).collect();
@@ -214,9 +185,7 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
 #[test]
 fn member_sample_lists_the_leader_first_with_the_members_times() {
     let mut fixture = Fixture::new();
-    let leader = fixture
-        .open(&open_of(KIND_EXITS, EXIT_IO, 0))
-        .expect("open");
+    let leader = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
     let request = OpenRequest {
         sample_type: SAMPLE_READ.into(),
         read_format: 0xf.into(),
@@ -245,10 +214,7 @@ fn losses_are_reported_per_event() {
     let mut fixture = Fixture::new();
     let mark = sampling(open_of(KIND_MARK, 5, 0), 1);
     let first = fixture.open(&mark).expect("open");
-    let second = OpenRequest {
-        period: 2.into(),
-        ..mark
-    };
+    let second = OpenRequest { period: 2.into(), ..mark };
     let second = fixture.open(&second).expect("open");
     let mut ring = fixture.map(first, 1);
     fixture.redirect(second, first).expect("redirected");
@@ -266,10 +232,7 @@ fn losses_are_reported_per_event() {
 fn group_size_is_limited_by_the_record_size() {
     let mut fixture = Fixture::new();
     let mark = open_of(KIND_MARK, 5, 0);
-    let all = OpenRequest {
-        read_format: READ_ALLOWED.into(),
-        ..mark
-    };
+    let all = OpenRequest { read_format: READ_ALLOWED.into(), ..mark };
     let leader = fixture.open(&all).expect("open");
     // A reading has three words for the group and three words for each event. With the leader and 680 members, it
     // occupies 16,368 bytes. One more member would make it exceed the limit of 16 KiB.

@@ -14,83 +14,17 @@ fn invalid_requests_are_refused() {
     let mut fixture = Fixture::new();
     let good = open_of(KIND_MARK, 5, 0);
     let refused = [
-        (
-            OpenRequest {
-                context: 2.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            OpenRequest {
-                aux_watermark: 1.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            OpenRequest {
-                flags: (1 << 17).into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            OpenRequest {
-                engine: 3.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            OpenRequest {
-                parent: 77.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            OpenRequest {
-                engine: ENGINE_BATCHED.into(),
-                ..good
-            },
-            libc::EOPNOTSUPP,
-        ),
-        (
-            OpenRequest {
-                sample_type: (1 << 10).into(),
-                ..good
-            },
-            libc::EOPNOTSUPP,
-        ),
-        (
-            OpenRequest {
-                flags: OPEN_EXCLUDE_USER.into(),
-                ..open_of(FAULTS.0, FAULTS.1, 0)
-            },
-            libc::EOPNOTSUPP,
-        ),
-        (
-            OpenRequest {
-                kind: KIND_RAW.into(),
-                ..good
-            },
-            libc::ENOENT,
-        ),
-        (
-            OpenRequest {
-                kind: 99.into(),
-                ..good
-            },
-            libc::ENOENT,
-        ),
-        (
-            OpenRequest {
-                kind: KIND_TSC.into(),
-                ..good
-            },
-            libc::ENOENT,
-        ),
+        (OpenRequest { context: 2.into(), ..good }, libc::EINVAL),
+        (OpenRequest { aux_watermark: 1.into(), ..good }, libc::EINVAL),
+        (OpenRequest { flags: (1 << 17).into(), ..good }, libc::EINVAL),
+        (OpenRequest { engine: 3.into(), ..good }, libc::EINVAL),
+        (OpenRequest { parent: 77.into(), ..good }, libc::EINVAL),
+        (OpenRequest { engine: ENGINE_BATCHED.into(), ..good }, libc::EOPNOTSUPP),
+        (OpenRequest { sample_type: (1 << 10).into(), ..good }, libc::EOPNOTSUPP),
+        (OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..open_of(FAULTS.0, FAULTS.1, 0) }, libc::EOPNOTSUPP),
+        (OpenRequest { kind: KIND_RAW.into(), ..good }, libc::ENOENT),
+        (OpenRequest { kind: 99.into(), ..good }, libc::ENOENT),
+        (OpenRequest { kind: KIND_TSC.into(), ..good }, libc::ENOENT),
     ];
     for (request, errno) in refused {
         assert_eq!(fixture.open(&request), Err(errno), "{request:?}");
@@ -103,12 +37,7 @@ fn invalid_requests_are_refused() {
     assert_eq!(fixture.unmap(77), Err(libc::ENOENT));
     let event = fixture.open(&good).expect("open");
     assert_eq!(fixture.unmap(event), Err(libc::EINVAL));
-    for (vcpu, address) in [
-        (2_u32, 0x1000_u64),
-        (0, 0x1001),
-        (0, MEMORY),
-        (0, u64::MAX - 4095),
-    ] {
+    for (vcpu, address) in [(2_u32, 0x1000_u64), (0, 0x1001), (0, MEMORY), (0, u64::MAX - 4095)] {
         let request = TaskPageRequest {
             header: Fixture::header(CONTROL_TASK_PAGE, 0),
             vcpu: vcpu.into(),
@@ -124,10 +53,7 @@ fn invalid_requests_are_refused() {
 fn invalid_rings_are_refused() {
     let mut fixture = Fixture::new();
     let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let child = OpenRequest {
-        parent: event.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let child = OpenRequest { parent: event.into(), ..open_of(KIND_MARK, 5, 0) };
     let child = fixture.open(&child).expect("open");
     let page = |n: u64| n * 4096;
     for pages in [
@@ -138,21 +64,13 @@ fn invalid_rings_are_refused() {
         &[page(1), MEMORY],
         &[u64::MAX - 4095],
     ] {
-        assert_eq!(
-            fixture.map_pages(event, 0, pages),
-            Err(libc::EINVAL),
-            "{pages:x?}"
-        );
+        assert_eq!(fixture.map_pages(event, 0, pages), Err(libc::EINVAL), "{pages:x?}");
     }
     assert_eq!(fixture.map_pages(event, 2, &[page(300)]), Err(libc::EINVAL));
     assert_eq!(fixture.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
     assert_eq!(fixture.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
     // More pages than addresses.
-    let request = MapRequest {
-        header: Fixture::header(CONTROL_MAP, event),
-        pages: 3.into(),
-        flags: 0.into(),
-    };
+    let request = MapRequest { header: Fixture::header(CONTROL_MAP, event), pages: 3.into(), flags: 0.into() };
     assert_eq!(fixture.control(&request), Err(libc::EINVAL));
     fixture.map_pages(event, 0, &[page(300)]).expect("mapped");
     assert_eq!(fixture.map_pages(event, 0, &[page(301)]), Err(libc::EBUSY));
@@ -165,56 +83,13 @@ fn invalid_commands_are_refused() {
     let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     let good = command(COMMAND_READ, event);
     let batch = [
-        (
-            Command {
-                reserved: 1.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                room: 1.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                value: 1.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                op: 99.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                event: 99.into(),
-                ..good
-            },
-            libc::ENOENT,
-        ),
-        (
-            Command {
-                op: COMMAND_VCPU.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                op: COMMAND_PERIOD.into(),
-                value: 5.into(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
+        (Command { reserved: 1.into(), ..good }, libc::EINVAL),
+        (Command { room: 1.into(), ..good }, libc::EINVAL),
+        (Command { value: 1.into(), ..good }, libc::EINVAL),
+        (Command { op: 99.into(), ..good }, libc::EINVAL),
+        (Command { event: 99.into(), ..good }, libc::ENOENT),
+        (Command { op: COMMAND_VCPU.into(), ..good }, libc::EINVAL),
+        (Command { op: COMMAND_PERIOD.into(), value: 5.into(), ..good }, libc::EINVAL),
         (good, 0),
     ];
     let replies = fixture.commands(0, &batch.map(|(command, _)| command));
@@ -230,11 +105,7 @@ fn buffers_without_room_are_returned_empty() {
     let open = open_of(KIND_MARK, 5, 0);
     assert_eq!(fixture.control_bytes(open.as_bytes(), 15), [0_u8; 0]);
     assert_eq!(fixture.control_bytes(open.as_bytes(), 0), [0_u8; 0]);
-    assert_eq!(
-        fixture.vpmu.metrics().events_opened,
-        0,
-        "not executed, because there is no room for the reply"
-    );
+    assert_eq!(fixture.vpmu.metrics().events_opened, 0, "not executed, because there is no room for the reply");
     // These requests are invalid. In the first the reply buffer is too short, in the second a command is incomplete,
     // and the third has more commands than one notification may have.
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
@@ -250,10 +121,7 @@ fn buffers_without_room_are_returned_empty() {
 #[test]
 fn short_notice_buffer_is_skipped() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        wakeup: 1.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let event = fixture.open(&request).expect("open");
     fixture.map(event, 1);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -269,55 +137,27 @@ fn short_notice_buffer_is_skipped() {
 fn chains_that_loop_or_leave_memory_are_dropped() {
     let mut fixture = Fixture::new();
     let queue = &mut fixture.queues[0];
-    let looped = Descriptor {
-        address: queue.buffer(0),
-        len: 16,
-        writable: false,
-        next: Some(0),
-    };
+    let looped = Descriptor { address: queue.buffer(0), len: 16, writable: false, next: Some(0) };
     queue.describe(0, looped);
     queue.offer(0);
-    queue.describe(
-        3,
-        Descriptor {
-            address: MEMORY - 8,
-            next: None,
-            ..looped
-        },
-    );
+    queue.describe(3, Descriptor { address: MEMORY - 8, next: None, ..looped });
     queue.offer(3);
-    queue.describe(
-        4,
-        Descriptor {
-            address: u64::MAX - 4,
-            next: None,
-            ..looped
-        },
-    );
+    queue.describe(4, Descriptor { address: u64::MAX - 4, next: None, ..looped });
     queue.offer(4);
-    queue.describe(
-        5,
-        Descriptor {
-            next: Some(999),
-            ..looped
-        },
-    );
+    queue.describe(5, Descriptor { next: Some(999), ..looped });
     queue.offer(5);
     let _ = fixture.vpmu.notify(QUEUE_CONTROL);
     let returned: Vec<_> = std::iter::from_fn(|| fixture.queues[0].reclaim()).collect();
     assert_eq!(returned, [(0, 0), (3, 0), (4, 0), (5, 0)]);
-    fixture
-        .open(&open_of(KIND_MARK, 5, 0))
-        .expect("the device still works");
+    fixture.open(&open_of(KIND_MARK, 5, 0)).expect("the device still works");
 }
 
 /// VPMU-D-2-6.
 #[test]
 fn invalid_queue_is_not_served() {
-    for break_it in [
-        |fixture: &mut Fixture| fixture.queues[0].claim(1000),
-        |fixture: &mut Fixture| fixture.queues[0].offer(16),
-    ] {
+    for break_it in
+        [|fixture: &mut Fixture| fixture.queues[0].claim(1000), |fixture: &mut Fixture| fixture.queues[0].offer(16)]
+    {
         let mut fixture = Fixture::new();
         break_it(&mut fixture);
         let _ = fixture.vpmu.notify(QUEUE_CONTROL);

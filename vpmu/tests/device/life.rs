@@ -23,11 +23,7 @@ fn reset_device_does_not_write_guest_memory() {
         .collect();
     fixture.mark(0, 5, 1);
     fixture.vpmu.reset();
-    assert_eq!(
-        fixture.host.open_counters(),
-        0,
-        "host descriptors are closed"
-    );
+    assert_eq!(fixture.host.open_counters(), 0, "host descriptors are closed");
     assert!(!fixture.vcpus.wants_registers(0));
     let before = fixture.snapshot();
     fixture.queues[0].request(&[0; 64], 64);
@@ -39,24 +35,14 @@ fn reset_device_does_not_write_guest_memory() {
     let _ = fixture.vpmu.notify(QUEUE_CONTROL);
     let _ = fixture.vpmu.notify(QUEUE_EVENT);
     fixture.vcpus.kick(0, QUEUE_VCPU);
-    assert!(
-        before != offered,
-        "the snapshot does not show the driver's own writes"
-    );
-    assert!(
-        fixture.snapshot() == offered,
-        "the device wrote after its reset"
-    );
+    assert!(before != offered, "the snapshot does not show the driver's own writes");
+    assert!(fixture.snapshot() == offered, "the device wrote after its reset");
 
     fixture.activate(ALL_FEATURES);
     let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     assert!(!events.contains(&event), "the id {event} is used again");
     assert_eq!(fixture.close(events[0]), Err(libc::ENOENT));
-    assert_eq!(
-        fixture.vpmu.metrics().events_opened,
-        3,
-        "a reset does not clear the metrics"
-    );
+    assert_eq!(fixture.vpmu.metrics().events_opened, 3, "a reset does not clear the metrics");
 }
 
 /// VPMU-D-3-1, VPMU-D-5-1, VPMU-G-3-1, VPMU-G-5-1.
@@ -65,35 +51,19 @@ fn device_needs_version_1_and_queues_in_memory() {
     let fixture = Fixture::new();
     let activate = |features, queues: &[QueueState]| {
         let memory = fixture.memory.clone();
-        fixture
-            .vpmu
-            .activate(memory, features, queues, fixture.interrupt.clone())
+        fixture.vpmu.activate(memory, features, queues, fixture.interrupt.clone())
     };
     let refused = activate(7, &[]);
     assert!(matches!(refused, Err(Error::Features(7))), "{refused:?}");
     let refused = activate(ALL_FEATURES | 1 << 40, &[]);
     assert!(matches!(refused, Err(Error::Features(_))), "{refused:?}");
     let refused = activate(ALL_FEATURES, &[]);
-    assert!(
-        matches!(
-            refused,
-            Err(Error::QueueCount {
-                expected: 4,
-                given: 0
-            })
-        ),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(Error::QueueCount { expected: 4, given: 0 })), "{refused:?}");
     let elsewhere = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(1 << 40), 4096)]);
     let mut queues = [QueueState::default(); 4];
     queues[0].ready = true;
     queues[0].size = 16;
-    let refused = fixture.vpmu.activate(
-        elsewhere.expect("memory"),
-        ALL_FEATURES,
-        &queues,
-        fixture.interrupt.clone(),
-    );
+    let refused = fixture.vpmu.activate(elsewhere.expect("memory"), ALL_FEATURES, &queues, fixture.interrupt.clone());
     assert!(matches!(refused, Err(Error::Queue(0))), "{refused:?}");
     assert!(matches!(fixture.vpmu.attach(2, 0), Err(Error::NoVcpu(2))));
 }
@@ -104,10 +74,7 @@ fn sampling_needs_the_ring_feature() {
     let request = open_of(KIND_MARK, 5, 0);
     assert_eq!(fixture.open(&sampling(request, 1)), Err(libc::EOPNOTSUPP));
     let event = fixture.open(&request).expect("counting");
-    assert_eq!(
-        fixture.map_pages(event, 0, &[0x1000]),
-        Err(libc::EOPNOTSUPP)
-    );
+    assert_eq!(fixture.map_pages(event, 0, &[0x1000]), Err(libc::EOPNOTSUPP));
 }
 
 #[test]
@@ -121,9 +88,7 @@ fn limits_hold() {
     let request = open_of(KIND_MARK, 5, 0);
     let events = [(); 3].map(|()| fixture.open(&request).expect("open"));
     assert_eq!(fixture.open(&request), Err(libc::ENOSPC));
-    let pages = |from: u64, count: u64| -> Vec<u64> {
-        (0..count).map(|page| (from + page) * 4096).collect()
-    };
+    let pages = |from: u64, count: u64| -> Vec<u64> { (0..count).map(|page| (from + page) * 4096).collect() };
     let mut map = |event, pages: &[u64]| fixture.map_pages(event, 0, pages);
     assert_eq!(map(events[0], &pages(256, 9)), Err(libc::EINVAL));
     assert_eq!(map(events[0], &pages(256, 5)), Ok(()));

@@ -10,9 +10,7 @@ use crate::fixture::{Fixture, open_of, sampling, thread};
 #[test]
 fn event_is_off_after_its_last_overflow() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 3))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 3)).expect("open");
     let mut ring = fixture.map(event, 1);
     fixture.post_notice(0, 16);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 4), 0);
@@ -31,19 +29,13 @@ fn event_is_off_after_its_last_overflow() {
 #[test]
 fn limits_add_up_and_lost_records_count() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     for more in [2, 3] {
         assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, more), 0);
     }
     (0..100).for_each(|_| fixture.mark(0, 5, 1));
     let reply = fixture.read(0, event);
-    assert_eq!(
-        (reply.value.get(), reply.lost.get()),
-        (5, 5),
-        "without a ring, each overflow is lost"
-    );
+    assert_eq!((reply.value.get(), reply.lost.get()), (5, 5), "without a ring, each overflow is lost");
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, u64::MAX), 0);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, u64::MAX), 0);
 }
@@ -52,13 +44,8 @@ fn limits_add_up_and_lost_records_count() {
 fn only_sampling_events_have_a_limit() {
     let mut fixture = Fixture::new();
     let counting = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
-    assert_eq!(
-        fixture.valued(0, COMMAND_REFRESH, counting, 1),
-        libc::EINVAL
-    );
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    assert_eq!(fixture.valued(0, COMMAND_REFRESH, counting, 1), libc::EINVAL);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 0), libc::EINVAL);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, 77, 1), libc::ENOENT);
     assert_eq!(fixture.read(0, event).state.get(), STATE_OFF);
@@ -67,14 +54,8 @@ fn only_sampling_events_have_a_limit() {
 #[test]
 fn leader_at_its_limit_stops_its_group() {
     let mut fixture = Fixture::new();
-    let leader = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
-    let member = OpenRequest {
-        leader: leader.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let leader = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) };
     let member = fixture.open(&member).expect("open");
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, leader, 7), 0);
     (0..100).for_each(|_| fixture.mark(0, 5, 1));
@@ -85,9 +66,7 @@ fn leader_at_its_limit_stops_its_group() {
 fn overflows_beyond_the_limit_are_dropped() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture
-        .open(&sampling(open_of(kind, config, 0), 100))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
     let mut ring = fixture.map(event, 1);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 2), 0);
     fixture.host.work(thread(0), 500, 4);
@@ -96,9 +75,5 @@ fn overflows_beyond_the_limit_are_dropped() {
     let reply = fixture.read(0, event);
     assert_eq!((reply.state.get(), reply.lost.get()), (STATE_OFF, 0));
     fixture.host.work(thread(0), 500, 4);
-    assert_eq!(
-        fixture.value(0, event),
-        500,
-        "the event is disabled and no longer counts"
-    );
+    assert_eq!(fixture.value(0, event), 500, "the event is disabled and no longer counts");
 }

@@ -21,18 +21,10 @@ struct Produced {
 impl Produced {
     fn new() -> Self {
         let mut fixture = Fixture::new();
-        let event = fixture
-            .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-            .expect("open");
+        let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
         let ring = fixture.map(event, 1);
         fixture.command(0, COMMAND_ENABLE, event);
-        Self {
-            fixture,
-            event,
-            ring,
-            read: 0,
-            lost: 0,
-        }
+        Self { fixture, event, ring, read: 0, lost: 0 }
     }
 
     fn mark(&self, times: u64) {
@@ -59,10 +51,7 @@ impl Produced {
         self.take(usize::MAX);
         assert_eq!((value, self.read + self.lost), (produced, produced));
         let metrics = self.fixture.vpmu.metrics();
-        assert_eq!(
-            (metrics.samples_written, metrics.samples_lost),
-            (self.read, self.lost)
-        );
+        assert_eq!((metrics.samples_written, metrics.samples_lost), (self.read, self.lost));
         (self.read, self.lost)
     }
 }
@@ -76,10 +65,7 @@ fn lagging_reader_loses_only_counted_records() {
         run.take(2);
     }
     let (_, lost) = run.finish(1500);
-    assert!(
-        lost > 0,
-        "a reader that takes two of three records lost none"
-    );
+    assert!(lost > 0, "a reader that takes two of three records lost none");
 }
 
 /// VPMU-D-6.7-3.
@@ -97,24 +83,14 @@ fn invalid_tail_loses_only_counted_records() {
     let fill = 4096 / SAMPLE;
     let full = fill * SAMPLE;
     // Tails that are ahead of the head, tails that are behind it by more than the ring's size, and an impossible value.
-    for lie in [
-        full + 1,
-        full + 4096,
-        u64::MAX,
-        1 << 63,
-        full.wrapping_sub(4097),
-    ] {
+    for lie in [full + 1, full + 4096, u64::MAX, 1 << 63, full.wrapping_sub(4097)] {
         let run = Produced::new();
         run.mark(fill);
         run.ring.set_tail(lie);
         run.mark(10);
         assert_eq!(run.ring.head(), full, "nothing is written at {lie:#x}");
         run.ring.set_tail(0);
-        assert_eq!(
-            run.finish(fill + 10),
-            (fill, 10),
-            "records written and lost with the tail {lie:#x}"
-        );
+        assert_eq!(run.finish(fill + 10), (fill, 10), "records written and lost with the tail {lie:#x}");
     }
 }
 
@@ -127,22 +103,14 @@ fn last_loss_is_written_when_the_event_is_disabled() {
     run.fixture.command(0, COMMAND_DISABLE, run.event);
     let last = run.ring.take(usize::MAX);
     let lost = 100 - 4096 / SAMPLE;
-    assert_eq!(
-        last,
-        [Record::Lost {
-            id: run.event,
-            lost
-        }]
-    );
+    assert_eq!(last, [Record::Lost { id: run.event, lost }]);
 }
 
 #[test]
 fn records_dropped_by_the_host_count_as_lost() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture
-        .open(&sampling(open_of(kind, config, 0), 100))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
     let mut ring = fixture.map(event, 1);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.drop_overflows(thread(0), 7);
@@ -155,9 +123,7 @@ fn records_dropped_by_the_host_count_as_lost() {
 #[test]
 fn event_without_a_ring_loses_every_record() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.mark(0, 5, 1);
     let mut ring = fixture.map(event, 1);

@@ -12,22 +12,14 @@ const ADDR: u64 = 1 << 3;
 /// Returns a request for an enabled event with this kind and config. The event samples with period 1, and ADDR is the
 /// only field of its samples.
 fn addressed(kind: u32, config: u64) -> OpenRequest {
-    OpenRequest {
-        period: 1.into(),
-        sample_type: ADDR.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(kind, config, 0)
-    }
+    OpenRequest { period: 1.into(), sample_type: ADDR.into(), flags: OPEN_ENABLED.into(), ..open_of(kind, config, 0) }
 }
 
 #[test]
 fn marks_of_any_value_are_counted() {
     let mut fixture = Fixture::new();
     let events = [MARK_ANY, 5, 0, u32::MAX.into()].map(|config| {
-        let request = OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..open_of(KIND_MARK, config, 0)
-        };
+        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, config, 0) };
         fixture.open(&request).expect("open")
     });
     for value in [0, 5, 5, 6, u32::MAX] {
@@ -64,9 +56,7 @@ fn sample_address_of_a_mark_is_its_value() {
 #[test]
 fn only_marks_have_a_sample_address() {
     let mut fixture = Fixture::new();
-    let exits = fixture
-        .open(&addressed(KIND_EXITS, EXIT_USER))
-        .expect("open");
+    let exits = fixture.open(&addressed(KIND_EXITS, EXIT_USER)).expect("open");
     let mut ring = fixture.map(exits, 1);
     fixture.exit(0, ExitReason::Io, &mut At(1));
     fixture.mark(0, 7, 1);
@@ -89,11 +79,5 @@ fn catalogue_lists_marks_of_any_value_before_those_of_one() {
         })
         .collect();
     let flags = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCLUDES;
-    assert_eq!(
-        marks,
-        [
-            ("marks".to_owned(), MARK_ANY, flags),
-            ("mark".to_owned(), 0, flags | CATALOGUE_ANY_CONFIG),
-        ]
-    );
+    assert_eq!(marks, [("marks".to_owned(), MARK_ANY, flags), ("mark".to_owned(), 0, flags | CATALOGUE_ANY_CONFIG),]);
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemory, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryError,
-    GuestMemoryMmap, GuestMemoryRegion, Permissions,
+    FileOffset, GuestAddress, GuestMemory, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
+    GuestMemoryRegion, Permissions,
 };
 use vpmu::abi::*;
 use vpmu::{AuxProducer, Engines, Error, ExitReason, Memory, QueueState};
@@ -24,11 +24,7 @@ use crate::traces::area::map_aux;
 
 const PAGE: u64 = 0x1000;
 const WINDOW_PAGES: usize = 8;
-const WATCHDOG: AuxProducer = AuxProducer {
-    name: "watchdog",
-    counts: "frames of 64 bytes",
-    format: 130,
-};
+const WATCHDOG: AuxProducer = AuxProducer { name: "watchdog", counts: "frames of 64 bytes", format: 130 };
 
 /// Memory with a bitmap of dirty pages.
 type Watched = GuestMemoryMmap<AtomicBitmap>;
@@ -66,15 +62,8 @@ impl WatchedRig {
         (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
         let queues = fixture.make_queues();
         let interrupt = fixture.interrupt.clone();
-        fixture
-            .vpmu
-            .activate(memory.clone(), WINDOW_FEATURES, &queues, interrupt)
-            .expect("active");
-        Self {
-            fixture,
-            memory,
-            window,
-        }
+        fixture.vpmu.activate(memory.clone(), WINDOW_FEATURES, &queues, interrupt).expect("active");
+        Self { fixture, memory, window }
     }
 
     /// Returns the pages that were marked dirty since the last call.
@@ -103,11 +92,8 @@ impl WatchedRig {
 
     /// Opens an enabled event that samples each mark of value 5.
     fn sampled(&mut self) -> u64 {
-        let request = OpenRequest {
-            wakeup: 1.into(),
-            flags: OPEN_ENABLED.into(),
-            ..sampling(open_of(KIND_MARK, 5, 0), 1)
-        };
+        let request =
+            OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
         self.fixture.open(&request).expect("open")
     }
 }
@@ -120,15 +106,8 @@ fn exactly(pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
 #[test]
 fn reply_to_a_request_marks_the_used_ring_and_the_buffer() {
     let mut watched = WatchedRig::new();
-    assert_eq!(
-        watched.take_dirty(),
-        exactly([]),
-        "activation writes nothing"
-    );
-    let event = watched
-        .fixture
-        .open(&open_of(KIND_MARK, 5, 0))
-        .expect("open");
+    assert_eq!(watched.take_dirty(), exactly([]), "activation writes nothing");
+    let event = watched.fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     assert_eq!(watched.take_dirty(), exactly(watched.answered(0)));
     watched.fixture.command(0, COMMAND_ENABLE, event);
     assert_eq!(watched.take_dirty(), exactly(watched.answered(2)));
@@ -142,10 +121,7 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
     let event = watched.sampled();
     let pages: Vec<u64> = (0..5).map(|page| 0x20_0000 + page * 2 * PAGE).collect();
     watched.take_dirty();
-    watched
-        .fixture
-        .map_pages(event, MAP_WRITABLE, &pages)
-        .expect("mapped");
+    watched.fixture.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
     let laid = watched.answered(0).into_iter().chain([pages[0]]);
     assert_eq!(watched.take_dirty(), exactly(laid));
     watched.fixture.mark(0, 5, 1);
@@ -158,24 +134,14 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
     watched.fixture.mark(0, 5, 1);
     assert_eq!(watched.take_dirty(), exactly([pages[0], pages[2]]));
     watched.fixture.mark(0, 6, 1);
-    assert_eq!(
-        watched.take_dirty(),
-        exactly([]),
-        "a mark that no event counts writes nothing"
-    );
+    assert_eq!(watched.take_dirty(), exactly([]), "a mark that no event counts writes nothing");
 }
 
 #[test]
 fn shown_count_marks_the_metadata_page() {
     let mut watched = WatchedRig::new();
-    let event = watched
-        .fixture
-        .open(&open_of(KIND_MARK, 5, 0))
-        .expect("open");
-    watched
-        .fixture
-        .map_pages(event, MAP_WRITABLE, &[0x20_0000])
-        .expect("mapped");
+    let event = watched.fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    watched.fixture.map_pages(event, MAP_WRITABLE, &[0x20_0000]).expect("mapped");
     watched.take_dirty();
     watched.fixture.command(0, COMMAND_ENABLE, event);
     let shown = watched.answered(2).into_iter().chain([0x20_0000]);
@@ -187,10 +153,7 @@ fn notice_marks_the_used_ring_and_the_buffer_of_the_event_queue() {
     let mut watched = WatchedRig::new();
     let event = watched.sampled();
     let pages = [0x20_0000, 0x20_1000];
-    watched
-        .fixture
-        .map_pages(event, MAP_WRITABLE, &pages)
-        .expect("mapped");
+    watched.fixture.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
     watched.fixture.post_notice(0, 16);
     watched.take_dirty();
     watched.fixture.mark(0, 5, 1);
@@ -207,9 +170,7 @@ fn aux_data_of_any_length_marks_its_pages() {
     let ring = [0x20_0000, 0x20_1000];
     let area: Vec<u64> = (0..8).map(|page| 0x30_0000 + page * PAGE).collect();
     let fixture = &mut watched.fixture;
-    fixture
-        .map_pages(event, MAP_WRITABLE, &ring)
-        .expect("a ring");
+    fixture.map_pages(event, MAP_WRITABLE, &ring).expect("a ring");
     map_aux(fixture, event, MAP_WRITABLE, &area).expect("an area");
     fixture.command(0, COMMAND_ENABLE, event);
     watched.take_dirty();
@@ -232,10 +193,7 @@ fn aux_data_of_any_length_marks_its_pages() {
 fn ring_in_the_window_marks_the_windows_pages() {
     let mut watched = WatchedRig::new();
     let flags = OPEN_ENABLED | OPEN_PERSISTENT;
-    let request = OpenRequest {
-        flags: flags.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { flags: flags.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let event = watched.fixture.open(&request).expect("open");
     watched.take_dirty();
     let first = watched.fixture.map_window(event, 1, MAP_WRITABLE);
@@ -248,21 +206,14 @@ fn ring_in_the_window_marks_the_windows_pages() {
     assert_eq!(watched.take_dirty(), exactly([WINDOW, WINDOW + PAGE]));
     // An area in guest RAM. Its head is in the ring's metadata page, which is in the window.
     let area = [0x30_0000];
-    let trace = OpenRequest {
-        flags: flags.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
-    };
+    let trace = OpenRequest { flags: flags.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
     let trace = watched.fixture.open(&trace).expect("open");
     let first = watched.fixture.map_window(trace, 1, MAP_WRITABLE);
     let ring = WINDOW + u64::from(first.expect("mapped")) * PAGE;
     map_aux(&mut watched.fixture, trace, MAP_WRITABLE, &area).expect("an area");
     watched.take_dirty();
     watched.fixture.exit(0, ExitReason::Io, &mut At(1));
-    assert_eq!(
-        watched.take_dirty(),
-        exactly(area),
-        "the data is not published yet"
-    );
+    assert_eq!(watched.take_dirty(), exactly(area), "the data is not published yet");
     assert_eq!(watched.fixture.flush(0, trace), 0);
     let shown = watched.answered(2).into_iter();
     let shown = shown.chain([ring, ring + PAGE]);
@@ -281,10 +232,7 @@ impl Changing {
 
     fn new() -> Self {
         let second = usize::try_from(Self::SECOND).expect("64 bits");
-        let ranges = [
-            (GuestAddress(0), second),
-            (GuestAddress(Self::SECOND), MEMORY_LEN - second),
-        ];
+        let ranges = [(GuestAddress(0), second), (GuestAddress(Self::SECOND), MEMORY_LEN - second)];
         let whole = GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory");
         let space = GuestMemoryAtomic::new(whole.clone());
         let mut fixture = Fixture::bare(Engines::Auto, limits(), None);
@@ -292,15 +240,8 @@ impl Changing {
         (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
         let queues = fixture.make_queues();
         let memory = Memory::space(space.clone());
-        fixture
-            .vpmu
-            .activate(memory, ALL_FEATURES, &queues, fixture.interrupt.clone())
-            .expect("active");
-        Self {
-            fixture,
-            space,
-            whole,
-        }
+        fixture.vpmu.activate(memory, ALL_FEATURES, &queues, fixture.interrupt.clone()).expect("active");
+        Self { fixture, space, whole }
     }
 
     fn change(&self, memory: GuestMemoryMmap) {
@@ -320,16 +261,11 @@ impl Changing {
 fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
     let mut changing = Changing::new();
     let fixture = &mut changing.fixture;
-    let open = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let open = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let [gone, stays] = [Changing::SECOND, 0x20_0000].map(|ring| {
         let event = fixture.open(&open).expect("open");
         let pages = [ring, ring + PAGE];
-        fixture
-            .map_pages(event, MAP_WRITABLE, &pages)
-            .expect("mapped");
+        fixture.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
         event
     });
     fixture.mark(0, 5, 1);
@@ -347,9 +283,7 @@ fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
     let whole = changing.whole.clone();
     changing.change(whole);
     let fixture = &mut changing.fixture;
-    fixture
-        .map_pages(third, MAP_WRITABLE, &pages)
-        .expect("mapped");
+    fixture.map_pages(third, MAP_WRITABLE, &pages).expect("mapped");
     fixture.mark(0, 5, 1);
     let metrics = fixture.vpmu.metrics();
     assert_eq!((metrics.samples_written, metrics.samples_lost), (8, 3));
@@ -358,10 +292,7 @@ fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
 #[test]
 fn queues_whose_region_is_removed_fall_silent() {
     let mut changing = Changing::new();
-    let event = changing
-        .fixture
-        .open(&open_of(KIND_MARK, 5, 0))
-        .expect("open");
+    let event = changing.fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     changing.change(GuestMemoryMmap::new());
     let fixture = &mut changing.fixture;
     fixture.queues[0].request(&[0; 16], 16);
@@ -372,11 +303,7 @@ fn queues_whose_region_is_removed_fall_silent() {
     changing.change(whole);
     let fixture = &mut changing.fixture;
     fixture.activate(ALL_FEATURES);
-    assert_eq!(
-        fixture.close(event),
-        Err(libc::ENOENT),
-        "the new driver has no events"
-    );
+    assert_eq!(fixture.close(event), Err(libc::ENOENT), "the new driver has no events");
 }
 
 /// Guest memory with an address translation that makes a range of addresses read-only for the device.
@@ -413,28 +340,14 @@ fn device_reads_requests_in_memory_that_it_cannot_write() {
     (0..VCPUS).for_each(|vcpu| fixture.attach(vcpu));
     let queues = fixture.make_queues();
     let first = fixture.queues[0].buffer(0);
-    let memory = Translated {
-        memory: fixture.memory.clone(),
-        read_only: first..first + DriverQueue::BUFFER,
-    };
+    let memory = Translated { memory: fixture.memory.clone(), read_only: first..first + DriverQueue::BUFFER };
     let interrupt = fixture.interrupt.clone();
-    fixture
-        .vpmu
-        .activate(memory, ALL_FEATURES, &queues, interrupt)
-        .expect("active");
+    fixture.vpmu.activate(memory, ALL_FEATURES, &queues, interrupt).expect("active");
     let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     // An answer in that memory is refused.
     let request = Fixture::header(CONTROL_CLOSE, event);
     fixture.queues[0].request(request.as_bytes(), size_of::<ControlReply>());
-    fixture.queues[0].describe(
-        1,
-        Descriptor {
-            address: first,
-            len: 16,
-            writable: true,
-            next: None,
-        },
-    );
+    fixture.queues[0].describe(1, Descriptor { address: first, len: 16, writable: true, next: None });
     let _ = fixture.vpmu.notify(QUEUE_CONTROL);
     assert_eq!(fixture.queues[0].reclaim(), Some((0, 0)));
     assert_eq!(fixture.vpmu.metrics().bad_requests, 1);
@@ -444,11 +357,7 @@ fn device_reads_requests_in_memory_that_it_cannot_write() {
 #[test]
 fn interrupt_names_the_queues_with_used_buffers() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        wakeup: 1.into(),
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let event = fixture.open(&request).expect("open");
     assert_eq!(fixture.host.take_signalled(), [QUEUE_CONTROL]);
     fixture.map(event, 1);
@@ -457,10 +366,7 @@ fn interrupt_names_the_queues_with_used_buffers() {
     fixture.mark(0, 5, 1);
     assert_eq!(fixture.host.take_signalled(), [QUEUE_EVENT]);
     fixture.command(1, COMMAND_READ, event);
-    assert!(
-        fixture.host.take_signalled().is_empty(),
-        "an interrupt, although the driver polls this queue"
-    );
+    assert!(fixture.host.take_signalled().is_empty(), "an interrupt, although the driver polls this queue");
     fixture.queues[3].want_interrupts();
     fixture.command(1, COMMAND_READ, event);
     assert_eq!(fixture.host.take_signalled(), [QUEUE_VCPU + 1]);
@@ -481,15 +387,7 @@ fn queues_continue_from_the_indices_passed_at_activation() {
     (0..VCPUS).for_each(|vcpu| other.attach(vcpu));
     other.memory = fixture.memory;
     other.queues = fixture.queues;
-    other
-        .vpmu
-        .activate(
-            other.memory.clone(),
-            ALL_FEATURES,
-            &states,
-            other.interrupt.clone(),
-        )
-        .expect("active");
+    other.vpmu.activate(other.memory.clone(), ALL_FEATURES, &states, other.interrupt.clone()).expect("active");
     other.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     assert_eq!(other.vpmu.queue_states()[0].next_used, 2);
     other.vpmu.reset();
@@ -505,9 +403,7 @@ fn unsound_queue_is_refused() {
         change(&mut queues[1]);
         let memory = fixture.memory.clone();
         let interrupt = fixture.interrupt.clone();
-        let activated = fixture
-            .vpmu
-            .activate(memory, ALL_FEATURES, &queues, interrupt);
+        let activated = fixture.vpmu.activate(memory, ALL_FEATURES, &queues, interrupt);
         matches!(activated, Err(Error::Queue(1)))
     };
     assert!(!refused(|_| {}));
@@ -518,8 +414,5 @@ fn unsound_queue_is_refused() {
     assert!(refused(|queue| queue.used_ring += 2));
     assert!(refused(|queue| queue.desc_table = u64::MAX - 15));
     assert!(refused(|queue| queue.used_ring = crate::fixture::MEMORY - 4));
-    assert!(
-        !refused(|queue| *queue = QueueState::default()),
-        "a queue that is not used was refused"
-    );
+    assert!(!refused(|queue| *queue = QueueState::default()), "a queue that is not used was refused");
 }

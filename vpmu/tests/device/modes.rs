@@ -9,30 +9,20 @@ use crate::fixture::{Fixture, open_of, sampling};
 const KERNEL: u64 = u64::MAX;
 
 fn open(fixture: &mut Fixture, request: OpenRequest, exclude: u32) -> u64 {
-    let request = OpenRequest {
-        flags: (exclude | OPEN_ENABLED).into(),
-        ..request
-    };
+    let request = OpenRequest { flags: (exclude | OPEN_ENABLED).into(), ..request };
     fixture.open(&request).expect("open")
 }
 
 #[test]
 fn marks_and_exits_count_by_the_mode_at_the_exit() {
     let mut fixture = Fixture::new();
-    let excludes = [
-        0,
-        OPEN_EXCLUDE_USER,
-        OPEN_EXCLUDE_KERNEL,
-        OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL,
-    ];
+    let excludes = [0, OPEN_EXCLUDE_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL];
     let expected = [10, 7, 3, 0];
     let (mark, exit) = (open_of(KIND_MARK, 5, 0), open_of(KIND_EXITS, EXIT_IO, 0));
     let marks = excludes.map(|exclude| open(&mut fixture, mark, exclude));
     let exits = excludes.map(|exclude| open(&mut fixture, exit, exclude));
     assert!(fixture.vcpus.wants_registers(0));
-    for ip in [
-        1, KERNEL, KERNEL, 1, KERNEL, 1, KERNEL, KERNEL, KERNEL, KERNEL,
-    ] {
+    for ip in [1, KERNEL, KERNEL, 1, KERNEL, 1, KERNEL, KERNEL, KERNEL, KERNEL] {
         fixture.mark(0, 5, ip);
         fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
@@ -43,11 +33,7 @@ fn marks_and_exits_count_by_the_mode_at_the_exit() {
 #[test]
 fn samples_are_only_of_the_counted_mode() {
     let mut fixture = Fixture::new();
-    let event = open(
-        &mut fixture,
-        sampling(open_of(KIND_MARK, 5, 0), 2),
-        OPEN_EXCLUDE_KERNEL,
-    );
+    let event = open(&mut fixture, sampling(open_of(KIND_MARK, 5, 0), 2), OPEN_EXCLUDE_KERNEL);
     let mut ring = fixture.map(event, 1);
     for round in 0..6 {
         fixture.mark(0, 5, KERNEL);
@@ -89,10 +75,6 @@ fn catalogue_reports_events_that_exclude_modes() {
             ..open_of(entry.kind.get(), entry.config.get(), 0)
         });
         let can = entry.flags.get() & CATALOGUE_EXCLUDES != 0;
-        assert_eq!(
-            opened.err(),
-            (!can).then_some(libc::EOPNOTSUPP),
-            "{entry:?}"
-        );
+        assert_eq!(opened.err(), (!can).then_some(libc::EOPNOTSUPP), "{entry:?}");
     }
 }

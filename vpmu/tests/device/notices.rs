@@ -7,11 +7,7 @@ use crate::persistent::{WINDOW_FEATURES, window};
 
 /// Opens an event of vCPU 0 that samples marks of value 5, with a wakeup at each record.
 fn waking(fixture: &mut Fixture) -> u64 {
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        wakeup: 1.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     fixture.open(&request).expect("open")
 }
 
@@ -96,10 +92,7 @@ fn family_with_its_own_notices_is_counted_alone() {
     // The ring's notices name another family, so that those of the owner's family count only its own wakeups.
     fixture.set_own_notices(owner, 1).expect("own");
     mark(&fixture);
-    take(
-        &mut fixture,
-        &[woke(owner, 1), woke(own, 1), woke(other, 1)],
-    );
+    take(&mut fixture, &[woke(owner, 1), woke(own, 1), woke(other, 1)]);
     fixture.set_own_notices(owner, 0).expect("shared");
     fixture.set_own_notices(own, 0).expect("shared");
     mark(&fixture);
@@ -259,11 +252,7 @@ fn limit_notice_replaces_a_wakeup_of_the_shared_notice() {
 fn limit_notice_of_a_child_replaces_the_wakeup_of_its_family() {
     let mut fixture = Fixture::new();
     let [parent] = sharing(&mut fixture);
-    let child = OpenRequest {
-        parent: parent.into(),
-        wakeup: 1.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let child = OpenRequest { parent: parent.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let child = fixture.open(&child).expect("open");
     for own in [0, 1] {
         fixture.set_own_notices(parent, own).expect("set");

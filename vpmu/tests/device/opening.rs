@@ -26,45 +26,25 @@ fn every_defined_flag_and_field_is_accepted() {
     };
     let reply = fixture.open_reply(&request);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
-    let pinned = OpenRequest {
-        flags: (OPEN_PINNED | OPEN_FREQ).into(),
-        ..good()
-    };
+    let pinned = OpenRequest { flags: (OPEN_PINNED | OPEN_FREQ).into(), ..good() };
     fixture.open(&pinned).expect("open");
     let counting = fixture.open_reply(&open_of(KIND_MARK, 5, 0));
-    assert_eq!(
-        counting.engine.get(),
-        ENGINE_ANY,
-        "an event that only counts has no engine"
-    );
+    assert_eq!(counting.engine.get(), ENGINE_ANY, "an event that only counts has no engine");
 }
 
 #[test]
 fn unknown_bits_are_refused_one_by_one() {
     let mut fixture = Fixture::new();
     for bit in 17..32 {
-        let request = OpenRequest {
-            flags: (1_u32 << bit).into(),
-            ..good()
-        };
+        let request = OpenRequest { flags: (1_u32 << bit).into(), ..good() };
         assert_eq!(fixture.open(&request), Err(libc::EINVAL), "flag {bit}");
     }
     for bit in (0..64).filter(|bit| SAMPLE_ALLOWED & 1 << bit == 0) {
-        let request = OpenRequest {
-            sample_type: (1_u64 << bit).into(),
-            ..good()
-        };
-        assert_eq!(
-            fixture.open(&request),
-            Err(libc::EOPNOTSUPP),
-            "sample {bit}"
-        );
+        let request = OpenRequest { sample_type: (1_u64 << bit).into(), ..good() };
+        assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP), "sample {bit}");
     }
     for bit in (0..64).filter(|bit| READ_ALLOWED & 1 << bit == 0) {
-        let request = OpenRequest {
-            read_format: (1_u64 << bit).into(),
-            ..good()
-        };
+        let request = OpenRequest { read_format: (1_u64 << bit).into(), ..good() };
         assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP), "read {bit}");
     }
 }
@@ -96,23 +76,11 @@ fn registers_stacks_and_chains_have_perfs_bounds() {
     for field in [user, intr] {
         assert_eq!(open(&mut fixture, field, 0, 0, 0), Some(libc::EINVAL));
     }
-    for (size, refused) in [
-        (0, false),
-        (8, false),
-        (65_528, false),
-        (12, true),
-        (65_536, true),
-    ] {
+    for (size, refused) in [(0, false), (8, false), (65_528, false), (12, true), (65_536, true)] {
         let errno = open(&mut fixture, stack, 0, size, 0);
         assert_eq!(errno == Some(libc::EINVAL), refused, "stack of {size}");
     }
-    for (most, refused) in [
-        (0, false),
-        (1, false),
-        (127, false),
-        (128, true),
-        (u32::MAX, true),
-    ] {
+    for (most, refused) in [(0, false), (1, false), (127, false), (128, true), (u32::MAX, true)] {
         let errno = open(&mut fixture, chain, 0, 0, most);
         assert_eq!(errno == Some(libc::EOVERFLOW), refused, "chain of {most}");
     }
@@ -128,13 +96,7 @@ fn periods_and_frequencies_have_bounds() {
     fixture.vpmu.read_config(44, &mut rate);
     assert_eq!(u32::from_le_bytes(rate), 5000);
     let open = |fixture: &mut Fixture, flags: u32, period: u64| {
-        fixture
-            .open(&OpenRequest {
-                flags: flags.into(),
-                period: period.into(),
-                ..good()
-            })
-            .err()
+        fixture.open(&OpenRequest { flags: flags.into(), period: period.into(), ..good() }).err()
     };
     assert_eq!(open(&mut fixture, 0, u64::MAX >> 1), None);
     assert_eq!(open(&mut fixture, 0, 1 << 63), Some(libc::EINVAL));
@@ -142,10 +104,7 @@ fn periods_and_frequencies_have_bounds() {
     assert_eq!(open(&mut fixture, OPEN_FREQ, 5000), None);
     assert_eq!(open(&mut fixture, OPEN_FREQ, 5001), Some(libc::EINVAL));
     // An event's shortest period does not limit its frequency. An event that cannot sample cannot have a frequency.
-    let frequency = |of: (u32, u64)| OpenRequest {
-        flags: OPEN_FREQ.into(),
-        ..sampling(open_of(of.0, of.1, 0), 1)
-    };
+    let frequency = |of: (u32, u64)| OpenRequest { flags: OPEN_FREQ.into(), ..sampling(open_of(of.0, of.1, 0), 1) };
     fixture.open(&frequency(CYCLES)).expect("open");
     assert_eq!(fixture.open(&frequency(FAULTS)), Err(libc::EOPNOTSUPP));
 }
@@ -154,29 +113,16 @@ fn periods_and_frequencies_have_bounds() {
 fn leaders_are_checked() {
     let mut fixture = Fixture::new();
     let mut open = |context: u32, leader: u64, flags: u32| {
-        fixture.open(&OpenRequest {
-            leader: leader.into(),
-            flags: flags.into(),
-            ..open_of(KIND_MARK, 5, context)
-        })
+        fixture.open(&OpenRequest { leader: leader.into(), flags: flags.into(), ..open_of(KIND_MARK, 5, context) })
     };
     let leader = open(0, 0, 0).expect("open");
     let member = open(0, leader, 0).expect("open");
     let task = open(CONTEXT_TASK, 0, 0).expect("open");
     open(CONTEXT_TASK, task, 0).expect("open");
-    for (context, of, flags) in [
-        (0, 77, 0),
-        (0, member, 0),
-        (1, leader, 0),
-        (CONTEXT_TASK, leader, 0),
-        (0, task, 0),
-        (0, leader, OPEN_PINNED),
-    ] {
-        assert_eq!(
-            open(context, of, flags),
-            Err(libc::EINVAL),
-            "{of} {context}"
-        );
+    for (context, of, flags) in
+        [(0, 77, 0), (0, member, 0), (1, leader, 0), (CONTEXT_TASK, leader, 0), (0, task, 0), (0, leader, OPEN_PINNED)]
+    {
+        assert_eq!(open(context, of, flags), Err(libc::EINVAL), "{of} {context}");
     }
 }
 
@@ -184,20 +130,13 @@ fn leaders_are_checked() {
 fn inherited_event_reads_no_counts_into_samples() {
     let mut fixture = Fixture::new();
     let parent = fixture.open(&good()).expect("open");
-    let child = OpenRequest {
-        parent: parent.into(),
-        sample_type: READ.into(),
-        ..good()
-    };
+    let child = OpenRequest { parent: parent.into(), sample_type: READ.into(), ..good() };
     assert_eq!(fixture.open(&child), Err(libc::EINVAL));
 }
 
 #[test]
 fn event_of_the_device_is_sampled_at_its_exit() {
     let mut fixture = Fixture::new();
-    let batched = OpenRequest {
-        engine: ENGINE_BATCHED.into(),
-        ..good()
-    };
+    let batched = OpenRequest { engine: ENGINE_BATCHED.into(), ..good() };
     assert_eq!(fixture.open(&batched), Err(libc::EOPNOTSUPP));
 }

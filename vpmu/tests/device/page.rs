@@ -13,11 +13,7 @@ fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
     assert_eq!(page.field(8) & 1, 0, "`lock` is even after the write");
     let (count, enabled, running) = (page.field(16), page.field(24), page.field(32));
     let growing = page.field(40) & 1 << 3 != 0;
-    let since = if growing {
-        now.wrapping_add(page.field(56))
-    } else {
-        0
-    };
+    let since = if growing { now.wrapping_add(page.field(56)) } else { 0 };
     (count, enabled + since, running + since)
 }
 
@@ -26,9 +22,7 @@ fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
 fn page_count_is_exact_after_each_exit_without_a_command() {
     let mut fixture = Fixture::new();
     let mark = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let exits = fixture
-        .open(&open_of(KIND_EXITS, EXIT_IO, 0))
-        .expect("open");
+    let exits = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
     let pages = [mark, exits].map(|id| fixture.map(id, 0));
     let counts = || [0, 1].map(|index: usize| pages[index].field(16));
     fixture.command(0, COMMAND_ENABLE, mark);
@@ -50,9 +44,7 @@ fn page_count_is_exact_after_each_exit_without_a_command() {
 #[test]
 fn page_times_advance_between_exits() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&open_of(KIND_MARK, 5, CONTEXT_TASK))
-        .expect("open");
+    let event = fixture.open(&open_of(KIND_MARK, 5, CONTEXT_TASK)).expect("open");
     let page = fixture.map(event, 0);
     fixture.command(0, COMMAND_IN, event);
     fixture.host.pass(5_000);
@@ -77,18 +69,13 @@ fn page_times_advance_between_exits() {
 #[test]
 fn unmapped_page_is_not_written() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&open_of(KIND_EXITS, EXIT_IO, 0))
-        .expect("open");
+    let event = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
     fixture.command(0, COMMAND_ENABLE, event);
     let page = fixture.map(event, 0);
     fixture.unmap(event).expect("unmapped");
     let before = fixture.snapshot();
     fixture.exit(0, ExitReason::Io, &mut At(1));
-    assert!(
-        fixture.snapshot() == before,
-        "the device wrote to guest memory"
-    );
+    assert!(fixture.snapshot() == before, "the device wrote to guest memory");
     assert_eq!(page.field(16), 0);
     assert_eq!(fixture.value(0, event), 1);
 }

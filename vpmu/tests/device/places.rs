@@ -36,10 +36,7 @@ struct Somewhere<'a> {
 
 impl Registers for Somewhere<'_> {
     fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs {
-            ip: self.ip,
-            user: self.user,
-        })
+        Some(GuestRegs { ip: self.ip, user: self.user })
     }
 
     fn state(&mut self) -> Option<CpuState> {
@@ -47,15 +44,7 @@ impl Registers for Somewhere<'_> {
         let mut general = [0; GENERAL_REGS];
         general[6] = self.bp;
         general[8] = self.ip;
-        Some(CpuState {
-            general,
-            user: self.user,
-            code64: true,
-            cr0: 1 << 31,
-            cr3: TABLES,
-            cr4: 1 << 5,
-            efer: 1 << 10,
-        })
+        Some(CpuState { general, user: self.user, code64: true, cr0: 1 << 31, cr3: TABLES, cr4: 1 << 5, efer: 1 << 10 })
     }
 }
 
@@ -63,10 +52,7 @@ impl Registers for Somewhere<'_> {
 fn fixture() -> Fixture {
     let fixture = Fixture::new();
     let put = |at: u64, word: u64| {
-        fixture
-            .memory
-            .write_obj(word, GuestAddress(at))
-            .expect("in memory");
+        fixture.memory.write_obj(word, GuestAddress(at)).expect("in memory");
     };
     for level in 0..3 {
         put(TABLES + level * 0x1000, (TABLES + (level + 1) * 0x1000) | 5);
@@ -81,33 +67,20 @@ fn fixture() -> Fixture {
 
 /// Opens an event for `request` that is enabled from the start, and maps its ring.
 fn opened(fixture: &mut Fixture, request: OpenRequest) -> u64 {
-    let request = OpenRequest {
-        flags: (request.flags.get() | OPEN_ENABLED).into(),
-        ..request
-    };
+    let request = OpenRequest { flags: (request.flags.get() | OPEN_ENABLED).into(), ..request };
     let event = fixture.open(&request).expect("open");
     let pages: Vec<u64> = (0..=64).map(|page| RING + page * 0x1000).collect();
-    fixture
-        .map_pages(event, MAP_WRITABLE, &pages)
-        .expect("mapped");
+    fixture.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
     event
 }
 
 fn fields(sample_type: u64) -> OpenRequest {
-    OpenRequest {
-        sample_type: sample_type.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    }
+    OpenRequest { sample_type: sample_type.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) }
 }
 
 /// Returns every record in the ring at [`RING`]. Each record starts with its header.
 fn records(fixture: &Fixture) -> Vec<Vec<u64>> {
-    let word = |at: u64| {
-        fixture
-            .memory
-            .read_obj::<u64>(GuestAddress(at))
-            .expect("in memory")
-    };
+    let word = |at: u64| fixture.memory.read_obj::<u64>(GuestAddress(at)).expect("in memory");
     let head = word(RING + 1024);
     let (mut at, mut records) = (0, Vec::new());
     while at < head {
@@ -124,36 +97,17 @@ fn vcpu_state_is_read_once_and_only_if_needed() {
     let mut fixture = fixture();
     let asked = Cell::new(0);
     let mark = |fixture: &Fixture| {
-        let mut at = Somewhere {
-            user: true,
-            ip: 0x4000,
-            bp: 0x100,
-            asked: &asked,
-        };
+        let mut at = Somewhere { user: true, ip: 0x4000, bp: 0x100, asked: &asked };
         fixture.vcpus.mark(0, 5, &mut at);
     };
-    fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..sampling(open_of(KIND_MARK, 5, 0), 1)
-        })
-        .expect("open");
+    fixture.open(&OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) }).expect("open");
     mark(&fixture);
     assert_eq!(asked.get(), 0);
     let event = opened(&mut fixture, fields(CALLCHAIN));
-    let other = fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..fields(CALLCHAIN)
-        })
-        .expect("open");
+    let other = fixture.open(&OpenRequest { flags: OPEN_ENABLED.into(), ..fields(CALLCHAIN) }).expect("open");
     mark(&fixture);
     assert_eq!(asked.get(), 1);
-    assert_eq!(
-        records(&fixture)[0][1..],
-        [3, IN_USER, 0x4000, 0x1111],
-        "one chain"
-    );
+    assert_eq!(records(&fixture)[0][1..], [3, IN_USER, 0x4000, 0x1111], "one chain");
     fixture.close(event).expect("closed");
     fixture.close(other).expect("closed");
     mark(&fixture);
@@ -165,19 +119,9 @@ fn overflow_found_by_a_command_has_the_callers_of_its_exit() {
     let mut fixture = fixture();
     let asked = Cell::new(0);
     let (kind, config) = CYCLES;
-    let event = opened(
-        &mut fixture,
-        OpenRequest {
-            sample_type: CALLCHAIN.into(),
-            ..sampling(open_of(kind, config, 1), 100)
-        },
-    );
-    let mut at = Somewhere {
-        user: true,
-        ip: 0x7000,
-        bp: 0x100,
-        asked: &asked,
-    };
+    let event =
+        opened(&mut fixture, OpenRequest { sample_type: CALLCHAIN.into(), ..sampling(open_of(kind, config, 1), 100) });
+    let mut at = Somewhere { user: true, ip: 0x7000, bp: 0x100, asked: &asked };
     fixture.vcpus.leave(1, ExitReason::Mmio, &mut at);
     fixture.host.work(thread(1), 100, 4);
     fixture.queues[3].request(command(COMMAND_DISABLE, event).as_bytes(), 48);
@@ -190,12 +134,7 @@ fn overflow_found_by_a_command_has_the_callers_of_its_exit() {
 /// VPMU-D-6.6-12.
 #[test]
 fn sample_has_no_data_of_an_excluded_mode() {
-    for (sample_type, mask) in [
-        (CALLCHAIN, 0),
-        (REGS_USER, 1),
-        (STACK_USER, 0),
-        (REGS_INTR, 1),
-    ] {
+    for (sample_type, mask) in [(CALLCHAIN, 0), (REGS_USER, 1), (STACK_USER, 0), (REGS_INTR, 1)] {
         let mut fixture = fixture();
         let (kind, config) = CYCLES;
         let event = opened(
@@ -210,21 +149,12 @@ fn sample_has_no_data_of_an_excluded_mode() {
             },
         );
         fixture.host.work(thread(0), 100, 4);
-        let mut at = Somewhere {
-            user: false,
-            ip: 0x4000,
-            bp: 0x100,
-            asked: &Cell::new(0),
-        };
+        let mut at = Somewhere { user: false, ip: 0x4000, bp: 0x100, asked: &Cell::new(0) };
         fixture.exit(0, ExitReason::Signal, &mut at);
         fixture.command(0, COMMAND_READ, event);
         let records = records(&fixture);
         assert_eq!(records.len(), 1);
-        assert_eq!(
-            records[0][0] & 0xffff_ffff,
-            2,
-            "a LOST record for {sample_type:#x}"
-        );
+        assert_eq!(records[0][0] & 0xffff_ffff, 2, "a LOST record for {sample_type:#x}");
     }
 }
 
@@ -236,18 +166,12 @@ fn kernel_callers_need_the_hypervisors_state() {
 
     impl Registers for Terse {
         fn registers(&mut self) -> Option<GuestRegs> {
-            Some(GuestRegs {
-                ip: u64::MAX - 0xff,
-                user: false,
-            })
+            Some(GuestRegs { ip: u64::MAX - 0xff, user: false })
         }
     }
 
     let mut fixture = fixture();
-    let fields = OpenRequest {
-        regs_intr: 1.into(),
-        ..fields(CALLCHAIN | REGS_INTR | STACK_USER)
-    };
+    let fields = OpenRequest { regs_intr: 1.into(), ..fields(CALLCHAIN | REGS_INTR | STACK_USER) };
     opened(&mut fixture, fields);
     fixture.vcpus.mark(0, 5, &mut Terse);
     assert_eq!(
@@ -267,12 +191,7 @@ fn record_size_fits_its_header() {
         ..fields(SAMPLE_ALLOWED & !(1 << 4))
     };
     opened(&mut fixture, everything);
-    let mut at = Somewhere {
-        user: true,
-        ip: 0x4000,
-        bp: 0x100,
-        asked: &Cell::new(0),
-    };
+    let mut at = Somewhere { user: true, ip: 0x4000, bp: 0x100, asked: &Cell::new(0) };
     fixture.vcpus.mark(0, 5, &mut at);
     fixture.vcpus.mark(0, 5, &mut at);
     let records = records(&fixture);

@@ -27,10 +27,7 @@ fn leaves_host_out(fixture: &mut Fixture, request: &OpenRequest) -> bool {
 
 #[test]
 fn count_mode_selects_host_work_in_hardware_counts() {
-    for (mode, reported, excluded) in [
-        (CountMode::Guest, COUNT_GUEST, true),
-        (CountMode::Vcpu, COUNT_VCPU, false),
-    ] {
+    for (mode, reported, excluded) in [(CountMode::Guest, COUNT_GUEST, true), (CountMode::Vcpu, COUNT_VCPU, false)] {
         let mut fixture = counting(mode);
         assert_eq!(fixture.config().count_mode.get(), reported);
         assert_eq!(leaves_host_out(&mut fixture, &cycles()), excluded);
@@ -42,27 +39,15 @@ fn count_mode_selects_host_work_in_hardware_counts() {
 
 #[test]
 fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
-    let trace = OpenRequest {
-        period: 100.into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
-    };
-    let excluding = OpenRequest {
-        flags: OPEN_EXCLUDE_HOST.into(),
-        ..cycles()
-    };
+    let trace = OpenRequest { period: 100.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
+    let excluding = OpenRequest { flags: OPEN_EXCLUDE_HOST.into(), ..cycles() };
     for mode in [CountMode::Guest, CountMode::Vcpu] {
         let mut fixture = counting(mode);
         for request in [sampling(cycles(), 100), trace, excluding] {
-            assert!(
-                leaves_host_out(&mut fixture, &request),
-                "{mode:?}: the counter includes host work: {request:?}"
-            );
+            assert!(leaves_host_out(&mut fixture, &request), "{mode:?}: the counter includes host work: {request:?}");
         }
         // The device also accepts `OPEN_EXCLUDE_HOST` for events that cannot exclude host work.
-        let clock = OpenRequest {
-            flags: OPEN_EXCLUDE_HOST.into(),
-            ..open_of(CLOCK.0, CLOCK.1, 0)
-        };
+        let clock = OpenRequest { flags: OPEN_EXCLUDE_HOST.into(), ..open_of(CLOCK.0, CLOCK.1, 0) };
         assert!(!leaves_host_out(&mut fixture, &clock));
     }
 }
@@ -70,10 +55,7 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
 #[test]
 fn events_that_differ_in_host_work_have_counters_of_their_own() {
     let mut fixture = counting(CountMode::Vcpu);
-    let excluding = OpenRequest {
-        flags: OPEN_EXCLUDE_HOST.into(),
-        ..cycles()
-    };
+    let excluding = OpenRequest { flags: OPEN_EXCLUDE_HOST.into(), ..cycles() };
     for request in [cycles(), excluding, cycles(), excluding] {
         let event = fixture.open(&request).expect("open");
         fixture.command(0, COMMAND_ENABLE, event);
@@ -87,32 +69,20 @@ fn events_that_differ_in_host_work_have_counters_of_their_own() {
 #[test]
 fn catalogue_reports_whether_hardware_counts_host_work() {
     for (mode, flag, says) in [
-        (
-            CountMode::Guest,
-            CATALOGUE_GUEST_ONLY,
-            " while the guest runs",
-        ),
-        (
-            CountMode::Vcpu,
-            0,
-            ", including host work for the vCPU unless the event samples",
-        ),
+        (CountMode::Guest, CATALOGUE_GUEST_ONLY, " while the guest runs"),
+        (CountMode::Vcpu, 0, ", including host work for the vCPU unless the event samples"),
     ] {
         let mut fixture = counting(mode);
         let entries = fixture.catalogue();
         let found = |kind, config: u64| {
-            let is_it =
-                |entry: &&CatalogueEntry| (entry.kind.get(), entry.config.get()) == (kind, config);
+            let is_it = |entry: &&CatalogueEntry| (entry.kind.get(), entry.config.get()) == (kind, config);
             *entries.iter().find(is_it).expect("listed")
         };
         let cycles = found(CYCLES.0, CYCLES.1);
         assert_eq!(cycles.flags.get() & CATALOGUE_GUEST_ONLY, flag);
         let counts = String::from_utf8_lossy(&cycles.counts).into_owned();
         let counts = counts.trim_end_matches('\0');
-        assert!(
-            counts.ends_with(says),
-            "the text does not end in {says:?}: {counts}"
-        );
+        assert!(counts.ends_with(says), "the text does not end in {says:?}: {counts}");
         // Sampling events and the device's own events count only the guest.
         for (kind, config) in [(KIND_SAMPLE_TRACE, PACE_CYCLES), (KIND_MARK, MARK_ANY)] {
             let flags = found(kind, config).flags.get();
@@ -138,13 +108,7 @@ fn raw_entries(fixture: &mut Fixture) -> Vec<(String, u32)> {
     let entries = fixture.catalogue().into_iter();
     let raw = entries.filter(|entry| entry.kind.get() == KIND_RAW);
     let name = |entry: &CatalogueEntry| String::from_utf8_lossy(&entry.name).into_owned();
-    raw.map(|entry| {
-        (
-            name(&entry).trim_end_matches('\0').to_owned(),
-            entry.flags.get(),
-        )
-    })
-    .collect()
+    raw.map(|entry| (name(&entry).trim_end_matches('\0').to_owned(), entry.flags.get())).collect()
 }
 
 const ALL_FLAGS: u32 = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCLUDES;
@@ -167,10 +131,7 @@ fn raw_event_without_permission_is_refused_without_a_host_call() {
 fn raw_event_that_the_host_does_not_count_is_unknown() {
     let mut fixture = allowing(listed(&[RAW.1, 0x8]));
     assert_eq!(fixture.open(&raw(0x8)), Err(libc::ENOENT));
-    assert_eq!(
-        raw_entries(&mut fixture),
-        [("raw-0x11".to_owned(), ALL_FLAGS)]
-    );
+    assert_eq!(raw_entries(&mut fixture), [("raw-0x11".to_owned(), ALL_FLAGS)]);
     // If the operator allows all raw events, the device requests this event from the host, and the host refuses it.
     let mut fixture = allowing(RawEvents::All);
     assert_eq!(fixture.open(&raw(0x8)), Err(libc::ENOENT));
@@ -189,10 +150,7 @@ fn permitted_raw_event_counts_and_samples_like_hardware() {
         assert_eq!(fixture.value(0, event), 40);
         fixture.close(event).expect("closed");
 
-        let user = OpenRequest {
-            flags: OPEN_EXCLUDE_KERNEL.into(),
-            ..raw(RAW.1)
-        };
+        let user = OpenRequest { flags: OPEN_EXCLUDE_KERNEL.into(), ..raw(RAW.1) };
         fixture.open(&user).expect("a mode can be excluded");
         let reply = fixture.open_reply(&sampling(raw(RAW.1), 10));
         assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
@@ -207,16 +165,9 @@ fn permitted_raw_event_counts_and_samples_like_hardware() {
 fn raw_samples_are_batched_where_the_host_names_guest_addresses() {
     let mut fixture = allowing(listed(&[RAW.1]));
     fixture.host.know_ips();
-    let request = OpenRequest {
-        engine: ENGINE_BATCHED.into(),
-        sample_type: 0x1.into(),
-        ..sampling(raw(RAW.1), 10)
-    };
+    let request = OpenRequest { engine: ENGINE_BATCHED.into(), sample_type: 0x1.into(), ..sampling(raw(RAW.1), 10) };
     let reply = fixture.open_reply(&request);
-    assert_eq!(
-        (reply.status.get(), reply.engine.get()),
-        (0, ENGINE_BATCHED)
-    );
+    assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_BATCHED));
 }
 
 #[test]
@@ -232,16 +183,10 @@ fn raw_events_need_hardware_events_enabled() {
 
 #[test]
 fn operator_names_raw_events_by_their_numbers() {
-    for (allowed, name, spelled) in [
-        (listed(&[RAW.1]), "raw-0x11", "raw-0x11"),
-        (RawEvents::All, "raw=0x11", "raw=17"),
-    ] {
+    for (allowed, name, spelled) in [(listed(&[RAW.1]), "raw-0x11", "raw-0x11"), (RawEvents::All, "raw=0x11", "raw=17")]
+    {
         let fixture = allowing(allowed);
-        let persist = Persist {
-            rate: None,
-            pages: 0,
-            ..crate::persistent::asked(name, 0)
-        };
+        let persist = Persist { rate: None, pages: 0, ..crate::persistent::asked(name, 0) };
         fixture.vpmu.persist(&persist).expect("started");
         let started = fixture.vpmu.persistent();
         let event = started.first().map(|status| status.event.as_str());
@@ -258,15 +203,9 @@ fn pinning(pinned: bool) -> Fixture {
 
 #[test]
 fn hardware_counters_are_pinned_if_configured() {
-    let trace = OpenRequest {
-        period: 100.into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
-    };
+    let trace = OpenRequest { period: 100.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
     let hardware = [cycles(), sampling(cycles(), 100), raw(RAW.1), trace];
-    let software = [
-        open_of(FAULTS.0, FAULTS.1, 0),
-        sampling(open_of(CLOCK.0, CLOCK.1, 0), 100_000),
-    ];
+    let software = [open_of(FAULTS.0, FAULTS.1, 0), sampling(open_of(CLOCK.0, CLOCK.1, 0), 100_000)];
     for pinned in [false, true] {
         let mut fixture = pinning(pinned);
         let of = |fixture: &mut Fixture, request: &OpenRequest| {
@@ -277,11 +216,7 @@ fn hardware_counters_are_pinned_if_configured() {
             counters
         };
         for request in &hardware {
-            assert_eq!(
-                of(&mut fixture, request),
-                usize::from(pinned),
-                "{request:?}"
-            );
+            assert_eq!(of(&mut fixture, request), usize::from(pinned), "{request:?}");
         }
         for request in &software {
             assert_eq!(of(&mut fixture, request), 0, "{request:?}");
@@ -292,11 +227,7 @@ fn hardware_counters_are_pinned_if_configured() {
 #[test]
 fn operators_own_events_of_hardware_are_pinned_too() {
     let fixture = pinning(true);
-    let persist = Persist {
-        rate: None,
-        pages: 0,
-        ..crate::persistent::asked("cycles", 0)
-    };
+    let persist = Persist { rate: None, pages: 0, ..crate::persistent::asked("cycles", 0) };
     fixture.vpmu.persist(&persist).expect("started");
     assert_eq!(fixture.host.pinned(), 1);
 }

@@ -46,18 +46,12 @@ fn requests(fixture: &mut Fixture, kind: u32, config: u64) -> Vec<OpenRequest> {
     let on = |context| {
         let request = open_of(kind, config, context);
         match kind {
-            KIND_SAMPLE_TRACE => OpenRequest {
-                period: 100.into(),
-                ..request
-            },
+            KIND_SAMPLE_TRACE => OpenRequest { period: 100.into(), ..request },
             _ => request,
         }
     };
     let parent = fixture.open(&open_of(UNLISTED, 0, 0)).expect("open");
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..on(0)
-    };
+    let child = OpenRequest { parent: parent.into(), ..on(0) };
     let mut requests = vec![on(0), on(CONTEXT_TASK), child];
     if matches!(kind, KIND_HARDWARE | KIND_RAW | KIND_MARK | KIND_EXITS) {
         requests.push(sampling(on(0), 100));
@@ -70,18 +64,12 @@ const UNLISTED: u32 = KIND_GUEST_TIME;
 
 fn is_open(fixture: &mut Fixture, kind: u32, config: u64) -> bool {
     let requests = requests(fixture, kind, config);
-    let answers: Vec<_> = requests
-        .iter()
-        .map(|request| fixture.open(request))
-        .collect();
+    let answers: Vec<_> = requests.iter().map(|request| fixture.open(request)).collect();
     let open = answers[0].is_ok();
     for (request, answer) in requests.iter().zip(answers) {
         match answer {
             Ok(event) => {
-                assert!(
-                    open,
-                    "{request:?} opens the event, but the first request does not"
-                );
+                assert!(open, "{request:?} opens the event, but the first request does not");
                 fixture.close(event).expect("closed");
             }
             Err(errno) => assert_eq!((errno, open), (libc::ENOENT, false), "{request:?}"),
@@ -104,35 +92,19 @@ fn open_events(fixture: &mut Fixture) -> Vec<&'static str> {
 #[test]
 fn event_list_applies_to_every_request() {
     let every: Vec<&str> = EVENTS.iter().map(|&(name, ..)| name).collect();
-    assert_eq!(
-        open_events(&mut fixture(all(), vec![])),
-        every,
-        "a list that allows all events denies none"
-    );
+    assert_eq!(open_events(&mut fixture(all(), vec![])), every, "a list that allows all events denies none");
     let parents = EventMatch::kind(UNLISTED);
     for &(member, kind, config) in &EVENTS {
         let one = EventMatch::one(kind, config);
         let mut allowing = fixture(vec![one, parents], vec![]);
-        assert_eq!(
-            open_events(&mut allowing),
-            [member],
-            "only {member} is allowed"
-        );
+        assert_eq!(open_events(&mut allowing), [member], "only {member} is allowed");
         let goes_with = |name: &str| match name {
             "exit-trace-io" => member == "exits-io",
             "sample-trace-cycles" => member == "cycles",
             _ => false,
         };
-        let others: Vec<&str> = every
-            .iter()
-            .copied()
-            .filter(|&name| name != member && !goes_with(name))
-            .collect();
-        assert_eq!(
-            open_events(&mut fixture(all(), vec![one])),
-            others,
-            "only {member} is denied"
-        );
+        let others: Vec<&str> = every.iter().copied().filter(|&name| name != member && !goes_with(name)).collect();
+        assert_eq!(open_events(&mut fixture(all(), vec![one])), others, "only {member} is denied");
     }
 }
 
@@ -148,11 +120,7 @@ fn denied_event_causes_no_host_call() {
 #[test]
 fn raw_events_are_allowed_by_the_bits_of_a_mask() {
     let hardware = || Hardware::default().with(|hardware| hardware.raw = RawEvents::All);
-    let family = EventMatch {
-        kind: KIND_RAW,
-        config: 0x11,
-        mask: 0xff,
-    };
+    let family = EventMatch { kind: KIND_RAW, config: 0x11, mask: 0xff };
     let policy = Policy::new(vec![family], vec![EventMatch::one(KIND_RAW, 0x211)]);
     let mut fixture = Fixture::with_policy(hardware(), policy);
     assert_eq!(names(&mut fixture), ["raw"]);
@@ -160,10 +128,7 @@ fn raw_events_are_allowed_by_the_bits_of_a_mask() {
     for (config, asked) in [(0x211, 1), (0x12, 1), (0x111, 2)] {
         // The policy denies 0x211 and 0x12, so the device does not request them from the host. The policy allows
         // 0x111, but the host of these tests counts only 0x11.
-        assert_eq!(
-            fixture.open(&open_of(KIND_RAW, config, 0)),
-            Err(libc::ENOENT)
-        );
+        assert_eq!(fixture.open(&open_of(KIND_RAW, config, 0)), Err(libc::ENOENT));
         assert_eq!(fixture.host.asked().len(), asked, "{config:#x}");
     }
 }
@@ -205,30 +170,17 @@ fn configuration_reports_a_kind_that_the_operator_denies() {
 #[test]
 fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
     let mut fixture = fixture(vec![EventMatch::kind(KIND_TSC)], vec![]);
-    let persist = Persist {
-        rate: None,
-        pages: 0,
-        ..crate::persistent::asked("cycles", 0)
-    };
-    let id = fixture
-        .vpmu
-        .persist(&persist)
-        .expect("the operator may open it");
+    let persist = Persist { rate: None, pages: 0, ..crate::persistent::asked("cycles", 0) };
+    let id = fixture.vpmu.persist(&persist).expect("the operator may open it");
     fixture.host.work(crate::fixture::thread(0), 40, 4);
     assert_eq!(fixture.value(0, id), 40, "the guest can read the event");
     let status = fixture.vpmu.persistent();
-    assert_eq!(
-        status[0].event, "cycles",
-        "the operator sees the name of the event"
-    );
+    assert_eq!(status[0].event, "cycles", "the operator sees the name of the event");
     assert_eq!(names(&mut fixture), ["tsc"]);
     // The guest still cannot open such an event by itself.
     for request in [
         open_of(CYCLES.0, CYCLES.1, 0),
-        OpenRequest {
-            flags: OPEN_PERSISTENT.into(),
-            ..open_of(CYCLES.0, CYCLES.1, 0)
-        },
+        OpenRequest { flags: OPEN_PERSISTENT.into(), ..open_of(CYCLES.0, CYCLES.1, 0) },
     ] {
         assert_eq!(fixture.open(&request), Err(libc::ENOENT));
     }

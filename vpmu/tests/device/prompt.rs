@@ -26,10 +26,7 @@ fn fixture() -> Fixture {
 
 /// A request for an event that the batched engine samples.
 fn cycles(context: u32) -> OpenRequest {
-    OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, context), 100)
-    }
+    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, context), 100) }
 }
 
 fn batched(fixture: &mut Fixture, request: &OpenRequest) -> (u64, Reader) {
@@ -41,10 +38,7 @@ fn batched(fixture: &mut Fixture, request: &OpenRequest) -> (u64, Reader) {
 }
 
 fn prompt(event: u64, on: u64) -> Command {
-    Command {
-        value: on.into(),
-        ..command(COMMAND_PROMPT, event)
-    }
+    Command { value: on.into(), ..command(COMMAND_PROMPT, event) }
 }
 
 fn set_prompt(fixture: &mut Fixture, event: u64, on: u64) -> Reply {
@@ -56,12 +50,7 @@ fn set_prompt(fixture: &mut Fixture, event: u64, on: u64) -> Reply {
 /// Makes the host record overflows at these IPs, now.
 fn record(fixture: &Fixture, ips: &[u64]) {
     for &ip in ips {
-        let overflow = Overflow {
-            tsc: fixture.host.now(),
-            ip,
-            mode: Mode::Guest,
-            period: 100,
-        };
+        let overflow = Overflow { tsc: fixture.host.now(), ip, mode: Mode::Guest, period: 100 };
         fixture.host.record(thread(0), overflow);
     }
 }
@@ -94,10 +83,7 @@ fn prompt_event_wakes_at_each_record_and_its_family_at_the_interval() {
     };
     let parent = fixture.open(&request(5)).expect("open");
     fixture.map(parent, 8);
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..request(6)
-    };
+    let child = OpenRequest { parent: parent.into(), ..request(6) };
     fixture.open(&child).expect("open");
     let marks = |fixture: &mut Fixture, value, times| {
         wakeups(fixture, |fixture| {
@@ -111,9 +97,7 @@ fn prompt_event_wakes_at_each_record_and_its_family_at_the_interval() {
     // The records count towards the interval as if the event were not prompt. The tenth record causes one wakeup.
     assert_eq!(marks(&mut fixture, 5, 1), 1);
     assert_eq!(marks(&mut fixture, 6, 9), 0);
-    fixture
-        .set_wakeup(parent, 4, WAKEUP_RECORDS)
-        .expect("an interval");
+    fixture.set_wakeup(parent, 4, WAKEUP_RECORDS).expect("an interval");
     assert_eq!(marks(&mut fixture, 5, 3), 3);
     set_prompt(&mut fixture, parent, 0);
     assert_eq!(marks(&mut fixture, 5, 9), 3);
@@ -202,10 +186,7 @@ fn inactive_event_is_prompt_when_it_becomes_active() {
 #[test]
 fn disabled_event_is_prompt_when_it_is_enabled() {
     let mut fixture = fixture();
-    let request = OpenRequest {
-        flags: 0.into(),
-        ..cycles(0)
-    };
+    let request = OpenRequest { flags: 0.into(), ..cycles(0) };
     let (event, _ring) = batched(&mut fixture, &request);
     assert_eq!(set_prompt(&mut fixture, event, 1).state.get(), STATE_OFF);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -272,10 +253,7 @@ fn operator_who_requires_the_batched_engine_keeps_it() {
 fn refused_counter_puts_the_event_in_the_error_state() {
     let mut fixture = fixture();
     let (event, _ring) = batched(&mut fixture, &cycles(0));
-    let member = OpenRequest {
-        leader: event.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let member = OpenRequest { leader: event.into(), ..open_of(KIND_MARK, 5, 0) };
     let member = fixture.open(&member).expect("open");
     fixture.command(0, COMMAND_ENABLE, member);
     fixture.host.work(thread(0), 70, 4);
@@ -298,10 +276,7 @@ fn refused_counter_puts_the_event_in_the_error_state() {
 fn group_of_both_engines_counts_on() {
     let mut fixture = fixture();
     let (leader, mut ring) = batched(&mut fixture, &cycles(0));
-    let member = OpenRequest {
-        leader: leader.into(),
-        ..cycles(0)
-    };
+    let member = OpenRequest { leader: leader.into(), ..cycles(0) };
     let member = fixture.open(&member).expect("open");
     fixture.redirect(member, leader).expect("redirected");
     fixture.host.work(thread(0), 40, 4);
@@ -328,10 +303,7 @@ fn group_of_both_engines_counts_on() {
 #[test]
 fn limit_that_taken_overflows_reach_ends_the_event() {
     let mut fixture = fixture();
-    let request = OpenRequest {
-        flags: 0.into(),
-        ..cycles(0)
-    };
+    let request = OpenRequest { flags: 0.into(), ..cycles(0) };
     let (event, mut ring) = batched(&mut fixture, &request);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 3), 0);
     record(&fixture, &[1]);
@@ -352,10 +324,7 @@ fn limit_that_taken_overflows_reach_ends_the_event() {
 #[test]
 fn paused_event_stays_paused() {
     let mut fixture = fixture();
-    let request = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-        ..cycles(0)
-    };
+    let request = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..cycles(0) };
     let (event, mut ring) = batched(&mut fixture, &request);
     let starter = sampling(open_of(KIND_MARK, 5, 0), 1);
     let starter = fixture.open(&starter).expect("open");

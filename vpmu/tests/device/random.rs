@@ -120,24 +120,14 @@ impl Run {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Open {
-                task,
-                period,
-                leader,
-                parent,
-                frequency,
-                enabled,
-                stat,
-            } => {
+            Step::Open { task, period, leader, parent, frequency, enabled, stat } => {
                 let flag = |on: bool, flag| if on { flag } else { 0 };
                 let leader = leader.map_or(0, |place| self.id(place));
                 let parent = parent.map_or(0, |place| self.id(place));
                 let context = if task { CONTEXT_TASK } else { 0 };
                 let request = OpenRequest {
-                    flags: (flag(frequency, OPEN_FREQ)
-                        | flag(enabled, OPEN_ENABLED)
-                        | flag(stat, OPEN_INHERIT_STAT))
-                    .into(),
+                    flags: (flag(frequency, OPEN_FREQ) | flag(enabled, OPEN_ENABLED) | flag(stat, OPEN_INHERIT_STAT))
+                        .into(),
                     leader: leader.into(),
                     parent: parent.into(),
                     ..sampling(open_of(KIND_MARK, 5, context), period)
@@ -155,12 +145,10 @@ impl Run {
                 self.fixture.command(vcpu, op, self.id(place));
             }
             Step::Refresh(vcpu, place, value) => {
-                self.fixture
-                    .valued(vcpu, COMMAND_REFRESH, self.id(place), value);
+                self.fixture.valued(vcpu, COMMAND_REFRESH, self.id(place), value);
             }
             Step::Period(place, period) => {
-                self.fixture
-                    .valued(0, COMMAND_PERIOD, self.id(place), period);
+                self.fixture.valued(0, COMMAND_PERIOD, self.id(place), period);
             }
             Step::Redirect(place, target) => {
                 let target = target.map_or(0, |place| self.id(place));
@@ -196,20 +184,10 @@ impl Run {
         let ids: Vec<u64> = self.rings.keys().copied().collect();
         ids.into_iter().for_each(|id| self.take(id));
         let metrics = self.fixture.vpmu.metrics();
-        assert_eq!(
-            self.samples, metrics.samples_written,
-            "every written sample was read"
-        );
+        assert_eq!(self.samples, metrics.samples_written, "every written sample was read");
         assert!(self.told_lost <= metrics.samples_lost);
-        let lost: u64 = self
-            .opened
-            .iter()
-            .map(|&(id, _)| self.fixture.command(0, COMMAND_READ, id).lost.get())
-            .sum();
-        assert!(
-            lost <= metrics.samples_lost,
-            "the open events lost more samples than the device counted"
-        );
+        let lost: u64 = self.opened.iter().map(|&(id, _)| self.fixture.command(0, COMMAND_READ, id).lost.get()).sum();
+        assert!(lost <= metrics.samples_lost, "the open events lost more samples than the device counted");
     }
 }
 

@@ -26,25 +26,16 @@ fn kinds(raw: &[Raw]) -> Vec<u64> {
 #[test]
 fn throttled_event_is_silent_until_a_later_window() {
     let mut fixture = throttled(5);
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
     (0..20).for_each(|_| fixture.mark(0, 5, 1));
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [[SAMPLE; 5].as_slice(), &[THROTTLE]].concat());
     assert_eq!(raw[5].words[1..], [event, event]);
-    assert_eq!(
-        raw[5].words[0], raw[4].words[3],
-        "THROTTLE has the time of the last sample"
-    );
+    assert_eq!(raw[5].words[0], raw[4].words[3], "THROTTLE has the time of the last sample");
     let reply = fixture.read(0, event);
-    assert_eq!(
-        (reply.value.get(), reply.lost.get()),
-        (20, 0),
-        "a throttled event still counts"
-    );
+    assert_eq!((reply.value.get(), reply.lost.get()), (20, 0), "a throttled event still counts");
     assert_eq!(fixture.vpmu.metrics().samples_throttled, 15);
     fixture.exit(0, ExitReason::Hlt, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [0; 0], "the time window has not ended");
@@ -65,9 +56,7 @@ fn throttled_event_is_silent_until_a_later_window() {
 #[test]
 fn overflow_that_ends_the_window_is_written() {
     let mut fixture = throttled(2);
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_IN, event);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -76,11 +65,7 @@ fn overflow_that_ends_the_window_is_written() {
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, THROTTLE]);
     fixture.host.pass(WINDOW);
     fixture.exit(0, ExitReason::Hlt, &mut At(1));
-    assert_eq!(
-        kinds(&ring.raw()),
-        [0; 0],
-        "nothing is written for an event that is scheduled out"
-    );
+    assert_eq!(kinds(&ring.raw()), [0; 0], "nothing is written for an event that is scheduled out");
     fixture.command(1, COMMAND_IN, event);
     assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
     fixture.mark(1, 5, 1);
@@ -92,9 +77,7 @@ fn overflow_that_ends_the_window_is_written() {
 fn host_counter_is_silent_while_throttled() {
     let mut fixture = throttled(3);
     let (kind, config) = CYCLES;
-    let event = fixture
-        .open(&sampling(open_of(kind, config, 0), 100))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.work(thread(0), 500, 4);
@@ -103,11 +86,7 @@ fn host_counter_is_silent_while_throttled() {
     assert_eq!(fixture.vpmu.metrics().samples_throttled, 2);
     fixture.host.work(thread(0), 10_000, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
-    assert_eq!(
-        fixture.vpmu.metrics().samples_throttled,
-        2,
-        "the host counter makes no overflows meanwhile"
-    );
+    assert_eq!(fixture.vpmu.metrics().samples_throttled, 2, "the host counter makes no overflows meanwhile");
     // A period that is set during the throttling applies after it.
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 50), 0);
     fixture.host.work(thread(0), 10_000, 4);
@@ -123,10 +102,7 @@ fn host_counter_is_silent_while_throttled() {
 #[test]
 fn frequency_is_reached_at_any_event_rate() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1000)
-    };
+    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1000) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 64);
     for gap in [2_000, 50_000, 10_000] {
@@ -147,10 +123,7 @@ fn frequency_is_reached_at_any_event_rate() {
         );
         let periods: u64 = samples.iter().map(|sample| sample.period).sum();
         let marks = 1_000_000_000 / gap;
-        assert!(
-            periods.abs_diff(marks) < marks / 10,
-            "the periods add up to {periods}, not to about {marks} marks"
-        );
+        assert!(periods.abs_diff(marks) < marks / 10, "the periods add up to {periods}, not to about {marks} marks");
     }
 }
 
@@ -158,16 +131,10 @@ fn frequency_is_reached_at_any_event_rate() {
 fn new_frequency_is_kept() {
     let limits = limits().with(|limits| limits.max_sample_rate = 10_000);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
-    let request = OpenRequest {
-        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1000)
-    };
+    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1000) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 64);
-    assert_eq!(
-        fixture.valued(0, COMMAND_PERIOD, event, 10_001),
-        libc::EINVAL
-    );
+    assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 10_001), libc::EINVAL);
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 0), libc::EINVAL);
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 100), 0);
     for _ in 0..200_000 {
@@ -175,20 +142,14 @@ fn new_frequency_is_kept() {
         fixture.mark(0, 5, 1);
     }
     let samples = ring.samples().len();
-    assert!(
-        (180..300).contains(&samples),
-        "{samples} samples in two seconds, not about 200"
-    );
+    assert!((180..300).contains(&samples), "{samples} samples in two seconds, not about 200");
 }
 
 #[test]
 fn host_counter_adapts_its_own_period() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let request = OpenRequest {
-        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
-        ..sampling(open_of(kind, config, 0), 250)
-    };
+    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(kind, config, 0), 250) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 2);
     assert_eq!(fixture.host.frequencies(), [250]);
@@ -206,10 +167,7 @@ fn host_counter_adapts_its_own_period() {
 fn rate_refused_by_the_host_changes_nothing() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let request = OpenRequest {
-        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
-        ..sampling(open_of(kind, config, 0), 250)
-    };
+    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(kind, config, 0), 250) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.host.refuse_rates();
@@ -229,19 +187,14 @@ fn rate_refused_by_the_host_changes_nothing() {
 fn throttle_of_an_event_ends_though_the_vcpu_never_leaves_the_guest() {
     let mut fixture = throttled(3);
     let (kind, config) = CYCLES;
-    let event = fixture
-        .open(&sampling(open_of(kind, config, 0), 100))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
     assert!(!fixture.host.draining());
     fixture.host.work(thread(0), 300, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
-    assert!(
-        fixture.host.draining(),
-        "no drain will end the throttle if the vCPU does not exit"
-    );
+    assert!(fixture.host.draining(), "no drain will end the throttle if the vCPU does not exit");
     fixture.vpmu.drain();
     assert_eq!(kinds(&ring.raw()), [0; 0]);
     fixture.host.pass(WINDOW);

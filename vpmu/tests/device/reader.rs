@@ -51,11 +51,7 @@ pub(crate) const SAMPLE: u64 = 9;
 
 impl Reader {
     pub(crate) fn new(memory: &GuestMemoryMmap, pages: &[u64]) -> Self {
-        Self {
-            memory: memory.clone(),
-            pages: pages.to_vec(),
-            tail: 0,
-        }
+        Self { memory: memory.clone(), pages: pages.to_vec(), tail: 0 }
     }
 
     pub(crate) fn head(&self) -> u64 {
@@ -64,16 +60,12 @@ impl Reader {
 
     /// A word of the metadata page.
     pub(crate) fn field(&self, offset: u64) -> u64 {
-        self.memory
-            .load(GuestAddress(self.pages[0] + offset), Ordering::Acquire)
-            .expect("in memory")
+        self.memory.load(GuestAddress(self.pages[0] + offset), Ordering::Acquire).expect("in memory")
     }
 
     pub(crate) fn set_tail(&self, tail: u64) {
         let at = GuestAddress(self.pages[0] + DATA_TAIL);
-        self.memory
-            .store(tail, at, Ordering::Release)
-            .expect("in memory");
+        self.memory.store(tail, at, Ordering::Release).expect("in memory");
     }
 
     /// Reads and consumes at most `most` records.
@@ -83,23 +75,14 @@ impl Reader {
         while records.len() < most && self.tail < head {
             let header = self.word(0);
             let size = header >> 48;
-            assert!(
-                size >= 8 && self.tail + size <= head,
-                "a record is incomplete"
-            );
+            assert!(size >= 8 && self.tail + size <= head, "a record is incomplete");
             records.push(match header & 0xffff_ffff {
-                2 => Record::Lost {
-                    id: self.word(8),
-                    lost: self.word(16),
-                },
+                2 => Record::Lost { id: self.word(8), lost: self.word(16) },
                 9 => {
                     assert_eq!(size, 72, "a sample has every field");
                     assert_eq!(self.word(8), self.word(40), "ID and IDENTIFIER are equal");
                     let misc = header >> 32 & 0xffff;
-                    assert!(
-                        [1, 2].contains(&misc),
-                        "the mode {misc} is neither user nor kernel"
-                    );
+                    assert!([1, 2].contains(&misc), "the mode {misc} is neither user nor kernel");
                     let task = self.word(24);
                     Record::Sample(Sample {
                         user: misc == 2,
@@ -128,10 +111,7 @@ impl Reader {
         while self.tail < head {
             let header = self.word(0);
             let size = header >> 48;
-            assert!(
-                size >= 8 && self.tail + size <= head,
-                "a record is incomplete"
-            );
+            assert!(size >= 8 && self.tail + size <= head, "a record is incomplete");
             records.push(Raw {
                 kind: header & 0xffff_ffff,
                 misc: header >> 32 & 0xffff,
@@ -159,8 +139,6 @@ impl Reader {
         let position = self.tail + offset;
         let data = &self.pages[1..];
         let page = data[usize::try_from(position / 4096).expect("small") % data.len()];
-        self.memory
-            .read_obj(GuestAddress(page + position % 4096))
-            .expect("in memory")
+        self.memory.read_obj(GuestAddress(page + position % 4096)).expect("in memory")
     }
 }

@@ -10,10 +10,7 @@ use crate::fixture::{Fixture, open_of, sampling};
 use crate::reader::{Raw, SAMPLE};
 
 fn open(fixture: &mut Fixture, vcpu: u32) -> u64 {
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, vcpu), 1) };
     fixture.open(&request).expect("open")
 }
 
@@ -33,24 +30,12 @@ fn records_are_redirected_to_another_ring_and_back() {
     let [one, two] = [(); 2].map(|()| open(&mut fixture, 0));
     let mut ring = fixture.map(one, 1);
     fixture.redirect(two, one).expect("redirected");
-    let child = OpenRequest {
-        parent: two.into(),
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 1), 1)
-    };
+    let child = OpenRequest { parent: two.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 1), 1) };
     fixture.open(&child).expect("open");
     fixture.mark(0, 5, 1);
     fixture.mark(1, 5, 1);
-    assert_eq!(
-        ids(&ring.raw()),
-        [one, two, two],
-        "the children's records are redirected, too"
-    );
-    assert_eq!(
-        fixture.map_pages(two, 0, &[0x9000]),
-        Err(libc::EINVAL),
-        "its pages belong to another event"
-    );
+    assert_eq!(ids(&ring.raw()), [one, two, two], "the children's records are redirected, too");
+    assert_eq!(fixture.map_pages(two, 0, &[0x9000]), Err(libc::EINVAL), "its pages belong to another event");
     fixture.redirect(two, 0).expect("back");
     let mut own = fixture.map(two, 1);
     fixture.mark(0, 5, 1);
@@ -92,15 +77,9 @@ fn invalid_redirections_are_refused() {
     let [one, two, bare] = [(); 3].map(|()| open(&mut fixture, 0));
     let elsewhere = open(&mut fixture, 1);
     let task = open(&mut fixture, CONTEXT_TASK);
-    let backward = OpenRequest {
-        flags: OPEN_BACKWARD.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let backward = OpenRequest { flags: OPEN_BACKWARD.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let backward = fixture.open(&backward).expect("open");
-    let child = OpenRequest {
-        parent: two.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let child = OpenRequest { parent: two.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let child = fixture.open(&child).expect("open");
     fixture.map(one, 1);
     fixture.map(elsewhere, 1);
@@ -119,16 +98,10 @@ fn invalid_redirections_are_refused() {
         (child, 0),
         (two, child),
     ] {
-        assert_eq!(
-            fixture.redirect(event, target),
-            Err(libc::EINVAL),
-            "{event} {target}"
-        );
+        assert_eq!(fixture.redirect(event, target), Err(libc::EINVAL), "{event} {target}");
     }
     fixture.redirect(two, one).expect("redirected");
-    fixture
-        .redirect(bare, two)
-        .expect("the target writes to the ring of another event");
+    fixture.redirect(bare, two).expect("the target writes to the ring of another event");
 }
 
 #[test]
@@ -144,16 +117,8 @@ fn redirection_is_to_the_ring_and_not_to_the_event() {
     fixture.unmap(one).expect("unmapped");
     let mut ring = fixture.map(one, 1);
     fixture.mark(0, 5, 1);
-    assert_eq!(
-        ids(&ring.raw()),
-        [one],
-        "the new ring has no records of the redirected event"
-    );
-    assert_eq!(
-        fixture.read(0, three).lost.get(),
-        1,
-        "the event has no ring"
-    );
+    assert_eq!(ids(&ring.raw()), [one], "the new ring has no records of the redirected event");
+    assert_eq!(fixture.read(0, three).lost.get(), 1, "the event has no ring");
 }
 
 /// VPMU-D-6.3-4.
@@ -166,9 +131,7 @@ fn ring_outlives_its_event_while_others_write_to_it() {
     fixture.close(one).expect("closed");
     fixture.mark(0, 5, 1);
     assert_eq!(ids(&ring.raw()), [two]);
-    fixture
-        .unmap(one)
-        .expect("the id of the closed event is still valid");
+    fixture.unmap(one).expect("the id of the closed event is still valid");
     fixture.mark(0, 5, 1);
     assert_eq!(ids(&ring.raw()), [0; 0]);
     assert_eq!(fixture.unmap(one), Err(libc::ENOENT));
@@ -197,11 +160,7 @@ fn ring_ends_with_its_last_writer() {
 fn wakeup_outlives_the_event_that_caused_it() {
     let mut fixture = Fixture::new();
     let one = open(&mut fixture, 0);
-    let two = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        wakeup: 1.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let two = OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let two = fixture.open(&two).expect("open");
     fixture.map(one, 1);
     fixture.redirect(two, one).expect("redirected");
@@ -215,11 +174,7 @@ fn wakeup_outlives_the_event_that_caused_it() {
 fn wakeup_names_the_event_with_the_ring() {
     let mut fixture = Fixture::new();
     let one = open(&mut fixture, 0);
-    let two = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        wakeup: 3.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let two = OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 3.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let two = fixture.open(&two).expect("open");
     fixture.map(one, 1);
     fixture.redirect(two, one).expect("redirected");
@@ -233,19 +188,11 @@ fn wakeup_names_the_event_with_the_ring() {
 fn overflows_on_a_paused_ring_are_lost() {
     let mut fixture = Fixture::new();
     let event = open(&mut fixture, 0);
-    assert_eq!(
-        fixture.pause(event, 1),
-        Err(libc::EINVAL),
-        "the event has no ring"
-    );
+    assert_eq!(fixture.pause(event, 1), Err(libc::EINVAL), "the event has no ring");
     assert_eq!(fixture.pause(77, 1), Err(libc::ENOENT));
     let page = open(&mut fixture, 1);
     fixture.map(page, 0);
-    assert_eq!(
-        fixture.pause(page, 1),
-        Err(libc::EINVAL),
-        "the ring has no data pages"
-    );
+    assert_eq!(fixture.pause(page, 1), Err(libc::EINVAL), "the ring has no data pages");
     let mut ring = fixture.map(event, 1);
     assert_eq!(fixture.pause(event, 2), Err(libc::EINVAL));
     fixture.mark(0, 5, 1);
@@ -263,10 +210,7 @@ fn overflows_on_a_paused_ring_are_lost() {
 #[test]
 fn backward_ring_grows_down() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: (OPEN_BACKWARD | OPEN_ENABLED).into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { flags: (OPEN_BACKWARD | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let event = fixture.open(&request).expect("open");
     let ring = fixture.map(event, 1);
     fixture.mark(0, 5, 1);

@@ -15,10 +15,7 @@ const WINDOW: u64 = 10_000_000;
 
 /// Returns a request for an enabled event on `vcpu` that samples with a host counter.
 fn cycles(vcpu: u32) -> OpenRequest {
-    OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 1000)
-    }
+    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 1000) }
 }
 
 fn state(fixture: &mut Fixture, event: u64) -> i32 {
@@ -28,40 +25,26 @@ fn state(fixture: &mut Fixture, event: u64) -> i32 {
 /// VPMU-D-6.1-2, VPMU-D-6.6-11.
 #[test]
 fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_active_counters = 2),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 2), ALL_FEATURES);
     let events = [(); 4].map(|()| fixture.open(&cycles(0)).expect("open"));
-    let elsewhere = fixture
-        .open(&cycles(1))
-        .expect("each vCPU has its own limit");
+    let elsewhere = fixture.open(&cycles(1)).expect("each vCPU has its own limit");
     assert_eq!(fixture.host.running(thread(0)), 2);
     assert_eq!(fixture.host.running(thread(1)), 1);
     fixture.host.work(thread(0), 100, 4);
     fixture.host.work(thread(1), 100, 4);
     fixture.host.pass(500);
-    assert_eq!(
-        events.map(|event| fixture.value(0, event)),
-        [100, 100, 0, 0]
-    );
+    assert_eq!(events.map(|event| fixture.value(0, event)), [100, 100, 0, 0]);
     assert_eq!(fixture.value(1, elsewhere), 100);
     let waits = fixture.read(0, events[2]);
     assert_eq!(waits.state.get(), STATE_INACTIVE);
     assert_eq!(waits.time_running.get(), 0);
-    assert!(
-        waits.time_enabled.get() >= 500,
-        "a waiting event is not enabled all the time: {waits:?}"
-    );
+    assert!(waits.time_enabled.get() >= 500, "a waiting event is not enabled all the time: {waits:?}");
     assert_eq!(fixture.vpmu.metrics().counter_waits, 2);
     // When a counter becomes free, the event that has waited longest gets it.
     fixture.command(0, COMMAND_DISABLE, events[0]);
     assert_eq!(fixture.host.running(thread(0)), 2);
     fixture.host.work(thread(0), 100, 4);
-    assert_eq!(
-        events.map(|event| fixture.value(0, event)),
-        [100, 200, 100, 0]
-    );
+    assert_eq!(events.map(|event| fixture.value(0, event)), [100, 200, 100, 0]);
     assert_eq!(state(&mut fixture, events[3]), STATE_INACTIVE);
     fixture.close(events[1]).expect("closed");
     assert_eq!(state(&mut fixture, events[3]), STATE_ACTIVE);
@@ -69,15 +52,10 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
 
 #[test]
 fn waiting_event_stops_pauses_and_closes() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_active_counters = 1),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
     let first = fixture.open(&cycles(0)).expect("open");
     let second = fixture.open(&cycles(0)).expect("open");
-    let mark = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let mark = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     fixture.command(0, COMMAND_ENABLE, mark);
     fixture.link(mark, second, LINK_STOPPER).expect("linked");
     // The mark pauses the second event while it waits for a counter. The event must then no longer be in the queue of
@@ -87,10 +65,7 @@ fn waiting_event_stops_pauses_and_closes() {
     assert_eq!(fixture.host.running(thread(0)), 0);
     fixture.command(0, COMMAND_ENABLE, first);
     fixture.host.work(thread(0), 10, 4);
-    assert_eq!(
-        [first, second].map(|event| fixture.value(0, event)),
-        [10, 0]
-    );
+    assert_eq!([first, second].map(|event| fixture.value(0, event)), [10, 0]);
     fixture.command(0, COMMAND_DISABLE, second);
     assert_eq!(fixture.host.running(thread(0)), 1);
     fixture.command(0, COMMAND_ENABLE, second);
@@ -102,10 +77,7 @@ fn waiting_event_stops_pauses_and_closes() {
 /// VPMU-D-6.6-11.
 #[test]
 fn event_that_waits_again_goes_to_the_end() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_active_counters = 1),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
     let [first, again, waiting] = [(); 3].map(|()| fixture.open(&cycles(0)).expect("open"));
     fixture.command(0, COMMAND_DISABLE, again);
     fixture.command(0, COMMAND_ENABLE, again);
@@ -120,10 +92,7 @@ fn event_that_waits_again_goes_to_the_end() {
 #[test]
 fn waits_that_ended_cost_nothing() {
     const WAITS: u64 = 1000;
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_active_counters = 1),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
     let [first, _second, third] = [(); 3].map(|()| fixture.open(&cycles(0)).expect("open"));
     for _ in 0..WAITS {
         fixture.command(0, COMMAND_DISABLE, third);
@@ -138,14 +107,8 @@ fn waits_that_ended_cost_nothing() {
 
 #[test]
 fn paused_event_holds_no_place() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_active_counters = 1),
-        ALL_FEATURES,
-    );
-    let paused = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-        ..cycles(0)
-    };
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
+    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..cycles(0) };
     let regions = [(); 3].map(|()| fixture.open(&paused).expect("open"));
     for (value, region) in (5..).step_by(2).zip(regions) {
         for (value, role) in [(value, LINK_STARTER), (value + 1, LINK_STOPPER)] {
@@ -159,10 +122,7 @@ fn paused_event_holds_no_place() {
         fixture.mark(0, value, 1);
         fixture.host.work(thread(0), 100, 4);
     }
-    assert_eq!(
-        regions.map(|region| fixture.value(0, region)),
-        [100, 100, 100]
-    );
+    assert_eq!(regions.map(|region| fixture.value(0, region)), [100, 100, 100]);
     assert_eq!(fixture.vpmu.metrics().counter_waits, 0);
     // A target that is started while another target counts must wait until the other target stops.
     fixture.mark(0, 5, 1);
@@ -170,23 +130,14 @@ fn paused_event_holds_no_place() {
     assert_eq!(state(&mut fixture, regions[0]), STATE_INACTIVE);
     fixture.mark(0, 10, 1);
     fixture.host.work(thread(0), 100, 4);
-    assert_eq!(
-        regions.map(|region| fixture.value(0, region)),
-        [200, 100, 200]
-    );
+    assert_eq!(regions.map(|region| fixture.value(0, region)), [200, 100, 200]);
 }
 
 #[test]
 fn pinned_event_does_not_wait() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_active_counters = 1),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
     fixture.open(&cycles(0)).expect("open");
-    let pinned = OpenRequest {
-        flags: OPEN_PINNED.into(),
-        ..cycles(0)
-    };
+    let pinned = OpenRequest { flags: OPEN_PINNED.into(), ..cycles(0) };
     let pinned = fixture.open(&pinned).expect("open");
     let reply = fixture.command(0, COMMAND_ENABLE, pinned);
     assert_eq!(reply.status.get(), libc::ENOSPC.unsigned_abs());
@@ -196,10 +147,7 @@ fn pinned_event_does_not_wait() {
 /// VPMU-D-6.4-4.
 #[test]
 fn clocks_of_a_vcpu_share_its_interrupts() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_sample_rate = 1000),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_sample_rate = 1000), ALL_FEATURES);
     let clock = |period: u64, flags: u32| OpenRequest {
         flags: (OPEN_ENABLED | flags).into(),
         ..sampling(open_of(CLOCK.0, CLOCK.1, 0), period)
@@ -221,10 +169,7 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
 /// VPMU-D-6.4-4.
 #[test]
 fn clock_that_waits_starts_when_its_own_rate_has_room() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_sample_rate = 1000),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_sample_rate = 1000), ALL_FEATURES);
     let [fast, waiting] = [600, 500].map(|frequency| {
         let clock = sampling(open_of(CLOCK.0, CLOCK.1, 0), frequency);
         let flags = (OPEN_ENABLED | OPEN_FREQ).into();
@@ -240,10 +185,7 @@ fn clock_that_waits_starts_when_its_own_rate_has_room() {
 
 #[test]
 fn hardware_periods_have_a_floor() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.min_hardware_period = 5000),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.min_hardware_period = 5000), ALL_FEATURES);
     let of = |period| sampling(open_of(CYCLES.0, CYCLES.1, 0), period);
     assert_eq!(fixture.open(&of(4999)), Err(libc::EOPNOTSUPP));
     let event = fixture.open(&of(5000)).expect("open");
@@ -256,21 +198,13 @@ fn hardware_periods_have_a_floor() {
     };
     assert_eq!(fixture.open(&paced(4999)), Err(libc::EOPNOTSUPP));
     fixture.open(&paced(5000)).expect("open");
-    fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("the shortest period does not apply to marks");
+    fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("the shortest period does not apply to marks");
 }
 
 #[test]
 fn host_counters_are_limited_over_all_vcpus() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_host_counters = 3),
-        ALL_FEATURES,
-    );
-    let task = OpenRequest {
-        context: CONTEXT_TASK.into(),
-        ..cycles(0)
-    };
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_host_counters = 3), ALL_FEATURES);
+    let task = OpenRequest { context: CONTEXT_TASK.into(), ..cycles(0) };
     let moving = fixture.open(&task).expect("open");
     // As long as the limit allows, a task event has a counter on each vCPU where its task has run.
     for vcpu in [0, 1] {
@@ -289,11 +223,7 @@ fn host_counters_are_limited_over_all_vcpus() {
         fixture.command(vcpu, COMMAND_OUT, second);
         assert_eq!(fixture.host.open_counters(), 3);
     }
-    assert_eq!(
-        fixture.value(0, second),
-        40,
-        "the counts of closed counters are kept"
-    );
+    assert_eq!(fixture.value(0, second), 40, "the counts of closed counters are kept");
     assert_eq!(fixture.value(0, moving), 20);
     fixture.close(moving).expect("closed");
     fixture.open(&task).expect("there is room again");
@@ -313,20 +243,14 @@ fn operators_counters_do_not_count_towards_the_guests_limit() {
         &memory,
     );
     let guests = fixture.open(&cycles(0)).expect("open");
-    let persist = |name: &str, event: &str, rate| Persist {
-        name: Some(name.to_owned()),
-        rate: Some(rate),
-        ..asked(event, 0)
-    };
+    let persist =
+        |name: &str, event: &str, rate| Persist { name: Some(name.to_owned()), rate: Some(rate), ..asked(event, 0) };
     for (name, event, rate) in [
         ("one", "cycles", Rate::Period(1000)),
         ("two", "clock", Rate::Frequency(900)),
         ("three", "clock", Rate::Frequency(900)),
     ] {
-        fixture
-            .vpmu
-            .persist(&persist(name, event, rate))
-            .expect(name);
+        fixture.vpmu.persist(&persist(name, event, rate)).expect(name);
     }
     assert_eq!(fixture.host.running(thread(0)), 4);
     assert_eq!(state(&mut fixture, guests), STATE_ACTIVE);
@@ -336,10 +260,7 @@ fn operators_counters_do_not_count_towards_the_guests_limit() {
 #[test]
 fn metric_of_the_guests_counters_excludes_the_operators_counter() {
     let fixture = Fixture::windowed(&window(64));
-    let persist = Persist {
-        rate: Some(Rate::Period(1000)),
-        ..asked("cycles", 0)
-    };
+    let persist = Persist { rate: Some(Rate::Period(1000)), ..asked("cycles", 0) };
     fixture.vpmu.persist(&persist).expect("started");
     assert_eq!(fixture.host.open_counters(), 1);
     assert_eq!(fixture.vpmu.metrics().host_counters, 0);
@@ -368,10 +289,7 @@ fn samples_of_all_events_share_a_budget() {
     // A budget of 3000 samples per second allows 30 samples in a time window of 10 ms.
     assert_eq!(written(&fixture), 30);
     let metrics = fixture.vpmu.metrics();
-    assert_eq!(
-        metrics.samples_throttled, 50,
-        "the other overflows are throttled, not lost"
-    );
+    assert_eq!(metrics.samples_throttled, 50, "the other overflows are throttled, not lost");
     assert_eq!(metrics.samples_over_budget, 4, "each event counts once");
     for ring in &mut rings {
         let throttles = ring.raw().iter().filter(|raw| raw.kind == THROTTLE).count();
@@ -379,21 +297,14 @@ fn samples_of_all_events_share_a_budget() {
     }
     fixture.host.pass(WINDOW);
     fixture.mark(0, 5, 1);
-    assert_eq!(
-        written(&fixture),
-        32,
-        "the new time window has a new budget"
-    );
+    assert_eq!(written(&fixture), 32, "the new time window has a new budget");
     // Throttled events still count every mark.
     assert_eq!(fixture.value(0, events[0]), 21);
 }
 
 #[test]
 fn host_counter_is_silent_while_the_budget_is_used_up() {
-    let mut fixture = Fixture::with(
-        limits().with(|limits| limits.max_samples = 100),
-        ALL_FEATURES,
-    );
+    let mut fixture = Fixture::with(limits().with(|limits| limits.max_samples = 100), ALL_FEATURES);
     fixture.host.pass(WINDOW);
     let event = fixture.open(&cycles(0)).expect("open");
     fixture.map(event, 1);
@@ -402,17 +313,8 @@ fn host_counter_is_silent_while_the_budget_is_used_up() {
         fixture.exit(0, ExitReason::Signal, &mut At(0x9999));
     }
     assert_eq!(fixture.vpmu.metrics().samples_written, 1);
-    assert!(
-        fixture
-            .host
-            .periods()
-            .iter()
-            .all(|&period| period > 1 << 60)
-    );
-    assert!(
-        fixture.host.draining(),
-        "no drain will end the throttle if the vCPU does not exit"
-    );
+    assert!(fixture.host.periods().iter().all(|&period| period > 1 << 60));
+    assert!(fixture.host.draining(), "no drain will end the throttle if the vCPU does not exit");
     fixture.host.pass(WINDOW);
     fixture.vpmu.drain();
     assert_eq!(fixture.host.periods(), [1000]);
@@ -436,11 +338,7 @@ fn record_bytes_of_all_events_share_a_budget() {
     };
     let leader = fixture.open(&of).expect("open");
     for _ in 0..39 {
-        let member = OpenRequest {
-            leader: leader.into(),
-            flags: OPEN_ENABLED.into(),
-            ..open_of(KIND_MARK, 5, 0)
-        };
+        let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) };
         fixture.open(&member).expect("open");
     }
     fixture.map(leader, 16);
@@ -462,8 +360,7 @@ fn record_bytes_of_all_events_share_a_budget() {
 #[test]
 fn operators_samples_do_not_use_the_guests_budget() {
     let memory = window(64);
-    let mut fixture =
-        Fixture::windowed_with(limits().with(|limits| limits.max_samples = 100), &memory);
+    let mut fixture = Fixture::windowed_with(limits().with(|limits| limits.max_samples = 100), &memory);
     let operators = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
     let guests = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1));
     let guests = guests.expect("open");

@@ -28,11 +28,7 @@ fn n_events_make_n_over_p_records() {
         let samples = ring.samples();
         assert_eq!(samples.len() as u64, n / period, "{n} over {period}");
         for (index, sample) in (1..).zip(&samples) {
-            assert_eq!(
-                sample.ip,
-                0x1000 + index * period - 1,
-                "the sample is of the mark that completed the period"
-            );
+            assert_eq!(sample.ip, 0x1000 + index * period - 1, "the sample is of the mark that completed the period");
             assert_eq!((sample.id, sample.stream_id), (event, event));
             assert_eq!((sample.cpu, sample.period), (0, period));
             assert!(sample.user && sample.time > TSC_OFFSET);
@@ -47,9 +43,7 @@ fn n_events_make_n_over_p_records() {
 fn samples_of_two_vcpus_do_not_mix() {
     let mut fixture = Fixture::new();
     let events = [0, 1].map(|vcpu| {
-        let event = fixture
-            .open(&sampling(open_of(KIND_MARK, 5, vcpu), 2))
-            .expect("open");
+        let event = fixture.open(&sampling(open_of(KIND_MARK, 5, vcpu), 2)).expect("open");
         fixture.command(vcpu, COMMAND_ENABLE, event);
         event
     });
@@ -72,9 +66,7 @@ fn samples_of_two_vcpus_do_not_mix() {
 #[test]
 fn exit_that_completes_the_period_overflows() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_EXITS, EXIT_IO, 1), 3))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_EXITS, EXIT_IO, 1), 3)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(1, COMMAND_ENABLE, event);
     for exit in 0..100 {
@@ -90,18 +82,10 @@ fn exit_that_completes_the_period_overflows() {
 #[test]
 fn exits_of_every_reason_share_one_period() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_EXITS, EXIT_USER, 0), 5))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_EXITS, EXIT_USER, 0), 5)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
-    let reasons = [
-        ExitReason::Io,
-        ExitReason::Mmio,
-        ExitReason::Hlt,
-        ExitReason::Signal,
-        ExitReason::Other,
-    ];
+    let reasons = [ExitReason::Io, ExitReason::Mmio, ExitReason::Hlt, ExitReason::Signal, ExitReason::Other];
     for exit in 0..100 {
         for (index, reason) in (0..).zip(reasons) {
             fixture.exit(0, reason, &mut At(10 * exit + index));
@@ -115,9 +99,7 @@ fn exits_of_every_reason_share_one_period() {
 fn host_overflows_become_samples_at_the_exit() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture
-        .open(&sampling(open_of(kind, config, 0), 100))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
     let mut ring = fixture.map(event, 2);
     assert!(!fixture.vcpus.wants_registers(0));
     fixture.command(0, COMMAND_ENABLE, event);
@@ -143,15 +125,8 @@ fn host_overflows_become_samples_at_the_exit() {
 fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
     let mut fixture = Fixture::new();
     let runs = |fixture: &Fixture, tid: u32| {
-        let task = TaskPage {
-            pid: 41.into(),
-            tid: tid.into(),
-            ..TaskPage::default()
-        };
-        fixture
-            .memory
-            .write_slice(&task.as_bytes()[..8], GuestAddress(0x8000))
-            .expect("in memory");
+        let task = TaskPage { pid: 41.into(), tid: tid.into(), ..TaskPage::default() };
+        fixture.memory.write_slice(&task.as_bytes()[..8], GuestAddress(0x8000)).expect("in memory");
     };
     fixture
         .control(&TaskPageRequest {
@@ -162,10 +137,7 @@ fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
         })
         .expect("set");
     let (kind, config) = CYCLES;
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(kind, config, CONTEXT_TASK), 100)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(kind, config, CONTEXT_TASK), 100) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 2);
     runs(&fixture, 42);
@@ -176,10 +148,7 @@ fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
     runs(&fixture, 43);
     fixture.queues[3].request(command(COMMAND_OUT, event).as_bytes(), 40);
     fixture.vcpus.kick(1, 3);
-    assert_eq!(
-        fixture.queues[3].answer().map(|answer| answer.len()),
-        Some(40)
-    );
+    assert_eq!(fixture.queues[3].answer().map(|answer| answer.len()), Some(40));
     let samples = ring.samples();
     assert_eq!(samples.len(), 1);
     assert_eq!((samples[0].ip, samples[0].cpu), (0x7000, 1));
@@ -190,10 +159,7 @@ fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
 fn overflow_found_on_a_running_vcpu_has_no_position() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(kind, config, 0), 100)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(kind, config, 0), 100) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.exit(0, ExitReason::Mmio, &mut At(0x7000));
@@ -211,10 +177,7 @@ fn sample_in_an_excluded_mode_is_lost() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
     let event = fixture
-        .open(&OpenRequest {
-            flags: OPEN_EXCLUDE_USER.into(),
-            ..sampling(open_of(kind, config, 0), 100)
-        })
+        .open(&OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..sampling(open_of(kind, config, 0), 100) })
         .expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -228,17 +191,12 @@ fn sample_in_an_excluded_mode_is_lost() {
 #[test]
 fn new_period_counts_from_its_command() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 10))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 10)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
     let mark = |fixture: &Fixture, times| (0..times).for_each(|_| fixture.mark(0, 5, 1));
     mark(&fixture, 9);
-    let period = |value: u64| Command {
-        value: value.into(),
-        ..command(COMMAND_PERIOD, event)
-    };
+    let period = |value: u64| Command { value: value.into(), ..command(COMMAND_PERIOD, event) };
     assert_eq!(fixture.commands(0, &[period(4)])[0].status.get(), 0);
     mark(&fixture, 8);
     let samples = ring.samples();
@@ -251,13 +209,8 @@ fn new_period_counts_from_its_command() {
     }
 
     let (kind, config) = CYCLES;
-    let host = fixture
-        .open(&sampling(open_of(kind, config, 0), SHORTEST))
-        .expect("open");
-    let short = Command {
-        value: (SHORTEST - 1).into(),
-        ..command(COMMAND_PERIOD, host)
-    };
+    let host = fixture.open(&sampling(open_of(kind, config, 0), SHORTEST)).expect("open");
+    let short = Command { value: (SHORTEST - 1).into(), ..command(COMMAND_PERIOD, host) };
     let refused = fixture.commands(0, &[short])[0];
     assert_eq!(refused.status.get(), libc::EINVAL.unsigned_abs());
     let short = sampling(open_of(kind, config, 0), SHORTEST - 1);
@@ -267,9 +220,7 @@ fn new_period_counts_from_its_command() {
 #[test]
 fn children_write_to_their_parents_ring() {
     let mut fixture = Fixture::new();
-    let parent = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let parent = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     let child_of = |of: u64, vcpu| OpenRequest {
         parent: of.into(),
         flags: OPEN_ENABLED.into(),
@@ -279,20 +230,11 @@ fn children_write_to_their_parents_ring() {
     let grandchild = fixture.open(&child_of(child, 1)).expect("open");
     let mut ring = fixture.map(parent, 2);
     fixture.mark(1, 5, 1);
-    let ids = |samples: Vec<Sample>| -> Vec<_> {
-        samples.iter().map(|s| (s.id, s.stream_id, s.cpu)).collect()
-    };
-    assert_eq!(
-        ids(ring.samples()),
-        [(parent, child, 1), (parent, grandchild, 1)]
-    );
+    let ids = |samples: Vec<Sample>| -> Vec<_> { samples.iter().map(|s| (s.id, s.stream_id, s.cpu)).collect() };
+    assert_eq!(ids(ring.samples()), [(parent, child, 1), (parent, grandchild, 1)]);
     fixture.close(parent).expect("closed");
     fixture.mark(1, 5, 1);
-    assert_eq!(
-        ring.samples().len(),
-        2,
-        "the ring remains while events write to it"
-    );
+    assert_eq!(ring.samples().len(), 2, "the ring remains while events write to it");
     fixture.close(child).expect("closed");
     fixture.close(grandchild).expect("closed");
     assert_eq!(fixture.open(&child_of(parent, 0)), Err(libc::EINVAL));
@@ -301,9 +243,7 @@ fn children_write_to_their_parents_ring() {
 #[test]
 fn sample_task_is_read_from_the_task_page() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 1), 1))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 1), 1)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(1, COMMAND_ENABLE, event);
     fixture.mark(1, 5, 1);
@@ -314,15 +254,8 @@ fn sample_task_is_read_from_the_task_page() {
         address: address.into(),
     };
     fixture.control(&page(0x8000)).expect("set");
-    let task = TaskPage {
-        pid: 41.into(),
-        tid: 42.into(),
-        ..TaskPage::default()
-    };
-    fixture
-        .memory
-        .write_slice(&task.as_bytes()[..8], GuestAddress(0x8000))
-        .expect("in memory");
+    let task = TaskPage { pid: 41.into(), tid: 42.into(), ..TaskPage::default() };
+    fixture.memory.write_slice(&task.as_bytes()[..8], GuestAddress(0x8000)).expect("in memory");
     fixture.mark(1, 5, 1);
     fixture.control(&page(0)).expect("taken away");
     fixture.mark(1, 5, 1);
@@ -333,30 +266,19 @@ fn sample_task_is_read_from_the_task_page() {
 #[test]
 fn waiting_wakeups_share_one_notice_and_interrupt() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        wakeup: 10.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { wakeup: 10.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let event = fixture.open(&request).expect("open");
     fixture.map(event, 8);
     fixture.command(0, COMMAND_ENABLE, event);
     let before = fixture.host.interrupts();
     (0..35).for_each(|_| fixture.mark(0, 5, 1));
     assert_eq!(fixture.vpmu.metrics().wakeups, 3);
-    assert_eq!(
-        fixture.host.interrupts(),
-        before,
-        "the notice waits for a buffer"
-    );
+    assert_eq!(fixture.host.interrupts(), before, "the notice waits for a buffer");
     fixture.post_notice(0, 16);
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(fixture.host.interrupts(), before + 1);
     fixture.post_notice(1, 16);
-    assert_eq!(
-        fixture.notice(),
-        None,
-        "one notice represents all three wakeups"
-    );
+    assert_eq!(fixture.notice(), None, "one notice represents all three wakeups");
     (0..5).for_each(|_| fixture.mark(0, 5, 1));
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(fixture.vpmu.metrics().notices, 2);
@@ -366,16 +288,11 @@ fn waiting_wakeups_share_one_notice_and_interrupt() {
 #[test]
 fn sample_without_registers_is_lost() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.vcpus.mark(0, 5, &mut Nowhere);
     assert_eq!(ring.samples(), []);
     fixture.command(0, COMMAND_READ, event);
-    assert_eq!(
-        ring.take(1),
-        [crate::reader::Record::Lost { id: event, lost: 1 }]
-    );
+    assert_eq!(ring.take(1), [crate::reader::Record::Lost { id: event, lost: 1 }]);
 }

@@ -48,12 +48,7 @@ fn started(fixture: &mut Fixture, (kind, config): (u32, u64), vcpu: u32) -> (u64
 /// leave the guest, and enter it again `cost` ticks later.
 fn overflow(fixture: &Fixture, vcpu: u32, inside: u64, cost: u64) {
     work(fixture, inside);
-    let overflow = Overflow {
-        tsc: fixture.host.now(),
-        ip: 0,
-        mode: Mode::Host,
-        period: 100,
-    };
+    let overflow = Overflow { tsc: fixture.host.now(), ip: 0, mode: Mode::Host, period: 100 };
     fixture.host.record(thread(vcpu), overflow);
     fixture.vcpus.leave(vcpu, ExitReason::Signal, &mut At(1));
     work(fixture, cost);
@@ -121,28 +116,18 @@ fn storm_leaves_the_guest_three_quarters_of_each_window() {
     }
     let all = fixture.host.now() - begin;
     let metrics = fixture.vpmu.metrics();
-    assert!(
-        inside >= all * 74 / 100,
-        "only {inside} of {all} ticks in the guest"
-    );
+    assert!(inside >= all * 74 / 100, "only {inside} of {all} ticks in the guest");
     assert!(
         metrics.sampling_time.abs_diff(all / 4) < all / 100,
         "samples did not take a quarter of {all} ticks: {metrics:?}"
     );
-    assert!(
-        (99..=101).contains(&metrics.sampling_throttles),
-        "not about 100 throttles: {metrics:?}"
-    );
+    assert!((99..=101).contains(&metrics.sampling_throttles), "not about 100 throttles: {metrics:?}");
     let raw = kinds(&ring.raw());
     let count = |kind| raw.iter().filter(|&&found| found == kind).count() as u64;
     assert_eq!(count(SAMPLE), metrics.samples_written);
     assert_eq!(count(THROTTLE), metrics.sampling_throttles);
     assert!(count(THROTTLE) - count(UNTHROTTLE) <= 1);
-    assert!(
-        count(SAMPLE) * COST <= all / 4 + WINDOW,
-        "{} samples take more than their share",
-        count(SAMPLE)
-    );
+    assert!(count(SAMPLE) * COST <= all / 4 + WINDOW, "{} samples take more than their share", count(SAMPLE));
 }
 
 #[test]
@@ -157,10 +142,7 @@ fn time_in_the_guest_before_an_overflow_is_free() {
     assert_eq!(metrics.sampling_throttles, 0);
     let taken = metrics.sampling_time;
     // Only 199 samples have been charged so far, because the device charges each sample at the next exit.
-    assert!(
-        (199 * (COST - 20)..=199 * COST).contains(&taken),
-        "{taken} ticks charged for 199 samples"
-    );
+    assert!((199 * (COST - 20)..=199 * COST).contains(&taken), "{taken} ticks charged for 199 samples");
 }
 
 #[test]
@@ -169,12 +151,7 @@ fn time_that_the_host_gives_to_others_is_free() {
     let (_, mut ring) = started(&mut fixture, CYCLES, 0);
     for _ in 0..200 {
         fixture.host.pass(1000);
-        let overflow = Overflow {
-            tsc: fixture.host.now(),
-            ip: 0,
-            mode: Mode::Host,
-            period: 100,
-        };
+        let overflow = Overflow { tsc: fixture.host.now(), ip: 0, mode: Mode::Host, period: 100 };
         fixture.host.record(thread(0), overflow);
         // The thread is preempted before the exit, and again while the exit is handled. It gets no CPU time while it is
         // preempted.
@@ -187,10 +164,7 @@ fn time_that_the_host_gives_to_others_is_free() {
     assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
     let metrics = fixture.vpmu.metrics();
     assert_eq!(metrics.sampling_throttles, 0);
-    assert!(
-        metrics.sampling_time <= 200 * COST,
-        "more time charged than 200 samples take: {metrics:?}"
-    );
+    assert!(metrics.sampling_time <= 200 * COST, "more time charged than 200 samples take: {metrics:?}");
 }
 
 #[test]
@@ -198,12 +172,7 @@ fn overflow_from_before_the_entry_charges_the_whole_visit() {
     let mut fixture = fixture();
     let (_, mut ring) = started(&mut fixture, CYCLES, 0);
     for _ in 0..40 {
-        let overflow = Overflow {
-            tsc: fixture.host.now() - 1,
-            ip: 0,
-            mode: Mode::Host,
-            period: 100,
-        };
+        let overflow = Overflow { tsc: fixture.host.now() - 1, ip: 0, mode: Mode::Host, period: 100 };
         fixture.host.record(thread(0), overflow);
         work(&fixture, COST / 2);
         fixture.vcpus.leave(0, ExitReason::Signal, &mut At(1));
@@ -231,10 +200,8 @@ fn guests_own_exit_is_free_though_it_finds_an_overflow() {
 fn all_clocks_of_a_vcpu_are_throttled_together() {
     let mut fixture = fixture();
     let (_, mut first) = started(&mut fixture, CYCLES, 0);
-    let frequent = OpenRequest {
-        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
-        ..sampling(open_of(CLOCK.0, CLOCK.1, 0), 250)
-    };
+    let frequent =
+        OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(CLOCK.0, CLOCK.1, 0), 250) };
     let frequent = fixture.open(&frequent).expect("open");
     let mut second = fixture.map(frequent, 64);
     let (_, mut elsewhere) = started(&mut fixture, CYCLES, 1);
@@ -242,11 +209,7 @@ fn all_clocks_of_a_vcpu_are_throttled_together() {
     for ring in [&mut first, &mut second] {
         assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
     }
-    assert_eq!(
-        fixture.host.periods(),
-        [NEVER, 100],
-        "the other vCPU's clock continues"
-    );
+    assert_eq!(fixture.host.periods(), [NEVER, 100], "the other vCPU's clock continues");
     assert_eq!(fixture.host.frequencies(), [1]);
     // A frequency that is set during the throttling applies after it.
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, frequent, 125), 0);
@@ -309,27 +272,18 @@ fn counts_and_marks_continue_while_clocks_are_throttled() {
     (0..100).for_each(|_| fixture.mark(0, 5, 1));
     assert_eq!(kinds(&of_marks.raw()), [SAMPLE; 100]);
     assert_eq!(fixture.value(0, faults), 70);
-    assert_eq!(
-        fixture.value(0, event),
-        70,
-        "a throttled event still counts"
-    );
+    assert_eq!(fixture.value(0, event), 70, "a throttled event still counts");
 }
 
 #[test]
 fn marks_start_and_stop_a_throttled_clock() {
     let mut fixture = fixture();
-    let paused = OpenRequest {
-        flags: (OPEN_PAUSED | OPEN_ENABLED).into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
-    };
+    let paused =
+        OpenRequest { flags: (OPEN_PAUSED | OPEN_ENABLED).into(), ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100) };
     let target = fixture.open(&paused).expect("open");
     let mut ring = fixture.map(target, 64);
     for (value, role) in [(1, LINK_STARTER), (2, LINK_STOPPER)] {
-        let mark = OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..sampling(open_of(KIND_MARK, value, 0), 1)
-        };
+        let mark = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, value, 0), 1) };
         let mark = fixture.open(&mark).expect("open");
         fixture.link(mark, target, role).expect("linked");
     }
@@ -349,10 +303,7 @@ fn marks_start_and_stop_a_throttled_clock() {
 fn late_overflow_of_a_throttled_clock_still_acts() {
     let mut fixture = fixture();
     let (starter, mut ring) = started(&mut fixture, CYCLES, 0);
-    let target = OpenRequest {
-        flags: (OPEN_PAUSED | OPEN_ENABLED).into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let target = OpenRequest { flags: (OPEN_PAUSED | OPEN_ENABLED).into(), ..open_of(KIND_MARK, 5, 0) };
     let target = fixture.open(&target).expect("open");
     (0..26).for_each(|_| overflow(&fixture, 0, 1000, COST));
     assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
@@ -371,10 +322,7 @@ fn operators_samples_are_neither_charged_nor_throttled() {
     let limits = limits().with(|limits| limits.max_sampling_percent = 25);
     let fixture = Fixture::windowed_with(limits, &crate::persistent::window(64));
     begin_window(&fixture);
-    let persist = Persist {
-        rate: Some(Rate::Period(100)),
-        ..crate::persistent::asked("cycles", 0)
-    };
+    let persist = Persist { rate: Some(Rate::Period(100)), ..crate::persistent::asked("cycles", 0) };
     fixture.vpmu.persist(&persist).expect("started");
     (0..40).for_each(|_| overflow(&fixture, 0, 1000, COST));
     let metrics = fixture.vpmu.metrics();
@@ -406,17 +354,11 @@ fn hundred_percent_throttles_nothing() {
 fn share_beyond_the_whole_is_refused() {
     for (percent, refused) in [
         (0, LimitsError::Zero("max_sampling_percent")),
-        (
-            101,
-            LimitsError::Percent {
-                limit: "max_sampling_percent",
-                given: 101,
-            },
-        ),
+        (101, LimitsError::Percent { limit: "max_sampling_percent", given: 101 }),
     ] {
         let host = std::sync::Arc::default();
-        let settings = Settings::new(VCPUS, 1_000_000)
-            .with_limits(limits().with(|limits| limits.max_sampling_percent = percent));
+        let settings =
+            Settings::new(VCPUS, 1_000_000).with_limits(limits().with(|limits| limits.max_sampling_percent = percent));
         let source = Box::new(FakeSource::new(&host, &RawEvents::default()));
         let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(host)), source);
         match made {

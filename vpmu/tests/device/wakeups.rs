@@ -9,11 +9,8 @@ const RECORD: u64 = 72;
 
 /// Opens an event that samples marks of value 5 on vCPU 0 and wakes its reader every ten records.
 fn event(fixture: &mut Fixture) -> u64 {
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        wakeup: 10.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request =
+        OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 10.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     fixture.open(&request).expect("open")
 }
 
@@ -37,9 +34,7 @@ fn changed_interval_restarts_the_count() {
     assert_eq!(wakes_at(&mut fixture, 0, 27), [10, 20]);
     fixture.set_wakeup(event, 3, WAKEUP_RECORDS).expect("set");
     assert_eq!(wakes_at(&mut fixture, 0, 8), [3, 6]);
-    fixture
-        .set_wakeup(event, 2 * RECORD + 1, WAKEUP_BYTES)
-        .expect("set");
+    fixture.set_wakeup(event, 2 * RECORD + 1, WAKEUP_BYTES).expect("set");
     // A wakeup is due at each multiple of 145 bytes. Records end at multiples of 72 bytes, so the records that end at
     // 216, 360 and 504 bytes cause the wakeups.
     assert_eq!(wakes_at(&mut fixture, 0, 7), [3, 5, 7]);
@@ -62,17 +57,11 @@ fn interval_applies_to_the_family() {
     };
     let parent = fixture.open(&request).expect("open");
     fixture.map(parent, 4);
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..request
-    };
+    let child = OpenRequest { parent: parent.into(), ..request };
     let before = fixture.open(&child).expect("open");
     fixture.command(1, COMMAND_IN, before);
     fixture.set_wakeup(parent, 2, WAKEUP_RECORDS).expect("set");
-    assert_eq!(
-        fixture.set_wakeup(before, 5, WAKEUP_RECORDS),
-        Err(libc::EINVAL)
-    );
+    assert_eq!(fixture.set_wakeup(before, 5, WAKEUP_RECORDS), Err(libc::EINVAL));
     assert_eq!(wakes_at(&mut fixture, 1, 4), [2, 4]);
     // The driver opens this child with the parent's original interval, but the family's new interval applies.
     let after = fixture.open(&child).expect("open");
@@ -101,14 +90,9 @@ fn invalid_interval_is_refused() {
     };
     assert_eq!(fixture.control(&reserved), Err(libc::EINVAL));
     let counter = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    assert_eq!(
-        fixture.set_wakeup(counter, 1, WAKEUP_RECORDS),
-        Err(libc::EINVAL)
-    );
+    assert_eq!(fixture.set_wakeup(counter, 1, WAKEUP_RECORDS), Err(libc::EINVAL));
     // Nothing has changed.
     assert_eq!(wakes_at(&mut fixture, 0, 20), [10, 20]);
-    fixture
-        .set_wakeup(event, u64::from(u32::MAX), WAKEUP_BYTES)
-        .expect("set");
+    fixture.set_wakeup(event, u64::from(u32::MAX), WAKEUP_BYTES).expect("set");
     assert_eq!(wakes_at(&mut fixture, 0, 20), [0; 0]);
 }

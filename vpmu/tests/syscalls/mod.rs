@@ -29,9 +29,7 @@ pub(crate) fn count(act: impl FnOnce()) -> usize {
     drop(writer);
     let mut attached = [0];
     let read = reader.read_exact(&mut attached);
-    read.expect(
-        "cannot trace the parent process: set /proc/sys/kernel/yama/ptrace_scope to 0 or 1",
-    );
+    read.expect("cannot trace the parent process: set /proc/sys/kernel/yama/ptrace_scope to 0 or 1");
     mark();
     act();
     mark();
@@ -108,10 +106,7 @@ fn counted(thread: pid_t) -> io::Result<usize> {
     loop {
         let status = wait(thread)?;
         let stop = libc::WSTOPSIG(status);
-        match (stop == SYSCALL_STOP)
-            .then(|| entered(thread))
-            .transpose()?
-        {
+        match (stop == SYSCALL_STOP).then(|| entered(thread)).transpose()? {
             Some(Some(MARKER)) => match count {
                 Some(count) => {
                     ptrace(libc::PTRACE_DETACH, thread, 0, 0)?;

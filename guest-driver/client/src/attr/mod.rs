@@ -13,10 +13,7 @@ use vpmu_perf::bindings::{self, perf_event_attr};
 
 use vpmu_perf::call::Target;
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a constant of some hundred bytes"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "a constant of some hundred bytes")]
 const ATTR_SIZE: u32 = size_of::<perf_event_attr>() as u32;
 
 // Bits of perf's `aux_action`.
@@ -60,9 +57,7 @@ impl Engine {
 
     /// The engine with this number; `None` if it is unknown.
     pub(crate) fn of(number: u32) -> Option<Self> {
-        [Self::Any, Self::Exit, Self::Batched]
-            .into_iter()
-            .find(|engine| engine.number() == number)
+        [Self::Any, Self::Exit, Self::Batched].into_iter().find(|engine| engine.number() == number)
     }
 }
 
@@ -188,91 +183,56 @@ impl EventAttr {
     /// Measures the thread `pid` on any CPU; 0 is the caller.
     #[must_use]
     pub fn of_task(self, pid: i32) -> Self {
-        Self {
-            pid,
-            cpu: -1,
-            ..self
-        }
+        Self { pid, cpu: -1, ..self }
     }
 
     /// Measures every task on `cpu`.
     #[must_use]
     pub fn on_cpu(self, cpu: i32) -> Self {
-        Self {
-            pid: -1,
-            cpu,
-            ..self
-        }
+        Self { pid: -1, cpu, ..self }
     }
 
     /// Takes a sample every `period` events, with the fields of [`SAMPLE_DEFAULT`].
     #[must_use]
     pub fn sampling(self, period: u64) -> Self {
-        Self {
-            period,
-            freq: false,
-            sample_type: SAMPLE_DEFAULT,
-            ..self
-        }
+        Self { period, freq: false, sample_type: SAMPLE_DEFAULT, ..self }
     }
 
     /// Takes about `frequency` samples a second, with the fields of [`SAMPLE_DEFAULT`].
     #[must_use]
     pub fn sampling_at(self, frequency: u64) -> Self {
-        Self {
-            freq: true,
-            ..self.sampling(frequency)
-        }
+        Self { freq: true, ..self.sampling(frequency) }
     }
 
     /// Adds call chains of at most `max_stack` addresses to samples; 0 for the device's limit.
     #[must_use]
     pub fn with_call_chains(self, max_stack: u16) -> Self {
-        Self {
-            sample_type: self.sample_type | SAMPLE_CALLCHAIN,
-            max_stack,
-            ..self
-        }
+        Self { sample_type: self.sample_type | SAMPLE_CALLCHAIN, max_stack, ..self }
     }
 
     /// Adds the user-mode registers in `mask` to samples.
     #[must_use]
     pub fn with_user_registers(self, mask: u64) -> Self {
-        Self {
-            sample_type: self.sample_type | SAMPLE_REGS_USER,
-            regs_user: mask,
-            ..self
-        }
+        Self { sample_type: self.sample_type | SAMPLE_REGS_USER, regs_user: mask, ..self }
     }
 
     /// Adds the registers in `mask` to samples, with their values at the overflow.
     #[must_use]
     pub fn with_registers(self, mask: u64) -> Self {
-        Self {
-            sample_type: self.sample_type | SAMPLE_REGS_INTR,
-            regs_intr: mask,
-            ..self
-        }
+        Self { sample_type: self.sample_type | SAMPLE_REGS_INTR, regs_intr: mask, ..self }
     }
 
     /// Adds the top `bytes` of the user stack to samples.
     #[must_use]
     pub fn with_user_stack(self, bytes: u32) -> Self {
-        Self {
-            sample_type: self.sample_type | SAMPLE_STACK_USER,
-            stack_user: bytes,
-            ..self
-        }
+        Self { sample_type: self.sample_type | SAMPLE_STACK_USER, stack_user: bytes, ..self }
     }
 
     /// Makes a read return the counts of the whole group at one moment:
     /// [`crate::Event::read_group`].
     #[must_use]
     pub fn reading_group(self) -> Self {
-        Self {
-            read_format: self.read_format | FORMAT_GROUP,
-            ..self
-        }
+        Self { read_format: self.read_format | FORMAT_GROUP, ..self }
     }
 
     /// Chooses the engine that makes the samples.
@@ -284,78 +244,51 @@ impl EventAttr {
     /// Wakes the reader every `records` records.
     #[must_use]
     pub fn wakeup_every(self, records: u32) -> Self {
-        Self {
-            wakeup: records,
-            watermark: false,
-            ..self
-        }
+        Self { wakeup: records, watermark: false, ..self }
     }
 
     /// For a trace: wakes the reader after every `bytes` bytes of the AUX area, and makes readings report the lost
     /// bytes.
     #[must_use]
     pub fn tracing(self, bytes: u32) -> Self {
-        Self {
-            aux_watermark: bytes,
-            read_format: self.read_format | FORMAT_LOST,
-            ..self
-        }
+        Self { aux_watermark: bytes, read_format: self.read_format | FORMAT_LOST, ..self }
     }
 
     /// Opens a trace paused; see [`EventAttr::aux_start_paused`].
     #[must_use]
     pub fn starting_paused(self) -> Self {
-        Self {
-            aux_start_paused: true,
-            ..self
-        }
+        Self { aux_start_paused: true, ..self }
     }
 
     /// Makes an overflow pause the trace that leads the group.
     #[must_use]
     pub fn pausing(self) -> Self {
-        Self {
-            aux_pause: true,
-            ..self
-        }
+        Self { aux_pause: true, ..self }
     }
 
     /// Makes an overflow resume the trace that leads the group.
     #[must_use]
     pub fn resuming(self) -> Self {
-        Self {
-            aux_resume: true,
-            ..self
-        }
+        Self { aux_resume: true, ..self }
     }
 
     /// Makes the event outlive its handles; see [`EventAttr::persistent`].
     #[must_use]
     pub fn persistent(self) -> Self {
-        Self {
-            persistent: true,
-            ..self
-        }
+        Self { persistent: true, ..self }
     }
 
     /// Makes the event wait for its starter; see [`EventAttr::enable_on_starter`].
     #[must_use]
     pub fn enabled_on_starter(self) -> Self {
-        Self {
-            enable_on_starter: true,
-            ..self
-        }
+        Self { enable_on_starter: true, ..self }
     }
 
     /// Makes the event overflow once per `period` occurrences, so that it can start or stop other
     /// events before the next instruction. The samples of the event itself have no fields.
     #[must_use]
     pub fn triggering(self, period: u64) -> Self {
-        Self {
-            sample_type: 0,
-            engine: Engine::Exit,
-            ..self.sampling(period)
-        }
+        Self { sample_type: 0, engine: Engine::Exit, ..self.sampling(period) }
     }
 
     /// Applies perf's modifiers: the text after the colon in `task-clock:u`.
@@ -368,27 +301,18 @@ impl EventAttr {
         if modifiers.len() != usize::from(user) + usize::from(kernel) || modifiers.is_empty() {
             return Err(AttrError::Modifier(modifiers.into()));
         }
-        Ok(Self {
-            exclude_user: !user,
-            exclude_kernel: !kernel,
-            ..self
-        })
+        Ok(Self { exclude_user: !user, exclude_kernel: !kernel, ..self })
     }
 
     /// The task or CPU to measure.
     pub(crate) fn place<'a>(&self, leader: Option<BorrowedFd<'a>>) -> Target<'a> {
-        Target {
-            pid: self.pid,
-            cpu: self.cpu,
-            leader,
-        }
+        Target { pid: self.pid, cpu: self.cpu, leader }
     }
 
     /// Flags of `VPMU_IOC_OPEN` for attributes that `perf_event_attr` lacks.
     pub(crate) fn device_flags(&self) -> u64 {
         let flag = |asked, flag| if asked { flag } else { 0 };
-        flag(self.persistent, uapi::FLAG_PERSISTENT)
-            | flag(self.enable_on_starter, uapi::FLAG_ENABLE_ON_STARTER)
+        flag(self.persistent, uapi::FLAG_PERSISTENT) | flag(self.enable_on_starter, uapi::FLAG_ENABLE_ON_STARTER)
     }
 
     /// Converts to the kernel's struct.
@@ -410,18 +334,12 @@ impl EventAttr {
             // A union: if the `freq` flag is set, the kernel reads this word as `sample_freq`.
             sample_period: self.period,
         };
-        raw.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
-            wakeup_events: self.wakeup,
-        };
-        let action = [
-            (AUX_START_PAUSED, self.aux_start_paused),
-            (AUX_PAUSE, self.aux_pause),
-            (AUX_RESUME, self.aux_resume),
-        ];
+        raw.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 { wakeup_events: self.wakeup };
+        let action =
+            [(AUX_START_PAUSED, self.aux_start_paused), (AUX_PAUSE, self.aux_pause), (AUX_RESUME, self.aux_resume)];
         let action = action.iter().filter(|(_, asked)| *asked);
-        raw.__bindgen_anon_5 = bindings::perf_event_attr__bindgen_ty_5 {
-            aux_action: action.fold(0, |bits, (bit, _)| bits | bit),
-        };
+        raw.__bindgen_anon_5 =
+            bindings::perf_event_attr__bindgen_ty_5 { aux_action: action.fold(0, |bits, (bit, _)| bits | bit) };
         raw.set_watermark(self.watermark.into());
         raw.set_disabled(self.disabled.into());
         raw.set_inherit(self.inherit.into());

@@ -9,10 +9,7 @@ fn modifiers_exclude_the_other_mode() {
     assert!(kernel.exclude_user && !kernel.exclude_kernel);
     assert_eq!(attr.clone().modified("uk").unwrap(), attr);
     for wrong in ["", "uu", "x", "ux", "uku"] {
-        assert_eq!(
-            attr.clone().modified(wrong),
-            Err(AttrError::Modifier(wrong.into()))
-        );
+        assert_eq!(attr.clone().modified(wrong), Err(AttrError::Modifier(wrong.into())));
     }
 }
 
@@ -27,18 +24,9 @@ fn perf_event_attr_keeps_every_field() {
     .to_raw();
     assert_eq!((raw.type_, raw.config), (9, 7));
     assert_eq!(raw.size as usize, size_of::<perf_event_attr>());
-    assert_eq!(
-        (raw.sample_type, raw.read_format),
-        (SAMPLE_DEFAULT, FORMAT_ALL)
-    );
-    assert_eq!(
-        (raw.disabled(), raw.inherit(), raw.enable_on_exec()),
-        (1, 1, 1)
-    );
-    assert_eq!(
-        (raw.exclude_user(), raw.exclude_kernel(), raw.watermark()),
-        (1, 0, 0)
-    );
+    assert_eq!((raw.sample_type, raw.read_format), (SAMPLE_DEFAULT, FORMAT_ALL));
+    assert_eq!((raw.disabled(), raw.inherit(), raw.enable_on_exec()), (1, 1, 1));
+    assert_eq!((raw.exclude_user(), raw.exclude_kernel(), raw.watermark()), (1, 0, 0));
 }
 
 #[test]
@@ -64,15 +52,9 @@ fn requested_sample_fields_set_their_bits() {
     assert_eq!((raw.freq(), raw.sample_max_stack), (1, 30));
     assert_eq!((raw.sample_regs_user, raw.sample_regs_intr), (0x3, 0x100));
     assert_eq!(raw.sample_stack_user, 512);
-    assert_eq!(
-        (raw.sample_id_all(), raw.write_backward(), raw.pinned()),
-        (1, 1, 1)
-    );
+    assert_eq!((raw.sample_id_all(), raw.write_backward(), raw.pinned()), (1, 1, 1));
     assert_eq!(raw.inherit_stat(), 1);
-    assert_eq!(
-        (raw.exclude_callchain_user(), raw.exclude_callchain_kernel()),
-        (1, 0)
-    );
+    assert_eq!((raw.exclude_callchain_user(), raw.exclude_callchain_kernel()), (1, 0));
     assert_eq!(EventAttr::new(9, 7).sampling(5).to_raw().freq(), 0);
 }
 
@@ -142,11 +124,7 @@ fn attr_from_kernel_bytes_equals_request() {
         // SAFETY: the kernel's struct is at least as long as `bytes`, so both ranges are valid. The
         // struct holds only plain numbers.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                (&raw const raw).cast::<u8>(),
-                bytes.as_mut_ptr(),
-                bytes.len(),
-            );
+            std::ptr::copy_nonoverlapping((&raw const raw).cast::<u8>(), bytes.as_mut_ptr(), bytes.len());
         }
         assert_eq!(EventAttr::from_bytes(&bytes, 3, Engine::Exit), attr);
     }

@@ -1,9 +1,8 @@
 //! Derives the layout of an event's records from its attributes.
 
 use crate::attr::{
-    EventAttr, SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
-    SAMPLE_PERIOD, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
-    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+    EventAttr, SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD,
+    SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
 };
 
 /// Sample fields that this library can parse.
@@ -23,8 +22,7 @@ pub(super) const KNOWN: u64 = SAMPLE_IP
     | SAMPLE_REGS_INTR;
 
 /// Fields that `sample_id_all` adds to the end of records other than samples.
-const TRAILER: u64 =
-    SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
+const TRAILER: u64 = SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
 
 /// Layout of an event's records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

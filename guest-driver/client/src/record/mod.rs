@@ -9,8 +9,8 @@ pub use sample::{Frame, Registers, Sample, SampleId};
 
 use vpmu_perf::bindings;
 use vpmu_perf::record::{
-    Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE,
-    TYPE_THROTTLE, TYPE_UNTHROTTLE, Words, halves,
+    Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
+    Words, halves,
 };
 
 use crate::attr::FORMAT_GROUP;
@@ -139,27 +139,14 @@ impl Aux {
 
 impl Record {
     /// Parses `body`, the words after `header`.
-    pub(crate) fn parse(
-        header: Header,
-        body: &[u64],
-        layout: &Layout,
-    ) -> Result<Self, RecordError> {
+    pub(crate) fn parse(header: Header, body: &[u64], layout: &Layout) -> Result<Self, RecordError> {
         let record_type = header.kind;
         if record_type == TYPE_SAMPLE && layout.sample_type & !layout::KNOWN != 0 {
             return Err(RecordError::SampleType(layout.sample_type));
         }
         known(header, Words::new(body), layout)
-            .unwrap_or_else(|| {
-                Some(Self::Unknown {
-                    record_type,
-                    misc: header.misc,
-                    body: body.to_vec(),
-                })
-            })
-            .ok_or_else(|| RecordError::Short {
-                record_type,
-                bytes: usize::from(header.size),
-            })
+            .unwrap_or_else(|| Some(Self::Unknown { record_type, misc: header.misc, body: body.to_vec() }))
+            .ok_or_else(|| RecordError::Short { record_type, bytes: usize::from(header.size) })
     }
 }
 
@@ -190,30 +177,12 @@ fn known(header: Header, mut words: Words<'_>, layout: &Layout) -> Option<Option
 }
 
 fn lost(_: Header, mut words: Words<'_>, _: &Layout, who: Option<SampleId>) -> Option<Record> {
-    Some(Record::Lost {
-        id: words.next()?,
-        lost: words.next()?,
-        who,
-    })
+    Some(Record::Lost { id: words.next()?, lost: words.next()?, who })
 }
 
-fn throttle(
-    header: Header,
-    mut words: Words<'_>,
-    _: &Layout,
-    who: Option<SampleId>,
-) -> Option<Record> {
-    let throttle = Throttle {
-        time: words.next()?,
-        id: words.next()?,
-        stream_id: words.next()?,
-        who,
-    };
-    Some(if header.kind == TYPE_THROTTLE {
-        Record::Throttle(throttle)
-    } else {
-        Record::Unthrottle(throttle)
-    })
+fn throttle(header: Header, mut words: Words<'_>, _: &Layout, who: Option<SampleId>) -> Option<Record> {
+    let throttle = Throttle { time: words.next()?, id: words.next()?, stream_id: words.next()?, who };
+    Some(if header.kind == TYPE_THROTTLE { Record::Throttle(throttle) } else { Record::Unthrottle(throttle) })
 }
 
 fn read(_: Header, mut words: Words<'_>, layout: &Layout, who: Option<SampleId>) -> Option<Record> {
@@ -221,29 +190,14 @@ fn read(_: Header, mut words: Words<'_>, layout: &Layout, who: Option<SampleId>)
     // The record has the count of one event, even if read(2) returns the whole group.
     let format = layout.read_format & !FORMAT_GROUP;
     let count = reading::parse(format, &mut words)?.pop()?;
-    Some(Record::Read {
-        pid,
-        tid,
-        count,
-        who,
-    })
+    Some(Record::Read { pid, tid, count, who })
 }
 
 fn aux(_: Header, mut words: Words<'_>, _: &Layout, who: Option<SampleId>) -> Option<Record> {
-    Some(Record::Aux(Aux {
-        offset: words.next()?,
-        size: words.next()?,
-        flags: words.next()?,
-        who,
-    }))
+    Some(Record::Aux(Aux { offset: words.next()?, size: words.next()?, flags: words.next()?, who }))
 }
 
-fn itrace_start(
-    _: Header,
-    mut words: Words<'_>,
-    _: &Layout,
-    who: Option<SampleId>,
-) -> Option<Record> {
+fn itrace_start(_: Header, mut words: Words<'_>, _: &Layout, who: Option<SampleId>) -> Option<Record> {
     let (pid, tid) = halves(words.next()?);
     Some(Record::ItraceStart { pid, tid, who })
 }

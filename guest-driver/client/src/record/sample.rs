@@ -2,9 +2,8 @@
 
 use super::layout::Layout;
 use crate::attr::{
-    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
-    SAMPLE_PERIOD, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
-    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_READ,
+    SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
 };
 use crate::reading::{self, Reading};
 use vpmu_perf::record::{Words, halves};
@@ -67,9 +66,7 @@ impl Registers {
     /// register is not in the mask.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<u64> {
-        let bit = 1u64
-            .checked_shl(number)
-            .filter(|bit| self.mask & bit != 0)?;
+        let bit = 1u64.checked_shl(number).filter(|bit| self.mask & bit != 0)?;
         let index = (self.mask & (bit - 1)).count_ones() as usize;
         self.values.get(index).copied()
     }
@@ -103,10 +100,7 @@ impl Sample {
             }
         }
         if frames.is_empty() {
-            frames.push(Frame {
-                ip: self.ip,
-                user: self.user,
-            });
+            frames.push(Frame { ip: self.ip, user: self.user });
         }
         frames
     }
@@ -124,11 +118,7 @@ pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Optio
     let stream_id = field(SAMPLE_STREAM_ID)?;
     let (cpu, _) = halves(field(SAMPLE_CPU)?);
     let period = field(SAMPLE_PERIOD)?;
-    let counts = if layout.has(SAMPLE_READ) {
-        reading::parse(layout.read_format, words)?
-    } else {
-        Vec::new()
-    };
+    let counts = if layout.has(SAMPLE_READ) { reading::parse(layout.read_format, words)? } else { Vec::new() };
     let chain = if layout.has(SAMPLE_CALLCHAIN) {
         let length = words.next()?;
         words.take(length)?.to_vec()
@@ -136,11 +126,7 @@ pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Optio
         Vec::new()
     };
     let user_registers = registers(layout, SAMPLE_REGS_USER, layout.regs_user, words)?;
-    let user_stack = if layout.has(SAMPLE_STACK_USER) {
-        stack(words)?
-    } else {
-        Vec::new()
-    };
+    let user_stack = if layout.has(SAMPLE_STACK_USER) { stack(words)? } else { Vec::new() };
     let registers = registers(layout, SAMPLE_REGS_INTR, layout.regs_intr, words)?;
     Some(Sample {
         ip,
@@ -150,11 +136,7 @@ pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Optio
         addr,
         cpu,
         period,
-        id: if layout.has(SAMPLE_ID) {
-            id
-        } else {
-            identifier
-        },
+        id: if layout.has(SAMPLE_ID) { id } else { identifier },
         stream_id,
         user,
         counts,
@@ -167,12 +149,7 @@ pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Optio
 
 /// Parses a register set. Returns `None` if the record is truncated, and `Some(None)` if the sample
 /// has no registers.
-fn registers(
-    layout: &Layout,
-    field: u64,
-    mask: u64,
-    words: &mut Words<'_>,
-) -> Option<Option<Box<Registers>>> {
+fn registers(layout: &Layout, field: u64, mask: u64, words: &mut Words<'_>) -> Option<Option<Box<Registers>>> {
     if !layout.has(field) {
         return Some(None);
     }
@@ -224,16 +201,5 @@ pub(super) fn parse_id(layout: &Layout, mut words: Words<'_>) -> Option<SampleId
     let stream_id = field(SAMPLE_STREAM_ID)?;
     let (cpu, _) = halves(field(SAMPLE_CPU)?);
     let identifier = field(SAMPLE_IDENTIFIER)?;
-    Some(SampleId {
-        pid,
-        tid,
-        time,
-        id: if layout.has(SAMPLE_ID) {
-            id
-        } else {
-            identifier
-        },
-        stream_id,
-        cpu,
-    })
+    Some(SampleId { pid, tid, time, id: if layout.has(SAMPLE_ID) { id } else { identifier }, stream_id, cpu })
 }

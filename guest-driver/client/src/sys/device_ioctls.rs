@@ -23,13 +23,8 @@ pub(crate) fn persistent(
     };
     // SAFETY: the driver writes at most `count` entries to `entries`, which has room for them, and is
     // borrowed mutably until the call returns.
-    let filled = checked(unsafe {
-        libc::ioctl(
-            device.as_raw_fd(),
-            ioctl_request(uapi::IOC_PERSISTENT),
-            &raw const request,
-        )
-    })?;
+    let filled =
+        checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_PERSISTENT), &raw const request) })?;
     Ok(usize::try_from(filled).unwrap_or(0).min(entries.len()))
 }
 
@@ -37,13 +32,7 @@ pub(crate) fn persistent(
 pub(crate) fn detach(event: BorrowedFd<'_>, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
     let mut request = uapi::Detach { id: 0, name };
     // SAFETY: the request reads and writes one uapi::Detach, which outlives the call.
-    checked(unsafe {
-        libc::ioctl(
-            event.as_raw_fd(),
-            ioctl_request(uapi::IOC_DETACH),
-            &raw mut request,
-        )
-    })?;
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(uapi::IOC_DETACH), &raw mut request) })?;
     Ok(request.id)
 }
 
@@ -53,19 +42,9 @@ pub(crate) fn attach(event: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Sets the wakeup interval, in records or bytes.
 pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Result<()> {
-    let request = uapi::Wakeup {
-        every: every.into(),
-        unit,
-        reserved: 0,
-    };
+    let request = uapi::Wakeup { every: every.into(), unit, reserved: 0 };
     // SAFETY: the driver reads one uapi::Wakeup, which outlives the call.
-    checked(unsafe {
-        libc::ioctl(
-            event.as_raw_fd(),
-            ioctl_request(uapi::IOC_WAKEUP),
-            &raw const request,
-        )
-    })?;
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(uapi::IOC_WAKEUP), &raw const request) })?;
     Ok(())
 }
 
@@ -104,26 +83,13 @@ pub(crate) fn link(event: BorrowedFd<'_>, role: Role, target: BorrowedFd<'_>) ->
 fn on_perf(device: BorrowedFd<'_>, request: &uapi::Perf) -> io::Result<()> {
     // SAFETY: the driver reads one uapi::Perf, which outlives the call. Its `arg` is a plain number,
     // or the address of a struct that outlives the call.
-    checked(unsafe {
-        libc::ioctl(
-            device.as_raw_fd(),
-            ioctl_request(uapi::IOC_PERF),
-            std::ptr::from_ref(request),
-        )
-    })?;
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_PERF), std::ptr::from_ref(request)) })?;
     Ok(())
 }
 
 /// Like [`flush`], for an event of `perf_event_open(2)`.
 pub(crate) fn flush_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
-    on_perf(
-        device,
-        &uapi::Perf {
-            fd: event.as_raw_fd(),
-            call: uapi::IOC_FLUSH,
-            arg: 0,
-        },
-    )
+    on_perf(device, &uapi::Perf { fd: event.as_raw_fd(), call: uapi::IOC_FLUSH, arg: 0 })
 }
 
 /// Like [`detach`], for an event of `perf_event_open(2)`.
@@ -147,14 +113,7 @@ pub(crate) fn detach_perf(
 
 /// Like [`attach`], for an event of `perf_event_open(2)`.
 pub(crate) fn attach_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
-    on_perf(
-        device,
-        &uapi::Perf {
-            fd: event.as_raw_fd(),
-            call: uapi::IOC_ATTACH,
-            arg: 0,
-        },
-    )
+    on_perf(device, &uapi::Perf { fd: event.as_raw_fd(), call: uapi::IOC_ATTACH, arg: 0 })
 }
 
 /// Like [`link`], for two events of `perf_event_open(2)`.
@@ -166,10 +125,6 @@ pub(crate) fn link_perf(
 ) -> io::Result<()> {
     on_perf(
         device,
-        &uapi::Perf {
-            fd: event.as_raw_fd(),
-            call: role.request(),
-            arg: i64::from(target.as_raw_fd()).cast_unsigned(),
-        },
+        &uapi::Perf { fd: event.as_raw_fd(), call: role.request(), arg: i64::from(target.as_raw_fd()).cast_unsigned() },
     )
 }

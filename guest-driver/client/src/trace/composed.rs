@@ -20,13 +20,7 @@ impl Exit {
         let mut bytes = vec![1, self.flags];
         bytes.extend(self.reason.to_le_bytes());
         bytes.extend(self.vcpu.to_le_bytes());
-        for word in [
-            self.time,
-            self.ip,
-            self.outside,
-            self.qualification,
-            self.detail,
-        ] {
+        for word in [self.time, self.ip, self.outside, self.qualification, self.detail] {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(self.pid.to_le_bytes());

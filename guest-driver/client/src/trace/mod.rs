@@ -5,9 +5,7 @@ mod packet;
 
 pub use packet::{ALIGN, Access, Exit, Reason, Sync, TraceSample};
 
-use vpmu_abi::{
-    FORMAT_EXITS, FORMAT_SAMPLES, PACKET_EXIT, PACKET_PADDING, PACKET_SAMPLE, PACKET_SYNC,
-};
+use vpmu_abi::{FORMAT_EXITS, FORMAT_SAMPLES, PACKET_EXIT, PACKET_PADDING, PACKET_SAMPLE, PACKET_SYNC};
 use zerocopy::FromBytes;
 
 /// Every page of an area begins with a [`Sync`], and packets do not cross pages.

@@ -17,11 +17,7 @@ fn shapes(position: u64, bytes: &[u8]) -> Vec<Result<(&'static str, u64), u64>> 
 }
 
 fn exit(sequence: u64) -> Vec<u8> {
-    composed::Exit {
-        sequence,
-        ..composed::Exit::default()
-    }
-    .bytes()
+    composed::Exit { sequence, ..composed::Exit::default() }.bytes()
 }
 
 fn sample(sequence: u64) -> Vec<u8> {
@@ -41,14 +37,7 @@ const USER_IP_REGS: u8 = 1 | 2 | 16;
 
 #[test]
 fn layouts_are_the_drivers() {
-    assert_eq!(
-        (
-            size_of::<Exit>(),
-            size_of::<Sync>(),
-            size_of::<TraceSample>()
-        ),
-        (64, 64, 256)
-    );
+    assert_eq!((size_of::<Exit>(), size_of::<Sync>(), size_of::<TraceSample>()), (64, 64, 256));
     assert_eq!(align_of::<TraceSample>(), 1, "bytes may begin anywhere");
     assert_eq!(ALIGN, 64);
 }
@@ -76,28 +65,16 @@ fn exit_packet_has_every_field() {
     assert_eq!((exit.ip(), exit.user()), (Some(0x4000), true));
     assert!(exit.is_cut());
     assert_eq!((exit.pid(), exit.tid(), exit.sequence()), (7, 8, 9));
-    let access = Access {
-        address: 0x3f8,
-        memory: false,
-        write: true,
-        size: 1,
-        count: 5,
-    };
+    let access = Access { address: 0x3f8, memory: false, write: true, size: 1, count: 5 };
     assert_eq!(exit.access(), Some(access));
 }
 
 #[test]
 fn reasons_are_distinguished_and_missing_addresses_omitted() {
     let of = |reason, flags| {
-        let bytes = composed::Exit {
-            flags,
-            reason,
-            ip: 5,
-            qualification: 0xd000_0000,
-            detail: 4,
-            ..composed::Exit::default()
-        }
-        .bytes();
+        let bytes =
+            composed::Exit { flags, reason, ip: 5, qualification: 0xd000_0000, detail: 4, ..composed::Exit::default() }
+                .bytes();
         match Packets::new(64, &bytes).next() {
             Some(Ok(Packet::Exit(exit))) => *exit,
             other => panic!("{other:?}"),
@@ -120,10 +97,7 @@ fn reasons_are_distinguished_and_missing_addresses_omitted() {
     }
     let access = of(3, 0).access().unwrap();
     assert!(access.memory && !access.write);
-    assert_eq!(
-        (access.address, access.size, access.count),
-        (0xd000_0000, 4, 1)
-    );
+    assert_eq!((access.address, access.size, access.count), (0xd000_0000, 4, 1));
 }
 
 #[test]
@@ -132,10 +106,7 @@ fn samples_have_their_registers_by_the_kernels_numbers() {
     let Some(Ok(Packet::Sample(sample))) = Packets::new(64, &bytes).next() else {
         panic!("{:?}", shapes(64, &bytes));
     };
-    assert_eq!(
-        (sample.vcpu(), sample.time(), sample.period()),
-        (3, 100, 1000)
-    );
+    assert_eq!((sample.vcpu(), sample.time(), sample.period()), (3, 100, 1000));
     assert_eq!((sample.ip(), sample.user()), (Some(0x4000), true));
     assert_eq!((sample.pid(), sample.tid(), sample.sequence()), (7, 8, 9));
     assert!(!sample.is_collision());
@@ -144,9 +115,7 @@ fn samples_have_their_registers_by_the_kernels_numbers() {
     assert_eq!(sample.register(24), None);
     let mut none = bytes.clone();
     none[1] = 32;
-    let Some(Ok(Packet::Sample(sample))) = Packets::new(64, &none).next() else {
-        panic!()
-    };
+    let Some(Ok(Packet::Sample(sample))) = Packets::new(64, &none).next() else { panic!() };
     assert_eq!((sample.register(0), sample.ip()), (None, None));
     assert!(sample.is_collision());
 }
@@ -160,15 +129,8 @@ fn syncs_report_what_is_missing() {
         (8, [false, false, false, true]),
     ] {
         let bytes = sync(flags, 11, 128);
-        let Some(Ok(Packet::Sync(sync))) = Packets::new(0, &bytes).next() else {
-            panic!()
-        };
-        let is = [
-            sync.is_start(),
-            sync.is_loss(),
-            sync.is_resume(),
-            sync.is_page(),
-        ];
+        let Some(Ok(Packet::Sync(sync))) = Packets::new(0, &bytes).next() else { panic!() };
+        let is = [sync.is_start(), sync.is_loss(), sync.is_resume(), sync.is_page()];
         assert_eq!(is, expected);
         assert_eq!((sync.sequence(), sync.lost()), (11, 128));
         assert_eq!((sync.event(), sync.time(), sync.tsc()), (42, 5, 6));
@@ -181,14 +143,7 @@ fn packets_follow_one_another() {
     let stream = [sync(1, 0, 0), exit(0), sample(1), vec![0; 128], exit(2)].concat();
     assert_eq!(
         shapes(0, &stream),
-        [
-            Ok(("sync", 0)),
-            Ok(("exit", 0)),
-            Ok(("sample", 1)),
-            Ok(("padding", 0)),
-            Ok(("padding", 0)),
-            Ok(("exit", 2))
-        ]
+        [Ok(("sync", 0)), Ok(("exit", 0)), Ok(("sample", 1)), Ok(("padding", 0)), Ok(("padding", 0)), Ok(("exit", 2))]
     );
     assert!(shapes(0, &[]).is_empty());
 }
@@ -202,10 +157,7 @@ fn after_garbage_the_next_page_is_read() {
     stream.resize(4096 - 64, 0xee);
     stream.extend(sync(8, 6, 0));
     stream.extend(exit(6));
-    assert_eq!(
-        shapes(4096 + 64, &stream),
-        [Err(4096 + 64), Ok(("sync", 6)), Ok(("exit", 6))]
-    );
+    assert_eq!(shapes(4096 + 64, &stream), [Err(4096 + 64), Ok(("sync", 6)), Ok(("exit", 6))]);
     // If the data ends before the next page, the garbage yields one error and no packet.
     assert_eq!(shapes(64, &stream[..256]), [Err(64)]);
 }

@@ -61,12 +61,7 @@ pub(crate) fn in_kernel(number: usize) -> Known {
 /// Returns register masks that are refused, each with the errno of the refusal.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
     // The rows are an empty mask, a bit without a register, the vector length (VG), and the highest bit.
-    vec![
-        (0, libc::EINVAL),
-        (REGS | 1 << 33, libc::EINVAL),
-        (1 << 46, libc::EOPNOTSUPP),
-        (1 << 63, libc::EINVAL),
-    ]
+    vec![(0, libc::EINVAL), (REGS | 1 << 33, libc::EINVAL), (1 << 46, libc::EOPNOTSUPP), (1 << 63, libc::EINVAL)]
 }
 
 /// The system call number of ioctl(2), and the register that holds it.

@@ -7,8 +7,8 @@ mod ports;
 
 pub(crate) use attacks::ATTACKS;
 pub(crate) use ports::{
-    EXIT_PORT, IDLE_PORT, OWN_IN_USER_MODE, PORT_DETAIL, PORT_EXITS, PORT_REASON, PORT_WRITTEN,
-    STORE_EXITS, allow_ports, port_write, ticks,
+    EXIT_PORT, IDLE_PORT, OWN_IN_USER_MODE, PORT_DETAIL, PORT_EXITS, PORT_REASON, PORT_WRITTEN, STORE_EXITS,
+    allow_ports, port_write, ticks,
 };
 
 use crate::Test;

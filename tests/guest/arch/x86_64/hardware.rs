@@ -15,18 +15,9 @@ use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("every_exit_is_traced", every_exit_is_traced),
-    (
-        "exits_to_the_vmm_are_among_them",
-        exits_to_the_vmm_are_among_them,
-    ),
-    (
-        "hardware_trace_of_a_task_has_only_its_exits",
-        hardware_trace_of_a_task_has_only_its_exits,
-    ),
-    (
-        "stalled_readers_losses_are_counted",
-        stalled_readers_losses_are_counted,
-    ),
+    ("exits_to_the_vmm_are_among_them", exits_to_the_vmm_are_among_them),
+    ("hardware_trace_of_a_task_has_only_its_exits", hardware_trace_of_a_task_has_only_its_exits),
+    ("stalled_readers_losses_are_counted", stalled_readers_losses_are_counted),
 ];
 
 /// The exit codes of CPUID and of port I/O, first for SVM and then for VMX.
@@ -80,20 +71,13 @@ impl Traced {
         counted: &str,
         place: impl Fn(EventAttr) -> EventAttr,
     ) -> Result<Self, Box<dyn Error>> {
-        let attr = vpmu
-            .attr(trace)
-            .map_err(|error| format!("{error}: 'vmm check' on the host shows the reason"))?;
+        let attr = vpmu.attr(trace).map_err(|error| format!("{error}: 'vmm check' on the host shows the reason"))?;
         let trace = vpmu.open_event(&place(attr.tracing(0)))?;
         let ring = trace.map(1)?;
         let area = trace.map_aux(&ring, 8)?;
         let counted = vpmu.open_member(&place(vpmu.attr(counted)?), &trace)?;
         counted.enable()?;
-        Ok(Self {
-            trace,
-            _ring: ring,
-            area,
-            counted,
-        })
+        Ok(Self { trace, _ring: ring, area, counted })
     }
 
     /// The packets of exits so far.
@@ -133,11 +117,7 @@ fn every_exit_is_traced() -> Outcome {
         both.trace.disable()?;
         let counted = both.counted.read()?.value - before.0;
         let exits = both.exits()?;
-        ensure_eq!(
-            exits.len() as u64,
-            counted,
-            "exits traced, compared with the count"
-        );
+        ensure_eq!(exits.len() as u64, counted, "exits traced, compared with the count");
         let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
         let ours: Vec<_> = exits.iter().filter(|exit| exit.ip() == Some(at)).collect();
         // An exit for an interrupt can have the same address.
@@ -145,39 +125,18 @@ fn every_exit_is_traced() -> Outcome {
         ensure_eq!(cpuids.count() as u64, TIMES, "CPUIDs, round {round}");
         let me = (std::process::id(), cpu::thread_id());
         for exit in ours {
-            ensure!(
-                exit.user() && exit.vcpu() == 0,
-                "not an exit from user mode on vCPU 0: {exit:?}"
-            );
-            ensure_eq!(
-                (exit.pid(), exit.tid()),
-                me,
-                "process and thread of a CPUID exit"
-            );
-            ensure_eq!(
-                (exit.qualification(), exit.detail()),
-                (0, 0),
-                "qualification and detail of a CPUID exit"
-            );
+            ensure!(exit.user() && exit.vcpu() == 0, "not an exit from user mode on vCPU 0: {exit:?}");
+            ensure_eq!((exit.pid(), exit.tid()), me, "process and thread of a CPUID exit");
+            ensure_eq!((exit.qualification(), exit.detail()), (0, 0), "qualification and detail of a CPUID exit");
         }
-        ensure!(
-            exits.is_sorted_by_key(Exit::time),
-            "the times of the exits go back"
-        );
+        ensure!(exits.is_sorted_by_key(Exit::time), "the times of the exits go back");
         let (first, last) = (exits.first(), exits.last());
         let span = |exit: Option<&Exit>| exit.map_or(0, Exit::time);
         let from = vpmu.info().time_of(before.1);
         let until = vpmu.info().time_of(cpu::tsc());
-        ensure!(
-            from <= span(first) && span(last) <= until,
-            "not between {from} and {until} ns: {first:?} or {last:?}"
-        );
+        ensure!(from <= span(first) && span(last) <= until, "not between {from} and {until} ns: {first:?} or {last:?}");
         let outside: u64 = exits.iter().map(Exit::outside).sum();
-        ensure!(
-            (1..=until - from).contains(&outside),
-            "{outside} ns outside the guest, of {} ns",
-            until - from
-        );
+        ensure!((1..=until - from).contains(&outside), "{outside} ns outside the guest, of {} ns", until - from);
         let (Some(last), rest) = (last, &exits[..exits.len() - 1]) else {
             return Err("no exit".into());
         };
@@ -185,11 +144,7 @@ fn every_exit_is_traced() -> Outcome {
         ensure!(!rest.iter().any(Exit::is_cut), "an earlier exit is cut");
     }
     let reading = both.trace.read()?;
-    ensure_eq!(
-        reading.value,
-        both.area.head(),
-        "bytes produced, none of them lost"
-    );
+    ensure_eq!(reading.value, both.area.head(), "bytes produced, none of them lost");
     Ok(())
 }
 
@@ -212,27 +167,12 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
     let (all, some) = (all.exits()?, some.exits()?);
     let hardware = all.iter().filter(ours).filter(|exit| is(exit, PORT_IO));
     let hardware: Vec<_> = hardware.collect();
-    let reached = some
-        .iter()
-        .filter(ours)
-        .filter(|exit| exit.reason() == Reason::Io);
+    let reached = some.iter().filter(ours).filter(|exit| exit.reason() == Reason::Io);
     let reached: Vec<_> = reached.collect();
-    ensure_eq!(
-        (hardware.len(), reached.len()),
-        (TIMES, TIMES),
-        "port writes"
-    );
+    ensure_eq!((hardware.len(), reached.len()), (TIMES, TIMES), "port writes");
     for (hardware, reached) in hardware.into_iter().zip(reached) {
-        ensure_eq!(
-            port(hardware),
-            u64::from(IDLE_PORT),
-            "the port in the hardware's exit"
-        );
-        ensure_eq!(
-            reached.qualification(),
-            u64::from(IDLE_PORT),
-            "the port in the VMM's exit"
-        );
+        ensure_eq!(port(hardware), u64::from(IDLE_PORT), "the port in the hardware's exit");
+        ensure_eq!(reached.qualification(), u64::from(IDLE_PORT), "the port in the VMM's exit");
         ensure_eq!(hardware.ip(), reached.ip(), "the address of the write");
         // The host's kernel sees an exit before the VMM does, and enters the guest after the VMM has returned. The
         // times may be off by a microsecond.
@@ -254,26 +194,15 @@ fn hardware_trace_of_a_task_has_only_its_exits() -> Outcome {
     for _ in 0..TIMES {
         cpuid(1);
         // Another thread makes the same exits, which must not be in the trace.
-        std::thread::spawn(|| cpuid(1))
-            .join()
-            .map_err(|_| "a panic")?;
+        std::thread::spawn(|| cpuid(1)).join().map_err(|_| "a panic")?;
     }
     both.trace.disable()?;
     let exits = both.exits()?;
-    ensure_eq!(
-        exits.len() as u64,
-        both.counted.read()?.value,
-        "exits traced, compared with the count"
-    );
+    ensure_eq!(exits.len() as u64, both.counted.read()?.value, "exits traced, compared with the count");
     let me = cpu::thread_id();
-    ensure!(
-        exits.iter().all(|exit| exit.tid() == me),
-        "the trace has an exit of another thread"
-    );
+    ensure!(exits.iter().all(|exit| exit.tid() == me), "the trace has an exit of another thread");
     let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
-    let ours = exits
-        .iter()
-        .filter(|exit| exit.ip() == Some(at) && is(exit, CPUID));
+    let ours = exits.iter().filter(|exit| exit.ip() == Some(at) && is(exit, CPUID));
     ensure_eq!(ours.count() as u64, TIMES, "CPUIDs of this thread");
     Ok(())
 }
@@ -289,20 +218,9 @@ fn stalled_readers_losses_are_counted() -> Outcome {
     both.trace.disable()?;
     let (reading, counted) = (both.trace.read()?, both.counted.read()?.value);
     let lost = reading.lost;
-    ensure!(
-        lost > 0 && lost.is_multiple_of(PACKET),
-        "{lost} lost bytes: zero, or not whole packets"
-    );
-    ensure_eq!(
-        reading.value,
-        both.area.head() + lost,
-        "bytes produced, compared with those written and lost"
-    );
+    ensure!(lost > 0 && lost.is_multiple_of(PACKET), "{lost} lost bytes: zero, or not whole packets");
+    ensure_eq!(reading.value, both.area.head() + lost, "bytes produced, compared with those written and lost");
     let exits = both.exits()?;
-    ensure_eq!(
-        exits.len() as u64 + lost / PACKET,
-        counted,
-        "exits traced and lost, compared with the count"
-    );
+    ensure_eq!(exits.len() as u64 + lost / PACKET, counted, "exits traced and lost, compared with the count");
     Ok(())
 }

@@ -73,12 +73,8 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
     // The rows are the data segment registers, an empty mask, a bit without a register, and vector registers. For
     // vector registers, the driver returns EOPNOTSUPP, as perf does.
     let segments = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
-    let others = [
-        (0, libc::EINVAL),
-        (REGS | 1 << 24, libc::EINVAL),
-        (1 << 32, libc::EOPNOTSUPP),
-        (1 << 63, libc::EOPNOTSUPP),
-    ];
+    let others =
+        [(0, libc::EINVAL), (REGS | 1 << 24, libc::EINVAL), (1 << 32, libc::EOPNOTSUPP), (1 << 63, libc::EOPNOTSUPP)];
     segments.chain(others).collect()
 }
 

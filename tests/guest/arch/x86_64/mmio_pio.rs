@@ -94,11 +94,7 @@ pub(crate) fn ports() -> Vec<Access> {
         3 << 32 | 4,
     ];
     let pairs = labels.into_iter().zip(details);
-    let access = |(ip, detail)| Access {
-        ip,
-        qualification: IDLE_PORT.into(),
-        detail,
-    };
+    let access = |(ip, detail)| Access { ip, qualification: IDLE_PORT.into(), detail };
     pairs.map(access).collect()
 }
 

@@ -29,11 +29,7 @@ pub(crate) const IDLE_PORT: u16 = 0x80;
 pub(crate) fn allow_ports() -> io::Result<()> {
     // SAFETY: the call changes only this thread's I/O privilege.
     let result = unsafe { libc::iopl(3) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Writes once to [`IDLE_PORT`]; call [`allow_ports`] first.

@@ -3,9 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 
-use vm_memory::{
-    Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
-};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap};
 
 use super::fdt;
 use super::kernel::Loaded;
@@ -39,14 +37,11 @@ pub fn write(
     machine: &Machine,
 ) -> Result<(), BootError> {
     boot_data::check_cmdline(cmdline, layout::CMDLINE_MAX)?;
-    let initramfs = initramfs
-        .map(|file| boot_data::load_initramfs(memory, initramfs_room(memory, kernel), file))
-        .transpose()?;
+    let initramfs =
+        initramfs.map(|file| boot_data::load_initramfs(memory, initramfs_room(memory, kernel), file)).transpose()?;
     let end = memory.last_addr().raw_value() + 1;
     let tree = fdt::build(machine, end - layout::RAM, cmdline, initramfs);
-    memory
-        .write_slice(&tree.map_err(BootError::Fdt)?, GuestAddress(layout::FDT))
-        .map_err(BootError::Write)
+    memory.write_slice(&tree.map_err(BootError::Fdt)?, GuestAddress(layout::FDT)).map_err(BootError::Write)
 }
 
 /// The address range for the initramfs. It starts at the end of the kernel. It ends at the end of memory, or at the end
@@ -61,22 +56,14 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const MACHINE: Machine = Machine {
-        vcpus: 1,
-        virtio: true,
-        window: 0,
-        pmu: false,
-    };
+    const MACHINE: Machine = Machine { vcpus: 1, virtio: true, window: 0, pmu: false };
 
     fn memory() -> GuestMemoryMmap {
         GuestMemoryMmap::from_ranges(&[(GuestAddress(layout::RAM), 8 << 20)]).expect("8 MiB")
     }
 
     fn kernel() -> Loaded {
-        Loaded {
-            entry: layout::KERNEL,
-            end: layout::RAM + 4 * MIB + 5,
-        }
+        Loaded { entry: layout::KERNEL, end: layout::RAM + 4 * MIB + 5 }
     }
 
     #[test]
@@ -94,10 +81,7 @@ mod tests {
             write(&format!("{longest}x")),
             Err(BootError::Data(DataError::CmdlineTooLong { len: 2048, .. }))
         ));
-        assert!(matches!(
-            write("a\0b"),
-            Err(BootError::Data(DataError::CmdlineZero))
-        ));
+        assert!(matches!(write("a\0b"), Err(BootError::Data(DataError::CmdlineZero))));
     }
 
     #[test]

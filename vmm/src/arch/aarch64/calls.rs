@@ -22,10 +22,7 @@ const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>()
 
 /// Ioctls that a vCPU's thread uses to read the vCPU's registers and to inject an abort.
 pub const VCPU: [(u32, &str); 2] = [
-    (
-        GET_ONE_REG,
-        "KVM_GET_ONE_REG: a vCPU's registers at an exit",
-    ),
+    (GET_ONE_REG, "KVM_GET_ONE_REG: a vCPU's registers at an exit"),
     (
         kvm(WRITE, 0xa0, size_of::<kvm_bindings::kvm_vcpu_events>()),
         "KVM_SET_VCPU_EVENTS: injects an abort for an access that KVM does not decode",
@@ -42,54 +39,31 @@ pub const BOOT: [(u32, &str); 8] = [
         kvm(READ, 0xaf, size_of::<kvm_bindings::kvm_vcpu_init>()),
         "KVM_ARM_PREFERRED_TARGET: the kind of vCPU that KVM offers",
     ),
+    (kvm(WRITE, 0xae, size_of::<kvm_bindings::kvm_vcpu_init>()), "KVM_ARM_VCPU_INIT: a vCPU's state"),
     (
-        kvm(WRITE, 0xae, size_of::<kvm_bindings::kvm_vcpu_init>()),
-        "KVM_ARM_VCPU_INIT: a vCPU's state",
-    ),
-    (
-        kvm(
-            READ | WRITE,
-            0xe0,
-            size_of::<kvm_bindings::kvm_create_device>(),
-        ),
+        kvm(READ | WRITE, 0xe0, size_of::<kvm_bindings::kvm_create_device>()),
         "KVM_CREATE_DEVICE: the VM's interrupt controller",
     ),
     (
         kvm(WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()),
         "KVM_SET_DEVICE_ATTR: the controller's address; the interrupt of a vCPU's PMU",
     ),
-    (
-        GET_ONE_REG,
-        "KVM_GET_ONE_REG: a vCPU's affinity; the guest's counter",
-    ),
+    (GET_ONE_REG, "KVM_GET_ONE_REG: a vCPU's affinity; the guest's counter"),
     (
         kvm(WRITE, 0xac, size_of::<kvm_bindings::kvm_one_reg>()),
         "KVM_SET_ONE_REG: the boot vCPU's initial registers; the guest's counter",
     ),
     (
-        kvm(
-            WRITE,
-            0xb5,
-            size_of::<kvm_bindings::kvm_arm_counter_offset>(),
-        ),
+        kvm(WRITE, 0xb5, size_of::<kvm_bindings::kvm_arm_counter_offset>()),
         "KVM_ARM_SET_COUNTER_OFFSET: continues the guest's counter",
     ),
 ];
 
 /// Ioctls that a vCPU's thread uses to save the vCPU's state, in addition to the ioctls in [`VCPU`].
 pub const SAVE_VCPU: [(u32, &str); 3] = [
-    (
-        kvm(READ | WRITE, 0xb0, size_of::<u64>()),
-        "KVM_GET_REG_LIST: a snapshot",
-    ),
-    (
-        kvm(READ, 0x98, size_of::<kvm_bindings::kvm_mp_state>()),
-        "KVM_GET_MP_STATE: a snapshot",
-    ),
-    (
-        kvm(READ, 0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()),
-        "KVM_GET_VCPU_EVENTS: a snapshot",
-    ),
+    (kvm(READ | WRITE, 0xb0, size_of::<u64>()), "KVM_GET_REG_LIST: a snapshot"),
+    (kvm(READ, 0x98, size_of::<kvm_bindings::kvm_mp_state>()), "KVM_GET_MP_STATE: a snapshot"),
+    (kvm(READ, 0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()), "KVM_GET_VCPU_EVENTS: a snapshot"),
 ];
 
 /// Ioctls that the main thread uses to save the VM's state, except for the state of the vCPUs.
@@ -129,14 +103,8 @@ mod tests {
     fn requests_are_numbered_as_in_the_kernels_header() {
         assert_eq!(VCPU.map(|(number, _)| number), [0x4010_aeab, 0x4040_aea0]);
         let boot = BOOT.map(|(number, _)| number);
-        assert_eq!(
-            boot[..4],
-            [0x4068_aea3, 0x8020_aeaf, 0x4020_aeae, 0xc00c_aee0]
-        );
-        assert_eq!(
-            boot[4..],
-            [0x4018_aee1, 0x4010_aeab, 0x4010_aeac, 0x4010_aeb5]
-        );
+        assert_eq!(boot[..4], [0x4068_aea3, 0x8020_aeaf, 0x4020_aeae, 0xc00c_aee0]);
+        assert_eq!(boot[4..], [0x4018_aee1, 0x4010_aeab, 0x4010_aeac, 0x4010_aeb5]);
         let save = SAVE_VCPU.map(|(number, _)| number);
         assert_eq!(save, [0xc008_aeb0, 0x8004_ae98, 0x8040_ae9f]);
         let save = SAVE_VM.map(|(number, _)| number);

@@ -1,8 +1,5 @@
 //! The guest's virtual counter: its frequency, and its offset from the host's counter.
-#![expect(
-    unsafe_code,
-    reason = "a register that programs may read, and a request that kvm-ioctls does not wrap"
-)]
+#![expect(unsafe_code, reason = "a register that programs may read, and a request that kvm-ioctls does not wrap")]
 
 use kvm_bindings::{KVM_CAP_COUNTER_OFFSET, kvm_arm_counter_offset};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
@@ -39,9 +36,7 @@ impl GuestClock {
 
     /// A counter whose current value is `count`. It takes effect in a VM only when [`Self::resume`] is called.
     pub(crate) fn at(count: u64) -> Self {
-        Self {
-            offset: count.wrapping_sub(host_ticks()),
-        }
+        Self { offset: count.wrapping_sub(host_ticks()) }
     }
 
     /// The counter's current value.
@@ -56,8 +51,7 @@ impl GuestClock {
     /// [`KvmError::Refused`].
     pub fn resume(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         if kvm.check_extension_raw(KVM_CAP_COUNTER_OFFSET.into()) > 0 {
-            set_offset(vm, self.offset)
-                .map_err(KvmError::refused("set the offset of the guest's counter"))?;
+            set_offset(vm, self.offset).map_err(KvmError::refused("set the offset of the guest's counter"))?;
             return Ok(self.clone());
         }
         // Before Linux 6.4, KVM lets the VMM set the counter's value, but not its offset. So set the value, then
@@ -65,8 +59,7 @@ impl GuestClock {
         let Some(first) = vcpus.first() else {
             return Ok(self.clone());
         };
-        reg::set(first, reg::TIMER_COUNT, self.count())
-            .map_err(KvmError::refused("set the guest's counter"))?;
+        reg::set(first, reg::TIMER_COUNT, self.count()).map_err(KvmError::refused("set the guest's counter"))?;
         let offset = clock_offset(first).map_err(KvmError::refused("read the guest's counter"))?;
         Ok(Self { offset })
     }

@@ -1,8 +1,8 @@
 //! Creates and initializes the vCPUs of a VM, and their interrupt controller.
 
 use kvm_bindings::{
-    KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
-    KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, kvm_device_attr, kvm_vcpu_init,
+    KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT, KVM_ARM_VCPU_PMU_V3_IRQ,
+    KVM_ARM_VCPU_POWER_OFF, kvm_device_attr, kvm_vcpu_init,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vpmu_kvm::arch::{preferred, reg};
@@ -58,17 +58,11 @@ pub struct Controller {
 ///
 /// # Errors
 /// [`CpuError`].
-pub fn create(
-    kvm: &Kvm,
-    vm: &VmFd,
-    machine: &Machine,
-    _emulation: Option<&Emulation>,
-) -> Result<Cpus, CpuError> {
+pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine, _emulation: Option<&Emulation>) -> Result<Cpus, CpuError> {
     if machine.pmu && !kvm.check_extension(Cap::ArmPmuV3) {
         return Err(CpuError::NoPmu);
     }
-    let mut processor =
-        preferred(vm).map_err(KvmError::refused("report which processor it offers"))?;
+    let mut processor = preferred(vm).map_err(KvmError::refused("report which processor it offers"))?;
     if machine.pmu {
         processor.features[0] |= 1 << KVM_ARM_VCPU_PMU_V3;
     }
@@ -78,53 +72,33 @@ pub fn create(
     if machine.pmu {
         vcpus.iter().try_for_each(connect_pmu)?;
     }
-    Ok(Cpus {
-        vcpus,
-        controller: Controller { gic, processor },
-    })
+    Ok(Cpus { vcpus, controller: Controller { gic, processor } })
 }
 
 fn create_one(vm: &VmFd, index: u8, processor: &kvm_vcpu_init) -> Result<VcpuFd, CpuError> {
-    let fd = vm
-        .create_vcpu(u64::from(index))
-        .map_err(KvmError::refused("create a vCPU"))?;
+    let fd = vm.create_vcpu(u64::from(index)).map_err(KvmError::refused("create a vCPU"))?;
     let mut processor = *processor;
     if index > 0 {
         // The vCPU stays powered off until the guest's kernel starts it.
         processor.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
     }
-    fd.vcpu_init(&processor)
-        .map_err(KvmError::refused("set up a vCPU"))?;
+    fd.vcpu_init(&processor).map_err(KvmError::refused("set up a vCPU"))?;
     let expected = mpidr(index);
-    let is =
-        reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("report a vCPU's affinity"))?;
+    let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("report a vCPU's affinity"))?;
     let is = is & AFFINITY;
     match is == expected {
         true => Ok(fd),
-        false => Err(CpuError::Affinity {
-            index,
-            is,
-            expected,
-        }),
+        false => Err(CpuError::Affinity { index, is, expected }),
     }
 }
 
 /// Sets the interrupt of a vCPU's PMU, and initializes the PMU. The VM must have its interrupt controller.
 fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
     let interrupt = layout::FIRST_PPI + layout::PMU_PPI;
-    let steps = [
-        (KVM_ARM_VCPU_PMU_V3_IRQ, &raw const interrupt as u64),
-        (KVM_ARM_VCPU_PMU_V3_INIT, 0),
-    ];
+    let steps = [(KVM_ARM_VCPU_PMU_V3_IRQ, &raw const interrupt as u64), (KVM_ARM_VCPU_PMU_V3_INIT, 0)];
     for (attr, addr) in steps {
-        let attribute = kvm_device_attr {
-            group: KVM_ARM_VCPU_PMU_V3_CTRL,
-            attr: attr.into(),
-            addr,
-            flags: 0,
-        };
-        vcpu.set_device_attr(&attribute)
-            .map_err(KvmError::refused("set up a vCPU's PMU"))?;
+        let attribute = kvm_device_attr { group: KVM_ARM_VCPU_PMU_V3_CTRL, attr: attr.into(), addr, flags: 0 };
+        vcpu.set_device_attr(&attribute).map_err(KvmError::refused("set up a vCPU's PMU"))?;
     }
     Ok(())
 }
@@ -134,11 +108,7 @@ fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
 /// # Errors
 /// [`CpuError::Kvm`].
 pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
-    for (number, value) in [
-        (reg::PSTATE, reg::PSTATE_EL1),
-        (reg::PC, entry),
-        (reg::x(0), layout::FDT),
-    ] {
+    for (number, value) in [(reg::PSTATE, reg::PSTATE_EL1), (reg::PC, entry), (reg::x(0), layout::FDT)] {
         reg::set(first, number, value).map_err(KvmError::refused("set the first vCPU's state"))?;
     }
     Ok(())

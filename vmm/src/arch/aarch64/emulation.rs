@@ -13,10 +13,7 @@ use vm_memory::GuestMemoryMmap;
 pub enum Emulation {}
 
 impl Emulation {
-    pub(crate) fn loaded(
-        &self,
-        _memory: &GuestMemoryMmap,
-    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+    pub(crate) fn loaded(&self, _memory: &GuestMemoryMmap) -> Result<(), Box<dyn Error + Send + Sync>> {
         match *self {}
     }
 

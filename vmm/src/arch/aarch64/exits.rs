@@ -21,14 +21,9 @@ pub(crate) fn serve<'a>(
 /// Makes KVM pass [undecoded](is_undecoded) accesses to the VMM. If this KVM cannot do so, `KVM_RUN` fails when the
 /// guest makes such an access.
 pub(crate) fn ask_for_undecoded(vm: &VmFd) {
-    let capability = kvm_enable_cap {
-        cap: KVM_CAP_ARM_NISV_TO_USER,
-        ..Default::default()
-    };
+    let capability = kvm_enable_cap { cap: KVM_CAP_ARM_NISV_TO_USER, ..Default::default() };
     if let Err(error) = vm.enable_cap(&capability) {
-        log::warn!(
-            "KVM cannot pass undecoded accesses to the VMM ({error}): such an access ends the machine"
-        );
+        log::warn!("KVM cannot pass undecoded accesses to the VMM ({error}): such an access ends the machine");
     }
 }
 

@@ -107,10 +107,8 @@ fn interrupt_controller(tree: &mut FdtWriter, machine: &Machine) -> Result<(), E
     tree.property_null("interrupt-controller")?;
     tree.property_u32("#interrupt-cells", 3)?;
     let redistributors = u64::from(machine.vcpus) * layout::GIC_REDISTRIBUTOR_SIZE;
-    let places = [
-        [layout::GIC_DISTRIBUTOR, layout::GIC_DISTRIBUTOR_SIZE],
-        [layout::GIC_REDISTRIBUTORS, redistributors],
-    ];
+    let places =
+        [[layout::GIC_DISTRIBUTOR, layout::GIC_DISTRIBUTOR_SIZE], [layout::GIC_REDISTRIBUTORS, redistributors]];
     tree.property_array_u64("reg", places.as_flattened())?;
     tree.property_phandle(GIC)?;
     tree.end_node(node)
@@ -148,16 +146,10 @@ mod tests {
         build(&machine, 1 << 30, "quiet", Some((layout::KERNEL, 5))).expect("a tree")
     }
 
-    const LARGEST: Machine = Machine {
-        vcpus: 254,
-        virtio: true,
-        window: layout::WINDOW_MAX,
-        pmu: true,
-    };
+    const LARGEST: Machine = Machine { vcpus: 254, virtio: true, window: layout::WINDOW_MAX, pmu: true };
 
     fn has(tree: &[u8], text: &str) -> bool {
-        tree.windows(text.len())
-            .any(|bytes| bytes == text.as_bytes())
+        tree.windows(text.len()).any(|bytes| bytes == text.as_bytes())
     }
 
     #[test]
@@ -168,12 +160,7 @@ mod tests {
     #[test]
     fn tree_names_exactly_the_devices_of_the_machine() {
         let all = tree(LARGEST);
-        let least = tree(Machine {
-            vcpus: 1,
-            virtio: false,
-            window: 0,
-            pmu: false,
-        });
+        let least = tree(Machine { vcpus: 1, virtio: false, window: 0, pmu: false });
         for (name, always) in [
             ("ns16550a", true),
             ("arm,gic-v3", true),

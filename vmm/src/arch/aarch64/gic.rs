@@ -3,11 +3,10 @@
 #![expect(unsafe_code, reason = "KVM writes a register to an address")]
 
 use kvm_bindings::{
-    KVM_DEV_ARM_VGIC_CTRL_INIT, KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_DEV_ARM_VGIC_GRP_CPU_SYSREGS,
-    KVM_DEV_ARM_VGIC_GRP_CTRL, KVM_DEV_ARM_VGIC_GRP_DIST_REGS, KVM_DEV_ARM_VGIC_GRP_LEVEL_INFO,
-    KVM_DEV_ARM_VGIC_GRP_NR_IRQS, KVM_DEV_ARM_VGIC_GRP_REDIST_REGS,
-    KVM_DEV_ARM_VGIC_V3_MPIDR_SHIFT, KVM_VGIC_V3_ADDR_TYPE_DIST, KVM_VGIC_V3_ADDR_TYPE_REDIST,
-    kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3,
+    KVM_DEV_ARM_VGIC_CTRL_INIT, KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_DEV_ARM_VGIC_GRP_CPU_SYSREGS, KVM_DEV_ARM_VGIC_GRP_CTRL,
+    KVM_DEV_ARM_VGIC_GRP_DIST_REGS, KVM_DEV_ARM_VGIC_GRP_LEVEL_INFO, KVM_DEV_ARM_VGIC_GRP_NR_IRQS,
+    KVM_DEV_ARM_VGIC_GRP_REDIST_REGS, KVM_DEV_ARM_VGIC_V3_MPIDR_SHIFT, KVM_VGIC_V3_ADDR_TYPE_DIST,
+    KVM_VGIC_V3_ADDR_TYPE_REDIST, kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3,
 };
 use kvm_ioctls::{DeviceFd, VmFd};
 use serde::{Deserialize, Serialize};
@@ -89,15 +88,9 @@ fn distributor() -> Vec<u32> {
     const IROUTER: u32 = 0x6000;
     let mut registers = vec![IIDR, CTLR, STATUSR];
     // The offset, and the number of bits for each interrupt.
-    for (base, bits) in [
-        (IGROUPR, 1),
-        (IROUTER, 64),
-        (IPRIORITYR, 8),
-        (ICFGR, 2),
-        (ISENABLER, 1),
-        (ISACTIVER, 1),
-        (ISPENDR, 1),
-    ] {
+    for (base, bits) in
+        [(IGROUPR, 1), (IROUTER, 64), (IPRIORITYR, 8), (ICFGR, 2), (ISENABLER, 1), (ISACTIVER, 1), (ISPENDR, 1)]
+    {
         let words = PRIVATE * bits / BITS..layout::INTERRUPTS * bits / BITS;
         registers.extend(words.map(|word| base + 4 * word));
     }
@@ -115,14 +108,7 @@ fn redistributor() -> Vec<u32> {
     const PENDBASER: u32 = 0x78;
     let mut registers = vec![STATUSR, WAKER];
     registers.extend([PROPBASER, PROPBASER + 4, PENDBASER, PENDBASER + 4, CTLR]);
-    for (base, bits) in [
-        (IGROUPR, 1),
-        (IPRIORITYR, 8),
-        (ICFGR, 2),
-        (ISENABLER, 1),
-        (ISACTIVER, 1),
-        (ISPENDR, 1),
-    ] {
+    for (base, bits) in [(IGROUPR, 1), (IPRIORITYR, 8), (ICFGR, 2), (ISENABLER, 1), (ISACTIVER, 1), (ISPENDR, 1)] {
         let words = 0..PRIVATE * bits / BITS;
         registers.extend(words.map(|word| PRIVATE_PAGE + base + 4 * word));
     }
@@ -193,43 +179,19 @@ fn pairs<'a, T: Copy + Into<u64>>(
 /// # Errors
 /// [`KvmError::Refused`].
 pub(super) fn create(vm: &VmFd, vcpus: u8) -> Result<Gic, KvmError> {
-    let mut device = kvm_create_device {
-        type_: kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3,
-        fd: 0,
-        flags: 0,
-    };
-    let gic = vm.create_device(&mut device).map_err(KvmError::refused(
-        "create a GICv3, which this host may lack",
-    ))?;
+    let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3, fd: 0, flags: 0 };
+    let gic = vm.create_device(&mut device).map_err(KvmError::refused("create a GICv3, which this host may lack"))?;
     let interrupts = layout::INTERRUPTS;
     let (distributor, redistributors) = (layout::GIC_DISTRIBUTOR, layout::GIC_REDISTRIBUTORS);
     let places = [
-        (
-            KVM_DEV_ARM_VGIC_GRP_ADDR,
-            KVM_VGIC_V3_ADDR_TYPE_DIST,
-            &raw const distributor as u64,
-        ),
-        (
-            KVM_DEV_ARM_VGIC_GRP_ADDR,
-            KVM_VGIC_V3_ADDR_TYPE_REDIST,
-            &raw const redistributors as u64,
-        ),
-        (
-            KVM_DEV_ARM_VGIC_GRP_NR_IRQS,
-            0,
-            &raw const interrupts as u64,
-        ),
+        (KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_VGIC_V3_ADDR_TYPE_DIST, &raw const distributor as u64),
+        (KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_VGIC_V3_ADDR_TYPE_REDIST, &raw const redistributors as u64),
+        (KVM_DEV_ARM_VGIC_GRP_NR_IRQS, 0, &raw const interrupts as u64),
         (KVM_DEV_ARM_VGIC_GRP_CTRL, KVM_DEV_ARM_VGIC_CTRL_INIT, 0),
     ];
     for (group, attr, addr) in places {
-        let attribute = kvm_device_attr {
-            group,
-            attr: attr.into(),
-            addr,
-            flags: 0,
-        };
-        gic.set_device_attr(&attribute)
-            .map_err(KvmError::refused("set up the interrupt controller"))?;
+        let attribute = kvm_device_attr { group, attr: attr.into(), addr, flags: 0 };
+        gic.set_device_attr(&attribute).map_err(KvmError::refused("set up the interrupt controller"))?;
     }
     Ok(Gic { fd: gic, vcpus })
 }
@@ -350,17 +312,8 @@ fn attribute(part: Part, vcpu: u8, register: u32, addr: u64) -> kvm_device_attr 
     }
 }
 
-fn failed(
-    action: &'static str,
-    part: Part,
-    register: u32,
-) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
-    move |source| StateError::Gic {
-        action,
-        part,
-        register,
-        source,
-    }
+fn failed(action: &'static str, part: Part, register: u32) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    move |source| StateError::Gic { action, part, register, source }
 }
 
 #[cfg(test)]
@@ -372,10 +325,7 @@ mod tests {
         let found = distributor();
         assert_eq!(found[..4], [0x8, 0x0, 0x10, 0x84]);
         // 32 interrupts, each with a route of two words.
-        assert_eq!(
-            found[4..68],
-            (0x6100..0x6200).step_by(4).collect::<Vec<_>>()
-        );
+        assert_eq!(found[4..68], (0x6100..0x6200).step_by(4).collect::<Vec<_>>());
         assert_eq!(found[68..76], (0x420..0x440).step_by(4).collect::<Vec<_>>());
         assert_eq!(found[76..], [0xc08, 0xc0c, 0x104, 0x304, 0x204]);
         assert_eq!(shared(), [32]);

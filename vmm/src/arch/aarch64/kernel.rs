@@ -80,18 +80,13 @@ const ELF_MAGIC: &[u8] = b"\x7fELF";
 pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelError> {
     let mut start = Vec::new();
     file.rewind().map_err(KernelError::Read)?;
-    file.by_ref()
-        .take(HEADER as u64)
-        .read_to_end(&mut start)
-        .map_err(KernelError::Read)?;
+    file.by_ref().take(HEADER as u64).read_to_end(&mut start).map_err(KernelError::Read)?;
     let has = file.seek(SeekFrom::End(0)).map_err(KernelError::Read)?;
     if !has_at(&start, MAGIC_AT, MAGIC) {
         return Err(what_else(&start));
     }
     let field = |at: usize| {
-        let bytes = start
-            .get(at..at + 8)
-            .and_then(|bytes| bytes.try_into().ok());
+        let bytes = start.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
         bytes.map_or(0, u64::from_le_bytes)
     };
     if field(FLAGS_AT) & FLAG_BIG_ENDIAN != 0 {
@@ -107,9 +102,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
     }
     // The size in the header is the kernel's size in memory. The file may be shorter, because it omits the zeroed data
     // at the end.
-    let needs = layout::KERNEL
-        .saturating_add(field(TEXT_OFFSET_AT))
-        .saturating_add(size.max(has));
+    let needs = layout::KERNEL.saturating_add(field(TEXT_OFFSET_AT)).saturating_add(size.max(has));
     let end = memory.last_addr().raw_value() + 1;
     if needs > end {
         return Err(KernelError::TooBig {
@@ -120,10 +113,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
     let base = GuestAddress(layout::KERNEL);
     let loaded = PE::load(memory, Some(base), file, None).map_err(KernelError::Load)?;
     let entry = loaded.kernel_load.raw_value();
-    Ok(Loaded {
-        entry,
-        end: loaded.kernel_end.max(entry + size),
-    })
+    Ok(Loaded { entry, end: loaded.kernel_end.max(entry + size) })
 }
 
 fn has_at(bytes: &[u8], at: usize, magic: &[u8]) -> bool {
@@ -140,10 +130,7 @@ fn what_else(start: &[u8]) -> KernelError {
             "which the kernel's build leaves in arch/arm64/boot",
         )
     } else if has_at(start, 0, ELF_MAGIC) {
-        KernelError::OtherForm(
-            "an ELF file",
-            "which the kernel's build leaves in arch/arm64/boot",
-        )
+        KernelError::OtherForm("an ELF file", "which the kernel's build leaves in arch/arm64/boot")
     } else {
         KernelError::NotKernel
     }
@@ -182,9 +169,7 @@ mod tests {
         let (memory, loaded) = loaded(&image(1 << 20, 0xa)).expect("loads");
         assert_eq!(loaded.entry, layout::KERNEL);
         assert_eq!(loaded.end, layout::KERNEL + (1 << 20));
-        let byte: u8 = memory
-            .read_obj(GuestAddress(layout::KERNEL + 4000))
-            .expect("in memory");
+        let byte: u8 = memory.read_obj(GuestAddress(layout::KERNEL + 4000)).expect("in memory");
         assert_eq!(byte, 0xa5);
     }
 
@@ -193,10 +178,7 @@ mod tests {
         let room = MEMORY as u64 - (layout::KERNEL - layout::RAM);
         let (memory, loaded) = loaded(&image(room, 0xa)).expect("loads");
         assert_eq!(loaded.end, memory.last_addr().raw_value() + 1);
-        assert!(matches!(
-            self::loaded(&image(room + 1, 0xa)),
-            Err(KernelError::TooBig { .. })
-        ));
+        assert!(matches!(self::loaded(&image(room + 1, 0xa)), Err(KernelError::TooBig { .. })));
     }
 
     #[test]
@@ -209,16 +191,7 @@ mod tests {
         assert!(refused(b"\x7fELF").contains("ELF"));
         assert!(refused(&image(1 << 20, FLAG_BIG_ENDIAN)).contains("big-endian"));
         assert!(refused(&image(0, 0)).contains("3.17"));
-        assert!(matches!(
-            loaded(&image(64 << 20, 0)),
-            Err(KernelError::TooBig {
-                needs_mib: 66,
-                has_mib: 16
-            })
-        ));
-        assert!(matches!(
-            loaded(&image(u64::MAX, 0)),
-            Err(KernelError::TooBig { .. })
-        ));
+        assert!(matches!(loaded(&image(64 << 20, 0)), Err(KernelError::TooBig { needs_mib: 66, has_mib: 16 })));
+        assert!(matches!(loaded(&image(u64::MAX, 0)), Err(KernelError::TooBig { .. })));
     }
 }

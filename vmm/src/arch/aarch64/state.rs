@@ -56,9 +56,7 @@ pub enum StateError {
     #[error("too many registers")]
     TooMany(#[source] vmm_sys_util::fam::Error),
     /// This host's KVM offers a different kind of processor.
-    #[error(
-        "the snapshot comes from a different kind of processor: restore it on a host with the same processor"
-    )]
+    #[error("the snapshot comes from a different kind of processor: restore it on a host with the same processor")]
     Processor,
     /// The host's counter has a different frequency.
     #[error(
@@ -82,10 +80,8 @@ const MAX_REGISTERS: usize = 500;
 const MAX_BYTES: usize = 16;
 
 /// Capabilities that are needed to save and restore, in addition to the capabilities that every machine needs.
-const NEEDED: [(Cap, &str); 2] = [
-    (Cap::MpState, "the run states of vCPUs"),
-    (Cap::VcpuEvents, "the pending exceptions of vCPUs"),
-];
+const NEEDED: [(Cap, &str); 2] =
+    [(Cap::MpState, "the run states of vCPUs"), (Cap::VcpuEvents, "the pending exceptions of vCPUs")];
 
 /// Proof that this KVM has the capabilities for a save.
 #[derive(Debug)]
@@ -129,15 +125,8 @@ fn restore(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
     cannot("restore", what)
 }
 
-fn cannot(
-    action: &'static str,
-    what: &'static str,
-) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
-    move |source| StateError::Kvm {
-        action,
-        what,
-        source,
-    }
+fn cannot(action: &'static str, what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    move |source| StateError::Kvm { action, what, source }
 }
 
 fn refused(action: &'static str, id: u64) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
@@ -164,8 +153,7 @@ impl Saver {
     #[expect(clippy::unused_self, reason = "it proves that KVM can save a vCPU")]
     pub(crate) fn vcpu(&self, fd: &VcpuFd) -> Result<VcpuState, StateError> {
         let mut list = RegList::new(MAX_REGISTERS).map_err(StateError::TooMany)?;
-        fd.get_reg_list(&mut list)
-            .map_err(save("the list of registers"))?;
+        fd.get_reg_list(&mut list).map_err(save("the list of registers"))?;
         // Read the registers before the run state: if another vCPU has just started this vCPU, reading the registers
         // makes KVM reset this vCPU.
         let registers = list.as_slice().iter().map(|&id| {
@@ -178,9 +166,8 @@ impl Saver {
         Ok(VcpuState {
             registers,
             mp: fd.get_mp_state().map_err(save("the run state"))?,
-            serror: (exception.serror_pending != 0).then(|| SError {
-                syndrome: (exception.serror_has_esr != 0).then_some(exception.serror_esr),
-            }),
+            serror: (exception.serror_pending != 0)
+                .then(|| SError { syndrome: (exception.serror_has_esr != 0).then_some(exception.serror_esr) }),
         })
     }
 }
@@ -214,8 +201,7 @@ impl VcpuState {
                 continue;
             }
             let value = u128::from(high) << 64 | u128::from(low);
-            fd.set_one_reg(id, &value.to_le_bytes())
-                .map_err(refused("restore", id))?;
+            fd.set_one_reg(id, &value.to_le_bytes()).map_err(refused("restore", id))?;
         }
         let mut events = kvm_vcpu_events::default();
         if let Some(serror) = &self.serror {
@@ -223,8 +209,7 @@ impl VcpuState {
             events.exception.serror_has_esr = serror.syndrome.is_some().into();
             events.exception.serror_esr = serror.syndrome.unwrap_or_default();
         }
-        fd.set_vcpu_events(&events)
-            .map_err(restore("pending exceptions"))?;
+        fd.set_vcpu_events(&events).map_err(restore("pending exceptions"))?;
         fd.set_mp_state(self.mp).map_err(restore("the run state"))
     }
 }
@@ -235,11 +220,7 @@ impl VmState {
     ///
     /// # Errors
     /// [`StateError::Gic`].
-    pub(crate) fn save(
-        _vm: &VmFd,
-        controller: &Controller,
-        clock: &GuestClock,
-    ) -> Result<Self, StateError> {
+    pub(crate) fn save(_vm: &VmFd, controller: &Controller, clock: &GuestClock) -> Result<Self, StateError> {
         Ok(Self {
             processor: controller.processor,
             gic: controller.gic.save()?,
@@ -272,10 +253,7 @@ impl VmState {
         }
         let host = clock::hertz();
         if self.hertz != host {
-            return Err(StateError::Counter {
-                saved: self.hertz,
-                host,
-            });
+            return Err(StateError::Counter { saved: self.hertz, host });
         }
         for (fd, state) in fds.iter().zip(vcpus) {
             state.restore(fd)?;

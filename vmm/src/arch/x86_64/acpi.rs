@@ -6,9 +6,7 @@
 use acpi_tables::aml::{self, Path};
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
-use acpi_tables::madt::{
-    EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic,
-};
+use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
@@ -70,13 +68,7 @@ impl Aml for Raw {
 }
 
 fn port(address: u16) -> GAS {
-    GAS::new(
-        AddressSpace::SystemIo,
-        8,
-        0,
-        AccessSize::ByteAccess,
-        u64::from(address),
-    )
+    GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(address))
 }
 
 fn fadt(dsdt: u64) -> FADTBuilder {
@@ -99,19 +91,10 @@ fn fadt(dsdt: u64) -> FADTBuilder {
 }
 
 fn madt(machine: &Machine) -> MADT {
-    let mut madt = MADT::new(
-        OEM,
-        OEM_TABLE,
-        REVISION,
-        LocalInterruptController::Address(layout::LOCAL_APIC),
-    );
+    let mut madt = MADT::new(OEM, OEM_TABLE, REVISION, LocalInterruptController::Address(layout::LOCAL_APIC));
     madt.add_structure(IoApic::new(0, layout::IO_APIC, 0));
     for index in 0..machine.vcpus {
-        madt.add_structure(ProcessorLocalApic::new(
-            index,
-            index,
-            EnabledStatus::Enabled,
-        ));
+        madt.add_structure(ProcessorLocalApic::new(index, index, EnabledStatus::Enabled));
     }
     madt
 }
@@ -119,11 +102,7 @@ fn madt(machine: &Machine) -> MADT {
 fn dsdt(machine: &Machine) -> Sdt {
     let mut aml = Vec::new();
     let s5 = layout::SLEEP_TYPE_S5;
-    aml::Name::new(
-        Path::new("_S5_"),
-        &aml::Package::new(vec![&s5, &0u8, &0u8, &0u8]),
-    )
-    .to_aml_bytes(&mut aml);
+    aml::Name::new(Path::new("_S5_"), &aml::Package::new(vec![&s5, &0u8, &0u8, &0u8])).to_aml_bytes(&mut aml);
     let serial = serial();
     let panic = panic();
     let virtio = machine.virtio.then(|| virtio(machine.window));
@@ -171,38 +150,20 @@ fn serial() -> Device {
     device(
         "COM1",
         &EISAName::new("PNP0501"),
-        vec![
-            &interrupt,
-            &aml::IO::new(layout::SERIAL_PORT, layout::SERIAL_PORT, 1, 8),
-        ],
+        vec![&interrupt, &aml::IO::new(layout::SERIAL_PORT, layout::SERIAL_PORT, 1, 8)],
     )
 }
 
 fn panic() -> Device {
-    device(
-        "PEVT",
-        &"QEMU0001",
-        vec![&aml::IO::new(
-            layout::PVPANIC_PORT,
-            layout::PVPANIC_PORT,
-            1,
-            1,
-        )],
-    )
+    device("PEVT", &"QEMU0001", vec![&aml::IO::new(layout::PVPANIC_PORT, layout::PVPANIC_PORT, 1, 1)])
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the layout puts the device below 4 GiB"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "the layout puts the device below 4 GiB")]
 fn virtio(window: u64) -> Device {
-    let registers =
-        aml::Memory32Fixed::new(true, layout::VIRTIO as u32, layout::VIRTIO_SIZE as u32);
+    let registers = aml::Memory32Fixed::new(true, layout::VIRTIO as u32, layout::VIRTIO_SIZE as u32);
     let interrupt = aml::Interrupt::new(true, true, false, false, layout::VIRTIO_GSI);
-    let doorbell =
-        aml::Memory32Fixed::new(true, layout::DOORBELL as u32, layout::DOORBELL_SIZE as u32);
-    let window =
-        (window != 0).then(|| aml::Memory32Fixed::new(true, layout::WINDOW as u32, window as u32));
+    let doorbell = aml::Memory32Fixed::new(true, layout::DOORBELL as u32, layout::DOORBELL_SIZE as u32);
+    let window = (window != 0).then(|| aml::Memory32Fixed::new(true, layout::WINDOW as u32, window as u32));
     let mut resources: Vec<&dyn Aml> = vec![&registers, &interrupt, &doorbell];
     if let Some(window) = &window {
         resources.push(window);
@@ -226,12 +187,7 @@ mod tests {
     #[test]
     fn every_table_sums_to_zero() {
         for vcpus in [1, 2, 254] {
-            let (bytes, offsets) = build(&Machine {
-                vcpus,
-                virtio: true,
-                window: 4096,
-                pmu: false,
-            });
+            let (bytes, offsets) = build(&Machine { vcpus, virtio: true, window: 4096, pmu: false });
             assert_eq!(sum(&bytes[..20]), 0, "RSDP, first part");
             assert_eq!(sum(&bytes[..Rsdp::len()]), 0, "RSDP");
             assert_eq!(offsets.len(), 4);
@@ -245,23 +201,13 @@ mod tests {
 
     #[test]
     fn largest_machine_fits_below_the_reset_vector() {
-        let (bytes, _) = build(&Machine {
-            vcpus: 254,
-            virtio: true,
-            window: 4096,
-            pmu: false,
-        });
+        let (bytes, _) = build(&Machine { vcpus: 254, virtio: true, window: 4096, pmu: false });
         assert!((bytes.len() as u64) < layout::RESET_VECTOR - layout::ACPI);
     }
 
     #[test]
     fn pointers_lead_to_the_tables() {
-        let (bytes, _) = build(&Machine {
-            vcpus: 2,
-            virtio: false,
-            window: 0,
-            pmu: false,
-        });
+        let (bytes, _) = build(&Machine { vcpus: 2, virtio: false, window: 0, pmu: false });
         let base = usize::try_from(layout::ACPI).expect("fits");
         let xsdt = u32_at(&bytes, 24) - base;
         assert_eq!(&bytes[xsdt..xsdt + 4], b"XSDT");
@@ -275,12 +221,7 @@ mod tests {
 
     #[test]
     fn serial_interrupt_is_shareable_and_edge_triggered() {
-        let (bytes, _) = build(&Machine {
-            vcpus: 2,
-            virtio: false,
-            window: 0,
-            pmu: false,
-        });
+        let (bytes, _) = build(&Machine { vcpus: 2, virtio: false, window: 0, pmu: false });
         // An extended interrupt descriptor: tag, length, flags, one interrupt (ACPI 6.4.3.6).
         let descriptor = bytes
             .windows(9)
@@ -293,12 +234,7 @@ mod tests {
     #[test]
     fn absent_device_is_not_listed() {
         let names = |virtio, window, what: &[u8]| {
-            let machine = Machine {
-                vcpus: 1,
-                virtio,
-                window,
-                pmu: false,
-            };
+            let machine = Machine { vcpus: 1, virtio, window, pmu: false };
             let (bytes, _) = build(&machine);
             bytes.windows(what.len()).any(|part| part == what)
         };

@@ -33,11 +33,7 @@ pub fn plug_power(
     let ports = &mut buses.ports;
     ports.insert(layout::SLEEP_PORT.into(), 2, Arc::new(Sleep(end())))?;
     ports.insert(layout::RESET_PORT.into(), 1, Arc::new(Reset(end())))?;
-    ports.insert(
-        layout::I8042_PORT.into(),
-        I8042_SIZE,
-        Arc::new(I8042(end())),
-    )?;
+    ports.insert(layout::I8042_PORT.into(), I8042_SIZE, Arc::new(I8042(end())))?;
     ports.insert(layout::PVPANIC_PORT.into(), 1, panic)?;
     ports.insert(layout::DEBUG_PORT.into(), 1, progress)
 }

@@ -6,9 +6,7 @@ use std::ops::Range;
 use linux_loader::configurator::linux::LinuxBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
-use vm_memory::{
-    Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
-};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap};
 
 use super::kernel::{Loaded, low_end};
 use super::{acpi, layout, regs};
@@ -47,17 +45,7 @@ const KERNEL_ALIGNMENT: u32 = 0x100_0000;
 const RESET_CODE: [u8; 9] = {
     let [low, high] = layout::RESET_PORT.to_le_bytes();
     // mov dx, port; mov al, value; out dx, al; hlt; jmp back to the hlt
-    [
-        0xba,
-        low,
-        high,
-        0xb0,
-        layout::RESET_VALUE,
-        0xee,
-        0xf4,
-        0xeb,
-        0xfd,
-    ]
+    [0xba, low, high, 0xb0, layout::RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 };
 
 /// Writes the data that `kernel` needs to boot on `machine`.
@@ -84,34 +72,25 @@ pub fn write(
     params.hdr.cmd_line_ptr = low(layout::CMDLINE);
     params.hdr.cmdline_size = low(write_cmdline(memory, cmdline)?);
     if let Some(file) = initramfs {
-        let (start, size) =
-            boot_data::load_initramfs(memory, initramfs_room(memory, kernel), file)?;
+        let (start, size) = boot_data::load_initramfs(memory, initramfs_room(memory, kernel), file)?;
         params.hdr.ramdisk_image = low(start);
         params.hdr.ramdisk_size = low(size);
     }
-    memory
-        .write_slice(&RESET_CODE, GuestAddress(layout::RESET_VECTOR))
-        .map_err(BootError::Write)?;
+    memory.write_slice(&RESET_CODE, GuestAddress(layout::RESET_VECTOR)).map_err(BootError::Write)?;
     params.acpi_rsdp_addr = layout::ACPI;
     let map = memory_map(low_end(memory), memory.last_addr().raw_value() + 1);
     for (entry, slot) in map.iter().zip(params.e820_table.iter_mut()) {
         *slot = *entry;
         params.e820_entries += 1;
     }
-    LinuxBootConfigurator::write_bootparams(
-        &BootParams::new(&params, GuestAddress(layout::ZERO_PAGE)),
-        memory,
-    )
-    .map_err(BootError::Params)?;
+    LinuxBootConfigurator::write_bootparams(&BootParams::new(&params, GuestAddress(layout::ZERO_PAGE)), memory)
+        .map_err(BootError::Params)?;
     acpi::write(memory, machine).map_err(BootError::Acpi)?;
     Ok(regs::write_tables(memory)?)
 }
 
 /// Converts an address or a size below the gap to a 32-bit field of the boot protocol.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "addresses and sizes below the gap at 3 GiB"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "addresses and sizes below the gap at 3 GiB")]
 fn low(value: u64) -> u32 {
     value as u32
 }
@@ -120,9 +99,7 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootErr
     boot_data::check_cmdline(cmdline, layout::CMDLINE_MAX)?;
     let mut bytes = cmdline.as_bytes().to_vec();
     bytes.push(0);
-    memory
-        .write_slice(&bytes, GuestAddress(layout::CMDLINE))
-        .map_err(BootError::Write)?;
+    memory.write_slice(&bytes, GuestAddress(layout::CMDLINE)).map_err(BootError::Write)?;
     Ok(cmdline.len() as u64)
 }
 
@@ -137,11 +114,7 @@ fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
 }
 
 fn memory_map(low_end: u64, end: u64) -> Vec<boot_e820_entry> {
-    let entry = |addr: u64, end: u64, r#type: u32| boot_e820_entry {
-        addr,
-        size: end - addr,
-        r#type,
-    };
+    let entry = |addr: u64, end: u64, r#type: u32| boot_e820_entry { addr, size: end - addr, r#type };
     let mut map = vec![
         entry(0, layout::LOW_MEMORY_END, E820_RAM),
         entry(layout::ACPI, layout::FIRMWARE_END, E820_RESERVED),
@@ -164,11 +137,7 @@ mod tests {
     }
 
     fn kernel() -> Loaded {
-        Loaded {
-            entry: MIB,
-            end: 4 * MIB + 5,
-            header: None,
-        }
+        Loaded { entry: MIB, end: 4 * MIB + 5, header: None }
     }
 
     #[test]
@@ -185,19 +154,13 @@ mod tests {
             write_cmdline(&memory(), &format!("{longest}x")),
             Err(BootError::Data(DataError::CmdlineTooLong { len: 2048, .. }))
         ));
-        assert!(matches!(
-            write_cmdline(&memory(), "a\0b"),
-            Err(BootError::Data(DataError::CmdlineZero))
-        ));
+        assert!(matches!(write_cmdline(&memory(), "a\0b"), Err(BootError::Data(DataError::CmdlineZero))));
     }
 
     #[test]
     fn memory_map_excludes_the_gap() {
         let ram = |map: Vec<boot_e820_entry>| -> u64 {
-            map.iter()
-                .filter(|entry| { entry.r#type } == E820_RAM)
-                .map(|entry| entry.size)
-                .sum()
+            map.iter().filter(|entry| { entry.r#type } == E820_RAM).map(|entry| entry.size).sum()
         };
         let hidden = layout::HIGH_MEMORY - layout::LOW_MEMORY_END;
         assert_eq!(ram(memory_map(64 * MIB, 64 * MIB)), 64 * MIB - hidden);

@@ -19,15 +19,9 @@ impl GuestClock {
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn new(_kvm: &Kvm, _vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
-        let offsets = vcpus.iter().map(|vcpu| {
-            offset(vcpu)
-                .inspect_err(|error| log::debug!("no TSC offset: {error}"))
-                .ok()
-        });
-        Ok(Self {
-            offsets: offsets.collect(),
-            khz: vcpus.first().map_or(Ok(0), khz)?,
-        })
+        let offsets =
+            vcpus.iter().map(|vcpu| offset(vcpu).inspect_err(|error| log::debug!("no TSC offset: {error}")).ok());
+        Ok(Self { offsets: offsets.collect(), khz: vcpus.first().map_or(Ok(0), khz)? })
     }
 
     /// Makes `vcpus` continue these counters. They must belong to a new VM and must not have run yet. Returns the
@@ -72,6 +66,5 @@ impl GuestClock {
 /// # Errors
 /// [`KvmError::Refused`].
 pub(super) fn khz(vcpu: &VcpuFd) -> Result<u32, KvmError> {
-    vcpu.get_tsc_khz()
-        .map_err(KvmError::refused("report the TSC frequency"))
+    vcpu.get_tsc_khz().map_err(KvmError::refused("report the TSC frequency"))
 }

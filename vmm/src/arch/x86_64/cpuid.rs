@@ -61,10 +61,7 @@ pub fn leaves(supported: &CpuId, cpu: &Cpu) -> Result<CpuId, vmm_sys_util::fam::
         })
         .copied()
         .collect();
-    let has_topology = supported
-        .as_slice()
-        .iter()
-        .any(|entry| entry.function == LEAF_TOPOLOGY);
+    let has_topology = supported.as_slice().iter().any(|entry| entry.function == LEAF_TOPOLOGY);
     for entry in &mut entries {
         adapt(entry, cpu);
     }
@@ -102,11 +99,7 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
         }
         LEAF_CACHES if entry.eax & 0x1f != 0 => {
             let level = entry.eax >> 5 & 7;
-            let sharing = if level >= 3 {
-                (1 << cpu.core_bits()) - 1
-            } else {
-                0
-            };
+            let sharing = if level >= 3 { (1 << cpu.core_bits()) - 1 } else { 0 };
             let cores = (1 << cpu.core_bits()) - 1;
             entry.eax = entry.eax & 0x3fff | (sharing & 0xfff) << 14 | (cores & 0x3f) << 26;
         }
@@ -144,21 +137,13 @@ fn topology(cpu: &Cpu) -> [kvm_cpuid_entry2; 3] {
         edx: u32::from(cpu.index),
         ..Default::default()
     };
-    [
-        level(0, 0, 1, 1),
-        level(1, cpu.core_bits(), u32::from(cpu.count), 2),
-        level(2, 0, 0, 0),
-    ]
+    [level(0, 0, 1, 1), level(1, cpu.core_bits(), u32::from(cpu.count), 2), level(2, 0, 0, 0)]
 }
 
 /// Width of a guest-physical address in bits, from leaf 0x8000_0008. If that leaf is absent, the width is 36.
 #[must_use]
 pub fn physical_bits(leaves: &CpuId) -> u32 {
-    leaves
-        .as_slice()
-        .iter()
-        .find(|entry| entry.function == LEAF_AMD_SIZES)
-        .map_or(36, |entry| entry.eax & 0xff)
+    leaves.as_slice().iter().find(|entry| entry.function == LEAF_AMD_SIZES).map_or(36, |entry| entry.eax & 0xff)
 }
 
 #[cfg(test)]
@@ -166,15 +151,7 @@ mod tests {
     use super::*;
 
     fn entry(function: u32, index: u32, value: u32) -> kvm_cpuid_entry2 {
-        kvm_cpuid_entry2 {
-            function,
-            index,
-            eax: value,
-            ebx: value,
-            ecx: value,
-            edx: value,
-            ..Default::default()
-        }
+        kvm_cpuid_entry2 { function, index, eax: value, ebx: value, ecx: value, edx: value, ..Default::default() }
     }
 
     fn for_cpu(index: u8, count: u8) -> Vec<kvm_cpuid_entry2> {
@@ -189,23 +166,12 @@ mod tests {
             entry(LEAF_AMD_TOPOLOGY, 0, 9),
         ])
         .expect("few leaves");
-        let cpu = Cpu {
-            index,
-            count,
-            tsc_khz: 2_000_000,
-            tsc_deadline: true,
-        };
-        leaves(&offered, &cpu)
-            .expect("few leaves")
-            .as_slice()
-            .to_vec()
+        let cpu = Cpu { index, count, tsc_khz: 2_000_000, tsc_deadline: true };
+        leaves(&offered, &cpu).expect("few leaves").as_slice().to_vec()
     }
 
     fn find(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
-        *leaves
-            .iter()
-            .find(|e| e.function == function && e.index == index)
-            .expect("leaf is there")
+        *leaves.iter().find(|e| e.function == function && e.index == index).expect("leaf is there")
     }
 
     #[test]

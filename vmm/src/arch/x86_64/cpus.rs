@@ -41,12 +41,7 @@ pub struct Controller(());
 ///
 /// # Errors
 /// [`CpuError`].
-pub fn create(
-    kvm: &Kvm,
-    vm: &VmFd,
-    machine: &Machine,
-    emulation: Option<&Emulation>,
-) -> Result<Cpus, CpuError> {
+pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine, emulation: Option<&Emulation>) -> Result<Cpus, CpuError> {
     if let Some(device) = emulation {
         msrs::trap(vm, &**device)?;
     }
@@ -56,31 +51,20 @@ pub fn create(
     let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let vcpus = (0..machine.vcpus)
         .map(|index| {
-            let fd = vm
-                .create_vcpu(u64::from(index))
-                .map_err(KvmError::refused("create a vCPU"))?;
-            let cpu = cpuid::Cpu {
-                index,
-                count: machine.vcpus,
-                tsc_khz: clock::khz(&fd)?,
-                tsc_deadline,
-            };
+            let fd = vm.create_vcpu(u64::from(index)).map_err(KvmError::refused("create a vCPU"))?;
+            let cpu = cpuid::Cpu { index, count: machine.vcpus, tsc_khz: clock::khz(&fd)?, tsc_deadline };
             let mut leaves = cpuid::leaves(&supported, &cpu).map_err(CpuError::Cpuid)?;
             if let Some(device) = emulation {
                 let mut entries = leaves.as_slice().to_vec();
                 device.describe(&mut entries);
                 leaves = CpuId::from_entries(&entries).map_err(CpuError::Cpuid)?;
             }
-            fd.set_cpuid2(&leaves)
-                .map_err(KvmError::refused("set a vCPU's CPUID leaves"))?;
+            fd.set_cpuid2(&leaves).map_err(KvmError::refused("set a vCPU's CPUID leaves"))?;
             regs::prepare(&fd)?;
             Ok(fd)
         })
         .collect::<Result<_, CpuError>>()?;
-    Ok(Cpus {
-        vcpus,
-        controller: Controller(()),
-    })
+    Ok(Cpus { vcpus, controller: Controller(()) })
 }
 
 /// Makes `first` the boot vCPU, which starts at `entry`.

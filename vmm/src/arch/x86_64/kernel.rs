@@ -43,9 +43,7 @@ pub enum KernelError {
     #[error("it loads at {0:#x}, below 1 MiB, where the boot tables are")]
     TooLow(u64),
     /// The image reaches beyond guest memory.
-    #[error(
-        "it needs memory up to {needs_mib} MiB, and the guest has {has_mib} MiB: raise --memory"
-    )]
+    #[error("it needs memory up to {needs_mib} MiB, and the guest has {has_mib} MiB: raise --memory")]
     TooBig {
         /// End of the memory that the image needs, in MiB.
         needs_mib: u64,
@@ -90,15 +88,10 @@ const BZIMAGE_ENTRY_64: u64 = 0x200;
 pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelError> {
     let mut start = Vec::new();
     file.rewind().map_err(KernelError::Read)?;
-    file.by_ref()
-        .take(0x268)
-        .read_to_end(&mut start)
-        .map_err(KernelError::Read)?;
+    file.by_ref().take(0x268).read_to_end(&mut start).map_err(KernelError::Read)?;
     if start.starts_with(ELF_MAGIC) {
         load_elf(memory, file, &start)
-    } else if u32_at(&start, 0x202) == Some(BZIMAGE_MAGIC)
-        && u16_at(&start, 0x1fe) == Some(BZIMAGE_BOOT_FLAG)
-    {
+    } else if u32_at(&start, 0x202) == Some(BZIMAGE_MAGIC) && u16_at(&start, 0x1fe) == Some(BZIMAGE_BOOT_FLAG) {
         load_bzimage(memory, file, &start)
     } else {
         Err(KernelError::NotKernel)
@@ -116,19 +109,12 @@ fn fits(memory: &GuestMemoryMmap, start: u64, end: u64) -> Result<(), KernelErro
     }
     let has = low_end(memory);
     if end > has || end < start {
-        return Err(KernelError::TooBig {
-            needs_mib: end.div_ceil(1 << 20),
-            has_mib: has >> 20,
-        });
+        return Err(KernelError::TooBig { needs_mib: end.div_ceil(1 << 20), has_mib: has >> 20 });
     }
     Ok(())
 }
 
-fn load_elf(
-    memory: &GuestMemoryMmap,
-    file: &mut File,
-    start: &[u8],
-) -> Result<Loaded, KernelError> {
+fn load_elf(memory: &GuestMemoryMmap, file: &mut File, start: &[u8]) -> Result<Loaded, KernelError> {
     let has = file.seek(SeekFrom::End(0)).map_err(KernelError::Read)?;
     if start.len() < 64 {
         return Err(KernelError::Truncated { has, needs: 64 });
@@ -142,17 +128,13 @@ fn load_elf(
     let count = u64::from(u16_at(start, 56).unwrap_or(0));
     let whole = |needs: Option<u64>| match needs {
         Some(needs) if needs <= has => Ok(()),
-        needs => Err(KernelError::Truncated {
-            has,
-            needs: needs.unwrap_or(u64::MAX),
-        }),
+        needs => Err(KernelError::Truncated { has, needs: needs.unwrap_or(u64::MAX) }),
     };
     whole(headers.checked_add(count * ELF_PROGRAM_HEADER as u64))?;
     let mut entered = false;
     for index in 0..count {
         let mut header = [0; ELF_PROGRAM_HEADER];
-        file.read_exact_at(&mut header, headers + index * ELF_PROGRAM_HEADER as u64)
-            .map_err(KernelError::Read)?;
+        file.read_exact_at(&mut header, headers + index * ELF_PROGRAM_HEADER as u64).map_err(KernelError::Read)?;
         let field = |offset| u64_at(&header, offset).unwrap_or(0);
         let (offset, address, in_file, in_memory) = (field(8), field(24), field(32), field(40));
         if u32_at(&header, 0) != Some(ELF_SEGMENT_LOAD) || in_memory == 0 {
@@ -167,18 +149,10 @@ fn load_elf(
         return Err(KernelError::NoEntry(entry));
     }
     let loaded = Elf::load(memory, None, file, None).map_err(KernelError::Load)?;
-    Ok(Loaded {
-        entry,
-        end: loaded.kernel_end,
-        header: None,
-    })
+    Ok(Loaded { entry, end: loaded.kernel_end, header: None })
 }
 
-fn load_bzimage(
-    memory: &GuestMemoryMmap,
-    file: &mut File,
-    start: &[u8],
-) -> Result<Loaded, KernelError> {
+fn load_bzimage(memory: &GuestMemoryMmap, file: &mut File, start: &[u8]) -> Result<Loaded, KernelError> {
     let has = file.seek(SeekFrom::End(0)).map_err(KernelError::Read)?;
     let byte = |offset: usize| start.get(offset).copied().unwrap_or(0);
     let version = u16_at(start, 0x206).unwrap_or(0);
@@ -198,9 +172,7 @@ fn load_bzimage(
     // The kernel unpacks itself at its preferred address and needs `init_size` bytes there.
     let preferred = u64_at(start, 0x258).unwrap_or(0).max(layout::HIGH_MEMORY);
     let unpacked = u64::from(u32_at(start, 0x260).unwrap_or(0));
-    let end = preferred
-        .saturating_add(unpacked)
-        .max(layout::HIGH_MEMORY + protected);
+    let end = preferred.saturating_add(unpacked).max(layout::HIGH_MEMORY + protected);
     fits(memory, preferred, end)?;
     let loaded = BzImage::load(memory, None, file, None).map_err(KernelError::Load)?;
     Ok(Loaded {
@@ -265,9 +237,7 @@ mod tests {
         let loaded = load(&memory, &mut file(&image)).expect("loads");
         assert_eq!((loaded.entry, loaded.end), (0x20_0000, 0x20_1000));
         let mut code = [0; 4];
-        memory
-            .read_slice(&mut code, GuestAddress(0x20_0000))
-            .expect("in range");
+        memory.read_slice(&mut code, GuestAddress(0x20_0000)).expect("in range");
         assert_eq!(&code, b"code");
     }
 
@@ -278,28 +248,13 @@ mod tests {
         assert!(matches!(load(&[0x55; 4096]), Err(KernelError::NotKernel)));
         let arm = elf(183, 0x20_0000, b"code", 4);
         assert!(matches!(load(&arm), Err(KernelError::OtherMachine)));
-        assert!(matches!(
-            load(&arm[..30]),
-            Err(KernelError::Truncated { has: 30, needs: 64 })
-        ));
+        assert!(matches!(load(&arm[..30]), Err(KernelError::Truncated { has: 30, needs: 64 })));
         let whole = elf(62, 0x20_0000, b"code", 4);
-        assert!(matches!(
-            load(&whole[..122]),
-            Err(KernelError::Truncated {
-                has: 122,
-                needs: 124
-            })
-        ));
+        assert!(matches!(load(&whole[..122]), Err(KernelError::Truncated { has: 122, needs: 124 })));
         let low = elf(62, 0x8000, b"code", 4);
         assert!(matches!(load(&low), Err(KernelError::TooLow(0x8000))));
         let big = elf(62, 0x20_0000, b"code", 64 << 20);
-        assert!(matches!(
-            load(&big),
-            Err(KernelError::TooBig {
-                needs_mib: 66,
-                has_mib: 8
-            })
-        ));
+        assert!(matches!(load(&big), Err(KernelError::TooBig { needs_mib: 66, has_mib: 8 })));
         let wrapping = elf(62, u64::MAX - 1, b"code", 4);
         assert!(matches!(load(&wrapping), Err(KernelError::TooBig { .. })));
         let empty = elf(62, 0x20_0000, b"", 0);
@@ -336,20 +291,8 @@ mod tests {
     fn bad_bzimage_is_refused() {
         let load = |bytes: &[u8]| load(&memory(), &mut file(bytes));
         let image = bzimage(4096, 1, 1 << 20);
-        assert!(matches!(
-            load(&image[..2000]),
-            Err(KernelError::Truncated {
-                has: 2000,
-                needs: 5120
-            })
-        ));
-        assert!(matches!(
-            load(&bzimage(4096, 0, 1 << 20)),
-            Err(KernelError::Not64Bit)
-        ));
-        assert!(matches!(
-            load(&bzimage(4096, 1, 64 << 20)),
-            Err(KernelError::TooBig { .. })
-        ));
+        assert!(matches!(load(&image[..2000]), Err(KernelError::Truncated { has: 2000, needs: 5120 })));
+        assert!(matches!(load(&bzimage(4096, 0, 1 << 20)), Err(KernelError::Not64Bit)));
+        assert!(matches!(load(&bzimage(4096, 1, 64 << 20)), Err(KernelError::TooBig { .. })));
     }
 }

@@ -82,11 +82,7 @@ pub const VIRTIO_LINE: u32 = VIRTIO_GSI;
 /// below the gap. Memory that does not fit there is in a second range, which starts at [`GAP_END`].
 #[must_use]
 pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
-    if bytes <= GAP {
-        vec![(0, bytes)]
-    } else {
-        vec![(0, GAP), (GAP_END, bytes - GAP)]
-    }
+    if bytes <= GAP { vec![(0, bytes)] } else { vec![(0, GAP), (GAP_END, bytes - GAP)] }
 }
 
 #[cfg(test)]

@@ -7,9 +7,7 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 
-use kvm_bindings::{
-    KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_cpuid_entry2, kvm_enable_cap,
-};
+use kvm_bindings::{KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_cpuid_entry2, kvm_enable_cap};
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 
@@ -60,13 +58,9 @@ pub trait VcpuMsrs: Debug {
 /// # Errors
 /// [`KvmError::Refused`].
 pub(crate) fn trap(vm: &VmFd, device: &dyn MsrDevice) -> Result<(), KvmError> {
-    let mut capability = kvm_enable_cap {
-        cap: KVM_CAP_X86_USER_SPACE_MSR,
-        ..Default::default()
-    };
+    let mut capability = kvm_enable_cap { cap: KVM_CAP_X86_USER_SPACE_MSR, ..Default::default() };
     capability.args[0] = u64::from(KVM_MSR_EXIT_REASON_FILTER);
-    vm.enable_cap(&capability)
-        .map_err(KvmError::refused("pass MSR accesses to the VMM"))?;
+    vm.enable_cap(&capability).map_err(KvmError::refused("pass MSR accesses to the VMM"))?;
     // If a register's bit is clear, KVM passes each access to this register on to the VMM.
     let ranges: Vec<(Range<u32>, Vec<u8>)> = device
         .ranges()

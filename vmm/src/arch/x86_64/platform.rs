@@ -10,10 +10,7 @@ use crate::kvm::{Host, KvmError};
 pub const HOST: Host = Host {
     remedy: "enable virtualisation in the firmware and load kvm-intel or kvm-amd",
     modules: &["kvm_intel", "kvm_amd", "kvm_pvm"],
-    needed: &[
-        (Cap::SetTssAddr, "the TSS address"),
-        (Cap::ExtCpuid, "CPUID tables"),
-    ],
+    needed: &[(Cap::SetTssAddr, "the TSS address"), (Cap::ExtCpuid, "CPUID tables")],
 };
 
 /// The reason why vCPUs cannot have a hardware PMU, or `None` if they can have one.
@@ -25,21 +22,14 @@ pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64, guests have only the par
 /// [`KvmError::Refused`].
 pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
     let vm = kvm.create_vm().map_err(KvmError::refused("create a VM"))?;
-    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(KvmError::refused("place the VM's identity map"))?;
-    vm.set_tss_address(layout::KVM_TSS)
-        .map_err(KvmError::refused("place the VM's TSS"))?;
-    vm.create_irq_chip()
-        .map_err(KvmError::refused("create interrupt controllers"))?;
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP).map_err(KvmError::refused("place the VM's identity map"))?;
+    vm.set_tss_address(layout::KVM_TSS).map_err(KvmError::refused("place the VM's TSS"))?;
+    vm.create_irq_chip().map_err(KvmError::refused("create interrupt controllers"))?;
     let capability = kvm.check_extension_raw(u64::from(KVM_CAP_PMU_CAPABILITY));
     if u32::try_from(capability).is_ok_and(|bits| bits & KVM_PMU_CAP_DISABLE != 0) {
-        let mut disable = kvm_enable_cap {
-            cap: KVM_CAP_PMU_CAPABILITY,
-            ..Default::default()
-        };
+        let mut disable = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };
         disable.args[0] = u64::from(KVM_PMU_CAP_DISABLE);
-        vm.enable_cap(&disable)
-            .map_err(KvmError::refused("disable the VM's hardware PMU"))?;
+        vm.enable_cap(&disable).map_err(KvmError::refused("disable the VM's hardware PMU"))?;
     }
     Ok(vm)
 }

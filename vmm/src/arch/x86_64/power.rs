@@ -76,11 +76,7 @@ mod tests {
     use super::*;
     use crate::bus::tests::as_vcpu;
 
-    fn after(
-        make: impl FnOnce(Arc<StopLatch>) -> Box<dyn Device>,
-        offset: u64,
-        value: u8,
-    ) -> Option<Ending> {
+    fn after(make: impl FnOnce(Arc<StopLatch>) -> Box<dyn Device>, offset: u64, value: u8) -> Option<Ending> {
         let end = Arc::new(StopLatch::new().expect("an event descriptor"));
         let device = make(Arc::clone(&end));
         as_vcpu(0, |caller| device.write(offset, &[value], caller));

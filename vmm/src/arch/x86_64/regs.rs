@@ -67,10 +67,8 @@ fn descriptor(segment: &kvm_segment) -> u64 {
         | u64::from(segment.s) << 4
         | u64::from(segment.dpl) << 5
         | u64::from(segment.present) << 7;
-    let flags = u64::from(segment.avl)
-        | u64::from(segment.l) << 1
-        | u64::from(segment.db) << 2
-        | u64::from(segment.g) << 3;
+    let flags =
+        u64::from(segment.avl) | u64::from(segment.l) << 1 | u64::from(segment.db) << 2 | u64::from(segment.g) << 3;
     limit & 0xffff
         | (segment.base & 0xff_ffff) << 16
         | access << 40
@@ -84,11 +82,8 @@ fn descriptor(segment: &kvm_segment) -> u64 {
 /// # Errors
 /// [`RegisterError::Tables`].
 pub fn write_tables(memory: &GuestMemoryMmap) -> Result<(), RegisterError> {
-    let write = |value: u64, address: u64| {
-        memory
-            .write_obj(value, GuestAddress(address))
-            .map_err(RegisterError::Tables)
-    };
+    let write =
+        |value: u64, address: u64| memory.write_obj(value, GuestAddress(address)).map_err(RegisterError::Tables);
     for (index, entry) in (0u64..).zip(segments().iter()) {
         let value = entry.as_ref().map_or(0, descriptor);
         write(value, layout::GDT + index * 8)?;
@@ -101,10 +96,7 @@ pub fn write_tables(memory: &GuestMemoryMmap) -> Result<(), RegisterError> {
         write(directory | PAGE_PRESENT_WRITABLE, pdpt + gib * 8)?;
         for entry in 0..512u64 {
             let address = (gib << 30) + (entry << 21);
-            write(
-                address | PAGE_LARGE | PAGE_PRESENT_WRITABLE,
-                directory + entry * 8,
-            )?;
+            write(address | PAGE_LARGE | PAGE_PRESENT_WRITABLE, directory + entry * 8)?;
         }
     }
     Ok(())
@@ -125,24 +117,11 @@ fn segments() -> [Option<kvm_segment>; 5] {
 /// # Errors
 /// [`RegisterError::State`].
 pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
-    let fpu = kvm_fpu {
-        fcw: 0x37f,
-        mxcsr: 0x1f80,
-        ..Default::default()
-    };
-    vcpu.set_fpu(&fpu).map_err(|source| RegisterError::State {
-        what: "the floating point state",
-        source,
-    })?;
-    let entry = |index, data| kvm_msr_entry {
-        index,
-        data,
-        ..Default::default()
-    };
-    let wanted = [
-        entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRINGS),
-        entry(MSR_MTRR_DEFAULT_TYPE, MTRR_ENABLED_WRITE_BACK),
-    ];
+    let fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
+    vcpu.set_fpu(&fpu).map_err(|source| RegisterError::State { what: "the floating point state", source })?;
+    let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+    let wanted =
+        [entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRINGS), entry(MSR_MTRR_DEFAULT_TYPE, MTRR_ENABLED_WRITE_BACK)];
     for msr in wanted {
         // On hardware, firmware sets these registers. If KVM refuses to set one of them, the register keeps KVM's
         // default.
@@ -162,10 +141,8 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
 /// # Errors
 /// [`RegisterError::State`].
 pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), RegisterError> {
-    let mut sregs = vcpu.get_sregs().map_err(|source| RegisterError::State {
-        what: "to report the system registers",
-        source,
-    })?;
+    let mut sregs =
+        vcpu.get_sregs().map_err(|source| RegisterError::State { what: "to report the system registers", source })?;
     let [_, _, code, data, task] = segments();
     if let (Some(code), Some(data), Some(task)) = (code, data, task) {
         sregs.cs = code;
@@ -184,11 +161,7 @@ pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), RegisterError> {
     sregs.cr4 |= CR4_PAE;
     sregs.cr0 |= CR0_PROTECTED | CR0_PAGING;
     sregs.efer |= EFER_LONG_MODE | EFER_LONG_MODE_ACTIVE;
-    vcpu.set_sregs(&sregs)
-        .map_err(|source| RegisterError::State {
-            what: "the system registers",
-            source,
-        })?;
+    vcpu.set_sregs(&sregs).map_err(|source| RegisterError::State { what: "the system registers", source })?;
     let regs = kvm_regs {
         rflags: 2,
         rip: entry,
@@ -197,10 +170,7 @@ pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), RegisterError> {
         rsi: layout::ZERO_PAGE,
         ..Default::default()
     };
-    vcpu.set_regs(&regs).map_err(|source| RegisterError::State {
-        what: "the registers",
-        source,
-    })
+    vcpu.set_regs(&regs).map_err(|source| RegisterError::State { what: "the registers", source })
 }
 
 #[cfg(test)]
@@ -209,10 +179,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_the_flat_ones_of_the_boot_protocol() {
-        let values: Vec<u64> = segments()
-            .iter()
-            .map(|s| s.as_ref().map_or(0, descriptor))
-            .collect();
+        let values: Vec<u64> = segments().iter().map(|s| s.as_ref().map_or(0, descriptor)).collect();
         assert_eq!(values[2], 0x00af_9b00_0000_ffff);
         assert_eq!(values[3], 0x00cf_9300_0000_ffff);
         assert_eq!(values[4], 0x000f_8b00_0000_ffff);
@@ -220,14 +187,9 @@ mod tests {
 
     #[test]
     fn four_gib_are_mapped_one_to_one() {
-        let memory =
-            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("1 MiB");
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("1 MiB");
         write_tables(&memory).expect("tables fit");
-        let read = |address| {
-            memory
-                .read_obj::<u64>(GuestAddress(address))
-                .expect("in range")
-        };
+        let read = |address| memory.read_obj::<u64>(GuestAddress(address)).expect("in range");
         for address in [0u64, 0x20_0000, 0xd000_0000, 0xffe0_0000] {
             let pdpt = read(layout::PAGE_TABLES) & !0xfff;
             let directory = read(pdpt + (address >> 30) * 8) & !0xfff;

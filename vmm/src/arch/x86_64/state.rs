@@ -3,9 +3,8 @@
 
 use kvm_bindings::{
     CpuId, KVM_CLOCK_HOST_TSC, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_clock_data, kvm_cpuid_entry2, kvm_debugregs, kvm_irqchip,
-    kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
-    kvm_xsave,
+    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_clock_data, kvm_cpuid_entry2, kvm_debugregs, kvm_irqchip, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
@@ -146,16 +145,8 @@ impl Moment {
         let apart = host_tsc().wrapping_sub(before);
         // Since Linux 5.16, KVM also reports the host's TSC, if KVM's clock is based on the TSC.
         Ok(match clock.flags & KVM_CLOCK_HOST_TSC {
-            0 => Self {
-                clock,
-                host_tsc: before.wrapping_add(apart / 2),
-                apart,
-            },
-            _ => Self {
-                clock,
-                host_tsc: clock.host_tsc,
-                apart: 0,
-            },
+            0 => Self { clock, host_tsc: before.wrapping_add(apart / 2), apart },
+            _ => Self { clock, host_tsc: clock.host_tsc, apart: 0 },
         })
     }
 
@@ -170,15 +161,8 @@ impl Moment {
     }
 }
 
-fn cannot(
-    action: &'static str,
-    what: &'static str,
-) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
-    move |source| StateError::Kvm {
-        action,
-        what,
-        source,
-    }
+fn cannot(action: &'static str, what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    move |source| StateError::Kvm { action, what, source }
 }
 
 fn save(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
@@ -203,12 +187,8 @@ impl Saver {
     /// # Errors
     /// [`StateError::Kvm`].
     pub(crate) fn new(kvm: &Kvm) -> Result<Self, StateError> {
-        let list = kvm
-            .get_msr_index_list()
-            .map_err(cannot("list", "model-specific registers"))?;
-        Ok(Self {
-            msrs: list.as_slice().to_vec(),
-        })
+        let list = kvm.get_msr_index_list().map_err(cannot("list", "model-specific registers"))?;
+        Ok(Self { msrs: list.as_slice().to_vec() })
     }
 
     /// Saves the state of a vCPU. The vCPU's last `KVM_RUN` must have returned, and its last access must be complete.
@@ -227,16 +207,10 @@ impl Saver {
             sregs,
             regs: fd.get_regs().map_err(save("the registers"))?,
             xsave: fd.get_xsave().map_err(save("the extended state"))?,
-            xcrs: fd
-                .get_xcrs()
-                .map_err(save("the extended control registers"))?,
+            xcrs: fd.get_xcrs().map_err(save("the extended control registers"))?,
             debug: fd.get_debug_regs().map_err(save("the debug registers"))?,
             lapic: fd.get_lapic().map_err(save("the local APIC"))?,
-            cpuid: fd
-                .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
-                .map_err(save("CPUID"))?
-                .as_slice()
-                .to_vec(),
+            cpuid: fd.get_cpuid2(KVM_MAX_CPUID_ENTRIES).map_err(save("CPUID"))?.as_slice().to_vec(),
             msrs: self.msrs(fd)?,
             tsc_khz: fd.get_tsc_khz().map_err(save("the TSC frequency"))?,
             tsc_offset: clock::offset(fd).ok(),
@@ -265,18 +239,11 @@ impl Saver {
 
 /// Reads the registers in `indices`, up to the first register that KVM cannot read. Returns their numbers and values.
 fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError> {
-    let entries: Vec<kvm_msr_entry> = indices
-        .iter()
-        .map(|&index| kvm_msr_entry {
-            index,
-            ..Default::default()
-        })
-        .collect();
-    let mut msrs = Msrs::from_entries(&entries)
-        .map_err(|source| StateError::TooMany("model-specific registers", source))?;
-    let read = fd
-        .get_msrs(&mut msrs)
-        .map_err(save("model-specific registers"))?;
+    let entries: Vec<kvm_msr_entry> =
+        indices.iter().map(|&index| kvm_msr_entry { index, ..Default::default() }).collect();
+    let mut msrs =
+        Msrs::from_entries(&entries).map_err(|source| StateError::TooMany("model-specific registers", source))?;
+    let read = fd.get_msrs(&mut msrs).map_err(save("model-specific registers"))?;
     let values = msrs.as_slice().iter().take(read);
     Ok(values.map(|entry| (entry.index, entry.data)).collect())
 }
@@ -293,17 +260,11 @@ impl VcpuState {
     /// Restores this state into `fd`, which must have this machine's CPUID and must not have run yet. `lag` comes from
     /// [`Moment::lag`].
     fn restore(&self, fd: &VcpuFd, lag: u64) -> Result<(), StateError> {
-        let own = fd
-            .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
-            .map_err(restore("CPUID"))?;
+        let own = fd.get_cpuid2(KVM_MAX_CPUID_ENTRIES).map_err(restore("CPUID"))?;
         compare_features(&self.cpuid, own.as_slice())?;
-        let cpuid = CpuId::from_entries(&self.cpuid)
-            .map_err(|source| StateError::TooMany("CPUID leaves", source))?;
+        let cpuid = CpuId::from_entries(&self.cpuid).map_err(|source| StateError::TooMany("CPUID leaves", source))?;
         fd.set_cpuid2(&cpuid).map_err(restore("CPUID"))?;
-        compare_tsc(
-            self.tsc_khz,
-            fd.get_tsc_khz().map_err(restore("the TSC frequency"))?,
-        )?;
+        compare_tsc(self.tsc_khz, fd.get_tsc_khz().map_err(restore("the TSC frequency"))?)?;
         let keeps_offset = match self.tsc_offset {
             // The vCPU's TSC continues from its saved value. The differences between the vCPUs' TSCs stay the
             // same.
@@ -312,22 +273,17 @@ impl VcpuState {
         };
         fd.set_mp_state(self.mp).map_err(restore("the run state"))?;
         fd.set_regs(&self.regs).map_err(restore("the registers"))?;
-        fd.set_sregs(&self.sregs)
-            .map_err(restore("the system registers"))?;
+        fd.set_sregs(&self.sregs).map_err(restore("the system registers"))?;
         set_xsave(fd, &self.xsave)?;
         // A host without XSAVE has no extended control registers, and KVM refuses to set any there.
         if self.xcrs.nr_xcrs > 0 {
-            fd.set_xcrs(&self.xcrs)
-                .map_err(restore("the extended control registers"))?;
+            fd.set_xcrs(&self.xcrs).map_err(restore("the extended control registers"))?;
         }
-        fd.set_debug_regs(&self.debug)
-            .map_err(restore("the debug registers"))?;
-        fd.set_lapic(&self.lapic)
-            .map_err(restore("the local APIC"))?;
+        fd.set_debug_regs(&self.debug).map_err(restore("the debug registers"))?;
+        fd.set_lapic(&self.lapic).map_err(restore("the local APIC"))?;
         // Set the MSRs after the local APIC: KVM ignores a TSC deadline unless the APIC's timer is in deadline mode.
         self.set_msrs(fd, keeps_offset)?;
-        fd.set_vcpu_events(&self.events)
-            .map_err(restore("pending events"))
+        fd.set_vcpu_events(&self.events).map_err(restore("pending events"))
     }
 
     fn set_msrs(&self, fd: &VcpuFd, keeps_offset: bool) -> Result<(), StateError> {
@@ -339,11 +295,7 @@ impl VcpuState {
             if index != MSR_TSC && read_msrs(fd, &[index])?.first() == Some(&(index, value)) {
                 continue;
             }
-            let entry = kvm_msr_entry {
-                index,
-                data: value,
-                ..Default::default()
-            };
+            let entry = kvm_msr_entry { index, data: value, ..Default::default() };
             let one = Msrs::from_entries(&[entry])
                 .map_err(|source| StateError::TooMany("model-specific registers", source))?;
             match fd.set_msrs(&one) {
@@ -356,10 +308,7 @@ impl VcpuState {
     }
 }
 
-#[expect(
-    unsafe_code,
-    reason = "KVM would read past the structure in a VM with larger extended state"
-)]
+#[expect(unsafe_code, reason = "KVM would read past the structure in a VM with larger extended state")]
 fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), StateError> {
     // SAFETY: this process never requests permission for dynamic state, so KVM reads only the 4096 bytes that
     // the structure has.
@@ -377,22 +326,15 @@ const FEATURES: [(u32, u32, [bool; 4]); 4] = [
 const FOLLOWS_CR4: [(u32, usize, u32); 2] = [(0x1, 2, 1 << 27), (0x7, 2, 1 << 4)];
 
 /// Checks that the host has every feature that CPUID showed to the guest.
-fn compare_features(
-    saved: &[kvm_cpuid_entry2],
-    own: &[kvm_cpuid_entry2],
-) -> Result<(), StateError> {
+fn compare_features(saved: &[kvm_cpuid_entry2], own: &[kvm_cpuid_entry2]) -> Result<(), StateError> {
     let registers = |leaves: &[kvm_cpuid_entry2], leaf: u32, index: u32| {
-        let entry = leaves
-            .iter()
-            .find(|entry| entry.function == leaf && entry.index == index);
+        let entry = leaves.iter().find(|entry| entry.function == leaf && entry.index == index);
         entry.map_or([0; 4], |entry| [entry.eax, entry.ebx, entry.ecx, entry.edx])
     };
     for (leaf, index, which) in FEATURES {
         let (saved, own) = (registers(saved, leaf, index), registers(own, leaf, index));
         for (place, ((saved, own), wanted)) in saved.into_iter().zip(own).zip(which).enumerate() {
-            let follows = FOLLOWS_CR4
-                .iter()
-                .find(|(of, at, _)| (*of, *at) == (leaf, place));
+            let follows = FOLLOWS_CR4.iter().find(|(of, at, _)| (*of, *at) == (leaf, place));
             let ignored = follows.map_or(0, |(.., bits)| *bits);
             if wanted && saved & !own & !ignored != 0 {
                 return Err(StateError::Cpuid { leaf });
@@ -410,39 +352,21 @@ fn compare_tsc(saved: u32, host: u32) -> Result<(), StateError> {
     }
 }
 
-const IRQCHIPS: [u32; 3] = [
-    KVM_IRQCHIP_PIC_MASTER,
-    KVM_IRQCHIP_PIC_SLAVE,
-    KVM_IRQCHIP_IOAPIC,
-];
+const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
 impl VmState {
     /// Saves the state of `vm`. The vCPUs must be stopped.
     ///
     /// # Errors
     /// [`StateError::Kvm`].
-    pub(crate) fn save(
-        vm: &VmFd,
-        _controller: &Controller,
-        _clock: &GuestClock,
-    ) -> Result<Self, StateError> {
-        let Moment {
-            clock, host_tsc, ..
-        } = Moment::read(vm).map_err(save("KVM's clock"))?;
+    pub(crate) fn save(vm: &VmFd, _controller: &Controller, _clock: &GuestClock) -> Result<Self, StateError> {
+        let Moment { clock, host_tsc, .. } = Moment::read(vm).map_err(save("KVM's clock"))?;
         let irqchips = IRQCHIPS.map(|chip_id| {
-            let mut chip = kvm_irqchip {
-                chip_id,
-                ..Default::default()
-            };
-            vm.get_irqchip(&mut chip)
-                .map_err(save("the interrupt controllers"))?;
+            let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+            vm.get_irqchip(&mut chip).map_err(save("the interrupt controllers"))?;
             Ok(chip)
         });
-        Ok(Self {
-            irqchips: irqchips.into_iter().collect::<Result<_, _>>()?,
-            clock,
-            host_tsc,
-        })
+        Ok(Self { irqchips: irqchips.into_iter().collect::<Result<_, _>>()?, clock, host_tsc })
     }
 
     /// Restores this state into `vm`. Also restores each element of `vcpus` into the vCPU at the same index of `fds`.
@@ -463,16 +387,12 @@ impl VmState {
             return Err(StateError::Malformed("set of interrupt controllers"));
         }
         for chip in &self.irqchips {
-            vm.set_irqchip(chip)
-                .map_err(restore("the interrupt controllers"))?;
+            vm.set_irqchip(chip).map_err(restore("the interrupt controllers"))?;
         }
         // Set KVM's clock before the vCPUs' registers, which include the address of the guest's clock. Clear the flags,
         // so that the guest's time continues from the saved time: otherwise KVM would add the time that has passed
         // since the save.
-        let clock = kvm_clock_data {
-            flags: 0,
-            ..self.clock
-        };
+        let clock = kvm_clock_data { flags: 0, ..self.clock };
         vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
         let now = Moment::read(vm).map_err(restore("KVM's clock"))?;
         // Use the same value for all vCPUs, because a guest compares KVM's clock with the TSC of each vCPU.
@@ -514,23 +434,13 @@ mod tests {
         assert!(compare_tsc(2_000_000, 2_000_500).is_ok());
         assert!(compare_tsc(2_000_000, 1_999_500).is_ok());
         let refused = compare_tsc(2_000_000, 2_000_501).expect_err("too fast");
-        assert!(matches!(
-            refused,
-            StateError::Tsc {
-                saved: 2_000_000,
-                host: 2_000_501
-            }
-        ));
+        assert!(matches!(refused, StateError::Tsc { saved: 2_000_000, host: 2_000_501 }));
         assert!(compare_tsc(u32::MAX, 0).is_err());
     }
 
     #[test]
     fn feature_that_the_host_lacks_is_refused_with_its_leaf() {
-        let leaf = |function, ecx| kvm_cpuid_entry2 {
-            function,
-            ecx,
-            ..Default::default()
-        };
+        let leaf = |function, ecx| kvm_cpuid_entry2 { function, ecx, ..Default::default() };
         let own = [leaf(1, 0b101), leaf(0x8000_0001, 0)];
         assert!(compare_features(&[leaf(1, 0b100)], &own).is_ok());
         // OSXSAVE, which the guest has set in its CR4, is ignored.
@@ -545,24 +455,10 @@ mod tests {
     fn tsc_advances_with_the_clock_over_a_restore() {
         const KHZ: u32 = 2_000_000;
         const OFFSET: u64 = 123_456;
-        let at = |clock, host_tsc| Moment {
-            clock: kvm_clock_data {
-                clock,
-                ..Default::default()
-            },
-            host_tsc,
-            apart: 0,
-        };
-        let Moment {
-            clock, host_tsc, ..
-        } = at(1_000_000_000, 5_000_000_000);
-        let saved = VmState {
-            irqchips: Vec::new(),
-            clock,
-            host_tsc,
-        };
-        for (nanoseconds, host_tsc) in [(0, 77), (1_500, 9_000_000_000), (4_000_000_000, u64::MAX)]
-        {
+        let at = |clock, host_tsc| Moment { clock: kvm_clock_data { clock, ..Default::default() }, host_tsc, apart: 0 };
+        let Moment { clock, host_tsc, .. } = at(1_000_000_000, 5_000_000_000);
+        let saved = VmState { irqchips: Vec::new(), clock, host_tsc };
+        for (nanoseconds, host_tsc) in [(0, 77), (1_500, 9_000_000_000), (4_000_000_000, u64::MAX)] {
             let now = at(clock.clock + nanoseconds, host_tsc);
             let offset = OFFSET.wrapping_sub(now.lag(&saved, KHZ));
             let before = saved.host_tsc.wrapping_add(OFFSET);

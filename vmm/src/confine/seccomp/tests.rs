@@ -17,11 +17,7 @@ const REFUSED: c_int = EXIT_REFUSED_CALL as c_int;
 /// A plan with a PMU, restarts and recordings. Standard input serves as the descriptor of the directory of recordings.
 fn plan() -> Plan {
     Plan {
-        process: Process {
-            id: std::process::id(),
-            vcpus: vec![17, 18],
-            signal: signal::kick_signal(),
-        },
+        process: Process { id: std::process::id(), vcpus: vec![17, 18], signal: signal::kick_signal() },
         pmu: true,
         restarts: true,
         recordings: Some(libc::STDIN_FILENO),
@@ -48,9 +44,7 @@ fn process(kind: ThreadKind, act: fn()) -> (c_int, String) {
     }
     drop(writer);
     let mut messages = String::new();
-    File::from(std::os::fd::OwnedFd::from(reader))
-        .read_to_string(&mut messages)
-        .unwrap();
+    File::from(std::os::fd::OwnedFd::from(reader)).read_to_string(&mut messages).unwrap();
     let mut status = 0;
     // SAFETY: the kernel writes one status.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
@@ -73,10 +67,7 @@ fn refused_call_ends_the_process_and_is_named() {
     ] {
         let (status, messages) = process(kind, socket);
         assert_eq!(status, REFUSED, "{messages}");
-        let expected = format!(
-            "vmm: {name} thread: system call {} (socket), second argument 0x1",
-            libc::SYS_socket
-        );
+        let expected = format!("vmm: {name} thread: system call {} (socket), second argument 0x1", libc::SYS_socket);
         assert!(messages.starts_with(&expected), "{messages}");
         assert!(messages.contains("--no-seccomp"), "{messages}");
         assert_eq!(messages.lines().count(), 1, "{messages}");
@@ -92,10 +83,7 @@ fn unlisted_ioctl_is_refused_and_its_request_is_named() {
     };
     let (status, messages) = process(ThreadKind::Vcpu, request);
     assert_eq!(status, REFUSED, "{messages}");
-    assert!(
-        messages.contains("(ioctl), second argument 0x5412"),
-        "{messages}"
-    );
+    assert!(messages.contains("(ioctl), second argument 0x5412"), "{messages}");
 }
 
 #[test]
@@ -123,10 +111,7 @@ fn requests_of_a_restart_are_allowed_to_the_main_thread() {
 #[test]
 fn executable_mapping_is_refused() {
     let map = || {
-        let (all, flags) = (
-            libc::PROT_READ | libc::PROT_EXEC,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
+        let (all, flags) = (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping that nothing uses.
         unsafe { libc::mmap(std::ptr::null_mut(), 4096, all, flags, -1, 0) };
     };

@@ -27,9 +27,7 @@ impl Bench {
             _ => Reply::Error("unknown".to_owned()),
         };
         Self {
-            server: Some(
-                Server::start(socket, Box::new(serve), &Confinement::none()).expect("serves"),
-            ),
+            server: Some(Server::start(socket, Box::new(serve), &Confinement::none()).expect("serves")),
             path,
             _directory: directory,
         }
@@ -77,10 +75,7 @@ fn request_in_pieces_is_answered() {
         client.get_mut().write_all(piece).expect("taken");
     }
     client.get_mut().write_all(b"\n").expect("taken");
-    client
-        .get_mut()
-        .shutdown(Shutdown::Write)
-        .expect("a socket");
+    client.get_mut().shutdown(Shutdown::Write).expect("a socket");
     assert_eq!(answer(&mut client), DONE);
     assert_eq!(answer(&mut client), "", "closed");
 }
@@ -89,19 +84,9 @@ fn request_in_pieces_is_answered() {
 fn garbage_is_answered_and_the_client_stays() {
     let bench = Bench::new();
     let mut client = BufReader::new(bench.client());
-    for garbage in [
-        "",
-        "}",
-        "\u{0}\u{1}",
-        r#"{"do":"walk"}"#,
-        r#"{"do":"list","fast":true}"#,
-        r#"[1]"#,
-    ] {
+    for garbage in ["", "}", "\u{0}\u{1}", r#"{"do":"walk"}"#, r#"{"do":"list","fast":true}"#, r#"[1]"#] {
         let reported = ask(&mut client, garbage);
-        assert!(
-            reported.starts_with("{\"error\":\"invalid request: "),
-            "{reported}"
-        );
+        assert!(reported.starts_with("{\"error\":\"invalid request: "), "{reported}");
     }
     client.get_mut().write_all(b"\xff\xfe\n").expect("taken");
     assert!(answer(&mut client).starts_with("{\"error\":"));
@@ -132,19 +117,14 @@ fn client_that_does_not_read_blocks_no_other() {
     // The stuck client gets its replies as soon as it reads again.
     let mut stuck = BufReader::new(stuck);
     for _ in 0..3 {
-        assert_eq!(
-            answer(&mut stuck).len(),
-            (1 << 20) + "{\"error\":\"\"}\n".len()
-        );
+        assert_eq!(answer(&mut stuck).len(), (1 << 20) + "{\"error\":\"\"}\n".len());
     }
 }
 
 #[test]
 fn one_client_too_many_takes_the_place_of_the_first() {
     let bench = Bench::new();
-    let mut clients: Vec<_> = (0..MAX_CLIENTS)
-        .map(|_| BufReader::new(bench.client()))
-        .collect();
+    let mut clients: Vec<_> = (0..MAX_CLIENTS).map(|_| BufReader::new(bench.client())).collect();
     for client in &mut clients {
         assert_eq!(ask(client, END), DONE);
     }

@@ -59,9 +59,7 @@ impl Interrupt {
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports used buffers. Sets the status before raising the edge, so that the guest's interrupt handler sees the
@@ -80,9 +78,7 @@ impl Interrupt {
     pub(super) fn raise(&self, why: u32) -> io::Result<()> {
         let raised = self
             .status
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |status| {
-                (status & STARTED != 0).then_some(status | why)
-            });
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |status| (status & STARTED != 0).then_some(status | why));
         // If the driver resets the device at this point, the edge still arrives, but the guest's handler reads a
         // status of zero.
         if raised.is_err() {

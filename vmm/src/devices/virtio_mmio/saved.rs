@@ -99,11 +99,11 @@ impl SavedTransport {
     }
 
     fn queues(&self) -> Result<Vec<Queue>, TransportError> {
-        let queues = self.queues.iter().enumerate().map(|(index, queue)| {
-            queue
-                .queue()
-                .map_err(|source| TransportError::Queue { index, source })
-        });
+        let queues = self
+            .queues
+            .iter()
+            .enumerate()
+            .map(|(index, queue)| queue.queue().map_err(|source| TransportError::Queue { index, source }));
         queues.collect()
     }
 }
@@ -130,10 +130,7 @@ impl VirtioMmio {
     ///
     /// # Errors
     /// [`TransportError`].
-    pub(crate) fn restore(
-        &self,
-        saved: &SavedTransport,
-    ) -> Result<Option<SavedDriver>, TransportError> {
+    pub(crate) fn restore(&self, saved: &SavedTransport) -> Result<Option<SavedDriver>, TransportError> {
         let sizes = saved.queues.iter().map(|queue| queue.max_size);
         if !sizes.eq(self.backend.queue_sizes()) {
             return Err(TransportError::Queues);
@@ -152,14 +149,8 @@ impl VirtioMmio {
             queues,
             region: saved.region.map(|(address, size)| Region { address, size }),
         };
-        self.interrupt
-            .restore(saved.interrupt)
-            .map_err(TransportError::Interrupt)?;
+        self.interrupt.restore(saved.interrupt).map_err(TransportError::Interrupt)?;
         self.live.store(saved.live(), Ordering::Release);
-        Ok(driver.map(|queues| SavedDriver {
-            memory: self.memory.clone(),
-            features: saved.driver_features,
-            queues,
-        }))
+        Ok(driver.map(|queues| SavedDriver { memory: self.memory.clone(), features: saved.driver_features, queues }))
     }
 }

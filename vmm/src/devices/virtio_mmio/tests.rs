@@ -47,10 +47,7 @@ impl Backend for Recorder {
         data.fill(u8::try_from(offset).expect("small"));
     }
     fn region(&self, id: u8) -> Option<Region> {
-        (id == 0).then_some(Region {
-            address: 0x1_d000_1000,
-            size: 0x1000,
-        })
+        (id == 0).then_some(Region { address: 0x1_d000_1000, size: 0x1000 })
     }
     fn activate(
         &self,
@@ -101,18 +98,12 @@ impl Line for Edges {
 impl Driver {
     fn new(device: Recorder) -> Self {
         let device = Arc::new(device);
-        let memory =
-            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("1 MiB");
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("1 MiB");
         let line = Arc::new(Edges::default());
         let interrupt = Arc::new(Interrupt::default());
         interrupt.connect(line.clone()).expect("a line");
-        let transport =
-            VirtioMmio::new(device.clone(), memory.into(), interrupt).expect("sizes are right");
-        Self {
-            device,
-            transport,
-            line,
-        }
+        let transport = VirtioMmio::new(device.clone(), memory.into(), interrupt).expect("sizes are right");
+        Self { device, transport, line }
     }
 
     fn read(&self, offset: u64) -> u32 {
@@ -186,18 +177,11 @@ fn steps_in_order_start_the_device() {
     driver.set_up_queue(2);
     assert_eq!(driver.read(register::QUEUE_READY), 1);
     driver.write(QUEUE_NOTIFY, 2);
-    assert_eq!(
-        driver.calls(),
-        [],
-        "notifications are ignored before DRIVER_OK"
-    );
+    assert_eq!(driver.calls(), [], "notifications are ignored before DRIVER_OK");
     assert!(driver.add_status(DRIVER_OK));
     driver.write(QUEUE_NOTIFY, 2);
     driver.write(QUEUE_NOTIFY, 0x1_0000);
-    let activate = Call::Activate {
-        features: OFFERED,
-        ready: vec![true, false, true],
-    };
+    let activate = Call::Activate { features: OFFERED, ready: vec![true, false, true] };
     assert_eq!(driver.calls(), [activate, Call::Notify(2, 1)]);
 }
 
@@ -228,10 +212,7 @@ fn status_in_one_write_equals_status_in_steps() {
     driver.write(register::STATUS, ACKNOWLEDGE | DRIVER);
     driver.accept(OFFERED);
     driver.write(register::STATUS, FEATURES_OK | DRIVER_OK);
-    assert_eq!(
-        driver.read(register::STATUS),
-        ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK
-    );
+    assert_eq!(driver.read(register::STATUS), ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
 }
 
 /// VPMU-D-3-1.
@@ -244,20 +225,14 @@ fn features_beyond_the_offer_are_refused() {
         driver.accept(features);
         assert!(!driver.add_status(FEATURES_OK), "{features:#x}");
         driver.accept(OFFERED);
-        assert!(
-            driver.add_status(FEATURES_OK),
-            "a second attempt is allowed"
-        );
+        assert!(driver.add_status(FEATURES_OK), "a second attempt is allowed");
     }
 }
 
 /// VPMU-D-5-1.
 #[test]
 fn refused_start_sets_needs_reset() {
-    let driver = Driver::new(Recorder {
-        refuses: true,
-        ..Default::default()
-    });
+    let driver = Driver::new(Recorder { refuses: true, ..Default::default() });
     driver.negotiate();
     driver.add_status(DRIVER_OK);
     assert_ne!(driver.read(register::STATUS) & NEEDS_RESET, 0);
@@ -340,13 +315,8 @@ fn region_registers_report_a_region_and_all_ones_for_none() {
     let driver = Driver::new(Recorder::default());
     let region = |id| {
         driver.write(register::REGION_SELECT, id);
-        [
-            register::REGION_SIZE_LOW,
-            register::REGION_SIZE_HIGH,
-            register::REGION_BASE_LOW,
-            register::REGION_BASE_HIGH,
-        ]
-        .map(|offset| driver.read(offset))
+        [register::REGION_SIZE_LOW, register::REGION_SIZE_HIGH, register::REGION_BASE_LOW, register::REGION_BASE_HIGH]
+            .map(|offset| driver.read(offset))
     };
     assert_eq!(region(0), [0x1000, 0, 0xd000_1000, 1]);
     assert_eq!(region(1), [u32::MAX; 4]);

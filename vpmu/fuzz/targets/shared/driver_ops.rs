@@ -74,11 +74,7 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
 }
 
 fn header(input: &mut Unstructured<'_>, op: u32, event: u64) -> Result<ControlHeader> {
-    Ok(ControlHeader {
-        op: op.into(),
-        reserved: u32::from(once_in(input, 50)?).into(),
-        event: event.into(),
-    })
+    Ok(ControlHeader { op: op.into(), reserved: u32::from(once_in(input, 50)?).into(), event: event.into() })
 }
 
 /// Makes an open request, mostly plausible.
@@ -157,9 +153,7 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
 /// Opens an event and usually maps a ring, an area or both.
 fn open_and_map(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let request = open_request(stage, input)?;
-    let answer = stage
-        .fixture
-        .control_bytes(request.as_bytes(), size_of::<OpenReply>());
+    let answer = stage.fixture.control_bytes(request.as_bytes(), size_of::<OpenReply>());
     // If the request is refused, the answer can be shorter than this structure.
     let reply = match OpenReply::read_from_bytes(&answer) {
         Ok(reply) if reply.status.get() == 0 => reply,
@@ -202,9 +196,7 @@ fn map_own(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
     let data = *input.choose(&[0, 1, 2, 4])?;
     if let Some(pages) = stage.own_pages(1 + data) {
-        let _ = stage
-            .fixture
-            .map_pages(event, input.int_in_range(0..=1)?, &pages);
+        let _ = stage.fixture.map_pages(event, input.int_in_range(0..=1)?, &pages);
     }
     Ok(())
 }
@@ -232,9 +224,7 @@ fn map_shared(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         let elsewhere = [MEMORY, u64::MAX - 4095, layout::shared(first + 1), 1];
         pages[0] = *input.choose(&elsewhere)?;
     }
-    let _ = stage
-        .fixture
-        .map_pages(event, input.int_in_range(0..=8)?, &pages);
+    let _ = stage.fixture.map_pages(event, input.int_in_range(0..=8)?, &pages);
     Ok(())
 }
 
@@ -247,12 +237,7 @@ fn map_aux_of(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Re
     let count: u64 = *input.choose(&[1, 2, 4, 1, 3])?;
     let first = input.int_in_range(0..=SHARED_PAGES)?;
     let pages: Vec<u64> = (first..first + count).map(layout::shared).collect();
-    let flags = *input.choose(&[
-        MAP_WRITABLE,
-        MAP_DRIVER_OWNED | MAP_WRITABLE,
-        0,
-        MAP_DRIVER_OWNED,
-    ])?;
+    let flags = *input.choose(&[MAP_WRITABLE, MAP_DRIVER_OWNED | MAP_WRITABLE, 0, MAP_DRIVER_OWNED])?;
     let _ = stage.fixture.map_as(CONTROL_MAP_AUX, event, flags, &pages);
     Ok(())
 }
@@ -270,10 +255,7 @@ fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     for event in &mut pair {
         let (kind, config) = *input.choose(&KINDS[..3])?;
         let flags = *input.choose(&[OPEN_ENABLED, OPEN_ENABLED | OPEN_PAUSED])?;
-        let request = OpenRequest {
-            flags: flags.into(),
-            ..sampling(open_of(kind, config, CONTEXT_TASK), 10)
-        };
+        let request = OpenRequest { flags: flags.into(), ..sampling(open_of(kind, config, CONTEXT_TASK), 10) };
         let Ok(opened) = stage.fixture.open(&request) else {
             return Ok(());
         };
@@ -283,9 +265,7 @@ fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             stage.fixture.command(vcpu, COMMAND_IN, opened);
         }
     }
-    let _ = stage
-        .fixture
-        .link(pair[0], pair[1], input.int_in_range(1..=2)?);
+    let _ = stage.fixture.link(pair[0], pair[1], input.int_in_range(1..=2)?);
     Ok(())
 }
 
@@ -339,10 +319,7 @@ fn detach(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     for byte in &mut name[..len] {
         *byte = *input.choose(b"aab-9_A\0")?;
     }
-    let request = DetachRequest {
-        header: header(input, CONTROL_DETACH, event)?,
-        name,
-    };
+    let request = DetachRequest { header: header(input, CONTROL_DETACH, event)?, name };
     let _ = stage.fixture.control(&request);
     Ok(())
 }
@@ -350,12 +327,7 @@ fn detach(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 /// Sends a request that is only a header: close, unmap or attach.
 fn with_header(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
-    let ops = [
-        CONTROL_CLOSE,
-        CONTROL_UNMAP,
-        CONTROL_UNMAP_AUX,
-        CONTROL_ATTACH,
-    ];
+    let ops = [CONTROL_CLOSE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CONTROL_ATTACH];
     let op = *input.choose(&ops)?;
     let request = header(input, op, event)?;
     if stage.fixture.control(&request).is_ok() && op == CONTROL_CLOSE {
@@ -369,11 +341,8 @@ fn lists(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let (first, count) = (half(input)?, half(input)?);
     let room = *input.choose(&[ROOM, 8, 16, 300, 1000])?;
     if input.arbitrary()? {
-        let request = CatalogueRequest {
-            header: header(input, CONTROL_CATALOGUE, 0)?,
-            first: first.into(),
-            count: count.into(),
-        };
+        let request =
+            CatalogueRequest { header: header(input, CONTROL_CATALOGUE, 0)?, first: first.into(), count: count.into() };
         stage.fixture.control_bytes(request.as_bytes(), room);
     } else {
         let request = PersistentRequest {
@@ -389,11 +358,7 @@ fn lists(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         };
         if reply.status.get() == 0 {
             let listed = usize::try_from(reply.value.get()).expect("few");
-            assert_eq!(
-                events.len(),
-                listed * size,
-                "the answer does not have as many entries as its `value`"
-            );
+            assert_eq!(events.len(), listed * size, "the answer does not have as many entries as its `value`");
         }
     }
     Ok(())
@@ -435,22 +400,14 @@ fn switch_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     }
     let memory = &stage.fixture.memory;
     let put = |offset: usize, value: u64| {
-        memory
-            .store(
-                value.to_le(),
-                GuestAddress(page + offset as u64),
-                Ordering::Release,
-            )
-            .expect("in memory");
+        memory.store(value.to_le(), GuestAddress(page + offset as u64), Ordering::Release).expect("in memory");
     };
     if once_in(input, 4)? {
         put(8 * input.int_in_range(0..=511)?, number(input)?);
         return Ok(());
     }
     let switches = offset_of!(TaskPage, switches);
-    let count: u64 = memory
-        .load(GuestAddress(page + switches as u64), Ordering::Acquire)
-        .expect("in memory");
+    let count: u64 = memory.load(GuestAddress(page + switches as u64), Ordering::Acquire).expect("in memory");
     let mut since = stage.fixture.host.now();
     for switch in 0..input.int_in_range(1..=4)? {
         let task = half(input)?;
@@ -479,15 +436,7 @@ fn tails(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         _ => layout::shared(input.int_in_range(0..=SHARED_PAGES)?),
     };
     let field = *input.choose(&[DATA_TAIL, AUX_TAIL])?;
-    stage
-        .fixture
-        .memory
-        .store(
-            number(input)?,
-            GuestAddress(metadata + field),
-            Ordering::Release,
-        )
-        .expect("in memory");
+    stage.fixture.memory.store(number(input)?, GuestAddress(metadata + field), Ordering::Release).expect("in memory");
     Ok(())
 }
 
@@ -500,11 +449,7 @@ fn tables(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             _ => layout::table(table + 1) | flags | 1,
         };
         let slot = 8 * input.int_in_range(0..=1)?;
-        stage
-            .fixture
-            .memory
-            .write_obj(entry, GuestAddress(layout::table(table) + slot))
-            .expect("in memory");
+        stage.fixture.memory.write_obj(entry, GuestAddress(layout::table(table) + slot)).expect("in memory");
     }
     Ok(())
 }
@@ -531,9 +476,7 @@ fn any_request(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
         let len = input.int_in_range(1..=200)?;
         input.bytes(len)?.to_vec()
     };
-    stage
-        .fixture
-        .control_bytes(&bytes, input.int_in_range(0..=64)?);
+    stage.fixture.control_bytes(&bytes, input.int_in_range(0..=64)?);
     Ok(())
 }
 
@@ -545,10 +488,7 @@ fn command(stage: &Stage, input: &mut Unstructured<'_>) -> Result<Command> {
         _ => stage.event(input)?,
     };
     let (value, room) = match op {
-        COMMAND_AUX_BEGIN => (
-            64 * input.int_in_range(0..=300_u64)?,
-            64 * input.int_in_range(0..=300_u64)?,
-        ),
+        COMMAND_AUX_BEGIN => (64 * input.int_in_range(0..=300_u64)?, 64 * input.int_in_range(0..=300_u64)?),
         COMMAND_PERIOD => (*input.choose(&[10, 1, 1000, 0])?, 0),
         COMMAND_REFRESH => (input.int_in_range(0..=3)?, 0),
         COMMAND_PROMPT => (input.int_in_range(0..=1)?, 0),
@@ -642,11 +582,7 @@ pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> R
         true => 9 | input.int_in_range(0..=20)? << 51,
         false => number(input)?,
     };
-    stage
-        .memory
-        .window
-        .write_obj(word, GuestAddress(layout::WINDOW + at))
-        .expect("in memory");
+    stage.memory.window.write_obj(word, GuestAddress(layout::WINDOW + at)).expect("in memory");
     Ok(())
 }
 

@@ -58,10 +58,7 @@ fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
             }
         }
         if let Some(place) = writer.get() {
-            assert!(
-                place.room <= 4 * PAGE_SIZE as u64,
-                "more room than any area has"
-            );
+            assert!(place.room <= 4 * PAGE_SIZE as u64, "more room than any area has");
         }
     }
     match input.int_in_range(0..=7)? {
@@ -115,10 +112,7 @@ fn exits(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 fn host_counts(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let of = thread(input.int_in_range(0..=VCPUS - 1)?);
     let events = *input.choose(&[1, 9, 10, 100, 500])?;
-    stage
-        .fixture
-        .host
-        .work(of, events, input.int_in_range(0..=4)?);
+    stage.fixture.host.work(of, events, input.int_in_range(0..=4)?);
     stage.fixture.host.pass(input.int_in_range(0..=20_000_000)?);
     Ok(())
 }
@@ -224,13 +218,8 @@ pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
     ];
     let event = *input.choose(&events)?;
     let name = *input.choose(&[None, Some("ours"), Some("other"), Some("No")])?;
-    let rates = [
-        None,
-        Some(Rate::Period(1)),
-        Some(Rate::Period(100)),
-        Some(Rate::Frequency(1000)),
-        Some(Rate::Period(0)),
-    ];
+    let rates =
+        [None, Some(Rate::Period(1)), Some(Rate::Period(100)), Some(Rate::Frequency(1000)), Some(Rate::Period(0))];
     Ok(Persist {
         name: name.map(str::to_owned),
         event: event.to_owned(),
@@ -270,10 +259,7 @@ fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     histories_of(&stage.fixture.vpmu);
     if input.arbitrary()? {
         let mut config = [0xff; 16];
-        stage
-            .fixture
-            .vpmu
-            .read_config(input.int_in_range(0..=128)?, &mut config);
+        stage.fixture.vpmu.read_config(input.int_in_range(0..=128)?, &mut config);
         if stage.movable && once_in(input, 4)? {
             return moves(stage, input);
         }
@@ -310,11 +296,7 @@ fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             stage.go_on_as(next);
         }
         refused => {
-            assert!(
-                forged || stage.forged,
-                "{:?}",
-                refused.map(|(_, refused)| refused)
-            );
+            assert!(forged || stage.forged, "{:?}", refused.map(|(_, refused)| refused));
             stage.enter_all();
         }
     }
@@ -328,10 +310,6 @@ pub(crate) fn histories_of(vpmu: &Vpmu) {
             continue;
         };
         let read: usize = history.iter().map(<[u8]>::len).sum();
-        assert_eq!(
-            read,
-            history.records.len(),
-            "the history has only whole records"
-        );
+        assert_eq!(read, history.records.len(), "the history has only whole records");
     }
 }

@@ -28,13 +28,7 @@ pub(crate) fn once_in(input: &mut Unstructured<'_>, times: u8) -> Result<bool> {
 
 /// An exit for any reason, with or without details of an I/O access.
 pub(crate) fn exit(input: &mut Unstructured<'_>) -> Result<Exit> {
-    let reasons = [
-        ExitReason::Io,
-        ExitReason::Mmio,
-        ExitReason::Hlt,
-        ExitReason::Signal,
-        ExitReason::Other,
-    ];
+    let reasons = [ExitReason::Io, ExitReason::Mmio, ExitReason::Hlt, ExitReason::Signal, ExitReason::Other];
     let reason = *input.choose(&reasons)?;
     let access = match input.arbitrary()? {
         true => Some(vpmu::Access {
@@ -65,10 +59,7 @@ impl Registers for Cpu {
         match self {
             Self::Hidden => None,
             Self::Place(regs) => Some(*regs),
-            Self::Whole(state) => Some(GuestRegs {
-                ip: state.general[8],
-                user: state.user,
-            }),
+            Self::Whole(state) => Some(GuestRegs { ip: state.general[8], user: state.user }),
         }
     }
 
@@ -84,10 +75,7 @@ impl Registers for Cpu {
 pub(crate) fn cpu(input: &mut Unstructured<'_>) -> Result<Cpu> {
     Ok(match input.int_in_range(0..=3)? {
         0 => Cpu::Hidden,
-        1 => Cpu::Place(GuestRegs {
-            ip: number(input)?,
-            user: input.arbitrary()?,
-        }),
+        1 => Cpu::Place(GuestRegs { ip: number(input)?, user: input.arbitrary()? }),
         _ => Cpu::Whole(Box::new(state(input)?)),
     })
 }

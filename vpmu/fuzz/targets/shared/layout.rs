@@ -84,19 +84,14 @@ impl Memory {
         let clear = |memory: &GuestMemoryMmap, &(start, len): &(GuestAddress, usize)| {
             let mut at = start.0;
             while at < start.0 + len as u64 {
-                memory
-                    .write_slice(&[0; PAGE_SIZE], GuestAddress(at))
-                    .expect("in memory");
+                memory.write_slice(&[0; PAGE_SIZE], GuestAddress(at)).expect("in memory");
                 at += PAGE;
             }
         };
         for each in &self.ranges {
             clear(&self.guest, each);
         }
-        clear(
-            &self.window,
-            &range(&(WINDOW..WINDOW + WINDOW_PAGES * PAGE)),
-        );
+        clear(&self.window, &range(&(WINDOW..WINDOW + WINDOW_PAGES * PAGE)));
     }
 
     /// Checks that the device did not write to pages that the driver never gave to it.
@@ -104,9 +99,7 @@ impl Memory {
         let mut bytes = [0; PAGE_SIZE];
         for number in 0..ARENA_PAGES {
             let neighbour = GuestAddress(arena(number) + PAGE);
-            self.guest
-                .read_slice(&mut bytes, neighbour)
-                .expect("in memory");
+            self.guest.read_slice(&mut bytes, neighbour).expect("in memory");
             assert!(
                 bytes == [0; PAGE_SIZE],
                 "the device wrote to page {:#x}, which the driver never named",

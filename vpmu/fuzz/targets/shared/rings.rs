@@ -32,15 +32,7 @@ pub(crate) struct OwnRing {
 impl OwnRing {
     /// A newly mapped ring.
     pub(crate) fn new(event: u64, pages: Vec<u64>, writable: bool, backward: bool) -> Self {
-        Self {
-            event,
-            pages,
-            writable,
-            backward,
-            tail: 0,
-            head: 0,
-            lost: 0,
-        }
+        Self { event, pages, writable, backward, tail: 0, head: 0, lost: 0 }
     }
 
     /// Address of the metadata page.
@@ -66,11 +58,7 @@ impl OwnRing {
             true => self.head.wrapping_sub(head),
             false => head.wrapping_sub(self.head),
         };
-        assert!(
-            grown < 1 << 63,
-            "head went from {:#x} to {head:#x}",
-            self.head
-        );
+        assert!(grown < 1 << 63, "head went from {:#x} to {head:#x}", self.head);
         assert!(grown.is_multiple_of(HEADER), "head {head:#x}");
         self.head = head;
         if self.size() == 0 {
@@ -89,9 +77,7 @@ impl OwnRing {
             self.records(memory, self.tail, len, true);
             self.tail = head;
             let tail = GuestAddress(self.pages[0] + DATA_TAIL);
-            memory
-                .store(head, tail, Ordering::Release)
-                .expect("in memory");
+            memory.store(head, tail, Ordering::Release).expect("in memory");
         }
     }
 

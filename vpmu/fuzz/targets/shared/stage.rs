@@ -7,12 +7,9 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use serde::Deserialize;
 use serde_json::Value;
 use vm_memory::GuestMemoryAtomic;
-use vpmu::abi::{
-    F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, KIND_MARK, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
-};
+use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, KIND_MARK, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU};
 use vpmu::{
-    AuxProducer, Engines, EventMatch, ExitReason, Limits, Policy, RestoreError, SavedState,
-    Settings, Tier, VcpuSession,
+    AuxProducer, Engines, EventMatch, ExitReason, Limits, Policy, RestoreError, SavedState, Settings, Tier, VcpuSession,
 };
 
 use super::driver::DriverQueue;
@@ -27,11 +24,7 @@ thread_local! {
 }
 
 /// The VMM's own producer of AUX data.
-const PRODUCER: AuxProducer = AuxProducer {
-    name: "producer",
-    counts: "words",
-    format: 128,
-};
+const PRODUCER: AuxProducer = AuxProducer { name: "producer", counts: "words", format: 128 };
 
 /// The event that the operator denies the guest.
 const DENIED: EventMatch = EventMatch::one(KIND_MARK, u32::MAX as u64);
@@ -155,12 +148,7 @@ impl Stage {
         self.fixture.set_transport(features, &queues);
         self.fixture
             .vpmu
-            .activate(
-                self.guest_memory(),
-                features,
-                &queues,
-                self.fixture.interrupt.clone(),
-            )
+            .activate(self.guest_memory(), features, &queues, self.fixture.interrupt.clone())
             .expect("features that were offered, and queues in memory");
     }
 
@@ -173,10 +161,7 @@ impl Stage {
         let offered = features & !self.fixture.vpmu.features() == 0;
         let memory = self.guest_memory();
         self.fixture.set_transport(features, &given);
-        let activated =
-            self.fixture
-                .vpmu
-                .activate(memory, features, &given, self.fixture.interrupt.clone());
+        let activated = self.fixture.vpmu.activate(memory, features, &given, self.fixture.interrupt.clone());
         assert!(
             activated.is_err() || complete && offered,
             "the device accepted features that it does not offer, or too few queues"
@@ -197,9 +182,7 @@ impl Stage {
     /// Pauses a vCPU and ends its thread.
     pub(crate) fn detach(&mut self, vcpu: u32) {
         if self.attached[vcpu as usize] {
-            self.fixture
-                .vcpus
-                .with(vcpu, |session| drop(session.pause()));
+            self.fixture.vcpus.with(vcpu, |session| drop(session.pause()));
         }
         self.fixture.vcpus.set(vcpu, None);
         self.attached[vcpu as usize] = false;
@@ -211,9 +194,7 @@ impl Stage {
         let queues = self.fixture.queues.split_off(usize::from(QUEUE_VCPU));
         let vcpus = (0..VCPUS).zip(queues);
         let taken = vcpus.filter(|(vcpu, _)| std::mem::take(&mut self.attached[*vcpu as usize]));
-        taken
-            .map(|(vcpu, queue)| (vcpu, self.fixture.vcpus.take(vcpu), queue))
-            .collect()
+        taken.map(|(vcpu, queue)| (vcpu, self.fixture.vcpus.take(vcpu), queue)).collect()
     }
 
     /// Takes a session back after its thread ended.
@@ -269,9 +250,7 @@ impl Stage {
     pub(crate) fn leave_all(&self) {
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             let mut nowhere = At(u64::MAX);
-            self.fixture
-                .vcpus
-                .leave(vcpu, ExitReason::Signal, &mut nowhere);
+            self.fixture.vcpus.leave(vcpu, ExitReason::Signal, &mut nowhere);
         }
     }
 
@@ -283,10 +262,7 @@ impl Stage {
 
     /// Restores `state` into a new device with the same settings on a new host. Returns the device and the result
     /// of the restore, or `None` if `state` does not have the structure of a saved state.
-    pub(crate) fn successor(
-        &self,
-        state: &Value,
-    ) -> Option<(Fixture, core::result::Result<(), RestoreError>)> {
+    pub(crate) fn successor(&self, state: &Value) -> Option<(Fixture, core::result::Result<(), RestoreError>)> {
         let state: SavedState = SavedState::deserialize(state).ok()?;
         let next = self.fixture.successor(
             self.fixture.settings(),
@@ -298,9 +274,7 @@ impl Stage {
             false => Default::default(),
         };
         let memory = self.guest_memory();
-        let restored = next
-            .vpmu
-            .restore(&state, memory, features, &queues, next.interrupt.clone());
+        let restored = next.vpmu.restore(&state, memory, features, &queues, next.interrupt.clone());
         Some((next, restored))
     }
 
@@ -330,9 +304,7 @@ impl Stage {
         let _ = vpmu.notify(QUEUE_EVENT);
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             let mut nowhere = At(u64::MAX);
-            self.fixture
-                .vcpus
-                .leave(vcpu, ExitReason::Mmio, &mut nowhere);
+            self.fixture.vcpus.leave(vcpu, ExitReason::Mmio, &mut nowhere);
             let queue = u16::try_from(vcpu).map_or(QUEUE_VCPU, |vcpu| QUEUE_VCPU + vcpu);
             self.fixture.vcpus.kick(vcpu, queue);
             self.fixture.vcpus.enter(vcpu);
@@ -375,11 +347,7 @@ impl Stage {
             self.fixture.exit(vcpu, ExitReason::Io, &mut At(1));
         }
         vpmu.drain();
-        assert_eq!(
-            heads(&self),
-            before,
-            "the device wrote to a ring after a reset"
-        );
+        assert_eq!(heads(&self), before, "the device wrote to a ring after a reset");
         self.end();
     }
 
@@ -393,11 +361,7 @@ impl Stage {
         }
         // This drain finds nothing to collect, so the device turns periodic draining off.
         vpmu.drain();
-        assert_eq!(
-            self.fixture.host.open_counters(),
-            0,
-            "host counters are still open"
-        );
+        assert_eq!(self.fixture.host.open_counters(), 0, "host counters are still open");
         assert!(!self.fixture.host.draining(), "the drain is still on");
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             let wanted = self.fixture.vcpus.wants_registers(vcpu);

@@ -78,24 +78,14 @@ pub struct Machine {
 impl Machine {
     /// Builds a machine that is ready to execute `program` in `ring`. Each run ends when `watch` reaches its time
     /// limit, or earlier.
-    pub fn new(
-        kvm: &Kvm,
-        watch: &Watch,
-        ring: Ring,
-        program: &[code::Unit],
-    ) -> Result<Self, MachineError> {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), code::RAM)])
-            .map_err(MachineError::Map)?;
+    pub fn new(kvm: &Kvm, watch: &Watch, ring: Ring, program: &[code::Unit]) -> Result<Self, MachineError> {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), code::RAM)]).map_err(MachineError::Map)?;
         let program = (code::PROGRAM, code::bytes(program));
         for (at, bytes) in code::tables().into_iter().chain([program]) {
-            memory
-                .write_slice(&bytes, GuestAddress(at))
-                .map_err(MachineError::Fill)?;
+            memory.write_slice(&bytes, GuestAddress(at)).map_err(MachineError::Fill)?;
         }
         let vm = create_vm(kvm).map_err(MachineError::kvm("KVM_CREATE_VM"))?;
-        let host = memory
-            .get_host_address(GuestAddress(0))
-            .map_err(MachineError::Fill)?;
+        let host = memory.get_host_address(GuestAddress(0)).map_err(MachineError::Fill)?;
         let region = kvm_userspace_memory_region {
             memory_size: code::RAM as u64,
             userspace_addr: host as u64,
@@ -103,17 +93,11 @@ impl Machine {
         };
         // SAFETY: the region covers one entire mapping. The machine owns the mapping, and unmaps it only after the VM
         // is closed.
-        unsafe { vm.set_user_memory_region(region) }
-            .map_err(MachineError::kvm("KVM_SET_USER_MEMORY_REGION"))?;
+        unsafe { vm.set_user_memory_region(region) }.map_err(MachineError::kvm("KVM_SET_USER_MEMORY_REGION"))?;
 
         let vcpu = create_vcpu(kvm, &vm)?;
         watch.guard(&vcpu).map_err(MachineError::Guard)?;
-        let mut machine = Machine {
-            vcpu,
-            _vm: vm,
-            _memory: memory,
-            watch: watch.clone(),
-        };
+        let mut machine = Machine { vcpu, _vm: vm, _memory: memory, watch: watch.clone() };
         machine.enter(ring)?;
         Ok(machine)
     }

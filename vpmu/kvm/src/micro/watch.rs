@@ -4,10 +4,7 @@
 //! limit. If the process's queue of real-time signals is full, `SIGIO` is sent instead: by the kernel for overflows of
 //! a probe's event, and by this module at the time limit. The thread blocks both signals outside of run calls.
 
-#![expect(
-    unsafe_code,
-    reason = "an ioctl that kvm-ioctls does not wrap, pthread_kill and sigtimedwait"
-)]
+#![expect(unsafe_code, reason = "an ioctl that kvm-ioctls does not wrap, pthread_kill and sigtimedwait")]
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -22,9 +19,7 @@ use std::time::Duration;
 use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
-use vmm_sys_util::signal::{
-    self as signals, SIGRTMIN, block_signal, create_sigset, register_signal_handler,
-};
+use vmm_sys_util::signal::{self as signals, SIGRTMIN, block_signal, create_sigset, register_signal_handler};
 
 use self::WatchError::{Panicked, Signal, Spawn, Stuck};
 
@@ -68,10 +63,7 @@ impl Watch {
         let Ok(set) = create_sigset(&ending()) else {
             return;
         };
-        let now = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel reads `set` and `now`, and writes nothing, because the info pointer is null.
         while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
     }
@@ -86,10 +78,7 @@ impl Watch {
             length: u32,
             blocked: [u8; 8],
         }
-        let mask = Mask {
-            length: 8,
-            blocked: [0; 8],
-        };
+        let mask = Mask { length: 8, blocked: [0; 8] };
         // SAFETY: `mask` has the layout of a `kvm_signal_mask` with a set of `length` bytes; KVM only reads it.
         let answer = unsafe { ioctl_with_ref(vcpu, KVM_SET_SIGNAL_MASK(), &mask) };
         if answer < 0 {
@@ -121,9 +110,7 @@ pub fn watched<T: Send + 'static>(
     // Without a handler, the signal would end the process. Installing the handler again is harmless.
     register_signal_handler(signal, ignore).map_err(|e| Signal(e.into()))?;
 
-    let watch = Watch {
-        over: Arc::new(AtomicBool::new(false)),
-    };
+    let watch = Watch { over: Arc::new(AtomicBool::new(false)) };
     let over = Arc::clone(&watch.over);
     let (sender, receiver) = mpsc::sync_channel(1);
     let blocked = Arc::new(AtomicBool::new(false));
@@ -215,9 +202,7 @@ mod tests {
 
     #[test]
     fn panicking_probe_is_an_error_and_no_hang() {
-        let outcome = watched(Duration::from_secs(10), |_| {
-            std::panic::resume_unwind(Box::new("quiet"))
-        });
+        let outcome = watched(Duration::from_secs(10), |_| std::panic::resume_unwind(Box::new("quiet")));
         let outcome: Result<(), WatchError> = outcome;
         assert!(matches!(outcome, Err(Panicked)));
     }

@@ -81,9 +81,6 @@ impl Ring {
             self.mapping.load(offset, Ordering::Relaxed)
         };
         let size = (DATA_PAGES * PAGE) as u64;
-        Records::new(&word, size, 0, head)
-            .map_while(Result::ok)
-            .map(|record| (record.header, record.body()))
-            .collect()
+        Records::new(&word, size, 0, head).map_while(Result::ok).map(|record| (record.header, record.body())).collect()
     }
 }

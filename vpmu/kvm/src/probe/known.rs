@@ -24,10 +24,7 @@ impl Known {
     /// `None` if the host's boot id or KVM's directory in sysfs cannot be read.
     pub(super) fn of_host(directory: &Path) -> Option<Self> {
         let host = host(Path::new("/proc"), Path::new("/sys")).ok()?;
-        Some(Self {
-            directory: directory.to_owned(),
-            host,
-        })
+        Some(Self { directory: directory.to_owned(), host })
     }
 
     fn path(&self) -> PathBuf {
@@ -37,9 +34,7 @@ impl Known {
     /// Returns whether host samples have guest addresses. Returns `None` if there is no trusted answer for this host.
     pub(super) fn answer(&self) -> Option<bool> {
         let text = self.read().ok()?;
-        [false, true]
-            .into_iter()
-            .find(|&answer| text == self.text(answer))
+        [false, true].into_iter().find(|&answer| text == self.text(answer))
     }
 
     fn text(&self, answer: bool) -> String {
@@ -48,9 +43,7 @@ impl Known {
 
     fn read(&self) -> io::Result<String> {
         let mut options = File::options();
-        let file = options
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = file.open(self.path())?;
         let about = file.metadata()?;
         let own = rustix::process::geteuid().as_raw();
@@ -67,8 +60,7 @@ impl Known {
     /// store its answer at the same time.
     fn unfinished(&self) -> PathBuf {
         // In a PID namespace of its own, each VMM has the id 1. /proc has the id that it has among all processes.
-        let id =
-            fs::read_link("/proc/self").unwrap_or_else(|_| std::process::id().to_string().into());
+        let id = fs::read_link("/proc/self").unwrap_or_else(|_| std::process::id().to_string().into());
         let mut name = OsString::from("guest-ips.");
         name.push(id);
         self.directory.join(name)
@@ -91,11 +83,7 @@ impl Known {
             _ => {}
         }
         let mut options = File::options();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o644)
-            .open(&unfinished)?;
+        let mut file = options.write(true).create_new(true).mode(0o644).open(&unfinished)?;
         let written = file
             .set_permissions(Permissions::from_mode(0o644))
             .and_then(|()| file.write_all(self.text(answer).as_bytes()))
@@ -121,10 +109,7 @@ mod tests {
     use super::*;
 
     fn known(directory: &Path, host: &str) -> Known {
-        Known {
-            directory: directory.join("known"),
-            host: host.to_owned(),
-        }
+        Known { directory: directory.join("known"), host: host.to_owned() }
     }
 
     #[test]

@@ -11,9 +11,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use vpmu_perf::bindings::{
-    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_SOFTWARE, perf_event_attr,
-};
+use vpmu_perf::bindings::{PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_SOFTWARE, perf_event_attr};
 
 use self::known::Known;
 use crate::micro::{self, MicroError, Ring};
@@ -34,20 +32,11 @@ pub struct Sampling {
 
 impl Sampling {
     /// For a report about the host, such as the report of `vmm check`. Samples up to four guests at 1 kHz.
-    pub const THOROUGH: Self = Self {
-        time: Duration::from_millis(200),
-        attempts: 4,
-        period: 1_000_000,
-        ends_early: false,
-    };
+    pub const THOROUGH: Self =
+        Self { time: Duration::from_millis(200), attempts: 4, period: 1_000_000, ends_early: false };
     /// For a machine that is about to boot. Takes enough samples in a short time. Uses only one small guest, because it
     /// takes longer to create and destroy a guest than to sample it.
-    pub const QUICK: Self = Self {
-        time: Duration::from_secs(2),
-        attempts: 1,
-        period: 100_000,
-        ends_early: true,
-    };
+    pub const QUICK: Self = Self { time: Duration::from_secs(2), attempts: 1, period: 100_000, ends_early: true };
 }
 
 /// After each batch of this many samples, the guest's thread checks whether there are enough samples.
@@ -103,9 +92,7 @@ impl Samples {
     /// quarters of all samples may be host samples, because an emulated KVM does a lot of work on the host.
     #[must_use]
     pub fn name_places(&self) -> bool {
-        self.guest >= Self::ENOUGH
-            && self.guest >= self.total / 4
-            && self.in_loop >= self.guest - self.guest / 10
+        self.guest >= Self::ENOUGH && self.guest >= self.total / 4 && self.in_loop >= self.guest - self.guest / 10
     }
 }
 
@@ -137,9 +124,7 @@ fn conclusive_guest_ips() -> Option<bool> {
         rings if rings.contains(&Some(false)) => Some(false),
         _ => None,
     };
-    let text = knows.map_or("unknown, assuming false", |knows| {
-        if knows { "true" } else { "false" }
-    });
+    let text = knows.map_or("unknown, assuming false", |knows| if knows { "true" } else { "false" });
     log::info!("host samples contain guest addresses: {text}");
     knows
 }
@@ -248,18 +233,11 @@ mod tests {
 
     #[test]
     fn guest_ips_are_known_by_the_share_of_samples_in_the_loop() {
-        let of = |total, in_loop| Samples {
-            total,
-            in_loop,
-            ..Samples::default()
-        };
+        let of = |total, in_loop| Samples { total, in_loop, ..Samples::default() };
         assert_eq!(of(200, 199).carry_guest_ips(), Some(true));
         assert_eq!(of(200, 0).carry_guest_ips(), Some(false));
         assert_eq!(of(3, 3).carry_guest_ips(), None);
-        let of_guest = |total, guest, in_loop| Samples {
-            guest,
-            ..of(total, in_loop)
-        };
+        let of_guest = |total, guest, in_loop| Samples { guest, ..of(total, in_loop) };
         assert!(of_guest(200, 190, 180).name_places());
         assert!(of_guest(700, 190, 180).name_places(), "a busy host");
         assert!(!of_guest(200, 190, 100).name_places());

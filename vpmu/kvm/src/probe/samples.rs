@@ -49,12 +49,7 @@ mod tests {
             record(TYPE_LOST, 0, &[5]),
             record(TYPE_SAMPLE, MODE_KERNEL, &[5]),
         ];
-        let expected = Samples {
-            total: 5,
-            guest: 4,
-            in_loop: 2,
-            labelled_user: 3,
-        };
+        let expected = Samples { total: 5, guest: 4, in_loop: 2, labelled_user: 3 };
         assert_eq!(count(&ring, |ip| ip == 5), expected);
     }
 }

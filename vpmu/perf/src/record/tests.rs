@@ -21,9 +21,7 @@ fn walk(ring: &[u64], tail: u64, head: u64) -> Vec<ParsedRecord> {
         assert!(offset < size && offset.is_multiple_of(8), "inside, aligned");
         ring[usize::try_from(offset / 8).unwrap_or(usize::MAX)]
     };
-    Records::new(&word, size, tail, head)
-        .map(|found| found.map(|record| (record.header.kind, record.body())))
-        .collect()
+    Records::new(&word, size, tail, head).map(|found| found.map(|record| (record.header.kind, record.body()))).collect()
 }
 
 /// A ring that holds `records` from byte `tail` on.
@@ -39,11 +37,7 @@ fn held(records: &[Vec<u64>], tail: u64) -> Vec<ParsedRecord> {
 #[test]
 fn records_across_end_of_ring_are_whole() {
     let records = [record(9, &[1, 2, 3]), record(2, &[]), record(5, &[4; 20])];
-    let expected = [
-        Ok((9, vec![1, 2, 3])),
-        Ok((2, vec![])),
-        Ok((5, vec![4; 20])),
-    ];
+    let expected = [Ok((9, vec![1, 2, 3])), Ok((2, vec![])), Ok((5, vec![4; 20]))];
     for tail in (0..SIZE as u64).step_by(8) {
         assert_eq!(held(&records, tail), expected, "from {tail}");
     }
@@ -54,10 +48,7 @@ fn impossible_length_ends_walk() {
     for size in [0, 4, 7, 12, 48, 0xfff8] {
         let bad = vec![header(9, 5, size)];
         let found = held(&[record(9, &[4, 5, 6]), bad, record(9, &[7, 8, 9])], 8);
-        let broken = Broken::Malformed {
-            size,
-            available: 40,
-        };
+        let broken = Broken::Malformed { size, available: 40 };
         assert_eq!(found, [Ok((9, vec![4, 5, 6])), Err(broken)]);
     }
 }

@@ -80,17 +80,10 @@ fn forged_length_is_not_followed() {
         (1 | counts, 0, vec![1]),
         (1 | counts | chain, 0, vec![1, 2]),
     ] {
-        let event = PersistentStatus {
-            read_format,
-            ..event(5, "marks", 0, sample_type)
-        };
+        let event = PersistentStatus { read_format, ..event(5, "marks", 0, sample_type) };
         let recorded = recorded(&[history(event, &[record(9, USER, &words)])], None);
         let summary = (recorded.summary.samples, recorded.summary.left_out);
-        assert_eq!(
-            summary,
-            (0, 1),
-            "{sample_type:#x} {read_format:#x} {words:x?}"
-        );
+        assert_eq!(summary, (0, 1), "{sample_type:#x} {read_format:#x} {words:x?}");
     }
 }
 
@@ -100,10 +93,7 @@ fn record_that_grows_too_long_is_left_out() {
     // record in the file has exactly the maximum length.
     let length = 8_182;
     let mut words = vec![1, length];
-    words.extend(std::iter::repeat_n(
-        0x1000,
-        usize::try_from(length).unwrap(),
-    ));
+    words.extend(std::iter::repeat_n(0x1000, usize::try_from(length).unwrap()));
     let longest = record(9, USER, &words);
     assert_eq!(longest.len(), 65_528 - 6 * 8);
     words.push(0x1000);
@@ -111,20 +101,14 @@ fn record_that_grows_too_long_is_left_out() {
     let event = event(5, "marks", 0, 1 | 1 << 5);
     let records = [longest, record(9, USER, &words)];
     let recorded = recorded(&[history(event, &records)], None);
-    assert_eq!(
-        (recorded.summary.samples, recorded.summary.left_out),
-        (1, 1)
-    );
+    assert_eq!((recorded.summary.samples, recorded.summary.left_out), (1, 1));
 }
 
 #[test]
 fn senseless_times_and_addresses_stop_no_reader() {
     let event = event(5, "marks", 0, USUAL);
     let samples = [u64::MAX, 0, 1 << 63, 7].map(|time| usual(&event, KERNEL, u64::MAX, time, !0));
-    let recorded = recorded(
-        &[history(event, &samples)],
-        Some("ffffffff81000000 T _text\n"),
-    );
+    let recorded = recorded(&[history(event, &samples)], Some("ffffffff81000000 T _text\n"));
     assert_eq!(recorded.summary.samples, 4);
     assert_eq!(script(&recorded.path).len(), 4);
 }
@@ -146,9 +130,8 @@ fn garbage_in_a_ring_leaves_a_file_that_perf_reads() {
         let mut next = || numbers.next().unwrap();
         let records: Vec<Vec<u8>> = (0..300)
             .map(|_| {
-                let words: Vec<u64> = (0..next() % 40)
-                    .map(|_| if next() % 2 == 0 { next() % 8 } else { next() })
-                    .collect();
+                let words: Vec<u64> =
+                    (0..next() % 40).map(|_| if next() % 2 == 0 { next() % 8 } else { next() }).collect();
                 let kind = [9, 9, 9, 5, 6, 2, 1, 3, 10, 17][next() as usize % 10];
                 record(kind, next() as u16 & 3, &words)
             })
@@ -162,12 +145,7 @@ fn garbage_in_a_ring_leaves_a_file_that_perf_reads() {
 #[test]
 fn short_records_count_by_their_size_in_the_file() {
     let bare = |id, window| {
-        let event = PersistentStatus {
-            operator: false,
-            window,
-            pages: Some(1),
-            ..event(id, "guests", 0, 0)
-        };
+        let event = PersistentStatus { operator: false, window, pages: Some(1), ..event(id, "guests", 0, 0) };
         history(event, &vec![record(9, USER, &[]); 512])
     };
     // A page holds 512 records of 8 bytes. In the file, each of them takes 64 bytes.
@@ -176,32 +154,20 @@ fn short_records_count_by_their_size_in_the_file() {
         let kept = bounded([bare(1, window)].into_iter(), most);
         kept[0].records.len()
     };
-    assert_eq!(
-        (kept(false, 8 * page), kept(false, 8 * page - 1)),
-        (page, 0)
-    );
+    assert_eq!((kept(false, 8 * page), kept(false, 8 * page - 1)), (page, 0));
     // If the ring is in the window, its one page is not counted.
     assert_eq!((kept(true, 7 * page), kept(true, 7 * page - 1)), (page, 0));
 }
 
 #[test]
 fn rings_in_guest_memory_stay_within_their_limit() {
-    let guests = |id| PersistentStatus {
-        operator: false,
-        window: false,
-        ..event(id, "guests", 0, USUAL)
-    };
+    let guests = |id| PersistentStatus { operator: false, window: false, ..event(id, "guests", 0, USUAL) };
     let of = |event: PersistentStatus, count| {
         let records = vec![usual(&event, USER, 1, 10, 1); count];
         history(event, &records)
     };
-    let all = [
-        of(guests(1), 3),
-        of(event(2, "ours", 0, USUAL), 90),
-        of(guests(3), 8),
-        of(guests(4), 7),
-        of(guests(5), 1),
-    ];
+    let all =
+        [of(guests(1), 3), of(event(2, "ours", 0, USUAL), 90), of(guests(3), 8), of(guests(4), 7), of(guests(5), 1)];
     let one = all[4].records.len();
     let kept = bounded(all.into_iter(), 10 * one);
     let counts: Vec<usize> = kept.iter().map(|kept| kept.records.len() / one).collect();

@@ -55,11 +55,7 @@ pub(super) fn event(id: u64, name: &str, vcpu: u32, sample_type: u64) -> Persist
 pub(super) fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u8> {
     let size = 8 + 8 * words.len() as u64;
     let header = u64::from(kind) | u64::from(misc) << 32 | size << 48;
-    [header]
-        .iter()
-        .chain(words)
-        .flat_map(|word| word.to_le_bytes())
-        .collect()
+    [header].iter().chain(words).flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// A sample with [`USUAL`] fields of task 5, thread 6.
@@ -70,10 +66,7 @@ pub(super) fn usual(of: &PersistentStatus, misc: u16, ip: u64, time: u64, addr: 
 }
 
 pub(super) fn history(event: PersistentStatus, records: &[Vec<u8>]) -> History {
-    History {
-        event,
-        records: records.concat(),
-    }
+    History { event, records: records.concat() }
 }
 
 /// A recording in its own directory.
@@ -100,26 +93,15 @@ pub(super) fn written(recording: &Recording<'_>) -> Recorded {
     let mut file = File::create(&path).unwrap();
     let summary = recording.write(&mut file).unwrap();
     assert_eq!(summary.bytes, file.metadata().unwrap().len());
-    Recorded {
-        _directory: directory,
-        path,
-        summary,
-    }
+    Recorded { _directory: directory, path, summary }
 }
 
 /// Output of stock perf for a recording.
 pub(super) fn perf(arguments: &[&str], path: &Path) -> String {
-    images::prerequisites::ensure(&[images::prerequisites::Prerequisite::Perf])
-        .expect("stock perf");
+    images::prerequisites::ensure(&[images::prerequisites::Prerequisite::Perf]).expect("stock perf");
     let perf = images::prerequisites::perf().expect("stock perf");
-    let output = Command::new(perf)
-        .args(arguments)
-        .arg("-i")
-        .arg(path)
-        .env("LC_ALL", "C")
-        .env("PAGER", "cat")
-        .output()
-        .unwrap();
+    let output =
+        Command::new(perf).args(arguments).arg("-i").arg(path).env("LC_ALL", "C").env("PAGER", "cat").output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "perf {arguments:?}: {errors}");
     assert!(!errors.contains("unexpected"), "{errors}");
@@ -131,7 +113,5 @@ pub(super) fn script(path: &Path) -> Vec<String> {
     let fields = "comm,tid,cpu,time,event,addr,ip,sym,symoff";
     let text = perf(&["script", "--ns", "-F", fields], path);
     let lines = text.lines().filter(|line| !line.trim().is_empty());
-    lines
-        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
-        .collect()
+    lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }

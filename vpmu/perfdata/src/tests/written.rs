@@ -37,12 +37,8 @@ fn stored(path: &Path) -> Vec<u64> {
 
 #[test]
 fn samples_of_two_vcpus_are_sorted_by_time() {
-    let (first, second) = (
-        event(11, "marks-0", 0, USUAL),
-        event(12, "marks-1", 1, USUAL),
-    );
-    let of_first =
-        [10, 30, 50].map(|time| usual(&first, KERNEL, 0xffff_ffff_8100_0108, time, time));
+    let (first, second) = (event(11, "marks-0", 0, USUAL), event(12, "marks-1", 1, USUAL));
+    let of_first = [10, 30, 50].map(|time| usual(&first, KERNEL, 0xffff_ffff_8100_0108, time, time));
     let of_second = [20, 40].map(|time| usual(&second, USER, 0x40_1000, time, time));
     let histories = [history(first, &of_first), history(second, &of_second)];
     let recorded = recorded(&histories, Some(MAP));
@@ -57,12 +53,8 @@ fn samples_of_two_vcpus_are_sorted_by_time() {
             ":6 6 [000] 0.000000050: marks-0: 32 ffffffff81000108 do_idle+0x8",
         ]
     );
-    let expected = Summary {
-        events: 2,
-        samples: 5,
-        bytes: fs::metadata(&recorded.path).unwrap().len(),
-        ..Summary::default()
-    };
+    let expected =
+        Summary { events: 2, samples: 5, bytes: fs::metadata(&recorded.path).unwrap().len(), ..Summary::default() };
     assert_eq!(recorded.summary, expected);
 }
 
@@ -81,32 +73,20 @@ fn linux_perf_data_reads_names_ids_and_records() {
     ];
     let recorded = recorded(&histories, None);
     let file = fs::File::open(&recorded.path).unwrap();
-    let PerfFileReader {
-        mut perf_file,
-        mut record_iter,
-    } = PerfFileReader::parse_file(file).unwrap();
+    let PerfFileReader { mut perf_file, mut record_iter } = PerfFileReader::parse_file(file).unwrap();
     let names: Vec<_> = perf_file
         .event_attributes()
         .iter()
-        .map(|attribute| {
-            (
-                attribute.name().unwrap().to_owned(),
-                attribute.ids().to_vec(),
-            )
-        })
+        .map(|attribute| (attribute.name().unwrap().to_owned(), attribute.ids().to_vec()))
         .collect();
-    assert_eq!(
-        names,
-        [("clock".into(), vec![21]), ("marks".into(), vec![22])]
-    );
+    assert_eq!(names, [("clock".into(), vec![21]), ("marks".into(), vec![22])]);
     assert_eq!(perf_file.hostname().unwrap(), None);
     assert_eq!(perf_file.os_release().unwrap(), None);
     assert_eq!(perf_file.cpu_desc().unwrap(), None);
     let mut found = Vec::new();
     while let Some(next) = record_iter.next_record(&mut perf_file).unwrap() {
         if let PerfFileRecord::EventRecord { attr_index, record } = next
-            && let Ok(linux_perf_data::linux_perf_event_reader::EventRecord::Sample(sample)) =
-                record.parse()
+            && let Ok(linux_perf_data::linux_perf_event_reader::EventRecord::Sample(sample)) = record.parse()
         {
             found.push((attr_index, sample.timestamp, sample.cpu, sample.addr));
         }
@@ -127,63 +107,28 @@ fn events_with_different_fields_share_a_file() {
         ..event(2, "full", 1, abi::SAMPLE_ALLOWED)
     };
     let group = [2, 100, 90, 5, 2, 0, 6, 3, 0];
-    let chain = [
-        3,
-        u64::MAX - 127,
-        0xffff_ffff_8100_0108,
-        0xffff_ffff_8100_0181,
-    ];
+    let chain = [3, u64::MAX - 127, 0xffff_ffff_8100_0108, 0xffff_ffff_8100_0181];
     let rest = [2, 1, 2, 16, 8, 9, 16, 0];
-    let words = [
-        &[2, 0xffff_ffff_8100_0108, 6 << 32 | 5, 1000, 9, 2, 2, 1, 1][..],
-        &group,
-        &chain,
-        &rest,
-    ]
-    .concat();
-    let histories = [
-        history(bare, &[record(9, USER, &[0x1234])]),
-        history(full, &[record(9, KERNEL, &words)]),
-    ];
+    let words = [&[2, 0xffff_ffff_8100_0108, 6 << 32 | 5, 1000, 9, 2, 2, 1, 1][..], &group, &chain, &rest].concat();
+    let histories = [history(bare, &[record(9, USER, &[0x1234])]), history(full, &[record(9, KERNEL, &words)])];
     let recorded = recorded(&histories, Some(MAP));
-    assert_eq!(
-        (recorded.summary.samples, recorded.summary.left_out),
-        (2, 0)
-    );
+    assert_eq!((recorded.summary.samples, recorded.summary.left_out), (2, 0));
     let text = perf(&["script", "-F", "event,ip,sym"], &recorded.path);
     let words: Vec<&str> = text.split_whitespace().collect();
     assert_eq!(
         words,
-        [
-            "bare:",
-            "1234",
-            "[unknown]",
-            "full:",
-            "ffffffff81000108",
-            "do_idle",
-            "ffffffff81000181",
-            "panic"
-        ]
+        ["bare:", "1234", "[unknown]", "full:", "ffffffff81000108", "do_idle", "ffffffff81000181", "panic"]
     );
 }
 
 #[test]
 fn field_that_one_event_lacks_is_shown_for_the_others() {
-    let silent = PersistentStatus {
-        rate: Some(Rate::Period(9)),
-        ..event(1, "silent", 1, 1 << 6)
-    };
+    let silent = PersistentStatus { rate: Some(Rate::Period(9)), ..event(1, "silent", 1, 1 << 6) };
     let marks = event(2, "marks", 0, USUAL);
     let sample = usual(&marks, USER, 0x1234, 10, 7);
-    let histories = [
-        history(silent, &[record(9, USER, &[1])]),
-        history(marks, &[sample]),
-    ];
+    let histories = [history(silent, &[record(9, USER, &[1])]), history(marks, &[sample])];
     let recorded = recorded(&histories, None);
-    let text = perf(
-        &["script", "-F", "tid,cpu,time,period,event,addr,ip"],
-        &recorded.path,
-    );
+    let text = perf(&["script", "-F", "tid,cpu,time,period,event,addr,ip"], &recorded.path);
     let words: Vec<&str> = text.split_whitespace().collect();
     let of_silent = ["-1", "[001]", "0.000000:", "9", "silent:", "0", "0"];
     let of_marks = ["6", "[000]", "0.000000:", "1", "marks:", "7", "1234"];
@@ -192,10 +137,7 @@ fn field_that_one_event_lacks_is_shown_for_the_others() {
 
 #[test]
 fn losses_are_counted_once_by_the_device() {
-    let event = PersistentStatus {
-        lost: 41,
-        ..event(5, "marks", 0, USUAL)
-    };
+    let event = PersistentStatus { lost: 41, ..event(5, "marks", 0, USUAL) };
     let of_the_ring = record(2, 0, &[5, 1_000_000]);
     let sample = usual(&event, USER, 1, 10, 1);
     let recorded = recorded(&[history(event, &[sample, of_the_ring])], None);
@@ -217,10 +159,7 @@ fn throttle_records_keep_their_times() {
     ];
     let recorded = recorded(&[history(event, &records)], None);
     let dump = perf(&["script", "-D"], &recorded.path);
-    let throttled = dump
-        .lines()
-        .filter(|line| line.contains("THROTTLE"))
-        .count();
+    let throttled = dump.lines().filter(|line| line.contains("THROTTLE")).count();
     assert_eq!((throttled, recorded.summary.samples), (2, 2), "{dump}");
 }
 
@@ -236,18 +175,11 @@ fn recording_without_samples_is_readable() {
 
 #[test]
 fn counting_events_take_no_field_from_the_others() {
-    let counting = PersistentStatus {
-        rate: None,
-        pages: None,
-        ..event(4, "tsc", 0, 0)
-    };
+    let counting = PersistentStatus { rate: None, pages: None, ..event(4, "tsc", 0, 0) };
     let marks = event(5, "marks", 0, USUAL);
     let sample = usual(&marks, USER, 1, 10, 1);
     let recorded = recorded(&[history(counting, &[]), history(marks, &[sample])], None);
-    assert_eq!(
-        (script(&recorded.path).len(), recorded.summary.events),
-        (1, 1)
-    );
+    assert_eq!((script(&recorded.path).len(), recorded.summary.events), (1, 1));
 }
 
 #[test]
@@ -262,32 +194,19 @@ fn name_has_no_character_that_a_terminal_acts_on() {
 #[test]
 fn reports_name_functions_of_the_guest_and_none_of_the_host() {
     let event = event(5, "clock", 0, USUAL);
-    let ips = [
-        0xffff_ffff_8100_0181,
-        0xffff_ffff_8100_0182,
-        0xffff_ffff_8200_0000,
-    ];
+    let ips = [0xffff_ffff_8100_0181, 0xffff_ffff_8100_0182, 0xffff_ffff_8200_0000];
     let samples = ips.map(|ip| usual(&event, KERNEL, ip, 10, 1));
     let histories = [history(event, &samples)];
     let named = recorded(&histories, Some(MAP));
     let report = perf(&["report", "--stdio", "--sort", "sym"], &named.path);
     // perf ends its report with a comment line that contains a random tip. Some tips contain a '%'.
-    let rows: Vec<&str> = report
-        .lines()
-        .filter(|line| !line.starts_with('#') && line.contains('%'))
-        .collect();
+    let rows: Vec<&str> = report.lines().filter(|line| !line.starts_with('#') && line.contains('%')).collect();
     assert_eq!(rows.len(), 2, "{report}");
-    assert!(
-        rows[0].contains("66.67%") && rows[0].contains("[k] panic"),
-        "{report}"
-    );
+    assert!(rows[0].contains("66.67%") && rows[0].contains("[k] panic"), "{report}");
     assert!(rows[1].contains("[k] 0xffffffff82000000"), "{report}");
     let bare = recorded(&histories, None);
     let lines = script(&bare.path);
-    assert!(
-        lines.iter().all(|line| line.ends_with("[unknown]")),
-        "{lines:?}"
-    );
+    assert!(lines.iter().all(|line| line.ends_with("[unknown]")), "{lines:?}");
 }
 
 #[test]
@@ -300,10 +219,7 @@ fn recording_has_no_names_when_their_file_is_spoiled() {
     let sample = usual(&event, KERNEL, 0xffff_ffff_8100_0000, 10, 1);
     let histories = [history(event, &[sample])];
     let mut recording = Recording::new(&histories);
-    assert!(matches!(
-        recording.name_functions(&symbols),
-        Err(SymbolsError::None(_))
-    ));
+    assert!(matches!(recording.name_functions(&symbols), Err(SymbolsError::None(_))));
     let recorded = written(&recording);
     assert_eq!(recorded.summary.samples, 1);
     assert_eq!(script(&recorded.path).len(), 1);

@@ -10,8 +10,7 @@ pub(crate) use counters::{READS_COUNTERS, performance_counter, ticks};
 pub(crate) use paging::is_user_address;
 pub use registers::{CpuState, GENERAL_REGS};
 pub(crate) use registers::{
-    FP, IP, KERNEL_STACK, REGISTERS, SAVED_WORDS, SP, Tables, WALKS_32_BIT_CODE, packet_registers,
-    saved,
+    FP, IP, KERNEL_STACK, REGISTERS, SAVED_WORDS, SP, Tables, WALKS_32_BIT_CODE, packet_registers, saved,
 };
 #[cfg(feature = "internals")]
 pub(crate) use {internals::program, registers::ENTRIES};

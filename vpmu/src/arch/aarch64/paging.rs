@@ -121,13 +121,7 @@ impl Tables {
         let wide = tcr & TCR_DS != 0;
         let granule = |shift: u32| tcr >> shift & TCR_GRANULE_MASK;
         let half = |off, ttbr, is_4k, shift: u32, tag| match tcr & off {
-            0 => Half::new(
-                ttbr,
-                is_4k,
-                tcr >> shift & TCR_SIZE_MASK,
-                tcr & tag != 0,
-                wide,
-            ),
+            0 => Half::new(ttbr, is_4k, tcr >> shift & TCR_SIZE_MASK, tcr & tag != 0, wide),
             _ => None,
         };
         let lower_is_4k = granule(TCR_TG0_SHIFT) == TCR_TG0_4K;
@@ -215,10 +209,7 @@ mod tests {
     impl Guest {
         fn new() -> Self {
             let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]);
-            Self {
-                memory: memory.expect("memory"),
-                next: ROOT_AT + 0x1000,
-            }
+            Self { memory: memory.expect("memory"), next: ROOT_AT + 0x1000 }
         }
 
         fn put(&self, at: u64, entry: u64) {
@@ -272,32 +263,20 @@ mod tests {
 
     #[test]
     fn page_translates_to_its_memory_with_its_permissions() {
-        assert_eq!(
-            kernel_page(0x8_7000 | PAGE, 0),
-            Some((0x8_7678, false, true))
-        );
+        assert_eq!(kernel_page(0x8_7000 | PAGE, 0), Some((0x8_7678, false, true)));
         let user = 0x8_7000 | PAGE | USER;
         assert_eq!(kernel_page(user, 0), Some((0x8_7678, true, true)));
         let data = 0x8_7000 | PAGE | KERNEL_NEVER_EXECUTES;
         assert_eq!(kernel_page(data, 0), Some((0x8_7678, false, false)));
         let guest = Guest::new().map((PROGRAM, 4), 0, user, 0);
-        assert_eq!(
-            guest.walk(TCR_48_BITS, PROGRAM),
-            Some((0x8_7000, true, true))
-        );
+        assert_eq!(guest.walk(TCR_48_BITS, PROGRAM), Some((0x8_7000, true, true)));
     }
 
     #[test]
     fn table_entry_limits_the_pages_below_it() {
         let entry = 0x8_7000 | PAGE | USER;
-        assert_eq!(
-            kernel_page(entry, TABLE_NO_USER),
-            Some((0x8_7678, false, true))
-        );
-        assert_eq!(
-            kernel_page(entry, TABLE_KERNEL_NEVER_EXECUTES),
-            Some((0x8_7678, true, false))
-        );
+        assert_eq!(kernel_page(entry, TABLE_NO_USER), Some((0x8_7678, false, true)));
+        assert_eq!(kernel_page(entry, TABLE_KERNEL_NEVER_EXECUTES), Some((0x8_7678, true, false)));
     }
 
     #[test]
@@ -333,10 +312,7 @@ mod tests {
         // address bits.
         let entry = 0x3_0000_0008_7000 | 0b11 << 8 | PAGE;
         let guest = Guest::new().map((address, 5), 0, entry, 0);
-        assert_eq!(
-            guest.walk(WIDE, address),
-            Some((0xf_0000_0008_7000, false, true))
-        );
+        assert_eq!(guest.walk(WIDE, address), Some((0xf_0000_0008_7000, false, true)));
         assert_eq!(guest.walk(WIDE & !TCR_DS, address), None);
     }
 
@@ -353,12 +329,7 @@ mod tests {
         ] {
             assert_eq!(guest.walk(tcr, KERNEL), None, "{tcr:#x}");
         }
-        let off = Control {
-            sctlr: 0,
-            tcr: TCR_48_BITS,
-            ttbr0: ROOT_AT,
-            ttbr1: ROOT_AT,
-        };
+        let off = Control { sctlr: 0, tcr: TCR_48_BITS, ttbr0: ROOT_AT, ttbr1: ROOT_AT };
         assert!(Tables::new(&off).is_none());
     }
 

@@ -94,12 +94,7 @@ pub(crate) struct Tables(paging::Tables);
 impl Tables {
     /// Returns the tables of `cpu`. `None` if translation is off.
     pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
-        let control = Control {
-            sctlr: cpu.sctlr,
-            tcr: cpu.tcr,
-            ttbr0: cpu.ttbr0,
-            ttbr1: cpu.ttbr1,
-        };
+        let control = Control { sctlr: cpu.sctlr, tcr: cpu.tcr, ttbr0: cpu.ttbr0, ttbr1: cpu.ttbr1 };
         paging::Tables::new(&control).map(Self)
     }
 
@@ -112,7 +107,4 @@ impl Tables {
 /// Flags of page-table entries that let user mode access a page. The first value is for an entry that points to a
 /// table, and the second value is for an entry that maps a page.
 #[cfg(feature = "internals")]
-pub(crate) const ENTRIES: [u64; 2] = [
-    paging::VALID | paging::TABLE,
-    paging::VALID | paging::TABLE | paging::USER,
-];
+pub(crate) const ENTRIES: [u64; 2] = [paging::VALID | paging::TABLE, paging::VALID | paging::TABLE | paging::USER];

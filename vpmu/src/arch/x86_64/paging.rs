@@ -44,10 +44,7 @@ impl Tables {
     /// Returns the tables of `cpu`. `None` outside long mode.
     pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
         let long = cpu.efer & EFER_LMA != 0 && cpu.cr4 & CR4_PAE != 0 && cpu.cr0 & CR0_PG != 0;
-        long.then_some(Self {
-            root: cpu.cr3 & ADDRESS,
-            levels: if cpu.cr4 & CR4_LA57 != 0 { 5 } else { 4 },
-        })
+        long.then_some(Self { root: cpu.cr3 & ADDRESS, levels: if cpu.cr4 & CR4_LA57 != 0 { 5 } else { 4 } })
     }
 
     /// Translates through the tables. Reads at most one entry per level, no matter what the tables contain.

@@ -30,13 +30,7 @@ struct Fake {
 impl Fake {
     fn new(pages: u64) -> Self {
         let words = usize::try_from(pages * PAGE / 8).expect("small");
-        Self {
-            data: vec![UNTOUCHED; words],
-            head: Cell::new(0),
-            tail: Cell::new(0),
-            looks: Cell::new(0),
-            hole: None,
-        }
+        Self { data: vec![UNTOUCHED; words], head: Cell::new(0), tail: Cell::new(0), looks: Cell::new(0), hole: None }
     }
 
     fn size(&self) -> u64 {
@@ -49,9 +43,7 @@ impl Fake {
 
     /// The words from `position` on.
     fn words(&self, position: u64, len: u64) -> Vec<u64> {
-        (0..len / 8)
-            .map(|word| self.data[self.index(position.wrapping_add(word * 8))])
-            .collect()
+        (0..len / 8).map(|word| self.data[self.index(position.wrapping_add(word * 8))]).collect()
     }
 }
 
@@ -98,9 +90,5 @@ fn filled(value: u64, len: u64) -> Vec<u64> {
 }
 
 fn entry(words: &[u64]) -> Entry<'_> {
-    Entry {
-        skip: 0,
-        parts: [&[], words],
-        collision: false,
-    }
+    Entry { skip: 0, parts: [&[], words], collision: false }
 }

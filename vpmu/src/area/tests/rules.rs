@@ -3,10 +3,7 @@
 use super::*;
 
 fn kept(pages: u64, overwrite: bool, watermark: u64) -> (DeviceOwned, Fake) {
-    (
-        DeviceOwned::new(pages * PAGE, overwrite, watermark),
-        Fake::new(pages),
-    )
+    (DeviceOwned::new(pages * PAGE, overwrite, watermark), Fake::new(pages))
 }
 
 fn driven(overwrite: bool, watermark: u64) -> (DriverOwned, Fake) {
@@ -17,27 +14,18 @@ fn driven(overwrite: bool, watermark: u64) -> (DriverOwned, Fake) {
 fn nested_write_is_refused() {
     let (mut writer, mut pages) = (Writer::new(PAGE, false), Fake::new(1));
     assert_eq!(writer.get(), None);
-    assert!(matches!(
-        writer.put(&mut pages, &[1]),
-        Err(Refused::NotBegun)
-    ));
+    assert!(matches!(writer.put(&mut pages, &[1]), Err(Refused::NotBegun)));
     assert!(matches!(writer.skip(&mut pages, 8), Err(Refused::NotBegun)));
     assert!(matches!(writer.end(Some(&pages)), Err(Refused::NotBegun)));
     assert_eq!(writer.begin(&pages).expect("begun"), PAGE);
     assert!(matches!(writer.begin(&pages), Err(Refused::Nested)));
     assert!(matches!(writer.begin_at(0, 64), Err(Refused::Nested)));
     writer.put(&mut pages, &[7; 8]).expect("room");
-    let window = Window {
-        head: 64,
-        room: PAGE - 64,
-    };
+    let window = Window { head: 64, room: PAGE - 64 };
     assert_eq!(writer.get(), Some(window), "despite the nested write");
     assert_eq!(pages.head.get(), 0, "not published before the end");
     let written = writer.end(Some(&pages)).expect("begun");
-    assert_eq!(
-        (written.offset, written.size, pages.head.get()),
-        (0, 64, 64)
-    );
+    assert_eq!((written.offset, written.size, pages.head.get()), (0, 64, 64));
 }
 
 #[test]
@@ -62,27 +50,12 @@ fn full_area_wakes_once_and_continues_when_there_is_room() {
     let words = filled(1, 1024);
     for _ in 0..4 {
         let appended = area.append(&mut pages, &entry(&words));
-        assert_eq!(
-            (appended.whole, appended.written, appended.wake),
-            (true, 1024, false)
-        );
+        assert_eq!((appended.whole, appended.written, appended.wake), (true, 1024, false));
     }
     assert_eq!(pages.looks.get(), 1, "at the beginning only");
     let first = area.append(&mut pages, &entry(&words));
-    let chunk = Chunk {
-        offset: 0,
-        size: PAGE,
-        flags: TRUNCATED,
-    };
-    assert_eq!(
-        first,
-        Appended {
-            whole: false,
-            written: 0,
-            chunk: Some(chunk),
-            wake: true
-        }
-    );
+    let chunk = Chunk { offset: 0, size: PAGE, flags: TRUNCATED };
+    assert_eq!(first, Appended { whole: false, written: 0, chunk: Some(chunk), wake: true });
     assert_eq!(pages.head.get(), PAGE);
     let second = area.append(&mut pages, &entry(&words));
     assert_eq!(second, Appended::default(), "notified already");
@@ -90,11 +63,7 @@ fn full_area_wakes_once_and_continues_when_there_is_room() {
     assert!(area.append(&mut pages, &entry(&words)).whole);
     // The entry above opened a new chunk. The next entry does not fit, so it ends the chunk and wakes the reader again.
     let third = area.append(&mut pages, &entry(&words));
-    let chunk = Chunk {
-        offset: PAGE,
-        size: 1024,
-        flags: TRUNCATED | PARTIAL,
-    };
+    let chunk = Chunk { offset: PAGE, size: 1024, flags: TRUNCATED | PARTIAL };
     assert_eq!((third.chunk, third.wake), (Some(chunk), true));
 }
 
@@ -103,11 +72,7 @@ fn loss_before_the_first_byte_is_an_empty_span() {
     let (mut area, mut pages) = kept(1, false, PAGE);
     pages.tail.set(1);
     let appended = area.append(&mut pages, &entry(&filled(1, 64)));
-    let chunk = Chunk {
-        offset: 0,
-        size: 0,
-        flags: TRUNCATED,
-    };
+    let chunk = Chunk { offset: 0, size: 0, flags: TRUNCATED };
     assert_eq!((appended.chunk, appended.wake), (Some(chunk), true));
     pages.tail.set(0);
     area.append(&mut pages, &entry(&filled(1, 64)));
@@ -123,10 +88,7 @@ fn tail_is_read_only_when_room_runs_out() {
     area.append(&mut pages, &entry(&words));
     area.append(&mut pages, &entry(&words));
     pages.tail.set(2048);
-    assert!(
-        area.append(&mut pages, &entry(&words)).whole,
-        "room freed during the open write"
-    );
+    assert!(area.append(&mut pages, &entry(&words)).whole, "room freed during the open write");
     assert_eq!(pages.looks.get(), 2);
 }
 
@@ -148,9 +110,7 @@ fn invalid_tail_counts_as_a_full_area() {
 #[test]
 fn reader_is_woken_at_multiples_of_the_watermark() {
     let (mut area, mut pages) = kept(2, false, 1024);
-    let woken: Vec<bool> = (0..64)
-        .map(|_| area.append(&mut pages, &entry(&filled(1, 128))).wake)
-        .collect();
+    let woken: Vec<bool> = (0..64).map(|_| area.append(&mut pages, &entry(&filled(1, 128))).wake).collect();
     let expected: Vec<bool> = (1..=64).map(|entry| entry * 128 % 1024 == 0).collect();
     assert_eq!(woken, expected);
     // Wakeups occur at multiples of the watermark, counted from the area's first byte and not from the last
@@ -160,12 +120,7 @@ fn reader_is_woken_at_multiples_of_the_watermark() {
         let appended = area.append(&mut pages, &entry(&filled(1, len)));
         (appended.wake, appended.chunk.map(|chunk| chunk.size))
     });
-    let expected = [
-        (false, None),
-        (true, Some(2000)),
-        (false, None),
-        (true, Some(1040)),
-    ];
+    let expected = [(false, None), (true, Some(2000)), (false, None), (true, Some(1040))];
     assert_eq!(steps, expected);
 }
 
@@ -175,23 +130,11 @@ fn overwriting_area_loses_nothing_and_wakes_no_reader() {
     pages.tail.set(12345);
     for value in 0..100 {
         let appended = area.append(&mut pages, &entry(&filled(value, 512)));
-        assert_eq!(
-            appended,
-            Appended {
-                whole: true,
-                written: 512,
-                chunk: None,
-                wake: false
-            }
-        );
+        assert_eq!(appended, Appended { whole: true, written: 512, chunk: None, wake: false });
     }
     assert_eq!(pages.looks.get(), 0, "the tail is not read");
     let chunk = area.end(&pages, 0).expect("a chunk");
-    let all = Chunk {
-        offset: 0,
-        size: 51_200,
-        flags: OVERWRITE,
-    };
+    let all = Chunk { offset: 0, size: 51_200, flags: OVERWRITE };
     assert_eq!((chunk, pages.head.get()), (all, 51_200));
     for back in 1..=8 {
         assert_eq!(pages.words(51_200 - back * 512, 8), [100 - back]);
@@ -202,10 +145,7 @@ fn overwriting_area_loses_nothing_and_wakes_no_reader() {
 fn entry_for_several_overflows_marks_its_span() {
     let (mut area, mut pages) = kept(1, false, PAGE);
     let words = filled(1, 64);
-    let several = Entry {
-        collision: true,
-        ..entry(&words)
-    };
+    let several = Entry { collision: true, ..entry(&words) };
     area.append(&mut pages, &several);
     let flags = |chunk: Option<Chunk>| chunk.expect("a chunk").flags;
     assert_eq!(flags(area.end(&pages, 0)), COLLISION);
@@ -219,21 +159,9 @@ fn entry_for_several_overflows_marks_its_span() {
 /// VPMU-D-6.8-5.
 #[test]
 fn spans_are_joined_after_a_full_ring() {
-    let one = Chunk {
-        offset: 64,
-        size: 128,
-        flags: TRUNCATED,
-    };
-    let next = Chunk {
-        offset: 192,
-        size: 64,
-        flags: PARTIAL,
-    };
-    let both = Chunk {
-        offset: 64,
-        size: 192,
-        flags: TRUNCATED | PARTIAL,
-    };
+    let one = Chunk { offset: 64, size: 128, flags: TRUNCATED };
+    let next = Chunk { offset: 192, size: 64, flags: PARTIAL };
+    let both = Chunk { offset: 64, size: 192, flags: TRUNCATED | PARTIAL };
     assert_eq!(one.with(next), both);
 }
 
@@ -254,20 +182,14 @@ fn driver_sets_position_and_room() {
     let (mut area, mut pages) = driven(false, PAGE * 8);
     let words = filled(1, 128);
     assert_eq!(area.position(5), None);
-    assert_eq!(
-        area.append(&mut pages, 5, &entry(&words)),
-        Appended::default()
-    );
+    assert_eq!(area.append(&mut pages, 5, &entry(&words)), Appended::default());
     assert!(matches!(area.finish(5), Err(Refused::NotBegun)));
     assert!(matches!(area.begin(5, 0, PAGE + 1), Err(Refused::NoRoom)));
     let head = u64::MAX - 127;
     area.begin(5, head, 256).expect("begun");
     assert!(matches!(area.begin(6, 0, 64), Err(Refused::Nested)));
     assert_eq!((area.position(5), area.position(6)), (Some(head), None));
-    assert!(
-        !area.append(&mut pages, 6, &entry(&words)).whole,
-        "the span is of another event"
-    );
+    assert!(!area.append(&mut pages, 6, &entry(&words)).whole, "the span is of another event");
     for _ in 0..2 {
         assert!(area.append(&mut pages, 5, &entry(&words)).whole);
     }
@@ -278,20 +200,10 @@ fn driver_sets_position_and_room() {
     assert!(matches!(area.finish(6), Err(Refused::NotBegun)));
     assert_eq!(area.finish(5).expect("begun"), (128, 384));
     assert!(matches!(area.finish(5), Err(Refused::NotBegun)));
-    assert_eq!(
-        (pages.head.get(), pages.looks.get()),
-        (0, 0),
-        "the driver manages head and tail"
-    );
+    assert_eq!((pages.head.get(), pages.looks.get()), (0, 0), "the driver manages head and tail");
     area.begin(6, 128, 128).expect("begun");
-    let reported: Vec<bool> = (0..4)
-        .map(|_| area.append(&mut pages, 6, &entry(&words)).wake)
-        .collect();
-    assert_eq!(
-        reported,
-        [true, false, false, false],
-        "notified once per span, when little room is left"
-    );
+    let reported: Vec<bool> = (0..4).map(|_| area.append(&mut pages, 6, &entry(&words)).wake).collect();
+    assert_eq!(reported, [true, false, false, false], "notified once per span, when little room is left");
     assert_eq!(area.finish(6).expect("begun"), (256, 384));
 }
 
@@ -299,9 +211,7 @@ fn driver_sets_position_and_room() {
 fn driver_is_notified_at_the_watermark() {
     let (mut area, mut pages) = driven(false, 1024);
     area.begin(5, 960, PAGE).expect("begun");
-    let reported: Vec<bool> = (0..20)
-        .map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake)
-        .collect();
+    let reported: Vec<bool> = (0..20).map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake).collect();
     assert_eq!(reported.iter().position(|&reported| reported), Some(0));
     assert_eq!(reported.iter().filter(|&&reported| reported).count(), 1);
 }
@@ -310,14 +220,9 @@ fn driver_is_notified_at_the_watermark() {
 fn driver_is_notified_before_its_room_ends() {
     let (mut area, mut pages) = driven(false, 1 << 20);
     area.begin(5, 64, 1024).expect("begun");
-    let reported: Vec<bool> = (0..17)
-        .map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake)
-        .collect();
+    let reported: Vec<bool> = (0..17).map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake).collect();
     let half: Vec<bool> = (1..=17).map(|packet| packet == 8).collect();
-    assert_eq!(
-        reported, half,
-        "notified when half of the room is used, and not again at the loss"
-    );
+    assert_eq!(reported, half, "notified when half of the room is used, and not again at the loss");
 }
 
 #[test]

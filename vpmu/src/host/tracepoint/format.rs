@@ -20,15 +20,9 @@ impl Format {
     /// Parses `text`. Returns `None` if it is not a format file.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let id = text.lines().find_map(|line| line.strip_prefix("ID:"))?;
-        let fields = text
-            .lines()
-            .filter_map(|line| line.trim_start().strip_prefix("field:"))
-            .filter_map(field)
-            .collect();
-        Some(Self {
-            id: id.trim().parse().ok()?,
-            fields,
-        })
+        let fields =
+            text.lines().filter_map(|line| line.trim_start().strip_prefix("field:")).filter_map(field).collect();
+        Some(Self { id: id.trim().parse().ok()?, fields })
     }
 
     /// The field `name`, if it exists and is a number.

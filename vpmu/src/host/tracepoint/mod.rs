@@ -164,16 +164,7 @@ impl Tracepoints {
             return Err(Refusal::TooLong(end));
         }
         Ok(Self {
-            layout: Layout {
-                exit: exit.id,
-                entry: entry.id,
-                kind,
-                reason,
-                ip,
-                isa,
-                info,
-                end,
-            },
+            layout: Layout { exit: exit.id, entry: entry.id, kind, reason, ip, isa, info, end },
             open_to_all: false,
         })
     }

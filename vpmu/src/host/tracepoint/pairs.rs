@@ -208,20 +208,12 @@ mod tests {
         assert!(head - tail <= SIZE as u64, "{}", head - tail);
         let mut found = Vec::new();
         let word = |offset: u64| ring[usize::try_from(offset / 8).expect("small")];
-        pairs.take(&layout(), word, SIZE as u64, tail, head, |one| {
-            found.push(one)
-        });
+        pairs.take(&layout(), word, SIZE as u64, tail, head, |one| found.push(one));
         found
     }
 
     fn found(time: u64, ip: u64, back: Option<u64>) -> TracedItem {
-        TracedItem::Exit(Exit {
-            time,
-            ip,
-            reason: 0x7b,
-            info: [1, 2],
-            back,
-        })
+        TracedItem::Exit(Exit { time, ip, reason: 0x7b, info: [1, 2], back })
     }
 
     #[test]
@@ -242,10 +234,7 @@ mod tests {
     fn record_of_another_tracepoint_is_ignored() {
         let other = record(14, &[1, 2, 3]);
         let records = [entry(5), exit(10, 1), other, entry(12)];
-        assert_eq!(
-            taken(&mut Pairs::default(), &records, 0),
-            [found(10, 1, Some(12))]
-        );
+        assert_eq!(taken(&mut Pairs::default(), &records, 0), [found(10, 1, Some(12))]);
     }
 
     /// Checks a sequence of alternating exits and entries, some of which the ring dropped. The reported exits and the
@@ -271,11 +260,7 @@ mod tests {
             TracedItem::Exit(_) => 1,
             TracedItem::Lost(exits) => *exits,
         });
-        assert_eq!(
-            reported.sum::<u64>(),
-            exits,
-            "{dropped:?} of {events}: {all:?}"
-        );
+        assert_eq!(reported.sum::<u64>(), exits, "{dropped:?} of {events}: {all:?}");
     }
 
     #[test]
@@ -292,11 +277,7 @@ mod tests {
     #[test]
     fn exit_whose_entry_was_lost_has_no_end() {
         let records = [entry(5), exit(10, 1), lost(3), exit(30, 2), entry(31)];
-        let expected = [
-            found(10, 1, None),
-            TracedItem::Lost(1),
-            found(30, 2, Some(31)),
-        ];
+        let expected = [found(10, 1, None), TracedItem::Lost(1), found(30, 2, Some(31))];
         // The lost records are an entry, an exit and an entry.
         assert_eq!(taken(&mut Pairs::default(), &records, 0), expected);
     }
@@ -314,11 +295,7 @@ mod tests {
         for bad in [long, longer, short, tiny, none] {
             let records = [entry(5), bad.clone(), entry(12), exit(20, 2)];
             let mut pairs = Pairs::default();
-            assert_eq!(
-                taken(&mut pairs, &records, 0),
-                [TracedItem::Lost(1)],
-                "{bad:x?}"
-            );
+            assert_eq!(taken(&mut pairs, &records, 0), [TracedItem::Lost(1)], "{bad:x?}");
         }
     }
 
@@ -326,11 +303,7 @@ mod tests {
     #[test]
     fn exit_without_guest_information_has_none() {
         // An external interrupt, whose information words may be stale.
-        let records = [
-            entry(5),
-            sample(10, &raw_exit(0x60, 1, [u64::MAX; 2])),
-            entry(12),
-        ];
+        let records = [entry(5), sample(10, &raw_exit(0x60, 1, [u64::MAX; 2])), entry(12)];
         let reported = taken(&mut Pairs::default(), &records, 0);
         let [TracedItem::Exit(exit)] = reported[..] else {
             panic!("{reported:?}");

@@ -4,9 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use vpmu_perf::bindings::{
-    PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_TRACEPOINT, perf_event_attr,
-};
+use vpmu_perf::bindings::{PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_TRACEPOINT, perf_event_attr};
 
 use super::pairs::{Pairs, TracedItem};
 use super::{Layout, Tracepoints};
@@ -109,10 +107,7 @@ impl Counter for Recorder {
     }
 
     fn read(&mut self) -> io::Result<Reading> {
-        Ok(Reading {
-            value: self.count()?,
-            ..Reading::default()
-        })
+        Ok(Reading { value: self.count()?, ..Reading::default() })
     }
 
     fn set_rate(&mut self, _rate: Rate) -> io::Result<()> {
@@ -156,8 +151,7 @@ impl Counter for Recorder {
             let word = |offset| stretch.word(offset);
             let (tail, head) = (stretch.tail, stretch.head);
             let size = self.ring.size();
-            self.pairs
-                .take(&self.layout, word, size, tail, head, &mut found);
+            self.pairs.take(&self.layout, word, size, tail, head, &mut found);
         }
         if self.running {
             return;

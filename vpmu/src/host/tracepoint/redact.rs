@@ -70,35 +70,16 @@ mod tests {
         let io = [0x5f0_0011, 0x1234];
         assert_eq!(guest_visible(SVM, 0x7b, io), io);
         assert_eq!(guest_visible(VMX, 30, io), io);
-        assert_eq!(
-            guest_visible(VMX, 0x8000_0000 | 30, io),
-            io,
-            "flags above the reason"
-        );
+        assert_eq!(guest_visible(VMX, 0x8000_0000 | 30, io), io, "flags above the reason");
         assert_eq!(guest_visible(SVM, 0x7c, [1, 7]), [1, 0]);
-        assert_eq!(
-            guest_visible(SVM, 0x400, [0x1_0000_0007, 0xfee0_0000]),
-            [0x1_0000_0006, 0xfee0_0000]
-        );
+        assert_eq!(guest_visible(SVM, 0x400, [0x1_0000_0007, 0xfee0_0000]), [0x1_0000_0006, 0xfee0_0000]);
         assert_eq!(guest_visible(VMX, 48, [0x18a, 0]), [0x182, 0]);
     }
 
     /// VPMU-D-6.8-9.
     #[test]
     fn interrupts_of_the_host_report_no_details() {
-        for reason in [
-            0x52,
-            0x60,
-            0x61,
-            0x62,
-            0x63,
-            0x64,
-            0x78,
-            0x401,
-            0x402,
-            0x403,
-            u64::MAX,
-        ] {
+        for reason in [0x52, 0x60, 0x61, 0x62, 0x63, 0x64, 0x78, 0x401, 0x402, 0x403, u64::MAX] {
             assert_eq!(guest_visible(SVM, reason, ALL), [0; 2], "{reason:#x}");
         }
         for reason in [0, 1, 2, 3, 6, 10, 12, 31, 32, 41, 49, 52, 62, 74] {

@@ -17,28 +17,16 @@ const MEMORY: usize = 0x40000;
 /// number.
 const NUMBERED: u32 = 1 << 31;
 
-const FORWARD: RingMode = RingMode {
-    writable: true,
-    backward: false,
-};
-const BACKWARD: RingMode = RingMode {
-    backward: true,
-    ..FORWARD
-};
-const OVERWRITE: RingMode = RingMode {
-    writable: false,
-    ..FORWARD
-};
+const FORWARD: RingMode = RingMode { writable: true, backward: false };
+const BACKWARD: RingMode = RingMode { backward: true, ..FORWARD };
+const OVERWRITE: RingMode = RingMode { writable: false, ..FORWARD };
 
 /// Returns the record with this number. Its `len` bytes are derived from the number.
 fn numbered(number: u32, len: usize) -> Vec<u64> {
     let size = u16::try_from(len).expect("a record's length");
     let header = u64::from(NUMBERED | number) | u64::from(size) << 48;
     let body = (1..len as u64 / 8).map(|word| header.wrapping_mul(word));
-    std::iter::once(header)
-        .chain(body)
-        .map(u64::to_le)
-        .collect()
+    std::iter::once(header).chain(body).map(u64::to_le).collect()
 }
 
 /// A ring, its memory and its reader.
@@ -64,17 +52,7 @@ impl Fixture {
             .collect();
         let clock = Clock::new(1_000_000).expect("ticks");
         let ring = Ring::new(&View::of(&memory), &pages, mode, clock).expect("laid");
-        Self {
-            memory,
-            ring,
-            wakeup,
-            pages,
-            mode,
-            tail: 0,
-            produced: 0,
-            read: Vec::new(),
-            lost: 0,
-        }
+        Self { memory, ring, wakeup, pages, mode, tail: 0, produced: 0, read: Vec::new(), lost: 0 }
     }
 
     fn size(&self) -> u64 {
@@ -112,9 +90,7 @@ impl Fixture {
 
     fn set_tail(&self, tail: u64) {
         let at = GuestAddress(META + DATA_TAIL as u64);
-        self.memory
-            .store(tail, at, Ordering::Release)
-            .expect("memory");
+        self.memory.store(tail, at, Ordering::Release).expect("memory");
     }
 
     fn raw(&self, position: u64) -> u64 {
@@ -129,9 +105,7 @@ impl Fixture {
     }
 
     fn words(&self, position: u64, len: u64) -> Vec<u64> {
-        (0..len / 8)
-            .map(|word| self.raw(position.wrapping_add(word * 8)))
-            .collect()
+        (0..len / 8).map(|word| self.raw(position.wrapping_add(word * 8))).collect()
     }
 
     /// Reads the record at `position`, which has at most `room` bytes. Returns the record's number and its
@@ -163,9 +137,7 @@ impl Fixture {
                 at = at.wrapping_add(size);
             }
             newest_first.reverse();
-            newest_first
-                .into_iter()
-                .for_each(|record| self.found(record));
+            newest_first.into_iter().for_each(|record| self.found(record));
             self.tail = head;
         } else {
             for _ in 0..records {
@@ -193,11 +165,7 @@ impl Fixture {
         self.consume(usize::MAX);
         self.flush();
         self.consume(usize::MAX);
-        assert_eq!(
-            self.read.len() as u64 + self.lost,
-            u64::from(self.produced),
-            "each record is written or lost"
-        );
+        assert_eq!(self.read.len() as u64 + self.lost, u64::from(self.produced), "each record is written or lost");
         let rising = self.read.windows(2).all(|two| two[0] < two[1]);
         assert!(rising, "records are in order");
     }
@@ -206,19 +174,12 @@ impl Fixture {
     fn is_clean_outside(&self) -> bool {
         (0..MEMORY as u64).step_by(PAGE_SIZE).all(|start| {
             let mut bytes = [0; PAGE_SIZE];
-            self.memory
-                .read_slice(&mut bytes, GuestAddress(start))
-                .expect("memory");
+            self.memory.read_slice(&mut bytes, GuestAddress(start)).expect("memory");
             self.pages.contains(&GuestAddress(start)) || bytes.iter().all(|&byte| byte == 0)
         })
     }
 }
 
 fn context<'a>(layout: &'a Layout, sample_id: &'a SampleId, wakeup: Wakeup) -> WriteContext<'a> {
-    WriteContext {
-        layout,
-        sample_id,
-        wakeup,
-        prompt: false,
-    }
+    WriteContext { layout, sample_id, wakeup, prompt: false }
 }

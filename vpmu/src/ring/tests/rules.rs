@@ -85,18 +85,11 @@ fn note_that_does_not_fit_is_not_counted_as_lost() {
     fixture.produce(4080);
     let note = numbered(99, 24);
     let context = context(&layout, &sample_id, Wakeup::Records(1));
-    let refused = fixture
-        .ring
-        .note(&View::of(&fixture.memory), &note, &context);
+    let refused = fixture.ring.note(&View::of(&fixture.memory), &note, &context);
     assert_eq!(refused, Outcome::default());
     fixture.consume(usize::MAX);
-    let written = fixture
-        .ring
-        .note(&View::of(&fixture.memory), &note, &context);
-    assert!(
-        written.written && !written.wake,
-        "only samples count towards the wakeup"
-    );
+    let written = fixture.ring.note(&View::of(&fixture.memory), &note, &context);
+    assert!(written.written && !written.wake, "only samples count towards the wakeup");
     fixture.consume(usize::MAX);
     assert_eq!((fixture.read.as_slice(), fixture.lost), (&[1, 99][..], 0));
 }
@@ -113,34 +106,18 @@ fn events_that_share_a_ring_keep_separate_wakeup_counts() {
     // that the two events wrote together.
     let by_records = [false, true, false, true, false, true];
     let by_bytes = [false, true, false, true, false, true];
-    assert_eq!(
-        wakes.iter().step_by(2).copied().collect::<Vec<_>>(),
-        by_records
-    );
-    assert_eq!(
-        wakes[1..].iter().step_by(2).copied().collect::<Vec<_>>(),
-        by_bytes
-    );
+    assert_eq!(wakes.iter().step_by(2).copied().collect::<Vec<_>>(), by_records);
+    assert_eq!(wakes[1..].iter().step_by(2).copied().collect::<Vec<_>>(), by_bytes);
 }
 
 #[test]
 fn loss_is_recorded_for_the_next_writing_event() {
     let mut fixture = Fixture::new(1, FORWARD, Wakeup::Page);
     fixture.ring.lose(3);
-    let layout = Layout {
-        sample_type: SAMPLE_TIME,
-        sample_id_all: true,
-        ..Layout::default()
-    };
-    let sample_id = SampleId {
-        id: 5,
-        time: 77,
-        ..SampleId::default()
-    };
+    let layout = Layout { sample_type: SAMPLE_TIME, sample_id_all: true, ..Layout::default() };
+    let sample_id = SampleId { id: 5, time: 77, ..SampleId::default() };
     let context = context(&layout, &sample_id, Wakeup::Page);
-    fixture
-        .ring
-        .write(&View::of(&fixture.memory), &numbered(1, 16), &context);
+    fixture.ring.write(&View::of(&fixture.memory), &numbered(1, 16), &context);
     let words: Vec<_> = (0..4).map(|word| fixture.word(word * 8)).collect();
     assert_eq!(words, [u64::from(TYPE_LOST) | 32 << 48, 5, 3, 77]);
     assert_eq!(fixture.record(32, 16), (Ok(1), 16));
@@ -151,19 +128,11 @@ fn metadata_page_counts_change_between_even_sequences() {
     let mut fixture = Fixture::new(1, FORWARD, Wakeup::Page);
     fixture.ring.update_page(
         &View::of(&fixture.memory),
-        &CountSnapshot {
-            count: 11,
-            time_enabled: 22,
-            time_running: 21,
-            growing_since: Some(5),
-        },
+        &CountSnapshot { count: 11, time_enabled: 22, time_running: 21, growing_since: Some(5) },
     );
     let page: Metadata = {
         let mut bytes = [0; size_of::<Metadata>()];
-        fixture
-            .memory
-            .read_slice(&mut bytes, GuestAddress(META))
-            .expect("memory");
+        fixture.memory.read_slice(&mut bytes, GuestAddress(META)).expect("memory");
         zerocopy::transmute!(bytes)
     };
     assert_eq!(page.lock.get(), 2);
@@ -178,20 +147,8 @@ fn metadata_page_counts_change_between_even_sequences() {
     assert_eq!(page.data_size.get(), 4096);
     fixture.ring.update_page(
         &View::of(&fixture.memory),
-        &CountSnapshot {
-            count: 12,
-            time_enabled: 22,
-            time_running: 21,
-            growing_since: None,
-        },
+        &CountSnapshot { count: 12, time_enabled: 22, time_running: 21, growing_since: None },
     );
-    let capabilities: u64 = fixture
-        .memory
-        .read_obj(GuestAddress(META + CAPABILITIES as u64))
-        .expect("memory");
-    assert_eq!(
-        capabilities & CAP_USER_TIME,
-        0,
-        "a stopped count has no time to add"
-    );
+    let capabilities: u64 = fixture.memory.read_obj(GuestAddress(META + CAPABILITIES as u64)).expect("memory");
+    assert_eq!(capabilities & CAP_USER_TIME, 0, "a stopped count has no time to add");
 }

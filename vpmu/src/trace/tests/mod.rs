@@ -12,8 +12,7 @@ use zerocopy::FromBytes;
 
 use super::*;
 use crate::abi::{
-    ENGINE_ANY, EXIT_USER, KIND_EXIT_TRACE, Metadata, PACKET_EXIT, PACKET_PADDING, PACKET_SAMPLE,
-    SYNC_RESUME,
+    ENGINE_ANY, EXIT_USER, KIND_EXIT_TRACE, Metadata, PACKET_EXIT, PACKET_PADDING, PACKET_SAMPLE, SYNC_RESUME,
 };
 use crate::area::Area;
 use crate::clock::Clock;
@@ -82,36 +81,15 @@ impl Fixture {
         let shared = Memory::from(memory.clone());
         let sink = Sink::new(OWNER);
         let notices = Arc::new(Notices::new());
-        let ring: Vec<_> = (0..=ring_pages)
-            .map(|page| GuestAddress(RING + page * PAGE))
-            .collect();
-        let mode = RingMode {
-            writable: true,
-            backward: false,
-        };
+        let ring: Vec<_> = (0..=ring_pages).map(|page| GuestAddress(RING + page * PAGE)).collect();
+        let mode = RingMode { writable: true, backward: false };
         let clock = Clock::new(1_000_000).expect("ticks");
         let laid = Ring::new(&shared.view(), &ring, mode, clock).expect("laid");
         sink.set_ring(laid, &shared);
-        let area: Vec<_> = (0..pages)
-            .map(|page| GuestAddress(AREA + (pages - page) * 2 * PAGE))
-            .collect();
-        let laid = Area::new(
-            &shared.view(),
-            area.clone(),
-            Some(ring[0]),
-            writable,
-            watermark,
-        );
+        let area: Vec<_> = (0..pages).map(|page| GuestAddress(AREA + (pages - page) * 2 * PAGE)).collect();
+        let laid = Area::new(&shared.view(), area.clone(), Some(ring[0]), writable, watermark);
         sink.set_area(laid.expect("laid"), &shared);
-        Self {
-            memory,
-            sink,
-            writer: Writer::new(Arc::clone(&notices)),
-            notices,
-            area,
-            ring_tail: 0,
-            time: 0,
-        }
+        Self { memory, sink, writer: Writer::new(Arc::clone(&notices)), notices, area, ring_tail: 0, time: 0 }
     }
 
     fn notices(&mut self) -> PendingNotices<'_> {
@@ -124,14 +102,7 @@ impl Fixture {
     }
 
     fn sample_id(&self, spec: &EventSpec) -> SampleId {
-        SampleId {
-            pid: 7,
-            tid: 8,
-            time: self.time,
-            id: spec.owner,
-            stream_id: spec.id,
-            vcpu: 1,
-        }
+        SampleId { pid: 7, tid: 8, time: self.time, id: spec.owner, stream_id: spec.id, vcpu: 1 }
     }
 
     fn exit(&mut self, spec: &EventSpec, trace: &mut Trace) -> bool {
@@ -145,29 +116,21 @@ impl Fixture {
         let sample_id = self.sample_id(spec);
         let packet = Packet::Exit(&packet);
         let (sink, tsc) = (Some(&self.sink), self.time + 1000);
-        self.writer
-            .produce(sink, spec, &sample_id, tsc, trace, packet)
+        self.writer.produce(sink, spec, &sample_id, tsc, trace, packet)
     }
 
     fn sample(&mut self, spec: &EventSpec, trace: &mut Trace, flags: u8) -> bool {
         self.time += 1;
-        let packet = SamplePacket {
-            kind: PACKET_SAMPLE,
-            flags,
-            time: self.time.into(),
-            ..SamplePacket::default()
-        };
+        let packet = SamplePacket { kind: PACKET_SAMPLE, flags, time: self.time.into(), ..SamplePacket::default() };
         let sample_id = self.sample_id(spec);
         let packet = Packet::Sample(&packet);
         let (sink, tsc) = (Some(&self.sink), self.time + 1000);
-        self.writer
-            .produce(sink, spec, &sample_id, tsc, trace, packet)
+        self.writer.produce(sink, spec, &sample_id, tsc, trace, packet)
     }
 
     fn commit(&mut self, spec: &EventSpec) {
         let sample_id = self.sample_id(spec);
-        self.writer
-            .flush(Some(&self.sink), spec, &sample_id, Flush::Owed);
+        self.writer.flush(Some(&self.sink), spec, &sample_id, Flush::Owed);
     }
 
     fn field(&self, offset: usize) -> u64 {
@@ -181,9 +144,7 @@ impl Fixture {
 
     fn set(&self, offset: usize, value: u64) {
         let at = GuestAddress(RING + offset as u64);
-        self.memory
-            .store(value, at, Ordering::Release)
-            .expect("memory");
+        self.memory.store(value, at, Ordering::Release).expect("memory");
     }
 
     fn set_aux_tail(&self, tail: u64) {
@@ -203,10 +164,7 @@ impl Fixture {
             let header = word(self.ring_tail);
             let words = header >> 51;
             let body = (1..words).map(|index| word(self.ring_tail + index * 8));
-            found.push((
-                u32::try_from(header & 0xffff_ffff).expect("32 bits"),
-                body.collect(),
-            ));
+            found.push((u32::try_from(header & 0xffff_ffff).expect("32 bits"), body.collect()));
             self.ring_tail += words * 8;
         }
         self.set(offset_of!(Metadata, data_tail), self.ring_tail);
@@ -231,20 +189,11 @@ impl Fixture {
                     assert_eq!(first, [0; 64], "padding is zero");
                     (Read::Padding, 64)
                 }
-                PACKET_EXIT => (
-                    Read::Exit(ExitPacket::read_from_bytes(&first).expect("64")),
-                    64,
-                ),
-                PACKET_SYNC => (
-                    Read::Sync(SyncPacket::read_from_bytes(&first).expect("64")),
-                    64,
-                ),
+                PACKET_EXIT => (Read::Exit(ExitPacket::read_from_bytes(&first).expect("64")), 64),
+                PACKET_SYNC => (Read::Sync(SyncPacket::read_from_bytes(&first).expect("64")), 64),
                 PACKET_SAMPLE => {
                     let all: [u8; 256] = self.bytes(at);
-                    (
-                        Read::Sample(SamplePacket::read_from_bytes(&all).expect("256")),
-                        256,
-                    )
+                    (Read::Sample(SamplePacket::read_from_bytes(&all).expect("256")), 256)
                 }
                 other => panic!("packet {other} at {at}"),
             };

@@ -12,16 +12,9 @@ fn trace_begins_with_a_sync_packet() {
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     assert!(fixture.exit(&spec, &mut trace));
     assert!(fixture.exit(&spec, &mut trace));
-    assert_eq!(
-        fixture.aux_head(),
-        0,
-        "nothing is visible before the commit"
-    );
+    assert_eq!(fixture.aux_head(), 0, "nothing is visible before the commit");
     fixture.commit(&spec);
-    assert_eq!(
-        (fixture.aux_head(), trace.count(), trace.lost()),
-        (192, 192, 0)
-    );
+    assert_eq!((fixture.aux_head(), trace.count(), trace.lost()), (192, 192, 0));
     let packets = fixture.packets(0, 192);
     let sync = SyncPacket {
         kind: PACKET_SYNC,
@@ -87,11 +80,7 @@ fn packet_that_would_cross_a_page_begins_the_next() {
         (4160, PACKET_SAMPLE),
     ];
     assert_eq!(kinds, expected);
-    assert_eq!(
-        trace.count(),
-        4416,
-        "the count includes padding and sync packets"
-    );
+    assert_eq!(trace.count(), 4416, "the count includes padding and sync packets");
 }
 
 #[test]
@@ -103,11 +92,7 @@ fn loss_of_packets_is_recorded_once_there_is_room() {
     assert_eq!((trace.count(), trace.lost()), (4096 + 7 * 64, 7 * 64));
     assert_eq!(
         fixture.records(),
-        [
-            (TYPE_AUX, vec![0, 2048, 0]),
-            (TYPE_AUX, vec![2048, 2048, 0]),
-            (TYPE_AUX, vec![4096, 0, TRUNCATED]),
-        ]
+        [(TYPE_AUX, vec![0, 2048, 0]), (TYPE_AUX, vec![2048, 2048, 0]), (TYPE_AUX, vec![4096, 0, TRUNCATED]),]
     );
     fixture.set_aux_tail(4096);
     assert!(fixture.exit(&spec, &mut trace));
@@ -120,10 +105,7 @@ fn loss_of_packets_is_recorded_once_there_is_room() {
     assert_eq!(sync.flags, SYNC_LOSS | SYNC_PAGE);
     assert_eq!((sync.sequence.get(), sync.lost.get()), (70, 7 * 64));
     let tally = fixture.writer.tally;
-    assert_eq!(
-        (tally.aux_written, tally.aux_lost, tally.aux_records),
-        (4224, 448, 4)
-    );
+    assert_eq!((tally.aux_written, tally.aux_lost, tally.aux_records), (4224, 448, 4));
 }
 
 #[test]
@@ -135,10 +117,7 @@ fn wakeups_come_at_half_the_area_and_at_a_loss() {
         fixture.exit(&spec, &mut trace);
         let next = fixture.notices().next();
         if let Some(notice) = next {
-            assert_eq!(
-                (notice.kind.get(), notice.event.get()),
-                (NOTICE_WAKEUP, OWNER)
-            );
+            assert_eq!((notice.kind.get(), notice.event.get()), (NOTICE_WAKEUP, OWNER));
             fixture.notices().delivered();
             woken.push(packet);
         }
@@ -161,10 +140,7 @@ fn span_without_room_is_in_the_next_record() {
     let reported: u64 = records.iter().map(|(_, words)| words[1]).sum();
     assert!(reported < head);
     fixture.commit(&spec);
-    assert_eq!(
-        fixture.records(),
-        [(TYPE_AUX, vec![reported, head - reported, 0])]
-    );
+    assert_eq!(fixture.records(), [(TYPE_AUX, vec![reported, head - reported, 0])]);
 }
 
 #[test]
@@ -229,9 +205,7 @@ fn start_of_a_trace_is_recorded_once() {
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     for _ in 0..2 {
         let sample_id = fixture.sample_id(&spec);
-        fixture
-            .writer
-            .announce(Some(&fixture.sink), &spec, &sample_id, &mut trace);
+        fixture.writer.announce(Some(&fixture.sink), &spec, &sample_id, &mut trace);
     }
     assert_eq!(fixture.records(), [(TYPE_ITRACE_START, vec![8 << 32 | 7])]);
 }
@@ -241,12 +215,8 @@ fn without_an_area_everything_is_lost() {
     let mut fixture = Fixture::new(1, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     let sample_id = fixture.sample_id(&spec);
-    fixture
-        .writer
-        .flush(Some(&fixture.sink), &spec, &sample_id, Flush::CloseArea);
-    fixture
-        .writer
-        .announce(Some(&fixture.sink), &spec, &sample_id, &mut trace);
+    fixture.writer.flush(Some(&fixture.sink), &spec, &sample_id, Flush::CloseArea);
+    fixture.writer.announce(Some(&fixture.sink), &spec, &sample_id, &mut trace);
     assert!(!trace.announced);
     assert!(!fixture.exit(&spec, &mut trace));
     fixture.commit(&spec);
@@ -258,17 +228,8 @@ fn without_an_area_everything_is_lost() {
 fn driver_keeps_an_area() {
     let mut fixture = Fixture::new(1, true, 0);
     fixture.sink.close();
-    let driven = Area::new(
-        &View::of(&fixture.memory),
-        fixture.area.clone(),
-        None,
-        true,
-        0,
-    )
-    .expect("laid");
-    fixture
-        .sink
-        .set_area(driven, &Memory::from(fixture.memory.clone()));
+    let driven = Area::new(&View::of(&fixture.memory), fixture.area.clone(), None, true, 0).expect("laid");
+    fixture.sink.set_area(driven, &Memory::from(fixture.memory.clone()));
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     assert!(!fixture.exit(&spec, &mut trace), "no room is granted yet");
     fixture.sink.begin(spec.id, 3968, 256).expect("begun");

@@ -17,15 +17,9 @@ fn a_programs_callers() {
     };
     assert_eq!(most(2), [USER, UTEXT, 0x1111]);
     assert_eq!(most(1), [USER, UTEXT]);
-    let out = CaptureSpec {
-        exclude_user: true,
-        ..CHAIN
-    };
+    let out = CaptureSpec { exclude_user: true, ..CHAIN };
     assert!(guest.capture(&cpu, &out).chain().is_empty());
-    let kernel_out = CaptureSpec {
-        exclude_kernel: true,
-        ..CHAIN
-    };
+    let kernel_out = CaptureSpec { exclude_kernel: true, ..CHAIN };
     assert_eq!(guest.capture(&cpu, &kernel_out).chain().len(), 5);
 }
 
@@ -39,18 +33,9 @@ fn callers_of_32_bit_code() {
     let mut cpu = guest.in_user(UTEXT, 7 << 32 | 0x80_0100);
     cpu.code64 = false;
     assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0x1111, 0x2222]);
-    let regs = CaptureSpec {
-        regs_user: 1 << IP,
-        ..CaptureSpec::default()
-    };
+    let regs = CaptureSpec { regs_user: 1 << IP, ..CaptureSpec::default() };
     let capture = guest.capture(&cpu, &regs);
-    assert_eq!(
-        capture.regs_user(),
-        Some(Regs {
-            abi: 1,
-            values: &[UTEXT]
-        })
-    );
+    assert_eq!(capture.regs_user(), Some(Regs { abi: 1, values: &[UTEXT] }));
 }
 
 #[test]
@@ -69,10 +54,7 @@ fn frame_pointer_into_the_kernel_reads_nothing() {
     guest.kernel_frame(KSTACK + 0x100, 0, 0x5ec2e7);
     let cpu = guest.in_user(UTEXT, KSTACK + 0x100);
     assert_eq!(guest.chain(&cpu), [USER, UTEXT]);
-    let spec = CaptureSpec {
-        stack_user: 64,
-        ..CHAIN
-    };
+    let spec = CaptureSpec { stack_user: 64, ..CHAIN };
     assert_eq!(guest.capture(&cpu, &spec).stack(), Some(&[][..]));
 }
 
@@ -91,11 +73,7 @@ fn kernel_callers_precede_the_programs() {
     assert_eq!(guest.chain(&cpu), [&kernel[..], &user].concat());
 
     let part = |exclude_kernel, exclude_user| {
-        let spec = CaptureSpec {
-            exclude_kernel,
-            exclude_user,
-            ..CHAIN
-        };
+        let spec = CaptureSpec { exclude_kernel, exclude_user, ..CHAIN };
         guest.capture(&cpu, &spec).chain().to_vec()
     };
     assert_eq!(part(false, true), kernel);
@@ -103,16 +81,10 @@ fn kernel_callers_precede_the_programs() {
     assert!(part(true, true).is_empty());
 
     // Kernel and user callers share the limit. `PERF_CONTEXT_*` values do not count towards it.
-    let spec = CaptureSpec {
-        max_stack: 4,
-        ..CHAIN
-    };
+    let spec = CaptureSpec { max_stack: 4, ..CHAIN };
     let chain = guest.capture(&cpu, &spec);
     assert_eq!(chain.chain(), [&kernel[..], &user[..2]].concat());
-    let spec = CaptureSpec {
-        max_stack: 3,
-        ..CHAIN
-    };
+    let spec = CaptureSpec { max_stack: 3, ..CHAIN };
     let chain = guest.capture(&cpu, &spec);
     assert_eq!(chain.chain(), [&kernel[..], &user[..1]].concat());
 }
@@ -122,25 +94,14 @@ fn kernel_frame_off_the_stack_ends_the_chain() {
     let guest = Guest::new();
     let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
     let chain = |bp| {
-        let spec = CaptureSpec {
-            exclude_user: true,
-            ..CHAIN
-        };
+        let spec = CaptureSpec { exclude_user: true, ..CHAIN };
         let cpu = guest.in_kernel(TEXT, bp, sp);
         guest.capture(&cpu, &spec).chain()[1..].to_vec()
     };
     guest.kernel_frame(fp, sp, TEXT + 0x111);
-    assert_eq!(
-        chain(fp),
-        [TEXT, TEXT + 0x111],
-        "the next frame is not higher"
-    );
+    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "the next frame is not higher");
     guest.kernel_frame(fp, fp, TEXT + 0x111);
-    assert_eq!(
-        chain(fp),
-        [TEXT, TEXT + 0x111],
-        "the next frame is the same frame"
-    );
+    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "the next frame is the same frame");
     for caller in [0, UTEXT, KSTACK + 0x100, TEXT + 0x1000, 1 << 55] {
         guest.kernel_frame(fp, fp + 0x20, caller);
         assert_eq!(chain(fp), [TEXT], "{caller:#x} is not kernel code");
@@ -148,18 +109,10 @@ fn kernel_frame_off_the_stack_ends_the_chain() {
     guest.kernel_frame(sp - 0x10, 0, TEXT + 0x111);
     guest.kernel_frame(fp + 4, 0, TEXT + 0x111);
     for wrong in [sp - 0x10, fp + 4, SAVED - 8, SAVED + 8, 0, USTACK, u64::MAX] {
-        assert_eq!(
-            chain(wrong),
-            [TEXT],
-            "there is no valid frame at {wrong:#x}"
-        );
+        assert_eq!(chain(wrong), [TEXT], "there is no valid frame at {wrong:#x}");
     }
     guest.kernel_frame(SAVED - 16, 0, TEXT + 0x111);
-    assert_eq!(
-        chain(SAVED - 16),
-        [TEXT, TEXT + 0x111],
-        "the last frame that fits"
-    );
+    assert_eq!(chain(SAVED - 16), [TEXT, TEXT + 0x111], "the last frame that fits");
 }
 
 #[test]

@@ -69,16 +69,11 @@ impl Guest {
     }
 
     fn put(&self, physical: u64, word: u64) {
-        self.memory
-            .write_obj(word.to_le(), GuestAddress(physical))
-            .expect("in memory");
+        self.memory.write_obj(word.to_le(), GuestAddress(physical)).expect("in memory");
     }
 
     fn get(&self, physical: u64) -> u64 {
-        self.memory
-            .read_obj::<u64>(GuestAddress(physical))
-            .map(u64::from_le)
-            .expect("in memory")
+        self.memory.read_obj::<u64>(GuestAddress(physical)).map(u64::from_le).expect("in memory")
     }
 
     /// Maps `address` by storing `entry` in the table of level `level`. Creates missing tables at higher levels. Sets
@@ -104,11 +99,7 @@ impl Guest {
             code64: true,
             cr0: 1 << 31 | 1,
             cr3: 0x1000 | 0x18,
-            cr4: if self.levels == 5 {
-                1 << 5 | 1 << 12
-            } else {
-                1 << 5
-            },
+            cr4: if self.levels == 5 { 1 << 5 | 1 << 12 } else { 1 << 5 },
             efer: 1 << 10 | 1 << 8,
         }
     }
@@ -168,17 +159,9 @@ impl Guest {
     /// Captures with user registers that the guest's kernel saved at `user_regs`.
     fn capture_with(&self, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> SampleCapture {
         let mut capture = SampleCapture::default();
-        let regs = GuestRegs {
-            ip: cpu.general[IP],
-            user: cpu.user,
-        };
+        let regs = GuestRegs { ip: cpu.general[IP], user: cpu.user };
         let cpu = Some(*cpu);
-        capture.take(
-            &View::of(&self.memory),
-            &CpuContext { regs, cpu },
-            user_regs,
-            spec,
-        );
+        capture.take(&View::of(&self.memory), &CpuContext { regs, cpu }, user_regs, spec);
         capture
     }
 
@@ -209,7 +192,5 @@ const CHAIN: CaptureSpec = CaptureSpec {
 fn word(guest: &Guest, address: u64, rights: Rights) -> Option<u64> {
     let view = View::of(&guest.memory);
     let mut space = AddressSpace::new(&view, &guest.cpu()).expect("long mode");
-    space
-        .words(address, rights)
-        .map(|[word]| u64::from_le_bytes(word))
+    space.words(address, rights).map(|[word]| u64::from_le_bytes(word))
 }

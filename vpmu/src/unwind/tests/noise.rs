@@ -35,44 +35,26 @@ fn cpu_state() -> impl Strategy<Value = CpuState> {
 }
 
 fn spec() -> impl Strategy<Value = CaptureSpec> {
-    (
-        any::<[bool; 3]>(),
-        1..=127_u32,
-        any::<[u32; 2]>(),
-        0..0x2000_u32,
+    (any::<[bool; 3]>(), 1..=127_u32, any::<[u32; 2]>(), 0..0x2000_u32).prop_map(
+        |([chain, exclude_kernel, exclude_user], max_stack, [regs_user, regs_intr], stack)| CaptureSpec {
+            chain,
+            exclude_kernel,
+            exclude_user,
+            max_stack,
+            regs_user: u64::from(regs_user) & 0xff_0fff,
+            regs_intr: u64::from(regs_intr) & 0xff_0fff,
+            stack_user: stack * 8,
+        },
     )
-        .prop_map(
-            |([chain, exclude_kernel, exclude_user], max_stack, [regs_user, regs_intr], stack)| {
-                CaptureSpec {
-                    chain,
-                    exclude_kernel,
-                    exclude_user,
-                    max_stack,
-                    regs_user: u64::from(regs_user) & 0xff_0fff,
-                    regs_intr: u64::from(regs_intr) & 0xff_0fff,
-                    stack_user: stack * 8,
-                }
-            },
-        )
 }
 
 fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> SampleCapture {
     let capture = guest.capture_with(cpu, user_regs, spec);
-    let marks = capture
-        .chain()
-        .iter()
-        .filter(|&&one| one == KERNEL || one == USER);
+    let marks = capture.chain().iter().filter(|&&one| one == KERNEL || one == USER);
     let addresses = capture.chain().len() - marks.count().min(2);
     assert!(addresses <= spec.max_stack as usize);
-    assert!(
-        capture
-            .stack()
-            .is_none_or(|stack| stack.len() <= spec.stack_user as usize)
-    );
-    let masks = [
-        (capture.regs_user(), spec.regs_user),
-        (capture.regs_intr(), spec.regs_intr),
-    ];
+    assert!(capture.stack().is_none_or(|stack| stack.len() <= spec.stack_user as usize));
+    let masks = [(capture.regs_user(), spec.regs_user), (capture.regs_intr(), spec.regs_intr)];
     for (regs, mask) in masks {
         assert!(regs.is_none_or(|regs| regs.values.len() == mask.count_ones() as usize));
     }

@@ -7,35 +7,19 @@ use crate::memory::View;
 fn without_saved_registers_there_is_no_program() {
     let guest = Guest::new();
     let sp = KSTACK + 0x3000;
-    let everything = CaptureSpec {
-        regs_user: 1 << IP,
-        regs_intr: 1 << IP,
-        stack_user: 64,
-        ..CHAIN
-    };
+    let everything = CaptureSpec { regs_user: 1 << IP, regs_intr: 1 << IP, stack_user: 64, ..CHAIN };
     let look = |sp, user_regs| {
         let cpu = guest.in_kernel(TEXT, 0, sp);
         let mut capture = SampleCapture::default();
-        let regs = GuestRegs {
-            ip: TEXT,
-            user: false,
-        };
+        let regs = GuestRegs { ip: TEXT, user: false };
         let cpu = Some(cpu);
-        capture.take(
-            &View::of(&guest.memory),
-            &CpuContext { regs, cpu },
-            user_regs,
-            &everything,
-        );
+        capture.take(&View::of(&guest.memory), &CpuContext { regs, cpu }, user_regs, &everything);
         capture
     };
     guest.save_task(UTEXT, 0, 0x33);
     let there = look(sp, SAVED);
     assert_eq!(there.chain(), [KERNEL, TEXT, USER, UTEXT]);
-    assert_eq!(
-        (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
-        (2, Some(64))
-    );
+    assert_eq!((abi(there.regs_user()), there.stack().map(<[u8]>::len)), (2, Some(64)));
     // Each row has a stack pointer and an address of saved registers. The address must be rejected.
     for (sp, user_regs) in [
         // A kernel thread has no saved registers.
@@ -56,13 +40,7 @@ fn without_saved_registers_there_is_no_program() {
         let capture = look(sp, user_regs);
         assert_eq!(capture.chain(), [KERNEL, TEXT], "{sp:#x} {user_regs:#x}");
         assert_eq!((capture.regs_user(), capture.stack()), (None, None));
-        assert_eq!(
-            capture.regs_intr(),
-            Some(Regs {
-                abi: 2,
-                values: &[TEXT]
-            })
-        );
+        assert_eq!(capture.regs_intr(), Some(Regs { abi: 2, values: &[TEXT] }));
     }
     // The kernel was entered from itself.
     guest.save_task(TEXT, 0, 0x10);
@@ -83,11 +61,7 @@ fn registers_in_perfs_order() {
         }
     }
     let mask = 0xff_0fff;
-    let spec = CaptureSpec {
-        regs_user: mask,
-        regs_intr: mask,
-        ..CaptureSpec::default()
-    };
+    let spec = CaptureSpec { regs_user: mask, regs_intr: mask, ..CaptureSpec::default() };
     let capture = guest.capture(&cpu, &spec);
     // The registers in perf's order, from AX to R15. The value 0x5000 + n comes from word n of struct pt_regs, which
     // begins with R15.
@@ -114,10 +88,7 @@ fn registers_in_perfs_order() {
         0x5000,
     ];
     assert_eq!(values(capture.regs_user()), saved);
-    let at: Vec<u64> = (0..24)
-        .filter(|number| mask >> number & 1 != 0)
-        .map(|number| cpu.general[number])
-        .collect();
+    let at: Vec<u64> = (0..24).filter(|number| mask >> number & 1 != 0).map(|number| cpu.general[number]).collect();
     assert_eq!(values(capture.regs_intr()), at);
     assert!(capture.chain().is_empty());
 
@@ -136,10 +107,7 @@ fn stack_ends_with_its_last_page() {
     }
     let cpu = guest.in_user(UTEXT, sp);
     let stack = |stack_user| {
-        let spec = CaptureSpec {
-            stack_user,
-            ..CaptureSpec::default()
-        };
+        let spec = CaptureSpec { stack_user, ..CaptureSpec::default() };
         let capture = guest.capture(&cpu, &spec);
         capture.stack().expect("a program").to_vec()
     };
@@ -152,24 +120,11 @@ fn stack_ends_with_its_last_page() {
 #[test]
 fn position_without_vcpu_state_is_the_address_alone() {
     let guest = Guest::new();
-    let everything = CaptureSpec {
-        regs_user: 1,
-        regs_intr: 1,
-        stack_user: 8,
-        ..CHAIN
-    };
+    let everything = CaptureSpec { regs_user: 1, regs_intr: 1, stack_user: 8, ..CHAIN };
     let mut capture = guest.capture(&guest.in_user(UTEXT, 0), &everything);
-    let regs = GuestRegs {
-        ip: TEXT,
-        user: false,
-    };
+    let regs = GuestRegs { ip: TEXT, user: false };
     let cpu = None;
-    capture.take(
-        &View::of(&guest.memory),
-        &CpuContext { regs, cpu },
-        SAVED,
-        &everything,
-    );
+    capture.take(&View::of(&guest.memory), &CpuContext { regs, cpu }, SAVED, &everything);
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
     assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);

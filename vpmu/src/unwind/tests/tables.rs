@@ -74,17 +74,8 @@ fn untranslatable_addresses_are_not_read() {
     let mut space = AddressSpace::new(&view, &cpu).expect("long mode");
     assert_eq!(space.words::<1, 8>(USTACK, kernel), None);
     // Modes that are not supported.
-    for (cr0, cr4, efer) in [
-        (1, 1 << 5, 1 << 10),
-        (1 << 31, 0, 1 << 10),
-        (1 << 31, 32, 0),
-    ] {
-        let cpu = CpuState {
-            cr0,
-            cr4,
-            efer,
-            ..guest.cpu()
-        };
+    for (cr0, cr4, efer) in [(1, 1 << 5, 1 << 10), (1 << 31, 0, 1 << 10), (1 << 31, 32, 0)] {
+        let cpu = CpuState { cr0, cr4, efer, ..guest.cpu() };
         assert!(AddressSpace::new(&View::of(&guest.memory), &cpu).is_none());
     }
 }
@@ -106,8 +97,5 @@ fn words_and_stacks_go_across_pages() {
     guest.map(USTACK + 0x1000, 0x28_0000 | P | U, 0, P | U);
     guest.put(0x20_0ff8, 0x1122_3344_5566_7788);
     guest.put(0x28_0000, 0x99aa_bbcc_ddee_ff00);
-    assert_eq!(
-        word(&guest, USTACK + 0xffc, Rights::User),
-        Some(0xddee_ff00_1122_3344)
-    );
+    assert_eq!(word(&guest, USTACK + 0xffc, Rights::User), Some(0xddee_ff00_1122_3344));
 }

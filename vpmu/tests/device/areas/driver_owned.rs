@@ -11,10 +11,7 @@ use crate::traces::area::{AreaReader, Packet, map_aux};
 
 /// Opens a trace of a task, with an area that the driver owns.
 fn driven(fixture: &mut Fixture, count: u64, flags: u32) -> (u64, AreaReader) {
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK) };
     let event = fixture.open(&request).expect("open");
     let area = pages(fixture, count);
     map_aux(fixture, event, MAP_DRIVER_OWNED | flags, &area).expect("an area");
@@ -24,11 +21,7 @@ fn driven(fixture: &mut Fixture, count: u64, flags: u32) -> (u64, AreaReader) {
 }
 
 fn begin(event: u64, head: u64, room: u64) -> Command {
-    Command {
-        value: head.into(),
-        room: room.into(),
-        ..command(COMMAND_AUX_BEGIN, event)
-    }
+    Command { value: head.into(), room: room.into(), ..command(COMMAND_AUX_BEGIN, event) }
 }
 
 #[test]
@@ -46,11 +39,7 @@ fn task_is_traced_from_switch_to_switch() {
         let (out, end) = (replies[0], replies[1]);
         assert_eq!((out.status.get(), end.status.get()), (0, 0));
         assert_eq!((end.lost.get(), end.state.get()), (0, STATE_INACTIVE));
-        assert_eq!(
-            end.value.get(),
-            out.value.get(),
-            "bytes in the span, compared with those produced"
-        );
+        assert_eq!(end.value.get(), out.value.get(), "bytes in the span, compared with those produced");
         head = end.value.get();
         area.set_head(head);
         let packets = area.take();
@@ -93,11 +82,7 @@ fn driver_is_notified_once_per_span() {
     exits(&fixture, 0, 1);
     assert_eq!(fixture.notice(), None);
     exits(&fixture, 0, 60);
-    assert_eq!(
-        fixture.notice(),
-        Some((NOTICE_AUX, event)),
-        "the notice for an area that is half full"
-    );
+    assert_eq!(fixture.notice(), Some((NOTICE_AUX, event)), "the notice for an area that is half full");
     assert_eq!(fixture.notice(), None);
 }
 
@@ -118,11 +103,7 @@ fn untaken_notices_do_not_accumulate() {
     assert_eq!(fixture.notice(), None);
     fixture.commands(0, &[begin(event, 0, 64)]);
     exits(&fixture, 0, 2);
-    assert_eq!(
-        fixture.notice(),
-        Some((NOTICE_AUX, event)),
-        "the notice in a new span"
-    );
+    assert_eq!(fixture.notice(), Some((NOTICE_AUX, event)), "the notice in a new span");
 }
 
 /// VPMU-D-6.8-6.
@@ -146,34 +127,10 @@ fn invalid_spans_are_refused() {
         (command(COMMAND_AUX_END, 99), libc::ENOENT),
         (begin(event, 64, 8192), 0),
         (begin(event, 64, 8192), libc::EINVAL),
-        (
-            Command {
-                value: 1.into(),
-                ..command(COMMAND_AUX_END, event)
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                room: 1.into(),
-                ..command(COMMAND_AUX_END, event)
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                room: 1.into(),
-                ..command(COMMAND_READ, event)
-            },
-            libc::EINVAL,
-        ),
-        (
-            Command {
-                reserved: 1.into(),
-                ..begin(event, 64, 64)
-            },
-            libc::EINVAL,
-        ),
+        (Command { value: 1.into(), ..command(COMMAND_AUX_END, event) }, libc::EINVAL),
+        (Command { room: 1.into(), ..command(COMMAND_AUX_END, event) }, libc::EINVAL),
+        (Command { room: 1.into(), ..command(COMMAND_READ, event) }, libc::EINVAL),
+        (Command { reserved: 1.into(), ..begin(event, 64, 64) }, libc::EINVAL),
         (command(COMMAND_AUX_END, event), 0),
     ];
     let commands: Vec<Command> = batch.iter().map(|&(command, _)| command).collect();
@@ -202,10 +159,7 @@ fn invalid_room_writes_nothing_outside_the_area() {
         exits(&fixture, 0, 100);
         let end = fixture.command(0, COMMAND_AUX_END, event);
         assert!(end.value.get().wrapping_sub(head) <= 4096);
-        assert!(
-            area.is_alone(&fixture),
-            "the device wrote outside the area, head {head:#x}"
-        );
+        assert!(area.is_alone(&fixture), "the device wrote outside the area, head {head:#x}");
     }
 }
 
@@ -215,10 +169,7 @@ fn snapshot_area_wraps() {
     let (event, mut area) = driven(&mut fixture, 2, 0);
     fixture.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
     exits(&fixture, 0, 1000);
-    let replies = fixture.commands(
-        0,
-        &[command(COMMAND_OUT, event), command(COMMAND_AUX_END, event)],
-    );
+    let replies = fixture.commands(0, &[command(COMMAND_OUT, event), command(COMMAND_AUX_END, event)]);
     let (head, lost) = (replies[1].value.get(), replies[1].lost.get());
     assert_eq!((head, lost), (replies[0].value.get(), 0));
     assert!(head > 64_000);
@@ -294,13 +245,7 @@ fn span_reports_only_losses_for_lack_of_room() {
     fixture.exit(0, ExitReason::Signal, &mut At(1 << 63));
     fixture.post_notice(0, 64);
     assert_eq!(fixture.notice(), None);
-    let replies = fixture.commands(
-        0,
-        &[
-            command(COMMAND_READ, event),
-            command(COMMAND_AUX_END, event),
-        ],
-    );
+    let replies = fixture.commands(0, &[command(COMMAND_READ, event), command(COMMAND_AUX_END, event)]);
     assert_eq!(replies[0].lost.get(), 256);
     assert_eq!((replies[1].value.get(), replies[1].lost.get()), (0, 0));
 }

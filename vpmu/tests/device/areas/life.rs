@@ -25,11 +25,7 @@ fn unmapped_area_is_not_written_again() {
     // The 305 exits so far do not all fit, because the area has space for 256 packets, including sync packets.
     assert_eq!(traced.area.take().len(), 256);
     let reported: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
-    assert_eq!(
-        reported,
-        traced.area.head(),
-        "published and reported before the unmap"
-    );
+    assert_eq!(reported, traced.area.head(), "published and reported before the unmap");
     assert!(stays(&fixture));
     let reply = fixture.read(0, traced.event);
     assert_eq!(reply.value.get(), traced.area.head() + reply.lost.get());
@@ -49,11 +45,7 @@ fn area_ends_with_its_ring() {
     let mut traced = Traced::on(&mut fixture, 4);
     exits(&fixture, 0, 5);
     fixture.unmap(traced.event).expect("unmapped");
-    assert_eq!(
-        traced.chunks(),
-        [[0, 6 * 64, 0]],
-        "published and reported before the unmap"
-    );
+    assert_eq!(traced.chunks(), [[0, 6 * 64, 0]], "published and reported before the unmap");
     assert!(stays(&fixture));
     let unmap = Fixture::header(CONTROL_UNMAP_AUX, traced.event);
     assert_eq!(fixture.control(&unmap), Err(libc::EINVAL));
@@ -63,18 +55,13 @@ fn area_ends_with_its_ring() {
 fn area_ends_with_its_last_writer() {
     let mut fixture = Fixture::new();
     let traced = Traced::on(&mut fixture, 4);
-    let other = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..trace()
-    };
+    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
     let other = fixture.open(&other).expect("open");
     fixture.redirect(other, traced.event).expect("redirected");
     fixture.close(traced.event).expect("closed");
     assert!(!stays(&fixture), "the other trace no longer writes");
     let unmap = Fixture::header(CONTROL_UNMAP_AUX, traced.event);
-    fixture
-        .control(&unmap)
-        .expect("the id of the closed event is still valid");
+    fixture.control(&unmap).expect("the id of the closed event is still valid");
     assert!(stays(&fixture));
     fixture.close(other).expect("closed");
     assert_eq!(fixture.control(&unmap), Err(libc::ENOENT));
@@ -93,9 +80,7 @@ fn area_is_not_written_after_a_close_or_a_reset() {
     Traced::on(&mut fixture, 4);
     exits(&fixture, 0, 5);
     // Reset the device during an exit, before the exit's packet is written.
-    fixture
-        .vcpus
-        .leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
+    fixture.vcpus.leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
     fixture.vpmu.reset();
     let before = fixture.snapshot();
     fixture.vcpus.enter(0);
@@ -108,10 +93,7 @@ fn redirected_trace_publishes_its_earlier_data() {
     let mut fixture = Fixture::new();
     let mut first = Traced::on(&mut fixture, 4);
     let mut second = Traced::on(&mut fixture, 4);
-    let other = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..trace()
-    };
+    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
     let other = fixture.open(&other).expect("open");
     fixture.redirect(other, first.event).expect("redirected");
     exits(&fixture, 0, 2);
@@ -135,23 +117,12 @@ fn trace_redirected_to_an_area_is_announced_there() {
         begins.count()
     };
     assert_eq!(begun(&mut traced), 1);
-    let other = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..trace()
-    };
+    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
     let other = fixture.open(&other).expect("open");
-    assert_eq!(
-        begun(&mut traced),
-        0,
-        "records of the start of a trace without an area"
-    );
+    assert_eq!(begun(&mut traced), 0, "records of the start of a trace without an area");
     fixture.redirect(other, traced.event).expect("redirected");
     assert_eq!(begun(&mut traced), 1);
     fixture.redirect(other, 0).expect("redirected");
     fixture.redirect(other, traced.event).expect("redirected");
-    assert_eq!(
-        begun(&mut traced),
-        0,
-        "records of the start after a second redirection"
-    );
+    assert_eq!(begun(&mut traced), 0, "records of the start after a second redirection");
 }

@@ -16,15 +16,9 @@ fn invalid_areas_are_refused() {
     let event = fixture.open(&trace()).expect("open");
     let some = pages(&mut fixture, 4);
     let inval = Err(libc::EINVAL);
-    assert_eq!(
-        map_aux(&mut fixture, event, MAP_WRITABLE, &some),
-        inval,
-        "the trace has no ring"
-    );
+    assert_eq!(map_aux(&mut fixture, event, MAP_WRITABLE, &some), inval, "the trace has no ring");
     let ring = pages(&mut fixture, 3);
-    fixture
-        .map_pages(event, MAP_WRITABLE, &ring)
-        .expect("a ring");
+    fixture.map_pages(event, MAP_WRITABLE, &ring).expect("a ring");
     for wrong in [
         &[][..],
         &some[..3],
@@ -35,64 +29,33 @@ fn invalid_areas_are_refused() {
         &[ring[0]],
         &[some[0], ring[2]],
     ] {
-        assert_eq!(
-            map_aux(&mut fixture, event, MAP_WRITABLE, wrong),
-            inval,
-            "{wrong:x?}"
-        );
+        assert_eq!(map_aux(&mut fixture, event, MAP_WRITABLE, wrong), inval, "{wrong:x?}");
     }
-    assert_eq!(
-        map_aux(&mut fixture, event, 4, &some),
-        inval,
-        "unknown flag"
-    );
+    assert_eq!(map_aux(&mut fixture, event, 4, &some), inval, "unknown flag");
     let driven = MAP_DRIVER_OWNED | MAP_WRITABLE;
-    assert_eq!(
-        map_aux(&mut fixture, event, driven, &some),
-        inval,
-        "the trace has a ring"
-    );
+    assert_eq!(map_aux(&mut fixture, event, driven, &some), inval, "the trace has a ring");
     // The request gives a page count larger than its list of pages.
-    let request = MapRequest {
-        header: Fixture::header(CONTROL_MAP_AUX, event),
-        pages: 2.into(),
-        flags: MAP_WRITABLE.into(),
-    };
+    let request =
+        MapRequest { header: Fixture::header(CONTROL_MAP_AUX, event), pages: 2.into(), flags: MAP_WRITABLE.into() };
     assert_eq!(fixture.control(&request), inval);
-    assert_eq!(
-        map_aux(&mut fixture, 77, MAP_WRITABLE, &some),
-        Err(libc::ENOENT)
-    );
+    assert_eq!(map_aux(&mut fixture, 77, MAP_WRITABLE, &some), Err(libc::ENOENT));
     let mark = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
     fixture.map(mark, 1);
-    assert_eq!(
-        map_aux(&mut fixture, mark, MAP_WRITABLE, &some),
-        Err(libc::EOPNOTSUPP)
-    );
-    let child = OpenRequest {
-        parent: event.into(),
-        ..trace()
-    };
+    assert_eq!(map_aux(&mut fixture, mark, MAP_WRITABLE, &some), Err(libc::EOPNOTSUPP));
+    let child = OpenRequest { parent: event.into(), ..trace() };
     let child = fixture.open(&child).expect("open");
     assert_eq!(map_aux(&mut fixture, child, MAP_WRITABLE, &some), inval);
     assert_eq!(map_aux(&mut fixture, child, driven, &some), inval);
     let other = fixture.open(&trace()).expect("open");
     fixture.redirect(other, event).expect("redirected");
-    assert_eq!(
-        map_aux(&mut fixture, other, MAP_WRITABLE, &some),
-        inval,
-        "its ring belongs to another event"
-    );
+    assert_eq!(map_aux(&mut fixture, other, MAP_WRITABLE, &some), inval, "its ring belongs to another event");
     assert_eq!(map_aux(&mut fixture, other, driven, &some), inval);
 
     assert_eq!(unmap_aux(&mut fixture, 77), Err(libc::ENOENT));
     assert_eq!(unmap_aux(&mut fixture, event), inval, "no area was mapped");
     map_aux(&mut fixture, event, MAP_WRITABLE, &some).expect("an area");
     let more = pages(&mut fixture, 4);
-    assert_eq!(
-        map_aux(&mut fixture, event, MAP_WRITABLE, &more),
-        Err(libc::EBUSY)
-    );
+    assert_eq!(map_aux(&mut fixture, event, MAP_WRITABLE, &more), Err(libc::EBUSY));
     unmap_aux(&mut fixture, event).expect("unmapped");
     assert_eq!(unmap_aux(&mut fixture, event), inval);
     map_aux(&mut fixture, event, 0, &more).expect("the new area can differ in size and flags");
@@ -110,9 +73,7 @@ fn area_of_the_driver_excludes_a_ring_of_the_device() {
     assert_eq!(fixture.map_pages(event, 0, &ring), Err(libc::EINVAL));
     assert_eq!(fixture.redirect(event, target), Err(libc::EINVAL));
     unmap_aux(&mut fixture, event).expect("unmapped");
-    fixture
-        .map_pages(event, 0, &ring)
-        .expect("a ring is possible without the area");
+    fixture.map_pages(event, 0, &ring).expect("a ring is possible without the area");
 }
 
 #[test]
@@ -134,10 +95,7 @@ fn limits_hold() {
     assert_eq!(map_aux(&mut fixture, event, 0, &area), Err(libc::EINVAL));
     assert_eq!(map_aux(&mut fixture, event, 0, &area[..8]), Ok(()));
     // With five pages for rings and eight for the area, three pages are left.
-    assert_eq!(
-        map_aux(&mut fixture, other, 0, &area[8..12]),
-        Err(libc::ENOSPC)
-    );
+    assert_eq!(map_aux(&mut fixture, other, 0, &area[8..12]), Err(libc::ENOSPC));
     assert_eq!(map_aux(&mut fixture, other, 0, &area[8..10]), Ok(()));
     unmap_aux(&mut fixture, event).expect("unmapped");
     let third = fixture.open(&trace()).expect("open");

@@ -41,9 +41,7 @@ impl Traced {
     fn new(fixture: &mut Fixture, request: &OpenRequest, count: u64, flags: u32) -> Self {
         let event = fixture.open(request).expect("open");
         let ring_pages = pages(fixture, 5);
-        fixture
-            .map_pages(event, MAP_WRITABLE, &ring_pages)
-            .expect("a ring");
+        fixture.map_pages(event, MAP_WRITABLE, &ring_pages).expect("a ring");
         let area = pages(fixture, count);
         map_aux(fixture, event, flags, &area).expect("an area");
         Self {

@@ -15,16 +15,9 @@ const TRUNCATED: u64 = 1;
 const OVERWRITE: u64 = 2;
 const PARTIAL: u64 = 4;
 
-const WATCHDOG: AuxProducer = AuxProducer {
-    name: "watchdog",
-    counts: "frames of 64 bytes, one for each watchdog check",
-    format: 130,
-};
-const NETWORK: AuxProducer = AuxProducer {
-    name: "net-trace",
-    format: 131,
-    ..WATCHDOG
-};
+const WATCHDOG: AuxProducer =
+    AuxProducer { name: "watchdog", counts: "frames of 64 bytes, one for each watchdog check", format: 130 };
+const NETWORK: AuxProducer = AuxProducer { name: "net-trace", format: 131, ..WATCHDOG };
 
 fn fixture() -> Fixture {
     Fixture::producing(&[WATCHDOG, NETWORK])
@@ -48,10 +41,7 @@ fn words(fixture: &Fixture, area: u64, position: u64, count: u64) -> Vec<u64> {
     (0..count)
         .map(|word| {
             let at = area + (position + word * 8) % (2 * PAGE);
-            fixture
-                .memory
-                .read_obj(GuestAddress(at))
-                .expect("in memory")
+            fixture.memory.read_obj(GuestAddress(at)).expect("in memory")
         })
         .collect()
 }
@@ -70,42 +60,26 @@ fn write(fixture: &Fixture, event: u64, value: u64, bytes: u64) -> Result<(), Au
 #[test]
 fn producer_is_listed_and_opened_by_its_number() {
     let mut fixture = fixture();
-    let listed: Vec<_> = fixture
-        .catalogue()
-        .into_iter()
-        .filter(|entry| entry.kind.get() == KIND_VMM_TRACE)
-        .collect();
+    let listed: Vec<_> = fixture.catalogue().into_iter().filter(|entry| entry.kind.get() == KIND_VMM_TRACE).collect();
     for (entry, (number, producer)) in listed.iter().zip([(0, WATCHDOG), (1, NETWORK)]) {
         assert!(entry.name.starts_with(producer.name.as_bytes()));
         assert!(entry.counts.starts_with(producer.counts.as_bytes()));
         assert!(entry.source.starts_with(b"vmm\0") && entry.unit.starts_with(b"bytes\0"));
-        let flags = CATALOGUE_AUX
-            | CATALOGUE_GUEST_ONLY
-            | u32::from(producer.format) << CATALOGUE_FORMAT_SHIFT;
+        let flags = CATALOGUE_AUX | CATALOGUE_GUEST_ONLY | u32::from(producer.format) << CATALOGUE_FORMAT_SHIFT;
         assert_eq!((entry.config.get(), entry.flags.get()), (number, flags));
     }
     assert_eq!(listed.len(), 2);
     let open = |fixture: &mut Fixture, number| fixture.open(&open_of(KIND_VMM_TRACE, number, 0));
     assert_eq!(open(&mut fixture, 2), Err(libc::ENOENT));
     open(&mut fixture, 1).expect("open");
-    let sampling = OpenRequest {
-        period: 1.into(),
-        ..request(0)
-    };
+    let sampling = OpenRequest { period: 1.into(), ..request(0) };
     assert_eq!(fixture.open(&sampling), Err(libc::EOPNOTSUPP));
-    let excluding = OpenRequest {
-        flags: OPEN_EXCLUDE_USER.into(),
-        ..request(0)
-    };
+    let excluding = OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..request(0) };
     assert_eq!(fixture.open(&excluding), Err(libc::EOPNOTSUPP));
     let event = fixture.open(&request(0)).expect("open");
     let area = pages(&mut fixture, 2);
     let driven = map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area);
-    assert_eq!(
-        driven,
-        Err(libc::EOPNOTSUPP),
-        "an area that the driver owns"
-    );
+    assert_eq!(driven, Err(libc::EOPNOTSUPP), "an area that the driver owns");
     // Without producers, this kind does not exist.
     let refused = Fixture::new().open(&request(0));
     assert_eq!(refused, Err(libc::ENOENT));
@@ -115,18 +89,9 @@ fn producer_is_listed_and_opened_by_its_number() {
 fn invalid_producers_are_refused() {
     let long = "a-name-that-is-longer-than-thirty-nine-bytes";
     for wrong in [
-        AuxProducer {
-            name: "",
-            ..WATCHDOG
-        },
-        AuxProducer {
-            name: long,
-            ..WATCHDOG
-        },
-        AuxProducer {
-            format: 127,
-            ..WATCHDOG
-        },
+        AuxProducer { name: "", ..WATCHDOG },
+        AuxProducer { name: long, ..WATCHDOG },
+        AuxProducer { format: 127, ..WATCHDOG },
         WATCHDOG,
     ] {
         let fixture = Fixture::bare(Engines::Auto, limits(), None);
@@ -141,10 +106,7 @@ fn second_list_of_producers_is_refused() {
     let fixture = Fixture::bare(Engines::Auto, limits(), None);
     let vpmu = Arc::into_inner(fixture.vpmu).expect("the only reference");
     let vpmu = vpmu.with_aux_producers(vec![WATCHDOG]).expect("the first");
-    let other = AuxProducer {
-        name: "other",
-        ..WATCHDOG
-    };
+    let other = AuxProducer { name: "other", ..WATCHDOG };
     let made = vpmu.with_aux_producers(vec![other]);
     assert!(matches!(made, Err(Error::ProducersTwice)));
 }
@@ -195,10 +157,7 @@ fn unread_data_is_not_overwritten() {
     let mut writer = fixture.vpmu.aux_begin(event).expect("begun");
     assert_eq!(writer.get().map(|place| place.room), Some(2192));
     let refused = writer.put(&filled(2, 2200));
-    assert!(
-        matches!(refused, Err(AuxError::NoRoom)),
-        "a write beyond the room returns {refused:?}"
-    );
+    assert!(matches!(refused, Err(AuxError::NoRoom)), "a write beyond the room returns {refused:?}");
     writer.lose(2200);
     writer.put(&filled(3, 2192)).expect("less fits");
     assert!(matches!(writer.skip(8), Err(AuxError::NoRoom)));
@@ -209,11 +168,7 @@ fn unread_data_is_not_overwritten() {
     let size = 2192 + 4096;
     let flags = TRUNCATED | PARTIAL;
     assert_eq!(traced.chunks(), [[0, 6000, 0], [6000, size, flags]]);
-    assert_eq!(
-        words(&fixture, area, 4096, 1),
-        [1],
-        "the first word that the reader has not consumed"
-    );
+    assert_eq!(words(&fixture, area, 4096, 1), [1], "the first word that the reader has not consumed");
     assert_eq!(words(&fixture, area, 6000, 274), filled(3, 2192));
     assert_eq!(words(&fixture, area, 2 * PAGE, 512), filled(4, 4096));
     let reply = fixture.read(0, event);
@@ -254,14 +209,8 @@ fn second_writer_is_refused_until_the_first_ends() {
     exits(&fixture, 0, 1);
     let mut writer = fixture.vpmu.aux_begin(event).expect("begun");
     let begun = writer.get().expect("a place").position;
-    assert_eq!(
-        begun, 128,
-        "the write begins after a sync packet and an exit packet"
-    );
-    assert!(matches!(
-        fixture.vpmu.aux_begin(event),
-        Err(AuxError::Nested)
-    ));
+    assert_eq!(begun, 128, "the write begins after a sync packet and an exit packet");
+    assert!(matches!(fixture.vpmu.aux_begin(event), Err(AuxError::Nested)));
     exits(&fixture, 0, 3);
     assert_eq!(writer.get().expect("a place").position, begun);
     writer.put(&filled(5, 64)).expect("room");
@@ -269,11 +218,7 @@ fn second_writer_is_refused_until_the_first_ends() {
     let lost = fixture.read(0, exit_trace).lost.get();
     assert_eq!(lost, 3 * 64, "packets made during the write are lost");
     exits(&fixture, 0, 1);
-    assert_eq!(
-        fixture.read(0, exit_trace).lost.get(),
-        lost,
-        "nothing is lost after the write"
-    );
+    assert_eq!(fixture.read(0, exit_trace).lost.get(), lost, "nothing is lost after the write");
     let reported = traced.chunks();
     assert_eq!(reported[..2], [[0, 128, 0], [128, 64, PARTIAL]]);
     write(&fixture, event, 6, 64).expect("the next write may begin");
@@ -317,21 +262,12 @@ fn only_active_producer_traces_are_written() {
     assert_eq!(fixture.vpmu.aux_traces(0, 1), [bare]);
     assert_eq!(fixture.vpmu.aux_traces(1, 0), [0; 0]);
     fixture.command(0, COMMAND_DISABLE, traced.event);
-    assert!(matches!(
-        begin(&fixture, traced.event),
-        Err(AuxError::Inactive(_))
-    ));
+    assert!(matches!(begin(&fixture, traced.event), Err(AuxError::Inactive(_))));
     assert_eq!(fixture.vpmu.aux_traces(0, 0), [0; 0]);
     // If a trace is opened paused, a producer can write to it only after the trace is resumed.
-    let paused = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(),
-        ..request(0)
-    };
+    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(), ..request(0) };
     let paused = fixture.open(&paused).expect("open");
-    assert!(matches!(
-        begin(&fixture, paused),
-        Err(AuxError::Inactive(_))
-    ));
+    assert!(matches!(begin(&fixture, paused), Err(AuxError::Inactive(_))));
     assert_eq!(fixture.vpmu.aux_traces(0, 0), [0; 0]);
 }
 
@@ -373,20 +309,13 @@ fn watermark_and_first_loss_wake_the_reader() {
     let woken = |fixture: &Fixture| fixture.vpmu.metrics().wakeups;
     let before = woken(&fixture);
     write(&fixture, traced.event, 1, PAGE - 8).expect("room");
-    assert_eq!(
-        woken(&fixture),
-        before,
-        "less than half of the area is full"
-    );
+    assert_eq!(woken(&fixture), before, "less than half of the area is full");
     write(&fixture, traced.event, 1, 8).expect("room");
     assert_eq!(woken(&fixture), before + 1, "half of the area is full");
     write(&fixture, traced.event, 1, PAGE - 8).expect("room");
     for round in 0..2 {
         let refused = write(&fixture, traced.event, 1, 16);
-        assert!(
-            matches!(refused, Err(AuxError::NoRoom)),
-            "a write beyond the room returns {refused:?}"
-        );
+        assert!(matches!(refused, Err(AuxError::NoRoom)), "a write beyond the room returns {refused:?}");
         let mut writer = fixture.vpmu.aux_begin(traced.event).expect("begun");
         assert!(matches!(writer.put(&[0; 2]), Err(AuxError::NoRoom)));
         writer.end(0).expect("ended");

@@ -15,13 +15,7 @@ use crate::traces::area::{AreaReader, Packet, map_aux};
 
 #[derive(Debug, Clone)]
 enum Step {
-    Open {
-        config: u64,
-        vcpu: u32,
-        parent: Option<usize>,
-        samples: bool,
-        watermark: u32,
-    },
+    Open { config: u64, vcpu: u32, parent: Option<usize>, samples: bool, watermark: u32 },
     Close(usize),
     Command(u32, usize),
     Redirect(usize, Option<usize>),
@@ -90,11 +84,7 @@ struct Run {
 impl Run {
     fn new() -> Self {
         let limits = limits().with(|limits| limits.max_sample_rate = u32::MAX);
-        Self {
-            fixture: Fixture::with(limits, ALL_FEATURES),
-            opened: Vec::new(),
-            mapped: BTreeMap::new(),
-        }
+        Self { fixture: Fixture::with(limits, ALL_FEATURES), opened: Vec::new(), mapped: BTreeMap::new() }
     }
 
     fn id(&self, place: usize) -> u64 {
@@ -111,20 +101,14 @@ impl Run {
                 continue;
             }
             let read = mapped.area.as_mut().expect("an area for the record");
-            assert_eq!(
-                record.words[0], read.reported,
-                "every byte is reported once"
-            );
+            assert_eq!(record.words[0], read.reported, "every byte is reported once");
             read.reported += record.words[1];
             assert_eq!(record.words[2] & 2 != 0, !read.writable);
         }
         let Some(read) = mapped.area.as_mut() else {
             return;
         };
-        assert!(
-            read.reported <= read.area.head(),
-            "an AUX record reports data that is not published"
-        );
+        assert!(read.reported <= read.area.head(), "an AUX record reports data that is not published");
         if read.lies || !read.writable {
             return;
         }
@@ -134,10 +118,7 @@ impl Run {
                     let (event, number) = (sync.event.get(), sync.sequence.get());
                     assert!(self.opened.contains(&event));
                     let next = read.next.entry(event).or_insert(0);
-                    assert!(
-                        number >= *next,
-                        "a sync packet has the number {number}, expected at least {next}"
-                    );
+                    assert!(number >= *next, "a sync packet has the number {number}, expected at least {next}");
                     *next = number;
                     continue;
                 }
@@ -146,10 +127,7 @@ impl Run {
             };
             // Exit and sample packets do not contain the id of their trace, so their numbers can be checked only if one
             // trace alone writes to the area. Each packet must then have the next number of that trace.
-            assert!(
-                !read.next.is_empty(),
-                "a packet comes before the first sync packet"
-            );
+            assert!(!read.next.is_empty(), "a packet comes before the first sync packet");
             let alone = read.next.len() == 1;
             if let Some(next) = read.next.values_mut().next().filter(|_| alone) {
                 assert_eq!(number, *next, "every gap has a sync packet");
@@ -160,13 +138,7 @@ impl Run {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Open {
-                config,
-                vcpu,
-                parent,
-                samples,
-                watermark,
-            } => {
+            Step::Open { config, vcpu, parent, samples, watermark } => {
                 let (kind, config, period) = match samples {
                     true => (KIND_SAMPLE_TRACE, PACE_EXITS, 2),
                     false => (KIND_EXIT_TRACE, config, 0),
@@ -201,11 +173,8 @@ impl Run {
                 let ring = pages(&mut self.fixture, 1 + order * order);
                 if self.fixture.map_pages(id, MAP_WRITABLE, &ring).is_ok() {
                     self.take(id);
-                    let mapped = Mapped {
-                        metadata: ring[0],
-                        ring: Reader::new(&self.fixture.memory, &ring),
-                        area: None,
-                    };
+                    let mapped =
+                        Mapped { metadata: ring[0], ring: Reader::new(&self.fixture.memory, &ring), area: None };
                     self.mapped.insert(id, mapped);
                 }
             }
@@ -236,11 +205,7 @@ impl Run {
             Step::UnmapAux(place) => {
                 let id = self.id(place);
                 self.take(id);
-                if self
-                    .fixture
-                    .control(&Fixture::header(CONTROL_UNMAP_AUX, id))
-                    .is_ok()
-                {
+                if self.fixture.control(&Fixture::header(CONTROL_UNMAP_AUX, id)).is_ok() {
                     self.take(id);
                     if let Some(mapped) = self.mapped.get_mut(&id) {
                         mapped.area = None;
@@ -257,10 +222,7 @@ impl Run {
             Step::Read(place) => self.take(self.id(place)),
             Step::Lie(place, tail) => {
                 let id = self.id(place);
-                let area = self
-                    .mapped
-                    .get_mut(&id)
-                    .and_then(|mapped| mapped.area.as_mut());
+                let area = self.mapped.get_mut(&id).and_then(|mapped| mapped.area.as_mut());
                 if let Some(read) = area {
                     read.lies = true;
                     read.area.set_tail(tail);

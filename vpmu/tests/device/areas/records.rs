@@ -18,10 +18,7 @@ fn written_and_lost_bytes_are_the_count() {
     let mut traced = Traced::on(&mut fixture, 1);
     exits(&fixture, 0, 100);
     let reply = fixture.read(0, traced.event);
-    assert_eq!(
-        (reply.value.get(), reply.lost.get()),
-        (4096 + 37 * 64, 37 * 64)
-    );
+    assert_eq!((reply.value.get(), reply.lost.get()), (4096 + 37 * 64, 37 * 64));
     assert_eq!(traced.area.head(), 4096);
     let reported = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
     assert_eq!(traced.chunks(), reported);
@@ -34,17 +31,11 @@ fn written_and_lost_bytes_are_the_count() {
     let [Packet::Sync(sync), Packet::Exit(first), ..] = packets[..] else {
         panic!("{packets:?}");
     };
-    assert_eq!(
-        (sync.flags, sync.lost.get()),
-        (SYNC_LOSS | SYNC_PAGE, 37 * 64)
-    );
+    assert_eq!((sync.flags, sync.lost.get()), (SYNC_LOSS | SYNC_PAGE, 37 * 64));
     assert_eq!((sync.sequence.get(), first.sequence.get()), (100, 100));
     assert_eq!(traced.chunks(), [[4096, 11 * 64, PARTIAL]]);
     let metrics = fixture.vpmu.metrics();
-    assert_eq!(
-        (metrics.aux_written, metrics.aux_lost),
-        (4096 + 11 * 64, 37 * 64)
-    );
+    assert_eq!((metrics.aux_written, metrics.aux_lost), (4096 + 11 * 64, 37 * 64));
     assert_eq!(metrics.aux_records, 4);
     // `COMMAND_RESET` sets the count to zero, but does not change the number of lost bytes.
     let reply = fixture.command(0, COMMAND_RESET, traced.event);
@@ -61,22 +52,11 @@ fn every_command_to_a_trace_publishes_its_data() {
     };
     let mut traced = Traced::new(&mut fixture, &request, 4, MAP_WRITABLE);
     fixture.command(0, COMMAND_IN, traced.event);
-    for op in [
-        COMMAND_READ,
-        COMMAND_PERIOD,
-        COMMAND_RESET,
-        COMMAND_DISABLE,
-        COMMAND_ENABLE,
-        COMMAND_OUT,
-    ] {
+    for op in [COMMAND_READ, COMMAND_PERIOD, COMMAND_RESET, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_OUT] {
         let shown = traced.area.head();
         exits(&fixture, 0, 2);
         if op != COMMAND_ENABLE {
-            assert_eq!(
-                traced.area.head(),
-                shown,
-                "nothing is published without a command"
-            );
+            assert_eq!(traced.area.head(), shown, "nothing is published without a command");
         }
         match op {
             COMMAND_PERIOD => assert_eq!(fixture.valued(0, op, traced.event, 1), 0),
@@ -84,26 +64,16 @@ fn every_command_to_a_trace_publishes_its_data() {
         }
         let grown = traced.area.head() - shown;
         // When `COMMAND_ENABLE` is sent, the trace is still disabled, so there is no new data to publish.
-        assert_eq!(
-            grown >= 512,
-            op != COMMAND_ENABLE,
-            "command {op} publishes data"
-        );
+        assert_eq!(grown >= 512, op != COMMAND_ENABLE, "command {op} publishes data");
         let reported: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
-        assert_eq!(
-            reported, grown,
-            "bytes in the AUX records after command {op}"
-        );
+        assert_eq!(reported, grown, "bytes in the AUX records after command {op}");
     }
     fixture.command(0, COMMAND_IN, traced.event);
     exits(&fixture, 0, 2);
     let shown = traced.area.head();
     fixture.close(traced.event).expect("closed");
     let grown = traced.area.head() - shown;
-    assert!(
-        grown >= 512,
-        "the close published no data before it removed the ring"
-    );
+    assert!(grown >= 512, "the close published no data before it removed the ring");
     let reported: u64 = traced.chunks().iter().map(|[_, size, _]| size).sum();
     assert_eq!(reported, grown);
 }
@@ -111,10 +81,7 @@ fn every_command_to_a_trace_publishes_its_data() {
 #[test]
 fn watermark_wakes_at_every_crossing() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        aux_watermark: 1024.into(),
-        ..trace()
-    };
+    let request = OpenRequest { aux_watermark: 1024.into(), ..trace() };
     let mut traced = Traced::new(&mut fixture, &request, 4, MAP_WRITABLE);
     fixture.command(0, COMMAND_ENABLE, traced.event);
     fixture.post_notice(0, 64);
@@ -138,10 +105,7 @@ fn watermark_wakes_at_every_crossing() {
 fn trace_start_is_recorded_once_with_its_task() {
     let mut fixture = Fixture::new();
     fixture.runs(0, 21, 22);
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 1);
     fixture.command(0, COMMAND_IN, event);
@@ -150,10 +114,7 @@ fn trace_start_is_recorded_once_with_its_task() {
         let begun = records.filter(|record| record.kind == ITRACE_START);
         begun.map(|record| record.words).collect::<Vec<_>>()
     };
-    assert!(
-        begun(&mut ring).is_empty(),
-        "a trace without an area reports its start"
-    );
+    assert!(begun(&mut ring).is_empty(), "a trace without an area reports its start");
     let area = pages(&mut fixture, 1);
     map_aux(&mut fixture, event, MAP_WRITABLE, &area).expect("an area");
     assert_eq!(begun(&mut ring), [vec![22 << 32 | 21]]);
@@ -196,11 +157,7 @@ fn paused_or_full_ring_gets_its_aux_record_later() {
         exits(&fixture, 0, 2);
         fixture.read(0, traced.event);
     }
-    assert_eq!(
-        traced.area.exits().len(),
-        10,
-        "a paused ring does not affect the area"
-    );
+    assert_eq!(traced.area.exits().len(), 10, "a paused ring does not affect the area");
     assert_eq!(traced.chunks(), [] as [[u64; 3]; 0]);
     fixture.pause(traced.event, 0).expect("on");
     fixture.read(0, traced.event);
@@ -210,10 +167,7 @@ fn paused_or_full_ring_gets_its_aux_record_later() {
 #[test]
 fn snapshot_area_has_the_newest_packets() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..trace()
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
     let mut traced = Traced::new(&mut fixture, &request, 2, 0);
     exits(&fixture, 0, 1000);
     assert_eq!(traced.area.head(), 0, "data is published only by a command");
@@ -236,10 +190,7 @@ fn snapshot_area_has_the_newest_packets() {
 #[test]
 fn trace_in_error_has_published_its_data() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
-        ..trace()
-    };
+    let request = OpenRequest { flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(), ..trace() };
     let mut traced = Traced::new(&mut fixture, &request, 1, MAP_WRITABLE);
     exits(&fixture, 0, 3);
     fixture.exit(0, ExitReason::Io, &mut Nowhere);
@@ -252,31 +203,14 @@ fn trace_in_error_has_published_its_data() {
 fn several_traces_share_one_area() {
     let mut fixture = Fixture::new();
     let mut traced = Traced::on(&mut fixture, 4);
-    let second = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        config: EXIT_USER.into(),
-        ..trace()
-    };
+    let second = OpenRequest { flags: OPEN_ENABLED.into(), config: EXIT_USER.into(), ..trace() };
     let second = fixture.open(&second).expect("open");
     exits(&fixture, 0, 3);
     fixture.redirect(second, traced.event).expect("redirected");
     exits(&fixture, 0, 3);
-    let replies = fixture.commands(
-        0,
-        &[
-            command(COMMAND_READ, traced.event),
-            command(COMMAND_READ, second),
-        ],
-    );
-    let (count, lost): (Vec<u64>, Vec<u64>) = replies
-        .iter()
-        .map(|reply| (reply.value.get(), reply.lost.get()))
-        .unzip();
-    assert_eq!(
-        lost,
-        [0, 3 * 64],
-        "the second trace lost packets before it had an area"
-    );
+    let replies = fixture.commands(0, &[command(COMMAND_READ, traced.event), command(COMMAND_READ, second)]);
+    let (count, lost): (Vec<u64>, Vec<u64>) = replies.iter().map(|reply| (reply.value.get(), reply.lost.get())).unzip();
+    assert_eq!(lost, [0, 3 * 64], "the second trace lost packets before it had an area");
     let head = traced.area.head();
     assert_eq!(count[0] + count[1], head + lost[1]);
     let whose: Vec<(u64, u64)> = traced
@@ -289,10 +223,7 @@ fn several_traces_share_one_area() {
         })
         .collect();
     assert_eq!(whose, [(traced.event, 0), (second, 3)]);
-    let reported: u64 = chunks(&traced.ring.raw())
-        .iter()
-        .map(|[_, size, _]| size)
-        .sum();
+    let reported: u64 = chunks(&traced.ring.raw()).iter().map(|[_, size, _]| size).sum();
     assert_eq!(reported, head);
 }
 
@@ -301,28 +232,17 @@ fn trace_redirected_back_reports_missing_packets() {
     let mut fixture = Fixture::new();
     let mut one = Traced::on(&mut fixture, 1);
     let mut two = Traced::on(&mut fixture, 1);
-    let third = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..trace()
-    };
+    let third = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
     let third = fixture.open(&third).expect("open");
     for target in [one.event, two.event, one.event] {
         fixture.redirect(third, target).expect("redirected");
         exits(&fixture, 0, 2);
     }
-    fixture.commands(
-        0,
-        &[
-            command(COMMAND_READ, one.event),
-            command(COMMAND_READ, two.event),
-        ],
-    );
+    fixture.commands(0, &[command(COMMAND_READ, one.event), command(COMMAND_READ, two.event)]);
     let begun = |traced: &mut Traced| -> Vec<(u8, u64)> {
         let packets = traced.area.take();
         let begun = packets.iter().filter_map(|packet| match packet {
-            Packet::Sync(sync) if sync.event.get() == third => {
-                Some((sync.flags, sync.sequence.get()))
-            }
+            Packet::Sync(sync) if sync.event.get() == third => Some((sync.flags, sync.sequence.get())),
             _ => None,
         });
         begun.collect()
@@ -335,11 +255,7 @@ fn trace_redirected_back_reports_missing_packets() {
 fn children_write_to_their_parents_area_and_outlive_the_parent() {
     let mut fixture = Fixture::new();
     let mut traced = Traced::on(&mut fixture, 4);
-    let child = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        parent: traced.event.into(),
-        ..trace()
-    };
+    let child = OpenRequest { flags: OPEN_ENABLED.into(), parent: traced.event.into(), ..trace() };
     let child = fixture.open(&child).expect("open");
     exits(&fixture, 0, 2);
     fixture.close(traced.event).expect("closed");

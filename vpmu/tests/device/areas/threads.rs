@@ -22,12 +22,7 @@ fn map_request(event: u64, area: &[u64]) -> Vec<u8> {
         flags: MAP_WRITABLE.into(),
     };
     let addresses = area.iter().flat_map(|page| page.to_le_bytes());
-    request
-        .as_bytes()
-        .iter()
-        .copied()
-        .chain(addresses)
-        .collect()
+    request.as_bytes().iter().copied().chain(addresses).collect()
 }
 
 #[test]
@@ -40,10 +35,7 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
     };
     let trace = fixture.open(&parent).expect("open");
-    let child = OpenRequest {
-        parent: trace.into(),
-        ..parent
-    };
+    let child = OpenRequest { parent: trace.into(), ..parent };
     let child = fixture.open(&child).expect("open");
     let metadata = fixture.next_ring;
     fixture.map(trace, 1);
@@ -52,18 +44,9 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
     for (vcpu, event) in [(0, trace), (1, child)] {
         fixture.command(vcpu, COMMAND_IN, event);
     }
-    let (over, made) = (
-        AtomicBool::new(false),
-        [const { AtomicU64::new(0) }; VCPUS as usize],
-    );
+    let (over, made) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; VCPUS as usize]);
     let mut grown = 0;
-    let Fixture {
-        vpmu,
-        vcpus,
-        memory,
-        queues,
-        ..
-    } = &mut fixture;
+    let Fixture { vpmu, vcpus, memory, queues, .. } = &mut fixture;
     let (vpmu, vcpus) = (&*vpmu, &*vcpus);
     let mut control = |request: &[u8]| {
         queues[0].request(request, size_of::<ControlReply>());
@@ -96,21 +79,14 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
                 memory.write_slice(&MINE, page).expect("in memory");
             }
             let before = exits();
-            while exits()
-                .iter()
-                .zip(before)
-                .any(|(now, then)| *now < then + 3)
-            {
+            while exits().iter().zip(before).any(|(now, then)| *now < then + 3) {
                 thread::yield_now();
             }
             for &page in &area {
                 let mut bytes = [0; 4096];
                 let page = GuestAddress(page);
                 memory.read_slice(&mut bytes, page).expect("in memory");
-                assert!(
-                    bytes == MINE,
-                    "the device wrote to the area after the unmap"
-                );
+                assert!(bytes == MINE, "the device wrote to the area after the unmap");
             }
         }
         over.store(true, Ordering::Relaxed);

@@ -11,10 +11,7 @@ fn records_dropped_by_the_host_are_lost() {
     fixture.host.drop_overflows(thread(0), 17);
     record(&fixture, 0, &[5_000_000]);
     fixture.vpmu.drain();
-    let lost = Record::Lost {
-        id: event,
-        lost: 17,
-    };
+    let lost = Record::Lost { id: event, lost: 17 };
     let records = ring.take(usize::MAX);
     assert_eq!(records.len(), 2);
     assert_eq!(records[0], lost);
@@ -27,10 +24,7 @@ fn limit_is_exact_to_the_record() {
     let mut fixture = fixture();
     let event = fixture.open(&cycles(0)).expect("open");
     let mut ring = fixture.map(event, 2);
-    let refresh = Command {
-        value: 5.into(),
-        ..command(COMMAND_REFRESH, event)
-    };
+    let refresh = Command { value: 5.into(), ..command(COMMAND_REFRESH, event) };
     assert_eq!(fixture.commands(0, &[refresh])[0].status.get(), 0);
     fixture.host.pass(10 * HOLD_BACK);
     fixture.post_notice(0, 16);
@@ -55,18 +49,13 @@ fn rate_limit_is_kept() {
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.host.know_ips();
     // Advance the clock to the start of a time window of 10 ms. Each window allows ten samples.
-    fixture
-        .host
-        .pass(100_000_000 - TSC_OFFSET - fixture.host.now());
+    fixture.host.pass(100_000_000 - TSC_OFFSET - fixture.host.now());
     let (event, ring) = batched(&mut fixture, &cycles(0));
     fixture.host.pass(5_000_000);
     record(&fixture, 0, &[3_000_000; 25]);
     fixture.vpmu.drain();
     let metrics = fixture.vpmu.metrics();
-    assert_eq!(
-        (metrics.samples_written, metrics.samples_throttled),
-        (10, 15)
-    );
+    assert_eq!((metrics.samples_written, metrics.samples_throttled), (10, 15));
     let before = ring.head();
     fixture.host.pass(10_000_000);
     fixture.vpmu.drain();
@@ -81,9 +70,7 @@ fn throttle_ends_after_the_records_of_its_window() {
     let limits = limits().with(|limits| limits.max_sample_rate = 1000);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.host.know_ips();
-    fixture
-        .host
-        .pass(100_000_000 - TSC_OFFSET - fixture.host.now());
+    fixture.host.pass(100_000_000 - TSC_OFFSET - fixture.host.now());
     let (_, mut ring) = batched(&mut fixture, &cycles(0));
     fixture.host.pass(5_000_000);
     record(&fixture, 0, &[3_000_000; 10]);
@@ -102,11 +89,7 @@ fn throttle_ends_after_the_records_of_its_window() {
     assert_eq!(raw.len(), 1);
     assert_eq!(raw[0].kind, UNTHROTTLE);
     let metrics = fixture.vpmu.metrics();
-    assert_eq!(
-        (metrics.samples_written, metrics.samples_throttled),
-        (10, 1),
-        "no more samples than allowed"
-    );
+    assert_eq!((metrics.samples_written, metrics.samples_throttled), (10, 1), "no more samples than allowed");
 }
 
 #[test]

@@ -39,9 +39,7 @@ fn sample_names_the_task_of_its_moment() {
         switch(&fixture, n, who, base + TSC_OFFSET + n * 10_000_000);
         for when in [0, 9_999_999] {
             let tsc = base + n * 10_000_000 + when;
-            fixture
-                .host
-                .record(thread(0), overflow(tsc, n, Mode::Guest));
+            fixture.host.record(thread(0), overflow(tsc, n, Mode::Guest));
         }
     }
     fixture.vpmu.drain();
@@ -60,17 +58,13 @@ fn sample_older_than_the_history_names_no_task() {
     name_page(&mut fixture);
     let (event, mut ring) = batched(&mut fixture, &cycles(0));
     let start = fixture.host.now();
-    fixture
-        .host
-        .record(thread(0), overflow(start, 1, Mode::Guest));
+    fixture.host.record(thread(0), overflow(start, 1, Mode::Guest));
     for n in 0..1000 {
         fixture.host.pass(10);
         switch(&fixture, n, 7, fixture.host.now() + TSC_OFFSET);
     }
     let now = fixture.host.now();
-    fixture
-        .host
-        .record(thread(0), overflow(now, 2, Mode::Guest));
+    fixture.host.record(thread(0), overflow(now, 2, Mode::Guest));
     fixture.read(0, event);
     let tasks: Vec<_> = ring.samples().iter().map(|s| (s.pid, s.tid)).collect();
     assert_eq!(tasks, [(0, 0), (7, 8)]);
@@ -81,10 +75,7 @@ fn sample_older_than_the_history_names_no_task() {
 fn task_event_names_the_task_of_its_schedule_in() {
     let mut fixture = fixture();
     name_page(&mut fixture);
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..cycles(CONTEXT_TASK)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(CONTEXT_TASK) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 2);
     switch(&fixture, 0, 41, 0);

@@ -62,10 +62,7 @@ fn collect(fixture: &mut Fixture) -> u64 {
 fn change_of_a_large_group_costs_each_member() {
     let mut fixture = Fixture::new();
     let leader = group(&mut fixture, faults(0), MEMBERS - 1);
-    let member = OpenRequest {
-        leader: leader.into(),
-        ..faults(0)
-    };
+    let member = OpenRequest { leader: leader.into(), ..faults(0) };
     let mut last = 0;
     let opened = cost(&mut fixture, |fixture| {
         last = fixture.open(&member).expect("a member");
@@ -84,10 +81,7 @@ fn change_of_a_large_group_costs_each_member() {
 fn changes_of_a_large_group_are_served_in_turns() {
     let mut fixture = Fixture::new();
     let leader = group(&mut fixture, faults(0), MEMBERS - 1);
-    let member = OpenRequest {
-        leader: leader.into(),
-        ..faults(0)
-    };
+    let member = OpenRequest { leader: leader.into(), ..faults(0) };
     for slot in (0..QUEUE_SIZE).step_by(2) {
         fixture.queues[0].request_at(slot, member.as_bytes(), size_of::<OpenReply>());
     }
@@ -111,11 +105,7 @@ fn refused_member_of_a_large_group_costs_an_examination_of_each_member() {
     let mut fixture = Fixture::new();
     let leader = group(&mut fixture, faults(0), MEMBERS - 1);
     // The counts of this group, with ids and losses, do not fit in a record.
-    let too_large = OpenRequest {
-        leader: leader.into(),
-        read_format: (1 << 2 | 1 << 3 | 1 << 4).into(),
-        ..faults(0)
-    };
+    let too_large = OpenRequest { leader: leader.into(), read_format: (1 << 2 | 1 << 3 | 1 << 4).into(), ..faults(0) };
     let refused = cost(&mut fixture, |fixture| {
         assert_eq!(fixture.open(&too_large), Err(libc::E2BIG));
     });
@@ -130,10 +120,7 @@ fn redirect_of_a_large_family_costs_each_event() {
     let target = fixture.open(&request).expect("open");
     fixture.map(target, 1);
     let parent = fixture.open(&request).expect("open");
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..request
-    };
+    let child = OpenRequest { parent: parent.into(), ..request };
     for _ in 1..MEMBERS {
         fixture.open(&child).expect("a child");
     }
@@ -180,10 +167,8 @@ fn request_on_a_ring_with_many_writers_costs_an_examination_of_each_writer() {
     for &writer in &writers[1..] {
         fixture.redirect(writer, first).expect("redirected");
     }
-    let requests = [
-        (Fixture::header(UNKNOWN, first), libc::EOPNOTSUPP),
-        (Fixture::header(CONTROL_ATTACH, first), libc::EINVAL),
-    ];
+    let requests =
+        [(Fixture::header(UNKNOWN, first), libc::EOPNOTSUPP), (Fixture::header(CONTROL_ATTACH, first), libc::EINVAL)];
     // While the host records no samples, none can be pending for the ring.
     for (request, errno) in requests {
         let refused = cost(&mut fixture, |fixture| {
@@ -218,13 +203,7 @@ fn malformed_buffers_are_returned_in_turns() {
     const USED: u64 = AVAILABLE + 0x2_0000;
     let mut fixture = Fixture::new();
     let mut queues = fixture.make_queues();
-    queues[2] = QueueState {
-        size: ENTRIES,
-        desc_table: TABLE,
-        avail_ring: AVAILABLE,
-        used_ring: USED,
-        ..queues[2]
-    };
+    queues[2] = QueueState { size: ENTRIES, desc_table: TABLE, avail_ring: AVAILABLE, used_ring: USED, ..queues[2] };
     // Each entry of the available ring offers a buffer of its own, whose only descriptor is indirect.
     let descriptor = [[0; 8], INDIRECT.to_le_bytes()].concat();
     let table = descriptor.repeat(ENTRIES.into());
@@ -236,9 +215,7 @@ fn malformed_buffers_are_returned_in_turns() {
         written.expect("in memory");
     }
     let (memory, interrupt) = (fixture.memory.clone(), fixture.interrupt.clone());
-    let activated = fixture
-        .vpmu
-        .activate(memory, ALL_FEATURES, &queues, interrupt);
+    let activated = fixture.vpmu.activate(memory, ALL_FEATURES, &queues, interrupt);
     activated.expect("active");
     fixture.vcpus.kick(0, QUEUE_VCPU);
     fixture.vcpus.resume(0);
@@ -270,9 +247,7 @@ fn ring_in_the_window_costs_each_page() {
     let event = fixture.open(&marks()).expect("open");
     fixture.detach(event, "marks").expect("detached");
     let mapped = cost(&mut fixture, |fixture| {
-        fixture
-            .map_window(event, PAGES, MAP_WRITABLE)
-            .expect("mapped");
+        fixture.map_window(event, PAGES, MAP_WRITABLE).expect("mapped");
     });
     assert_at_least(mapped, PAGES.into());
 }
@@ -282,9 +257,7 @@ fn ring_in_the_window_costs_each_page() {
 fn area_beside_a_large_ring_costs_a_check_of_each_page() {
     const PAGES: u64 = 4096;
     let mut fixture = Fixture::new();
-    let trace = fixture
-        .open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0))
-        .expect("open");
+    let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0)).expect("open");
     fixture.map(trace, PAGES);
     let unaligned = cost(&mut fixture, |fixture| {
         let mapped = fixture.map_as(CONTROL_MAP_AUX, trace, MAP_WRITABLE, &[1]);
@@ -342,9 +315,7 @@ fn change_of_a_link_costs_an_examination_of_each_link() {
         assert_eq!(fixture.link(other, all[2], LINK_STARTER), Err(libc::EBUSY));
     });
     assert_at_least(refused, MEMBERS / EXAMINED);
-    let closed = cost(&mut fixture, |fixture| {
-        fixture.close(other).expect("closed")
-    });
+    let closed = cost(&mut fixture, |fixture| fixture.close(other).expect("closed"));
     assert_at_least(closed, MEMBERS / EXAMINED);
 }
 
@@ -384,12 +355,7 @@ fn collected_sample_costs_its_record() {
     let event = collect(&mut fixture);
     fixture.host.pass(1_000_000);
     for age in 0..SAMPLES {
-        let overflow = Overflow {
-            tsc: fixture.host.now() - SAMPLES + age,
-            ip: 0x10,
-            mode: Mode::Guest,
-            period: 100,
-        };
+        let overflow = Overflow { tsc: fixture.host.now() - SAMPLES + age, ip: 0x10, mode: Mode::Guest, period: 100 };
         fixture.host.record(thread(0), overflow);
     }
     let read = cost(&mut fixture, |fixture| {

@@ -12,18 +12,12 @@ use crate::traces::area::map;
 
 /// Opens an event that samples every mark of value 5 on vCPU 0.
 fn marks(fixture: &mut Fixture, flags: u32) -> u64 {
-    let request = OpenRequest {
-        flags: flags.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { flags: flags.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     fixture.open(&request).expect("open")
 }
 
 fn statuses(fixture: &mut Fixture, vcpu: u32, events: &[u64]) -> Vec<Errno> {
-    let commands: Vec<Command> = events
-        .iter()
-        .map(|&event| command(COMMAND_FLUSH, event))
-        .collect();
+    let commands: Vec<Command> = events.iter().map(|&event| command(COMMAND_FLUSH, event)).collect();
     let replies = fixture.commands(vcpu, &commands);
     let status = |reply: &Reply| Errno::try_from(reply.status.get()).expect("an errno");
     replies.iter().map(status).collect()
@@ -37,28 +31,17 @@ fn flush_wakes_the_reader_once_for_new_records() {
     let event = marks(&mut fixture, OPEN_ENABLED);
     let mut ring = fixture.map(event, 4);
     assert_eq!(fixture.flush(0, event), 0);
-    assert_eq!(
-        fixture.notice(),
-        None,
-        "a flush without records wakes nobody"
-    );
+    assert_eq!(fixture.notice(), None, "a flush without records wakes nobody");
     fixture.mark(0, 5, 1);
     assert_eq!(fixture.notice(), None, "no page is full");
     assert_eq!(fixture.flush(0, event), 0);
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
     assert_eq!(fixture.flush(0, event), 0);
-    assert_eq!(
-        fixture.notice(),
-        None,
-        "a flush without new records wakes nobody"
-    );
+    assert_eq!(fixture.notice(), None, "a flush without new records wakes nobody");
     assert_eq!(ring.samples().len(), 1);
     // A flush after a regular wakeup does not wake the reader again.
-    let frequent = OpenRequest {
-        wakeup: 1.into(),
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 6, 0), 1)
-    };
+    let frequent =
+        OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 6, 0), 1) };
     let frequent = fixture.open(&frequent).expect("open");
     fixture.map(frequent, 4);
     fixture.mark(0, 6, 1);
@@ -93,10 +76,7 @@ fn overflows_of_the_exit_engine_are_written() {
     assert_eq!(ring.samples().len(), 2);
     fixture.vcpus.leave(0, ExitReason::Mmio, &mut At(7));
     fixture.host.work(thread(0), 100, 4);
-    fixture.queues[2].request(
-        zerocopy::IntoBytes::as_bytes(&command(COMMAND_FLUSH, event)),
-        size_of::<Reply>(),
-    );
+    fixture.queues[2].request(zerocopy::IntoBytes::as_bytes(&command(COMMAND_FLUSH, event)), size_of::<Reply>());
     fixture.vcpus.kick(0, QUEUE_VCPU);
     fixture.queues[2].answer().expect("answered immediately");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
@@ -114,15 +94,7 @@ fn overflows_of_the_batched_engine_are_written() {
     let mut ring = fixture.map(event, 4);
     fixture.host.pass(1000);
     for ip in 1..=3 {
-        fixture.host.record(
-            thread(0),
-            Overflow {
-                tsc: fixture.host.now(),
-                ip,
-                mode: Mode::Guest,
-                period: 100,
-            },
-        );
+        fixture.host.record(thread(0), Overflow { tsc: fixture.host.now(), ip, mode: Mode::Guest, period: 100 });
     }
     assert_eq!(fixture.flush(0, event), 0);
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
@@ -136,9 +108,7 @@ fn event_in_any_state_is_flushed() {
     let off = marks(&mut fixture, 0);
     let paused = marks(&mut fixture, OPEN_ENABLED | OPEN_PAUSED);
     let ringless = marks(&mut fixture, OPEN_ENABLED);
-    let task = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1))
-        .expect("open");
+    let task = fixture.open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)).expect("open");
     let counting = fixture.open(&open_of(KIND_TSC, 0, 0)).expect("open");
     fixture.map(off, 1);
     fixture.map(paused, 1);
@@ -162,18 +132,9 @@ fn commands_with_reserved_fields_set_are_refused() {
     for event in [event, 0] {
         let flush = command(COMMAND_FLUSH, event);
         for command in [
-            Command {
-                reserved: 1.into(),
-                ..flush
-            },
-            Command {
-                value: 1.into(),
-                ..flush
-            },
-            Command {
-                room: 1.into(),
-                ..flush
-            },
+            Command { reserved: 1.into(), ..flush },
+            Command { value: 1.into(), ..flush },
+            Command { room: 1.into(), ..flush },
         ] {
             let reply = fixture.commands(0, &[command])[0];
             assert_eq!(reply.status.get(), libc::EINVAL.unsigned_abs());
@@ -196,11 +157,7 @@ fn flush_of_an_event_in_error_publishes_its_records() {
     assert_eq!(fixture.flush(0, event), libc::EIO);
     assert_eq!(fixture.notice(), Some((NOTICE_ERROR, event)));
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
-    assert_eq!(
-        fixture.flush(0, event),
-        libc::EIO,
-        "a further flush fails, too"
-    );
+    assert_eq!(fixture.flush(0, event), libc::EIO, "a further flush fails, too");
     assert_eq!(fixture.notice(), None);
     assert_eq!(ring.samples().len(), 1);
 }
@@ -213,11 +170,7 @@ fn pending_loss_is_written_if_it_fits() {
     let mut ring = fixture.map(event, 1);
     // After 56 samples of 72 bytes each, 64 bytes of the data page are free.
     (0..60).for_each(|_| fixture.mark(0, 5, 1));
-    assert_eq!(
-        fixture.notice(),
-        Some((NOTICE_WAKEUP, event)),
-        "the first lost sample wakes the reader"
-    );
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)), "the first lost sample wakes the reader");
     let head = ring.head();
     assert_eq!(head, 56 * 72);
     assert_eq!(fixture.flush(0, event), 0);
@@ -229,11 +182,7 @@ fn pending_loss_is_written_if_it_fits() {
     (0..100).for_each(|_| fixture.mark(0, 5, 1));
     ring.set_tail(ring.head() - 4096);
     let full = ring.head();
-    assert_eq!(
-        fixture.flush(0, event),
-        0,
-        "a flush works if the ring is full"
-    );
+    assert_eq!(fixture.flush(0, event), 0, "a flush works if the ring is full");
     assert!(ring.head() - full < 72);
 }
 
@@ -247,11 +196,7 @@ fn paused_ring_is_unchanged_by_a_flush() {
     fixture.pause(event, 1).expect("paused");
     fixture.mark(0, 5, 1);
     assert_eq!(fixture.flush(0, event), 0);
-    assert_eq!(
-        fixture.notice(),
-        Some((NOTICE_WAKEUP, event)),
-        "the flush wakes the reader for the first sample"
-    );
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)), "the flush wakes the reader for the first sample");
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
     assert_eq!(kinds, [SAMPLE]);
     fixture.pause(event, 0).expect("resumed");
@@ -265,10 +210,7 @@ fn paused_ring_is_unchanged_by_a_flush() {
 fn flush_ends_the_span_of_an_area() {
     let mut fixture = Fixture::new();
     listen(&mut fixture);
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
     let trace = fixture.open(&request).expect("open");
     let mut area = map(&mut fixture, trace, 4);
     for ip in 1..=3 {
@@ -286,22 +228,12 @@ fn flush_ends_the_span_of_an_area() {
 #[test]
 fn exits_that_the_host_recorded_are_written() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_ALL, 0)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_ALL, 0) };
     let trace = fixture.open(&request).expect("open");
     let mut area = map(&mut fixture, trace, 4);
     for ip in 1..=3 {
         let tsc = fixture.host.now();
-        let exit = vpmu::source::HostExit {
-            tsc,
-            back: Some(tsc),
-            ip,
-            reason: 1,
-            qualification: 0,
-            detail: 0,
-        };
+        let exit = vpmu::source::HostExit { tsc, back: Some(tsc), ip, reason: 1, qualification: 0, detail: 0 };
         let recorded = vpmu::source::Recorded::Exit(exit);
         fixture.host.record_exit(thread(0), recorded);
     }
@@ -315,10 +247,8 @@ fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
     let mut fixture = Fixture::new();
     listen(&mut fixture);
     let open = |fixture: &mut Fixture, vcpu: u32, persistent: u32| {
-        let request = OpenRequest {
-            flags: (OPEN_ENABLED | persistent).into(),
-            ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
-        };
+        let request =
+            OpenRequest { flags: (OPEN_ENABLED | persistent).into(), ..sampling(open_of(KIND_MARK, 5, vcpu), 1) };
         let event = fixture.open(&request).expect("open");
         fixture.map(event, 4);
         event
@@ -331,14 +261,7 @@ fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
     let reply = fixture.command(0, COMMAND_FLUSH, 0);
     assert_eq!(reply, Reply::default(), "the reply has only a status");
     let woken = [(); 3].map(|()| fixture.notice());
-    assert_eq!(
-        woken,
-        [
-            Some((NOTICE_WAKEUP, one)),
-            Some((NOTICE_WAKEUP, other)),
-            None
-        ]
-    );
+    assert_eq!(woken, [Some((NOTICE_WAKEUP, one)), Some((NOTICE_WAKEUP, other)), None]);
     assert_eq!(fixture.flush(1, 0), 0);
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, elsewhere)));
 }
@@ -359,8 +282,5 @@ fn flush_of_all_continues_after_an_error() {
     fixture.host.break_host();
     assert_eq!(fixture.flush(0, 0), libc::EIO);
     let notices = [(); 2].map(|()| fixture.notice());
-    assert!(
-        notices.contains(&Some((NOTICE_WAKEUP, mark))),
-        "no notice wakes the reader of the marks: {notices:?}"
-    );
+    assert!(notices.contains(&Some((NOTICE_WAKEUP, mark))), "no notice wakes the reader of the marks: {notices:?}");
 }

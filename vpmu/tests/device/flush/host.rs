@@ -15,10 +15,7 @@ fn flush_inside(fixture: &Fixture, event: Option<u64>, ip: u64) -> Result<(), Fl
     thread::scope(|scope| {
         let flush = scope.spawn(|| fixture.vpmu.flush(event));
         assert_eq!(fixture.host.await_kicks(1), [0]);
-        assert!(
-            !flush.is_finished(),
-            "the flush did not wait for the exit of the vCPU"
-        );
+        assert!(!flush.is_finished(), "the flush did not wait for the exit of the vCPU");
         fixture.vcpus.leave(0, ExitReason::Signal, &mut At(ip));
         let flushed = flush.join().expect("no panic");
         fixture.vcpus.enter(0);
@@ -66,25 +63,16 @@ fn flush_kicks_no_vcpu_without_held_overflows() {
     fixture.host.know_ips();
     listen(&mut fixture);
     let batched = cycles(&mut fixture, 0, ENGINE_BATCHED);
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let marks = fixture.open(&request).expect("open");
     let exact = cycles(&mut fixture, 0, ENGINE_EXIT);
     fixture.command(0, COMMAND_DISABLE, exact);
     let mut rings = [batched, marks, exact].map(|id| fixture.map(id, 4));
     fixture.vcpus.enter(0);
     fixture.mark(0, 5, 1);
-    fixture.host.record(
-        fixture::thread(0),
-        Overflow {
-            tsc: fixture.host.now(),
-            ip: 3,
-            mode: Mode::Guest,
-            period: 100,
-        },
-    );
+    fixture
+        .host
+        .record(fixture::thread(0), Overflow { tsc: fixture.host.now(), ip: 3, mode: Mode::Guest, period: 100 });
     for event in [batched, marks, exact] {
         fixture.vpmu.flush(Some(event)).expect("flushed");
     }
@@ -114,10 +102,7 @@ fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
         let flush = scope.spawn(|| fixture.vpmu.flush(None));
         assert_eq!(fixture.host.await_kicks(2), [0, 1]);
         fixture.vcpus.leave(1, ExitReason::Signal, &mut At(1));
-        assert!(
-            !flush.is_finished(),
-            "the flush did not wait for the other vCPU"
-        );
+        assert!(!flush.is_finished(), "the flush did not wait for the other vCPU");
         fixture.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         flush.join().expect("no panic").expect("flushed");
     });
@@ -130,10 +115,7 @@ fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
 fn flush_reports_unknown_and_failed_events() {
     let mut fixture = Fixture::new();
     let unknown = fixture.vpmu.flush(Some(7));
-    assert!(
-        matches!(unknown, Err(FlushError::NoEvent(7))),
-        "a flush of an unknown event returns {unknown:?}"
-    );
+    assert!(matches!(unknown, Err(FlushError::NoEvent(7))), "a flush of an unknown event returns {unknown:?}");
     fixture.vpmu.flush(None).expect("nothing to flush");
     let event = cycles(&mut fixture, 0, ENGINE_EXIT);
     let mut ring = fixture.map(event, 4);
@@ -149,11 +131,7 @@ fn flush_reports_unknown_and_failed_events() {
     fixture.host.break_host();
     let failed = fixture.vpmu.flush(Some(event));
     assert!(matches!(failed, Err(FlushError::Failed(id)) if id == event));
-    assert_eq!(
-        ring.samples().len(),
-        1,
-        "records from before the error are written"
-    );
+    assert_eq!(ring.samples().len(), 1, "records from before the error are written");
 }
 
 #[test]

@@ -32,9 +32,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
                         visits += 1;
                     }
                     // The simulated kicks cannot make the vCPU leave the guest, so this loop makes it leave.
-                    fixture
-                        .vcpus
-                        .leave(vcpu, ExitReason::Signal, &mut At(visits));
+                    fixture.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits
             })

@@ -11,11 +11,10 @@ use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling, thread};
 #[test]
 fn statistics_and_clock_counts_stop_in_a_pause() {
     let mut fixture = Fixture::new();
-    let [exits, tsc, time] =
-        [(KIND_EXITS, EXIT_ALL), (KIND_TSC, 0), (KIND_GUEST_TIME, 0)].map(|(kind, config)| {
-            let request = paused(kind, config);
-            between_marks(&mut fixture, &request)
-        });
+    let [exits, tsc, time] = [(KIND_EXITS, EXIT_ALL), (KIND_TSC, 0), (KIND_GUEST_TIME, 0)].map(|(kind, config)| {
+        let request = paused(kind, config);
+        between_marks(&mut fixture, &request)
+    });
     let work = |fixture: &Fixture| {
         fixture.host.add_exits(10);
         fixture.host.pass(1_000_000);
@@ -34,10 +33,7 @@ fn statistics_and_clock_counts_stop_in_a_pause() {
     assert_eq!(fixture.value(0, time), 50_000);
     let ticks = fixture.value(0, tsc);
     // Each read of the clock advances it by a tick.
-    assert!(
-        (100_000_000..100_010_000).contains(&ticks),
-        "{ticks} ticks in the regions"
-    );
+    assert!((100_000_000..100_010_000).contains(&ticks), "{ticks} ticks in the regions");
     for id in [exits, tsc, time] {
         let reply = fixture.read(0, id);
         assert!(reply.time_running.get() >= 300_000_000);
@@ -62,11 +58,7 @@ fn host_counter_counts_only_between_start_and_stop() {
     fixture.command(0, COMMAND_DISABLE, target);
     fixture.command(0, COMMAND_ENABLE, target);
     fixture.host.work(thread(0), 5, 4);
-    assert_eq!(
-        fixture.value(0, target),
-        2000,
-        "`COMMAND_ENABLE` does not end the pause"
-    );
+    assert_eq!(fixture.value(0, target), 2000, "`COMMAND_ENABLE` does not end the pause");
     fixture.close(target).expect("closed");
     assert_eq!(fixture.host.open_counters(), 0);
 }
@@ -96,10 +88,7 @@ fn host_counter_starts_and_stops_at_its_overflow_exit() {
     let mut fixture = Fixture::new();
     let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
     let toggle = fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..paused_sampling(CYCLES.0, CYCLES.1, 100)
-        })
+        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) })
         .expect("open");
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(toggle, target, role).expect("linked");
@@ -122,10 +111,7 @@ fn host_counter_starts_and_stops_at_its_overflow_exit() {
 #[test]
 fn counters_that_stop_each_other_at_one_exit_both_write() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..paused_sampling(CYCLES.0, CYCLES.1, 100)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) };
     let [one, other] = [(), ()].map(|()| fixture.open(&request).expect("open"));
     fixture.link(one, other, LINK_STOPPER).expect("linked");
     fixture.link(other, one, LINK_STOPPER).expect("linked");
@@ -145,21 +131,13 @@ fn counters_that_stop_each_other_at_one_exit_both_write() {
 fn batched_target_is_collected_at_its_stop() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
-    let request = OpenRequest {
-        engine: ENGINE_BATCHED.into(),
-        ..paused_sampling(CYCLES.0, CYCLES.1, 100)
-    };
+    let request = OpenRequest { engine: ENGINE_BATCHED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) };
     let target = between_marks(&mut fixture, &request);
     let mut ring = fixture.map(target, 4);
     let record = |fixture: &Fixture, ip| {
         fixture.host.record(
             thread(0),
-            vpmu::source::Overflow {
-                tsc: fixture.host.now(),
-                ip,
-                mode: vpmu::source::Mode::Guest,
-                period: 100,
-            },
+            vpmu::source::Overflow { tsc: fixture.host.now(), ip, mode: vpmu::source::Mode::Guest, period: 100 },
         );
     };
     for region in 0..10 {
@@ -197,12 +175,8 @@ fn throttled_overflow_still_acts_on_its_targets() {
 fn trigger_acts_up_to_its_limit() {
     let mut fixture = Fixture::new();
     let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
-    let toggle = fixture
-        .open(&OpenRequest {
-            flags: 0.into(),
-            ..paused_sampling(CYCLES.0, CYCLES.1, 100)
-        })
-        .expect("open");
+    let toggle =
+        fixture.open(&OpenRequest { flags: 0.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) }).expect("open");
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(toggle, target, role).expect("linked");
     }
@@ -218,10 +192,7 @@ fn trigger_acts_up_to_its_limit() {
 #[test]
 fn paused_target_does_not_use_up_its_limit() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_PAUSED.into(),
-        ..paused_sampling(KIND_EXITS, EXIT_IO, 1)
-    };
+    let request = OpenRequest { flags: OPEN_PAUSED.into(), ..paused_sampling(KIND_EXITS, EXIT_IO, 1) };
     let target = between_marks(&mut fixture, &request);
     let mut ring = fixture.map(target, 4);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, target, 2), 0);
@@ -241,11 +212,7 @@ fn group_counts_while_its_leader_is_paused() {
     let mut fixture = Fixture::new();
     let leader = between_marks(&mut fixture, &paused(KIND_MARK, 5));
     let member = fixture
-        .open(&OpenRequest {
-            leader: leader.into(),
-            flags: OPEN_ENABLED.into(),
-            ..open_of(KIND_MARK, 5, 0)
-        })
+        .open(&OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) })
         .expect("open");
     // A pause does not change the state of the event or of its group.
     fixture.mark(0, 5, 1);
@@ -294,11 +261,7 @@ fn sample_reads_the_count_of_a_paused_event() {
         })
         .expect("open");
     fixture.command(0, COMMAND_ENABLE, leader);
-    let member = OpenRequest {
-        leader: leader.into(),
-        read_format: GROUP.into(),
-        ..paused(KIND_TSC, 0)
-    };
+    let member = OpenRequest { leader: leader.into(), read_format: GROUP.into(), ..paused(KIND_TSC, 0) };
     let member = between_marks(&mut fixture, &member);
     let mut ring = fixture.map(leader, 1);
     fixture.mark(0, START, 1);

@@ -113,11 +113,7 @@ fn links_of_an_event_in_error_have_no_effect() {
     fixture.host.break_host();
     fixture.mark(0, START, 1);
     let reply = fixture.command(0, COMMAND_READ, target);
-    assert_eq!(
-        reply.state.get(),
-        STATE_ERROR,
-        "the host does not start its counter"
-    );
+    assert_eq!(reply.state.get(), STATE_ERROR, "the host does not start its counter");
     fixture.mark(0, STOP, 1);
     fixture.mark(0, START, 1);
     let other = trigger(&mut fixture, 9, 1);
@@ -145,29 +141,18 @@ fn pause_and_links_survive_a_reset_and_the_vcpus_thread() {
     let mut fixture = Fixture::new();
     let open = |fixture: &mut Fixture, request: OpenRequest| {
         let flags = request.flags.get() | OPEN_PERSISTENT;
-        let request = OpenRequest {
-            flags: flags.into(),
-            ..request
-        };
+        let request = OpenRequest { flags: flags.into(), ..request };
         fixture.open(&request).expect("open")
     };
     let target = open(&mut fixture, paused(FAULTS.0, FAULTS.1));
-    let start = OpenRequest {
-        period: 1.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_MARK, START.into(), 0)
-    };
+    let start = OpenRequest { period: 1.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, START.into(), 0) };
     let start = open(&mut fixture, start);
     fixture.link(start, target, LINK_STARTER).expect("linked");
     fixture.vpmu.reset();
     fixture.attach_as(0, 500);
     fixture.activate(ALL_FEATURES);
     fixture.host.work(500, 10, 4);
-    assert_eq!(
-        fixture.value(0, target),
-        0,
-        "the target is still paused on the new thread"
-    );
+    assert_eq!(fixture.value(0, target), 0, "the target is still paused on the new thread");
     fixture.mark(0, START, 1);
     fixture.host.work(500, 10, 4);
     assert_eq!(fixture.value(0, target), 10);

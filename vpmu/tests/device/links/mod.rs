@@ -18,28 +18,19 @@ pub(crate) const STOP: u32 = 8;
 
 /// Opens an enabled event that overflows at every `period`th mark of `value`.
 pub(crate) fn trigger(fixture: &mut Fixture, value: u32, period: u64) -> u64 {
-    let request = OpenRequest {
-        period: period.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_MARK, value.into(), 0)
-    };
+    let request =
+        OpenRequest { period: period.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, value.into(), 0) };
     fixture.open(&request).expect("open")
 }
 
 /// An enabled event that opens paused.
 pub(crate) fn paused(kind: u32, config: u64) -> OpenRequest {
-    OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-        ..open_of(kind, config, 0)
-    }
+    OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..open_of(kind, config, 0) }
 }
 
 /// Like [`paused`], but the event samples with period `period` and uses the exit engine.
 pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenRequest {
-    OpenRequest {
-        engine: ENGINE_EXIT.into(),
-        ..sampling(paused(kind, config), period)
-    }
+    OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(paused(kind, config), period) }
 }
 
 /// Opens a target, and links marks that start and stop it.

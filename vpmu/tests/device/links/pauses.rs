@@ -46,11 +46,7 @@ fn count_reset_in_a_pause_keeps_its_period() {
         fixture.mark(0, START, 1);
         count_and_exit(&fixture, 5, 4);
         assert_eq!(fixture.value(0, target), 5);
-        assert_eq!(
-            ips(&mut ring),
-            [4],
-            "15 before the pause and 5 now complete the period"
-        );
+        assert_eq!(ips(&mut ring), [4], "15 before the pause and 5 now complete the period");
     }
 }
 
@@ -72,10 +68,7 @@ fn period_set_in_a_pause_begins_at_its_end() {
 fn limit_is_not_used_up_in_a_pause() {
     for (kind, config) in BACKINGS {
         let mut fixture = Fixture::new();
-        let request = OpenRequest {
-            flags: OPEN_PAUSED.into(),
-            ..paused_sampling(kind, config, 10)
-        };
+        let request = OpenRequest { flags: OPEN_PAUSED.into(), ..paused_sampling(kind, config, 10) };
         let target = between_marks(&mut fixture, &request);
         let mut ring = fixture.map(target, 4);
         assert_eq!(fixture.valued(0, COMMAND_REFRESH, target, 1), 0);

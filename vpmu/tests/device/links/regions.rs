@@ -51,9 +51,7 @@ fn exits_are_exact_in_ten_thousand_regions() {
         let request = paused(KIND_EXITS, config);
         between_marks(&mut fixture, &request)
     });
-    let inside = regions(&fixture, |fixture| {
-        fixture.exit(0, ExitReason::Io, &mut At(1))
-    });
+    let inside = regions(&fixture, |fixture| fixture.exit(0, ExitReason::Io, &mut At(1)));
     assert_eq!(fixture.value(0, io), inside);
     // Each region also counts the exit that its stopping mark causes, but not the exit that its starting mark causes.
     assert_eq!(fixture.value(0, all), inside + 10_000);
@@ -70,11 +68,7 @@ fn mark_counts_in_the_event_that_it_stops_and_not_in_the_one_that_it_starts() {
         fixture.mark(0, STOP, 1);
         fixture.mark(0, STOP, 1);
     }
-    assert_eq!(
-        fixture.value(0, any),
-        200,
-        "each region counts its second starting mark and its first stopping mark"
-    );
+    assert_eq!(fixture.value(0, any), 200, "each region counts its second starting mark and its first stopping mark");
 }
 
 /// VPMU-D-6.11-2.
@@ -94,29 +88,20 @@ fn sampling_target_records_only_between_start_and_stop() {
     fixture.mark(0, START, 1);
     exits(&fixture, 30..34);
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
-    assert_eq!(
-        ips,
-        [12, 31],
-        "the second period has one exit before the pause and two after it"
-    );
+    assert_eq!(ips, [12, 31], "the second period has one exit before the pause and two after it");
     assert_eq!(fixture.value(0, target), 8);
 }
 
 #[test]
 fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
     let mut fixture = Fixture::new();
-    let target = fixture
-        .open(&paused_sampling(KIND_EXITS, EXIT_IO, 1))
-        .expect("open");
+    let target = fixture.open(&paused_sampling(KIND_EXITS, EXIT_IO, 1)).expect("open");
     let start = trigger(&mut fixture, START, 1);
     fixture.link(start, target, LINK_STARTER).expect("linked");
     // The stopper is opened after the target. Therefore the stopper's overflow takes effect after the target's
     // overflow.
     let stop = fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..paused_sampling(KIND_EXITS, EXIT_IO, 1)
-        })
+        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(KIND_EXITS, EXIT_IO, 1) })
         .expect("open");
     fixture.link(stop, target, LINK_STOPPER).expect("linked");
     let rings = [target, stop].map(|id| fixture.map(id, 4));
@@ -136,9 +121,7 @@ fn chained_links_act_in_order() {
     let mut fixture = Fixture::new();
     // The mark starts a counter of exits. This counter overflows at its third exit and starts another counter.
     let last = fixture.open(&paused(KIND_MARK, WORK.into())).expect("open");
-    let middle = fixture
-        .open(&paused_sampling(KIND_EXITS, EXIT_IO, 3))
-        .expect("open");
+    let middle = fixture.open(&paused_sampling(KIND_EXITS, EXIT_IO, 3)).expect("open");
     let first = trigger(&mut fixture, START, 1);
     fixture.link(first, middle, LINK_STARTER).expect("linked");
     fixture.link(middle, last, LINK_STARTER).expect("linked");
@@ -181,10 +164,7 @@ fn starter_that_is_also_the_stopper_toggles() {
     let mut fixture = Fixture::new();
     let target = fixture.open(&paused(KIND_EXITS, EXIT_IO)).expect("open");
     let toggle = fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..paused_sampling(KIND_EXITS, EXIT_IO, 10)
-        })
+        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(KIND_EXITS, EXIT_IO, 10) })
         .expect("open");
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(toggle, target, role).expect("linked");

@@ -14,12 +14,8 @@ fn each_invalid_link_has_its_errno() {
     let mark = trigger(&mut fixture, START, 1);
     let other = trigger(&mut fixture, START, 1);
     let counting = fixture.open(&open_of(KIND_MARK, 9, 0)).expect("open");
-    let elsewhere = fixture
-        .open(&sampling(open_of(KIND_MARK, 9, 1), 1))
-        .expect("open");
-    let task = fixture
-        .open(&sampling(open_of(KIND_MARK, 9, CONTEXT_TASK), 1))
-        .expect("open");
+    let elsewhere = fixture.open(&sampling(open_of(KIND_MARK, 9, 1), 1)).expect("open");
+    let task = fixture.open(&sampling(open_of(KIND_MARK, 9, CONTEXT_TASK), 1)).expect("open");
     for (event, target, role, errno) in [
         (mark, target, 0, libc::EINVAL),
         (mark, target, 3, libc::EINVAL),
@@ -61,10 +57,7 @@ fn batched_event_can_be_a_target_but_no_trigger() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
     let open = |fixture: &mut Fixture, engine: u32| {
-        let request = OpenRequest {
-            engine: engine.into(),
-            ..sampling(open_of(KIND_HARDWARE, 0, 0), 100)
-        };
+        let request = OpenRequest { engine: engine.into(), ..sampling(open_of(KIND_HARDWARE, 0, 0), 100) };
         let reply = fixture.open_reply(&request);
         assert_eq!((reply.status.get(), reply.engine.get()), (0, engine));
         reply.id.get()
@@ -118,19 +111,13 @@ fn inactive_target_is_not_changed() {
     fixture.command(0, COMMAND_DISABLE, target);
     fixture.mark(0, START, 1);
     fixture.command(0, COMMAND_ENABLE, target);
-    assert!(
-        !counts(&mut fixture),
-        "a start made a disabled target count"
-    );
+    assert!(!counts(&mut fixture), "a start made a disabled target count");
     fixture.mark(0, START, 1);
     assert!(counts(&mut fixture));
     fixture.command(0, COMMAND_DISABLE, target);
     fixture.mark(0, STOP, 1);
     fixture.command(0, COMMAND_ENABLE, target);
-    assert!(
-        counts(&mut fixture),
-        "a stop of a disabled target kept it from counting later"
-    );
+    assert!(counts(&mut fixture), "a stop of a disabled target kept it from counting later");
 }
 
 #[test]
@@ -158,9 +145,5 @@ fn paused_event_keeps_its_state_and_times() {
     assert_eq!(after.time_enabled, after.time_running);
     fixture.command(0, COMMAND_RESET, target);
     fixture.mark(0, START, 1);
-    assert_eq!(
-        fixture.value(0, target),
-        0,
-        "events during the pause are not counted later"
-    );
+    assert_eq!(fixture.value(0, target), 0, "events during the pause are not counted later");
 }

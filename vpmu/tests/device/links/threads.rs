@@ -23,12 +23,7 @@ fn links_change_while_marks_are_placed() {
     fixture.link(starter, steady, LINK_STARTER).expect("linked");
     fixture.link(stopper, steady, LINK_STOPPER).expect("linked");
     let start = &Barrier::new(2);
-    let Fixture {
-        vpmu,
-        vcpus,
-        queues,
-        ..
-    } = &mut fixture;
+    let Fixture { vpmu, vcpus, queues, .. } = &mut fixture;
     let (vpmu, vcpus, control) = (&*vpmu, &*vcpus, &mut queues[0]);
     let mark = |value| {
         vcpus.leave(0, ExitReason::Mmio, &mut At(1));

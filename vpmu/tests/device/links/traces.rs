@@ -44,14 +44,7 @@ fn host_trace_is_silent_outside_its_regions() {
     let mut area = map(&mut fixture, trace, 4);
     let record = |fixture: &Fixture, ip| {
         let tsc = fixture.host.now();
-        let exit = HostExit {
-            tsc,
-            back: Some(tsc),
-            ip,
-            reason: 1,
-            qualification: 0,
-            detail: 0,
-        };
+        let exit = HostExit { tsc, back: Some(tsc), ip, reason: 1, qualification: 0, detail: 0 };
         fixture.host.record_exit(thread(0), Recorded::Exit(exit));
     };
     for region in 0..10 {
@@ -67,10 +60,7 @@ fn host_trace_is_silent_outside_its_regions() {
 #[test]
 fn overflows_of_a_pace_before_a_stop_are_published() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        period: 100.into(),
-        ..paused(KIND_SAMPLE_TRACE, PACE_CYCLES)
-    };
+    let request = OpenRequest { period: 100.into(), ..paused(KIND_SAMPLE_TRACE, PACE_CYCLES) };
     let trace = between_marks(&mut fixture, &request);
     let mut area = map(&mut fixture, trace, 4);
     for region in 0..20 {
@@ -91,16 +81,10 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     // The stopper is opened before the trace. Therefore, at the same exit, the stopper's overflow takes effect before
     // the trace's overflow.
     let stop = fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..paused_sampling(KIND_EXITS, EXIT_HLT, 1)
-        })
+        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(KIND_EXITS, EXIT_HLT, 1) })
         .expect("open");
-    let request = OpenRequest {
-        period: 2.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0)
-    };
+    let request =
+        OpenRequest { period: 2.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0) };
     let trace = fixture.open(&request).expect("open");
     let mut area = map(&mut fixture, trace, 4);
     fixture.link(stop, trace, LINK_STOPPER).expect("linked");
@@ -109,11 +93,7 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     fixture.exit(0, ExitReason::Hlt, &mut At(2));
     fixture.exit(0, ExitReason::Io, &mut At(3));
     fixture.exit(0, ExitReason::Io, &mut At(4));
-    let seen: Vec<u64> = area
-        .samples()
-        .iter()
-        .map(|sample| sample.ip.get())
-        .collect();
+    let seen: Vec<u64> = area.samples().iter().map(|sample| sample.ip.get()).collect();
     assert_eq!(seen, [2], "published without a command");
 }
 
@@ -121,11 +101,8 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
 fn sample_trace_starts_other_events() {
     let mut fixture = Fixture::new();
     let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
-    let request = OpenRequest {
-        period: 100.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
-    };
+    let request =
+        OpenRequest { period: 100.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
     let trace = fixture.open(&request).expect("open");
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(trace, target, role).expect("linked");
@@ -137,15 +114,9 @@ fn sample_trace_starts_other_events() {
         fixture.mark(0, 5, 1);
         counts.push(fixture.value(0, target));
     }
-    assert_eq!(
-        counts,
-        [1, 1, 2, 3],
-        "each overflow toggles the target, even if no packet is written"
-    );
+    assert_eq!(counts, [1, 1, 2, 3], "each overflow toggles the target, even if no packet is written");
     // A trace without a pace does not overflow.
-    let exits = fixture
-        .open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0))
-        .expect("open");
+    let exits = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0)).expect("open");
     assert_eq!(fixture.link(exits, target, LINK_STARTER), Err(libc::EINVAL));
 }
 
@@ -193,14 +164,9 @@ fn host_counter_starts_a_trace_at_its_overflow_exit() {
     let trace = between_marks(&mut fixture, &paused(KIND_EXIT_TRACE, EXIT_USER));
     let mut area = map(&mut fixture, trace, 4);
     let start = fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..paused_sampling(CYCLES.0, CYCLES.1, 100)
-        })
+        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) })
         .expect("open");
-    let other = fixture
-        .open(&paused(KIND_EXIT_TRACE, EXIT_IO))
-        .expect("open");
+    let other = fixture.open(&paused(KIND_EXIT_TRACE, EXIT_IO)).expect("open");
     fixture.link(start, other, LINK_STARTER).expect("linked");
     fixture.redirect(other, trace).expect("redirected");
     fixture.exit(0, ExitReason::Io, &mut At(1));

@@ -67,28 +67,22 @@ fn period() -> impl Strategy<Value = u64> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let flags = (
-        prop::bool::weighted(0.8),
-        prop::bool::weighted(0.4),
-        prop::bool::weighted(0.3),
-    );
-    (context(), config(), period(), flags).prop_map(
-        |(context, config, period, (enabled, paused, persistent))| Event {
-            context,
-            leader: None,
-            config,
-            period,
-            enabled,
-            paused,
-            count: 0,
-            progress: 0,
-            limit: 0,
-            lost: 0,
-            name: (persistent && context != Context::Task(None)).then(String::new),
-            operator: false,
-            ring: None,
-        },
-    )
+    let flags = (prop::bool::weighted(0.8), prop::bool::weighted(0.4), prop::bool::weighted(0.3));
+    (context(), config(), period(), flags).prop_map(|(context, config, period, (enabled, paused, persistent))| Event {
+        context,
+        leader: None,
+        config,
+        period,
+        enabled,
+        paused,
+        count: 0,
+        progress: 0,
+        limit: 0,
+        lost: 0,
+        name: (persistent && context != Context::Task(None)).then(String::new),
+        operator: false,
+        ring: None,
+    })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -150,10 +144,7 @@ impl Run {
     /// was opened earlier, or an id that was never used.
     fn id(&self, place: usize) -> u64 {
         let known = self.model.events.keys().nth(place);
-        known
-            .or_else(|| self.ids.get(place))
-            .copied()
-            .unwrap_or(999)
+        known.or_else(|| self.ids.get(place)).copied().unwrap_or(999)
     }
 
     fn step(&mut self, step: &Step) {
@@ -243,9 +234,8 @@ impl Run {
             Context::Task(_) => CONTEXT_TASK,
         };
         let flag = |on: bool, flag| if on { flag } else { 0 };
-        let flags = flag(event.enabled, OPEN_ENABLED)
-            | flag(event.paused, OPEN_PAUSED)
-            | flag(persistent, OPEN_PERSISTENT);
+        let flags =
+            flag(event.enabled, OPEN_ENABLED) | flag(event.paused, OPEN_PAUSED) | flag(persistent, OPEN_PERSISTENT);
         let request = OpenRequest {
             period: event.period.into(),
             sample_type: IP.into(),
@@ -263,19 +253,9 @@ impl Run {
             return;
         }
         let id = opened.expect("opened");
-        assert!(
-            self.ids.last().is_none_or(|&last| last < id),
-            "the id {id} is not above all earlier ids"
-        );
+        assert!(self.ids.last().is_none_or(|&last| last < id), "the id {id} is not above all earlier ids");
         self.ids.push(id);
-        self.model.open(
-            id,
-            Event {
-                name: persistent.then(|| format!("event{id}")),
-                leader,
-                ..event.clone()
-            },
-        );
+        self.model.open(id, Event { name: persistent.then(|| format!("event{id}")), leader, ..event.clone() });
     }
 
     fn start(&mut self, vcpu: u32, config: u64, period: u64) {
@@ -307,10 +287,7 @@ impl Run {
                 lost: 0,
                 name: Some(format!("event{id}")),
                 operator: true,
-                ring: Some(Ring {
-                    window: true,
-                    records: Vec::new(),
-                }),
+                ring: Some(Ring { window: true, records: Vec::new() }),
             },
         );
     }
@@ -364,11 +341,7 @@ impl Run {
 
     /// Checks the state, the count and the losses of every event opened so far.
     fn check_figures(&mut self) {
-        let reads: Vec<Command> = self
-            .ids
-            .iter()
-            .map(|&id| command(COMMAND_READ, id))
-            .collect();
+        let reads: Vec<Command> = self.ids.iter().map(|&id| command(COMMAND_READ, id)).collect();
         let replies = self.fixture.commands(0, &reads);
         for (&id, reply) in self.ids.iter().zip(replies) {
             let status = outcome(i32::try_from(reply.status.get()).expect("an errno"));

@@ -174,19 +174,14 @@ impl Model {
     /// Makes the operator end a persistent event of the guest or of the operator. Returns false if no such event
     /// exists.
     pub(super) fn end(&mut self, id: u64) -> bool {
-        let ends = self
-            .events
-            .get(&id)
-            .is_some_and(|event| event.name.is_some());
+        let ends = self.events.get(&id).is_some_and(|event| event.name.is_some());
         self.keep(|event, _| event != id || !ends);
         ends
     }
 
     /// Resets the device and activates it again. Only persistent events without guest pages remain.
     pub(super) fn reset(&mut self) {
-        self.keep(|_, event| {
-            event.name.is_some() && event.ring.as_ref().is_none_or(|ring| ring.window)
-        });
+        self.keep(|_, event| event.name.is_some() && event.ring.as_ref().is_none_or(|ring| ring.window));
     }
 
     pub(super) fn map(&mut self, id: u64, window: bool) -> Result<(), Errno> {
@@ -197,10 +192,7 @@ impl Model {
         if event.ring.is_some() {
             return Err(libc::EBUSY);
         }
-        event.ring = Some(Ring {
-            window,
-            records: Vec::new(),
-        });
+        event.ring = Some(Ring { window, records: Vec::new() });
         Ok(())
     }
 
@@ -318,7 +310,6 @@ impl Model {
         for event in self.events.values_mut() {
             event.leader = event.leader.filter(has);
         }
-        self.links
-            .retain(|(trigger, target, _)| has(trigger) && has(target));
+        self.links.retain(|(trigger, target, _)| has(trigger) && has(target));
     }
 }

@@ -9,10 +9,7 @@ use crate::fake_host::At;
 use crate::fixture::{Fixture, limits, thread};
 
 fn cycles(fixture: &Fixture) -> u64 {
-    let persist = Persist {
-        rate: Some(Rate::Period(100)),
-        ..asked("cycles", 0)
-    };
+    let persist = Persist { rate: Some(Rate::Period(100)), ..asked("cycles", 0) };
     fixture.vpmu.persist(&persist).expect("started")
 }
 
@@ -24,18 +21,10 @@ fn count(fixture: &Fixture) -> u64 {
 fn operators_event_counts_from_the_first_instruction_of_its_vcpu() {
     let fixture = Fixture::bare(Engines::Auto, limits(), Some(&window(64)));
     let event = cycles(&fixture);
-    assert_eq!(
-        fixture.host.open_counters(),
-        0,
-        "no counter opens without a thread"
-    );
+    assert_eq!(fixture.host.open_counters(), 0, "no counter opens without a thread");
     assert_eq!(fixture.vpmu.persistent()[0].state, STATE_INACTIVE);
     fixture.attach(1);
-    assert_eq!(
-        fixture.host.open_counters(),
-        0,
-        "the thread of another vCPU does not matter"
-    );
+    assert_eq!(fixture.host.open_counters(), 0, "the thread of another vCPU does not matter");
     fixture.attach(0);
     fixture.host.work(thread(0), 250, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(9));
@@ -57,11 +46,7 @@ fn event_moves_to_a_new_thread() {
     fixture.attach_as(0, 500);
     assert_eq!(fixture.host.open_counters(), 1, "the old counter is closed");
     assert_eq!(count(&fixture), 230, "the count of the old counter is kept");
-    assert_eq!(
-        samples(&fixture, event).len(),
-        2,
-        "the last overflow of the old counter is written, too"
-    );
+    assert_eq!(samples(&fixture, event).len(), 2, "the last overflow of the old counter is written, too");
     fixture.host.work(thread(0), 1000, 4);
     fixture.host.work(500, 170, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(2));
@@ -90,21 +75,13 @@ fn event_counts_nothing_between_two_threads() {
     assert_eq!(fixture.host.open_counters(), 1);
     let states = || -> Vec<_> {
         let events = fixture.vpmu.persistent().into_iter();
-        events
-            .map(|event| (event.id, event.state, event.count))
-            .collect()
+        events.map(|event| (event.id, event.state, event.count)).collect()
     };
-    assert_eq!(
-        states(),
-        [(before, STATE_ACTIVE, 30), (event, STATE_INACTIVE, 0)]
-    );
+    assert_eq!(states(), [(before, STATE_ACTIVE, 30), (event, STATE_INACTIVE, 0)]);
     fixture.vpmu.reset();
     fixture.attach_as(0, 500);
     fixture.host.work(500, 12, 4);
-    assert_eq!(
-        states(),
-        [(before, STATE_ACTIVE, 42), (event, STATE_ACTIVE, 12)]
-    );
+    assert_eq!(states(), [(before, STATE_ACTIVE, 42), (event, STATE_ACTIVE, 12)]);
 }
 
 #[test]
@@ -142,15 +119,9 @@ fn event_survives_five_boots() {
         assert_eq!(fixture.listed()[0].id.get(), event);
         fixture.vpmu.reset();
     }
-    let ips: Vec<u64> = samples(&fixture, event)
-        .iter()
-        .map(|words| words[2])
-        .collect();
+    let ips: Vec<u64> = samples(&fixture, event).iter().map(|words| words[2]).collect();
     assert_eq!(ips, [100, 200].repeat(5));
-    let times: Vec<u64> = samples(&fixture, event)
-        .iter()
-        .map(|words| words[4])
-        .collect();
+    let times: Vec<u64> = samples(&fixture, event).iter().map(|words| words[4]).collect();
     assert!(times.is_sorted());
 }
 
@@ -166,9 +137,5 @@ fn event_that_cannot_continue_is_in_error() {
     assert_eq!(fixture.notice(), Some((NOTICE_ERROR, event)));
     assert_eq!(fixture.vpmu.persistent()[0].state, STATE_ERROR);
     fixture.vpmu.reset();
-    assert_eq!(
-        fixture.vpmu.persistent()[0].state,
-        STATE_ERROR,
-        "the event in the error state survives the reset"
-    );
+    assert_eq!(fixture.vpmu.persistent()[0].state, STATE_ERROR, "the event in the error state survives the reset");
 }

@@ -11,19 +11,11 @@ use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling};
 fn persistent_event_is_not_closed_until_it_is_attached() {
     let mut fixture = Fixture::new();
     let event = fixture.open(&marks(0)).expect("open");
-    assert_eq!(
-        fixture.reattach(event),
-        Err(libc::EINVAL),
-        "the event is not persistent"
-    );
+    assert_eq!(fixture.reattach(event), Err(libc::EINVAL), "the event is not persistent");
     fixture.detach(event, "").expect("detached");
     assert_eq!(fixture.close(event), Err(libc::EBUSY));
     fixture.mark(0, 5, 1);
-    assert_eq!(
-        fixture.value(0, event),
-        1,
-        "the refused close did not end the event"
-    );
+    assert_eq!(fixture.value(0, event), 1, "the refused close did not end the event");
     fixture.reattach(event).expect("attached");
     assert_eq!(fixture.listed(), []);
     assert_eq!(fixture.reattach(event), Err(libc::EINVAL));
@@ -37,16 +29,10 @@ fn group_task_and_inherited_events_are_not_made_persistent() {
     let mut fixture = Fixture::new();
     let task = fixture.open(&marks(CONTEXT_TASK)).expect("open");
     let parent = fixture.open(&marks(0)).expect("open");
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..marks(0)
-    };
+    let child = OpenRequest { parent: parent.into(), ..marks(0) };
     let child = fixture.open(&child).expect("open");
     let leader = fixture.open(&marks(0)).expect("open");
-    let member = OpenRequest {
-        leader: leader.into(),
-        ..marks(0)
-    };
+    let member = OpenRequest { leader: leader.into(), ..marks(0) };
     let member = fixture.open(&member).expect("open");
     fixture.map(parent, 1);
     let redirected = fixture.open(&marks(0)).expect("open");
@@ -59,13 +45,9 @@ fn group_task_and_inherited_events_are_not_made_persistent() {
         assert_eq!(fixture.detach(event, ""), Err(libc::EINVAL), "{event}");
     }
     assert_eq!(fixture.detach(77, ""), Err(libc::ENOENT));
-    fixture
-        .detach(parent, "")
-        .expect("events that write to the parent's ring do not prevent the detach");
+    fixture.detach(parent, "").expect("events that write to the parent's ring do not prevent the detach");
     fixture.close(member).expect("closed");
-    fixture
-        .detach(leader, "")
-        .expect("the group no longer has members");
+    fixture.detach(leader, "").expect("the group no longer has members");
 }
 
 #[test]
@@ -74,10 +56,7 @@ fn persistent_event_joins_no_group_and_is_not_redirected() {
     let event = fixture.open(&marks(0)).expect("open");
     let other = fixture.open(&marks(0)).expect("open");
     fixture.detach(event, "").expect("detached");
-    let member = OpenRequest {
-        leader: event.into(),
-        ..marks(0)
-    };
+    let member = OpenRequest { leader: event.into(), ..marks(0) };
     assert_eq!(fixture.open(&member), Err(libc::EINVAL));
     fixture.map(other, 1);
     assert_eq!(fixture.redirect(event, other), Err(libc::EINVAL));
@@ -93,24 +72,15 @@ fn persistent_event_joins_no_group_and_is_not_redirected() {
 fn event_can_be_opened_persistent() {
     let mut fixture = Fixture::new();
     let flags = OPEN_ENABLED | OPEN_PERSISTENT;
-    let persistent = |request| OpenRequest {
-        flags: flags.into(),
-        ..request
-    };
+    let persistent = |request| OpenRequest { flags: flags.into(), ..request };
     let event = fixture.open(&persistent(marks(0))).expect("open");
     assert_eq!(fixture.close(event), Err(libc::EBUSY));
     let listed = fixture.listed();
     assert_eq!(listed.len(), 1);
     assert_eq!(name(&listed[0]), format!("event{event}"));
     let other = fixture.open(&marks(0)).expect("open");
-    let of_family = OpenRequest {
-        parent: other.into(),
-        ..marks(0)
-    };
-    let of_group = OpenRequest {
-        leader: other.into(),
-        ..marks(0)
-    };
+    let of_family = OpenRequest { parent: other.into(), ..marks(0) };
+    let of_group = OpenRequest { leader: other.into(), ..marks(0) };
     for refused in [marks(CONTEXT_TASK), of_family, of_group] {
         assert_eq!(fixture.open(&persistent(refused)), Err(libc::EINVAL));
     }
@@ -126,10 +96,7 @@ fn name_of_another_events_id_is_refused() {
     }
     assert_eq!(fixture.detach(event, &format!("event{event}")), Ok(()));
     // The next event can still be given this name.
-    let persistent = OpenRequest {
-        flags: OPEN_PERSISTENT.into(),
-        ..marks(0)
-    };
+    let persistent = OpenRequest { flags: OPEN_PERSISTENT.into(), ..marks(0) };
     let next = fixture.open(&persistent).expect("open");
     assert_eq!(name(&fixture.listed()[1]), format!("event{next}"));
 }
@@ -142,13 +109,8 @@ fn guests_persistent_events_are_limited() {
     fixture.detach(events[0], "").expect("detached");
     fixture.detach(events[1], "").expect("detached");
     assert_eq!(fixture.detach(events[2], ""), Err(libc::ENOSPC));
-    fixture
-        .detach(events[1], "again")
-        .expect("the event is already persistent");
-    let persistent = OpenRequest {
-        flags: OPEN_PERSISTENT.into(),
-        ..marks(0)
-    };
+    fixture.detach(events[1], "again").expect("the event is already persistent");
+    let persistent = OpenRequest { flags: OPEN_PERSISTENT.into(), ..marks(0) };
     assert_eq!(fixture.open(&persistent), Err(libc::ENOSPC));
     fixture.reattach(events[0]).expect("attached");
     fixture.detach(events[2], "").expect("room again");
@@ -165,22 +127,14 @@ fn names() {
     for bad in ["9a", "a b", "A", "a/b", "-", "a.b"] {
         assert_eq!(fixture.detach(one, bad), Err(libc::EINVAL), "{bad}");
     }
-    assert_eq!(
-        fixture.detach_raw(one, &[b'a'; 40]),
-        Err(libc::EINVAL),
-        "a name without a terminating zero"
-    );
+    assert_eq!(fixture.detach_raw(one, &[b'a'; 40]), Err(libc::EINVAL), "a name without a terminating zero");
     assert_eq!(fixture.detach_raw(one, b"a\0b"), Err(libc::EINVAL));
     assert_eq!(fixture.listed(), []);
-    let names =
-        |fixture: &mut Fixture| -> Vec<String> { fixture.listed().iter().map(name).collect() };
+    let names = |fixture: &mut Fixture| -> Vec<String> { fixture.listed().iter().map(name).collect() };
     fixture.detach(one, "exits-0").expect("detached");
     assert_eq!(fixture.detach(two, "exits-0"), Err(libc::EEXIST));
     fixture.detach(two, "").expect("detached");
-    assert_eq!(
-        names(&mut fixture),
-        ["exits-0".to_owned(), format!("event{two}")]
-    );
+    assert_eq!(names(&mut fixture), ["exits-0".to_owned(), format!("event{two}")]);
     fixture.detach(one, "").expect("detached already");
     fixture.detach(one, "exits-0").expect("its own");
     assert_eq!(names(&mut fixture)[0], "exits-0");
@@ -189,19 +143,13 @@ fn names() {
     assert_eq!(names(&mut fixture), ["other", "exits-0"]);
     fixture.reattach(one).expect("attached");
     fixture.detach(one, "").expect("detached");
-    assert_eq!(
-        names(&mut fixture)[0],
-        format!("event{one}"),
-        "the earlier name is forgotten"
-    );
+    assert_eq!(names(&mut fixture)[0], format!("event{one}"), "the earlier name is forgotten");
 }
 
 #[test]
 fn detach_request_of_the_wrong_size_is_refused() {
     let mut fixture = Fixture::windowed(&window(4));
-    let event = fixture
-        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
-        .expect("open");
+    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
     let short = Fixture::header(CONTROL_DETACH, event);
     assert_eq!(fixture.control(&short), Err(libc::EINVAL));
     assert_eq!(fixture.list(0, 1, 8), Ok(vec![]));

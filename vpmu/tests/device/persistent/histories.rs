@@ -12,18 +12,12 @@ use crate::fixture::{Fixture, limits, open_of, sampling, thread};
 const DATA: u64 = WINDOW + PAGE_SIZE as u64;
 
 fn ips(fixture: &Fixture, event: u64) -> Vec<u64> {
-    samples(fixture, event)
-        .iter()
-        .map(|words| words[2])
-        .collect()
+    samples(fixture, event).iter().map(|words| words[2]).collect()
 }
 
 fn recorder(memory: &GuestMemoryMmap) -> (Fixture, u64) {
     let fixture = Fixture::windowed(memory);
-    let persist = Persist {
-        pages: 1,
-        ..asked("mark=5", 0)
-    };
+    let persist = Persist { pages: 1, ..asked("mark=5", 0) };
     let event = fixture.vpmu.persist(&persist).expect("started");
     (fixture, event)
 }
@@ -67,18 +61,12 @@ fn forged_records_are_omitted_or_end_the_history() {
         write(3, header & !(0xffff << 48) | size << 48);
         assert_eq!(ips(&fixture, event), [4, 5], "size {size}");
     }
-    let noise: Vec<u8> = (0..4096_u32)
-        .map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2])
-        .collect();
-    memory
-        .write_slice(&noise, GuestAddress(DATA))
-        .expect("in memory");
+    let noise: Vec<u8> = (0..4096_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
+    memory.write_slice(&noise, GuestAddress(DATA)).expect("in memory");
     let history = fixture.vpmu.history(event).expect("a history");
     assert!(history.records.len() <= 4096);
     // The device does not read the metadata page of a ring in overwrite mode.
-    memory
-        .write_slice(&[0xff; 4096], GuestAddress(WINDOW))
-        .expect("in memory");
+    memory.write_slice(&[0xff; 4096], GuestAddress(WINDOW)).expect("in memory");
     fixture.mark(0, 5, 6);
     assert_eq!(ips(&fixture, event), [6]);
 }
@@ -89,17 +77,9 @@ fn history_of_small_records_is_bounded_by_the_ring() {
     let (fixture, event) = recorder(&memory);
     (1..=100).for_each(|ip| fixture.mark(0, 5, ip));
     let smallest = [2_u64 | 8 << 48; 512];
-    let bytes: Vec<u8> = smallest
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .collect();
-    memory
-        .write_slice(&bytes, GuestAddress(DATA))
-        .expect("in memory");
-    assert_eq!(
-        fixture.vpmu.history(event).expect("a history").records,
-        [0; 0]
-    );
+    let bytes: Vec<u8> = smallest.iter().flat_map(|word| word.to_le_bytes()).collect();
+    memory.write_slice(&bytes, GuestAddress(DATA)).expect("in memory");
+    assert_eq!(fixture.vpmu.history(event).expect("a history").records, [0; 0]);
 }
 
 #[test]
@@ -118,29 +98,20 @@ fn guest_ring_is_read_from_its_tail() {
     (58..=70).for_each(|ip| fixture.mark(0, 5, ip));
     assert_eq!(ips(&fixture, event), [0; 0], "an invalid tail");
     let history = fixture.vpmu.history(event).expect("a history");
-    assert_eq!(
-        (history.event.operator, history.event.window),
-        (false, false)
-    );
+    assert_eq!((history.event.operator, history.event.window), (false, false));
 }
 
 #[test]
 fn backward_ring_is_read_to_its_tail() {
     let memory = window(8);
     let mut fixture = Fixture::windowed(&memory);
-    let backward = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_BACKWARD).into(),
-        ..marks(0)
-    };
+    let backward = OpenRequest { flags: (OPEN_ENABLED | OPEN_BACKWARD).into(), ..marks(0) };
     let event = fixture.open(&backward).expect("open");
     fixture.detach(event, "").expect("detached");
     fixture.map_window(event, 1, MAP_WRITABLE).expect("mapped");
     (1..=100).for_each(|ip| fixture.mark(0, 5, ip));
     assert_eq!(ips(&fixture, event), (1..=56).collect::<Vec<u64>>());
-    assert_eq!(
-        fixture.vpmu.history(event).expect("a history").event.lost,
-        44
-    );
+    assert_eq!(fixture.vpmu.history(event).expect("a history").event.lost, 44);
 }
 
 #[test]
@@ -164,25 +135,13 @@ fn only_persistent_events_with_a_ring_have_a_history() {
     let mut fixture = Fixture::windowed(&window(8));
     let event = fixture.open(&marks(0)).expect("open");
     fixture.map(event, 1);
-    assert!(matches!(
-        fixture.vpmu.history(event),
-        Err(PersistError::NoSuch(_))
-    ));
+    assert!(matches!(fixture.vpmu.history(event), Err(PersistError::NoSuch(_))));
     let bare = fixture.open(&marks(0)).expect("open");
     fixture.detach(bare, "").expect("detached");
-    assert!(matches!(
-        fixture.vpmu.history(bare),
-        Err(PersistError::NoRing(_))
-    ));
-    assert!(matches!(
-        fixture.vpmu.history(77),
-        Err(PersistError::NoSuch(77))
-    ));
+    assert!(matches!(fixture.vpmu.history(bare), Err(PersistError::NoRing(_))));
+    assert!(matches!(fixture.vpmu.history(77), Err(PersistError::NoSuch(77))));
     let unopened = Fixture::bare(vpmu::Engines::Auto, limits(), None);
-    assert!(matches!(
-        unopened.vpmu.history(1),
-        Err(PersistError::NoSuch(1))
-    ));
+    assert!(matches!(unopened.vpmu.history(1), Err(PersistError::NoSuch(1))));
     assert_eq!(unopened.vpmu.persistent(), []);
 }
 
@@ -196,11 +155,7 @@ fn pending_loss_is_recorded_before_the_history_is_read() {
     ring.take(60);
     let history = fixture.vpmu.history(event).expect("a history");
     let last = history.iter().last().expect("a record");
-    assert_eq!(
-        (last[0], last[16]),
-        (2, 4),
-        "the last record is a LOST record for four samples"
-    );
+    assert_eq!((last[0], last[16]), (2, 4), "the last record is a LOST record for four samples");
     assert_eq!(history.event.lost, 4);
 }
 
@@ -218,12 +173,8 @@ fn host_records_are_collected_before_the_history_is_read() {
     let event = fixture.open(&batched).expect("open");
     fixture.detach(event, "").expect("detached");
     fixture.map_window(event, 1, 0).expect("mapped");
-    let overflow = vpmu::source::Overflow {
-        tsc: fixture.host.now(),
-        ip: 77,
-        mode: vpmu::source::Mode::Guest,
-        period: 100,
-    };
+    let overflow =
+        vpmu::source::Overflow { tsc: fixture.host.now(), ip: 77, mode: vpmu::source::Mode::Guest, period: 100 };
     fixture.host.record(thread(0), overflow);
     assert_eq!(ips(&fixture, event), [77]);
 }

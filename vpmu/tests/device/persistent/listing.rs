@@ -70,10 +70,7 @@ fn entry_has_the_frequency_and_the_size_of_a_guest_ring() {
     fixture.detach(event, "").expect("detached");
     let listed = fixture.listed()[0];
     assert_eq!(listed.open.period.get(), 99);
-    assert_eq!(
-        listed.open.flags.get(),
-        OPEN_FREQ | OPEN_WATERMARK | OPEN_PERSISTENT
-    );
+    assert_eq!(listed.open.flags.get(), OPEN_FREQ | OPEN_WATERMARK | OPEN_PERSISTENT);
     assert_eq!(listed.open.wakeup.get(), 512);
     assert_eq!((listed.pages.get(), listed.map.get()), (5, MAP_WRITABLE));
 }
@@ -85,24 +82,13 @@ fn list_can_be_read_in_parts() {
     for &event in [1, 0, 3, 4].map(|n| &events[n]) {
         fixture.detach(event, "").expect("detached");
     }
-    let ids = |list: Vec<PersistentEvent>| -> Vec<u64> {
-        list.iter().map(|event| event.id.get()).collect()
-    };
+    let ids = |list: Vec<PersistentEvent>| -> Vec<u64> { list.iter().map(|event| event.id.get()).collect() };
     let all = [0, 1, 3, 4].map(|n| events[n]);
     assert_eq!(ids(fixture.listed()), all);
     let room = |entries| size_of::<ControlReply>() + entries * size_of::<PersistentEvent>();
     assert_eq!(ids(fixture.list(0, 2, room(9)).expect("two")), all[..2]);
-    assert_eq!(
-        ids(fixture.list(all[0], 9, room(2) + 100).expect("two")),
-        all[1..3]
-    );
-    assert_eq!(
-        ids(fixture.list(all[2], 9, room(9)).expect("one")),
-        all[3..]
-    );
-    assert_eq!(
-        ids(fixture.list(u64::MAX, 9, room(9)).expect("none")),
-        [0; 0]
-    );
+    assert_eq!(ids(fixture.list(all[0], 9, room(2) + 100).expect("two")), all[1..3]);
+    assert_eq!(ids(fixture.list(all[2], 9, room(9)).expect("one")), all[3..]);
+    assert_eq!(ids(fixture.list(u64::MAX, 9, room(9)).expect("none")), [0; 0]);
     assert_eq!(ids(fixture.list(0, 0, room(9)).expect("none")), [0; 0]);
 }

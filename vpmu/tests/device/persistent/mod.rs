@@ -47,10 +47,7 @@ impl Fixture {
     }
 
     pub(crate) fn detach_raw(&mut self, event: u64, name: &[u8]) -> Result<(), Errno> {
-        let mut request = DetachRequest {
-            header: Self::header(CONTROL_DETACH, event),
-            ..DetachRequest::default()
-        };
+        let mut request = DetachRequest { header: Self::header(CONTROL_DETACH, event), ..DetachRequest::default() };
         request.name[..name.len()].copy_from_slice(name);
         self.control(&request)
     }
@@ -66,12 +63,7 @@ impl Fixture {
 
     /// Lists at most `count` persistent events whose ids are greater than `after`. The buffer for the answer has `room`
     /// bytes.
-    pub(crate) fn list(
-        &mut self,
-        after: u64,
-        count: u32,
-        room: usize,
-    ) -> Result<Vec<PersistentEvent>, Errno> {
+    pub(crate) fn list(&mut self, after: u64, count: u32, room: usize) -> Result<Vec<PersistentEvent>, Errno> {
         let request = PersistentRequest {
             header: Self::header(CONTROL_PERSISTENT, 0),
             after: after.into(),
@@ -109,9 +101,7 @@ impl Fixture {
 
 /// Returns a reader of the ring that starts with page `first` of the window.
 pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader {
-    let pages: Vec<u64> = (first..=first + data)
-        .map(|page| WINDOW + u64::from(page) * PAGE_SIZE as u64)
-        .collect();
+    let pages: Vec<u64> = (first..=first + data).map(|page| WINDOW + u64::from(page) * PAGE_SIZE as u64).collect();
     Reader::new(window, &pages)
 }
 
@@ -134,23 +124,14 @@ pub(crate) fn samples(fixture: &Fixture, event: u64) -> Vec<Vec<u64>> {
     let history = fixture.vpmu.history(event).expect("a history");
     let words = |record: &[u8]| -> Vec<u64> {
         let words = record.chunks(8);
-        words
-            .map(|word| u64::from_le_bytes(word.try_into().expect("whole")))
-            .collect()
+        words.map(|word| u64::from_le_bytes(word.try_into().expect("whole"))).collect()
     };
-    history
-        .iter()
-        .map(words)
-        .filter(|words| words[0] & 0xffff_ffff == SAMPLE)
-        .collect()
+    history.iter().map(words).filter(|words| words[0] & 0xffff_ffff == SAMPLE).collect()
 }
 
 /// A request for an enabled event that samples every mark with value 5 on a vCPU.
 pub(crate) fn marks(vcpu: u32) -> OpenRequest {
-    OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
-    }
+    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, vcpu), 1) }
 }
 
 /// The name in an entry.

@@ -11,11 +11,7 @@ use crate::links::{paused, trigger};
 use crate::reader::Reader;
 
 fn ids(fixture: &mut Fixture) -> Vec<u64> {
-    fixture
-        .listed()
-        .iter()
-        .map(|event| event.id.get())
-        .collect()
+    fixture.listed().iter().map(|event| event.id.get()).collect()
 }
 
 /// Returns a device, an event that survives a reset, and the event's ring in the window.
@@ -38,10 +34,7 @@ fn event_with_a_ring_in_the_window_survives_a_reset() {
     let quiet = fixture.snapshot();
     fixture.mark(0, 5, 2);
     fixture.mark(0, 5, 3);
-    assert!(
-        fixture.snapshot() == quiet,
-        "the device wrote to guest memory"
-    );
+    assert!(fixture.snapshot() == quiet, "the device wrote to guest memory");
     fixture.activate(WINDOW_FEATURES);
     fixture.mark(0, 5, 4);
     assert_eq!(fixture.listed(), before, "the list is unchanged");
@@ -85,33 +78,19 @@ fn reset_closes_events_with_guest_pages() {
         fixture.detach(trace, "").expect("detached");
         fixture.map_window(trace, 1, MAP_WRITABLE).expect("mapped");
     }
-    fixture
-        .map_as(CONTROL_MAP_AUX, traced, MAP_WRITABLE, &[0x9000])
-        .expect("mapped");
+    fixture.map_as(CONTROL_MAP_AUX, traced, MAP_WRITABLE, &[0x9000]).expect("mapped");
     let bare = fixture.open(&marks(1)).expect("open");
     fixture.detach(bare, "bare").expect("detached");
     assert_eq!(ids(&mut fixture), [guests, traced, tracing, bare]);
     fixture.activate(WINDOW_FEATURES);
-    assert_eq!(
-        ids(&mut fixture),
-        [tracing, bare],
-        "events that need no guest memory remain"
-    );
+    assert_eq!(ids(&mut fixture), [tracing, bare], "events that need no guest memory remain");
     for gone in [guests, attached, plain, traced] {
         assert_eq!(fixture.close(gone), Err(libc::ENOENT));
-        assert_eq!(
-            fixture.unmap(gone),
-            Err(libc::ENOENT),
-            "rings are removed, too"
-        );
+        assert_eq!(fixture.unmap(gone), Err(libc::ENOENT), "rings are removed, too");
     }
     let event = fixture.open(&marks(0)).expect("open");
     fixture.detach(event, "").expect("detached");
-    assert_eq!(
-        fixture.map_window(event, 1, 0),
-        Ok(0),
-        "pages of closed events in the window are free"
-    );
+    assert_eq!(fixture.map_window(event, 1, 0), Ok(0), "pages of closed events in the window are free");
 }
 
 #[test]
@@ -119,10 +98,7 @@ fn reset_closes_redirected_events_and_children() {
     let (mut fixture, event, mut ring) = recorder(&marks(0));
     let other = fixture.open(&marks(0)).expect("open");
     fixture.redirect(other, event).expect("redirected");
-    let child = OpenRequest {
-        parent: event.into(),
-        ..marks(0)
-    };
+    let child = OpenRequest { parent: event.into(), ..marks(0) };
     fixture.open(&child).expect("open");
     fixture.mark(0, 5, 1);
     assert_eq!(ring.raw().len(), 3);
@@ -154,10 +130,7 @@ fn host_counters_survive_a_reset() {
 /// VPMU-D-6.9-3.
 #[test]
 fn new_driver_gets_no_notice_due_to_the_previous_one() {
-    let wakes = OpenRequest {
-        wakeup: 1.into(),
-        ..marks(0)
-    };
+    let wakes = OpenRequest { wakeup: 1.into(), ..marks(0) };
     let (mut fixture, event, _) = recorder(&wakes);
     fixture.mark(0, 5, 1);
     fixture.vpmu.reset();
@@ -204,11 +177,7 @@ fn links_between_surviving_events_are_kept() {
     fixture.attach_as(0, 500);
     fixture.host.work(500, 100, 4);
     fixture.activate(WINDOW_FEATURES);
-    assert_eq!(
-        fixture.value(0, target),
-        10,
-        "the pause continues on another thread"
-    );
+    assert_eq!(fixture.value(0, target), 10, "the pause continues on another thread");
     fixture.mark(0, 7, 1);
     fixture.host.work(500, 3, 4);
     fixture.mark(0, 8, 1);
@@ -227,15 +196,9 @@ fn links_with_closed_events_end() {
     fixture.mark(0, 7, 1);
     fixture.mark(0, 8, 1);
     fixture.host.work(thread(0), 5, 4);
-    assert_eq!(
-        fixture.value(0, target),
-        5,
-        "the stopper was closed by the reset"
-    );
+    assert_eq!(fixture.value(0, target), 5, "the stopper was closed by the reset");
     let other = trigger(&mut fixture, 8, 1);
-    fixture
-        .link(other, target, LINK_STOPPER)
-        .expect("the target has no stopper now");
+    fixture.link(other, target, LINK_STOPPER).expect("the target has no stopper now");
     assert_eq!(fixture.link(other, target, LINK_STARTER), Err(libc::EBUSY));
 }
 
@@ -243,31 +206,16 @@ fn links_with_closed_events_end() {
 fn host_records_are_still_collected_after_a_reset() {
     let fixture = Fixture::windowed(&window(8));
     fixture.host.know_ips();
-    let cycles = Persist {
-        rate: Some(Rate::Period(100)),
-        sample_type: 0x1_0007,
-        ..asked("cycles", 0)
-    };
+    let cycles = Persist { rate: Some(Rate::Period(100)), sample_type: 0x1_0007, ..asked("cycles", 0) };
     let event = fixture.vpmu.persist(&cycles).expect("started");
     fixture.vpmu.reset();
     assert!(fixture.host.draining());
-    fixture.host.record(
-        thread(0),
-        Overflow {
-            tsc: fixture.host.now(),
-            ip: 77,
-            mode: Mode::Guest,
-            period: 100,
-        },
-    );
+    fixture.host.record(thread(0), Overflow { tsc: fixture.host.now(), ip: 77, mode: Mode::Guest, period: 100 });
     // The batched engine holds back records for less than this time.
     fixture.host.pass(10_000_000);
     fixture.vpmu.drain();
     assert_eq!(samples(&fixture, event).len(), 1);
     fixture.vpmu.end(event).expect("ended");
     fixture.vpmu.drain();
-    assert!(
-        !fixture.host.draining(),
-        "the device drains, but there is nothing to collect"
-    );
+    assert!(!fixture.host.draining(), "the device drains, but there is nothing to collect");
 }

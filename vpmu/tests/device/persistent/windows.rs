@@ -21,9 +21,7 @@ fn detached(fixture: &mut Fixture) -> u64 {
 #[test]
 fn ring_in_the_window_works_like_any_other() {
     let memory = window(8);
-    memory
-        .write_slice(&[7; 8 * PAGE_SIZE], GuestAddress(WINDOW))
-        .expect("in memory");
+    memory.write_slice(&[7; 8 * PAGE_SIZE], GuestAddress(WINDOW)).expect("in memory");
     let mut fixture = Fixture::windowed(&memory);
     let event = detached(&mut fixture);
     let first = fixture.map_window(event, 2, MAP_WRITABLE).expect("mapped");
@@ -32,19 +30,10 @@ fn ring_in_the_window_works_like_any_other() {
     assert_eq!(ring.take(100).len(), 10);
     let size = 3 * PAGE_SIZE;
     let mut bytes = vec![0; size];
-    memory
-        .read_slice(
-            &mut bytes,
-            GuestAddress(WINDOW + u64::from(first) * PAGE_SIZE as u64),
-        )
-        .expect("in memory");
+    memory.read_slice(&mut bytes, GuestAddress(WINDOW + u64::from(first) * PAGE_SIZE as u64)).expect("in memory");
     assert!(!bytes.contains(&7), "the new ring has previous contents");
     fixture.unmap(event).expect("unmapped");
-    assert_eq!(
-        fixture.map_window(event, 2, 0),
-        Ok(first),
-        "its pages are free"
-    );
+    assert_eq!(fixture.map_window(event, 2, 0), Ok(first), "its pages are free");
 }
 
 /// VPMU-D-6.10-4.
@@ -68,22 +57,11 @@ fn window_pages_are_allocated_first_fit_and_freed() {
 fn invalid_ring_in_the_window_is_refused() {
     let mut fixture = Fixture::windowed(&window(64));
     let bare = fixture.open(&marks(0)).expect("open");
-    assert_eq!(
-        fixture.map_window(bare, 1, 0),
-        Err(libc::EINVAL),
-        "not persistent"
-    );
+    assert_eq!(fixture.map_window(bare, 1, 0), Err(libc::EINVAL), "not persistent");
     let event = detached(&mut fixture);
-    assert_eq!(
-        fixture.map_window(event, 2, MAP_DRIVER_OWNED),
-        Err(libc::EINVAL)
-    );
+    assert_eq!(fixture.map_window(event, 2, MAP_DRIVER_OWNED), Err(libc::EINVAL));
     assert_eq!(fixture.map_window(event, 2, 1 << 9), Err(libc::EINVAL));
-    assert_eq!(
-        fixture.map_window(event, 3, 0),
-        Err(libc::EINVAL),
-        "not a power of two"
-    );
+    assert_eq!(fixture.map_window(event, 3, 0), Err(libc::EINVAL), "not a power of two");
     assert_eq!(fixture.map_window(77, 1, 0), Err(libc::ENOENT));
     assert_eq!(
         fixture.map_pages(event, 0, &[WINDOW]),
@@ -110,13 +88,9 @@ fn invalid_ring_in_the_window_is_refused() {
     let trace = fixture.open(&trace).expect("open");
     fixture.detach(trace, "").expect("detached");
     fixture.map_window(trace, 1, MAP_WRITABLE).expect("mapped");
-    let area =
-        |fixture: &mut Fixture, flags, page| fixture.map_as(CONTROL_MAP_AUX, trace, flags, &[page]);
+    let area = |fixture: &mut Fixture, flags, page| fixture.map_as(CONTROL_MAP_AUX, trace, flags, &[page]);
     assert_eq!(area(&mut fixture, MAP_WINDOW, 0x9000), Err(libc::EINVAL));
-    assert_eq!(
-        area(&mut fixture, MAP_WRITABLE, WINDOW + 0x1_0000),
-        Err(libc::EINVAL)
-    );
+    assert_eq!(area(&mut fixture, MAP_WRITABLE, WINDOW + 0x1_0000), Err(libc::EINVAL));
     assert_eq!(area(&mut fixture, MAP_WRITABLE, 0x9000), Ok(()));
 }
 
@@ -124,37 +98,21 @@ fn invalid_ring_in_the_window_is_refused() {
 fn ring_in_the_window_needs_a_window() {
     let fixture = Fixture::new();
     assert_eq!(fixture.vpmu.features() & 1 << F_WINDOW, 0);
-    let refused = fixture.vpmu.activate(
-        fixture.memory.clone(),
-        WINDOW_FEATURES,
-        &[],
-        fixture.interrupt.clone(),
-    );
+    let refused = fixture.vpmu.activate(fixture.memory.clone(), WINDOW_FEATURES, &[], fixture.interrupt.clone());
     assert!(matches!(refused, Err(Error::Features(_))), "{refused:?}");
 
     let mut fixture = Fixture::windowed(&window(8));
     assert_ne!(fixture.vpmu.features() & 1 << F_WINDOW, 0);
     fixture.activate(ALL_FEATURES);
     let event = detached(&mut fixture);
-    assert_eq!(
-        fixture.map_window(event, 1, 0),
-        Err(libc::EOPNOTSUPP),
-        "the driver has not accepted the window"
-    );
+    assert_eq!(fixture.map_window(event, 1, 0), Err(libc::EOPNOTSUPP), "the driver has not accepted the window");
 }
 
 /// VPMU-D-4-4.
 #[test]
 fn window_is_one_region_outside_guest_memory() {
-    let two = [
-        (GuestAddress(WINDOW), 4096),
-        (GuestAddress(WINDOW + 8192), 4096),
-    ];
-    for ranges in [
-        &two[..],
-        &[(GuestAddress(WINDOW + 8), 4096)],
-        &[(GuestAddress(WINDOW), 4000)],
-    ] {
+    let two = [(GuestAddress(WINDOW), 4096), (GuestAddress(WINDOW + 8192), 4096)];
+    for ranges in [&two[..], &[(GuestAddress(WINDOW + 8), 4096)], &[(GuestAddress(WINDOW), 4000)]] {
         let memory = GuestMemoryMmap::<()>::from_ranges(ranges).expect("memory");
         let vpmu = Arc::into_inner(Fixture::new().vpmu).expect("the only reference");
         let refused = vpmu.with_window(memory);
@@ -163,12 +121,7 @@ fn window_is_one_region_outside_guest_memory() {
     let inside = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4096)]).expect("memory");
     let mut fixture = Fixture::bare(Engines::Auto, limits(), Some(&inside));
     let queues = fixture.make_queues();
-    let refused = fixture.vpmu.activate(
-        fixture.memory.clone(),
-        ALL_FEATURES,
-        &queues,
-        fixture.interrupt.clone(),
-    );
+    let refused = fixture.vpmu.activate(fixture.memory.clone(), ALL_FEATURES, &queues, fixture.interrupt.clone());
     assert!(matches!(refused, Err(Error::WindowOverlaps)), "{refused:?}");
 }
 
@@ -203,11 +156,7 @@ impl GuestMemoryRegion for Unaligned {
 
     fn bitmap(&self) {}
 
-    fn get_slice(
-        &self,
-        offset: MemoryRegionAddress,
-        count: usize,
-    ) -> Result<VolatileSlice<'_>, GuestMemoryError> {
+    fn get_slice(&self, offset: MemoryRegionAddress, count: usize) -> Result<VolatileSlice<'_>, GuestMemoryError> {
         let at = GuestAddress(WINDOW + offset.0 + 1);
         GuestMemoryBackend::get_slice(&self.0, at, count)
     }

@@ -15,9 +15,7 @@ fn traced(fixture: &mut Fixture, request: &OpenRequest, flags: u32) -> (u64, Are
     let page = |number: u64| first + number * 0x1000;
     let ring: Vec<u64> = (0..5).map(page).collect();
     let area: Vec<u64> = (5..9).map(page).collect();
-    fixture
-        .map_pages(event, MAP_WRITABLE, &ring)
-        .expect("a ring");
+    fixture.map_pages(event, MAP_WRITABLE, &ring).expect("a ring");
     map_aux(fixture, event, flags, &area).expect("an area");
     fixture.command(0, COMMAND_ENABLE, event);
     (event, AreaReader::new(fixture, ring[0], area))
@@ -48,10 +46,7 @@ fn packet_numbers_continue_after_a_restore() {
     }
     fixture.command(0, COMMAND_READ, event);
     read.extend(area.exits());
-    let seen: Vec<_> = read
-        .iter()
-        .map(|one| (one.sequence.get(), one.ip.get()))
-        .collect();
+    let seen: Vec<_> = read.iter().map(|one| (one.sequence.get(), one.ip.get())).collect();
     assert!((0..100).map(|n| (n, n)).eq(seen));
     assert_eq!(fixture.vpmu.metrics().aux_lost, 0);
 }
@@ -67,11 +62,7 @@ fn full_area_stays_full_after_a_restore() {
     assert_eq!(fixture.read(0, event).lost.get(), lost);
     exits(&fixture, 400, 1);
     let packet = size_of::<ExitPacket>() as u64;
-    assert_eq!(
-        fixture.read(0, event).lost.get(),
-        lost + packet,
-        "the area is still full"
-    );
+    assert_eq!(fixture.read(0, event).lost.get(), lost + packet, "the area is still full");
     let before = area.exits().len() as u64;
     exits(&fixture, 500, 1);
     fixture.command(0, COMMAND_READ, event);
@@ -90,30 +81,20 @@ fn snapshot_area_wraps_after_a_restore() {
     let reply = fixture.read(0, event);
     assert_eq!(reply.lost.get(), 0);
     let packet = size_of::<ExitPacket>() as u64;
-    assert!(
-        reply.value.get() >= 600 * packet,
-        "fewer bytes counted than 600 packets have"
-    );
+    assert!(reply.value.get() >= 600 * packet, "fewer bytes counted than 600 packets have");
 }
 
 #[test]
 fn turn_of_the_driver_continues_after_a_restore() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK) };
     let event = fixture.open(&request).expect("open");
     let first = fixture.next_ring;
     fixture.next_ring += 4 * 0x1000;
     let pages = [first + 0x1000, first + 0x2000];
     map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &pages).expect("an area");
     let mut area = AreaReader::new(&fixture, first, pages.to_vec());
-    let begin = Command {
-        value: 0.into(),
-        room: 8192.into(),
-        ..command(COMMAND_AUX_BEGIN, event)
-    };
+    let begin = Command { value: 0.into(), room: 8192.into(), ..command(COMMAND_AUX_BEGIN, event) };
     fixture.commands(0, &[command(COMMAND_IN, event), begin]);
     exits(&fixture, 0, 5);
     fixture.move_on();
@@ -129,27 +110,13 @@ fn turn_of_the_driver_continues_after_a_restore() {
 #[test]
 fn child_that_is_no_trace_keeps_its_turn() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK))
-        .expect("open");
+    let event = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)).expect("open");
     let page = fixture.next_ring;
     fixture.next_ring += 2 * 0x1000;
-    map_aux(
-        &mut fixture,
-        event,
-        MAP_DRIVER_OWNED | MAP_WRITABLE,
-        &[page],
-    )
-    .expect("an area");
-    let child = OpenRequest {
-        parent: event.into(),
-        ..open_of(KIND_MARK, 5, CONTEXT_TASK)
-    };
+    map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &[page]).expect("an area");
+    let child = OpenRequest { parent: event.into(), ..open_of(KIND_MARK, 5, CONTEXT_TASK) };
     let child = fixture.open(&child).expect("open");
-    let begin = Command {
-        room: 4096.into(),
-        ..command(COMMAND_AUX_BEGIN, child)
-    };
+    let begin = Command { room: 4096.into(), ..command(COMMAND_AUX_BEGIN, child) };
     assert_eq!(fixture.commands(0, &[begin])[0].status.get(), 0);
     fixture.move_on();
     let reply = fixture.command(0, COMMAND_AUX_END, child);
@@ -175,11 +142,7 @@ fn open_exit_is_cut_by_a_save() {
 
 #[test]
 fn save_is_refused_while_a_producer_writes() {
-    let producer = AuxProducer {
-        name: "watchdog",
-        counts: "frames",
-        format: 130,
-    };
+    let producer = AuxProducer { name: "watchdog", counts: "frames", format: 130 };
     let mut fixture = Fixture::producing(&[producer]);
     let (event, _) = traced(&mut fixture, &open_of(KIND_VMM_TRACE, 0, 0), MAP_WRITABLE);
     fixture.halt();

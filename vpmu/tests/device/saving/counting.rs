@@ -61,9 +61,7 @@ fn time_between_save_and_attach_is_not_counted() {
     next.host.pass(1_000_000_000);
     let (features, queues) = next.transport();
     let memory = next.memory.clone();
-    next.vpmu
-        .restore(&state, memory, features, &queues, next.interrupt.clone())
-        .expect("restored");
+    next.vpmu.restore(&state, memory, features, &queues, next.interrupt.clone()).expect("restored");
     let growing = page.field(40) & 1 << 3 != 0;
     assert!(!growing, "the times grow before a vCPU is attached");
     (0..2).for_each(|vcpu| next.attach(vcpu));
@@ -71,32 +69,18 @@ fn time_between_save_and_attach_is_not_counted() {
     next.host.pass(500);
     let after = next.read(0, event).time_enabled.get();
     // Each read of the clock advances it by a tick.
-    assert!(
-        (500..600).contains(&(after - before)),
-        "the enabled time grew by {}",
-        after - before
-    );
+    assert!((500..600).contains(&(after - before)), "the enabled time grew by {}", after - before);
 }
 
 #[test]
 fn states_and_limits_are_restored() {
     let mut fixture = Fixture::new();
     let off = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let request = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let request = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..open_of(KIND_MARK, 5, 0) };
     let paused = fixture.open(&request).expect("open");
-    let task = fixture
-        .open(&open_of(KIND_MARK, 5, CONTEXT_TASK))
-        .expect("open");
+    let task = fixture.open(&open_of(KIND_MARK, 5, CONTEXT_TASK)).expect("open");
     fixture.command(0, COMMAND_ENABLE, task);
-    let limited = fixture
-        .open(&OpenRequest {
-            flags: 0.into(),
-            ..marks(0, 2)
-        })
-        .expect("open");
+    let limited = fixture.open(&OpenRequest { flags: 0.into(), ..marks(0, 2) }).expect("open");
     fixture.valued(0, COMMAND_REFRESH, limited, 3);
     mark(&fixture, 1, 3);
     fixture.move_on();
@@ -108,21 +92,9 @@ fn states_and_limits_are_restored() {
             (reply.state.get(), reply.value.get())
         })
     };
-    assert_eq!(
-        states(&mut fixture),
-        [
-            (STATE_OFF, 0),
-            (STATE_ACTIVE, 0),
-            (STATE_INACTIVE, 0),
-            (STATE_ACTIVE, 5)
-        ]
-    );
+    assert_eq!(states(&mut fixture), [(STATE_OFF, 0), (STATE_ACTIVE, 0), (STATE_INACTIVE, 0), (STATE_ACTIVE, 5)]);
     mark(&fixture, 1, 5);
-    assert_eq!(
-        states(&mut fixture)[3],
-        (STATE_OFF, 6),
-        "the third overflow uses up the limit"
-    );
+    assert_eq!(states(&mut fixture)[3], (STATE_OFF, 6), "the third overflow uses up the limit");
 }
 
 #[test]
@@ -134,11 +106,7 @@ fn event_in_error_stays_in_error() {
     fixture.command(0, COMMAND_READ, event);
     fixture.move_on();
     fixture.post_notice(0, 64);
-    assert_eq!(
-        fixture.notice(),
-        Some((NOTICE_ERROR, event)),
-        "the notice is still due"
-    );
+    assert_eq!(fixture.notice(), Some((NOTICE_ERROR, event)), "the notice is still due");
     let reply = fixture.command(0, COMMAND_READ, event);
     assert_eq!(reply.state.get(), STATE_ERROR);
     fixture.move_on();
@@ -177,9 +145,7 @@ fn restored_event_denied_by_the_operator_is_in_error() {
     let window = window(16);
     let mut fixture = Fixture::windowed(&window);
     let denied = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let kept = fixture
-        .open(&open_of(KIND_EXITS, EXIT_IO, 0))
-        .expect("open");
+    let kept = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
     for event in [denied, kept] {
         fixture.command(0, COMMAND_ENABLE, event);
     }
@@ -195,11 +161,7 @@ fn restored_event_denied_by_the_operator_is_in_error() {
     next.resume(&state);
     next.post_notice(0, 64);
     let notice = (NOTICE_PERSISTENT, operators, 0);
-    assert_eq!(
-        next.counted_notice(),
-        Some(notice),
-        "the notice is still due"
-    );
+    assert_eq!(next.counted_notice(), Some(notice), "the notice is still due");
     next.post_notice(1, 64);
     let notice = (NOTICE_ERROR, denied, REFUSED_POLICY.into());
     assert_eq!(next.counted_notice(), Some(notice));
@@ -209,11 +171,7 @@ fn restored_event_denied_by_the_operator_is_in_error() {
     next.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(next.value(0, kept), 1);
     let history = persistent::samples(&next, operators);
-    assert_eq!(
-        history.len(),
-        5,
-        "the policy does not apply to the operator's events"
-    );
+    assert_eq!(history.len(), 5, "the policy does not apply to the operator's events");
 }
 
 #[test]

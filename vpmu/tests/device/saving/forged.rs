@@ -31,10 +31,7 @@ impl Rich {
         // Event 3 is a parent with a ring, and event 4 is its child.
         let parent = fixture.open(&marks(0, 3)).expect("open");
         fixture.map(parent, 4);
-        let child = OpenRequest {
-            parent: parent.into(),
-            ..marks(0, 3)
-        };
+        let child = OpenRequest { parent: parent.into(), ..marks(0, 3) };
         fixture.open(&child).expect("open");
         // Event 5 writes to the parent's ring, and starts event 6.
         let starter = fixture.open(&marks(0, 2)).expect("open");
@@ -49,29 +46,19 @@ impl Rich {
         fixture.open(&member).expect("open");
         fixture.link(starter, leader, LINK_STARTER).expect("linked");
         // Event 8 is a trace with both a ring and an area.
-        let trace = fixture
-            .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
-            .expect("open");
+        let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0)).expect("open");
         let first = fixture.next_ring;
         fixture.next_ring += 8 * 0x1000;
         let pages: Vec<u64> = (0..6).map(|page| first + page * 0x1000).collect();
-        fixture
-            .map_pages(trace, MAP_WRITABLE, &pages[..2])
-            .expect("a ring");
+        fixture.map_pages(trace, MAP_WRITABLE, &pages[..2]).expect("a ring");
         map_aux(&mut fixture, trace, MAP_WRITABLE, &pages[2..]).expect("an area");
         // Event 9 is a trace of a task, with an area that the driver owns.
-        let task = OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
-        };
+        let task = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK) };
         let task = fixture.open(&task).expect("open");
         let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
         fixture.next_ring += 4 * 0x1000;
         map_aux(&mut fixture, task, MAP_DRIVER_OWNED, &pages).expect("an area");
-        let begin = Command {
-            room: 4096.into(),
-            ..command(COMMAND_AUX_BEGIN, task)
-        };
+        let begin = Command { room: 4096.into(), ..command(COMMAND_AUX_BEGIN, task) };
         fixture.commands(0, &[command(COMMAND_IN, task), begin]);
         mark(&fixture, 1, 300);
         fixture.halt();
@@ -85,17 +72,10 @@ impl Rich {
     /// Restores a state into a new device.
     fn restore(&self, state: Value) -> Result<Fixture, Option<RestoreError>> {
         let state: SavedState = serde_json::from_value(state).map_err(|_| None)?;
-        let next = self.fixture.successor(
-            self.fixture.settings(),
-            self.fixture.memory.clone(),
-            Some(&self.window),
-        );
+        let next = self.fixture.successor(self.fixture.settings(), self.fixture.memory.clone(), Some(&self.window));
         let (features, queues) = next.transport();
         let memory = next.memory.clone();
-        match next
-            .vpmu
-            .restore(&state, memory, features, &queues, next.interrupt.clone())
-        {
+        match next.vpmu.restore(&state, memory, features, &queues, next.interrupt.clone()) {
             Ok(()) => Ok(next),
             Err(error) => {
                 // After the refusal, the device behaves like a new device. It has no events, and accepts a driver and a
@@ -104,9 +84,7 @@ impl Rich {
                 let (features, queues) = next.transport();
                 let memory = next.memory.clone();
                 let sound: SavedState = serde_json::from_value(self.state()).expect("a state");
-                let again =
-                    next.vpmu
-                        .restore(&sound, memory, features, &queues, next.interrupt.clone());
+                let again = next.vpmu.restore(&sound, memory, features, &queues, next.interrupt.clone());
                 again.expect("restored");
                 Err(Some(error))
             }
@@ -125,12 +103,7 @@ fn restored_device_saves_the_same_state() {
     let but_locks = |mut state: Value| {
         for sink in state["sinks"].as_array_mut().expect("sinks") {
             if let Some(ring) = sink["ring"].as_object_mut() {
-                assert_eq!(
-                    ring.remove("sequence")
-                        .and_then(|lock| lock.as_u64())
-                        .map(|lock| lock % 2),
-                    Some(0)
-                );
+                assert_eq!(ring.remove("sequence").and_then(|lock| lock.as_u64()).map(|lock| lock % 2), Some(0));
             }
         }
         state
@@ -160,16 +133,8 @@ fn forged_states_are_refused_with_the_fault() {
         ("/vcpus/0/task_page".into(), json!(1), "task page"),
         ("/vcpus/0/task_page".into(), json!(MEMORY), "task page"),
         ("/vcpus/1/exits/io".into(), json!(u64::MAX), "too large"),
-        (
-            "/driver/features".into(),
-            json!(1_u64 << 32),
-            "saved features",
-        ),
-        (
-            "/driver/features".into(),
-            json!(WINDOW_FEATURES | 1 << 20),
-            "saved features",
-        ),
+        ("/driver/features".into(), json!(1_u64 << 32), "saved features"),
+        ("/driver/features".into(), json!(WINDOW_FEATURES | 1 << 20), "saved features"),
         ("/driver/queues".into(), json!([]), "number of queues"),
         ("/totals/kicks".into(), json!([]), "notification counts"),
         // Events.
@@ -177,116 +142,36 @@ fn forged_states_are_refused_with_the_fault() {
         (event(3, "/spec/owner"), json!(0), "its id"),
         (event(3, "/spec/owner"), json!(5), "its id"),
         (event(3, "/spec/owner"), json!(1), "inherited"),
-        (
-            event(0, "/life/prompt"),
-            json!(true),
-            "settings of its wakeups",
-        ),
-        (
-            event(0, "/spec/own_notices"),
-            json!(true),
-            "settings of its wakeups",
-        ),
+        (event(0, "/life/prompt"), json!(true), "settings of its wakeups"),
+        (event(0, "/spec/own_notices"), json!(true), "settings of its wakeups"),
         (event(5, "/life/prompt"), json!(true), "makes no samples"),
         (event(7, "/life/prompt"), json!(true), "makes no samples"),
-        (
-            event(5, "/spec/own_notices"),
-            json!(true),
-            "settings of its wakeups",
-        ),
-        (
-            event(3, "/spec/own_notices"),
-            json!(true),
-            "contradict those of its family",
-        ),
-        (
-            event(2, "/spec/flags"),
-            json!(u32::MAX),
-            "its request is not valid",
-        ),
-        (
-            event(2, "/spec/layout/sample_type"),
-            json!(1_u64 << 63),
-            "unknown",
-        ),
-        (
-            event(2, "/spec/layout/sample_id_all"),
-            json!(true),
-            "contradict",
-        ),
+        (event(5, "/spec/own_notices"), json!(true), "settings of its wakeups"),
+        (event(3, "/spec/own_notices"), json!(true), "contradict those of its family"),
+        (event(2, "/spec/flags"), json!(u32::MAX), "its request is not valid"),
+        (event(2, "/spec/layout/sample_type"), json!(1_u64 << 63), "unknown"),
+        (event(2, "/spec/layout/sample_id_all"), json!(true), "contradict"),
         (event(2, "/spec/engine"), json!(0), "its engine"),
-        (
-            event(2, "/spec/engine"),
-            json!(9),
-            "its request is not valid",
-        ),
-        (
-            event(2, "/context"),
-            json!({"Vcpu": 2}),
-            "its vCPU does not exist",
-        ),
+        (event(2, "/spec/engine"), json!(9), "its request is not valid"),
+        (event(2, "/context"), json!({"Vcpu": 2}), "its vCPU does not exist"),
         (event(2, "/shard"), json!(1), "its vCPU does not exist"),
         (event(8, "/shard"), json!(7), "its vCPU does not exist"),
-        (
-            event(2, "/life/last_vcpu"),
-            json!(2),
-            "its vCPU does not exist",
-        ),
-        (
-            event(2, "/life/period/length"),
-            json!(0),
-            "its period is not valid",
-        ),
-        (
-            event(2, "/life/period/counted"),
-            json!(3),
-            "its period is not valid",
-        ),
-        (
-            event(6, "/life/period/frequency"),
-            json!(0),
-            "its period is not valid",
-        ),
-        (
-            event(6, "/life/period/frequency"),
-            json!(null),
-            "contradict",
-        ),
+        (event(2, "/life/last_vcpu"), json!(2), "its vCPU does not exist"),
+        (event(2, "/life/period/length"), json!(0), "its period is not valid"),
+        (event(2, "/life/period/counted"), json!(3), "its period is not valid"),
+        (event(6, "/life/period/frequency"), json!(0), "its period is not valid"),
+        (event(6, "/life/period/frequency"), json!(null), "contradict"),
         (event(5, "/life/limit"), json!(1), "never overflows"),
-        (
-            event(2, "/life/task"),
-            json!({"pid": 1, "tid": 1}),
-            "is a vCPU",
-        ),
+        (event(2, "/life/task"), json!({"pid": 1, "tid": 1}), "is a vCPU"),
         (event(7, "/life/trace"), json!(null), "contradicts its kind"),
-        (
-            event(7, "/life/trace/due"),
-            json!(255),
-            "its trace is not valid",
-        ),
+        (event(7, "/life/trace/due"), json!(255), "its trace is not valid"),
         (event(6, "/leader"), json!(7), "the group of its leader"),
         (event(6, "/leader"), json!(2), "the group of its leader"),
         (event(6, "/leader"), json!(99), "the group of its leader"),
-        (
-            event(1, "/persistence/name"),
-            json!("No"),
-            "its name is not",
-        ),
-        (
-            event(1, "/persistence/name"),
-            json!("event9"),
-            "its name is not",
-        ),
-        (
-            event(1, "/persistence/name"),
-            json!("recorder"),
-            "its name is not",
-        ),
-        (
-            event(8, "/persistence"),
-            json!({"name": "a", "operator": false}),
-            "persistent",
-        ),
+        (event(1, "/persistence/name"), json!("No"), "its name is not"),
+        (event(1, "/persistence/name"), json!("event9"), "its name is not"),
+        (event(1, "/persistence/name"), json!("recorder"), "its name is not"),
+        (event(8, "/persistence"), json!({"name": "a", "operator": false}), "persistent"),
         // Rings and areas.
         (sink(3, "/id"), json!(4), "inherited"),
         (sink(3, "/ring"), json!(null), "neither"),
@@ -299,50 +184,18 @@ fn forged_states_are_refused_with_the_fault() {
         (sink(3, "/ring/backward"), json!(true), "may not write to"),
         (sink(2, "/window_page"), json!(62), "do not exist"),
         (sink(2, "/window_page"), json!(u32::MAX), "do not exist"),
-        (
-            sink(2, "/window_page"),
-            json!(20),
-            "do not match the window",
-        ),
+        (sink(2, "/window_page"), json!(20), "do not match the window"),
         (sink(1, "/window_page"), json!(null), "outside the window"),
-        (
-            sink(8, "/area/pages"),
-            json!([0x1000, 0x2000, 0x3000]),
-            "number of pages",
-        ),
+        (sink(8, "/area/pages"), json!([0x1000, 0x2000, 0x3000]), "number of pages"),
         (sink(8, "/area/pages/0"), json!(MEMORY), "not guest memory"),
         (sink(8, "/area/watermark"), json!(0), "watermark"),
         (sink(8, "/area/head"), json!(1), "between two words"),
-        (
-            sink(8, "/area/keeper"),
-            json!({"Driver": {"span": null}}),
-            "has a ring",
-        ),
-        (
-            sink(8, "/area/keeper/Device/flags"),
-            json!(16),
-            "unknown flags",
-        ),
-        (
-            sink(9, "/area/keeper/Driver/span/room"),
-            json!(u64::MAX),
-            "larger than the area",
-        ),
-        (
-            sink(9, "/area/keeper/Driver/span/event"),
-            json!(3),
-            "does not write to the sink",
-        ),
-        (
-            sink(9, "/area/keeper/Driver/span"),
-            json!(null),
-            "or a span without an open write",
-        ),
-        (
-            sink(9, "/area/keeper"),
-            json!({"Device": {"flags": 0, "full": false}}),
-            "no ring",
-        ),
+        (sink(8, "/area/keeper"), json!({"Driver": {"span": null}}), "has a ring"),
+        (sink(8, "/area/keeper/Device/flags"), json!(16), "unknown flags"),
+        (sink(9, "/area/keeper/Driver/span/room"), json!(u64::MAX), "larger than the area"),
+        (sink(9, "/area/keeper/Driver/span/event"), json!(3), "does not write to the sink"),
+        (sink(9, "/area/keeper/Driver/span"), json!(null), "or a span without an open write"),
+        (sink(9, "/area/keeper"), json!({"Device": {"flags": 0, "full": false}}), "no ring"),
         ("/families/0/sink".into(), json!(77), "does not exist"),
         ("/families/0/owner".into(), json!(77), "does not exist"),
         ("/families/1/sink".into(), json!(3), "of its own"),
@@ -353,21 +206,9 @@ fn forged_states_are_refused_with_the_fault() {
         ("/links/0/target".into(), json!(5), "cannot be linked"),
         ("/notices/0/kind".into(), json!(99), "kind is unknown"),
         ("/notices/0/event".into(), json!(99), "does not exist"),
-        (
-            "/notices".into(),
-            json!([{"kind": NOTICE_WAKEUP, "event": 5, "value": 1}]),
-            "cannot have such a notice",
-        ),
-        (
-            "/notices".into(),
-            json!([{"kind": NOTICE_WAKEUP, "event": 3, "value": 0}]),
-            "value is not valid",
-        ),
-        (
-            "/notices".into(),
-            json!([{"kind": NOTICE_ERROR, "event": 3, "value": 1}]),
-            "does not exist",
-        ),
+        ("/notices".into(), json!([{"kind": NOTICE_WAKEUP, "event": 5, "value": 1}]), "cannot have such a notice"),
+        ("/notices".into(), json!([{"kind": NOTICE_WAKEUP, "event": 3, "value": 0}]), "value is not valid"),
+        ("/notices".into(), json!([{"kind": NOTICE_ERROR, "event": 3, "value": 1}]), "does not exist"),
         (
             "/notices".into(),
             json!([
@@ -393,21 +234,11 @@ fn forged_states_are_refused_with_the_fault() {
 #[test]
 fn unknown_field_is_refused() {
     let rich = Rich::new();
-    for at in [
-        "",
-        "/events/0",
-        "/events/0/spec",
-        "/sinks/0/ring",
-        "/vcpus/0/exits",
-        "/totals",
-    ] {
+    for at in ["", "/events/0", "/events/0/spec", "/sinks/0/ring", "/vcpus/0/exits", "/totals"] {
         let mut forged = rich.state();
         let object = forged.pointer_mut(at).and_then(Value::as_object_mut);
         object.expect(at).insert("more".to_owned(), json!(1));
-        assert!(
-            matches!(rich.restore(forged), Err(None)),
-            "the unknown field at {at:?} was not refused"
-        );
+        assert!(matches!(rich.restore(forged), Err(None)), "the unknown field at {at:?} was not refused");
     }
 }
 
@@ -417,13 +248,7 @@ fn device_in_use_is_not_restored() {
     let state = rich.fixture.save();
     let (features, queues) = rich.fixture.transport();
     let memory = rich.fixture.memory.clone();
-    let restored = rich.fixture.vpmu.restore(
-        &state,
-        memory,
-        features,
-        &queues,
-        rich.fixture.interrupt.clone(),
-    );
+    let restored = rich.fixture.vpmu.restore(&state, memory, features, &queues, rich.fixture.interrupt.clone());
     assert!(matches!(restored, Err(RestoreError::InUse)));
 }
 
@@ -433,14 +258,10 @@ fn events_beyond_the_limit_are_refused() {
     let state = rich.fixture.save();
     let mut settings = rich.fixture.settings();
     settings.limits.max_events = 3;
-    let next = rich
-        .fixture
-        .successor(settings, rich.fixture.memory.clone(), Some(&rich.window));
+    let next = rich.fixture.successor(settings, rich.fixture.memory.clone(), Some(&rich.window));
     let (features, queues) = next.transport();
     let memory = next.memory.clone();
-    let restored = next
-        .vpmu
-        .restore(&state, memory, features, &queues, next.interrupt.clone());
+    let restored = next.vpmu.restore(&state, memory, features, &queues, next.interrupt.clone());
     let error = restored.expect_err("too many").to_string();
     assert!(error.contains("number of events"), "another error: {error}");
 }
@@ -471,10 +292,8 @@ fn forged_states_do_no_harm() {
     let state = rich.state();
     let places = leaves(&state);
     let steps = prop::collection::vec((any::<prop::sample::Index>(), forgery()), 1..4);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 2000,
-        ..ProptestConfig::default()
-    });
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 2000, ..ProptestConfig::default() });
     let restored = std::cell::Cell::new(0_u32);
     let run = runner.run(&steps, |steps| {
         let mut forged = state.clone();
@@ -489,13 +308,11 @@ fn forged_states_do_no_harm() {
         (0..2).for_each(|vcpu| next.attach(vcpu));
         mark(&next, 1, 20);
         let commands: Vec<Command> = (1..12).map(|id| command(COMMAND_READ, id)).collect();
-        next.vcpus
-            .leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
+        next.vcpus.leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
         next.vcpus.enter(0);
         let room = commands.len() * size_of::<Reply>();
         next.queues[2].request(zerocopy::IntoBytes::as_bytes(&commands[..]), room);
-        next.vcpus
-            .leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
+        next.vcpus.leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
         next.vcpus.kick(0, 2);
         next.vcpus.enter(0);
         next.vpmu.drain();
@@ -508,9 +325,5 @@ fn forged_states_do_no_harm() {
         Ok(())
     });
     run.unwrap_or_else(|error| panic!("{error}"));
-    assert!(
-        restored.get() > 100,
-        "only {} forged states were accepted",
-        restored.get()
-    );
+    assert!(restored.get() > 100, "only {} forged states were accepted", restored.get());
 }

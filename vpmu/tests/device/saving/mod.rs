@@ -14,10 +14,7 @@ use crate::fixture::{Fixture, open_of, sampling};
 
 /// An enabled event that samples marks.
 fn marks(vcpu: u32, period: u64) -> OpenRequest {
-    OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, vcpu), period)
-    }
+    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, vcpu), period) }
 }
 
 fn mark(fixture: &Fixture, from: u64, times: u64) {

@@ -9,12 +9,7 @@ use crate::fixture::{Fixture, open_of, sampling};
 fn members_follow_their_leader() {
     let mut fixture = Fixture::new();
     let leader = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let member = fixture
-        .open(&OpenRequest {
-            leader: leader.into(),
-            ..marks(0, 2)
-        })
-        .expect("open");
+    let member = fixture.open(&OpenRequest { leader: leader.into(), ..marks(0, 2) }).expect("open");
     fixture.move_on();
     mark(&fixture, 1, 2);
     assert_eq!(fixture.value(0, member), 0, "the leader is disabled");
@@ -31,18 +26,9 @@ fn members_follow_their_leader() {
 #[test]
 fn group_reads_of_samples_continue_after_a_restore() {
     let mut fixture = Fixture::new();
-    let leader = fixture
-        .open(&OpenRequest {
-            sample_type: 0x10.into(),
-            read_format: 8.into(),
-            ..marks(0, 1)
-        })
-        .expect("open");
-    let other = OpenRequest {
-        leader: leader.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_MARK, MARK_ANY, 0)
-    };
+    let leader =
+        fixture.open(&OpenRequest { sample_type: 0x10.into(), read_format: 8.into(), ..marks(0, 1) }).expect("open");
+    let other = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, MARK_ANY, 0) };
     fixture.open(&other).expect("open");
     let mut ring = fixture.map(leader, 4);
     fixture.mark(0, 9, 1);
@@ -50,11 +36,7 @@ fn group_reads_of_samples_continue_after_a_restore() {
     fixture.move_on();
     mark(&fixture, 1, 1);
     let read: Vec<_> = ring.raw().into_iter().map(|record| record.words).collect();
-    assert_eq!(
-        read,
-        [[2, 1, 2], [2, 2, 3]],
-        "number of events, then their counts"
-    );
+    assert_eq!(read, [[2, 1, 2], [2, 2, 3]], "number of events, then their counts");
 }
 
 #[test]
@@ -62,17 +44,9 @@ fn links_act_on() {
     let mut fixture = Fixture::new();
     let one = fixture.open(&marks(0, 2)).expect("open");
     let start = sampling(open_of(KIND_MARK, 6, 0), 1);
-    let start = fixture
-        .open(&OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..start
-        })
-        .expect("open");
+    let start = fixture.open(&OpenRequest { flags: OPEN_ENABLED.into(), ..start }).expect("open");
     let target = fixture
-        .open(&OpenRequest {
-            flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-            ..open_of(KIND_MARK, MARK_ANY, 0)
-        })
+        .open(&OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..open_of(KIND_MARK, MARK_ANY, 0) })
         .expect("open");
     fixture.link(start, target, LINK_STARTER).expect("linked");
     fixture.link(one, target, LINK_STOPPER).expect("linked");
@@ -80,16 +54,10 @@ fn links_act_on() {
     fixture.mark(0, 6, 1);
     fixture.move_on();
     mark(&fixture, 1, 3);
-    assert_eq!(
-        fixture.value(0, target),
-        1,
-        "the stopper completes the period begun before the save"
-    );
+    assert_eq!(fixture.value(0, target), 1, "the stopper completes the period begun before the save");
     assert_eq!(fixture.link(one, target, LINK_STOPPER), Err(libc::EEXIST));
     fixture.close(start).expect("closed");
-    fixture
-        .link(one, target, LINK_STARTER)
-        .expect("the closed starter can be replaced");
+    fixture.link(one, target, LINK_STARTER).expect("the closed starter can be replaced");
 }
 
 #[test]
@@ -97,32 +65,18 @@ fn restored_families_write_to_their_parents_ring() {
     let mut fixture = Fixture::new();
     let parent = fixture.open(&marks(0, 1)).expect("open");
     let mut ring = fixture.map(parent, 8);
-    let child = fixture
-        .open(&OpenRequest {
-            parent: parent.into(),
-            ..marks(0, 1)
-        })
-        .expect("open");
+    let child = fixture.open(&OpenRequest { parent: parent.into(), ..marks(0, 1) }).expect("open");
     let other = fixture.open(&marks(0, 1)).expect("open");
     fixture.redirect(other, parent).expect("redirected");
     fixture.close(parent).expect("closed");
     fixture.move_on();
     mark(&fixture, 1, 2);
-    let mut ids: Vec<_> = ring
-        .samples()
-        .iter()
-        .map(|one| (one.id, one.stream_id))
-        .collect();
+    let mut ids: Vec<_> = ring.samples().iter().map(|one| (one.id, one.stream_id)).collect();
     ids.sort_unstable();
     let (child, other) = ((parent, child), (other, other));
     assert_eq!(ids, [child, child, other, other]);
-    let grandchild = OpenRequest {
-        parent: child.1.into(),
-        ..marks(0, 1)
-    };
-    fixture
-        .open(&grandchild)
-        .expect("the grandchild joins the family");
+    let grandchild = OpenRequest { parent: child.1.into(), ..marks(0, 1) };
+    fixture.open(&grandchild).expect("the grandchild joins the family");
     mark(&fixture, 1, 1);
     assert_eq!(ring.samples().len(), 3);
 }

@@ -75,10 +75,7 @@ fn paused_ring_stays_paused() {
 #[test]
 fn wakeup_counts_are_restored() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        wakeup: 10.into(),
-        ..marks(0, 1)
-    };
+    let request = OpenRequest { wakeup: 10.into(), ..marks(0, 1) };
     let event = fixture.open(&request).expect("open");
     let _ring = fixture.map(event, 16);
     mark(&fixture, 1, 25);
@@ -124,12 +121,7 @@ fn records_of_the_batched_engine_are_collected_before_a_save() {
     let mut ring = fixture.map(event, 8);
     fixture.command(0, COMMAND_ENABLE, event);
     let record = |fixture: &Fixture, ip| {
-        let overflow = Overflow {
-            tsc: fixture.host.now(),
-            ip,
-            mode: Mode::Guest,
-            period: 100,
-        };
+        let overflow = Overflow { tsc: fixture.host.now(), ip, mode: Mode::Guest, period: 100 };
         fixture.host.record(thread(0), overflow);
     };
     record(&fixture, 1);
@@ -151,17 +143,10 @@ fn records_of_the_batched_engine_are_collected_before_a_save() {
 
 /// Opens an event with the batched engine, restores it on a new host, and checks that the event samples at exits on the
 /// new host.
-fn is_sampled_at_exits(
-    requested: u32,
-    settings: impl FnOnce(Settings) -> Settings,
-    reports_ips: bool,
-) {
+fn is_sampled_at_exits(requested: u32, settings: impl FnOnce(Settings) -> Settings, reports_ips: bool) {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
-    let request = OpenRequest {
-        engine: requested.into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
-    };
+    let request = OpenRequest { engine: requested.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100) };
     let reply = fixture.open_reply(&request);
     assert_eq!(reply.engine.get(), ENGINE_BATCHED);
     let event = reply.id.get();

@@ -55,14 +55,8 @@ fn restored_pages_have_the_new_tsc_frequency() {
     assert_eq!(page.field(8) & 1, 0, "`lock` is even after the write");
     let after = next.read(0, event).time_enabled.get();
     // With the new frequency, each clock read advances the clock by two nanoseconds.
-    assert!(
-        after - before < 200,
-        "the enabled time jumped from {before} to {after}"
-    );
+    assert!(after - before < 200, "the enabled time jumped from {before} to {after}");
     next.host.pass(1000);
     let later = next.read(0, event).time_enabled.get();
-    assert!(
-        (2000..2200).contains(&(later - after)),
-        "the enabled time went from {after} to {later} in 1,000 ticks"
-    );
+    assert!((2000..2200).contains(&(later - after)), "the enabled time went from {after} to {later} in 1,000 ticks");
 }

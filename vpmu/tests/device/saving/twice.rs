@@ -20,9 +20,7 @@ fn copy(fixture: &Fixture) -> GuestMemoryMmap {
 fn two_devices_are_restored_from_one_state() {
     let mut fixture = Fixture::new();
     let event = fixture.open(&marks(0, 2)).expect("open");
-    let pages: Vec<u64> = (0..5)
-        .map(|page| fixture.next_ring + page * 0x1000)
-        .collect();
+    let pages: Vec<u64> = (0..5).map(|page| fixture.next_ring + page * 0x1000).collect();
     fixture.map(event, 4);
     mark(&fixture, 1, 5);
     fixture.halt();
@@ -43,9 +41,5 @@ fn two_devices_are_restored_from_one_state() {
         assert_eq!(ips, expected);
         twin.close(event).expect("closed");
     }
-    assert_eq!(
-        fixture.value(0, event),
-        6,
-        "other devices do not affect this count"
-    );
+    assert_eq!(fixture.value(0, event), 6, "other devices do not affect this count");
 }

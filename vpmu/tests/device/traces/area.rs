@@ -32,33 +32,21 @@ pub(crate) struct AreaReader {
 pub(crate) fn map(fixture: &mut Fixture, event: u64, pages: u64) -> AreaReader {
     let metadata = fixture.next_ring;
     fixture.map(event, 2);
-    let pages: Vec<u64> = (0..pages)
-        .map(|page| fixture.next_ring + page * 0x1000)
-        .collect();
+    let pages: Vec<u64> = (0..pages).map(|page| fixture.next_ring + page * 0x1000).collect();
     fixture.next_ring += (pages.len() as u64 + 1) * 0x1000;
     map_aux(fixture, event, MAP_WRITABLE, &pages).expect("an area");
     AreaReader::new(fixture, metadata, pages)
 }
 
 /// Maps an area that consists of `pages`. Returns the device's answer.
-pub(crate) fn map_aux(
-    fixture: &mut Fixture,
-    event: u64,
-    flags: u32,
-    pages: &[u64],
-) -> Result<(), Errno> {
+pub(crate) fn map_aux(fixture: &mut Fixture, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
     fixture.map_as(CONTROL_MAP_AUX, event, flags, pages)
 }
 
 impl AreaReader {
     /// Creates a reader of the area that consists of `pages`. The area's metadata page is at `metadata`.
     pub(crate) fn new(fixture: &Fixture, metadata: u64, pages: Vec<u64>) -> Self {
-        Self {
-            memory: fixture.memory.clone(),
-            metadata,
-            pages,
-            tail: 0,
-        }
+        Self { memory: fixture.memory.clone(), metadata, pages, tail: 0 }
     }
 
     /// Maps this area's pages again, for `event`. Returns a reader of the new area.
@@ -69,9 +57,7 @@ impl AreaReader {
 
     /// Returns the head in the metadata page, which is the number of bytes written so far.
     pub(crate) fn head(&self) -> u64 {
-        self.memory
-            .load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire)
-            .expect("in memory")
+        self.memory.load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire).expect("in memory")
     }
 
     /// Sets the head, as a driver that owns the area does.
@@ -96,22 +82,13 @@ impl AreaReader {
         };
         [first - 0x1000, last + 0x1000].into_iter().all(|page| {
             let mut bytes = [0; 4096];
-            fixture
-                .memory
-                .read_slice(&mut bytes, GuestAddress(page))
-                .expect("in memory");
+            fixture.memory.read_slice(&mut bytes, GuestAddress(page)).expect("in memory");
             bytes == [0; 4096]
         })
     }
 
     fn store(&self, field: u64, value: u64) {
-        self.memory
-            .store(
-                value,
-                GuestAddress(self.metadata + field),
-                Ordering::Release,
-            )
-            .expect("in memory");
+        self.memory.store(value, GuestAddress(self.metadata + field), Ordering::Release).expect("in memory");
     }
 
     /// Reads and consumes all packets.
@@ -180,8 +157,6 @@ impl AreaReader {
     fn copy(&self, bytes: &mut [u8]) {
         let page = usize::try_from(self.tail / 4096).expect("small") % self.pages.len();
         let at = self.pages[page] + self.tail % 4096;
-        self.memory
-            .read_slice(bytes, GuestAddress(at))
-            .expect("in memory");
+        self.memory.read_slice(bytes, GuestAddress(at)).expect("in memory");
     }
 }

@@ -8,18 +8,13 @@ use crate::fake_host::At;
 use crate::fixture::{Fixture, command, limits, open_of};
 
 fn on(fixture: &mut Fixture, context: u32) -> u64 {
-    fixture
-        .open(&open_of(KIND_EXIT_TRACE, EXIT_USER, context))
-        .expect("open")
+    fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, context)).expect("open")
 }
 
 fn reported(area: &mut AreaReader) -> Vec<(u64, bool)> {
     let exits = area.exits();
     let cut = |exit: &ExitPacket| exit.flags & PACKET_CUT != 0;
-    exits
-        .iter()
-        .map(|exit| (exit.ip.get(), cut(exit)))
-        .collect()
+    exits.iter().map(|exit| (exit.ip.get(), cut(exit))).collect()
 }
 
 /// The instruction pointer of the exits that [`Fixture::commands`] causes.
@@ -43,19 +38,9 @@ fn task_trace_contains_its_exits_on_any_vcpu() {
         fixture.exit(vcpu, ExitReason::Io, &mut At(4));
     }
     let exits = area.exits();
-    let vcpus: Vec<_> = exits
-        .iter()
-        .map(|exit| (exit.vcpu.get(), exit.ip.get()))
-        .collect();
-    assert_eq!(
-        vcpus,
-        [(0, 2), (0, KICK), (1, 2), (1, KICK), (0, 2), (0, KICK)]
-    );
-    assert!(
-        exits
-            .iter()
-            .all(|exit| (exit.pid.get(), exit.tid.get()) == (31, 32))
-    );
+    let vcpus: Vec<_> = exits.iter().map(|exit| (exit.vcpu.get(), exit.ip.get())).collect();
+    assert_eq!(vcpus, [(0, 2), (0, KICK), (1, 2), (1, KICK), (0, 2), (0, KICK)]);
+    assert!(exits.iter().all(|exit| (exit.pid.get(), exit.tid.get()) == (31, 32)));
     assert!((0..6).eq(exits.iter().map(|exit| exit.sequence.get())));
 }
 
@@ -64,16 +49,10 @@ fn vcpus_and_children_share_an_area() {
     let mut fixture = Fixture::new();
     let parent = on(&mut fixture, CONTEXT_TASK);
     let mut area = map(&mut fixture, parent, 4);
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
-    };
+    let child = OpenRequest { parent: parent.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK) };
     let child = fixture.open(&child).expect("open");
     for (vcpu, trace) in [(0, parent), (1, child)] {
-        fixture.commands(
-            vcpu,
-            &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
-        );
+        fixture.commands(vcpu, &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)]);
     }
     // Both vCPUs are outside the guest at the same time. The packets are in the order in which the vCPUs enter the
     // guest again.
@@ -81,16 +60,9 @@ fn vcpus_and_children_share_an_area() {
     fixture.vcpus.leave(1, ExitReason::Io, &mut At(2));
     fixture.vcpus.enter(1);
     fixture.vcpus.enter(0);
-    let replies =
-        [(0, parent), (1, child)].map(|(vcpu, trace)| fixture.command(vcpu, COMMAND_OUT, trace));
+    let replies = [(0, parent), (1, child)].map(|(vcpu, trace)| fixture.command(vcpu, COMMAND_OUT, trace));
     let packets = area.take();
-    let [
-        Packet::Sync(of_child),
-        Packet::Exit(second),
-        Packet::Sync(of_parent),
-        Packet::Exit(first),
-        ..,
-    ] = packets[..]
+    let [Packet::Sync(of_child), Packet::Exit(second), Packet::Sync(of_parent), Packet::Exit(first), ..] = packets[..]
     else {
         panic!("{packets:?}");
     };
@@ -113,17 +85,11 @@ fn trace_identifies_itself_in_each_area() {
     let mut other = map(&mut fixture, second, 1);
     let third = on(&mut fixture, 0);
     fixture.redirect(third, second).expect("redirected");
-    fixture.commands(
-        0,
-        &[first, second, third].map(|trace| command(COMMAND_ENABLE, trace)),
-    );
+    fixture.commands(0, &[first, second, third].map(|trace| command(COMMAND_ENABLE, trace)));
     fixture.exit(0, ExitReason::Io, &mut At(1));
     fixture.redirect(third, first).expect("redirected");
     fixture.exit(0, ExitReason::Io, &mut At(2));
-    fixture.commands(
-        0,
-        &[first, second].map(|trace| command(COMMAND_READ, trace)),
-    );
+    fixture.commands(0, &[first, second].map(|trace| command(COMMAND_READ, trace)));
     let who = |packets: Vec<Packet>| -> Vec<(u64, u8)> {
         let syncs = packets.into_iter().filter_map(|packet| match packet {
             Packet::Sync(sync) => Some((sync.event.get(), sync.flags & SYNC_START)),
@@ -205,10 +171,7 @@ fn close_or_unmap_during_an_exit_cuts_it() {
         let before = fixture.snapshot();
         fixture.vcpus.enter(0);
         fixture.exit(0, ExitReason::Io, &mut At(2));
-        assert!(
-            before == fixture.snapshot(),
-            "the device wrote to memory after: {end}"
-        );
+        assert!(before == fixture.snapshot(), "the device wrote to memory after: {end}");
     }
 }
 
@@ -254,18 +217,11 @@ fn registers_are_read_only_while_a_trace_needs_them() {
 #[test]
 fn exit_trace_has_no_period_and_sample_trace_needs_one() {
     let mut fixture = Fixture::new();
-    let with_period = OpenRequest {
-        period: 5.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
-    };
+    let with_period = OpenRequest { period: 5.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0) };
     assert_eq!(fixture.open(&with_period), Err(libc::EOPNOTSUPP));
     let without = open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0);
     assert_eq!(fixture.open(&without), Err(libc::EINVAL));
-    let batched = OpenRequest {
-        period: 5.into(),
-        engine: ENGINE_BATCHED.into(),
-        ..without
-    };
+    let batched = OpenRequest { period: 5.into(), engine: ENGINE_BATCHED.into(), ..without };
     assert_eq!(fixture.open(&batched), Err(libc::EOPNOTSUPP));
     for (kind, config, errno) in [
         (KIND_HOST_TRACE, 0, libc::EOPNOTSUPP),

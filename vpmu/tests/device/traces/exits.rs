@@ -11,24 +11,14 @@ const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
 /// Opens a trace of the exits of vCPU 0 that `config` selects, maps an area of 4 pages, and enables the trace.
 fn traced(fixture: &mut Fixture, config: u64) -> (u64, AreaReader) {
-    let event = fixture
-        .open(&open_of(KIND_EXIT_TRACE, config, 0))
-        .expect("open");
+    let event = fixture.open(&open_of(KIND_EXIT_TRACE, config, 0)).expect("open");
     let area = map(fixture, event, 4);
     fixture.command(0, COMMAND_ENABLE, event);
     (event, area)
 }
 
 fn port(port: u64, size: u8, write: bool, count: u32) -> Exit {
-    Exit {
-        reason: ExitReason::Io,
-        access: Some(Access {
-            address: port,
-            size,
-            write,
-            count,
-        }),
-    }
+    Exit { reason: ExitReason::Io, access: Some(Access { address: port, size, write, count }) }
 }
 
 #[test]
@@ -38,9 +28,7 @@ fn packet_describes_the_whole_exit() {
     let (event, mut area) = traced(&mut fixture, EXIT_USER);
     fixture.host.pass(1000);
     let left = fixture.host.now();
-    fixture
-        .vcpus
-        .leave(0, port(0x3f8, 2, true, 3), &mut At(0x1234));
+    fixture.vcpus.leave(0, port(0x3f8, 2, true, 3), &mut At(0x1234));
     fixture.host.pass(500);
     fixture.vcpus.enter(0);
     fixture.command(0, COMMAND_READ, event);
@@ -66,10 +54,7 @@ fn packet_describes_the_whole_exit() {
     // The test waited 500 ticks, and the clock read took one more tick.
     assert_eq!(exit.outside.get(), 501);
     assert_eq!(exit.qualification.get(), 0x3f8);
-    assert_eq!(
-        exit.detail.get(),
-        3 << DETAIL_COUNT_SHIFT | DETAIL_WRITE | 2
-    );
+    assert_eq!(exit.detail.get(), 3 << DETAIL_COUNT_SHIFT | DETAIL_WRITE | 2);
     assert_eq!((exit.pid.get(), exit.tid.get()), (11, 12));
 }
 
@@ -100,9 +85,7 @@ fn each_exit_is_traced_once_and_in_order() {
     assert!(read.is_sorted_by_key(|exit| exit.time.get()));
     // The test's commands also cause exits, all from kernel mode. Therefore, ignore exits from kernel mode.
     let own = read.iter().filter(|exit| exit.flags & PACKET_USER != 0);
-    let own: Vec<_> = own
-        .map(|exit| (exit.ip.get(), u64::from(exit.reason.get())))
-        .collect();
+    let own: Vec<_> = own.map(|exit| (exit.ip.get(), u64::from(exit.reason.get()))).collect();
     let expected: Vec<_> = all().map(|(ip, (_, config))| (ip, config)).collect();
     assert_eq!(own, expected);
 }
@@ -135,16 +118,9 @@ fn starting_exit_is_not_traced_and_ending_exit_is_cut() {
     fixture.exit(0, ExitReason::Io, &mut At(2));
     let exits = area.exits();
     let cut = |exit: &ExitPacket| exit.flags & PACKET_CUT != 0;
-    let reported: Vec<_> = exits
-        .iter()
-        .map(|exit| (exit.ip.get(), cut(exit)))
-        .collect();
+    let reported: Vec<_> = exits.iter().map(|exit| (exit.ip.get(), cut(exit))).collect();
     assert_eq!(reported, [(1, false), (u64::MAX, true)]);
-    assert_eq!(
-        reply.value.get(),
-        area.head(),
-        "the packets of both exits are counted"
-    );
+    assert_eq!(reply.value.get(), area.head(), "the packets of both exits are counted");
     // When the trace is enabled again, it starts with a sync packet, and the numbering continues.
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.exit(0, ExitReason::Io, &mut At(3));
@@ -169,15 +145,9 @@ fn packet_has_no_ip_without_the_hypervisors_state() {
 
 #[test]
 fn exits_in_excluded_modes_are_not_traced() {
-    for (flag, kept) in [
-        (OPEN_EXCLUDE_KERNEL, 0x1000),
-        (OPEN_EXCLUDE_USER, KERNEL_IP),
-    ] {
+    for (flag, kept) in [(OPEN_EXCLUDE_KERNEL, 0x1000), (OPEN_EXCLUDE_USER, KERNEL_IP)] {
         let mut fixture = Fixture::new();
-        let request = OpenRequest {
-            flags: flag.into(),
-            ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
-        };
+        let request = OpenRequest { flags: flag.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
         let event = fixture.open(&request).expect("open");
         let mut area = map(&mut fixture, event, 1);
         fixture.command(0, COMMAND_ENABLE, event);

@@ -20,10 +20,7 @@ fn request(context: u32) -> OpenRequest {
 /// Opens a trace of every exit of vCPU 0, maps an area of 4 pages, and enables the trace.
 fn traced(fixture: &mut Fixture) -> (u64, AreaReader) {
     let reply = fixture.open_reply(&request(0));
-    assert_eq!(
-        (reply.status.get(), reply.engine.get()),
-        (0, ENGINE_BATCHED)
-    );
+    assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_BATCHED));
     let event = reply.id.get();
     let area = map(fixture, event, 4);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -56,9 +53,7 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
 /// `since`.
 fn switch(fixture: &Fixture, n: u64, who: u32, since: u64) {
     let put = |at, value: u64| {
-        let stored = fixture
-            .memory
-            .store(value, GuestAddress(at), Ordering::Release);
+        let stored = fixture.memory.store(value, GuestAddress(at), Ordering::Release);
         stored.expect("in memory");
     };
     let (word, entry) = (u64::from(who) << 32 | 7, TASK_PAGE + 32 + n * 16);
@@ -86,28 +81,15 @@ fn exit_packet_has_the_hosts_record() {
     let [Packet::Sync(sync), Packet::Exit(user), Packet::Exit(kernel)] = packets[..] else {
         panic!("{packets:?}");
     };
-    assert_eq!(
-        (sync.flags, sync.format.get()),
-        (SYNC_START | SYNC_PAGE, FORMAT_EXITS)
-    );
-    assert_eq!(
-        (sync.config.get(), sync.tsc.get()),
-        (EXIT_ALL, first.tsc + TSC_OFFSET)
-    );
+    assert_eq!((sync.flags, sync.format.get()), (SYNC_START | SYNC_PAGE, FORMAT_EXITS));
+    assert_eq!((sync.config.get(), sync.tsc.get()), (EXIT_ALL, first.tsc + TSC_OFFSET));
     assert_eq!(user.flags, PACKET_HARDWARE | PACKET_IP | PACKET_USER);
     assert_eq!((user.reason.get(), user.ip.get()), (0x7b, 0x1234));
     // A tick is a nanosecond.
     assert_eq!(user.time.get(), first.tsc + TSC_OFFSET);
     assert_eq!(user.outside.get(), 300);
-    assert_eq!(
-        (user.qualification.get(), user.detail.get()),
-        (0x3f8_0210, 0x1236)
-    );
-    assert_eq!(
-        (user.pid.get(), user.tid.get()),
-        (7, 100),
-        "the packet has the ids of the task that ran at the exit"
-    );
+    assert_eq!((user.qualification.get(), user.detail.get()), (0x3f8_0210, 0x1236));
+    assert_eq!((user.pid.get(), user.tid.get()), (7, 100), "the packet has the ids of the task that ran at the exit");
     assert_eq!((kernel.pid.get(), kernel.tid.get()), (7, 101));
     assert_eq!(kernel.flags, PACKET_HARDWARE | PACKET_IP);
     assert_eq!((user.sequence.get(), kernel.sequence.get()), (0, 1));
@@ -126,11 +108,7 @@ fn unfinished_exit_is_cut_at_the_end_of_its_trace() {
         fixture.command(0, op, event);
         let exits = area.exits();
         assert!(exits.iter().all(|exit| exit.flags & PACKET_CUT != 0));
-        assert_eq!(
-            exits[0].outside.get(),
-            0,
-            "the duration of an exit without an end is unknown"
-        );
+        assert_eq!(exits[0].outside.get(), 0, "the duration of an exit without an end is unknown");
         assert!(
             (400..500).contains(&exits[1].outside.get()),
             "the second exit's time outside is not about 400 ns: {exits:?}"
@@ -148,11 +126,7 @@ fn recorded_exits_are_collected_while_the_vcpu_runs() {
         record(&fixture, 0, exit(&fixture, round, 100, Some(1)));
         fixture.vpmu.drain();
     }
-    assert_eq!(
-        fixture.vpmu.metrics().aux_written,
-        LEN * 4,
-        "three exit packets and a sync packet"
-    );
+    assert_eq!(fixture.vpmu.metrics().aux_written, LEN * 4, "three exit packets and a sync packet");
     record(&fixture, 0, exit(&fixture, 3, 100, Some(1)));
     fixture.read(0, event);
     assert_eq!(ips(&mut area), [0, 1, 2, 3]);
@@ -179,21 +153,13 @@ fn exits_dropped_by_the_host_are_lost_by_the_byte() {
     assert_eq!(reply.lost.get(), 5 * LEN);
     assert_eq!(reply.value.get(), area.head() + 5 * LEN);
     let packets = area.take();
-    let [
-        Packet::Sync(_),
-        Packet::Exit(_),
-        Packet::Sync(sync),
-        Packet::Exit(exit),
-    ] = packets[..]
-    else {
+    let [Packet::Sync(_), Packet::Exit(_), Packet::Sync(sync), Packet::Exit(exit)] = packets[..] else {
         panic!("{packets:?}");
     };
     assert_eq!((sync.flags, sync.lost.get()), (SYNC_LOSS, 5 * LEN));
     assert_eq!((sync.sequence.get(), exit.sequence.get()), (6, 6));
     // An impossible number of losses is harmless.
-    fixture
-        .host
-        .record_exit(thread(0), Recorded::Lost(u64::MAX));
+    fixture.host.record_exit(thread(0), Recorded::Lost(u64::MAX));
     fixture.read(0, event);
 }
 
@@ -215,10 +181,7 @@ fn host_records_nothing_while_the_trace_is_paused() {
     const PAUSE: u32 = 7;
     const RESUME: u32 = 8;
     let mut fixture = Fixture::new();
-    let opened = OpenRequest {
-        flags: OPEN_AUX_START_PAUSED.into(),
-        ..request(0)
-    };
+    let opened = OpenRequest { flags: OPEN_AUX_START_PAUSED.into(), ..request(0) };
     let trace = fixture.open(&opened).expect("open");
     let mut area = map(&mut fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
@@ -241,10 +204,7 @@ fn host_records_nothing_while_the_trace_is_paused() {
         record(&fixture, 0, exit(&fixture, 100 + region, 5, None));
         fixture.mark(0, PAUSE, 3);
         let exits = area.exits();
-        let reported: Vec<_> = exits
-            .iter()
-            .map(|e| (e.ip.get(), e.flags & PACKET_CUT))
-            .collect();
+        let reported: Vec<_> = exits.iter().map(|e| (e.ip.get(), e.flags & PACKET_CUT)).collect();
         assert_eq!(reported, [(region, 0), (100 + region, PACKET_CUT)]);
     }
     let reply = fixture.read(0, trace);
@@ -263,20 +223,13 @@ fn each_vcpu_has_its_own_host_trace() {
         let on = round % 2;
         fixture.command(on, COMMAND_IN, event);
         for vcpu in 0..2 {
-            record(
-                &fixture,
-                vcpu,
-                exit(&fixture, u64::from(10 * round + vcpu), 10, Some(1)),
-            );
+            record(&fixture, vcpu, exit(&fixture, u64::from(10 * round + vcpu), 10, Some(1)));
         }
         fixture.command(on, COMMAND_OUT, event);
     }
     let exits = area.exits();
     let reported: Vec<_> = exits.iter().map(|e| (e.vcpu.get(), e.ip.get())).collect();
-    assert_eq!(
-        reported,
-        [(0, 0), (1, 11), (0, 20), (1, 31), (0, 40), (1, 51)]
-    );
+    assert_eq!(reported, [(0, 0), (1, 11), (0, 20), (1, 31), (0, 40), (1, 51)]);
     assert_eq!(fixture.host.open_counters(), 2);
 }
 
@@ -284,31 +237,17 @@ fn each_vcpu_has_its_own_host_trace() {
 #[test]
 fn trace_of_every_exit_needs_the_host_and_no_period() {
     let mut fixture = Fixture::new();
-    let no =
-        |fixture: &mut Fixture, request: OpenRequest| fixture.open(&request).expect_err("refused");
-    let with = |engine: u32| OpenRequest {
-        engine: engine.into(),
-        ..request(0)
-    };
+    let no = |fixture: &mut Fixture, request: OpenRequest| fixture.open(&request).expect_err("refused");
+    let with = |engine: u32| OpenRequest { engine: engine.into(), ..request(0) };
     assert_eq!(no(&mut fixture, with(ENGINE_EXIT)), libc::EOPNOTSUPP);
     fixture.open(&with(ENGINE_BATCHED)).expect("open");
-    let sampled = OpenRequest {
-        period: 1.into(),
-        ..request(0)
-    };
+    let sampled = OpenRequest { period: 1.into(), ..request(0) };
     assert_eq!(no(&mut fixture, sampled), libc::EOPNOTSUPP);
-    let excluding = OpenRequest {
-        flags: OPEN_EXCLUDE_USER.into(),
-        ..request(0)
-    };
+    let excluding = OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..request(0) };
     assert_eq!(no(&mut fixture, excluding), libc::EOPNOTSUPP);
-    assert_eq!(
-        no(&mut fixture, open_of(KIND_HOST_TRACE, 0, 0)),
-        libc::EOPNOTSUPP
-    );
+    assert_eq!(no(&mut fixture, open_of(KIND_HOST_TRACE, 0, 0)), libc::EOPNOTSUPP);
     let entries = fixture.catalogue();
-    let listed =
-        |e: &&CatalogueEntry| (e.kind.get(), e.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL);
+    let listed = |e: &&CatalogueEntry| (e.kind.get(), e.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL);
     let entry = entries.iter().find(listed).expect("listed");
     let format = entry.flags.get() >> CATALOGUE_FORMAT_SHIFT & 0xff;
     assert_eq!(format, u32::from(FORMAT_EXITS));

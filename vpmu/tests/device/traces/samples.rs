@@ -24,23 +24,12 @@ impl Registers for Everything {
         for (number, register) in (0..).zip(&mut general) {
             *register = self.0 + number;
         }
-        Some(CpuState {
-            general,
-            user: self.0 < 1 << 63,
-            code64: true,
-            cr0: 0,
-            cr3: 0,
-            cr4: 0,
-            efer: 0,
-        })
+        Some(CpuState { general, user: self.0 < 1 << 63, code64: true, cr0: 0, cr3: 0, cr4: 0, efer: 0 })
     }
 }
 
 fn paced(pace: u64, period: u64) -> OpenRequest {
-    OpenRequest {
-        period: period.into(),
-        ..open_of(KIND_SAMPLE_TRACE, pace, 0)
-    }
+    OpenRequest { period: period.into(), ..open_of(KIND_SAMPLE_TRACE, pace, 0) }
 }
 
 fn traced(fixture: &mut Fixture, request: &OpenRequest) -> (u64, AreaReader) {
@@ -91,9 +80,7 @@ fn each_period_of_exits_makes_one_packet() {
         let samples = area.samples();
         assert_eq!(samples.len() as u64, expected);
         let ips = samples.iter().map(|sample| sample.ip.get());
-        let whole = (0..)
-            .map(|n| (n + 1) * period - 1)
-            .take_while(|&ip| ip < exits);
+        let whole = (0..).map(|n| (n + 1) * period - 1).take_while(|&ip| ip < exits);
         assert!(whole.eq(ips.filter(|ip| ip >> 63 == 0)));
         assert_eq!(reply.value.get(), area.head());
     }
@@ -109,24 +96,15 @@ fn overflows_found_together_share_a_packet() {
     fixture.exit(0, ExitReason::Signal, &mut Everything(0x20));
     fixture.command(0, COMMAND_READ, event);
     let samples = area.samples();
-    let reported: Vec<_> = samples
-        .iter()
-        .map(|sample| (sample.ip.get(), sample.period.get(), sample.flags))
-        .collect();
+    let reported: Vec<_> = samples.iter().map(|sample| (sample.ip.get(), sample.period.get(), sample.flags)).collect();
     let whole = PACKET_USER | PACKET_IP | PACKET_REGS;
-    assert_eq!(
-        reported,
-        [(0x10, 200, whole | PACKET_COLLISION), (0x20, 100, whole),]
-    );
+    assert_eq!(reported, [(0x10, 200, whole | PACKET_COLLISION), (0x20, 100, whole),]);
 }
 
 #[test]
 fn sample_packet_in_an_excluded_mode_is_lost() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_EXCLUDE_KERNEL.into(),
-        ..paced(PACE_CYCLES, 100)
-    };
+    let request = OpenRequest { flags: OPEN_EXCLUDE_KERNEL.into(), ..paced(PACE_CYCLES, 100) };
     let (event, mut area) = traced(&mut fixture, &request);
     fixture.host.work(thread(0), 100, 4);
     fixture.exit(0, ExitReason::Signal, &mut Everything(KERNEL_IP));
@@ -158,11 +136,7 @@ fn overflows_dropped_by_the_host_are_lost_by_the_packet() {
     };
     assert_eq!(sync.flags, SYNC_START | SYNC_PAGE | SYNC_LOSS);
     assert_eq!((sync.sequence.get(), sample.sequence.get()), (3, 3));
-    assert_eq!(
-        fixture.vpmu.metrics().samples_lost,
-        0,
-        "lost packets are not lost records of a ring"
-    );
+    assert_eq!(fixture.vpmu.metrics().samples_lost, 0, "lost packets are not lost records of a ring");
 }
 
 #[test]
@@ -190,11 +164,7 @@ fn sample_trace_has_the_rate_and_limit_of_samples() {
     fixture.exit(0, ExitReason::Signal, &mut Everything(0x20));
     let reply = fixture.read(0, event);
     assert_eq!(reply.state.get(), STATE_OFF);
-    let reported: Vec<_> = area
-        .samples()
-        .iter()
-        .map(|sample| (sample.ip.get(), sample.period.get()))
-        .collect();
+    let reported: Vec<_> = area.samples().iter().map(|sample| (sample.ip.get(), sample.period.get())).collect();
     // The limit is three overflows, and the first sample represents two of them. The second sample therefore represents
     // only one overflow, although three more happened.
     assert_eq!(reported, [(0x10, 200), (0x20, 100)]);

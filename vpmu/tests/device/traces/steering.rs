@@ -21,10 +21,7 @@ fn steering(leader: u64, kind: u32, config: u64, period: u64, flag: u32) -> Open
 
 /// Opens and enables a trace of exits, with marks that pause and resume it.
 fn steered(fixture: &mut Fixture, flags: u32) -> (u64, AreaReader) {
-    let request = OpenRequest {
-        flags: flags.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
-    };
+    let request = OpenRequest { flags: flags.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0) };
     let trace = fixture.open(&request).expect("open");
     let area = map(fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
@@ -58,12 +55,7 @@ fn pausing_exit_is_traced_and_resuming_exit_is_not() {
     assert_eq!(reply.state.get(), STATE_ACTIVE);
     assert_eq!(reply.time_enabled, reply.time_running);
     let packets = area.take();
-    let [
-        Packet::Sync(sync),
-        Packet::Exit(first),
-        Packet::Exit(second),
-    ] = packets[..]
-    else {
+    let [Packet::Sync(sync), Packet::Exit(first), Packet::Exit(second)] = packets[..] else {
         panic!("{packets:?}");
     };
     assert_eq!((sync.flags, sync.sequence.get()), (SYNC_RESUME, 2));
@@ -85,13 +77,8 @@ fn traced_regions_are_exact_in_every_round() {
         fixture.mark(0, PAUSE, 3);
         read.extend(ips(&mut area));
     }
-    let expected: Vec<u64> = (0..1000)
-        .flat_map(|region| {
-            (0..region % 4)
-                .map(move |exit| region * 10 + exit)
-                .chain([3])
-        })
-        .collect();
+    let expected: Vec<u64> =
+        (0..1000).flat_map(|region| (0..region % 4).map(move |exit| region * 10 + exit).chain([3])).collect();
     assert_eq!(read, expected);
     let reply = fixture.read(0, trace);
     assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
@@ -124,9 +111,7 @@ fn trace_opened_paused_has_time_and_no_packets() {
 #[test]
 fn exit_members_pause_and_resume_at_their_exit() {
     let mut fixture = Fixture::new();
-    let trace = fixture
-        .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
-        .expect("open");
+    let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0)).expect("open");
     let mut area = map(&mut fixture, trace, 1);
     for (config, period, flag) in [(EXIT_HLT, 1, OPEN_AUX_RESUME), (EXIT_IO, 3, OPEN_AUX_PAUSE)] {
         let member = steering(trace, KIND_EXITS, config, period, flag);
@@ -148,10 +133,7 @@ fn exit_members_pause_and_resume_at_their_exit() {
 #[test]
 fn sample_trace_pauses_with_its_pace() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        period: 10.into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0)
-    };
+    let request = OpenRequest { period: 10.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0) };
     let trace = fixture.open(&request).expect("open");
     let mut area = map(&mut fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
@@ -168,11 +150,7 @@ fn sample_trace_pauses_with_its_pace() {
     fixture.mark(0, RESUME, 32);
     exits(&fixture, 36..45);
     let reply = fixture.read(0, trace);
-    let samples: Vec<_> = area
-        .samples()
-        .iter()
-        .map(|sample| sample.ip.get())
-        .collect();
+    let samples: Vec<_> = area.samples().iter().map(|sample| sample.ip.get()).collect();
     assert_eq!(samples, [10, 40]);
     assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
 }
@@ -180,9 +158,7 @@ fn sample_trace_pauses_with_its_pace() {
 #[test]
 fn pausing_and_resuming_need_a_leading_trace() {
     let mut fixture = Fixture::new();
-    let trace = fixture
-        .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
-        .expect("open");
+    let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0)).expect("open");
     let mark = fixture.open(&open_of(KIND_MARK, 1, 0)).expect("open");
     let both = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
     for (leader, flag, errno) in [
@@ -196,15 +172,10 @@ fn pausing_and_resuming_need_a_leading_trace() {
         assert_eq!(fixture.open(&request), Err(errno), "{flag:#x} of {leader}");
     }
     // A member that pauses or resumes must act before the vCPU enters the guest. Only the exit engine can do that.
-    let request = OpenRequest {
-        engine: ENGINE_BATCHED.into(),
-        ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE)
-    };
+    let request =
+        OpenRequest { engine: ENGINE_BATCHED.into(), ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE) };
     assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP));
-    let request = OpenRequest {
-        engine: ENGINE_ANY.into(),
-        ..request
-    };
+    let request = OpenRequest { engine: ENGINE_ANY.into(), ..request };
     assert_eq!(fixture.open_reply(&request).engine.get(), ENGINE_EXIT);
 }
 
@@ -223,10 +194,7 @@ fn mark_is_the_last_overflow_of_its_exit() {
     // An exit's overflow also takes effect before a host counter's overflow that the device finds at the same exit,
     // although the member that counts exits was opened later.
     let counter = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE);
-    let counter = OpenRequest {
-        engine: ENGINE_EXIT.into(),
-        ..counter
-    };
+    let counter = OpenRequest { engine: ENGINE_EXIT.into(), ..counter };
     fixture.open(&counter).expect("open");
     let exits = steering(trace, KIND_EXITS, EXIT_SIGNAL, 1, OPEN_AUX_RESUME);
     fixture.open(&exits).expect("open");
@@ -241,18 +209,11 @@ fn mark_is_the_last_overflow_of_its_exit() {
 fn resume_publishes_data_of_other_traces() {
     let mut fixture = Fixture::new();
     let (trace, mut area) = steered(&mut fixture, OPEN_AUX_START_PAUSED);
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
     let other = fixture.open(&request).expect("open");
     fixture.redirect(other, trace).expect("redirected");
     fixture.exit(0, ExitReason::Io, &mut At(1));
-    assert_eq!(
-        ips(&mut area),
-        [0; 0],
-        "the other trace has not published its data yet"
-    );
+    assert_eq!(ips(&mut area), [0; 0], "the other trace has not published its data yet");
     fixture.mark(0, RESUME, 2);
     assert_eq!(ips(&mut area), [1]);
 }

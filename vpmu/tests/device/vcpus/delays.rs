@@ -21,10 +21,7 @@ struct Own {
 
 impl Own {
     fn open(fixture: &mut Fixture) -> Self {
-        let marks = OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..sampling(open_of(KIND_MARK, 5, 1), 1)
-        };
+        let marks = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 1), 1) };
         let marks = fixture.open(&marks).expect("open");
         let ring = fixture.map(marks, 4);
         let tasks = [(); 2].map(|()| {
@@ -102,11 +99,7 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
         let flushed = aside(move || vpmu.flush(event)).wait();
         flushed.expect("flushed");
     }
-    assert_eq!(
-        ring.samples().len(),
-        1,
-        "the flush writes the overflow that was pending in the host counter"
-    );
+    assert_eq!(ring.samples().len(), 1, "the flush writes the overflow that was pending in the host counter");
     let vpmu = Arc::clone(&fixture.vpmu);
     aside(move || vpmu.drain()).wait();
     own.check(&second);
@@ -122,10 +115,8 @@ fn vcpu_without_a_thread_delays_no_other() {
     fixture.attach(1);
     fixture.activate(ALL_FEATURES);
     let mut own = Own::open(&mut fixture);
-    let of_first = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let of_first =
+        OpenRequest { flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     let of_first = fixture.open(&of_first).expect("open");
     let second = VcpuThread::spawn(Lane::new(&mut fixture, 1));
     own.check(&second);
@@ -145,10 +136,7 @@ fn vcpu_without_a_thread_delays_no_other() {
 fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     let mut fixture = Fixture::new();
     let mut own = Own::open(&mut fixture);
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 6, 0), 1)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 6, 0), 1) };
     let of_first = fixture.open(&request).expect("open");
     let mut ring = fixture.map(of_first, 1);
     let first = VcpuThread::spawn(Lane::new(&mut fixture, 0));
@@ -158,9 +146,7 @@ fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     let mark = first.begin(move |lane| {
         lane.session.mark(6, &mut Slow { asked, let_go });
     });
-    is_asked
-        .recv_timeout(super::LONG)
-        .expect("a sample needs the registers");
+    is_asked.recv_timeout(super::LONG).expect("a sample needs the registers");
     let flush: Pending<_> = {
         let vpmu = Arc::clone(&fixture.vpmu);
         aside(move || vpmu.flush(Some(of_first)))

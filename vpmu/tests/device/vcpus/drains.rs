@@ -27,12 +27,7 @@ fn sampled(fixture: &mut Fixture) -> [u64; 4] {
 }
 
 fn record(fixture: &Fixture, vcpu: u32) {
-    let overflow = Overflow {
-        tsc: fixture.host.now(),
-        ip: 3,
-        mode: Mode::Guest,
-        period: 100,
-    };
+    let overflow = Overflow { tsc: fixture.host.now(), ip: 3, mode: Mode::Guest, period: 100 };
     fixture.host.record(thread(vcpu), overflow);
 }
 
@@ -41,10 +36,7 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
     let events = sampled(&mut fixture);
-    let marks = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let marks = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
     fixture.open(&marks).expect("open");
     let tasks = [FAULTS, CYCLES].map(|(kind, config)| fixture.open(&task_event(kind, config)));
     let tasks = tasks.map(|opened| opened.expect("open"));
@@ -57,14 +49,8 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
         let before = [0, 1].map(|vcpu| fixture.host.visits(thread(vcpu)));
         act(fixture);
         let after = [0, 1].map(|vcpu| fixture.host.visits(thread(vcpu)));
-        assert!(
-            after[0] != before[0],
-            "{what} visits no counter of its vCPU"
-        );
-        assert_eq!(
-            after[1], before[1],
-            "{what}: visits to counters of the other vCPU"
-        );
+        assert!(after[0] != before[0], "{what} visits no counter of its vCPU");
+        assert_eq!(after[1], before[1], "{what}: visits to counters of the other vCPU");
     };
     step(&mut fixture, "a read", &|fixture| {
         done(fixture, 0, COMMAND_READ, events[0]);
@@ -101,11 +87,7 @@ fn switch_reads_each_shared_counter_once() {
         fixture.commands(0, &each(COMMAND_IN, task));
         fixture.commands(0, &each(COMMAND_OUT, task));
     }
-    assert_eq!(
-        fixture.host.open_counters(),
-        2,
-        "forty events share two counters"
-    );
+    assert_eq!(fixture.host.open_counters(), 2, "forty events share two counters");
     fixture.commands(0, &each(COMMAND_IN, &one));
     let (drains, reads) = fixture.host.visits(thread(0));
     let switch = [each(COMMAND_OUT, &one), each(COMMAND_IN, &other)].concat();

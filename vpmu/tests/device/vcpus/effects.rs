@@ -16,10 +16,7 @@ fn state(fixture: &mut Fixture, event: u64) -> i32 {
 
 /// Schedules in a disabled leader on vCPU 0 and its enabled member on vCPU 1.
 fn split(fixture: &mut Fixture, leader: &OpenRequest, member: &OpenRequest) -> (u64, u64) {
-    let off = OpenRequest {
-        flags: 0.into(),
-        ..*leader
-    };
+    let off = OpenRequest { flags: 0.into(), ..*leader };
     let leader = fixture.open(&off).expect("open");
     let member = fixture.open(&led(leader, *member)).expect("open");
     done(fixture, 0, COMMAND_IN, leader);
@@ -72,11 +69,7 @@ fn member_follows_its_leader_on_any_pair_of_vcpus() {
         assert_eq!(state(&mut fixture, member), STATE_ACTIVE);
     }
     fixture.close(leader).expect("closed");
-    assert_eq!(
-        state(&mut fixture, member),
-        STATE_ACTIVE,
-        "a member without a leader is active"
-    );
+    assert_eq!(state(&mut fixture, member), STATE_ACTIVE, "a member without a leader is active");
 }
 
 #[test]
@@ -99,11 +92,7 @@ fn leader_at_its_limit_stops_its_member_on_another_vcpu() {
 #[test]
 fn leader_in_error_stops_its_member_on_another_vcpu() {
     let mut fixture = Fixture::new();
-    let (leader, member) = split(
-        &mut fixture,
-        &task_event(CYCLES.0, CYCLES.1),
-        &task_event(KIND_MARK, 5),
-    );
+    let (leader, member) = split(&mut fixture, &task_event(CYCLES.0, CYCLES.1), &task_event(KIND_MARK, 5));
     done(&mut fixture, 0, COMMAND_ENABLE, leader);
     fixture.mark(1, 5, 1);
     fixture.host.break_host();
@@ -176,10 +165,7 @@ fn trigger_acts_on_another_vcpu_before_its_own_enters() {
         let (start, starts) = triggers(7)[start];
         let (stop, stops) = triggers(8)[stop];
         let [start, stop] = [start, stop].map(|request| fixture.open(&request).expect("open"));
-        let paused = OpenRequest {
-            flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-            ..task_event(FAULTS.0, FAULTS.1)
-        };
+        let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..task_event(FAULTS.0, FAULTS.1) };
         let target = fixture.open(&paused).expect("open");
         fixture.link(start, target, LINK_STARTER).expect("linked");
         fixture.link(stop, target, LINK_STOPPER).expect("linked");
@@ -203,10 +189,7 @@ fn trigger_acts_on_another_vcpu_before_its_own_enters() {
 fn last_trigger_of_an_exit_decides_on_another_vcpu() {
     for roles in [[LINK_STARTER, LINK_STOPPER], [LINK_STOPPER, LINK_STARTER]] {
         let mut fixture = Fixture::new();
-        let mark = OpenRequest {
-            period: 1.into(),
-            ..task_event(KIND_MARK, 5)
-        };
+        let mark = OpenRequest { period: 1.into(), ..task_event(KIND_MARK, 5) };
         let triggers = [(); 2].map(|()| fixture.open(&mark).expect("open"));
         let target = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
         for (trigger, role) in triggers.into_iter().zip(roles) {
@@ -224,10 +207,7 @@ fn last_trigger_of_an_exit_decides_on_another_vcpu() {
 #[test]
 fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
     let mut fixture = Fixture::new();
-    let mark = OpenRequest {
-        period: 2.into(),
-        ..task_event(KIND_MARK, 5)
-    };
+    let mark = OpenRequest { period: 2.into(), ..task_event(KIND_MARK, 5) };
     let trigger = fixture.open(&mark).expect("open");
     let target = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
     for role in [LINK_STARTER, LINK_STOPPER] {
@@ -239,11 +219,7 @@ fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
         fixture.host.work(thread(1), 1, 4);
         fixture.mark(0, 5, 1);
     }
-    assert_eq!(
-        fixture.value(0, target),
-        10,
-        "the target counts in every other interval"
-    );
+    assert_eq!(fixture.value(0, target), 10, "the target counts in every other interval");
 }
 
 /// A mark of vCPU 0 stops a sampling event of vCPU 1. When the device stops this event, it finds that the event has
@@ -251,20 +227,11 @@ fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
 #[test]
 fn chain_of_triggers_crosses_vcpus_and_returns() {
     let mut fixture = Fixture::new();
-    let mark = OpenRequest {
-        period: 1.into(),
-        ..task_event(KIND_MARK, 5)
-    };
+    let mark = OpenRequest { period: 1.into(), ..task_event(KIND_MARK, 5) };
     let first = fixture.open(&mark).expect("open");
-    let second = OpenRequest {
-        engine: ENGINE_EXIT.into(),
-        ..sampling(task_event(CYCLES.0, CYCLES.1), 100)
-    };
+    let second = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
     let second = fixture.open(&second).expect("open");
-    let paused = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-        ..task_event(FAULTS.0, FAULTS.1)
-    };
+    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..task_event(FAULTS.0, FAULTS.1) };
     let third = fixture.open(&paused).expect("open");
     fixture.link(first, second, LINK_STOPPER).expect("linked");
     fixture.link(second, third, LINK_STARTER).expect("linked");
@@ -287,10 +254,7 @@ fn chain_of_triggers_crosses_vcpus_and_returns() {
 #[test]
 fn circular_links_over_two_vcpus_end() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        engine: ENGINE_EXIT.into(),
-        ..sampling(task_event(CYCLES.0, CYCLES.1), 100)
-    };
+    let request = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
     let events = [(); 4].map(|()| fixture.open(&request).expect("open"));
     for (at, &event) in events.iter().enumerate() {
         let next = events[(at + 1) % 4];
@@ -307,8 +271,5 @@ fn circular_links_over_two_vcpus_end() {
         }
     }
     let metrics = fixture.vpmu.metrics();
-    assert!(
-        metrics.samples_lost > 0,
-        "no samples were lost, although there are no rings: {metrics:?}"
-    );
+    assert!(metrics.samples_lost > 0, "no samples were lost, although there are no rings: {metrics:?}");
 }

@@ -10,10 +10,7 @@ use crate::traces::area::{AreaReader, map_aux};
 
 /// Opens an event that samples every third mark, and maps its ring.
 fn marks(fixture: &mut Fixture, context: u32, flags: u32) -> (u64, Reader) {
-    let request = OpenRequest {
-        flags: flags.into(),
-        ..sampling(open_of(KIND_MARK, 5, context), 3)
-    };
+    let request = OpenRequest { flags: flags.into(), ..sampling(open_of(KIND_MARK, 5, context), 3) };
     let event = fixture.open(&request).expect("open");
     let ring = fixture.map(event, 4);
     (event, ring)
@@ -53,11 +50,7 @@ fn event_is_read_reset_and_turned_off_and_on_from_another_vcpu() {
         place(&fixture, 1, 2);
         assert_eq!(fixture.value(1, event), 5);
         let samples = ring.samples();
-        assert_eq!(
-            samples.len(),
-            3,
-            "`COMMAND_RESET` does not change the progress in the period"
-        );
+        assert_eq!(samples.len(), 3, "`COMMAND_RESET` does not change the progress in the period");
         assert!(samples.iter().all(|sample| sample.cpu == 1));
     }
 }
@@ -70,11 +63,7 @@ fn period_and_limit_are_set_from_another_vcpu() {
         place(&fixture, 1, 2);
         assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 2), 0);
         place(&fixture, 1, 5);
-        assert_eq!(
-            ring.samples().len(),
-            2,
-            "the new period begins at the command"
-        );
+        assert_eq!(ring.samples().len(), 2, "the new period begins at the command");
         assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 0), libc::EINVAL);
         assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 1), 0);
         assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 0), libc::EINVAL);
@@ -94,11 +83,7 @@ fn event_scheduled_in_elsewhere_is_scheduled_there_only() {
         for event in [of_vcpu, of_task] {
             assert_eq!(status(&mut fixture, 0, op, event), libc::EINVAL);
             let reply = fixture.read(0, event);
-            assert_eq!(
-                reply.state.get(),
-                STATE_ACTIVE,
-                "a refused command changes nothing"
-            );
+            assert_eq!(reply.state.get(), STATE_ACTIVE, "a refused command changes nothing");
         }
     }
     place(&fixture, 1, 2);
@@ -128,11 +113,7 @@ fn active_event_is_flushed_only_by_its_own_vcpu() {
         assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
         place(&fixture, 1, 3);
         done(&mut fixture, 0, COMMAND_DISABLE, event);
-        assert_eq!(
-            fixture.flush(0, event),
-            0,
-            "any vCPU can flush a disabled event"
-        );
+        assert_eq!(fixture.flush(0, event), 0, "any vCPU can flush a disabled event");
         assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, event)));
         assert_eq!(ring.samples().len(), 2);
     }
@@ -169,10 +150,7 @@ fn parked_event_takes_commands_of_either_vcpu() {
 #[test]
 fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        engine: ENGINE_EXIT.into(),
-        ..sampling(task_event(CYCLES.0, CYCLES.1), 100)
-    };
+    let request = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
     let event = fixture.open(&request).expect("open");
     let mut ring = fixture.map(event, 4);
     done(&mut fixture, 1, COMMAND_IN, event);
@@ -181,11 +159,7 @@ fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
     let reply = done(&mut fixture, 0, COMMAND_DISABLE, event);
     assert_eq!((reply.value.get(), reply.lost.get()), (100, 0));
     let ips: Vec<_> = ring.samples().iter().map(|sample| sample.ip).collect();
-    assert_eq!(
-        ips,
-        [7],
-        "the vCPU is outside the guest, so its registers are known"
-    );
+    assert_eq!(ips, [7], "the vCPU is outside the guest, so its registers are known");
     done(&mut fixture, 0, COMMAND_ENABLE, event);
     fixture.vcpus.enter(1);
     fixture.host.work(thread(1), 100, 4);
@@ -197,10 +171,7 @@ fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
 fn driver_area_is_begun_and_ended_from_another_vcpu() {
     let mut fixture = Fixture::new();
     for context in [1, CONTEXT_TASK] {
-        let request = OpenRequest {
-            flags: OPEN_ENABLED.into(),
-            ..open_of(KIND_EXIT_TRACE, EXIT_IO, context)
-        };
+        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, context) };
         let trace = fixture.open(&request).expect("open");
         let metadata = fixture.next_ring;
         let pages: Vec<u64> = (1..3).map(|page| metadata + page * 0x1000).collect();
@@ -209,26 +180,15 @@ fn driver_area_is_begun_and_ended_from_another_vcpu() {
         if context == CONTEXT_TASK {
             done(&mut fixture, 1, COMMAND_IN, trace);
         }
-        let begin = Command {
-            value: 0.into(),
-            room: 0x1000.into(),
-            ..command(COMMAND_AUX_BEGIN, trace)
-        };
+        let begin = Command { value: 0.into(), room: 0x1000.into(), ..command(COMMAND_AUX_BEGIN, trace) };
         let mut status = |commands: &[Command]| fixture.commands(0, commands)[0].status.get();
         assert_eq!(status(&[begin]), 0);
-        assert_eq!(
-            status(&[begin]),
-            libc::EINVAL.unsigned_abs(),
-            "the span has begun already"
-        );
+        assert_eq!(status(&[begin]), libc::EINVAL.unsigned_abs(), "the span has begun already");
         fixture.exit(1, vpmu::ExitReason::Io, &mut At(1));
         fixture.exit(0, vpmu::ExitReason::Io, &mut At(2));
         let end = fixture.command(0, COMMAND_AUX_END, trace);
         assert_eq!(end.status.get(), 0);
-        assert!(
-            end.value.get() > 0 && end.lost.get() == 0,
-            "a span without data, or with losses: {end:?}"
-        );
+        assert!(end.value.get() > 0 && end.lost.get() == 0, "a span without data, or with losses: {end:?}");
         let area = AreaReader::new(&fixture, metadata, pages);
         area.set_head(end.value.get());
         let mut area = area;
@@ -247,11 +207,7 @@ fn malformed_command_about_an_event_elsewhere_changes_nothing() {
         let (event, _) = on_second(&mut fixture, context);
         place(&fixture, 1, 2);
         for op in [COMMAND_DISABLE, COMMAND_RESET, COMMAND_READ, COMMAND_FLUSH] {
-            assert_eq!(
-                fixture.valued(0, op, event, 1),
-                libc::EINVAL,
-                "command {op}"
-            );
+            assert_eq!(fixture.valued(0, op, event, 1), libc::EINVAL, "command {op}");
         }
         assert_eq!(status(&mut fixture, 0, 99, event), libc::EINVAL);
         let reply = fixture.read(0, event);
@@ -296,9 +252,7 @@ fn commands_of_one_buffer_are_executed_in_order_across_vcpus() {
     let mut fixture = Fixture::new();
     let ours = fixture.open(&task_event(KIND_MARK, 5)).expect("open");
     let theirs = fixture.open(&task_event(KIND_MARK, 5)).expect("open");
-    let member = fixture
-        .open(&led(ours, task_event(KIND_MARK, 5)))
-        .expect("open");
+    let member = fixture.open(&led(ours, task_event(KIND_MARK, 5))).expect("open");
     done(&mut fixture, 1, COMMAND_IN, theirs);
     place(&fixture, 1, 3);
     let batch = [

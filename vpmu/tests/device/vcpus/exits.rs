@@ -12,10 +12,7 @@ use crate::traces::area::{AreaReader, map};
 
 /// Opens a trace of vCPU 0's I/O exits, and maps its area.
 fn trace(fixture: &mut Fixture, flags: u32) -> (u64, AreaReader) {
-    let request = OpenRequest {
-        flags: flags.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
-    };
+    let request = OpenRequest { flags: flags.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
     let event = fixture.open(&request).expect("open");
     let area = map(fixture, event, 4);
     (event, area)
@@ -53,10 +50,7 @@ fn trace_ended_by_another_vcpu_during_an_exit_cuts_it() {
     assert_eq!((exits[0].ip.get(), exits[0].vcpu.get()), (1, 0));
     assert_eq!(exits[0].time.get(), left + TSC_OFFSET);
     let outside = exits[0].outside.get();
-    assert!(
-        (1000..1100).contains(&outside),
-        "the time until the trace ended: {outside}"
-    );
+    assert!((1000..1100).contains(&outside), "the time until the trace ended: {outside}");
 }
 
 #[test]
@@ -82,9 +76,7 @@ fn trace_ended_by_a_request_during_an_exit_cuts_it_once() {
         fixture.vcpus.enter(0);
         fixture.exit(0, ExitReason::Io, &mut At(3));
         let exits = area.exits();
-        let cuts = exits
-            .iter()
-            .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
+        let cuts = exits.iter().map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
         assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0), (2, PACKET_CUT)]);
     }
 }
@@ -94,9 +86,7 @@ fn trace_started_during_an_exit_omits_it() {
     // Test without another trace, and with another trace that records the exit.
     for others in [0, 1] {
         let mut fixture = Fixture::new();
-        let mut others: Vec<_> = (0..others)
-            .map(|_| trace(&mut fixture, OPEN_ENABLED))
-            .collect();
+        let mut others: Vec<_> = (0..others).map(|_| trace(&mut fixture, OPEN_ENABLED)).collect();
         let (late, mut late_area) = trace(&mut fixture, 0);
         leave(&fixture, 1);
         done(&mut fixture, 1, COMMAND_ENABLE, late);
@@ -107,10 +97,7 @@ fn trace_started_during_an_exit_omits_it() {
             assert_eq!(reported(&mut fixture, event, area), [(2, false)]);
         }
         for (event, area) in &mut others {
-            assert_eq!(
-                reported(&mut fixture, *event, area),
-                [(1, false), (2, false)]
-            );
+            assert_eq!(reported(&mut fixture, *event, area), [(1, false), (2, false)]);
         }
     }
 }
@@ -128,10 +115,7 @@ fn trace_restarted_during_an_exit_contains_it_once_and_cut() {
         }
         fixture.vcpus.enter(0);
         fixture.exit(0, ExitReason::Io, &mut At(2));
-        assert_eq!(
-            reported(&mut fixture, event, &mut area),
-            [(1, true), (2, false)]
-        );
+        assert_eq!(reported(&mut fixture, event, &mut area), [(1, true), (2, false)]);
         let other = reported(&mut fixture, other, &mut other_area);
         assert_eq!(other, [(1, false), (2, false)]);
     }
@@ -143,10 +127,7 @@ fn steered(fixture: &mut Fixture) -> (u64, AreaReader) {
     let event = fixture.open(&request).expect("open");
     let area = map(fixture, event, 4);
     for (value, role) in [(7, LINK_STARTER), (8, LINK_STOPPER)] {
-        let mark = OpenRequest {
-            period: 1.into(),
-            ..task_event(KIND_MARK, value)
-        };
+        let mark = OpenRequest { period: 1.into(), ..task_event(KIND_MARK, value) };
         let mark = fixture.open(&mark).expect("open");
         fixture.link(mark, event, role).expect("linked");
         done(fixture, 1, COMMAND_IN, mark);
@@ -161,17 +142,11 @@ fn trace_paused_by_another_vcpu_during_an_exit_contains_it() {
     let (event, mut area) = steered(&mut fixture);
     leave(&fixture, 1);
     fixture.mark(1, 8, 1);
-    assert_eq!(
-        reported(&mut fixture, event, &mut area),
-        [],
-        "the exit has not ended"
-    );
+    assert_eq!(reported(&mut fixture, event, &mut area), [], "the exit has not ended");
     fixture.vcpus.enter(0);
     // The device publishes the packet immediately, because there may never be a later packet.
     let exits = area.exits();
-    let cuts = exits
-        .iter()
-        .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
+    let cuts = exits.iter().map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
     assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0)]);
     fixture.exit(0, ExitReason::Io, &mut At(2));
     assert_eq!(reported(&mut fixture, event, &mut area), []);
@@ -199,10 +174,7 @@ fn trace_paused_and_resumed_during_an_exit_contains_it_once() {
     }
     fixture.vcpus.enter(0);
     fixture.exit(0, ExitReason::Io, &mut At(2));
-    assert_eq!(
-        reported(&mut fixture, event, &mut area),
-        [(1, false), (2, false)]
-    );
+    assert_eq!(reported(&mut fixture, event, &mut area), [(1, false), (2, false)]);
 }
 
 #[test]
@@ -224,10 +196,7 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     let mut area = map(&mut fixture, event, 4);
     // Another trace records all exits of the second vCPU, including the exit of `COMMAND_IN`. The task's trace omits
     // the exit of `COMMAND_IN`.
-    let other = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1)
-    };
+    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1) };
     fixture.open(&other).expect("open");
     done(&mut fixture, 0, COMMAND_IN, event);
     fixture.exit(0, ExitReason::Io, &mut At(1));
@@ -240,12 +209,7 @@ fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
         let reason = u64::from(exit.reason.get());
         (exit.vcpu.get(), reason, exit.flags & PACKET_CUT != 0)
     });
-    let expected = [
-        (0, EXIT_IO, false),
-        (0, EXIT_MMIO, true),
-        (1, EXIT_HLT, false),
-        (1, EXIT_MMIO, true),
-    ];
+    let expected = [(0, EXIT_IO, false), (0, EXIT_MMIO, true), (1, EXIT_HLT, false), (1, EXIT_MMIO, true)];
     assert_eq!(exits.collect::<Vec<_>>(), expected);
 }
 
@@ -271,12 +235,9 @@ fn trace_stopped_as_an_exit_begins_and_started_during_it_omits_it() {
     let (asked, is_asked) = channel();
     let (go, resume) = channel();
     let left = first.begin(move |lane| {
-        lane.session
-            .leave(ExitReason::Io, &mut Asked { asked, resume });
+        lane.session.leave(ExitReason::Io, &mut Asked { asked, resume });
     });
-    is_asked
-        .recv_timeout(super::LONG)
-        .expect("the trace needs the registers");
+    is_asked.recv_timeout(super::LONG).expect("the trace needs the registers");
     done(&mut fixture, 1, COMMAND_DISABLE, event);
     go.send(()).expect("the vCPU waits");
     left.wait();

@@ -15,60 +15,40 @@ use crate::reader::{SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::traces::area::map;
 
 fn overflow(tsc: u64) -> Overflow {
-    Overflow {
-        tsc,
-        ip: 1,
-        mode: Mode::Guest,
-        period: 100,
-    }
+    Overflow { tsc, ip: 1, mode: Mode::Guest, period: 100 }
 }
 
 /// An enabled event that samples cycles.
 fn cycles(context: u32, period: u64) -> OpenRequest {
-    OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, context), period)
-    }
+    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, context), period) }
 }
 
 /// Sends a command from a vCPU that is outside the guest and stays there.
 fn kick(fixture: &mut Fixture, vcpu: u32, op: u32, event: u64) {
     let index = 2 + vcpu as usize;
     fixture.queues[index].request(command(op, event).as_bytes(), size_of::<Reply>());
-    fixture
-        .vcpus
-        .kick(vcpu, u16::try_from(index).expect("small"));
-    fixture.queues[index]
-        .answer()
-        .expect("answered immediately");
+    fixture.vcpus.kick(vcpu, u16::try_from(index).expect("small"));
+    fixture.queues[index].answer().expect("answered immediately");
 }
 
 #[test]
 fn trace_without_state_at_its_end_is_in_error_once() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_EXCLUDE_USER).into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
-    };
+    let request =
+        OpenRequest { flags: (OPEN_ENABLED | OPEN_EXCLUDE_USER).into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0) };
     let trace = fixture.open(&request).expect("open");
     fixture.vcpus.leave(0, ExitReason::Mmio, &mut Nowhere);
     kick(&mut fixture, 0, COMMAND_DISABLE, trace);
     fixture.vcpus.enter(0);
     assert_eq!(fixture.read(0, trace).state.get(), STATE_ERROR);
-    assert!(
-        !fixture.vcpus.wants_registers(0),
-        "the vCPU still wants registers"
-    );
+    assert!(!fixture.vcpus.wants_registers(0), "the vCPU still wants registers");
 }
 
 #[test]
 fn new_tsc_offset_moves_neither_count_nor_times() {
     let mut fixture = Fixture::windowed(&window(8));
     fixture.host.pass(1_000_000);
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_TSC, 0, 0)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_TSC, 0, 0) };
     let event = fixture.open(&request).expect("open");
     fixture.detach(event, "tsc").expect("detached");
     fixture.host.pass(500);
@@ -82,15 +62,9 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
     fixture.vcpus.set(0, Some(session));
     fixture.host.pass(1000);
     let after = fixture.vpmu.persistent()[0].clone();
-    for (before, after) in [
-        (before.count, after.count),
-        (before.time_enabled, after.time_enabled),
-    ] {
+    for (before, after) in [(before.count, after.count), (before.time_enabled, after.time_enabled)] {
         // Each read of the clock advances it by a tick.
-        assert!(
-            (1000..1100).contains(&(after - before)),
-            "a figure went from {before} to {after} in 1,000 ticks"
-        );
+        assert!((1000..1100).contains(&(after - before)), "a figure went from {before} to {after} in 1,000 ticks");
     }
 }
 
@@ -162,9 +136,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     }
     fixture.host.work(thread(0), 100, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
-    let kinds = |records: &[crate::reader::Raw]| -> Vec<_> {
-        records.iter().map(|record| record.kind).collect()
-    };
+    let kinds = |records: &[crate::reader::Raw]| -> Vec<_> { records.iter().map(|record| record.kind).collect() };
     let mut expected = vec![SAMPLE; 5];
     expected.push(THROTTLE);
     assert_eq!(kinds(&ring.raw()), expected);
@@ -191,10 +163,7 @@ impl Registers for Meanwhile<'_> {
 fn trace_started_in_an_exit_omits_it_though_another_ended() {
     let mut fixture = Fixture::new();
     let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
-    let on = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..request
-    };
+    let on = OpenRequest { flags: OPEN_ENABLED.into(), ..request };
     let other = fixture.open(&on).expect("open");
     let trace = fixture.open(&request).expect("open");
     let mut area = map(&mut fixture, trace, 4);
@@ -248,10 +217,7 @@ fn woken_reader_finds_the_head() {
         });
         fixture.queues.insert(1, events);
         assert_eq!(heads.is_empty(), before == ring.head(), "round {round}");
-        assert!(
-            heads.iter().all(|&head| head > before),
-            "round {round}: a reader was woken before the head moved"
-        );
+        assert!(heads.iter().all(|&head| head > before), "round {round}: a reader was woken before the head moved");
         ring.raw();
     }
 }
@@ -265,12 +231,7 @@ fn area_unmapped_during_exits_has_published_every_counted_byte() {
     fixture.command(0, COMMAND_ENABLE, trace);
     let mut shown = 0;
     for _ in 0..500 {
-        let Fixture {
-            vpmu,
-            vcpus,
-            queues,
-            ..
-        } = &mut fixture;
+        let Fixture { vpmu, vcpus, queues, .. } = &mut fixture;
         let (over, vcpus, vpmu) = (&AtomicBool::new(false), &*vcpus, &*vpmu);
         threads::scope(|scope| {
             scope.spawn(move || {

@@ -85,10 +85,7 @@ impl VcpuThread {
         Self(jobs)
     }
 
-    fn begin<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Lane) -> T + Send + 'static,
-    ) -> Pending<T> {
+    fn begin<T: Send + 'static>(&self, act: impl FnOnce(&mut Lane) -> T + Send + 'static) -> Pending<T> {
         let (done, result) = channel();
         let job = move |lane: &mut Lane| {
             // The test may have failed before this point.
@@ -128,18 +125,12 @@ fn aside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Pending
 
 /// An enabled task event.
 fn task_event(kind: u32, config: u64) -> OpenRequest {
-    OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(kind, config, CONTEXT_TASK)
-    }
+    OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(kind, config, CONTEXT_TASK) }
 }
 
 /// Makes `request` open a member of the group of `leader`.
 fn led(leader: u64, request: OpenRequest) -> OpenRequest {
-    OpenRequest {
-        leader: leader.into(),
-        ..request
-    }
+    OpenRequest { leader: leader.into(), ..request }
 }
 
 /// Returns the same command for each of these events.

@@ -8,14 +8,7 @@ use crate::fake_host::{At, CYCLES, FAULTS};
 use crate::fixture::{Fixture, sampling, thread};
 
 /// Every order of three events.
-const ORDERS: [[usize; 3]; 6] = [
-    [0, 1, 2],
-    [0, 2, 1],
-    [1, 0, 2],
-    [1, 2, 0],
-    [2, 0, 1],
-    [2, 1, 0],
-];
+const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
 fn values(fixture: &mut Fixture, vcpu: u32, events: &[u64]) -> Vec<u64> {
     let replies = fixture.commands(vcpu, &each(COMMAND_READ, events));
@@ -50,11 +43,7 @@ fn moved_event_keeps_counting_and_closes_its_counters() {
         let counts = values(&mut fixture, vcpu, &events);
         assert_eq!(counts, [10 * times, 10 * times, times, 20]);
     }
-    assert_eq!(
-        fixture.host.open_counters(),
-        4,
-        "there are two counters on each vCPU"
-    );
+    assert_eq!(fixture.host.open_counters(), 4, "there are two counters on each vCPU");
     fixture.close(events[0]).expect("closed");
     assert_eq!(fixture.host.open_counters(), 2);
     fixture.close(events[1]).expect("closed");
@@ -95,15 +84,11 @@ fn moved_event_can_be_closed_while_scheduled_in() {
 
 #[test]
 fn group_moves_in_any_order_of_commands() {
-    for (into, out) in ORDERS
-        .into_iter()
-        .flat_map(|into| ORDERS.map(|out| (into, out)))
-    {
+    for (into, out) in ORDERS.into_iter().flat_map(|into| ORDERS.map(|out| (into, out))) {
         let mut fixture = Fixture::new();
         let leader = fixture.open(&task_event(CYCLES.0, CYCLES.1)).expect("open");
         let member = |(kind, config)| led(leader, task_event(kind, config));
-        let members =
-            [(KIND_MARK, 5), FAULTS].map(|kind| fixture.open(&member(kind)).expect("open"));
+        let members = [(KIND_MARK, 5), FAULTS].map(|kind| fixture.open(&member(kind)).expect("open"));
         let group = [leader, members[0], members[1]];
         for round in 0..6_u64 {
             let vcpu = u32::from(round % 2 == 1);
@@ -121,11 +106,7 @@ fn group_moves_in_any_order_of_commands() {
             work(&fixture, vcpu, 1);
         }
         let counts = values(&mut fixture, 0, &group);
-        assert_eq!(
-            counts,
-            [240, 24, 240],
-            "order of IN {into:?}, of OUT {out:?}"
-        );
+        assert_eq!(counts, [240, 24, 240], "order of IN {into:?}, of OUT {out:?}");
         for event in group {
             fixture.close(event).expect("closed");
         }
@@ -161,15 +142,9 @@ fn group_on_two_vcpus_is_reunited() {
 #[test]
 fn samples_of_a_family_add_up_across_vcpus() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        engine: ENGINE_EXIT.into(),
-        ..sampling(task_event(CYCLES.0, CYCLES.1), 100)
-    };
+    let request = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
     let parent = fixture.open(&request).expect("open");
-    let child = OpenRequest {
-        parent: parent.into(),
-        ..request
-    };
+    let child = OpenRequest { parent: parent.into(), ..request };
     let child = fixture.open(&child).expect("open");
     let mut ring = fixture.map(parent, 16);
     let mut expected = [[0_u64; 2]; 2];
@@ -227,9 +202,7 @@ fn samples_of_a_family_add_up_across_vcpus() {
 #[test]
 fn period_that_began_on_one_vcpu_ends_on_another() {
     let mut fixture = Fixture::new();
-    let event = fixture
-        .open(&sampling(task_event(KIND_MARK, 5), 7))
-        .expect("open");
+    let event = fixture.open(&sampling(task_event(KIND_MARK, 5), 7)).expect("open");
     let mut ring = fixture.map(event, 4);
     for round in 0..30 {
         let vcpu = round % 2;
@@ -240,24 +213,16 @@ fn period_that_began_on_one_vcpu_ends_on_another() {
     let samples = ring.samples();
     assert_eq!(samples.len(), 90 / 7);
     // Each round has three marks. Mark 7 * s causes sample s, so this sample is taken in round (7 * s - 1) / 3.
-    let vcpus: Vec<_> = (1..=90 / 7)
-        .map(|sample| (7 * sample - 1) / 3 % 2)
-        .collect();
+    let vcpus: Vec<_> = (1..=90 / 7).map(|sample| (7 * sample - 1) / 3 % 2).collect();
     assert!(samples.iter().map(|sample| sample.cpu).eq(vcpus));
 }
 
 #[test]
 fn links_act_across_vcpus() {
     let mut fixture = Fixture::new();
-    let mark = |value| OpenRequest {
-        period: 1.into(),
-        ..task_event(KIND_MARK, value)
-    };
+    let mark = |value| OpenRequest { period: 1.into(), ..task_event(KIND_MARK, value) };
     let [start, stop] = [7, 8].map(|value| fixture.open(&mark(value)).expect("open"));
-    let paused = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-        ..task_event(FAULTS.0, FAULTS.1)
-    };
+    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..task_event(FAULTS.0, FAULTS.1) };
     let target = fixture.open(&paused).expect("open");
     fixture.link(start, target, LINK_STARTER).expect("linked");
     fixture.link(stop, target, LINK_STOPPER).expect("linked");
@@ -305,11 +270,7 @@ fn events_stay_on_their_vcpus_over_thread_changes() {
         fixture.host.work(thread(vcpu), 5, 4);
         expected += 15;
         fixture.commands(vcpu, &each(COMMAND_OUT, &events));
-        assert_eq!(
-            values(&mut fixture, 0, &events),
-            [expected; 2],
-            "round {round}"
-        );
+        assert_eq!(values(&mut fixture, 0, &events), [expected; 2], "round {round}");
     }
     for event in events {
         fixture.close(event).expect("closed");

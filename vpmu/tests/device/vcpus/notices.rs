@@ -13,11 +13,8 @@ use crate::fixture::{Fixture, Vcpus, open_of, sampling};
 
 /// Opens an event of `vcpu` that wakes its reader at every mark of value 5.
 fn waking(fixture: &mut Fixture, vcpu: u32) -> u64 {
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        wakeup: 1.into(),
-        ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
-    };
+    let request =
+        OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, vcpu), 1) };
     let event = fixture.open(&request).expect("open");
     // Without `MAP_WRITABLE` the ring never gets full.
     let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
@@ -35,22 +32,14 @@ fn notices_wait_until_the_driver_posts_and_notifies() {
     }
     let interrupts = fixture.host.interrupts();
     fixture.post_notice(0, 16);
-    assert_eq!(
-        fixture.notice(),
-        Some((NOTICE_WAKEUP, events[1])),
-        "the notice that waited longer comes first"
-    );
+    assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, events[1])), "the notice that waited longer comes first");
     assert_eq!(fixture.host.interrupts(), interrupts + 1);
     assert_eq!(fixture.notice(), None);
     fixture.post_notice(0, 16);
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, events[0])));
     fixture.post_notice(0, 16);
     assert_eq!(fixture.notice(), None);
-    assert_eq!(
-        fixture.host.interrupts(),
-        interrupts + 2,
-        "a buffer without a notice raises no interrupt"
-    );
+    assert_eq!(fixture.host.interrupts(), interrupts + 2, "a buffer without a notice raises no interrupt");
     // The device uses this buffer for the next notice.
     fixture.mark(0, 5, 1);
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, events[0])));
@@ -102,16 +91,10 @@ fn limit_notice_replaces_the_last_wakeup() {
 fn wakeups_of_two_vcpus_are_merged_per_family() {
     let mut fixture = Fixture::new();
     let family = |fixture: &mut Fixture, value: u64| {
-        let request = OpenRequest {
-            wakeup: 1.into(),
-            ..sampling(task_event(KIND_MARK, value), 1)
-        };
+        let request = OpenRequest { wakeup: 1.into(), ..sampling(task_event(KIND_MARK, value), 1) };
         let parent = fixture.open(&request).expect("open");
         fixture.map(parent, 8);
-        let child = OpenRequest {
-            parent: parent.into(),
-            ..request
-        };
+        let child = OpenRequest { parent: parent.into(), ..request };
         let child = fixture.open(&child).expect("open");
         done(fixture, 0, COMMAND_IN, parent);
         done(fixture, 1, COMMAND_IN, child);

@@ -58,34 +58,18 @@ fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
     assert_eq!(sample(&fixture), [1, 0, 0]);
     fixture.host.work(thread(1), 10, 4);
     fixture.host.work(thread(0), 3, 4);
-    assert_eq!(
-        sample(&fixture),
-        [2, 0, 3],
-        "only the count of the member on this vCPU is current"
-    );
+    assert_eq!(sample(&fixture), [2, 0, 3], "only the count of the member on this vCPU is current");
     assert_eq!(fixture.value(1, far), 10);
     assert_eq!(sample(&fixture), [3, 10, 3]);
     fixture.host.work(thread(1), 10, 4);
-    assert_eq!(
-        fixture.value(0, far),
-        20,
-        "any vCPU reads the current count"
-    );
+    assert_eq!(fixture.value(0, far), 20, "any vCPU reads the current count");
     assert_eq!(sample(&fixture), [4, 20, 3]);
     fixture.host.work(thread(1), 10, 4);
     done(&mut fixture, 1, COMMAND_OUT, far);
-    assert_eq!(
-        sample(&fixture),
-        [5, 30, 3],
-        "the count is that at `COMMAND_OUT`"
-    );
+    assert_eq!(sample(&fixture), [5, 30, 3], "the count is that at `COMMAND_OUT`");
     done(&mut fixture, 0, COMMAND_IN, far);
     fixture.host.work(thread(0), 2, 4);
-    assert_eq!(
-        sample(&fixture),
-        [6, 32, 5],
-        "both members are on this vCPU now"
-    );
+    assert_eq!(sample(&fixture), [6, 32, 5], "both members are on this vCPU now");
 }
 
 #[test]
@@ -108,11 +92,8 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     let (leader, mut ring) = leader(&mut fixture);
     // The member has no ring, so each of its overflows is lost. The device finds these overflows when the member is
     // scheduled out.
-    let member = OpenRequest {
-        period: 100.into(),
-        engine: ENGINE_EXIT.into(),
-        ..led(leader, task_event(CYCLES.0, CYCLES.1))
-    };
+    let member =
+        OpenRequest { period: 100.into(), engine: ENGINE_EXIT.into(), ..led(leader, task_event(CYCLES.0, CYCLES.1)) };
     let member = fixture.open(&member).expect("open");
     done(&mut fixture, 0, COMMAND_IN, leader);
     done(&mut fixture, 1, COMMAND_IN, member);
@@ -132,10 +113,7 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
 fn sample_has_the_marks_that_a_member_elsewhere_has_counted() {
     let mut fixture = Fixture::new();
     let (leader, mut ring) = leader(&mut fixture);
-    let member = OpenRequest {
-        period: 2.into(),
-        ..led(leader, task_event(KIND_MARK, 6))
-    };
+    let member = OpenRequest { period: 2.into(), ..led(leader, task_event(KIND_MARK, 6)) };
     let member = fixture.open(&member).expect("open");
     // The member writes to another event's ring. If the member had its own ring, the device would update that ring's
     // metadata page at each mark.

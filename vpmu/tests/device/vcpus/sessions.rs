@@ -20,10 +20,7 @@ fn second_session_of_a_vcpu_is_refused_and_the_first_continues() {
     fixture.host.work(fixture::thread(0), 10, 4);
     fixture.host.be_thread(500);
     let refused = fixture.vpmu.attach(0, 7).expect_err("taken");
-    assert!(
-        matches!(refused, Error::Attached(0)),
-        "another error: {refused}"
-    );
+    assert!(matches!(refused, Error::Attached(0)), "another error: {refused}");
     fixture.host.work(fixture::thread(0), 10, 4);
     fixture.host.work(500, 1000, 4);
     assert_eq!(fixture.value(0, event), 20);
@@ -36,10 +33,7 @@ fn second_session_of_a_vcpu_is_refused_and_the_first_continues() {
 #[test]
 fn vcpu_is_free_when_its_session_is_dropped() {
     let mut fixture = Fixture::new();
-    let of_vcpu = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(FAULTS.0, FAULTS.1, 0)
-    };
+    let of_vcpu = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(FAULTS.0, FAULTS.1, 0) };
     let of_vcpu = fixture.open(&of_vcpu).expect("open");
     let of_task = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
     done(&mut fixture, 0, COMMAND_IN, of_task);
@@ -83,10 +77,7 @@ fn one_of_many_threads_gets_a_vcpu() {
 #[test]
 fn open_exit_is_cut_at_the_end_of_its_session() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
-    };
+    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
     let event = fixture.open(&request).expect("open");
     let mut area = map(&mut fixture, event, 4);
     fixture.exit(0, ExitReason::Io, &mut At(1));
@@ -94,9 +85,7 @@ fn open_exit_is_cut_at_the_end_of_its_session() {
     fixture.vcpus.set(0, None);
     done(&mut fixture, 1, COMMAND_READ, event);
     let exits = area.exits();
-    let cuts = exits
-        .iter()
-        .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
+    let cuts = exits.iter().map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
     assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0), (2, PACKET_CUT)]);
     // A new session inherits nothing from the dropped session.
     fixture.attach(0);
@@ -111,10 +100,7 @@ fn open_exit_is_cut_at_the_end_of_its_session() {
 fn session_continues_in_another_thread() {
     let mut fixture = Fixture::new();
     let event = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
-    let marks = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let marks = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) };
     let marks = fixture.open(&marks).expect("open");
     done(&mut fixture, 0, COMMAND_IN, event);
     fixture.vcpus.enter(0);
@@ -162,9 +148,7 @@ fn flush_ends_when_its_session_is_dropped() {
     flush.wait().expect("flushed");
     // A later flush does not wait.
     let vpmu = Arc::clone(&fixture.vpmu);
-    aside(move || vpmu.flush(Some(event)))
-        .wait()
-        .expect("flushed");
+    aside(move || vpmu.flush(Some(event))).wait().expect("flushed");
     assert_eq!(fixture.host.kicks(), 0);
 }
 
@@ -174,10 +158,7 @@ fn flush_ends_when_its_session_is_dropped() {
 fn counters_of_a_new_thread_survive_a_failed_event() {
     const ROUNDS: u32 = 2_000;
     let mut fixture = Fixture::new();
-    let of_vcpu = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(FAULTS.0, FAULTS.1, 0)
-    };
+    let of_vcpu = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(FAULTS.0, FAULTS.1, 0) };
     let stays = fixture.open(&of_vcpu).expect("open");
     for round in 0..ROUNDS {
         let fails = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");

@@ -106,12 +106,7 @@ impl Storm {
                 0 => self.host.work(fixture::thread(vcpu), dice.below(300), 4),
                 1 => self.host.record(
                     fixture::thread(vcpu),
-                    Overflow {
-                        tsc: self.host.now(),
-                        ip: dice.below(9),
-                        mode: Mode::Guest,
-                        period: 100,
-                    },
+                    Overflow { tsc: self.host.now(), ip: dice.below(9), mode: Mode::Guest, period: 100 },
                 ),
                 2 => self.host.pass(dice.below(5_000_000)),
                 _ => {}
@@ -169,10 +164,7 @@ impl Storm {
                         COMMAND_PROMPT => dice.below(2),
                         _ => 0,
                     };
-                    Command {
-                        value: value.into(),
-                        ..command(op, self.event(dice))
-                    }
+                    Command { value: value.into(), ..command(op, self.event(dice)) }
                 })
                 .collect();
             let room = commands.len() * size_of::<Reply>();
@@ -224,15 +216,8 @@ impl Storm {
                 self.ask(link.as_bytes());
             }
             13 => {
-                let target = if dice.below(4) == 0 {
-                    0
-                } else {
-                    self.event(dice)
-                };
-                let redirect = RedirectRequest {
-                    header: about(CONTROL_REDIRECT),
-                    target: target.into(),
-                };
+                let target = if dice.below(4) == 0 { 0 } else { self.event(dice) };
+                let redirect = RedirectRequest { header: about(CONTROL_REDIRECT), target: target.into() };
                 self.ask(redirect.as_bytes());
             }
             14 => {
@@ -332,25 +317,10 @@ impl Storm {
         for (queue, driver) in queues.iter_mut().zip(drivers) {
             **queue = driver;
         }
-        self.vpmu
-            .activate(
-                self.memory.clone(),
-                ALL_FEATURES,
-                &made,
-                self.interrupt.clone(),
-            )
-            .expect("active");
+        self.vpmu.activate(self.memory.clone(), ALL_FEATURES, &made, self.interrupt.clone()).expect("active");
         for slot in 0..8 {
             let address = queues[1].buffer(slot);
-            queues[1].describe(
-                slot,
-                Descriptor {
-                    address,
-                    len: 16,
-                    writable: true,
-                    next: None,
-                },
-            );
+            queues[1].describe(slot, Descriptor { address, len: 16, writable: true, next: None });
             queues[1].offer(slot);
         }
         drop(queues);
@@ -402,11 +372,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
             rounds
         })
     };
-    let others = [
-        loops(11, Storm::request),
-        loops(12, Storm::host),
-        loops(13, Storm::host),
-    ];
+    let others = [loops(11, Storm::request), loops(12, Storm::host), loops(13, Storm::host)];
     let vcpus = [0, 1].map(|vcpu| {
         let storm = Arc::clone(&storm);
         aside(move || storm.run_vcpu(vcpu))
@@ -444,10 +410,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
     storm.vpmu.drain();
     assert!(!storm.host.draining());
     let mut session = storm.attach(0);
-    let marks = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let marks = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) };
     let (status, event) = storm.ask(marks.as_bytes()).expect("no reset");
     assert_eq!(status, 0);
     (0..9).for_each(|_| session.mark(5, &mut At(1)));

@@ -75,10 +75,7 @@ impl Tree {
             return at;
         }
         let at = self.nodes.len();
-        self.nodes.push(Node {
-            name: key.1.clone(),
-            ..Node::default()
-        });
+        self.nodes.push(Node { name: key.1.clone(), ..Node::default() });
         match parent {
             Some(parent) => self.nodes[parent].children.push(at),
             None => self.roots.push(at),
@@ -121,11 +118,7 @@ impl Tree {
 /// A share in percent.
 #[expect(clippy::cast_precision_loss, reason = "a displayed percentage")]
 pub(crate) fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 {
-        0.0
-    } else {
-        part as f64 * 100.0 / whole as f64
-    }
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
 #[cfg(test)]
@@ -150,12 +143,7 @@ mod tests {
             .map(|call| {
                 format!(
                     "{} {} {}/{} {}% {}%",
-                    call.depth,
-                    call.name,
-                    call.samples,
-                    call.self_samples,
-                    call.percent,
-                    call.self_percent
+                    call.depth, call.name, call.samples, call.self_samples, call.percent, call.self_percent
                 )
             })
             .collect();

@@ -45,28 +45,16 @@ impl Count {
     }
 
     fn share(&self) -> String {
-        if self.was_counted_in_part() {
-            percent(self.time_running, self.time_enabled)
-        } else {
-            "100.00%".into()
-        }
+        if self.was_counted_in_part() { percent(self.time_running, self.time_enabled) } else { "100.00%".into() }
     }
 
     fn row(&self) -> Vec<String> {
-        let star = if self.guest_only || self.refused.is_some() {
-            ""
-        } else {
-            "*"
-        };
+        let star = if self.guest_only || self.refused.is_some() { "" } else { "*" };
         let note = match (&self.refused, self.scaled) {
             (Some(why), _) => format!("({why})"),
             (None, Some(scaled)) if self.was_counted_in_part() => {
                 let all = grouped(scaled);
-                format!(
-                    "{} (counted {} of the time, ~{all} in all)",
-                    self.source,
-                    self.share()
-                )
+                format!("{} (counted {} of the time, ~{all} in all)", self.source, self.share())
             }
             (None, None) if self.time_enabled > 0 => format!("{} (never counted)", self.source),
             (None, _) => self.source.clone(),
@@ -109,9 +97,7 @@ impl Counts {
 
     pub(crate) fn to_separated(&self, separator: &str) -> String {
         let line = |count: &Count| {
-            let value = count
-                .value
-                .map_or_else(|| "<not counted>".into(), |v| v.to_string());
+            let value = count.value.map_or_else(|| "<not counted>".into(), |v| v.to_string());
             let running = count.time_running.to_string();
             let share = count.share();
             let share = share.trim_end_matches('%');
@@ -124,20 +110,10 @@ impl Counts {
         let rows: Vec<Vec<String>> = self.events.iter().map(Count::row).collect();
         let columns = [Align::Right, Align::Left, Align::Left, Align::Left];
         let table = table(&columns, &rows);
-        let star = self
-            .events
-            .iter()
-            .any(|count| !count.guest_only && count.refused.is_none());
-        let legend = if star {
-            "\n* the host's work for this machine included\n"
-        } else {
-            ""
-        };
+        let star = self.events.iter().any(|count| !count.guest_only && count.refused.is_none());
+        let legend = if star { "\n* the host's work for this machine included\n" } else { "" };
         let elapsed = seconds(self.elapsed_ns);
-        let passages = self
-            .region
-            .as_ref()
-            .map(|region| format!("{}\n", region.describe()));
+        let passages = self.region.as_ref().map(|region| format!("{}\n", region.describe()));
         format!(
             "\nCounts of {}:\n\n{table}\n{}{elapsed} seconds elapsed\n{legend}\n",
             self.target,
@@ -165,23 +141,9 @@ mod tests {
             kind: 0,
             config: 0,
         };
-        let chosen = Chosen {
-            name: name.into(),
-            entry,
-            attr: EventAttr::new(0, 0),
-            leader: None,
-        };
+        let chosen = Chosen { name: name.into(), entry, attr: EventAttr::new(0, 0), leader: None };
         let (value, time_enabled, time_running) = reading;
-        Count::new(
-            &chosen,
-            Reading {
-                value,
-                time_enabled,
-                time_running,
-                ..Reading::default()
-            },
-            None,
-        )
+        Count::new(&chosen, Reading { value, time_enabled, time_running, ..Reading::default() }, None)
     }
 
     fn counts() -> Counts {
@@ -241,12 +203,7 @@ mod tests {
 
     #[test]
     fn scaling_cannot_overflow() {
-        let reading = Reading {
-            value: u64::MAX,
-            time_enabled: 4,
-            time_running: 1,
-            ..Reading::default()
-        };
+        let reading = Reading { value: u64::MAX, time_enabled: 4, time_running: 1, ..Reading::default() };
         assert_eq!(scaled(&reading), Some(u64::MAX));
     }
 }

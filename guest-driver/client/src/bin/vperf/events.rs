@@ -33,12 +33,7 @@ pub(crate) struct EventArgs {
     /// `mark=7` counts marks with the value 7; `cycles:u` counts user mode only, `cycles:k` the
     /// kernel only, if the event's source can exclude modes. `{a,b}` is a group: its events count
     /// over the same time.
-    #[arg(
-        short = 'e',
-        long = "event",
-        value_name = "EVENT,...",
-        value_delimiter = ','
-    )]
+    #[arg(short = 'e', long = "event", value_name = "EVENT,...", value_delimiter = ',')]
     pub(crate) specs: Vec<String>,
 }
 
@@ -70,10 +65,7 @@ impl EventArgs {
     /// The events of stat.
     pub(crate) fn to_count(&self, vpmu: &Vpmu) -> Result<Vec<Chosen>, EventsError> {
         let defaults = TO_COUNT.iter().copied();
-        self.resolve(
-            vpmu,
-            defaults.filter(|name| vpmu.catalogue().get(name).is_some()),
-        )
+        self.resolve(vpmu, defaults.filter(|name| vpmu.catalogue().get(name).is_some()))
     }
 
     /// The events of record.
@@ -87,11 +79,7 @@ impl EventArgs {
         defaults: impl IntoIterator<Item = &'a str>,
     ) -> Result<Vec<Chosen>, EventsError> {
         let named = self.specs.iter().map(String::as_str);
-        let specs: Vec<&str> = if self.explicit() {
-            named.collect()
-        } else {
-            defaults.into_iter().collect()
-        };
+        let specs: Vec<&str> = if self.explicit() { named.collect() } else { defaults.into_iter().collect() };
         let mut chosen = Vec::new();
         for (spec, leader) in grouped(&specs)? {
             chosen.push(choose(vpmu, spec, leader)?);
@@ -131,11 +119,7 @@ fn grouped<'a>(specs: &[&'a str]) -> Result<Vec<(&'a str, Option<usize>)>, Event
             open = None;
         }
     }
-    if open.is_some() {
-        Err(wrong())
-    } else {
-        Ok(bare)
-    }
+    if open.is_some() { Err(wrong()) } else { Ok(bare) }
 }
 
 fn first_that_samples(catalogue: &Catalogue) -> Option<&'static str> {
@@ -144,20 +128,11 @@ fn first_that_samples(catalogue: &Catalogue) -> Option<&'static str> {
 }
 
 /// Selects the event that `spec` names.
-pub(crate) fn choose(
-    vpmu: &Vpmu,
-    spec: &str,
-    leader: Option<usize>,
-) -> Result<Chosen, EventsError> {
+pub(crate) fn choose(vpmu: &Vpmu, spec: &str, leader: Option<usize>) -> Result<Chosen, EventsError> {
     let attr = vpmu.attr(spec)?;
     let entry = vpmu.catalogue().entry(spec).map_err(Error::from)?;
     let entry = entry.clone();
-    Ok(Chosen {
-        name: spec.into(),
-        entry,
-        attr,
-        leader,
-    })
+    Ok(Chosen { name: spec.into(), entry, attr, leader })
 }
 
 #[cfg(test)]

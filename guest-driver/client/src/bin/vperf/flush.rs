@@ -39,10 +39,7 @@ pub(crate) fn run(args: &FlushArgs) -> Result<(), FlushError> {
     let events = args.events.iter().map(|name| vpmu.find_persistent(name));
     for event in events.collect::<Result<Vec<_>, _>>()? {
         let handle = vpmu.reopen(&event)?;
-        handle.flush().map_err(|source| FlushError::Event {
-            name: event.name,
-            source,
-        })?;
+        handle.flush().map_err(|source| FlushError::Event { name: event.name, source })?;
     }
     Ok(())
 }

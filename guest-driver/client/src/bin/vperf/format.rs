@@ -15,11 +15,7 @@ pub(crate) fn grouped(value: u64) -> String {
 
 /// Nanoseconds as seconds with nine decimals.
 pub(crate) fn seconds(nanoseconds: u64) -> String {
-    format!(
-        "{}.{:09}",
-        nanoseconds / 1_000_000_000,
-        nanoseconds % 1_000_000_000
-    )
+    format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
 }
 
 /// Formats nanoseconds as ns, us, ms or s: in the largest of these units in which the value is at
@@ -32,19 +28,13 @@ pub(crate) fn duration(nanoseconds: u64) -> String {
         _ => (1_000_000_000, "s"),
     };
     let thousandths = nanoseconds / (unit / 1_000);
-    format!(
-        "{}.{:03} {name}",
-        grouped(thousandths / 1_000),
-        thousandths % 1_000
-    )
+    format!("{}.{:03} {name}", grouped(thousandths / 1_000), thousandths % 1_000)
 }
 
 /// `part` as a percentage of `whole` with two decimals; zero if `whole` is zero.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     let whole = u128::from(whole);
-    let hundredths = (u128::from(part) * 10_000 + whole / 2)
-        .checked_div(whole)
-        .unwrap_or(0);
+    let hundredths = (u128::from(part) * 10_000 + whole / 2).checked_div(whole).unwrap_or(0);
     format!("{}.{:02}%", hundredths / 100, hundredths % 100)
 }
 
@@ -57,15 +47,8 @@ pub(crate) enum Align {
 
 /// Formats `rows` as lines of text, with columns two spaces apart and without trailing blanks.
 pub(crate) fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-    };
-    let widths: Vec<usize> = (0..columns.len())
-        .map(|column| width(column).unwrap_or(0))
-        .collect();
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns.len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
         let mut line = String::new();
@@ -117,10 +100,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let rows = [
-            vec!["1".into(), "a".into()],
-            vec!["100".into(), String::new()],
-        ];
+        let rows = [vec!["1".into(), "a".into()], vec!["100".into(), String::new()]];
         assert_eq!(table(&[Align::Right, Align::Left], &rows), "  1  a\n100\n");
     }
 }

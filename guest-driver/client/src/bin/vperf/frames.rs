@@ -127,22 +127,14 @@ impl FrameCollector {
         if self.programs.len() > MOST_PROGRAMS {
             self.programs = Programs::default();
         }
-        let kernel_ips: Vec<u64> = since
-            .spots
-            .keys()
-            .filter(|spot| !spot.user)
-            .map(|spot| spot.ip)
-            .collect();
+        let kernel_ips: Vec<u64> = since.spots.keys().filter(|spot| !spot.user).map(|spot| spot.ip).collect();
         let kernel = self.kernel.of(&kernel_ips);
         let mut names = Names::new(&since.processes, &[], &kernel, &mut self.programs);
         let mut sums = Sums::default();
         for (spot, (samples, period)) in &since.spots {
             // Use the newest name that the process had in this frame: after an exec, the new
             // program's name.
-            let spot = Spot {
-                time: u64::MAX,
-                ..*spot
-            };
+            let spot = Spot { time: u64::MAX, ..*spot };
             let cells = keys.iter().map(|&key| names.of(&spot, key)).collect();
             sums.add_many(cells, *samples, *period);
         }
@@ -150,12 +142,7 @@ impl FrameCollector {
             let cells = vec![OTHERS.to_owned(); keys.len()];
             sums.add_many(cells, since.others.0, since.others.1);
         }
-        Frame {
-            samples: since.samples,
-            lost: since.lost,
-            throttled: since.throttled,
-            rows: sums.rows(keys, false),
-        }
+        Frame { samples: since.samples, lost: since.lost, throttled: since.throttled, rows: sums.rows(keys, false) }
     }
 }
 
@@ -164,13 +151,7 @@ mod tests {
     use super::*;
 
     fn sample(ip: u64) -> Record {
-        Record::Sample(Sample {
-            ip,
-            pid: std::process::id(),
-            period: 10,
-            user: true,
-            ..Sample::default()
-        })
+        Record::Sample(Sample { ip, pid: std::process::id(), period: 10, user: true, ..Sample::default() })
     }
 
     #[test]
@@ -179,11 +160,7 @@ mod tests {
         for _ in 0..3 {
             collector.record(&sample(0x10));
         }
-        collector.record(&Record::Lost {
-            id: 1,
-            lost: 5,
-            who: None,
-        });
+        collector.record(&Record::Lost { id: 1, lost: 5, who: None });
         collector.record(&Record::Throttle(vpmu_client::Throttle::default()));
         collector.look().unwrap();
         let frame = collector.frame(&[Key::Comm, Key::Symbol]);

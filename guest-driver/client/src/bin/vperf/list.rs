@@ -41,18 +41,13 @@ pub(crate) fn run(args: &ListArgs) -> Result<(), ListError> {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries();
     let text = if args.json {
-        let list = List {
-            device: vpmu.info(),
-            events: entries,
-        };
+        let list = List { device: vpmu.info(), events: entries };
         let json = serde_json::to_string(&list).map_err(|error| ListError::Write(error.into()))?;
         json + "\n"
     } else {
         to_table(entries)
     };
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(ListError::Write)
+    io::stdout().write_all(text.as_bytes()).map_err(ListError::Write)
 }
 
 fn to_table(entries: &[Entry]) -> String {
@@ -64,12 +59,7 @@ fn to_table(entries: &[Entry]) -> String {
             format!("{}{value}", entry.name),
             entry.unit.clone(),
             records(entry).into(),
-            if entry.guest_only {
-                "left out"
-            } else {
-                "counted"
-            }
-            .into(),
+            if entry.guest_only { "left out" } else { "counted" }.into(),
             entry.source.clone(),
             entry.counts.clone(),
         ]

@@ -156,11 +156,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // Ignore an error: if the output is closed, nothing can show it.
             let _ = error.print();
-            return if error.use_stderr() {
-                FAILED.into()
-            } else {
-                ExitCode::SUCCESS
-            };
+            return if error.use_stderr() { FAILED.into() } else { ExitCode::SUCCESS };
         }
     };
     match run(&cli.command) {
@@ -185,14 +181,9 @@ mod tests {
 
     #[test]
     fn workload_keeps_its_options() {
-        for line in [
-            "vperf stat -e a,b ls -l --json",
-            "vperf stat -e a,b -- ls -l --json",
-        ] {
+        for line in ["vperf stat -e a,b ls -l --json", "vperf stat -e a,b -- ls -l --json"] {
             let cli = Cli::try_parse_from(line.split(' ')).unwrap();
-            let Command::Stat(args) = cli.command else {
-                panic!("{line}")
-            };
+            let Command::Stat(args) = cli.command else { panic!("{line}") };
             assert_eq!(args.target.command, ["ls", "-l", "--json"], "{line}");
             assert_eq!(args.events.specs, ["a", "b"], "{line}");
             assert!(!args.json, "{line}");
@@ -202,9 +193,7 @@ mod tests {
     #[test]
     fn values_may_stand_right_after_their_options() {
         let cli = Cli::try_parse_from(["vperf", "stat", "-x,", "-ecycles", "-C0", "true", "-x"]);
-        let Command::Stat(args) = cli.unwrap().command else {
-            panic!()
-        };
+        let Command::Stat(args) = cli.unwrap().command else { panic!() };
         assert_eq!(args.target.command, ["true", "-x"]);
         assert_eq!(args.events.specs, ["cycles"]);
         let cli = Cli::try_parse_from(["vperf", "record", "-m64", "-c1000", "true"]);

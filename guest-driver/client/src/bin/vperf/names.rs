@@ -47,13 +47,7 @@ pub(crate) struct Spot {
 
 impl From<&Sample> for Spot {
     fn from(sample: &Sample) -> Self {
-        Self {
-            pid: sample.2,
-            time: sample.4,
-            cpu: sample.5,
-            ip: sample.1,
-            user: sample.7,
-        }
+        Self { pid: sample.2, time: sample.4, cpu: sample.5, ip: sample.1, user: sample.7 }
     }
 }
 
@@ -66,17 +60,8 @@ pub(crate) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    pub(crate) fn new(
-        processes: &[Process],
-        tasks: &[Task],
-        kernel: &'a Kernel,
-        programs: &'a mut Programs,
-    ) -> Self {
-        Self {
-            history: ProcessHistory::new(processes, tasks),
-            kernel: kernel.functions(),
-            programs,
-        }
+    pub(crate) fn new(processes: &[Process], tasks: &[Task], kernel: &'a Kernel, programs: &'a mut Programs) -> Self {
+        Self { history: ProcessHistory::new(processes, tasks), kernel: kernel.functions(), programs }
     }
 
     /// Returns the positions of a sample's call chain, innermost first; without a chain, the
@@ -131,8 +116,7 @@ impl<'a> Names<'a> {
             Key::Symbol if !spot.user => format!("[k] {}", self.kernel_function(spot.ip)),
             Key::Symbol => {
                 let process = self.history.at(spot.pid, spot.time);
-                let function =
-                    map(process, spot).and_then(|map| self.programs.function(map, spot.ip));
+                let function = map(process, spot).and_then(|map| self.programs.function(map, spot.ip));
                 format!("[.] {}", function.unwrap_or_else(|| page(spot.ip)))
             }
             Key::Cpu => spot.cpu.to_string(),
@@ -152,8 +136,7 @@ impl<'a> Names<'a> {
 
 fn map<'a>(process: Option<&'a Process>, spot: &Spot) -> Option<&'a Map> {
     let maps = &process?.maps;
-    maps.iter()
-        .find(|map| (map.start..map.end).contains(&spot.ip))
+    maps.iter().find(|map| (map.start..map.end).contains(&spot.ip))
 }
 
 /// Label for an address without a name: its page.

@@ -1,9 +1,6 @@
 //! Signals and processes as file descriptors, and the signal mask of a new program. std has no
 //! functions for these.
-#![expect(
-    unsafe_code,
-    reason = "signal masks and signalfd(2) are in neither std nor rustix"
-)]
+#![expect(unsafe_code, reason = "signal masks and signalfd(2) are in neither std nor rustix")]
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -37,8 +34,7 @@ impl Signals {
     pub(crate) fn catch(more: &[libc::c_int]) -> io::Result<Self> {
         let set = signals(more);
         // SAFETY: reads the set, changes only this thread's mask.
-        let result =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        let result = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if result != 0 {
             return Err(io::Error::from_raw_os_error(result));
         }
@@ -71,13 +67,8 @@ impl AsFd for Signals {
 pub(crate) fn unblock_signals() -> io::Result<()> {
     let set = signals(&[SNAPSHOT]);
     // SAFETY: reads the set, changes only this thread's mask.
-    let result =
-        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(result))
-    }
+    let result = unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
 }
 
 /// A descriptor of a process, readable once it has exited.

@@ -32,13 +32,7 @@ pub(crate) enum PeriodError {
 
 impl PeriodArgs {
     /// Adds the period to `attr`, the attributes of the event `name`, which counts in `unit`.
-    pub(crate) fn apply(
-        &self,
-        attr: EventAttr,
-        name: &str,
-        unit: &str,
-        info: &Info,
-    ) -> Result<EventAttr, PeriodError> {
+    pub(crate) fn apply(&self, attr: EventAttr, name: &str, unit: &str, info: &Info) -> Result<EventAttr, PeriodError> {
         if let Some(count) = self.count {
             return Ok(attr.sampling(count));
         }
@@ -51,9 +45,7 @@ impl PeriodArgs {
             _ => None,
         };
         Ok(match (per_second, self.frequency) {
-            (Some(rate), frequency) => {
-                attr.sampling((rate / frequency.unwrap_or(DEFAULT_FREQUENCY)).max(1))
-            }
+            (Some(rate), frequency) => attr.sampling((rate / frequency.unwrap_or(DEFAULT_FREQUENCY)).max(1)),
             (None, Some(frequency)) => attr.sampling_at(frequency),
             (None, None) => attr.sampling(default_period(name)),
         })
@@ -61,19 +53,8 @@ impl PeriodArgs {
 }
 
 fn default_period(name: &str) -> u64 {
-    let rare = [
-        "exits",
-        "halts",
-        "mark",
-        "page-faults",
-        "context-switches",
-        "cpu-migrations",
-    ];
-    if rare.iter().any(|rare| name.starts_with(rare)) {
-        1
-    } else {
-        DEFAULT_PERIOD
-    }
+    let rare = ["exits", "halts", "mark", "page-faults", "context-switches", "cpu-migrations"];
+    if rare.iter().any(|rare| name.starts_with(rare)) { 1 } else { DEFAULT_PERIOD }
 }
 
 #[cfg(test)]

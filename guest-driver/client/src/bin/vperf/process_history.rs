@@ -49,12 +49,7 @@ impl ProcessHistory {
     fn play(&mut self, task: &Task) {
         let Task { pid, time, .. } = *task;
         let last = |pid| self.0.get(&pid).and_then(|history| history.last());
-        let nobody = || Process {
-            pid,
-            comm: format!("[pid {pid}]"),
-            time,
-            maps: Vec::new(),
-        };
+        let nobody = || Process { pid, comm: format!("[pid {pid}]"), time, maps: Vec::new() };
         let before = match &task.action {
             Action::Fork(parent) => last(*parent),
             _ => last(pid),
@@ -68,8 +63,7 @@ impl ProcessHistory {
                 now.maps.clear();
             }
             Action::Map(map) => {
-                now.maps
-                    .retain(|old| old.end <= map.start || map.end <= old.start);
+                now.maps.retain(|old| old.end <= map.start || map.end <= old.start);
                 now.maps.push(map.clone());
             }
         }
@@ -83,12 +77,7 @@ mod tests {
     use crate::data::Map;
 
     fn map(start: u64, path: &str) -> Map {
-        Map {
-            start,
-            end: start + 0x1000,
-            offset: 0,
-            path: path.into(),
-        }
+        Map { start, end: start + 0x1000, offset: 0, path: path.into() }
     }
 
     fn task(pid: u32, time: u64, action: Action) -> Task {
@@ -97,12 +86,7 @@ mod tests {
 
     #[test]
     fn process_has_its_name_of_the_sample_time() {
-        let shell = Process {
-            pid: 1,
-            comm: "sh".into(),
-            time: 50,
-            maps: vec![map(0x1000, "/bin/sh")],
-        };
+        let shell = Process { pid: 1, comm: "sh".into(), time: 50, maps: vec![map(0x1000, "/bin/sh")] };
         // Out of order, as from two CPUs.
         let tasks = [
             task(2, 300, Action::Map(map(0x1000, "/bin/work"))),

@@ -31,13 +31,7 @@ pub(crate) struct Processes {
 
 impl Processes {
     pub(crate) fn new(proc: &Path, followed: Vec<Tasks>) -> Self {
-        Self {
-            proc: proc.into(),
-            followed,
-            known: HashMap::new(),
-            reported: HashSet::new(),
-            seen: Vec::new(),
-        }
+        Self { proc: proc.into(), followed, known: HashMap::new(), reported: HashSet::new(), seen: Vec::new() }
     }
 
     /// Notes a sample of `pid` taken at `time`.
@@ -80,10 +74,7 @@ impl Processes {
     /// Reads a process from /proc; `None` if it has exited, or is unchanged since it was last read.
     pub(crate) fn look(&mut self, pid: u32, time: u64) -> Option<Process> {
         let dir = self.proc.join(pid.to_string());
-        let comm = fs::read_to_string(dir.join("comm"))
-            .ok()?
-            .trim_end()
-            .to_owned();
+        let comm = fs::read_to_string(dir.join("comm")).ok()?.trim_end().to_owned();
         // Some processes hide their mappings; the name alone is useful.
         let maps = fs::read(dir.join("maps")).unwrap_or_default();
         let maps = executable(&String::from_utf8_lossy(&maps));
@@ -95,40 +86,23 @@ impl Processes {
             }
         }
         self.known.insert(pid, (comm.clone(), maps.clone()));
-        Some(Process {
-            pid,
-            comm,
-            time,
-            maps,
-        })
+        Some(Process { pid, comm, time, maps })
     }
 }
 
 /// Converts to the file's types and the samples' clock.
 fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
     let action = match notice.action {
-        tasks::Action::Map {
-            start,
-            length,
-            offset,
-            path,
-        } => Action::Map(Map {
-            start,
-            end: start.saturating_add(length),
-            offset,
-            path,
-        }),
+        tasks::Action::Map { start, length, offset, path } => {
+            Action::Map(Map { start, end: start.saturating_add(length), offset, path })
+        }
         tasks::Action::Exec(name) => Action::Exec(name),
         tasks::Action::ForkOf(parent) => Action::Fork(parent),
         tasks::Action::Name(name) => Action::Name(name),
         // Ignore actions that later versions of the library add.
         _ => return None,
     };
-    Some(Task {
-        pid: notice.pid,
-        time: clocks.device_time(notice.time),
-        action,
-    })
+    Some(Task { pid: notice.pid, time: clocks.device_time(notice.time), action })
 }
 
 /// The executable mappings in /proc/PID/maps.
@@ -150,11 +124,7 @@ fn executable_line(line: &str) -> Option<Map> {
         start: hex(start)?,
         end: hex(end)?,
         offset: hex(offset)?,
-        path: if path.is_empty() {
-            "[anonymous]".into()
-        } else {
-            path.into()
-        },
+        path: if path.is_empty() { "[anonymous]".into() } else { path.into() },
     })
 }
 
@@ -179,14 +149,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     fn executable_mappings_are_taken_out() {
         let maps = executable(MAPS);
         let paths: Vec<&str> = maps.iter().map(|map| map.path.as_str()).collect();
-        assert_eq!(
-            paths,
-            ["/bin/a program", "[anonymous]", "[vdso]", "[vsyscall]"]
-        );
-        assert_eq!(
-            (maps[0].start, maps[0].end, maps[0].offset),
-            (0x40_1000, 0x48_0000, 0x1000)
-        );
+        assert_eq!(paths, ["/bin/a program", "[anonymous]", "[vdso]", "[vsyscall]"]);
+        assert_eq!((maps[0].start, maps[0].end, maps[0].offset), (0x40_1000, 0x48_0000, 0x1000));
     }
 
     #[test]
@@ -208,20 +172,13 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             lines.into_iter().next()
         };
         put("sh\n", MAPS);
-        let Some(Line::Process(first)) = saw(7, 100) else {
-            panic!()
-        };
-        assert_eq!(
-            (first.comm.as_str(), first.time, first.maps.len()),
-            ("sh", 100, 4)
-        );
+        let Some(Line::Process(first)) = saw(7, 100) else { panic!() };
+        assert_eq!((first.comm.as_str(), first.time, first.maps.len()), ("sh", 100, 4));
         assert_eq!(saw(7, 150), None);
         put("workload\n", "");
         assert_eq!(saw(7, 200), None, "an exiting process keeps its mappings");
         put("workload\n", MAPS);
-        let Some(Line::Process(second)) = saw(7, 300) else {
-            panic!()
-        };
+        let Some(Line::Process(second)) = saw(7, 300) else { panic!() };
         assert_eq!((second.comm.as_str(), second.time), ("workload", 300));
         assert_eq!(saw(8, 400), None, "gone");
     }

@@ -6,9 +6,7 @@ use vpmu_client::Packet;
 use vpmu_client::trace::{Format, Packets, TraceSample};
 
 use crate::call_tree::{Call, Direction, Tree, share};
-use crate::data::{
-    Aux, Chain, EventLine, Kernel, Line, Lost, Process, Sample, Task, Throttle, TraceLine,
-};
+use crate::data::{Aux, Chain, EventLine, Kernel, Line, Lost, Process, Sample, Task, Throttle, TraceLine};
 use crate::names::{Key, Names, Spot, name};
 use crate::symbols::Programs;
 
@@ -190,27 +188,16 @@ impl Recording {
         let mut programs = Programs::default();
         let mut names = Names::new(&self.processes, &self.tasks, &self.kernel, &mut programs);
         let events = self.events.iter().enumerate();
-        events
-            .map(|(index, event)| self.profile(index, event, keys, view, &mut names))
-            .collect()
+        events.map(|(index, event)| self.profile(index, event, keys, view, &mut names)).collect()
     }
 
-    fn profile(
-        &self,
-        index: usize,
-        event: &EventLine,
-        keys: &[Key],
-        view: View,
-        names: &mut Names<'_>,
-    ) -> Profile {
+    fn profile(&self, index: usize, event: &EventLine, keys: &[Key], view: View, names: &mut Names<'_>) -> Profile {
         let mut sums = Sums::default();
         let mut tree = Tree::default();
         let samples = || self.samples.iter().filter(|sample| sample.0 == index);
         for sample in samples() {
             let spots = names.chain(sample);
-            let mut cells = |spot: &Spot| -> Vec<String> {
-                keys.iter().map(|&key| names.of(spot, key)).collect()
-            };
+            let mut cells = |spot: &Spot| -> Vec<String> { keys.iter().map(|&key| names.of(spot, key)).collect() };
             sums.add(cells(&Spot::from(sample)), sample.6);
             if view.children {
                 sums.add_callers(spots.iter().map(&mut cells).collect(), sample.6);
@@ -311,9 +298,7 @@ impl Sums {
                 (sum.with_children, row)
             })
             .collect();
-        rows.sort_by(|(a_with, a), (b_with, b)| {
-            (b_with, b.period, &a.cells).cmp(&(a_with, a.period, &b.cells))
-        });
+        rows.sort_by(|(a_with, a), (b_with, b)| (b_with, b.period, &a.cells).cmp(&(a_with, a.period, &b.cells)));
         rows.into_iter().map(|(_, row)| row).collect()
     }
 }

@@ -110,17 +110,12 @@ impl From<TargetError> for RecordError {
 
 pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let vpmu = Vpmu::open()?;
-    let sampled = args.sampling.choose(&args.events, &vpmu, |attr| {
-        args.region.apply(args.with_chains(attr))
-    })?;
+    let sampled = args.sampling.choose(&args.events, &vpmu, |attr| args.region.apply(args.with_chains(attr)))?;
     let mut traced = tracing::choose(&vpmu, &args.aux, args.sampling.period())?;
     for trace in &mut traced {
         trace.attr = args.region.apply(trace.attr.clone());
     }
-    let areas = AreaChoice {
-        pages: args.aux_size,
-        snapshot: args.snapshot,
-    };
+    let areas = AreaChoice { pages: args.aux_size, snapshot: args.snapshot };
     let signals: &[i32] = if args.snapshot { &[SNAPSHOT] } else { &[] };
     let target = args.target.prepare_catching(signals)?;
     let (mut opened, rings) = args.sampling.open(&vpmu, &target, &sampled)?;
@@ -182,11 +177,9 @@ mod tests {
     #[test]
     fn chains_are_recorded_when_asked_for_and_never_eat_the_command() {
         assert_eq!(attr("record true -g").sample_type, 0);
-        for line in [
-            "record -g true -g",
-            "record --call-graph true -g",
-            "record --call-graph=fp --max-stack 16 true -g",
-        ] {
+        for line in
+            ["record -g true -g", "record --call-graph true -g", "record --call-graph=fp --max-stack 16 true -g"]
+        {
             let attr = attr(line);
             assert_eq!(attr.sample_type, SAMPLE_CALLCHAIN, "{line}");
             assert_eq!(attr.max_stack, if line.contains("16") { 16 } else { 0 });

@@ -39,10 +39,7 @@ fn mark(text: &str) -> Result<u32, String> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegionError {
     #[error("cannot open mark {mark}, which --from and --to need")]
-    Open {
-        mark: u32,
-        source: vpmu_client::Error,
-    },
+    Open { mark: u32, source: vpmu_client::Error },
     #[error("cannot link mark {mark} to the measured events")]
     Link { mark: u32, source: TriggerError },
     #[error("cannot read how often the region was entered and left")]
@@ -79,36 +76,19 @@ impl RegionArgs {
     /// Formats the region for a heading: `, from mark 7 to mark 8`; empty without a region.
     pub(crate) fn place(&self) -> String {
         let ends = [("from", self.from), ("to", self.to)];
-        let named = ends
-            .iter()
-            .filter_map(|(word, mark)| Some((word, (*mark)?)));
-        let words: String = named
-            .map(|(word, mark)| format!(" {word} mark {mark}"))
-            .collect();
-        if words.is_empty() {
-            words
-        } else {
-            format!(",{words}")
-        }
+        let named = ends.iter().filter_map(|(word, mark)| Some((word, (*mark)?)));
+        let words: String = named.map(|(word, mark)| format!(" {word} mark {mark}")).collect();
+        if words.is_empty() { words } else { format!(",{words}") }
     }
 
     /// Restricts `attr` to the region.
     pub(crate) fn apply(&self, attr: EventAttr) -> EventAttr {
-        if self.from.is_some() {
-            attr.enabled_on_starter()
-        } else {
-            attr
-        }
+        if self.from.is_some() { attr.enabled_on_starter() } else { attr }
     }
 
     /// Opens the events of the region's marks and links them to all of `targets`; `None` without a
     /// region.
-    pub(crate) fn open(
-        &self,
-        vpmu: &Vpmu,
-        target: &Target,
-        targets: &[Opened],
-    ) -> Result<Option<Region>, RegionError> {
+    pub(crate) fn open(&self, vpmu: &Vpmu, target: &Target, targets: &[Opened]) -> Result<Option<Region>, RegionError> {
         let (from, to) = (self.from, self.to);
         if from.or(to).is_none() {
             return Ok(None);
@@ -151,11 +131,7 @@ impl Region {
     fn link(&self, targets: &[Opened]) -> Result<(), RegionError> {
         let inside = || targets.iter().chain(&self.left);
         if let Some(mark) = self.from {
-            let triggers = if self.from == self.to {
-                &self.stoppers
-            } else {
-                &self.starters
-            };
+            let triggers = if self.from == self.to { &self.stoppers } else { &self.starters };
             let error = |source| RegionError::Link { mark, source };
             link(triggers, inside(), Event::set_starter_of).map_err(error)?;
             link(triggers, &self.entered, Event::set_stopper_of).map_err(error)?;
@@ -216,10 +192,7 @@ impl Passages {
             count => format!("{} times", grouped(count)),
         };
         let mut parts = Vec::new();
-        parts.extend(
-            self.entered
-                .map(|count| format!("entered {}", times(count))),
-        );
+        parts.extend(self.entered.map(|count| format!("entered {}", times(count))));
         parts.extend(self.left.map(|count| format!("left {}", times(count))));
         let nothing = match (self.entered, self.from) {
             (Some(0), Some(mark)) => {
@@ -266,22 +239,11 @@ mod tests {
     #[test]
     fn passages_are_counted_by_side() {
         let describe = |from: Option<u64>, left| {
-            let passages = Passages {
-                from: from.map(|_| 7),
-                to: None,
-                entered: from,
-                left,
-            };
+            let passages = Passages { from: from.map(|_| 7), to: None, entered: from, left };
             passages.describe()
         };
-        assert_eq!(
-            describe(Some(10_000), Some(1)),
-            "region entered 10,000 times, left once"
-        );
-        assert_eq!(
-            describe(Some(0), None),
-            "region entered 0 times: the measured tasks did not place mark 7"
-        );
+        assert_eq!(describe(Some(10_000), Some(1)), "region entered 10,000 times, left once");
+        assert_eq!(describe(Some(0), None), "region entered 0 times: the measured tasks did not place mark 7");
         assert_eq!(describe(None, Some(2)), "region left 2 times");
     }
 }

@@ -96,17 +96,10 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
     let mut recording = Recording::default();
-    let cut = data::read(&args.input, |line| recording.add(line)).map_err(|source| {
-        ReportError::Data {
-            path: args.input.clone(),
-            source,
-        }
-    })?;
+    let cut = data::read(&args.input, |line| recording.add(line))
+        .map_err(|source| ReportError::Data { path: args.input.clone(), source })?;
     recording.complete &= !cut;
-    let view = View {
-        children: args.children,
-        calls: args.call_graph,
-    };
+    let view = View { children: args.children, calls: args.call_graph };
     let wants_chains = view.children || view.calls.is_some();
     if wants_chains && recording.sample_count() > 0 && !recording.has_chains() {
         return Err(ReportError::NoChains(args.input.clone()));
@@ -124,9 +117,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
             target: &recording.target,
             complete: recording.complete,
             samples: recording.sample_count(),
-            lost: profiles
-                .iter()
-                .fold(0, |sum, profile| sum.saturating_add(profile.lost)),
+            lost: profiles.iter().fold(0, |sum, profile| sum.saturating_add(profile.lost)),
             events: &profiles,
             traces: recording.traces(),
         };
@@ -134,9 +125,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
     } else {
         to_text(&recording, &profiles, args)
     };
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(ReportError::Write)
+    io::stdout().write_all(text.as_bytes()).map_err(ReportError::Write)
 }
 
 fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> String {
@@ -145,9 +134,7 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
         text.push_str("# The recording is truncated.\n");
     }
     if recording.kernel_is_hidden() {
-        text.push_str(
-            "# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n",
-        );
+        text.push_str("# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n");
     }
     for trace in recording.traces() {
         text.push_str(&format!(
@@ -155,20 +142,12 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
             trace.trace,
             grouped(trace.written),
             grouped(trace.lost),
-            if trace.is_event() {
-                ""
-            } else {
-                ": `vperf exits report` shows them"
-            },
+            if trace.is_event() { "" } else { ": `vperf exits report` shows them" },
         ));
     }
     for profile in profiles {
         let every = every(profile);
-        let host = if profile.guest_only {
-            "left out"
-        } else {
-            "included"
-        };
+        let host = if profile.guest_only { "left out" } else { "included" };
         text.push_str(&format!(
             "#\n# {}: {} samples, {every}, {} lost\n# counted by {}, host's work {host}\n",
             profile.event,
@@ -177,10 +156,7 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
             profile.source,
         ));
         if profile.throttled > 0 {
-            text.push_str(&format!(
-                "# Throttled {} times: samples are missing.\n",
-                grouped(profile.throttled)
-            ));
+            text.push_str(&format!("# Throttled {} times: samples are missing.\n", grouped(profile.throttled)));
         }
         text.push('\n');
         match &profile.calls {
@@ -232,11 +208,7 @@ fn to_tree(calls: &[Call], args: &ReportArgs) -> String {
     // An upward tree has no SELF column: it would repeat SHARE for sampled functions, and be zero
     // for their callers.
     let up = args.call_graph == Some(Direction::Up);
-    let heads: &[&str] = if up {
-        &["SHARE", "CALLED FROM"]
-    } else {
-        &["CHILDREN", "SELF", "CALLS"]
-    };
+    let heads: &[&str] = if up { &["SHARE", "CALLED FROM"] } else { &["CHILDREN", "SELF", "CALLS"] };
     let mut rows = vec![heads.iter().map(|&head| head.to_owned()).collect()];
     let shown = calls.iter().filter(|call| call.percent >= args.least);
     rows.extend(shown.map(|call| {
@@ -252,10 +224,7 @@ fn to_tree(calls: &[Call], args: &ReportArgs) -> String {
     columns.push(Align::Left);
     let mut text = table(&columns, &rows);
     if left_out > 0 {
-        text.push_str(&format!(
-            "({left_out} calls with less than {}% each are left out)\n",
-            args.least
-        ));
+        text.push_str(&format!("({left_out} calls with less than {}% each are left out)\n", args.least));
     }
     text
 }

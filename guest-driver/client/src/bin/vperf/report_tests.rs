@@ -16,10 +16,7 @@ fn args(keys: &[Key]) -> ReportArgs {
 
 fn recording() -> Recording {
     let mut recording = Recording::default();
-    recording.add(Line::Header(Header {
-        version: 1,
-        target: "'x'".into(),
-    }));
+    recording.add(Line::Header(Header { version: 1, target: "'x'".into() }));
     recording.add(Line::Event(EventLine {
         name: "task-clock".into(),
         unit: "ns".into(),
@@ -29,17 +26,7 @@ fn recording() -> Recording {
         guest_only: false,
     }));
     for pid in [7, 7, 7, 9] {
-        recording.add(Line::Sample(Sample(
-            0,
-            0x1000,
-            pid,
-            pid,
-            1,
-            0,
-            1_000_000,
-            true,
-            Chain::default(),
-        )));
+        recording.add(Line::Sample(Sample(0, 0x1000, pid, pid, 1, 0, 1_000_000, true, Chain::default())));
     }
     recording
 }
@@ -50,11 +37,7 @@ fn report_heading_shows_event_period_and_loss() {
     recording.add(Line::Throttle(Throttle { event: 0, time: 1 }));
     let keys = [Key::Pid, Key::Symbol];
     assert_eq!(
-        to_text(
-            &recording,
-            &recording.profiles(&keys, View::default()),
-            &args(&keys)
-        ),
+        to_text(&recording, &recording.profiles(&keys, View::default()), &args(&keys)),
         "# Recording of 'x'\n\
          # The recording is truncated.\n\
          #\n# task-clock: 4 samples, one every 1,000,000 ns, 0 lost\n\
@@ -99,11 +82,7 @@ fn call_tree_is_indented_and_counts_omitted_calls() {
          \u{20} 75.00%  75.00%      [.] leaf\n\
          (1 calls with less than 0.5% each are left out)\n"
     );
-    let all = ReportArgs {
-        least: 0.0,
-        call_graph: Some(Direction::Up),
-        ..args(&[])
-    };
+    let all = ReportArgs { least: 0.0, call_graph: Some(Direction::Up), ..args(&[]) };
     let up = to_tree(&calls, &all);
     assert!(up.contains("rare") && !up.contains("SELF"), "{up}");
 }
@@ -130,15 +109,8 @@ fn report_describes_traces() {
         format: Format::Exits,
         ..TraceLine::default()
     }));
-    recording.add(Line::Aux(Aux {
-        trace: 0,
-        place: 0,
-        position: 0,
-        bytes: 4096,
-        data: Vec::new(),
-    }));
+    recording.add(Line::Aux(Aux { trace: 0, place: 0, position: 0, bytes: 4096, data: Vec::new() }));
     let text = to_text(&recording, &[], &args(&[Key::Pid]));
-    let reported =
-        "# exit-trace-user: 4,096 bytes of AUX data, 0 lost: `vperf exits report` shows them\n";
+    let reported = "# exit-trace-user: 4,096 bytes of AUX data, 0 lost: `vperf exits report` shows them\n";
     assert!(text.contains(reported), "{text}");
 }

@@ -60,24 +60,15 @@ pub(crate) enum SamplingError {
     #[error("the batched engine cannot record call chains: omit --engine batched or -g")]
     BatchedChains,
     #[error("event {name:?}")]
-    Open {
-        name: String,
-        source: vpmu_client::Error,
-    },
+    Open { name: String, source: vpmu_client::Error },
     #[error("event {name:?}")]
     Map { name: String, source: RingError },
 }
 
 /// Parses a number of pages, a power of two; returns its base-2 logarithm.
 fn power_of_two(text: &str) -> Result<u32, String> {
-    let pages: u32 = text
-        .parse()
-        .map_err(|_| "not a number of pages".to_owned())?;
-    if pages.is_power_of_two() {
-        Ok(pages.ilog2())
-    } else {
-        Err("not a power of two, such as 64".into())
-    }
+    let pages: u32 = text.parse().map_err(|_| "not a number of pages".to_owned())?;
+    if pages.is_power_of_two() { Ok(pages.ilog2()) } else { Err("not a power of two, such as 64".into()) }
 }
 
 /// Returns the base-2 logarithm of the number of data pages. `asked` is such a logarithm; if it is
@@ -115,9 +106,7 @@ impl SamplingArgs {
                 return Err(SamplingError::Group(event.name.clone()));
             }
             let attr = event.attr.clone();
-            let attr = self
-                .period
-                .apply(attr, &event.name, &event.entry.unit, vpmu.info())?;
+            let attr = self.period.apply(attr, &event.name, &event.entry.unit, vpmu.info())?;
             event.attr = finish(attr.sampled_by(self.engine()));
             let has_chains = event.attr.sample_type & SAMPLE_CALLCHAIN != 0;
             if has_chains && self.engine == EngineChoice::Batched {
@@ -149,30 +138,18 @@ impl SamplingArgs {
         chosen: &[Chosen],
     ) -> Result<(Vec<Opened>, Rings), SamplingError> {
         let pages_log2 = ring_pages(self.pages, vpmu.info().max_ring_pages)?;
-        let quarter = 4096u32
-            .checked_shl(pages_log2)
-            .map_or(u32::MAX, |bytes| bytes / 4);
+        let quarter = 4096u32.checked_shl(pages_log2).map_or(u32::MAX, |bytes| bytes / 4);
         let mut opened = Vec::new();
         let mut rings = Vec::new();
         for (index, event) in chosen.iter().enumerate() {
-            let attr = EventAttr {
-                wakeup: quarter,
-                watermark: true,
-                ..event.attr.clone()
-            };
+            let attr = EventAttr { wakeup: quarter, watermark: true, ..event.attr.clone() };
             let name = || event.name.clone();
             let events = target
                 .open(index, &attr, |_, attr| vpmu.open_event(attr))
-                .map_err(|source| SamplingError::Open {
-                    name: name(),
-                    source,
-                })?;
+                .map_err(|source| SamplingError::Open { name: name(), source })?;
             for opened in &events {
                 let ring = opened.event.map(pages_log2);
-                let ring = ring.map_err(|source| SamplingError::Map {
-                    name: name(),
-                    source,
-                })?;
+                let ring = ring.map_err(|source| SamplingError::Map { name: name(), source })?;
                 rings.push((index, ring));
             }
             opened.extend(events);
@@ -192,10 +169,7 @@ mod tests {
         assert!(matches!(ring_pages(None, 1024), Ok(6)));
         assert!(matches!(ring_pages(None, 16), Ok(4)));
         assert!(matches!(ring_pages(Some(10), 1024), Ok(10)));
-        assert!(matches!(
-            ring_pages(Some(11), 1024),
-            Err(SamplingError::Pages(1024))
-        ));
+        assert!(matches!(ring_pages(Some(11), 1024), Err(SamplingError::Pages(1024))));
         for wrong in ["0", "3", "-1", "", "x", "4294967296"] {
             assert!(power_of_two(wrong).is_err(), "{wrong}");
         }

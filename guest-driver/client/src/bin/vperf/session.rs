@@ -23,13 +23,7 @@ impl Session {
     /// Measures until `child` exits. Without a child, measures until all `processes` have exited;
     /// with neither, until a signal arrives.
     pub(crate) fn new(signals: Signals, processes: Vec<Process>, child: Option<Running>) -> Self {
-        Self {
-            signals,
-            processes,
-            child,
-            signalled: false,
-            snapshots: 0,
-        }
+        Self { signals, processes, child, signalled: false, snapshots: 0 }
     }
 
     /// Whether a command runs. Its output may go to the same terminal as this program's output.
@@ -86,15 +80,8 @@ impl Session {
         let Some(child) = &self.child else {
             return Ok(true);
         };
-        let signal = if self.signalled {
-            libc::SIGKILL
-        } else {
-            signal
-        };
-        child
-            .process()
-            .signal(signal)
-            .map_err(TargetError::Signals)?;
+        let signal = if self.signalled { libc::SIGKILL } else { signal };
+        child.process().signal(signal).map_err(TargetError::Signals)?;
         self.signalled = true;
         Ok(false)
     }
@@ -124,9 +111,7 @@ impl Session {
         if ended.iter().any(|ready| ready.readable) {
             return self.finish();
         }
-        process
-            .signal(libc::SIGTERM)
-            .map_err(TargetError::Signals)?;
+        process.signal(libc::SIGTERM).map_err(TargetError::Signals)?;
         self.signalled = true;
         while !self.wait(&[], None, &mut Vec::new())? {}
         self.finish()?;

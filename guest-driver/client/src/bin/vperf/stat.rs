@@ -57,15 +57,10 @@ pub(crate) enum StatError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error("event {name:?}")]
-    Open {
-        name: String,
-        source: vpmu_client::Error,
-    },
+    Open { name: String, source: vpmu_client::Error },
     #[error(transparent)]
     Events(#[from] EventsError),
-    #[error(
-        "none of the default events can be counted here (last refusal: {0}): name events with -e"
-    )]
+    #[error("none of the default events can be counted here (last refusal: {0}): name events with -e")]
     NoDefault(String),
     #[error(transparent)]
     Workload(WorkloadError),
@@ -98,10 +93,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     let mut output: Box<dyn Write> = match &args.output {
         None if args.json || args.separator.is_some() => Box::new(io::stdout()),
         None => Box::new(io::stderr()),
-        Some(path) => Box::new(File::create(path).map_err(|source| StatError::Output {
-            path: path.clone(),
-            source,
-        })?),
+        Some(path) => Box::new(File::create(path).map_err(|source| StatError::Output { path: path.clone(), source })?),
     };
     let target = args.target.prepare()?;
     let (opened, refused) = open_all(&vpmu, &target, &chosen, args.events.explicit())?;
@@ -120,16 +112,11 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
         exit_code: session.finish()?,
     };
     let text = match &args.separator {
-        _ if args.json => counts
-            .to_json()
-            .map_err(|error| StatError::Write(error.into()))?,
+        _ if args.json => counts.to_json().map_err(|error| StatError::Write(error.into()))?,
         Some(separator) => counts.to_separated(separator),
         None => counts.to_table(),
     };
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .map_err(StatError::Write)?;
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(StatError::Write)?;
     Ok(counts.exit_code)
 }
 
@@ -156,29 +143,21 @@ fn open_all(
                 refused.push(None);
             }
             Err(source) if explicit => {
-                return Err(StatError::Open {
-                    name: event.name.clone(),
-                    source,
-                });
+                return Err(StatError::Open { name: event.name.clone(), source });
             }
             Err(error) => refused.push(Some(chain(&error))),
         }
     }
     if opened.is_empty() {
         let last = refused.pop().flatten();
-        return Err(StatError::NoDefault(
-            last.unwrap_or_else(|| "the catalogue is empty".into()),
-        ));
+        return Err(StatError::NoDefault(last.unwrap_or_else(|| "the catalogue is empty".into())));
     }
     Ok((opened, refused))
 }
 
 /// The `index`th event on its targets, in order.
 fn of(opened: &[Opened], index: usize) -> Vec<&Opened> {
-    opened
-        .iter()
-        .filter(|opened| opened.index == index)
-        .collect()
+    opened.iter().filter(|opened| opened.index == index).collect()
 }
 
 /// Opens an event as a member of its leader's group, on each target of the leader. Members are
@@ -197,11 +176,7 @@ fn open_members(
             // leader, and starts when the other events start.
             return vpmu.open_event(attr);
         };
-        let member = EventAttr {
-            disabled: false,
-            enable_on_exec: false,
-            ..attr.clone()
-        };
+        let member = EventAttr { disabled: false, enable_on_exec: false, ..attr.clone() };
         vpmu.open_member(&member, &leader.event)
     })
 }
@@ -216,9 +191,7 @@ fn read_all(chosen: &[Chosen], opened: &[Opened], mut refused: Refused) -> Vec<C
         }
     }
     let counts = chosen.iter().zip(sums).zip(refused);
-    counts
-        .map(|((event, sum), refused)| Count::new(event, sum, refused))
-        .collect()
+    counts.map(|((event, sum), refused)| Count::new(event, sum, refused)).collect()
 }
 
 fn add(sum: &mut Reading, reading: &Reading) {

@@ -53,10 +53,7 @@ impl KernelFunctions {
             end: function.end,
             name: function.name.clone(),
         });
-        Kernel {
-            symbols: symbols.collect(),
-            hidden: !addresses.is_empty() && self.are_hidden(),
-        }
+        Kernel { symbols: symbols.collect(), hidden: !addresses.is_empty() && self.are_hidden() }
     }
 }
 
@@ -75,10 +72,7 @@ impl Program {
             let name = rustc_demangle::demangle(name);
             printable(format_args!("{name:#}"), NAME_MAX)
         });
-        Some(Self {
-            segments: elf.segments(),
-            functions,
-        })
+        Some(Self { segments: elf.segments(), functions })
     }
 
     /// The function at an offset of the file, wherever the file is mapped.
@@ -118,18 +112,10 @@ impl Programs {
     pub(crate) fn function(&mut self, map: &Map, ip: u64) -> Option<String> {
         let offset = ip.checked_sub(map.start)?.checked_add(map.offset)?;
         if !self.0.contains_key(&map.path) {
-            let program = map
-                .path
-                .starts_with('/')
-                .then(|| Program::read(Path::new(&map.path)))
-                .flatten();
+            let program = map.path.starts_with('/').then(|| Program::read(Path::new(&map.path))).flatten();
             self.0.insert(map.path.clone(), program);
         }
-        self.0
-            .get(&map.path)?
-            .as_ref()?
-            .at(offset)
-            .map(str::to_owned)
+        self.0.get(&map.path)?.as_ref()?.at(offset).map(str::to_owned)
     }
 }
 
@@ -156,23 +142,11 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
     #[test]
     fn only_functions_with_samples_are_taken() {
         let base = 0xffff_ffff_8100_0000;
-        let kernel = kallsyms(
-            KALLSYMS,
-            &[
-                0xffff_ffff_c000_0010,
-                base + 0x150,
-                base + 0x1f0,
-                base + 1,
-                base - 1,
-                u64::MAX,
-            ],
-        );
+        let kernel =
+            kallsyms(KALLSYMS, &[0xffff_ffff_c000_0010, base + 0x150, base + 0x1f0, base + 1, base - 1, u64::MAX]);
         let names: Vec<&str> = kernel.symbols.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["_text", "helper", "module_function [virtio_pmu]"]);
-        assert_eq!(
-            (kernel.symbols[1].start, kernel.symbols[1].end),
-            (base + 0x100, base + 0x180)
-        );
+        assert_eq!((kernel.symbols[1].start, kernel.symbols[1].end), (base + 0x100, base + 0x180));
         assert!(!kernel.hidden);
         assert_eq!(kallsyms(KALLSYMS, &[]), Kernel::default());
         let data = kallsyms(KALLSYMS, &[base + 0x180, base + 0x1ff]);
@@ -192,10 +166,7 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
     #[test]
     fn zero_addresses_count_as_hidden() {
         let zeros = "0000000000000000 T _text\n0000000000000000 t helper\n";
-        let hidden = Kernel {
-            hidden: true,
-            symbols: Vec::new(),
-        };
+        let hidden = Kernel { hidden: true, symbols: Vec::new() };
         assert_eq!(kallsyms(zeros, &[1]), hidden);
         assert_eq!(kernel(Path::new("/nonexistent"), &[1]), hidden);
     }
@@ -210,14 +181,8 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
         assert_eq!(a_function_of_this_program(1), 2);
         let function: fn(u64) -> u64 = a_function_of_this_program;
         let ip = function as *const () as u64;
-        let own = Processes::new(Path::new("/proc"), Vec::new())
-            .look(std::process::id(), 0)
-            .unwrap();
-        let map = own
-            .maps
-            .iter()
-            .find(|map| (map.start..map.end).contains(&ip))
-            .unwrap();
+        let own = Processes::new(Path::new("/proc"), Vec::new()).look(std::process::id(), 0).unwrap();
+        let map = own.maps.iter().find(|map| (map.start..map.end).contains(&ip)).unwrap();
         let mut programs = Programs::default();
         let name = programs.function(map, ip).unwrap();
         assert!(name.ends_with("a_function_of_this_program"), "{name}");
@@ -245,12 +210,7 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
     fn files_without_names_have_none() {
         let mut programs = Programs::default();
         for path in ["/nonexistent", "/etc/passwd", "[vdso]", "/bin/sh (deleted)"] {
-            let map = Map {
-                start: 0,
-                end: 4096,
-                offset: 0,
-                path: path.into(),
-            };
+            let map = Map { start: 0, end: 4096, offset: 0, path: path.into() };
             assert_eq!(programs.function(&map, 16), None, "{path}");
         }
     }

@@ -22,12 +22,7 @@ pub(crate) struct TargetArgs {
     #[arg(short = 'a', long)]
     all_cpus: bool,
     /// Measure these CPUs, whatever runs on them: 0 or 0,2-3.
-    #[arg(
-        short = 'C',
-        long = "cpu",
-        value_name = "LIST",
-        conflicts_with = "all_cpus"
-    )]
+    #[arg(short = 'C', long = "cpu", value_name = "LIST", conflicts_with = "all_cpus")]
     cpus: Option<String>,
     /// Measure these processes, with the threads and children that they start later.
     #[arg(short, long, value_name = "PID", value_delimiter = ',',
@@ -47,12 +42,7 @@ pub(crate) struct CpuArgs {
     #[arg(short = 'a', long)]
     all_cpus: bool,
     /// Measure these CPUs: 0 or 0,2-3.
-    #[arg(
-        short = 'C',
-        long = "cpu",
-        value_name = "LIST",
-        conflicts_with = "all_cpus"
-    )]
+    #[arg(short = 'C', long = "cpu", value_name = "LIST", conflicts_with = "all_cpus")]
     cpus: Option<String>,
 }
 
@@ -98,9 +88,7 @@ pub(crate) struct Opened {
 pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        let code = error
-            .downcast_ref::<io::Error>()
-            .map(io::Error::raw_os_error);
+        let code = error.downcast_ref::<io::Error>().map(io::Error::raw_os_error);
         if code == Some(Some(libc::ENODEV)) {
             return true;
         }
@@ -131,10 +119,7 @@ impl TargetArgs {
     /// Selects all CPUs if nothing is selected.
     pub(crate) fn or_all_cpus(&self) -> Self {
         let nothing = self.cpus.is_none() && self.pid.is_empty() && self.command.is_empty();
-        Self {
-            all_cpus: self.all_cpus || nothing,
-            ..self.clone()
-        }
+        Self { all_cpus: self.all_cpus || nothing, ..self.clone() }
     }
 
     /// Resolves the target and forks the command, which waits before its exec.
@@ -149,10 +134,8 @@ impl TargetArgs {
         if cpus.is_none() && self.pid.is_empty() && self.command.is_empty() {
             return Err(TargetError::Nothing);
         }
-        let processes = self
-            .pid
-            .iter()
-            .map(|&pid| Process::open(pid).map_err(|source| TargetError::Process { pid, source }));
+        let processes =
+            self.pid.iter().map(|&pid| Process::open(pid).map_err(|source| TargetError::Process { pid, source }));
         let processes: Vec<Process> = processes.collect::<Result<_, _>>()?;
         let mut threads = Vec::new();
         for &pid in &self.pid {
@@ -170,13 +153,7 @@ impl TargetArgs {
             (None, Some(held)) if threads.is_empty() => Places::Child(held.pid()),
             (None, _) => Places::Threads(threads),
         };
-        Ok(Target {
-            signals,
-            places,
-            pids: self.pid.iter().map(|pid| pid.unsigned_abs()).collect(),
-            processes,
-            held,
-        })
+        Ok(Target { signals, places, pids: self.pid.iter().map(|pid| pid.unsigned_abs()).collect(), processes, held })
     }
 
     fn cpus(&self) -> Result<Option<Vec<u32>>, TargetError> {
@@ -188,11 +165,7 @@ impl TargetArgs {
 
     /// Text for the heading of a result.
     pub(crate) fn describe(&self) -> String {
-        let words: Vec<_> = self
-            .command
-            .iter()
-            .map(|word| word.to_string_lossy())
-            .collect();
+        let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
         if self.all_cpus {
             "all CPUs".into()
         } else if let Some(cpus) = &self.cpus {
@@ -216,10 +189,7 @@ fn online(wanted: Option<&str>) -> Result<Vec<u32>, TargetError> {
     };
     let wanted = cpu_list(wanted).ok_or_else(|| TargetError::CpuList(wanted.into()))?;
     match wanted.iter().find(|cpu| !all.contains(cpu)) {
-        Some(&cpu) => Err(TargetError::Offline {
-            cpu,
-            online: online.into(),
-        }),
+        Some(&cpu) => Err(TargetError::Offline { cpu, online: online.into() }),
         None => Ok(wanted),
     }
 }
@@ -263,33 +233,19 @@ impl Target {
         open: impl Fn(usize, &EventAttr) -> Result<Event, vpmu_client::Error>,
     ) -> Result<Vec<Opened>, vpmu_client::Error> {
         let attrs: Vec<EventAttr> = match &self.places {
-            Places::Child(pid) => vec![EventAttr {
-                inherit: true,
-                enable_on_exec: true,
-                ..attr.clone().of_task(*pid)
-            }],
-            Places::Threads(threads) => threads
-                .iter()
-                .map(|&pid| EventAttr {
-                    inherit: true,
-                    ..attr.clone().of_task(pid)
-                })
-                .collect(),
-            Places::Cpus(cpus) => cpus
-                .iter()
-                .filter_map(|&cpu| i32::try_from(cpu).ok())
-                .map(|cpu| attr.clone().on_cpu(cpu))
-                .collect(),
+            Places::Child(pid) => vec![EventAttr { inherit: true, enable_on_exec: true, ..attr.clone().of_task(*pid) }],
+            Places::Threads(threads) => {
+                threads.iter().map(|&pid| EventAttr { inherit: true, ..attr.clone().of_task(pid) }).collect()
+            }
+            Places::Cpus(cpus) => {
+                cpus.iter().filter_map(|&cpu| i32::try_from(cpu).ok()).map(|cpu| attr.clone().on_cpu(cpu)).collect()
+            }
         };
         let mut opened = Vec::new();
         let mut away = None;
         for (place, attr) in attrs.iter().enumerate() {
             match open(place, attr) {
-                Ok(event) => opened.push(Opened {
-                    index,
-                    place,
-                    event,
-                }),
+                Ok(event) => opened.push(Opened { index, place, event }),
                 Err(error) if self.are_cpus() && is_away(&error) => away = Some(error),
                 Err(error) => return Err(error),
             }
@@ -306,23 +262,15 @@ impl Target {
 
     /// Opens rings in which the kernel reports what the measured tasks fork, execute and map.
     pub(crate) fn follow(&self) -> Result<Vec<Tasks>, TasksError> {
-        let online = || {
-            fs::read_to_string(ONLINE)
-                .ok()
-                .and_then(|text| cpu_list(text.trim()))
-        };
+        let online = || fs::read_to_string(ONLINE).ok().and_then(|text| cpu_list(text.trim()));
         let (tasks, cpus) = match &self.places {
             Places::Child(pid) => (vec![*pid], online()),
             Places::Threads(threads) => (threads.clone(), online()),
             Places::Cpus(cpus) => (vec![-1], Some(cpus.clone())),
         };
         let cpus = cpus.unwrap_or_default();
-        let places = tasks
-            .iter()
-            .flat_map(|&task| cpus.iter().map(move |&cpu| (task, cpu)));
-        places
-            .map(|(task, cpu)| Tasks::follow(task, i32::try_from(cpu).unwrap_or(-1)))
-            .collect()
+        let places = tasks.iter().flat_map(|&task| cpus.iter().map(move |&cpu| (task, cpu)));
+        places.map(|(task, cpu)| Tasks::follow(task, i32::try_from(cpu).unwrap_or(-1))).collect()
     }
 
     /// Ids of the measured processes that already run. Processes that start later are reported
@@ -337,18 +285,13 @@ impl Target {
             return self.pids.clone();
         }
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        entries
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .collect()
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 
     /// Starts the measurement: first enables the events in `opened`, in order, then releases the
     /// command. Enables no events if the command's exec enables them. Skips events on CPUs that
     /// went offline.
-    pub(crate) fn start<'a>(
-        self,
-        opened: impl IntoIterator<Item = &'a Opened>,
-    ) -> Result<Session, TargetError> {
+    pub(crate) fn start<'a>(self, opened: impl IntoIterator<Item = &'a Opened>) -> Result<Session, TargetError> {
         if !matches!(self.places, Places::Child(_)) {
             for opened in opened {
                 match opened.event.enable() {

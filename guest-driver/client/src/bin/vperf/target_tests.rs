@@ -27,28 +27,18 @@ fn measure(args: &TargetArgs, once_started: impl FnOnce()) -> (u8, u64) {
     let dir = tempfile::tempdir().unwrap();
     let (pmu, attr) = task_clock(dir.path());
     let target = args.prepare().unwrap();
-    let opened = target
-        .open(0, &attr, |_, attr| Ok(pmu.open_event(attr)?))
-        .unwrap();
+    let opened = target.open(0, &attr, |_, attr| Ok(pmu.open_event(attr)?)).unwrap();
     let mut session = target.start(&opened).unwrap();
     once_started();
     while !session.wait(&[], None, &mut Vec::new()).unwrap() {}
     session.stop(&opened).unwrap();
-    let count = opened
-        .iter()
-        .map(|opened| opened.event.read().unwrap().value)
-        .sum();
+    let count = opened.iter().map(|opened| opened.event.read().unwrap().value).sum();
     (session.finish().unwrap(), count)
 }
 
 fn args(command: &[&str]) -> TargetArgs {
     let command = command.iter().map(OsString::from).collect();
-    TargetArgs {
-        all_cpus: false,
-        cpus: None,
-        pid: Vec::new(),
-        command,
-    }
+    TargetArgs { all_cpus: false, cpus: None, pid: Vec::new(), command }
 }
 
 #[test]
@@ -58,15 +48,9 @@ fn command_is_measured_with_children() {
     assert_eq!(code, 3);
     // Each of the two children does the same work as the command above. The shell only waits for
     // them.
-    let (code, children) = measure(
-        &args(&["sh", "-c", &format!("({line}) & ({line}) & wait")]),
-        || (),
-    );
+    let (code, children) = measure(&args(&["sh", "-c", &format!("({line}) & ({line}) & wait")]), || ());
     assert_eq!(code, 0);
-    assert!(
-        own > 1_000_000 && children > own,
-        "own {own} ns, children {children} ns"
-    );
+    assert!(own > 1_000_000 && children > own, "own {own} ns, children {children} ns");
 }
 
 #[test]
@@ -97,45 +81,25 @@ fn short_lived_child_of_command_is_followed() {
             _ => None,
         })
         .collect();
-    let [(first, "sh"), (second, "true")] = execs[..] else {
-        panic!("{execs:?}")
-    };
+    let [(first, "sh"), (second, "true")] = execs[..] else { panic!("{execs:?}") };
     assert_eq!(first, shell);
     let history = ProcessHistory::new(&[], &tasks);
     let program = history.at(second, u64::MAX).unwrap();
-    assert!(
-        program.maps.iter().any(|map| map.path.ends_with("/true")),
-        "{program:?}"
-    );
+    assert!(program.maps.iter().any(|map| map.path.ends_with("/true")), "{program:?}");
     assert_eq!(processes.lost(), 0);
 }
 
 #[test]
 fn process_is_measured_until_command_or_process_ends() {
-    let mut sleeper = std::process::Command::new("sleep")
-        .arg("1000")
-        .spawn()
-        .unwrap();
+    let mut sleeper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let pid = i32::try_from(sleeper.id()).unwrap();
-    let (code, _) = measure(
-        &TargetArgs {
-            pid: vec![pid],
-            ..args(&["false"])
-        },
-        || (),
-    );
+    let (code, _) = measure(&TargetArgs { pid: vec![pid], ..args(&["false"]) }, || ());
     assert_eq!(code, 1);
     sleeper.kill().unwrap();
     sleeper.wait().unwrap();
-    let mut reader = std::process::Command::new("cat")
-        .stdin(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut reader = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
     let pid = i32::try_from(reader.id()).unwrap();
-    let args = TargetArgs {
-        pid: vec![pid],
-        ..args(&[])
-    };
+    let args = TargetArgs { pid: vec![pid], ..args(&[]) };
     let (code, _) = measure(&args, || drop(reader.stdin.take()));
     assert_eq!(code, 0);
     reader.wait().unwrap();
@@ -160,28 +124,16 @@ fn wrong_targets_are_named() {
     assert!(matches!(args(&[]).prepare(), Err(TargetError::Nothing)));
     let anything = args(&[]).or_all_cpus();
     assert!(anything.all_cpus && !args(&["true"]).or_all_cpus().all_cpus);
-    let gone = TargetArgs {
-        pid: vec![i32::MAX],
-        ..args(&[])
-    };
+    let gone = TargetArgs { pid: vec![i32::MAX], ..args(&[]) };
     assert!(matches!(gone.prepare(), Err(TargetError::Process { .. })));
-    let cpus = |list: &str| TargetArgs {
-        cpus: Some(list.into()),
-        ..args(&[])
-    };
+    let cpus = |list: &str| TargetArgs { cpus: Some(list.into()), ..args(&[]) };
     assert!(matches!(cpus("x").prepare(), Err(TargetError::CpuList(_))));
-    assert!(matches!(
-        cpus("8191").prepare(),
-        Err(TargetError::Offline { cpu: 8191, .. })
-    ));
+    assert!(matches!(cpus("8191").prepare(), Err(TargetError::Offline { cpu: 8191, .. })));
 }
 
 #[test]
 fn threads_of_a_process_are_found() {
     let own = i32::try_from(std::process::id()).unwrap();
     assert!(threads_of(own).unwrap().contains(&own));
-    assert!(matches!(
-        threads_of(i32::MAX),
-        Err(TargetError::Process { .. })
-    ));
+    assert!(matches!(threads_of(i32::MAX), Err(TargetError::Process { .. })));
 }

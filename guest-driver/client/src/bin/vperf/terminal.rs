@@ -5,9 +5,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::termios::{
-    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
-};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
 const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
@@ -43,11 +41,7 @@ impl Terminal {
 
     fn take_over(input: File, output: File) -> io::Result<Self> {
         let before = tcgetattr(&input)?;
-        let mut terminal = Self {
-            input,
-            output,
-            before: before.clone(),
-        };
+        let mut terminal = Self { input, output, before: before.clone() };
         let mut live = before;
         // Ctrl-C stays enabled: the view handles its signal. The keys that stop the program or make
         // it dump core are disabled: they would leave the terminal in live mode.
@@ -142,10 +136,7 @@ mod tests {
 
     fn flags(terminal: &File) -> (LocalModes, u8) {
         let attributes = tcgetattr(terminal).unwrap();
-        (
-            attributes.local_modes,
-            attributes.special_codes[SpecialCodeIndex::VSUSP],
-        )
+        (attributes.local_modes, attributes.special_codes[SpecialCodeIndex::VSUSP])
     }
 
     #[test]

@@ -188,12 +188,7 @@ impl Top<'_> {
     }
 
     /// Reads the rings until `due`, until a key ends the view, or until the measurement ends.
-    fn wait(
-        &mut self,
-        session: &mut Session,
-        open: &mut Vec<BorrowedFd<'_>>,
-        due: Instant,
-    ) -> Result<Woken, TopError> {
+    fn wait(&mut self, session: &mut Session, open: &mut Vec<BorrowedFd<'_>>, due: Instant) -> Result<Woken, TopError> {
         let mut ready = Vec::new();
         loop {
             let left = due.saturating_duration_since(Instant::now());
@@ -203,9 +198,7 @@ impl Top<'_> {
             let keys = self.terminal.as_ref().map(Terminal::keys);
             let others: Vec<BorrowedFd<'_>> = open.iter().copied().chain(keys).collect();
             let ended = session.wait(&others, Some(left.min(LOOK_EVERY)), &mut ready)?;
-            let key = ready
-                .get(open.len())
-                .is_some_and(|r| r.readable || r.closed);
+            let key = ready.get(open.len()).is_some_and(|r| r.readable || r.closed);
             // Remove closed events, because poll(2) would always report them ready.
             let mut answers = ready.iter();
             open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
@@ -244,14 +237,11 @@ impl Top<'_> {
 
     fn show(&mut self, number: u64, elapsed: Duration) -> Result<(), TopError> {
         let mut frame = self.collector.frame(&self.args.sort);
-        let room = self.terminal.as_ref().map_or(USUAL_ROWS, |terminal| {
-            terminal.rows().saturating_sub(HEAD_LINES)
-        });
+        let room = self.terminal.as_ref().map_or(USUAL_ROWS, |terminal| terminal.rows().saturating_sub(HEAD_LINES));
         frame.rows.truncate(self.args.limit.unwrap_or(room));
         let unreadable = self.unreadable.take();
         if self.args.json {
-            let json =
-                serde_json::to_string(&frame).map_err(|error| TopError::Write(error.into()))?;
+            let json = serde_json::to_string(&frame).map_err(|error| TopError::Write(error.into()))?;
             return write(&(json + "\n")).map_err(TopError::Write);
         }
         let mut text = self.head(&frame, elapsed, unreadable.as_deref());
@@ -275,9 +265,7 @@ impl Top<'_> {
             grouped(frame.throttled)
         );
         if self.collector.kernel_is_hidden() {
-            text.push_str(
-                " The kernel hides its addresses: run as root, or set kernel.kptr_restrict to 0.",
-            );
+            text.push_str(" The kernel hides its addresses: run as root, or set kernel.kptr_restrict to 0.");
         }
         if let Some(error) = unreadable {
             text.push_str(&format!(" A record could not be read: {error}"));
@@ -308,10 +296,7 @@ mod tests {
     fn options_are_checked_before_anything_runs() {
         let line = Line::try_parse_from(["top", "--batch", "-n", "3", "-d", "0.5", "true", "-n"]);
         let args = line.unwrap().args;
-        assert_eq!(
-            (args.frames, args.delay),
-            (Some(3), Duration::from_millis(500))
-        );
+        assert_eq!((args.frames, args.delay), (Some(3), Duration::from_millis(500)));
         assert_eq!(args.target.command, ["true", "-n"]);
         for wrong in [
             ["-d", "0"],

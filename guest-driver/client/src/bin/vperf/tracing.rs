@@ -35,10 +35,7 @@ pub(crate) enum TracingError {
     #[error("an AUX area of this device has at most {0} bytes")]
     Size(u64),
     #[error("trace {name:?}")]
-    Open {
-        name: String,
-        source: vpmu_client::Error,
-    },
+    Open { name: String, source: vpmu_client::Error },
     #[error("the ring of the trace {name:?}")]
     Ring { name: String, source: RingError },
     #[error("trace {name:?}")]
@@ -125,10 +122,7 @@ impl AreaChoice {
             let attr = trace.attr.clone().tracing(quarter);
             let events = target
                 .open(first + index, &attr, |_, attr| vpmu.open_event(attr))
-                .map_err(|source| TracingError::Open {
-                    name: trace.name.clone(),
-                    source,
-                })?;
+                .map_err(|source| TracingError::Open { name: trace.name.clone(), source })?;
             opened.extend(events);
         }
         Ok(opened)
@@ -149,29 +143,17 @@ impl AreaChoice {
             let name = || traces[trace].name.clone();
             let pages_log2 = self.pages_log2(vpmu.info().max_aux_pages)?;
             let event = &opened.event;
-            let ring = event
-                .map(RING_PAGES_LOG2.min(vpmu.info().max_ring_pages.checked_ilog2().unwrap_or(0)));
-            let ring = ring.map_err(|source| TracingError::Ring {
-                name: name(),
-                source,
-            })?;
+            let ring = event.map(RING_PAGES_LOG2.min(vpmu.info().max_ring_pages.checked_ilog2().unwrap_or(0)));
+            let ring = ring.map_err(|source| TracingError::Ring { name: name(), source })?;
             let area = if self.snapshot {
-                event
-                    .map_aux_snapshot(&ring, pages_log2)
-                    .map(Mapped::Newest)
+                event.map_aux_snapshot(&ring, pages_log2).map(Mapped::Newest)
             } else {
                 event.map_aux(&ring, pages_log2).map(Mapped::Emptied)
             };
-            let area = area.map_err(|source| TracingError::Map {
-                name: name(),
-                source,
-            })?;
+            let area = area.map_err(|source| TracingError::Map { name: name(), source })?;
             buffers.push(TraceBuffer {
                 trace,
-                place: buffers
-                    .iter()
-                    .filter(|buffer| buffer.trace == trace)
-                    .count(),
+                place: buffers.iter().filter(|buffer| buffer.trace == trace).count(),
                 opened,
                 ring,
                 area,
@@ -184,11 +166,7 @@ impl AreaChoice {
 }
 
 /// The traces named by `specs`.
-pub(crate) fn choose(
-    vpmu: &Vpmu,
-    specs: &[String],
-    period: &PeriodArgs,
-) -> Result<Vec<Chosen>, TracingError> {
+pub(crate) fn choose(vpmu: &Vpmu, specs: &[String], period: &PeriodArgs) -> Result<Vec<Chosen>, TracingError> {
     let mut chosen = Vec::new();
     for spec in specs {
         let mut trace = crate::events::choose(vpmu, spec, None)?;
@@ -254,17 +232,7 @@ mod tests {
         assert_eq!(area_size("64k"), Ok(4));
         assert_eq!(area_size("4M"), Ok(10));
         assert_eq!(area_size("1g"), Ok(18));
-        for wrong in [
-            "",
-            "K",
-            "0",
-            "2K",
-            "3M",
-            "-4K",
-            "4T",
-            "1.5M",
-            "18446744073709551615G",
-        ] {
+        for wrong in ["", "K", "0", "2K", "3M", "-4K", "4T", "1.5M", "18446744073709551615G"] {
             assert!(area_size(wrong).is_err(), "{wrong}");
         }
     }
@@ -280,20 +248,11 @@ mod tests {
 
     #[test]
     fn areas_are_as_large_as_the_device_allows() {
-        let of = |pages, most| {
-            AreaChoice {
-                pages,
-                snapshot: false,
-            }
-            .pages_log2(most)
-        };
+        let of = |pages, most| AreaChoice { pages, snapshot: false }.pages_log2(most);
         assert!(matches!(of(None, 16384), Ok(10)));
         assert!(matches!(of(None, 64), Ok(6)));
         assert!(matches!(of(Some(14), 16384), Ok(14)));
-        assert!(matches!(
-            of(Some(15), 16384),
-            Err(TracingError::Size(0x400_0000))
-        ));
+        assert!(matches!(of(Some(15), 16384), Err(TracingError::Size(0x400_0000))));
         assert!(matches!(of(None, 0), Err(TracingError::NoAreas)));
     }
 }

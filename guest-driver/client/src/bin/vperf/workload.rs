@@ -14,15 +14,9 @@ use crate::os::{self, Process};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkloadError {
     #[error("cannot start {program:?}")]
-    Start {
-        program: OsString,
-        source: io::Error,
-    },
+    Start { program: OsString, source: io::Error },
     #[error("cannot run {program:?}")]
-    Run {
-        program: OsString,
-        source: io::Error,
-    },
+    Run { program: OsString, source: io::Error },
     #[error("cannot wait for the workload")]
     Wait(#[source] io::Error),
 }
@@ -55,25 +49,15 @@ impl Held {
             program: OsString::new(),
             source: io::ErrorKind::InvalidInput.into(),
         })?;
-        let error = |source| WorkloadError::Start {
-            program: program.clone(),
-            source,
-        };
+        let error = |source| WorkloadError::Start { program: program.clone(), source };
         let (ready, tell_ready) = io::pipe().map_err(error)?;
         let (wait_go, go) = io::pipe().map_err(error)?;
         let mut command = Command::new(program);
         command.args(arguments);
         hold_before_exec(&mut command, &go, tell_ready, wait_go);
-        let spawning = std::thread::Builder::new()
-            .name("workload".into())
-            .spawn(move || command.spawn())
-            .map_err(error)?;
-        let mut held = Self {
-            program: program.clone(),
-            pid: 0,
-            go: Some(go),
-            spawning: Some(spawning),
-        };
+        let spawning =
+            std::thread::Builder::new().name("workload".into()).spawn(move || command.spawn()).map_err(error)?;
+        let mut held = Self { program: program.clone(), pid: 0, go: Some(go), spawning: Some(spawning) };
         held.pid = read_pid(ready).map_err(|source| {
             // If no pid arrives, the fork has failed, and the thread returns the cause.
             error(held.finish().err().unwrap_or(source))
@@ -88,10 +72,7 @@ impl Held {
 
     /// Releases the child and returns after its exec.
     pub(crate) fn release(mut self) -> Result<Running, WorkloadError> {
-        let error = |source| WorkloadError::Run {
-            program: self.program.clone(),
-            source,
-        };
+        let error = |source| WorkloadError::Run { program: self.program.clone(), source };
         if let Some(mut go) = self.go.take() {
             match go.write_all(&[1]) {
                 // The child was killed before its release; its exit status contains the signal.
@@ -99,10 +80,7 @@ impl Held {
                 written => written.map_err(error)?,
             }
         }
-        let child = self.finish().map_err(|source| WorkloadError::Run {
-            program: self.program.clone(),
-            source,
-        })?;
+        let child = self.finish().map_err(|source| WorkloadError::Run { program: self.program.clone(), source })?;
         let process = Process::open(self.pid).map_err(WorkloadError::Wait)?;
         Ok(Running { child, process })
     }
@@ -110,9 +88,7 @@ impl Held {
     fn finish(&mut self) -> io::Result<Child> {
         drop(self.go.take());
         let thread = self.spawning.take().ok_or(io::ErrorKind::NotFound)?;
-        thread
-            .join()
-            .unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
     }
 }
 
@@ -130,12 +106,7 @@ fn read_pid(mut ready: PipeReader) -> io::Result<i32> {
 }
 
 /// Makes the child send its pid and then wait for a byte. If the child reads end-of-file instead, it exits.
-fn hold_before_exec(
-    command: &mut Command,
-    go: &PipeWriter,
-    mut tell_ready: PipeWriter,
-    mut wait_go: PipeReader,
-) {
+fn hold_before_exec(command: &mut Command, go: &PipeWriter, mut tell_ready: PipeWriter, mut wait_go: PipeReader) {
     let go = go.as_raw_fd();
     let hold = move || {
         // Close the child's own copy of the pipe's write end: while any copy is open, the child does
@@ -171,9 +142,7 @@ impl Running {
 
 /// The exit code as a shell reports it: the program's own, or 128 + the terminating signal.
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
-    let code = status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 

@@ -88,11 +88,7 @@ const QUARTER: u32 = 10_000;
 #[inline(always)]
 fn steps(mut state: u64, count: u32) -> u64 {
     for _ in 0..count {
-        state = black_box(
-            state
-                .wrapping_mul(0x5851_f42d_4c95_7f2d)
-                .wrapping_add(0x1405_7b7e),
-        );
+        state = black_box(state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e));
     }
     state
 }
@@ -121,10 +117,7 @@ fn spin(until: Instant) -> u64 {
 fn rounds(name: &str, amount: &Amount, mut round: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(amount.ms);
     let mut rounds = 0;
-    while amount
-        .rounds
-        .map_or_else(|| Instant::now() < until, |wanted| rounds < wanted)
-    {
+    while amount.rounds.map_or_else(|| Instant::now() < until, |wanted| rounds < wanted) {
         round();
         rounds += 1;
     }
@@ -173,9 +166,7 @@ fn main() -> ExitCode {
         }
         Work::Ports { count } => ports(count),
         Work::Regions(args) => regions::run(&args),
-        Work::Marks { count, value, step } => {
-            marks(count, value, step).map_err(|error| error::chain(&error))
-        }
+        Work::Marks { count, value, step } => marks(count, value, step).map_err(|error| error::chain(&error)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

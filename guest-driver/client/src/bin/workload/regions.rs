@@ -48,31 +48,18 @@ pub(crate) fn run(args: &RegionsArgs) -> Result<(), String> {
         // Open the port before the threads start: they inherit the permission.
         _ => Some(Port::open()?),
     };
-    let work = Work {
-        args,
-        marks: &marks,
-        port: port.as_ref(),
-    };
+    let work = Work { args, marks: &marks, port: port.as_ref() };
     thread::scope(|scope| {
-        let more: Vec<_> = (1..args.threads)
-            .map(|_| scope.spawn(|| work.regions()))
-            .collect();
+        let more: Vec<_> = (1..args.threads).map(|_| scope.spawn(|| work.regions())).collect();
         more.into_iter()
-            .map(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| Err("a thread panicked".into()))
-            })
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())))
             .fold(work.regions(), Result::and)
     })?;
     let how = match marks.refusal() {
         None => "a store".to_owned(),
         Some(refusal) => format!("a system call (mapping the doorbell: {refusal})"),
     };
-    println!(
-        "regions: {} in each of {} threads, each mark by {how}",
-        args.count, args.threads
-    );
+    println!("regions: {} in each of {} threads, each mark by {how}", args.count, args.threads);
     Ok(())
 }
 
@@ -103,8 +90,6 @@ impl Work<'_> {
     }
 
     fn mark(&self, value: u32) -> Result<(), String> {
-        self.marks
-            .place(value)
-            .map_err(|error| error::chain(&error))
+        self.marks.place(value).map_err(|error| error::chain(&error))
     }
 }

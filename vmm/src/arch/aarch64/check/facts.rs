@@ -90,21 +90,12 @@ pub(super) mod tests {
     impl Guest {
         /// Findings on a machine without faults.
         pub(crate) fn good() -> Self {
-            Self {
-                mmio: good(),
-                system_call: good(),
-                breakpoint: good(),
-                hypercall: good(),
-                signal: good(),
-            }
+            Self { mmio: good(), system_call: good(), breakpoint: good(), hypercall: good(), signal: good() }
         }
 
         /// Findings on a machine that runs guests, but fails every other probe.
         pub(crate) fn small() -> Self {
-            Self {
-                mmio: good(),
-                ..Self::default()
-            }
+            Self { mmio: good(), ..Self::default() }
         }
 
         /// Asserts findings that hold for every KVM.

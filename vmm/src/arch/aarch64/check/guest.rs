@@ -18,18 +18,14 @@ pub(crate) fn probe() -> Guest {
     Guest {
         mmio: finding(BUDGET, Ring::Kernel, code::STORE, |machine| {
             Ok(match machine.run() {
-                Exit::Store(code::RESULT, code::STORE_VALUE) => {
-                    Finding::yes("address and data arrive")
-                }
+                Exit::Store(code::RESULT, code::STORE_VALUE) => Finding::yes("address and data arrive"),
                 exit => Finding::no(exit.describe()),
             })
         }),
         system_call: finding(BUDGET, Ring::User, code::CALL, system_call),
         breakpoint: finding(BUDGET, Ring::Kernel, code::BREAKPOINT, |machine| {
             Ok(match machine.run() {
-                Exit::Store(code::EXCEPTION, code::CLASS_BRK) => {
-                    Finding::yes("raises a breakpoint exception")
-                }
+                Exit::Store(code::EXCEPTION, code::CLASS_BRK) => Finding::yes("raises a breakpoint exception"),
                 exit => Finding::no(exit.describe()),
             })
         }),
@@ -61,19 +57,13 @@ pub(crate) fn probe() -> Guest {
 fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let up = machine.run();
     if up != Exit::Store(code::RESULT, code::EL1) {
-        return Ok(Finding::no(format!(
-            "{} instead of entering the kernel",
-            up.describe()
-        )));
+        return Ok(Finding::no(format!("{} instead of entering the kernel", up.describe())));
     }
     let down = machine.run();
     let back = down == Exit::Store(code::RETURNED, code::STORE_VALUE);
     let user = vpmu::CpuState::is_user(machine.get(reg::PSTATE)?);
     Ok(match back && user {
         true => Finding::yes("EL0 to EL1 and back"),
-        false => Finding::no(format!(
-            "{} instead of returning to the program",
-            down.describe()
-        )),
+        false => Finding::no(format!("{} instead of returning to the program", down.describe())),
     })
 }

@@ -109,32 +109,22 @@ fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
     let down = match machine.run() {
         Exit::Store(code::RESULT, selector) => selector,
         exit => {
-            return Ok(Finding::no(format!(
-                "{} instead of entering the kernel",
-                exit.describe()
-            )));
+            return Ok(Finding::no(format!("{} instead of entering the kernel", exit.describe())));
         }
     };
     let cpl = machine.cpl()?;
     if cpl != 0 || down != u64::from(code::KERNEL_CS) {
-        return Ok(Finding::no(format!(
-            "arrives in ring {cpl} with cs {down:#x} instead of in ring 0"
-        )));
+        return Ok(Finding::no(format!("arrives in ring {cpl} with cs {down:#x} instead of in ring 0")));
     }
     let up = match machine.run() {
         Exit::Store(code::RETURNED, selector) => selector,
         exit => {
-            return Ok(Finding::no(format!(
-                "{} instead of returning to the program",
-                exit.describe()
-            )));
+            return Ok(Finding::no(format!("{} instead of returning to the program", exit.describe())));
         }
     };
     let cpl = machine.cpl()?;
     if cpl != 3 || up != u64::from(code::USER_CS) {
-        return Ok(Finding::no(format!(
-            "returns to ring {cpl} with cs {up:#x} instead of to ring 3"
-        )));
+        return Ok(Finding::no(format!("returns to ring {cpl} with cs {up:#x} instead of to ring 3")));
     }
     Ok(Finding::yes("ring 3 to ring 0 and back"))
 }

@@ -24,41 +24,23 @@ impl Guest {
     /// The lines for these findings in the `vmm check` table.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let rip = match self.port_io_rip {
-            ExitRip::At => (
-                "at the instruction",
-                "samples at a port write have the address of the write",
-            ),
-            ExitRip::After => (
-                "after the instruction",
-                "samples at a port write have the address of the next instruction",
-            ),
-            ExitRip::Unknown => (
-                "unknown",
-                "addresses of samples at a port write are uncertain",
-            ),
+            ExitRip::At => ("at the instruction", "samples at a port write have the address of the write"),
+            ExitRip::After => {
+                ("after the instruction", "samples at a port write have the address of the next instruction")
+            }
+            ExitRip::Unknown => ("unknown", "addresses of samples at a port write are uncertain"),
         };
         let tsc = match self.tsc {
-            GuestTsc::Offset => (
-                "host's plus KVM's offset",
-                "host times can be converted to guest times exactly",
-            ),
+            GuestTsc::Offset => ("host's plus KVM's offset", "host times can be converted to guest times exactly"),
             GuestTsc::Host => ("the host's", "guest and host share one clock"),
             GuestTsc::HostDespiteOffset => (
                 "the host's, although KVM reports an offset",
                 "KVM reports a wrong offset: guest times must be read from the host's counter",
             ),
-            GuestTsc::Unknown => (
-                "no relation found",
-                "times in samples may not agree with the guest's clock",
-            ),
+            GuestTsc::Unknown => ("no relation found", "times in samples may not agree with the guest's clock"),
         };
         vec![
-            Check::choose(
-                "guest.port-io",
-                &self.port_io,
-                "small guests run",
-                "no guest runs on this machine",
-            ),
+            Check::choose("guest.port-io", &self.port_io, "small guests run", "no guest runs on this machine"),
             Check::new("guest.port-io-rip", rip.0, rip.1),
             Check::choose(
                 "guest.mmio",

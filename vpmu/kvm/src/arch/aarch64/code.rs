@@ -43,10 +43,7 @@ pub const LOOP: &[u32] = &[BACK];
 
 /// Returns what guest memory must contain besides the program, as the address and the bytes of each part.
 pub(crate) fn tables() -> [(u64, Vec<u8>); 2] {
-    [
-        (VECTORS + FROM_KERNEL, bytes(CLASSIFY)),
-        (VECTORS + FROM_USER, bytes(ANSWER)),
-    ]
+    [(VECTORS + FROM_KERNEL, bytes(CLASSIFY)), (VECTORS + FROM_USER, bytes(ANSWER))]
 }
 
 /// Returns the bytes of `program`.

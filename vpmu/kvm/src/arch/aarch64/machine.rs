@@ -35,12 +35,9 @@ pub fn preferred(vm: &VmFd) -> Result<kvm_vcpu_init, kvm_ioctls::Error> {
 
 /// Creates the VM's vCPU.
 pub(crate) fn create_vcpu(_kvm: &Kvm, vm: &VmFd) -> Result<VcpuFd, MachineError> {
-    let vcpu = vm
-        .create_vcpu(0)
-        .map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
+    let vcpu = vm.create_vcpu(0).map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
     let target = preferred(vm).map_err(MachineError::kvm("KVM_ARM_PREFERRED_TARGET"))?;
-    vcpu.vcpu_init(&target)
-        .map_err(MachineError::kvm("KVM_ARM_VCPU_INIT"))?;
+    vcpu.vcpu_init(&target).map_err(MachineError::kvm("KVM_ARM_VCPU_INIT"))?;
     Ok(vcpu)
 }
 
@@ -51,12 +48,9 @@ impl Machine {
             Ring::Kernel => reg::PSTATE_EL1,
             Ring::User => reg::PSTATE_EL0,
         };
-        for (number, value) in [
-            (reg::PC, code::PROGRAM),
-            (reg::PSTATE, pstate),
-            (reg::VBAR_EL1, code::VECTORS),
-            (reg::x(0), code::WINDOW),
-        ] {
+        for (number, value) in
+            [(reg::PC, code::PROGRAM), (reg::PSTATE, pstate), (reg::VBAR_EL1, code::VECTORS), (reg::x(0), code::WINDOW)]
+        {
             self.set(number, value)?;
         }
         Ok(())

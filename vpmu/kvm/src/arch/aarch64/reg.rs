@@ -1,32 +1,19 @@
 //! Registers of a vCPU by KVM's numbers.
-#![expect(
-    unsafe_code,
-    reason = "ioctls by file descriptor, because kvm-ioctls borrows the vCPU during an exit"
-)]
+#![expect(unsafe_code, reason = "ioctls by file descriptor, because kvm-ioctls borrows the vCPU during an exit")]
 #![expect(missing_docs, reason = "the architecture's names")]
 
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 
 use kvm_bindings::{
-    KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG, KVM_REG_SIZE_MASK, KVM_REG_SIZE_U64,
-    kvm_one_reg, kvm_regs, user_pt_regs,
+    KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG, KVM_REG_SIZE_MASK, KVM_REG_SIZE_U64, kvm_one_reg, kvm_regs,
+    user_pt_regs,
 };
 use vmm_sys_util::ioctl::ioctl_with_ref;
 
 mod request {
-    vmm_sys_util::ioctl_iow_nr!(
-        KVM_GET_ONE_REG,
-        kvm_bindings::KVMIO,
-        0xab,
-        kvm_bindings::kvm_one_reg
-    );
-    vmm_sys_util::ioctl_iow_nr!(
-        KVM_SET_ONE_REG,
-        kvm_bindings::KVMIO,
-        0xac,
-        kvm_bindings::kvm_one_reg
-    );
+    vmm_sys_util::ioctl_iow_nr!(KVM_GET_ONE_REG, kvm_bindings::KVMIO, 0xab, kvm_bindings::kvm_one_reg);
+    vmm_sys_util::ioctl_iow_nr!(KVM_SET_ONE_REG, kvm_bindings::KVMIO, 0xac, kvm_bindings::kvm_one_reg);
 }
 
 /// Returns KVM's number for the core register at byte `offset` of `struct kvm_regs`.
@@ -74,10 +61,7 @@ pub fn get(vcpu: &impl AsRawFd, number: u64) -> Result<u64, kvm_ioctls::Error> {
         return Err(kvm_ioctls::Error::new(libc::EINVAL));
     }
     let mut value = 0u64;
-    let register = kvm_one_reg {
-        id: number,
-        addr: &raw mut value as u64,
-    };
+    let register = kvm_one_reg { id: number, addr: &raw mut value as u64 };
     // SAFETY: the kernel reads `register`, and writes 64 bits to the address in `register.addr`, which points to
     // `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_ONE_REG(), &register) } < 0 {
@@ -94,10 +78,7 @@ pub fn set(vcpu: &impl AsRawFd, number: u64, value: u64) -> Result<(), kvm_ioctl
     if number & KVM_REG_SIZE_MASK != KVM_REG_SIZE_U64 {
         return Err(kvm_ioctls::Error::new(libc::EINVAL));
     }
-    let register = kvm_one_reg {
-        id: number,
-        addr: &raw const value as u64,
-    };
+    let register = kvm_one_reg { id: number, addr: &raw const value as u64 };
     // SAFETY: the kernel reads `register`, and 64 bits at the address in `register.addr`, which points to `value`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_ONE_REG(), &register) } < 0 {
         return Err(kvm_ioctls::Error::last());

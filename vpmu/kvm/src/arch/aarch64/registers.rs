@@ -49,10 +49,7 @@ impl<'a> ExitRegisters<'a> {
 impl Registers for ExitRegisters<'_> {
     fn registers(&mut self) -> Option<GuestRegs> {
         if self.known.is_none() {
-            self.known = Some(GuestRegs {
-                ip: self.get(reg::PC)?,
-                user: CpuState::is_user(self.get(reg::PSTATE)?),
-            });
+            self.known = Some(GuestRegs { ip: self.get(reg::PC)?, user: CpuState::is_user(self.get(reg::PSTATE)?) });
         }
         self.known
     }

@@ -64,20 +64,12 @@ pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
     let paging = [
         (PML4, vec![PML4_PDPT | PRESENT_WRITABLE_USER]),
         (PML4_PDPT, vec![PML4_PD | PRESENT_WRITABLE_USER]),
-        (
-            PML4_PD,
-            vec![
-                PRESENT_WRITABLE_USER | LARGE,
-                WINDOW | PRESENT_WRITABLE_USER | LARGE,
-            ],
-        ),
+        (PML4_PD, vec![PRESENT_WRITABLE_USER | LARGE, WINDOW | PRESENT_WRITABLE_USER | LARGE]),
         (GDT, descriptors()),
         (IDT, gates()),
     ];
-    let mut tables: Vec<_> = paging
-        .into_iter()
-        .map(|(at, words)| (at, words.iter().flat_map(|w| w.to_le_bytes()).collect()))
-        .collect();
+    let mut tables: Vec<_> =
+        paging.into_iter().map(|(at, words)| (at, words.iter().flat_map(|w| w.to_le_bytes()).collect())).collect();
     // The only TSS field in use is RSP0, which holds the stack for exceptions in ring 3.
     tables.push((TSS + 4, STACK_KERNEL.to_le_bytes().to_vec()));
     tables.push((EXCEPTIONS, handlers()));
@@ -150,10 +142,7 @@ mod tests {
 
     #[test]
     fn nothing_overlaps() {
-        let mut spans: Vec<_> = tables()
-            .into_iter()
-            .map(|(at, bytes)| (at, at + bytes.len() as u64))
-            .collect();
+        let mut spans: Vec<_> = tables().into_iter().map(|(at, bytes)| (at, at + bytes.len() as u64)).collect();
         spans.push((PROGRAM, PROGRAM + 64));
         spans.push((SCRATCH, SCRATCH + 16));
         spans.sort_unstable();

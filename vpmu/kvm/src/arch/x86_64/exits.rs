@@ -1,8 +1,5 @@
 //! Exits that are specific to this architecture: port I/O.
-#![expect(
-    unsafe_code,
-    reason = "the exit reason determines which member of a union KVM filled"
-)]
+#![expect(unsafe_code, reason = "the exit reason determines which member of a union KVM filled")]
 
 use kvm_bindings::{KVM_EXIT_IO, KVM_EXIT_IO_OUT};
 use vpmu::{Access, Exit, ExitReason};

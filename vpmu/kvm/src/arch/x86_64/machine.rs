@@ -1,8 +1,6 @@
 //! The vCPU of a micro machine: starts in long mode, in ring 0 or 3.
 
-use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
-};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
 
 use super::{clock, code};
@@ -26,14 +24,9 @@ pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
 
 /// Creates the VM's vCPU, with all CPUID features that KVM supports.
 pub(crate) fn create_vcpu(kvm: &Kvm, vm: &VmFd) -> Result<VcpuFd, MachineError> {
-    let vcpu = vm
-        .create_vcpu(0)
-        .map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
-    let cpuid = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(MachineError::kvm("KVM_GET_SUPPORTED_CPUID"))?;
-    vcpu.set_cpuid2(&cpuid)
-        .map_err(MachineError::kvm("KVM_SET_CPUID2"))?;
+    let vcpu = vm.create_vcpu(0).map_err(MachineError::kvm("KVM_CREATE_VCPU"))?;
+    let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(MachineError::kvm("KVM_GET_SUPPORTED_CPUID"))?;
+    vcpu.set_cpuid2(&cpuid).map_err(MachineError::kvm("KVM_SET_CPUID2"))?;
     Ok(vcpu)
 }
 
@@ -42,9 +35,7 @@ impl Machine {
     pub(crate) fn enter(&mut self, ring: Ring) -> Result<(), MachineError> {
         let mut sregs = self.sregs()?;
         long_mode(&mut sregs, ring);
-        self.vcpu
-            .set_sregs(&sregs)
-            .map_err(MachineError::kvm("KVM_SET_SREGS"))?;
+        self.vcpu.set_sregs(&sregs).map_err(MachineError::kvm("KVM_SET_SREGS"))?;
         set_syscall_msrs(&self.vcpu)?;
         self.set_regs(|regs| {
             regs.rip = code::PROGRAM;
@@ -64,9 +55,7 @@ impl Machine {
     pub fn set_regs(&mut self, change: impl FnOnce(&mut kvm_regs)) -> Result<(), MachineError> {
         let mut regs = self.regs()?;
         change(&mut regs);
-        self.vcpu
-            .set_regs(&regs)
-            .map_err(MachineError::kvm("KVM_SET_REGS"))
+        self.vcpu.set_regs(&regs).map_err(MachineError::kvm("KVM_SET_REGS"))
     }
 
     /// Reads the general registers by `KVM_GET_REGS`.
@@ -74,9 +63,7 @@ impl Machine {
     /// # Errors
     /// The error of `KVM_GET_REGS`.
     pub fn regs(&self) -> Result<kvm_regs, MachineError> {
-        self.vcpu
-            .get_regs()
-            .map_err(MachineError::kvm("KVM_GET_REGS"))
+        self.vcpu.get_regs().map_err(MachineError::kvm("KVM_GET_REGS"))
     }
 
     /// Returns the ring that the vCPU is in.
@@ -88,9 +75,7 @@ impl Machine {
     }
 
     fn sregs(&self) -> Result<kvm_sregs, MachineError> {
-        self.vcpu
-            .get_sregs()
-            .map_err(MachineError::kvm("KVM_GET_SREGS"))
+        self.vcpu.get_sregs().map_err(MachineError::kvm("KVM_GET_SREGS"))
     }
 
     /// Makes KVM copy the general registers to the run page at every exit, for [`Machine::synced_rip`].
@@ -128,13 +113,7 @@ fn long_mode(sregs: &mut kvm_sregs, ring: Ring) {
         g: 1,
         ..Default::default()
     };
-    sregs.cs = kvm_segment {
-        selector: code_selector,
-        type_: 11,
-        db: 0,
-        l: 1,
-        ..data
-    };
+    sregs.cs = kvm_segment { selector: code_selector, type_: 11, db: 0, l: 1, ..data };
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
     sregs.tr = kvm_segment {
         base: code::TSS,
@@ -144,16 +123,8 @@ fn long_mode(sregs: &mut kvm_sregs, ring: Ring) {
         present: 1,
         ..Default::default()
     };
-    sregs.gdt = kvm_dtable {
-        base: code::GDT,
-        limit: code::GDT_LIMIT,
-        ..Default::default()
-    };
-    sregs.idt = kvm_dtable {
-        base: code::IDT,
-        limit: code::IDT_LIMIT,
-        ..Default::default()
-    };
+    sregs.gdt = kvm_dtable { base: code::GDT, limit: code::GDT_LIMIT, ..Default::default() };
+    sregs.idt = kvm_dtable { base: code::IDT, limit: code::IDT_LIMIT, ..Default::default() };
     // PG, AM, WP, NE, ET, MP, PE.
     sregs.cr0 = 0x8005_0033;
     sregs.cr3 = code::PML4;
@@ -163,17 +134,8 @@ fn long_mode(sregs: &mut kvm_sregs, ring: Ring) {
 }
 
 fn set_syscall_msrs(vcpu: &VcpuFd) -> Result<(), MachineError> {
-    let entries = [
-        (MSR_EFER, EFER),
-        (MSR_STAR, code::STAR),
-        (MSR_LSTAR, code::SYSCALL),
-        (MSR_SFMASK, 0x200),
-    ]
-    .map(|(index, data)| kvm_msr_entry {
-        index,
-        data,
-        ..Default::default()
-    });
+    let entries = [(MSR_EFER, EFER), (MSR_STAR, code::STAR), (MSR_LSTAR, code::SYSCALL), (MSR_SFMASK, 0x200)]
+        .map(|(index, data)| kvm_msr_entry { index, data, ..Default::default() });
     let failed = |e| MachineError::Kvm("KVM_SET_MSRS", e);
     let refused = || failed(kvm_ioctls::Error::new(libc::EINVAL));
     let msrs = Msrs::from_entries(&entries).map_err(|_| refused())?;

@@ -1,8 +1,5 @@
 //! A vCPU's instruction pointer, mode and other registers at an exit, read on demand.
-#![expect(
-    unsafe_code,
-    reason = "ioctls and reads of the run page, because kvm-ioctls borrows the vCPU during an exit"
-)]
+#![expect(unsafe_code, reason = "ioctls and reads of the run page, because kvm-ioctls borrows the vCPU during an exit")]
 
 use std::os::fd::BorrowedFd;
 
@@ -14,18 +11,8 @@ use vpmu::{CpuState, GuestRegs, Registers};
 use crate::run_page::{self, RunPage};
 
 mod request {
-    vmm_sys_util::ioctl_ior_nr!(
-        KVM_GET_REGS,
-        kvm_bindings::KVMIO,
-        0x81,
-        kvm_bindings::kvm_regs
-    );
-    vmm_sys_util::ioctl_ior_nr!(
-        KVM_GET_SREGS,
-        kvm_bindings::KVMIO,
-        0x83,
-        kvm_bindings::kvm_sregs
-    );
+    vmm_sys_util::ioctl_ior_nr!(KVM_GET_REGS, kvm_bindings::KVMIO, 0x81, kvm_bindings::kvm_regs);
+    vmm_sys_util::ioctl_ior_nr!(KVM_GET_SREGS, kvm_bindings::KVMIO, 0x83, kvm_bindings::kvm_sregs);
 }
 
 /// The privilege level of guest user mode.
@@ -67,11 +54,7 @@ pub struct ExitRegisters<'a> {
 
 impl<'a> ExitRegisters<'a> {
     pub(crate) fn new(vcpu: BorrowedFd<'a>, synced: Option<&'a RunPage>) -> Self {
-        Self {
-            vcpu,
-            synced,
-            known: None,
-        }
+        Self { vcpu, synced, known: None }
     }
 
     fn fetch(&self) -> Option<(kvm_regs, kvm_sregs)> {
@@ -110,10 +93,7 @@ impl Registers for ExitRegisters<'_> {
 fn locate(regs: &kvm_regs, sregs: &kvm_sregs) -> GuestRegs {
     // 64-bit code ignores the base of the code segment.
     let base = if sregs.cs.l == 1 { 0 } else { sregs.cs.base };
-    GuestRegs {
-        ip: base.wrapping_add(regs.rip),
-        user: sregs.ss.dpl == USER_LEVEL,
-    }
+    GuestRegs { ip: base.wrapping_add(regs.rip), user: sregs.ss.dpl == USER_LEVEL }
 }
 
 fn everything(regs: &kvm_regs, sregs: &kvm_sregs) -> CpuState {
@@ -159,10 +139,7 @@ mod tests {
 
     #[test]
     fn exit_address_is_linear_and_its_mode_the_stack_segments() {
-        let regs = kvm_regs {
-            rip: 0x10,
-            ..Default::default()
-        };
+        let regs = kvm_regs { rip: 0x10, ..Default::default() };
         let mut sregs = kvm_sregs::default();
         sregs.cs.base = 0xffff_0000;
         let real = locate(&regs, &sregs);
@@ -195,13 +172,7 @@ mod tests {
             r14: 22,
             r15: 23,
         };
-        let mut sregs = kvm_sregs {
-            cr0: 30,
-            cr3: 33,
-            cr4: 34,
-            efer: 35,
-            ..Default::default()
-        };
+        let mut sregs = kvm_sregs { cr0: 30, cr3: 33, cr4: 34, efer: 35, ..Default::default() };
         sregs.cs.selector = 10;
         sregs.cs.l = 1;
         sregs.ss.selector = 11;
@@ -212,10 +183,7 @@ mod tests {
         sregs.gs.selector = 15;
         let state = everything(&regs, &sregs);
         assert!((0..24).eq(state.general));
-        assert_eq!(
-            [state.cr0, state.cr3, state.cr4, state.efer],
-            [30, 33, 34, 35]
-        );
+        assert_eq!([state.cr0, state.cr3, state.cr4, state.efer], [30, 33, 34, 35]);
         assert!(state.user && state.code64);
     }
 }

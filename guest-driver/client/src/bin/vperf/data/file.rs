@@ -28,10 +28,7 @@ pub(crate) enum DataError {
     #[error("line {0} states how many bytes follow it, but this number is wrong")]
     Aux(usize),
     #[error("line {line} cannot be read")]
-    Line {
-        line: usize,
-        source: serde_json::Error,
-    },
+    Line { line: usize, source: serde_json::Error },
 }
 
 /// Writes a recording.
@@ -46,13 +43,8 @@ impl Writer {
             old.push(".old");
             std::fs::rename(path, &old).map_err(|error| DataError::Keep(old.into(), error))?;
         }
-        let mut writer = Self(BufWriter::new(
-            File::create(path).map_err(DataError::Create)?,
-        ));
-        writer.line(&Line::Header(Header {
-            version: VERSION,
-            target: target.into(),
-        }))?;
+        let mut writer = Self(BufWriter::new(File::create(path).map_err(DataError::Create)?));
+        writer.line(&Line::Header(Header { version: VERSION, target: target.into() }))?;
         Ok(writer)
     }
 
@@ -80,16 +72,8 @@ pub(crate) fn read(path: &Path, mut each: impl FnMut(Line)) -> Result<bool, Data
     let mut number = 0;
     loop {
         bytes.clear();
-        if file
-            .read_until(b'\n', &mut bytes)
-            .map_err(DataError::Read)?
-            == 0
-        {
-            return if number == 0 {
-                Err(DataError::NotOurs)
-            } else {
-                Ok(false)
-            };
+        if file.read_until(b'\n', &mut bytes).map_err(DataError::Read)? == 0 {
+            return if number == 0 { Err(DataError::NotOurs) } else { Ok(false) };
         }
         number += 1;
         let mut line = match serde_json::from_slice(&bytes) {
@@ -97,10 +81,7 @@ pub(crate) fn read(path: &Path, mut each: impl FnMut(Line)) -> Result<bool, Data
             Err(_) if number == 1 => return Err(DataError::NotOurs),
             Err(_) if bytes.last() != Some(&b'\n') => return Ok(true),
             Err(source) => {
-                return Err(DataError::Line {
-                    line: number,
-                    source,
-                });
+                return Err(DataError::Line { line: number, source });
             }
         };
         match &line {
@@ -114,9 +95,7 @@ pub(crate) fn read(path: &Path, mut each: impl FnMut(Line)) -> Result<bool, Data
         }
         if let Line::Aux(aux) = &mut line {
             let mut follows = (&mut file).take(aux.bytes.saturating_add(1));
-            follows
-                .read_to_end(&mut aux.data)
-                .map_err(DataError::Read)?;
+            follows.read_to_end(&mut aux.data).map_err(DataError::Read)?;
             if aux.data.len() as u64 <= aux.bytes {
                 return Ok(true);
             }

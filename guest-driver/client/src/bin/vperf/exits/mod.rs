@@ -25,11 +25,7 @@ use crate::workload::WorkloadError;
 ///   vperf exits report --sort task,symbol
 ///   vperf exits timeline -o trace.json            for chrome://tracing or ui.perfetto.dev
 #[derive(Debug, Args)]
-#[command(
-    verbatim_doc_comment,
-    args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true
-)]
+#[command(verbatim_doc_comment, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct ExitsArgs {
     #[command(subcommand)]
     command: Option<ExitsCommand>,

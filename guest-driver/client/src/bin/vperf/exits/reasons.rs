@@ -31,13 +31,7 @@ pub(super) fn reason(exit: &Exit, processor: Processor) -> String {
 pub(super) fn what(exit: &Exit, processor: Processor) -> String {
     if let Some(access) = exit.access() {
         let place = if access.memory { "memory" } else { "port" };
-        return described(
-            place,
-            access.address,
-            access.write,
-            access.size.into(),
-            access.count,
-        );
+        return described(place, access.address, access.write, access.size.into(), access.count);
     }
     let Reason::Hardware(number) = exit.reason() else {
         return String::new();
@@ -46,13 +40,7 @@ pub(super) fn what(exit: &Exit, processor: Processor) -> String {
     match (processor, number) {
         // SVM, EXITINFO1 of an I/O instruction: the direction (1 to read) in bit 0, the number of
         // bytes in bits 4 to 6, the port in bits 16 to 31.
-        (Processor::Svm, 0x7b) => described(
-            "port",
-            first >> 16 & 0xffff,
-            first & 1 == 0,
-            first >> 4 & 7,
-            1,
-        ),
+        (Processor::Svm, 0x7b) => described("port", first >> 16 & 0xffff, first & 1 == 0, first >> 4 & 7, 1),
         (Processor::Svm, 0x7c) => if first & 1 == 0 { "read" } else { "write" }.into(),
         (Processor::Svm, 0x400) if second != 0 => {
             let access = match first & 0x12 {
@@ -81,11 +69,7 @@ pub(super) fn what(exit: &Exit, processor: Processor) -> String {
 fn described(place: &str, address: u64, write: bool, size: u64, count: u32) -> String {
     let direction = if write { "write" } else { "read" };
     let bytes = if size == 1 { "byte" } else { "bytes" };
-    let times = if count > 1 {
-        format!(" x{count}")
-    } else {
-        String::new()
-    };
+    let times = if count > 1 { format!(" x{count}") } else { String::new() };
     format!("{place} {address:#x} {direction} {size} {bytes}{times}")
 }
 
@@ -271,64 +255,34 @@ mod tests {
     }
 
     fn exit(flags: u8, reason: u16, qualification: u64, detail: u64) -> composed::Exit {
-        composed::Exit {
-            flags,
-            reason,
-            qualification,
-            detail,
-            ..composed::Exit::default()
-        }
+        composed::Exit { flags, reason, qualification, detail, ..composed::Exit::default() }
     }
 
     #[test]
     fn accesses_are_described_in_words() {
-        let of =
-            |reason, address, detail| words(exit(0, reason, address, detail), Processor::Unknown).1;
-        assert_eq!(
-            of(2, 0x3f8, 1 | 1 << 8 | 1 << 32),
-            "port 0x3f8 write 1 byte"
-        );
+        let of = |reason, address, detail| words(exit(0, reason, address, detail), Processor::Unknown).1;
+        assert_eq!(of(2, 0x3f8, 1 | 1 << 8 | 1 << 32), "port 0x3f8 write 1 byte");
         assert_eq!(of(2, 0x60, 2 | 7 << 32), "port 0x60 read 2 bytes x7");
-        assert_eq!(
-            of(3, 0xd000_0000, 4 | 1 << 8),
-            "memory 0xd0000000 write 4 bytes"
-        );
+        assert_eq!(of(3, 0xd000_0000, 4 | 1 << 8), "memory 0xd0000000 write 4 bytes");
         assert_eq!(of(4, 0, 0), "");
         assert_eq!(of(2, 0, 0), "", "an unknown access has no text");
     }
 
     #[test]
     fn hardware_reasons_have_vendor_names() {
-        let of = |number, processor, first, second| {
-            words(exit(PACKET_HARDWARE, number, first, second), processor)
-        };
+        let of = |number, processor, first, second| words(exit(PACKET_HARDWARE, number, first, second), processor);
         let pair = |reason: &str, what: &str| (reason.to_owned(), what.to_owned());
         let (svm, vmx) = (Processor::Svm, Processor::Vmx);
-        assert_eq!(
-            of(0x7b, svm, 0x3f8 << 16 | 1 << 4, 0),
-            pair("port io", "port 0x3f8 write 1 byte")
-        );
-        assert_eq!(
-            of(0x7b, svm, 0x60 << 16 | 2 << 4 | 1, 0),
-            pair("port io", "port 0x60 read 2 bytes")
-        );
+        assert_eq!(of(0x7b, svm, 0x3f8 << 16 | 1 << 4, 0), pair("port io", "port 0x3f8 write 1 byte"));
+        assert_eq!(of(0x7b, svm, 0x60 << 16 | 2 << 4 | 1, 0), pair("port io", "port 0x60 read 2 bytes"));
         assert_eq!(of(0x7c, svm, 1, 0), pair("msr", "write"));
-        assert_eq!(
-            of(0x400, svm, 4 | 2, 0xd000_0000),
-            pair("nested page fault", "memory 0xd0000000 write")
-        );
-        assert_eq!(
-            of(30, vmx, 0x3f8 << 16 | 8 | 3, 0),
-            pair("port io", "port 0x3f8 read 4 bytes")
-        );
+        assert_eq!(of(0x400, svm, 4 | 2, 0xd000_0000), pair("nested page fault", "memory 0xd0000000 write"));
+        assert_eq!(of(30, vmx, 0x3f8 << 16 | 8 | 3, 0), pair("port io", "port 0x3f8 read 4 bytes"));
         assert_eq!(of(48, vmx, 2, 0), pair("ept violation", "write"));
         assert_eq!(of(12, vmx, 0, 0), pair("hlt", ""));
         assert_eq!(of(0x300, svm, 0, 0), pair("svm:0x300", ""));
         assert_eq!(of(300, vmx, 0, 0), pair("vmx:300", ""));
-        assert_eq!(
-            of(0x78, Processor::Unknown, 0, 0),
-            pair("hardware:0x78", "")
-        );
+        assert_eq!(of(0x78, Processor::Unknown, 0, 0), pair("hardware:0x78", ""));
         assert_eq!(words(exit(0, 99, 0, 0), svm), pair("unknown:99", ""));
         assert_eq!(words(exit(0, 5, 0, 0), svm), pair("signal", ""));
     }

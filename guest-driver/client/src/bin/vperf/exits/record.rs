@@ -111,13 +111,10 @@ impl RecordArgs {
 /// Names of the traces in `entries` for `reasons`. If `reasons` is empty, the trace of all exits
 /// or, if the host lacks this trace, the trace of exits to user space.
 fn names(entries: &[Entry], reasons: &[Reason]) -> Result<Vec<String>, RecordError> {
-    let is_trace =
-        |entry: &&Entry| entry.kind == KIND_EXIT_TRACE && entry.trace == Some(Format::Exits);
+    let is_trace = |entry: &&Entry| entry.kind == KIND_EXIT_TRACE && entry.trace == Some(Format::Exits);
     let of = |reason: Reason| {
         let traces = entries.iter().filter(is_trace);
-        let entry = traces
-            .into_iter()
-            .find(|entry| entry.config == reason as u64);
+        let entry = traces.into_iter().find(|entry| entry.config == reason as u64);
         entry.map(|entry| entry.name.clone())
     };
     if reasons.is_empty() {
@@ -145,10 +142,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let vpmu = Vpmu::open()?;
     let names = names(vpmu.catalogue().entries(), &args.reason)?;
     let traced = choose(&vpmu, &names)?;
-    let areas = AreaChoice {
-        pages: args.aux_size,
-        snapshot: args.snapshot,
-    };
+    let areas = AreaChoice { pages: args.aux_size, snapshot: args.snapshot };
     let signals: &[i32] = if args.snapshot { &[SNAPSHOT] } else { &[] };
     let target = args.target.prepare_catching(signals)?;
     let opened = areas.open(&vpmu, &target, &traced, 0)?;
@@ -196,23 +190,13 @@ mod tests {
     fn reasons_are_the_catalogues_traces() {
         let mut entries = vec![entry("user", 1), entry("io", 2), entry("mmio", 3)];
         // Exits that can be counted but not traced.
-        entries.push(Entry {
-            kind: 0x101,
-            trace: None,
-            ..entry("exits", 0)
-        });
+        entries.push(Entry { kind: 0x101, trace: None, ..entry("exits", 0) });
         let of = |reasons: &[Reason]| names(&entries, reasons).map_err(|error| error.to_string());
         assert_eq!(of(&[]), Ok(vec!["user".into()]));
-        assert_eq!(
-            of(&[Reason::Mmio, Reason::Io]),
-            Ok(vec!["mmio".into(), "io".into()])
-        );
+        assert_eq!(of(&[Reason::Mmio, Reason::Io]), Ok(vec!["mmio".into(), "io".into()]));
         assert_eq!(
             of(&[Reason::All]),
-            Err(
-                "--reason all: this host cannot trace these exits; it can trace: user, io, mmio"
-                    .into()
-            )
+            Err("--reason all: this host cannot trace these exits; it can trace: user, io, mmio".into())
         );
         entries.push(entry("every", 0));
         assert_eq!(names(&entries, &[]).unwrap(), ["every"]);
@@ -227,17 +211,12 @@ mod tests {
 
     #[test]
     fn command_after_exits_keeps_its_options() {
-        let line =
-            Line::try_parse_from("record --reason io,hlt -m 64K -o f ls --reason x".split(' '));
+        let line = Line::try_parse_from("record --reason io,hlt -m 64K -o f ls --reason x".split(' '));
         let args = line.unwrap().args;
         assert_eq!(args.reason, [Reason::Io, Reason::Hlt]);
         assert_eq!((args.aux_size, args.output()), (Some(4), Path::new("f")));
         assert_eq!(args.target.command, ["ls", "--reason", "x"]);
-        for wrong in [
-            "record --reason none ls",
-            "record -m 3M ls",
-            "record --aux 1 ls",
-        ] {
+        for wrong in ["record --reason none ls", "record -m 3M ls", "record --aux 1 ls"] {
             assert!(Line::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
         }
     }

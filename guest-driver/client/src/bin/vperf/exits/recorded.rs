@@ -68,11 +68,7 @@ impl Trace {
 impl Recorded {
     /// Reads everything in `path` except the exits.
     pub(super) fn read(path: &Path) -> Result<Self, RecordedError> {
-        let mut recorded = Self {
-            path: path.into(),
-            began: u64::MAX,
-            ..Self::default()
-        };
+        let mut recorded = Self { path: path.into(), began: u64::MAX, ..Self::default() };
         // Lost bytes, as counted in each event's last sync packet. The key is the trace, the number
         // of the task or CPU, and the event.
         let mut losses = HashMap::new();
@@ -100,10 +96,7 @@ impl Recorded {
             Line::Process(process) => self.processes.push(process),
             Line::Task(task) => self.tasks.push(task),
             Line::Kernel(kernel) => self.kernel = kernel,
-            Line::Trace(line) => self.traces.push(Trace {
-                line,
-                ..Trace::default()
-            }),
+            Line::Trace(line) => self.traces.push(Trace { line, ..Trace::default() }),
             Line::Aux(aux) => {
                 let Some(trace) = self.traces.get_mut(aux.trace) else {
                     return;
@@ -158,18 +151,12 @@ impl Recorded {
 
     /// Labels for the recording's exits.
     pub(super) fn labels<'a>(&'a self, programs: &'a mut Programs) -> Labels<'a> {
-        Labels {
-            names: Names::new(&self.processes, &self.tasks, &self.kernel, programs),
-            known: HashMap::new(),
-        }
+        Labels { names: Names::new(&self.processes, &self.tasks, &self.kernel, programs), known: HashMap::new() }
     }
 }
 
 fn read_lines(path: &Path, each: impl FnMut(Line)) -> Result<bool, RecordedError> {
-    data::read(path, each).map_err(|source| RecordedError::Data {
-        path: path.into(),
-        source,
-    })
+    data::read(path, each).map_err(|source| RecordedError::Data { path: path.into(), source })
 }
 
 /// Names of the tasks and functions that caused exits. The same functions cause many exits, so each name is looked up
@@ -187,23 +174,11 @@ impl Labels<'_> {
     pub(super) fn of(&mut self, exit: &Exit, key: Key) -> &str {
         let (pid, time, user) = (exit.pid(), exit.time(), exit.user());
         let ip = exit.ip().filter(|_| key == Key::Symbol);
-        let spot = Spot {
-            pid,
-            time,
-            cpu: exit.vcpu(),
-            ip: ip.unwrap_or(0),
-            user,
-        };
+        let spot = Spot { pid, time, cpu: exit.vcpu(), ip: ip.unwrap_or(0), user };
         let names = &mut self.names;
         let version = names.version(pid, time);
-        self.known
-            .entry((key, pid, version, ip, user))
-            .or_insert_with(|| {
-                if key == Key::Symbol && ip.is_none() {
-                    "[unknown]".into()
-                } else {
-                    names.of(&spot, key)
-                }
-            })
+        self.known.entry((key, pid, version, ip, user)).or_insert_with(|| {
+            if key == Key::Symbol && ip.is_none() { "[unknown]".into() } else { names.of(&spot, key) }
+        })
     }
 }

@@ -88,28 +88,18 @@ fn names<S: serde::Serializer>(keys: &[Key], serializer: S) -> Result<S::Ok, S::
 
 /// Shows the default report.
 pub(super) fn show(input: &Path) -> Result<(), ReportError> {
-    run(&ReportArgs {
-        input: input.into(),
-        sort: Vec::new(),
-        top: DEFAULT_TOP,
-        json: false,
-    })
+    run(&ReportArgs { input: input.into(), sort: Vec::new(), top: DEFAULT_TOP, json: false })
 }
 
 pub(super) fn run(args: &ReportArgs) -> Result<(), ReportError> {
     let text = render(args)?;
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(ReportError::Write)
+    io::stdout().write_all(text.as_bytes()).map_err(ReportError::Write)
 }
 
 pub(super) fn render(args: &ReportArgs) -> Result<String, ReportError> {
     let recorded = Recorded::read(&args.input)?;
-    let keys: Vec<Vec<Key>> = if args.sort.is_empty() {
-        vec![vec![Key::Reason], CALLERS.to_vec()]
-    } else {
-        vec![args.sort.clone()]
-    };
+    let keys: Vec<Vec<Key>> =
+        if args.sort.is_empty() { vec![vec![Key::Reason], CALLERS.to_vec()] } else { vec![args.sort.clone()] };
     let report = Report {
         target: &recorded.target,
         complete: recorded.complete,
@@ -150,10 +140,7 @@ fn add_up<'a>(recorded: &'a Recorded, keys: &[Vec<Key>]) -> Result<Vec<Traced<'a
             tables: keys
                 .iter()
                 .zip(totals)
-                .map(|(keys, totals)| Table {
-                    keys: keys.clone(),
-                    rows: totals.rows(),
-                })
+                .map(|(keys, totals)| Table { keys: keys.clone(), rows: totals.rows() })
                 .collect(),
         }
     };
@@ -170,9 +157,7 @@ fn to_text(report: &Report<'_>, kernel_is_hidden: bool, top: usize) -> String {
         text.push_str("\n# The recording is truncated.\n");
     }
     if kernel_is_hidden {
-        text.push_str(
-            "# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n",
-        );
+        text.push_str("# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n");
     }
     for trace in &report.traces {
         text.push_str(&heading(trace));
@@ -204,10 +189,7 @@ fn heading(trace: &Traced<'_>) -> String {
         ));
     }
     if trace.unreadable_pages > 0 {
-        text.push_str(&format!(
-            "# {} unreadable pages.\n",
-            grouped(trace.unreadable_pages)
-        ));
+        text.push_str(&format!("# {} unreadable pages.\n", grouped(trace.unreadable_pages)));
     }
     text
 }
@@ -215,13 +197,7 @@ fn heading(trace: &Traced<'_>) -> String {
 fn to_table(table_of: &Table, top: usize) -> String {
     const HEADS: [&str; 6] = ["EXITS", "%EXITS", "TIME", "%TIME", "MEAN", "WORST"];
     let keys = table_of.keys.iter().map(|&key| name(key).to_uppercase());
-    let mut lines = vec![
-        HEADS
-            .iter()
-            .map(|&head| head.to_owned())
-            .chain(keys)
-            .collect(),
-    ];
+    let mut lines = vec![HEADS.iter().map(|&head| head.to_owned()).chain(keys).collect()];
     for row in table_of.rows.iter().take(top) {
         let mut cells: Vec<String> = vec![
             grouped(row.exits),
@@ -242,10 +218,7 @@ fn to_table(table_of: &Table, top: usize) -> String {
     let mut text = table(&columns, &lines);
     let left_out = table_of.rows.len().saturating_sub(top);
     if left_out > 0 {
-        text.push_str(&format!(
-            "({left_out} more: --top {})\n",
-            table_of.rows.len()
-        ));
+        text.push_str(&format!("({left_out} more: --top {})\n", table_of.rows.len()));
     }
     text
 }

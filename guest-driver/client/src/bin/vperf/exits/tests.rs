@@ -10,9 +10,7 @@ use vpmu_client::trace::Format;
 
 use super::composed::{self, sync};
 use super::*;
-use crate::data::{
-    Aux, End, Kernel, Line, Map, Process, Processor, Symbol, TraceLine, Traced, Writer,
-};
+use crate::data::{Aux, End, Kernel, Line, Map, Process, Processor, Symbol, TraceLine, Traced, Writer};
 
 const USER_IP: u8 = PACKET_USER | PACKET_IP;
 
@@ -33,46 +31,22 @@ fn recorded(complete: bool, traces: &[(Format, Vec<Vec<u8>>)]) -> (TempDir, Path
     }
     for (trace, (_, packets)) in traces.iter().enumerate() {
         let data = packets.concat();
-        line(Line::Aux(Aux {
-            trace,
-            place: 0,
-            position: 0,
-            bytes: data.len() as u64,
-            data,
-        }));
+        line(Line::Aux(Aux { trace, place: 0, position: 0, bytes: data.len() as u64, data }));
     }
     // vperf writes the processes after the exits.
     line(Line::Process(Process {
         pid: 7,
         comm: "work".into(),
         time: 0,
-        maps: vec![Map {
-            start: 0x4000,
-            end: 0x5000,
-            offset: 0,
-            path: "/nonexistent/work".into(),
-        }],
+        maps: vec![Map { start: 0x4000, end: 0x5000, offset: 0, path: "/nonexistent/work".into() }],
     }));
     if complete {
-        line(Line::Traced(Traced {
-            trace: 0,
-            place: 0,
-            produced: 10_000,
-            lost: 192,
-            written: 9_808,
-        }));
+        line(Line::Traced(Traced { trace: 0, place: 0, produced: 10_000, lost: 192, written: 9_808 }));
         line(Line::Kernel(Kernel {
-            symbols: vec![Symbol {
-                start: 0xf000,
-                end: 0xf100,
-                name: "write_port".into(),
-            }],
+            symbols: vec![Symbol { start: 0xf000, end: 0xf100, name: "write_port".into() }],
             hidden: false,
         }));
-        line(Line::End(End {
-            elapsed_ns: 2_000_000,
-            ..End::default()
-        }));
+        line(Line::End(End { elapsed_ns: 2_000_000, ..End::default() }));
     }
     writer.flush().unwrap();
     (dir, path)
@@ -93,21 +67,9 @@ fn exit(flags: u8, reason: u16, outside: u64) -> composed::Exit {
 /// Two port writes by a kernel function, a memory read, a halt, and an exit whose packet is marked
 /// `PACKET_CUT`.
 fn packets() -> Vec<Vec<u8>> {
-    let port = composed::Exit {
-        qualification: 0x3f8,
-        detail: 1 | 1 << 8 | 1 << 32,
-        ..exit(PACKET_IP, 2, 1_000)
-    };
-    let memory = composed::Exit {
-        qualification: 0xd000_0000,
-        detail: 4,
-        vcpu: 1,
-        ..exit(USER_IP, 3, 5_000)
-    };
-    let longer = composed::Exit {
-        outside: 3_000,
-        ..port
-    };
+    let port = composed::Exit { qualification: 0x3f8, detail: 1 | 1 << 8 | 1 << 32, ..exit(PACKET_IP, 2, 1_000) };
+    let memory = composed::Exit { qualification: 0xd000_0000, detail: 4, vcpu: 1, ..exit(USER_IP, 3, 5_000) };
+    let longer = composed::Exit { outside: 3_000, ..port };
     vec![
         sync(1, 0, 0),
         port.bytes(),
@@ -161,7 +123,10 @@ fn exits_report_shows_reason_task_and_time() {
          \n"
     );
     let short = report::render(&args("--sort cpu --top 1", &path)).unwrap();
-    assert!(short.ends_with("  CPU\n    4  80.00%  95.000 us  95.00%  23.750 us  90.000 us  0\n(1 more: --top 2)\n\n"), "{short}");
+    assert!(
+        short.ends_with("  CPU\n    4  80.00%  95.000 us  95.00%  23.750 us  90.000 us  0\n(1 more: --top 2)\n\n"),
+        "{short}"
+    );
 }
 
 #[test]
@@ -187,10 +152,7 @@ fn json_has_every_row_and_the_bytes() {
     assert_eq!(rows.len(), 4);
     assert_eq!(rows[2]["reason"], "io");
     assert_eq!(rows[2]["symbol"], "[k] write_port");
-    assert_eq!(
-        (&rows[2]["exits"], &rows[2]["mean_ns"]),
-        (&2.into(), &2_000.into())
-    );
+    assert_eq!((&rows[2]["exits"], &rows[2]["mean_ns"]), (&2.into(), &2_000.into()));
 }
 
 #[test]
@@ -231,22 +193,13 @@ fn recordings_without_exits_name_what_to_do() {
 
 #[test]
 fn timeline_is_chrome_trace_json() {
-    let traces = [
-        (Format::Exits, packets()),
-        (Format::Samples, Vec::new()),
-        (Format::Exits, Vec::new()),
-    ];
+    let traces = [(Format::Exits, packets()), (Format::Samples, Vec::new()), (Format::Exits, Vec::new())];
     let (dir, input) = recorded(true, &traces);
     let output = dir.path().join("trace.json");
-    timeline::run(&timeline::TimelineArgs {
-        input,
-        output: output.clone(),
-    })
-    .unwrap();
+    timeline::run(&timeline::TimelineArgs { input, output: output.clone() }).unwrap();
     let trace: Value = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    let of =
-        |ph: &str| -> Vec<&Value> { events.iter().filter(|event| event["ph"] == ph).collect() };
+    let of = |ph: &str| -> Vec<&Value> { events.iter().filter(|event| event["ph"] == ph).collect() };
     let exits = of("X");
     assert_eq!(exits.len(), 5);
     // The time axis begins at 5 ns, the time of the first sync.
@@ -261,10 +214,8 @@ fn timeline_is_chrome_trace_json() {
     assert_eq!(exits[2]["tid"], 1);
     assert_eq!(exits[4]["args"]["cut"], true);
     let named = of("M");
-    let names: Vec<(&str, &str)> = named
-        .iter()
-        .filter_map(|event| Some((event["name"].as_str()?, event["args"]["name"].as_str()?)))
-        .collect();
+    let names: Vec<(&str, &str)> =
+        named.iter().filter_map(|event| Some((event["name"].as_str()?, event["args"]["name"].as_str()?))).collect();
     assert_eq!(
         names,
         [
@@ -277,10 +228,7 @@ fn timeline_is_chrome_trace_json() {
     // An empty recording has a timeline, too. An unwritable file is named in the error.
     let (dir, input) = recorded(true, &[(Format::Exits, Vec::new())]);
     let run = |output: &std::path::Path| {
-        timeline::run(&timeline::TimelineArgs {
-            input: input.clone(),
-            output: output.into(),
-        })
+        timeline::run(&timeline::TimelineArgs { input: input.clone(), output: output.into() })
     };
     let output = dir.path().join("empty.json");
     run(&output).unwrap();
@@ -288,10 +236,7 @@ fn timeline_is_chrome_trace_json() {
     assert_eq!(empty["traceEvents"].as_array().map(Vec::len), Some(1));
     let error = run(&dir.path().join("no/such")).unwrap_err().to_string();
     assert!(error.contains("no/such"), "{error}");
-    assert!(matches!(
-        run(std::path::Path::new("/dev/full")),
-        Err(timeline::TimelineError::Write { .. })
-    ));
+    assert!(matches!(run(std::path::Path::new("/dev/full")), Err(timeline::TimelineError::Write { .. })));
 }
 
 #[test]
@@ -305,13 +250,7 @@ fn exits_alone_records_and_shows() {
     let alone = parse("exits --reason io -- report -i x").unwrap();
     assert!(alone.command.is_none());
     assert_eq!(alone.record.target.command, ["report", "-i", "x"]);
-    assert!(matches!(
-        parse("exits report -i x").unwrap().command,
-        Some(ExitsCommand::Report(_))
-    ));
-    assert!(matches!(
-        parse("exits record -a -- true").unwrap().command,
-        Some(ExitsCommand::Record(_))
-    ));
+    assert!(matches!(parse("exits report -i x").unwrap().command, Some(ExitsCommand::Report(_))));
+    assert!(matches!(parse("exits record -a -- true").unwrap().command, Some(ExitsCommand::Record(_))));
     assert!(parse("exits report --sort colour").is_err());
 }

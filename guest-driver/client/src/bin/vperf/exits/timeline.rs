@@ -85,10 +85,7 @@ enum Arguments<'a> {
 
 pub(super) fn run(args: &TimelineArgs) -> Result<(), TimelineError> {
     let recorded = Recorded::read(&args.input)?;
-    let error = |source| TimelineError::Write {
-        path: args.output.clone(),
-        source,
-    };
+    let error = |source| TimelineError::Write { path: args.output.clone(), source };
     let mut file = BufWriter::new(File::create(&args.output).map_err(error)?);
     let exits = write(&recorded, &mut file)?.map_err(error)?;
     let _ = writeln!(
@@ -107,15 +104,12 @@ fn write(recorded: &Recorded, file: &mut impl Write) -> Result<io::Result<u64>, 
     let mut labels = recorded.labels(&mut programs);
     let mut seen = BTreeSet::new();
     let mut exits = 0u64;
-    let mut failed = file
-        .write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")
-        .err();
+    let mut failed = file.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[").err();
     let mut separator = "\n";
     let mut put = |failed: &mut Option<io::Error>, event: &Event<'_>| {
         if failed.is_none() {
-            let written = file
-                .write_all(separator.as_bytes())
-                .and_then(|()| Ok(serde_json::to_writer(&mut *file, event)?));
+            let written =
+                file.write_all(separator.as_bytes()).and_then(|()| Ok(serde_json::to_writer(&mut *file, event)?));
             *failed = written.err();
             separator = ",\n";
         }
@@ -124,16 +118,9 @@ fn write(recorded: &Recorded, file: &mut impl Write) -> Result<io::Result<u64>, 
         let processor = recorded.traces[trace].line.processor;
         seen.insert((trace, exit.vcpu()));
         exits += 1;
-        with_event(
-            trace,
-            exit,
-            processor,
-            recorded.began,
-            &mut labels,
-            |event| {
-                put(&mut failed, event);
-            },
-        );
+        with_event(trace, exit, processor, recorded.began, &mut labels, |event| {
+            put(&mut failed, event);
+        });
     })?;
     let traces = recorded.traces.iter().enumerate();
     for (trace, line) in traces.filter(|(_, trace)| trace.has_exits()) {
@@ -144,23 +131,12 @@ fn write(recorded: &Recorded, file: &mut impl Write) -> Result<io::Result<u64>, 
         let name = format!("vCPU {cpu}");
         put(&mut failed, &named("thread_name", trace, Some(cpu), &name));
     }
-    let ended = failed.map_or_else(
-        || file.write_all(b"\n]}\n").and_then(|()| file.flush()),
-        Err,
-    );
+    let ended = failed.map_or_else(|| file.write_all(b"\n]}\n").and_then(|()| file.flush()), Err);
     Ok(ended.map(|()| exits))
 }
 
 fn named<'a>(what: &'a str, trace: usize, tid: Option<u32>, name: &'a str) -> Event<'a> {
-    Event {
-        name: what,
-        ph: 'M',
-        pid: trace,
-        tid,
-        ts: None,
-        dur: None,
-        args: Arguments::Name { name },
-    }
+    Event { name: what, ph: 'M', pid: trace, tid, ts: None, dur: None, args: Arguments::Name { name } }
 }
 
 fn with_event(
@@ -195,10 +171,7 @@ fn with_event(
     });
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "exact to the nanosecond for a hundred days"
-)]
+#[expect(clippy::cast_precision_loss, reason = "exact to the nanosecond for a hundred days")]
 fn microseconds(nanoseconds: i64) -> f64 {
     nanoseconds as f64 / 1000.0
 }

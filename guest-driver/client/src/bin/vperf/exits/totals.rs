@@ -93,11 +93,7 @@ pub(super) struct Totals {
 
 impl Totals {
     pub(super) fn by(keys: &[Key]) -> Self {
-        Self {
-            keys: keys.to_vec(),
-            totals: HashMap::new(),
-            all: Sum::default(),
-        }
+        Self { keys: keys.to_vec(), totals: HashMap::new(), all: Sum::default() }
     }
 
     pub(super) fn add(&mut self, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) {

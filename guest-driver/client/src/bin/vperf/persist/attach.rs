@@ -96,27 +96,19 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     let signals = Signals::catch(&[]).map_err(TargetError::Signals)?;
     let event = vpmu.reopen(&listed)?;
     let name = || listed.name.clone();
-    let history = |source| PersistError::History {
-        name: name(),
-        source,
-    };
+    let history = |source| PersistError::History { name: name(), source };
     let mut reader = Reader::new(&event, &listed).map_err(history)?;
     // If the event's CPU is offline, fail before attaching: an attached event ends with this program, even if a later
     // step fails.
     if let Err(error) = event.flush()
         && is_away(&error)
     {
-        return Err(PersistError::Away {
-            name: name(),
-            cpu: listed.cpu,
-        });
+        return Err(PersistError::Away { name: name(), cpu: listed.cpu });
     }
     event.attach()?;
     let mut rendering = Rendering::new(&vpmu, std::slice::from_ref(&listed));
-    let mut text = args.output.is_none().then(|| Text {
-        functions: render::kernel_functions(),
-        programs: Programs::default(),
-    });
+    let mut text =
+        args.output.is_none().then(|| Text { functions: render::kernel_functions(), programs: Programs::default() });
     let mut missed = 0;
     let mut ended = matches!(reader, Reader::None);
     loop {
@@ -125,9 +117,7 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
             // state, reading its count below fails as well, and that error is reported.
             let _ = event.flush();
         }
-        missed += reader
-            .read(|record| rendering.add(0, record))
-            .map_err(history)?;
+        missed += reader.read(|record| rendering.add(0, record)).map_err(history)?;
         if let Some(text) = &mut text {
             text.write(&vpmu, &mut rendering)?;
         }
@@ -141,10 +131,7 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         let heading = format!("persistent event {}", listed.name);
         rendering.write(&vpmu, path, &heading)?;
     }
-    let count = event.read().map_err(|source| PersistError::Event {
-        name: name(),
-        source,
-    })?;
+    let count = event.read().map_err(|source| PersistError::Event { name: name(), source })?;
     say(&format!(
         "{}: counted {}; {} samples shown, {} lost, {missed} bytes overwritten before they were read; the event ends",
         listed.name,
@@ -166,10 +153,7 @@ impl Text {
     fn write(&mut self, vpmu: &Vpmu, rendering: &mut Rendering) -> Result<(), PersistError> {
         let text = rendering.take_text(vpmu, &self.functions, &mut self.programs)?;
         let mut stdout = io::stdout();
-        stdout
-            .write_all(text.as_bytes())
-            .and_then(|()| stdout.flush())
-            .map_err(PersistError::Write)
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(PersistError::Write)
     }
 }
 

@@ -52,28 +52,18 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
         unreadable += snapshot.unreadable;
     }
     if unreadable > 0 {
-        say(&format!(
-            "{} records could not be parsed and are left out",
-            grouped(unreadable)
-        ));
+        say(&format!("{} records could not be parsed and are left out", grouped(unreadable)));
     }
     let sums = rendering.sums();
     let Some(path) = &args.output else {
         let functions = render::kernel_functions();
         let text = rendering.take_text(&vpmu, &functions, &mut Programs::default())?;
-        return io::stdout()
-            .write_all(text.as_bytes())
-            .map_err(PersistError::Write);
+        return io::stdout().write_all(text.as_bytes()).map_err(PersistError::Write);
     };
     let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
     let heading = format!("persistent events {}", names.join(", "));
     rendering.write(&vpmu, path, &heading)?;
-    say(&format!(
-        "{} samples written to {}, {} lost",
-        grouped(sums.samples),
-        path.display(),
-        grouped(sums.lost)
-    ));
+    say(&format!("{} samples written to {}, {} lost", grouped(sums.samples), path.display(), grouped(sums.lost)));
     Ok(())
 }
 
@@ -83,11 +73,6 @@ fn history(vpmu: &Vpmu, event: &Persistent) -> Result<RingSnapshot, PersistError
     let pages = event.data_pages.filter(|&pages| pages > 0);
     let pages = pages.ok_or_else(|| PersistError::NoRing { name: name() })?;
     let handle = vpmu.reopen(event)?;
-    let read = || -> Result<RingSnapshot, HistoryError> {
-        handle.map_history(pages, event.overwrites)?.read()
-    };
-    read().map_err(|source| PersistError::History {
-        name: name(),
-        source,
-    })
+    let read = || -> Result<RingSnapshot, HistoryError> { handle.map_history(pages, event.overwrites)?.read() };
+    read().map_err(|source| PersistError::History { name: name(), source })
 }

@@ -77,10 +77,7 @@ impl Row {
             self.cpu.to_string(),
             self.event.clone(),
             samples,
-            self.ring.map_or_else(
-                || "-".into(),
-                |bytes| format!("{} KiB", grouped(bytes >> 10)),
-            ),
+            self.ring.map_or_else(|| "-".into(), |bytes| format!("{} KiB", grouped(bytes >> 10))),
             keeps.into(),
             if self.outlives_reset { "yes" } else { "no" }.into(),
             if self.enabled { "on" } else { "off" }.into(),
@@ -91,19 +88,8 @@ impl Row {
 }
 
 fn to_table(rows: &[Row]) -> String {
-    let header = [
-        "ID",
-        "NAME",
-        "CPU",
-        "EVENT",
-        "SAMPLES",
-        "RING",
-        "KEEPS",
-        "OUTLIVES RESET",
-        "STATE",
-        "OWNER",
-        "COUNT",
-    ];
+    let header =
+        ["ID", "NAME", "CPU", "EVENT", "SAMPLES", "RING", "KEEPS", "OUTLIVES RESET", "STATE", "OWNER", "COUNT"];
     let mut cells = vec![header.map(String::from).to_vec()];
     cells.extend(rows.iter().map(Row::cells));
     let mut columns = [Align::Left; 11];
@@ -128,9 +114,7 @@ pub(super) fn show(vpmu: &Vpmu, events: &[Persistent], as_json: bool) -> Result<
     } else {
         to_table(&rows)
     };
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(PersistError::Write)
+    io::stdout().write_all(text.as_bytes()).map_err(PersistError::Write)
 }
 
 pub(super) fn run(args: &ListArgs) -> Result<(), PersistError> {
@@ -177,11 +161,7 @@ mod tests {
             operators: false,
             count: None,
         };
-        let unread = Row {
-            period: 1_000_000,
-            ring: Some(4096),
-            ..count.clone()
-        };
+        let unread = Row { period: 1_000_000, ring: Some(4096), ..count.clone() };
         assert_eq!(
             to_table(&[flight, count, unread]),
             "ID  NAME      CPU  EVENT              SAMPLES     RING  KEEPS   OUTLIVES RESET  STATE  OWNER      COUNT\n \

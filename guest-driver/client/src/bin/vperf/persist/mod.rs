@@ -72,9 +72,7 @@ pub(crate) enum PersistError {
     Persistent(#[from] PersistentError),
     #[error(transparent)]
     Client(#[from] Error),
-    #[error(
-        "{name:?} belongs to the operator: end it on the host, with `vmm ctl --socket PATH end {name}`"
-    )]
+    #[error("{name:?} belongs to the operator: end it on the host, with `vmm ctl --socket PATH end {name}`")]
     Operators { name: String },
     #[error("{name:?} has no ring: it only counts, and `vperf persist ls` shows the count")]
     NoRing { name: String },
@@ -91,11 +89,7 @@ pub(crate) enum PersistError {
     #[error(transparent)]
     Target(#[from] TargetError),
     #[error("event {name:?} on CPU {cpu}")]
-    New {
-        name: String,
-        cpu: u32,
-        source: Error,
-    },
+    New { name: String, cpu: u32, source: Error },
     #[error("--name {0}: give only one event with -e; several events cannot share a name")]
     Names(String),
     #[error("{path}")]
@@ -131,13 +125,7 @@ fn named(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Persistent>, PersistentErr
 
 /// Fails for the operator's events, which the guest cannot end.
 fn not_operators(event: &Persistent) -> Result<(), PersistError> {
-    if event.is_operators {
-        Err(PersistError::Operators {
-            name: event.name.clone(),
-        })
-    } else {
-        Ok(())
-    }
+    if event.is_operators { Err(PersistError::Operators { name: event.name.clone() }) } else { Ok(()) }
 }
 
 fn remove(args: &RmArgs) -> Result<(), PersistError> {

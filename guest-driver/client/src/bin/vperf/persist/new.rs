@@ -15,8 +15,7 @@ use crate::target::CpuArgs;
 const PAGE: u32 = 4096;
 /// Sample fields. `SAMPLE_IDENTIFIER` identifies the event of each record when recordings are
 /// merged.
-const FIELDS: u64 =
-    SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_CPU | SAMPLE_PERIOD;
+const FIELDS: u64 = SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_CPU | SAMPLE_PERIOD;
 
 /// Make persistent events, which count and sample until they are ended.
 ///
@@ -63,8 +62,7 @@ fn ring_size(text: &str) -> Result<u32, String> {
         return Ok(0);
     }
     let pages_log2 = crate::tracing::area_size(text)?;
-    1u32.checked_shl(pages_log2)
-        .ok_or_else(|| "larger than any ring".into())
+    1u32.checked_shl(pages_log2).ok_or_else(|| "larger than any ring".into())
 }
 
 /// Returns the number of data pages of a ring: `asked`, or the default. Fails if `asked` exceeds
@@ -110,11 +108,7 @@ impl NewArgs {
             watermark: true,
             ..attr
         };
-        Ok(if self.call_graph {
-            attr.with_call_chains(0)
-        } else {
-            attr
-        })
+        Ok(if self.call_graph { attr.with_call_chains(0) } else { attr })
     }
 
     fn name(&self, cpu: u32, cpus: usize) -> String {
@@ -170,11 +164,7 @@ pub(super) fn run(args: &NewArgs) -> Result<(), PersistError> {
                 Ok(id) => ids.push(id),
                 Err(source) => {
                     take_back(&vpmu, &ids);
-                    return Err(PersistError::New {
-                        name: event.name.clone(),
-                        cpu,
-                        source,
-                    });
+                    return Err(PersistError::New { name: event.name.clone(), cpu, source });
                 }
             }
         }
@@ -208,9 +198,6 @@ mod tests {
         assert!(matches!(data_pages(None, 1024), Ok(64)));
         assert!(matches!(data_pages(None, 16), Ok(16)));
         assert!(matches!(data_pages(Some(0), 16), Ok(0)));
-        assert!(matches!(
-            data_pages(Some(17), 16),
-            Err(SamplingError::Pages(16))
-        ));
+        assert!(matches!(data_pages(Some(17), 16), Err(SamplingError::Pages(16))));
     }
 }

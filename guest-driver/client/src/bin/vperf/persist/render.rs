@@ -11,9 +11,7 @@ use vpmu_client::tasks::Clocks;
 use vpmu_client::{Persistent, Record, Vpmu};
 
 use super::PersistError;
-use crate::data::{
-    DataError, End, EventLine, Kernel, Line, Lost, Process, Sample, Throttle, Writer,
-};
+use crate::data::{DataError, End, EventLine, Kernel, Line, Lost, Process, Sample, Throttle, Writer};
 use crate::names::{Key, Names, Spot};
 use crate::processes::Processes;
 use crate::recording::sample_line;
@@ -48,10 +46,7 @@ impl Rendering {
     pub(super) fn new(vpmu: &Vpmu, events: &[Persistent]) -> Self {
         Self {
             events: events.iter().map(|event| line(vpmu, event)).collect(),
-            with_values: events
-                .iter()
-                .map(|event| event.attr.sample_type & SAMPLE_ADDR != 0)
-                .collect(),
+            with_values: events.iter().map(|event| event.attr.sample_type & SAMPLE_ADDR != 0).collect(),
             processes: Processes::new(Path::new("/proc"), Vec::new()),
             known: Vec::new(),
             samples: Vec::new(),
@@ -63,10 +58,7 @@ impl Rendering {
     }
 
     pub(super) fn sums(&self) -> Sums {
-        Sums {
-            samples: self.end.samples,
-            lost: self.end.lost,
-        }
+        Sums { samples: self.end.samples, lost: self.end.lost }
     }
 
     pub(super) fn add_snapshot(&mut self, event: usize, snapshot: &RingSnapshot) {
@@ -106,11 +98,10 @@ impl Rendering {
         let clocks = Clocks::read(vpmu.info());
         let lines = self.processes.news(&clocks);
         let lines = lines.map_err(|error| PersistError::Client(error.into()))?;
-        self.known
-            .extend(lines.into_iter().filter_map(|line| match line {
-                Line::Process(process) => Some(process),
-                _ => None,
-            }));
+        self.known.extend(lines.into_iter().filter_map(|line| match line {
+            Line::Process(process) => Some(process),
+            _ => None,
+        }));
         Ok(())
     }
 
@@ -148,12 +139,7 @@ impl Rendering {
     }
 
     /// Writes everything to a file for `vperf report`.
-    pub(super) fn write(
-        mut self,
-        vpmu: &Vpmu,
-        path: &Path,
-        heading: &str,
-    ) -> Result<(), PersistError> {
+    pub(super) fn write(mut self, vpmu: &Vpmu, path: &Path, heading: &str) -> Result<(), PersistError> {
         self.look(vpmu)?;
         let kernel = self.take_kernel(&KernelFunctions::read(Path::new(KALLSYMS)));
         self.samples.sort_by_key(|(sample, _)| sample.4);
@@ -174,10 +160,7 @@ impl Rendering {
             }
             writer.flush()
         };
-        write().map_err(|source| PersistError::Data {
-            path: path.display().to_string(),
-            source,
-        })
+        write().map_err(|source| PersistError::Data { path: path.display().to_string(), source })
     }
 }
 
@@ -228,19 +211,10 @@ mod tests {
     #[test]
     fn sample_is_one_line_with_callers_below() {
         let kernel = Kernel {
-            symbols: vec![Symbol {
-                start: 0xffff_0000,
-                end: 0xffff_1000,
-                name: "do_work".into(),
-            }],
+            symbols: vec![Symbol { start: 0xffff_0000, end: 0xffff_1000, name: "do_work".into() }],
             hidden: false,
         };
-        let shell = Process {
-            pid: 7,
-            comm: "sh".into(),
-            time: 0,
-            maps: Vec::new(),
-        };
+        let shell = Process { pid: 7, comm: "sh".into(), time: 0, maps: Vec::new() };
         let mut programs = Programs::default();
         let shells = [shell];
         let mut names = Names::new(&shells, &[], &kernel, &mut programs);

@@ -119,10 +119,7 @@ impl<'a> Recording<'a> {
         info: Info,
         target: &Target,
     ) -> Result<Self, RecordingError> {
-        let data = |source| RecordingError::Data {
-            path: path.into(),
-            source,
-        };
+        let data = |source| RecordingError::Data { path: path.into(), source };
         let followed = target.follow().unwrap_or_else(|error| {
             let error = chain(&error);
             say(&format!("{error}: short-lived processes may have no names"));
@@ -151,10 +148,7 @@ impl<'a> Recording<'a> {
     }
 
     fn line(&mut self, line: &Line) -> Result<(), RecordingError> {
-        let error = |source| RecordingError::Data {
-            path: self.path.into(),
-            source,
-        };
+        let error = |source| RecordingError::Data { path: self.path.into(), source };
         self.writer.line(line).map_err(error)
     }
 
@@ -183,11 +177,7 @@ impl<'a> Recording<'a> {
     }
 
     /// Reads the rings until the measurement ends.
-    pub(crate) fn follow(
-        &mut self,
-        opened: &[Opened],
-        session: &mut Session,
-    ) -> Result<(), RecordingError> {
+    pub(crate) fn follow(&mut self, opened: &[Opened], session: &mut Session) -> Result<(), RecordingError> {
         // Events that make no more records are removed below: for them, poll(2) would always return
         // immediately.
         let mut open: Vec<BorrowedFd<'_>> = opened.iter().map(|o| o.event.as_fd()).collect();
@@ -239,8 +229,7 @@ impl<'a> Recording<'a> {
     /// Keeps the cause of the first unreadable record for the summary. Later records are still read.
     fn unreadable(&mut self, event: usize, error: &(dyn std::error::Error + 'static)) {
         let name = self.sources.name(event);
-        self.unreadable
-            .get_or_insert_with(|| format!("{name}: {}", chain(error)));
+        self.unreadable.get_or_insert_with(|| format!("{name}: {}", chain(error)));
     }
 
     fn record(&mut self, event: usize, record: &Record) -> Result<(), RecordingError> {
@@ -270,11 +259,7 @@ impl<'a> Recording<'a> {
     }
 
     /// Stops the measurement and writes the rest of the recording; returns the exit code.
-    pub(crate) fn finish(
-        mut self,
-        opened: &[Opened],
-        session: Session,
-    ) -> Result<u8, RecordingError> {
+    pub(crate) fn finish(mut self, opened: &[Opened], session: Session) -> Result<u8, RecordingError> {
         let elapsed = self.started.elapsed().as_nanos();
         self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         session.stop(opened)?;
@@ -289,9 +274,7 @@ impl<'a> Recording<'a> {
         self.report();
         if let Some((index, error)) = dead {
             let (name, error) = (self.sources.name(index), chain(&error));
-            say(&format!(
-                "{name}: {error}: the recording has only the event's earlier data"
-            ));
+            say(&format!("{name}: {error}: the recording has only the event's earlier data"));
         }
         Ok(self.end.exit_code)
     }
@@ -306,10 +289,7 @@ impl<'a> Recording<'a> {
 
     fn flush(&mut self) -> Result<(), RecordingError> {
         let flushed = self.writer.flush();
-        flushed.map_err(|source| RecordingError::Data {
-            path: self.path.into(),
-            source,
-        })
+        flushed.map_err(|source| RecordingError::Data { path: self.path.into(), source })
     }
 
     fn report(&self) {
@@ -330,9 +310,7 @@ impl<'a> Recording<'a> {
         }
         self.report_traces();
         if let Some(first) = &self.unreadable {
-            say(&format!(
-                "records that could not be read are missing; the first error: {first}"
-            ));
+            say(&format!("records that could not be read are missing; the first error: {first}"));
         }
         if self.processes.lost() > 0 {
             say("the kernel lost reports about processes: some names may be wrong");
@@ -342,9 +320,7 @@ impl<'a> Recording<'a> {
 
 /// Evaluates all results; returns the first error, with its event's index.
 fn first_error<T, E>(results: impl Iterator<Item = (usize, Result<T, E>)>) -> Option<(usize, E)> {
-    results.fold(None, |first, (index, result)| {
-        first.or_else(|| Some((index, result.err()?)))
-    })
+    results.fold(None, |first, (index, result)| first.or_else(|| Some((index, result.err()?))))
 }
 
 #[cfg(test)]
@@ -356,11 +332,7 @@ mod tests {
         let mut read = Vec::new();
         let first = first_error((0..4).map(|index| {
             read.push(index);
-            let result = if index % 2 == 1 {
-                Err(index * 10)
-            } else {
-                Ok(())
-            };
+            let result = if index % 2 == 1 { Err(index * 10) } else { Ok(()) };
             (index, result)
         }));
         assert_eq!(first, Some((1, 10)));

@@ -109,13 +109,7 @@ impl Recording<'_> {
         }
         self.look(&data, event);
         self.taken.bytes += data.len() as u64;
-        self.line(&Line::Aux(Aux {
-            trace,
-            place,
-            position: self.chunk.position,
-            bytes: data.len() as u64,
-            data,
-        }))
+        self.line(&Line::Aux(Aux { trace, place, position: self.chunk.position, bytes: data.len() as u64, data }))
     }
 
     fn look(&mut self, data: &[u8], event: usize) {

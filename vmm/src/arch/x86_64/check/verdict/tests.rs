@@ -29,10 +29,7 @@ impl Guest {
 
     /// Findings on a machine that can run guests, but lacks everything else.
     pub(crate) fn small() -> Self {
-        Self {
-            port_io: good(),
-            ..Self::default()
-        }
+        Self { port_io: good(), ..Self::default() }
     }
 }
 

@@ -24,8 +24,7 @@ unsafe impl Sync for Port {}
 impl Port {
     /// Maps the page, which requires CAP_SYS_RAWIO.
     pub(crate) fn open() -> Result<Self, String> {
-        let refused =
-            |error: io::Error| format!("address {ADDRESS:#x} (CAP_SYS_RAWIO is needed): {error}");
+        let refused = |error: io::Error| format!("address {ADDRESS:#x} (CAP_SYS_RAWIO is needed): {error}");
         let memory = File::options().read(true).write(true).open("/dev/mem");
         let memory = memory.map_err(refused)?;
         // SAFETY: a new mapping at an address that the kernel chooses.

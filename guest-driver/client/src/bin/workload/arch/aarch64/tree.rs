@@ -1,8 +1,5 @@
 //! The call tree, and a loop of two instructions.
-#![expect(
-    unsafe_code,
-    reason = "naked functions, whose frames must be exactly as written"
-)]
+#![expect(unsafe_code, reason = "naked functions, whose frames must be exactly as written")]
 
 use std::arch::naked_asm;
 

@@ -1,8 +1,5 @@
 //! The call tree, and a loop of two instructions.
-#![expect(
-    unsafe_code,
-    reason = "naked functions, whose frames must be exactly as written"
-)]
+#![expect(unsafe_code, reason = "naked functions, whose frames must be exactly as written")]
 
 use std::arch::naked_asm;
 
@@ -68,15 +65,7 @@ unsafe extern "C" fn one_quarter() {
 /// Takes the number of iterations in `edi`.
 #[unsafe(naked)]
 unsafe extern "C" fn hot_leaf() {
-    naked_asm!(
-        "push rbp",
-        "mov rbp, rsp",
-        "2:",
-        "dec edi",
-        "jnz 2b",
-        "pop rbp",
-        "ret",
-    )
+    naked_asm!("push rbp", "mov rbp, rsp", "2:", "dec edi", "jnz 2b", "pop rbp", "ret",)
 }
 
 /// Executes two instructions per round. `rounds` must not be zero.
