@@ -77,18 +77,19 @@ fn machine_dies_with_the_process_that_waits_for_it() {
 #[test]
 fn stopped_machine_continues_where_it_was() {
     let machine = &mut Machine::start(&spinning(), &[], &[]);
-    let process = machine.process();
-    let state = |wanted: &str| {
+    let id = machine.child.id().to_string();
+    let wait_for = |process: &Path, wanted: &str| {
         let line = format!("State:\t{wanted}");
         while !fs::read_to_string(process.join("status")).expect("a process").contains(&line) {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     };
-    let id = machine.child.id().to_string();
     signal("-TSTP", &id);
-    state("T");
+    // The waiting process stops last. If it were continued before, its stop would discard that signal.
+    wait_for(&machine.process(), "T");
+    wait_for(&Path::new("/proc").join(&id), "T");
     signal("-CONT", &id);
-    state("S");
+    wait_for(&machine.process(), "S");
     machine.done(&["list"]);
     let (status, errors) = machine.end();
     assert_eq!((status, errors.as_str()), (Some(6), ""));
