@@ -7,11 +7,12 @@ use std::env;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use images::cache;
 
 use crate::guest::say;
+use crate::slowest;
 
 #[doc(hidden)]
 pub use linkme::{self, distributed_slice};
@@ -80,9 +81,15 @@ pub fn begin() {
                 let (boots, done) = &*shared;
                 let next = || boots.lock().ok()?.pop_front();
                 while let Some(boot) = next() {
+                    let begun = Instant::now();
                     (boot.run)();
+                    let time = begun.elapsed();
+                    slowest::note_boot(boot.module, time);
                     let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-                    say(&format!("boot {done} of {all}: {}", boot.module));
+                    say(&format!("boot {done} of {all}: {}, {:.1} s", boot.module, time.as_secs_f64()));
+                    if done == all {
+                        say(&slowest::tables());
+                    }
                 }
             });
         }

@@ -13,7 +13,7 @@ use images::third_party::{self, Files, ThirdPartyError};
 use images::{Arch, Boot, Debug, Error as BootError, KvmHostChoice, Sources};
 use vpmu_errors::chain;
 
-use crate::boots;
+use crate::{boots, slowest};
 
 #[doc(hidden)]
 pub use guest_tests::wire::KERNEL_LOG;
@@ -237,7 +237,13 @@ impl Group {
     }
 
     fn result(&self) -> &Result<Booted, String> {
-        self.booted.get_or_init(|| run(self))
+        self.booted.get_or_init(|| {
+            let booted = run(self)?;
+            for (test, (millis, _)) in &booted.verdicts {
+                slowest::note_test(self.name, test, Duration::from_millis(*millis));
+            }
+            Ok(booted)
+        })
     }
 }
 

@@ -6,3 +6,4 @@ pub mod boots;
 pub mod guest;
 pub mod host;
 pub mod micro;
+mod slowest;
