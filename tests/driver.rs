@@ -26,29 +26,29 @@ fn module_with(line: &str) -> tempfile::TempDir {
 
 #[test]
 fn driver_builds_for_each_series_without_a_warning() {
-    let cache = Cache::project();
+    let cache = Cache::user().unwrap();
     for series in SERIES {
-        let kernel = Kernel::stock(&cache, series).unwrap();
-        assert!(module::build(&cache, &kernel).unwrap().is_file(), "{series}");
+        let kernel = Kernel::stock(cache, series).unwrap();
+        assert!(module::build(cache, &kernel).unwrap().is_file(), "{series}");
     }
 }
 
 #[test]
 fn module_with_a_function_that_nothing_uses_does_not_build() {
-    let cache = Cache::project();
+    let cache = Cache::user().unwrap();
     let module = module_with("static void unused(void) { }");
     for series in SERIES {
-        let kernel = Kernel::stock(&cache, series).unwrap();
-        let error = module::build_from(&cache, &kernel, module.path()).unwrap_err();
+        let kernel = Kernel::stock(cache, series).unwrap();
+        let error = module::build_from(cache, &kernel, module.path()).unwrap_err();
         assert!(format!("{error:?}").contains("unused-function"), "{series}: {error:?}");
     }
 }
 
 #[test]
 fn sparse_has_no_complaint_about_the_driver() {
-    let cache = Cache::project();
+    let cache = Cache::user().unwrap();
     for series in SERIES {
-        let kernel = Kernel::stock(&cache, series).unwrap();
+        let kernel = Kernel::stock(cache, series).unwrap();
         let complaints = module::sparse(&kernel, &module::driver()).unwrap();
         assert!(complaints.is_empty(), "{series}: {complaints:#?}");
     }
@@ -58,7 +58,7 @@ fn sparse_has_no_complaint_about_the_driver() {
 fn sparse_complains_of_a_lock_that_stays_held() {
     let held = "void vpmu_held(spinlock_t *lock); void vpmu_held(spinlock_t *lock) { spin_lock(lock); }";
     let module = module_with(held);
-    let kernel = Kernel::stock(&Cache::project(), SERIES[0]).unwrap();
+    let kernel = Kernel::stock(Cache::user().unwrap(), SERIES[0]).unwrap();
     let complaints = module::sparse(&kernel, module.path()).unwrap();
     let about = |line: &String| line.contains("vpmu_held") && line.contains("context imbalance");
     assert!(complaints.iter().any(about), "{complaints:#?}");
@@ -66,23 +66,23 @@ fn sparse_complains_of_a_lock_that_stays_held() {
 
 #[test]
 fn checkpatch_has_no_complaint_about_the_driver() {
-    let complaints = style::check(&Cache::project(), &module::driver()).unwrap();
+    let complaints = style::check(Cache::user().unwrap(), &module::driver()).unwrap();
     assert!(complaints.is_empty(), "{complaints:#?}");
 }
 
 #[test]
 fn checkpatch_complains_of_code_in_another_style() {
     let module = module_with("static int  odd( void ){return 0 ;}");
-    let complaints = style::check(&Cache::project(), module.path()).unwrap();
+    let complaints = style::check(Cache::user().unwrap(), module.path()).unwrap();
     let about = |line: &String| line.starts_with("vpmu_odd.c:") && line.contains("ERROR:");
     assert!(complaints.iter().any(about), "{complaints:#?}");
 }
 
 #[test]
 fn dkms_installs_the_driver_for_each_series() {
-    let cache = Cache::project();
+    let cache = Cache::user().unwrap();
     for series in SERIES {
-        let kernel = Kernel::stock(&cache, series).unwrap();
+        let kernel = Kernel::stock(cache, series).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let module = dkms::install(&kernel, directory.path()).unwrap();
         let place = Path::new("updates/dkms").join(module::NAME);

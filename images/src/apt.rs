@@ -132,7 +132,8 @@ pub struct Apt {
     config: Option<PathBuf>,
     lists: PathBuf,
     may_update: bool,
-    locks: Cache,
+    /// The cache that has the locks; `None` for the user's.
+    locks: Option<Cache>,
     updated: Mutex<bool>,
     arch: Arch,
     /// The [`Apt`] for packages of this machine's architecture; `None` if `self` is for that architecture.
@@ -146,7 +147,7 @@ impl Apt {
             config: None,
             lists: LISTS.into(),
             may_update: sys::is_root(),
-            locks: Cache::project(),
+            locks: None,
             updated: Mutex::new(false),
             arch: Arch::default(),
             native: None,
@@ -167,14 +168,14 @@ impl Apt {
         if let Some(apt) = FOREIGN.get() {
             return Ok(apt);
         }
-        let apt = Self::foreign(Self::host(), &Cache::project(), arch)?;
+        let apt = Self::foreign(Self::host(), Cache::user()?, arch)?;
         Ok(FOREIGN.get_or_init(|| apt))
     }
 
     fn foreign(native: &'static Self, cache: &Cache, arch: Arch) -> Result<Self, AptError> {
         let name = format!("apt-{}", arch.debian());
         let _lock = cache.lock(&name)?;
-        let home = cache.directory().join(&name);
+        let home = cache.state(&name)?;
         let lists = home.join("lists");
         for directory in [lists.join("partial"), home.join("cache/archives/partial")] {
             fs::create_dir_all(&directory).map_err(|e| unwritten(&directory, e))?;
@@ -210,7 +211,7 @@ impl Apt {
             config: Some(write("config", &config)?),
             lists,
             may_update: true,
-            locks: cache.clone(),
+            locks: Some(cache.clone()),
             updated: Mutex::new(false),
             arch,
             native: Some(native),
@@ -291,7 +292,11 @@ impl Apt {
     /// this process may not update the lists.
     fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
         let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
-        let lock = self.may_update.then(|| self.locks.lock("apt"));
+        let take = || match &self.locks {
+            Some(cache) => cache.lock("apt"),
+            None => Cache::user()?.lock("apt"),
+        };
+        let lock = self.may_update.then(take);
         let _lock = lock.transpose().map_err(AptError::from)?;
         if self.state(Key::new("lists"))?.hex() != before {
             return Ok(Ok(())); // another thread or process refreshed them

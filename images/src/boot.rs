@@ -96,7 +96,7 @@ impl Default for Boot {
 
 /// The parts of a guest, made before it boots.
 struct Parts {
-    cache: Cache,
+    cache: &'static Cache,
     kernel: Kernel,
     programs: Programs,
     initramfs: PathBuf,
@@ -121,20 +121,20 @@ impl Boot {
         let direct = match self.kvm_host {
             KvmHostChoice::Direct => true,
             KvmHostChoice::Auto if !arch.is_native() => false,
-            KvmHostChoice::Auto => kvm_host::stock_kernel_boots(&parts.cache, parts.programs.vmm()?)?,
+            KvmHostChoice::Auto => kvm_host::stock_kernel_boots(parts.cache, parts.programs.vmm()?)?,
             KvmHostChoice::Lab | KvmHostChoice::Exact => false,
         };
         if direct { self.run_direct(&parts, &mark, &guest) } else { self.run_lab(&parts, &mark, &guest) }
     }
 
     fn prepare(&self) -> Result<Parts, BootError> {
-        let cache = Cache::project();
-        let kernel = Kernel::get(&cache, &self.sources)?;
-        let driver = module::build(&cache, &kernel)?;
+        let cache = Cache::user()?;
+        let kernel = Kernel::get(cache, &self.sources)?;
+        let driver = module::build(cache, &kernel)?;
         let other = (self.vmm != VMM).then(|| self.vmm.clone());
         let programs: Vec<String> = self.programs.iter().cloned().chain(other).collect();
-        let programs = Programs::build(&cache, kernel.arch, &programs)?;
-        let initramfs = initramfs::guest(&cache, &kernel, &driver, &programs, &self.programs)?;
+        let programs = Programs::build(cache, kernel.arch, &programs)?;
+        let initramfs = initramfs::guest(cache, &kernel, &driver, &programs, &self.programs)?;
         Ok(Parts { cache, kernel, programs, initramfs })
     }
 
@@ -189,7 +189,7 @@ impl Boot {
         if self.post_run.is_some() {
             command.current_dir(directory.path());
         }
-        let run = run::watch(self, &parts.cache, &mut command, mark, &KvmHost::Direct)?;
+        let run = run::watch(self, &mut command, mark, &KvmHost::Direct)?;
         let mut transcript = run.transcript;
         transcript.vmm = run.ended.status.code();
         transcript.log = run.ended.stderr.into_bytes();
@@ -252,16 +252,16 @@ impl Boot {
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
         let exact = self.kvm_host == KvmHostChoice::Exact;
-        let lab = Lab::get(&parts.cache, arch, exact)?;
+        let lab = Lab::get(parts.cache, arch, exact)?;
         let kvm_host = KvmHost::Lab { arch, qemu: lab.version(), exact };
-        let host = Kernel::stock_of(&parts.cache, arch, arch.lab_series())?;
-        let base = initramfs::lab(&parts.cache, &host, &parts.kernel, &parts.programs)?;
+        let host = Kernel::stock_of(parts.cache, arch, arch.lab_series())?;
+        let base = initramfs::lab(parts.cache, &host, &parts.kernel, &parts.programs)?;
         let settings = format!("MARK={mark}\nEND={}\n", quote(&lab.end()));
         run.file("run/settings", 0o644, settings.as_bytes())?;
         let initramfs = Unnamed::new(&initramfs::concatenate(&[&base], &run.finish()?)?)?;
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);
         let _slot = parts.cache.slot()?;
-        let run = run::watch(self, &parts.cache, &mut command, mark, &kvm_host)?;
+        let run = run::watch(self, &mut command, mark, &kvm_host)?;
         if run.transcript.vmm.is_none() {
             let error = run.ended.stderr.lines().rfind(|line| !line.contains("TCG doesn't support"));
             let error = error.map(|line| format!(": {line}")).unwrap_or_default();

@@ -104,8 +104,8 @@ mod tests {
 
     #[test]
     fn table_of_this_hosts_busybox_is_what_it_lists() {
-        let cache = Cache::project();
-        let busybox = get(&cache, Arch::default()).unwrap();
+        let cache = Cache::user().unwrap();
+        let busybox = get(cache, Arch::default()).unwrap();
         let list = process::output(Command::new(&busybox).arg("--list")).unwrap();
         let list = String::from_utf8(list).unwrap();
         let expected: Vec<&str> = list.lines().filter(|name| *name != OWN).collect();

@@ -1,25 +1,67 @@
 //! Caches results by the content of their inputs: equal inputs share a result, and different inputs never do. A result
 //! is a directory with any content.
+//!
+//! A user has one cache for all clones of the project, so a result must not depend on where the clone is. A key that
+//! does not change with the code that makes the result contains a number that does: `recipe 2`.
+//!
+//! ```text
+//! results/KIND/KEY       a result
+//! results/KIND/KEY.use   its stamp: see `uses`
+//! state/NAME             files that change, such as lists of packages
+//! locks/, slots/         locks between processes
+//! trash/                 results that are being removed
+//! ```
 
+mod place;
+mod uses;
+
+use std::env;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::SystemTime;
 
+use bytesize::ByteSize;
 use thiserror::Error;
 
 use crate::sys::Lock;
-
-/// The number of results of one kind to keep: enough for several branches.
-const KEPT: usize = 4;
+use uses::Use;
 
 /// Errors of the cache.
 #[derive(Debug, Error)]
 pub enum CacheError {
+    /// There is no place for the cache.
+    #[error("there is no home directory for a cache: set VPMU_CACHE to a directory of your own")]
+    NoHome,
+    /// The variable would name a different directory for each working directory.
+    #[error("VPMU_CACHE is {0}, which is not an absolute path: set it to one, such as /home/me/cache")]
+    Relative(PathBuf),
+    /// The variable is not a size.
+    #[error("VPMU_CACHE_SIZE is {0}, which is not a size: set it to one, such as 20GiB")]
+    Size(String),
+    /// The directory's owner could replace results.
+    #[error(
+        "the cache {directory} belongs to user {owner}, and you are user {user}: set VPMU_CACHE to a directory of \
+         your own"
+    )]
+    Owner {
+        /// The directory.
+        directory: PathBuf,
+        /// Its owner's number.
+        owner: u32,
+        /// This user's number.
+        user: u32,
+    },
+    /// Other users could replace results.
+    #[error("other users can write to the cache {0}: set VPMU_CACHE to a directory to which only you can write")]
+    Writable(PathBuf),
+    /// The cache would mix its files with others.
+    #[error("{0} contains files, but is not a cache: set VPMU_CACHE to a new or empty directory")]
+    NotCache(PathBuf),
     /// Something in the cache cannot be made, moved or removed.
-    #[error("cannot {action} {path}; check permissions and free space")]
+    #[error("cannot {action} {path}; check permissions and free space, or set VPMU_CACHE to another directory")]
     Access {
         /// The operation.
         action: &'static str,
@@ -42,17 +84,60 @@ pub fn slots() -> usize {
 #[derive(Clone, Debug)]
 pub struct Cache {
     directory: PathBuf,
+    size: ByteSize,
+}
+
+/// What [`Cache::clear`] removed.
+#[derive(Debug, Default)]
+pub struct Cleared {
+    /// For each kind, the number of results and their size.
+    pub removed: Vec<(String, usize, ByteSize)>,
+    /// The number of results that stay, because a process uses them.
+    pub in_use: usize,
 }
 
 impl Cache {
-    /// The project's own, `images/cache`.
-    pub fn project() -> Self {
-        Self::at(Path::new(env!("CARGO_MANIFEST_DIR")).join("cache"))
+    /// Returns the cache of this user, which is the same for the whole process.
+    ///
+    /// # Errors
+    /// [`CacheError`].
+    pub fn user() -> Result<&'static Self, CacheError> {
+        Self::select(None, None)
     }
 
-    /// A cache in another directory.
-    pub fn at(directory: PathBuf) -> Self {
-        Self { directory }
+    /// Like [`Cache::user`], in another directory or with another size than the environment's variables name. Has no
+    /// effect unless it is this process's first call of either function.
+    ///
+    /// # Errors
+    /// [`CacheError`].
+    pub fn select(directory: Option<&Path>, size: Option<ByteSize>) -> Result<&'static Self, CacheError> {
+        static USER: OnceLock<Cache> = OnceLock::new();
+        if let Some(cache) = USER.get() {
+            return Ok(cache);
+        }
+        let directory = match directory {
+            Some(directory) => path::absolute(directory).map_err(|source| failed("find", directory, source))?,
+            None => place::directory(|name| env::var_os(name))?,
+        };
+        let size = size.map_or_else(|| place::size(|name| env::var_os(name)), Ok)?;
+        let cache = Self::open(directory, size)?;
+        Ok(USER.get_or_init(|| cache))
+    }
+
+    /// Opens the cache in `directory`, which is made if it does not exist. When a result is made, the results that were
+    /// used longest ago are removed until all have at most `size`, but none that is in use.
+    ///
+    /// # Errors
+    /// [`CacheError`]: the directory is not a cache, or other users could put results into it.
+    pub fn open(directory: PathBuf, size: ByteSize) -> Result<Self, CacheError> {
+        place::prepare(&directory)?;
+        Ok(Self { directory, size })
+    }
+
+    /// A cache for one test.
+    #[cfg(test)]
+    pub(crate) fn at(directory: PathBuf) -> Self {
+        Self::open(directory, ByteSize::b(u64::MAX)).unwrap()
     }
 
     /// Its path.
@@ -61,7 +146,7 @@ impl Cache {
     }
 
     /// Returns the directory of the result of kind `kind` for `key`. If it does not exist, `make` fills a
-    /// fresh directory, which becomes the result only if `make` succeeds.
+    /// fresh directory, which becomes the result only if `make` succeeds. The result is in use until this process ends.
     ///
     /// # Errors
     /// The errors of `make`, and [`CacheError`].
@@ -71,22 +156,39 @@ impl Cache {
         key: &str,
         make: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<PathBuf, E> {
-        let place = self.directory.join(kind).join(key);
+        let home = self.home(&format!("results/{kind}"))?;
+        let place = home.join(key);
+        let used = Use::begin(&place)?;
         if place.is_dir() {
+            used.keep();
             return Ok(place);
         }
-        let _lock = self.lock(kind)?;
-        if place.is_dir() {
-            return Ok(place); // made while we waited
+        let lock = self.lock(kind)?;
+        // Otherwise, it was made while we waited.
+        if !place.is_dir() {
+            uses::sweep(&home)?;
+            let made = fill(&home, &place, make);
+            if let Err(error) = made {
+                drop(used);
+                uses::sweep(&home)?;
+                return Err(error);
+            }
         }
-        let home = self.directory.join(kind);
-        let fresh = tempfile::Builder::new()
-            .prefix(".making-")
-            .tempdir_in(&home)
-            .map_err(|source| failed("write in", &home, source))?;
-        make(fresh.path())?;
-        fs::rename(fresh.path(), &place).map_err(|source| failed("write", &place, source))?;
-        self.prune(kind, &place)?;
+        used.keep();
+        drop(lock);
+        self.prune()?;
+        Ok(place)
+    }
+
+    /// Returns the directory for the files `name`, which change and are not results. It is in use until this process
+    /// ends, and no size limits it.
+    ///
+    /// # Errors
+    /// [`CacheError`].
+    pub fn state(&self, name: &str) -> Result<PathBuf, CacheError> {
+        let place = self.home("state")?.join(name);
+        Use::begin(&place)?.keep();
+        fs::create_dir_all(&place).map_err(|source| failed("make", &place, source))?;
         Ok(place)
     }
 
@@ -95,9 +197,7 @@ impl Cache {
     /// # Errors
     /// [`CacheError`].
     pub fn lock(&self, name: &str) -> Result<Lock, CacheError> {
-        let home = self.directory.join(name);
-        fs::create_dir_all(&home).map_err(|source| failed("make", &home, source))?;
-        let path = self.directory.join(format!("{name}.lock"));
+        let path = self.lock_file(name)?;
         Lock::take(&path, || eprintln!("waiting for another process to finish with {name}…"))
             .map_err(|source| failed("lock", &path, source))
     }
@@ -109,8 +209,7 @@ impl Cache {
     pub fn slot(&self) -> Result<Lock, CacheError> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let slots = slots();
-        let home = self.directory.join("run");
-        fs::create_dir_all(&home).map_err(|source| failed("make", &home, source))?;
+        let home = self.home("slots")?;
         let path = |slot| home.join(format!("{slot}.lock"));
         for slot in (0..slots).map(path) {
             let lock = Lock::try_take(&slot).map_err(|source| failed("lock", &slot, source))?;
@@ -123,39 +222,77 @@ impl Cache {
         Lock::take(&slot, || ()).map_err(|source| failed("lock", &slot, source))
     }
 
-    /// Removes everything.
+    /// Removes everything that no process uses.
     ///
     /// # Errors
     /// [`CacheError`].
-    pub fn clear(&self) -> Result<(), CacheError> {
-        match fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &self.directory, error)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes the oldest results of `kind`, and unfinished results of killed processes.
-    fn prune(&self, kind: &str, newest: &Path) -> Result<(), CacheError> {
-        let home = self.directory.join(kind);
-        let entries = fs::read_dir(&home).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let entries = entries.map_err(|source| failed("read", &home, source))?;
-        let mut results: Vec<(SystemTime, PathBuf)> = Vec::new();
-        for path in entries.iter().map(fs::DirEntry::path).filter(|path| path != newest) {
-            let modified = fs::metadata(&path).and_then(|m| m.modified());
-            let modified = modified.map_err(|source| failed("read", &path, source))?;
-            let half_made = path.file_name().is_some_and(|n| n.as_encoded_bytes()[0] == b'.');
-            results.push((if half_made { SystemTime::UNIX_EPOCH } else { modified }, path));
-        }
-        results.sort();
-        results.reverse();
-        let half_made = |time: &SystemTime| *time == SystemTime::UNIX_EPOCH;
-        for (index, (time, path)) in results.iter().enumerate() {
-            if index + 1 >= KEPT || half_made(time) {
-                fs::remove_dir_all(path).map_err(|source| failed("remove", path, source))?;
+    pub fn clear(&self) -> Result<Cleared, CacheError> {
+        let (_lock, trash) = self.trash()?;
+        let mut cleared = Cleared::default();
+        for home in self.kinds()?.into_iter().chain([self.home("state")?]) {
+            let kind = home.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let (mut count, mut size) = (0, 0);
+            for result in uses::list(&home)? {
+                if result.remove(&trash)? {
+                    count += 1;
+                    size += result.size;
+                } else {
+                    cleared.in_use += 1;
+                }
+            }
+            if count > 0 {
+                cleared.removed.push((kind.clone(), count, ByteSize::b(size)));
+            }
+            let path = self.lock_file(&kind)?;
+            if let Some(_lock) = Lock::try_take(&path).map_err(|source| failed("lock", &path, source))? {
+                uses::sweep(&home)?;
             }
         }
-        Ok(())
+        Ok(cleared)
     }
+
+    fn prune(&self) -> Result<(), CacheError> {
+        let (_lock, trash) = self.trash()?;
+        uses::prune(&self.kinds()?, &trash, self.size.as_u64())
+    }
+
+    /// Takes the lock for removing results. Returns it and the directory for results that are being removed.
+    fn trash(&self) -> Result<(Lock, PathBuf), CacheError> {
+        let path = self.lock_file("trash")?;
+        let lock = Lock::take(&path, || ()).map_err(|source| failed("lock", &path, source))?;
+        let trash = self.home("trash")?;
+        for name in uses::names(&trash)? {
+            let left = trash.join(name); // by a process that was killed
+            fs::remove_dir_all(&left).map_err(|source| failed("remove", &left, source))?;
+        }
+        Ok((lock, trash))
+    }
+
+    /// The directories of all kinds of results.
+    fn kinds(&self) -> Result<Vec<PathBuf>, CacheError> {
+        let results = self.home("results")?;
+        Ok(uses::names(&results)?.iter().map(|kind| results.join(kind)).collect())
+    }
+
+    fn lock_file(&self, name: &str) -> Result<PathBuf, CacheError> {
+        Ok(self.home("locks")?.join(format!("{name}.lock")))
+    }
+
+    /// Returns the directory `name` of the cache.
+    fn home(&self, name: &str) -> Result<PathBuf, CacheError> {
+        let home = self.directory.join(name);
+        fs::create_dir_all(&home).map_err(|source| failed("make", &home, source))?;
+        Ok(home)
+    }
+}
+
+/// Makes the result `place` in `home`.
+fn fill<E: From<CacheError>>(home: &Path, place: &Path, make: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    let fresh = tempfile::Builder::new().prefix(uses::MAKING).tempdir_in(home);
+    let fresh = fresh.map_err(|source| failed("write in", home, source))?;
+    make(fresh.path())?;
+    fs::rename(fresh.path(), place).map_err(|source| failed("write", place, source))?;
+    Ok(())
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error) -> CacheError {
@@ -165,12 +302,37 @@ fn failed(action: &'static str, path: &Path, source: io::Error) -> CacheError {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
 
     fn count(path: &Path) -> usize {
         fs::read_dir(path).unwrap().count()
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let results = uses::names(path).unwrap();
+        results
+            .iter()
+            .filter_map(|name| name.to_str())
+            .filter(|name| !name.ends_with(".use"))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Puts a result of about `kib` KiB into the cache, as another process would have that has ended. The result was
+    /// used `hours` ago.
+    fn made_by_another(cache: &Cache, kind: &str, key: &str, kib: usize, hours: u64) -> PathBuf {
+        let place = cache.directory().join("results").join(kind).join(key);
+        fs::create_dir_all(&place).unwrap();
+        fs::write(place.join("content"), vec![1; kib << 10]).unwrap();
+        let stamp = fs::File::create(place.with_extension("use")).unwrap();
+        stamp.set_modified(SystemTime::now() - Duration::from_secs(hours * 3600)).unwrap();
+        place
+    }
+
+    fn nothing(_: &Path) -> Result<(), CacheError> {
+        Ok(())
     }
 
     #[test]
@@ -187,9 +349,26 @@ mod tests {
             assert_eq!(fs::read_to_string(place.unwrap().join("content")).unwrap(), key);
         }
         assert_eq!(made, 2);
-        cache.clear().unwrap();
-        cache.clear().unwrap();
-        assert!(!cache.directory().exists());
+    }
+
+    #[test]
+    fn result_is_shared_by_processes_that_want_it_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let cache = Cache::at(directory.path().join("cache"));
+                    let make = |dir: &Path| {
+                        made.fetch_add(1, Ordering::Relaxed);
+                        fs::write(dir.join("content"), "x").unwrap();
+                        Ok::<_, CacheError>(())
+                    };
+                    assert!(cache.get("kind", "key", make).unwrap().join("content").is_file());
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
     }
 
     #[test]
@@ -201,7 +380,7 @@ mod tests {
             Err(CacheError::Access { action: "fail at", path: dir.to_owned(), source: io::ErrorKind::Other.into() })
         });
         assert!(failed.is_err());
-        assert_eq!(count(&directory.path().join("kind")), 0);
+        assert_eq!(count(&directory.path().join("results/kind")), 0);
     }
 
     #[test]
@@ -228,15 +407,80 @@ mod tests {
     }
 
     #[test]
-    fn old_results_and_killed_makers_go() {
+    fn results_used_longest_ago_go_until_the_rest_fits() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path().to_owned(), ByteSize::kib(2500)).unwrap();
+        for (kind, key, hours) in [("one", "old", 3), ("two", "older", 4), ("one", "new", 1), ("two", "oldest", 5)] {
+            made_by_another(&cache, kind, key, 1000, hours);
+        }
+        cache.get("small", "a", nothing).unwrap();
+        assert_eq!(names(&directory.path().join("results/one")), ["new", "old"]);
+        assert!(names(&directory.path().join("results/two")).is_empty());
+        assert_eq!(names(&directory.path().join("results/small")), ["a"]);
+        assert_eq!(count(&directory.path().join("results/two")), 0, "stamps go with their results");
+        assert_eq!(count(&directory.path().join("trash")), 0);
+    }
+
+    #[test]
+    fn result_that_is_got_again_is_used_last() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path().to_owned(), ByteSize::kib(1500)).unwrap();
+        let place = made_by_another(&cache, "kind", "old", 1000, 5);
+        made_by_another(&cache, "kind", "new", 1000, 1);
+        cache.get("kind", "old", nothing).unwrap();
+        let used = fs::metadata(place.with_extension("use")).unwrap().modified().unwrap();
+        assert!(used.elapsed().unwrap_or_default() < Duration::from_secs(1800));
+        cache.get("small", "a", nothing).unwrap();
+        assert_eq!(names(&directory.path().join("results/kind")), ["old"]);
+    }
+
+    #[test]
+    fn result_in_use_by_another_process_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path().to_owned(), ByteSize::kib(1)).unwrap();
+        let place = made_by_another(&cache, "kind", "used", 1000, 5);
+        made_by_another(&cache, "kind", "unused", 1000, 1);
+        let other = Use::begin(&place).unwrap();
+        cache.get("small", "a", nothing).unwrap();
+        assert_eq!(names(&directory.path().join("results/kind")), ["used"]);
+        drop(other);
+        cache.get("small", "b", nothing).unwrap();
+        assert!(names(&directory.path().join("results/kind")).is_empty());
+        assert_eq!(names(&directory.path().join("results/small")), ["a", "b"], "this process uses them");
+    }
+
+    #[test]
+    fn results_of_killed_makers_go() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().to_owned());
-        fs::create_dir_all(directory.path().join("kind/.making-killed")).unwrap();
-        for key in 0..KEPT + 3 {
-            cache.get("kind", &key.to_string(), |_| Ok::<_, CacheError>(())).unwrap();
+        let home = directory.path().join("results/kind");
+        fs::create_dir_all(home.join(".making-killed/part")).unwrap();
+        fs::write(home.join("killed.use"), "").unwrap();
+        fs::create_dir_all(directory.path().join("trash/killed/result")).unwrap();
+        cache.get("kind", "a", nothing).unwrap();
+        assert_eq!(count(&home), 2);
+        assert_eq!(count(&directory.path().join("trash")), 0);
+    }
+
+    #[test]
+    fn clearing_removes_what_no_process_uses_and_counts_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().to_owned());
+        made_by_another(&cache, "one", "a", 1000, 1);
+        made_by_another(&cache, "one", "b", 1000, 1);
+        let place = made_by_another(&cache, "two", "used", 1000, 1);
+        fs::create_dir_all(directory.path().join("state/lists")).unwrap();
+        let other = Use::begin(&place).unwrap();
+        let cleared = cache.clear().unwrap();
+        let removed: Vec<_> = cleared.removed.iter().map(|(kind, count, _)| (kind.as_str(), *count)).collect();
+        assert_eq!((removed, cleared.in_use), (vec![("one", 2), ("state", 1)], 1));
+        assert!(cleared.removed[0].2 >= ByteSize::kib(2000));
+        assert_eq!(names(&directory.path().join("results/two")), ["used"]);
+        drop(other);
+        assert_eq!(cache.clear().unwrap().in_use, 0);
+        for home in ["results/one", "results/two", "state", "trash"] {
+            assert_eq!(count(&directory.path().join(home)), 0, "{home}");
         }
-        assert_eq!(count(&directory.path().join("kind")), KEPT);
-        assert!(directory.path().join("kind").join((KEPT + 2).to_string()).is_dir());
-        assert!(!directory.path().join("kind/.making-killed").exists());
+        assert!(cache.clear().unwrap().removed.is_empty());
     }
 }

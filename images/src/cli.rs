@@ -5,18 +5,26 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
 use images::{Arch, Boot, Debug, KvmHostChoice, Sources};
 
 /// Builds guests and boots them.
 ///
-/// Everything is fetched or built when it is first needed, and kept under images/cache. A
-/// guest runs on this machine's KVM if a stock kernel boots there. Otherwise it runs in the
-/// lab, where QEMU emulates a CPU with SVM, and a stock kernel on this CPU provides a
-/// standard /dev/kvm.
+/// Everything is fetched or built when it is first needed, and kept in a cache that all clones
+/// of the project share. A guest runs on this machine's KVM if a stock kernel boots there.
+/// Otherwise it runs in the lab, where QEMU emulates a CPU with SVM, and a stock kernel on
+/// this CPU provides a standard /dev/kvm.
 #[derive(Debug, Parser)]
 #[command(name = "images", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
+    /// The cache's directory [default: $VPMU_CACHE, else $XDG_CACHE_HOME/vpmu, else ~/.cache/vpmu]
+    #[arg(long, value_name = "DIR", global = true)]
+    pub(crate) cache: Option<PathBuf>,
+    /// The size of the results in the cache. Beyond it, those that were used longest ago are removed
+    /// [default: $VPMU_CACHE_SIZE, else 20GiB]
+    #[arg(long, value_name = "SIZE", global = true)]
+    pub(crate) cache_size: Option<ByteSize>,
     #[command(subcommand)]
     pub(crate) action: Action,
 }
@@ -76,7 +84,7 @@ pub(crate) enum Action {
     Lab(BootArgs),
     /// Boot a guest, profile a program in it, and print the costs
     Demo(KvmHostArgs),
-    /// Remove everything that was fetched and made
+    /// Empty the cache, which all clones of the project share, and print what was removed
     Clean,
 }
 

@@ -47,6 +47,9 @@ pub enum BootError {
     /// A guest that this machine's processors cannot run.
     #[error("this machine's KVM cannot run {0} guests: leave out --direct to use the lab")]
     ForeignDirect(Arch),
+    /// The console's output could not be written.
+    #[error(transparent)]
+    Console(#[from] FileError),
     /// A temporary file could not be written.
     #[error("cannot write a temporary file; check free space and TMPDIR")]
     Temporary(#[source] io::Error),

@@ -54,6 +54,17 @@ pub struct Programs {
     tests: BTreeMap<String, PathBuf>,
 }
 
+/// The directory of this clone of the project.
+fn root() -> &'static Path {
+    let images = Path::new(env!("CARGO_MANIFEST_DIR"));
+    images.parent().unwrap_or(images)
+}
+
+/// The directory for what is made from this clone's own sources, or concerns only this clone.
+pub(crate) fn target() -> PathBuf {
+    root().join("target")
+}
+
 #[derive(Deserialize)]
 struct Message {
     #[serde(default)]
@@ -75,13 +86,10 @@ impl Programs {
     pub fn build(cache: &Cache, arch: Arch, tests: &[String]) -> Result<Self, ProgramError> {
         let toolchain = Toolchain::get(cache, arch)?;
         let step = Step::new("building static programs");
-        let images = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let root = images.parent().unwrap_or(images);
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["build", "--quiet", "--bins", "--profile", "guest"]);
         cargo.args(["--target", arch.target(), "--message-format", "json-render-diagnostics"]);
-        let directory = arch.kind("target/static");
-        cargo.arg("--target-dir").arg(root.join(directory));
+        cargo.arg("--target-dir").arg(target().join(arch.kind("static")));
         let trapped = tests.iter().any(|wanted| wanted == TRAPPED);
         let packages = arch.packages().iter().chain((!tests.is_empty()).then_some(&TESTS));
         let packages = packages.chain(trapped.then_some(&TRAPPED));
@@ -99,7 +107,7 @@ impl Programs {
                 cargo.env_remove(variable); // meant for another compiler
             }
         }
-        cargo.env(setting("RUSTFLAGS"), STATIC).current_dir(root);
+        cargo.env(setting("RUSTFLAGS"), STATIC).current_dir(root());
         cargo.stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = sys::dies_with_us(&mut cargo).output().map_err(ProgramError::Start)?;
         if !output.status.success() {

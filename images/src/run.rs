@@ -1,17 +1,18 @@
 //! The run of one machine: splits its console output into parts as it arrives, and decides whether the run succeeded.
 
+use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::boot::Boot;
-use crate::cache::Cache;
 use crate::console_protocol::{Frames, Transcript};
-use crate::error::BootError;
+use crate::error::{BootError, FileError};
 use crate::kvm_host::KvmHost;
 use crate::machine::{self, Ended};
 use crate::post_run::PostRunOutput;
+use crate::programs;
 
 /// The result of a command.
 #[derive(Debug)]
@@ -48,25 +49,20 @@ pub(crate) struct Console {
 impl Console {
     pub(crate) fn keep(self) -> Result<PathBuf, BootError> {
         let path = self.directory.join("console.log");
-        let written = tempfile::NamedTempFile::new_in(&self.directory).and_then(|mut file| {
+        let written = fs::create_dir_all(&self.directory).and_then(|()| {
+            let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
             file.write_all(&self.bytes)?;
             file.persist(&path).map_err(|error| error.error)
         });
-        written.map_err(BootError::Temporary)?;
+        written.map_err(FileError::at(&path))?;
         Ok(path)
     }
 }
 
 /// Runs the machine and splits its console.
-pub(crate) fn watch(
-    boot: &Boot,
-    cache: &Cache,
-    command: &mut Command,
-    mark: &str,
-    kvm_host: &KvmHost,
-) -> Result<Run, BootError> {
+pub(crate) fn watch(boot: &Boot, command: &mut Command, mark: &str, kvm_host: &KvmHost) -> Result<Run, BootError> {
     let mut frames = Frames::new(mark);
-    let mut console = Console { directory: cache.directory().to_owned(), bytes: Vec::new() };
+    let mut console = Console { directory: programs::target(), bytes: Vec::new() };
     let started = Instant::now();
     let ended = machine::run(command, boot.timeout, |bytes| {
         console.bytes.extend_from_slice(bytes);

@@ -2,21 +2,23 @@
 //! with their parent, the user's id, the time-stamp counter.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::SystemTime;
 
-/// An exclusive lock between processes and threads; released when dropped or when its owner dies.
+/// A lock between processes and threads; released when dropped or when its owner dies.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
 }
 
 impl Lock {
-    /// Takes the lock on the file `path`. If another owner holds it, calls `waiting` once, then waits.
+    /// Takes the exclusive lock on the file `path`. If another owner holds it, calls `waiting` once, then waits.
     ///
     /// # Errors
     /// When the file cannot be made or locked.
@@ -25,26 +27,57 @@ impl Lock {
             return Ok(lock);
         }
         waiting();
-        let file = open(path)?;
-        while let Err(error) = flock(&file, libc::LOCK_EX) {
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
-        Ok(Self { _file: file })
+        Self::wait(path, libc::LOCK_EX)
     }
 
-    /// Takes the lock on the file `path`; `None` if another owner holds it.
+    /// Takes the exclusive lock on the file `path`; `None` if another owner holds it.
     ///
     /// # Errors
     /// When the file cannot be made or locked.
     pub fn try_take(path: &Path) -> io::Result<Option<Self>> {
-        let file = open(path)?;
-        match flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
-            Ok(()) => Ok(Some(Self { _file: file })),
+        match Self::wait(path, libc::LOCK_EX | libc::LOCK_NB) {
+            Ok(lock) => Ok(Some(lock)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Takes a shared lock on the file `path`. Waits while another owner holds it exclusively.
+    ///
+    /// # Errors
+    /// When the file cannot be made or locked.
+    pub fn share(path: &Path) -> io::Result<Self> {
+        Self::wait(path, libc::LOCK_SH)
+    }
+
+    fn wait(path: &Path, operation: libc::c_int) -> io::Result<Self> {
+        loop {
+            let file = open(path)?;
+            match flock(&file, operation) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                // The previous owner may have removed the file.
+                Ok(()) if is_at(&file, path)? => return Ok(Self { file }),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// Sets the file's time of modification to now.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn touch(&self) -> io::Result<()> {
+        self.file.set_modified(SystemTime::now())
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(meta) => Ok((meta.dev(), meta.ino()) == (ours.dev(), ours.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -78,10 +111,15 @@ pub fn dies_with_us(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(arm) }
 }
 
+/// The number of the user as whom this process runs.
+pub fn user() -> u32 {
+    // SAFETY: the call takes no argument and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Whether this process may install packages.
 pub fn is_root() -> bool {
-    // SAFETY: the call takes no argument and cannot fail.
-    unsafe { libc::geteuid() == 0 }
+    user() == 0
 }
 
 /// This processor's time-stamp counter.

@@ -11,7 +11,7 @@ use std::process::Command;
 use thiserror::Error;
 
 use crate::arch::Arch;
-use crate::cache::Cache;
+use crate::cache::{Cache, CacheError};
 use crate::kernel::{Kernel, KernelError, Sources};
 pub use crate::prerequisites::Prerequisite;
 use crate::prerequisites::{self, PrerequisiteError};
@@ -46,6 +46,9 @@ pub enum ThirdPartyError {
     /// Debian for another architecture does not have the program.
     #[error(transparent)]
     Unpacked(#[from] UnpackedError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// The compilers for another architecture are not available.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),
@@ -136,7 +139,7 @@ pub fn microvm() -> Result<Files, ThirdPartyError> {
 
 /// A program from a Debian package for `arch`, which is unpacked, not installed.
 fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ThirdPartyError> {
-    Ok(unpacked::program(&Cache::project(), arch, package, name)?)
+    Ok(unpacked::program(Cache::user()?, arch, package, name)?)
 }
 
 /// The kernel of `sources` as `boot/kernel`, for a guest that starts another kernel with kexec.
@@ -144,7 +147,7 @@ fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ThirdPartyEr
 /// # Errors
 /// [`ThirdPartyError`].
 pub fn kernel(sources: &Sources) -> Result<Files, ThirdPartyError> {
-    let kernel = Kernel::get(&Cache::project(), sources).map_err(ThirdPartyError::Kernel)?;
+    let kernel = Kernel::get(Cache::user()?, sources).map_err(ThirdPartyError::Kernel)?;
     Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 
@@ -169,7 +172,7 @@ pub(crate) fn assembled(arch: Arch, name: &str, source: &Path) -> Result<Files, 
 fn built(arch: Arch, name: &str, source: &Path, options: &[&OsStr]) -> Result<Files, ThirdPartyError> {
     let directory = tempfile::tempdir().map_err(ThirdPartyError::Temporary)?;
     let program = directory.path().join(name);
-    let mut gcc = match Toolchain::get(&Cache::project(), arch)? {
+    let mut gcc = match Toolchain::get(Cache::user()?, arch)? {
         None => {
             prerequisites::ensure(&[Prerequisite::Gcc])?;
             Command::new("gcc")

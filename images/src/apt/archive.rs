@@ -237,7 +237,7 @@ impl Archive {
             config: Some(root.join("config")),
             lists: root.join("var/lib/apt/lists"),
             may_update: true,
-            locks: Cache::at(root.join("locks")),
+            locks: Some(Cache::at(root.join("locks"))),
             updated: Mutex::new(false),
             arch: Arch::default(),
             native: None,

@@ -32,8 +32,8 @@ pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
     prerequisites::ensure(&[Prerequisite::Perf]).map_err(third_party::ThirdPartyError::from)?;
     let mut arguments: Vec<String> =
         EVENTS.iter().flat_map(|event| ["--persistent", event]).map(str::to_owned).collect();
-    let cache = Cache::project();
-    let symbols = Kernel::get(&cache, &Sources::default())?.symbols(&cache)?;
+    let cache = Cache::user()?;
+    let symbols = Kernel::get(cache, &Sources::default())?.symbols(cache)?;
     let mut files = Vec::new();
     if let Some(symbols) = &symbols {
         let path = match lab {

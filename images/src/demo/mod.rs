@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::arch::Arch;
 use crate::boot::Boot;
+use crate::cache::CacheError;
 use crate::error::BootError;
 use crate::kernel::KernelError;
 use crate::kvm_host::KvmHostChoice;
@@ -67,6 +68,9 @@ pub enum DemoError {
     /// A run of perf did not print a count.
     #[error("perf stat printed no count of instructions")]
     NoCount,
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// The kernel with the symbols is missing.
     #[error(transparent)]
     Kernel(#[from] KernelError),
