@@ -233,12 +233,16 @@ impl Kernel {
             return Err(KernelError::BadHeaders(headers));
         }
         let mut key = Key::new("own kernel").file("image", image)?.file("symbols", &symbols)?;
+        // A relative path would name other directories in other working directories.
+        let absolute = |path: &Path| fs::canonicalize(path).map_err(FileError::at(path));
+        let headers = absolute(&headers)?;
         key = key.text("headers", &headers.to_string_lossy());
-        if let Some(modules) = &sources.modules {
-            key = key.text("modules", &modules.to_string_lossy());
+        let modules = sources.modules.as_deref().map(absolute).transpose()?;
+        if let Some(modules) = &modules {
+            key = key.text("modules", &modules.to_string_lossy()).state("modules", modules)?;
         }
         let (image, id) = (image.to_owned(), format!("own-{}", key.hex()));
-        Ok(Self { bzimage: image.clone(), image, modules: sources.modules.clone(), headers, id, arch: sources.arch })
+        Ok(Self { bzimage: image.clone(), image, modules, headers, id, arch: sources.arch })
     }
 }
 
@@ -428,5 +432,48 @@ mod tests {
         assert!(matches!(error, KernelError::Digest(_)), "{error}");
         sources.kernel = Some(directory.path().join("Makefile"));
         assert!(Kernel::get(&cache, &sources).unwrap().modules.is_none());
+    }
+
+    /// A kernel of the user's own with one module. Returns its sources and the module.
+    fn own(directory: &Path) -> (Sources, PathBuf) {
+        for name in ["Makefile", "Module.symvers", "modules/kernel/a.ko"] {
+            let path = directory.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "1").unwrap();
+        }
+        let sources = Sources {
+            kernel: Some(directory.join("Makefile")),
+            headers: Some(directory.to_owned()),
+            modules: Some(directory.join("modules")),
+            ..Sources::default()
+        };
+        (sources, directory.join("modules/kernel/a.ko"))
+    }
+
+    #[test]
+    fn own_kernel_with_a_changed_module_has_another_id() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().join("cache"));
+        let (sources, module) = own(&directory.path().join("kernel"));
+        let id = || Kernel::get(&cache, &sources).unwrap().id;
+        let first = id();
+        assert_eq!(id(), first);
+        fs::write(module, "22").unwrap();
+        assert_ne!(id(), first);
+    }
+
+    #[test]
+    fn own_kernel_is_known_by_its_place_and_not_by_a_relative_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().join("cache"));
+        let (sources, _) = own(&directory.path().join("kernel"));
+        let up = "../".repeat(std::env::current_dir().unwrap().components().count());
+        let relative = |path: &Option<PathBuf>| {
+            let path = path.as_deref().unwrap();
+            Some(Path::new(&up).join(path.strip_prefix("/").unwrap()))
+        };
+        let (headers, modules) = (relative(&sources.headers), relative(&sources.modules));
+        let other = Kernel::get(&cache, &Sources { headers, modules, ..sources.clone() }).unwrap();
+        assert_eq!(other.id, Kernel::get(&cache, &sources).unwrap().id);
     }
 }
