@@ -1,8 +1,8 @@
 //! Caches results by the content of their inputs: equal inputs share a result, and different inputs never do. A result
 //! is a directory with any content.
 //!
-//! A user has one cache for all clones of the project, so a result must not depend on where the clone is. A key that
-//! does not change with the code that makes the result contains a number that does: `recipe 2`.
+//! A user has one cache for all clones of the project, so a result must not depend on where the clone is. If the code
+//! that makes a result changes, so must a number in the result's key, as in `recipe 2`.
 //!
 //! ```text
 //! results/KIND/KEY       a result

@@ -2,7 +2,7 @@
 //! initramfs archives, and runs a command in a guest: on this machine's KVM or, if that cannot boot a stock
 //! kernel, in the lab.
 //!
-//! All results are cached under `images/cache`, keyed by the content of their inputs.
+//! All results are in the user's cache, keyed by the content of their inputs.
 
 pub mod apt;
 pub mod arch;
