@@ -3,7 +3,7 @@
 
 use std::error::Error as StdError;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -180,9 +180,17 @@ impl Apt {
         for directory in [lists.join("partial"), home.join("cache/archives/partial")] {
             fs::create_dir_all(&directory).map_err(|e| unwritten(&directory, e))?;
         }
+        // The apt of another process may be reading the files.
         let write = |name: &str, text: &str| {
             let path = home.join(name);
-            fs::write(&path, text).map_err(|e| unwritten(&path, e))?;
+            if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
+                return Ok(path);
+            }
+            let written = tempfile::NamedTempFile::new_in(&home).and_then(|mut file| {
+                file.write_all(text.as_bytes())?;
+                file.persist(&path).map_err(|error| error.error)
+            });
+            written.map_err(|e| unwritten(&path, e))?;
             Ok::<_, AptError>(path)
         };
         let archives = native.refreshing(|| match native.archives()? {
@@ -562,5 +570,21 @@ mod tests {
             let set = command.get_envs().find(|(name, _)| *name == "LC_ALL");
             assert_eq!(set.unwrap().1.unwrap(), "C");
         }
+    }
+
+    #[test]
+    fn foreign_apt_of_another_process_keeps_its_files() {
+        let archive = Archive::new();
+        archive.publish(&[Deb::new(NAME, "1")], &[]);
+        let host: &'static Apt = Box::leak(Box::new(archive.apt()));
+        let cache = Cache::at(archive.root().join("cache"));
+        let files = || {
+            let config = Apt::foreign(host, &cache, Arch::Aarch64).unwrap().config.unwrap();
+            ["config", "sources.list", "status"].map(|name| {
+                let meta = fs::metadata(config.with_file_name(name)).unwrap();
+                (meta.ino(), meta.ctime(), meta.ctime_nsec())
+            })
+        };
+        assert_eq!(files(), files());
     }
 }
