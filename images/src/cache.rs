@@ -167,10 +167,10 @@ impl Cache {
         // Otherwise, it was made while we waited.
         if !place.is_dir() {
             uses::sweep(&home)?;
-            let made = fill(&home, &place, make);
-            if let Err(error) = made {
+            if let Err(error) = fill(&home, &place, make) {
                 drop(used);
-                uses::sweep(&home)?;
+                // Remove the stamp. If that fails, the next process does it; the error to report is that of `make`.
+                let _ = uses::sweep(&home);
                 return Err(error);
             }
         }
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn result_is_shared_by_processes_that_want_it_at_once() {
+    fn result_that_threads_want_at_once_is_made_once() {
         let directory = tempfile::tempdir().unwrap();
         let made = AtomicUsize::new(0);
         thread::scope(|scope| {

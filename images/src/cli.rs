@@ -277,6 +277,19 @@ mod tests {
     }
 
     #[test]
+    fn cache_options_stand_before_or_behind_the_command() {
+        let of = |line: &str| {
+            let cli = Cli::try_parse_from(line.split(' ')).map_err(|error| error.to_string())?;
+            Ok::<_, String>((cli.cache, cli.cache_size))
+        };
+        let expected = Ok((Some(PathBuf::from("mine")), Some(ByteSize::gib(2))));
+        assert_eq!(of("images --cache mine --cache-size 2GiB clean"), expected);
+        assert_eq!(of("images boot --cache mine --cache-size 2GiB -- true"), expected);
+        assert_eq!(of("images clean"), Ok((None, None)));
+        assert!(of("images clean --cache-size much").unwrap_err().contains("much"));
+    }
+
+    #[test]
     fn words_become_a_boot() {
         let boot = boot(&["--lab", "--vcpus", "3", "--vmm-arg", "--no-vpmu", "--", "echo", "hi"]);
         let boot = boot.unwrap();

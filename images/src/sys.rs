@@ -27,7 +27,7 @@ impl Lock {
             return Ok(lock);
         }
         waiting();
-        Self::wait(path, libc::LOCK_EX)
+        Self::lock(path, libc::LOCK_EX)
     }
 
     /// Takes the exclusive lock on the file `path`; `None` if another owner holds it.
@@ -35,7 +35,7 @@ impl Lock {
     /// # Errors
     /// When the file cannot be made or locked.
     pub fn try_take(path: &Path) -> io::Result<Option<Self>> {
-        match Self::wait(path, libc::LOCK_EX | libc::LOCK_NB) {
+        match Self::lock(path, libc::LOCK_EX | libc::LOCK_NB) {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
@@ -47,10 +47,10 @@ impl Lock {
     /// # Errors
     /// When the file cannot be made or locked.
     pub fn share(path: &Path) -> io::Result<Self> {
-        Self::wait(path, libc::LOCK_SH)
+        Self::lock(path, libc::LOCK_SH)
     }
 
-    fn wait(path: &Path, operation: libc::c_int) -> io::Result<Self> {
+    fn lock(path: &Path, operation: libc::c_int) -> io::Result<Self> {
         loop {
             let file = open(path)?;
             match flock(&file, operation) {
