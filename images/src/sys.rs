@@ -27,7 +27,7 @@ impl Lock {
             return Ok(lock);
         }
         waiting();
-        Self::lock(path, libc::LOCK_EX)
+        Self::open(path, libc::LOCK_EX)
     }
 
     /// Takes the exclusive lock on the file `path`; `None` if another owner holds it.
@@ -35,7 +35,7 @@ impl Lock {
     /// # Errors
     /// When the file cannot be made or locked.
     pub fn try_take(path: &Path) -> io::Result<Option<Self>> {
-        match Self::lock(path, libc::LOCK_EX | libc::LOCK_NB) {
+        match Self::open(path, libc::LOCK_EX | libc::LOCK_NB) {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
@@ -47,12 +47,12 @@ impl Lock {
     /// # Errors
     /// When the file cannot be made or locked.
     pub fn share(path: &Path) -> io::Result<Self> {
-        Self::lock(path, libc::LOCK_SH)
+        Self::open(path, libc::LOCK_SH)
     }
 
-    fn lock(path: &Path, operation: libc::c_int) -> io::Result<Self> {
+    fn open(path: &Path, operation: libc::c_int) -> io::Result<Self> {
         loop {
-            let file = open(path)?;
+            let file = File::options().create(true).append(true).open(path)?;
             match flock(&file, operation) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -79,10 +79,6 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    File::options().create(true).append(true).open(path)
 }
 
 fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
@@ -160,5 +156,23 @@ mod tests {
         assert!(!second.is_finished());
         drop(first);
         second.join().unwrap();
+    }
+
+    #[test]
+    fn lock_on_a_file_that_its_last_owner_removed_is_on_the_new_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = Lock::take(&path, || panic!("nobody has it")).unwrap();
+        let (reported, waits) = mpsc::channel();
+        let second = {
+            let path = path.clone();
+            std::thread::spawn(move || Lock::take(&path, || reported.send(()).unwrap()).unwrap())
+        };
+        waits.recv().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50)); // until it waits for the lock
+        fs::remove_file(&path).unwrap();
+        drop(first);
+        let _second = second.join().unwrap();
+        assert!(Lock::try_take(&path).unwrap().is_none());
     }
 }
