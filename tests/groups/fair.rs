@@ -8,12 +8,3 @@ tests::guest_tests! {
     samples_of_an_inherited_event_leave_idle_cpus_alone,
     samples_of_many_inherited_events_leave_idle_cpus_alone,
 }
-
-mod exact {
-    //! Times, in the lab where each instruction takes a nanosecond.
-
-    tests::guest_tests! {
-        "fair-exact" in exact lab:
-        samples_of_nobodys_events_delay_no_interrupt,
-    }
-}

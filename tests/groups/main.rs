@@ -4,6 +4,7 @@
 mod aux;
 mod baseline;
 mod conformance;
+mod costs;
 mod counting;
 mod driver_life;
 mod fair;

@@ -26,13 +26,3 @@ tests::guest_tests! {
     records_are_soon_in_the_ring_without_a_wakeup,
     records_of_a_paused_ring_are_lost,
 }
-
-mod one_shot {
-    //! Programs that sample one overflow at a time, in the lab where times repeat.
-
-    tests::guest_tests! {
-        "one-shot" in exact lab:
-        cpu_clock_signals_as_often_as_the_kernels,
-        task_clock_signals_as_often_as_the_kernels,
-    }
-}

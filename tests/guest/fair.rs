@@ -45,11 +45,9 @@ const SLICE: Duration = Duration::from_millis(500);
 const SLICES: usize = 4;
 /// More events than a program without privileges may open.
 const MANY: usize = 1000;
-/// The part of its loops that a victim must keep, in percent. In a lab that has the machine for itself it keeps about 90.
-/// But the lab's host has one processor for all vCPUs, and other machines share this machine's processors, so its rate
-/// differs by a third from slice to slice.
-const KEPT: u64 = 50;
-/// The longest time for which a victim may miss its CPU, unless it misses it for as long without an attack.
+/// The part of its loops that a victim must keep, in percent.
+const KEPT: u64 = 80;
+/// The longest time for which a victim may miss its CPU.
 const LONGEST_GAP: Duration = Duration::from_millis(30);
 /// The most function call interrupts that an idle CPU may get during an attack. A few are the kernel's own.
 const FEW_CALLS: u64 = 20;
@@ -59,13 +57,18 @@ const MARKS_A_CALL: u64 = 8;
 
 /// The words that the victim and the attacker share.
 const PHASE: usize = 0;
-/// Two words: loops without the attack and with it. Then two words each for the worst gap and the time.
-const LOOPS: usize = 1;
-const WORST: usize = 3;
-const TOOK: usize = 5;
 /// Set to one plus the number of events when the attacker has begun, or to [`FAILED`].
-const OPENED: usize = 7;
-const MARKS: usize = 8;
+const OPENED: usize = 1;
+/// The slice that runs: its number, counted from zero.
+const NOW: usize = 2;
+/// Two words: marks without the attack and with it.
+const MARKS: usize = 3;
+/// One word for each idle CPU: function calls.
+const CALLS: usize = 5;
+/// Two words for each slice, without the attack and with it: loops a second. Then two words for each slice: the longest
+/// gap.
+const RATES: usize = 8;
+const GAPS: usize = RATES + 2 * SLICES;
 
 // Values of the word PHASE.
 const WAIT: u64 = 0;
@@ -84,18 +87,17 @@ fn victim(shared: &SharedWords) -> io::Result<()> {
             END => return Ok(()),
             _ => continue,
         }
-        let which = usize::from(phase == WITH);
+        let word = 2 * usize::try_from(shared.load(NOW)).map_err(io::Error::other)? + usize::from(phase == WITH);
         let begin = Instant::now();
-        let (mut last, mut loops, mut worst) = (begin, 0, Duration::ZERO);
+        let (mut last, mut loops, mut worst) = (begin, 0_u64, Duration::ZERO);
         while shared.load(PHASE) == phase {
             let now = Instant::now();
             worst = worst.max(now - last);
             last = now;
             loops += 1;
         }
-        shared.add(LOOPS + which, loops);
-        shared.add(TOOK + which, nanoseconds(begin.elapsed()));
-        shared.raise(WORST + which, nanoseconds(worst));
+        shared.store(RATES + word, loops * 1_000_000 / (nanoseconds(begin.elapsed()) / 1000).max(1));
+        shared.store(GAPS + word, nanoseconds(worst));
     }
 }
 
@@ -112,7 +114,8 @@ fn attacker(shared: &SharedWords, open: impl FnOnce(&Device) -> Fallible<(Vec<Ev
     let device = Device::open()?;
     let (events, mut ring) = open(&device)?;
     shared.store(OPENED, 1 + events.len() as u64);
-    for _ in 0..SLICES {
+    for slice in 0..SLICES {
+        shared.store(NOW, slice as u64);
         for phase in [WITHOUT, WITH] {
             for event in events.iter().filter(|_| phase == WITH) {
                 event.enable(0)?;
@@ -135,7 +138,8 @@ fn attacker(shared: &SharedWords, open: impl FnOnce(&Device) -> Fallible<(Vec<Ev
 }
 
 /// Runs the attack beside the victim, and checks what the victim keeps: [`KEPT`] percent of its loops, and no gap that is
-/// longer than [`LONGEST_GAP`] or twice the longest gap without the attack.
+/// longer than [`LONGEST_GAP`]. Compares the best slices: an attack takes its part from each slice, but what else takes
+/// time on a shared machine, or from the lab's only processor, rarely takes some from all.
 fn victim_keeps(
     least_events: u64,
     limits_gaps: bool,
@@ -156,19 +160,25 @@ fn victim_keeps(
     })?;
     let codes = [attacker.wait()?, victim.wait()?];
     ensure_eq!(codes, [0, 0], "exit codes of the attacker and the victim");
-    let of = |word: usize| [shared.load(word), shared.load(word + 1)];
-    let (loops, worst, took, marks) = (of(LOOPS), of(WORST), of(TOOK), of(MARKS));
+    let slices = |from: usize, which: usize| (0..SLICES).map(move |slice| from + 2 * slice + which);
+    let of = |from: usize| [0, 1].map(|which| slices(from, which).map(|word| shared.load(word)).collect::<Vec<_>>());
+    let (rates, gaps) = (of(RATES), of(GAPS));
+    let marks = [MARKS, MARKS + 1].map(|word| shared.load(word));
     let events = shared.load(OPENED) - 1;
-    let rates = [0, 1].map(|which| loops[which] * 1_000_000 / (took[which] / 1000).max(1));
     let figures = format!(
-        "{events} events; without and with them enabled: {marks:?} marks, the victim's loops a second {rates:?}, worst gaps in ns {worst:?}"
+        "{events} events; without and with them enabled: {marks:?} marks, the victim's loops a second in each slice \
+         {rates:?}, its longest gaps in ns {gaps:?}"
     );
     println!("{figures}");
     ensure!(events >= least_events, "too few events: {figures}");
-    ensure!(marks[1] > 0 && loops[0] > 0, "nothing ran: {figures}");
-    ensure!(rates[1] * 100 >= rates[0] * KEPT, "the victim keeps less than {KEPT} %: {figures}");
-    let most = nanoseconds(LONGEST_GAP).max(2 * worst[0]);
-    ensure!(!limits_gaps || worst[1] <= most, "the victim misses its CPU for more than {most} ns: {figures}");
+    let best = rates.map(|rates| rates.into_iter().max().unwrap_or(0));
+    ensure!(marks[1] > 0 && best[0] > 0, "nothing ran: {figures}");
+    ensure!(best[1] * 100 >= best[0] * KEPT, "the victim keeps less than {KEPT} %: {figures}");
+    let gap = gaps[1].iter().min().copied().unwrap_or(u64::MAX);
+    ensure!(
+        !limits_gaps || gap <= nanoseconds(LONGEST_GAP),
+        "the victim misses its CPU for {gap} ns in each slice: {figures}"
+    );
     Ok(())
 }
 
@@ -255,7 +265,7 @@ fn idle_cpus_are_left_alone(events: usize, inherit: bool) -> Outcome {
         }
         let after = calls()?;
         for (word, cpu) in IDLE.into_iter().enumerate() {
-            shared.store(LOOPS + word, after[cpu] - before[cpu]);
+            shared.store(CALLS + word, after[cpu] - before[cpu]);
         }
         ensure!(opened[0].count()? > 0, "no mark was counted");
         Ok(())
@@ -268,7 +278,7 @@ fn idle_cpus_are_left_alone(events: usize, inherit: bool) -> Outcome {
         }
     })?;
     ensure_eq!(code, 0, "the attacker's exit code");
-    let taken = [shared.load(LOOPS), shared.load(LOOPS + 1)];
+    let taken = [CALLS, CALLS + 1].map(|word| shared.load(word));
     let marks = shared.load(MARKS);
     let balancing = if events > 1 { marks / MARKS_A_CALL } else { 0 };
     println!("{marks} marks, {taken:?} function calls on idle CPUs");

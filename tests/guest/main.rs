@@ -159,7 +159,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         ),
         "output-batched" => Some([output_who::BATCHED, flush::BATCHED, trigger_rules::BATCHED].concat()),
         "output-capped" => Some(output_capped::TESTS.to_vec()),
-        "module" => Some([perf_core::TESTS, switches::TESTS, open_cost::TESTS, module::TESTS].concat()),
+        "module" => Some([perf_core::TESTS, switches::TESTS, module::TESTS].concat()),
         "vperf" => {
             Some([programs::TESTS, profiles::TESTS, library::TESTS, vperf_region::TESTS, vperf_persist::TESTS].concat())
         }
@@ -186,9 +186,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "kexec" => Some(kexec::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
         "fair" => Some(fair::TESTS.to_vec()),
-        "fair-exact" => Some(fair::EXACT.to_vec()),
+        "costs" => Some([fair::EXACT, one_shot::TESTS, open_cost::TESTS].concat()),
         "overflows" => Some(overflows::TESTS.to_vec()),
-        "one-shot" => Some(one_shot::TESTS.to_vec()),
         "nesting" => Some(nesting::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "storms" => Some(storms::TESTS.to_vec()),

@@ -693,11 +693,6 @@ impl SharedWords {
     pub(crate) fn add(&self, index: usize, value: u64) {
         self.word(index).fetch_add(value, Ordering::SeqCst);
     }
-
-    /// Stores `value` unless the word is greater.
-    pub(crate) fn raise(&self, index: usize, value: u64) {
-        self.word(index).fetch_max(value, Ordering::SeqCst);
-    }
 }
 
 impl Drop for SharedWords {
@@ -705,15 +700,6 @@ impl Drop for SharedWords {
         // SAFETY: this is exactly the mapped range, and no reference into it outlives `self`.
         unsafe { libc::munmap(self.0.cast(), SHARED) };
     }
-}
-
-/// Waits for a grace period of the kernel's RCU.
-pub(crate) fn wait_grace_period() -> io::Result<()> {
-    const MEMBARRIER_GLOBAL: i32 = 1;
-    // SAFETY: the call takes only numbers.
-    let done = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_GLOBAL, 0, 0) };
-    checked(i32::try_from(done).map_err(io::Error::other)?)?;
-    Ok(())
 }
 
 /// Ignores SIGIO in this process and in its later children.
