@@ -435,11 +435,18 @@ impl Vpmu {
     fn serve_control(&self) -> Turn {
         // Call `catalogue` before taking the lock, because its first call reads the machine's statistics.
         self.shared.backend.catalogue();
-        let mut served = self.shared.control.lock().serve();
+        let serve = || {
+            let mut control = self.shared.control.lock();
+            let served = control.serve();
+            // The operator may wait, and the guest continues with the next turn at once.
+            control.hand_over();
+            served
+        };
+        let mut served = serve();
         if served.needs_guest_ips {
             self.shared.notices.deliver(served.signals());
             self.shared.backend.ask_guest_ips();
-            served = self.shared.control.lock().serve();
+            served = serve();
         }
         self.shared.notices.deliver(served.signals());
         served.turn

@@ -58,6 +58,14 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     }
 }
 
+impl<T, const RANK: u8> Held<'_, T, RANK> {
+    /// Unlocks, and gives the lock to a thread that waits for it, if there is one. A thread that takes the lock again at
+    /// once would often be quicker than the thread that waits.
+    pub(crate) fn hand_over(self) {
+        MutexGuard::unlock_fair(self.guard);
+    }
+}
+
 impl<T, const RANK: u8> Debug for Lock<T, RANK> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         // Print only the rank. To print the content, this thread would need the lock, which it may already hold.
@@ -124,6 +132,30 @@ mod order {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// By chance, a lock that is not handed over sometimes goes to the thread that waits, so there are many rounds.
+    #[test]
+    fn lock_that_is_handed_over_goes_to_the_thread_that_waits() {
+        for _ in 0..100 {
+            let lock = Lock::<_, CONTROL>::new(Vec::new());
+            let (send, receive) = std::sync::mpsc::channel();
+            let held = lock.lock();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    send.send(std::fs::read_link("/proc/thread-self").expect("a thread")).expect("a receiver");
+                    lock.lock().push("waits");
+                });
+                let status = std::path::Path::new("/proc").join(receive.recv().expect("a thread")).join("status");
+                // The other thread sleeps only in order to wait for the lock.
+                while !std::fs::read_to_string(&status).expect("a thread").contains("State:\tS") {
+                    std::thread::yield_now();
+                }
+                held.hand_over();
+                lock.lock().push("retakes");
+            });
+            assert_eq!(*lock.lock(), ["waits", "retakes"]);
+        }
+    }
 
     #[test]
     fn locks_in_order_are_taken() {
