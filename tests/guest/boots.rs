@@ -95,8 +95,7 @@ impl Vmm {
             let memory = memory_besides_guest(child.id())?;
             Ok(Boot { time, exits, memory })
         });
-        child.kill()?;
-        child.wait()?;
+        end(&mut child)?;
         booted.map_err(|error| format!("{}: {error}", self.subject).into())
     }
 }
@@ -126,6 +125,25 @@ fn until_init(console: ChildStdout) -> Result<BufReader<ChildStdout>, Box<dyn Er
     }
 }
 
+/// Kills the process that runs the guest. A parent that waits for it ends after it, so that the exits of this guest are no
+/// longer counted when this function returns.
+fn end(process: &mut Child) -> Result<(), Box<dyn Error>> {
+    match child_of(process.id())? {
+        Some(child) => {
+            let status = Command::new("kill").args(["-KILL", &child.to_string()]).status()?;
+            ensure!(status.success(), "kill: {status}");
+        }
+        None => process.kill()?,
+    }
+    process.wait()?;
+    Ok(())
+}
+
+fn child_of(process: u32) -> Result<Option<u32>, Box<dyn Error>> {
+    let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"))?;
+    Ok(children.split_ascii_whitespace().next().map(str::parse).transpose()?)
+}
+
 fn exits() -> Result<u64, Box<dyn Error>> {
     let text = fs::read_to_string(EXITS).map_err(|error| format!("{EXITS}: {error}"))?;
     Ok(text.trim().parse()?)
@@ -134,10 +152,9 @@ fn exits() -> Result<u64, Box<dyn Error>> {
 /// Returns the memory of a VMM without the guest's memory: what is resident of the process that runs the guest, which is
 /// `process` or its child. A parent that waits for the child adds the pages that it does not share.
 fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
-    let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"))?;
-    match children.split_ascii_whitespace().next() {
+    match child_of(process)? {
         None => resident_besides_guest(process),
-        Some(child) => Ok(resident_besides_guest(child.parse()?)? + unshared(process)?),
+        Some(child) => Ok(resident_besides_guest(child)? + unshared(process)?),
     }
 }
 
