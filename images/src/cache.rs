@@ -87,7 +87,7 @@ pub struct Cache {
     size: ByteSize,
 }
 
-/// What [`Cache::clear`] removed.
+/// The numbers of results that [`Cache::clear`] removed and left.
 #[derive(Debug, Default)]
 pub struct Cleared {
     /// For each kind, the number of results and their size.
@@ -117,7 +117,11 @@ impl Cache {
         }
         let directory = match directory {
             Some(directory) => path::absolute(directory).map_err(|source| failed("find", directory, source))?,
-            None => place::directory(|name| env::var_os(name))?,
+            // The home directory is known even without HOME.
+            None => place::directory(|name| match name {
+                "HOME" => env::home_dir().map(PathBuf::into_os_string),
+                name => env::var_os(name),
+            })?,
         };
         let size = size.map_or_else(|| place::size(|name| env::var_os(name)), Ok)?;
         let cache = Self::open(directory, size)?;

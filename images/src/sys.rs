@@ -166,10 +166,14 @@ mod tests {
         let (reported, waits) = mpsc::channel();
         let second = {
             let path = path.clone();
-            std::thread::spawn(move || Lock::take(&path, || reported.send(()).unwrap()).unwrap())
+            let thread = || fs::read_link("/proc/thread-self").unwrap();
+            std::thread::spawn(move || Lock::take(&path, || reported.send(thread()).unwrap()).unwrap())
         };
-        waits.recv().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(50)); // until it waits for the lock
+        let status = Path::new("/proc").join(waits.recv().unwrap()).join("status");
+        // The other thread sleeps only in order to wait for the lock.
+        while !fs::read_to_string(&status).unwrap().contains("State:\tS") {
+            std::thread::yield_now();
+        }
         fs::remove_file(&path).unwrap();
         drop(first);
         let _second = second.join().unwrap();

@@ -164,7 +164,7 @@ fn files_outside_the_directories_of_the_machine_are_out_of_reach() {
     fs::write(out.join("mine"), "mine").expect("room");
     symlink(outside.path(), out.join("link")).expect("room");
     let directory = machine.descriptor(&out);
-    // What `vmm` uses for a recording: read and write, create, exclusive, no link, close on exec.
+    // The flags with which `vmm` opens a recording: read and write, create, exclusive, no link, close on exec.
     let create = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // `O_LARGEFILE` is 0 in the C library, but not in the kernel.
     let create = u64::from(create.cast_unsigned()) | 0x8000;

@@ -1,4 +1,4 @@
-//! What events cost the guest's programs, in the lab where each instruction takes a nanosecond, so that times repeat.
+//! Costs of events to programs of the guest. In the exact lab, each instruction takes a nanosecond, so times repeat.
 
 tests::guest_tests! {
     "costs" in exact lab:

@@ -20,8 +20,8 @@ const STAMP: &str = ".use";
 /// The beginning of the names of results that are not finished.
 pub(super) const MAKING: &str = ".making-";
 
-/// The locks of the results that this process uses. They are never released: results are paths, and whoever has a path
-/// may use it until the process ends.
+/// The locks of the results that this process uses. They are held until the process ends, because any code with the path
+/// of a result may still use it.
 static HELD: Mutex<BTreeMap<PathBuf, Lock>> = Mutex::new(BTreeMap::new());
 
 /// A use of a result that may not exist yet. No process removes the result while the use lasts.
@@ -93,7 +93,7 @@ fn kept(path: PathBuf) -> Result<Kept, CacheError> {
         return Ok(Kept { path, used, size });
     }
     let size = measure(&path).map_err(|source| failed("read", &path, source))?;
-    // To measure a result is no use of it.
+    // Measuring a result must not count as a use, so restore the time.
     let written = file.set_len(0).and_then(|()| write!(file, "{size}")).and_then(|()| file.set_modified(used));
     written.map_err(|source| failed("write", &stamp, source))?;
     Ok(Kept { path, used, size })

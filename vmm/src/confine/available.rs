@@ -8,7 +8,7 @@ use crate::probe::Check;
 /// The actions of filters that the host's kernel knows.
 const ACTIONS: &str = "/proc/sys/kernel/seccomp/actions_avail";
 
-/// What `vmm run`, started by this user without further options, can use to confine itself.
+/// The restrictions that this host offers to `vmm run` with default options, started by this user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Available {
     /// Whether each thread can have a seccomp filter.

@@ -1,4 +1,4 @@
-//! What this process inherited: open descriptors, and the PID namespace.
+//! Gives up inherited resources: open descriptors, and the PID namespace.
 
 #![expect(unsafe_code, reason = "closing descriptors by their numbers")]
 
@@ -11,7 +11,7 @@ use super::{ConfineError, Options};
 /// The first descriptor after standard input, output and error. These three stay open.
 const STANDARD: RawFd = 3;
 
-/// What this process inherited and gives up.
+/// The inherited resources that this process gives up.
 #[derive(Debug)]
 #[must_use]
 pub struct Inherited {

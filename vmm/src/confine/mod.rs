@@ -190,8 +190,8 @@ pub struct Confined {
 }
 
 impl Confined {
-    /// What code that takes over a thread could reach beyond the machine because of the operator's options or the host,
-    /// each with the remedy. `is_root` is true if the process still runs as root.
+    /// Warnings about missing restrictions, each with the remedy: the operator has turned one off, or the host lacks one, so
+    /// an attacker who takes over a thread can reach more than the machine. `is_root` is true if the process still runs as root.
     fn warnings(&self, is_root: bool) -> Vec<&'static str> {
         let mut warnings = Vec::new();
         if !self.seccomp {
@@ -234,7 +234,7 @@ impl Unfiltered {
         let ids = started.iter().map(|thread| thread.id).collect();
         let filters = self.plan.map(|plan| Filters::prepare(&plan.on(ids)));
         let confinement = Confinement { filters: filters.transpose()?.map(Arc::new), confined: self.confined };
-        let threads = started.into_iter().map(|thread| thread.filter(&confinement));
+        let threads = started.into_iter().map(|thread| thread.filter(&confinement, ThreadKind::Vcpu));
         let threads = threads.collect::<Result<_, _>>()?;
         Ok((confinement, threads))
     }
@@ -272,9 +272,9 @@ impl Started {
         Ok(Self { id: id.as_raw_nonzero().get().unsigned_abs(), thread, give, begun })
     }
 
-    /// Makes the thread install its filter and run its body.
-    fn filter(self, confinement: &Confinement) -> Result<JoinHandle<()>, ConfineError> {
-        let begin = Box::new(confinement.begin(ThreadKind::Vcpu));
+    /// Makes the thread install the filter of `kind` and run its body.
+    fn filter(self, confinement: &Confinement, kind: ThreadKind) -> Result<JoinHandle<()>, ConfineError> {
+        let begin = Box::new(confinement.begin(kind));
         self.give.send(begin).map_err(|_| died())?;
         self.begun.recv().map_err(|_| died())??;
         Ok(self.thread)
@@ -374,20 +374,7 @@ impl Confinement {
         name: String,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<JoinHandle<()>, ConfineError> {
-        let begin = self.begin(kind);
-        let (tell, begun) = sync_channel(1);
-        let thread = thread::Builder::new().name(name).spawn(move || {
-            let ready = begin();
-            let goes_on = ready.is_ok();
-            // `spawn` waits for this message.
-            let _ = tell.send(ready);
-            if goes_on {
-                body();
-            }
-        });
-        let thread = thread.map_err(ConfineError::Thread)?;
-        begun.recv().map_err(|_| died())??;
-        Ok(thread)
+        Started::new(name, body)?.filter(self, kind)
     }
 
     /// Returns a function that installs the filter of `kind` on the calling thread. A thread that is not started by

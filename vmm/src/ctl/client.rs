@@ -163,7 +163,7 @@ pub enum CtlError {
     Reply {
         /// The directory.
         directory: PathBuf,
-        /// What is wrong.
+        /// The difference from the requested snapshot.
         #[source]
         source: SnapshotError,
     },

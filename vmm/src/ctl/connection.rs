@@ -114,9 +114,9 @@ struct Access {
     mode: Mode,
 }
 
-/// Decides whether the user `own` may speak to whoever listens on a socket that belongs to `owner`. A socket of `own` or
-/// of root was created by them. A socket of another user is for root alone. That user must be the one whose machine root
-/// means: either only that user can create files in the directory, or root has let the machine start there.
+/// Checks whether the user `own` may connect to a socket file that belongs to `owner` and is in `directory`. A file that
+/// belongs to `own` or to root is trusted. Only root may connect to the socket of another user, and only if no third user
+/// could have created the file: the directory belongs to `owner` or to root, and nobody else can write to it.
 fn trust(own: Uid, owner: Uid, directory: Access) -> Result<(), Distrust> {
     if owner == own || owner.is_root() {
         return Ok(());
