@@ -14,6 +14,10 @@ const ANY_CPU: u32 = u32::MAX;
 
 /// Calls that open, configure, start, stop and read host counters in the threads of `process`.
 ///
+/// Each thread may open events on every vCPU's thread, because a request of one vCPU can open and start another vCPU's
+/// events. To limit a vCPU's thread to itself would protect nothing: the threads share their memory, so a thread that a
+/// guest has taken over reads the others without perf.
+///
 /// A filter cannot see what a pointer refers to: the type and the flags of an event, and the owner that `F_SETOWN_EX`
 /// gives to it. What an event may show of its thread is bounded by `perf_event_paranoid` and `CAP_PERFMON` alone. Which
 /// process gets the signal of an event is bounded by the user, the PID namespace, and Landlock's scope of signals.
