@@ -23,9 +23,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use bytesize::ByteSize;
 use thiserror::Error;
 
+use crate::size::Size;
 use crate::sys::Lock;
 use uses::Use;
 
@@ -39,7 +39,7 @@ pub enum CacheError {
     #[error("VPMU_CACHE is {0}, which is not an absolute path: set it to one, such as /home/me/cache")]
     Relative(PathBuf),
     /// The variable is not a size.
-    #[error("VPMU_CACHE_SIZE is {0}, which is not a size: set it to one, such as 20GiB")]
+    #[error("VPMU_CACHE_SIZE is {0}, which is not a size: set it to one, such as 20G")]
     Size(String),
     /// The directory's owner could replace results.
     #[error(
@@ -84,14 +84,14 @@ pub fn slots() -> usize {
 #[derive(Clone, Debug)]
 pub struct Cache {
     directory: PathBuf,
-    size: ByteSize,
+    size: Size,
 }
 
 /// The numbers of results that [`Cache::clear`] removed and left.
 #[derive(Debug, Default)]
 pub struct Cleared {
     /// For each kind, the number of results and their size.
-    pub removed: Vec<(String, usize, ByteSize)>,
+    pub removed: Vec<(String, usize, Size)>,
     /// The number of results that stay, because a process uses them.
     pub in_use: usize,
 }
@@ -110,7 +110,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`CacheError`].
-    pub fn select(directory: Option<&Path>, size: Option<ByteSize>) -> Result<&'static Self, CacheError> {
+    pub fn select(directory: Option<&Path>, size: Option<Size>) -> Result<&'static Self, CacheError> {
         static USER: OnceLock<Cache> = OnceLock::new();
         if let Some(cache) = USER.get() {
             return Ok(cache);
@@ -133,7 +133,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`CacheError`]: the directory is not a cache, or other users could put results into it.
-    pub fn open(directory: PathBuf, size: ByteSize) -> Result<Self, CacheError> {
+    pub fn open(directory: PathBuf, size: Size) -> Result<Self, CacheError> {
         place::prepare(&directory)?;
         Ok(Self { directory, size })
     }
@@ -141,7 +141,7 @@ impl Cache {
     /// A cache for one test.
     #[cfg(test)]
     pub(crate) fn at(directory: PathBuf) -> Self {
-        Self::open(directory, ByteSize::b(u64::MAX)).unwrap()
+        Self::open(directory, Size(u64::MAX)).unwrap()
     }
 
     /// Its path.
@@ -245,7 +245,7 @@ impl Cache {
                 }
             }
             if count > 0 {
-                cleared.removed.push((kind.clone(), count, ByteSize::b(size)));
+                cleared.removed.push((kind.clone(), count, Size(size)));
             }
             let path = self.lock_file(&kind)?;
             if let Some(_lock) = Lock::try_take(&path).map_err(|source| failed("lock", &path, source))? {
@@ -257,7 +257,7 @@ impl Cache {
 
     fn prune(&self) -> Result<(), CacheError> {
         let (_lock, trash) = self.trash()?;
-        uses::prune(&self.kinds()?, &trash, self.size.as_u64())
+        uses::prune(&self.kinds()?, &trash, self.size.0)
     }
 
     /// Takes the lock for removing results. Returns it and the directory for results that are being removed.
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn results_used_longest_ago_go_until_the_rest_fits() {
         let directory = tempfile::tempdir().unwrap();
-        let cache = Cache::open(directory.path().to_owned(), ByteSize::kib(2500)).unwrap();
+        let cache = Cache::open(directory.path().to_owned(), Size(2500 << 10)).unwrap();
         for (kind, key, hours) in [("one", "old", 3), ("two", "older", 4), ("one", "new", 1), ("two", "oldest", 5)] {
             made_by_another(&cache, kind, key, 1000, hours);
         }
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn result_that_is_got_again_is_used_last() {
         let directory = tempfile::tempdir().unwrap();
-        let cache = Cache::open(directory.path().to_owned(), ByteSize::kib(1500)).unwrap();
+        let cache = Cache::open(directory.path().to_owned(), Size(1500 << 10)).unwrap();
         let place = made_by_another(&cache, "kind", "old", 1000, 5);
         made_by_another(&cache, "kind", "new", 1000, 1);
         cache.get("kind", "old", nothing).unwrap();
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn result_in_use_by_another_process_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let cache = Cache::open(directory.path().to_owned(), ByteSize::kib(1)).unwrap();
+        let cache = Cache::open(directory.path().to_owned(), Size(1 << 10)).unwrap();
         let place = made_by_another(&cache, "kind", "used", 1000, 5);
         made_by_another(&cache, "kind", "unused", 1000, 1);
         let other = Use::begin(&place).unwrap();
@@ -478,7 +478,7 @@ mod tests {
         let cleared = cache.clear().unwrap();
         let removed: Vec<_> = cleared.removed.iter().map(|(kind, count, _)| (kind.as_str(), *count)).collect();
         assert_eq!((removed, cleared.in_use), (vec![("one", 2), ("state", 1)], 1));
-        assert!(cleared.removed[0].2 >= ByteSize::kib(2000));
+        assert!(cleared.removed[0].2 >= Size(2000 << 10));
         assert_eq!(names(&directory.path().join("results/two")), ["used"]);
         drop(other);
         assert_eq!(cache.clear().unwrap().in_use, 0);

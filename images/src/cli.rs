@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand};
+use images::size::{self, Size};
 use images::{Arch, Boot, Debug, KvmHostChoice, Sources};
 
 /// Builds guests and boots them.
@@ -22,9 +22,9 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "DIR", global = true)]
     pub(crate) cache: Option<PathBuf>,
     /// The size of the results in the cache. Beyond it, those that were used longest ago are removed
-    /// [default: $VPMU_CACHE_SIZE, else 20GiB]
+    /// [default: $VPMU_CACHE_SIZE, else 20G]
     #[arg(long, value_name = "SIZE", global = true)]
-    pub(crate) cache_size: Option<ByteSize>,
+    pub(crate) cache_size: Option<Size>,
     #[command(subcommand)]
     pub(crate) action: Action,
 }
@@ -193,9 +193,8 @@ pub(crate) struct BootArgs {
     /// Number of vCPUs [default: 2, in the exact lab 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: Option<u32>,
-    /// The guest's memory in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 256,
-          value_parser = clap::value_parser!(u32).range(64..=65536))]
+    /// The guest's memory in MiB, or with a suffix: 512, 512M, 4G
+    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = memory)]
     memory: u32,
     /// Seconds after which a guest that is still running is killed
     #[arg(long, value_name = "SECONDS", default_value_t = 180,
@@ -222,6 +221,13 @@ pub(crate) struct BootArgs {
     /// The command for the guest's shell; its words are joined by spaces
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<String>,
+}
+
+/// Parses a guest's memory in MiB.
+fn memory(text: &str) -> Result<u32, String> {
+    let mib = size::mebibytes(text).map_err(|error| error.to_string())?;
+    let mib = u32::try_from(mib).ok().filter(|mib| (64..=65536).contains(mib));
+    mib.ok_or_else(|| "give 64M to 64G".to_owned())
 }
 
 impl BootArgs {
@@ -282,18 +288,18 @@ mod tests {
             let cli = Cli::try_parse_from(line.split(' ')).map_err(|error| error.to_string())?;
             Ok::<_, String>((cli.cache, cli.cache_size))
         };
-        let expected = Ok((Some(PathBuf::from("mine")), Some(ByteSize::gib(2))));
-        assert_eq!(of("images --cache mine --cache-size 2GiB clean"), expected);
-        assert_eq!(of("images boot --cache mine --cache-size 2GiB -- true"), expected);
+        let expected = Ok((Some(PathBuf::from("mine")), Some(Size::gib(2))));
+        assert_eq!(of("images --cache mine --cache-size 2G clean"), expected);
+        assert_eq!(of("images boot --cache mine --cache-size 2G -- true"), expected);
         assert_eq!(of("images clean"), Ok((None, None)));
         assert!(of("images clean --cache-size much").unwrap_err().contains("much"));
     }
 
     #[test]
     fn words_become_a_boot() {
-        let boot = boot(&["--lab", "--vcpus", "3", "--vmm-arg", "--no-vpmu", "--", "echo", "hi"]);
+        let boot = boot(&["--lab", "--vcpus", "3", "--memory", "1G", "--vmm-arg", "--no-vpmu", "--", "echo", "hi"]);
         let boot = boot.unwrap();
-        assert_eq!((boot.command.as_str(), boot.vcpus), ("echo hi", 3));
+        assert_eq!((boot.command.as_str(), boot.vcpus, boot.memory_mib), ("echo hi", 3, 1024));
         assert_eq!((boot.kvm_host, boot.vmm_args), (KvmHostChoice::Lab, vec!["--no-vpmu".to_owned()]));
     }
 
@@ -316,6 +322,7 @@ mod tests {
         for wrong in [
             &["--vcpus", "0", "--", "true"][..],
             &["--memory", "1", "--", "true"],
+            &["--memory", "65G", "--", "true"],
             &["--lab", "--direct", "--", "true"],
             &["--lab", "m68k", "--", "true"],
             &["--exact", "--direct", "--", "true"],

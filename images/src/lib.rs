@@ -34,6 +34,7 @@ pub mod programs;
 pub mod progress;
 pub mod qemu;
 pub mod run;
+pub mod size;
 pub mod sources;
 pub mod style;
 pub mod sys;

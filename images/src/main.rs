@@ -6,12 +6,12 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bytesize::ByteSize;
 use clap::Parser;
 use cli::{Action, ArchKernelArgs, BootArgs, Cli};
 use images::cache::{Cache, CacheError};
 use images::kernel::Kernel;
 use images::programs::Programs;
+use images::size::Size;
 use images::{Arch, Boot, Outcome, dkms, initramfs, module, style};
 use vpmu_errors::chain;
 
@@ -91,11 +91,11 @@ fn clean(cache: &Cache) -> Result<(), CacheError> {
     let directory = cache.directory().display();
     let (mut all, mut bytes) = (0, 0);
     for (kind, count, size) in cleared.removed {
-        println!("{kind:<20} {count:>4} {size:>10}");
+        println!("{kind:<20} {count:>4} {size:>8}");
         all += count;
-        bytes += size.as_u64();
+        bytes += size.0;
     }
-    println!("removed {all} results ({}) from {directory}", ByteSize::b(bytes));
+    println!("removed {all} results ({}) from {directory}", Size(bytes));
     if cleared.in_use > 0 {
         println!("{} results stay, because other processes use them", cleared.in_use);
     }

@@ -7,15 +7,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use bytesize::ByteSize;
-
 use super::{CacheError, failed};
+use crate::size::Size;
 use crate::sys;
 
 const DIRECTORY: &str = "VPMU_CACHE";
 const SIZE: &str = "VPMU_CACHE_SIZE";
 /// Twice what the kernels, compilers and labs of both architectures need.
-const DEFAULT_SIZE: ByteSize = ByteSize::gib(20);
+const DEFAULT_SIZE: Size = Size::gib(20);
 
 /// The file that marks a directory as a cache of this program. Its first line is from the Cache Directory Tagging
 /// Specification; programs that make backups leave out directories with this line.
@@ -38,7 +37,7 @@ pub(super) fn directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<P
 }
 
 /// The cache's size according to the environment's variable `VPMU_CACHE_SIZE`.
-pub(super) fn size(variable: impl Fn(&str) -> Option<OsString>) -> Result<ByteSize, CacheError> {
+pub(super) fn size(variable: impl Fn(&str) -> Option<OsString>) -> Result<Size, CacheError> {
     let Some(value) = variable(SIZE).filter(|value| !value.is_empty()) else {
         return Ok(DEFAULT_SIZE);
     };
@@ -124,11 +123,11 @@ mod tests {
         let size_of = |text: Option<&str>| size(|_| text.map(OsString::from));
         assert_eq!(size_of(None).unwrap(), DEFAULT_SIZE);
         assert_eq!(size_of(Some("")).unwrap(), DEFAULT_SIZE);
-        assert_eq!(size_of(Some("1.5GiB")).unwrap(), ByteSize::mib(1536));
-        assert_eq!(size_of(Some("4096")).unwrap(), ByteSize::b(4096));
+        assert_eq!(size_of(Some("1536M")).unwrap(), Size(1536 << 20));
+        assert_eq!(size_of(Some("4096")).unwrap(), Size(4096));
         for wrong in ["much", "-1", "20 parsecs"] {
             let error = size_of(Some(wrong)).unwrap_err().to_string();
-            assert!(error.contains(wrong) && error.contains("20GiB"), "{error}");
+            assert!(error.contains(wrong) && error.contains("such as 20G"), "{error}");
         }
     }
 
