@@ -5,8 +5,6 @@ use std::fmt;
 
 use clap::ValueEnum;
 
-use crate::kernel::DEFAULT_SERIES;
-
 /// An architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Arch {
@@ -97,15 +95,6 @@ impl Arch {
         match self {
             Self::X86_64 => &["virtio_mmio", "pvpanic_mmio"],
             Self::Aarch64 => &["virtio_mmio"],
-        }
-    }
-
-    /// Series of the lab's kernel. Before Linux 6.6, KVM on aarch64 loses the guest's counts of an event that
-    /// moves to another counter while the vCPU is loaded.
-    pub(crate) fn lab_series(self) -> &'static str {
-        match self {
-            Self::X86_64 => DEFAULT_SERIES,
-            Self::Aarch64 => "6.12",
         }
     }
 

@@ -254,7 +254,7 @@ impl Boot {
         let exact = self.kvm_host == KvmHostChoice::Exact;
         let lab = Lab::get(parts.cache, arch, exact)?;
         let kvm_host = KvmHost::Lab { arch, qemu: lab.version(), exact };
-        let host = Kernel::stock_of(parts.cache, arch, arch.lab_series())?;
+        let host = Kernel::stock_of(parts.cache, arch, lab.series())?;
         let base = initramfs::lab(parts.cache, &host, &parts.kernel, &parts.programs)?;
         let settings = format!("MARK={mark}\nEND={}\n", quote(&lab.end()));
         run.file("run/settings", 0o644, settings.as_bytes())?;

@@ -10,7 +10,7 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::packages::{self, PackageError};
 use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::progress::Step;

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use crate::apt::Apt;
 use crate::cache::Cache;
 use crate::digest::Key;
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::kernel::{Kernel, KernelError};
 use crate::packages::{self, Package};
 use crate::prerequisites::{self, Prerequisite};

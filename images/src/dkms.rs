@@ -8,7 +8,7 @@ use std::process::Command;
 use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::kernel::Kernel;
 use crate::module::{self, ModuleError};
 use crate::packages::{self, PackageError};

@@ -1,11 +1,12 @@
-//! The errors from running a command in a guest, and [`FileError`], which many other errors contain.
+//! The errors from running a command in a guest.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::arch::Arch;
 use crate::cache::CacheError;
 use crate::cpio::CpioError;
+use crate::file_error::FileError;
 use crate::initramfs::InitramfsError;
 use crate::kernel::KernelError;
 use crate::kvm_host::{KvmHost, KvmHostError};
@@ -88,20 +89,5 @@ impl BootError {
             Self::Machine { output, .. } | Self::Ended { output, .. } => output,
             _ => "",
         }
-    }
-}
-
-/// A file or a directory that could not be read or written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read or write {path}")]
-pub struct FileError {
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl FileError {
-    /// For `map_err`: makes the error of a failed operation on `path`.
-    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self { path: path.to_owned(), source }
     }
 }

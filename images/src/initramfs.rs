@@ -12,7 +12,7 @@ use crate::busybox::{self, BusyboxError};
 use crate::cache::{Cache, CacheError};
 use crate::cpio::{self, Archive, CpioError};
 use crate::digest::{DigestError, Key};
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::kernel::Kernel;
 use crate::kmod::{self, KmodError, Module};
 use crate::module;

@@ -10,7 +10,7 @@ use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::debug::{self, Debug};
 use crate::digest::{DigestError, Key};
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::kallsyms;
 use crate::packages::{self, KernelPackages, PackageError};
 use crate::prerequisites::PrerequisiteError;

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::progress::Step;
 use crate::sys;
 

@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::clock;
+use crate::kernel::DEFAULT_SERIES;
 use crate::process::{self, ProcessError};
 use crate::qemu::{self, QemuError};
 
@@ -66,6 +67,15 @@ impl Lab {
     pub fn version(&self) -> String {
         let (major, minor) = self.version;
         format!("{major}.{minor} with the lab's fixes")
+    }
+
+    /// The series of the lab's kernel. Before Linux 6.6, KVM on aarch64 loses the guest's counts of an event that moves
+    /// to another counter while the vCPU is loaded.
+    pub(crate) fn series(&self) -> &'static str {
+        match self.arch {
+            Arch::X86_64 => DEFAULT_SERIES,
+            Arch::Aarch64 => "6.12",
+        }
     }
 
     /// The QEMU command that runs the lab. QEMU ends when the shell command of [`Lab::end`] runs inside the lab.

@@ -17,6 +17,7 @@ pub mod demo;
 pub mod digest;
 pub mod dkms;
 pub mod error;
+pub mod file_error;
 pub mod initramfs;
 pub mod kallsyms;
 pub mod kernel;

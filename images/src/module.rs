@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::kernel::Kernel;
 use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};

@@ -15,7 +15,7 @@ use crate::apt::{self, Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;

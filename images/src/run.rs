@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::boot::Boot;
 use crate::console_protocol::{Frames, Transcript};
-use crate::error::{BootError, FileError};
+use crate::error::BootError;
+use crate::file_error::FileError;
 use crate::kvm_host::KvmHost;
 use crate::machine::{self, Ended};
 use crate::post_run::PostRunOutput;

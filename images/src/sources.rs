@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::apt::{self, Apt};
 use crate::cache::Cache;
 use crate::digest::Key;
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::packages::{self, PackageError};
 use crate::prerequisites::{self, Prerequisite};
 use crate::process;

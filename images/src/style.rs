@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::apt::{Apt, AptError, Stale};
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::kernel::DEFAULT_SERIES;
 use crate::module::{self, ModuleError};
 use crate::packages::{self, PackageError};

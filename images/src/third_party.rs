@@ -17,6 +17,7 @@ pub use crate::prerequisites::Prerequisite;
 use crate::prerequisites::{self, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::toolchain::{Toolchain, ToolchainError};
+pub use crate::unpacked::Files;
 use crate::unpacked::{self, UnpackedError};
 
 /// Errors from adding a program to a guest.
@@ -76,9 +77,6 @@ pub enum ThirdPartyError {
         source: io::Error,
     },
 }
-
-/// Files for [`crate::Boot::files`]: path in the guest without the leading slash, contents.
-pub type Files = Vec<(String, Vec<u8>)>;
 
 /// The configuration of the guest's `perf`. By default, `perf record` fills a cache of build IDs before it exits: it
 /// writes one copy of `/proc/kallsyms` for the kernel and one for each module. In a lab, that takes longer than the rest

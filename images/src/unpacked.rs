@@ -13,10 +13,12 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
-use crate::error::FileError;
+use crate::file_error::FileError;
 use crate::packages::{self, Package, PackageError};
 use crate::progress::Step;
-use crate::third_party::Files;
+
+/// Files for [`crate::Boot::files`]: path in the guest without the leading slash, contents.
+pub type Files = Vec<(String, Vec<u8>)>;
 
 /// Directories in which an architecture's loader looks for libraries, below the root.
 const DIRECTORIES: [&str; 2] = ["lib", "usr/lib"];
