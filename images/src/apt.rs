@@ -1,5 +1,9 @@
 //! Runs Debian's package tools for packages that the callers choose. If an operation fails because the package lists
 //! are stale, refreshes the lists.
+//!
+//! Packages that are unpacked come from [`RELEASE`], whatever release this host runs, so that kernels, compilers and
+//! QEMU are the same on every host. Their lists are in the cache, so any user may refresh them. Packages that are
+//! installed come from the host's own lists.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -7,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thiserror::Error;
 
@@ -21,9 +25,13 @@ use crate::sys;
 #[cfg(test)]
 pub(crate) mod archive;
 
+/// The Debian release of the packages that are unpacked. The labs' QEMU and the tests' kernels are this release's.
+pub(crate) const RELEASE: &str = "bookworm";
+/// The keys that sign Debian's archives, on Debian and its derivatives.
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const LISTS: &str = "/var/lib/apt/lists";
 /// The format for `apt-get indextargets`: the fields that name an archive.
-const TARGETS: &str = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(CODENAME)";
+const TARGETS: &str = "$(ORIGIN)|$(LABEL)|$(COMPONENT)|$(REPO_URI)";
 
 /// The option that makes `apt-get update` fail when it cannot reach an archive.
 pub(crate) const UPDATE_OR_FAIL: &str = "APT::Update::Error-Mode=any";
@@ -90,9 +98,12 @@ pub enum AptError {
     #[error("cannot list the archives that apt fetches from")]
     Targets(#[source] ProcessError),
     /// The host's lists do not name a Debian archive.
-    #[error("apt's lists do not name a Debian archive")]
+    #[error(
+        "apt's sources on this host have no Debian archive, which has the guests' kernels: \
+         run this in a container of Debian 12 or 13"
+    )]
     NoArchive,
-    /// A file or a directory of the [`Apt`] for another architecture could not be written.
+    /// A file or a directory of an [`Apt`] with lists of its own could not be written.
     #[error("cannot write {path}")]
     Write {
         /// A file, or a directory.
@@ -120,8 +131,11 @@ pub fn blames_lists(error: &ProcessError) -> bool {
     let ProcessError::Failed(failure) = error else {
         return false;
     };
-    let has = |line: &str, errors: &[&str]| errors.iter().any(|error| line.contains(error));
-    failure.everything.lines().any(|line| line.starts_with("E: ") && has(line, &STALE) && !has(line, &UNREACHABLE))
+    let has = |errors: &[&str]| {
+        let mut lines = failure.everything.lines().filter(|line| line.starts_with("E: "));
+        lines.any(|line| errors.iter().any(|error| line.contains(error)))
+    };
+    has(&STALE) && !has(&UNREACHABLE)
 }
 
 /// An apt with its own set of lists.
@@ -134,95 +148,105 @@ pub struct Apt {
     may_update: bool,
     /// The cache that has the locks; `None` for the user's.
     locks: Option<Cache>,
+    /// The name of the lock for updates.
+    lock: String,
     updated: Mutex<bool>,
     arch: Arch,
     /// The [`Apt`] for packages of this machine's architecture; `None` if `self` is for that architecture.
     native: Option<&'static Apt>,
+    /// The list of archives, which this process has yet to write; `None` if the host has it.
+    sources: Option<Sources>,
+}
+
+/// The file with the archives of an [`Apt`] whose lists are in the cache.
+#[derive(Debug)]
+struct Sources {
+    file: PathBuf,
+    /// The host's apt, whose mirrors are used.
+    host: &'static Apt,
+    /// Whether this process has written the file. The host's mirrors may have changed since another process wrote it.
+    written: Mutex<bool>,
 }
 
 impl Apt {
-    /// Returns the host's own apt. All calls in a process return the same [`Apt`].
+    /// Returns the host's own apt, which installs packages. All calls in a process return the same [`Apt`].
     pub fn host() -> &'static Self {
         static HOST: LazyLock<Apt> = LazyLock::new(|| Apt {
             config: None,
             lists: LISTS.into(),
             may_update: sys::is_root(),
             locks: None,
+            lock: "apt".to_owned(),
             updated: Mutex::new(false),
             arch: Arch::default(),
             native: None,
+            sources: None,
         });
         &HOST
     }
 
-    /// Returns the apt for packages of `arch`. All calls in a process return the same [`Apt`]. For an architecture
-    /// other than the host's, the [`Apt`] has separate lists, fetched from the host's archives.
+    /// Returns the apt for packages of `arch` from [`RELEASE`], which are unpacked. It has lists of its own, fetched
+    /// from the host's mirrors. All calls in a process return the same [`Apt`].
     ///
     /// # Errors
     /// [`AptError`].
     pub fn of(arch: Arch) -> Result<&'static Self, AptError> {
+        static NATIVE: OnceLock<Apt> = OnceLock::new();
         static FOREIGN: OnceLock<Apt> = OnceLock::new();
-        if arch.is_native() {
-            return Ok(Self::host());
-        }
-        if let Some(apt) = FOREIGN.get() {
+        let (place, native) = match arch.is_native() {
+            true => (&NATIVE, None),
+            false => (&FOREIGN, Some(Self::of(Arch::default())?)),
+        };
+        if let Some(apt) = place.get() {
             return Ok(apt);
         }
-        let apt = Self::foreign(Self::host(), Cache::user()?, arch)?;
-        Ok(FOREIGN.get_or_init(|| apt))
+        let apt = Self::in_cache(Self::host(), native, Cache::user()?, arch)?;
+        Ok(place.get_or_init(|| apt))
     }
 
-    fn foreign(native: &'static Self, cache: &Cache, arch: Arch) -> Result<Self, AptError> {
+    /// Returns an apt whose lists are in `cache`, fetched from the mirrors of `host`.
+    fn in_cache(
+        host: &'static Self,
+        native: Option<&'static Self>,
+        cache: &Cache,
+        arch: Arch,
+    ) -> Result<Self, AptError> {
         let name = format!("apt-{}", arch.debian());
-        let _lock = cache.lock(&name)?;
         let home = cache.state(&name)?;
         let lists = home.join("lists");
         for directory in [lists.join("partial"), home.join("cache/archives/partial")] {
             fs::create_dir_all(&directory).map_err(|e| unwritten(&directory, e))?;
         }
-        // The apt of another process may be reading the files.
-        let write = |name: &str, text: &str| {
-            let path = home.join(name);
-            if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
-                return Ok(path);
-            }
-            let written = tempfile::NamedTempFile::new_in(&home).and_then(|mut file| {
-                file.write_all(text.as_bytes())?;
-                file.persist(&path).map_err(|error| error.error)
-            });
-            written.map_err(|e| unwritten(&path, e))?;
-            Ok::<_, AptError>(path)
-        };
-        let archives = native.refreshing(|| match native.archives()? {
-            archives if archives.is_empty() => Err(AptError::NoArchive),
-            archives => Ok(archives),
-        })?;
-        let line = |(uri, codename): &(String, String)| format!("deb {uri} {codename} main\n");
-        write("sources.list", &archives.iter().map(line).collect::<String>())?;
-        write("status", "")?;
+        let (config, status, sources) = (home.join("config"), home.join("status"), home.join("sources.list"));
+        write(&status, "")?;
         let include = |config: &PathBuf| format!("#include \"{}\";\n", config.display());
-        let config = format!(
+        let text = format!(
             "{included}APT::Architecture \"{debian}\";\n\
             APT::Architectures {{ \"{debian}\"; }};\n\
             Dir::Etc::sourcelist \"{home}/sources.list\";\n\
             Dir::Etc::sourceparts \"-\";\n\
+            Dir::Etc::preferences \"-\";\n\
+            Dir::Etc::preferencesparts \"-\";\n\
             Dir::State::lists \"{home}/lists\";\n\
             Dir::State::status \"{home}/status\";\n\
             Dir::Cache \"{home}/cache\";\n\
             APT::Sandbox::User \"root\";\n\
             Acquire::Languages \"none\";\n",
-            included = native.config.as_ref().map(include).unwrap_or_default(),
+            included = host.config.as_ref().map(include).unwrap_or_default(),
             debian = arch.debian(),
             home = home.display()
         );
+        write(&config, &text)?;
         Ok(Self {
-            config: Some(write("config", &config)?),
+            config: Some(config),
             lists,
             may_update: true,
             locks: Some(cache.clone()),
+            lock: name,
             updated: Mutex::new(false),
             arch,
-            native: Some(native),
+            native,
+            sources: Some(Sources { file: sources, host, written: Mutex::new(false) }),
         })
     }
 
@@ -236,24 +260,27 @@ impl Apt {
         self.native.unwrap_or(self)
     }
 
-    /// The archives of Debian's own packages: addresses and code names.
-    ///
-    /// # Errors
-    /// [`AptError::Targets`].
-    pub(crate) fn archives(&self) -> Result<Vec<(String, String)>, AptError> {
-        let mut targets = self.get();
+    /// The mirrors of Debian's archives that this apt fetches from.
+    fn mirrors(&self) -> Result<Vec<Mirror>, AptError> {
+        let mut targets = self.get()?;
         targets.args(["indextargets", "--format", TARGETS, "Created-By: Packages"]);
         let targets = process::output(&mut targets).map_err(AptError::Targets)?;
-        Ok(archives(&String::from_utf8_lossy(&targets)))
+        Ok(mirrors(&String::from_utf8_lossy(&targets)))
     }
 
     /// An `apt-get` without arguments.
-    pub fn get(&self) -> Command {
+    ///
+    /// # Errors
+    /// [`AptError`]: the archives cannot be listed.
+    pub fn get(&self) -> Result<Command, AptError> {
         self.command("apt-get")
     }
 
     /// An `apt-cache` without arguments.
-    pub fn cache(&self) -> Command {
+    ///
+    /// # Errors
+    /// [`AptError`]: the archives cannot be listed.
+    pub fn cache(&self) -> Result<Command, AptError> {
         self.command("apt-cache")
     }
 
@@ -299,10 +326,10 @@ impl Apt {
     /// with `error` if this process has updated the lists before, and with [`AptError::NotRoot`] if
     /// this process may not update the lists.
     fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
-        let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut updated = locked(&self.updated);
         let take = || match &self.locks {
-            Some(cache) => cache.lock("apt"),
-            None => Cache::user()?.lock("apt"),
+            Some(cache) => cache.lock(&self.lock),
+            None => Cache::user()?.lock(&self.lock),
         };
         let lock = self.may_update.then(take);
         let _lock = lock.transpose().map_err(AptError::from)?;
@@ -322,7 +349,7 @@ impl Apt {
         }
         *updated = true;
         let step = Step::new(format!("{error}; {problem}: running apt-get update"));
-        let mut update = self.get();
+        let mut update = self.get()?;
         update.args(["-q", "-o", UPDATE_OR_FAIL, "update"]);
         let result = process::output(&mut update).map(drop);
         step.done();
@@ -344,28 +371,95 @@ impl Apt {
         Ok(files)
     }
 
-    fn command(&self, program: &str) -> Command {
+    fn command(&self, program: &str) -> Result<Command, AptError> {
+        if let Some(sources) = &self.sources {
+            sources.write(self.arch)?;
+        }
         let mut command = Command::new(program);
         command.env("LC_ALL", "C"); // failures are recognised by their English messages
         if let Some(config) = &self.config {
             command.env("APT_CONFIG", config);
         }
-        command
+        if self.sources.is_some() {
+            // The host's release, if its configuration names one, is not in these lists.
+            command.args(["-o", "APT::Default-Release="]);
+        }
+        Ok(command)
+    }
+}
+
+impl Sources {
+    fn write(&self, arch: Arch) -> Result<(), AptError> {
+        let mut written = locked(&self.written);
+        if *written {
+            return Ok(());
+        }
+        let mirrors = self.host.refreshing(|| match self.host.mirrors()? {
+            mirrors if mirrors.is_empty() => Err(AptError::NoArchive),
+            mirrors => Ok(mirrors),
+        })?;
+        write(&self.file, &mirrors.iter().map(|mirror| mirror.lines(arch)).collect::<String>())?;
+        *written = true;
+        Ok(())
+    }
+}
+
+/// A mirror of one of Debian's archives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mirror {
+    address: String,
+    /// Whether the archive has only security updates.
+    security: bool,
+}
+
+impl Mirror {
+    /// The lines about [`RELEASE`] in a list of archives. Only programs of this machine's architecture are built from
+    /// Debian's sources.
+    fn lines(&self, arch: Arch) -> String {
+        let suite = if self.security { format!("{RELEASE}-security") } else { RELEASE.to_owned() };
+        let types = [("deb", "Packages"), ("deb-src", "Sources")];
+        let types = if arch.is_native() { &types[..] } else { &types[..1] };
+        let line = |(kind, list): &(&str, &str)| {
+            format!("{kind} [signed-by={KEYRING} target={list}] {} {suite} main\n", self.address)
+        };
+        types.iter().map(line).collect()
     }
 }
 
 /// Finds Debian's own archives in `targets`, which is the output of `apt-get indextargets` in the format [`TARGETS`].
-fn archives(targets: &str) -> Vec<(String, String)> {
-    let archive = |target: &str| {
-        let mut parts = target.split('|');
-        match (parts.next(), parts.next(), parts.next(), parts.next()) {
-            (Some("Debian"), Some("main"), Some(uri), Some(codename)) => Some((uri.to_owned(), codename.to_owned())),
-            _ => None,
+fn mirrors(targets: &str) -> Vec<Mirror> {
+    let mut mirrors: Vec<Mirror> = Vec::new();
+    for target in targets.lines() {
+        let parts: Vec<&str> = target.split('|').collect();
+        let (security, address) = match parts[..] {
+            ["Debian", "Debian", "main", address] => (false, address),
+            ["Debian", "Debian-Security", "main", address] => (true, address),
+            _ => continue,
+        };
+        let mirror = Mirror { address: address.to_owned(), security };
+        // An archive has several suites.
+        if !mirrors.contains(&mirror) {
+            mirrors.push(mirror);
         }
-    };
-    let mut archives: Vec<_> = targets.lines().filter_map(archive).collect();
-    archives.dedup();
-    archives
+    }
+    mirrors
+}
+
+fn locked(flag: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    flag.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Replaces the file `path`, unless it already contains `text`. The apt of another process may be reading the file.
+fn write(path: &Path, text: &str) -> Result<(), AptError> {
+    if fs::read(path).is_ok_and(|found| found == text.as_bytes()) {
+        return Ok(());
+    }
+    let home = path.parent().unwrap_or(path);
+    let written = tempfile::NamedTempFile::new_in(home).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.persist(path).map_err(|error| error.error)
+    });
+    written.map(drop).map_err(|e| unwritten(path, e))
 }
 
 fn unwritten(path: &Path, source: io::Error) -> AptError {
@@ -513,9 +607,9 @@ mod tests {
     #[test]
     fn update_that_fails_for_another_source_does_not_stop_the_fetch() {
         let (archive, ..) = stale();
-        archive.set_sources(&["debian", "no-such-archive"]);
+        archive.set_sources(RELEASE, &["debian", "no-such-archive"]);
         assert_eq!(fetch(&archive.apt()).unwrap(), "6.1.2-1");
-        let mut update = archive.apt().get();
+        let mut update = archive.apt().get().unwrap();
         update.args(["-o", UPDATE_OR_FAIL, "update"]);
         let failed = process::output(&mut update).unwrap_err();
         assert!(failed.to_string().contains("no-such-archive"), "{failed}");
@@ -542,12 +636,29 @@ mod tests {
     }
 
     #[test]
-    fn archives_are_only_those_of_debian_main() {
-        let targets = "Debian|main|http://deb.example/debian/|bookworm\n\
-            Debian|contrib|http://deb.example/debian/|bookworm\n\
-            Other|main|http://other.example/|bookworm\nbroken\n";
-        let debian = ("http://deb.example/debian/".to_owned(), "bookworm".to_owned());
-        assert_eq!(archives(targets), [debian]);
+    fn mirrors_are_only_those_of_debian_main() {
+        let targets = "Debian|Debian|main|http://deb.example/debian/\n\
+            Debian|Debian|main|http://deb.example/debian/\n\
+            Debian|Debian|contrib|http://deb.example/debian/\n\
+            Debian|Debian debug|main|http://deb.example/debian-debug/\n\
+            Debian|Debian-Security|main|http://deb.example/security/\n\
+            Other|Debian|main|http://other.example/\nbroken\n";
+        let mirrors = mirrors(targets);
+        let lines: String = mirrors.iter().map(|mirror| mirror.lines(Arch::Aarch64)).collect();
+        let signed = format!("deb [signed-by={KEYRING} target=Packages]");
+        let expected = format!(
+            "{signed} http://deb.example/debian/ {RELEASE} main\n\
+            {signed} http://deb.example/security/ {RELEASE}-security main\n"
+        );
+        assert_eq!(lines, expected);
+        assert!(mirrors[0].lines(Arch::X86_64).contains("deb-src "));
+    }
+
+    /// The apt for `arch` on a host that fetches from `archive`.
+    fn in_cache(archive: &Archive, arch: Arch) -> Apt {
+        let host: &'static Apt = Box::leak(Box::new(archive.apt()));
+        let cache = Cache::at(archive.root().join("cache"));
+        Apt::in_cache(host, None, &cache, arch).unwrap()
     }
 
     #[test]
@@ -556,30 +667,49 @@ mod tests {
         let mut foreign = Deb::new(NAME, "6.1.3-1");
         foreign.arch = Some(Arch::Aarch64);
         archive.publish(&[Deb::new("other", "1"), foreign], &[]);
-        let host: &'static Apt = Box::leak(Box::new(archive.apt()));
-        let cache = Cache::at(archive.root().join("cache"));
-        let apt = Apt::foreign(host, &cache, Arch::Aarch64).unwrap();
-        assert_eq!(fetch(&apt).unwrap(), "6.1.3-1");
-        let error = fetch(host).unwrap_err();
+        assert_eq!(fetch(&in_cache(&archive, Arch::Aarch64)).unwrap(), "6.1.3-1");
+        let error = fetch(&in_cache(&archive, Arch::X86_64)).unwrap_err();
         assert!(matches!(error, PackageError::NoPackage(_)), "{error:?}");
     }
 
     #[test]
+    fn package_on_host_of_another_release_is_the_pinned_releases() {
+        let archive = Archive::new();
+        archive.set_sources(archive::NEXT, &["debian"]);
+        archive.publish(&[Deb::new(NAME, "6.1.3-1")], &[]);
+        archive.update_lists();
+        let config = archive.root().join("etc/apt/apt.conf.d/release");
+        fs::write(config, format!("APT::Default-Release \"{}\";\n", archive::NEXT)).unwrap();
+        let error = fetch(&archive.apt()).unwrap_err();
+        assert!(matches!(error, PackageError::NoPackage(_)), "{error:?}");
+        assert_eq!(fetch(&in_cache(&archive, Arch::X86_64)).unwrap(), "6.1.3-1");
+    }
+
+    #[test]
+    fn host_without_debians_archive_fails_with_remedy() {
+        let archive = Archive::new();
+        archive.set_sources(RELEASE, &[]);
+        let error = chain(&fetch(&in_cache(&archive, Arch::X86_64)).unwrap_err());
+        assert!(error.starts_with("apt's sources on this host have no Debian archive, "), "{error}");
+        assert!(error.contains("run this in a container of Debian 12 or 13"), "{error}");
+    }
+
+    #[test]
     fn apt_reports_in_english_whatever_the_locale() {
-        for command in [Apt::host().get(), Apt::host().cache()] {
+        for command in [Apt::host().get().unwrap(), Apt::host().cache().unwrap()] {
             let set = command.get_envs().find(|(name, _)| *name == "LC_ALL");
             assert_eq!(set.unwrap().1.unwrap(), "C");
         }
     }
 
     #[test]
-    fn foreign_apt_of_another_process_keeps_its_files() {
+    fn apt_of_another_process_keeps_its_files() {
         let archive = Archive::new();
         archive.publish(&[Deb::new(NAME, "1")], &[]);
-        let host: &'static Apt = Box::leak(Box::new(archive.apt()));
-        let cache = Cache::at(archive.root().join("cache"));
         let files = || {
-            let config = Apt::foreign(host, &cache, Arch::Aarch64).unwrap().config.unwrap();
+            let apt = in_cache(&archive, Arch::Aarch64);
+            apt.get().unwrap();
+            let config = apt.config.unwrap();
             ["config", "sources.list", "status"].map(|name| {
                 let meta = fs::metadata(config.with_file_name(name)).unwrap();
                 (meta.ino(), meta.ctime(), meta.ctime_nsec())

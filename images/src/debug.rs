@@ -9,6 +9,7 @@ use std::thread;
 use clap::ValueEnum;
 
 use crate::apt::Apt;
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::digest::Key;
 use crate::file_error::FileError;
@@ -82,7 +83,7 @@ impl Debug {
 /// # Errors
 /// [`KernelError`].
 pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelError> {
-    let apt = Apt::host();
+    let apt = Apt::of(Arch::default())?;
     let stock = Kernel::stock(cache, series)?;
     let config =
         stock.config().ok_or_else(|| KernelError::Layout("configuration, which a debug kernel starts from".into()))?;

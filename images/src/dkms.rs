@@ -66,7 +66,7 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     for place in [at("package"), at("tree"), at("sources"), at("driver"), modules.clone()] {
         fs::create_dir_all(&place).map_err(FileError::at(&place))?;
     }
-    let apt = Apt::host();
+    let apt = Apt::of(kernel.arch)?;
     apt.refreshing(|| {
         let (package, _) = packages::candidate(apt, "dkms")?;
         packages::unpack(apt, &package, &at("package"), &step).map_err(DkmsError::from)
@@ -85,9 +85,10 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     dkms.arg("--installtree").arg(at("modules"));
     dkms.arg("--kernelsourcedir").arg(&kernel.headers);
     dkms.args(["-k", &format!("{release}/x86_64")]).arg(at("driver"));
-    for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
+    for variable in ["MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
         dkms.env_remove(variable);
     }
+    dkms.env("MAKEFLAGS", module::COMPILER);
     if let Err(error) = process::output(&mut dkms) {
         if let ProcessError::Failed(failure) = &error {
             eprint!("{}", failure.everything);

@@ -12,9 +12,8 @@ use crate::clock;
 use crate::kernel::DEFAULT_SERIES;
 use crate::process::{self, ProcessError};
 use crate::qemu::{self, QemuError};
+use crate::unpacked::UnpackedError;
 
-/// The directories of the machine's firmware in Debian's packages.
-const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 /// The port of QEMU's `isa-debug-exit`.
 const EXIT_PORT: u16 = 0xf4;
 /// How much more memory the lab has than its guest: room for the lab's kernel, the initramfs archives and their
@@ -38,6 +37,9 @@ pub enum LabError {
     /// QEMU is missing.
     #[error(transparent)]
     Qemu(#[from] QemuError),
+    /// The machine's firmware is missing.
+    #[error(transparent)]
+    Firmware(#[from] UnpackedError),
     /// QEMU does not report its version.
     #[error("cannot use the lab's QEMU")]
     Version(#[from] ProcessError),
@@ -48,6 +50,8 @@ pub enum LabError {
 pub struct Lab {
     arch: Arch,
     qemu: PathBuf,
+    /// The directories of the firmware.
+    firmware: Vec<PathBuf>,
     version: (u32, u32),
     exact: bool,
 }
@@ -59,8 +63,12 @@ impl Lab {
     /// [`LabError`].
     pub fn get(cache: &Cache, arch: Arch, exact: bool) -> Result<Self, LabError> {
         let qemu = qemu::get(cache, arch)?;
+        let firmware = match arch {
+            Arch::X86_64 => qemu::firmware(cache)?.to_vec(),
+            Arch::Aarch64 => Vec::new(),
+        };
         let text = process::output(Command::new(&qemu).arg("--version"))?;
-        Ok(Self { arch, qemu, version: version(&String::from_utf8_lossy(&text)), exact })
+        Ok(Self { arch, qemu, firmware, version: version(&String::from_utf8_lossy(&text)), exact })
     }
 
     /// QEMU's version, as in `7.2 with the lab's fixes`.
@@ -107,8 +115,8 @@ impl Lab {
 
     /// Adds the machine's arguments; returns the kernel's command line.
     fn x86_64(&self, qemu: &mut Command) -> String {
-        for directory in FIRMWARE {
-            qemu.args(["-L", directory]);
+        for directory in &self.firmware {
+            qemu.arg("-L").arg(directory);
         }
         qemu.args(["-M", "q35"]);
         // Leave out XSAVE: TCG does not intercept a guest's XSETBV, so the CPUID that KVM emulates for the guest
@@ -172,7 +180,7 @@ mod tests {
     }
 
     fn arguments(arch: Arch, exact: bool) -> String {
-        let lab = Lab { arch, qemu: PathBuf::from("qemu"), version: (7, 2), exact };
+        let lab = Lab { arch, qemu: PathBuf::from("qemu"), firmware: Vec::new(), version: (7, 2), exact };
         let command = lab.command(Path::new("k"), Path::new("i"), 256);
         format!("{:?}", command.get_args().collect::<Vec<_>>())
     }

@@ -18,6 +18,8 @@ use crate::toolchain::{Toolchain, ToolchainError};
 
 /// The module's file name.
 pub const NAME: &str = "virtio_pmu.ko";
+/// The argument of `make` that selects this host's compiler.
+pub(crate) const COMPILER: &str = "CC=gcc";
 
 /// Errors of building the module.
 #[derive(Debug, Error)]
@@ -72,7 +74,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     prerequisites::ensure(&[Prerequisite::Gcc, Prerequisite::Make, Prerequisite::LibElf])?;
     let toolchain = Toolchain::get(cache, kernel.arch)?;
     let sources = sources(driver)?;
-    let mut key = Key::new("module, recipe 2").text("kernel", &kernel.id);
+    let mut key = Key::new("module, recipe 3").text("kernel", &kernel.id);
     key = match &toolchain {
         None => {
             let compiler = process::output(Command::new("gcc").arg("--version"));
@@ -152,11 +154,15 @@ fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
     make.arg("-C").arg(&kernel.headers).arg(format!("M={}", dir.display()));
     // If the kernel has BTF, kbuild would run pahole on the module. Nothing here reads the module's BTF, so skip this.
     make.args(["modules", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
-    if let Some(toolchain) = toolchain {
-        make.arg(format!("ARCH={}", kernel.arch.kernel()));
-        make.arg(format!("CROSS_COMPILE={}", kernel.arch.gnu()));
-        toolchain.lead(&mut make);
-    }
+    match toolchain {
+        // Debian's headers name the compiler that built the kernel, such as gcc-12, which this host may lack.
+        None => make.arg(COMPILER),
+        Some(toolchain) => {
+            make.arg(format!("ARCH={}", kernel.arch.kernel()));
+            make.arg(format!("CROSS_COMPILE={}", kernel.arch.gnu()));
+            toolchain.lead(&mut make)
+        }
+    };
     for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
         make.env_remove(variable);
     }

@@ -20,6 +20,9 @@ use crate::prerequisites::{self, Prerequisite, PrerequisiteError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
+/// To look packages up and fetch them.
+const NEEDS: [Prerequisite; 2] = [Prerequisite::Apt, Prerequisite::Keyring];
+
 /// Errors of fetching packages.
 #[derive(Debug, Error)]
 pub enum PackageError {
@@ -112,7 +115,6 @@ pub struct KernelPackages {
 /// # Errors
 /// [`PackageError`].
 pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
-    prerequisites::ensure(&[Prerequisite::Apt])?;
     // Keep the result: apt takes most of a second to read its lists, and the result changes only if the lists change.
     let mut key = Key::new("packages").text("wanted", wanted);
     if !apt.arch().is_native() {
@@ -154,9 +156,8 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
     let name = &package.name;
     step.detail(&format!("{name} {}", package.version));
     let download = tempfile::tempdir_in(root).map_err(FileError::at(root))?;
-    let mut fetch = apt.get();
-    // The download runs as this user: apt's own user may lack permission to write here.
-    fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
+    let mut fetch = apt.get()?;
+    fetch.args(["-q", "download"]);
     fetch.arg(format!("{name}={}", package.version)).current_dir(download.path());
     process::output(&mut fetch)
         .map_err(|source| PackageError::Fetch { package: format!("{name} {}", package.version), source })?;
@@ -171,7 +172,8 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
 
 /// Asks apt which packages make up the newest kernel `wanted`.
 fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
-    let names = process::output(apt.cache().args(["pkgnames", "linux-image-"]));
+    prerequisites::ensure(&NEEDS)?;
+    let names = process::output(apt.cache()?.args(["pkgnames", "linux-image-"]));
     let names = names.map_err(|source| PackageError::Lookup { what: "the names of kernels".to_owned(), source })?;
     let names = String::from_utf8_lossy(&names).into_owned();
     let of_arch = |name| release(apt.arch(), name);
@@ -228,7 +230,8 @@ pub(crate) fn closure(apt: &Apt, names: &[&str], without: &[&str]) -> Result<Vec
 
 /// The record of the package's candidate version.
 pub(crate) fn show(apt: &Apt, name: &str) -> Result<String, PackageError> {
-    let mut command = apt.cache();
+    prerequisites::ensure(&NEEDS)?;
+    let mut command = apt.cache()?;
     command.args(["show", "--no-all-versions", name]);
     match process::output(&mut command) {
         Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),

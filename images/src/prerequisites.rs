@@ -48,8 +48,6 @@ impl Stale for PrerequisiteError {
 /// Something the host must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prerequisite {
-    /// The lab's firmware: a BIOS, and QEMU's option ROM that loads kernels.
-    Firmware,
     /// To build the kernel module and the lab's QEMU.
     Gcc,
     /// To build the kernel module and the lab's QEMU.
@@ -94,6 +92,8 @@ pub enum Prerequisite {
     Busybox,
     /// Fetches packages. Only Debian and its derivatives have it.
     Apt,
+    /// The keys that sign Debian's archives. Debian's derivatives have them in a package.
+    Keyring,
     /// Unpacks some kernels and modules.
     Xz,
     /// Unpacks some kernels and modules.
@@ -115,7 +115,6 @@ pub enum Prerequisite {
 impl Prerequisite {
     pub(crate) fn what(self) -> &'static str {
         match self {
-            Self::Firmware => "QEMU's firmware",
             Self::Ninja => "ninja",
             Self::Meson => "meson",
             Self::PkgConfig => "pkg-config",
@@ -138,6 +137,7 @@ impl Prerequisite {
             Self::Depmod => "depmod",
             Self::Busybox => "a static busybox",
             Self::Apt => "apt-get",
+            Self::Keyring => "the keys of Debian's archives",
             Self::Xz => "xz",
             Self::Zstd => "zstd",
             Self::Perf => "perf",
@@ -151,7 +151,6 @@ impl Prerequisite {
 
     pub(crate) fn package(self) -> &'static str {
         match self {
-            Self::Firmware => "seabios qemu-system-data",
             Self::Ninja => "ninja-build",
             Self::Meson => "meson",
             Self::PkgConfig => "pkg-config",
@@ -173,6 +172,7 @@ impl Prerequisite {
             Self::Depmod => "kmod",
             Self::Busybox => "busybox-static",
             Self::Apt => "apt",
+            Self::Keyring => "debian-archive-keyring",
             Self::Xz => "xz-utils",
             Self::Zstd => "zstd",
             Self::Perf => "linux-perf",
@@ -189,9 +189,9 @@ impl Prerequisite {
             Self::LibElf => ["/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib"]
                 .iter()
                 .any(|dir| Path::new(dir).join("libelf.so.1").exists()),
+            Self::Keyring => Path::new(apt::KEYRING).exists(),
             Self::Busybox => busybox().is_some(),
             Self::Perf => perf().is_some(),
-            Self::Firmware => FIRMWARE.iter().all(|file| Path::new(file).exists()),
             Self::Glib => has_header("glib-2.0/glib.h"),
             Self::Pixman => has_header("pixman-1/pixman.h"),
             Self::Fdt => has_header("libfdt.h"),
@@ -202,8 +202,9 @@ impl Prerequisite {
     }
 }
 
-/// One file from each package of [`Prerequisite::Firmware`]: if all exist, the packages are installed.
-const FIRMWARE: [&str; 2] = ["/usr/share/seabios/bios-256k.bin", "/usr/share/qemu/linuxboot_dma.bin"];
+/// The remedy on other distributions. Guests of stock kernels and the labs are made of Debian's packages.
+const WITHOUT_APT: &str = "run this in a container of Debian 12 or 13 that has /dev/kvm, or boot your own kernel: \
+    images boot --direct --kernel FILE --headers DIR";
 
 fn has_header(name: &str) -> bool {
     Path::new("/usr/include").join(name).exists()
@@ -214,33 +215,47 @@ fn has_header(name: &str) -> bool {
 /// # Errors
 /// [`PrerequisiteError`], with the command to type.
 pub fn ensure(needs: &[Prerequisite]) -> Result<(), PrerequisiteError> {
-    let missing: Vec<Prerequisite> = needs.iter().copied().filter(|need| !need.is_met()).collect();
-    if missing.is_empty() {
+    let missing = || needs.iter().copied().filter(|need| !need.is_met()).collect::<Vec<_>>();
+    let absent = missing();
+    if absent.is_empty() {
         return Ok(());
     }
-    let list = |of: fn(Prerequisite) -> &'static str, by: &str| {
-        missing.iter().map(|need| of(*need)).collect::<Vec<_>>().join(by)
-    };
-    let packages = list(Prerequisite::package, " ");
-    let refuse = |remedy: String| PrerequisiteError::Missing { what: list(Prerequisite::what, ", "), remedy };
-    if find("apt-get").is_none() {
-        return Err(refuse(format!("install the equivalents of the Debian packages {packages}")));
-    }
-    if !sys::is_root() {
-        return Err(refuse(format!("install with: sudo apt-get update && sudo apt-get install -y {packages}")));
+    let packages = list(&absent, Prerequisite::package, " ");
+    if find("apt-get").is_none() || !sys::is_root() {
+        return Err(refusal(&absent, by_hand(&absent, find("apt-get").is_some())));
     }
     install(Apt::host(), &packages)?;
-    match missing.iter().any(|need| !need.is_met()) {
-        true => Err(refuse(format!("{packages} is installed, but not found: add its directory to PATH"))),
-        false => Ok(()),
+    match missing() {
+        absent if absent.is_empty() => Ok(()),
+        absent => Err(refusal(&absent, format!("{packages} is installed, but not found: add its directory to PATH"))),
     }
+}
+
+fn refusal(absent: &[Prerequisite], remedy: String) -> PrerequisiteError {
+    PrerequisiteError::Missing { what: list(absent, Prerequisite::what, ", "), remedy }
+}
+
+/// The remedy for a user who must install `absent` by hand.
+fn by_hand(absent: &[Prerequisite], has_apt: bool) -> String {
+    let packages = list(absent, Prerequisite::package, " ");
+    if has_apt {
+        return format!("install with: sudo apt-get update && sudo apt-get install -y {packages}");
+    }
+    match absent.contains(&Prerequisite::Apt) {
+        true => WITHOUT_APT.to_owned(),
+        false => format!("install the equivalents of the Debian packages {packages}"),
+    }
+}
+
+fn list(needs: &[Prerequisite], of: fn(Prerequisite) -> &'static str, by: &str) -> String {
+    needs.iter().map(|need| of(*need)).collect::<Vec<_>>().join(by)
 }
 
 /// Installs `packages`, separated by blanks. Refreshes stale lists.
 fn install(apt: &Apt, packages: &str) -> Result<(), PrerequisiteError> {
     apt.refreshing(|| {
         let step = Step::new(format!("installing {packages}"));
-        let mut command = apt.get();
+        let mut command = apt.get()?;
         command.args(["install", "-y", "--no-install-recommends"]);
         // Wait for other installations to finish: a new machine may be installing packages on its own.
         command.args(["-o", "DPkg::Lock::Timeout=600"]);
@@ -357,6 +372,18 @@ mod tests {
         assert!(error.starts_with("cannot install meson; "), "{error}");
         assert!(error.ends_with("E: Unable to locate package meson"), "{error}");
         assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn remedy_depends_on_the_hosts_package_manager() {
+        let tools = [Prerequisite::Gcc, Prerequisite::Ninja];
+        let with_apt = "install with: sudo apt-get update && sudo apt-get install -y gcc ninja-build";
+        assert_eq!(by_hand(&tools, true), with_apt);
+        assert_eq!(by_hand(&tools, false), "install the equivalents of the Debian packages gcc ninja-build");
+        let absent = [Prerequisite::Apt, Prerequisite::Keyring];
+        let error = refusal(&absent, by_hand(&absent, false)).to_string();
+        assert!(error.starts_with("this host lacks apt-get, the keys of Debian's archives; run this in"), "{error}");
+        assert!(error.contains("images boot --direct --kernel") && !error.contains('\n'), "{error}");
     }
 
     #[test]

@@ -1,11 +1,10 @@
-//! Finds, fetches and unpacks Debian's source packages. Fetches its own lists of source packages, because few hosts
-//! have apt configured for them.
+//! Finds, fetches and unpacks Debian's source packages.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::apt::{self, Apt};
+use crate::apt::Apt;
 use crate::cache::Cache;
 use crate::digest::Key;
 use crate::file_error::FileError;
@@ -20,7 +19,6 @@ use crate::progress::Step;
 /// # Errors
 /// [`PackageError`].
 pub fn version(apt: &Apt, cache: &Cache, package: &str) -> Result<String, PackageError> {
-    prerequisites::ensure(&[Prerequisite::Apt])?;
     let key = apt.state(Key::new("source").text("package", package))?.hex();
     let place = cache.get("sources", &key, |dir| {
         let version =
@@ -33,39 +31,17 @@ pub fn version(apt: &Apt, cache: &Cache, package: &str) -> Result<String, Packag
     Ok(fs::read_to_string(&file).map_err(FileError::at(&file))?)
 }
 
-/// Fetches the source `name` and unpacks it, with Debian's patches, into `dir/source`.
+/// Fetches the source `name` and unpacks it, with Debian's patches, into `dir/source`. Does not refresh stale lists.
 ///
 /// # Errors
 /// [`PackageError`].
 pub fn unpack(apt: &Apt, name: &str, version: &str, dir: &Path, step: &Step) -> Result<(), PackageError> {
     prerequisites::ensure(&[Prerequisite::DpkgSource, Prerequisite::Xz])?;
-    step.detail(&format!("fetching the source of {name} {version}"));
-    let fetch = |source| PackageError::Fetch { package: format!("the source of {name} {version}"), source };
-    let list = dir.join("sources.list");
-    let line = |(uri, codename): &(String, String)| format!("deb-src {uri} {codename} main\n");
-    let text: String = apt.archives()?.iter().map(line).collect();
-    let lists = dir.join("lists");
-    fs::create_dir_all(lists.join("partial")).and_then(|()| fs::write(&list, text)).map_err(FileError::at(&list))?;
-    let get = |arguments: &[&str]| {
-        let mut get = apt.get();
-        get.arg("-q")
-            .arg("-o")
-            .arg(format!("Dir::Etc::sourcelist={}", list.display()))
-            .args(["-o", "Dir::Etc::sourceparts=-"])
-            .arg("-o")
-            .arg(format!("Dir::State::lists={}", lists.display()))
-            .arg("-o")
-            .arg(format!("Dir::Cache={}", dir.display()))
-            .args(["-o", "APT::Sandbox::User=root"])
-            .args(arguments)
-            .current_dir(dir);
-        process::output(&mut get)
-    };
-    // If the update fails, try anyway: the failure may concern only lists that are not needed. If the source is then
-    // not found, report the update's error, which may be the cause.
-    let update = get(&["-o", apt::UPDATE_OR_FAIL, "update"]);
-    get(&["source", "--download-only", &format!("{name}={version}")])
-        .map_err(|error| fetch(update.err().unwrap_or(error)))?;
+    let source = format!("the source of {name} {version}");
+    step.detail(&format!("fetching {source}"));
+    let mut fetch = apt.get()?;
+    fetch.args(["-q", "source", "--download-only", &format!("{name}={version}")]).current_dir(dir);
+    process::output(&mut fetch).map_err(|error| PackageError::Fetch { package: source, source: error })?;
     step.detail(&format!("unpacking the source of {name}"));
     let mut unpack = Command::new("dpkg-source");
     unpack.arg("-x").arg(description(name, version)).arg("source").current_dir(dir);

@@ -7,6 +7,7 @@ use std::process::Command;
 use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
+use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::file_error::FileError;
@@ -72,7 +73,8 @@ impl Stale for StyleError {
 /// [`StyleError`].
 pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
     prerequisites::ensure(&[Prerequisite::Perl])?;
-    let script = Apt::host().refreshing(|| script(Apt::host(), cache))?;
+    let apt = Apt::of(Arch::default())?;
+    let script = apt.refreshing(|| script(apt, cache))?;
     let copy = tempfile::tempdir().map_err(FileError::at(driver))?;
     let shared = copy.path().join(SHARED_PLACE);
     fs::create_dir_all(&shared).map_err(FileError::at(&shared))?;

@@ -16,6 +16,7 @@ use crate::kernel::{Kernel, KernelError, Sources};
 pub use crate::prerequisites::Prerequisite;
 use crate::prerequisites::{self, PrerequisiteError};
 use crate::process::{self, ProcessError};
+use crate::qemu;
 use crate::toolchain::{Toolchain, ToolchainError};
 pub use crate::unpacked::Files;
 use crate::unpacked::{self, UnpackedError};
@@ -127,10 +128,9 @@ pub fn perf_with(arch: Arch, others: &[Prerequisite]) -> Result<Files, ThirdPart
 pub fn microvm() -> Result<Files, ThirdPartyError> {
     let arch = Arch::X86_64;
     let mut files = unpacked("qemu-system-x86", "qemu-system-x86_64", arch)?;
-    prerequisites::ensure(&[Prerequisite::Firmware])?;
+    let [_, directory] = qemu::firmware(Cache::user()?)?;
     for name in ["bios-microvm.bin", "qboot.rom"] {
-        let path = Path::new("/usr/share/qemu").join(name);
-        files.push((format!("firmware/{name}"), read(&path)?));
+        files.push((format!("firmware/{name}"), read(&directory.join(name))?));
     }
     Ok(files)
 }

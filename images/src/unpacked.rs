@@ -1,5 +1,5 @@
-//! Gets a program from Debian packages for another architecture, with its shared libraries. The packages are unpacked,
-//! not installed.
+//! Gets files from Debian packages, which are unpacked, not installed: programs of another architecture with their
+//! shared libraries, and firmware.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -73,8 +73,7 @@ impl Stale for UnpackedError {
 /// # Errors
 /// [`UnpackedError`].
 pub fn program(cache: &Cache, arch: Arch, package: &str, name: &str) -> Result<Files, UnpackedError> {
-    let apt = Apt::of(arch)?;
-    let root = apt.refreshing(|| unpack(apt, cache, package))?;
+    let root = directory(cache, arch, &[package])?;
     let library = |name: &str| {
         let directories = DIRECTORIES.map(|directory| root.join(directory));
         let triplet = arch.gnu().trim_end_matches('-');
@@ -102,14 +101,24 @@ pub fn program(cache: &Cache, arch: Arch, package: &str, name: &str) -> Result<F
     Ok(files.into_iter().collect())
 }
 
-/// Returns the root directory of `package`, unpacked with its dependencies. Does not refresh stale package lists.
-fn unpack(apt: &Apt, cache: &Cache, package: &str) -> Result<PathBuf, UnpackedError> {
+/// Returns a directory that has the files of `packages` and of their dependencies, as below the root of a host.
+///
+/// # Errors
+/// [`UnpackedError`].
+pub fn directory(cache: &Cache, arch: Arch, packages: &[&str]) -> Result<PathBuf, UnpackedError> {
+    let apt = Apt::of(arch)?;
+    // Look the packages up in each attempt, because refreshed lists may name other versions.
+    apt.refreshing(|| unpack(apt, cache, packages))
+}
+
+fn unpack(apt: &Apt, cache: &Cache, wanted: &[&str]) -> Result<PathBuf, UnpackedError> {
     let arch = apt.arch();
-    let key = apt.state(Key::new("unpacked").text("package", package))?;
+    let names = wanted.join(" ");
+    let key = apt.state(Key::new("unpacked").text("packages", &names))?;
     let kind = arch.kind("dependencies");
     let found: Vec<Package> = packages::keep(cache, &kind, &key.hex(), || {
-        let step = Step::new(format!("looking for {package} for {arch}"));
-        let found = packages::closure(apt, &[package], &[])?;
+        let step = Step::new(format!("looking for {names} for {arch}"));
+        let found = packages::closure(apt, wanted, &[])?;
         step.done();
         Ok::<_, UnpackedError>(found)
     })?;
@@ -118,7 +127,7 @@ fn unpack(apt: &Apt, cache: &Cache, package: &str) -> Result<PathBuf, UnpackedEr
         key = key.text(&package.name, &package.version);
     }
     cache.get(&arch.kind("unpacked"), &key.hex(), |root| {
-        let step = Step::new(format!("getting {package} for {arch}"));
+        let step = Step::new(format!("getting {names} for {arch}"));
         for package in &found {
             packages::unpack(apt, package, root, &step)?;
         }

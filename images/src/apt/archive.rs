@@ -14,12 +14,13 @@ use std::thread::JoinHandle;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::Apt;
+use super::{Apt, RELEASE};
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::process;
 
-const DIST: &str = "/debian/dists/bookworm";
+/// A release that has none of the published packages.
+pub(crate) const NEXT: &str = "trixie";
 
 /// A binary package.
 pub(crate) struct Deb {
@@ -89,7 +90,7 @@ impl Source {
             Package: {name}\nArchitecture: all\nDescription: for a test\n"
         );
         let changelog = format!(
-            "{name} ({version}) bookworm; urgency=low\n\n  * For a test.\n\n \
+            "{name} ({version}) stable; urgency=low\n\n  * For a test.\n\n \
             -- Nobody <nobody@example.org>  Thu, 01 Jan 1970 00:00:00 +0000\n"
         );
         write(&tree.join("debian/control"), control.as_bytes());
@@ -150,13 +151,16 @@ impl Archive {
         );
         write(&root.join("config"), config.as_bytes());
         archive.pretend_installed(&[]);
-        archive.set_sources(&["debian"]);
+        archive.set_sources(RELEASE, &["debian"]);
         archive
     }
 
-    /// Makes apt fetch from these directories of the server.
-    pub(crate) fn set_sources(&self, directories: &[&str]) {
-        let line = |directory: &&str| format!("deb http://{}/{directory}/ bookworm main\n", self.server.address);
+    /// Makes apt fetch the release from these directories of the server.
+    pub(crate) fn set_sources(&self, release: &str, directories: &[&str]) {
+        let line = |directory: &&str| {
+            let archive = format!("http://{}/{directory}/ {release} main\n", self.server.address);
+            format!("deb {archive}deb-src {archive}")
+        };
         let lines: String = directories.iter().map(line).collect();
         write(&self.root().join("etc/apt/sources.list"), lines.as_bytes());
     }
@@ -202,19 +206,9 @@ impl Archive {
                 files.insert(format!("/debian/pool/{name}"), part);
             }
         }
-        let mut release = "Origin: Debian\nCodename: bookworm\nComponents: main\n\
-            Architectures: amd64 arm64\nSHA256:\n"
-            .to_owned();
-        for (path, index) in [
-            ("main/binary-amd64/Packages", packages),
-            ("main/binary-arm64/Packages", foreign),
-            ("main/source/Sources", dscs),
-        ] {
-            let (size, digest) = (index.len(), digest(index.as_bytes()));
-            writeln!(release, " {digest} {size} {path}").unwrap();
-            files.insert(format!("{DIST}/{path}"), index.into_bytes());
-        }
-        files.insert(format!("{DIST}/Release"), release.into_bytes());
+        add_release(&mut files, RELEASE, [packages, foreign, dscs]);
+        let other = Deb::new("base-files", "13").record();
+        add_release(&mut files, NEXT, [other.clone(), other, String::new()]);
         self.server.state.lock().unwrap().files = files;
     }
 
@@ -238,9 +232,11 @@ impl Archive {
             lists: root.join("var/lib/apt/lists"),
             may_update: true,
             locks: Some(Cache::at(root.join("locks"))),
+            lock: "apt".to_owned(),
             updated: Mutex::new(false),
             arch: Arch::default(),
             native: None,
+            sources: None,
         }
     }
 
@@ -251,13 +247,13 @@ impl Archive {
 
     /// Fetches the lists as an administrator does.
     pub(crate) fn update_lists(&self) {
-        process::output(self.apt().get().arg("update")).unwrap();
+        process::output(self.apt().get().unwrap().arg("update")).unwrap();
     }
 
-    /// Number of times that the lists were updated: each update requests `InRelease`, even if the lists are
-    /// unchanged.
+    /// Number of times that the lists of [`RELEASE`] were updated: each update requests `InRelease`, even if the lists
+    /// are unchanged.
     pub(crate) fn updates(&self) -> usize {
-        self.answers(&format!("{DIST}/InRelease")).len()
+        self.answers(&format!("{}/InRelease", dist(RELEASE))).len()
     }
 
     /// The statuses of the answers to requests for `deb`'s file.
@@ -352,6 +348,24 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
         connection.write_all(&contents)?;
     }
     Ok(())
+}
+
+/// Adds the indices of a release: of packages for the two architectures, and of sources.
+fn add_release(files: &mut BTreeMap<String, Vec<u8>>, name: &str, indices: [String; 3]) {
+    let mut release = format!(
+        "Origin: Debian\nLabel: Debian\nCodename: {name}\nComponents: main\nArchitectures: amd64 arm64\nSHA256:\n"
+    );
+    let paths = ["main/binary-amd64/Packages", "main/binary-arm64/Packages", "main/source/Sources"];
+    for (path, index) in paths.into_iter().zip(indices) {
+        let (size, digest) = (index.len(), digest(index.as_bytes()));
+        writeln!(release, " {digest} {size} {path}").unwrap();
+        files.insert(format!("{}/{path}", dist(name)), index.into_bytes());
+    }
+    files.insert(format!("{}/Release", dist(name)), release.into_bytes());
+}
+
+fn dist(release: &str) -> String {
+    format!("/debian/dists/{release}")
 }
 
 /// The version as it appears in file names, without the epoch.
