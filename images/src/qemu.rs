@@ -340,6 +340,28 @@ mod tests {
     }
 
     #[test]
+    fn fixes_are_mails_that_begin_with_what_fails_without_them() {
+        let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab");
+        for entry in fs::read_dir(lab).unwrap() {
+            let path = entry.unwrap().path();
+            let (name, text) = (path.display(), fs::read_to_string(&path).unwrap());
+            assert!(X86_FIXES.contains(&text) || ARM_FIXES.contains(&text), "{name} is in no lab");
+            let (head, diff) = text.split_once("\n---\n").unwrap();
+            let (fields, body) = head.split_once("\n\n").unwrap();
+            let fields: Vec<&str> = fields.lines().collect();
+            let begins = ["From ", "From: ", "Date: ", "Subject: [PATCH] "];
+            assert_eq!(fields.len(), begins.len(), "{name}");
+            for (field, begin) in fields.iter().zip(begins) {
+                assert!(field.starts_with(begin), "{name}: {field}");
+            }
+            assert!(body.starts_with("Without this patch, "), "{name}");
+            let signature = fields[1].replace("From: ", "Signed-off-by: ");
+            assert_eq!(body.lines().last(), Some(&*signature), "{name}");
+            assert!(diff.contains(" changed, ") && diff.contains("\ndiff --git a/"), "{name}");
+        }
+    }
+
+    #[test]
     fn ninjas_progress_is_parsed() {
         assert_eq!(tenths("[840/1210] Compiling C object a.o"), Some(6));
         assert_eq!(tenths("[1210/1210] Linking"), Some(10));
