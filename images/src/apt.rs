@@ -260,7 +260,7 @@ impl Apt {
         self.native.unwrap_or(self)
     }
 
-    /// The mirrors of Debian's archives that this apt fetches from.
+    /// The mirrors of Debian's archives that this apt has fetched lists from.
     fn mirrors(&self) -> Result<Vec<Mirror>, AptError> {
         let mut targets = self.get()?;
         targets.args(["indextargets", "--format", TARGETS, "Created-By: Packages"]);

@@ -71,7 +71,7 @@ pub fn driver() -> PathBuf {
 /// # Errors
 /// [`ModuleError`].
 pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, ModuleError> {
-    prerequisites::ensure(&[Prerequisite::Gcc, Prerequisite::Make, Prerequisite::LibElf])?;
+    prerequisites::ensure(&[Prerequisite::Gcc])?;
     let toolchain = Toolchain::get(cache, kernel.arch)?;
     let sources = sources(driver)?;
     let mut key = Key::new("module, recipe 3").text("kernel", &kernel.id);
@@ -86,6 +86,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
         key = key.file(&file_name(source), source)?;
     }
     let place = cache.get(&kernel.arch.kind("module"), &key.hex(), |dir| {
+        prerequisites::ensure(&[Prerequisite::Make, Prerequisite::LibElf, Prerequisite::Perl])?;
         let step = Step::new("building the guest's driver");
         for source in &sources {
             // kbuild writes its products beside the sources. Therefore, build from copies in the cache.

@@ -5,6 +5,7 @@ use std::env;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use thiserror::Error;
 
@@ -82,7 +83,7 @@ pub enum Prerequisite {
     Bison,
     /// To build kernels with checkers.
     Bc,
-    /// Runs the kernel's script that checks the driver's style.
+    /// Runs the kernel's scripts that check the driver's comments and style.
     Perl,
     /// Checks the driver's annotations.
     Sparse,
@@ -132,7 +133,7 @@ impl Prerequisite {
             Self::Flex => "flex",
             Self::Bison => "bison",
             Self::Bc => "bc",
-            Self::Perl => "perl",
+            Self::Perl => "perl with its modules",
             Self::Sparse => "sparse",
             Self::Depmod => "depmod",
             Self::Busybox => "a static busybox",
@@ -190,6 +191,8 @@ impl Prerequisite {
                 .iter()
                 .any(|dir| Path::new(dir).join("libelf.so.1").exists()),
             Self::Keyring => Path::new(apt::KEYRING).exists(),
+            // A minimal Debian has perl without most of its modules.
+            Self::Perl => process::output(Command::new("perl").args(["-MPod::Usage", "-e", "1"])).is_ok(),
             Self::Busybox => busybox().is_some(),
             Self::Perf => perf().is_some(),
             Self::Glib => has_header("glib-2.0/glib.h"),
