@@ -85,8 +85,8 @@ pub fn applets(busybox: &Path) -> Result<Vec<String>, BusyboxError> {
 /// The names in the program's table. They are sorted. A zero byte ends each name, and another zero byte
 /// ends the table. The first two names are those of `test`: `[` and `[[`.
 fn table(program: &[u8]) -> Option<Vec<String>> {
-    const FIRST: &[u8] = b"\0[\0[[\0";
-    let begin = program.windows(FIRST.len()).position(|w| w == FIRST)? + 1;
+    const FIRST: &[u8] = b"[\0[[\0";
+    let begin = program.windows(FIRST.len()).position(|w| w == FIRST)?;
     let table = &program[begin..];
     let end = table.windows(2).position(|w| w == [0, 0])?;
     let names = table[..end].split(|&byte| byte == 0);
@@ -117,6 +117,6 @@ mod tests {
         let error = applets(Path::new("/etc/passwd")).unwrap_err();
         assert!(error.to_string().contains("/etc/passwd"), "{error}");
         assert_eq!(table(b"x\0[\0[[\0sh"), None);
-        assert_eq!(table(b"x\0[\0[[\0busybox\0sh\0\0y").unwrap(), ["[", "[[", "sh"]);
+        assert_eq!(table(b"x [\0[[\0busybox\0sh\0\0y").unwrap(), ["[", "[[", "sh"]);
     }
 }
