@@ -1,9 +1,9 @@
 //! Runs Debian's package tools for packages that the callers choose. If an operation fails because the package lists
 //! are stale, refreshes the lists.
 //!
-//! Packages that are unpacked come from [`RELEASE`], whatever release this host runs, so that kernels, compilers and
-//! QEMU are the same on every host. Their lists are in the cache, so any user may refresh them. Packages that are
-//! installed come from the host's own lists.
+//! Packages that are unpacked come from Debian 12, whatever release this host runs, so that kernels, compilers and QEMU
+//! are the same on every host. Their lists are in the cache, so any user may refresh them. Packages that are installed
+//! come from the host's own lists.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -185,8 +185,8 @@ impl Apt {
         &HOST
     }
 
-    /// Returns the apt for packages of `arch` from [`RELEASE`], which are unpacked. It has lists of its own, fetched
-    /// from the host's mirrors. All calls in a process return the same [`Apt`].
+    /// Returns the apt for packages of `arch` from Debian 12, which are unpacked. It has lists of its own, fetched from
+    /// the host's mirrors. All calls in a process return the same [`Apt`].
     ///
     /// # Errors
     /// [`AptError`].
@@ -631,7 +631,7 @@ mod tests {
         let apt = archive.apt();
         let error = fetch(&apt).unwrap_err();
         assert!(!error.is_stale(), "{error:?}");
-        assert!(chain(&error).contains("Could not connect"), "{error:?}");
+        assert!(chain(&error).contains("connect to 127.0.0.1:"), "{error:?}");
         assert!(!*apt.updated.lock().unwrap());
     }
 
