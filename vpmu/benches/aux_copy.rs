@@ -6,14 +6,12 @@
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 
-#[path = "common/selection.rs"]
-mod selection;
-
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::internals::{AuxArea, Tracer, aux_memory};
+use vpmu_testkit::selects;
 
 /// Pages of the area: 4 MiB.
 const PAGES: u64 = 1024;
@@ -126,7 +124,7 @@ fn packets() {
 }
 
 fn main() {
-    if selection::selects("aux") {
+    if selects("aux") {
         copies();
         packets();
     }

@@ -3,13 +3,11 @@
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 
-#[path = "common/selection.rs"]
-mod selection;
-
 use std::time::{Duration, Instant};
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::internals::{Callers, Producer, SHORTEST};
+use vpmu_testkit::selects;
 
 const DEPTHS: [u64; 3] = [1, 10, 126];
 const PAGES: usize = 16;
@@ -27,7 +25,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
 }
 
 fn main() {
-    if !selection::selects("callers") {
+    if !selects("callers") {
         return;
     }
     println!("\ncallers: walking one call chain, compared with building and writing one record of {SHORTEST} bytes");

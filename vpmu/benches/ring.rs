@@ -6,15 +6,13 @@
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
 
-#[path = "common/selection.rs"]
-mod selection;
-
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::internals::{Producer, SHORTEST};
+use vpmu_testkit::selects;
 
 /// Number of data pages. The ring is 512 KiB, the size that `perf record` uses by default.
 const PAGES: usize = 128;
@@ -130,7 +128,7 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     bench(&mut criterion);
     criterion.final_summary();
-    if selection::selects("ring") {
+    if selects("ring") {
         ratios();
     }
 }

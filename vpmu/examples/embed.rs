@@ -5,16 +5,11 @@
 //!
 //! `cargo run -p vpmu --example embed`, on x86-64 with `/dev/kvm`.
 //!
-//! The modules `guest` and `driver` are not part of the VMM: they provide the guest and the guest's driver.
+//! `vpmu-testkit` and the module `recorder` are not part of the VMM: they provide the guest and the guest's driver.
 //! EMBEDDING.md states the number of lines of each section below. A section begins with `// --`.
 
-#![expect(unsafe_code, reason = "guest memory")]
-
-#[path = "support/driver.rs"]
-mod driver;
-#[expect(dead_code, reason = "only the benchmark counts the guest's rounds")]
-#[path = "../benches/common/guest.rs"]
-mod guest;
+#[path = "support/recorder.rs"]
+mod recorder;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -28,9 +23,9 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
 use vpmu::{Persist, QueueState, Settings, Vpmu, abi};
 use vpmu_kvm::{DrainTimer, KvmMachine, Statistics, Stats, Threads, VcpuThread, clock_offset, kick, probe};
+use vpmu_testkit::{Guest, Silent};
 
-use driver::{Driver, Silent};
-use guest::Guest;
+use recorder::Recorder;
 
 /// `outer: mov ecx, 1 << 20; inner: inc qword [rdi]; dec ecx; jnz inner; mov al, 7; out 0x80, al; jmp outer`
 const PROGRAM: [u8; 18] =
@@ -126,21 +121,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let drains = drain(&host, &vpmu);
     let _joined = host.threads.join(0);
     let mut vcpu = attach(&vpmu, &guest)?;
-    let mut driver = Driver::new(&vpmu, &guest.memory, |memory, queues| activate(&vpmu, memory, queues))?;
-    driver.start(vcpu.session().ok_or("no session")?)?;
+    let mut recorder = Recorder::new(&vpmu, &guest.memory, |memory, queues| activate(&vpmu, memory, queues))?;
+    recorder.start(vcpu.session().ok_or("no session")?)?;
     let mut rung = 0_u64;
     let flown = loop {
         let rings = run_once(&mut guest, &mut vcpu)?;
         rung += u64::from(rings);
         let history = vpmu.history(flight)?;
-        let flown: Vec<u64> = history.iter().filter_map(driver::identified_ip).collect();
+        let flown: Vec<u64> = history.iter().filter_map(recorder::identified_ip).collect();
         // The device writes an exit's packet at the next entry. Don't stop right after a write to the doorbell: the
         // packet of this exit would be missing.
-        if !rings && flown.len() >= ENOUGH && driver.samples()?.len() >= ENOUGH {
+        if !rings && flown.len() >= ENOUGH && recorder.samples()?.len() >= ENOUGH {
             break flown;
         }
     };
-    let seen = driver.stop(vcpu.session().ok_or("no session")?, DOORBELL)?;
+    let seen = recorder.stop(vcpu.session().ok_or("no session")?, DOORBELL)?;
     host.drain.end();
     drains.join().map_err(|_| "the draining thread panicked")?;
     println!("counted: {} marks, {rung} writes to the doorbell", seen.marks);

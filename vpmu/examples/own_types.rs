@@ -7,12 +7,6 @@
 //!
 //! EMBEDDING.md states the number of lines of each section below. A section begins with `// --`.
 
-#![expect(clippy::expect_used, reason = "examples fail by panicking")]
-
-#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
-#[path = "../tests/device/driver.rs"]
-mod driver;
-
 use std::error::Error;
 use std::fs::File;
 use std::io;
@@ -28,17 +22,15 @@ use vm_memory::{
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{GuestRegs, Interrupt, Machine, Memory, QueueState, Registers, Settings, VcpuSession, Vpmu};
-use zerocopy::{FromBytes, IntoBytes};
+use vpmu::{Interrupt, Machine, Memory, QueueState, Settings, VcpuSession, Vpmu};
+use vpmu_testkit::{At, Descriptor, Driver, Layout, open_of};
 
-use driver::{Descriptor, DriverQueue};
-
-const PAGE: u64 = PAGE_SIZE as u64;
 const RAM: usize = 4 << 20;
 const PLUGGED: u64 = 1 << 30;
-const QUEUES: u64 = 0x1000;
-const BUFFERS: u64 = 0x10_0000;
+const LAYOUT: Layout = Layout { vcpus: 1, rings: 0x1000, buffers: 0x10_0000, slots: 2 };
 const RING: u64 = 0x30_0000;
+/// The instruction at which the vCPU always exits.
+const IP: u64 = 0x1234;
 
 // -- memory: this VMM's own type for a memory region, and a collection of such regions.
 
@@ -138,15 +130,6 @@ impl Machine for Host {
 
 // -- end of the VMM.
 
-/// Registers of a vCPU that never moves.
-struct Still;
-
-impl Registers for Still {
-    fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs { ip: 0x1234, user: false })
-    }
-}
-
 /// A mapping: guest address, length, file.
 type Range = (GuestAddress, usize, Option<FileOffset>);
 
@@ -176,56 +159,28 @@ fn take_dirty(ram: &Ram) -> Vec<String> {
     dirty
 }
 
-/// The guest's driver.
-struct Guest {
-    vpmu: Arc<Vpmu>,
-    queues: Vec<DriverQueue>,
+/// Opens an event that samples each mark of value 7 and wakes its reader at each record. Maps its ring of two pages
+/// at `ring`.
+fn sample(driver: &mut Driver, ring: u64) -> io::Result<()> {
+    let event = driver.open(&OpenRequest {
+        period: 1.into(),
+        sample_type: 1.into(),
+        flags: OPEN_ENABLED.into(),
+        wakeup: 1.into(),
+        ..open_of(KIND_MARK, 7, 0)
+    })?;
+    driver.map(CONTROL_MAP, event, MAP_WRITABLE, ring, 2)
 }
 
-impl Guest {
-    fn ask<T: FromBytes>(&mut self, request: &[u8]) -> Result<T, Box<dyn Error>> {
-        let queue = &mut self.queues[usize::from(QUEUE_CONTROL)];
-        queue.request(request, size_of::<T>());
-        let _ = self.vpmu.notify(QUEUE_CONTROL);
-        let answer = queue.answer().ok_or("the device did not answer")?;
-        T::read_from_bytes(&answer).map_err(|_| "malformed reply".into())
+/// Posts `count` buffers for notices.
+fn post(driver: &mut Driver, vpmu: &Vpmu, count: u16) {
+    let queue = &mut driver.queues[usize::from(QUEUE_EVENT)];
+    for slot in 0..count {
+        let buffer = Descriptor { address: queue.buffer(slot), len: 16, writable: true, next: None };
+        queue.describe(slot, buffer);
+        queue.offer(slot);
     }
-
-    /// Opens an event that samples each mark of value 7 and wakes its reader at each record. Maps its ring of two pages
-    /// at `ring`.
-    fn sample(&mut self, ring: u64) -> Result<u64, Box<dyn Error>> {
-        let header = |op: u32, event: u64| ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() };
-        let open = OpenRequest {
-            header: header(CONTROL_OPEN, 0),
-            kind: KIND_MARK.into(),
-            config: 7.into(),
-            period: 1.into(),
-            sample_type: 1.into(),
-            flags: OPEN_ENABLED.into(),
-            wakeup: 1.into(),
-            ..OpenRequest::default()
-        };
-        let reply: OpenReply = self.ask(open.as_bytes())?;
-        let map =
-            MapRequest { header: header(CONTROL_MAP, reply.id.get()), pages: 2.into(), flags: MAP_WRITABLE.into() };
-        let pages = [ring, ring + PAGE].map(u64::to_le_bytes);
-        let mapped: ControlReply = self.ask(&[map.as_bytes(), pages.as_flattened()].concat())?;
-        match (reply.status.get(), mapped.status.get()) {
-            (0, 0) => Ok(reply.id.get()),
-            refused => Err(format!("refused: {refused:?}").into()),
-        }
-    }
-
-    /// Posts `count` buffers for notices.
-    fn post(&mut self, count: u16) {
-        let queue = &mut self.queues[usize::from(QUEUE_EVENT)];
-        for slot in 0..count {
-            let buffer = Descriptor { address: queue.buffer(slot), len: 16, writable: true, next: None };
-            queue.describe(slot, buffer);
-            queue.offer(slot);
-        }
-        let _ = self.vpmu.notify(QUEUE_EVENT);
-    }
+    let _ = vpmu.notify(QUEUE_EVENT);
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -236,41 +191,35 @@ fn main() -> Result<(), Box<dyn Error>> {
     let guest_ram = GuestMemoryMmap::<()>::from_ranges_with_files([first_range, second_range])?;
     let ram = Ram::from_regions(vec![first])?;
     let space = GuestMemoryAtomic::new(ram.clone());
-    let (queues, set_up): (Vec<_>, Vec<_>) = (0..u64::from(QUEUE_VCPU) + 1)
-        .map(|queue| {
-            let buffers = BUFFERS + queue * 2 * DriverQueue::BUFFER;
-            DriverQueue::new(&guest_ram, QUEUES + queue * PAGE, buffers)
-        })
-        .unzip();
-    let mut transport: Vec<Queue> = set_up.into_iter().map(Queue::from).collect();
-    let vectors = Arc::new(Vectors(transport.iter().map(|_| AtomicU64::new(0)).collect()));
-    let states: Vec<QueueState> = transport.iter().copied().map(QueueState::from).collect();
-    let memory = Memory::space(space.clone());
-    vpmu.activate(memory, vpmu.features(), &states, Arc::clone(&vectors) as _)?;
+    let vectors = Arc::new(Vectors((0..vpmu.queue_count()).map(|_| AtomicU64::new(0)).collect()));
+    let mut driver = Driver::new(&vpmu, &guest_ram, LAYOUT, |set_up| {
+        let transport: Vec<Queue> = set_up.iter().copied().map(Queue::from).collect();
+        let states: Vec<QueueState> = transport.into_iter().map(QueueState::from).collect();
+        vpmu.activate(Memory::space(space.clone()), vpmu.features(), &states, Arc::clone(&vectors) as _)
+    })?;
     let mut session: VcpuSession = vpmu.attach(0, 0)?;
-    let mut guest = Guest { vpmu: Arc::clone(&vpmu), queues };
 
-    guest.post(2);
-    guest.sample(RING)?;
+    post(&mut driver, &vpmu, 2);
+    sample(&mut driver, RING)?;
     take_dirty(&ram);
-    session.mark(7, &mut Still);
+    session.mark(7, &mut At(IP));
     println!("a sample and its notice: pages {}", take_dirty(&ram).join(" "));
 
     let more = ram.insert_region(Arc::new(second))?;
     space.lock().map_err(|_| "a thread panicked")?.replace(more.clone());
-    guest.sample(PLUGGED)?;
+    sample(&mut driver, PLUGGED)?;
     take_dirty(&more);
-    session.mark(7, &mut Still);
+    session.mark(7, &mut At(IP));
     println!("two samples, one in a plugged region: pages {}", take_dirty(&more).join(" "));
 
     let (less, gone) = more.remove_region(GuestAddress(PLUGGED), RAM as u64)?;
     space.lock().map_err(|_| "a thread panicked")?.replace(less);
-    session.mark(7, &mut Still);
+    session.mark(7, &mut At(IP));
     drop((more, gone));
     let metrics = vpmu.metrics();
     println!("unplugged: {} samples written, {} lost", metrics.samples_written, metrics.samples_lost);
 
-    transport = vpmu.queue_states().into_iter().map(Queue::from).collect();
+    let transport: Vec<Queue> = vpmu.queue_states().into_iter().map(Queue::from).collect();
     for (queue, (saved, vector)) in transport.iter().zip(&vectors.0).enumerate() {
         let raised = vector.load(Ordering::Relaxed);
         let [avail, used] = saved.indices;

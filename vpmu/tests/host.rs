@@ -1,9 +1,6 @@
 //! Tests of `PerfSource` with real events, signals and clocks, on the machine that runs the tests.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest of the module")]
-mod common;
-
 use std::fs;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,8 +11,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
 use vpmu::host::PerfSource;
 use vpmu::source::{Counter, Engine, Mode, Overflows, Rate, Request, Sampling, Source};
-
-use common::alone;
+use vpmu_testkit::alone;
 
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;

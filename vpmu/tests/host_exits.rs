@@ -3,10 +3,6 @@
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 #![expect(unsafe_code, reason = "guest memory, and a mount namespace of the test's own")]
 
-#[expect(dead_code, reason = "benchmarks use the rest of the module")]
-#[path = "../benches/common/guest.rs"]
-mod guest;
-
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -15,8 +11,7 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE};
 use vpmu::host::{PerfSource, traces_exits};
 use vpmu::source::{Counter, HostExit, Overflows, Recorded, Request, Source};
-
-use guest::{Guest, PROGRAM};
+use vpmu_testkit::{Guest, PROGRAM};
 
 /// An address that the guest maps, but that has no memory behind it.
 const WINDOW: u64 = 0x60_0000;

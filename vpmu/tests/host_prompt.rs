@@ -1,14 +1,7 @@
 //! Prompt sampling with a real clock of the host: the event changes from the batched engine to the exit engine and back.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest of the module")]
-mod common;
-#[path = "device/driver.rs"]
-#[expect(dead_code, reason = "the tests of hostile guests use the rest of the module")]
-mod driver;
-
 use std::hint::black_box;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,53 +9,21 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{ExitReason, Interrupt, Limits, Machine, Metrics, Settings, Turn, VcpuSession, Vpmu};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-use self::common::{Still, ignore_signals};
-use self::driver::{DriverQueue, QUEUE_SIZE};
+use vpmu::{ExitReason, Limits, Metrics, Settings, VcpuSession, Vpmu};
+use vpmu_testkit::{At, Bare, Driver, Layout, command, ignore_signals, open_of};
 
 /// perf's `PERF_COUNT_SW_TASK_CLOCK`.
 const TASK_CLOCK: u64 = 1;
 const MEMORY_LEN: usize = 0x200_0000;
-const QUEUES: u64 = 0x1_0000;
-const RING: u64 = 0x8_0000;
-const BUFFERS: u64 = 0x10_0000;
+const RING: u64 = 0x10_0000;
 /// Data pages of the ring.
 const PAGES: u64 = 64;
-
-/// A machine whose host samples have guest addresses.
-#[derive(Debug)]
-struct Reporting;
-
-impl Machine for Reporting {
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn reports_guest_ips(&self) -> bool {
-        true
-    }
-}
-
-#[derive(Debug)]
-struct Silent;
-
-impl Interrupt for Silent {
-    fn used(&self, _queues: &[u16]) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// A device of one vCPU, whose thread is the calling thread.
 struct Guest {
     vpmu: Arc<Vpmu>,
     vcpu: VcpuSession,
-    queues: Vec<DriverQueue>,
+    driver: Driver,
 }
 
 impl Guest {
@@ -73,67 +34,33 @@ impl Guest {
         });
         let settings = Settings::new(1, 1_000_000).with_limits(limits);
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
-        let vpmu = Vpmu::new(settings, Arc::new(Reporting), Box::new(source));
-        let vpmu = Arc::new(vpmu.expect("a device"));
-        let range = [(GuestAddress(0), MEMORY_LEN)];
-        let memory = GuestMemoryMmap::<()>::from_ranges(&range).expect("memory");
-        let (queues, states): (Vec<_>, Vec<_>) = (0..3)
-            .map(|index| {
-                let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
-                DriverQueue::new(&memory, QUEUES + index * 0x1000, buffers)
-            })
-            .unzip();
-        vpmu.activate(memory, 1 << 32 | 1 << F_RING, &states, Arc::new(Silent)).expect("active");
+        let machine = Arc::new(Bare { guest_ips: true });
+        let vpmu = Arc::new(Vpmu::new(settings, machine, Box::new(source)).expect("a device"));
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
+        let driver = Driver::activate(&vpmu, &memory, Layout::SMALL, 1 << 32 | 1 << F_RING).expect("active");
         let vcpu = vpmu.attach(0, 0).expect("the vCPU");
-        Self { vpmu, vcpu, queues }
-    }
-
-    fn ask<T: FromBytes>(&mut self, request: &(impl IntoBytes + Immutable + ?Sized)) -> T {
-        self.queues[0].request(request.as_bytes(), size_of::<T>());
-        let _ = self.vpmu.notify(QUEUE_CONTROL);
-        let answer = self.queues[0].answer().expect("answered immediately");
-        T::read_from_bytes(&answer).expect("a reply")
+        Self { vpmu, vcpu, driver }
     }
 
     /// Opens an enabled event that samples every millisecond with the batched engine, and maps its ring.
     fn open(&mut self) -> u64 {
-        let header = |op: u32, event: u64| ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() };
-        let reply: OpenReply = self.ask(&OpenRequest {
-            header: header(CONTROL_OPEN, 0),
-            kind: KIND_SOFTWARE.into(),
-            config: TASK_CLOCK.into(),
+        let reply: OpenReply = self.driver.ask(&OpenRequest {
             period: 1_000_000.into(),
             sample_type: 1.into(),
             flags: OPEN_ENABLED.into(),
             wakeup: u32::MAX.into(),
-            ..OpenRequest::default()
+            ..open_of(KIND_SOFTWARE, TASK_CLOCK, 0)
         });
         let opened = (reply.status.get(), reply.engine.get());
         assert_eq!(opened, (0, ENGINE_BATCHED));
         let event = reply.id.get();
-        let request = MapRequest {
-            header: header(CONTROL_MAP, event),
-            pages: u32::try_from(PAGES + 1).expect("few").into(),
-            flags: 0.into(),
-        };
-        let mut bytes = request.as_bytes().to_vec();
-        for page in 0..=PAGES {
-            bytes.extend((RING + page * 0x1000).to_le_bytes());
-        }
-        let reply: ControlReply = self.ask(bytes.as_slice());
-        assert_eq!(reply.status.get(), 0);
+        self.driver.map(CONTROL_MAP, event, 0, RING, PAGES + 1).expect("mapped");
         event
     }
 
     fn command(&mut self, op: u32, event: u64, value: u64) -> Reply {
-        let command = Command { op: op.into(), event: event.into(), value: value.into(), ..Command::default() };
-        self.queues[2].request(command.as_bytes(), size_of::<Reply>());
-        self.vcpu.kick(QUEUE_VCPU);
-        while self.vcpu.resume() == Turn::Unfinished {}
-        let answer = self.queues[2].answer().expect("answered immediately");
-        let reply = Reply::read_from_bytes(&answer).expect("whole");
-        assert_eq!(reply.status.get(), 0, "{reply:?}");
-        reply
+        let command = Command { value: value.into(), ..command(op, event) };
+        self.driver.commands(&mut self.vcpu, &[command]).expect("a command that succeeds")[0]
     }
 
     /// Runs the vCPU, with exits, until `enough` holds for the device's metrics.
@@ -146,7 +73,7 @@ impl Guest {
             while entered.elapsed() < Duration::from_millis(1) {
                 black_box(());
             }
-            self.vcpu.leave(ExitReason::Signal, &mut Still(0x1234));
+            self.vcpu.leave(ExitReason::Signal, &mut At(0x1234));
             self.vpmu.drain();
         }
     }

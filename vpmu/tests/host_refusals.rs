@@ -2,9 +2,6 @@
 //! which events it still offers.
 #![expect(unsafe_code, reason = "lowers a limit and drops capabilities")]
 
-#[expect(dead_code, reason = "other tests use the rest of the module")]
-mod common;
-
 use std::fs;
 use std::thread;
 
@@ -14,8 +11,7 @@ use vpmu::Refusal;
 use vpmu::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::{Engine, Rate, Request, Sampling, Source};
-
-use common::alone;
+use vpmu_testkit::alone;
 
 const CPU_CLOCK: u64 = 0;
 /// Number of file descriptors that a source leaves free.

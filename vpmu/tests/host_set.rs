@@ -2,8 +2,6 @@
 #![expect(unsafe_code, reason = "limits of a process have no safe wrapper")]
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest of the module")]
-mod common;
 mod syscalls;
 
 use std::fs;
@@ -17,8 +15,7 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::{KIND_EXIT_TRACE, KIND_SOFTWARE};
 use vpmu::host::PerfSource;
 use vpmu::source::{CounterKey, CounterSet, Engine, Rate, Reading, Request, Sampling, Source};
-
-use common::alone;
+use vpmu_testkit::alone;
 
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;

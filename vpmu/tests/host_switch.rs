@@ -3,15 +3,9 @@
 #![expect(unsafe_code, reason = "a limit on huge pages has no safe wrapper")]
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest of the module")]
-mod common;
-#[path = "device/driver.rs"]
-#[expect(dead_code, reason = "the tests of hostile guests use the rest of the module")]
-mod driver;
 mod syscalls;
 
 use std::fs;
-use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -21,11 +15,12 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{Engines, ExitReason, Interrupt, Limits, Settings, Turn, VcpuSession, Vpmu};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-use self::common::{Bare, Still, alone};
-use self::driver::{DriverQueue, QUEUE_SIZE};
+use vpmu::{Engines, ExitReason, Limits, Settings, Turn, VcpuSession, Vpmu};
+use vpmu_testkit::{
+    At, Bare, Driver, DriverQueue, Errno, Layout, QUEUE_SIZE, alone, commands, open_of, outcome, replies,
+    size_of_replies,
+};
+use zerocopy::IntoBytes;
 
 const CPU_CLOCK: u64 = 0;
 const PAGE_FAULTS: u64 = 2;
@@ -41,20 +36,10 @@ const MOST_COMMANDS: usize = 2048;
 /// How long to wait. No work of a vCPU takes this long, even on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Discards interrupts, because the driver polls.
-#[derive(Debug)]
-struct Silent;
-
-impl Interrupt for Silent {
-    fn used(&self, _queues: &[u16]) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// A device on this host, with the driver's side of its control queue.
+/// A device on this host, with its driver.
 struct Guest {
     vpmu: Arc<Vpmu>,
-    control: DriverQueue,
+    driver: Driver,
 }
 
 /// A vCPU on this thread, with the driver's side of its queue.
@@ -71,23 +56,15 @@ impl Guest {
             .with_limits(Limits::default().with(|limits| limits.max_events = max_events))
             .with_engines(Engines::Exit);
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
-        let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
+        let vpmu = Vpmu::new(settings, Arc::new(Bare::default()), Box::new(source)).expect("a device");
+        let vpmu = Arc::new(vpmu);
         let range = [(GuestAddress(0), MEMORY_LEN)];
         let memory = GuestMemoryMmap::<()>::from_ranges(&range).expect("memory");
-        let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..2 + u64::from(vcpus))
-            .map(|index| {
-                let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
-                DriverQueue::new(&memory, QUEUES + index * 0x1000, buffers)
-            })
-            .unzip();
-        for queue in &drivers {
-            queue.want_no_interrupt();
-        }
-        vpmu.activate(memory, 1 << 32 | 1 << F_RING, &queues, Arc::new(Silent)).expect("active");
-        let lanes = drivers.split_off(2);
-        let control = drivers.swap_remove(0);
-        let vpmu = Arc::new(vpmu);
-        (Self { vpmu, control }, lanes)
+        let layout = Layout { vcpus, rings: QUEUES, buffers: BUFFERS, slots: QUEUE_SIZE };
+        let driver = Driver::activate(&vpmu, &memory, layout, 1 << 32 | 1 << F_RING);
+        let mut driver = driver.expect("active");
+        let lanes = driver.queues.split_off(usize::from(QUEUE_VCPU));
+        (Self { vpmu, driver }, lanes)
     }
 
     /// Attaches the calling thread to vCPU `index`.
@@ -96,19 +73,9 @@ impl Guest {
         Lane { index, vcpu, queue }
     }
 
-    fn ask<T: FromBytes>(&mut self, request: &(impl IntoBytes + Immutable)) -> T {
-        self.control.request(request.as_bytes(), size_of::<T>());
-        let _ = self.vpmu.notify(QUEUE_CONTROL);
-        let answer = self.control.answer().expect("answered immediately");
-        T::read_from_bytes(&answer).expect("a reply")
-    }
-
-    fn try_open(&mut self, request: &OpenRequest) -> Result<u64, u32> {
-        let reply: OpenReply = self.ask(request);
-        match reply.status.get() {
-            0 => Ok(reply.id.get()),
-            errno => Err(errno),
-        }
+    fn try_open(&mut self, request: &OpenRequest) -> Result<u64, Errno> {
+        let reply: OpenReply = self.driver.ask(request);
+        outcome(reply.status.get()).map(|()| reply.id.get())
     }
 
     fn open(&mut self, request: &OpenRequest) -> u64 {
@@ -122,9 +89,7 @@ impl Guest {
     }
 
     fn close(&mut self, event: u64) {
-        let reply: ControlReply =
-            self.ask(&ControlHeader { op: CONTROL_CLOSE.into(), reserved: 0.into(), event: event.into() });
-        assert_eq!(reply.status.get(), 0);
+        self.driver.close(event).expect("closed");
     }
 }
 
@@ -150,8 +115,7 @@ impl Lane {
     }
 
     fn offer(&mut self, commands: &[Command]) {
-        let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
-        self.queue.request(commands.as_bytes(), room);
+        self.queue.request(commands.as_bytes(), size_of_replies(commands));
     }
 
     fn kick(&mut self) {
@@ -160,40 +124,22 @@ impl Lane {
     }
 
     fn replies(&mut self) -> Vec<Reply> {
-        let answer = self.queue.answer().expect("answered immediately");
-        let replies = answer.chunks(size_of::<Reply>()).map(|bytes| {
-            let reply = Reply::read_from_bytes(bytes).expect("whole");
-            assert_eq!(reply.status.get(), 0, "{reply:?}");
-            reply
-        });
-        replies.collect()
+        replies(&self.queue.answer().expect("answered immediately")).expect("commands that succeed")
     }
 
     fn value(&mut self, event: u64) -> u64 {
-        self.run(&all(COMMAND_READ, &[event]))[0].value.get()
+        self.run(&commands(COMMAND_READ, &[event]))[0].value.get()
     }
 }
 
 /// Returns a request for an enabled task event of kind `KIND_SOFTWARE`.
 fn counting(config: u64) -> OpenRequest {
-    OpenRequest {
-        header: ControlHeader { op: CONTROL_OPEN.into(), ..ControlHeader::default() },
-        kind: KIND_SOFTWARE.into(),
-        config: config.into(),
-        context: CONTEXT_TASK.into(),
-        flags: OPEN_ENABLED.into(),
-        ..OpenRequest::default()
-    }
-}
-
-fn all(op: u32, events: &[u64]) -> Vec<Command> {
-    let command = |&event: &u64| Command { op: op.into(), event: event.into(), ..Command::default() };
-    events.iter().map(command).collect()
+    OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_SOFTWARE, config, CONTEXT_TASK) }
 }
 
 /// Switches from one task to another.
 fn switch(from: &[u64], to: &[u64]) -> Vec<Command> {
-    [all(COMMAND_OUT, from), all(COMMAND_IN, to)].concat()
+    [commands(COMMAND_OUT, from), commands(COMMAND_IN, to)].concat()
 }
 
 /// Disables transparent huge pages for this process, so that each fault maps one small page.
@@ -228,19 +174,19 @@ fn switch_of_any_number_of_events_makes_one_system_call() {
         // Run each task once before the measurement, so that its host counters are open and all buffers have their
         // final size.
         for task in [&one, &other] {
-            lane.run(&all(COMMAND_IN, task));
-            lane.run(&all(COMMAND_OUT, task));
+            lane.run(&commands(COMMAND_IN, task));
+            lane.run(&commands(COMMAND_OUT, task));
         }
         lane.run(&switch(&[], &one));
         lane.run(&switch(&one, &other));
         lane.run(&switch(&other, &[]));
 
-        let scheduled_in = lane.system_calls(&all(COMMAND_IN, &one));
-        let read = lane.system_calls(&all(COMMAND_READ, &one));
+        let scheduled_in = lane.system_calls(&commands(COMMAND_IN, &one));
+        let read = lane.system_calls(&commands(COMMAND_READ, &one));
         let switched = lane.system_calls(&switch(&one, &other));
         let back = lane.system_calls(&switch(&other, &one));
-        let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &one));
-        let idle = lane.system_calls(&all(COMMAND_READ, &one));
+        let scheduled_out = lane.system_calls(&commands(COMMAND_OUT, &one));
+        let idle = lane.system_calls(&commands(COMMAND_READ, &one));
         eprintln!(
             "{events} events: IN {scheduled_in}, READ {read}, OUT {scheduled_out}, \
              OUT and IN {switched} and {back}, READ of a task that is out {idle} system calls"
@@ -260,11 +206,11 @@ fn switch_of_any_number_of_clock_samples_switches_the_host_once() {
         let task: Vec<u64> = (0..events)
             .map(|_| guest.open(&OpenRequest { period: 3_600_000_000_000.into(), ..counting(CPU_CLOCK) }))
             .collect();
-        lane.run(&all(COMMAND_IN, &task));
-        lane.run(&all(COMMAND_OUT, &task));
+        lane.run(&commands(COMMAND_IN, &task));
+        lane.run(&commands(COMMAND_OUT, &task));
 
-        let scheduled_in = lane.system_calls(&all(COMMAND_IN, &task));
-        let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &task));
+        let scheduled_in = lane.system_calls(&commands(COMMAND_IN, &task));
+        let scheduled_out = lane.system_calls(&commands(COMMAND_OUT, &task));
         eprintln!("{events} sampling: IN {scheduled_in}, OUT {scheduled_out} system calls");
         assert_eq!(scheduled_in, 1, "{events} events");
         // The device reads each sampling counter with a separate system call.
@@ -279,10 +225,10 @@ fn switch_of_events_that_the_device_counts_makes_no_system_call() {
     let mut lane = guest.lane(0, queues.remove(0));
     let kinds = [(KIND_MARK, 5), (KIND_TSC, 0), (KIND_EXITS, EXIT_MMIO), (KIND_EXITS, EXIT_USER)];
     let events = kinds.map(|(kind, config)| guest.open(&OpenRequest { kind: kind.into(), ..counting(config) }));
-    lane.run(&all(COMMAND_IN, &events));
-    lane.run(&all(COMMAND_OUT, &events));
+    lane.run(&commands(COMMAND_IN, &events));
+    lane.run(&commands(COMMAND_OUT, &events));
     for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
-        assert_eq!(lane.system_calls(&all(op, &events)), 0, "command {op}");
+        assert_eq!(lane.system_calls(&commands(op, &events)), 0, "command {op}");
     }
 }
 
@@ -293,17 +239,17 @@ fn exits_and_marks_without_samples_make_no_system_call() {
     let mut lane = guest.lane(0, queues.remove(0));
     let task = guest.task(20);
     let mark = guest.open(&OpenRequest { kind: KIND_MARK.into(), ..counting(7) });
-    lane.run(&all(COMMAND_IN, &task));
-    lane.run(&all(COMMAND_IN, &[mark]));
+    lane.run(&commands(COMMAND_IN, &task));
+    lane.run(&commands(COMMAND_IN, &[mark]));
     let visits = syscalls::count(|| {
         for _ in 0..1000 {
             lane.vcpu.enter();
-            lane.vcpu.leave(ExitReason::Io, &mut Still(1));
+            lane.vcpu.leave(ExitReason::Io, &mut At(1));
         }
     });
     let marks = syscalls::count(|| {
         for _ in 0..1000 {
-            lane.vcpu.mark(7, &mut Still(1));
+            lane.vcpu.mark(7, &mut At(1));
         }
     });
     eprintln!("1000 entries and exits: {visits} system calls, 1000 marks: {marks} system calls");
@@ -322,9 +268,9 @@ fn page_faults_count_for_the_task_that_is_in() {
     let at = usize::try_from(PAGE_FAULTS).expect("small");
     let faults = |replies: &[Reply], from: usize| replies[from + at].value.get();
     let mut visit = |task: &[u64], pages: u64| {
-        lane.run(&all(COMMAND_IN, task));
+        lane.run(&commands(COMMAND_IN, task));
         touch(pages);
-        faults(&lane.run(&all(COMMAND_OUT, task)), 0)
+        faults(&lane.run(&commands(COMMAND_OUT, task)), 0)
     };
     // Call `visit` for each task before the measurement, so that pages of code, stack and buffers are in memory.
     for task in [&one, &other, &one, &other] {
@@ -355,7 +301,7 @@ fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
     let mut lane = guest.lane(0, queues.remove(0));
     let tasks = [(); 3].map(|()| guest.open(&counting(PAGE_FAULTS)));
     let whole = guest.open(&OpenRequest { context: 0.into(), ..counting(PAGE_FAULTS) });
-    lane.run(&all(COMMAND_IN, &tasks[..1]));
+    lane.run(&commands(COMMAND_IN, &tasks[..1]));
     let before = lane.value(whole);
     for round in 0..ROUNDS {
         for task in 0..3 {
@@ -417,12 +363,12 @@ fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
     let workers: Vec<_> = (0_u16..).zip(queues).map(|(index, queue)| Worker::spawn(&guest, index, queue)).collect();
     let before = open_descriptors();
     let tasks = [(); 2].map(|()| guest.task(EVENTS / 2));
-    assert_eq!(guest.try_open(&counting(0)), Err(libc::ENOSPC.unsigned_abs()));
+    assert_eq!(guest.try_open(&counting(0)), Err(libc::ENOSPC));
     for round in 0..4 {
         // Run both vCPUs at the same time. The tasks swap vCPUs in each round.
         for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
             for (index, worker) in workers.iter().enumerate() {
-                worker.send(all(op, &tasks[(index + round) % 2]));
+                worker.send(commands(op, &tasks[(index + round) % 2]));
             }
             for worker in &workers {
                 assert_eq!(worker.wait().len(), EVENTS / 2);
@@ -451,7 +397,7 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     task.extend(pair);
     let grown = open_descriptors() - before;
     assert_eq!(grown, 5, "one counter for each kind, and pinned events share it");
-    let in_and_out = [all(COMMAND_IN, &task), all(COMMAND_OUT, &task)];
+    let in_and_out = [commands(COMMAND_IN, &task), commands(COMMAND_OUT, &task)];
     let mut counts = Vec::new();
     for pages in [1, 1, 1 + K] {
         lane.run(&in_and_out[0]);
@@ -467,7 +413,7 @@ fn pinned_event_shares_the_counter_and_the_system_call() {
     assert_eq!(calls, [1, 1]);
     // A group member cannot be pinned, because it counts only when its leader counts.
     let member = OpenRequest { leader: task[0].into(), ..pinned };
-    assert_eq!(guest.try_open(&member), Err(libc::EINVAL.unsigned_abs()));
+    assert_eq!(guest.try_open(&member), Err(libc::EINVAL));
 }
 
 #[test]
@@ -478,7 +424,7 @@ fn exclusions_are_refused_where_the_host_cannot_keep_them_and_share_a_system_cal
     let excluding = |request: OpenRequest, flag: u32| OpenRequest { flags: (OPEN_ENABLED | flag).into(), ..request };
     for flag in [OPEN_EXCLUDE_USER, OPEN_EXCLUDE_KERNEL] {
         let opened = guest.try_open(&excluding(counting(PAGE_FAULTS), flag));
-        assert_eq!(opened, Err(libc::EOPNOTSUPP.unsigned_abs()));
+        assert_eq!(opened, Err(libc::EOPNOTSUPP));
     }
     let cycles = OpenRequest { kind: KIND_HARDWARE.into(), ..counting(0) };
     let Ok(both) = guest.try_open(&cycles) else {
@@ -491,10 +437,10 @@ fn exclusions_are_refused_where_the_host_cannot_keep_them_and_share_a_system_cal
     });
     let task = [both, parts[0], parts[1]];
     for _ in 0..2 {
-        lane.run(&all(COMMAND_IN, &task));
-        lane.run(&all(COMMAND_OUT, &task));
+        lane.run(&commands(COMMAND_IN, &task));
+        lane.run(&commands(COMMAND_OUT, &task));
     }
-    let calls = lane.system_calls(&all(COMMAND_IN, &task));
+    let calls = lane.system_calls(&commands(COMMAND_IN, &task));
     eprintln!("cycles with both exclusions: {calls} system calls");
     assert!(calls <= 1, "{calls} system calls");
 }

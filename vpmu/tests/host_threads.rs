@@ -1,9 +1,6 @@
 //! Persistent events on a real host when their vCPU's thread changes, for example after the guest reboots.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest of the module")]
-mod common;
-
 use std::hint::black_box;
 use std::sync::Arc;
 use std::thread;
@@ -14,8 +11,7 @@ use vpmu::abi::{PAGE_SIZE, STATE_ACTIVE, STATE_INACTIVE};
 use vpmu::host::PerfSource;
 use vpmu::source::Rate;
 use vpmu::{Engines, ExitReason, Persist, PersistentStatus, Settings, Vpmu};
-
-use common::{Bare, Still, ignore_signals};
+use vpmu_testkit::{At, Bare, ignore_signals};
 
 /// How many nanoseconds each thread adds to the event's count.
 const SPENT: u64 = 50_000_000;
@@ -27,7 +23,7 @@ fn device() -> Vpmu {
     let source = PerfSource::new(SIGRTMIN()).expect("a source");
     let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);
     let window = GuestMemoryMmap::<()>::from_ranges(&[range]).expect("memory");
-    let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
+    let vpmu = Vpmu::new(settings, Arc::new(Bare::default()), Box::new(source)).expect("a device");
     vpmu.with_window(window).expect("a window")
 }
 
@@ -40,7 +36,7 @@ fn boot(vpmu: &Vpmu) -> u64 {
         loop {
             vcpu.enter();
             black_box(());
-            vcpu.leave(ExitReason::Signal, &mut Still(IP));
+            vcpu.leave(ExitReason::Signal, &mut At(IP));
             let count = only(vpmu).count;
             if count - start >= SPENT {
                 return count;

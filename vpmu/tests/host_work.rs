@@ -2,9 +2,6 @@
 //! created. This program has only one test, because other tests would add their own threads.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
-#[expect(dead_code, reason = "other tests use the rest of the module")]
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::hint::black_box;
@@ -18,8 +15,7 @@ use vpmu::abi::PAGE_SIZE;
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::Rate;
 use vpmu::{Engines, ExitReason, Hardware, Persist, Settings, Vpmu};
-
-use common::{Bare, Still, ignore_signals};
+use vpmu_testkit::{At, Bare, ignore_signals};
 
 fn threads() -> BTreeSet<String> {
     let tasks = fs::read_dir("/proc/self/task").expect("a process");
@@ -53,7 +49,7 @@ fn run(vpmu: &Vpmu) {
         while begin.elapsed() < Duration::from_millis(1) {
             black_box(0);
         }
-        session.leave(ExitReason::Signal, &mut Still(0x1234));
+        session.leave(ExitReason::Signal, &mut At(0x1234));
     }
 }
 
@@ -71,7 +67,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
     assert!(names().contains("vpmu closer"));
     let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);
     let window = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
-    let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
+    let vpmu = Vpmu::new(settings, Arc::new(Bare::default()), Box::new(source)).expect("a device");
     let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");
     let made = threads();
     assert_eq!(made.len(), before + 1);

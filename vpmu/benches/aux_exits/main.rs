@@ -7,15 +7,7 @@
 //! excludes other programs.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
-#![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
-#[path = "../../tests/device/driver.rs"]
-mod driver;
-#[path = "../common/guest.rs"]
-mod guest;
-#[path = "../common/selection.rs"]
-mod selection;
 mod trace;
 
 use std::io;
@@ -26,9 +18,9 @@ use std::sync::Arc;
 use kvm_ioctls::{Kvm, SyncReg, VcpuExit};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
-use vpmu::{Access, Engines, Exit, ExitReason, Machine, Settings, Source, VcpuSession, Vpmu};
+use vpmu::{Access, Engines, Exit, ExitReason, Settings, Source, VcpuSession, Vpmu};
+use vpmu_testkit::{Bare, Exited, Guest, selects};
 
-use guest::{Exited, Guest};
 use trace::Trace;
 
 /// `again: inc qword [rdi]; out 0x80, al; jmp again`
@@ -38,21 +30,8 @@ const EXITS: u64 = 5_000;
 /// Number of slices with the trace on. Each is between two slices with the trace off.
 const SLICES: usize = 60;
 
-#[derive(Debug)]
-struct Host;
-
-impl Machine for Host {
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-}
-
 fn main() -> ExitCode {
-    if !selection::selects("aux_exits") {
+    if !selects("aux_exits") {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {
@@ -76,14 +55,15 @@ fn measure() -> io::Result<()> {
     let kvm = Kvm::new().map_err(system)?;
     let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
-    let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
+    let vpmu = Vpmu::new(settings, Arc::new(Bare::default()), Box::new(source)).map_err(io::Error::other)?;
+    let vpmu = Arc::new(vpmu);
     let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let mut guest = Guest::new(&kvm, &LOOP)?;
     let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
-    let mut trace = Trace::open(&vpmu, &guest.memory);
+    let mut trace = Trace::open(&vpmu, &guest.memory)?;
     let mut slice = |on: bool| -> io::Result<f64> {
         if on {
-            trace.turn(&mut session, true);
+            trace.turn(&mut session, true)?;
         }
         choose_sync(&session, &mut guest);
         let (rounds, spent) = (guest.count(), clock.thread_time().unwrap_or(0));
@@ -91,7 +71,7 @@ fn measure() -> io::Result<()> {
         let spent = clock.thread_time().unwrap_or(0) - spent;
         assert_eq!(guest.count() - rounds, EXITS, "each round exits once");
         if on {
-            trace.turn(&mut session, false);
+            trace.turn(&mut session, false)?;
             trace.check(EXITS);
         }
         Ok(spent as f64 / EXITS as f64)

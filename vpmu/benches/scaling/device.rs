@@ -1,19 +1,15 @@
-//! A device with its driver's control queue, and a [`Seat`] for each of its vCPUs.
+//! A device with its driver, and a [`Seat`] for each of its vCPUs.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Limits, Machine, Settings, Source, Vpmu};
-use zerocopy::IntoBytes;
-
-use crate::common::{Control, DriverQueue, Silent, header};
-use crate::vcpu;
+use vpmu::{Settings, Source, Vpmu};
+use vpmu_testkit::{Bare, Driver, DriverQueue, Layout, header, limits};
 
 const FEATURES: u64 = 1 << 32 | 0xf;
-const QUEUES: u64 = 0x1_0000;
-const PLACES: u64 = 0x10_0000;
+const PLACES: u64 = 0x100_0000;
 const PLACE_BYTES: u64 = 0x20_0000;
 /// Offsets in the memory of a vCPU.
 const RINGS: u64 = 0x1000;
@@ -25,7 +21,7 @@ const AREA_PAGES: u64 = 64;
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) vpmu: Arc<Vpmu>,
-    control: Mutex<Control>,
+    driver: Mutex<Driver>,
 }
 
 /// One vCPU of a device, for the thread that runs it.
@@ -36,50 +32,20 @@ pub(crate) struct Seat {
     pub(crate) queue: DriverQueue,
 }
 
-#[derive(Debug)]
-struct BenchMachine;
-
-impl Machine for BenchMachine {
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn reports_guest_ips(&self) -> bool {
-        true
-    }
-}
-
 /// Creates a device with its own guest memory. Returns a seat for each of its vCPUs.
 pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>> {
-    let settings = Settings::new(vcpus, 1_000_000).with_limits(Limits::default().with(|limits| {
-        limits.max_sample_rate = u32::MAX;
-        limits.max_samples = u32::MAX;
-        limits.max_record_bytes = u64::MAX;
-        limits.max_sampling_percent = 100;
-        limits.min_hardware_period = 1;
-    }));
-    let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
+    let settings =
+        Settings::new(vcpus, 1_000_000).with_limits(limits().with(|limits| limits.max_sample_rate = u32::MAX));
+    let vpmu = Vpmu::new(settings, Arc::new(Bare { guest_ips: true }), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);
     let len = place(vcpus).try_into().map_err(io::Error::other)?;
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), len)]).map_err(io::Error::other)?;
-    let at = |index: u32| QUEUES + u64::from(index) * DriverQueue::BYTES;
-    let (control, control_queue) = DriverQueue::new(&memory, at(0))?;
-    let (_, event_queue) = DriverQueue::new(&memory, at(1))?;
-    let mut queues = vec![control_queue, event_queue];
-    let mut drivers = Vec::new();
-    for vcpu in 0..vcpus {
-        let (driver, queue) = DriverQueue::new(&memory, at(2 + vcpu))?;
-        queues.push(queue);
-        drivers.push(driver);
-    }
-    vpmu.activate(memory, FEATURES, &queues, Arc::new(Silent)).map_err(io::Error::other)?;
-    let control = Control::new(&vpmu, control, vcpu::notify_control);
-    let device = Arc::new(Device { vpmu, control: Mutex::new(control) });
-    let seats = drivers.into_iter().zip(0..).map(|(queue, vcpu)| Seat { device: Arc::clone(&device), vcpu, queue });
+    // Each vCPU's queue has two requests at a time: see `Load::Switches`.
+    let layout = Layout { vcpus, slots: 4, ..Layout::SMALL };
+    let mut driver = Driver::activate(&vpmu, &memory, layout, FEATURES).map_err(io::Error::other)?;
+    let queues = driver.queues.split_off(usize::from(QUEUE_VCPU));
+    let device = Arc::new(Device { vpmu, driver: Mutex::new(driver) });
+    let seats = queues.into_iter().zip(0..).map(|(queue, vcpu)| Seat { device: Arc::clone(&device), vcpu, queue });
     Ok(seats.collect())
 }
 
@@ -93,27 +59,27 @@ impl Device {
             reserved: 0.into(),
             address: place(vcpu).into(),
         };
-        self.with_control(|control| control.request("task page", request.as_bytes()))
+        self.with_driver(|driver| driver.request(&request))
     }
 
     pub(crate) fn open(&self, request: &OpenRequest) -> io::Result<u64> {
-        self.with_control(|control| control.open(request))
+        self.with_driver(|driver| driver.open(request))
     }
 
     /// Maps ring number `index` of `vcpu` for `event`, in overwrite mode.
     pub(crate) fn map_ring(&self, vcpu: u32, event: u64, index: u64) -> io::Result<()> {
         let from = place(vcpu) + RINGS + index * (1 + DATA) * PAGE_SIZE as u64;
-        self.with_control(|control| control.map(CONTROL_MAP, event, 0, from, 1 + DATA))
+        self.with_driver(|driver| driver.map(CONTROL_MAP, event, 0, from, 1 + DATA))
     }
 
     /// Maps the AUX area of `vcpu` for `event`, in snapshot mode. The event must have a ring.
     pub(crate) fn map_area(&self, vcpu: u32, event: u64) -> io::Result<()> {
         let from = place(vcpu) + AREA;
-        self.with_control(|control| control.map(CONTROL_MAP_AUX, event, 0, from, AREA_PAGES))
+        self.with_driver(|driver| driver.map(CONTROL_MAP_AUX, event, 0, from, AREA_PAGES))
     }
 
-    fn with_control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
-        act(&mut self.control.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_driver<T>(&self, act: impl FnOnce(&mut Driver) -> T) -> T {
+        act(&mut self.driver.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -13,13 +13,9 @@
 //! neighbours count. The memory addresses of a device and its threads change the rate by a few per cent, even for one
 //! vCPU. Each round therefore creates its devices and threads anew, and the result is the median of the rounds.
 
-#[path = "../common/driver.rs"]
-mod common;
 mod cpus;
 mod device;
 mod overflows;
-#[path = "../common/selection.rs"]
-mod selection;
 mod side;
 mod vcpu;
 mod work;
@@ -33,6 +29,7 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::Source;
 use vpmu::abi::KIND_SOFTWARE;
 use vpmu::host::PerfSource;
+use vpmu_testkit::selects;
 
 use device::{Seat, seats};
 use overflows::OverflowSource;
@@ -114,7 +111,7 @@ impl Compared {
 }
 
 fn main() -> ExitCode {
-    if !selection::selects("scaling") {
+    if !selects("scaling") {
         return ExitCode::SUCCESS;
     }
     match measure() {

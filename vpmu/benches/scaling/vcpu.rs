@@ -1,10 +1,13 @@
-//! All calls that a vCPU's thread makes to the device, including notifications of the control queue.
+//! All calls that a vCPU's thread makes to the device.
 
 use std::io;
 use std::sync::Arc;
 
-use vpmu::abi::QUEUE_CONTROL;
-use vpmu::{Exit, GuestRegs, Registers, VcpuSession, Vpmu};
+use vpmu::{Exit, VcpuSession, Vpmu};
+use vpmu_testkit::At;
+
+/// The instruction at which the guest always exits.
+const IP: u64 = 0x40_0000;
 
 /// The calling thread, acting as a vCPU of a device.
 #[derive(Debug)]
@@ -21,29 +24,14 @@ impl VcpuThread {
     }
 
     pub(crate) fn leave(&mut self, exit: impl Into<Exit>) {
-        self.0.leave(exit, &mut Loop);
+        self.0.leave(exit, &mut At(IP));
     }
 
     pub(crate) fn mark(&mut self, value: u32) {
-        self.0.mark(value, &mut Loop);
+        self.0.mark(value, &mut At(IP));
     }
 
     pub(crate) fn kick(&mut self, queue: u16) {
         self.0.kick(queue);
-    }
-}
-
-/// Notifies the control queue.
-pub(crate) fn notify_control(vpmu: &Vpmu) {
-    let _ = vpmu.notify(QUEUE_CONTROL);
-}
-
-/// A guest that always exits at the same instruction of a program.
-#[derive(Debug)]
-struct Loop;
-
-impl Registers for Loop {
-    fn registers(&mut self) -> Option<GuestRegs> {
-        Some(GuestRegs { ip: 0x40_0000, user: true })
     }
 }

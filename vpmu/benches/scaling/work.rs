@@ -4,9 +4,9 @@ use std::io;
 
 use vpmu::abi::*;
 use vpmu::{Access, Exit, ExitReason};
-use zerocopy::FromBytes;
+use vpmu_testkit::{DriverQueue, command, commands, open_of, replies, size_of_replies};
+use zerocopy::IntoBytes;
 
-use crate::common::{DriverQueue, check, commands};
 use crate::device::Seat;
 use crate::vcpu::VcpuThread;
 
@@ -50,16 +50,18 @@ impl Work {
         let index = u16::try_from(u32::from(QUEUE_VCPU) + seat.vcpu).map_err(io::Error::other)?;
         seat.device.name_task(seat.vcpu)?;
         let events = open(load, &seat, software)?;
-        let room = events.len() * size_of::<Reply>();
         let enable = commands(COMMAND_ENABLE, &events);
-        replies(&seat.queue.exchange(&enable, room, || vcpu.kick(index))?)?;
+        replies(&seat.queue.exchange(enable.as_bytes(), size_of_replies(&enable), || vcpu.kick(index)))?;
+        let lay = |slot, commands: &[Command]| seat.queue.lay(slot, commands.as_bytes(), size_of_replies(commands));
         match load {
             Load::Switches(_) => {
-                seat.queue.lay(&[(&commands(COMMAND_IN, &events), room), (&commands(COMMAND_OUT, &events), room)])?
+                lay(0, &commands(COMMAND_IN, &events));
+                lay(2, &commands(COMMAND_OUT, &events));
+                seat.queue.place_in_turn(&[0, 2]);
             }
             Load::Samples => {
-                let one = commands(COMMAND_READ, &events[..1]);
-                seat.queue.lay(&[(&one, size_of::<Reply>())])?;
+                lay(0, &[command(COMMAND_READ, events[0])]);
+                seat.queue.place_in_turn(&[0]);
             }
             Load::Marks | Load::Exits => {}
         }
@@ -92,7 +94,11 @@ impl Work {
     /// Leaves the guest, offers the next chain of the queue, notifies the device, and enters the guest again.
     fn notify(&mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
         vcpu.leave(ExitReason::Mmio);
-        self.queue.offer(|| vcpu.kick(self.index))?;
+        self.queue.offer_placed();
+        vcpu.kick(self.index);
+        if !self.queue.reclaim_all() {
+            return Err(io::Error::other("the device did not answer"));
+        }
         vcpu.enter();
         Ok(())
     }
@@ -101,16 +107,15 @@ impl Work {
     /// number of steps. The events of [`Load::Switches`] do not count steps. With this load, returns an error if the
     /// clock's count is zero, or if one of the last commands that schedule the events in or out failed.
     pub(crate) fn end(mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
-        let room = self.events.len() * size_of::<Reply>();
+        let read = commands(COMMAND_READ, &self.events);
+        let room = size_of_replies(&read);
         if let Load::Switches(_) = self.load {
-            for chain in 0..2 {
-                replies(&self.queue.answer(chain, room)?)?;
+            for answer in [1, 3] {
+                replies(&self.queue.written(answer, room))?;
             }
         }
         vcpu.leave(ExitReason::Mmio);
-        let request = commands(COMMAND_READ, &self.events);
-        let answer = self.queue.exchange(&request, room, || vcpu.kick(self.index))?;
-        let replies = replies(&answer)?;
+        let replies = replies(&self.queue.exchange(read.as_bytes(), room, || vcpu.kick(self.index)))?;
         let counts = |reply: &Reply, least: u64| reply.value.get() >= least;
         let whole = match self.load {
             // The first event is a clock.
@@ -130,12 +135,7 @@ impl Work {
 /// Opens the events of a load and maps their rings and AUX areas. Leaves the events disabled.
 fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
     let (device, vcpu) = (&seat.device, seat.vcpu);
-    let counting = |kind: u32, config: u64| OpenRequest {
-        kind: kind.into(),
-        config: config.into(),
-        context: vcpu.into(),
-        ..OpenRequest::default()
-    };
+    let counting = |kind, config| open_of(kind, config, vcpu);
     let sampling = |kind, config, engine: u32| OpenRequest {
         period: 1.into(),
         sample_type: IP_TID_TIME.into(),
@@ -148,9 +148,7 @@ fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
     };
     match load {
         Load::Switches(events) => {
-            let task = |&config: &u64| {
-                device.open(&OpenRequest { context: CONTEXT_TASK.into(), ..counting(KIND_SOFTWARE, config) })
-            };
+            let task = |&config: &u64| device.open(&open_of(KIND_SOFTWARE, config, CONTEXT_TASK));
             software.iter().cycle().take(events).map(task).collect()
         }
         Load::Marks => {
@@ -168,14 +166,4 @@ fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
             (0..SAMPLING).map(one).collect()
         }
     }
-}
-
-/// Parses the replies. Returns an error if a reply has a status other than zero.
-fn replies(answer: &[u8]) -> io::Result<Vec<Reply>> {
-    let read = |bytes: &[u8]| {
-        let reply = Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a reply is too short"))?;
-        check("command", reply.status.get())?;
-        Ok(reply)
-    };
-    answer.chunks(size_of::<Reply>()).map(read).collect()
 }

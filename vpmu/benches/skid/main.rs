@@ -7,16 +7,7 @@
 //! far the guest ran after the overflow.
 
 #![expect(clippy::expect_used, reason = "benchmarks fail by panicking")]
-#![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
-#[expect(dead_code, reason = "only the device's tests use the rest of the module")]
-#[path = "../../tests/device/driver.rs"]
-mod driver;
-#[expect(dead_code, reason = "the guest's count is not read here")]
-#[path = "../common/guest.rs"]
-mod guest;
-#[path = "../common/selection.rs"]
-mod selection;
 mod watched;
 
 use std::io;
@@ -26,14 +17,12 @@ use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{Engines, ExitReason, Interrupt, Limits, Machine, Settings, VcpuSession, Vpmu};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use vpmu::{Engines, ExitReason, Settings, VcpuSession, Vpmu};
+use vpmu_testkit::{Bare, Driver, Exited, Guest, Layout, command, header, ignore_signals, limits, open_of, selects};
 
-use driver::DriverQueue;
-use guest::{Exited, Guest};
 use watched::{Acted, TARGET, Watch, Watched};
 
 /// `inc qword [rdi]`. The program is [`INCS`] copies of this instruction and a jump back to the first copy, so
@@ -41,27 +30,12 @@ use watched::{Acted, TARGET, Watch, Watched};
 const INC: [u8; 3] = [0x48, 0xff, 0x07];
 const INCS: usize = 512;
 const FEATURES: u64 = 1 << 32 | 7;
-const QUEUES: u64 = 0x1_0000;
-const BUFFERS: u64 = 0x2_0000;
 /// Nanoseconds between two overflows.
 const PERIOD: u64 = 200_000;
 const OVERFLOWS: usize = 5_000;
 
-#[derive(Debug)]
-struct Host;
-
-impl Machine for Host {
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-}
-
 fn main() -> ExitCode {
-    if !selection::selects("skid") {
+    if !selects("skid") {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {
@@ -77,28 +51,21 @@ fn main() -> ExitCode {
     }
 }
 
-extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-
 fn measure() -> io::Result<()> {
-    register_signal_handler(SIGRTMIN(), ignore)?;
+    ignore_signals();
     let system = |error: kvm_ioctls::Error| io::Error::from_raw_os_error(error.errno());
     let kvm = Kvm::new().map_err(system)?;
     let mut guest = Guest::new(&kvm, &program())?;
     let tsc_khz = guest.vcpu.get_tsc_khz().map_err(system)?;
     let settings = Settings::new(1, tsc_khz)
-        .with_limits(Limits::default().with(|limits| {
-            limits.max_sample_rate = u32::MAX;
-            limits.max_samples = u32::MAX;
-            limits.max_record_bytes = u64::MAX;
-            limits.max_sampling_percent = 100;
-            limits.min_hardware_period = 1;
-        }))
+        .with_limits(limits().with(|limits| limits.max_sample_rate = u32::MAX))
         .with_engines(Engines::Exit);
     let watch = Watch::default();
     let source = Watched { source: PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?, watch: watch.clone() };
-    let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
+    let vpmu = Vpmu::new(settings, Arc::new(Bare::default()), Box::new(source)).map_err(io::Error::other)?;
+    let vpmu = Arc::new(vpmu);
     let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
-    link(&vpmu, &mut session, &guest.memory);
+    link(&vpmu, &mut session, &guest.memory)?;
     while watch.len() < OVERFLOWS {
         session.enter();
         match guest.vcpu.run() {
@@ -123,83 +90,31 @@ fn program() -> Vec<u8> {
     program
 }
 
-/// Discards interrupts: the driver polls.
-#[derive(Debug)]
-struct Silent;
-
-impl Interrupt for Silent {
-    fn used(&self, _queues: &[u16]) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Opens two clocks. Each overflow of the second clock starts the first clock if the first clock is stopped, and
 /// otherwise stops it.
-fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
-    let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..3)
-        .map(|index| {
-            let buffers = BUFFERS + index * 2 * DriverQueue::BUFFER;
-            DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)
-        })
-        .unzip();
-    vpmu.activate(memory.clone(), FEATURES, &queues, Arc::new(Silent)).expect("active");
-    let mut control = Control { vpmu, queue: drivers.remove(0) };
-    let open = OpenRequest {
-        header: header(CONTROL_OPEN, 0),
-        kind: KIND_SOFTWARE.into(),
-        flags: OPEN_ENABLED.into(),
-        ..OpenRequest::default()
-    };
-    let target = control.open(&OpenRequest {
-        config: TARGET.into(),
+fn link(vpmu: &Arc<Vpmu>, session: &mut VcpuSession, memory: &GuestMemoryMmap) -> io::Result<()> {
+    let mut driver = Driver::activate(vpmu, memory, Layout::SMALL, FEATURES).map_err(io::Error::other)?;
+    let target = driver.open(&OpenRequest {
         // The target never overflows. The period makes the device open a separate host counter for the target,
         // with `Source::open`, so that `Watched` sees each start and stop of the target.
         period: (u64::MAX >> 1).into(),
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
-        ..open
-    });
-    let trigger =
-        control.open(&OpenRequest { period: PERIOD.into(), engine: ENGINE_EXIT.into(), flags: 0.into(), ..open });
+        ..open_of(KIND_SOFTWARE, TARGET, 0)
+    })?;
+    let trigger = driver.open(&OpenRequest {
+        period: PERIOD.into(),
+        engine: ENGINE_EXIT.into(),
+        ..open_of(KIND_SOFTWARE, 0, 0)
+    })?;
     for role in [LINK_STARTER, LINK_STOPPER] {
-        let answer = control.ask(&LinkRequest {
+        driver.request(&LinkRequest {
             header: header(CONTROL_LINK, trigger),
             target: target.into(),
             role: role.into(),
             reserved: 0.into(),
-        });
-        let reply = ControlReply::read_from_prefix(&answer).expect("a reply").0;
-        assert_eq!(reply.status.get(), 0, "linked");
+        })?;
     }
-    let enable = Command { op: COMMAND_ENABLE.into(), event: trigger.into(), ..Command::default() };
-    let vcpu = &mut drivers[1];
-    vcpu.request(enable.as_bytes(), size_of::<Reply>());
-    session.kick(QUEUE_VCPU);
-    assert!(vcpu.answer().is_some(), "answered immediately");
-}
-
-/// The driver's side of the control queue.
-struct Control<'a> {
-    vpmu: &'a Vpmu,
-    queue: DriverQueue,
-}
-
-impl Control<'_> {
-    fn ask(&mut self, request: &(impl IntoBytes + Immutable)) -> Vec<u8> {
-        self.queue.request(request.as_bytes(), 64);
-        let _ = self.vpmu.notify(QUEUE_CONTROL);
-        self.queue.answer().expect("answered immediately")
-    }
-
-    fn open(&mut self, request: &OpenRequest) -> u64 {
-        let answer = self.ask(request);
-        let reply = OpenReply::read_from_prefix(&answer).expect("a reply").0;
-        assert_eq!(reply.status.get(), 0, "opened");
-        reply.id.get()
-    }
-}
-
-fn header(op: u32, event: u64) -> ControlHeader {
-    ControlHeader { op: op.into(), reserved: 0.into(), event: event.into() }
+    driver.commands(session, &[command(COMMAND_ENABLE, trigger)]).map(|_| ())
 }
 
 fn report(acted: &[Acted], tsc_khz: u32) {

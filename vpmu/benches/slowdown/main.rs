@@ -10,16 +10,8 @@
 //! The baseline is a thread that loops without a guest, while the same number of host events sample its clock. The
 //! host events are opened and started as in any program, and nobody reads their records.
 
-#![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
-
-#[path = "../common/driver.rs"]
-mod common;
 mod driver;
-#[path = "../common/guest.rs"]
-mod guest;
 mod host_clock;
-#[path = "../common/selection.rs"]
-mod selection;
 
 use std::fs;
 use std::hint::black_box;
@@ -32,13 +24,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
-use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::{Killable, SIGRTMIN};
 use vpmu::abi::{ENGINE_BATCHED, ENGINE_EXIT};
 use vpmu::host::PerfSource;
 use vpmu::{ExitReason, Machine, Settings, Source, VcpuSession, Vpmu};
+use vpmu_testkit::{Exited, Guest, ignore_signals, selects};
 
-use driver::Driver;
-use guest::{Exited, Guest};
+use driver::Clocks;
 use host_clock::HostClock;
 
 /// `again: inc qword [rdi]; jmp again`, a loop that causes no exits.
@@ -154,7 +146,7 @@ impl Runs {
 }
 
 fn main() -> ExitCode {
-    if !selection::selects("slowdown") {
+    if !selects("slowdown") {
         return ExitCode::SUCCESS;
     }
     if !Path::new("/dev/kvm").exists() {
@@ -170,10 +162,8 @@ fn main() -> ExitCode {
     }
 }
 
-extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-
 fn measure() -> io::Result<()> {
-    register_signal_handler(SIGRTMIN(), ignore)?;
+    ignore_signals();
     let module = ["kvm_intel", "kvm_amd", "kvm_pvm"]
         .into_iter()
         .find(|name| Path::new("/sys/module").join(name).exists())
@@ -245,22 +235,21 @@ fn run_slices(kvm: &Kvm, vpmu: &Arc<Vpmu>, shared: &Shared, events: u64, engine:
     let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let mut guest = Guest::new(kvm, &LOOP)?;
     let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
-    let mut driver = Driver::new(vpmu, &guest.memory)?;
-    driver.open(events, engine)?;
+    let mut clocks = Clocks::open(vpmu, &guest.memory, events, engine)?;
     let run = Run::of(|sample| {
         if sample {
-            driver.turn(&mut session, true)?;
+            clocks.turn(&mut session, true)?;
         }
         let before = (guest.count(), clock.thread_time().unwrap_or(0));
         let returns = run_slice(&mut session, shared, &mut guest)?;
         let rounds = guest.count() - before.0;
         let spent = clock.thread_time().unwrap_or(0) - before.1;
         if sample {
-            driver.turn(&mut session, false)?;
+            clocks.turn(&mut session, false)?;
         }
-        Ok(Slice { speed: rounds as f64 / spent as f64, returns, samples: driver.read_rings()? / RECORD })
+        Ok(Slice { speed: rounds as f64 / spent as f64, returns, samples: clocks.read_rings()? / RECORD })
     })?;
-    driver.close()?;
+    clocks.close()?;
     Ok(run)
 }
 

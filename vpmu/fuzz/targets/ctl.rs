@@ -1,7 +1,7 @@
 //! A client of the control socket that sends arbitrary bytes in arbitrary pieces. Each line must get at most one
 //! answer, a line of JSON that this project's client can parse. At the end, the device must free everything.
 #![no_main]
-#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
+#![allow(dead_code, clippy::expect_used, reason = "not every target uses all of the shared module")]
 
 mod shared;
 
@@ -17,10 +17,10 @@ use tempfile::TempDir;
 use vmm::config::{Config, RunArgs};
 use vmm::ctl::{Reply, Request};
 use vmm::operator::Operator;
+use vpmu_testkit::VCPUS;
 
-use crate::shared::fixture::VCPUS;
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
+use crate::shared::{driver_ops, host_ops};
 
 thread_local! {
     /// The directory to which `dump` writes recordings, whatever path a request names.

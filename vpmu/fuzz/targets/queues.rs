@@ -1,7 +1,7 @@
 //! One thread acts as driver, host and operator of a device. The device must not panic. It must answer every request,
 //! keep its rings consistent, write only to pages that the driver named, and free everything at the end.
 #![no_main]
-#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
+#![allow(dead_code, clippy::expect_used, reason = "not every target uses all of the shared module")]
 
 mod shared;
 
@@ -9,7 +9,7 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
+use crate::shared::{driver_ops, host_ops};
 
 fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     stage.movable = true;

@@ -1,7 +1,7 @@
 //! Recordings of rings with forged contents. An independent reader must parse the file to its end. It must find as many
 //! samples as the summary counts, and no record that perf would act on, such as MMAP or COMM.
 #![no_main]
-#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
+#![allow(dead_code, clippy::expect_used, reason = "not every target uses all of the shared module")]
 
 mod shared;
 
@@ -19,7 +19,7 @@ use vpmu_perfdata::{Recording, Summary, Symbols, histories};
 
 use crate::shared::input::{number, once_in};
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
+use crate::shared::{driver_ops, host_ops};
 
 const MMAP: u32 = 1;
 const LOST: u32 = 2;

@@ -3,7 +3,7 @@
 //! only properties that hold in any order are checked: nothing panics or waits forever, and everything is freed
 //! at the end.
 #![no_main]
-#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
+#![allow(dead_code, clippy::expect_used, reason = "not every target uses all of the shared module")]
 
 mod shared;
 
@@ -15,13 +15,12 @@ use libfuzzer_sys::fuzz_target;
 use vpmu::abi::{COMMAND_FLUSH, Command, QUEUE_VCPU};
 use vpmu::source::{Mode, Overflow};
 use vpmu::{ExitReason, VcpuSession, Vpmu};
+use vpmu_testkit::{DriverQueue, FakeHost, Nowhere, TSC_OFFSET, thread};
 use zerocopy::IntoBytes;
 
-use crate::shared::driver::DriverQueue;
-use crate::shared::fake_host::FakeHost;
 use crate::shared::input::{cpu, exit, number};
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, fake_host, fixture, host_ops, reader};
+use crate::shared::{driver_ops, host_ops};
 
 /// One vCPU on its thread.
 struct VcpuThread<'a> {
@@ -46,13 +45,13 @@ impl VcpuThread<'_> {
         // Ends when the bytes run out.
         while !input.is_empty() && self.step(&mut input).is_ok() {}
         if let Some(session) = &mut self.session {
-            session.leave(ExitReason::Signal, &mut fake_host::Nowhere);
+            session.leave(ExitReason::Signal, &mut Nowhere);
         }
         (self.session, self.marks)
     }
 
     fn step(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        let thread = fixture::thread(self.vcpu);
+        let thread = thread(self.vcpu);
         let (exit, mut regs) = (exit(input)?, cpu(input)?);
         let op = input.int_in_range(0..=9)?;
         if op == 0 {
@@ -60,7 +59,7 @@ impl VcpuThread<'_> {
             drop(self.session.take());
             let _alone = self.attaching.lock().expect("no panic");
             self.host.be_thread(thread);
-            let attached = self.vpmu.attach(self.vcpu, fixture::TSC_OFFSET);
+            let attached = self.vpmu.attach(self.vcpu, TSC_OFFSET);
             self.session = Some(attached.expect("the old session is dropped"));
         }
         let Some(session) = &mut self.session else {

@@ -3,7 +3,7 @@
 //! right order, the device must answer requests. If the driver has not started the device or has reset it, the device
 //! must not answer.
 #![no_main]
-#![allow(dead_code, clippy::expect_used, reason = "shared with the device's tests")]
+#![allow(dead_code, clippy::expect_used, reason = "not every target uses all of the shared module")]
 
 mod shared;
 
@@ -17,11 +17,12 @@ use vmm::devices::vpmu::VirtioPmu;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::QueueState;
 use vpmu::abi::PAGE_SIZE;
+use vpmu_testkit::Nowhere;
 
 use crate::shared::input::{cpu, half, once_in};
 use crate::shared::layout::WINDOW_PAGES;
 use crate::shared::stage::{Stage, features};
-use crate::shared::{driver, driver_ops, fake_host, host_ops, reader};
+use crate::shared::{driver_ops, host_ops};
 
 /// Registers of the transport, with the names of the virtio specification.
 const QUEUE_SEL: u64 = 0x30;
@@ -75,7 +76,7 @@ impl Transport {
     fn write_bytes(&mut self, register: u64, data: &[u8]) {
         let vcpus = &self.stage.fixture.vcpus;
         let mut session = self.stage.runs(0).then(|| vcpus.take(0));
-        let mut caller = Caller { vcpu: 0, registers: &mut fake_host::Nowhere, pmu: session.as_mut() };
+        let mut caller = Caller { vcpu: 0, registers: &mut Nowhere, pmu: session.as_mut() };
         self.mmio.write(register, data, &mut caller);
         if session.is_some() {
             vcpus.set(0, session);

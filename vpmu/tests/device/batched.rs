@@ -9,11 +9,10 @@ use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 use vpmu::{Engines, ExitReason};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CYCLES, Fields, Fixture, Reader, Sample, TSC_OFFSET, command, limits, open_of, thread,
+};
 use zerocopy::{FromBytes, IntoBytes};
-
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{ALL_FEATURES, Fixture, TSC_OFFSET, command, limits, open_of, sampling, thread};
-use crate::reader::{Reader, Record, Sample, THROTTLE, UNTHROTTLE};
 
 /// The device holds back records that are younger than this number of ticks.
 const HOLD_BACK: u64 = 1_000_000;
@@ -28,7 +27,7 @@ fn fixture() -> Fixture {
 }
 
 fn cycles(context: u32) -> OpenRequest {
-    sampling(open_of(CYCLES.0, CYCLES.1, context), 100)
+    open_of(CYCLES.0, CYCLES.1, context).sampled(100)
 }
 
 fn overflow(tsc: u64, ip: u64, mode: Mode) -> Overflow {
@@ -82,9 +81,9 @@ fn engine_is_chosen_by_host_event_and_operator() {
     const CALLCHAIN: u64 = 1 << 5;
     const READ: u64 = 1 << 4;
     let plain = cycles(0);
-    let with = |sample_type: u64| OpenRequest { sample_type: (plain.sample_type.get() | sample_type).into(), ..plain };
-    let each = OpenRequest { wakeup: 1.into(), ..plain };
-    let mark = sampling(open_of(KIND_MARK, 5, 0), 1);
+    let with = |sample_type: u64| plain.sample_type(plain.sample_type.get() | sample_type);
+    let each = plain.wakeup(1);
+    let mark = open_of(KIND_MARK, 5, 0).sampled(1);
     let no = Err(libc::EOPNOTSUPP);
     let (exit, batched) = (Ok(ENGINE_EXIT), Ok(ENGINE_BATCHED));
     let requests = [plain, with(READ), each, mark];
@@ -103,7 +102,7 @@ fn engine_is_chosen_by_host_event_and_operator() {
         }
         for (request, row) in requests.iter().zip(rows) {
             for (engine, outcome) in (0..).zip(row) {
-                let reply = fixture.open_reply(&OpenRequest { engine: engine.into(), ..*request });
+                let reply = fixture.open_reply(&request.engine(engine));
                 let got = match i32::try_from(reply.status.get()).expect("an errno") {
                     0 => Ok(reply.engine.get()),
                     errno => Err(errno),
@@ -111,7 +110,7 @@ fn engine_is_chosen_by_host_event_and_operator() {
                 assert_eq!(got, outcome, "{engines:?} {knows} {engine} {request:?}");
             }
         }
-        let chain = fixture.open_reply(&OpenRequest { engine: ENGINE_BATCHED.into(), ..with(CALLCHAIN) });
+        let chain = fixture.open_reply(&with(CALLCHAIN).engine(ENGINE_BATCHED));
         assert_eq!(chain.status.get(), libc::EOPNOTSUPP.unsigned_abs());
         let count = fixture.open_reply(&open_of(CYCLES.0, CYCLES.1, 0));
         assert_eq!((count.status.get(), count.engine.get()), (0, ENGINE_ANY));
@@ -174,8 +173,7 @@ fn youngest_records_wait_for_the_next_drain() {
 fn samples_of_each_vcpu_are_in_order_of_time() {
     let mut fixture = fixture();
     let (parent, mut ring) = batched(&mut fixture, &cycles(0));
-    let child = OpenRequest { parent: parent.into(), flags: OPEN_ENABLED.into(), ..cycles(1) };
-    let child = fixture.open(&child).expect("open");
+    let child = fixture.opened(&cycles(1).parent(parent).flags(OPEN_ENABLED));
     fixture.host.pass(100 * HOLD_BACK);
     record(&fixture, 0, &[90_000_000, 70_000_000, 50_000_000]);
     record(&fixture, 1, &[80_000_000, 60_000_000, 40_000_000]);
@@ -194,8 +192,7 @@ fn samples_of_each_vcpu_are_in_order_of_time() {
 fn samples_before_a_command_are_written_when_it_is_answered() {
     for op in [COMMAND_READ, COMMAND_DISABLE, COMMAND_RESET, COMMAND_PERIOD, COMMAND_OUT] {
         let mut fixture = fixture();
-        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(CONTEXT_TASK) };
-        let event = fixture.open(&request).expect("open");
+        let event = fixture.opened(&cycles(CONTEXT_TASK).flags(OPEN_ENABLED));
         let mut ring = fixture.map(event, 2);
         fixture.command(0, COMMAND_IN, event);
         // Younger than HOLD_BACK.
@@ -238,11 +235,9 @@ fn fast_clock_delays_no_sample_before_a_command() {
 #[test]
 fn samples_of_both_engines_keep_their_order() {
     let mut fixture = fixture();
-    let mark = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    let mark = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     let mut ring = fixture.map(mark, 2);
-    fixture.command(0, COMMAND_ENABLE, mark);
-    let child = OpenRequest { parent: mark.into(), flags: OPEN_ENABLED.into(), ..cycles(0) };
-    fixture.open(&child).expect("open");
+    fixture.opened(&cycles(0).parent(mark).flags(OPEN_ENABLED));
     for _ in 0..10 {
         fixture.host.pass(100);
         record(&fixture, 0, &[3]);
@@ -256,8 +251,7 @@ fn samples_of_both_engines_keep_their_order() {
 #[test]
 fn no_drain_is_requested_without_records() {
     let mut fixture = fixture();
-    let count = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, count);
+    fixture.opened(&open_of(CYCLES.0, CYCLES.1, 0).flags(OPEN_ENABLED));
     assert!(!fixture.host.draining(), "the device drains, but the event only counts");
     let (event, _ring) = batched(&mut fixture, &cycles(0));
     for _ in 0..3 {
@@ -280,7 +274,7 @@ fn no_drain_is_requested_without_records() {
 #[test]
 fn one_drain_raises_one_interrupt() {
     let mut fixture = fixture();
-    let request = OpenRequest { wakeup: 10.into(), ..cycles(0) };
+    let request = cycles(0).wakeup(10);
     let (event, mut ring) = batched(&mut fixture, &request);
     fixture.post_notice(0, 16);
     fixture.host.pass(10 * HOLD_BACK);

@@ -6,11 +6,10 @@ mod members;
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::{SaveError, Turn};
+use vpmu_testkit::{
+    ALL_FEATURES, At, Descriptor, FAULTS, Fields, Fixture, QUEUE_SIZE, command, header, limits, open_of,
+};
 use zerocopy::IntoBytes;
-
-use crate::driver::{Descriptor, QUEUE_SIZE};
-use crate::fake_host::{At, FAULTS};
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling};
 
 /// A turn ends after the request or command that reaches this number of operations.
 const TURN: u64 = 4096;
@@ -25,7 +24,7 @@ const SAMPLE_READ: u64 = 1 << 4;
 fn group(fixture: &mut Fixture, of: OpenRequest, members: u64) -> u64 {
     let leader = fixture.open(&of).expect("a leader");
     for _ in 0..members {
-        let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..of };
+        let member = of.leader(leader).flags(OPEN_ENABLED);
         fixture.open(&member).expect("a member");
     }
     leader
@@ -125,10 +124,10 @@ fn queue_notified_while_another_is_unfinished_is_served_after_it() {
 #[test]
 fn control_requests_of_many_pages_are_served_in_turns() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_ring_pages = 4096), ALL_FEATURES);
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
     // Only the last page is invalid, so the device has to check all pages.
     let pages: Vec<u64> = (0..4096).chain([u64::MAX >> 12]).map(|n| n << 12).collect();
-    let request = MapRequest { header: Fixture::header(CONTROL_MAP, event), pages: 4097.into(), flags: 0.into() };
+    let request = MapRequest { header: header(CONTROL_MAP, event), pages: 4097.into(), flags: 0.into() };
     let mut bytes = request.as_bytes().to_vec();
     bytes.extend(pages.iter().flat_map(|page| page.to_le_bytes()));
     for slot in (0..QUEUE_SIZE).step_by(2) {
@@ -150,16 +149,12 @@ fn control_requests_of_many_pages_are_served_in_turns() {
 #[test]
 fn mark_reads_each_group_once() {
     let mut fixture = Fixture::new();
-    let of = OpenRequest {
-        sample_type: SAMPLE_READ.into(),
-        read_format: FORMAT_GROUP.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
+    let of = open_of(KIND_MARK, 5, 0).sampled(1).sample_type(SAMPLE_READ).read_format(FORMAT_GROUP);
     // Members of two groups overflow alternately.
     let leaders = [fixture.open(&of), fixture.open(&of)].map(|leader| leader.expect("a leader"));
     for _ in 0..255 {
         for leader in leaders {
-            let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..of };
+            let member = of.leader(leader).flags(OPEN_ENABLED);
             fixture.open(&member).expect("a member");
         }
     }
@@ -210,8 +205,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     assert_eq!(fixture.vpmu.metrics().events_opened, 0);
     assert_eq!(fixture.vpmu.metrics().bad_requests, 4);
     // The event queue also returns buffers with indirect descriptors. The device writes nothing to them.
-    let event = OpenRequest { wakeup: 1.into(), ..sampling(open, 1) };
-    let event = fixture.open(&event).expect("open");
+    let event = fixture.opened(&open.sampled(1).wakeup(1));
     fixture.map(event, 1);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.mark(0, 5, 1);

@@ -1,19 +1,13 @@
 //! The records that report a child's counts when the child is closed, and the trailers of records other than samples.
 
 use vpmu::abi::*;
-
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling};
-use crate::reader::{LOST, READ, SAMPLE, THROTTLE};
+use vpmu_testkit::{ALL_FEATURES, Fields, Fixture, LOST, READ, SAMPLE, THROTTLE, command, limits, open_of};
 
 fn family(fixture: &mut Fixture, flags: u32, format: u64) -> (u64, u64) {
-    let request = OpenRequest {
-        flags: (flags | OPEN_ENABLED).into(),
-        read_format: format.into(),
-        ..open_of(KIND_MARK, 5, CONTEXT_TASK)
-    };
-    let parent = fixture.open(&request).expect("open");
-    let child = OpenRequest { parent: parent.into(), ..request };
-    (parent, fixture.open(&child).expect("open"))
+    let request = open_of(KIND_MARK, 5, CONTEXT_TASK).flags(flags | OPEN_ENABLED).read_format(format);
+    let parent = fixture.opened(&request);
+    let child = request.parent(parent);
+    (parent, fixture.opened(&child))
 }
 
 #[test]
@@ -62,11 +56,8 @@ fn child_records_other_than_samples_end_with_task_and_time() {
     let limits = limits().with(|limits| limits.max_sample_rate = 60 * 100);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.runs(0, 41, 42);
-    let request = OpenRequest {
-        flags: (OPEN_SAMPLE_ID_ALL | OPEN_INHERIT_STAT | OPEN_ENABLED).into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
-    let parent = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_SAMPLE_ID_ALL | OPEN_INHERIT_STAT | OPEN_ENABLED);
+    let parent = fixture.opened(&request);
     let mut ring = fixture.map(parent, 1);
     (0..100).for_each(|_| fixture.mark(0, 5, 1));
     // Sixty samples are allowed in this time window, but only 56 fit into the ring. The THROTTLE record does not fit.
@@ -86,8 +77,7 @@ fn child_records_other_than_samples_end_with_task_and_time() {
     assert_eq!((raw[0].kind, &raw[0].words[..2]), (LOST, &[parent, 4][..]));
     trailer(&raw[0].words[2..], parent);
 
-    let child = OpenRequest { parent: parent.into(), ..request };
-    let child = fixture.open(&child).expect("open");
+    let child = fixture.opened(&request.parent(parent));
     (0..60).for_each(|_| fixture.mark(0, 5, 1));
     let raw = ring.raw();
     let throttle: Vec<_> = raw.iter().filter(|record| record.kind == THROTTLE).collect();
@@ -107,9 +97,8 @@ fn throttle_records_end_with_task_and_time() {
     let limits = limits().with(|limits| limits.max_sample_rate = 3 * 100);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.runs(1, 41, 42);
-    let request =
-        OpenRequest { flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 1), 1) };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, 1).sampled(1).flags(OPEN_SAMPLE_ID_ALL | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let mut ring = fixture.map(event, 1);
     (0..4).for_each(|_| fixture.mark(1, 5, 1));
     let raw = ring.raw();
@@ -123,11 +112,8 @@ fn throttle_records_end_with_task_and_time() {
 #[test]
 fn loss_recorded_at_schedule_out_names_the_left_vcpu() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(),
-        ..sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)
-    };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, CONTEXT_TASK).sampled(1).flags(OPEN_SAMPLE_ID_ALL | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let mut ring = fixture.map(event, 1);
     fixture.command(1, COMMAND_IN, event);
     (0..60).for_each(|_| fixture.mark(1, 5, 1));

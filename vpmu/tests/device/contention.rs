@@ -2,9 +2,7 @@
 
 use vpmu::abi::*;
 use vpmu::{Hardware, Refusal};
-
-use crate::fake_host::{CYCLES, FAULTS};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling, thread};
+use vpmu_testkit::{ALL_FEATURES, CYCLES, FAULTS, Fields, Fixture, limits, open_of, thread};
 
 fn without_hardware() -> Fixture {
     Fixture::with_hardware(Hardware::default().with(|hardware| hardware.events = false))
@@ -30,9 +28,9 @@ fn of_host((kind, config): (u32, u64), context: u32) -> OpenRequest {
 fn others_share_of_a_counter_shows_in_time_running() {
     let mut fixture = Fixture::new();
     for (request, seen) in
-        [(of_host(CYCLES, 0), 1), (of_host(FAULTS, 0), 3), (sampling(of_host(CYCLES, 0), 1_000_000), 2)]
+        [(of_host(CYCLES, 0), 1), (of_host(FAULTS, 0), 3), (of_host(CYCLES, 0).sampled(1_000_000), 2)]
     {
-        let event = fixture.open(&request).expect("open");
+        let event = fixture.opened(&request);
         fixture.command(0, COMMAND_ENABLE, event);
         // The host's counter counts `seen` of every 4 events that happen.
         for _ in 0..100 {
@@ -55,7 +53,7 @@ fn others_share_of_a_counter_shows_in_time_running() {
 /// Opens an event, makes the host revoke its counter, and checks that the reply to `op` and a notice report the loss,
 /// but give no reason for it.
 pub(crate) fn reports_lost_counter(fixture: &mut Fixture, request: &OpenRequest, op: u32) {
-    let event = fixture.open(request).expect("open");
+    let event = fixture.opened(request);
     fixture.post_notice(0, 16);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.work(thread(0), 40, 4);
@@ -72,11 +70,7 @@ pub(crate) fn reports_lost_counter(fixture: &mut Fixture, request: &OpenRequest,
 
 #[test]
 fn counter_that_the_host_gives_up_is_an_error_without_a_reason() {
-    for request in [
-        of_host(CYCLES, 0),
-        sampling(of_host(CYCLES, 0), 1_000_000),
-        OpenRequest { flags: OPEN_PINNED.into(), ..of_host(FAULTS, 0) },
-    ] {
+    for request in [of_host(CYCLES, 0), of_host(CYCLES, 0).sampled(1_000_000), of_host(FAULTS, 0).flags(OPEN_PINNED)] {
         reports_lost_counter(&mut Fixture::new(), &request, COMMAND_READ);
     }
 }
@@ -100,11 +94,11 @@ fn open_that_the_host_refuses_names_its_reason() {
         for request in [
             of_host(CYCLES, 0),
             of_host(CYCLES, CONTEXT_TASK),
-            sampling(of_host(CYCLES, 0), 100),
+            of_host(CYCLES, 0).sampled(100),
             open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0),
         ] {
             let request = match request.kind.get() {
-                KIND_SAMPLE_TRACE => OpenRequest { period: 100.into(), ..request },
+                KIND_SAMPLE_TRACE => request.period(100),
                 _ => request,
             };
             let expected = (errno, u32::from(reason));
@@ -121,13 +115,13 @@ fn open_that_the_host_refuses_names_its_reason() {
 fn refusal_of_the_device_has_no_host_reason() {
     let limits = limits().with(|limits| limits.max_host_counters = 1);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
-    let cycles = sampling(of_host(CYCLES, 0), 100);
+    let cycles = of_host(CYCLES, 0).sampled(100);
     fixture.open(&cycles).expect("within the limit");
     for (request, errno) in [
         (cycles, libc::EMFILE),
         (of_host((KIND_HARDWARE, 7), 0), libc::ENOENT),
         (of_host((KIND_RAW, 0), 0), libc::ENOENT),
-        (sampling(of_host(FAULTS, 0), 100), libc::EOPNOTSUPP),
+        (of_host(FAULTS, 0).sampled(100), libc::EOPNOTSUPP),
         (of_host(CYCLES, 9), libc::EINVAL),
     ] {
         assert_eq!(answer(&mut fixture, &request), (errno, 0), "{request:?}");
@@ -141,10 +135,10 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
         let mut fixture = Fixture::new();
         let request = of_host(CYCLES, CONTEXT_TASK);
         let request = match sampled {
-            true => sampling(request, 1_000_000),
+            true => request.sampled(1_000_000),
             false => request,
         };
-        let event = fixture.open(&request).expect("open");
+        let event = fixture.opened(&request);
         fixture.post_notice(0, 16);
         fixture.command(0, COMMAND_ENABLE, event);
         fixture.command(0, COMMAND_IN, event);
@@ -162,7 +156,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
         );
         // When another event later loses its counter, the device does not report the reason for this refusal again.
         fixture.host.deny(0);
-        let other = fixture.open(&of_host(FAULTS, 0)).expect("open");
+        let other = fixture.opened(&of_host(FAULTS, 0));
         fixture.post_notice(1, 16);
         fixture.command(0, COMMAND_ENABLE, other);
         fixture.host.give_up(thread(0));
@@ -196,11 +190,11 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
         assert!(!kept.contains(&entry.kind.get()), "an event that the operator keeps is listed: {entry:?}");
         assert_ne!(pace, (KIND_SAMPLE_TRACE, PACE_CYCLES));
     }
-    let trace = OpenRequest { period: 100.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
+    let trace = open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0).period(100);
     for (request, errno) in [
         (of_host(CYCLES, 0), libc::ENOENT),
         (of_host(CYCLES, CONTEXT_TASK), libc::ENOENT),
-        (sampling(of_host(CYCLES, 0), 100), libc::ENOENT),
+        (of_host(CYCLES, 0).sampled(100), libc::ENOENT),
         (open_of(KIND_HW_CACHE, 0, 0), libc::ENOENT),
         (open_of(KIND_RAW, 0, 0), libc::ENOENT),
         (trace, libc::ENOENT),
@@ -213,7 +207,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
     assert_eq!(config(&fixture).refused_hardware, REFUSED_POLICY);
     assert_eq!(fixture.host.asked(), [0; 0], "the host was not called");
     // Other events are not affected.
-    let faults = fixture.open(&of_host(FAULTS, 0)).expect("open");
+    let faults = fixture.opened(&of_host(FAULTS, 0));
     fixture.command(0, COMMAND_ENABLE, faults);
     fixture.host.work(thread(0), 40, 4);
     assert_eq!(fixture.value(0, faults), 40);

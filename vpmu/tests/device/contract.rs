@@ -3,15 +3,14 @@
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::{Engines, ExitReason};
+use vpmu_testkit::{ALL_FEATURES, At, Fields, Fixture, WINDOW, command, header, limits, open_of, structs, window};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fake_host::At;
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling, structs};
-use crate::persistent::{WINDOW, asked, window};
+use crate::persistent::asked;
 
 /// An event that wakes its reader for each record.
 fn waking() -> OpenRequest {
-    OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) }
+    open_of(KIND_MARK, 5, 0).sampled(1).wakeup(1).flags(OPEN_ENABLED)
 }
 
 /// VPMU-D-2-7.
@@ -54,15 +53,12 @@ fn control_requests_made_available_at_once_are_answered_in_order() {
 fn used_length_is_that_of_the_answer() {
     let mut fixture = Fixture::new();
     let room = 1000;
-    let close = Fixture::header(CONTROL_CLOSE, 77);
+    let close = header(CONTROL_CLOSE, 77);
     assert_eq!(fixture.control_bytes(close.as_bytes(), room).len(), 8);
     let open = open_of(KIND_MARK, 5, 0);
     assert_eq!(fixture.control_bytes(open.as_bytes(), room).len(), 16);
-    let catalogue = CatalogueRequest {
-        header: Fixture::header(CONTROL_CATALOGUE, 0),
-        count: 2.into(),
-        ..CatalogueRequest::default()
-    };
+    let catalogue =
+        CatalogueRequest { header: header(CONTROL_CATALOGUE, 0), count: 2.into(), ..CatalogueRequest::default() };
     let entries = 8 + 2 * size_of::<CatalogueEntry>();
     assert_eq!(fixture.control_bytes(catalogue.as_bytes(), room).len(), entries);
     let commands = [command(COMMAND_READ, 1), command(COMMAND_READ, 77)];
@@ -102,7 +98,7 @@ fn configuration_does_not_change() {
     fixture.attach(1);
     fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
     fixture.activate(ALL_FEATURES);
-    let event = fixture.open(&waking()).expect("open");
+    let event = fixture.opened(&waking());
     fixture.map(event, 1);
     fixture.mark(0, 5, 1);
     assert_eq!(fixture.config(), before);
@@ -118,7 +114,7 @@ fn event_id_is_never_reused() {
     let mut last = 0;
     for _ in 0..3 {
         for _ in 0..10 {
-            let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+            let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
             assert!(event > last, "the id {event} follows {last}");
             last = event;
             fixture.close(event).expect("closed");
@@ -132,7 +128,7 @@ fn event_id_is_never_reused() {
 #[test]
 fn map_writes_the_whole_metadata_page() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&waking()).expect("open");
+    let event = fixture.opened(&waking());
     let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
     for page in pages {
         let junk = fixture.memory.write_slice(&[0xa5; PAGE_SIZE], GuestAddress(page));
@@ -177,7 +173,7 @@ fn map_writes_the_whole_metadata_page() {
 #[test]
 fn each_wakeup_with_a_buffer_has_a_notice() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&waking()).expect("open");
+    let event = fixture.opened(&waking());
     fixture.map(event, 4);
     (0..10).for_each(|slot| fixture.post_notice(slot, 16));
     for _ in 0..10 {
@@ -194,7 +190,7 @@ fn each_wakeup_with_a_buffer_has_a_notice() {
 fn new_ring_in_the_window_is_zeroed() {
     let memory = window(4);
     let mut fixture = Fixture::windowed(&memory);
-    let event = fixture.open(&waking()).expect("open");
+    let event = fixture.opened(&waking());
     fixture.detach(event, "").expect("detached");
     let junk = [0xa5; 4 * PAGE_SIZE];
     let wrote = memory.write_slice(&junk, GuestAddress(WINDOW));
@@ -214,7 +210,7 @@ fn new_ring_in_the_window_is_zeroed() {
 #[test]
 fn notification_is_answered_before_its_instruction_retires() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
     fixture.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     let enable = command(COMMAND_ENABLE, event);
     fixture.queues[2].request(enable.as_bytes(), size_of::<Reply>());

@@ -2,15 +2,13 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{Fixture, command, open_of, sampling, thread};
+use vpmu_testkit::{At, CYCLES, FAULTS, Fields, Fixture, command, open_of, thread};
 
 /// VPMU-D-6.2-4.
 #[test]
 fn marks_count_by_value_and_vcpu() {
     let mut fixture = Fixture::new();
-    let events = [0, 1].map(|vcpu| fixture.open(&open_of(KIND_MARK, 5, vcpu)).expect("open"));
+    let events = [0, 1].map(|vcpu| fixture.opened(&open_of(KIND_MARK, 5, vcpu)));
     fixture.mark(0, 5, 0);
     for (vcpu, &event) in (0..).zip(&events) {
         fixture.command(vcpu, COMMAND_ENABLE, event);
@@ -38,12 +36,11 @@ fn each_exit_counts_once_by_reason() {
         (EXIT_MMIO, ExitReason::Mmio, 13),
     ];
     let events = reasons.map(|(config, ..)| {
-        let event = fixture.open(&open_of(KIND_EXITS, config, 0)).expect("open");
+        let event = fixture.opened(&open_of(KIND_EXITS, config, 0));
         assert_eq!(fixture.command(0, COMMAND_ENABLE, event).status.get(), 0);
         event
     });
-    let all = fixture.open(&open_of(KIND_EXITS, EXIT_USER, 0)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, all);
+    let all = fixture.opened(&open_of(KIND_EXITS, EXIT_USER, 0).flags(OPEN_ENABLED));
     let before: Vec<_> = events.map(|event| fixture.value(0, event)).to_vec();
     let all_before = fixture.value(0, all);
     for (_, reason, times) in reasons {
@@ -72,7 +69,7 @@ fn each_exit_counts_once_by_reason() {
 #[test]
 fn exits_count_by_the_statistics() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_EXITS, EXIT_ALL, 1)).expect("open");
+    let event = fixture.opened(&open_of(KIND_EXITS, EXIT_ALL, 1));
     fixture.host.add_exits(99);
     fixture.command(1, COMMAND_ENABLE, event);
     fixture.host.add_exits(1000);
@@ -83,8 +80,7 @@ fn exits_count_by_the_statistics() {
 #[test]
 fn tsc_ticks_equal_the_times() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_TSC, 0, 0)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, event);
+    let event = fixture.opened(&open_of(KIND_TSC, 0, 0).flags(OPEN_ENABLED));
     fixture.host.pass(1_000_000);
     let reply = fixture.command(0, COMMAND_DISABLE, event);
     let ticks = reply.value.get();
@@ -102,7 +98,7 @@ fn tsc_ticks_equal_the_times() {
 #[test]
 fn guest_time_is_thread_time_inside_the_run_call() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_GUEST_TIME, 0, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_GUEST_TIME, 0, 0));
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.spend(5000);
     fixture.vcpus.leave(0, ExitReason::Io, &mut At(0));
@@ -116,7 +112,7 @@ fn guest_time_is_thread_time_inside_the_run_call() {
 fn host_counter_counts_while_its_event_does() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture.open(&open_of(kind, config, 1)).expect("open");
+    let event = fixture.opened(&open_of(kind, config, 1));
     fixture.host.work(thread(1), 1000, 4);
     fixture.command(1, COMMAND_ENABLE, event);
     fixture.host.work(thread(1), 100, 4);
@@ -139,8 +135,7 @@ fn host_counter_counts_while_its_event_does() {
 fn multiplexed_counter_shows_in_the_times() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture.open(&open_of(kind, config, 0)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, event);
+    let event = fixture.opened(&open_of(kind, config, 0).flags(OPEN_ENABLED));
     fixture.host.pass(1_000_000);
     fixture.host.work(thread(0), 1000, 1);
     let reply = fixture.read(0, event);
@@ -153,9 +148,9 @@ fn multiplexed_counter_shows_in_the_times() {
 fn task_event_follows_in_and_out_across_vcpus() {
     let mut fixture = Fixture::new();
     let (kind, config) = FAULTS;
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(kind, config, CONTEXT_TASK) };
-    let event = fixture.open(&request).expect("open");
-    let other = fixture.open(&request).expect("open");
+    let request = open_of(kind, config, CONTEXT_TASK).flags(OPEN_ENABLED);
+    let event = fixture.opened(&request);
+    let other = fixture.opened(&request);
     assert_eq!(fixture.read(0, event).state.get(), STATE_INACTIVE);
     for round in 0..10 {
         let vcpu = round % 2;
@@ -179,8 +174,8 @@ fn task_event_follows_in_and_out_across_vcpus() {
 #[test]
 fn in_and_out_are_matched() {
     let mut fixture = Fixture::new();
-    let task = fixture.open(&open_of(KIND_MARK, 1, CONTEXT_TASK)).expect("open");
-    let on_vcpu = fixture.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let task = fixture.opened(&open_of(KIND_MARK, 1, CONTEXT_TASK));
+    let on_vcpu = fixture.opened(&open_of(KIND_MARK, 1, 0));
     let status = |fixture: &mut Fixture, vcpu, op, event| {
         i32::try_from(fixture.command(vcpu, op, event).status.get()).expect("an errno")
     };
@@ -202,7 +197,7 @@ fn in_and_out_are_matched() {
 #[test]
 fn queue_of_another_vcpu_is_refused() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 1, 0));
     let batch = [command(COMMAND_VCPU, 0), command(COMMAND_ENABLE, event)];
     let replies = fixture.commands_from(0, 1, &batch);
     assert_eq!((replies[0].status.get(), replies[0].value.get()), (0, 1));
@@ -214,9 +209,9 @@ fn queue_of_another_vcpu_is_refused() {
 fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let pinned = OpenRequest { flags: (OPEN_PINNED | OPEN_ENABLED).into(), ..open_of(kind, config, 0) };
-    let counting = fixture.open(&pinned).expect("open");
-    let events = [counting, fixture.open(&sampling(pinned, 1000)).expect("open")];
+    let pinned = open_of(kind, config, 0).flags(OPEN_PINNED | OPEN_ENABLED);
+    let counting = fixture.opened(&pinned);
+    let events = [counting, fixture.opened(&pinned.sampled(1000))];
     // The device does not pin the counter on the host, because a pinned counter would keep the host's other events off
     // the PMU.
     assert_eq!(fixture.host.pinned(), 0);
@@ -237,8 +232,7 @@ fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
 fn lost_backing_puts_the_event_in_error() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture.open(&open_of(kind, config, 0)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, event);
+    let event = fixture.opened(&open_of(kind, config, 0).flags(OPEN_ENABLED));
     fixture.host.work(thread(0), 100, 4);
     assert_eq!(fixture.value(0, event), 100);
     fixture.post_notice(0, 16);
@@ -263,7 +257,7 @@ fn catalogue_lists_exactly_the_events_that_open() {
         let paced = entry.kind.get() == KIND_SAMPLE_TRACE;
         let event = fixture.open(&open_of(entry.kind.get(), entry.config.get(), 0));
         assert_eq!(event.err(), paced.then_some(libc::EINVAL), "{entry:?}");
-        let request = OpenRequest { period: 1_000_000.into(), ..open_of(entry.kind.get(), entry.config.get(), 0) };
+        let request = open_of(entry.kind.get(), entry.config.get(), 0).period(1_000_000);
         let samples = entry.flags.get() & CATALOGUE_SAMPLES != 0;
         let opened = fixture.open(&request);
         assert_eq!(opened.err(), (!samples).then_some(libc::EOPNOTSUPP));
@@ -273,9 +267,8 @@ fn catalogue_lists_exactly_the_events_that_open() {
 #[test]
 fn metadata_page_follows_the_count() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 1, 0).flags(OPEN_ENABLED));
     let page = fixture.map(event, 0);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.mark(0, 1, 0);
     let reply = fixture.command(0, COMMAND_DISABLE, event);
     assert_eq!(page.field(16), 1);

@@ -7,11 +7,12 @@ use std::mem::offset_of;
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
 use vpmu::{AuxProducer, Engines, Limits, Persist, PersistentStatus, Settings};
+use vpmu_testkit::{
+    CLOCK, CYCLES, FAULTS, Fields, Fixture, VCPUS, WINDOW_FEATURES, command, limits, open_of, thread, window,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fake_host::{CLOCK, CYCLES, FAULTS};
-use crate::fixture::{Fixture, VCPUS, command, limits, open_of, sampling, thread};
-use crate::persistent::{WINDOW_FEATURES, asked, window};
+use crate::persistent::asked;
 
 const SPECIFICATION: &str = include_str!("../../SPEC.md");
 const NOBODY: u64 = 77_777;
@@ -59,7 +60,7 @@ const fn case_with(row: &'static str, setup: fn(&mut Setup), act: fn(&mut Scene)
 
 /// A request to open an event that samples marks on vCPU 0.
 fn mark() -> OpenRequest {
-    sampling(open_of(KIND_MARK, 5, 0), 1)
+    open_of(KIND_MARK, 5, 0).sampled(1)
 }
 
 fn trace() -> OpenRequest {
@@ -67,7 +68,7 @@ fn trace() -> OpenRequest {
 }
 
 fn cycles(context: u32) -> OpenRequest {
-    sampling(open_of(CYCLES.0, CYCLES.1, context), 1000)
+    open_of(CYCLES.0, CYCLES.1, context).sampled(1000)
 }
 
 impl Scene {
@@ -143,7 +144,7 @@ impl Scene {
     }
 
     fn child_of(&mut self, parent: u64, request: &OpenRequest) -> u64 {
-        self.opened(&OpenRequest { parent: parent.into(), ..*request })
+        self.opened(&request.parent(parent))
     }
 
     fn ringed(&mut self, request: &OpenRequest) -> u64 {
@@ -189,7 +190,7 @@ impl Scene {
 
     /// Opens an event of vCPU 0. Puts the event in the error state by making the host revoke its counter.
     fn failed(&mut self) -> u64 {
-        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(CYCLES.0, CYCLES.1, 0) };
+        let request = open_of(CYCLES.0, CYCLES.1, 0).flags(OPEN_ENABLED);
         let event = self.opened(&request);
         self.fixture.host.give_up(thread(0));
         self.fixture.command(0, COMMAND_READ, event);
@@ -354,7 +355,7 @@ fn begin_event(scene: &mut Scene, table: &str) {
             let _ = scene.fixture.detach(scene.event, "");
         }
         "IN" | "OUT" => {
-            scene.about_new(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1));
+            scene.about_new(&open_of(KIND_MARK, 5, CONTEXT_TASK).sampled(1));
             if table == "OUT" {
                 scene.fixture.command(0, COMMAND_IN, scene.event);
             }
@@ -518,11 +519,11 @@ fn groups_of_open() -> Vec<Case> {
         }),
         case("OPEN-20", |scene| {
             let leader = scene.opened(&mark());
-            let member = scene.opened(&OpenRequest { leader: leader.into(), ..mark() });
+            let member = scene.opened(&mark().leader(leader));
             lead(scene, member);
         }),
         case("OPEN-21", |scene| {
-            let leader = scene.opened(&sampling(open_of(KIND_MARK, 5, 1), 1));
+            let leader = scene.opened(&open_of(KIND_MARK, 5, 1).sampled(1));
             lead(scene, leader);
         }),
         case("OPEN-22", |scene| {
@@ -532,8 +533,7 @@ fn groups_of_open() -> Vec<Case> {
         }),
         case("OPEN-23", |scene| {
             let leader = scene.opened(&open_of(KIND_MARK, 5, 0));
-            let member =
-                OpenRequest { leader: leader.into(), read_format: READ_ALLOWED.into(), ..open_of(KIND_MARK, 5, 0) };
+            let member = open_of(KIND_MARK, 5, 0).leader(leader).read_format(READ_ALLOWED);
             while scene.fixture.open(&member).is_ok() {}
             lead(scene, leader);
             scene.open(|open| open.read_format = READ_ALLOWED.into());
@@ -597,7 +597,7 @@ fn entries_of_open() -> Vec<Case> {
 }
 
 fn fill_persistent(fixture: &mut Fixture) {
-    let request = OpenRequest { flags: OPEN_PERSISTENT.into(), ..open_of(KIND_MARK, 5, 0) };
+    let request = open_of(KIND_MARK, 5, 0).flags(OPEN_PERSISTENT);
     while fixture.open(&request).is_ok() {}
 }
 
@@ -739,11 +739,11 @@ fn redirections() -> Vec<Case> {
             set_target(scene, child);
         }),
         case("REDIRECT-6", |scene| {
-            let target = scene.ringed(&sampling(open_of(KIND_MARK, 5, 1), 1));
+            let target = scene.ringed(&open_of(KIND_MARK, 5, 1).sampled(1));
             set_target(scene, target);
         }),
         case("REDIRECT-7", |scene| {
-            let target = scene.ringed(&OpenRequest { flags: OPEN_BACKWARD.into(), ..mark() });
+            let target = scene.ringed(&mark().flags(OPEN_BACKWARD));
             set_target(scene, target);
         }),
         case("REDIRECT-8", |scene| {
@@ -839,7 +839,7 @@ fn persistence() -> Vec<Case> {
         }),
         case("DETACH-5", |scene| {
             let leader = scene.opened(&mark());
-            scene.about_new(&OpenRequest { leader: leader.into(), ..mark() });
+            scene.about_new(&mark().leader(leader));
         }),
         case("DETACH-6", |scene| {
             let target = scene.ringed(&mark());
@@ -881,13 +881,13 @@ fn links() -> Vec<Case> {
         }),
         case("LINK-6", |scene| set_target(scene, scene.event)),
         case("LINK-7", |scene| {
-            let target = scene.opened(&sampling(open_of(KIND_MARK, 5, 1), 1));
+            let target = scene.opened(&open_of(KIND_MARK, 5, 1).sampled(1));
             set_target(scene, target);
         }),
         case("LINK-8", |scene| scene.about_new(&open_of(KIND_MARK, 5, 0))),
         case("LINK-9", |scene| {
             scene.fixture.host.know_ips();
-            scene.about_new(&OpenRequest { engine: ENGINE_BATCHED.into(), ..cycles(0) });
+            scene.about_new(&cycles(0).engine(ENGINE_BATCHED));
         }),
         case("LINK-10", |scene| {
             let target = scene.opened(&mark());
@@ -930,24 +930,21 @@ fn commands() -> Vec<Case> {
             scene.operate(COMMAND_PERIOD, 1 << 63, 0);
         }),
         case("PERIOD-3", |scene| {
-            scene.about_new(&OpenRequest { flags: OPEN_FREQ.into(), ..mark() });
+            scene.about_new(&mark().flags(OPEN_FREQ));
             scene.operate(COMMAND_PERIOD, 100_001, 0);
         }),
         case_with(
             "PERIOD-4",
             |setup| setup.limits.max_sample_rate = 1000,
             |scene| {
-                let clock = OpenRequest {
-                    flags: (OPEN_FREQ | OPEN_ENABLED).into(),
-                    ..sampling(open_of(CLOCK.0, CLOCK.1, 0), 600)
-                };
+                let clock = open_of(CLOCK.0, CLOCK.1, 0).sampled(600).flags(OPEN_FREQ | OPEN_ENABLED);
                 scene.opened(&clock);
-                scene.about_new(&OpenRequest { period: 300.into(), ..clock });
+                scene.about_new(&clock.period(300));
                 scene.operate(COMMAND_PERIOD, 900, 0);
             },
         ),
         case("PERIOD-5", |scene| {
-            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(0) });
+            scene.about_new(&cycles(0).flags(OPEN_ENABLED));
             scene.operate(COMMAND_PERIOD, 100, 0);
             scene.late.push((1, |fixture| fixture.host.refuse_rates()));
         }),
@@ -966,7 +963,7 @@ fn commands() -> Vec<Case> {
         case("PROMPT-3", |scene| scene.about_new(&trace())),
         case("PROMPT-4", |scene| {
             scene.fixture.host.know_ips();
-            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), engine: ENGINE_BATCHED.into(), ..cycles(0) });
+            scene.about_new(&cycles(0).flags(OPEN_ENABLED).engine(ENGINE_BATCHED));
             scene.operate(COMMAND_PROMPT, 1, 0);
             scene.late.push((1, |fixture| fixture.host.deny(libc::EACCES)));
         }),
@@ -978,7 +975,7 @@ fn commands() -> Vec<Case> {
             scene.operate(COMMAND_ENABLE, 0, 0);
         }),
         case("START-2", |scene| {
-            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(CONTEXT_TASK) });
+            scene.about_new(&cycles(CONTEXT_TASK).flags(OPEN_ENABLED));
             for op in [COMMAND_IN, COMMAND_OUT] {
                 scene.fixture.command(0, op, scene.event);
             }
@@ -999,7 +996,7 @@ fn commands() -> Vec<Case> {
             scene.about(event);
         }),
         case("FLUSH-1", |scene| {
-            scene.about_new(&OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, CONTEXT_TASK) });
+            scene.about_new(&open_of(KIND_MARK, 5, CONTEXT_TASK).flags(OPEN_ENABLED));
             scene.fixture.command(1, COMMAND_IN, scene.event);
         }),
         case("FLUSH-2", |scene| {

@@ -2,20 +2,18 @@
 
 use vpmu::Settings;
 use vpmu::abi::*;
-
-use crate::fixture::{ALL_FEATURES, Errno, Fixture, open_of, sampling};
-use crate::persistent::{WINDOW_FEATURES, window};
+use vpmu_testkit::{ALL_FEATURES, Errno, Fields, Fixture, WINDOW_FEATURES, header, open_of, window};
 
 /// `VIRTIO_F_VERSION_1`, the only feature bit that a driver can accept through a transport that hides the
 /// device-specific bits.
 const MASKED: u64 = 1 << 32;
 
 fn accept(fixture: &mut Fixture, features: u64) -> Result<(), Errno> {
-    fixture.control(&FeaturesRequest { header: Fixture::header(CONTROL_FEATURES, 0), features: features.into() })
+    fixture.control(&FeaturesRequest { header: header(CONTROL_FEATURES, 0), features: features.into() })
 }
 
 fn sampled() -> OpenRequest {
-    sampling(open_of(KIND_MARK, 5, 0), 1)
+    open_of(KIND_MARK, 5, 0).sampled(1)
 }
 
 /// VPMU-D-3-3.
@@ -59,7 +57,7 @@ fn feature_accepted_by_a_request_equals_a_negotiated_one() {
     assert_eq!(fixture.open(&sampled()), Err(libc::EOPNOTSUPP));
     let features = WINDOW_FEATURES & !MASKED;
     assert_eq!(accept(&mut fixture, features), Ok(()));
-    let event = fixture.open(&sampled()).expect("open");
+    let event = fixture.opened(&sampled());
     let ring = fixture.map(event, 1);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.runs(0, 3, 4);
@@ -93,8 +91,8 @@ fn driver_without_later_feature_bits_has_persistence_links_and_flush() {
     let mut fixture = Fixture::new();
     fixture.vpmu.reset();
     fixture.activate(ALL_FEATURES);
-    let event = fixture.open(&sampled()).expect("open");
-    let target = fixture.open(&open_of(KIND_MARK, 6, 0)).expect("open");
+    let event = fixture.opened(&sampled());
+    let target = fixture.opened(&open_of(KIND_MARK, 6, 0));
     fixture.link(event, target, LINK_STARTER).expect("linked");
     assert_eq!(fixture.flush(0, event), 0);
     fixture.detach(event, "").expect("detached");
@@ -108,7 +106,7 @@ fn mark_of_more_than_32_bits_is_not_opened() {
         assert_eq!(opened, Err(libc::ENOENT), "no mark has the value {config:#x}");
     }
     for config in [0, u64::from(u32::MAX), MARK_ANY] {
-        fixture.open(&open_of(KIND_MARK, config, 0)).expect("open");
+        fixture.opened(&open_of(KIND_MARK, config, 0));
     }
 }
 
@@ -119,7 +117,7 @@ fn feature_accepted_by_a_request_is_kept_over_a_restore() {
     fixture.activate(MASKED);
     let ring = MASKED | 1 << F_RING;
     assert_eq!(accept(&mut fixture, ring & !MASKED), Ok(()));
-    let event = fixture.open(&sampled()).expect("open");
+    let event = fixture.opened(&sampled());
     fixture.map(event, 1);
     fixture.move_on();
     assert_eq!(fixture.open(&sampled()), Ok(event + 1));

@@ -2,15 +2,12 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{Fixture, command, open_of, sampling, thread};
-use crate::reader::{Raw, SAMPLE};
+use vpmu_testkit::{At, CYCLES, Fields, Fixture, Raw, SAMPLE, command, open_of, thread};
 
 const SAMPLE_READ: u64 = 1 << 4;
 
 fn led(leader: u64, request: OpenRequest) -> OpenRequest {
-    OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..request }
+    request.leader(leader).flags(OPEN_ENABLED)
 }
 
 fn marks(fixture: &Fixture, times: u64) {
@@ -22,12 +19,11 @@ fn marks(fixture: &Fixture, times: u64) {
 fn members_count_while_their_leader_is_on() {
     let mut fixture = Fixture::new();
     let mark = open_of(KIND_MARK, 5, 0);
-    let leader = fixture.open(&mark).expect("open");
-    let on = fixture.open(&led(leader, mark)).expect("open");
-    let off = OpenRequest { flags: 0.into(), ..led(leader, mark) };
-    let off = fixture.open(&off).expect("open");
+    let leader = fixture.opened(&mark);
+    let on = fixture.opened(&led(leader, mark));
+    let off = fixture.opened(&led(leader, mark).flags(0));
     let (kind, config) = CYCLES;
-    let host = fixture.open(&led(leader, open_of(kind, config, 0))).expect("open");
+    let host = fixture.opened(&led(leader, open_of(kind, config, 0)));
     marks(&fixture, 3);
     fixture.host.work(thread(0), 100, 4);
     let reply = fixture.read(0, on);
@@ -53,8 +49,8 @@ fn members_count_while_their_leader_is_on() {
 fn members_survive_their_closed_leader() {
     let mut fixture = Fixture::new();
     let mark = open_of(KIND_MARK, 5, 0);
-    let leader = fixture.open(&mark).expect("open");
-    let member = fixture.open(&led(leader, mark)).expect("open");
+    let leader = fixture.opened(&mark);
+    let member = fixture.opened(&led(leader, mark));
     marks(&fixture, 1);
     fixture.close(leader).expect("closed");
     marks(&fixture, 2);
@@ -66,8 +62,8 @@ fn members_survive_their_closed_leader() {
 fn task_group_follows_its_task_and_its_leader() {
     let mut fixture = Fixture::new();
     let mark = open_of(KIND_MARK, 5, CONTEXT_TASK);
-    let leader = fixture.open(&mark).expect("open");
-    let member = fixture.open(&led(leader, mark)).expect("open");
+    let leader = fixture.opened(&mark);
+    let member = fixture.opened(&led(leader, mark));
     // Members and leaders can be scheduled in and enabled in any order.
     let both = |op| [command(op, member), command(op, leader)];
     fixture.commands(0, &both(COMMAND_IN));
@@ -88,8 +84,8 @@ fn task_group_follows_its_task_and_its_leader() {
 fn leader_in_error_stops_its_group() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let leader = fixture.open(&open_of(kind, config, 0)).expect("open");
-    let member = fixture.open(&led(leader, open_of(KIND_MARK, 5, 0))).expect("open");
+    let leader = fixture.opened(&open_of(kind, config, 0));
+    let member = fixture.opened(&led(leader, open_of(KIND_MARK, 5, 0)));
     fixture.command(0, COMMAND_ENABLE, leader);
     marks(&fixture, 2);
     fixture.host.break_host();
@@ -112,19 +108,15 @@ fn counts(raw: &[Raw]) -> Vec<&[u64]> {
 #[test]
 fn sample_reads_its_group_at_one_moment() {
     let mut fixture = Fixture::new();
-    let with = |format: u64, period: u64| OpenRequest {
-        sample_type: SAMPLE_READ.into(),
-        read_format: format.into(),
-        period: period.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
+    let with =
+        |format: u64, period: u64| open_of(KIND_MARK, 5, 0).sample_type(SAMPLE_READ).read_format(format).period(period);
     // `read_format` with GROUP, ID and LOST.
-    let leader = fixture.open(&with(0x1c, 2)).expect("open");
+    let leader = fixture.opened(&with(0x1c, 2));
     let (kind, config) = CYCLES;
-    let host = fixture.open(&led(leader, open_of(kind, config, 0))).expect("open");
+    let host = fixture.opened(&led(leader, open_of(kind, config, 0)));
     // At each mark, events count in the order in which they were opened, so the leader counts before this member. The
     // member's `read_format` does not have GROUP.
-    let single = fixture.open(&led(leader, with(0x14, 3))).expect("open");
+    let single = fixture.opened(&led(leader, with(0x14, 3)));
     let mut ring = fixture.map(leader, 1);
     let mut own = fixture.map(single, 1);
     fixture.command(0, COMMAND_ENABLE, leader);
@@ -147,23 +139,18 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
     const MEMBERS: usize = 20;
     const HOST: usize = 10;
     let mut fixture = Fixture::new();
-    let reading = OpenRequest {
-        sample_type: SAMPLE_READ.into(),
-        read_format: 0xc.into(),
-        period: 1.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
-    let leader = fixture.open(&reading).expect("open");
+    let reading = open_of(KIND_MARK, 5, 0).sample_type(SAMPLE_READ).read_format(0xc).period(1);
+    let leader = fixture.opened(&reading);
     let mut rings = vec![fixture.map(leader, 4)];
     for _ in 1..MEMBERS {
-        let member = fixture.open(&led(leader, reading)).expect("open");
+        let member = fixture.opened(&led(leader, reading));
         rings.push(fixture.map(member, 4));
     }
     let (kind, config) = CYCLES;
     for _ in 0..HOST {
         // An event that samples does not share its host counter with other events.
-        let host = sampling(open_of(kind, config, 0), 1 << 40);
-        fixture.open(&led(leader, host)).expect("open");
+        let host = open_of(kind, config, 0).sampled(1 << 40);
+        fixture.opened(&led(leader, host));
     }
     fixture.command(0, COMMAND_ENABLE, leader);
     for mark in 1..=3 {
@@ -185,14 +172,9 @@ fn group_is_read_once_for_all_samples_of_an_exit() {
 #[test]
 fn member_sample_lists_the_leader_first_with_the_members_times() {
     let mut fixture = Fixture::new();
-    let leader = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
-    let request = OpenRequest {
-        sample_type: SAMPLE_READ.into(),
-        read_format: 0xf.into(),
-        period: 1.into(),
-        ..open_of(KIND_MARK, 5, 0)
-    };
-    let member = fixture.open(&led(leader, request)).expect("open");
+    let leader = fixture.opened(&open_of(KIND_EXITS, EXIT_IO, 0));
+    let request = open_of(KIND_MARK, 5, 0).sample_type(SAMPLE_READ).read_format(0xf).period(1);
+    let member = fixture.opened(&led(leader, request));
     let mut ring = fixture.map(member, 1);
     fixture.command(0, COMMAND_ENABLE, leader);
     fixture.exit(0, ExitReason::Io, &mut At(1));
@@ -212,10 +194,9 @@ fn member_sample_lists_the_leader_first_with_the_members_times() {
 #[test]
 fn losses_are_reported_per_event() {
     let mut fixture = Fixture::new();
-    let mark = sampling(open_of(KIND_MARK, 5, 0), 1);
-    let first = fixture.open(&mark).expect("open");
-    let second = OpenRequest { period: 2.into(), ..mark };
-    let second = fixture.open(&second).expect("open");
+    let mark = open_of(KIND_MARK, 5, 0).sampled(1);
+    let first = fixture.opened(&mark);
+    let second = fixture.opened(&mark.period(2));
     let mut ring = fixture.map(first, 1);
     fixture.redirect(second, first).expect("redirected");
     fixture.commands(0, &[first, second].map(|id| command(COMMAND_ENABLE, id)));
@@ -232,14 +213,14 @@ fn losses_are_reported_per_event() {
 fn group_size_is_limited_by_the_record_size() {
     let mut fixture = Fixture::new();
     let mark = open_of(KIND_MARK, 5, 0);
-    let all = OpenRequest { read_format: READ_ALLOWED.into(), ..mark };
-    let leader = fixture.open(&all).expect("open");
+    let all = mark.read_format(READ_ALLOWED);
+    let leader = fixture.opened(&all);
     // A reading has three words for the group and three words for each event. With the leader and 680 members, it
     // occupies 16,368 bytes. One more member would make it exceed the limit of 16 KiB.
     for _ in 0..680 {
-        fixture.open(&led(leader, mark)).expect("open");
+        fixture.opened(&led(leader, mark));
     }
     assert_eq!(fixture.open(&led(leader, mark)), Err(libc::E2BIG));
-    let alone = fixture.open(&mark).expect("open");
+    let alone = fixture.opened(&mark);
     fixture.open(&led(alone, all)).expect("another group");
 }

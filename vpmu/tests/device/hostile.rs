@@ -2,11 +2,8 @@
 
 use proptest::prelude::*;
 use vpmu::abi::*;
+use vpmu_testkit::{Descriptor, FAULTS, Fields, Fixture, MEMORY, command, header, open_of};
 use zerocopy::IntoBytes;
-
-use crate::driver::Descriptor;
-use crate::fake_host::FAULTS;
-use crate::fixture::{Fixture, MEMORY, command, open_of, sampling};
 
 /// VPMU-D-7-1.
 #[test]
@@ -14,32 +11,32 @@ fn invalid_requests_are_refused() {
     let mut fixture = Fixture::new();
     let good = open_of(KIND_MARK, 5, 0);
     let refused = [
-        (OpenRequest { context: 2.into(), ..good }, libc::EINVAL),
-        (OpenRequest { aux_watermark: 1.into(), ..good }, libc::EINVAL),
-        (OpenRequest { flags: (1 << 17).into(), ..good }, libc::EINVAL),
-        (OpenRequest { engine: 3.into(), ..good }, libc::EINVAL),
-        (OpenRequest { parent: 77.into(), ..good }, libc::EINVAL),
-        (OpenRequest { engine: ENGINE_BATCHED.into(), ..good }, libc::EOPNOTSUPP),
-        (OpenRequest { sample_type: (1 << 10).into(), ..good }, libc::EOPNOTSUPP),
-        (OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..open_of(FAULTS.0, FAULTS.1, 0) }, libc::EOPNOTSUPP),
-        (OpenRequest { kind: KIND_RAW.into(), ..good }, libc::ENOENT),
-        (OpenRequest { kind: 99.into(), ..good }, libc::ENOENT),
-        (OpenRequest { kind: KIND_TSC.into(), ..good }, libc::ENOENT),
+        (good.context(2), libc::EINVAL),
+        (good.aux_watermark(1), libc::EINVAL),
+        (good.flags(1 << 17), libc::EINVAL),
+        (good.engine(3), libc::EINVAL),
+        (good.parent(77), libc::EINVAL),
+        (good.engine(ENGINE_BATCHED), libc::EOPNOTSUPP),
+        (good.sample_type(1 << 10), libc::EOPNOTSUPP),
+        (open_of(FAULTS.0, FAULTS.1, 0).flags(OPEN_EXCLUDE_USER), libc::EOPNOTSUPP),
+        (good.kind(KIND_RAW), libc::ENOENT),
+        (good.kind(99), libc::ENOENT),
+        (good.kind(KIND_TSC), libc::ENOENT),
     ];
     for (request, errno) in refused {
         assert_eq!(fixture.open(&request), Err(errno), "{request:?}");
     }
-    let mut header = Fixture::header(99, 0);
-    assert_eq!(fixture.control(&header), Err(libc::EOPNOTSUPP));
-    header.reserved = 1.into();
-    assert_eq!(fixture.control(&header), Err(libc::EINVAL));
+    let mut unknown = header(99, 0);
+    assert_eq!(fixture.control(&unknown), Err(libc::EOPNOTSUPP));
+    unknown.reserved = 1.into();
+    assert_eq!(fixture.control(&unknown), Err(libc::EINVAL));
     assert_eq!(fixture.close(77), Err(libc::ENOENT));
     assert_eq!(fixture.unmap(77), Err(libc::ENOENT));
-    let event = fixture.open(&good).expect("open");
+    let event = fixture.opened(&good);
     assert_eq!(fixture.unmap(event), Err(libc::EINVAL));
     for (vcpu, address) in [(2_u32, 0x1000_u64), (0, 0x1001), (0, MEMORY), (0, u64::MAX - 4095)] {
         let request = TaskPageRequest {
-            header: Fixture::header(CONTROL_TASK_PAGE, 0),
+            header: header(CONTROL_TASK_PAGE, 0),
             vcpu: vcpu.into(),
             reserved: 0.into(),
             address: address.into(),
@@ -52,9 +49,8 @@ fn invalid_requests_are_refused() {
 #[test]
 fn invalid_rings_are_refused() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let child = OpenRequest { parent: event.into(), ..open_of(KIND_MARK, 5, 0) };
-    let child = fixture.open(&child).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let child = fixture.opened(&open_of(KIND_MARK, 5, 0).parent(event));
     let page = |n: u64| n * 4096;
     for pages in [
         &[][..],
@@ -70,7 +66,7 @@ fn invalid_rings_are_refused() {
     assert_eq!(fixture.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
     assert_eq!(fixture.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
     // More pages than addresses.
-    let request = MapRequest { header: Fixture::header(CONTROL_MAP, event), pages: 3.into(), flags: 0.into() };
+    let request = MapRequest { header: header(CONTROL_MAP, event), pages: 3.into(), flags: 0.into() };
     assert_eq!(fixture.control(&request), Err(libc::EINVAL));
     fixture.map_pages(event, 0, &[page(300)]).expect("mapped");
     assert_eq!(fixture.map_pages(event, 0, &[page(301)]), Err(libc::EBUSY));
@@ -80,7 +76,7 @@ fn invalid_rings_are_refused() {
 #[test]
 fn invalid_commands_are_refused() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
     let good = command(COMMAND_READ, event);
     let batch = [
         (Command { reserved: 1.into(), ..good }, libc::EINVAL),
@@ -121,10 +117,8 @@ fn buffers_without_room_are_returned_empty() {
 #[test]
 fn short_notice_buffer_is_skipped() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).wakeup(1).flags(OPEN_ENABLED));
     fixture.map(event, 1);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.post_notice(0, 15);
     fixture.post_notice(1, 16);
     fixture.mark(0, 5, 1);
@@ -192,12 +186,12 @@ proptest! {
     ) {
         let mut fixture = Fixture::new();
         for vcpu in 0..2 {
-            fixture.open(&sampling(open_of(KIND_MARK, 1, vcpu), 2)).expect("open");
+            fixture.opened(&open_of(KIND_MARK, 1, vcpu).sampled(2));
         }
-        fixture.open(&sampling(open_of(KIND_EXITS, EXIT_USER, CONTEXT_TASK), 3)).expect("open");
+        fixture.opened(&open_of(KIND_EXITS, EXIT_USER, CONTEXT_TASK).sampled(3));
         for (op, mut bytes, room) in requests {
             if let Some(head) = bytes.get_mut(..8) {
-                head.copy_from_slice(Fixture::header(op, 0).as_bytes()[..8].as_ref());
+                head.copy_from_slice(header(op, 0).as_bytes()[..8].as_ref());
             }
             if !bytes.is_empty() {
                 fixture.control_bytes(&bytes, room);

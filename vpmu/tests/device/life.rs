@@ -3,9 +3,7 @@
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
 use vpmu::{Error, ExitReason, QueueState};
-
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling, thread};
+use vpmu_testkit::{ALL_FEATURES, At, CYCLES, Fields, Fixture, limits, open_of, thread};
 
 /// VPMU-D-6.9-1.
 #[test]
@@ -15,7 +13,7 @@ fn reset_device_does_not_write_guest_memory() {
     let events: Vec<u64> = [open_of(KIND_MARK, 5, 0), open_of(kind, config, 0)]
         .into_iter()
         .map(|request| {
-            let event = fixture.open(&sampling(request, 100)).expect("open");
+            let event = fixture.opened(&request.sampled(100));
             fixture.map(event, 2);
             fixture.command(0, COMMAND_ENABLE, event);
             event
@@ -39,7 +37,7 @@ fn reset_device_does_not_write_guest_memory() {
     assert!(fixture.snapshot() == offered, "the device wrote after its reset");
 
     fixture.activate(ALL_FEATURES);
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
     assert!(!events.contains(&event), "the id {event} is used again");
     assert_eq!(fixture.close(events[0]), Err(libc::ENOENT));
     assert_eq!(fixture.vpmu.metrics().events_opened, 3, "a reset does not clear the metrics");
@@ -72,7 +70,7 @@ fn device_needs_version_1_and_queues_in_memory() {
 fn sampling_needs_the_ring_feature() {
     let mut fixture = Fixture::with(limits(), 1 << 32);
     let request = open_of(KIND_MARK, 5, 0);
-    assert_eq!(fixture.open(&sampling(request, 1)), Err(libc::EOPNOTSUPP));
+    assert_eq!(fixture.open(&request.sampled(1)), Err(libc::EOPNOTSUPP));
     let event = fixture.open(&request).expect("counting");
     assert_eq!(fixture.map_pages(event, 0, &[0x1000]), Err(libc::EOPNOTSUPP));
 }
@@ -86,7 +84,7 @@ fn limits_hold() {
     });
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     let request = open_of(KIND_MARK, 5, 0);
-    let events = [(); 3].map(|()| fixture.open(&request).expect("open"));
+    let events = [(); 3].map(|()| fixture.opened(&request));
     assert_eq!(fixture.open(&request), Err(libc::ENOSPC));
     let pages = |from: u64, count: u64| -> Vec<u64> { (0..count).map(|page| (from + page) * 4096).collect() };
     let mut map = |event, pages: &[u64]| fixture.map_pages(event, 0, pages);

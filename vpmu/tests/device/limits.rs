@@ -2,15 +2,13 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{Fixture, open_of, sampling, thread};
+use vpmu_testkit::{At, CYCLES, Fields, Fixture, open_of, thread};
 
 /// VPMU-D-6.6-5.
 #[test]
 fn event_is_off_after_its_last_overflow() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 3)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(3));
     let mut ring = fixture.map(event, 1);
     fixture.post_notice(0, 16);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 4), 0);
@@ -29,7 +27,7 @@ fn event_is_off_after_its_last_overflow() {
 #[test]
 fn limits_add_up_and_lost_records_count() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
     for more in [2, 3] {
         assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, more), 0);
     }
@@ -43,8 +41,8 @@ fn limits_add_up_and_lost_records_count() {
 #[test]
 fn only_sampling_events_have_a_limit() {
     let mut fixture = Fixture::new();
-    let counting = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    let counting = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, counting, 1), libc::EINVAL);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 0), libc::EINVAL);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, 77, 1), libc::ENOENT);
@@ -54,9 +52,8 @@ fn only_sampling_events_have_a_limit() {
 #[test]
 fn leader_at_its_limit_stops_its_group() {
     let mut fixture = Fixture::new();
-    let leader = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
-    let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) };
-    let member = fixture.open(&member).expect("open");
+    let leader = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
+    let member = fixture.opened(&open_of(KIND_MARK, 5, 0).leader(leader).flags(OPEN_ENABLED));
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, leader, 7), 0);
     (0..100).for_each(|_| fixture.mark(0, 5, 1));
     assert_eq!(fixture.value(0, member), 7);
@@ -66,7 +63,7 @@ fn leader_at_its_limit_stops_its_group() {
 fn overflows_beyond_the_limit_are_dropped() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
+    let event = fixture.opened(&open_of(kind, config, 0).sampled(100));
     let mut ring = fixture.map(event, 1);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 2), 0);
     fixture.host.work(thread(0), 500, 4);

@@ -3,10 +3,7 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{Fixture, open_of, sampling, thread};
-use crate::reader::{Reader, Record};
+use vpmu_testkit::{At, CYCLES, Fields, Fixture, Reader, Record, open_of, thread};
 
 const SAMPLE: u64 = 72;
 
@@ -21,9 +18,8 @@ struct Produced {
 impl Produced {
     fn new() -> Self {
         let mut fixture = Fixture::new();
-        let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+        let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
         let ring = fixture.map(event, 1);
-        fixture.command(0, COMMAND_ENABLE, event);
         Self { fixture, event, ring, read: 0, lost: 0 }
     }
 
@@ -110,9 +106,8 @@ fn last_loss_is_written_when_the_event_is_disabled() {
 fn records_dropped_by_the_host_count_as_lost() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
+    let event = fixture.opened(&open_of(kind, config, 0).sampled(100).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 1);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.drop_overflows(thread(0), 7);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
     fixture.command(0, COMMAND_READ, event);
@@ -123,8 +118,7 @@ fn records_dropped_by_the_host_count_as_lost() {
 #[test]
 fn event_without_a_ring_loses_every_record() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, event);
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     fixture.mark(0, 5, 1);
     let mut ring = fixture.map(event, 1);
     fixture.mark(0, 5, 1);

@@ -2,25 +2,22 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::At;
-use crate::fixture::{Fixture, open_of};
-use crate::reader::SAMPLE;
+use vpmu_testkit::{At, Fields, Fixture, SAMPLE, open_of};
 
 const ADDR: u64 = 1 << 3;
 
 /// Returns a request for an enabled event with this kind and config. The event samples with period 1, and ADDR is the
 /// only field of its samples.
 fn addressed(kind: u32, config: u64) -> OpenRequest {
-    OpenRequest { period: 1.into(), sample_type: ADDR.into(), flags: OPEN_ENABLED.into(), ..open_of(kind, config, 0) }
+    open_of(kind, config, 0).period(1).sample_type(ADDR).flags(OPEN_ENABLED)
 }
 
 #[test]
 fn marks_of_any_value_are_counted() {
     let mut fixture = Fixture::new();
     let events = [MARK_ANY, 5, 0, u32::MAX.into()].map(|config| {
-        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, config, 0) };
-        fixture.open(&request).expect("open")
+        let request = open_of(KIND_MARK, config, 0).flags(OPEN_ENABLED);
+        fixture.opened(&request)
     });
     for value in [0, 5, 5, 6, u32::MAX] {
         fixture.mark(0, value, 1);
@@ -34,7 +31,7 @@ fn marks_of_any_value_are_counted() {
 fn sample_address_of_a_mark_is_its_value() {
     let mut fixture = Fixture::new();
     for config in [MARK_ANY, 7] {
-        let mark = fixture.open(&addressed(KIND_MARK, config)).expect("open");
+        let mark = fixture.opened(&addressed(KIND_MARK, config));
         let mut ring = fixture.map(mark, 1);
         for value in [7, u32::MAX, 0] {
             fixture.mark(0, value, 1);
@@ -56,7 +53,7 @@ fn sample_address_of_a_mark_is_its_value() {
 #[test]
 fn only_marks_have_a_sample_address() {
     let mut fixture = Fixture::new();
-    let exits = fixture.open(&addressed(KIND_EXITS, EXIT_USER)).expect("open");
+    let exits = fixture.opened(&addressed(KIND_EXITS, EXIT_USER));
     let mut ring = fixture.map(exits, 1);
     fixture.exit(0, ExitReason::Io, &mut At(1));
     fixture.mark(0, 7, 1);

@@ -14,13 +14,11 @@ use vm_memory::{
 };
 use vpmu::abi::*;
 use vpmu::{AuxProducer, Engines, Error, ExitReason, Memory, QueueState};
+use vpmu_testkit::{
+    ALL_FEATURES, At, Descriptor, DriverQueue, Fields, Fixture, MEMORY_LEN, QUEUES, VCPUS, WINDOW, WINDOW_FEATURES,
+    header, limits, map_aux, open_of,
+};
 use zerocopy::IntoBytes;
-
-use crate::driver::{Descriptor, DriverQueue};
-use crate::fake_host::At;
-use crate::fixture::{ALL_FEATURES, Fixture, MEMORY_LEN, QUEUES, VCPUS, limits, open_of, sampling};
-use crate::persistent::{WINDOW, WINDOW_FEATURES};
-use crate::traces::area::map_aux;
 
 const PAGE: u64 = 0x1000;
 const WINDOW_PAGES: usize = 8;
@@ -92,9 +90,8 @@ impl WatchedRig {
 
     /// Opens an enabled event that samples each mark of value 5.
     fn sampled(&mut self) -> u64 {
-        let request =
-            OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-        self.fixture.open(&request).expect("open")
+        let request = open_of(KIND_MARK, 5, 0).sampled(1).wakeup(1).flags(OPEN_ENABLED);
+        self.fixture.opened(&request)
     }
 }
 
@@ -107,7 +104,7 @@ fn exactly(pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
 fn reply_to_a_request_marks_the_used_ring_and_the_buffer() {
     let mut watched = WatchedRig::new();
     assert_eq!(watched.take_dirty(), exactly([]), "activation writes nothing");
-    let event = watched.fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = watched.fixture.opened(&open_of(KIND_MARK, 5, 0));
     assert_eq!(watched.take_dirty(), exactly(watched.answered(0)));
     watched.fixture.command(0, COMMAND_ENABLE, event);
     assert_eq!(watched.take_dirty(), exactly(watched.answered(2)));
@@ -140,7 +137,7 @@ fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
 #[test]
 fn shown_count_marks_the_metadata_page() {
     let mut watched = WatchedRig::new();
-    let event = watched.fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = watched.fixture.opened(&open_of(KIND_MARK, 5, 0));
     watched.fixture.map_pages(event, MAP_WRITABLE, &[0x20_0000]).expect("mapped");
     watched.take_dirty();
     watched.fixture.command(0, COMMAND_ENABLE, event);
@@ -166,7 +163,7 @@ fn notice_marks_the_used_ring_and_the_buffer_of_the_event_queue() {
 fn aux_data_of_any_length_marks_its_pages() {
     let mut watched = WatchedRig::new();
     let request = open_of(KIND_VMM_TRACE, 0, 0);
-    let event = watched.fixture.open(&request).expect("open");
+    let event = watched.fixture.opened(&request);
     let ring = [0x20_0000, 0x20_1000];
     let area: Vec<u64> = (0..8).map(|page| 0x30_0000 + page * PAGE).collect();
     let fixture = &mut watched.fixture;
@@ -193,8 +190,8 @@ fn aux_data_of_any_length_marks_its_pages() {
 fn ring_in_the_window_marks_the_windows_pages() {
     let mut watched = WatchedRig::new();
     let flags = OPEN_ENABLED | OPEN_PERSISTENT;
-    let request = OpenRequest { flags: flags.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let event = watched.fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, 0).sampled(1).flags(flags);
+    let event = watched.fixture.opened(&request);
     watched.take_dirty();
     let first = watched.fixture.map_window(event, 1, MAP_WRITABLE);
     assert_eq!(first, Ok(0));
@@ -206,8 +203,7 @@ fn ring_in_the_window_marks_the_windows_pages() {
     assert_eq!(watched.take_dirty(), exactly([WINDOW, WINDOW + PAGE]));
     // An area in guest RAM. Its head is in the ring's metadata page, which is in the window.
     let area = [0x30_0000];
-    let trace = OpenRequest { flags: flags.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
-    let trace = watched.fixture.open(&trace).expect("open");
+    let trace = watched.fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0).flags(flags));
     let first = watched.fixture.map_window(trace, 1, MAP_WRITABLE);
     let ring = WINDOW + u64::from(first.expect("mapped")) * PAGE;
     map_aux(&mut watched.fixture, trace, MAP_WRITABLE, &area).expect("an area");
@@ -261,9 +257,9 @@ impl Changing {
 fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
     let mut changing = Changing::new();
     let fixture = &mut changing.fixture;
-    let open = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
+    let open = open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED);
     let [gone, stays] = [Changing::SECOND, 0x20_0000].map(|ring| {
-        let event = fixture.open(&open).expect("open");
+        let event = fixture.opened(&open);
         let pages = [ring, ring + PAGE];
         fixture.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
         event
@@ -277,7 +273,7 @@ fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
     assert_eq!((metrics.samples_written, metrics.samples_lost), (5, 3));
     assert_eq!([gone, stays].map(|event| fixture.value(0, event)), [4, 4]);
     let pages = [Changing::SECOND + 2 * PAGE, Changing::SECOND + 3 * PAGE];
-    let third = fixture.open(&open).expect("open");
+    let third = fixture.opened(&open);
     let refused = fixture.map_pages(third, MAP_WRITABLE, &pages);
     assert_eq!(refused, Err(libc::EINVAL), "the address is not memory");
     let whole = changing.whole.clone();
@@ -292,7 +288,7 @@ fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
 #[test]
 fn queues_whose_region_is_removed_fall_silent() {
     let mut changing = Changing::new();
-    let event = changing.fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = changing.fixture.opened(&open_of(KIND_MARK, 5, 0));
     changing.change(GuestMemoryMmap::new());
     let fixture = &mut changing.fixture;
     fixture.queues[0].request(&[0; 16], 16);
@@ -343,9 +339,9 @@ fn device_reads_requests_in_memory_that_it_cannot_write() {
     let memory = Translated { memory: fixture.memory.clone(), read_only: first..first + DriverQueue::BUFFER };
     let interrupt = fixture.interrupt.clone();
     fixture.vpmu.activate(memory, ALL_FEATURES, &queues, interrupt).expect("active");
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
     // An answer in that memory is refused.
-    let request = Fixture::header(CONTROL_CLOSE, event);
+    let request = header(CONTROL_CLOSE, event);
     fixture.queues[0].request(request.as_bytes(), size_of::<ControlReply>());
     fixture.queues[0].describe(1, Descriptor { address: first, len: 16, writable: true, next: None });
     let _ = fixture.vpmu.notify(QUEUE_CONTROL);
@@ -357,8 +353,7 @@ fn device_reads_requests_in_memory_that_it_cannot_write() {
 #[test]
 fn interrupt_names_the_queues_with_used_buffers() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).wakeup(1).flags(OPEN_ENABLED));
     assert_eq!(fixture.host.take_signalled(), [QUEUE_CONTROL]);
     fixture.map(event, 1);
     fixture.post_notice(0, 16);
@@ -377,7 +372,7 @@ fn interrupt_names_the_queues_with_used_buffers() {
 #[test]
 fn queues_continue_from_the_indices_passed_at_activation() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
     fixture.read(1, event);
     let states = fixture.vpmu.queue_states();
     let indices: Vec<_> = states.iter().map(|q| (q.next_avail, q.next_used)).collect();
@@ -388,7 +383,7 @@ fn queues_continue_from_the_indices_passed_at_activation() {
     other.memory = fixture.memory;
     other.queues = fixture.queues;
     other.vpmu.activate(other.memory.clone(), ALL_FEATURES, &states, other.interrupt.clone()).expect("active");
-    other.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    other.opened(&open_of(KIND_MARK, 5, 0));
     assert_eq!(other.vpmu.queue_states()[0].next_used, 2);
     other.vpmu.reset();
     assert_eq!(other.vpmu.queue_states(), [QueueState::default(); 4]);
@@ -413,6 +408,6 @@ fn unsound_queue_is_refused() {
     assert!(refused(|queue| queue.avail_ring += 1));
     assert!(refused(|queue| queue.used_ring += 2));
     assert!(refused(|queue| queue.desc_table = u64::MAX - 15));
-    assert!(refused(|queue| queue.used_ring = crate::fixture::MEMORY - 4));
+    assert!(refused(|queue| queue.used_ring = vpmu_testkit::MEMORY - 4));
     assert!(!refused(|queue| *queue = QueueState::default()), "a queue that is not used was refused");
 }

@@ -2,15 +2,13 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::{At, Nowhere};
-use crate::fixture::{Fixture, open_of, sampling};
+use vpmu_testkit::{At, Fields, Fixture, Nowhere, open_of};
 
 const KERNEL: u64 = u64::MAX;
 
 fn open(fixture: &mut Fixture, request: OpenRequest, exclude: u32) -> u64 {
-    let request = OpenRequest { flags: (exclude | OPEN_ENABLED).into(), ..request };
-    fixture.open(&request).expect("open")
+    let request = request.flags(exclude | OPEN_ENABLED);
+    fixture.opened(&request)
 }
 
 #[test]
@@ -33,7 +31,7 @@ fn marks_and_exits_count_by_the_mode_at_the_exit() {
 #[test]
 fn samples_are_only_of_the_counted_mode() {
     let mut fixture = Fixture::new();
-    let event = open(&mut fixture, sampling(open_of(KIND_MARK, 5, 0), 2), OPEN_EXCLUDE_KERNEL);
+    let event = open(&mut fixture, open_of(KIND_MARK, 5, 0).sampled(2), OPEN_EXCLUDE_KERNEL);
     let mut ring = fixture.map(event, 1);
     for round in 0..6 {
         fixture.mark(0, 5, KERNEL);

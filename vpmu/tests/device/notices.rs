@@ -1,14 +1,12 @@
 //! The wakeups of events that write to one ring share a notice, unless the driver asks for notices of a family's own.
 
 use vpmu::abi::*;
-
-use crate::fixture::{Fixture, open_of, sampling};
-use crate::persistent::{WINDOW_FEATURES, window};
+use vpmu_testkit::{Fields, Fixture, WINDOW_FEATURES, open_of, window};
 
 /// Opens an event of vCPU 0 that samples marks of value 5, with a wakeup at each record.
 fn waking(fixture: &mut Fixture) -> u64 {
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    fixture.open(&request).expect("open")
+    let request = open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED).wakeup(1);
+    fixture.opened(&request)
 }
 
 /// Maps a ring that never gets full.
@@ -105,15 +103,10 @@ fn family_with_its_own_notices_is_counted_alone() {
 fn own_notices_are_those_of_the_whole_family() {
     let mut fixture = Fixture::new();
     let [owner, parent] = sharing(&mut fixture);
-    let child = |parent: u64| OpenRequest {
-        parent: parent.into(),
-        flags: OPEN_ENABLED.into(),
-        wakeup: 1.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
-    let before = fixture.open(&child(parent)).expect("open");
+    let child = |parent: u64| open_of(KIND_MARK, 5, 0).sampled(1).parent(parent).flags(OPEN_ENABLED).wakeup(1);
+    let before = fixture.opened(&child(parent));
     fixture.set_own_notices(parent, 1).expect("own");
-    fixture.open(&child(parent)).expect("open");
+    fixture.opened(&child(parent));
     mark(&fixture);
     take(&mut fixture, &[woke(owner, 1), woke(parent, 3)]);
     // The family keeps its notices when its parent is closed.
@@ -252,8 +245,7 @@ fn limit_notice_replaces_a_wakeup_of_the_shared_notice() {
 fn limit_notice_of_a_child_replaces_the_wakeup_of_its_family() {
     let mut fixture = Fixture::new();
     let [parent] = sharing(&mut fixture);
-    let child = OpenRequest { parent: parent.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let child = fixture.open(&child).expect("open");
+    let child = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).parent(parent).wakeup(1));
     for own in [0, 1] {
         fixture.set_own_notices(parent, own).expect("set");
         assert_eq!(fixture.valued(0, COMMAND_REFRESH, child, 1), 0);

@@ -1,33 +1,29 @@
 //! Valid open requests, and which error each mistake causes.
 
 use vpmu::abi::*;
-
-use crate::fake_host::{CYCLES, FAULTS};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling};
+use vpmu_testkit::{ALL_FEATURES, CYCLES, FAULTS, Fields, Fixture, limits, open_of};
 
 const READ: u64 = 1 << 4;
 
 fn good() -> OpenRequest {
-    sampling(open_of(KIND_MARK, 5, 0), 1)
+    open_of(KIND_MARK, 5, 0).sampled(1)
 }
 
 #[test]
 fn every_defined_flag_and_field_is_accepted() {
     let mut fixture = Fixture::new();
-    let leader = fixture.open(&good()).expect("open");
-    let request = OpenRequest {
-        flags: (0x7ff & !(OPEN_PINNED | OPEN_FREQ)).into(),
-        sample_type: (0x1_03c7 | 1 << 3 | READ).into(),
-        read_format: READ_ALLOWED.into(),
-        leader: leader.into(),
-        wakeup: 1.into(),
-        engine: ENGINE_EXIT.into(),
-        ..good()
-    };
+    let leader = fixture.opened(&good());
+    let request = good()
+        .flags(0x7ff & !(OPEN_PINNED | OPEN_FREQ))
+        .sample_type(0x1_03c7 | 1 << 3 | READ)
+        .read_format(READ_ALLOWED)
+        .leader(leader)
+        .wakeup(1)
+        .engine(ENGINE_EXIT);
     let reply = fixture.open_reply(&request);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
-    let pinned = OpenRequest { flags: (OPEN_PINNED | OPEN_FREQ).into(), ..good() };
-    fixture.open(&pinned).expect("open");
+    let pinned = good().flags(OPEN_PINNED | OPEN_FREQ);
+    fixture.opened(&pinned);
     let counting = fixture.open_reply(&open_of(KIND_MARK, 5, 0));
     assert_eq!(counting.engine.get(), ENGINE_ANY, "an event that only counts has no engine");
 }
@@ -36,15 +32,15 @@ fn every_defined_flag_and_field_is_accepted() {
 fn unknown_bits_are_refused_one_by_one() {
     let mut fixture = Fixture::new();
     for bit in 17..32 {
-        let request = OpenRequest { flags: (1_u32 << bit).into(), ..good() };
+        let request = good().flags(1_u32 << bit);
         assert_eq!(fixture.open(&request), Err(libc::EINVAL), "flag {bit}");
     }
     for bit in (0..64).filter(|bit| SAMPLE_ALLOWED & 1 << bit == 0) {
-        let request = OpenRequest { sample_type: (1_u64 << bit).into(), ..good() };
+        let request = good().sample_type(1_u64 << bit);
         assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP), "sample {bit}");
     }
     for bit in (0..64).filter(|bit| READ_ALLOWED & 1 << bit == 0) {
-        let request = OpenRequest { read_format: (1_u64 << bit).into(), ..good() };
+        let request = good().read_format(1_u64 << bit);
         assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP), "read {bit}");
     }
 }
@@ -55,14 +51,9 @@ fn registers_stacks_and_chains_have_perfs_bounds() {
     let (chain, user, stack, intr) = (1_u64 << 5, 1 << 12, 1 << 13, 1 << 18);
     let open = |fixture: &mut Fixture, sample_type: u64, mask: u64, size: u32, max_stack: u32| {
         fixture
-            .open(&OpenRequest {
-                sample_type: sample_type.into(),
-                regs_user: mask.into(),
-                regs_intr: mask.into(),
-                stack_user: size.into(),
-                max_stack: max_stack.into(),
-                ..good()
-            })
+            .open(
+                &good().sample_type(sample_type).regs_user(mask).regs_intr(mask).stack_user(size).max_stack(max_stack),
+            )
             .err()
     };
     let registers = 0xff_0fff_u64;
@@ -95,17 +86,15 @@ fn periods_and_frequencies_have_bounds() {
     let mut rate = [0; 4];
     fixture.vpmu.read_config(44, &mut rate);
     assert_eq!(u32::from_le_bytes(rate), 5000);
-    let open = |fixture: &mut Fixture, flags: u32, period: u64| {
-        fixture.open(&OpenRequest { flags: flags.into(), period: period.into(), ..good() }).err()
-    };
+    let open = |fixture: &mut Fixture, flags: u32, period: u64| fixture.open(&good().flags(flags).period(period)).err();
     assert_eq!(open(&mut fixture, 0, u64::MAX >> 1), None);
     assert_eq!(open(&mut fixture, 0, 1 << 63), Some(libc::EINVAL));
     assert_eq!(open(&mut fixture, OPEN_FREQ, 0), Some(libc::EINVAL));
     assert_eq!(open(&mut fixture, OPEN_FREQ, 5000), None);
     assert_eq!(open(&mut fixture, OPEN_FREQ, 5001), Some(libc::EINVAL));
     // An event's shortest period does not limit its frequency. An event that cannot sample cannot have a frequency.
-    let frequency = |of: (u32, u64)| OpenRequest { flags: OPEN_FREQ.into(), ..sampling(open_of(of.0, of.1, 0), 1) };
-    fixture.open(&frequency(CYCLES)).expect("open");
+    let frequency = |of: (u32, u64)| open_of(of.0, of.1, 0).sampled(1).flags(OPEN_FREQ);
+    fixture.opened(&frequency(CYCLES));
     assert_eq!(fixture.open(&frequency(FAULTS)), Err(libc::EOPNOTSUPP));
 }
 
@@ -113,7 +102,7 @@ fn periods_and_frequencies_have_bounds() {
 fn leaders_are_checked() {
     let mut fixture = Fixture::new();
     let mut open = |context: u32, leader: u64, flags: u32| {
-        fixture.open(&OpenRequest { leader: leader.into(), flags: flags.into(), ..open_of(KIND_MARK, 5, context) })
+        fixture.open(&open_of(KIND_MARK, 5, context).leader(leader).flags(flags))
     };
     let leader = open(0, 0, 0).expect("open");
     let member = open(0, leader, 0).expect("open");
@@ -129,14 +118,14 @@ fn leaders_are_checked() {
 #[test]
 fn inherited_event_reads_no_counts_into_samples() {
     let mut fixture = Fixture::new();
-    let parent = fixture.open(&good()).expect("open");
-    let child = OpenRequest { parent: parent.into(), sample_type: READ.into(), ..good() };
+    let parent = fixture.opened(&good());
+    let child = good().parent(parent).sample_type(READ);
     assert_eq!(fixture.open(&child), Err(libc::EINVAL));
 }
 
 #[test]
 fn event_of_the_device_is_sampled_at_its_exit() {
     let mut fixture = Fixture::new();
-    let batched = OpenRequest { engine: ENGINE_BATCHED.into(), ..good() };
+    let batched = good().engine(ENGINE_BATCHED);
     assert_eq!(fixture.open(&batched), Err(libc::EOPNOTSUPP));
 }

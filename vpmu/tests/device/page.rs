@@ -2,10 +2,7 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::At;
-use crate::fixture::{Fixture, TSC_OFFSET, open_of};
-use crate::reader::Reader;
+use vpmu_testkit::{At, Fields, Fixture, Reader, TSC_OFFSET, open_of};
 
 /// Returns the count, the time enabled and the time running, as a program computes them from the page at guest time
 /// `now`.
@@ -21,8 +18,8 @@ fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
 #[test]
 fn page_count_is_exact_after_each_exit_without_a_command() {
     let mut fixture = Fixture::new();
-    let mark = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let exits = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
+    let mark = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let exits = fixture.opened(&open_of(KIND_EXITS, EXIT_IO, 0));
     let pages = [mark, exits].map(|id| fixture.map(id, 0));
     let counts = || [0, 1].map(|index: usize| pages[index].field(16));
     fixture.command(0, COMMAND_ENABLE, mark);
@@ -44,7 +41,7 @@ fn page_count_is_exact_after_each_exit_without_a_command() {
 #[test]
 fn page_times_advance_between_exits() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, CONTEXT_TASK)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, CONTEXT_TASK));
     let page = fixture.map(event, 0);
     fixture.command(0, COMMAND_IN, event);
     fixture.host.pass(5_000);
@@ -69,8 +66,7 @@ fn page_times_advance_between_exits() {
 #[test]
 fn unmapped_page_is_not_written() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, event);
+    let event = fixture.opened(&open_of(KIND_EXITS, EXIT_IO, 0).flags(OPEN_ENABLED));
     let page = fixture.map(event, 0);
     fixture.unmap(event).expect("unmapped");
     let before = fixture.snapshot();

@@ -6,10 +6,8 @@ use std::cell::Cell;
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Registers};
+use vpmu_testkit::{CYCLES, Fields, Fixture, command, open_of, thread};
 use zerocopy::IntoBytes;
-
-use crate::fake_host::CYCLES;
-use crate::fixture::{Fixture, command, open_of, sampling, thread};
 
 const CALLCHAIN: u64 = 1 << 5;
 const REGS_USER: u64 = 1 << 12;
@@ -67,15 +65,15 @@ fn fixture() -> Fixture {
 
 /// Opens an event for `request` that is enabled from the start, and maps its ring.
 fn opened(fixture: &mut Fixture, request: OpenRequest) -> u64 {
-    let request = OpenRequest { flags: (request.flags.get() | OPEN_ENABLED).into(), ..request };
-    let event = fixture.open(&request).expect("open");
+    let request = request.flags(request.flags.get() | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let pages: Vec<u64> = (0..=64).map(|page| RING + page * 0x1000).collect();
     fixture.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
     event
 }
 
 fn fields(sample_type: u64) -> OpenRequest {
-    OpenRequest { sample_type: sample_type.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) }
+    open_of(KIND_MARK, 5, 0).sampled(1).sample_type(sample_type)
 }
 
 /// Returns every record in the ring at [`RING`]. Each record starts with its header.
@@ -100,11 +98,11 @@ fn vcpu_state_is_read_once_and_only_if_needed() {
         let mut at = Somewhere { user: true, ip: 0x4000, bp: 0x100, asked: &asked };
         fixture.vcpus.mark(0, 5, &mut at);
     };
-    fixture.open(&OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) }).expect("open");
+    fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     mark(&fixture);
     assert_eq!(asked.get(), 0);
     let event = opened(&mut fixture, fields(CALLCHAIN));
-    let other = fixture.open(&OpenRequest { flags: OPEN_ENABLED.into(), ..fields(CALLCHAIN) }).expect("open");
+    let other = fixture.opened(&fields(CALLCHAIN).flags(OPEN_ENABLED));
     mark(&fixture);
     assert_eq!(asked.get(), 1);
     assert_eq!(records(&fixture)[0][1..], [3, IN_USER, 0x4000, 0x1111], "one chain");
@@ -119,8 +117,7 @@ fn overflow_found_by_a_command_has_the_callers_of_its_exit() {
     let mut fixture = fixture();
     let asked = Cell::new(0);
     let (kind, config) = CYCLES;
-    let event =
-        opened(&mut fixture, OpenRequest { sample_type: CALLCHAIN.into(), ..sampling(open_of(kind, config, 1), 100) });
+    let event = opened(&mut fixture, open_of(kind, config, 1).sampled(100).sample_type(CALLCHAIN));
     let mut at = Somewhere { user: true, ip: 0x7000, bp: 0x100, asked: &asked };
     fixture.vcpus.leave(1, ExitReason::Mmio, &mut at);
     fixture.host.work(thread(1), 100, 4);
@@ -139,14 +136,13 @@ fn sample_has_no_data_of_an_excluded_mode() {
         let (kind, config) = CYCLES;
         let event = opened(
             &mut fixture,
-            OpenRequest {
-                sample_type: sample_type.into(),
-                flags: OPEN_EXCLUDE_KERNEL.into(),
-                regs_user: mask.into(),
-                regs_intr: mask.into(),
-                stack_user: 8.into(),
-                ..sampling(open_of(kind, config, 0), 100)
-            },
+            open_of(kind, config, 0)
+                .sampled(100)
+                .sample_type(sample_type)
+                .flags(OPEN_EXCLUDE_KERNEL)
+                .regs_user(mask)
+                .regs_intr(mask)
+                .stack_user(8),
         );
         fixture.host.work(thread(0), 100, 4);
         let mut at = Somewhere { user: false, ip: 0x4000, bp: 0x100, asked: &Cell::new(0) };
@@ -171,7 +167,7 @@ fn kernel_callers_need_the_hypervisors_state() {
     }
 
     let mut fixture = fixture();
-    let fields = OpenRequest { regs_intr: 1.into(), ..fields(CALLCHAIN | REGS_INTR | STACK_USER) };
+    let fields = fields(CALLCHAIN | REGS_INTR | STACK_USER).regs_intr(1);
     opened(&mut fixture, fields);
     fixture.vcpus.mark(0, 5, &mut Terse);
     assert_eq!(
@@ -184,12 +180,7 @@ fn kernel_callers_need_the_hypervisors_state() {
 #[test]
 fn record_size_fits_its_header() {
     let mut fixture = fixture();
-    let everything = OpenRequest {
-        regs_user: 0xff_0fff.into(),
-        regs_intr: 0xff_0fff.into(),
-        stack_user: 65_528.into(),
-        ..fields(SAMPLE_ALLOWED & !(1 << 4))
-    };
+    let everything = fields(SAMPLE_ALLOWED & !(1 << 4)).regs_user(0xff_0fff).regs_intr(0xff_0fff).stack_user(65_528);
     opened(&mut fixture, everything);
     let mut at = Somewhere { user: true, ip: 0x4000, bp: 0x100, asked: &Cell::new(0) };
     fixture.vcpus.mark(0, 5, &mut at);

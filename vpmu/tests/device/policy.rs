@@ -2,10 +2,9 @@
 
 use vpmu::abi::*;
 use vpmu::{CountMode, Hardware, Persist, RawEvents};
+use vpmu_testkit::{CLOCK, CYCLES, FAULTS, Fields, Fixture, RAW, open_of, thread};
 
 use crate::contention::reports_lost_counter;
-use crate::fake_host::{CLOCK, CYCLES, FAULTS, RAW};
-use crate::fixture::{Fixture, open_of, sampling, thread};
 
 fn counting(count_mode: CountMode) -> Fixture {
     Fixture::with_hardware(Hardware::default().with(|hardware| hardware.count_mode = count_mode))
@@ -17,7 +16,7 @@ fn cycles() -> OpenRequest {
 
 /// Enables an event, which must then have exactly one host counter. Returns whether this counter excludes host work.
 fn leaves_host_out(fixture: &mut Fixture, request: &OpenRequest) -> bool {
-    let event = fixture.open(request).expect("open");
+    let event = fixture.opened(request);
     fixture.command(0, COMMAND_ENABLE, event);
     let excluded = fixture.host.host_excluded();
     fixture.close(event).expect("closed");
@@ -39,15 +38,15 @@ fn count_mode_selects_host_work_in_hardware_counts() {
 
 #[test]
 fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
-    let trace = OpenRequest { period: 100.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
-    let excluding = OpenRequest { flags: OPEN_EXCLUDE_HOST.into(), ..cycles() };
+    let trace = open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0).period(100);
+    let excluding = cycles().flags(OPEN_EXCLUDE_HOST);
     for mode in [CountMode::Guest, CountMode::Vcpu] {
         let mut fixture = counting(mode);
-        for request in [sampling(cycles(), 100), trace, excluding] {
+        for request in [cycles().sampled(100), trace, excluding] {
             assert!(leaves_host_out(&mut fixture, &request), "{mode:?}: the counter includes host work: {request:?}");
         }
         // The device also accepts `OPEN_EXCLUDE_HOST` for events that cannot exclude host work.
-        let clock = OpenRequest { flags: OPEN_EXCLUDE_HOST.into(), ..open_of(CLOCK.0, CLOCK.1, 0) };
+        let clock = open_of(CLOCK.0, CLOCK.1, 0).flags(OPEN_EXCLUDE_HOST);
         assert!(!leaves_host_out(&mut fixture, &clock));
     }
 }
@@ -55,9 +54,9 @@ fn host_work_is_excluded_from_samples_and_on_request_in_both_modes() {
 #[test]
 fn events_that_differ_in_host_work_have_counters_of_their_own() {
     let mut fixture = counting(CountMode::Vcpu);
-    let excluding = OpenRequest { flags: OPEN_EXCLUDE_HOST.into(), ..cycles() };
+    let excluding = cycles().flags(OPEN_EXCLUDE_HOST);
     for request in [cycles(), excluding, cycles(), excluding] {
-        let event = fixture.open(&request).expect("open");
+        let event = fixture.opened(&request);
         fixture.command(0, COMMAND_ENABLE, event);
     }
     let mut excluded = fixture.host.host_excluded();
@@ -118,7 +117,7 @@ const ALL_FLAGS: u32 = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCL
 fn raw_event_without_permission_is_refused_without_a_host_call() {
     for allowed in [listed(&[]), listed(&[0x8])] {
         let mut fixture = allowing(allowed);
-        for request in [raw(RAW.1), sampling(raw(RAW.1), 100), raw(1 << 47)] {
+        for request in [raw(RAW.1), raw(RAW.1).sampled(100), raw(1 << 47)] {
             assert_eq!(fixture.open(&request), Err(libc::ENOENT));
         }
         assert_eq!(fixture.host.asked(), [0; 0]);
@@ -144,19 +143,19 @@ fn raw_event_that_the_host_does_not_count_is_unknown() {
 fn permitted_raw_event_counts_and_samples_like_hardware() {
     for allowed in [listed(&[RAW.1]), RawEvents::All] {
         let mut fixture = allowing(allowed);
-        let event = fixture.open(&raw(RAW.1)).expect("open");
+        let event = fixture.opened(&raw(RAW.1));
         fixture.command(0, COMMAND_ENABLE, event);
         fixture.host.work(thread(0), 40, 4);
         assert_eq!(fixture.value(0, event), 40);
         fixture.close(event).expect("closed");
 
-        let user = OpenRequest { flags: OPEN_EXCLUDE_KERNEL.into(), ..raw(RAW.1) };
+        let user = raw(RAW.1).flags(OPEN_EXCLUDE_KERNEL);
         fixture.open(&user).expect("a mode can be excluded");
-        let reply = fixture.open_reply(&sampling(raw(RAW.1), 10));
+        let reply = fixture.open_reply(&raw(RAW.1).sampled(10));
         assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
         assert_eq!(fixture.host.periods(), [10]);
         // A raw event cannot have a shorter period than its host counter supports.
-        let refused = fixture.open(&sampling(raw(RAW.1), 9));
+        let refused = fixture.open(&raw(RAW.1).sampled(9));
         assert_eq!(refused, Err(libc::EOPNOTSUPP));
     }
 }
@@ -165,7 +164,7 @@ fn permitted_raw_event_counts_and_samples_like_hardware() {
 fn raw_samples_are_batched_where_the_host_names_guest_addresses() {
     let mut fixture = allowing(listed(&[RAW.1]));
     fixture.host.know_ips();
-    let request = OpenRequest { engine: ENGINE_BATCHED.into(), sample_type: 0x1.into(), ..sampling(raw(RAW.1), 10) };
+    let request = raw(RAW.1).sampled(10).engine(ENGINE_BATCHED).sample_type(0x1);
     let reply = fixture.open_reply(&request);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_BATCHED));
 }
@@ -203,13 +202,13 @@ fn pinning(pinned: bool) -> Fixture {
 
 #[test]
 fn hardware_counters_are_pinned_if_configured() {
-    let trace = OpenRequest { period: 100.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
-    let hardware = [cycles(), sampling(cycles(), 100), raw(RAW.1), trace];
-    let software = [open_of(FAULTS.0, FAULTS.1, 0), sampling(open_of(CLOCK.0, CLOCK.1, 0), 100_000)];
+    let trace = open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0).period(100);
+    let hardware = [cycles(), cycles().sampled(100), raw(RAW.1), trace];
+    let software = [open_of(FAULTS.0, FAULTS.1, 0), open_of(CLOCK.0, CLOCK.1, 0).sampled(100_000)];
     for pinned in [false, true] {
         let mut fixture = pinning(pinned);
         let of = |fixture: &mut Fixture, request: &OpenRequest| {
-            let event = fixture.open(request).expect("open");
+            let event = fixture.opened(request);
             fixture.command(0, COMMAND_ENABLE, event);
             let counters = fixture.host.pinned();
             fixture.close(event).expect("closed");
@@ -234,7 +233,7 @@ fn operators_own_events_of_hardware_are_pinned_too() {
 
 #[test]
 fn pinned_hardware_without_a_counter_is_in_error() {
-    for request in [cycles(), sampling(cycles(), 1_000_000)] {
+    for request in [cycles(), cycles().sampled(1_000_000)] {
         reports_lost_counter(&mut pinning(true), &request, COMMAND_DISABLE);
     }
 }

@@ -2,9 +2,7 @@
 
 use vpmu::abi::*;
 use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
-
-use crate::fake_host::{CLOCK, CYCLES, FAULTS, RAW};
-use crate::fixture::{Fixture, open_of, sampling};
+use vpmu_testkit::{CLOCK, CYCLES, FAULTS, Fields, Fixture, RAW, open_of};
 
 /// One event of each kind that the host of these tests has, with its catalogue name.
 const EVENTS: [(&str, u32, u64); 10] = [
@@ -46,15 +44,15 @@ fn requests(fixture: &mut Fixture, kind: u32, config: u64) -> Vec<OpenRequest> {
     let on = |context| {
         let request = open_of(kind, config, context);
         match kind {
-            KIND_SAMPLE_TRACE => OpenRequest { period: 100.into(), ..request },
+            KIND_SAMPLE_TRACE => request.period(100),
             _ => request,
         }
     };
-    let parent = fixture.open(&open_of(UNLISTED, 0, 0)).expect("open");
-    let child = OpenRequest { parent: parent.into(), ..on(0) };
+    let parent = fixture.opened(&open_of(UNLISTED, 0, 0));
+    let child = on(0).parent(parent);
     let mut requests = vec![on(0), on(CONTEXT_TASK), child];
     if matches!(kind, KIND_HARDWARE | KIND_RAW | KIND_MARK | KIND_EXITS) {
-        requests.push(sampling(on(0), 100));
+        requests.push(on(0).sampled(100));
     }
     requests
 }
@@ -172,16 +170,13 @@ fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
     let mut fixture = fixture(vec![EventMatch::kind(KIND_TSC)], vec![]);
     let persist = Persist { rate: None, pages: 0, ..crate::persistent::asked("cycles", 0) };
     let id = fixture.vpmu.persist(&persist).expect("the operator may open it");
-    fixture.host.work(crate::fixture::thread(0), 40, 4);
+    fixture.host.work(vpmu_testkit::thread(0), 40, 4);
     assert_eq!(fixture.value(0, id), 40, "the guest can read the event");
     let status = fixture.vpmu.persistent();
     assert_eq!(status[0].event, "cycles", "the operator sees the name of the event");
     assert_eq!(names(&mut fixture), ["tsc"]);
     // The guest still cannot open such an event by itself.
-    for request in [
-        open_of(CYCLES.0, CYCLES.1, 0),
-        OpenRequest { flags: OPEN_PERSISTENT.into(), ..open_of(CYCLES.0, CYCLES.1, 0) },
-    ] {
+    for request in [open_of(CYCLES.0, CYCLES.1, 0), open_of(CYCLES.0, CYCLES.1, 0).flags(OPEN_PERSISTENT)] {
         assert_eq!(fixture.open(&request), Err(libc::ENOENT));
     }
 }

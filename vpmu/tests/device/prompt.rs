@@ -3,11 +3,12 @@
 use vpmu::abi::*;
 use vpmu::source::{Engine, Mode, Overflow};
 use vpmu::{Engines, ExitReason};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CYCLES, Fields, Fixture, Reader, Sample, WINDOW_FEATURES, command, limits, open_of, thread,
+    window,
+};
 
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling, thread};
-use crate::persistent::{WINDOW_FEATURES, reader, window};
-use crate::reader::{Reader, Sample};
+use crate::persistent::reader;
 
 /// More ticks than those for which the device holds back records of the batched engine.
 const LATER: u64 = 10_000_000;
@@ -26,7 +27,7 @@ fn fixture() -> Fixture {
 
 /// A request for an event that the batched engine samples.
 fn cycles(context: u32) -> OpenRequest {
-    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, context), 100) }
+    open_of(CYCLES.0, CYCLES.1, context).sampled(100).flags(OPEN_ENABLED)
 }
 
 fn batched(fixture: &mut Fixture, request: &OpenRequest) -> (u64, Reader) {
@@ -76,15 +77,10 @@ fn wakeups(fixture: &mut Fixture, act: impl FnOnce(&mut Fixture)) -> u64 {
 #[test]
 fn prompt_event_wakes_at_each_record_and_its_family_at_the_interval() {
     let mut fixture = Fixture::new();
-    let request = |config| OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        wakeup: 10.into(),
-        ..sampling(open_of(KIND_MARK, config, 0), 1)
-    };
-    let parent = fixture.open(&request(5)).expect("open");
+    let request = |config| open_of(KIND_MARK, config, 0).sampled(1).flags(OPEN_ENABLED).wakeup(10);
+    let parent = fixture.opened(&request(5));
     fixture.map(parent, 8);
-    let child = OpenRequest { parent: parent.into(), ..request(6) };
-    fixture.open(&child).expect("open");
+    fixture.opened(&request(6).parent(parent));
     let marks = |fixture: &mut Fixture, value, times| {
         wakeups(fixture, |fixture| {
             (0..times).for_each(|_| fixture.mark(0, value, 1));
@@ -186,7 +182,7 @@ fn inactive_event_is_prompt_when_it_becomes_active() {
 #[test]
 fn disabled_event_is_prompt_when_it_is_enabled() {
     let mut fixture = fixture();
-    let request = OpenRequest { flags: 0.into(), ..cycles(0) };
+    let request = cycles(0).flags(0);
     let (event, _ring) = batched(&mut fixture, &request);
     assert_eq!(set_prompt(&mut fixture, event, 1).state.get(), STATE_OFF);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -253,9 +249,7 @@ fn operator_who_requires_the_batched_engine_keeps_it() {
 fn refused_counter_puts_the_event_in_the_error_state() {
     let mut fixture = fixture();
     let (event, _ring) = batched(&mut fixture, &cycles(0));
-    let member = OpenRequest { leader: event.into(), ..open_of(KIND_MARK, 5, 0) };
-    let member = fixture.open(&member).expect("open");
-    fixture.command(0, COMMAND_ENABLE, member);
+    let member = fixture.opened(&open_of(KIND_MARK, 5, 0).leader(event).flags(OPEN_ENABLED));
     fixture.host.work(thread(0), 70, 4);
     fixture.host.deny(libc::EACCES);
     let reply = fixture.commands(0, &[prompt(event, 1)])[0];
@@ -276,8 +270,7 @@ fn refused_counter_puts_the_event_in_the_error_state() {
 fn group_of_both_engines_counts_on() {
     let mut fixture = fixture();
     let (leader, mut ring) = batched(&mut fixture, &cycles(0));
-    let member = OpenRequest { leader: leader.into(), ..cycles(0) };
-    let member = fixture.open(&member).expect("open");
+    let member = fixture.opened(&cycles(0).leader(leader));
     fixture.redirect(member, leader).expect("redirected");
     fixture.host.work(thread(0), 40, 4);
     for (event, values) in [(member, [1, 2]), (leader, [3, 4])] {
@@ -303,7 +296,7 @@ fn group_of_both_engines_counts_on() {
 #[test]
 fn limit_that_taken_overflows_reach_ends_the_event() {
     let mut fixture = fixture();
-    let request = OpenRequest { flags: 0.into(), ..cycles(0) };
+    let request = cycles(0).flags(0);
     let (event, mut ring) = batched(&mut fixture, &request);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, event, 3), 0);
     record(&fixture, &[1]);
@@ -324,11 +317,9 @@ fn limit_that_taken_overflows_reach_ends_the_event() {
 #[test]
 fn paused_event_stays_paused() {
     let mut fixture = fixture();
-    let request = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..cycles(0) };
+    let request = cycles(0).flags(OPEN_ENABLED | OPEN_PAUSED);
     let (event, mut ring) = batched(&mut fixture, &request);
-    let starter = sampling(open_of(KIND_MARK, 5, 0), 1);
-    let starter = fixture.open(&starter).expect("open");
-    fixture.command(0, COMMAND_ENABLE, starter);
+    let starter = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     fixture.link(starter, event, LINK_STARTER).expect("linked");
     set_prompt(&mut fixture, event, 1);
     assert_eq!(fixture.host.running(thread(0)), 0);
@@ -371,7 +362,7 @@ fn changed_counter_needs_no_other_place_among_the_guests_counters() {
         assert_eq!(fixture.open(&cycles(0)), Err(libc::EMFILE));
     }
     fixture.close(event).expect("closed");
-    fixture.open(&cycles(0)).expect("open");
+    fixture.opened(&cycles(0));
 }
 
 #[test]
@@ -398,7 +389,7 @@ fn batched_event_that_is_prompt_cannot_be_linked() {
     let mut fixture = fixture();
     let (event, _ring) = batched(&mut fixture, &cycles(0));
     set_prompt(&mut fixture, event, 1);
-    let target = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let target = fixture.opened(&open_of(KIND_MARK, 5, 0));
     let linked = fixture.link(event, target, LINK_STARTER);
     assert_eq!(linked, Err(libc::EOPNOTSUPP));
 }

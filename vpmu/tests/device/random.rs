@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use vpmu::abi::*;
-
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling};
-use crate::reader::{LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
+use vpmu_testkit::{ALL_FEATURES, Fields, Fixture, LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE, limits, open_of};
 
 /// A step of the driver. A `usize` selects an event by its position among all events opened so far.
 #[derive(Debug, Clone)]
@@ -125,13 +123,11 @@ impl Run {
                 let leader = leader.map_or(0, |place| self.id(place));
                 let parent = parent.map_or(0, |place| self.id(place));
                 let context = if task { CONTEXT_TASK } else { 0 };
-                let request = OpenRequest {
-                    flags: (flag(frequency, OPEN_FREQ) | flag(enabled, OPEN_ENABLED) | flag(stat, OPEN_INHERIT_STAT))
-                        .into(),
-                    leader: leader.into(),
-                    parent: parent.into(),
-                    ..sampling(open_of(KIND_MARK, 5, context), period)
-                };
+                let request = open_of(KIND_MARK, 5, context)
+                    .sampled(period)
+                    .flags(flag(frequency, OPEN_FREQ) | flag(enabled, OPEN_ENABLED) | flag(stat, OPEN_INHERIT_STAT))
+                    .leader(leader)
+                    .parent(parent);
                 if let Ok(id) = self.fixture.open(&request) {
                     let family = self.opened.iter().find(|&&(id, _)| id == parent);
                     let family = family.map_or(id, |&(_, family)| family);
@@ -209,16 +205,12 @@ proptest! {
         let mut run = Run::new();
         // Open events with fixed periods: one on each vCPU, and a child. The number of marks determines the expected
         // number of overflows of each event.
-        let request = |period: u64, vcpu, parent: u64| OpenRequest {
-            parent: parent.into(),
-            flags: OPEN_ENABLED.into(),
-            ..sampling(open_of(KIND_MARK, 6, vcpu), period)
-        };
+        let request = |period: u64, vcpu, parent: u64| open_of(KIND_MARK, 6, vcpu).sampled(period).parent(parent).flags(OPEN_ENABLED);
         let mut own = Vec::new();
         for (index, &period) in periods.iter().enumerate() {
             let vcpu = u32::from(index > 0);
             let parent = if index == 2 { own[1] } else { 0 };
-            own.push(run.fixture.open(&request(period, vcpu, parent)).expect("open"));
+            own.push(run.fixture.opened(&request(period, vcpu, parent)));
         }
         run.opened.extend([(own[0], own[0]), (own[1], own[1]), (own[2], own[1])]);
         let mut marks = [0_u64; 2];

@@ -2,10 +2,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling, thread};
-use crate::reader::{Raw, SAMPLE, THROTTLE, UNTHROTTLE};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CYCLES, Fields, Fixture, Raw, SAMPLE, THROTTLE, UNTHROTTLE, limits, open_of, thread,
+};
 
 const WINDOW: u64 = 10_000_000;
 
@@ -26,9 +25,8 @@ fn kinds(raw: &[Raw]) -> Vec<u64> {
 #[test]
 fn throttled_event_is_silent_until_a_later_window() {
     let mut fixture = throttled(5);
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
-    fixture.command(0, COMMAND_ENABLE, event);
     (0..20).for_each(|_| fixture.mark(0, 5, 1));
     let raw = ring.raw();
     assert_eq!(kinds(&raw), [[SAMPLE; 5].as_slice(), &[THROTTLE]].concat());
@@ -56,7 +54,7 @@ fn throttled_event_is_silent_until_a_later_window() {
 #[test]
 fn overflow_that_ends_the_window_is_written() {
     let mut fixture = throttled(2);
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, CONTEXT_TASK).sampled(1));
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_IN, event);
     fixture.command(0, COMMAND_ENABLE, event);
@@ -77,9 +75,8 @@ fn overflow_that_ends_the_window_is_written() {
 fn host_counter_is_silent_while_throttled() {
     let mut fixture = throttled(3);
     let (kind, config) = CYCLES;
-    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
+    let event = fixture.opened(&open_of(kind, config, 0).sampled(100).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.work(thread(0), 500, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
@@ -102,8 +99,8 @@ fn host_counter_is_silent_while_throttled() {
 #[test]
 fn frequency_is_reached_at_any_event_rate() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1000) };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, 0).sampled(1000).flags(OPEN_FREQ | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let mut ring = fixture.map(event, 64);
     for gap in [2_000, 50_000, 10_000] {
         let second = |fixture: &Fixture| {
@@ -131,8 +128,8 @@ fn frequency_is_reached_at_any_event_rate() {
 fn new_frequency_is_kept() {
     let limits = limits().with(|limits| limits.max_sample_rate = 10_000);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
-    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1000) };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, 0).sampled(1000).flags(OPEN_FREQ | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let mut ring = fixture.map(event, 64);
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 10_001), libc::EINVAL);
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 0), libc::EINVAL);
@@ -149,8 +146,8 @@ fn new_frequency_is_kept() {
 fn host_counter_adapts_its_own_period() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(kind, config, 0), 250) };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(kind, config, 0).sampled(250).flags(OPEN_FREQ | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let mut ring = fixture.map(event, 2);
     assert_eq!(fixture.host.frequencies(), [250]);
     // A real host would adapt the period. The simulated host uses the frequency as a fixed period.
@@ -167,8 +164,8 @@ fn host_counter_adapts_its_own_period() {
 fn rate_refused_by_the_host_changes_nothing() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let request = OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(kind, config, 0), 250) };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(kind, config, 0).sampled(250).flags(OPEN_FREQ | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let mut ring = fixture.map(event, 2);
     fixture.host.refuse_rates();
     assert_eq!(
@@ -187,9 +184,8 @@ fn rate_refused_by_the_host_changes_nothing() {
 fn throttle_of_an_event_ends_though_the_vcpu_never_leaves_the_guest() {
     let mut fixture = throttled(3);
     let (kind, config) = CYCLES;
-    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
+    let event = fixture.opened(&open_of(kind, config, 0).sampled(100).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
-    fixture.command(0, COMMAND_ENABLE, event);
     assert!(!fixture.host.draining());
     fixture.host.work(thread(0), 300, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));

@@ -4,14 +4,11 @@ use std::thread;
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::At;
-use crate::fixture::{Fixture, open_of, sampling};
-use crate::reader::{Raw, SAMPLE};
+use vpmu_testkit::{At, Fields, Fixture, Raw, SAMPLE, open_of};
 
 fn open(fixture: &mut Fixture, vcpu: u32) -> u64 {
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, vcpu), 1) };
-    fixture.open(&request).expect("open")
+    let request = open_of(KIND_MARK, 5, vcpu).sampled(1).flags(OPEN_ENABLED);
+    fixture.opened(&request)
 }
 
 /// Returns the IDs of the samples in `raw`, which must contain only samples.
@@ -30,8 +27,7 @@ fn records_are_redirected_to_another_ring_and_back() {
     let [one, two] = [(); 2].map(|()| open(&mut fixture, 0));
     let mut ring = fixture.map(one, 1);
     fixture.redirect(two, one).expect("redirected");
-    let child = OpenRequest { parent: two.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 1), 1) };
-    fixture.open(&child).expect("open");
+    fixture.opened(&open_of(KIND_MARK, 5, 1).sampled(1).parent(two).flags(OPEN_ENABLED));
     fixture.mark(0, 5, 1);
     fixture.mark(1, 5, 1);
     assert_eq!(ids(&ring.raw()), [one, two, two], "the children's records are redirected, too");
@@ -49,11 +45,8 @@ fn exits_during_redirections_are_all_counted() {
     const EXITS: u64 = 2_000_000;
     let mut fixture = Fixture::new();
     let one = open(&mut fixture, 0);
-    let two = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
-        ..sampling(open_of(KIND_EXITS, EXIT_IO, 0), u64::MAX >> 1)
-    };
-    let two = fixture.open(&two).expect("open");
+    let two = fixture
+        .opened(&open_of(KIND_EXITS, EXIT_IO, 0).sampled(u64::MAX >> 1).flags(OPEN_ENABLED | OPEN_EXCLUDE_KERNEL));
     let _ring = fixture.map(one, 1);
     let mut session = fixture.vcpus.take(0);
     let vcpu = thread::spawn(move || {
@@ -77,10 +70,8 @@ fn invalid_redirections_are_refused() {
     let [one, two, bare] = [(); 3].map(|()| open(&mut fixture, 0));
     let elsewhere = open(&mut fixture, 1);
     let task = open(&mut fixture, CONTEXT_TASK);
-    let backward = OpenRequest { flags: OPEN_BACKWARD.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let backward = fixture.open(&backward).expect("open");
-    let child = OpenRequest { parent: two.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let child = fixture.open(&child).expect("open");
+    let backward = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_BACKWARD));
+    let child = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).parent(two));
     fixture.map(one, 1);
     fixture.map(elsewhere, 1);
     fixture.map(task, 1);
@@ -160,8 +151,7 @@ fn ring_ends_with_its_last_writer() {
 fn wakeup_outlives_the_event_that_caused_it() {
     let mut fixture = Fixture::new();
     let one = open(&mut fixture, 0);
-    let two = OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let two = fixture.open(&two).expect("open");
+    let two = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED).wakeup(1));
     fixture.map(one, 1);
     fixture.redirect(two, one).expect("redirected");
     fixture.mark(0, 5, 1);
@@ -174,8 +164,7 @@ fn wakeup_outlives_the_event_that_caused_it() {
 fn wakeup_names_the_event_with_the_ring() {
     let mut fixture = Fixture::new();
     let one = open(&mut fixture, 0);
-    let two = OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 3.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let two = fixture.open(&two).expect("open");
+    let two = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED).wakeup(3));
     fixture.map(one, 1);
     fixture.redirect(two, one).expect("redirected");
     (0..3).for_each(|_| fixture.mark(0, 5, 1));
@@ -210,8 +199,8 @@ fn overflows_on_a_paused_ring_are_lost() {
 #[test]
 fn backward_ring_grows_down() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: (OPEN_BACKWARD | OPEN_ENABLED).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_BACKWARD | OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let ring = fixture.map(event, 1);
     fixture.mark(0, 5, 1);
     assert_eq!(ring.head(), 72_u64.wrapping_neg());

@@ -3,10 +3,9 @@
 use vpmu::abi::*;
 use vpmu::source::Rate;
 use vpmu::{Engines, ExitReason, Persist};
+use vpmu_testkit::{ALL_FEATURES, At, CLOCK, CYCLES, Fields, Fixture, command, limits, open_of, thread, window};
 
-use crate::fake_host::{At, CLOCK, CYCLES};
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling, thread};
-use crate::persistent::{asked, window};
+use crate::persistent::asked;
 
 /// perf's `PERF_RECORD_THROTTLE`.
 const THROTTLE: u64 = 5;
@@ -15,7 +14,7 @@ const WINDOW: u64 = 10_000_000;
 
 /// Returns a request for an enabled event on `vcpu` that samples with a host counter.
 fn cycles(vcpu: u32) -> OpenRequest {
-    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 1000) }
+    open_of(CYCLES.0, CYCLES.1, vcpu).sampled(1000).flags(OPEN_ENABLED)
 }
 
 fn state(fixture: &mut Fixture, event: u64) -> i32 {
@@ -26,7 +25,7 @@ fn state(fixture: &mut Fixture, event: u64) -> i32 {
 #[test]
 fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 2), ALL_FEATURES);
-    let events = [(); 4].map(|()| fixture.open(&cycles(0)).expect("open"));
+    let events = [(); 4].map(|()| fixture.opened(&cycles(0)));
     let elsewhere = fixture.open(&cycles(1)).expect("each vCPU has its own limit");
     assert_eq!(fixture.host.running(thread(0)), 2);
     assert_eq!(fixture.host.running(thread(1)), 1);
@@ -53,10 +52,9 @@ fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
 #[test]
 fn waiting_event_stops_pauses_and_closes() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
-    let first = fixture.open(&cycles(0)).expect("open");
-    let second = fixture.open(&cycles(0)).expect("open");
-    let mark = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, mark);
+    let first = fixture.opened(&cycles(0));
+    let second = fixture.opened(&cycles(0));
+    let mark = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     fixture.link(mark, second, LINK_STOPPER).expect("linked");
     // The mark pauses the second event while it waits for a counter. The event must then no longer be in the queue of
     // waiting events.
@@ -78,7 +76,7 @@ fn waiting_event_stops_pauses_and_closes() {
 #[test]
 fn event_that_waits_again_goes_to_the_end() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
-    let [first, again, waiting] = [(); 3].map(|()| fixture.open(&cycles(0)).expect("open"));
+    let [first, again, waiting] = [(); 3].map(|()| fixture.opened(&cycles(0)));
     fixture.command(0, COMMAND_DISABLE, again);
     fixture.command(0, COMMAND_ENABLE, again);
     fixture.command(0, COMMAND_DISABLE, first);
@@ -93,7 +91,7 @@ fn event_that_waits_again_goes_to_the_end() {
 fn waits_that_ended_cost_nothing() {
     const WAITS: u64 = 1000;
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
-    let [first, _second, third] = [(); 3].map(|()| fixture.open(&cycles(0)).expect("open"));
+    let [first, _second, third] = [(); 3].map(|()| fixture.opened(&cycles(0)));
     for _ in 0..WAITS {
         fixture.command(0, COMMAND_DISABLE, third);
         fixture.command(0, COMMAND_ENABLE, third);
@@ -108,13 +106,11 @@ fn waits_that_ended_cost_nothing() {
 #[test]
 fn paused_event_holds_no_place() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
-    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..cycles(0) };
-    let regions = [(); 3].map(|()| fixture.open(&paused).expect("open"));
+    let paused = cycles(0).flags(OPEN_ENABLED | OPEN_PAUSED);
+    let regions = [(); 3].map(|()| fixture.opened(&paused));
     for (value, region) in (5..).step_by(2).zip(regions) {
         for (value, role) in [(value, LINK_STARTER), (value + 1, LINK_STOPPER)] {
-            let mark = sampling(open_of(KIND_MARK, value, 0), 1);
-            let mark = fixture.open(&mark).expect("open");
-            fixture.command(0, COMMAND_ENABLE, mark);
+            let mark = fixture.opened(&open_of(KIND_MARK, value, 0).sampled(1).flags(OPEN_ENABLED));
             fixture.link(mark, region, role).expect("linked");
         }
     }
@@ -136,9 +132,8 @@ fn paused_event_holds_no_place() {
 #[test]
 fn pinned_event_does_not_wait() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_active_counters = 1), ALL_FEATURES);
-    fixture.open(&cycles(0)).expect("open");
-    let pinned = OpenRequest { flags: OPEN_PINNED.into(), ..cycles(0) };
-    let pinned = fixture.open(&pinned).expect("open");
+    fixture.opened(&cycles(0));
+    let pinned = fixture.opened(&cycles(0).flags(OPEN_PINNED));
     let reply = fixture.command(0, COMMAND_ENABLE, pinned);
     assert_eq!(reply.status.get(), libc::ENOSPC.unsigned_abs());
     assert_eq!(state(&mut fixture, pinned), STATE_ERROR);
@@ -148,14 +143,11 @@ fn pinned_event_does_not_wait() {
 #[test]
 fn clocks_of_a_vcpu_share_its_interrupts() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_sample_rate = 1000), ALL_FEATURES);
-    let clock = |period: u64, flags: u32| OpenRequest {
-        flags: (OPEN_ENABLED | flags).into(),
-        ..sampling(open_of(CLOCK.0, CLOCK.1, 0), period)
-    };
+    let clock = |period: u64, flags: u32| open_of(CLOCK.0, CLOCK.1, 0).sampled(period).flags(OPEN_ENABLED | flags);
     // 600, 500 and 300 samples a second.
-    let fast = fixture.open(&clock(600, OPEN_FREQ)).expect("open");
-    let slow = fixture.open(&clock(2_000_000, 0)).expect("open");
-    let third = fixture.open(&clock(300, OPEN_FREQ)).expect("open");
+    let fast = fixture.opened(&clock(600, OPEN_FREQ));
+    let slow = fixture.opened(&clock(2_000_000, 0));
+    let third = fixture.opened(&clock(300, OPEN_FREQ));
     let states = [fast, slow, third].map(|event| state(&mut fixture, event));
     assert_eq!(states, [STATE_ACTIVE, STATE_INACTIVE, STATE_ACTIVE]);
     // Raising the frequency would exceed the limit. Lowering it makes room for other clocks.
@@ -171,9 +163,9 @@ fn clocks_of_a_vcpu_share_its_interrupts() {
 fn clock_that_waits_starts_when_its_own_rate_has_room() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_sample_rate = 1000), ALL_FEATURES);
     let [fast, waiting] = [600, 500].map(|frequency| {
-        let clock = sampling(open_of(CLOCK.0, CLOCK.1, 0), frequency);
+        let clock = open_of(CLOCK.0, CLOCK.1, 0).sampled(frequency);
         let flags = (OPEN_ENABLED | OPEN_FREQ).into();
-        fixture.open(&OpenRequest { flags, ..clock }).expect("open")
+        fixture.opened(&OpenRequest { flags, ..clock })
     });
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, waiting, 401), 0);
     let states = [fast, waiting].map(|event| state(&mut fixture, event));
@@ -186,26 +178,21 @@ fn clock_that_waits_starts_when_its_own_rate_has_room() {
 #[test]
 fn hardware_periods_have_a_floor() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.min_hardware_period = 5000), ALL_FEATURES);
-    let of = |period| sampling(open_of(CYCLES.0, CYCLES.1, 0), period);
+    let of = |period| open_of(CYCLES.0, CYCLES.1, 0).sampled(period);
     assert_eq!(fixture.open(&of(4999)), Err(libc::EOPNOTSUPP));
-    let event = fixture.open(&of(5000)).expect("open");
+    let event = fixture.opened(&of(5000));
     assert_eq!(fixture.valued(0, COMMAND_PERIOD, event, 4999), libc::EINVAL);
-    let paced = |period: u64| OpenRequest {
-        kind: KIND_SAMPLE_TRACE.into(),
-        config: PACE_CYCLES.into(),
-        period: period.into(),
-        ..of(0)
-    };
+    let paced = |period: u64| of(0).kind(KIND_SAMPLE_TRACE).config(PACE_CYCLES).period(period);
     assert_eq!(fixture.open(&paced(4999)), Err(libc::EOPNOTSUPP));
-    fixture.open(&paced(5000)).expect("open");
-    fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("the shortest period does not apply to marks");
+    fixture.opened(&paced(5000));
+    fixture.open(&open_of(KIND_MARK, 5, 0).sampled(1)).expect("the shortest period does not apply to marks");
 }
 
 #[test]
 fn host_counters_are_limited_over_all_vcpus() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_host_counters = 3), ALL_FEATURES);
-    let task = OpenRequest { context: CONTEXT_TASK.into(), ..cycles(0) };
-    let moving = fixture.open(&task).expect("open");
+    let task = cycles(0).context(CONTEXT_TASK);
+    let moving = fixture.opened(&task);
     // As long as the limit allows, a task event has a counter on each vCPU where its task has run.
     for vcpu in [0, 1] {
         fixture.command(vcpu, COMMAND_IN, moving);
@@ -213,7 +200,7 @@ fn host_counters_are_limited_over_all_vcpus() {
         fixture.command(vcpu, COMMAND_OUT, moving);
     }
     assert_eq!(fixture.host.open_counters(), 2);
-    let second = fixture.open(&task).expect("open");
+    let second = fixture.opened(&task);
     assert_eq!(fixture.vpmu.metrics().host_counters, 3);
     assert_eq!(fixture.open(&task), Err(libc::EMFILE));
     // At the limit, the device closes the counter on the previous vCPU before it opens one on the next vCPU.
@@ -228,7 +215,7 @@ fn host_counters_are_limited_over_all_vcpus() {
     fixture.close(moving).expect("closed");
     fixture.open(&task).expect("there is room again");
     // The limit does not apply to events that only count, because they share a counter.
-    fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    fixture.opened(&open_of(CYCLES.0, CYCLES.1, 0));
 }
 
 #[test]
@@ -242,7 +229,7 @@ fn operators_counters_do_not_count_towards_the_guests_limit() {
         }),
         &memory,
     );
-    let guests = fixture.open(&cycles(0)).expect("open");
+    let guests = fixture.opened(&cycles(0));
     let persist =
         |name: &str, event: &str, rate| Persist { name: Some(name.to_owned()), rate: Some(rate), ..asked(event, 0) };
     for (name, event, rate) in [
@@ -274,8 +261,7 @@ fn samples_of_all_events_share_a_budget() {
     (0..2).for_each(|vcpu| fixture.attach(vcpu));
     fixture.activate(ALL_FEATURES);
     let events = [0, 0, 1, 1].map(|vcpu| {
-        let event = fixture.open(&sampling(open_of(KIND_MARK, 5, vcpu), 1));
-        let event = event.expect("open");
+        let event = fixture.opened(&open_of(KIND_MARK, 5, vcpu).sampled(1));
         fixture.command(vcpu, COMMAND_ENABLE, event);
         event
     });
@@ -306,7 +292,7 @@ fn samples_of_all_events_share_a_budget() {
 fn host_counter_is_silent_while_the_budget_is_used_up() {
     let mut fixture = Fixture::with(limits().with(|limits| limits.max_samples = 100), ALL_FEATURES);
     fixture.host.pass(WINDOW);
-    let event = fixture.open(&cycles(0)).expect("open");
+    let event = fixture.opened(&cycles(0));
     fixture.map(event, 1);
     for _ in 0..3 {
         fixture.host.work(thread(0), 1000, 4);
@@ -330,16 +316,10 @@ fn record_bytes_of_all_events_share_a_budget() {
         ALL_FEATURES,
     );
     // A record has the counts and ids of 40 events, so it has 656 bytes.
-    let of = OpenRequest {
-        sample_type: (1 << 4).into(),
-        read_format: (1 << 3 | 1 << 2).into(),
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, 0), 1)
-    };
-    let leader = fixture.open(&of).expect("open");
+    let of = open_of(KIND_MARK, 5, 0).sampled(1).sample_type(1 << 4).read_format(1 << 3 | 1 << 2).flags(OPEN_ENABLED);
+    let leader = fixture.opened(&of);
     for _ in 0..39 {
-        let member = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) };
-        fixture.open(&member).expect("open");
+        fixture.opened(&open_of(KIND_MARK, 5, 0).leader(leader).flags(OPEN_ENABLED));
     }
     fixture.map(leader, 16);
     let mut written = 0;
@@ -362,9 +342,7 @@ fn operators_samples_do_not_use_the_guests_budget() {
     let memory = window(64);
     let mut fixture = Fixture::windowed_with(limits().with(|limits| limits.max_samples = 100), &memory);
     let operators = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    let guests = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1));
-    let guests = guests.expect("open");
-    fixture.command(0, COMMAND_ENABLE, guests);
+    let guests = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     fixture.map(guests, 8);
     fixture.host.pass(WINDOW);
     for _ in 0..50 {

@@ -3,18 +3,17 @@
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{
+    At, CYCLES, Fields, Fixture, Nowhere, Record, SHORTEST, Sample, TSC_OFFSET, command, header, open_of, thread,
+};
 use zerocopy::IntoBytes;
-
-use crate::fake_host::{At, CYCLES, Nowhere, SHORTEST};
-use crate::fixture::{Fixture, TSC_OFFSET, command, open_of, sampling, thread};
-use crate::reader::{Record, Sample};
 
 /// VPMU-D-6.6-1.
 #[test]
 fn n_events_make_n_over_p_records() {
     let mut fixture = Fixture::new();
     for (n, period) in [(10, 1), (100, 7), (99, 100), (100, 100), (1000, 33)] {
-        let request = sampling(open_of(KIND_MARK, 5, 0), period);
+        let request = open_of(KIND_MARK, 5, 0).sampled(period);
         let reply = fixture.open_reply(&request);
         assert_eq!(reply.engine.get(), ENGINE_EXIT);
         let event = reply.id.get();
@@ -43,7 +42,7 @@ fn n_events_make_n_over_p_records() {
 fn samples_of_two_vcpus_do_not_mix() {
     let mut fixture = Fixture::new();
     let events = [0, 1].map(|vcpu| {
-        let event = fixture.open(&sampling(open_of(KIND_MARK, 5, vcpu), 2)).expect("open");
+        let event = fixture.opened(&open_of(KIND_MARK, 5, vcpu).sampled(2));
         fixture.command(vcpu, COMMAND_ENABLE, event);
         event
     });
@@ -66,7 +65,7 @@ fn samples_of_two_vcpus_do_not_mix() {
 #[test]
 fn exit_that_completes_the_period_overflows() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_EXITS, EXIT_IO, 1), 3)).expect("open");
+    let event = fixture.opened(&open_of(KIND_EXITS, EXIT_IO, 1).sampled(3));
     let mut ring = fixture.map(event, 2);
     fixture.command(1, COMMAND_ENABLE, event);
     for exit in 0..100 {
@@ -82,9 +81,8 @@ fn exit_that_completes_the_period_overflows() {
 #[test]
 fn exits_of_every_reason_share_one_period() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_EXITS, EXIT_USER, 0), 5)).expect("open");
+    let event = fixture.opened(&open_of(KIND_EXITS, EXIT_USER, 0).sampled(5).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
-    fixture.command(0, COMMAND_ENABLE, event);
     let reasons = [ExitReason::Io, ExitReason::Mmio, ExitReason::Hlt, ExitReason::Signal, ExitReason::Other];
     for exit in 0..100 {
         for (index, reason) in (0..).zip(reasons) {
@@ -99,7 +97,7 @@ fn exits_of_every_reason_share_one_period() {
 fn host_overflows_become_samples_at_the_exit() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture.open(&sampling(open_of(kind, config, 0), 100)).expect("open");
+    let event = fixture.opened(&open_of(kind, config, 0).sampled(100));
     let mut ring = fixture.map(event, 2);
     assert!(!fixture.vcpus.wants_registers(0));
     fixture.command(0, COMMAND_ENABLE, event);
@@ -130,15 +128,15 @@ fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
     };
     fixture
         .control(&TaskPageRequest {
-            header: Fixture::header(CONTROL_TASK_PAGE, 0),
+            header: header(CONTROL_TASK_PAGE, 0),
             vcpu: 1.into(),
             reserved: 0.into(),
             address: 0x8000.into(),
         })
         .expect("set");
     let (kind, config) = CYCLES;
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(kind, config, CONTEXT_TASK), 100) };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(kind, config, CONTEXT_TASK).sampled(100).flags(OPEN_ENABLED);
+    let event = fixture.opened(&request);
     let mut ring = fixture.map(event, 2);
     runs(&fixture, 42);
     fixture.command(1, COMMAND_IN, event);
@@ -159,8 +157,7 @@ fn overflows_between_exit_and_schedule_out_belong_to_the_exit_and_the_task() {
 fn overflow_found_on_a_running_vcpu_has_no_position() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(kind, config, 0), 100) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(kind, config, 0).sampled(100).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
     fixture.exit(0, ExitReason::Mmio, &mut At(0x7000));
     // The counter overflows while the vCPU is back in the guest. Then another vCPU disables the event.
@@ -176,9 +173,7 @@ fn overflow_found_on_a_running_vcpu_has_no_position() {
 fn sample_in_an_excluded_mode_is_lost() {
     let mut fixture = Fixture::new();
     let (kind, config) = CYCLES;
-    let event = fixture
-        .open(&OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..sampling(open_of(kind, config, 0), 100) })
-        .expect("open");
+    let event = fixture.opened(&open_of(kind, config, 0).sampled(100).flags(OPEN_EXCLUDE_USER));
     let mut ring = fixture.map(event, 2);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.work(thread(0), 100, 4);
@@ -191,9 +186,8 @@ fn sample_in_an_excluded_mode_is_lost() {
 #[test]
 fn new_period_counts_from_its_command() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 10)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(10).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
-    fixture.command(0, COMMAND_ENABLE, event);
     let mark = |fixture: &Fixture, times| (0..times).for_each(|_| fixture.mark(0, 5, 1));
     mark(&fixture, 9);
     let period = |value: u64| Command { value: value.into(), ..command(COMMAND_PERIOD, event) };
@@ -209,25 +203,21 @@ fn new_period_counts_from_its_command() {
     }
 
     let (kind, config) = CYCLES;
-    let host = fixture.open(&sampling(open_of(kind, config, 0), SHORTEST)).expect("open");
+    let host = fixture.opened(&open_of(kind, config, 0).sampled(SHORTEST));
     let short = Command { value: (SHORTEST - 1).into(), ..command(COMMAND_PERIOD, host) };
     let refused = fixture.commands(0, &[short])[0];
     assert_eq!(refused.status.get(), libc::EINVAL.unsigned_abs());
-    let short = sampling(open_of(kind, config, 0), SHORTEST - 1);
+    let short = open_of(kind, config, 0).sampled(SHORTEST - 1);
     assert_eq!(fixture.open(&short), Err(libc::EOPNOTSUPP));
 }
 
 #[test]
 fn children_write_to_their_parents_ring() {
     let mut fixture = Fixture::new();
-    let parent = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
-    let child_of = |of: u64, vcpu| OpenRequest {
-        parent: of.into(),
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
-    };
-    let child = fixture.open(&child_of(parent, 1)).expect("open");
-    let grandchild = fixture.open(&child_of(child, 1)).expect("open");
+    let parent = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
+    let child_of = |of: u64, vcpu| open_of(KIND_MARK, 5, vcpu).sampled(1).parent(of).flags(OPEN_ENABLED);
+    let child = fixture.opened(&child_of(parent, 1));
+    let grandchild = fixture.opened(&child_of(child, 1));
     let mut ring = fixture.map(parent, 2);
     fixture.mark(1, 5, 1);
     let ids = |samples: Vec<Sample>| -> Vec<_> { samples.iter().map(|s| (s.id, s.stream_id, s.cpu)).collect() };
@@ -243,12 +233,12 @@ fn children_write_to_their_parents_ring() {
 #[test]
 fn sample_task_is_read_from_the_task_page() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 1), 1)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 1).sampled(1));
     let mut ring = fixture.map(event, 2);
     fixture.command(1, COMMAND_ENABLE, event);
     fixture.mark(1, 5, 1);
     let page = |address: u64| TaskPageRequest {
-        header: Fixture::header(CONTROL_TASK_PAGE, 0),
+        header: header(CONTROL_TASK_PAGE, 0),
         vcpu: 1.into(),
         reserved: 0.into(),
         address: address.into(),
@@ -266,10 +256,8 @@ fn sample_task_is_read_from_the_task_page() {
 #[test]
 fn waiting_wakeups_share_one_notice_and_interrupt() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { wakeup: 10.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).wakeup(10).flags(OPEN_ENABLED));
     fixture.map(event, 8);
-    fixture.command(0, COMMAND_ENABLE, event);
     let before = fixture.host.interrupts();
     (0..35).for_each(|_| fixture.mark(0, 5, 1));
     assert_eq!(fixture.vpmu.metrics().wakeups, 3);
@@ -288,11 +276,10 @@ fn waiting_wakeups_share_one_notice_and_interrupt() {
 #[test]
 fn sample_without_registers_is_lost() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.vcpus.mark(0, 5, &mut Nowhere);
     assert_eq!(ring.samples(), []);
     fixture.command(0, COMMAND_READ, event);
-    assert_eq!(ring.take(1), [crate::reader::Record::Lost { id: event, lost: 1 }]);
+    assert_eq!(ring.take(1), [vpmu_testkit::Record::Lost { id: event, lost: 1 }]);
 }

@@ -4,10 +4,10 @@
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
 use vpmu::{Engines, Error, ExitReason, LimitsError, Persist, RawEvents, Settings, Vpmu};
-
-use crate::fake_host::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
-use crate::fixture::{ALL_FEATURES, Fixture, VCPUS, limits, open_of, sampling, thread};
-use crate::reader::{Raw, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource, Fields, Fixture, Raw, Reader, SAMPLE, THROTTLE,
+    UNTHROTTLE, VCPUS, limits, open_of, thread, window,
+};
 
 const WINDOW: u64 = 10_000_000;
 /// Number of ticks that a sample takes: a hundredth of a window, so that 25 samples use up a quarter of a window. The
@@ -31,14 +31,13 @@ fn rig_of(percent: u32, engines: Engines) -> Fixture {
 /// Advances the clock to the start of the next window.
 fn begin_window(fixture: &Fixture) {
     // Windows start at multiples of `WINDOW` in guest time, which is ahead of the host's TSC.
-    let left = WINDOW - (fixture.host.now() + crate::fixture::TSC_OFFSET) % WINDOW;
+    let left = WINDOW - (fixture.host.now() + vpmu_testkit::TSC_OFFSET) % WINDOW;
     fixture.host.pass(left);
 }
 
 /// Opens and enables an event that samples with a host counter, and maps its ring.
 fn started(fixture: &mut Fixture, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader) {
-    let request = sampling(open_of(kind, config, vcpu), 100);
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(kind, config, vcpu).sampled(100));
     let ring = fixture.map(event, 64);
     fixture.command(vcpu, COMMAND_ENABLE, event);
     (event, ring)
@@ -200,9 +199,7 @@ fn guests_own_exit_is_free_though_it_finds_an_overflow() {
 fn all_clocks_of_a_vcpu_are_throttled_together() {
     let mut fixture = fixture();
     let (_, mut first) = started(&mut fixture, CYCLES, 0);
-    let frequent =
-        OpenRequest { flags: (OPEN_FREQ | OPEN_ENABLED).into(), ..sampling(open_of(CLOCK.0, CLOCK.1, 0), 250) };
-    let frequent = fixture.open(&frequent).expect("open");
+    let frequent = fixture.opened(&open_of(CLOCK.0, CLOCK.1, 0).sampled(250).flags(OPEN_FREQ | OPEN_ENABLED));
     let mut second = fixture.map(frequent, 64);
     let (_, mut elsewhere) = started(&mut fixture, CYCLES, 1);
     (0..26).for_each(|_| overflow(&fixture, 0, 1000, COST));
@@ -260,10 +257,9 @@ fn event_started_in_a_used_up_window_makes_no_sample() {
 fn counts_and_marks_continue_while_clocks_are_throttled() {
     let mut fixture = fixture();
     let (event, mut ring) = started(&mut fixture, CYCLES, 0);
-    let marks = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1));
-    let marks = marks.expect("open");
+    let marks = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
     let mut of_marks = fixture.map(marks, 64);
-    let faults = fixture.open(&open_of(FAULTS.0, FAULTS.1, 0)).expect("open");
+    let faults = fixture.opened(&open_of(FAULTS.0, FAULTS.1, 0));
     fixture.command(0, COMMAND_ENABLE, marks);
     fixture.command(0, COMMAND_ENABLE, faults);
     (0..26).for_each(|_| overflow(&fixture, 0, 1000, COST));
@@ -278,13 +274,11 @@ fn counts_and_marks_continue_while_clocks_are_throttled() {
 #[test]
 fn marks_start_and_stop_a_throttled_clock() {
     let mut fixture = fixture();
-    let paused =
-        OpenRequest { flags: (OPEN_PAUSED | OPEN_ENABLED).into(), ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100) };
-    let target = fixture.open(&paused).expect("open");
+    let paused = open_of(CYCLES.0, CYCLES.1, 0).sampled(100).flags(OPEN_PAUSED | OPEN_ENABLED);
+    let target = fixture.opened(&paused);
     let mut ring = fixture.map(target, 64);
     for (value, role) in [(1, LINK_STARTER), (2, LINK_STOPPER)] {
-        let mark = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, value, 0), 1) };
-        let mark = fixture.open(&mark).expect("open");
+        let mark = fixture.opened(&open_of(KIND_MARK, value, 0).sampled(1).flags(OPEN_ENABLED));
         fixture.link(mark, target, role).expect("linked");
     }
     fixture.mark(0, 1, 1);
@@ -303,8 +297,7 @@ fn marks_start_and_stop_a_throttled_clock() {
 fn late_overflow_of_a_throttled_clock_still_acts() {
     let mut fixture = fixture();
     let (starter, mut ring) = started(&mut fixture, CYCLES, 0);
-    let target = OpenRequest { flags: (OPEN_PAUSED | OPEN_ENABLED).into(), ..open_of(KIND_MARK, 5, 0) };
-    let target = fixture.open(&target).expect("open");
+    let target = fixture.opened(&open_of(KIND_MARK, 5, 0).flags(OPEN_PAUSED | OPEN_ENABLED));
     (0..26).for_each(|_| overflow(&fixture, 0, 1000, COST));
     assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
     fixture.link(starter, target, LINK_STARTER).expect("linked");
@@ -320,7 +313,7 @@ fn late_overflow_of_a_throttled_clock_still_acts() {
 #[test]
 fn operators_samples_are_neither_charged_nor_throttled() {
     let limits = limits().with(|limits| limits.max_sampling_percent = 25);
-    let fixture = Fixture::windowed_with(limits, &crate::persistent::window(64));
+    let fixture = Fixture::windowed_with(limits, &window(64));
     begin_window(&fixture);
     let persist = Persist { rate: Some(Rate::Period(100)), ..crate::persistent::asked("cycles", 0) };
     fixture.vpmu.persist(&persist).expect("started");

@@ -1,17 +1,15 @@
 //! Changes of an event's wakeup interval.
 
 use vpmu::abi::*;
-
-use crate::fixture::{Fixture, open_of, sampling};
+use vpmu_testkit::{Fields, Fixture, header, open_of};
 
 /// Bytes of a record.
 const RECORD: u64 = 72;
 
 /// Opens an event that samples marks of value 5 on vCPU 0 and wakes its reader every ten records.
 fn event(fixture: &mut Fixture) -> u64 {
-    let request =
-        OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 10.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    fixture.open(&request).expect("open")
+    let request = open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED).wakeup(10);
+    fixture.opened(&request)
 }
 
 /// Makes the event write `records` records. Returns the numbers of the records that wake the reader, counting from 1.
@@ -50,21 +48,17 @@ fn changed_interval_restarts_the_count() {
 #[test]
 fn interval_applies_to_the_family() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        flags: OPEN_ENABLED.into(),
-        wakeup: 10.into(),
-        ..sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)
-    };
-    let parent = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, CONTEXT_TASK).sampled(1).flags(OPEN_ENABLED).wakeup(10);
+    let parent = fixture.opened(&request);
     fixture.map(parent, 4);
-    let child = OpenRequest { parent: parent.into(), ..request };
-    let before = fixture.open(&child).expect("open");
+    let child = request.parent(parent);
+    let before = fixture.opened(&child);
     fixture.command(1, COMMAND_IN, before);
     fixture.set_wakeup(parent, 2, WAKEUP_RECORDS).expect("set");
     assert_eq!(fixture.set_wakeup(before, 5, WAKEUP_RECORDS), Err(libc::EINVAL));
     assert_eq!(wakes_at(&mut fixture, 1, 4), [2, 4]);
     // The driver opens this child with the parent's original interval, but the family's new interval applies.
-    let after = fixture.open(&child).expect("open");
+    let after = fixture.opened(&child);
     fixture.command(0, COMMAND_IN, after);
     assert_eq!(wakes_at(&mut fixture, 0, 4), [2, 4]);
 }
@@ -83,13 +77,13 @@ fn invalid_interval_is_refused() {
         assert_eq!(fixture.set_wakeup(event, 1, unit), Err(libc::EINVAL));
     }
     let reserved = WakeupRequest {
-        header: Fixture::header(CONTROL_WAKEUP, event),
+        header: header(CONTROL_WAKEUP, event),
         every: 1.into(),
         unit: WAKEUP_RECORDS.into(),
         reserved: 1.into(),
     };
     assert_eq!(fixture.control(&reserved), Err(libc::EINVAL));
-    let counter = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let counter = fixture.opened(&open_of(KIND_MARK, 5, 0));
     assert_eq!(fixture.set_wakeup(counter, 1, WAKEUP_RECORDS), Err(libc::EINVAL));
     // Nothing has changed.
     assert_eq!(wakes_at(&mut fixture, 0, 20), [10, 20]);

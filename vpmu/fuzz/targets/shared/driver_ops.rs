@@ -8,11 +8,9 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::Turn;
 use vpmu::abi::*;
+use vpmu_testkit::{CYCLES, Descriptor, Errno, FAULTS, Fields, MEMORY, VCPUS, open_of};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::driver::Descriptor;
-use super::fake_host::{CYCLES, FAULTS};
-use super::fixture::{Errno, MEMORY, VCPUS, open_of, sampling};
 use super::input::{half, number, once_in};
 use super::layout::{self, SHARED_PAGES, SLOTS, TASK_PAGES, WINDOW_PAGES};
 use super::rings::OwnRing;
@@ -255,7 +253,7 @@ fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     for event in &mut pair {
         let (kind, config) = *input.choose(&KINDS[..3])?;
         let flags = *input.choose(&[OPEN_ENABLED, OPEN_ENABLED | OPEN_PAUSED])?;
-        let request = OpenRequest { flags: flags.into(), ..sampling(open_of(kind, config, CONTEXT_TASK), 10) };
+        let request = open_of(kind, config, CONTEXT_TASK).sampled(10).flags(flags);
         let Ok(opened) = stage.fixture.open(&request) else {
             return Ok(());
         };

@@ -4,9 +4,8 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vpmu::abi::PAGE_SIZE;
 use vpmu::source::{HostExit, Mode, Overflow, Rate, Recorded};
 use vpmu::{AuxError, FlushError, Persist, Vpmu};
+use vpmu_testkit::{Errno, Forgery, VCPUS, forge, leaves, thread};
 
-use super::fixture::{Errno, VCPUS, thread};
-use super::forgery::{Forgery, forge, leaves};
 use super::input::{cpu, exit, number, once_in};
 use super::stage::Stage;
 

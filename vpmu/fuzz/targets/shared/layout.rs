@@ -5,9 +5,7 @@ use std::ops::Range;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::QueueState;
 use vpmu::abi::{PAGE_SIZE, QUEUE_VCPU};
-
-use super::driver::DriverQueue;
-use super::fixture::VCPUS;
+use vpmu_testkit::{DriverQueue, VCPUS};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The number of queues: control, event, and one for each vCPU.

@@ -11,10 +11,8 @@ use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, KIND_MARK, QUEUE_CONTROL, 
 use vpmu::{
     AuxProducer, Engines, EventMatch, ExitReason, Limits, Policy, RestoreError, SavedState, Settings, Tier, VcpuSession,
 };
+use vpmu_testkit::{ALL_FEATURES, At, DriverQueue, Errno, Fixture, VCPUS, thread};
 
-use super::driver::DriverQueue;
-use super::fake_host::At;
-use super::fixture::{ALL_FEATURES, Errno, Fixture, VCPUS, thread};
 use super::layout::{self, Memory};
 use super::rings::OwnRing;
 

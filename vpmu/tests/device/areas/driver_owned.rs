@@ -3,16 +3,13 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, Packet, command, header, map_aux, open_of, thread};
 
 use super::{exits, pages, trace};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, command, open_of, thread};
-use crate::traces::area::{AreaReader, Packet, map_aux};
 
 /// Opens a trace of a task, with an area that the driver owns.
 fn driven(fixture: &mut Fixture, count: u64, flags: u32) -> (u64, AreaReader) {
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK).flags(OPEN_ENABLED));
     let area = pages(fixture, count);
     map_aux(fixture, event, MAP_DRIVER_OWNED | flags, &area).expect("an area");
     // The device does not use a metadata page for such an area, so the reader can use any page.
@@ -111,8 +108,8 @@ fn untaken_notices_do_not_accumulate() {
 fn invalid_spans_are_refused() {
     let mut fixture = Fixture::new();
     let (event, _) = driven(&mut fixture, 2, MAP_WRITABLE);
-    let mark = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let own = fixture.open(&trace()).expect("open");
+    let mark = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let own = fixture.opened(&trace());
     fixture.map(own, 1);
     let area = pages(&mut fixture, 1);
     map_aux(&mut fixture, own, MAP_WRITABLE, &area).expect("an area");
@@ -190,7 +187,7 @@ fn area_ends_with_its_unmap_or_its_event() {
         exits(&fixture, 0, 3);
         match close {
             true => fixture.close(event),
-            false => fixture.control(&Fixture::header(CONTROL_UNMAP_AUX, event)),
+            false => fixture.control(&header(CONTROL_UNMAP_AUX, event)),
         }
         .expect("gone");
         let before = fixture.snapshot();
@@ -209,12 +206,7 @@ fn area_ends_with_its_unmap_or_its_event() {
 fn span_ends_with_its_event() {
     let mut fixture = Fixture::new();
     let (event, mut area) = driven(&mut fixture, 2, MAP_WRITABLE);
-    let child = OpenRequest {
-        parent: event.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
-    };
-    let child = fixture.open(&child).expect("open");
+    let child = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK).parent(event).flags(OPEN_ENABLED));
     fixture.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
     fixture.close(event).expect("closed");
     // Closing the event ended its span, so the child can begin a span.
@@ -230,12 +222,8 @@ fn span_ends_with_its_event() {
 #[test]
 fn span_reports_only_losses_for_lack_of_room() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        period: 100.into(),
-        flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
-    };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0).period(100).flags(OPEN_ENABLED | OPEN_EXCLUDE_KERNEL);
+    let event = fixture.opened(&request);
     let area = pages(&mut fixture, 1);
     map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area).expect("an area");
     fixture.commands(0, &[begin(event, 0, 4096)]);

@@ -1,10 +1,9 @@
 //! Removal of areas. The device stops writing to a removed area, even while traces remain active.
 
 use vpmu::abi::*;
+use vpmu_testkit::{Fields, Fixture, header, map_aux};
 
 use super::{ITRACE_START, Traced, exits, pages, trace};
-use crate::fixture::Fixture;
-use crate::traces::area::map_aux;
 
 /// Whether 300 traced exits leave memory unchanged.
 fn stays(fixture: &Fixture) -> bool {
@@ -20,7 +19,7 @@ fn unmapped_area_is_not_written_again() {
     let mut traced = Traced::on(&mut fixture, 4);
     exits(&fixture, 0, 5);
     assert!(!stays(&fixture));
-    let unmap = Fixture::header(CONTROL_UNMAP_AUX, traced.event);
+    let unmap = header(CONTROL_UNMAP_AUX, traced.event);
     fixture.control(&unmap).expect("unmapped");
     // The 305 exits so far do not all fit, because the area has space for 256 packets, including sync packets.
     assert_eq!(traced.area.take().len(), 256);
@@ -47,7 +46,7 @@ fn area_ends_with_its_ring() {
     fixture.unmap(traced.event).expect("unmapped");
     assert_eq!(traced.chunks(), [[0, 6 * 64, 0]], "published and reported before the unmap");
     assert!(stays(&fixture));
-    let unmap = Fixture::header(CONTROL_UNMAP_AUX, traced.event);
+    let unmap = header(CONTROL_UNMAP_AUX, traced.event);
     assert_eq!(fixture.control(&unmap), Err(libc::EINVAL));
 }
 
@@ -55,12 +54,11 @@ fn area_ends_with_its_ring() {
 fn area_ends_with_its_last_writer() {
     let mut fixture = Fixture::new();
     let traced = Traced::on(&mut fixture, 4);
-    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
-    let other = fixture.open(&other).expect("open");
+    let other = fixture.opened(&trace().flags(OPEN_ENABLED));
     fixture.redirect(other, traced.event).expect("redirected");
     fixture.close(traced.event).expect("closed");
     assert!(!stays(&fixture), "the other trace no longer writes");
-    let unmap = Fixture::header(CONTROL_UNMAP_AUX, traced.event);
+    let unmap = header(CONTROL_UNMAP_AUX, traced.event);
     fixture.control(&unmap).expect("the id of the closed event is still valid");
     assert!(stays(&fixture));
     fixture.close(other).expect("closed");
@@ -80,7 +78,7 @@ fn area_is_not_written_after_a_close_or_a_reset() {
     Traced::on(&mut fixture, 4);
     exits(&fixture, 0, 5);
     // Reset the device during an exit, before the exit's packet is written.
-    fixture.vcpus.leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
+    fixture.vcpus.leave(0, vpmu::ExitReason::Io, &mut vpmu_testkit::At(1));
     fixture.vpmu.reset();
     let before = fixture.snapshot();
     fixture.vcpus.enter(0);
@@ -93,8 +91,7 @@ fn redirected_trace_publishes_its_earlier_data() {
     let mut fixture = Fixture::new();
     let mut first = Traced::on(&mut fixture, 4);
     let mut second = Traced::on(&mut fixture, 4);
-    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
-    let other = fixture.open(&other).expect("open");
+    let other = fixture.opened(&trace().flags(OPEN_ENABLED));
     fixture.redirect(other, first.event).expect("redirected");
     exits(&fixture, 0, 2);
     fixture.redirect(other, second.event).expect("redirected");
@@ -117,8 +114,7 @@ fn trace_redirected_to_an_area_is_announced_there() {
         begins.count()
     };
     assert_eq!(begun(&mut traced), 1);
-    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
-    let other = fixture.open(&other).expect("open");
+    let other = fixture.opened(&trace().flags(OPEN_ENABLED));
     assert_eq!(begun(&mut traced), 0, "records of the start of a trace without an area");
     fixture.redirect(other, traced.event).expect("redirected");
     assert_eq!(begun(&mut traced), 1);

@@ -1,19 +1,18 @@
 //! Which pages an area may consist of, and which events may have an area.
 
 use vpmu::abi::*;
+use vpmu_testkit::{ALL_FEATURES, Errno, Fields, Fixture, MEMORY, header, limits, map_aux, open_of};
 
 use super::{pages, trace};
-use crate::fixture::{ALL_FEATURES, Errno, Fixture, MEMORY, limits, open_of};
-use crate::traces::area::map_aux;
 
 fn unmap_aux(fixture: &mut Fixture, event: u64) -> Result<(), Errno> {
-    fixture.control(&Fixture::header(CONTROL_UNMAP_AUX, event))
+    fixture.control(&header(CONTROL_UNMAP_AUX, event))
 }
 
 #[test]
 fn invalid_areas_are_refused() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&trace()).expect("open");
+    let event = fixture.opened(&trace());
     let some = pages(&mut fixture, 4);
     let inval = Err(libc::EINVAL);
     assert_eq!(map_aux(&mut fixture, event, MAP_WRITABLE, &some), inval, "the trace has no ring");
@@ -35,18 +34,16 @@ fn invalid_areas_are_refused() {
     let driven = MAP_DRIVER_OWNED | MAP_WRITABLE;
     assert_eq!(map_aux(&mut fixture, event, driven, &some), inval, "the trace has a ring");
     // The request gives a page count larger than its list of pages.
-    let request =
-        MapRequest { header: Fixture::header(CONTROL_MAP_AUX, event), pages: 2.into(), flags: MAP_WRITABLE.into() };
+    let request = MapRequest { header: header(CONTROL_MAP_AUX, event), pages: 2.into(), flags: MAP_WRITABLE.into() };
     assert_eq!(fixture.control(&request), inval);
     assert_eq!(map_aux(&mut fixture, 77, MAP_WRITABLE, &some), Err(libc::ENOENT));
-    let mark = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let mark = fixture.opened(&open_of(KIND_MARK, 5, 0));
     fixture.map(mark, 1);
     assert_eq!(map_aux(&mut fixture, mark, MAP_WRITABLE, &some), Err(libc::EOPNOTSUPP));
-    let child = OpenRequest { parent: event.into(), ..trace() };
-    let child = fixture.open(&child).expect("open");
+    let child = fixture.opened(&trace().parent(event));
     assert_eq!(map_aux(&mut fixture, child, MAP_WRITABLE, &some), inval);
     assert_eq!(map_aux(&mut fixture, child, driven, &some), inval);
-    let other = fixture.open(&trace()).expect("open");
+    let other = fixture.opened(&trace());
     fixture.redirect(other, event).expect("redirected");
     assert_eq!(map_aux(&mut fixture, other, MAP_WRITABLE, &some), inval, "its ring belongs to another event");
     assert_eq!(map_aux(&mut fixture, other, driven, &some), inval);
@@ -64,8 +61,8 @@ fn invalid_areas_are_refused() {
 #[test]
 fn area_of_the_driver_excludes_a_ring_of_the_device() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&trace()).expect("open");
-    let target = fixture.open(&trace()).expect("open");
+    let event = fixture.opened(&trace());
+    let target = fixture.opened(&trace());
     fixture.map(target, 1);
     let area = pages(&mut fixture, 2);
     map_aux(&mut fixture, event, MAP_DRIVER_OWNED, &area).expect("an area");
@@ -87,8 +84,8 @@ fn limits_hold() {
     let mut field = [0; 4];
     fixture.vpmu.read_config(offset, &mut field);
     assert_eq!(u32::from_le_bytes(field), 8);
-    let event = fixture.open(&trace()).expect("open");
-    let other = fixture.open(&trace()).expect("open");
+    let event = fixture.opened(&trace());
+    let other = fixture.opened(&trace());
     fixture.map(event, 1);
     fixture.map(other, 2);
     let area = pages(&mut fixture, 16);
@@ -98,7 +95,7 @@ fn limits_hold() {
     assert_eq!(map_aux(&mut fixture, other, 0, &area[8..12]), Err(libc::ENOSPC));
     assert_eq!(map_aux(&mut fixture, other, 0, &area[8..10]), Ok(()));
     unmap_aux(&mut fixture, event).expect("unmapped");
-    let third = fixture.open(&trace()).expect("open");
+    let third = fixture.opened(&trace());
     fixture.map(third, 1);
 }
 
@@ -118,7 +115,7 @@ fn area_needs_its_feature() {
 #[test]
 fn largest_area_can_be_mapped() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&trace()).expect("open");
+    let event = fixture.opened(&trace());
     let ring = pages(&mut fixture, 1);
     fixture.map_pages(event, 0, &ring).expect("a ring");
     // Use as many pages as fit in this memory next to the queues, rounded down to a power of two. The pages are not

@@ -10,11 +10,7 @@ mod threads;
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use crate::fake_host::At;
-use crate::fixture::{Fixture, open_of};
-use crate::reader::{Raw, Reader};
-use crate::traces::area::{AreaReader, map_aux};
+use vpmu_testkit::{AreaReader, At, Fixture, Raw, Reader, map_aux, open_of};
 
 const AUX: u64 = 11;
 const ITRACE_START: u64 = 12;
@@ -39,7 +35,7 @@ struct Traced {
 
 impl Traced {
     fn new(fixture: &mut Fixture, request: &OpenRequest, count: u64, flags: u32) -> Self {
-        let event = fixture.open(request).expect("open");
+        let event = fixture.opened(request);
         let ring_pages = pages(fixture, 5);
         fixture.map_pages(event, MAP_WRITABLE, &ring_pages).expect("a ring");
         let area = pages(fixture, count);

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::{AuxError, AuxPlace, AuxProducer, Engines, Error};
+use vpmu_testkit::{ALL_FEATURES, Fields, Fixture, header, limits, map_aux, open_of};
 
 use super::{AUX, ITRACE_START, Traced, chunks, exits, pages, trace};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of};
-use crate::traces::area::map_aux;
 
 const PAGE: u64 = 4096;
 const TRUNCATED: u64 = 1;
@@ -72,11 +71,11 @@ fn producer_is_listed_and_opened_by_its_number() {
     let open = |fixture: &mut Fixture, number| fixture.open(&open_of(KIND_VMM_TRACE, number, 0));
     assert_eq!(open(&mut fixture, 2), Err(libc::ENOENT));
     open(&mut fixture, 1).expect("open");
-    let sampling = OpenRequest { period: 1.into(), ..request(0) };
+    let sampling = request(0).period(1);
     assert_eq!(fixture.open(&sampling), Err(libc::EOPNOTSUPP));
-    let excluding = OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..request(0) };
+    let excluding = request(0).flags(OPEN_EXCLUDE_USER);
     assert_eq!(fixture.open(&excluding), Err(libc::EOPNOTSUPP));
-    let event = fixture.open(&request(0)).expect("open");
+    let event = fixture.opened(&request(0));
     let area = pages(&mut fixture, 2);
     let driven = map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &area);
     assert_eq!(driven, Err(libc::EOPNOTSUPP), "an area that the driver owns");
@@ -203,7 +202,7 @@ fn second_writer_is_refused_until_the_first_ends() {
     let (mut traced, _) = traced(&mut fixture, MAP_WRITABLE);
     let event = traced.event;
     // The device's own trace writes to the same area.
-    let exit_trace = fixture.open(&trace()).expect("open");
+    let exit_trace = fixture.opened(&trace());
     fixture.redirect(exit_trace, event).expect("redirected");
     fixture.command(0, COMMAND_ENABLE, exit_trace);
     exits(&fixture, 0, 1);
@@ -251,11 +250,11 @@ fn only_active_producer_traces_are_written() {
     let mut fixture = fixture();
     let (traced, _) = traced(&mut fixture, MAP_WRITABLE);
     let begin = |fixture: &Fixture, event| fixture.vpmu.aux_begin(event).map(drop);
-    let exit_trace = fixture.open(&trace()).expect("open");
+    let exit_trace = fixture.opened(&trace());
     for other in [exit_trace, 77] {
         assert!(matches!(begin(&fixture, other), Err(AuxError::NoEvent(id)) if id == other));
     }
-    let bare = fixture.open(&request(1)).expect("open");
+    let bare = fixture.opened(&request(1));
     assert!(matches!(begin(&fixture, bare), Err(AuxError::Inactive(id)) if id == bare));
     fixture.command(1, COMMAND_ENABLE, bare);
     assert!(matches!(begin(&fixture, bare), Err(AuxError::NoArea)));
@@ -265,8 +264,7 @@ fn only_active_producer_traces_are_written() {
     assert!(matches!(begin(&fixture, traced.event), Err(AuxError::Inactive(_))));
     assert_eq!(fixture.vpmu.aux_traces(0, 0), [0; 0]);
     // If a trace is opened paused, a producer can write to it only after the trace is resumed.
-    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(), ..request(0) };
-    let paused = fixture.open(&paused).expect("open");
+    let paused = fixture.opened(&request(0).flags(OPEN_ENABLED | OPEN_AUX_START_PAUSED));
     assert!(matches!(begin(&fixture, paused), Err(AuxError::Inactive(_))));
     assert_eq!(fixture.vpmu.aux_traces(0, 0), [0; 0]);
 }
@@ -274,7 +272,7 @@ fn only_active_producer_traces_are_written() {
 #[test]
 fn unmapped_area_is_not_written_by_a_producer() {
     let unmap = |fixture: &mut Fixture, event: u64| {
-        let header = Fixture::header(CONTROL_UNMAP_AUX, event);
+        let header = header(CONTROL_UNMAP_AUX, event);
         fixture.control(&header).expect("unmapped");
     };
     let close = |fixture: &mut Fixture, event: u64| fixture.close(event).expect("closed");

@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{
+    ALL_FEATURES, AreaReader, At, Fields, Fixture, Packet, Reader, command, header, limits, map_aux, open_of,
+};
 
 use super::{AUX, pages};
-use crate::fake_host::At;
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of};
-use crate::reader::Reader;
-use crate::traces::area::{AreaReader, Packet, map_aux};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -143,13 +142,11 @@ impl Run {
                     true => (KIND_SAMPLE_TRACE, PACE_EXITS, 2),
                     false => (KIND_EXIT_TRACE, config, 0),
                 };
-                let request = OpenRequest {
-                    period: period.into(),
-                    flags: OPEN_ENABLED.into(),
-                    parent: parent.map_or(0, |place| self.id(place)).into(),
-                    aux_watermark: watermark.into(),
-                    ..open_of(kind, config, vcpu)
-                };
+                let request = open_of(kind, config, vcpu)
+                    .period(period)
+                    .flags(OPEN_ENABLED)
+                    .parent(parent.map_or(0, |place| self.id(place)))
+                    .aux_watermark(watermark);
                 if let Ok(id) = self.fixture.open(&request) {
                     self.opened.push(id);
                 }
@@ -205,7 +202,7 @@ impl Run {
             Step::UnmapAux(place) => {
                 let id = self.id(place);
                 self.take(id);
-                if self.fixture.control(&Fixture::header(CONTROL_UNMAP_AUX, id)).is_ok() {
+                if self.fixture.control(&header(CONTROL_UNMAP_AUX, id)).is_ok() {
                     self.take(id);
                     if let Some(mapped) = self.mapped.get_mut(&id) {
                         mapped.area = None;

@@ -2,11 +2,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{Fields, Fixture, Nowhere, Packet, command, map_aux, open_of};
 
 use super::{ITRACE_START, Traced, chunks, exits, pages, trace};
-use crate::fake_host::Nowhere;
-use crate::fixture::{Fixture, command, open_of};
-use crate::traces::area::{Packet, map_aux};
 
 const TRUNCATED: u64 = 1;
 const OVERWRITE: u64 = 2;
@@ -45,11 +43,7 @@ fn written_and_lost_bytes_are_the_count() {
 #[test]
 fn every_command_to_a_trace_publishes_its_data() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest {
-        period: 1.into(),
-        flags: OPEN_ENABLED.into(),
-        ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, CONTEXT_TASK)
-    };
+    let request = open_of(KIND_SAMPLE_TRACE, PACE_EXITS, CONTEXT_TASK).period(1).flags(OPEN_ENABLED);
     let mut traced = Traced::new(&mut fixture, &request, 4, MAP_WRITABLE);
     fixture.command(0, COMMAND_IN, traced.event);
     for op in [COMMAND_READ, COMMAND_PERIOD, COMMAND_RESET, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_OUT] {
@@ -81,7 +75,7 @@ fn every_command_to_a_trace_publishes_its_data() {
 #[test]
 fn watermark_wakes_at_every_crossing() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { aux_watermark: 1024.into(), ..trace() };
+    let request = trace().aux_watermark(1024);
     let mut traced = Traced::new(&mut fixture, &request, 4, MAP_WRITABLE);
     fixture.command(0, COMMAND_ENABLE, traced.event);
     fixture.post_notice(0, 64);
@@ -105,11 +99,10 @@ fn watermark_wakes_at_every_crossing() {
 fn trace_start_is_recorded_once_with_its_task() {
     let mut fixture = Fixture::new();
     fixture.runs(0, 21, 22);
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 1);
     fixture.command(0, COMMAND_IN, event);
-    let begun = |ring: &mut crate::reader::Reader| {
+    let begun = |ring: &mut vpmu_testkit::Reader| {
         let records = ring.raw().into_iter();
         let begun = records.filter(|record| record.kind == ITRACE_START);
         begun.map(|record| record.words).collect::<Vec<_>>()
@@ -167,7 +160,7 @@ fn paused_or_full_ring_gets_its_aux_record_later() {
 #[test]
 fn snapshot_area_has_the_newest_packets() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
+    let request = trace().flags(OPEN_ENABLED);
     let mut traced = Traced::new(&mut fixture, &request, 2, 0);
     exits(&fixture, 0, 1000);
     assert_eq!(traced.area.head(), 0, "data is published only by a command");
@@ -190,7 +183,7 @@ fn snapshot_area_has_the_newest_packets() {
 #[test]
 fn trace_in_error_has_published_its_data() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(), ..trace() };
+    let request = trace().flags(OPEN_ENABLED | OPEN_EXCLUDE_KERNEL);
     let mut traced = Traced::new(&mut fixture, &request, 1, MAP_WRITABLE);
     exits(&fixture, 0, 3);
     fixture.exit(0, ExitReason::Io, &mut Nowhere);
@@ -203,8 +196,7 @@ fn trace_in_error_has_published_its_data() {
 fn several_traces_share_one_area() {
     let mut fixture = Fixture::new();
     let mut traced = Traced::on(&mut fixture, 4);
-    let second = OpenRequest { flags: OPEN_ENABLED.into(), config: EXIT_USER.into(), ..trace() };
-    let second = fixture.open(&second).expect("open");
+    let second = fixture.opened(&trace().flags(OPEN_ENABLED).config(EXIT_USER));
     exits(&fixture, 0, 3);
     fixture.redirect(second, traced.event).expect("redirected");
     exits(&fixture, 0, 3);
@@ -232,8 +224,7 @@ fn trace_redirected_back_reports_missing_packets() {
     let mut fixture = Fixture::new();
     let mut one = Traced::on(&mut fixture, 1);
     let mut two = Traced::on(&mut fixture, 1);
-    let third = OpenRequest { flags: OPEN_ENABLED.into(), ..trace() };
-    let third = fixture.open(&third).expect("open");
+    let third = fixture.opened(&trace().flags(OPEN_ENABLED));
     for target in [one.event, two.event, one.event] {
         fixture.redirect(third, target).expect("redirected");
         exits(&fixture, 0, 2);
@@ -255,8 +246,7 @@ fn trace_redirected_back_reports_missing_packets() {
 fn children_write_to_their_parents_area_and_outlive_the_parent() {
     let mut fixture = Fixture::new();
     let mut traced = Traced::on(&mut fixture, 4);
-    let child = OpenRequest { flags: OPEN_ENABLED.into(), parent: traced.event.into(), ..trace() };
-    let child = fixture.open(&child).expect("open");
+    let child = fixture.opened(&trace().flags(OPEN_ENABLED).parent(traced.event));
     exits(&fixture, 0, 2);
     fixture.close(traced.event).expect("closed");
     exits(&fixture, 0, 3);

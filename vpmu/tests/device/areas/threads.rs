@@ -6,18 +6,16 @@ use std::thread;
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, VCPUS, command, header, open_of};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::pages;
-use crate::fake_host::At;
-use crate::fixture::{Fixture, VCPUS, command, open_of};
-use crate::traces::area::AreaReader;
 
 const MINE: [u8; 4096] = [0xa5; 4096];
 
 fn map_request(event: u64, area: &[u64]) -> Vec<u8> {
     let request = MapRequest {
-        header: Fixture::header(CONTROL_MAP_AUX, event),
+        header: header(CONTROL_MAP_AUX, event),
         pages: u32::try_from(area.len()).expect("few").into(),
         flags: MAP_WRITABLE.into(),
     };
@@ -34,9 +32,8 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
         aux_watermark: 64.into(),
         ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
     };
-    let trace = fixture.open(&parent).expect("open");
-    let child = OpenRequest { parent: trace.into(), ..parent };
-    let child = fixture.open(&child).expect("open");
+    let trace = fixture.opened(&parent);
+    let child = fixture.opened(&parent.parent(trace));
     let metadata = fixture.next_ring;
     fixture.map(trace, 1);
     let area = pages(&mut fixture, 2);
@@ -72,7 +69,7 @@ fn area_is_not_written_after_its_unmap_while_vcpus_run() {
             while reader.head() == 0 {
                 thread::yield_now();
             }
-            control(Fixture::header(CONTROL_UNMAP_AUX, trace).as_bytes());
+            control(header(CONTROL_UNMAP_AUX, trace).as_bytes());
             grown += reader.head();
             for &page in &area {
                 let page = GuestAddress(page);

@@ -1,5 +1,7 @@
 //! Limits of the batched engine: losses, event limits, rates and memory.
 
+use vpmu_testkit::{Record, THROTTLE, UNTHROTTLE};
+
 use super::*;
 
 /// VPMU-D-6.6-8.
@@ -22,7 +24,7 @@ fn records_dropped_by_the_host_are_lost() {
 #[test]
 fn limit_is_exact_to_the_record() {
     let mut fixture = fixture();
-    let event = fixture.open(&cycles(0)).expect("open");
+    let event = fixture.opened(&cycles(0));
     let mut ring = fixture.map(event, 2);
     let refresh = Command { value: 5.into(), ..command(COMMAND_REFRESH, event) };
     assert_eq!(fixture.commands(0, &[refresh])[0].status.get(), 0);

@@ -1,5 +1,7 @@
 //! The task in samples of the batched engine, from the history in the task page.
 
+use vpmu_testkit::{Fields, header};
+
 use super::*;
 
 /// Writes entry number `n` of the history, which records a switch to task `who` at guest TSC `since`.
@@ -19,7 +21,7 @@ fn switch(fixture: &Fixture, n: u64, who: u32, since: u64) {
 fn name_page(fixture: &mut Fixture) {
     fixture
         .control(&TaskPageRequest {
-            header: Fixture::header(CONTROL_TASK_PAGE, 0),
+            header: header(CONTROL_TASK_PAGE, 0),
             vcpu: 0.into(),
             reserved: 0.into(),
             address: TASK_PAGE.into(),
@@ -75,8 +77,7 @@ fn sample_older_than_the_history_names_no_task() {
 fn task_event_names_the_task_of_its_schedule_in() {
     let mut fixture = fixture();
     name_page(&mut fixture);
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..cycles(CONTEXT_TASK) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&cycles(CONTEXT_TASK).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 2);
     switch(&fixture, 0, 41, 0);
     fixture.command(0, COMMAND_IN, event);

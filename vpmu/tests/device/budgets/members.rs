@@ -5,13 +5,10 @@ use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 use vpmu::{QueueState, Turn};
+use vpmu_testkit::{ALL_FEATURES, CYCLES, FAULTS, Fields, Fixture, QUEUE_SIZE, header, open_of, thread, window};
 use zerocopy::IntoBytes;
 
 use super::{TURN, group};
-use crate::driver::QUEUE_SIZE;
-use crate::fake_host::{CYCLES, FAULTS};
-use crate::fixture::{ALL_FEATURES, Fixture, open_of, sampling, thread};
-use crate::persistent::window;
 
 /// Number of events in a large group, in a large family, or with a common ring.
 const MEMBERS: u64 = 1000;
@@ -38,22 +35,20 @@ fn faults(context: u32) -> OpenRequest {
 }
 
 fn marks() -> OpenRequest {
-    sampling(open_of(KIND_MARK, 5, 0), 1)
+    open_of(KIND_MARK, 5, 0).sampled(1)
 }
 
 /// Opens `count` events that sample marks.
 fn events(fixture: &mut Fixture, count: u64) -> Vec<u64> {
-    let open = |_| fixture.open(&marks()).expect("open");
+    let open = |_| fixture.opened(&marks());
     (0..count).map(open).collect()
 }
 
 /// Makes the host record samples of an event on vCPU 0 while the vCPU runs, so that the device must collect them.
 fn collect(fixture: &mut Fixture) -> u64 {
     fixture.host.know_ips();
-    let cycles = sampling(open_of(CYCLES.0, CYCLES.1, 0), 100);
-    let event = fixture.open(&cycles).expect("open");
+    let event = fixture.opened(&open_of(CYCLES.0, CYCLES.1, 0).sampled(100).flags(OPEN_ENABLED));
     fixture.map(event, 16);
-    fixture.command(0, COMMAND_ENABLE, event);
     event
 }
 
@@ -62,7 +57,7 @@ fn collect(fixture: &mut Fixture) -> u64 {
 fn change_of_a_large_group_costs_each_member() {
     let mut fixture = Fixture::new();
     let leader = group(&mut fixture, faults(0), MEMBERS - 1);
-    let member = OpenRequest { leader: leader.into(), ..faults(0) };
+    let member = faults(0).leader(leader);
     let mut last = 0;
     let opened = cost(&mut fixture, |fixture| {
         last = fixture.open(&member).expect("a member");
@@ -81,7 +76,7 @@ fn change_of_a_large_group_costs_each_member() {
 fn changes_of_a_large_group_are_served_in_turns() {
     let mut fixture = Fixture::new();
     let leader = group(&mut fixture, faults(0), MEMBERS - 1);
-    let member = OpenRequest { leader: leader.into(), ..faults(0) };
+    let member = faults(0).leader(leader);
     for slot in (0..QUEUE_SIZE).step_by(2) {
         fixture.queues[0].request_at(slot, member.as_bytes(), size_of::<OpenReply>());
     }
@@ -105,7 +100,7 @@ fn refused_member_of_a_large_group_costs_an_examination_of_each_member() {
     let mut fixture = Fixture::new();
     let leader = group(&mut fixture, faults(0), MEMBERS - 1);
     // The counts of this group, with ids and losses, do not fit in a record.
-    let too_large = OpenRequest { leader: leader.into(), read_format: (1 << 2 | 1 << 3 | 1 << 4).into(), ..faults(0) };
+    let too_large = faults(0).leader(leader).read_format(1 << 2 | 1 << 3 | 1 << 4);
     let refused = cost(&mut fixture, |fixture| {
         assert_eq!(fixture.open(&too_large), Err(libc::E2BIG));
     });
@@ -116,11 +111,11 @@ fn refused_member_of_a_large_group_costs_an_examination_of_each_member() {
 #[test]
 fn redirect_of_a_large_family_costs_each_event() {
     let mut fixture = Fixture::new();
-    let request = sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1);
-    let target = fixture.open(&request).expect("open");
+    let request = open_of(KIND_MARK, 5, CONTEXT_TASK).sampled(1);
+    let target = fixture.opened(&request);
     fixture.map(target, 1);
-    let parent = fixture.open(&request).expect("open");
-    let child = OpenRequest { parent: parent.into(), ..request };
+    let parent = fixture.opened(&request);
+    let child = request.parent(parent);
     for _ in 1..MEMBERS {
         fixture.open(&child).expect("a child");
     }
@@ -167,8 +162,7 @@ fn request_on_a_ring_with_many_writers_costs_an_examination_of_each_writer() {
     for &writer in &writers[1..] {
         fixture.redirect(writer, first).expect("redirected");
     }
-    let requests =
-        [(Fixture::header(UNKNOWN, first), libc::EOPNOTSUPP), (Fixture::header(CONTROL_ATTACH, first), libc::EINVAL)];
+    let requests = [(header(UNKNOWN, first), libc::EOPNOTSUPP), (header(CONTROL_ATTACH, first), libc::EINVAL)];
     // While the host records no samples, none can be pending for the ring.
     for (request, errno) in requests {
         let refused = cost(&mut fixture, |fixture| {
@@ -244,7 +238,7 @@ fn request_for_pages_costs_an_examination_of_each_ring() {
 fn ring_in_the_window_costs_each_page() {
     const PAGES: u32 = 2048;
     let mut fixture = Fixture::windowed(&window(4096));
-    let event = fixture.open(&marks()).expect("open");
+    let event = fixture.opened(&marks());
     fixture.detach(event, "marks").expect("detached");
     let mapped = cost(&mut fixture, |fixture| {
         fixture.map_window(event, PAGES, MAP_WRITABLE).expect("mapped");
@@ -257,7 +251,7 @@ fn ring_in_the_window_costs_each_page() {
 fn area_beside_a_large_ring_costs_a_check_of_each_page() {
     const PAGES: u64 = 4096;
     let mut fixture = Fixture::new();
-    let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0)).expect("open");
+    let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0));
     fixture.map(trace, PAGES);
     let unaligned = cost(&mut fixture, |fixture| {
         let mapped = fixture.map_as(CONTROL_MAP_AUX, trace, MAP_WRITABLE, &[1]);
@@ -277,14 +271,14 @@ fn area_beside_a_large_ring_costs_a_check_of_each_page() {
 fn long_request_costs_its_length() {
     const KIB: u64 = 32;
     let mut fixture = Fixture::new();
-    let mut request = Fixture::header(CONTROL_MAP, 7).as_bytes().to_vec();
+    let mut request = header(CONTROL_MAP, 7).as_bytes().to_vec();
     request.resize(1024 * usize::try_from(KIB).expect("small"), 0);
     let copied = cost(&mut fixture, |fixture| {
         fixture.control_bytes(&request, size_of::<ControlReply>());
     });
     assert_at_least(copied, KIB);
     // The device copies no more of this request than the longest request without pages has.
-    request[..16].copy_from_slice(Fixture::header(CONTROL_CLOSE, 7).as_bytes());
+    request[..16].copy_from_slice(header(CONTROL_CLOSE, 7).as_bytes());
     let copied = cost(&mut fixture, |fixture| {
         fixture.control_bytes(&request, size_of::<ControlReply>());
     });

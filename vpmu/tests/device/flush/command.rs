@@ -3,17 +3,14 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
+use vpmu_testkit::{At, CYCLES, Errno, Fields, Fixture, LOST, SAMPLE, command, map_area, open_of, thread};
 
 use super::{cycles, listen};
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{Errno, Fixture, command, open_of, sampling, thread};
-use crate::reader::{LOST, SAMPLE};
-use crate::traces::area::map;
 
 /// Opens an event that samples every mark of value 5 on vCPU 0.
 fn marks(fixture: &mut Fixture, flags: u32) -> u64 {
-    let request = OpenRequest { flags: flags.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    fixture.open(&request).expect("open")
+    let request = open_of(KIND_MARK, 5, 0).sampled(1).flags(flags);
+    fixture.opened(&request)
 }
 
 fn statuses(fixture: &mut Fixture, vcpu: u32, events: &[u64]) -> Vec<Errno> {
@@ -40,9 +37,7 @@ fn flush_wakes_the_reader_once_for_new_records() {
     assert_eq!(fixture.notice(), None, "a flush without new records wakes nobody");
     assert_eq!(ring.samples().len(), 1);
     // A flush after a regular wakeup does not wake the reader again.
-    let frequent =
-        OpenRequest { wakeup: 1.into(), flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 6, 0), 1) };
-    let frequent = fixture.open(&frequent).expect("open");
+    let frequent = fixture.opened(&open_of(KIND_MARK, 6, 0).sampled(1).wakeup(1).flags(OPEN_ENABLED));
     fixture.map(frequent, 4);
     fixture.mark(0, 6, 1);
     assert_eq!(fixture.notice(), Some((NOTICE_WAKEUP, frequent)));
@@ -108,8 +103,8 @@ fn event_in_any_state_is_flushed() {
     let off = marks(&mut fixture, 0);
     let paused = marks(&mut fixture, OPEN_ENABLED | OPEN_PAUSED);
     let ringless = marks(&mut fixture, OPEN_ENABLED);
-    let task = fixture.open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)).expect("open");
-    let counting = fixture.open(&open_of(KIND_TSC, 0, 0)).expect("open");
+    let task = fixture.opened(&open_of(KIND_MARK, 5, CONTEXT_TASK).sampled(1));
+    let counting = fixture.opened(&open_of(KIND_TSC, 0, 0));
     fixture.map(off, 1);
     fixture.map(paused, 1);
     let events = [off, paused, ringless, task, counting];
@@ -210,9 +205,8 @@ fn paused_ring_is_unchanged_by_a_flush() {
 fn flush_ends_the_span_of_an_area() {
     let mut fixture = Fixture::new();
     listen(&mut fixture);
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
-    let trace = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, trace, 4);
+    let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0).flags(OPEN_ENABLED));
+    let mut area = map_area(&mut fixture, trace, 4);
     for ip in 1..=3 {
         fixture.exit(0, ExitReason::Io, &mut At(ip));
     }
@@ -228,9 +222,8 @@ fn flush_ends_the_span_of_an_area() {
 #[test]
 fn exits_that_the_host_recorded_are_written() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_ALL, 0) };
-    let trace = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, trace, 4);
+    let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_ALL, 0).flags(OPEN_ENABLED));
+    let mut area = map_area(&mut fixture, trace, 4);
     for ip in 1..=3 {
         let tsc = fixture.host.now();
         let exit = vpmu::source::HostExit { tsc, back: Some(tsc), ip, reason: 1, qualification: 0, detail: 0 };
@@ -247,9 +240,8 @@ fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
     let mut fixture = Fixture::new();
     listen(&mut fixture);
     let open = |fixture: &mut Fixture, vcpu: u32, persistent: u32| {
-        let request =
-            OpenRequest { flags: (OPEN_ENABLED | persistent).into(), ..sampling(open_of(KIND_MARK, 5, vcpu), 1) };
-        let event = fixture.open(&request).expect("open");
+        let request = open_of(KIND_MARK, 5, vcpu).sampled(1).flags(OPEN_ENABLED | persistent);
+        let event = fixture.opened(&request);
         fixture.map(event, 4);
         event
     };
@@ -270,12 +262,8 @@ fn flush_of_zero_covers_every_persistent_event_of_the_vcpu() {
 fn flush_of_all_continues_after_an_error() {
     let mut fixture = Fixture::new();
     listen(&mut fixture);
-    let request = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
-        engine: ENGINE_EXIT.into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
-    };
-    fixture.open(&request).expect("open");
+    let request = open_of(CYCLES.0, CYCLES.1, 0).sampled(100).flags(OPEN_ENABLED | OPEN_PERSISTENT).engine(ENGINE_EXIT);
+    fixture.opened(&request);
     let mark = marks(&mut fixture, OPEN_ENABLED | OPEN_PERSISTENT);
     fixture.map(mark, 4);
     fixture.mark(0, 5, 1);

@@ -5,10 +5,9 @@ use std::thread;
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 use vpmu::{ExitReason, FlushError};
+use vpmu_testkit::{At, Fields, Fixture, open_of, thread};
 
 use super::{cycles, listen};
-use crate::fake_host::At;
-use crate::fixture::{self, Fixture, open_of, sampling};
 
 /// Flushes from the host while vCPU 0 is in the guest. The flush kicks the vCPU, which leaves the guest at `ip`.
 fn flush_inside(fixture: &Fixture, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
@@ -31,7 +30,7 @@ fn stopped_vcpu_is_flushed_at_once() {
     let mut ring = fixture.map(event, 4);
     fixture.vcpus.enter(0);
     fixture.vcpus.leave(0, ExitReason::Io, &mut At(7));
-    fixture.host.work(fixture::thread(0), 100, 4);
+    fixture.host.work(thread(0), 100, 4);
     fixture.vpmu.flush(Some(event)).expect("flushed");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [7], "the sample has the address of the last exit");
@@ -47,7 +46,7 @@ fn running_vcpu_is_kicked_for_a_flush() {
     let mut ring = fixture.map(event, 4);
     fixture.vcpus.enter(0);
     for ip in 1..=100 {
-        fixture.host.work(fixture::thread(0), 100, 4);
+        fixture.host.work(thread(0), 100, 4);
         flush_inside(&fixture, Some(event), ip).expect("flushed");
         let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
         assert_eq!(ips, [ip], "the sample is written when the flush returns");
@@ -63,16 +62,13 @@ fn flush_kicks_no_vcpu_without_held_overflows() {
     fixture.host.know_ips();
     listen(&mut fixture);
     let batched = cycles(&mut fixture, 0, ENGINE_BATCHED);
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let marks = fixture.open(&request).expect("open");
+    let marks = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
     let exact = cycles(&mut fixture, 0, ENGINE_EXIT);
     fixture.command(0, COMMAND_DISABLE, exact);
     let mut rings = [batched, marks, exact].map(|id| fixture.map(id, 4));
     fixture.vcpus.enter(0);
     fixture.mark(0, 5, 1);
-    fixture
-        .host
-        .record(fixture::thread(0), Overflow { tsc: fixture.host.now(), ip: 3, mode: Mode::Guest, period: 100 });
+    fixture.host.record(thread(0), Overflow { tsc: fixture.host.now(), ip: 3, mode: Mode::Guest, period: 100 });
     for event in [batched, marks, exact] {
         fixture.vpmu.flush(Some(event)).expect("flushed");
     }
@@ -88,16 +84,13 @@ fn flush_of_none_covers_every_persistent_event_with_one_kick_per_vcpu() {
     let mut fixture = Fixture::new();
     let mut rings = Vec::new();
     for vcpu in [0, 0, 1, 1] {
-        let request = OpenRequest {
-            engine: ENGINE_EXIT.into(),
-            flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
-            ..sampling(open_of(KIND_HARDWARE, 0, vcpu), 100)
-        };
-        let event = fixture.open(&request).expect("open");
+        let request =
+            open_of(KIND_HARDWARE, 0, vcpu).sampled(100).engine(ENGINE_EXIT).flags(OPEN_ENABLED | OPEN_PERSISTENT);
+        let event = fixture.opened(&request);
         rings.push(fixture.map(event, 4));
     }
     (0..2).for_each(|vcpu| fixture.vcpus.enter(vcpu));
-    (0..2).for_each(|vcpu| fixture.host.work(fixture::thread(vcpu), 100, 4));
+    (0..2).for_each(|vcpu| fixture.host.work(thread(vcpu), 100, 4));
     thread::scope(|scope| {
         let flush = scope.spawn(|| fixture.vpmu.flush(None));
         assert_eq!(fixture.host.await_kicks(2), [0, 1]);
@@ -119,7 +112,7 @@ fn flush_reports_unknown_and_failed_events() {
     fixture.vpmu.flush(None).expect("nothing to flush");
     let event = cycles(&mut fixture, 0, ENGINE_EXIT);
     let mut ring = fixture.map(event, 4);
-    fixture.host.work(fixture::thread(0), 100, 4);
+    fixture.host.work(thread(0), 100, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
     fixture.host.be_stuck();
     let stuck = fixture.vpmu.flush(Some(event));
@@ -140,7 +133,7 @@ fn vcpu_that_leaves_before_its_kick_was_flushed() {
     let event = cycles(&mut fixture, 0, ENGINE_EXIT);
     let mut ring = fixture.map(event, 4);
     fixture.vcpus.enter(0);
-    fixture.host.work(fixture::thread(0), 100, 4);
+    fixture.host.work(thread(0), 100, 4);
     let kick = fixture.host.kick_too_late();
     thread::scope(|scope| {
         let flush = scope.spawn(|| fixture.vpmu.flush(Some(event)));

@@ -5,18 +5,12 @@ mod host;
 mod threads;
 
 use vpmu::abi::*;
-
-use crate::fake_host::CYCLES;
-use crate::fixture::{Fixture, open_of, sampling};
+use vpmu_testkit::{CYCLES, Fields, Fixture, open_of};
 
 /// Opens an enabled event on `vcpu`. The given engine takes a sample at every hundredth cycle that the event's host
 /// counter counts.
 fn cycles(fixture: &mut Fixture, vcpu: u32, engine: u32) -> u64 {
-    let request = OpenRequest {
-        engine: engine.into(),
-        flags: OPEN_ENABLED.into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 100)
-    };
+    let request = open_of(CYCLES.0, CYCLES.1, vcpu).sampled(100).engine(engine).flags(OPEN_ENABLED);
     let reply = fixture.open_reply(&request);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, engine));
     reply.id.get()

@@ -5,10 +5,9 @@ use std::thread;
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, Fixture, thread};
 
 use super::cycles;
-use crate::fake_host::At;
-use crate::fixture::{self, Fixture};
 
 const FLUSHES: u64 = 500;
 /// Maximum number of overflows on each vCPU. The ring of the vCPU's event has space for this many records.
@@ -28,7 +27,7 @@ fn concurrent_host_flushes_run_while_vcpus_enter_and_leave() {
                 while !over.load(Ordering::Relaxed) {
                     fixture.vcpus.enter(vcpu);
                     if visits < OVERFLOWS {
-                        fixture.host.work(fixture::thread(vcpu), 100, 4);
+                        fixture.host.work(thread(vcpu), 100, 4);
                         visits += 1;
                     }
                     // The simulated kicks cannot make the vCPU leave the guest, so this loop makes it leave.

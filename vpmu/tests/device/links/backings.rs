@@ -3,10 +3,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{ALL_FEATURES, At, CYCLES, FAULTS, Fields, Fixture, limits, open_of, thread};
 
 use super::{START, STOP, between_marks, paused, paused_sampling};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling, thread};
 
 #[test]
 fn statistics_and_clock_counts_stop_in_a_pause() {
@@ -86,10 +85,8 @@ fn sampling_host_counter_writes_overflows_before_the_stop() {
 #[test]
 fn host_counter_starts_and_stops_at_its_overflow_exit() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
-    let toggle = fixture
-        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) })
-        .expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, 5));
+    let toggle = fixture.opened(&paused_sampling(CYCLES.0, CYCLES.1, 100).flags(OPEN_ENABLED));
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(toggle, target, role).expect("linked");
     }
@@ -111,8 +108,8 @@ fn host_counter_starts_and_stops_at_its_overflow_exit() {
 #[test]
 fn counters_that_stop_each_other_at_one_exit_both_write() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) };
-    let [one, other] = [(), ()].map(|()| fixture.open(&request).expect("open"));
+    let request = paused_sampling(CYCLES.0, CYCLES.1, 100).flags(OPEN_ENABLED);
+    let [one, other] = [(), ()].map(|()| fixture.opened(&request));
     fixture.link(one, other, LINK_STOPPER).expect("linked");
     fixture.link(other, one, LINK_STOPPER).expect("linked");
     let mut rings = [one, other].map(|id| fixture.map(id, 4));
@@ -131,7 +128,7 @@ fn counters_that_stop_each_other_at_one_exit_both_write() {
 fn batched_target_is_collected_at_its_stop() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
-    let request = OpenRequest { engine: ENGINE_BATCHED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) };
+    let request = paused_sampling(CYCLES.0, CYCLES.1, 100).engine(ENGINE_BATCHED);
     let target = between_marks(&mut fixture, &request);
     let mut ring = fixture.map(target, 4);
     let record = |fixture: &Fixture, ip| {
@@ -174,9 +171,8 @@ fn throttled_overflow_still_acts_on_its_targets() {
 #[test]
 fn trigger_acts_up_to_its_limit() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
-    let toggle =
-        fixture.open(&OpenRequest { flags: 0.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) }).expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, 5));
+    let toggle = fixture.opened(&paused_sampling(CYCLES.0, CYCLES.1, 100).flags(0));
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(toggle, target, role).expect("linked");
     }
@@ -192,7 +188,7 @@ fn trigger_acts_up_to_its_limit() {
 #[test]
 fn paused_target_does_not_use_up_its_limit() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: OPEN_PAUSED.into(), ..paused_sampling(KIND_EXITS, EXIT_IO, 1) };
+    let request = paused_sampling(KIND_EXITS, EXIT_IO, 1).flags(OPEN_PAUSED);
     let target = between_marks(&mut fixture, &request);
     let mut ring = fixture.map(target, 4);
     assert_eq!(fixture.valued(0, COMMAND_REFRESH, target, 2), 0);
@@ -211,9 +207,7 @@ fn paused_target_does_not_use_up_its_limit() {
 fn group_counts_while_its_leader_is_paused() {
     let mut fixture = Fixture::new();
     let leader = between_marks(&mut fixture, &paused(KIND_MARK, 5));
-    let member = fixture
-        .open(&OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) })
-        .expect("open");
+    let member = fixture.opened(&open_of(KIND_MARK, 5, 0).leader(leader).flags(OPEN_ENABLED));
     // A pause does not change the state of the event or of its group.
     fixture.mark(0, 5, 1);
     fixture.mark(0, START, 1);
@@ -228,15 +222,9 @@ fn group_counts_while_its_leader_is_paused() {
 #[test]
 fn trigger_in_a_group_acts_while_its_leader_is_enabled() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
-    let leader = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let start = fixture
-        .open(&OpenRequest {
-            leader: leader.into(),
-            flags: OPEN_ENABLED.into(),
-            ..sampling(open_of(KIND_MARK, START.into(), 0), 1)
-        })
-        .expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, 5));
+    let leader = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let start = fixture.opened(&open_of(KIND_MARK, START.into(), 0).sampled(1).leader(leader).flags(OPEN_ENABLED));
     fixture.link(start, target, LINK_STARTER).expect("linked");
     let mut counts = Vec::new();
     for op in [COMMAND_READ, COMMAND_ENABLE] {
@@ -253,15 +241,9 @@ fn sample_reads_the_count_of_a_paused_event() {
     const READ: u64 = 1 << 4;
     const GROUP: u64 = 1 << 3;
     let mut fixture = Fixture::new();
-    let leader = fixture
-        .open(&OpenRequest {
-            sample_type: READ.into(),
-            read_format: GROUP.into(),
-            ..sampling(open_of(KIND_MARK, 6, 0), 1)
-        })
-        .expect("open");
-    fixture.command(0, COMMAND_ENABLE, leader);
-    let member = OpenRequest { leader: leader.into(), read_format: GROUP.into(), ..paused(KIND_TSC, 0) };
+    let leader =
+        fixture.opened(&open_of(KIND_MARK, 6, 0).sampled(1).sample_type(READ).read_format(GROUP).flags(OPEN_ENABLED));
+    let member = paused(KIND_TSC, 0).leader(leader).read_format(GROUP);
     let member = between_marks(&mut fixture, &member);
     let mut ring = fixture.map(leader, 1);
     fixture.mark(0, START, 1);

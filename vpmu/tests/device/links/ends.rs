@@ -1,10 +1,9 @@
 //! Links end when their trigger or their target is closed, no matter what state the closed event is in.
 
 use vpmu::abi::*;
+use vpmu_testkit::{ALL_FEATURES, FAULTS, Fields, Fixture, open_of};
 
 use super::{START, STOP, between_marks, paused, trigger};
-use crate::fake_host::FAULTS;
-use crate::fixture::{ALL_FEATURES, Fixture, open_of};
 
 const WORK: u64 = 5;
 
@@ -33,7 +32,7 @@ fn links_end_with_the_target() {
         let start = trigger(&mut fixture, START, 1);
         let stop = trigger(&mut fixture, STOP, 1);
         for _ in 0..2 {
-            let target = fixture.open(&paused(KIND_MARK, WORK)).expect("open");
+            let target = fixture.opened(&paused(KIND_MARK, WORK));
             fixture.link(start, target, LINK_STARTER).expect("linked");
             fixture.link(stop, target, LINK_STOPPER).expect("linked");
             bring(&mut fixture, target);
@@ -53,7 +52,7 @@ fn links_end_with_the_target() {
 fn target_left_paused_waits_for_another_starter() {
     for (state, bring) in states() {
         let mut fixture = Fixture::new();
-        let target = fixture.open(&paused(KIND_MARK, WORK)).expect("open");
+        let target = fixture.opened(&paused(KIND_MARK, WORK));
         let start = trigger(&mut fixture, STOP, 1);
         fixture.link(start, target, LINK_STARTER).expect("linked");
         bring(&mut fixture, start);
@@ -74,7 +73,7 @@ fn target_left_paused_waits_for_another_starter() {
 #[test]
 fn target_without_its_stopper_counts_on() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, WORK)).expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, WORK));
     let start = trigger(&mut fixture, START, 1);
     let stop = trigger(&mut fixture, STOP, 1);
     fixture.link(start, target, LINK_STARTER).expect("linked");
@@ -97,7 +96,7 @@ fn target_without_its_stopper_counts_on() {
 #[test]
 fn disabled_trigger_does_nothing() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, WORK)).expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, WORK));
     let start = trigger(&mut fixture, START, 1);
     fixture.link(start, target, LINK_STARTER).expect("linked");
     fixture.command(0, COMMAND_DISABLE, start);
@@ -141,11 +140,11 @@ fn pause_and_links_survive_a_reset_and_the_vcpus_thread() {
     let mut fixture = Fixture::new();
     let open = |fixture: &mut Fixture, request: OpenRequest| {
         let flags = request.flags.get() | OPEN_PERSISTENT;
-        let request = OpenRequest { flags: flags.into(), ..request };
-        fixture.open(&request).expect("open")
+        let request = request.flags(flags);
+        fixture.opened(&request)
     };
     let target = open(&mut fixture, paused(FAULTS.0, FAULTS.1));
-    let start = OpenRequest { period: 1.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, START.into(), 0) };
+    let start = open_of(KIND_MARK, START.into(), 0).period(1).flags(OPEN_ENABLED);
     let start = open(&mut fixture, start);
     fixture.link(start, target, LINK_STARTER).expect("linked");
     fixture.vpmu.reset();

@@ -2,11 +2,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{ALL_FEATURES, At, CYCLES, Fields, Fixture, Reader, SAMPLE, THROTTLE, UNTHROTTLE, limits, thread};
 
 use super::{START, STOP, between_marks, paused_sampling};
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, thread};
-use crate::reader::{Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 
 /// Kind and config of the targets. The device counts marks, and a host counter counts cycles.
 const BACKINGS: [(u32, u64); 2] = [(KIND_MARK, 5), CYCLES];
@@ -68,7 +66,7 @@ fn period_set_in_a_pause_begins_at_its_end() {
 fn limit_is_not_used_up_in_a_pause() {
     for (kind, config) in BACKINGS {
         let mut fixture = Fixture::new();
-        let request = OpenRequest { flags: OPEN_PAUSED.into(), ..paused_sampling(kind, config, 10) };
+        let request = paused_sampling(kind, config, 10).flags(OPEN_PAUSED);
         let target = between_marks(&mut fixture, &request);
         let mut ring = fixture.map(target, 4);
         assert_eq!(fixture.valued(0, COMMAND_REFRESH, target, 1), 0);

@@ -2,10 +2,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, Fields, Fixture, open_of};
 
 use super::{START, STOP, between_marks, paused, paused_sampling, trigger};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, open_of};
 
 const WORK: u32 = 5;
 
@@ -30,10 +29,7 @@ fn regions(fixture: &Fixture, mut work: impl FnMut(&Fixture)) -> u64 {
 fn marks_are_exact_in_ten_thousand_regions() {
     let mut fixture = Fixture::new();
     let target = between_marks(&mut fixture, &paused(KIND_MARK, WORK.into()));
-    let user = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PAUSED | OPEN_EXCLUDE_KERNEL).into(),
-        ..open_of(KIND_EXITS, EXIT_IO, 0)
-    };
+    let user = open_of(KIND_EXITS, EXIT_IO, 0).flags(OPEN_ENABLED | OPEN_PAUSED | OPEN_EXCLUDE_KERNEL);
     let user = between_marks(&mut fixture, &user);
     let inside = regions(&fixture, |fixture| {
         fixture.mark(0, WORK, 1);
@@ -95,14 +91,12 @@ fn sampling_target_records_only_between_start_and_stop() {
 #[test]
 fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused_sampling(KIND_EXITS, EXIT_IO, 1)).expect("open");
+    let target = fixture.opened(&paused_sampling(KIND_EXITS, EXIT_IO, 1));
     let start = trigger(&mut fixture, START, 1);
     fixture.link(start, target, LINK_STARTER).expect("linked");
     // The stopper is opened after the target. Therefore the stopper's overflow takes effect after the target's
     // overflow.
-    let stop = fixture
-        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(KIND_EXITS, EXIT_IO, 1) })
-        .expect("open");
+    let stop = fixture.opened(&paused_sampling(KIND_EXITS, EXIT_IO, 1).flags(OPEN_ENABLED));
     fixture.link(stop, target, LINK_STOPPER).expect("linked");
     let rings = [target, stop].map(|id| fixture.map(id, 4));
     fixture.mark(0, START, 1);
@@ -120,8 +114,8 @@ fn stop_at_the_targets_own_overflow_is_recorded_by_both() {
 fn chained_links_act_in_order() {
     let mut fixture = Fixture::new();
     // The mark starts a counter of exits. This counter overflows at its third exit and starts another counter.
-    let last = fixture.open(&paused(KIND_MARK, WORK.into())).expect("open");
-    let middle = fixture.open(&paused_sampling(KIND_EXITS, EXIT_IO, 3)).expect("open");
+    let last = fixture.opened(&paused(KIND_MARK, WORK.into()));
+    let middle = fixture.opened(&paused_sampling(KIND_EXITS, EXIT_IO, 3));
     let first = trigger(&mut fixture, START, 1);
     fixture.link(first, middle, LINK_STARTER).expect("linked");
     fixture.link(middle, last, LINK_STARTER).expect("linked");
@@ -148,7 +142,7 @@ fn one_event_starts_many() {
     let start = trigger(&mut fixture, START, 1);
     let targets: Vec<u64> = (0..100)
         .map(|_| {
-            let target = fixture.open(&paused(KIND_MARK, WORK.into())).expect("open");
+            let target = fixture.opened(&paused(KIND_MARK, WORK.into()));
             fixture.link(start, target, LINK_STARTER).expect("linked");
             target
         })
@@ -162,10 +156,8 @@ fn one_event_starts_many() {
 #[test]
 fn starter_that_is_also_the_stopper_toggles() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_EXITS, EXIT_IO)).expect("open");
-    let toggle = fixture
-        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(KIND_EXITS, EXIT_IO, 10) })
-        .expect("open");
+    let target = fixture.opened(&paused(KIND_EXITS, EXIT_IO));
+    let toggle = fixture.opened(&paused_sampling(KIND_EXITS, EXIT_IO, 10).flags(OPEN_ENABLED));
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(toggle, target, role).expect("linked");
     }
@@ -183,7 +175,7 @@ fn starter_that_is_also_the_stopper_toggles() {
 #[test]
 fn every_nth_region() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, WORK.into())).expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, WORK.into()));
     let starter = trigger(&mut fixture, START, 4);
     let stopper = trigger(&mut fixture, STOP, 1);
     fixture.link(starter, target, LINK_STARTER).expect("linked");

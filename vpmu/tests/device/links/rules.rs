@@ -2,20 +2,19 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, Fields, Fixture, header, open_of};
 
 use super::{START, STOP, between_marks, paused, trigger};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, open_of, sampling};
 
 #[test]
 fn each_invalid_link_has_its_errno() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, 5));
     let mark = trigger(&mut fixture, START, 1);
     let other = trigger(&mut fixture, START, 1);
-    let counting = fixture.open(&open_of(KIND_MARK, 9, 0)).expect("open");
-    let elsewhere = fixture.open(&sampling(open_of(KIND_MARK, 9, 1), 1)).expect("open");
-    let task = fixture.open(&sampling(open_of(KIND_MARK, 9, CONTEXT_TASK), 1)).expect("open");
+    let counting = fixture.opened(&open_of(KIND_MARK, 9, 0));
+    let elsewhere = fixture.opened(&open_of(KIND_MARK, 9, 1).sampled(1));
+    let task = fixture.opened(&open_of(KIND_MARK, 9, CONTEXT_TASK).sampled(1));
     for (event, target, role, errno) in [
         (mark, target, 0, libc::EINVAL),
         (mark, target, 3, libc::EINVAL),
@@ -34,13 +33,13 @@ fn each_invalid_link_has_its_errno() {
         assert_eq!(linked, Err(errno), "{event} to {target} as {role}");
     }
     let unclean = LinkRequest {
-        header: Fixture::header(CONTROL_LINK, mark),
+        header: header(CONTROL_LINK, mark),
         target: target.into(),
         role: LINK_STARTER.into(),
         reserved: 1.into(),
     };
     assert_eq!(fixture.control(&unclean), Err(libc::EINVAL));
-    let short = fixture.control(&Fixture::header(CONTROL_LINK, mark));
+    let short = fixture.control(&header(CONTROL_LINK, mark));
     assert_eq!(short, Err(libc::EINVAL));
     for role in [LINK_STARTER, LINK_STOPPER] {
         assert_eq!(fixture.link(mark, target, role), Ok(()));
@@ -57,7 +56,7 @@ fn batched_event_can_be_a_target_but_no_trigger() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
     let open = |fixture: &mut Fixture, engine: u32| {
-        let request = OpenRequest { engine: engine.into(), ..sampling(open_of(KIND_HARDWARE, 0, 0), 100) };
+        let request = open_of(KIND_HARDWARE, 0, 0).sampled(100).engine(engine);
         let reply = fixture.open_reply(&request);
         assert_eq!((reply.status.get(), reply.engine.get()), (0, engine));
         reply.id.get()
@@ -73,13 +72,8 @@ fn batched_event_can_be_a_target_but_no_trigger() {
 fn task_events_and_children_can_be_linked() {
     let mut fixture = Fixture::new();
     let task = |fixture: &mut Fixture, value, period: u64, flags: u32, parent: u64| {
-        let request = OpenRequest {
-            period: period.into(),
-            flags: (OPEN_ENABLED | flags).into(),
-            parent: parent.into(),
-            ..open_of(KIND_MARK, value, CONTEXT_TASK)
-        };
-        fixture.open(&request).expect("open")
+        let request = open_of(KIND_MARK, value, CONTEXT_TASK).period(period).flags(OPEN_ENABLED | flags).parent(parent);
+        fixture.opened(&request)
     };
     let start = task(&mut fixture, START.into(), 1, 0, 0);
     let target = task(&mut fixture, 5, 0, OPEN_PAUSED, 0);

@@ -5,11 +5,10 @@ use std::thread;
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, Fixture, header};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{START, STOP, paused, trigger};
-use crate::fake_host::At;
-use crate::fixture::Fixture;
 
 const ROUNDS: u64 = 2000;
 
@@ -17,7 +16,7 @@ const ROUNDS: u64 = 2000;
 fn links_change_while_marks_are_placed() {
     let mut fixture = Fixture::new();
     // This event keeps its links, while links of other events are added and removed.
-    let steady = fixture.open(&paused(KIND_MARK, 5)).expect("open");
+    let steady = fixture.opened(&paused(KIND_MARK, 5));
     let starter = trigger(&mut fixture, START, 1);
     let stopper = trigger(&mut fixture, STOP, 1);
     fixture.link(starter, steady, LINK_STARTER).expect("linked");
@@ -54,7 +53,7 @@ fn links_change_while_marks_are_placed() {
                 let target = reply.id.get();
                 for (event, role) in [(starter, LINK_STARTER), (stopper, LINK_STOPPER)] {
                     let link = LinkRequest {
-                        header: Fixture::header(CONTROL_LINK, event),
+                        header: header(CONTROL_LINK, event),
                         target: target.into(),
                         role: role.into(),
                         reserved: 0.into(),
@@ -63,7 +62,7 @@ fn links_change_while_marks_are_placed() {
                     let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
                     assert_eq!(reply.status.get(), 0, "round {round}");
                 }
-                let close = Fixture::header(CONTROL_CLOSE, target);
+                let close = header(CONTROL_CLOSE, target);
                 let answer = ask(close.as_bytes(), size_of::<ControlReply>());
                 let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
                 assert_eq!(reply.status.get(), 0);

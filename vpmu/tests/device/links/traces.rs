@@ -3,11 +3,9 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 use vpmu::source::{HostExit, Recorded};
+use vpmu_testkit::{AreaReader, At, CYCLES, Fields, Fixture, map_area, open_of, thread};
 
 use super::{START, STOP, between_marks, paused, paused_sampling};
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{Fixture, open_of, thread};
-use crate::traces::area::{AreaReader, map};
 
 fn ips(area: &mut AreaReader) -> Vec<u64> {
     area.exits().iter().map(|exit| exit.ip.get()).collect()
@@ -17,7 +15,7 @@ fn ips(area: &mut AreaReader) -> Vec<u64> {
 fn exit_trace_contains_the_exits_of_its_regions() {
     let mut fixture = Fixture::new();
     let trace = between_marks(&mut fixture, &paused(KIND_EXIT_TRACE, EXIT_USER));
-    let mut area = map(&mut fixture, trace, 16);
+    let mut area = map_area(&mut fixture, trace, 16);
     let (mut read, mut expected) = (Vec::new(), Vec::new());
     for region in 0..1000 {
         fixture.exit(0, ExitReason::Io, &mut At(1));
@@ -41,7 +39,7 @@ fn exit_trace_contains_the_exits_of_its_regions() {
 fn host_trace_is_silent_outside_its_regions() {
     let mut fixture = Fixture::new();
     let trace = between_marks(&mut fixture, &paused(KIND_EXIT_TRACE, EXIT_ALL));
-    let mut area = map(&mut fixture, trace, 4);
+    let mut area = map_area(&mut fixture, trace, 4);
     let record = |fixture: &Fixture, ip| {
         let tsc = fixture.host.now();
         let exit = HostExit { tsc, back: Some(tsc), ip, reason: 1, qualification: 0, detail: 0 };
@@ -60,9 +58,9 @@ fn host_trace_is_silent_outside_its_regions() {
 #[test]
 fn overflows_of_a_pace_before_a_stop_are_published() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { period: 100.into(), ..paused(KIND_SAMPLE_TRACE, PACE_CYCLES) };
+    let request = paused(KIND_SAMPLE_TRACE, PACE_CYCLES).period(100);
     let trace = between_marks(&mut fixture, &request);
-    let mut area = map(&mut fixture, trace, 4);
+    let mut area = map_area(&mut fixture, trace, 4);
     for region in 0..20 {
         fixture.host.work(thread(0), 60, 4);
         fixture.mark(0, START, 1);
@@ -80,13 +78,9 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
     let mut fixture = Fixture::new();
     // The stopper is opened before the trace. Therefore, at the same exit, the stopper's overflow takes effect before
     // the trace's overflow.
-    let stop = fixture
-        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(KIND_EXITS, EXIT_HLT, 1) })
-        .expect("open");
-    let request =
-        OpenRequest { period: 2.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0) };
-    let trace = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, trace, 4);
+    let stop = fixture.opened(&paused_sampling(KIND_EXITS, EXIT_HLT, 1).flags(OPEN_ENABLED));
+    let trace = fixture.opened(&open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0).period(2).flags(OPEN_ENABLED));
+    let mut area = map_area(&mut fixture, trace, 4);
     fixture.link(stop, trace, LINK_STOPPER).expect("linked");
     // Mapping and linking did not cause any exits of the vCPU.
     fixture.exit(0, ExitReason::Io, &mut At(1));
@@ -100,10 +94,8 @@ fn exit_that_overflows_and_stops_a_trace_is_its_last() {
 #[test]
 fn sample_trace_starts_other_events() {
     let mut fixture = Fixture::new();
-    let target = fixture.open(&paused(KIND_MARK, 5)).expect("open");
-    let request =
-        OpenRequest { period: 100.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0) };
-    let trace = fixture.open(&request).expect("open");
+    let target = fixture.opened(&paused(KIND_MARK, 5));
+    let trace = fixture.opened(&open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0).period(100).flags(OPEN_ENABLED));
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(trace, target, role).expect("linked");
     }
@@ -116,7 +108,7 @@ fn sample_trace_starts_other_events() {
     }
     assert_eq!(counts, [1, 1, 2, 3], "each overflow toggles the target, even if no packet is written");
     // A trace without a pace does not overflow.
-    let exits = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0)).expect("open");
+    let exits = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0));
     assert_eq!(fixture.link(exits, target, LINK_STARTER), Err(libc::EINVAL));
 }
 
@@ -124,15 +116,10 @@ fn sample_trace_starts_other_events() {
 fn link_and_group_members_both_pause_a_trace() {
     let mut fixture = Fixture::new();
     let trace = between_marks(&mut fixture, &paused(KIND_EXIT_TRACE, EXIT_IO));
-    let mut area = map(&mut fixture, trace, 4);
+    let mut area = map_area(&mut fixture, trace, 4);
     let member = |fixture: &mut Fixture, mark: u64, flag: u32| {
-        let request = OpenRequest {
-            leader: trace.into(),
-            period: 1.into(),
-            flags: (OPEN_ENABLED | flag).into(),
-            ..open_of(KIND_MARK, mark, 0)
-        };
-        fixture.open(&request).expect("open")
+        let request = open_of(KIND_MARK, mark, 0).leader(trace).period(1).flags(OPEN_ENABLED | flag);
+        fixture.opened(&request)
     };
     let resume = member(&mut fixture, 1, OPEN_AUX_RESUME);
     let pauses = [(); 2].map(|()| member(&mut fixture, 2, OPEN_AUX_PAUSE));
@@ -162,11 +149,9 @@ fn link_and_group_members_both_pause_a_trace() {
 fn host_counter_starts_a_trace_at_its_overflow_exit() {
     let mut fixture = Fixture::new();
     let trace = between_marks(&mut fixture, &paused(KIND_EXIT_TRACE, EXIT_USER));
-    let mut area = map(&mut fixture, trace, 4);
-    let start = fixture
-        .open(&OpenRequest { flags: OPEN_ENABLED.into(), ..paused_sampling(CYCLES.0, CYCLES.1, 100) })
-        .expect("open");
-    let other = fixture.open(&paused(KIND_EXIT_TRACE, EXIT_IO)).expect("open");
+    let mut area = map_area(&mut fixture, trace, 4);
+    let start = fixture.opened(&paused_sampling(CYCLES.0, CYCLES.1, 100).flags(OPEN_ENABLED));
+    let other = fixture.opened(&paused(KIND_EXIT_TRACE, EXIT_IO));
     fixture.link(start, other, LINK_STARTER).expect("linked");
     fixture.redirect(other, trace).expect("redirected");
     fixture.exit(0, ExitReason::Io, &mut At(1));

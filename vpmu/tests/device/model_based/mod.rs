@@ -10,11 +10,10 @@ use vm_memory::GuestMemoryMmap;
 use vpmu::Persist;
 use vpmu::abi::*;
 use vpmu::source::Rate;
+use vpmu_testkit::{Errno, Fields, Fixture, Reader, SAMPLE, WINDOW_FEATURES, command, limits, open_of, window};
 
 use self::model::{Context, Event, MOST, Model, Ring};
-use crate::fixture::{Errno, Fixture, command, limits, open_of};
-use crate::persistent::{WINDOW_FEATURES, name, reader, window};
-use crate::reader::{Reader, SAMPLE};
+use crate::persistent::{name, reader};
 
 const IP: u64 = 1;
 const NAMES: [&str; 3] = ["one", "two", "event1"];
@@ -236,13 +235,11 @@ impl Run {
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let flags =
             flag(event.enabled, OPEN_ENABLED) | flag(event.paused, OPEN_PAUSED) | flag(persistent, OPEN_PERSISTENT);
-        let request = OpenRequest {
-            period: event.period.into(),
-            sample_type: IP.into(),
-            flags: flags.into(),
-            leader: leader.unwrap_or(0).into(),
-            ..open_of(KIND_MARK, event.config, context)
-        };
+        let request = open_of(KIND_MARK, event.config, context)
+            .period(event.period)
+            .sample_type(IP)
+            .flags(flags)
+            .leader(leader.unwrap_or(0));
         let opened = self.fixture.open(&request);
         if leader.is_some_and(|leader| !self.model.can_lead(leader, event)) {
             assert!([Err(libc::EINVAL), Err(libc::EPERM)].contains(&opened));

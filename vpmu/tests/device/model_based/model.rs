@@ -4,8 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vpmu::abi::*;
-
-use crate::fixture::Errno;
+use vpmu_testkit::Errno;
 
 /// The guest's limit of persistent events.
 pub(super) const MOST: usize = 3;

@@ -3,10 +3,9 @@
 use vpmu::abi::*;
 use vpmu::source::Rate;
 use vpmu::{Engines, ExitReason, Persist};
+use vpmu_testkit::{At, Fields, Fixture, WINDOW_FEATURES, limits, thread, window};
 
-use super::{WINDOW_FEATURES, asked, samples, window};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, limits, thread};
+use super::{asked, samples};
 
 fn cycles(fixture: &Fixture) -> u64 {
     let persist = Persist { rate: Some(Rate::Period(100)), ..asked("cycles", 0) };
@@ -87,11 +86,8 @@ fn event_counts_nothing_between_two_threads() {
 #[test]
 fn disabled_event_stays_disabled_on_a_new_thread() {
     let mut fixture = Fixture::windowed(&window(64));
-    let request = OpenRequest {
-        flags: OPEN_PERSISTENT.into(),
-        ..crate::fixture::open_of(crate::fake_host::CYCLES.0, crate::fake_host::CYCLES.1, 0)
-    };
-    let event = fixture.open(&request).expect("open");
+    let request = vpmu_testkit::open_of(vpmu_testkit::CYCLES.0, vpmu_testkit::CYCLES.1, 0).flags(OPEN_PERSISTENT);
+    let event = fixture.opened(&request);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.work(thread(0), 7, 4);
     fixture.command(0, COMMAND_DISABLE, event);

@@ -1,16 +1,15 @@
 //! Making an event persistent and non-persistent.
 
 use vpmu::abi::*;
+use vpmu_testkit::{ALL_FEATURES, CYCLES, Fields, Fixture, header, limits, open_of, window};
 
-use super::{marks, name, window};
-use crate::fake_host::CYCLES;
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling};
+use super::{marks, name};
 
 /// VPMU-D-6.10-1.
 #[test]
 fn persistent_event_is_not_closed_until_it_is_attached() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     assert_eq!(fixture.reattach(event), Err(libc::EINVAL), "the event is not persistent");
     fixture.detach(event, "").expect("detached");
     assert_eq!(fixture.close(event), Err(libc::EBUSY));
@@ -27,18 +26,16 @@ fn persistent_event_is_not_closed_until_it_is_attached() {
 #[test]
 fn group_task_and_inherited_events_are_not_made_persistent() {
     let mut fixture = Fixture::new();
-    let task = fixture.open(&marks(CONTEXT_TASK)).expect("open");
-    let parent = fixture.open(&marks(0)).expect("open");
-    let child = OpenRequest { parent: parent.into(), ..marks(0) };
-    let child = fixture.open(&child).expect("open");
-    let leader = fixture.open(&marks(0)).expect("open");
-    let member = OpenRequest { leader: leader.into(), ..marks(0) };
-    let member = fixture.open(&member).expect("open");
+    let task = fixture.opened(&marks(CONTEXT_TASK));
+    let parent = fixture.opened(&marks(0));
+    let child = fixture.opened(&marks(0).parent(parent));
+    let leader = fixture.opened(&marks(0));
+    let member = fixture.opened(&marks(0).leader(leader));
     fixture.map(parent, 1);
-    let redirected = fixture.open(&marks(0)).expect("open");
+    let redirected = fixture.opened(&marks(0));
     fixture.redirect(redirected, parent).expect("redirected");
     let (kind, config) = CYCLES;
-    let failed = fixture.open(&open_of(kind, config, 0)).expect("open");
+    let failed = fixture.opened(&open_of(kind, config, 0));
     fixture.host.break_host();
     fixture.command(0, COMMAND_ENABLE, failed);
     for event in [task, child, leader, member, redirected, failed] {
@@ -53,10 +50,10 @@ fn group_task_and_inherited_events_are_not_made_persistent() {
 #[test]
 fn persistent_event_joins_no_group_and_is_not_redirected() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0)).expect("open");
-    let other = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
+    let other = fixture.opened(&marks(0));
     fixture.detach(event, "").expect("detached");
-    let member = OpenRequest { leader: event.into(), ..marks(0) };
+    let member = marks(0).leader(event);
     assert_eq!(fixture.open(&member), Err(libc::EINVAL));
     fixture.map(other, 1);
     assert_eq!(fixture.redirect(event, other), Err(libc::EINVAL));
@@ -72,15 +69,15 @@ fn persistent_event_joins_no_group_and_is_not_redirected() {
 fn event_can_be_opened_persistent() {
     let mut fixture = Fixture::new();
     let flags = OPEN_ENABLED | OPEN_PERSISTENT;
-    let persistent = |request| OpenRequest { flags: flags.into(), ..request };
-    let event = fixture.open(&persistent(marks(0))).expect("open");
+    let persistent = |request: OpenRequest| request.flags(flags);
+    let event = fixture.opened(&persistent(marks(0)));
     assert_eq!(fixture.close(event), Err(libc::EBUSY));
     let listed = fixture.listed();
     assert_eq!(listed.len(), 1);
     assert_eq!(name(&listed[0]), format!("event{event}"));
-    let other = fixture.open(&marks(0)).expect("open");
-    let of_family = OpenRequest { parent: other.into(), ..marks(0) };
-    let of_group = OpenRequest { leader: other.into(), ..marks(0) };
+    let other = fixture.opened(&marks(0));
+    let of_family = marks(0).parent(other);
+    let of_group = marks(0).leader(other);
     for refused in [marks(CONTEXT_TASK), of_family, of_group] {
         assert_eq!(fixture.open(&persistent(refused)), Err(libc::EINVAL));
     }
@@ -89,15 +86,14 @@ fn event_can_be_opened_persistent() {
 #[test]
 fn name_of_another_events_id_is_refused() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     for id in [event + 1, 0, u64::MAX] {
         let name = format!("event{id}");
         assert_eq!(fixture.detach(event, &name), Err(libc::EINVAL), "{name}");
     }
     assert_eq!(fixture.detach(event, &format!("event{event}")), Ok(()));
     // The next event can still be given this name.
-    let persistent = OpenRequest { flags: OPEN_PERSISTENT.into(), ..marks(0) };
-    let next = fixture.open(&persistent).expect("open");
+    let next = fixture.opened(&marks(0).flags(OPEN_PERSISTENT));
     assert_eq!(name(&fixture.listed()[1]), format!("event{next}"));
 }
 
@@ -105,12 +101,12 @@ fn name_of_another_events_id_is_refused() {
 fn guests_persistent_events_are_limited() {
     let limits = limits().with(|limits| limits.max_persistent = 2);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
-    let events = [(); 3].map(|()| fixture.open(&marks(0)).expect("open"));
+    let events = [(); 3].map(|()| fixture.opened(&marks(0)));
     fixture.detach(events[0], "").expect("detached");
     fixture.detach(events[1], "").expect("detached");
     assert_eq!(fixture.detach(events[2], ""), Err(libc::ENOSPC));
     fixture.detach(events[1], "again").expect("the event is already persistent");
-    let persistent = OpenRequest { flags: OPEN_PERSISTENT.into(), ..marks(0) };
+    let persistent = marks(0).flags(OPEN_PERSISTENT);
     assert_eq!(fixture.open(&persistent), Err(libc::ENOSPC));
     fixture.reattach(events[0]).expect("attached");
     fixture.detach(events[2], "").expect("room again");
@@ -123,7 +119,7 @@ fn guests_persistent_events_are_limited() {
 #[test]
 fn names() {
     let mut fixture = Fixture::new();
-    let [one, two] = [(); 2].map(|()| fixture.open(&marks(0)).expect("open"));
+    let [one, two] = [(); 2].map(|()| fixture.opened(&marks(0)));
     for bad in ["9a", "a b", "A", "a/b", "-", "a.b"] {
         assert_eq!(fixture.detach(one, bad), Err(libc::EINVAL), "{bad}");
     }
@@ -149,15 +145,15 @@ fn names() {
 #[test]
 fn detach_request_of_the_wrong_size_is_refused() {
     let mut fixture = Fixture::windowed(&window(4));
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
-    let short = Fixture::header(CONTROL_DETACH, event);
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
+    let short = header(CONTROL_DETACH, event);
     assert_eq!(fixture.control(&short), Err(libc::EINVAL));
     assert_eq!(fixture.list(0, 1, 8), Ok(vec![]));
-    let short = Fixture::header(CONTROL_PERSISTENT, 0);
+    let short = header(CONTROL_PERSISTENT, 0);
     assert_eq!(fixture.control(&short), Err(libc::EINVAL));
     for (event, reserved) in [(event, 0), (0, 1)] {
         let request = PersistentRequest {
-            header: Fixture::header(CONTROL_PERSISTENT, event),
+            header: header(CONTROL_PERSISTENT, event),
             reserved: reserved.into(),
             ..PersistentRequest::default()
         };

@@ -3,10 +3,9 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{ExitReason, Persist, PersistError};
+use vpmu_testkit::{At, CYCLES, Fields, Fixture, WINDOW, WINDOW_FEATURES, limits, open_of, thread, window};
 
-use super::{WINDOW, WINDOW_FEATURES, asked, marks, samples, window};
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{Fixture, limits, open_of, sampling, thread};
+use super::{asked, marks, samples};
 
 /// The address of the first data page of the first ring in the window.
 const DATA: u64 = WINDOW + PAGE_SIZE as u64;
@@ -85,7 +84,7 @@ fn history_of_small_records_is_bounded_by_the_ring() {
 #[test]
 fn guest_ring_is_read_from_its_tail() {
     let mut fixture = Fixture::windowed(&window(8));
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     let mut ring = fixture.map(event, 1);
     fixture.detach(event, "").expect("detached");
     (1..=10).for_each(|ip| fixture.mark(0, 5, ip));
@@ -105,8 +104,8 @@ fn guest_ring_is_read_from_its_tail() {
 fn backward_ring_is_read_to_its_tail() {
     let memory = window(8);
     let mut fixture = Fixture::windowed(&memory);
-    let backward = OpenRequest { flags: (OPEN_ENABLED | OPEN_BACKWARD).into(), ..marks(0) };
-    let event = fixture.open(&backward).expect("open");
+    let backward = marks(0).flags(OPEN_ENABLED | OPEN_BACKWARD);
+    let event = fixture.opened(&backward);
     fixture.detach(event, "").expect("detached");
     fixture.map_window(event, 1, MAP_WRITABLE).expect("mapped");
     (1..=100).for_each(|ip| fixture.mark(0, 5, ip));
@@ -117,7 +116,7 @@ fn backward_ring_is_read_to_its_tail() {
 #[test]
 fn ring_overwritten_forwards_has_no_history() {
     let mut fixture = Fixture::windowed(&window(8));
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     fixture.detach(event, "").expect("detached");
     fixture.map_window(event, 1, 0).expect("mapped");
     (1..=56).for_each(|ip| fixture.mark(0, 5, ip));
@@ -133,10 +132,10 @@ fn ring_overwritten_forwards_has_no_history() {
 #[test]
 fn only_persistent_events_with_a_ring_have_a_history() {
     let mut fixture = Fixture::windowed(&window(8));
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     fixture.map(event, 1);
     assert!(matches!(fixture.vpmu.history(event), Err(PersistError::NoSuch(_))));
-    let bare = fixture.open(&marks(0)).expect("open");
+    let bare = fixture.opened(&marks(0));
     fixture.detach(bare, "").expect("detached");
     assert!(matches!(fixture.vpmu.history(bare), Err(PersistError::NoRing(_))));
     assert!(matches!(fixture.vpmu.history(77), Err(PersistError::NoSuch(77))));
@@ -148,7 +147,7 @@ fn only_persistent_events_with_a_ring_have_a_history() {
 #[test]
 fn pending_loss_is_recorded_before_the_history_is_read() {
     let mut fixture = Fixture::windowed(&window(8));
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     let mut ring = fixture.map(event, 1);
     fixture.detach(event, "").expect("detached");
     (1..=60).for_each(|ip| fixture.mark(0, 5, ip));
@@ -165,12 +164,8 @@ fn host_records_are_collected_before_the_history_is_read() {
     let mut fixture = Fixture::windowed(&memory);
     fixture.host.know_ips();
     let (kind, config) = CYCLES;
-    let batched = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_BACKWARD).into(),
-        engine: ENGINE_BATCHED.into(),
-        ..sampling(open_of(kind, config, 0), 100)
-    };
-    let event = fixture.open(&batched).expect("open");
+    let batched = open_of(kind, config, 0).sampled(100).flags(OPEN_ENABLED | OPEN_BACKWARD).engine(ENGINE_BATCHED);
+    let event = fixture.opened(&batched);
     fixture.detach(event, "").expect("detached");
     fixture.map_window(event, 1, 0).expect("mapped");
     let overflow =

@@ -1,27 +1,25 @@
 //! The list of persistent events.
 
 use vpmu::abi::*;
+use vpmu_testkit::{CYCLES, Fields, Fixture, open_of, window};
 
-use super::{marks, name, window};
-use crate::fake_host::CYCLES;
-use crate::fixture::{Fixture, open_of, sampling};
+use super::{marks, name};
 
 #[test]
 fn entry_is_the_request_that_would_open_the_event() {
     let mut fixture = Fixture::windowed(&window(8));
     let (kind, config) = CYCLES;
-    let request = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | OPEN_EXCLUDE_KERNEL).into(),
-        wakeup: 3.into(),
-        max_stack: 7.into(),
-        read_format: 0x7.into(),
-        regs_user: 0xff.into(),
-        regs_intr: 0xf.into(),
-        stack_user: 64.into(),
-        sample_type: SAMPLE_ALLOWED.into(),
-        ..sampling(open_of(kind, config, 1), 1000)
-    };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(kind, config, 1)
+        .sampled(1000)
+        .flags(OPEN_ENABLED | OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | OPEN_EXCLUDE_KERNEL)
+        .wakeup(3)
+        .max_stack(7)
+        .read_format(0x7)
+        .regs_user(0xff)
+        .regs_intr(0xf)
+        .stack_user(64)
+        .sample_type(SAMPLE_ALLOWED);
+    let event = fixture.opened(&request);
     fixture.detach(event, "all").expect("detached");
     let first = fixture.map_window(event, 2, 0).expect("mapped");
     let expected = PersistentEvent {
@@ -60,12 +58,8 @@ fn entry_is_the_request_that_would_open_the_event() {
 fn entry_has_the_frequency_and_the_size_of_a_guest_ring() {
     let mut fixture = Fixture::windowed(&window(8));
     let (kind, config) = CYCLES;
-    let request = OpenRequest {
-        flags: (OPEN_FREQ | OPEN_WATERMARK).into(),
-        wakeup: 512.into(),
-        ..sampling(open_of(kind, config, 0), 99)
-    };
-    let event = fixture.open(&request).expect("open");
+    let request = open_of(kind, config, 0).sampled(99).flags(OPEN_FREQ | OPEN_WATERMARK).wakeup(512);
+    let event = fixture.opened(&request);
     fixture.map(event, 4);
     fixture.detach(event, "").expect("detached");
     let listed = fixture.listed()[0];
@@ -78,7 +72,7 @@ fn entry_has_the_frequency_and_the_size_of_a_guest_ring() {
 #[test]
 fn list_can_be_read_in_parts() {
     let mut fixture = Fixture::new();
-    let events = [(); 5].map(|()| fixture.open(&marks(0)).expect("open"));
+    let events = [(); 5].map(|()| fixture.opened(&marks(0)));
     for &event in [1, 0, 3, 4].map(|n| &events[n]) {
         fixture.detach(event, "").expect("detached");
     }

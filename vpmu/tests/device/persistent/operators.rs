@@ -3,9 +3,9 @@
 use vpmu::abi::*;
 use vpmu::source::Rate;
 use vpmu::{Engines, Persist, PersistError};
+use vpmu_testkit::{Fields, Fixture, WINDOW_FEATURES, header, limits, open_of, window};
 
-use super::{WINDOW_FEATURES, asked, marks, name, window};
-use crate::fixture::{Fixture, limits, open_of, sampling};
+use super::{asked, marks, name};
 
 #[test]
 fn driver_can_read_the_operators_event() {
@@ -38,8 +38,7 @@ fn guest_cannot_change_the_operators_event() {
     let mut fixture = Fixture::windowed(&memory);
     let event = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
     let before = fixture.vpmu.persistent();
-    let own = OpenRequest { flags: (OPEN_ENABLED | OPEN_BACKWARD).into(), ..marks(0) };
-    let own = fixture.open(&own).expect("open");
+    let own = fixture.opened(&marks(0).flags(OPEN_ENABLED | OPEN_BACKWARD));
     let commands =
         [(COMMAND_ENABLE, 0), (COMMAND_DISABLE, 0), (COMMAND_RESET, 0), (COMMAND_PERIOD, 7), (COMMAND_REFRESH, 7)];
     for (op, value) in commands {
@@ -53,14 +52,14 @@ fn guest_cannot_change_the_operators_event() {
     assert_eq!(fixture.map_window(event, 1, 0), Err(libc::EPERM));
     assert_eq!(fixture.unmap(event), Err(libc::EPERM));
     assert_eq!(fixture.map_as(CONTROL_MAP_AUX, event, 0, &[0x9000]), Err(libc::EPERM));
-    assert_eq!(fixture.control(&Fixture::header(CONTROL_UNMAP_AUX, event)), Err(libc::EPERM));
+    assert_eq!(fixture.control(&header(CONTROL_UNMAP_AUX, event)), Err(libc::EPERM));
     assert_eq!(fixture.pause(event, 1), Err(libc::EPERM));
     assert_eq!(fixture.set_wakeup(event, 1, WAKEUP_RECORDS), Err(libc::EPERM));
     assert_eq!(fixture.redirect(event, own), Err(libc::EPERM));
     assert_eq!(fixture.redirect(own, event), Err(libc::EPERM));
     for role in [LINK_STARTER, LINK_STOPPER] {
         let link = |from, to: u64| LinkRequest {
-            header: Fixture::header(CONTROL_LINK, from),
+            header: header(CONTROL_LINK, from),
             target: to.into(),
             role: role.into(),
             reserved: 0.into(),
@@ -68,13 +67,13 @@ fn guest_cannot_change_the_operators_event() {
         assert_eq!(fixture.control(&link(event, own)), Err(libc::EPERM));
         assert_eq!(fixture.control(&link(own, event)), Err(libc::EPERM));
     }
-    let child = OpenRequest { parent: event.into(), ..marks(0) };
+    let child = marks(0).parent(event);
     assert_eq!(
         fixture.open(&child),
         Err(libc::EPERM),
         "an event of the guest cannot write to the ring of an operator's event"
     );
-    let member = OpenRequest { leader: event.into(), ..marks(0) };
+    let member = marks(0).leader(event);
     assert_eq!(fixture.open(&member), Err(libc::EINVAL));
     assert_eq!(fixture.value(0, event), 0, "any vCPU can read the event");
     let mut after = fixture.vpmu.persistent();
@@ -107,7 +106,7 @@ fn driver_is_notified_when_the_host_starts_or_ends_an_event() {
 #[test]
 fn operator_ends_persistent_events_of_the_guest_only() {
     let mut fixture = Fixture::windowed(&window(64));
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     assert!(matches!(fixture.vpmu.end(event), Err(PersistError::NoSuch(_))));
     fixture.detach(event, "guests").expect("detached");
     assert!(!fixture.vpmu.persistent()[0].operator);
@@ -201,7 +200,7 @@ fn operators_event_is_outside_the_guests_limits() {
         let persist = Persist { name: None, ..asked("mark=5", vcpu) };
         fixture.vpmu.persist(&persist).expect("started");
     }
-    let event = fixture.open(&sampling(open_of(KIND_MARK, 5, 0), 1)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
     fixture.detach(event, "").expect("detached");
     assert_eq!(fixture.open(&marks(0)), Err(libc::ENOSPC));
     assert_eq!(fixture.detach(event, "recorder"), Ok(()), "the name is free for the guest");
@@ -212,7 +211,7 @@ fn operators_event_is_outside_the_guests_limits() {
 fn guest_cannot_take_the_operators_name() {
     let mut fixture = Fixture::windowed(&window(64));
     fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     assert_eq!(fixture.detach(event, "recorder"), Err(libc::EEXIST));
 }
 
@@ -220,7 +219,7 @@ fn guest_cannot_take_the_operators_name() {
 #[test]
 fn operator_takes_a_name_from_the_guests_event() {
     let mut fixture = Fixture::windowed(&window(64));
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     fixture.detach(event, "recorder").expect("detached");
     fixture.post_notice(0, 16);
     let operators = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
@@ -239,7 +238,7 @@ fn operator_takes_a_name_from_the_guests_event() {
 #[test]
 fn guest_event_keeps_its_name_if_the_operators_request_fails() {
     let mut fixture = Fixture::windowed(&window(8));
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     fixture.detach(event, "recorder").expect("detached");
     fixture.post_notice(0, 16);
     let large = Persist { pages: 8, ..asked("mark=5", 0) };
@@ -274,7 +273,7 @@ fn operator_finds_room_in_a_window_that_the_guest_filled() {
     let mut fixture = Fixture::windowed_with(limits, &window(64));
     let mut taken = 0;
     loop {
-        let event = fixture.open(&marks(0)).expect("open");
+        let event = fixture.opened(&marks(0));
         fixture.detach(event, "").expect("detached");
         match fixture.map_window(event, 1, 0) {
             Ok(_) => taken += 2,

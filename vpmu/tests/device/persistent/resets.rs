@@ -3,12 +3,10 @@
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
 use vpmu::{ExitReason, Persist};
+use vpmu_testkit::{At, CYCLES, Fields, Fixture, Reader, WINDOW_FEATURES, open_of, thread, window};
 
-use super::{WINDOW_FEATURES, asked, marks, reader, samples, window};
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{Fixture, open_of, sampling, thread};
+use super::{asked, marks, reader, samples};
 use crate::links::{paused, trigger};
-use crate::reader::Reader;
 
 fn ids(fixture: &mut Fixture) -> Vec<u64> {
     fixture.listed().iter().map(|event| event.id.get()).collect()
@@ -18,7 +16,7 @@ fn ids(fixture: &mut Fixture) -> Vec<u64> {
 fn recorder(request: &OpenRequest) -> (Fixture, u64, Reader) {
     let memory = window(8);
     let mut fixture = Fixture::windowed(&memory);
-    let event = fixture.open(request).expect("open");
+    let event = fixture.opened(request);
     fixture.detach(event, "recorder").expect("detached");
     let first = fixture.map_window(event, 4, MAP_WRITABLE).expect("mapped");
     (fixture, event, reader(&memory, first, 4))
@@ -41,7 +39,7 @@ fn event_with_a_ring_in_the_window_survives_a_reset() {
     assert_eq!(fixture.value(0, event), 4);
     let ips: Vec<u64> = ring.raw().iter().map(|record| record.words[1]).collect();
     assert_eq!(ips, [1, 2, 3, 4]);
-    let other = fixture.open(&marks(0)).expect("open");
+    let other = fixture.opened(&marks(0));
     assert!(other > event, "the id {other} is not above {event}");
 }
 
@@ -64,22 +62,22 @@ fn samples_between_drivers_name_no_task() {
 #[test]
 fn reset_closes_events_with_guest_pages() {
     let mut fixture = Fixture::windowed(&window(16));
-    let guests = fixture.open(&marks(0)).expect("open");
+    let guests = fixture.opened(&marks(0));
     fixture.map(guests, 1);
     fixture.detach(guests, "guests").expect("detached");
-    let attached = fixture.open(&marks(0)).expect("open");
+    let attached = fixture.opened(&marks(0));
     fixture.detach(attached, "attached").expect("detached");
     fixture.map_window(attached, 1, 0).expect("mapped");
     fixture.reattach(attached).expect("attached");
-    let plain = fixture.open(&marks(0)).expect("open");
+    let plain = fixture.opened(&marks(0));
     let trace = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
-    let [traced, tracing] = [(); 2].map(|()| fixture.open(&trace).expect("open"));
+    let [traced, tracing] = [(); 2].map(|()| fixture.opened(&trace));
     for trace in [traced, tracing] {
         fixture.detach(trace, "").expect("detached");
         fixture.map_window(trace, 1, MAP_WRITABLE).expect("mapped");
     }
     fixture.map_as(CONTROL_MAP_AUX, traced, MAP_WRITABLE, &[0x9000]).expect("mapped");
-    let bare = fixture.open(&marks(1)).expect("open");
+    let bare = fixture.opened(&marks(1));
     fixture.detach(bare, "bare").expect("detached");
     assert_eq!(ids(&mut fixture), [guests, traced, tracing, bare]);
     fixture.activate(WINDOW_FEATURES);
@@ -88,7 +86,7 @@ fn reset_closes_events_with_guest_pages() {
         assert_eq!(fixture.close(gone), Err(libc::ENOENT));
         assert_eq!(fixture.unmap(gone), Err(libc::ENOENT), "rings are removed, too");
     }
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     fixture.detach(event, "").expect("detached");
     assert_eq!(fixture.map_window(event, 1, 0), Ok(0), "pages of closed events in the window are free");
 }
@@ -96,10 +94,9 @@ fn reset_closes_events_with_guest_pages() {
 #[test]
 fn reset_closes_redirected_events_and_children() {
     let (mut fixture, event, mut ring) = recorder(&marks(0));
-    let other = fixture.open(&marks(0)).expect("open");
+    let other = fixture.opened(&marks(0));
     fixture.redirect(other, event).expect("redirected");
-    let child = OpenRequest { parent: event.into(), ..marks(0) };
-    fixture.open(&child).expect("open");
+    fixture.opened(&marks(0).parent(event));
     fixture.mark(0, 5, 1);
     assert_eq!(ring.raw().len(), 3);
     fixture.activate(WINDOW_FEATURES);
@@ -110,7 +107,7 @@ fn reset_closes_redirected_events_and_children() {
 #[test]
 fn host_counters_survive_a_reset() {
     let (kind, config) = CYCLES;
-    let (mut fixture, event, mut ring) = recorder(&sampling(open_of(kind, config, 0), 100));
+    let (mut fixture, event, mut ring) = recorder(&open_of(kind, config, 0).sampled(100));
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.work(thread(0), 250, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
@@ -130,7 +127,7 @@ fn host_counters_survive_a_reset() {
 /// VPMU-D-6.9-3.
 #[test]
 fn new_driver_gets_no_notice_due_to_the_previous_one() {
-    let wakes = OpenRequest { wakeup: 1.into(), ..marks(0) };
+    let wakes = marks(0).wakeup(1);
     let (mut fixture, event, _) = recorder(&wakes);
     fixture.mark(0, 5, 1);
     fixture.vpmu.reset();
@@ -154,7 +151,7 @@ fn driver_without_rings_does_not_stop_persistent_events() {
 /// Opens a host counter. Marks of value 7 start it, and marks of value 8 stop it.
 fn region(fixture: &mut Fixture) -> [u64; 3] {
     let (kind, config) = CYCLES;
-    let target = fixture.open(&paused(kind, config)).expect("open");
+    let target = fixture.opened(&paused(kind, config));
     let [starter, stopper] = [7, 8].map(|value| trigger(fixture, value, 1));
     fixture.link(starter, target, LINK_STARTER).expect("linked");
     fixture.link(stopper, target, LINK_STOPPER).expect("linked");

@@ -8,12 +8,12 @@ use vm_memory::{
 };
 use vpmu::abi::*;
 use vpmu::{Engines, Error};
+use vpmu_testkit::{ALL_FEATURES, Fixture, VCPUS, WINDOW, WINDOW_FEATURES, header, limits, window};
 
-use super::{WINDOW, WINDOW_FEATURES, marks, reader, window};
-use crate::fixture::{ALL_FEATURES, Fixture, VCPUS, limits};
+use super::{marks, reader};
 
 fn detached(fixture: &mut Fixture) -> u64 {
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     fixture.detach(event, "").expect("detached");
     event
 }
@@ -56,7 +56,7 @@ fn window_pages_are_allocated_first_fit_and_freed() {
 #[test]
 fn invalid_ring_in_the_window_is_refused() {
     let mut fixture = Fixture::windowed(&window(64));
-    let bare = fixture.open(&marks(0)).expect("open");
+    let bare = fixture.opened(&marks(0));
     assert_eq!(fixture.map_window(bare, 1, 0), Err(libc::EINVAL), "not persistent");
     let event = detached(&mut fixture);
     assert_eq!(fixture.map_window(event, 2, MAP_DRIVER_OWNED), Err(libc::EINVAL));
@@ -70,7 +70,7 @@ fn invalid_ring_in_the_window_is_refused() {
     );
     assert_eq!(
         fixture.control(&TaskPageRequest {
-            header: Fixture::header(CONTROL_TASK_PAGE, 0),
+            header: header(CONTROL_TASK_PAGE, 0),
             vcpu: 0.into(),
             reserved: 0.into(),
             address: WINDOW.into(),
@@ -78,14 +78,13 @@ fn invalid_ring_in_the_window_is_refused() {
         Err(libc::EINVAL)
     );
 
-    let trace = OpenRequest {
+    let trace = fixture.opened(&OpenRequest {
         kind: KIND_EXIT_TRACE.into(),
         config: EXIT_USER.into(),
         context: 0.into(),
-        header: Fixture::header(CONTROL_OPEN, 0),
+        header: header(CONTROL_OPEN, 0),
         ..OpenRequest::default()
-    };
-    let trace = fixture.open(&trace).expect("open");
+    });
     fixture.detach(trace, "").expect("detached");
     fixture.map_window(trace, 1, MAP_WRITABLE).expect("mapped");
     let area = |fixture: &mut Fixture, flags, page| fixture.map_as(CONTROL_MAP_AUX, trace, flags, &[page]);
@@ -131,9 +130,9 @@ fn window_pages_do_not_count_towards_the_guests_limit() {
     let mut fixture = Fixture::windowed_with(limits, &window(64));
     let event = detached(&mut fixture);
     fixture.map_window(event, 8, 0).expect("mapped");
-    let other = fixture.open(&marks(0)).expect("open");
+    let other = fixture.opened(&marks(0));
     fixture.map(other, 2);
-    let third = fixture.open(&marks(0)).expect("open");
+    let third = fixture.opened(&marks(0));
     assert_eq!(fixture.try_map(third, 1).err(), Some(libc::ENOSPC));
 }
 

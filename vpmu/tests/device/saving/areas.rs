@@ -2,14 +2,11 @@
 
 use vpmu::abi::*;
 use vpmu::{AuxProducer, ExitReason, SaveError};
-
-use crate::fake_host::At;
-use crate::fixture::{Fixture, command, open_of};
-use crate::traces::area::{AreaReader, Packet, map_aux};
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, Packet, command, map_aux, open_of};
 
 /// Opens a trace, maps a ring and an area for it, and enables the trace.
 fn traced(fixture: &mut Fixture, request: &OpenRequest, flags: u32) -> (u64, AreaReader) {
-    let event = fixture.open(request).expect("open");
+    let event = fixture.opened(request);
     let first = fixture.next_ring;
     fixture.next_ring += 10 * 0x1000;
     let page = |number: u64| first + number * 0x1000;
@@ -87,8 +84,7 @@ fn snapshot_area_wraps_after_a_restore() {
 #[test]
 fn turn_of_the_driver_continues_after_a_restore() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK).flags(OPEN_ENABLED));
     let first = fixture.next_ring;
     fixture.next_ring += 4 * 0x1000;
     let pages = [first + 0x1000, first + 0x2000];
@@ -110,12 +106,11 @@ fn turn_of_the_driver_continues_after_a_restore() {
 #[test]
 fn child_that_is_no_trace_keeps_its_turn() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)).expect("open");
+    let event = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK));
     let page = fixture.next_ring;
     fixture.next_ring += 2 * 0x1000;
     map_aux(&mut fixture, event, MAP_DRIVER_OWNED | MAP_WRITABLE, &[page]).expect("an area");
-    let child = OpenRequest { parent: event.into(), ..open_of(KIND_MARK, 5, CONTEXT_TASK) };
-    let child = fixture.open(&child).expect("open");
+    let child = fixture.opened(&open_of(KIND_MARK, 5, CONTEXT_TASK).parent(event));
     let begin = Command { room: 4096.into(), ..command(COMMAND_AUX_BEGIN, child) };
     assert_eq!(fixture.commands(0, &[begin])[0].status.get(), 0);
     fixture.move_on();

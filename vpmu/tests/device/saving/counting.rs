@@ -2,11 +2,10 @@
 
 use vpmu::abi::*;
 use vpmu::{EventMatch, ExitReason, Policy, Tier};
+use vpmu_testkit::{At, CYCLES, FAULTS, Fields, Fixture, command, header, open_of, thread, window};
 
 use super::{mark, marks};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{Fixture, command, open_of, thread};
-use crate::persistent::{self, asked, window};
+use crate::persistent::{self, asked};
 
 /// VPMU-D-6.13-2.
 #[test]
@@ -20,7 +19,7 @@ fn counts_continue_over_twenty_saves() {
         open_of(KIND_EXITS, EXIT_ALL, 0),
     ];
     let events = requests.map(|request| {
-        let event = fixture.open(&request).expect("open");
+        let event = fixture.opened(&request);
         fixture.command(0, COMMAND_ENABLE, event);
         event
     });
@@ -48,9 +47,8 @@ fn counts_continue_over_twenty_saves() {
 #[test]
 fn time_between_save_and_attach_is_not_counted() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).flags(OPEN_ENABLED));
     let page = fixture.map(event, 0);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.pass(1_000_000);
     fixture.halt();
     let before = fixture.read(0, event).time_enabled.get();
@@ -75,12 +73,12 @@ fn time_between_save_and_attach_is_not_counted() {
 #[test]
 fn states_and_limits_are_restored() {
     let mut fixture = Fixture::new();
-    let off = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let request = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..open_of(KIND_MARK, 5, 0) };
-    let paused = fixture.open(&request).expect("open");
-    let task = fixture.open(&open_of(KIND_MARK, 5, CONTEXT_TASK)).expect("open");
+    let off = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let request = open_of(KIND_MARK, 5, 0).flags(OPEN_ENABLED | OPEN_PAUSED);
+    let paused = fixture.opened(&request);
+    let task = fixture.opened(&open_of(KIND_MARK, 5, CONTEXT_TASK));
     fixture.command(0, COMMAND_ENABLE, task);
-    let limited = fixture.open(&OpenRequest { flags: 0.into(), ..marks(0, 2) }).expect("open");
+    let limited = fixture.opened(&marks(0, 2).flags(0));
     fixture.valued(0, COMMAND_REFRESH, limited, 3);
     mark(&fixture, 1, 3);
     fixture.move_on();
@@ -100,8 +98,7 @@ fn states_and_limits_are_restored() {
 #[test]
 fn event_in_error_stays_in_error() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
-    fixture.command(0, COMMAND_ENABLE, event);
+    let event = fixture.opened(&open_of(CYCLES.0, CYCLES.1, 0).flags(OPEN_ENABLED));
     fixture.host.give_up(thread(0));
     fixture.command(0, COMMAND_READ, event);
     fixture.move_on();
@@ -118,8 +115,8 @@ fn event_in_error_stays_in_error() {
 #[test]
 fn restored_event_without_a_host_counter_is_in_error() {
     let mut fixture = Fixture::new();
-    let lost = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
-    let kept = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let lost = fixture.opened(&open_of(CYCLES.0, CYCLES.1, 0));
+    let kept = fixture.opened(&open_of(KIND_MARK, 5, 0));
     for event in [lost, kept] {
         fixture.command(0, COMMAND_ENABLE, event);
     }
@@ -144,8 +141,8 @@ fn restored_event_without_a_host_counter_is_in_error() {
 fn restored_event_denied_by_the_operator_is_in_error() {
     let window = window(16);
     let mut fixture = Fixture::windowed(&window);
-    let denied = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let kept = fixture.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
+    let denied = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let kept = fixture.opened(&open_of(KIND_EXITS, EXIT_IO, 0));
     for event in [denied, kept] {
         fixture.command(0, COMMAND_ENABLE, event);
     }
@@ -177,7 +174,7 @@ fn restored_event_denied_by_the_operator_is_in_error() {
 #[test]
 fn totals_and_exits_only_grow() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0, 1)).expect("open");
+    let event = fixture.opened(&marks(0, 1));
     let mut ring = fixture.map(event, 4);
     mark(&fixture, 1, 10);
     fixture.halt();
@@ -201,11 +198,11 @@ fn totals_and_exits_only_grow() {
 #[test]
 fn ids_are_not_reused_after_a_restore() {
     let mut fixture = Fixture::new();
-    let first = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let second = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let first = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let second = fixture.opened(&open_of(KIND_MARK, 5, 0));
     fixture.close(second).expect("closed");
     fixture.move_on();
-    let third = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let third = fixture.opened(&open_of(KIND_MARK, 5, 0));
     assert!(first < second && second < third);
 }
 
@@ -213,9 +210,9 @@ fn ids_are_not_reused_after_a_restore() {
 #[test]
 fn waiting_requests_are_served_after_a_restore() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
     fixture.halt();
-    let close = Fixture::header(CONTROL_CLOSE, event);
+    let close = header(CONTROL_CLOSE, event);
     let bytes = zerocopy::IntoBytes::as_bytes(&close);
     fixture.queues[0].request(bytes, size_of::<ControlReply>());
     fixture.move_on();

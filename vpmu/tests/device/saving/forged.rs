@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
 use vpmu::{RestoreError, SavedState};
+use vpmu_testkit::{
+    Fields, Fixture, Forgery, MEMORY, WINDOW_FEATURES, command, forge, leaves, map_aux, open_of, window,
+};
 
 use super::{mark, marks};
-use crate::fixture::{Fixture, MEMORY, command, open_of, sampling};
-use crate::forgery::{Forgery, forge, leaves};
-use crate::persistent::{WINDOW_FEATURES, asked, window};
-use crate::traces::area::map_aux;
+use crate::persistent::asked;
 
 /// A device with events of every kind, and its window.
 struct Rich {
@@ -25,36 +25,30 @@ impl Rich {
         fixture.runs(0, 11, 12);
         // Event 1 belongs to the operator. Event 2 belongs to the guest and has its ring in the window.
         fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
-        let guests = fixture.open(&marks(0, 1)).expect("open");
+        let guests = fixture.opened(&marks(0, 1));
         fixture.detach(guests, "mine").expect("detached");
         fixture.map_window(guests, 2, MAP_WRITABLE).expect("mapped");
         // Event 3 is a parent with a ring, and event 4 is its child.
-        let parent = fixture.open(&marks(0, 3)).expect("open");
+        let parent = fixture.opened(&marks(0, 3));
         fixture.map(parent, 4);
-        let child = OpenRequest { parent: parent.into(), ..marks(0, 3) };
-        fixture.open(&child).expect("open");
+        fixture.opened(&marks(0, 3).parent(parent));
         // Event 5 writes to the parent's ring, and starts event 6.
-        let starter = fixture.open(&marks(0, 2)).expect("open");
+        let starter = fixture.opened(&marks(0, 2));
         fixture.redirect(starter, parent).expect("redirected");
         // Event 6 is a leader, and event 7 is a member with a frequency.
-        let leader = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-        let member = OpenRequest {
-            leader: leader.into(),
-            flags: (OPEN_ENABLED | OPEN_FREQ).into(),
-            ..sampling(open_of(KIND_MARK, MARK_ANY, 0), 100)
-        };
-        fixture.open(&member).expect("open");
+        let leader = fixture.opened(&open_of(KIND_MARK, 5, 0));
+        let member = open_of(KIND_MARK, MARK_ANY, 0).sampled(100).leader(leader).flags(OPEN_ENABLED | OPEN_FREQ);
+        fixture.opened(&member);
         fixture.link(starter, leader, LINK_STARTER).expect("linked");
         // Event 8 is a trace with both a ring and an area.
-        let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0)).expect("open");
+        let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0));
         let first = fixture.next_ring;
         fixture.next_ring += 8 * 0x1000;
         let pages: Vec<u64> = (0..6).map(|page| first + page * 0x1000).collect();
         fixture.map_pages(trace, MAP_WRITABLE, &pages[..2]).expect("a ring");
         map_aux(&mut fixture, trace, MAP_WRITABLE, &pages[2..]).expect("an area");
         // Event 9 is a trace of a task, with an area that the driver owns.
-        let task = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK) };
-        let task = fixture.open(&task).expect("open");
+        let task = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK).flags(OPEN_ENABLED));
         let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
         fixture.next_ring += 4 * 0x1000;
         map_aux(&mut fixture, task, MAP_DRIVER_OWNED, &pages).expect("an area");
@@ -308,11 +302,11 @@ fn forged_states_do_no_harm() {
         (0..2).for_each(|vcpu| next.attach(vcpu));
         mark(&next, 1, 20);
         let commands: Vec<Command> = (1..12).map(|id| command(COMMAND_READ, id)).collect();
-        next.vcpus.leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
+        next.vcpus.leave(0, vpmu::ExitReason::Io, &mut vpmu_testkit::At(1));
         next.vcpus.enter(0);
         let room = commands.len() * size_of::<Reply>();
         next.queues[2].request(zerocopy::IntoBytes::as_bytes(&commands[..]), room);
-        next.vcpus.leave(0, vpmu::ExitReason::Io, &mut crate::fake_host::At(1));
+        next.vcpus.leave(0, vpmu::ExitReason::Io, &mut vpmu_testkit::At(1));
         next.vcpus.kick(0, 2);
         next.vcpus.enter(0);
         next.vpmu.drain();

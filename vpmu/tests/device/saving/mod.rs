@@ -9,12 +9,11 @@ mod timing;
 mod twice;
 
 use vpmu::abi::*;
-
-use crate::fixture::{Fixture, open_of, sampling};
+use vpmu_testkit::{Fields, Fixture, open_of};
 
 /// An enabled event that samples marks.
 fn marks(vcpu: u32, period: u64) -> OpenRequest {
-    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, vcpu), period) }
+    open_of(KIND_MARK, 5, vcpu).sampled(period).flags(OPEN_ENABLED)
 }
 
 fn mark(fixture: &Fixture, from: u64, times: u64) {

@@ -1,15 +1,15 @@
 //! Groups, links, families and redirections across a save and restore.
 
 use vpmu::abi::*;
+use vpmu_testkit::{Fields, Fixture, open_of};
 
 use super::{mark, marks};
-use crate::fixture::{Fixture, open_of, sampling};
 
 #[test]
 fn members_follow_their_leader() {
     let mut fixture = Fixture::new();
-    let leader = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
-    let member = fixture.open(&OpenRequest { leader: leader.into(), ..marks(0, 2) }).expect("open");
+    let leader = fixture.opened(&open_of(KIND_MARK, 5, 0));
+    let member = fixture.opened(&marks(0, 2).leader(leader));
     fixture.move_on();
     mark(&fixture, 1, 2);
     assert_eq!(fixture.value(0, member), 0, "the leader is disabled");
@@ -26,10 +26,8 @@ fn members_follow_their_leader() {
 #[test]
 fn group_reads_of_samples_continue_after_a_restore() {
     let mut fixture = Fixture::new();
-    let leader =
-        fixture.open(&OpenRequest { sample_type: 0x10.into(), read_format: 8.into(), ..marks(0, 1) }).expect("open");
-    let other = OpenRequest { leader: leader.into(), flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, MARK_ANY, 0) };
-    fixture.open(&other).expect("open");
+    let leader = fixture.opened(&marks(0, 1).sample_type(0x10).read_format(8));
+    fixture.opened(&open_of(KIND_MARK, MARK_ANY, 0).leader(leader).flags(OPEN_ENABLED));
     let mut ring = fixture.map(leader, 4);
     fixture.mark(0, 9, 1);
     mark(&fixture, 1, 1);
@@ -42,12 +40,10 @@ fn group_reads_of_samples_continue_after_a_restore() {
 #[test]
 fn links_act_on() {
     let mut fixture = Fixture::new();
-    let one = fixture.open(&marks(0, 2)).expect("open");
-    let start = sampling(open_of(KIND_MARK, 6, 0), 1);
-    let start = fixture.open(&OpenRequest { flags: OPEN_ENABLED.into(), ..start }).expect("open");
-    let target = fixture
-        .open(&OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..open_of(KIND_MARK, MARK_ANY, 0) })
-        .expect("open");
+    let one = fixture.opened(&marks(0, 2));
+    let start = open_of(KIND_MARK, 6, 0).sampled(1);
+    let start = fixture.opened(&start.flags(OPEN_ENABLED));
+    let target = fixture.opened(&open_of(KIND_MARK, MARK_ANY, 0).flags(OPEN_ENABLED | OPEN_PAUSED));
     fixture.link(start, target, LINK_STARTER).expect("linked");
     fixture.link(one, target, LINK_STOPPER).expect("linked");
     mark(&fixture, 1, 1);
@@ -63,10 +59,10 @@ fn links_act_on() {
 #[test]
 fn restored_families_write_to_their_parents_ring() {
     let mut fixture = Fixture::new();
-    let parent = fixture.open(&marks(0, 1)).expect("open");
+    let parent = fixture.opened(&marks(0, 1));
     let mut ring = fixture.map(parent, 8);
-    let child = fixture.open(&OpenRequest { parent: parent.into(), ..marks(0, 1) }).expect("open");
-    let other = fixture.open(&marks(0, 1)).expect("open");
+    let child = fixture.opened(&marks(0, 1).parent(parent));
+    let other = fixture.opened(&marks(0, 1));
     fixture.redirect(other, parent).expect("redirected");
     fixture.close(parent).expect("closed");
     fixture.move_on();
@@ -75,7 +71,7 @@ fn restored_families_write_to_their_parents_ring() {
     ids.sort_unstable();
     let (child, other) = ((parent, child), (other, other));
     assert_eq!(ids, [child, child, other, other]);
-    let grandchild = OpenRequest { parent: child.1.into(), ..marks(0, 1) };
+    let grandchild = marks(0, 1).parent(child.1);
     fixture.open(&grandchild).expect("the grandchild joins the family");
     mark(&fixture, 1, 1);
     assert_eq!(ring.samples().len(), 3);

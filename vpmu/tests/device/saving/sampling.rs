@@ -4,16 +4,17 @@ use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 
 use super::{mark, marks};
-use crate::fake_host::{At, CYCLES};
-use crate::fixture::{ALL_FEATURES, Fixture, limits, open_of, sampling, thread};
-use crate::persistent::{self, asked, reader, window};
-use crate::reader::{Record, THROTTLE, UNTHROTTLE};
+use crate::persistent::{self, asked, reader};
 use vpmu::{Engines, ExitReason, Settings};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CYCLES, Fields, Fixture, Record, THROTTLE, UNTHROTTLE, WINDOW_FEATURES, limits, open_of, thread,
+    window,
+};
 
 #[test]
 fn elapsed_periods_of_the_device_are_restored() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0, 7)).expect("open");
+    let event = fixture.opened(&marks(0, 7));
     let mut ring = fixture.map(event, 8);
     let mut ips = Vec::new();
     for turn in 0..20 {
@@ -33,7 +34,7 @@ fn elapsed_periods_of_the_device_are_restored() {
 #[test]
 fn full_ring_reports_its_loss_once() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0, 1)).expect("open");
+    let event = fixture.opened(&marks(0, 1));
     let mut ring = fixture.map(event, 1);
     mark(&fixture, 1, 60);
     fixture.move_on();
@@ -58,7 +59,7 @@ fn full_ring_reports_its_loss_once() {
 #[test]
 fn paused_ring_stays_paused() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0, 1)).expect("open");
+    let event = fixture.opened(&marks(0, 1));
     let mut ring = fixture.map(event, 4);
     fixture.pause(event, 1).expect("paused");
     mark(&fixture, 1, 2);
@@ -75,8 +76,7 @@ fn paused_ring_stays_paused() {
 #[test]
 fn wakeup_counts_are_restored() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { wakeup: 10.into(), ..marks(0, 1) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&marks(0, 1).wakeup(10));
     let _ring = fixture.map(event, 16);
     mark(&fixture, 1, 25);
     fixture.move_on();
@@ -93,10 +93,8 @@ fn wakeup_counts_are_restored() {
 #[test]
 fn overflows_that_the_host_holds_are_written_before_a_save() {
     let mut fixture = Fixture::new();
-    let request = sampling(open_of(CYCLES.0, CYCLES.1, 0), 100);
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(CYCLES.0, CYCLES.1, 0).sampled(100).flags(OPEN_ENABLED));
     let mut ring = fixture.map(event, 8);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.work(thread(0), 350, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(0x77));
     fixture.move_on();
@@ -114,7 +112,7 @@ fn records_of_the_batched_engine_are_collected_before_a_save() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
     fixture.host.pass(10_000_000);
-    let request = sampling(open_of(CYCLES.0, CYCLES.1, 0), 100);
+    let request = open_of(CYCLES.0, CYCLES.1, 0).sampled(100);
     let reply = fixture.open_reply(&request);
     assert_eq!(reply.engine.get(), ENGINE_BATCHED);
     let event = reply.id.get();
@@ -146,7 +144,7 @@ fn records_of_the_batched_engine_are_collected_before_a_save() {
 fn is_sampled_at_exits(requested: u32, settings: impl FnOnce(Settings) -> Settings, reports_ips: bool) {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
-    let request = OpenRequest { engine: requested.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100) };
+    let request = open_of(CYCLES.0, CYCLES.1, 0).sampled(100).engine(requested);
     let reply = fixture.open_reply(&request);
     assert_eq!(reply.engine.get(), ENGINE_BATCHED);
     let event = reply.id.get();
@@ -189,14 +187,14 @@ fn throttled_event_samples_again() {
     let limits = limits().with(|limits| limits.max_sample_rate = 100);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.host.pass(100_000_000);
-    let event = fixture.open(&marks(0, 1)).expect("open");
+    let event = fixture.opened(&marks(0, 1));
     let mut ring = fixture.map(event, 8);
     mark(&fixture, 1, 3);
     fixture.move_on();
     fixture.host.pass(20_000_000);
     mark(&fixture, 9, 1);
     let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
-    let sample = crate::reader::SAMPLE;
+    let sample = vpmu_testkit::SAMPLE;
     assert_eq!(kinds[..3], [sample, THROTTLE, UNTHROTTLE]);
     assert_eq!(kinds[3], sample);
 }
@@ -205,7 +203,7 @@ fn throttled_event_samples_again() {
 fn restored_task_pages_name_tasks() {
     let mut fixture = Fixture::new();
     fixture.runs(0, 11, 12);
-    let event = fixture.open(&marks(0, 1)).expect("open");
+    let event = fixture.opened(&marks(0, 1));
     let mut ring = fixture.map(event, 4);
     fixture.move_on();
     mark(&fixture, 1, 1);
@@ -218,7 +216,7 @@ fn persistent_events_of_guest_and_operator_are_restored() {
     let memory = window(64);
     let mut fixture = Fixture::windowed(&memory);
     let operators = fixture.vpmu.persist(&asked("mark=5", 0)).expect("started");
-    let guests = fixture.open(&marks(0, 1)).expect("open");
+    let guests = fixture.opened(&marks(0, 1));
     fixture.detach(guests, "mine").expect("detached");
     let first = fixture.map_window(guests, 2, MAP_WRITABLE).expect("mapped");
     let mut ring = reader(&memory, first, 2);
@@ -235,12 +233,12 @@ fn persistent_events_of_guest_and_operator_are_restored() {
     assert_eq!(fixture.close(operators), Err(libc::EPERM));
     assert_eq!(fixture.close(guests), Err(libc::EBUSY));
     // The new device does not reuse the window's pages until the event that uses them has ended.
-    let other = fixture.open(&marks(0, 1)).expect("open");
+    let other = fixture.opened(&marks(0, 1));
     fixture.detach(other, "").expect("detached");
     let second = fixture.map_window(other, 2, 0).expect("mapped");
     assert!(second >= first + 3);
     fixture.vpmu.end(guests).expect("ended");
-    let third = fixture.open(&marks(0, 1)).expect("open");
+    let third = fixture.opened(&marks(0, 1));
     fixture.detach(third, "").expect("detached");
     assert_eq!(fixture.map_window(third, 2, 0), Ok(first));
 }
@@ -257,7 +255,7 @@ fn operators_event_without_a_driver_is_restored() {
     mark(&fixture, 7, 3);
     let history = persistent::samples(&fixture, event);
     assert!((1..10).eq(history.iter().map(|words| words[2])));
-    fixture.activate(persistent::WINDOW_FEATURES);
+    fixture.activate(WINDOW_FEATURES);
     mark(&fixture, 10, 1);
     assert_eq!(persistent::samples(&fixture, event).len(), 10);
 }

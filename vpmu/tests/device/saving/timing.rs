@@ -2,10 +2,9 @@
 
 use vpmu::abi::*;
 use vpmu::{ExitReason, SaveError};
+use vpmu_testkit::{At, Fields, Fixture, open_of};
 
 use super::mark;
-use crate::fake_host::At;
-use crate::fixture::{Fixture, open_of};
 
 #[test]
 fn save_is_refused_while_a_vcpu_is_in_the_guest() {
@@ -19,7 +18,7 @@ fn save_is_refused_while_a_vcpu_is_in_the_guest() {
 #[test]
 fn device_continues_after_a_save() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&super::marks(0, 3)).expect("open");
+    let event = fixture.opened(&super::marks(0, 3));
     let mut ring = fixture.map(event, 4);
     mark(&fixture, 1, 4);
     fixture.halt();
@@ -33,9 +32,8 @@ fn device_continues_after_a_save() {
 #[test]
 fn restored_pages_have_the_new_tsc_frequency() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, 0).flags(OPEN_ENABLED));
     let page = fixture.map(event, 1);
-    fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.pass(8_000_000);
     fixture.halt();
     let before = fixture.read(0, event).time_enabled.get();

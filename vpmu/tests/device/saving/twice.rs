@@ -1,10 +1,9 @@
 //! Several devices restored from one saved state.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu_testkit::{Fixture, Reader};
 
 use super::{mark, marks};
-use crate::fixture::Fixture;
-use crate::reader::Reader;
 
 /// Copies guest memory.
 fn copy(fixture: &Fixture) -> GuestMemoryMmap {
@@ -19,7 +18,7 @@ fn copy(fixture: &Fixture) -> GuestMemoryMmap {
 #[test]
 fn two_devices_are_restored_from_one_state() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&marks(0, 2)).expect("open");
+    let event = fixture.opened(&marks(0, 2));
     let pages: Vec<u64> = (0..5).map(|page| fixture.next_ring + page * 0x1000).collect();
     fixture.map(event, 4);
     mark(&fixture, 1, 5);

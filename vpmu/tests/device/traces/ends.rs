@@ -2,13 +2,10 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use super::area::{AreaReader, Packet, map};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, command, limits, open_of};
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, Packet, command, header, limits, map_area, open_of};
 
 fn on(fixture: &mut Fixture, context: u32) -> u64 {
-    fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, context)).expect("open")
+    fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, context))
 }
 
 fn reported(area: &mut AreaReader) -> Vec<(u64, bool)> {
@@ -24,7 +21,7 @@ const KICK: u64 = u64::MAX;
 fn task_trace_contains_its_exits_on_any_vcpu() {
     let mut fixture = Fixture::new();
     let trace = on(&mut fixture, CONTEXT_TASK);
-    let mut area = map(&mut fixture, trace, 4);
+    let mut area = map_area(&mut fixture, trace, 4);
     fixture.command(0, COMMAND_ENABLE, trace);
     for (vcpu, task) in [(0, 31), (1, 31), (0, 31)] {
         fixture.exit(vcpu, ExitReason::Io, &mut At(1));
@@ -48,9 +45,8 @@ fn task_trace_contains_its_exits_on_any_vcpu() {
 fn vcpus_and_children_share_an_area() {
     let mut fixture = Fixture::new();
     let parent = on(&mut fixture, CONTEXT_TASK);
-    let mut area = map(&mut fixture, parent, 4);
-    let child = OpenRequest { parent: parent.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK) };
-    let child = fixture.open(&child).expect("open");
+    let mut area = map_area(&mut fixture, parent, 4);
+    let child = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK).parent(parent));
     for (vcpu, trace) in [(0, parent), (1, child)] {
         fixture.commands(vcpu, &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)]);
     }
@@ -80,9 +76,9 @@ fn vcpus_and_children_share_an_area() {
 fn trace_identifies_itself_in_each_area() {
     let mut fixture = Fixture::new();
     let first = on(&mut fixture, 0);
-    let mut area = map(&mut fixture, first, 1);
+    let mut area = map_area(&mut fixture, first, 1);
     let second = on(&mut fixture, 0);
-    let mut other = map(&mut fixture, second, 1);
+    let mut other = map_area(&mut fixture, second, 1);
     let third = on(&mut fixture, 0);
     fixture.redirect(third, second).expect("redirected");
     fixture.commands(0, &[first, second, third].map(|trace| command(COMMAND_ENABLE, trace)));
@@ -100,7 +96,7 @@ fn trace_identifies_itself_in_each_area() {
     assert_eq!(who(area.take()), [(first, 1), (third, 1)]);
     assert_eq!(who(other.take()), [(second, 1), (third, 1)]);
     // A trace also starts with a sync packet in a newly mapped area.
-    let unmap = Fixture::header(CONTROL_UNMAP_AUX, second);
+    let unmap = header(CONTROL_UNMAP_AUX, second);
     fixture.control(&unmap).expect("unmapped");
     let mut anew = other.again(&mut fixture, second);
     fixture.exit(0, ExitReason::Io, &mut At(3));
@@ -113,9 +109,8 @@ fn trace_identifies_itself_in_each_area() {
 fn bytes_written_and_lost_add_up_to_produced() {
     let mut fixture = Fixture::new();
     // A trace of I/O exits does not record the exits that the test's commands cause.
-    let io = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
-    let trace = fixture.open(&io).expect("open");
-    let mut area = map(&mut fixture, trace, 1);
+    let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0));
+    let mut area = map_area(&mut fixture, trace, 1);
     fixture.command(0, COMMAND_ENABLE, trace);
     let mut exits = Vec::new();
     for round in 1..20_u64 {
@@ -156,14 +151,14 @@ fn close_or_unmap_during_an_exit_cuts_it() {
     for end in ["close", "unmap the area", "unmap the ring"] {
         let mut fixture = Fixture::new();
         let trace = on(&mut fixture, 0);
-        let mut area = map(&mut fixture, trace, 1);
+        let mut area = map_area(&mut fixture, trace, 1);
         fixture.command(0, COMMAND_ENABLE, trace);
         fixture.vcpus.leave(0, ExitReason::Io, &mut At(1));
         match end {
             "close" => fixture.close(trace).expect("closed"),
             "unmap the ring" => fixture.unmap(trace).expect("unmapped"),
             _ => {
-                let unmap = Fixture::header(CONTROL_UNMAP_AUX, trace);
+                let unmap = header(CONTROL_UNMAP_AUX, trace);
                 fixture.control(&unmap).expect("unmapped");
             }
         }
@@ -180,7 +175,7 @@ fn close_or_unmap_during_an_exit_cuts_it() {
 fn reset_during_an_exit_writes_nothing() {
     let mut fixture = Fixture::new();
     let trace = on(&mut fixture, 0);
-    map(&mut fixture, trace, 1);
+    map_area(&mut fixture, trace, 1);
     fixture.command(0, COMMAND_ENABLE, trace);
     fixture.vcpus.leave(0, ExitReason::Io, &mut At(1));
     fixture.vpmu.reset();
@@ -217,11 +212,11 @@ fn registers_are_read_only_while_a_trace_needs_them() {
 #[test]
 fn exit_trace_has_no_period_and_sample_trace_needs_one() {
     let mut fixture = Fixture::new();
-    let with_period = OpenRequest { period: 5.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0) };
+    let with_period = open_of(KIND_EXIT_TRACE, EXIT_USER, 0).period(5);
     assert_eq!(fixture.open(&with_period), Err(libc::EOPNOTSUPP));
     let without = open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0);
     assert_eq!(fixture.open(&without), Err(libc::EINVAL));
-    let batched = OpenRequest { period: 5.into(), engine: ENGINE_BATCHED.into(), ..without };
+    let batched = without.period(5).engine(ENGINE_BATCHED);
     assert_eq!(fixture.open(&batched), Err(libc::EOPNOTSUPP));
     for (kind, config, errno) in [
         (KIND_HOST_TRACE, 0, libc::EOPNOTSUPP),

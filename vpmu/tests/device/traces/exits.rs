@@ -2,17 +2,14 @@
 
 use vpmu::abi::*;
 use vpmu::{Access, Exit, ExitReason};
-
-use super::area::{AreaReader, Packet, map};
-use crate::fake_host::{At, Nowhere};
-use crate::fixture::{Fixture, TSC_OFFSET, command, open_of};
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, Nowhere, Packet, TSC_OFFSET, command, map_area, open_of};
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
 /// Opens a trace of the exits of vCPU 0 that `config` selects, maps an area of 4 pages, and enables the trace.
 fn traced(fixture: &mut Fixture, config: u64) -> (u64, AreaReader) {
-    let event = fixture.open(&open_of(KIND_EXIT_TRACE, config, 0)).expect("open");
-    let area = map(fixture, event, 4);
+    let event = fixture.opened(&open_of(KIND_EXIT_TRACE, config, 0));
+    let area = map_area(fixture, event, 4);
     fixture.command(0, COMMAND_ENABLE, event);
     (event, area)
 }
@@ -147,9 +144,8 @@ fn packet_has_no_ip_without_the_hypervisors_state() {
 fn exits_in_excluded_modes_are_not_traced() {
     for (flag, kept) in [(OPEN_EXCLUDE_KERNEL, 0x1000), (OPEN_EXCLUDE_USER, KERNEL_IP)] {
         let mut fixture = Fixture::new();
-        let request = OpenRequest { flags: flag.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
-        let event = fixture.open(&request).expect("open");
-        let mut area = map(&mut fixture, event, 1);
+        let event = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0).flags(flag));
+        let mut area = map_area(&mut fixture, event, 1);
         fixture.command(0, COMMAND_ENABLE, event);
         for ip in [0x1000, KERNEL_IP] {
             fixture.exit(0, ExitReason::Io, &mut At(ip));

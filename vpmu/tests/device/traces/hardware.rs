@@ -5,9 +5,7 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::source::{HostExit, Recorded};
-
-use super::area::{AreaReader, Packet, map};
-use crate::fixture::{Fixture, TSC_OFFSET, open_of, thread};
+use vpmu_testkit::{AreaReader, Fields, Fixture, Packet, TSC_OFFSET, map_area, open_of, thread};
 
 const TASK_PAGE: u64 = 0x8000;
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
@@ -22,7 +20,7 @@ fn traced(fixture: &mut Fixture) -> (u64, AreaReader) {
     let reply = fixture.open_reply(&request(0));
     assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_BATCHED));
     let event = reply.id.get();
-    let area = map(fixture, event, 4);
+    let area = map_area(fixture, event, 4);
     fixture.command(0, COMMAND_ENABLE, event);
     (event, area)
 }
@@ -166,7 +164,7 @@ fn exits_dropped_by_the_host_are_lost_by_the_byte() {
 #[test]
 fn host_trace_without_an_area_loses_every_byte() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&request(0)).expect("open");
+    let event = fixture.opened(&request(0));
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.pass(10_000);
     for _ in 0..3 {
@@ -181,17 +179,12 @@ fn host_records_nothing_while_the_trace_is_paused() {
     const PAUSE: u32 = 7;
     const RESUME: u32 = 8;
     let mut fixture = Fixture::new();
-    let opened = OpenRequest { flags: OPEN_AUX_START_PAUSED.into(), ..request(0) };
-    let trace = fixture.open(&opened).expect("open");
-    let mut area = map(&mut fixture, trace, 4);
+    let opened = request(0).flags(OPEN_AUX_START_PAUSED);
+    let trace = fixture.opened(&opened);
+    let mut area = map_area(&mut fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
-        let member = OpenRequest {
-            leader: trace.into(),
-            period: 1.into(),
-            flags: (OPEN_ENABLED | flag).into(),
-            ..open_of(KIND_MARK, mark.into(), 0)
-        };
-        fixture.open(&member).expect("open");
+        let member = open_of(KIND_MARK, mark.into(), 0).leader(trace).period(1).flags(OPEN_ENABLED | flag);
+        fixture.opened(&member);
     }
     fixture.command(0, COMMAND_ENABLE, trace);
     fixture.host.pass(10_000);
@@ -214,9 +207,8 @@ fn host_records_nothing_while_the_trace_is_paused() {
 #[test]
 fn each_vcpu_has_its_own_host_trace() {
     let mut fixture = Fixture::new();
-    let request = request(CONTEXT_TASK);
-    let event = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, event, 4);
+    let event = fixture.opened(&request(CONTEXT_TASK));
+    let mut area = map_area(&mut fixture, event, 4);
     fixture.command(0, COMMAND_ENABLE, event);
     fixture.host.pass(10_000);
     for round in 0..6 {
@@ -238,12 +230,12 @@ fn each_vcpu_has_its_own_host_trace() {
 fn trace_of_every_exit_needs_the_host_and_no_period() {
     let mut fixture = Fixture::new();
     let no = |fixture: &mut Fixture, request: OpenRequest| fixture.open(&request).expect_err("refused");
-    let with = |engine: u32| OpenRequest { engine: engine.into(), ..request(0) };
+    let with = |engine: u32| request(0).engine(engine);
     assert_eq!(no(&mut fixture, with(ENGINE_EXIT)), libc::EOPNOTSUPP);
-    fixture.open(&with(ENGINE_BATCHED)).expect("open");
-    let sampled = OpenRequest { period: 1.into(), ..request(0) };
+    fixture.opened(&with(ENGINE_BATCHED));
+    let sampled = request(0).period(1);
     assert_eq!(no(&mut fixture, sampled), libc::EOPNOTSUPP);
-    let excluding = OpenRequest { flags: OPEN_EXCLUDE_USER.into(), ..request(0) };
+    let excluding = request(0).flags(OPEN_EXCLUDE_USER);
     assert_eq!(no(&mut fixture, excluding), libc::EOPNOTSUPP);
     assert_eq!(no(&mut fixture, open_of(KIND_HOST_TRACE, 0, 0)), libc::EOPNOTSUPP);
     let entries = fixture.catalogue();

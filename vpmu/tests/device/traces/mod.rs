@@ -1,6 +1,5 @@
 //! Traces as a guest program reads them: the order of exits and samples, and how traces start and end.
 
-pub(crate) mod area;
 mod ends;
 mod exits;
 mod hardware;

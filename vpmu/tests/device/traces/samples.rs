@@ -2,10 +2,9 @@
 
 use vpmu::abi::*;
 use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Registers};
-
-use super::area::{AreaReader, Packet, map};
-use crate::fake_host::At;
-use crate::fixture::{ALL_FEATURES, Fixture, TSC_OFFSET, limits, open_of, thread};
+use vpmu_testkit::{
+    ALL_FEATURES, AreaReader, At, Fields, Fixture, Packet, TSC_OFFSET, limits, map_area, open_of, thread,
+};
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
 
@@ -29,14 +28,14 @@ impl Registers for Everything {
 }
 
 fn paced(pace: u64, period: u64) -> OpenRequest {
-    OpenRequest { period: period.into(), ..open_of(KIND_SAMPLE_TRACE, pace, 0) }
+    open_of(KIND_SAMPLE_TRACE, pace, 0).period(period)
 }
 
 fn traced(fixture: &mut Fixture, request: &OpenRequest) -> (u64, AreaReader) {
     let reply = fixture.open_reply(request);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
     let event = reply.id.get();
-    let area = map(fixture, event, 16);
+    let area = map_area(fixture, event, 16);
     fixture.command(0, COMMAND_ENABLE, event);
     (event, area)
 }
@@ -104,7 +103,7 @@ fn overflows_found_together_share_a_packet() {
 #[test]
 fn sample_packet_in_an_excluded_mode_is_lost() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { flags: OPEN_EXCLUDE_KERNEL.into(), ..paced(PACE_CYCLES, 100) };
+    let request = paced(PACE_CYCLES, 100).flags(OPEN_EXCLUDE_KERNEL);
     let (event, mut area) = traced(&mut fixture, &request);
     fixture.host.work(thread(0), 100, 4);
     fixture.exit(0, ExitReason::Signal, &mut Everything(KERNEL_IP));

@@ -2,31 +2,21 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-
-use super::area::{AreaReader, Packet, map};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, open_of, thread};
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, Packet, map_area, open_of, thread};
 
 const PAUSE: u32 = 7;
 const RESUME: u32 = 8;
 
 fn steering(leader: u64, kind: u32, config: u64, period: u64, flag: u32) -> OpenRequest {
-    OpenRequest {
-        leader: leader.into(),
-        period: period.into(),
-        flags: (OPEN_ENABLED | flag).into(),
-        ..open_of(kind, config, 0)
-    }
+    open_of(kind, config, 0).leader(leader).period(period).flags(OPEN_ENABLED | flag)
 }
 
 /// Opens and enables a trace of exits, with marks that pause and resume it.
 fn steered(fixture: &mut Fixture, flags: u32) -> (u64, AreaReader) {
-    let request = OpenRequest { flags: flags.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0) };
-    let trace = fixture.open(&request).expect("open");
-    let area = map(fixture, trace, 4);
+    let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0).flags(flags));
+    let area = map_area(fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
-        let member = steering(trace, KIND_MARK, mark.into(), 1, flag);
-        fixture.open(&member).expect("open");
+        fixture.opened(&steering(trace, KIND_MARK, mark.into(), 1, flag));
     }
     fixture.command(0, COMMAND_ENABLE, trace);
     (trace, area)
@@ -111,11 +101,10 @@ fn trace_opened_paused_has_time_and_no_packets() {
 #[test]
 fn exit_members_pause_and_resume_at_their_exit() {
     let mut fixture = Fixture::new();
-    let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0)).expect("open");
-    let mut area = map(&mut fixture, trace, 1);
+    let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0));
+    let mut area = map_area(&mut fixture, trace, 1);
     for (config, period, flag) in [(EXIT_HLT, 1, OPEN_AUX_RESUME), (EXIT_IO, 3, OPEN_AUX_PAUSE)] {
-        let member = steering(trace, KIND_EXITS, config, period, flag);
-        fixture.open(&member).expect("open");
+        fixture.opened(&steering(trace, KIND_EXITS, config, period, flag));
     }
     fixture.command(0, COMMAND_ENABLE, trace);
     for ip in 0..9 {
@@ -133,12 +122,10 @@ fn exit_members_pause_and_resume_at_their_exit() {
 #[test]
 fn sample_trace_pauses_with_its_pace() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { period: 10.into(), ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0) };
-    let trace = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, trace, 4);
+    let trace = fixture.opened(&open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0).period(10));
+    let mut area = map_area(&mut fixture, trace, 4);
     for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
-        let member = steering(trace, KIND_MARK, mark.into(), 1, flag);
-        fixture.open(&member).expect("open");
+        fixture.opened(&steering(trace, KIND_MARK, mark.into(), 1, flag));
     }
     fixture.command(0, COMMAND_ENABLE, trace);
     let exits = |fixture: &Fixture, ips: std::ops::Range<u64>| {
@@ -158,8 +145,8 @@ fn sample_trace_pauses_with_its_pace() {
 #[test]
 fn pausing_and_resuming_need_a_leading_trace() {
     let mut fixture = Fixture::new();
-    let trace = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0)).expect("open");
-    let mark = fixture.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0));
+    let mark = fixture.opened(&open_of(KIND_MARK, 1, 0));
     let both = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
     for (leader, flag, errno) in [
         (trace, both, libc::EINVAL),
@@ -172,10 +159,9 @@ fn pausing_and_resuming_need_a_leading_trace() {
         assert_eq!(fixture.open(&request), Err(errno), "{flag:#x} of {leader}");
     }
     // A member that pauses or resumes must act before the vCPU enters the guest. Only the exit engine can do that.
-    let request =
-        OpenRequest { engine: ENGINE_BATCHED.into(), ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE) };
+    let request = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE).engine(ENGINE_BATCHED);
     assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP));
-    let request = OpenRequest { engine: ENGINE_ANY.into(), ..request };
+    let request = request.engine(ENGINE_ANY);
     assert_eq!(fixture.open_reply(&request).engine.get(), ENGINE_EXIT);
 }
 
@@ -187,17 +173,15 @@ fn mark_is_the_last_overflow_of_its_exit() {
     // A write to the doorbell is an exit and a mark. The exit's overflow takes effect before the mark's overflow,
     // although the member that counts exits was opened later.
     let member = steering(trace, KIND_EXITS, EXIT_MMIO, 1, OPEN_AUX_RESUME);
-    fixture.open(&member).expect("open");
+    fixture.opened(&member);
     fixture.mark(0, PAUSE, 1);
     fixture.exit(0, ExitReason::Io, &mut At(2));
     assert_eq!(ips(&mut area), [1]);
     // An exit's overflow also takes effect before a host counter's overflow that the device finds at the same exit,
     // although the member that counts exits was opened later.
     let counter = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE);
-    let counter = OpenRequest { engine: ENGINE_EXIT.into(), ..counter };
-    fixture.open(&counter).expect("open");
-    let exits = steering(trace, KIND_EXITS, EXIT_SIGNAL, 1, OPEN_AUX_RESUME);
-    fixture.open(&exits).expect("open");
+    fixture.opened(&counter.engine(ENGINE_EXIT));
+    fixture.opened(&steering(trace, KIND_EXITS, EXIT_SIGNAL, 1, OPEN_AUX_RESUME));
     fixture.mark(0, RESUME, 3);
     fixture.host.work(thread(0), 100, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(4));
@@ -209,8 +193,7 @@ fn mark_is_the_last_overflow_of_its_exit() {
 fn resume_publishes_data_of_other_traces() {
     let mut fixture = Fixture::new();
     let (trace, mut area) = steered(&mut fixture, OPEN_AUX_START_PAUSED);
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
-    let other = fixture.open(&request).expect("open");
+    let other = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0).flags(OPEN_ENABLED));
     fixture.redirect(other, trace).expect("redirected");
     fixture.exit(0, ExitReason::Io, &mut At(1));
     assert_eq!(ips(&mut area), [0; 0], "the other trace has not published its data yet");

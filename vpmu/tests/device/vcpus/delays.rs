@@ -5,11 +5,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vpmu::abi::*;
 use vpmu::{Engines, ExitReason, GuestRegs, Registers};
+use vpmu_testkit::{ALL_FEATURES, At, CYCLES, FAULTS, Fields, Fixture, Reader, command, limits, open_of};
 
 use super::{Lane, Pending, VcpuThread, aside, each, task_event};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling};
-use crate::reader::Reader;
 
 /// Events of vCPU 1, and of tasks that run there.
 struct Own {
@@ -21,12 +19,11 @@ struct Own {
 
 impl Own {
     fn open(fixture: &mut Fixture) -> Self {
-        let marks = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 1), 1) };
-        let marks = fixture.open(&marks).expect("open");
+        let marks = fixture.opened(&open_of(KIND_MARK, 5, 1).sampled(1).flags(OPEN_ENABLED));
         let ring = fixture.map(marks, 4);
         let tasks = [(); 2].map(|()| {
             let kinds = [CYCLES, FAULTS, (KIND_MARK, 5), (KIND_TSC, 0)];
-            let open = |(kind, config)| fixture.open(&task_event(kind, config)).expect("open");
+            let open = |(kind, config)| fixture.opened(&task_event(kind, config));
             kinds.map(open).to_vec()
         });
         // Run each task once on this vCPU, so that its events have host counters.
@@ -79,19 +76,15 @@ impl Registers for Slow {
 fn vcpu_in_its_exit_handler_delays_no_other() {
     let mut fixture = Fixture::new();
     let mut own = Own::open(&mut fixture);
-    let request = OpenRequest {
-        flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
-        engine: ENGINE_EXIT.into(),
-        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
-    };
-    let of_first = fixture.open(&request).expect("open");
+    let request = open_of(CYCLES.0, CYCLES.1, 0).sampled(100).flags(OPEN_ENABLED | OPEN_PERSISTENT).engine(ENGINE_EXIT);
+    let of_first = fixture.opened(&request);
     let mut ring = fixture.map(of_first, 1);
     let second = VcpuThread::spawn(Lane::new(&mut fixture, 1));
     fixture.vcpus.enter(0);
-    fixture.host.work(crate::fixture::thread(0), 250, 4);
+    fixture.host.work(vpmu_testkit::thread(0), 250, 4);
     fixture.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
-    fixture.host.work(crate::fixture::thread(0), 100, 4);
+    fixture.host.work(vpmu_testkit::thread(0), 100, 4);
     // vCPU 0 stays outside the guest until the end of the test.
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
@@ -104,7 +97,7 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
     aside(move || vpmu.drain()).wait();
     own.check(&second);
     // The device still serves requests, even requests about events of vCPU 0.
-    let other = fixture.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    let other = fixture.opened(&open_of(CYCLES.0, CYCLES.1, 0));
     fixture.close(other).expect("closed");
     assert_eq!(fixture.vpmu.metrics().drains, 1);
 }
@@ -115,9 +108,7 @@ fn vcpu_without_a_thread_delays_no_other() {
     fixture.attach(1);
     fixture.activate(ALL_FEATURES);
     let mut own = Own::open(&mut fixture);
-    let of_first =
-        OpenRequest { flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    let of_first = fixture.open(&of_first).expect("open");
+    let of_first = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED | OPEN_PERSISTENT));
     let second = VcpuThread::spawn(Lane::new(&mut fixture, 1));
     own.check(&second);
     for event in [Some(of_first), None, Some(own.marks)] {
@@ -136,8 +127,7 @@ fn vcpu_without_a_thread_delays_no_other() {
 fn vcpu_with_a_slow_hypervisor_delays_requests_and_no_other_vcpu() {
     let mut fixture = Fixture::new();
     let mut own = Own::open(&mut fixture);
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 6, 0), 1) };
-    let of_first = fixture.open(&request).expect("open");
+    let of_first = fixture.opened(&open_of(KIND_MARK, 6, 0).sampled(1).flags(OPEN_ENABLED));
     let mut ring = fixture.map(of_first, 1);
     let first = VcpuThread::spawn(Lane::new(&mut fixture, 0));
     let second = VcpuThread::spawn(Lane::new(&mut fixture, 1));

@@ -4,10 +4,9 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
+use vpmu_testkit::{At, CYCLES, FAULTS, Fields, Fixture, open_of, thread};
 
 use super::{done, each, task_event};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{Fixture, open_of, sampling, thread};
 
 /// Opens sampling events of both engines on each vCPU, and maps their rings.
 fn sampled(fixture: &mut Fixture) -> [u64; 4] {
@@ -15,12 +14,8 @@ fn sampled(fixture: &mut Fixture) -> [u64; 4] {
     let engines = [ENGINE_EXIT, ENGINE_BATCHED];
     let all = [0, 1].map(|vcpu| engines.map(|engine| (vcpu, engine)));
     for (event, (vcpu, engine)) in events.iter_mut().zip(all.into_iter().flatten()) {
-        let request = OpenRequest {
-            engine: engine.into(),
-            flags: OPEN_ENABLED.into(),
-            ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 100)
-        };
-        *event = fixture.open(&request).expect("open");
+        let request = open_of(CYCLES.0, CYCLES.1, vcpu).sampled(100).engine(engine).flags(OPEN_ENABLED);
+        *event = fixture.opened(&request);
         fixture.map(*event, 4);
     }
     events
@@ -36,10 +31,8 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
     let events = sampled(&mut fixture);
-    let marks = OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(KIND_MARK, 5, 0), 1) };
-    fixture.open(&marks).expect("open");
-    let tasks = [FAULTS, CYCLES].map(|(kind, config)| fixture.open(&task_event(kind, config)));
-    let tasks = tasks.map(|opened| opened.expect("open"));
+    fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_ENABLED));
+    let tasks = [FAULTS, CYCLES].map(|(kind, config)| fixture.opened(&task_event(kind, config)));
     for vcpu in [1, 0] {
         fixture.commands(vcpu, &each(COMMAND_IN, &tasks));
         fixture.commands(vcpu, &each(COMMAND_OUT, &tasks));
@@ -79,7 +72,7 @@ fn notifications_marks_exits_and_overflows_visit_counters_of_their_vcpu_only() {
 fn switch_reads_each_shared_counter_once() {
     let mut fixture = Fixture::new();
     let mut task = || -> Vec<u64> {
-        let open = |(kind, config)| fixture.open(&task_event(kind, config)).expect("open");
+        let open = |(kind, config)| fixture.opened(&task_event(kind, config));
         [FAULTS, CYCLES].repeat(10).into_iter().map(open).collect()
     };
     let (one, other) = (task(), task());

@@ -3,10 +3,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, CYCLES, FAULTS, Fields, Fixture, command, thread};
 
 use super::{Lane, VcpuThread, done, led, task_event};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{Fixture, command, sampling, thread};
 
 fn state(fixture: &mut Fixture, event: u64) -> i32 {
     // Read the state on vCPU 0, because the affected event is usually on vCPU 1. A command on vCPU 1 could itself
@@ -16,9 +15,8 @@ fn state(fixture: &mut Fixture, event: u64) -> i32 {
 
 /// Schedules in a disabled leader on vCPU 0 and its enabled member on vCPU 1.
 fn split(fixture: &mut Fixture, leader: &OpenRequest, member: &OpenRequest) -> (u64, u64) {
-    let off = OpenRequest { flags: 0.into(), ..*leader };
-    let leader = fixture.open(&off).expect("open");
-    let member = fixture.open(&led(leader, *member)).expect("open");
+    let leader = fixture.opened(&leader.flags(0));
+    let member = fixture.opened(&led(leader, *member));
     done(fixture, 0, COMMAND_IN, leader);
     done(fixture, 1, COMMAND_IN, member);
     (leader, member)
@@ -75,7 +73,7 @@ fn member_follows_its_leader_on_any_pair_of_vcpus() {
 #[test]
 fn leader_at_its_limit_stops_its_member_on_another_vcpu() {
     let mut fixture = Fixture::new();
-    let marks = sampling(task_event(KIND_MARK, 5), 1);
+    let marks = task_event(KIND_MARK, 5).sampled(1);
     let (leader, member) = split(&mut fixture, &marks, &task_event(FAULTS.0, FAULTS.1));
     assert_eq!(fixture.valued(1, COMMAND_REFRESH, leader, 3), 0);
     for _ in 0..3 {
@@ -133,11 +131,7 @@ fn member_is_on_with_its_leader_whichever_vcpu_was_the_last() {
 type Overflow = (OpenRequest, fn(&Fixture));
 
 fn triggers(config: u32) -> [Overflow; 3] {
-    let every = |kind, config, period: u64| OpenRequest {
-        period: period.into(),
-        engine: ENGINE_EXIT.into(),
-        ..task_event(kind, config)
-    };
+    let every = |kind, config, period: u64| task_event(kind, config).period(period).engine(ENGINE_EXIT);
     let mark: fn(&Fixture) = match config {
         7 => |fixture| fixture.vcpus.mark(0, 7, &mut At(1)),
         _ => |fixture| fixture.vcpus.mark(0, 8, &mut At(1)),
@@ -164,9 +158,9 @@ fn trigger_acts_on_another_vcpu_before_its_own_enters() {
         let mut fixture = Fixture::new();
         let (start, starts) = triggers(7)[start];
         let (stop, stops) = triggers(8)[stop];
-        let [start, stop] = [start, stop].map(|request| fixture.open(&request).expect("open"));
-        let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..task_event(FAULTS.0, FAULTS.1) };
-        let target = fixture.open(&paused).expect("open");
+        let [start, stop] = [start, stop].map(|request| fixture.opened(&request));
+        let paused = task_event(FAULTS.0, FAULTS.1).flags(OPEN_ENABLED | OPEN_PAUSED);
+        let target = fixture.opened(&paused);
         fixture.link(start, target, LINK_STARTER).expect("linked");
         fixture.link(stop, target, LINK_STOPPER).expect("linked");
         for event in [start, stop] {
@@ -189,9 +183,9 @@ fn trigger_acts_on_another_vcpu_before_its_own_enters() {
 fn last_trigger_of_an_exit_decides_on_another_vcpu() {
     for roles in [[LINK_STARTER, LINK_STOPPER], [LINK_STOPPER, LINK_STARTER]] {
         let mut fixture = Fixture::new();
-        let mark = OpenRequest { period: 1.into(), ..task_event(KIND_MARK, 5) };
-        let triggers = [(); 2].map(|()| fixture.open(&mark).expect("open"));
-        let target = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+        let mark = task_event(KIND_MARK, 5).period(1);
+        let triggers = [(); 2].map(|()| fixture.opened(&mark));
+        let target = fixture.opened(&task_event(FAULTS.0, FAULTS.1));
         for (trigger, role) in triggers.into_iter().zip(roles) {
             fixture.link(trigger, target, role).expect("linked");
             done(&mut fixture, 0, COMMAND_IN, trigger);
@@ -207,9 +201,8 @@ fn last_trigger_of_an_exit_decides_on_another_vcpu() {
 #[test]
 fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
     let mut fixture = Fixture::new();
-    let mark = OpenRequest { period: 2.into(), ..task_event(KIND_MARK, 5) };
-    let trigger = fixture.open(&mark).expect("open");
-    let target = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    let trigger = fixture.opened(&task_event(KIND_MARK, 5).period(2));
+    let target = fixture.opened(&task_event(FAULTS.0, FAULTS.1));
     for role in [LINK_STARTER, LINK_STOPPER] {
         fixture.link(trigger, target, role).expect("linked");
     }
@@ -227,12 +220,10 @@ fn starter_that_is_also_the_stopper_toggles_on_another_vcpu() {
 #[test]
 fn chain_of_triggers_crosses_vcpus_and_returns() {
     let mut fixture = Fixture::new();
-    let mark = OpenRequest { period: 1.into(), ..task_event(KIND_MARK, 5) };
-    let first = fixture.open(&mark).expect("open");
-    let second = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
-    let second = fixture.open(&second).expect("open");
-    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..task_event(FAULTS.0, FAULTS.1) };
-    let third = fixture.open(&paused).expect("open");
+    let first = fixture.opened(&task_event(KIND_MARK, 5).period(1));
+    let second = fixture.opened(&task_event(CYCLES.0, CYCLES.1).sampled(100).engine(ENGINE_EXIT));
+    let paused = task_event(FAULTS.0, FAULTS.1).flags(OPEN_ENABLED | OPEN_PAUSED);
+    let third = fixture.opened(&paused);
     fixture.link(first, second, LINK_STOPPER).expect("linked");
     fixture.link(second, third, LINK_STARTER).expect("linked");
     for (vcpu, event) in [(0, first), (1, second), (0, third)] {
@@ -254,8 +245,8 @@ fn chain_of_triggers_crosses_vcpus_and_returns() {
 #[test]
 fn circular_links_over_two_vcpus_end() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
-    let events = [(); 4].map(|()| fixture.open(&request).expect("open"));
+    let request = task_event(CYCLES.0, CYCLES.1).sampled(100).engine(ENGINE_EXIT);
+    let events = [(); 4].map(|()| fixture.opened(&request));
     for (at, &event) in events.iter().enumerate() {
         let next = events[(at + 1) % 4];
         fixture.link(event, next, LINK_STARTER).expect("linked");

@@ -1,17 +1,13 @@
 //! Commands on one vCPU's queue that refer to events of another vCPU.
 
 use vpmu::abi::*;
+use vpmu_testkit::{AreaReader, At, CYCLES, FAULTS, Fields, Fixture, Reader, command, map_aux, open_of, thread};
 
 use super::{done, led, status, task_event};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{Fixture, command, open_of, sampling, thread};
-use crate::reader::Reader;
-use crate::traces::area::{AreaReader, map_aux};
 
 /// Opens an event that samples every third mark, and maps its ring.
 fn marks(fixture: &mut Fixture, context: u32, flags: u32) -> (u64, Reader) {
-    let request = OpenRequest { flags: flags.into(), ..sampling(open_of(KIND_MARK, 5, context), 3) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, context).sampled(3).flags(flags));
     let ring = fixture.map(event, 4);
     (event, ring)
 }
@@ -150,8 +146,7 @@ fn parked_event_takes_commands_of_either_vcpu() {
 #[test]
 fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&task_event(CYCLES.0, CYCLES.1).sampled(100).engine(ENGINE_EXIT));
     let mut ring = fixture.map(event, 4);
     done(&mut fixture, 1, COMMAND_IN, event);
     fixture.vcpus.leave(1, vpmu::ExitReason::Signal, &mut At(7));
@@ -171,8 +166,7 @@ fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
 fn driver_area_is_begun_and_ended_from_another_vcpu() {
     let mut fixture = Fixture::new();
     for context in [1, CONTEXT_TASK] {
-        let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, context) };
-        let trace = fixture.open(&request).expect("open");
+        let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, context).flags(OPEN_ENABLED));
         let metadata = fixture.next_ring;
         let pages: Vec<u64> = (1..3).map(|page| metadata + page * 0x1000).collect();
         fixture.next_ring += 0x4000;
@@ -219,10 +213,10 @@ fn malformed_command_about_an_event_elsewhere_changes_nothing() {
 #[test]
 fn queue_of_another_vcpu_refuses_every_command() {
     let mut fixture = Fixture::new();
-    let ours = fixture.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let ours = fixture.opened(&open_of(KIND_MARK, 5, 0));
     let (theirs, _) = on_second(&mut fixture, 1);
     let (of_task, _) = on_second(&mut fixture, CONTEXT_TASK);
-    let parked = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    let parked = fixture.opened(&task_event(FAULTS.0, FAULTS.1));
     let ops = [
         COMMAND_ENABLE,
         COMMAND_DISABLE,
@@ -250,9 +244,9 @@ fn queue_of_another_vcpu_refuses_every_command() {
 #[test]
 fn commands_of_one_buffer_are_executed_in_order_across_vcpus() {
     let mut fixture = Fixture::new();
-    let ours = fixture.open(&task_event(KIND_MARK, 5)).expect("open");
-    let theirs = fixture.open(&task_event(KIND_MARK, 5)).expect("open");
-    let member = fixture.open(&led(ours, task_event(KIND_MARK, 5))).expect("open");
+    let ours = fixture.opened(&task_event(KIND_MARK, 5));
+    let theirs = fixture.opened(&task_event(KIND_MARK, 5));
+    let member = fixture.opened(&led(ours, task_event(KIND_MARK, 5)));
     done(&mut fixture, 1, COMMAND_IN, theirs);
     place(&fixture, 1, 3);
     let batch = [

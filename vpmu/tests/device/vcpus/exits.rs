@@ -4,17 +4,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vpmu::abi::*;
 use vpmu::{ExitReason, GuestRegs, Registers};
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, TSC_OFFSET, header, map_area, open_of};
 
 use super::{Lane, VcpuThread, done, task_event};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, TSC_OFFSET, open_of};
-use crate::traces::area::{AreaReader, map};
 
 /// Opens a trace of vCPU 0's I/O exits, and maps its area.
 fn trace(fixture: &mut Fixture, flags: u32) -> (u64, AreaReader) {
-    let request = OpenRequest { flags: flags.into(), ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0) };
-    let event = fixture.open(&request).expect("open");
-    let area = map(fixture, event, 4);
+    let event = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0).flags(flags));
+    let area = map_area(fixture, event, 4);
     (event, area)
 }
 
@@ -59,7 +56,7 @@ fn trace_ended_by_a_request_during_an_exit_cuts_it_once() {
         |fixture, event| fixture.close(event).expect("closed"),
         |fixture, event| fixture.unmap(event).expect("unmapped"),
         |fixture, event| {
-            let unmap = Fixture::header(CONTROL_UNMAP_AUX, event);
+            let unmap = header(CONTROL_UNMAP_AUX, event);
             fixture.control(&unmap).expect("unmapped");
         },
         |fixture, event| {
@@ -123,12 +120,10 @@ fn trace_restarted_during_an_exit_contains_it_once_and_cut() {
 
 /// Opens a trace of a task on vCPU 0. Marks of vCPU 1 stop and start this trace.
 fn steered(fixture: &mut Fixture) -> (u64, AreaReader) {
-    let request = task_event(KIND_EXIT_TRACE, EXIT_IO);
-    let event = fixture.open(&request).expect("open");
-    let area = map(fixture, event, 4);
+    let event = fixture.opened(&task_event(KIND_EXIT_TRACE, EXIT_IO));
+    let area = map_area(fixture, event, 4);
     for (value, role) in [(7, LINK_STARTER), (8, LINK_STOPPER)] {
-        let mark = OpenRequest { period: 1.into(), ..task_event(KIND_MARK, value) };
-        let mark = fixture.open(&mark).expect("open");
+        let mark = fixture.opened(&task_event(KIND_MARK, value).period(1));
         fixture.link(mark, event, role).expect("linked");
         done(fixture, 1, COMMAND_IN, mark);
     }
@@ -191,13 +186,11 @@ fn trace_ended_in_a_pause_during_an_exit_cuts_it() {
 #[test]
 fn exit_of_a_moved_task_is_cut_on_one_vcpu_and_omitted_on_the_other() {
     let mut fixture = Fixture::new();
-    let request = task_event(KIND_EXIT_TRACE, EXIT_USER);
-    let event = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, event, 4);
+    let event = fixture.opened(&task_event(KIND_EXIT_TRACE, EXIT_USER));
+    let mut area = map_area(&mut fixture, event, 4);
     // Another trace records all exits of the second vCPU, including the exit of `COMMAND_IN`. The task's trace omits
     // the exit of `COMMAND_IN`.
-    let other = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 1) };
-    fixture.open(&other).expect("open");
+    fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, 1).flags(OPEN_ENABLED));
     done(&mut fixture, 0, COMMAND_IN, event);
     fixture.exit(0, ExitReason::Io, &mut At(1));
     done(&mut fixture, 0, COMMAND_OUT, event);

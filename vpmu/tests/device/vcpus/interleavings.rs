@@ -6,13 +6,13 @@ use std::thread as threads;
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 use vpmu::{ExitReason, GuestRegs, Registers, Vpmu};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CYCLES, Fields, Fixture, Nowhere, SAMPLE, THROTTLE, UNTHROTTLE, WINDOW_FEATURES, command, header,
+    limits, map_area, open_of, thread, window,
+};
 use zerocopy::IntoBytes;
 
-use crate::fake_host::{At, CYCLES, Nowhere};
-use crate::fixture::{ALL_FEATURES, Fixture, command, limits, open_of, sampling, thread};
-use crate::persistent::{WINDOW_FEATURES, marks, reader, window};
-use crate::reader::{SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::traces::area::map;
+use crate::persistent::{marks, reader};
 
 fn overflow(tsc: u64) -> Overflow {
     Overflow { tsc, ip: 1, mode: Mode::Guest, period: 100 }
@@ -20,7 +20,7 @@ fn overflow(tsc: u64) -> Overflow {
 
 /// An enabled event that samples cycles.
 fn cycles(context: u32, period: u64) -> OpenRequest {
-    OpenRequest { flags: OPEN_ENABLED.into(), ..sampling(open_of(CYCLES.0, CYCLES.1, context), period) }
+    open_of(CYCLES.0, CYCLES.1, context).sampled(period).flags(OPEN_ENABLED)
 }
 
 /// Sends a command from a vCPU that is outside the guest and stays there.
@@ -34,9 +34,8 @@ fn kick(fixture: &mut Fixture, vcpu: u32, op: u32, event: u64) {
 #[test]
 fn trace_without_state_at_its_end_is_in_error_once() {
     let mut fixture = Fixture::new();
-    let request =
-        OpenRequest { flags: (OPEN_ENABLED | OPEN_EXCLUDE_USER).into(), ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0) };
-    let trace = fixture.open(&request).expect("open");
+    let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0).flags(OPEN_ENABLED | OPEN_EXCLUDE_USER);
+    let trace = fixture.opened(&request);
     fixture.vcpus.leave(0, ExitReason::Mmio, &mut Nowhere);
     kick(&mut fixture, 0, COMMAND_DISABLE, trace);
     fixture.vcpus.enter(0);
@@ -48,8 +47,7 @@ fn trace_without_state_at_its_end_is_in_error_once() {
 fn new_tsc_offset_moves_neither_count_nor_times() {
     let mut fixture = Fixture::windowed(&window(8));
     fixture.host.pass(1_000_000);
-    let request = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_TSC, 0, 0) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_TSC, 0, 0).flags(OPEN_ENABLED));
     fixture.detach(event, "tsc").expect("detached");
     fixture.host.pass(500);
     let before = fixture.vpmu.persistent()[0].clone();
@@ -72,15 +70,15 @@ fn new_tsc_offset_moves_neither_count_nor_times() {
 fn window_is_free_after_a_reset_with_redirected_events() {
     let memory = window(8);
     let mut fixture = Fixture::windowed(&memory);
-    let event = fixture.open(&marks(0)).expect("open");
+    let event = fixture.opened(&marks(0));
     fixture.detach(event, "").expect("detached");
     fixture.map_window(event, 4, MAP_WRITABLE).expect("mapped");
-    let other = fixture.open(&marks(0)).expect("open");
+    let other = fixture.opened(&marks(0));
     fixture.redirect(other, event).expect("redirected");
     fixture.activate(WINDOW_FEATURES);
     fixture.reattach(event).expect("attached");
     fixture.close(event).expect("closed");
-    let next = fixture.open(&marks(0)).expect("open");
+    let next = fixture.opened(&marks(0));
     fixture.detach(next, "").expect("detached");
     assert_eq!(fixture.map_window(next, 4, 0), Ok(0), "its pages are free");
 }
@@ -91,7 +89,7 @@ fn new_task_page_does_not_affect_earlier_samples() {
     let mut fixture = Fixture::windowed(&memory);
     fixture.host.know_ips();
     fixture.host.pass(10_000_000);
-    let event = fixture.open(&cycles(0, 100)).expect("open");
+    let event = fixture.opened(&cycles(0, 100));
     fixture.detach(event, "").expect("detached");
     let first = fixture.map_window(event, 4, MAP_WRITABLE).expect("mapped");
     let mut ring = reader(&memory, first, 4);
@@ -108,7 +106,7 @@ fn command_of_another_vcpu_keeps_times_exact() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
     fixture.host.pass(10_000_000);
-    let [stopped, other] = [(); 2].map(|()| fixture.open(&cycles(1, 100)).expect("open"));
+    let [stopped, other] = [(); 2].map(|()| fixture.opened(&cycles(1, 100)));
     fixture.map(stopped, 2);
     let mut ring = fixture.map(other, 2);
     fixture.host.pass(20_000_000);
@@ -120,7 +118,7 @@ fn command_of_another_vcpu_keeps_times_exact() {
     fixture.command(0, COMMAND_DISABLE, stopped);
     fixture.vpmu.drain();
     let times: Vec<_> = ring.samples().iter().map(|sample| sample.time).collect();
-    assert_eq!(times, recorded.map(|tsc| tsc + crate::fixture::TSC_OFFSET));
+    assert_eq!(times, recorded.map(|tsc| tsc + vpmu_testkit::TSC_OFFSET));
 }
 
 #[test]
@@ -128,7 +126,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     let limits = limits().with(|limits| limits.max_sample_rate = 500);
     let mut fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.host.pass(1_000_000_000);
-    let event = fixture.open(&cycles(CONTEXT_TASK, 10)).expect("open");
+    let event = fixture.opened(&cycles(CONTEXT_TASK, 10));
     let mut ring = fixture.map(event, 2);
     // The event gets a counter on each of the two vCPUs.
     for (vcpu, op) in [(1, COMMAND_IN), (1, COMMAND_OUT), (0, COMMAND_IN)] {
@@ -136,7 +134,7 @@ fn throttled_event_is_unthrottled_on_its_next_vcpu() {
     }
     fixture.host.work(thread(0), 100, 4);
     fixture.exit(0, ExitReason::Signal, &mut At(1));
-    let kinds = |records: &[crate::reader::Raw]| -> Vec<_> { records.iter().map(|record| record.kind).collect() };
+    let kinds = |records: &[vpmu_testkit::Raw]| -> Vec<_> { records.iter().map(|record| record.kind).collect() };
     let mut expected = vec![SAMPLE; 5];
     expected.push(THROTTLE);
     assert_eq!(kinds(&ring.raw()), expected);
@@ -163,12 +161,11 @@ impl Registers for Meanwhile<'_> {
 fn trace_started_in_an_exit_omits_it_though_another_ended() {
     let mut fixture = Fixture::new();
     let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
-    let on = OpenRequest { flags: OPEN_ENABLED.into(), ..request };
-    let other = fixture.open(&on).expect("open");
-    let trace = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, trace, 4);
+    let other = fixture.opened(&request.flags(OPEN_ENABLED));
+    let trace = fixture.opened(&request);
+    let mut area = map_area(&mut fixture, trace, 4);
     fixture.vcpus.enter(0);
-    let close = Fixture::header(CONTROL_CLOSE, other);
+    let close = header(CONTROL_CLOSE, other);
     fixture.queues[0].request(close.as_bytes(), size_of::<ControlReply>());
     let mut registers = Meanwhile(&fixture.vpmu);
     fixture.vcpus.leave(0, ExitReason::Mmio, &mut registers);
@@ -184,7 +181,7 @@ fn woken_reader_finds_the_head() {
     let mut fixture = Fixture::new();
     fixture.host.know_ips();
     fixture.host.pass(10_000_000);
-    let event = fixture.open(&cycles(0, 100)).expect("open");
+    let event = fixture.opened(&cycles(0, 100));
     let mut ring = fixture.map(event, 64);
     for round in 0..300 {
         fixture.post_notice(0, 64);
@@ -226,8 +223,8 @@ fn woken_reader_finds_the_head() {
 fn area_unmapped_during_exits_has_published_every_counted_byte() {
     let mut fixture = Fixture::new();
     let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
-    let trace = fixture.open(&request).expect("open");
-    let mut area = map(&mut fixture, trace, 64);
+    let trace = fixture.opened(&request);
+    let mut area = map_area(&mut fixture, trace, 64);
     fixture.command(0, COMMAND_ENABLE, trace);
     let mut shown = 0;
     for _ in 0..500 {
@@ -248,7 +245,7 @@ fn area_unmapped_during_exits_has_published_every_counted_byte() {
                 }
                 threads::yield_now();
             }
-            let unmap = Fixture::header(CONTROL_UNMAP_AUX, trace);
+            let unmap = header(CONTROL_UNMAP_AUX, trace);
             queues[0].request(unmap.as_bytes(), size_of::<ControlReply>());
             let _ = vpmu.notify(QUEUE_CONTROL);
             queues[0].answer().expect("unmapped");
@@ -257,7 +254,7 @@ fn area_unmapped_during_exits_has_published_every_counted_byte() {
         shown += area.head();
         area = area.again(&mut fixture, trace);
     }
-    let unmap = Fixture::header(CONTROL_UNMAP_AUX, trace);
+    let unmap = header(CONTROL_UNMAP_AUX, trace);
     fixture.control(&unmap).expect("unmapped");
     shown += area.head();
     let reply = fixture.read(0, trace);

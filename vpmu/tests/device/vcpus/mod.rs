@@ -19,11 +19,8 @@ use std::time::Duration;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{ExitReason, VcpuSession};
+use vpmu_testkit::{At, DriverQueue, Errno, Fields, Fixture, command, open_of, structs};
 use zerocopy::IntoBytes;
-
-use crate::driver::DriverQueue;
-use crate::fake_host::At;
-use crate::fixture::{Errno, Fixture, command, open_of, structs};
 
 /// How long to wait. No step of these tests takes this long, even on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -125,12 +122,12 @@ fn aside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Pending
 
 /// An enabled task event.
 fn task_event(kind: u32, config: u64) -> OpenRequest {
-    OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(kind, config, CONTEXT_TASK) }
+    open_of(kind, config, CONTEXT_TASK).flags(OPEN_ENABLED)
 }
 
 /// Makes `request` open a member of the group of `leader`.
 fn led(leader: u64, request: OpenRequest) -> OpenRequest {
-    OpenRequest { leader: leader.into(), ..request }
+    request.leader(leader)
 }
 
 /// Returns the same command for each of these events.

@@ -2,10 +2,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, CYCLES, FAULTS, Fields, Fixture, thread};
 
 use super::{done, each, led, task_event};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{Fixture, sampling, thread};
 
 /// Every order of three events.
 const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
@@ -28,7 +27,7 @@ fn work(fixture: &Fixture, vcpu: u32, times: u64) {
 fn moved_event_keeps_counting_and_closes_its_counters() {
     let mut fixture = Fixture::new();
     let kinds = [FAULTS, CYCLES, (KIND_MARK, 5), (KIND_EXITS, EXIT_IO)];
-    let events = kinds.map(|(kind, config)| fixture.open(&task_event(kind, config)).expect("open"));
+    let events = kinds.map(|(kind, config)| fixture.opened(&task_event(kind, config)));
     for round in 0..20_u64 {
         let vcpu = u32::from(round % 2 == 1);
         fixture.commands(vcpu, &each(COMMAND_IN, &events));
@@ -53,7 +52,7 @@ fn moved_event_keeps_counting_and_closes_its_counters() {
 #[test]
 fn shared_counters_stay_while_another_event_counts_by_them() {
     let mut fixture = Fixture::new();
-    let events = [(); 3].map(|()| fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open"));
+    let events = [(); 3].map(|()| fixture.opened(&task_event(FAULTS.0, FAULTS.1)));
     for vcpu in [0, 1] {
         fixture.commands(vcpu, &each(COMMAND_IN, &events[..2]));
         fixture.commands(vcpu, &each(COMMAND_OUT, &events[..2]));
@@ -73,7 +72,7 @@ fn shared_counters_stay_while_another_event_counts_by_them() {
 fn moved_event_can_be_closed_while_scheduled_in() {
     let mut fixture = Fixture::new();
     for (kind, config) in [FAULTS, CYCLES] {
-        let event = fixture.open(&task_event(kind, config)).expect("open");
+        let event = fixture.opened(&task_event(kind, config));
         done(&mut fixture, 0, COMMAND_IN, event);
         done(&mut fixture, 0, COMMAND_OUT, event);
         done(&mut fixture, 1, COMMAND_IN, event);
@@ -86,9 +85,9 @@ fn moved_event_can_be_closed_while_scheduled_in() {
 fn group_moves_in_any_order_of_commands() {
     for (into, out) in ORDERS.into_iter().flat_map(|into| ORDERS.map(|out| (into, out))) {
         let mut fixture = Fixture::new();
-        let leader = fixture.open(&task_event(CYCLES.0, CYCLES.1)).expect("open");
+        let leader = fixture.opened(&task_event(CYCLES.0, CYCLES.1));
         let member = |(kind, config)| led(leader, task_event(kind, config));
-        let members = [(KIND_MARK, 5), FAULTS].map(|kind| fixture.open(&member(kind)).expect("open"));
+        let members = [(KIND_MARK, 5), FAULTS].map(|kind| fixture.opened(&member(kind)));
         let group = [leader, members[0], members[1]];
         for round in 0..6_u64 {
             let vcpu = u32::from(round % 2 == 1);
@@ -118,9 +117,8 @@ fn group_moves_in_any_order_of_commands() {
 #[test]
 fn group_on_two_vcpus_is_reunited() {
     let mut fixture = Fixture::new();
-    let leader = fixture.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
-    let member = led(leader, task_event(FAULTS.0, FAULTS.1));
-    let member = fixture.open(&member).expect("open");
+    let leader = fixture.opened(&task_event(FAULTS.0, FAULTS.1));
+    let member = fixture.opened(&led(leader, task_event(FAULTS.0, FAULTS.1)));
     let group = [leader, member];
     for (of_leader, of_member) in [(0, 1), (1, 1), (1, 0), (0, 0), (0, 1)] {
         done(&mut fixture, of_leader, COMMAND_IN, leader);
@@ -142,10 +140,9 @@ fn group_on_two_vcpus_is_reunited() {
 #[test]
 fn samples_of_a_family_add_up_across_vcpus() {
     let mut fixture = Fixture::new();
-    let request = OpenRequest { engine: ENGINE_EXIT.into(), ..sampling(task_event(CYCLES.0, CYCLES.1), 100) };
-    let parent = fixture.open(&request).expect("open");
-    let child = OpenRequest { parent: parent.into(), ..request };
-    let child = fixture.open(&child).expect("open");
+    let request = task_event(CYCLES.0, CYCLES.1).sampled(100).engine(ENGINE_EXIT);
+    let parent = fixture.opened(&request);
+    let child = fixture.opened(&request.parent(parent));
     let mut ring = fixture.map(parent, 16);
     let mut expected = [[0_u64; 2]; 2];
     let mut left = [[0_u64; 2]; 2];
@@ -182,7 +179,7 @@ fn samples_of_a_family_add_up_across_vcpus() {
     for (event, expected) in [parent, child].into_iter().zip(expected) {
         for (vcpu, expected) in (0..).zip(expected) {
             let own = |sample: &&_| {
-                let sample: &crate::reader::Sample = sample;
+                let sample: &vpmu_testkit::Sample = sample;
                 (sample.stream_id, sample.cpu) == (event, vcpu)
             };
             let own: Vec<_> = samples.iter().filter(own).collect();
@@ -202,7 +199,7 @@ fn samples_of_a_family_add_up_across_vcpus() {
 #[test]
 fn period_that_began_on_one_vcpu_ends_on_another() {
     let mut fixture = Fixture::new();
-    let event = fixture.open(&sampling(task_event(KIND_MARK, 5), 7)).expect("open");
+    let event = fixture.opened(&task_event(KIND_MARK, 5).sampled(7));
     let mut ring = fixture.map(event, 4);
     for round in 0..30 {
         let vcpu = round % 2;
@@ -220,10 +217,10 @@ fn period_that_began_on_one_vcpu_ends_on_another() {
 #[test]
 fn links_act_across_vcpus() {
     let mut fixture = Fixture::new();
-    let mark = |value| OpenRequest { period: 1.into(), ..task_event(KIND_MARK, value) };
-    let [start, stop] = [7, 8].map(|value| fixture.open(&mark(value)).expect("open"));
-    let paused = OpenRequest { flags: (OPEN_ENABLED | OPEN_PAUSED).into(), ..task_event(FAULTS.0, FAULTS.1) };
-    let target = fixture.open(&paused).expect("open");
+    let mark = |value| task_event(KIND_MARK, value).period(1);
+    let [start, stop] = [7, 8].map(|value| fixture.opened(&mark(value)));
+    let paused = task_event(FAULTS.0, FAULTS.1).flags(OPEN_ENABLED | OPEN_PAUSED);
+    let target = fixture.opened(&paused);
     fixture.link(start, target, LINK_STARTER).expect("linked");
     fixture.link(stop, target, LINK_STOPPER).expect("linked");
     let mut expected = 0;
@@ -256,8 +253,7 @@ fn links_act_across_vcpus() {
 #[test]
 fn events_stay_on_their_vcpus_over_thread_changes() {
     let mut fixture = Fixture::new();
-    let events = [FAULTS, CYCLES].map(|(kind, config)| fixture.open(&task_event(kind, config)));
-    let events = events.map(|opened| opened.expect("open"));
+    let events = [FAULTS, CYCLES].map(|(kind, config)| fixture.opened(&task_event(kind, config)));
     let mut expected = 0;
     for round in 0..10_u32 {
         let vcpu = round % 2;

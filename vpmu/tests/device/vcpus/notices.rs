@@ -6,16 +6,13 @@ use std::thread;
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, Fields, Fixture, Vcpus, open_of};
 
 use super::{done, task_event};
-use crate::fake_host::At;
-use crate::fixture::{Fixture, Vcpus, open_of, sampling};
 
 /// Opens an event of `vcpu` that wakes its reader at every mark of value 5.
 fn waking(fixture: &mut Fixture, vcpu: u32) -> u64 {
-    let request =
-        OpenRequest { flags: OPEN_ENABLED.into(), wakeup: 1.into(), ..sampling(open_of(KIND_MARK, 5, vcpu), 1) };
-    let event = fixture.open(&request).expect("open");
+    let event = fixture.opened(&open_of(KIND_MARK, 5, vcpu).sampled(1).flags(OPEN_ENABLED).wakeup(1));
     // Without `MAP_WRITABLE` the ring never gets full.
     let pages = [fixture.next_ring, fixture.next_ring + 0x1000];
     fixture.next_ring += 0x3000;
@@ -91,11 +88,10 @@ fn limit_notice_replaces_the_last_wakeup() {
 fn wakeups_of_two_vcpus_are_merged_per_family() {
     let mut fixture = Fixture::new();
     let family = |fixture: &mut Fixture, value: u64| {
-        let request = OpenRequest { wakeup: 1.into(), ..sampling(task_event(KIND_MARK, value), 1) };
-        let parent = fixture.open(&request).expect("open");
+        let request = task_event(KIND_MARK, value).sampled(1).wakeup(1);
+        let parent = fixture.opened(&request);
         fixture.map(parent, 8);
-        let child = OpenRequest { parent: parent.into(), ..request };
-        let child = fixture.open(&child).expect("open");
+        let child = fixture.opened(&request.parent(parent));
         done(fixture, 0, COMMAND_IN, parent);
         done(fixture, 1, COMMAND_IN, child);
         parent

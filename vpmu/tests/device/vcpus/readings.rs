@@ -2,12 +2,10 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu_testkit::{At, CYCLES, FAULTS, Fields, Fixture, Reader, SAMPLE, command, thread};
 use zerocopy::IntoBytes;
 
 use super::{done, led, task_event};
-use crate::fake_host::{At, CYCLES, FAULTS};
-use crate::fixture::{Fixture, command, thread};
-use crate::reader::{Reader, SAMPLE};
 
 const SAMPLE_READ: u64 = 1 << 4;
 /// `read_format` with GROUP, ID and LOST.
@@ -15,13 +13,7 @@ const FORMAT: u64 = 0x1c;
 
 /// Opens a leader that samples its group's counts at each mark of value 5, and maps its ring.
 fn leader(fixture: &mut Fixture) -> (u64, Reader) {
-    let request = OpenRequest {
-        period: 1.into(),
-        sample_type: SAMPLE_READ.into(),
-        read_format: FORMAT.into(),
-        ..task_event(KIND_MARK, 5)
-    };
-    let leader = fixture.open(&request).expect("open");
+    let leader = fixture.opened(&task_event(KIND_MARK, 5).period(1).sample_type(SAMPLE_READ).read_format(FORMAT));
     let ring = fixture.map(leader, 4);
     (leader, ring)
 }
@@ -43,7 +35,7 @@ fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
     let mut fixture = Fixture::new();
     let (leader, mut ring) = leader(&mut fixture);
     let member = led(leader, task_event(FAULTS.0, FAULTS.1));
-    let [far, near] = [(); 2].map(|()| fixture.open(&member).expect("open"));
+    let [far, near] = [(); 2].map(|()| fixture.opened(&member));
     for (vcpu, event) in [(0, leader), (0, near), (1, far)] {
         done(&mut fixture, vcpu, COMMAND_IN, event);
     }
@@ -76,8 +68,7 @@ fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
 fn sample_has_the_zero_of_a_member_that_was_reset_elsewhere() {
     let mut fixture = Fixture::new();
     let (leader, mut ring) = leader(&mut fixture);
-    let member = led(leader, task_event(FAULTS.0, FAULTS.1));
-    let member = fixture.open(&member).expect("open");
+    let member = fixture.opened(&led(leader, task_event(FAULTS.0, FAULTS.1)));
     done(&mut fixture, 0, COMMAND_IN, leader);
     done(&mut fixture, 1, COMMAND_IN, member);
     fixture.host.work(thread(1), 10, 4);
@@ -92,9 +83,7 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
     let (leader, mut ring) = leader(&mut fixture);
     // The member has no ring, so each of its overflows is lost. The device finds these overflows when the member is
     // scheduled out.
-    let member =
-        OpenRequest { period: 100.into(), engine: ENGINE_EXIT.into(), ..led(leader, task_event(CYCLES.0, CYCLES.1)) };
-    let member = fixture.open(&member).expect("open");
+    let member = fixture.opened(&led(leader, task_event(CYCLES.0, CYCLES.1)).period(100).engine(ENGINE_EXIT));
     done(&mut fixture, 0, COMMAND_IN, leader);
     done(&mut fixture, 1, COMMAND_IN, member);
     fixture.vcpus.leave(1, ExitReason::Mmio, &mut At(1));
@@ -113,11 +102,10 @@ fn sample_has_the_losses_of_a_member_scheduled_out_elsewhere() {
 fn sample_has_the_marks_that_a_member_elsewhere_has_counted() {
     let mut fixture = Fixture::new();
     let (leader, mut ring) = leader(&mut fixture);
-    let member = OpenRequest { period: 2.into(), ..led(leader, task_event(KIND_MARK, 6)) };
-    let member = fixture.open(&member).expect("open");
+    let member = fixture.opened(&led(leader, task_event(KIND_MARK, 6)).period(2));
     // The member writes to another event's ring. If the member had its own ring, the device would update that ring's
     // metadata page at each mark.
-    let other = fixture.open(&task_event(KIND_TSC, 0)).expect("open");
+    let other = fixture.opened(&task_event(KIND_TSC, 0));
     let mut records = fixture.map(other, 1);
     fixture.redirect(member, other).expect("redirected");
     done(&mut fixture, 0, COMMAND_IN, leader);

@@ -11,12 +11,13 @@ use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 use vpmu::{ExitReason, VcpuSession, Vpmu};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CYCLES, Descriptor, DriverQueue, FAULTS, FakeHost, FakeMachine, Fields, Fixture, command, header,
+    limits, make_queues, open_of,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Pending, aside};
-use crate::driver::{Descriptor, DriverQueue};
-use crate::fake_host::{At, CYCLES, FAULTS, FakeHost, FakeMachine};
-use crate::fixture::{self, ALL_FEATURES, Fixture, command, limits, make_queues, open_of};
 
 /// Number of resets. The other threads run for [`BETWEEN`] between two resets.
 const RESETS: u32 = 150;
@@ -92,8 +93,8 @@ impl Storm {
 
     fn attach(&self, vcpu: u32) -> VcpuSession {
         let _alone = self.attaching.lock().expect("no panic");
-        self.host.be_thread(fixture::thread(vcpu));
-        self.vpmu.attach(vcpu, fixture::TSC_OFFSET).expect("free")
+        self.host.be_thread(vpmu_testkit::thread(vcpu));
+        self.vpmu.attach(vcpu, vpmu_testkit::TSC_OFFSET).expect("free")
     }
 
     fn run_vcpu(&self, vcpu: u32) {
@@ -103,9 +104,9 @@ impl Storm {
         while !self.ended.load(Ordering::Relaxed) {
             session.enter();
             match dice.below(4) {
-                0 => self.host.work(fixture::thread(vcpu), dice.below(300), 4),
+                0 => self.host.work(vpmu_testkit::thread(vcpu), dice.below(300), 4),
                 1 => self.host.record(
-                    fixture::thread(vcpu),
+                    vpmu_testkit::thread(vcpu),
                     Overflow { tsc: self.host.now(), ip: dice.below(9), mode: Mode::Guest, period: 100 },
                 ),
                 2 => self.host.pass(dice.below(5_000_000)),
@@ -196,9 +197,8 @@ impl Storm {
     }
 
     fn request(&self, dice: &mut Dice) {
-        let header = |op| Fixture::header(op, 0);
         let event = self.event(dice);
-        let about = |op| Fixture::header(op, event);
+        let about = |op| header(op, event);
         match dice.below(19) {
             0..5 => self.open(dice),
             5 | 16 | 17 => drop(self.ask(about(CONTROL_CLOSE).as_bytes())),
@@ -238,7 +238,7 @@ impl Storm {
             }
             _ => {
                 let page = TaskPageRequest {
-                    header: header(CONTROL_TASK_PAGE),
+                    header: header(CONTROL_TASK_PAGE, 0),
                     vcpu: u32::try_from(dice.below(2)).expect("few").into(),
                     reserved: 0.into(),
                     address: 0x8000.into(),
@@ -269,16 +269,14 @@ impl Storm {
         let samples = dice.below(2) == 0 && (kind, config) != FAULTS || kind == KIND_SAMPLE_TRACE;
         let traces = [KIND_EXIT_TRACE, KIND_SAMPLE_TRACE].contains(&kind);
         let flags = dice.flags(&[OPEN_PAUSED, OPEN_PERSISTENT, OPEN_INHERIT_STAT]);
-        let request = OpenRequest {
-            period: if samples { 10 + dice.below(90) } else { 0 }.into(),
-            sample_type: if traces { 0 } else { 0x1_03c7_u64 }.into(),
-            flags: (OPEN_ENABLED | flags).into(),
-            leader: other(dice, 4).into(),
-            parent: other(dice, 8).into(),
-            wakeup: 1.into(),
-            engine: dice.one(&[ENGINE_ANY, ENGINE_EXIT]).into(),
-            ..open_of(kind, config, context)
-        };
+        let request = open_of(kind, config, context)
+            .period(if samples { 10 + dice.below(90) } else { 0 })
+            .sample_type(if traces { 0 } else { 0x1_03c7_u64 })
+            .flags(OPEN_ENABLED | flags)
+            .leader(other(dice, 4))
+            .parent(other(dice, 8))
+            .wakeup(1)
+            .engine(dice.one(&[ENGINE_ANY, ENGINE_EXIT]));
         if let Some((0, id)) = self.ask(request.as_bytes()) {
             self.events.lock().expect("no panic").push(id);
             if dice.below(2) == 0 {
@@ -293,11 +291,8 @@ impl Storm {
     fn map(&self, op: u32, event: u64, pages: u32, dice: &mut Dice) {
         let flags = dice.flags(&[MAP_DRIVER_OWNED]);
         let driven = if op == CONTROL_MAP_AUX { flags } else { 0 };
-        let request = MapRequest {
-            header: Fixture::header(op, event),
-            pages: pages.into(),
-            flags: (MAP_WRITABLE | driven).into(),
-        };
+        let request =
+            MapRequest { header: header(op, event), pages: pages.into(), flags: (MAP_WRITABLE | driven).into() };
         let mut bytes = request.as_bytes().to_vec();
         let place = PAGES + dice.below(PLACES) * 0x1_0000;
         let first = place + if op == CONTROL_MAP { 0 } else { 0x8000 };
@@ -348,7 +343,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
     let limits = limits().with(|limits| limits.max_events = 64);
     let fixture = Fixture::with(limits, ALL_FEATURES);
     fixture.host.know_ips();
-    (0..fixture::VCPUS).for_each(|vcpu| fixture.vcpus.set(vcpu, None));
+    (0..vpmu_testkit::VCPUS).for_each(|vcpu| fixture.vcpus.set(vcpu, None));
     let storm = Arc::new(Storm {
         vpmu: Arc::clone(&fixture.vpmu),
         host: Arc::clone(&fixture.host),
@@ -402,7 +397,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
         storm.vpmu.end(event.id).expect("there");
     }
     for event in events {
-        storm.ask(Fixture::header(CONTROL_CLOSE, event).as_bytes());
+        storm.ask(header(CONTROL_CLOSE, event).as_bytes());
     }
     assert_eq!(storm.vpmu.persistent().len(), 0);
     assert_eq!(storm.host.open_counters(), 0);
@@ -410,7 +405,7 @@ fn concurrent_resets_requests_and_notifications_end_and_close_everything() {
     storm.vpmu.drain();
     assert!(!storm.host.draining());
     let mut session = storm.attach(0);
-    let marks = OpenRequest { flags: OPEN_ENABLED.into(), ..open_of(KIND_MARK, 5, 0) };
+    let marks = open_of(KIND_MARK, 5, 0).flags(OPEN_ENABLED);
     let (status, event) = storm.ask(marks.as_bytes()).expect("no reset");
     assert_eq!(status, 0);
     (0..9).for_each(|_| session.mark(5, &mut At(1)));

@@ -1,7 +1,4 @@
-//! A minimal driver for the examples: a sampled clock, a count of marks, and a trace of exits.
-
-#[path = "../../benches/common/driver.rs"]
-mod common;
+//! What the guest of the example records: a sampled clock, a count of marks, and a trace of exits.
 
 use std::io;
 use std::sync::Arc;
@@ -9,14 +6,10 @@ use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{QueueState, VcpuSession, Vpmu};
-use zerocopy::{FromBytes, IntoBytes};
-
-pub(crate) use self::common::Silent;
-use self::common::{Control, DriverQueue, check, commands};
+use vpmu_testkit::{Driver, Layout, commands, open_of};
 
 /// perf's `PERF_SAMPLE_IP`, `_TID` and `_TIME`.
 const IP_TID_TIME: u64 = 0b111;
-const QUEUES: u64 = 0x1_0000;
 const RING: u64 = 0x10_0000;
 const RING_PAGES: u64 = 16;
 const TRACE_RING: u64 = 0x18_0000;
@@ -37,58 +30,46 @@ const AUX_HEAD: u64 = 1056;
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) marks: u64,
-    /// Number of traced exits due to I/O at the port that was passed to [`Driver::stop`].
+    /// Number of traced exits due to I/O at the port that was passed to [`Recorder::stop`].
     pub(crate) exits: usize,
     /// Instruction pointers of the samples.
     pub(crate) samples: Vec<u64>,
 }
 
-/// The driver.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct Recorder {
     memory: GuestMemoryMmap,
-    control: Control,
-    vcpu: DriverQueue,
+    driver: Driver,
     /// Ids of the clock, the marks and the trace.
     events: [u64; 3],
     samples: Vec<u64>,
 }
 
-impl Driver {
+impl Recorder {
     /// Sets up the queues, calls `activate` to pass them to the device, and opens the events.
     pub(crate) fn new(
         vpmu: &Arc<Vpmu>,
         memory: &GuestMemoryMmap,
         activate: impl FnOnce(&GuestMemoryMmap, &[QueueState]) -> Result<(), vpmu::Error>,
     ) -> io::Result<Self> {
-        let at = |index| DriverQueue::new(memory, QUEUES + index * DriverQueue::BYTES);
-        let (control, event, vcpu) = (at(0)?, at(1)?, at(2)?);
-        activate(memory, &[control.1, event.1, vcpu.1]).map_err(io::Error::other)?;
-        let mut control = Control::new(vpmu, control.0, |vpmu| {
-            let _ = vpmu.notify(QUEUE_CONTROL);
-        });
-        let clock = control.open(&OpenRequest {
-            kind: KIND_SOFTWARE.into(),
+        let driver = Driver::new(vpmu, memory, Layout::SMALL, |queues| activate(memory, queues));
+        let mut driver = driver.map_err(io::Error::other)?;
+        let clock = driver.open(&OpenRequest {
             period: PERIOD.into(),
             sample_type: IP_TID_TIME.into(),
-            ..OpenRequest::default()
+            ..open_of(KIND_SOFTWARE, 0, 0)
         })?;
-        control.map(CONTROL_MAP, clock, MAP_WRITABLE, RING, 1 + RING_PAGES)?;
-        let marks =
-            control.open(&OpenRequest { kind: KIND_MARK.into(), config: 7.into(), ..OpenRequest::default() })?;
-        let trace = control.open(&OpenRequest {
-            kind: KIND_EXIT_TRACE.into(),
-            config: EXIT_USER.into(),
-            ..OpenRequest::default()
-        })?;
-        control.map(CONTROL_MAP, trace, MAP_WRITABLE, TRACE_RING, 3)?;
-        control.map(CONTROL_MAP_AUX, trace, MAP_WRITABLE, AREA, AREA_PAGES)?;
-        Ok(Self { memory: memory.clone(), control, vcpu: vcpu.0, events: [clock, marks, trace], samples: Vec::new() })
+        driver.map(CONTROL_MAP, clock, MAP_WRITABLE, RING, 1 + RING_PAGES)?;
+        let marks = driver.open(&open_of(KIND_MARK, 7, 0))?;
+        let trace = driver.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0))?;
+        driver.map(CONTROL_MAP, trace, MAP_WRITABLE, TRACE_RING, 3)?;
+        driver.map(CONTROL_MAP_AUX, trace, MAP_WRITABLE, AREA, AREA_PAGES)?;
+        Ok(Self { memory: memory.clone(), driver, events: [clock, marks, trace], samples: Vec::new() })
     }
 
     /// Enables the events on the vCPU of `session`.
     pub(crate) fn start(&mut self, session: &mut VcpuSession) -> io::Result<()> {
-        self.tell(session, COMMAND_ENABLE).map(|_| ())
+        self.driver.commands(session, &commands(COMMAND_ENABLE, &self.events)).map(|_| ())
     }
 
     /// Reads the new samples from the ring. Returns the instruction pointers of all samples so far.
@@ -114,7 +95,7 @@ impl Driver {
     /// Disables the events, reads everything that they produced, and closes them. Counts the traced exits due to I/O at
     /// `port`.
     pub(crate) fn stop(mut self, session: &mut VcpuSession, port: u16) -> io::Result<Seen> {
-        let replies = self.tell(session, COMMAND_DISABLE)?;
+        let replies = self.driver.commands(session, &commands(COMMAND_DISABLE, &self.events))?;
         let marks = replies[1].value.get();
         let head = self.word(TRACE_RING + AUX_HEAD)?;
         let mut exits = 0;
@@ -127,25 +108,9 @@ impl Driver {
         }
         self.samples()?;
         for event in self.events {
-            let close = common::header(CONTROL_CLOSE, event);
-            self.control.request("close", close.as_bytes())?;
+            self.driver.close(event)?;
         }
         Ok(Seen { marks, exits, samples: self.samples })
-    }
-
-    /// Sends command `op` for each event, with one notification on the vCPU's thread. Returns the replies.
-    fn tell(&mut self, session: &mut VcpuSession, op: u32) -> io::Result<Vec<Reply>> {
-        let request = commands(op, &self.events);
-        let room = self.events.len() * size_of::<Reply>();
-        let notify = || session.kick(QUEUE_VCPU);
-        let answer = self.vcpu.exchange(&request, room, notify)?;
-        let replies = answer.chunks_exact(size_of::<Reply>());
-        let replies = replies.map(Reply::read_from_bytes).collect::<Result<Vec<_>, _>>();
-        let replies = replies.map_err(|_| io::Error::other("malformed replies"))?;
-        for reply in &replies {
-            check("command", reply.status.get())?;
-        }
-        Ok(replies)
     }
 
     fn word(&self, at: u64) -> io::Result<u64> {

@@ -6,14 +6,15 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::fixture::{Errno, Fixture};
+use crate::fixture::Fixture;
+use crate::requests::Errno;
 
 const AUX_HEAD: u64 = 1056;
 const AUX_TAIL: u64 = 1064;
 
 /// A packet without its padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Packet {
+pub enum Packet {
     Sync(SyncPacket),
     Exit(ExitPacket),
     Sample(SamplePacket),
@@ -21,7 +22,7 @@ pub(crate) enum Packet {
 
 /// The reader of one area and of its metadata page.
 #[derive(Debug)]
-pub(crate) struct AreaReader {
+pub struct AreaReader {
     memory: GuestMemoryMmap,
     metadata: u64,
     pages: Vec<u64>,
@@ -29,7 +30,7 @@ pub(crate) struct AreaReader {
 }
 
 /// Maps a ring of 2 data pages and a writable AUX area of `pages` pages for a trace.
-pub(crate) fn map(fixture: &mut Fixture, event: u64, pages: u64) -> AreaReader {
+pub fn map_area(fixture: &mut Fixture, event: u64, pages: u64) -> AreaReader {
     let metadata = fixture.next_ring;
     fixture.map(event, 2);
     let pages: Vec<u64> = (0..pages).map(|page| fixture.next_ring + page * 0x1000).collect();
@@ -39,44 +40,44 @@ pub(crate) fn map(fixture: &mut Fixture, event: u64, pages: u64) -> AreaReader {
 }
 
 /// Maps an area that consists of `pages`. Returns the device's answer.
-pub(crate) fn map_aux(fixture: &mut Fixture, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
+pub fn map_aux(fixture: &mut Fixture, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
     fixture.map_as(CONTROL_MAP_AUX, event, flags, pages)
 }
 
 impl AreaReader {
     /// Creates a reader of the area that consists of `pages`. The area's metadata page is at `metadata`.
-    pub(crate) fn new(fixture: &Fixture, metadata: u64, pages: Vec<u64>) -> Self {
+    pub fn new(fixture: &Fixture, metadata: u64, pages: Vec<u64>) -> Self {
         Self { memory: fixture.memory.clone(), metadata, pages, tail: 0 }
     }
 
     /// Maps this area's pages again, for `event`. Returns a reader of the new area.
-    pub(crate) fn again(&self, fixture: &mut Fixture, event: u64) -> Self {
+    pub fn again(&self, fixture: &mut Fixture, event: u64) -> Self {
         map_aux(fixture, event, MAP_WRITABLE, &self.pages).expect("an area");
         Self::new(fixture, self.metadata, self.pages.clone())
     }
 
     /// Returns the head in the metadata page, which is the number of bytes written so far.
-    pub(crate) fn head(&self) -> u64 {
+    pub fn head(&self) -> u64 {
         self.memory.load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire).expect("in memory")
     }
 
     /// Sets the head, as a driver that owns the area does.
-    pub(crate) fn set_head(&self, head: u64) {
+    pub fn set_head(&self, head: u64) {
         self.store(AUX_HEAD, head);
     }
 
     /// Sets the tail, which may be invalid.
-    pub(crate) fn set_tail(&self, tail: u64) {
+    pub fn set_tail(&self, tail: u64) {
         self.store(AUX_TAIL, tail);
     }
 
     /// Skips data before `position`.
-    pub(crate) fn skip_to(&mut self, position: u64) {
+    pub fn skip_to(&mut self, position: u64) {
         self.tail = position;
     }
 
     /// Returns true if the device has not written to the pages just before and just after the area.
-    pub(crate) fn is_alone(&self, fixture: &Fixture) -> bool {
+    pub fn is_alone(&self, fixture: &Fixture) -> bool {
         let (Some(first), Some(last)) = (self.pages.first(), self.pages.last()) else {
             return false;
         };
@@ -92,7 +93,7 @@ impl AreaReader {
     }
 
     /// Reads and consumes all packets.
-    pub(crate) fn take(&mut self) -> Vec<Packet> {
+    pub fn take(&mut self) -> Vec<Packet> {
         let head = self.head();
         let mut packets = Vec::new();
         while self.tail < head {
@@ -129,7 +130,7 @@ impl AreaReader {
     }
 
     /// Like [`AreaReader::take`], for exit packets only.
-    pub(crate) fn exits(&mut self) -> Vec<ExitPacket> {
+    pub fn exits(&mut self) -> Vec<ExitPacket> {
         let exit = |packet| match packet {
             Packet::Exit(exit) => Some(exit),
             _ => None,
@@ -138,7 +139,7 @@ impl AreaReader {
     }
 
     /// Like [`AreaReader::take`], for sample packets only.
-    pub(crate) fn samples(&mut self) -> Vec<SamplePacket> {
+    pub fn samples(&mut self) -> Vec<SamplePacket> {
         let sample = |packet| match packet {
             Packet::Sample(sample) => Some(sample),
             _ => None,

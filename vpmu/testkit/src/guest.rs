@@ -1,5 +1,7 @@
 //! A guest that runs a short loop in ring 3 and counts the rounds of the loop in memory.
 
+#![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
+
 use std::io;
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region};
@@ -9,9 +11,9 @@ use vpmu::{GuestRegs, Registers};
 
 /// Bytes of guest memory: 4 MiB. The page tables identity-map the first 8 MiB for ring 3. The second half of this range
 /// has no memory, so each access there is memory-mapped I/O.
-pub(crate) const MEMORY: usize = 0x40_0000;
+const MEMORY: usize = 0x40_0000;
 const PML4: u64 = 0x1000;
-pub(crate) const PROGRAM: u64 = 0x8000;
+pub const PROGRAM: u64 = 0x8000;
 const COUNT: u64 = 0x9000;
 /// RFLAGS with IOPL 3: ring 3 may access ports.
 const FLAGS: u64 = 3 << 12 | 2;
@@ -19,10 +21,10 @@ const FLAGS: u64 = 3 << 12 | 2;
 /// The machine. The order of the fields matters: they drop in this order, so KVM releases the memory before
 /// the memory is unmapped.
 #[derive(Debug)]
-pub(crate) struct Guest {
-    pub(crate) vcpu: VcpuFd,
+pub struct Guest {
+    pub vcpu: VcpuFd,
     _vm: VmFd,
-    pub(crate) memory: GuestMemoryMmap,
+    pub memory: GuestMemoryMmap,
 }
 
 fn system(error: kvm_ioctls::Error) -> io::Error {
@@ -32,7 +34,7 @@ fn system(error: kvm_ioctls::Error) -> io::Error {
 impl Guest {
     /// Creates a VM with one vCPU that is about to run `program`. `rdi` holds the address of the counter that the
     /// program increments.
-    pub(crate) fn new(kvm: &Kvm, program: &[u8]) -> io::Result<Self> {
+    pub fn new(kvm: &Kvm, program: &[u8]) -> io::Result<Self> {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).map_err(io::Error::other)?;
         write(&memory, program).map_err(io::Error::other)?;
         let vm = kvm.create_vm().map_err(system)?;
@@ -59,7 +61,7 @@ impl Guest {
     }
 
     /// Returns how many rounds the loop has completed so far.
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.memory.read_obj(GuestAddress(COUNT)).unwrap_or(0)
     }
 }
@@ -101,7 +103,7 @@ fn ring_3(sregs: &mut kvm_sregs) {
 
 /// The vCPU's registers at the exit, from KVM's run page.
 #[derive(Debug)]
-pub(crate) struct Exited<'a>(pub(crate) &'a VcpuFd);
+pub struct Exited<'a>(pub &'a VcpuFd);
 
 impl Registers for Exited<'_> {
     fn registers(&mut self) -> Option<GuestRegs> {

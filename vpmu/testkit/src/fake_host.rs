@@ -12,20 +12,20 @@ use vpmu::source::{
 use vpmu::{GuestRegs, Interrupt, Machine, RawEvents, Refusal, Registers};
 
 /// An event of the simulated host that supports every option.
-pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
+pub const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
 /// An event of the simulated host that cannot sample.
-pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
+pub const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
 /// The only raw event that the host counts.
-pub(crate) const RAW: (u32, u64) = (KIND_RAW, 0x11);
+pub const RAW: (u32, u64) = (KIND_RAW, 0x11);
 /// The event that the simulated host uses to record exits.
 const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
 /// A clock, which counts nanoseconds.
-pub(crate) const CLOCK: (u32, u64) = (KIND_SOFTWARE, 0);
+pub const CLOCK: (u32, u64) = (KIND_SOFTWARE, 0);
 /// The shortest period of `CYCLES`.
-pub(crate) const SHORTEST: u64 = 10;
+pub const SHORTEST: u64 = 10;
 
 #[derive(Debug, Default)]
-pub(crate) struct FakeHost {
+pub struct FakeHost {
     tsc: AtomicU64,
     thread: AtomicI32,
     thread_time: AtomicU64,
@@ -96,26 +96,26 @@ struct FakeSet {
 }
 
 #[derive(Debug)]
-pub(crate) struct FakeSource {
+pub struct FakeSource {
     host: Arc<FakeHost>,
     offers: Vec<Offer>,
 }
 
 #[derive(Debug)]
-pub(crate) struct FakeMachine(pub(crate) Arc<FakeHost>);
+pub struct FakeMachine(pub Arc<FakeHost>);
 
 impl FakeHost {
-    pub(crate) fn pass(&self, ticks: u64) {
+    pub fn pass(&self, ticks: u64) {
         self.tsc.fetch_add(ticks, Ordering::Relaxed);
     }
 
     /// Returns the host's TSC without advancing it.
-    pub(crate) fn now(&self) -> u64 {
+    pub fn now(&self) -> u64 {
         self.tsc.load(Ordering::Relaxed)
     }
 
     /// Number of counters that run on `thread`.
-    pub(crate) fn running(&self, thread: i32) -> usize {
+    pub fn running(&self, thread: i32) -> usize {
         let counters = self.counters.lock().expect("no panic");
         let running = counters.iter().filter(|counter| {
             let counter = counter.lock().expect("no panic");
@@ -125,7 +125,7 @@ impl FakeHost {
     }
 
     /// Returns the periods of the counters that have a period.
-    pub(crate) fn periods(&self) -> Vec<u64> {
+    pub fn periods(&self) -> Vec<u64> {
         let counters = self.counters.lock().expect("no panic");
         let periods = counters.iter().filter_map(|counter| {
             let counter = counter.lock().expect("no panic");
@@ -135,7 +135,7 @@ impl FakeHost {
     }
 
     /// Returns the frequencies of the counters that sample with a frequency.
-    pub(crate) fn frequencies(&self) -> Vec<u64> {
+    pub fn frequencies(&self) -> Vec<u64> {
         let counters = self.counters.lock().expect("no panic");
         let frequencies = counters.iter().filter_map(|counter| {
             let counter = counter.lock().expect("no panic");
@@ -145,14 +145,14 @@ impl FakeHost {
     }
 
     /// Returns the engines of the counters that sample.
-    pub(crate) fn engines(&self) -> Vec<Engine> {
+    pub fn engines(&self) -> Vec<Engine> {
         let counters = self.counters.lock().expect("no panic");
         let engines = counters.iter().filter_map(|counter| counter.lock().expect("no panic").engine);
         engines.collect()
     }
 
     /// Number of pinned counters.
-    pub(crate) fn pinned(&self) -> usize {
+    pub fn pinned(&self) -> usize {
         let counters = self.counters.lock().expect("no panic");
         let pinned = counters.iter().filter(|counter| {
             let counter = counter.lock().expect("no panic");
@@ -162,46 +162,46 @@ impl FakeHost {
     }
 
     /// Returns, for each counter, whether it excludes the host's work.
-    pub(crate) fn host_excluded(&self) -> Vec<bool> {
+    pub fn host_excluded(&self) -> Vec<bool> {
         let counters = self.counters.lock().expect("no panic");
         let excluded = counters.iter().map(|counter| counter.lock().expect("no panic").host_excluded);
         excluded.collect()
     }
 
     /// Makes the device see the calling thread as `thread`.
-    pub(crate) fn be_thread(&self, thread: i32) {
+    pub fn be_thread(&self, thread: i32) {
         self.thread.store(thread, Ordering::Relaxed);
     }
 
-    pub(crate) fn spend(&self, nanoseconds: u64) {
+    pub fn spend(&self, nanoseconds: u64) {
         self.thread_time.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_exits(&self, exits: u64) {
+    pub fn add_exits(&self, exits: u64) {
         self.exits.fetch_add(exits, Ordering::Relaxed);
     }
 
-    pub(crate) fn break_host(&self) {
+    pub fn break_host(&self) {
         self.broken.store(true, Ordering::Relaxed);
     }
 
     /// Makes the host refuse to open further counters, with this errno. Zero makes it open counters again.
-    pub(crate) fn deny(&self, errno: i32) {
+    pub fn deny(&self, errno: i32) {
         self.denying.store(errno, Ordering::Relaxed);
     }
 
     /// Kinds of counters that the device requested.
-    pub(crate) fn asked(&self) -> Vec<u32> {
+    pub fn asked(&self) -> Vec<u32> {
         self.asked.lock().expect("no panic").clone()
     }
 
     /// Makes the host lack a kind of event for this reason.
-    pub(crate) fn refuse_kind(&self, kind: u32, refusal: Refusal) {
+    pub fn refuse_kind(&self, kind: u32, refusal: Refusal) {
         self.refusals.lock().expect("no panic").push((kind, refusal));
     }
 
     /// Makes the host revoke the open counters of `thread`.
-    pub(crate) fn give_up(&self, thread: i32) {
+    pub fn give_up(&self, thread: i32) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
             counter.lost |= counter.thread == thread;
@@ -209,62 +209,62 @@ impl FakeHost {
     }
 
     /// Makes counters refuse further changes to their rate.
-    pub(crate) fn refuse_rates(&self) {
+    pub fn refuse_rates(&self) {
         self.refusing.store(true, Ordering::Relaxed);
     }
 
     /// Returns the queues for which the device raised interrupts since the last call.
-    pub(crate) fn take_signalled(&self) -> Vec<u16> {
+    pub fn take_signalled(&self) -> Vec<u16> {
         std::mem::take(&mut *self.signalled.lock().expect("no panic"))
     }
 
-    pub(crate) fn interrupts(&self) -> u64 {
+    pub fn interrupts(&self) -> u64 {
         self.interrupts.load(Ordering::Relaxed)
     }
 
     /// Makes host samples contain guest addresses.
-    pub(crate) fn know_ips(&self) {
+    pub fn know_ips(&self) {
         self.knows_ips.store(true, Ordering::Relaxed);
     }
 
     /// Makes the next caller of `reports_guest_ips` wait twice for the test, at the returned barrier.
-    pub(crate) fn try_slowly(&self) -> Arc<Barrier> {
+    pub fn try_slowly(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));
         barrier
     }
 
     /// Makes all later kicks of vCPUs fail.
-    pub(crate) fn be_stuck(&self) {
+    pub fn be_stuck(&self) {
         self.stuck.store(true, Ordering::Relaxed);
     }
 
     /// Makes the next kick wait twice for the test, at the returned barrier, and then fail.
-    pub(crate) fn kick_too_late(&self) -> Arc<Barrier> {
+    pub fn kick_too_late(&self) -> Arc<Barrier> {
         let barrier = Arc::new(Barrier::new(2));
         *self.late.lock().expect("no panic") = Some(Arc::clone(&barrier));
         barrier
     }
 
     /// Waits for `times` kicks that the test has not taken yet. Takes these kicks and returns their vCPUs.
-    pub(crate) fn await_kicks(&self, times: usize) -> Vec<u32> {
+    pub fn await_kicks(&self, times: usize) -> Vec<u32> {
         let kicks = self.kicks.lock().expect("no panic");
         let enough = self.kicked.wait_while(kicks, |kicks| kicks.len() < times);
         enough.expect("no panic").drain(..times).collect()
     }
 
     /// Number of kicks of vCPUs that the test has not taken yet.
-    pub(crate) fn kicks(&self) -> usize {
+    pub fn kicks(&self) -> usize {
         self.kicks.lock().expect("no panic").len()
     }
 
     /// Whether the device currently requests periodic drains.
-    pub(crate) fn draining(&self) -> bool {
+    pub fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 
     /// Makes the host record an overflow of every counter that runs on `thread`.
-    pub(crate) fn record(&self, thread: i32, overflow: Overflow) {
+    pub fn record(&self, thread: i32, overflow: Overflow) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
             if counter.thread == thread && counter.running {
@@ -274,7 +274,7 @@ impl FakeHost {
     }
 
     /// Makes the host record this exit or loss for every exit trace that runs on `thread`.
-    pub(crate) fn record_exit(&self, thread: i32, recorded: Recorded) {
+    pub fn record_exit(&self, thread: i32, recorded: Recorded) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
             if (counter.kind, counter.thread) == (KIND_EXIT_TRACE, thread) && counter.running {
@@ -283,12 +283,12 @@ impl FakeHost {
         }
     }
 
-    pub(crate) fn open_counters(&self) -> usize {
+    pub fn open_counters(&self) -> usize {
         self.counters.lock().expect("no panic").len()
     }
 
     /// Returns how often the open counters of `thread` were drained, and how often they were read.
-    pub(crate) fn visits(&self, thread: i32) -> (u64, u64) {
+    pub fn visits(&self, thread: i32) -> (u64, u64) {
         let counters = self.counters.lock().expect("no panic");
         let counters = counters.iter().map(|counter| {
             let counter = counter.lock().expect("no panic");
@@ -302,7 +302,7 @@ impl FakeHost {
 
     /// Makes an event happen `events` times on `thread`. Of these occurrences, the thread's counters count only the
     /// fraction `seen` / 4.
-    pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
+    pub fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
             if counter.thread == thread && counter.running {
@@ -312,7 +312,7 @@ impl FakeHost {
     }
 
     /// Makes the host drop `lost` overflow records of `thread`.
-    pub(crate) fn drop_overflows(&self, thread: i32, lost: u64) {
+    pub fn drop_overflows(&self, thread: i32, lost: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
             let mut counter = counter.lock().expect("no panic");
             if counter.thread == thread {
@@ -438,7 +438,7 @@ impl Drop for Handle {
 }
 
 impl FakeSource {
-    pub(crate) fn new(host: &Arc<FakeHost>, raw: &RawEvents) -> Self {
+    pub fn new(host: &Arc<FakeHost>, raw: &RawEvents) -> Self {
         let offer = |(kind, config), name: &str, shortest_period| Offer {
             kind,
             config,
@@ -575,7 +575,7 @@ impl Machine for FakeMachine {
 
 /// The registers of a vCPU whose instruction pointer the test chooses.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct At(pub(crate) u64);
+pub struct At(pub u64);
 
 impl Registers for At {
     fn registers(&mut self) -> Option<GuestRegs> {
@@ -585,7 +585,7 @@ impl Registers for At {
 
 /// A hypervisor that does not return registers.
 #[derive(Debug)]
-pub(crate) struct Nowhere;
+pub struct Nowhere;
 
 impl Registers for Nowhere {
     fn registers(&mut self) -> Option<GuestRegs> {

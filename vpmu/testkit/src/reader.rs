@@ -8,68 +8,68 @@ const DATA_HEAD: u64 = 1024;
 const DATA_TAIL: u64 = 1032;
 
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub struct Reader {
     memory: GuestMemoryMmap,
     pages: Vec<u64>,
     tail: u64,
 }
 
-/// A sample with the fields that `fixture::sampling` requests.
+/// A sample with the fields that [`Fields::sampled`](crate::Fields::sampled) requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sample {
-    pub(crate) user: bool,
-    pub(crate) ip: u64,
-    pub(crate) pid: u64,
-    pub(crate) tid: u64,
-    pub(crate) time: u64,
-    pub(crate) id: u64,
-    pub(crate) stream_id: u64,
-    pub(crate) cpu: u64,
-    pub(crate) period: u64,
+pub struct Sample {
+    pub user: bool,
+    pub ip: u64,
+    pub pid: u64,
+    pub tid: u64,
+    pub time: u64,
+    pub id: u64,
+    pub stream_id: u64,
+    pub cpu: u64,
+    pub period: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Record {
+pub enum Record {
     Sample(Sample),
     Lost { id: u64, lost: u64 },
 }
 
 /// A record in the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Raw {
-    pub(crate) kind: u64,
-    pub(crate) misc: u64,
+pub struct Raw {
+    pub kind: u64,
+    pub misc: u64,
     /// The words after the header.
-    pub(crate) words: Vec<u64>,
+    pub words: Vec<u64>,
 }
 
-pub(crate) const LOST: u64 = 2;
-pub(crate) const THROTTLE: u64 = 5;
-pub(crate) const UNTHROTTLE: u64 = 6;
-pub(crate) const READ: u64 = 8;
-pub(crate) const SAMPLE: u64 = 9;
+pub const LOST: u64 = 2;
+pub const THROTTLE: u64 = 5;
+pub const UNTHROTTLE: u64 = 6;
+pub const READ: u64 = 8;
+pub const SAMPLE: u64 = 9;
 
 impl Reader {
-    pub(crate) fn new(memory: &GuestMemoryMmap, pages: &[u64]) -> Self {
+    pub fn new(memory: &GuestMemoryMmap, pages: &[u64]) -> Self {
         Self { memory: memory.clone(), pages: pages.to_vec(), tail: 0 }
     }
 
-    pub(crate) fn head(&self) -> u64 {
+    pub fn head(&self) -> u64 {
         self.field(DATA_HEAD)
     }
 
     /// A word of the metadata page.
-    pub(crate) fn field(&self, offset: u64) -> u64 {
+    pub fn field(&self, offset: u64) -> u64 {
         self.memory.load(GuestAddress(self.pages[0] + offset), Ordering::Acquire).expect("in memory")
     }
 
-    pub(crate) fn set_tail(&self, tail: u64) {
+    pub fn set_tail(&self, tail: u64) {
         let at = GuestAddress(self.pages[0] + DATA_TAIL);
         self.memory.store(tail, at, Ordering::Release).expect("in memory");
     }
 
     /// Reads and consumes at most `most` records.
-    pub(crate) fn take(&mut self, most: usize) -> Vec<Record> {
+    pub fn take(&mut self, most: usize) -> Vec<Record> {
         let head = self.head();
         let mut records = Vec::new();
         while records.len() < most && self.tail < head {
@@ -105,7 +105,7 @@ impl Reader {
     }
 
     /// Reads and consumes all records of all kinds.
-    pub(crate) fn raw(&mut self) -> Vec<Raw> {
+    pub fn raw(&mut self) -> Vec<Raw> {
         let head = self.head();
         let mut records = Vec::new();
         while self.tail < head {
@@ -124,7 +124,7 @@ impl Reader {
     }
 
     /// Reads and consumes all samples. The ring must not report losses.
-    pub(crate) fn samples(&mut self) -> Vec<Sample> {
+    pub fn samples(&mut self) -> Vec<Sample> {
         let records = self.take(usize::MAX);
         records
             .into_iter()

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// The JSON pointer of each leaf.
-pub(crate) fn leaves(state: &Value) -> Vec<String> {
+pub fn leaves(state: &Value) -> Vec<String> {
     let mut places = Vec::new();
     leaves_of(state, String::new(), &mut places);
     places
@@ -27,7 +27,7 @@ fn leaves_of(value: &Value, at: String, into: &mut Vec<String>) {
 
 /// A change to a leaf, or to the array that contains it.
 #[derive(Debug, Clone)]
-pub(crate) enum Forgery {
+pub enum Forgery {
     Number(u64),
     Plus(u64),
     Flip,
@@ -39,7 +39,7 @@ pub(crate) enum Forgery {
 }
 
 /// Applies a forgery to the leaf at a JSON pointer.
-pub(crate) fn forge(state: &mut Value, at: &str, forgery: &Forgery) {
+pub fn forge(state: &mut Value, at: &str, forgery: &Forgery) {
     let parent = at.rsplit_once('/').map_or("", |(parent, _)| parent);
     let index = at.rsplit('/').next().and_then(|last| last.parse().ok());
     let leaf = state.pointer(at).cloned().unwrap_or(Value::Null);
