@@ -2,75 +2,8 @@
 
 use proptest::prelude::*;
 use vpmu::abi::*;
-use vpmu_testkit::{Descriptor, FAULTS, Fields, Fixture, MEMORY, command, header, open_of};
+use vpmu_testkit::{Descriptor, Fields, Fixture, MEMORY, command, header, open_of};
 use zerocopy::IntoBytes;
-
-/// VPMU-D-7-1.
-#[test]
-fn invalid_requests_are_refused() {
-    let mut fixture = Fixture::new();
-    let good = open_of(KIND_MARK, 5, 0);
-    let refused = [
-        (good.context(2), libc::EINVAL),
-        (good.aux_watermark(1), libc::EINVAL),
-        (good.flags(1 << 17), libc::EINVAL),
-        (good.engine(3), libc::EINVAL),
-        (good.parent(77), libc::EINVAL),
-        (good.engine(ENGINE_BATCHED), libc::EOPNOTSUPP),
-        (good.sample_type(1 << 10), libc::EOPNOTSUPP),
-        (open_of(FAULTS.0, FAULTS.1, 0).flags(OPEN_EXCLUDE_USER), libc::EOPNOTSUPP),
-        (good.kind(KIND_RAW), libc::ENOENT),
-        (good.kind(99), libc::ENOENT),
-        (good.kind(KIND_TSC), libc::ENOENT),
-    ];
-    for (request, errno) in refused {
-        assert_eq!(fixture.open(&request), Err(errno), "{request:?}");
-    }
-    let mut unknown = header(99, 0);
-    assert_eq!(fixture.control(&unknown), Err(libc::EOPNOTSUPP));
-    unknown.reserved = 1.into();
-    assert_eq!(fixture.control(&unknown), Err(libc::EINVAL));
-    assert_eq!(fixture.close(77), Err(libc::ENOENT));
-    assert_eq!(fixture.unmap(77), Err(libc::ENOENT));
-    let event = fixture.opened(&good);
-    assert_eq!(fixture.unmap(event), Err(libc::EINVAL));
-    for (vcpu, address) in [(2_u32, 0x1000_u64), (0, 0x1001), (0, MEMORY), (0, u64::MAX - 4095)] {
-        let request = TaskPageRequest {
-            header: header(CONTROL_TASK_PAGE, 0),
-            vcpu: vcpu.into(),
-            reserved: 0.into(),
-            address: address.into(),
-        };
-        assert_eq!(fixture.control(&request), Err(libc::EINVAL), "{request:?}");
-    }
-}
-
-/// VPMU-D-7-2.
-#[test]
-fn invalid_rings_are_refused() {
-    let mut fixture = Fixture::new();
-    let event = fixture.opened(&open_of(KIND_MARK, 5, 0));
-    let child = fixture.opened(&open_of(KIND_MARK, 5, 0).parent(event));
-    let page = |n: u64| n * 4096;
-    for pages in [
-        &[][..],
-        &[page(1), page(2), page(3), page(4)],
-        &[page(1), page(2) + 8],
-        &[page(1), page(1)],
-        &[page(1), MEMORY],
-        &[u64::MAX - 4095],
-    ] {
-        assert_eq!(fixture.map_pages(event, 0, pages), Err(libc::EINVAL), "{pages:x?}");
-    }
-    assert_eq!(fixture.map_pages(event, 2, &[page(300)]), Err(libc::EINVAL));
-    assert_eq!(fixture.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
-    assert_eq!(fixture.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
-    // More pages than addresses.
-    let request = MapRequest { header: header(CONTROL_MAP, event), pages: 3.into(), flags: 0.into() };
-    assert_eq!(fixture.control(&request), Err(libc::EINVAL));
-    fixture.map_pages(event, 0, &[page(300)]).expect("mapped");
-    assert_eq!(fixture.map_pages(event, 0, &[page(301)]), Err(libc::EBUSY));
-}
 
 /// VPMU-D-6.4-1.
 #[test]

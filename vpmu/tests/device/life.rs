@@ -67,15 +67,6 @@ fn device_needs_version_1_and_queues_in_memory() {
 }
 
 #[test]
-fn sampling_needs_the_ring_feature() {
-    let mut fixture = Fixture::with(limits(), 1 << 32);
-    let request = open_of(KIND_MARK, 5, 0);
-    assert_eq!(fixture.open(&request.sampled(1)), Err(libc::EOPNOTSUPP));
-    let event = fixture.open(&request).expect("counting");
-    assert_eq!(fixture.map_pages(event, 0, &[0x1000]), Err(libc::EOPNOTSUPP));
-}
-
-#[test]
 fn limits_hold() {
     let limits = limits().with(|limits| {
         limits.max_events = 3;

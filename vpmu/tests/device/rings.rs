@@ -65,37 +65,6 @@ fn exits_during_redirections_are_all_counted() {
 }
 
 #[test]
-fn invalid_redirections_are_refused() {
-    let mut fixture = Fixture::new();
-    let [one, two, bare] = [(); 3].map(|()| open(&mut fixture, 0));
-    let elsewhere = open(&mut fixture, 1);
-    let task = open(&mut fixture, CONTEXT_TASK);
-    let backward = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).flags(OPEN_BACKWARD));
-    let child = fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1).parent(two));
-    fixture.map(one, 1);
-    fixture.map(elsewhere, 1);
-    fixture.map(task, 1);
-    assert_eq!(fixture.redirect(77, one), Err(libc::ENOENT));
-    assert_eq!(fixture.redirect(two, 77), Err(libc::ENOENT));
-    for (event, target) in [
-        (two, two),
-        (two, bare),
-        (two, elsewhere),
-        (two, task),
-        (backward, one),
-        (one, elsewhere),
-        (one, 0),
-        (child, one),
-        (child, 0),
-        (two, child),
-    ] {
-        assert_eq!(fixture.redirect(event, target), Err(libc::EINVAL), "{event} {target}");
-    }
-    fixture.redirect(two, one).expect("redirected");
-    fixture.redirect(bare, two).expect("the target writes to the ring of another event");
-}
-
-#[test]
 fn redirection_is_to_the_ring_and_not_to_the_event() {
     let mut fixture = Fixture::new();
     let [one, two, three] = [(); 3].map(|()| open(&mut fixture, 0));

@@ -121,25 +121,6 @@ fn event_in_any_state_is_flushed() {
 }
 
 #[test]
-fn commands_with_reserved_fields_set_are_refused() {
-    let mut fixture = Fixture::new();
-    let event = marks(&mut fixture, OPEN_ENABLED);
-    for event in [event, 0] {
-        let flush = command(COMMAND_FLUSH, event);
-        for command in [
-            Command { reserved: 1.into(), ..flush },
-            Command { value: 1.into(), ..flush },
-            Command { room: 1.into(), ..flush },
-        ] {
-            let reply = fixture.commands(0, &[command])[0];
-            assert_eq!(reply.status.get(), libc::EINVAL.unsigned_abs());
-        }
-        let other = fixture.commands_from(1, 0, &[flush])[0];
-        assert_eq!(other.status.get(), libc::EXDEV.unsigned_abs());
-    }
-}
-
-#[test]
 fn flush_of_an_event_in_error_publishes_its_records() {
     let mut fixture = Fixture::new();
     listen(&mut fixture);

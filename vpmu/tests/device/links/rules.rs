@@ -1,52 +1,16 @@
-//! Which events can be linked, and which error each mistake causes.
+//! Which events can be linked, and what a link changes.
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-use vpmu_testkit::{At, Fields, Fixture, header, open_of};
+use vpmu_testkit::{At, Fields, Fixture, open_of};
 
 use super::{START, STOP, between_marks, paused, trigger};
 
 #[test]
-fn each_invalid_link_has_its_errno() {
+fn counting_event_and_trigger_can_be_targets() {
     let mut fixture = Fixture::new();
-    let target = fixture.opened(&paused(KIND_MARK, 5));
-    let mark = trigger(&mut fixture, START, 1);
-    let other = trigger(&mut fixture, START, 1);
+    let [mark, other] = [(); 2].map(|()| trigger(&mut fixture, START, 1));
     let counting = fixture.opened(&open_of(KIND_MARK, 9, 0));
-    let elsewhere = fixture.opened(&open_of(KIND_MARK, 9, 1).sampled(1));
-    let task = fixture.opened(&open_of(KIND_MARK, 9, CONTEXT_TASK).sampled(1));
-    for (event, target, role, errno) in [
-        (mark, target, 0, libc::EINVAL),
-        (mark, target, 3, libc::EINVAL),
-        (mark, 999, LINK_STARTER, libc::ENOENT),
-        (999, target, LINK_STOPPER, libc::ENOENT),
-        (0, target, LINK_STARTER, libc::ENOENT),
-        (mark, 0, LINK_STARTER, libc::ENOENT),
-        (mark, mark, LINK_STARTER, libc::EINVAL),
-        (mark, elsewhere, LINK_STARTER, libc::EINVAL),
-        (elsewhere, target, LINK_STOPPER, libc::EINVAL),
-        (mark, task, LINK_STARTER, libc::EINVAL),
-        (task, target, LINK_STARTER, libc::EINVAL),
-        (counting, target, LINK_STARTER, libc::EINVAL),
-    ] {
-        let linked = fixture.link(event, target, role);
-        assert_eq!(linked, Err(errno), "{event} to {target} as {role}");
-    }
-    let unclean = LinkRequest {
-        header: header(CONTROL_LINK, mark),
-        target: target.into(),
-        role: LINK_STARTER.into(),
-        reserved: 1.into(),
-    };
-    assert_eq!(fixture.control(&unclean), Err(libc::EINVAL));
-    let short = fixture.control(&header(CONTROL_LINK, mark));
-    assert_eq!(short, Err(libc::EINVAL));
-    for role in [LINK_STARTER, LINK_STOPPER] {
-        assert_eq!(fixture.link(mark, target, role), Ok(()));
-        assert_eq!(fixture.link(mark, target, role), Err(libc::EEXIST));
-        assert_eq!(fixture.link(other, target, role), Err(libc::EBUSY));
-    }
-    // A counting event can be a target, and a trigger can itself be a target.
     assert_eq!(fixture.link(other, mark, LINK_STOPPER), Ok(()));
     assert_eq!(fixture.link(mark, counting, LINK_STARTER), Ok(()));
 }

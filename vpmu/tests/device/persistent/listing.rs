@@ -85,4 +85,5 @@ fn list_can_be_read_in_parts() {
     assert_eq!(ids(fixture.list(all[2], 9, room(9)).expect("one")), all[3..]);
     assert_eq!(ids(fixture.list(u64::MAX, 9, room(9)).expect("none")), [0; 0]);
     assert_eq!(ids(fixture.list(0, 0, room(9)).expect("none")), [0; 0]);
+    assert_eq!(ids(fixture.list(0, 1, room(0)).expect("none")), [0; 0]);
 }

@@ -8,7 +8,7 @@ use vm_memory::{
 };
 use vpmu::abi::*;
 use vpmu::{Engines, Error};
-use vpmu_testkit::{ALL_FEATURES, Fixture, VCPUS, WINDOW, WINDOW_FEATURES, header, limits, window};
+use vpmu_testkit::{ALL_FEATURES, Fixture, VCPUS, WINDOW, WINDOW_FEATURES, limits, window};
 
 use super::{marks, reader};
 
@@ -51,46 +51,6 @@ fn window_pages_are_allocated_first_fit_and_freed() {
     let four = detached(&mut fixture);
     assert_eq!(fixture.map_window(four, 4, 0), Err(libc::ENOSPC));
     assert_eq!(fixture.map_window(four, 0, 0), Ok(0));
-}
-
-#[test]
-fn invalid_ring_in_the_window_is_refused() {
-    let mut fixture = Fixture::windowed(&window(64));
-    let bare = fixture.opened(&marks(0));
-    assert_eq!(fixture.map_window(bare, 1, 0), Err(libc::EINVAL), "not persistent");
-    let event = detached(&mut fixture);
-    assert_eq!(fixture.map_window(event, 2, MAP_DRIVER_OWNED), Err(libc::EINVAL));
-    assert_eq!(fixture.map_window(event, 2, 1 << 9), Err(libc::EINVAL));
-    assert_eq!(fixture.map_window(event, 3, 0), Err(libc::EINVAL), "not a power of two");
-    assert_eq!(fixture.map_window(77, 1, 0), Err(libc::ENOENT));
-    assert_eq!(
-        fixture.map_pages(event, 0, &[WINDOW]),
-        Err(libc::EINVAL),
-        "pages of the window are not mapped by address"
-    );
-    assert_eq!(
-        fixture.control(&TaskPageRequest {
-            header: header(CONTROL_TASK_PAGE, 0),
-            vcpu: 0.into(),
-            reserved: 0.into(),
-            address: WINDOW.into(),
-        }),
-        Err(libc::EINVAL)
-    );
-
-    let trace = fixture.opened(&OpenRequest {
-        kind: KIND_EXIT_TRACE.into(),
-        config: EXIT_USER.into(),
-        context: 0.into(),
-        header: header(CONTROL_OPEN, 0),
-        ..OpenRequest::default()
-    });
-    fixture.detach(trace, "").expect("detached");
-    fixture.map_window(trace, 1, MAP_WRITABLE).expect("mapped");
-    let area = |fixture: &mut Fixture, flags, page| fixture.map_as(CONTROL_MAP_AUX, trace, flags, &[page]);
-    assert_eq!(area(&mut fixture, MAP_WINDOW, 0x9000), Err(libc::EINVAL));
-    assert_eq!(area(&mut fixture, MAP_WRITABLE, WINDOW + 0x1_0000), Err(libc::EINVAL));
-    assert_eq!(area(&mut fixture, MAP_WRITABLE, 0x9000), Ok(()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-use vpmu_testkit::{AreaReader, At, Fields, Fixture, Packet, command, header, limits, map_area, open_of};
+use vpmu_testkit::{AreaReader, At, Fields, Fixture, Packet, command, header, map_area, open_of};
 
 fn on(fixture: &mut Fixture, context: u32) -> u64 {
     fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_USER, context))
@@ -206,30 +206,6 @@ fn registers_are_read_only_while_a_trace_needs_them() {
     assert!(fixture.vcpus.wants_registers(0) && !fixture.vcpus.wants_registers(1));
     fixture.command(0, COMMAND_DISABLE, trace);
     assert!(!fixture.vcpus.wants_registers(0));
-}
-
-/// VPMU-D-6.8-10.
-#[test]
-fn exit_trace_has_no_period_and_sample_trace_needs_one() {
-    let mut fixture = Fixture::new();
-    let with_period = open_of(KIND_EXIT_TRACE, EXIT_USER, 0).period(5);
-    assert_eq!(fixture.open(&with_period), Err(libc::EOPNOTSUPP));
-    let without = open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0);
-    assert_eq!(fixture.open(&without), Err(libc::EINVAL));
-    let batched = without.period(5).engine(ENGINE_BATCHED);
-    assert_eq!(fixture.open(&batched), Err(libc::EOPNOTSUPP));
-    for (kind, config, errno) in [
-        (KIND_HOST_TRACE, 0, libc::EOPNOTSUPP),
-        (KIND_EXIT_TRACE, EXIT_OTHER + 1, libc::ENOENT),
-        // The simulated host does not count instructions.
-        (KIND_SAMPLE_TRACE, PACE_INSTRUCTIONS, libc::ENOENT),
-    ] {
-        assert_eq!(fixture.open(&open_of(kind, config, 0)), Err(errno));
-    }
-    // A driver without areas cannot open traces.
-    let mut fixture = Fixture::with(limits(), 1 << 32 | 7);
-    let trace = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
-    assert_eq!(fixture.open(&trace), Err(libc::EOPNOTSUPP));
 }
 
 #[test]

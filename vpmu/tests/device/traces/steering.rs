@@ -143,21 +143,9 @@ fn sample_trace_pauses_with_its_pace() {
 }
 
 #[test]
-fn pausing_and_resuming_need_a_leading_trace() {
+fn member_that_pauses_a_trace_is_sampled_at_its_exit() {
     let mut fixture = Fixture::new();
     let trace = fixture.opened(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0));
-    let mark = fixture.opened(&open_of(KIND_MARK, 1, 0));
-    let both = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
-    for (leader, flag, errno) in [
-        (trace, both, libc::EINVAL),
-        (mark, OPEN_AUX_PAUSE, libc::EINVAL),
-        (mark, OPEN_AUX_RESUME, libc::EINVAL),
-        (0, OPEN_AUX_PAUSE, libc::EINVAL),
-        (trace, OPEN_AUX_START_PAUSED, libc::EOPNOTSUPP),
-    ] {
-        let request = steering(leader, KIND_MARK, 2, 1, flag);
-        assert_eq!(fixture.open(&request), Err(errno), "{flag:#x} of {leader}");
-    }
     // A member that pauses or resumes must act before the vCPU enters the guest. Only the exit engine can do that.
     let request = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE).engine(ENGINE_BATCHED);
     assert_eq!(fixture.open(&request), Err(libc::EOPNOTSUPP));
