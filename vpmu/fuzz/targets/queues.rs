@@ -37,5 +37,6 @@ fuzz_target!(|input: &[u8]| {
     };
     // Ends when the bytes run out.
     let _ = run(&mut stage, &mut input);
+    stage.account();
     stage.finish();
 });

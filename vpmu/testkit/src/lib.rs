@@ -7,6 +7,7 @@
 #![expect(clippy::new_without_default, reason = "tests say what they create")]
 #![expect(missing_docs, reason = "SPEC.md and vpmu-abi describe the requests, commands and fields")]
 
+mod accounts;
 mod area;
 mod driver;
 mod fake_host;
@@ -20,6 +21,7 @@ mod reader;
 mod requests;
 mod window;
 
+pub use accounts::{Accounted, account_for_exits, account_for_samples};
 pub use area::{AreaReader, Packet, map_area, map_aux};
 pub use driver::{Driver, replies, size_of_replies};
 pub use fake_host::{At, CLOCK, CYCLES, FAULTS, FakeHost, FakeMachine, FakeSource, Nowhere, RAW, SHORTEST};

@@ -3,7 +3,9 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-use vpmu_testkit::{At, CYCLES, Fields, Fixture, Reader, Record, open_of, thread};
+use vpmu_testkit::{
+    ALL_FEATURES, At, CYCLES, Fields, Fixture, Reader, Record, account_for_samples, limits, open_of, thread,
+};
 
 const SAMPLE: u64 = 72;
 
@@ -128,4 +130,19 @@ fn event_without_a_ring_loses_every_record() {
     fixture.mark(0, 5, 1);
     assert_eq!(ring.head(), head);
     assert_eq!(fixture.vpmu.metrics().samples_lost, 2);
+}
+
+/// VPMU-D-6.6-2.
+#[test]
+fn every_overflow_is_written_lost_or_throttled() {
+    for rate in [u32::MAX, 500] {
+        let limits = limits().with(|limits| limits.max_sample_rate = rate);
+        let mut fixture = Fixture::with(limits, ALL_FEATURES);
+        let rings = [[0x10_0000, 0x10_1000], [0x10_2000, 0x10_3000]];
+        let overflows = account_for_samples(&mut fixture, 1, &rings).expect("accepted");
+        let throttled = overflows.happened - overflows.written - overflows.lost;
+        assert!(overflows.written > 0 && (throttled > 0) == (rate == 500), "{overflows:?}");
+        assert!(overflows.lost > 0 || rate == 500, "{overflows:?}");
+        assert_eq!(fixture.vpmu.metrics().samples_throttled, throttled);
+    }
 }

@@ -29,7 +29,6 @@ mod places;
 mod policy;
 mod policy_events;
 mod prompt;
-mod random;
 mod rates;
 mod rings;
 mod rooms;

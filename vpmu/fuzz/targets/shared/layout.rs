@@ -22,7 +22,9 @@ const ARENA: u64 = 0x1_4000;
 pub(crate) const SHARED_PAGES: u64 = 8;
 /// Number of pages that are each in at most one ring during an execution. Only the device writes records to them.
 const OWN_PAGES: u64 = 16;
-const ARENA_PAGES: u64 = SHARED_PAGES + OWN_PAGES;
+/// Number of pages for the checks at the end of an execution.
+const LAST_PAGES: usize = 8;
+const ARENA_PAGES: u64 = SHARED_PAGES + OWN_PAGES + LAST_PAGES as u64;
 /// The first buffer of queue 0. The first buffers of the other queues follow, with one page for each queue. The second
 /// buffer of a queue is [`DriverQueue::BUFFER`] bytes after the first, and so on, as in the tests of the device.
 const BUFFERS: u64 = ARENA + 2 * ARENA_PAGES * PAGE;
@@ -125,4 +127,9 @@ pub(crate) fn table(number: u64) -> u64 {
 /// Page `number` of the [`OWN_PAGES`]; `None` if there is no such page.
 pub(crate) fn own(number: u64) -> Option<u64> {
     (number < OWN_PAGES).then(|| arena(SHARED_PAGES + number))
+}
+
+/// The pages for the checks at the end of an execution.
+pub(crate) fn last() -> [u64; LAST_PAGES] {
+    std::array::from_fn(|number| arena(SHARED_PAGES + OWN_PAGES + number as u64))
 }

@@ -1,6 +1,7 @@
 //! A guest program that reads rings whose pages only the device writes. Whatever the driver does, the program must find
 //! only whole records, and heads must never move backwards.
 
+use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
@@ -12,8 +13,10 @@ const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
 const PAGE: u64 = PAGE_SIZE as u64;
 const HEADER: u64 = 8;
 const LOST: u32 = 2;
+const THROTTLE: u32 = 5;
+const UNTHROTTLE: u32 = 6;
 /// The types of records that the device writes: LOST, THROTTLE, UNTHROTTLE, READ, SAMPLE, AUX, ITRACE_START.
-const KINDS: [u32; 7] = [LOST, 5, 6, 8, 9, 11, 12];
+const KINDS: [u32; 7] = [LOST, THROTTLE, UNTHROTTLE, 8, 9, 11, 12];
 
 /// A ring of pages that no other ring uses.
 #[derive(Debug)]
@@ -27,12 +30,14 @@ pub(crate) struct OwnRing {
     head: u64,
     /// Sum of the losses that the ring's records report.
     pub(crate) lost: u64,
+    /// The events that LOST, THROTTLE and UNTHROTTLE records name.
+    pub(crate) named: BTreeSet<u64>,
 }
 
 impl OwnRing {
     /// A newly mapped ring.
     pub(crate) fn new(event: u64, pages: Vec<u64>, writable: bool, backward: bool) -> Self {
-        Self { event, pages, writable, backward, tail: 0, head: 0, lost: 0 }
+        Self { event, pages, writable, backward, tail: 0, head: 0, lost: 0, named: BTreeSet::new() }
     }
 
     /// Address of the metadata page.
@@ -95,8 +100,14 @@ impl OwnRing {
                 assert!(!whole, "the last record is incomplete");
                 return;
             }
-            if whole && kind == LOST {
-                self.lost += self.word(memory, at.wrapping_add(done + 16));
+            if whole && [LOST, THROTTLE, UNTHROTTLE].contains(&kind) {
+                let [first, second, third] = [1, 2, 3].map(|word| self.word(memory, at.wrapping_add(done + 8 * word)));
+                if kind == LOST {
+                    self.named.insert(first);
+                    self.lost += second;
+                } else {
+                    self.named.extend([second, third]);
+                }
             }
             done += size;
         }

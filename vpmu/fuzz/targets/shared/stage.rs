@@ -7,11 +7,13 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use serde::Deserialize;
 use serde_json::Value;
 use vm_memory::GuestMemoryAtomic;
-use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, KIND_MARK, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU};
+use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, KIND_MARK, KIND_TSC, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU};
 use vpmu::{
     AuxProducer, Engines, EventMatch, ExitReason, Limits, Policy, RestoreError, SavedState, Settings, Tier, VcpuSession,
 };
-use vpmu_testkit::{ALL_FEATURES, At, DriverQueue, Errno, Fixture, VCPUS, thread};
+use vpmu_testkit::{
+    ALL_FEATURES, At, DriverQueue, Errno, Fixture, VCPUS, account_for_exits, account_for_samples, open_of, thread,
+};
 
 use super::layout::{self, Memory};
 use super::rings::OwnRing;
@@ -314,6 +316,28 @@ impl Stage {
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
             self.fixture.vcpus.enter(vcpu);
         }
+    }
+
+    /// Checks that the device accounts for new events, if it has a driver that can open them.
+    pub(crate) fn account(&mut self) {
+        let Some(vcpu) = (0..VCPUS).find(|vcpu| self.runs(*vcpu)) else {
+            return;
+        };
+        if self.forged || self.fixture.queues.is_empty() {
+            return;
+        }
+        self.fixture.vcpus.enter(vcpu);
+        self.read_rings();
+        if let Ok(newest) = self.fixture.open(&open_of(KIND_TSC, 0, vcpu)) {
+            let mut named = self.rings.iter().flat_map(|ring| &ring.named);
+            assert!(named.all(|id| (1..newest).contains(id)), "a record names an event that never existed");
+            self.fixture.close(newest).expect("closed");
+        }
+        let before = self.fixture.vpmu.metrics().marks;
+        let [ring, page, other, page_2, trace_ring, trace_page, areas @ ..] = layout::last();
+        account_for_samples(&mut self.fixture, vcpu, &[[ring, page], [other, page_2]]);
+        account_for_exits(&mut self.fixture, vcpu, &[trace_ring, trace_page], &areas);
+        self.marks += self.fixture.vpmu.metrics().marks - before;
     }
 
     /// Checks the device, resets it, and checks that it writes nothing more and frees everything.

@@ -4,7 +4,6 @@ mod driver_owned;
 mod life;
 mod mapping;
 mod producers;
-mod random;
 mod records;
 mod threads;
 

@@ -2,7 +2,7 @@
 
 use vpmu::ExitReason;
 use vpmu::abi::*;
-use vpmu_testkit::{Fields, Fixture, Nowhere, Packet, command, map_aux, open_of};
+use vpmu_testkit::{Fields, Fixture, Nowhere, Packet, account_for_exits, command, map_aux, open_of};
 
 use super::{ITRACE_START, Traced, chunks, exits, pages, trace};
 
@@ -255,4 +255,13 @@ fn children_write_to_their_parents_area_and_outlive_the_parent() {
     assert_eq!(counts, 2 + 2 + 3);
     let lost = traced.chunks().iter().filter(|chunk| chunk[2] != 0).count();
     assert_eq!(lost, 0);
+}
+
+/// VPMU-D-6.8-2.
+#[test]
+fn packets_are_whole_and_every_byte_is_written_or_lost() {
+    let mut fixture = Fixture::new();
+    let pages = pages(&mut fixture, 4);
+    let bytes = account_for_exits(&mut fixture, 1, &pages[..2], &pages[2..]).expect("accepted");
+    assert!(bytes.written > 0 && bytes.lost > 0, "{bytes:?}");
 }
