@@ -3,24 +3,15 @@
 
 /// Intel's architectural PMU, version 2.
 mod intel {
-    tests::guest_tests! {
-        "baseline" with images::third_party::perf, run by "trapped" &["--pmu", "intel-v2"];
-        cpu_pmu_reads_cost_one_exit,
-        cpu_pmu_switches_cost_exits_by_the_event,
-        cpu_pmu_samples_cost_an_nmi_and_exits,
-        vpmu_samples_return_once_or_never,
-        perf_runs_on_the_cpu_pmu,
-    }
+    tests::group!(
+        "baseline",
+        with_files(images::third_party::perf),
+        run_by("trapped"),
+        started(&["--pmu", "intel-v2"])
+    );
 }
 
 /// AMD's PerfMonV2.
 mod amd {
-    tests::guest_tests! {
-        "baseline" with images::third_party::perf, run by "trapped" &["--pmu", "amd-v2"];
-        cpu_pmu_reads_cost_one_exit,
-        cpu_pmu_switches_cost_exits_by_the_event,
-        cpu_pmu_samples_cost_an_nmi_and_exits,
-        vpmu_samples_return_once_or_never,
-        perf_runs_on_the_cpu_pmu,
-    }
+    tests::group!("baseline", with_files(images::third_party::perf), run_by("trapped"), started(&["--pmu", "amd-v2"]));
 }

@@ -56,7 +56,6 @@ static KVMS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&["--guest
 tests::shared_boots!(|| _ = LazyLock::force(&OURS), || _ = LazyLock::force(&KVMS));
 
 fn get(table: &'static LazyLock<Result<Table, String>>) -> &'static Table {
-    boots::begin();
     match &**table {
         Ok(table) => table,
         Err(error) => panic!("no guest: {error}"),
@@ -82,9 +81,10 @@ macro_rules! rows {
         const ROWS: &[(&str, &str)] = &[$((stringify!($row), $like)),+];
 
         $(
-            #[test]
-            fn $row() {
-                check(stringify!($row));
+            tests::host_test! {
+                fn $row() {
+                    check(stringify!($row));
+                }
             }
         )+
     };
@@ -120,7 +120,7 @@ rows! {
     reserved_bit_is_refused: "selftests vpmu_counter_access",
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn both_pmus_are_judged_by_the_same_rows() {
     let mut expected: Vec<&str> = ROWS.iter().map(|(row, _)| *row).collect();
     expected.sort_unstable();
@@ -130,7 +130,7 @@ fn both_pmus_are_judged_by_the_same_rows() {
     }
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn table_shows_vpmu_beside_kvms_own_pmu() {
     let (ours, kvms) = (get(&OURS), get(&KVMS));
     let mut text = format!("\nOn {}:\n", ours.kvm_host);

@@ -79,7 +79,7 @@ fn count(file: &str, event: &str) -> f64 {
     value.parse().unwrap_or_else(|e| panic!("{e}: {line}"))
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn guests_counts_and_samples_are_exact_while_its_host_profiles_it() {
     let said = SESSION.get().said("profiled");
     // The guest prints one round before the host's first run, and two rounds for each of the host's four runs.
@@ -89,7 +89,7 @@ fn guests_counts_and_samples_are_exact_while_its_host_profiles_it() {
     }
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn hosts_stat_of_vcpu_threads_counts_while_the_guest_does() {
     assert!(count("stat", "task-clock") > 0.0);
     let exits = count("stat", "kvm:kvm_exit");
@@ -100,14 +100,14 @@ fn hosts_stat_of_vcpu_threads_counts_while_the_guest_does() {
     assert!((exits - entries).abs() <= 2.0, "{exits} exits, {entries} entries");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn hosts_stat_of_the_whole_machine_counts_while_the_guest_does() {
     assert!(count("whole", "task-clock") > 0.0);
     let exits = count("whole", "kvm:kvm_exit");
     assert!(exits >= MARKS, "{exits} exits");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn hosts_record_of_vcpu_threads_has_samples_while_the_guest_counts() {
     let samples = SESSION.get().text("clock");
     assert!(samples.lines().count() > 0, "no samples");
@@ -115,7 +115,7 @@ fn hosts_record_of_vcpu_threads_has_samples_while_the_guest_counts() {
     assert_eq!(other, None, "a sample of another thread");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn hosts_record_of_exits_has_each_of_the_guests_marks() {
     let samples = SESSION.get().text("exits");
     let exits = samples.lines().filter(|line| line.contains("kvm:kvm_exit"));

@@ -14,7 +14,7 @@ fn written(log: &str, words: &str) -> f64 {
 /// KVM must be loaded after the kernel has refined its TSC frequency, because KVM keeps the value that it reads when it
 /// is loaded. If the refined value differs too much from KVM's value, vCPUs have no TSC frequency that KVM can use for
 /// their timers.
-#[test]
+#[apply(tests::host_test)]
 fn kvm_takes_the_refined_frequency_of_the_tsc() {
     let boot = Boot { command: "dmesg".to_owned(), kvm_host: KvmHostChoice::Lab, ..Boot::default() };
     let log = boot.run_on_lab_host().unwrap().output;

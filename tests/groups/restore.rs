@@ -1,5 +1,4 @@
 //! Snapshots of a running stock guest. The guest continues after a save, and each restored copy also continues.
-#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use images::Arch;
 use serde_json::Value;
@@ -208,7 +207,7 @@ fn whole(console: &[u8]) {
     assert_eq!(rest(console), 1);
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn saved_guest_prints_every_line_once() {
     let session = SESSION.get();
     let log = session.text("live-snapshot");
@@ -217,7 +216,7 @@ fn saved_guest_prints_every_line_once() {
     whole(session.file("live.text"));
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn each_restored_copy_prints_the_remaining_lines_once() {
     let session = SESSION.get();
     for snapshot in ["used", "ended"] {
@@ -237,7 +236,7 @@ fn each_restored_copy_prints_the_remaining_lines_once() {
 }
 
 /// VPMU-G-6.13-1, VPMU-D-6.13-10.
-#[test]
+#[apply(tests::host_test)]
 fn driver_of_each_copy_reports_the_limits_of_its_host() {
     let session = SESSION.get();
     for (copy, limit) in [("one", "100000"), ("two", "40000")] {
@@ -248,7 +247,7 @@ fn driver_of_each_copy_reports_the_limits_of_its_host() {
     }
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn machine_that_is_saved_and_restored_twenty_times_loses_nothing() {
     let session = SESSION_OF_CYCLES.get();
     let mut consoles = Vec::new();
@@ -262,7 +261,7 @@ fn machine_that_is_saved_and_restored_twenty_times_loses_nothing() {
     assert_eq!(rest_of(LINES_OF_CYCLES, &consoles.concat()), 1);
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn diff_is_smaller_than_its_base() {
     let text = SESSION.get().text("sizes");
     let sizes = text.lines().map(|line| line.split('\t').next());
@@ -274,7 +273,7 @@ fn diff_is_smaller_than_its_base() {
     assert!(0 < diff && diff < whole / 2, "{text}");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn events_go_on_in_each_copy() {
     let session = SESSION.get();
     let log = session.text("early.log");
@@ -285,7 +284,7 @@ fn events_go_on_in_each_copy() {
     assert!((20..60).contains(&first), "{first}");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn tools_measure_on_over_two_saves() {
     let session = SESSION.get();
     let mut consoles = Vec::new();
@@ -336,7 +335,7 @@ fn counted(state: &Value) -> u64 {
 /// the host kernel's clock round the TSC's frequency differently.
 const DRIFT: i128 = 500;
 
-#[test]
+#[apply(tests::host_test)]
 fn counters_of_vcpus_go_on_together_over_a_restore() {
     let [before, after] = ["measured.state", "later.state"].map(|file| state(&SESSION, file));
     match SESSION.arch() {
@@ -393,7 +392,7 @@ fn forged(arch: Arch) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn forged_state_starts_nothing() {
     let session = SESSION.get();
     // The VMM restores an unchanged state with a new digest.
@@ -410,7 +409,7 @@ fn forged_state_starts_nothing() {
     }
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn operators_recording_after_two_saves_has_every_mark_once() {
     let text = SESSION.get().text("last.marks");
     let mut times = [Vec::new(), Vec::new()];

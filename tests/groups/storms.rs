@@ -3,17 +3,12 @@
 //!
 //! The tests run on the exact lab. There, a clock with a period of ten microseconds expires again before the vCPU
 //! re-enters the guest, so the guest can continue only because of the throttle.
-#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use images::{Boot, KvmHostChoice};
 
-tests::guest_tests! {
-    // The limit is only 5 %, so that storms reach it even on a fast machine, where a sample takes a small part of the
-    // ten microseconds.
-    "storms" started &["--max-sampling-percent", "5"];
-    clock_of_nobodys_task_is_throttled_and_others_go_on,
-    clocks_of_nobodys_task_share_one_budget,
-}
+// The limit is only 5 %, so that storms reach it even on a fast machine, where a sample takes a small part of the
+// ten microseconds.
+tests::group!("storms", started(&["--max-sampling-percent", "5"]));
 
 /// The length of the throttle's window, in nanoseconds of guest time.
 const WINDOW: u64 = 10_000_000;
@@ -27,7 +22,7 @@ fn printed(output: &str, name: &str) -> u64 {
     digits.parse().expect("a number")
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
     let test = "clock_of_nobodys_task_is_throttled_and_others_go_on";
     let boot = Boot {

@@ -19,16 +19,9 @@ use crate::raw::{
     Device, EXIT_PORT, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE, aux_watermark,
     kernels, refused, sampling, silent,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("perf_lists_the_traces", perf_lists_the_traces),
-    ("each_pmu_takes_its_own_events", each_pmu_takes_its_own_events),
-    ("perf_traces_a_task", perf_traces_a_task),
-    ("perf_traces_a_cpu", perf_traces_a_cpu),
-    ("perfs_maps_are_refused_as_ever", perfs_maps_are_refused_as_ever),
-    ("perfs_area_is_unmapped_while_the_host_writes", perfs_area_is_unmapped_while_the_host_writes),
-];
+const GROUP: &str = "aux";
 
 pub(crate) const P: u64 = PAGE as u64;
 
@@ -89,6 +82,7 @@ impl Kept {
     }
 }
 
+#[apply(guest_test)]
 fn perf_lists_the_traces() -> Outcome {
     let pmu = sysfs("vpmu_trace");
     let kinds = |pmu: &str| -> Result<Vec<u64>, Box<dyn std::error::Error>> {
@@ -125,6 +119,7 @@ fn perf_lists_the_traces() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn each_pmu_takes_its_own_events() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(kernels(attr, How::OWN));
@@ -149,6 +144,7 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_traces_a_task() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
@@ -184,6 +180,7 @@ fn perf_traces_a_task() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_traces_a_cpu() -> Outcome {
     const MADE: u64 = 300;
     let device = Device::open()?;
@@ -217,6 +214,7 @@ fn perf_traces_a_cpu() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perfs_maps_are_refused_as_ever() -> Outcome {
     let device = Device::open()?;
     let attr = port_trace(&device)?;
@@ -254,6 +252,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perfs_area_is_unmapped_while_the_host_writes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(port_trace(&device)?, 512);

@@ -12,21 +12,13 @@ use crate::known_code;
 use crate::packets::{EXIT_BYTES, SYNC_LOSS, exits, samples, syncs};
 use crate::pages::{AUX_TAIL, Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{Device, How, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels, refused, sampling};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("perfs_reader_keeps_up", perfs_reader_keeps_up),
-    ("watermark_wakes_perfs_reader", watermark_wakes_perfs_reader),
-    ("stalled_reader_disables_perfs_event", stalled_reader_disables_perfs_event),
-    ("area_found_full_disables_perfs_event", area_found_full_disables_perfs_event),
-    ("perfs_snapshot_keeps_the_newest", perfs_snapshot_keeps_the_newest),
-    ("perfs_children_write_into_the_area", perfs_children_write_into_the_area),
-    ("perf_traces_samples", perf_traces_samples),
-    ("both_interfaces_trace_at_once", both_interfaces_trace_at_once),
-];
+const GROUP: &str = "aux";
 
 const LONG: i32 = 10_000;
 
+#[apply(guest_test)]
 fn perfs_reader_keeps_up() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -49,6 +41,7 @@ fn perfs_reader_keeps_up() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn watermark_wakes_perfs_reader() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -72,6 +65,7 @@ fn watermark_wakes_perfs_reader() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stalled_reader_disables_perfs_event() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -105,6 +99,7 @@ fn stalled_reader_disables_perfs_event() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn area_found_full_disables_perfs_event() -> Outcome {
     const PACKET: u64 = 64;
     let device = Device::open()?;
@@ -135,6 +130,7 @@ fn area_found_full_disables_perfs_event() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perfs_snapshot_keeps_the_newest() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
@@ -160,6 +156,7 @@ fn perfs_snapshot_keeps_the_newest() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perfs_children_write_into_the_area() -> Outcome {
     const EACH: u64 = 60;
     let device = Device::open()?;
@@ -200,6 +197,7 @@ fn perfs_children_write_into_the_area() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_traces_samples() -> Outcome {
     const MADE: u64 = 100;
     let device = Device::open()?;
@@ -228,6 +226,7 @@ fn perf_traces_samples() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn both_interfaces_trace_at_once() -> Outcome {
     const MADE: u64 = 200;
     let device = Device::open()?;

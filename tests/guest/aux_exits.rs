@@ -11,17 +11,9 @@ use crate::packets::{CUT, Exit, HAS_IP, USER};
 use crate::pages::READ_WRITE;
 use crate::raw::{Device, EXIT_ALL, EXIT_MMIO, EXIT_PORT, EXIT_USER, How, KIND_EXIT_TRACE, refused, sampling, silent};
 use crate::traced::start;
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("each_port_write_is_in_the_trace_once", each_port_write_is_in_the_trace_once),
-    ("accesses_are_recorded_as_made", accesses_are_recorded_as_made),
-    ("each_mark_is_in_the_trace_once", each_mark_is_in_the_trace_once),
-    ("time_outside_is_part_of_the_time", time_outside_is_part_of_the_time),
-    ("exit_that_ends_a_trace_is_cut", exit_that_ends_a_trace_is_cut),
-    ("trace_of_all_exits_has_those_of_each_reason", trace_of_all_exits_has_those_of_each_reason),
-    ("traces_that_cannot_be_are_refused", traces_that_cannot_be_are_refused),
-];
+const GROUP: &str = "aux";
 
 pub(crate) fn trace(device: &Device, exits: u64) -> perf_event_attr {
     silent(device.attr(KIND_EXIT_TRACE, exits))
@@ -43,6 +35,7 @@ fn is(exit: &Exit, reason: u64, access: &Access, vcpu: u32) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn each_port_write_is_in_the_trace_once() -> Outcome {
     const MADE: u64 = 1_000;
     let device = Device::open()?;
@@ -65,6 +58,7 @@ fn each_port_write_is_in_the_trace_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn accesses_are_recorded_as_made() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -98,6 +92,7 @@ fn compare(exits: &[Exit], reason: u64, made: &[Access]) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn each_mark_is_in_the_trace_once() -> Outcome {
     const MADE: u64 = 300;
     const VALUE: u64 = 9;
@@ -127,6 +122,7 @@ fn each_mark_is_in_the_trace_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn time_outside_is_part_of_the_time() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
@@ -148,6 +144,7 @@ fn time_outside_is_part_of_the_time() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exit_that_ends_a_trace_is_cut() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, trace(&device, EXIT_MMIO), 2, READ_WRITE)?;
@@ -166,6 +163,7 @@ fn exit_that_ends_a_trace_is_cut() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_of_all_exits_has_those_of_each_reason() -> Outcome {
     const VALUE: u64 = 7;
     let device = Device::open()?;
@@ -198,6 +196,7 @@ fn trace_of_all_exits_has_those_of_each_reason() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn traces_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));

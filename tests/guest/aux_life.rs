@@ -10,17 +10,11 @@ use crate::output_mapping::{allowance, settle_on};
 use crate::packets::{Ledger, exits};
 use crate::pages::{Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{Device, Event, How, PAGE, refused};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("forked_child_does_not_inherit_the_area", forked_child_does_not_inherit_the_area),
-    ("area_outlives_the_rings_last_map", area_outlives_the_rings_last_map),
-    ("area_lives_as_long_as_any_map", area_lives_as_long_as_any_map),
-    ("unmapping_an_area_while_the_host_writes_harms_nothing", unmapping_an_area_while_the_host_writes_harms_nothing),
-    ("closing_while_the_host_writes_harms_nothing", closing_while_the_host_writes_harms_nothing),
-    ("areas_are_accounted_and_given_back", areas_are_accounted_and_given_back),
-];
+const GROUP: &str = "aux";
 
+#[apply(guest_test)]
 fn forked_child_does_not_inherit_the_area() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -56,6 +50,7 @@ fn forked_child_does_not_inherit_the_area() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn area_outlives_the_rings_last_map() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -86,6 +81,7 @@ fn area_outlives_the_rings_last_map() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn area_lives_as_long_as_any_map() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -153,6 +149,7 @@ pub(crate) fn untouched(pages: usize, round: usize) -> Outcome {
 }
 
 /// VPMU-G-6.3-1.
+#[apply(guest_test)]
 fn unmapping_an_area_while_the_host_writes_harms_nothing() -> Outcome {
     let device = Device::open()?;
     while_writing(|| {
@@ -175,6 +172,7 @@ fn unmapping_an_area_while_the_host_writes_harms_nothing() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn closing_while_the_host_writes_harms_nothing() -> Outcome {
     let device = Device::open()?;
     while_writing(|| {
@@ -201,6 +199,7 @@ fn closing_while_the_host_writes_harms_nothing() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn areas_are_accounted_and_given_back() -> Outcome {
     let device = Device::open()?;
     let allowance = allowance()?;

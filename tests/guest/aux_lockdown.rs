@@ -6,12 +6,15 @@ use std::fs;
 use crate::aux_core::attr;
 use crate::ensure::ensure_eq;
 use crate::raw::{Device, EXIT_PORT, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, kernels, refused, sampling};
-use crate::{Outcome, Test, os};
+use crate::{Outcome, os};
 
-pub(crate) const TESTS: &[Test] = &[("locked_down_kernel_hides_registers", locked_down_kernel_hides_registers)];
+const GROUP: &str = "aux";
 
 const SECURITY: &CStr = c"/sys/kernel/security";
 
+// Only a reboot undoes a lockdown.
+#[apply(guest_test)]
+#[last]
 fn locked_down_kernel_hides_registers() -> Outcome {
     let device = Device::open()?;
     let registers = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 1, 0);

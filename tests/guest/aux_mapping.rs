@@ -10,17 +10,9 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::exits;
 use crate::pages::{AUX_OFFSET, AUX_SIZE, Pages, READ_WRITE};
 use crate::raw::{Device, EXIT_PORT, Event, How, KIND_EXIT_TRACE, PAGE, refused, silent};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("area_is_mapped_only_as_announced", area_is_mapped_only_as_announced),
-    ("area_is_a_power_of_two_of_pages", area_is_a_power_of_two_of_pages),
-    ("only_traces_have_areas", only_traces_have_areas),
-    ("later_maps_of_an_area_are_equal_until_all_are_gone", later_maps_of_an_area_are_equal_until_all_are_gone),
-    ("two_maps_of_an_area_are_one", two_maps_of_an_area_are_one),
-    ("part_of_an_area_cannot_be_unmapped", part_of_an_area_cannot_be_unmapped),
-    ("ring_of_a_closed_trace_refuses_an_area", ring_of_a_closed_trace_refuses_an_area),
-];
+const GROUP: &str = "aux";
 
 const P: u64 = PAGE as u64;
 
@@ -48,6 +40,7 @@ fn map_errno(event: &Event, ring: &Pages, announced: (u64, u64), pages: u64, off
     refused(Area::map_raw(event, bytes, READ_WRITE, offset))
 }
 
+#[apply(guest_test)]
 fn area_is_mapped_only_as_announced() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
@@ -88,6 +81,7 @@ fn area_is_mapped_only_as_announced() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn area_is_a_power_of_two_of_pages() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
@@ -106,6 +100,7 @@ fn area_is_a_power_of_two_of_pages() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn only_traces_have_areas() -> Outcome {
     let device = Device::open()?;
     let event = device.open_event(&silent(device.marks(3, 1, 0)), How::OWN)?;
@@ -119,6 +114,7 @@ fn only_traces_have_areas() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn later_maps_of_an_area_are_equal_until_all_are_gone() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
@@ -146,6 +142,7 @@ fn later_maps_of_an_area_are_equal_until_all_are_gone() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn two_maps_of_an_area_are_one() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -167,6 +164,7 @@ fn two_maps_of_an_area_are_one() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn part_of_an_area_cannot_be_unmapped() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
@@ -180,6 +178,7 @@ fn part_of_an_area_cannot_be_unmapped() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn ring_of_a_closed_trace_refuses_an_area() -> Outcome {
     let device = Device::open()?;
     let (first, second) = (event(&device)?, event(&device)?);

@@ -13,16 +13,9 @@ use crate::raw::{
     AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, Event, How, refused, sampling, with_aux_action,
 };
 use crate::traced::Traced;
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("trace_has_only_the_regions", trace_has_only_the_regions),
-    ("trace_has_the_pausing_exit_and_not_the_resuming_one", trace_has_the_pausing_exit_and_not_the_resuming_one),
-    ("pause_of_a_trace_follows_its_task", pause_of_a_trace_follows_its_task),
-    ("exits_resume_and_pause_each_other", exits_resume_and_pause_each_other),
-    ("paused_trace_stays_enabled", paused_trace_stays_enabled),
-    ("pausing_is_for_members_of_a_trace", pausing_is_for_members_of_a_trace),
-];
+const GROUP: &str = "aux";
 
 const RESUME: u64 = 60;
 const PAUSE: u64 = 61;
@@ -49,6 +42,7 @@ fn regions(
     Ok((traced, members))
 }
 
+#[apply(guest_test)]
 fn trace_has_only_the_regions() -> Outcome {
     let device = Device::open()?;
     let (mut traced, _members) = regions(&device, io_trace(&device), How::on_cpu(1), 256)?;
@@ -85,6 +79,7 @@ fn trace_has_only_the_regions() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_has_the_pausing_exit_and_not_the_resuming_one() -> Outcome {
     const VALUE: u64 = 62;
     let device = Device::open()?;
@@ -107,6 +102,7 @@ fn trace_has_the_pausing_exit_and_not_the_resuming_one() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn pause_of_a_trace_follows_its_task() -> Outcome {
     let device = Device::open()?;
     let (mut traced, _members) = regions(&device, io_trace(&device), How::OWN, 64)?;
@@ -133,6 +129,7 @@ fn pause_of_a_trace_follows_its_task() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_resume_and_pause_each_other() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -171,6 +168,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn paused_trace_stays_enabled() -> Outcome {
     let device = Device::open()?;
     let mut attr = io_trace(&device);
@@ -197,6 +195,7 @@ fn paused_trace_stays_enabled() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn pausing_is_for_members_of_a_trace() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr, group: Option<&Event>| {

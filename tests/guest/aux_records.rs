@@ -8,14 +8,9 @@ use crate::packets::{EXIT_BYTES, Ledger, exits};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, How};
 use crate::traced::start;
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("start_is_recorded_once", start_is_recorded_once),
-    ("pieces_without_a_record_are_recorded_later", pieces_without_a_record_are_recorded_later),
-    ("ring_without_data_has_an_area", ring_without_data_has_an_area),
-    ("records_of_an_area_name_their_task", records_of_an_area_name_their_task),
-];
+const GROUP: &str = "aux";
 
 /// Size of a `PERF_RECORD_AUX` in bytes, without the trailer.
 const AUX_RECORD: u64 = 32;
@@ -23,6 +18,7 @@ const AUX_RECORD: u64 = 32;
 /// Size of a `PERF_RECORD_ITRACE_START` in bytes, without the trailer.
 const START_RECORD: u64 = 16;
 
+#[apply(guest_test)]
 fn start_is_recorded_once() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -52,6 +48,7 @@ fn start_is_recorded_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn pieces_without_a_record_are_recorded_later() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 8, READ_WRITE)?;
@@ -75,6 +72,7 @@ fn pieces_without_a_record_are_recorded_later() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn ring_without_data_has_an_area() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -91,6 +89,7 @@ fn ring_without_data_has_an_area() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn records_of_an_area_name_their_task() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;

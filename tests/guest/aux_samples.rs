@@ -14,15 +14,9 @@ use crate::raw::{
     Device, EXIT_USER, FORMAT_LOST, How, KIND_EXITS, KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS, refused, sampling,
     silent,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("each_period_makes_a_packet", each_period_makes_a_packet),
-    ("packet_holds_all_registers", packet_holds_all_registers),
-    ("clock_paces_packets", clock_paces_packets),
-    ("stalled_readers_samples_are_counted", stalled_readers_samples_are_counted),
-    ("sample_traces_that_cannot_be_are_refused", sample_traces_that_cannot_be_are_refused),
-];
+const GROUP: &str = "aux";
 
 /// Returns the attr of a trace that makes a packet after every `period` units of `pace`, in user mode.
 fn paced(device: &Device, pace: u64, period: u64) -> perf_event_attr {
@@ -32,6 +26,7 @@ fn paced(device: &Device, pace: u64, period: u64) -> perf_event_attr {
     attr
 }
 
+#[apply(guest_test)]
 fn each_period_makes_a_packet() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
@@ -71,6 +66,7 @@ fn each_period_makes_a_packet() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn packet_holds_all_registers() -> Outcome {
     const MADE: usize = 40;
     let device = Device::open()?;
@@ -116,6 +112,7 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn clock_paces_packets() -> Outcome {
     // The clock also runs while the device makes a packet, which takes long on an emulated host. The period must be
     // much longer than this time.
@@ -167,6 +164,7 @@ fn clock_paces_packets() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stalled_readers_samples_are_counted() -> Outcome {
     const MADE: u64 = 100;
     let device = Device::open()?;
@@ -198,6 +196,7 @@ fn stalled_readers_samples_are_counted() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn sample_traces_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));

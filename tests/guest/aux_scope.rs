@@ -11,16 +11,9 @@ use crate::packets::{Exit, USER};
 use crate::pages::READ_WRITE;
 use crate::raw::{Device, EXIT_MMIO, EXIT_PORT, EXIT_SIGNAL, EXIT_USER, How, KIND_EXITS, aux_watermark};
 use crate::traced::{Traced, start};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("trace_of_a_task_excludes_others", trace_of_a_task_excludes_others),
-    ("trace_of_a_cpu_has_all_its_exits", trace_of_a_cpu_has_all_its_exits),
-    ("each_vcpu_has_its_own_trace", each_vcpu_has_its_own_trace),
-    ("trace_follows_its_task", trace_follows_its_task),
-    ("trace_causes_no_exits", trace_causes_no_exits),
-    ("excluded_mode_is_not_traced", excluded_mode_is_not_traced),
-];
+const GROUP: &str = "aux";
 
 /// Runs `body` while another thread makes exits on `cpu`. Also returns the id of that thread and the number of its
 /// exits.
@@ -48,6 +41,7 @@ fn beside<R>(cpu: usize, body: impl FnOnce() -> R) -> Result<(R, u32, u64), Stri
     })
 }
 
+#[apply(guest_test)]
 fn trace_of_a_task_excludes_others() -> Outcome {
     const MADE: u64 = 400;
     let device = Device::open()?;
@@ -74,6 +68,7 @@ fn trace_of_a_task_excludes_others() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_of_a_cpu_has_all_its_exits() -> Outcome {
     const MADE: u64 = 400;
     let device = Device::open()?;
@@ -99,6 +94,7 @@ fn trace_of_a_cpu_has_all_its_exits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn each_vcpu_has_its_own_trace() -> Outcome {
     const EACH: [u64; 2] = [700, 900];
     let device = Device::open()?;
@@ -139,6 +135,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_follows_its_task() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -175,6 +172,7 @@ fn counted(device: &Device, body: impl FnOnce()) -> Result<[u64; 3], Box<dyn std
     Ok(counts)
 }
 
+#[apply(guest_test)]
 fn trace_causes_no_exits() -> Outcome {
     const MADE: u64 = 2_000;
     let device = Device::open()?;
@@ -195,6 +193,7 @@ fn trace_causes_no_exits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn excluded_mode_is_not_traced() -> Outcome {
     const VALUE: u64 = 8;
     let device = Device::open()?;

@@ -13,13 +13,11 @@ use crate::packets::{EXIT_BYTES, Exit, USER, exits, syncs};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, EXIT_MMIO, EXIT_PORT, FORMAT_LOST, How, KIND_EXIT_TRACE, silent};
 use crate::traced::start;
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("traces_write_into_anothers_area", traces_write_into_anothers_area),
-    ("children_write_into_their_parents_area", children_write_into_their_parents_area),
-];
+const GROUP: &str = "aux";
 
+#[apply(guest_test)]
 fn traces_write_into_anothers_area() -> Outcome {
     const VALUE: u64 = 3;
     let device = Device::open()?;
@@ -78,6 +76,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn children_write_into_their_parents_area() -> Outcome {
     const EACH: u64 = 400;
     /// Number of exits that a thread makes before it waits for the reader. The exits of both threads together fill less

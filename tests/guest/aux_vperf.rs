@@ -8,23 +8,12 @@ use serde_json::Value;
 use vpmu_client::trace::Format;
 use vpmu_client::{Entry, Vpmu};
 
+use crate::Outcome;
 use crate::cpu::{OWN_IN_USER_MODE, PORT_REASON, PORT_WRITTEN};
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{json, text, vperf};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("exits_of_a_command_are_all_there", exits_of_a_command_are_all_there),
-    ("exits_name_who_caused_them", exits_name_who_caused_them),
-    ("exits_alone_records_and_shows", exits_alone_records_and_shows),
-    ("timeline_has_every_exit", timeline_has_every_exit),
-    ("trace_beside_samples_is_in_the_file", trace_beside_samples_is_in_the_file),
-    ("trace_of_samples_is_a_profile", trace_of_samples_is_a_profile),
-    ("snapshot_holds_the_newest_exits", snapshot_holds_the_newest_exits),
-    ("signal_takes_a_snapshot_and_another_ends_it", signal_takes_a_snapshot_and_another_ends_it),
-    ("recorder_that_stalls_reports_losses", recorder_that_stalls_reports_losses),
-    ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
-];
+const GROUP: &str = "aux";
 
 /// Numbers that the device defines: the kinds of the two traces, the config for exits to the VMM, and the pace that
 /// counts exits.
@@ -77,6 +66,7 @@ fn nothing_is_lost(trace: &Value) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_of_a_command_are_all_there() -> Outcome {
     let file = "/tmp/ports.vperf";
     for times in [0, 1, 5000] {
@@ -100,6 +90,7 @@ fn exits_of_a_command_are_all_there() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_name_who_caused_them() -> Outcome {
     let file = "/tmp/callers.vperf";
     // Records all CPUs, so that the report must distinguish the command's exits from other tasks' exits.
@@ -128,6 +119,7 @@ fn exits_name_who_caused_them() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_alone_records_and_shows() -> Outcome {
     let file = "/tmp/alone.vperf";
     // Without `--reason`, vperf records the exits for every reason that the host reports.
@@ -147,6 +139,7 @@ fn exits_alone_records_and_shows() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn timeline_has_every_exit() -> Outcome {
     let file = "/tmp/timeline.vperf";
     record(file, &["--reason", PORT_REASON, "--", "guest-tests", "ports", "400"])?;
@@ -173,6 +166,7 @@ fn timeline_has_every_exit() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_beside_samples_is_in_the_file() -> Outcome {
     let file = "/tmp/beside.vperf";
     let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?;
@@ -212,6 +206,7 @@ fn trace_beside_samples_is_in_the_file() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_of_samples_is_a_profile() -> Outcome {
     let file = "/tmp/registers.vperf";
     let trace = entry(KIND_SAMPLE_TRACE, PACE_EXITS)?;
@@ -243,6 +238,7 @@ fn trace_of_samples_is_a_profile() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn snapshot_holds_the_newest_exits() -> Outcome {
     let file = "/tmp/newest.vperf";
     let args = ["--snapshot", "-m", "8K", "--reason", PORT_REASON, "--"];
@@ -262,6 +258,7 @@ fn snapshot_holds_the_newest_exits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let file = "/tmp/signal.vperf";
     // The command prints a line after its last exit, and then waits.
@@ -300,6 +297,7 @@ fn signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn recorder_that_stalls_reports_losses() -> Outcome {
     let file = "/tmp/stalled.vperf";
     // The command stops vperf, its parent process, so that the area of two pages fills.
@@ -323,6 +321,7 @@ fn recorder_that_stalls_reports_losses() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn wrong_traces_name_the_remedy() -> Outcome {
     let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?.name;
     let cases: [(&[&str], &str); 6] = [

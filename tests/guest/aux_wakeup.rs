@@ -1,18 +1,14 @@
 //! Wakeups of the reader of an AUX area: when the device must wake the reader, and when it must not.
 
+use crate::Outcome;
 use crate::aux_mapping::{io_trace, ports};
 use crate::aux_writer::PER_PAGE;
 use crate::ensure::ensure_eq;
 use crate::pages::READ_WRITE;
 use crate::raw::{Device, aux_watermark};
 use crate::traced::{Traced, start};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("number_of_aux_bytes_wakes", number_of_aux_bytes_wakes),
-    ("half_an_area_wakes", half_an_area_wakes),
-    ("first_loss_in_an_area_wakes", first_loss_in_an_area_wakes),
-];
+const GROUP: &str = "aux";
 
 /// Limits for poll, in milliseconds. `LONG` is for a wakeup that must come, no matter how slow the machine is. `NOW` is
 /// for checks that no wakeup has come.
@@ -34,6 +30,7 @@ fn wakes_at(traced: &Traced, exits: &[u64]) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn number_of_aux_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), 512);
@@ -51,6 +48,7 @@ fn number_of_aux_bytes_wakes() -> Outcome {
     traced.balance()
 }
 
+#[apply(guest_test)]
 fn half_an_area_wakes() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 4, READ_WRITE)?;
@@ -60,6 +58,7 @@ fn half_an_area_wakes() -> Outcome {
     traced.balance()
 }
 
+#[apply(guest_test)]
 fn first_loss_in_an_area_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(io_trace(&device), u32::MAX);

@@ -9,21 +9,14 @@ use crate::packets::{EXIT_BYTES, SYNC_LOSS, SYNC_PAGE, SYNC_START, exits, syncs}
 use crate::pages::{AUX_TAIL, Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{Device, EXIT_PORT, FORMAT_LOST, How, PAGE};
 use crate::traced::start;
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("trace_wraps_without_loss", trace_wraps_without_loss),
-    ("stalled_readers_losses_are_recorded", stalled_readers_losses_are_recorded),
-    ("written_and_lost_are_all_that_was_produced", written_and_lost_are_all_that_was_produced),
-    ("lying_tail_counts_as_a_full_area", lying_tail_counts_as_a_full_area),
-    ("snapshot_keeps_the_newest", snapshot_keeps_the_newest),
-    ("without_an_area_all_is_lost", without_an_area_all_is_lost),
-    ("trace_that_restarts_has_a_sync_packet", trace_that_restarts_has_a_sync_packet),
-];
+const GROUP: &str = "aux";
 
 /// Exits in a page, behind its sync.
 pub(crate) const PER_PAGE: u64 = PAGE as u64 / EXIT_BYTES - 1;
 
+#[apply(guest_test)]
 fn trace_wraps_without_loss() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 2, READ_WRITE)?;
@@ -51,6 +44,7 @@ fn trace_wraps_without_loss() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stalled_readers_losses_are_recorded() -> Outcome {
     const LOST: u64 = 40;
     let device = Device::open()?;
@@ -84,6 +78,7 @@ fn stalled_readers_losses_are_recorded() -> Outcome {
 }
 
 /// The reader stalls on a fixed schedule. The flags of the chunks must report each loss.
+#[apply(guest_test)]
 fn written_and_lost_are_all_that_was_produced() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 2, READ_WRITE)?;
@@ -121,6 +116,7 @@ fn written_and_lost_are_all_that_was_produced() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn lying_tail_counts_as_a_full_area() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 1, READ_WRITE)?;
@@ -151,6 +147,7 @@ fn lying_tail_counts_as_a_full_area() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn snapshot_keeps_the_newest() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
@@ -184,6 +181,7 @@ fn snapshot_keeps_the_newest() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn without_an_area_all_is_lost() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -215,6 +213,7 @@ fn without_an_area_all_is_lost() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_that_restarts_has_a_sync_packet() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 1, READ_WRITE)?;

@@ -20,15 +20,9 @@ use crate::raw::{
 };
 use crate::switches::Turn;
 use crate::traced::Traced;
-use crate::{Outcome, Test, aux_exits, cpu};
+use crate::{Outcome, aux_exits, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("cpu_pmu_reads_cost_one_exit", cpu_pmu_reads_cost_one_exit),
-    ("cpu_pmu_switches_cost_exits_by_the_event", cpu_pmu_switches_cost_exits_by_the_event),
-    ("cpu_pmu_samples_cost_an_nmi_and_exits", cpu_pmu_samples_cost_an_nmi_and_exits),
-    ("vpmu_samples_return_once_or_never", vpmu_samples_return_once_or_never),
-    ("perf_runs_on_the_cpu_pmu", perf_runs_on_the_cpu_pmu),
-];
+const GROUP: &str = "baseline";
 
 type Failure = Box<dyn std::error::Error>;
 type Shared<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -396,6 +390,7 @@ fn apart<T: Send + 'static>(act: impl FnOnce() -> Result<T, Failure> + Send + 's
     Ok(done.join().map_err(|_| "a thread panicked")??)
 }
 
+#[apply(guest_test)]
 fn cpu_pmu_reads_cost_one_exit() -> Outcome {
     const READS: u64 = 100;
     let device = Device::open()?;
@@ -413,6 +408,7 @@ fn cpu_pmu_reads_cost_one_exit() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
     const ROUNDS: u64 = 20;
     let driver = driver()?;
@@ -447,6 +443,7 @@ fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn cpu_pmu_samples_cost_an_nmi_and_exits() -> Outcome {
     const SAMPLES: u64 = 20;
     sample_as_asked()?;
@@ -459,6 +456,7 @@ fn cpu_pmu_samples_cost_an_nmi_and_exits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn vpmu_samples_return_once_or_never() -> Outcome {
     const SAMPLES: u64 = 40;
     for (engine, signals) in [(ENGINE_EXIT, 1), (ENGINE_BATCHED, 0)] {
@@ -478,6 +476,7 @@ fn vpmu_samples_return_once_or_never() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_runs_on_the_cpu_pmu() -> Outcome {
     let stat = ["stat", "-x,", "-e", "cycles", "--", "guest-tests", "mark", "1", "100"];
     let output = Command::new("perf").args(stat).output()?;

@@ -15,24 +15,9 @@ use crate::arch::UNREACHABLE_EXITS;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
 use crate::raw::{How, KIND_EXIT_TRACE, KIND_EXITS, refused};
-use crate::{Outcome, Test, raw};
+use crate::{Outcome, raw};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("marks_count_exactly", marks_count_exactly),
-    ("port_writes_count_exactly", port_writes_count_exactly),
-    ("two_vcpus_never_mix", two_vcpus_never_mix),
-    ("disabled_events_stand_still", disabled_events_stand_still),
-    ("reset_zeroes_the_count_alone", reset_zeroes_the_count_alone),
-    ("tsc_agrees_with_rdtsc", tsc_agrees_with_rdtsc),
-    ("task_clock_agrees_with_guest_time", task_clock_agrees_with_guest_time),
-    ("halts_are_counted", halts_are_counted),
-    ("all_exits_hold_those_of_the_vmm", all_exits_hold_those_of_the_vmm),
-    ("every_listed_event_opens", every_listed_event_opens),
-    ("open_of_unlisted_event_is_refused", open_of_unlisted_event_is_refused),
-    ("exits_that_the_architecture_lacks_are_refused", exits_that_the_architecture_lacks_are_refused),
-    ("short_buffer_is_refused", short_buffer_is_refused),
-    ("data_breakpoints_count_beside_marks", data_breakpoints_count_beside_marks),
-];
+const GROUP: &str = "counting";
 
 /// An event of this thread, enabled.
 pub(crate) fn counting(vpmu: &Vpmu, spec: &str) -> Result<Event, Box<dyn std::error::Error>> {
@@ -41,6 +26,7 @@ pub(crate) fn counting(vpmu: &Vpmu, spec: &str) -> Result<Event, Box<dyn std::er
     Ok(event)
 }
 
+#[apply(guest_test)]
 fn marks_count_exactly() -> Outcome {
     let vpmu = Vpmu::open()?;
     for times in [1, 7, 1000] {
@@ -55,6 +41,7 @@ fn marks_count_exactly() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn port_writes_count_exactly() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::allow_ports()?;
@@ -69,6 +56,7 @@ fn port_writes_count_exactly() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn two_vcpus_never_mix() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = vpmu.attr("mark=1")?;
@@ -91,6 +79,7 @@ fn two_vcpus_never_mix() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn disabled_events_stand_still() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&vpmu.attr("mark=5")?)?;
@@ -114,6 +103,7 @@ fn disabled_events_stand_still() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn reset_zeroes_the_count_alone() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = counting(&vpmu, "mark=5")?;
@@ -129,6 +119,7 @@ fn reset_zeroes_the_count_alone() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn tsc_agrees_with_rdtsc() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -149,6 +140,7 @@ fn tsc_agrees_with_rdtsc() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn task_clock_agrees_with_guest_time() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -175,6 +167,7 @@ fn task_clock_agrees_with_guest_time() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn halts_are_counted() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -187,6 +180,7 @@ fn halts_are_counted() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn all_exits_hold_those_of_the_vmm() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -242,6 +236,7 @@ fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
 
 /// Uses data breakpoints of the guest's kernel on two vCPUs at the same time. A host CPU must load the debug registers
 /// of the vCPU that it runs.
+#[apply(guest_test)]
 fn data_breakpoints_count_beside_marks() -> Outcome {
     let threads = [0, 1].map(|cpu| thread::spawn(move || break_on_writes(cpu, 500)));
     for thread in threads {
@@ -251,6 +246,7 @@ fn data_breakpoints_count_beside_marks() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_listed_event_opens() -> Outcome {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries();
@@ -270,6 +266,7 @@ fn every_listed_event_opens() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn open_of_unlisted_event_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     let refused = |attr: EventAttr| match vpmu.open_event(&attr) {
@@ -296,6 +293,7 @@ fn open_of_unlisted_event_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_that_the_architecture_lacks_are_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     let device = raw::Device::open()?;
@@ -313,6 +311,7 @@ fn exits_that_the_architecture_lacks_are_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn short_buffer_is_refused() -> Outcome {
     use std::os::fd::AsFd;
     let vpmu = Vpmu::open()?;

@@ -5,18 +5,13 @@ use crate::fields::{self, ADDR, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::values;
 use crate::raw::{Device, Doorbell, EXIT_MMIO, How, KIND_EXITS, KIND_MARK, PAGE, refused, silent};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("store_to_the_doorbell_is_a_mark", store_to_the_doorbell_is_a_mark),
-    ("mark_costs_one_exit", mark_costs_one_exit),
-    ("mark_has_its_value", mark_has_its_value),
-    ("doorbell_is_one_page", doorbell_is_one_page),
-    ("doorbell_reads_as_zero", doorbell_reads_as_zero),
-];
+const GROUP: &str = "trigger";
 
 const VALUE: u32 = 80;
 
+#[apply(guest_test)]
 fn store_to_the_doorbell_is_a_mark() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -44,6 +39,7 @@ fn store_to_the_doorbell_is_a_mark() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn mark_costs_one_exit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -57,6 +53,7 @@ fn mark_costs_one_exit() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn mark_has_its_value() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -90,6 +87,7 @@ fn mark_has_its_value() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn doorbell_is_one_page() -> Outcome {
     let device = Device::open()?;
     let write = libc::PROT_READ | libc::PROT_WRITE;
@@ -110,6 +108,7 @@ fn doorbell_is_one_page() -> Outcome {
 }
 
 /// VPMU-D-4-2.
+#[apply(guest_test)]
 fn doorbell_reads_as_zero() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;

@@ -26,31 +26,9 @@ use crate::raw::{
     Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXIT_TRACE, KIND_MARK, kernels,
     kernels_own, refused, silent,
 };
-use crate::{Outcome, Test, cpu, kernel_log, os};
+use crate::{Outcome, cpu, kernel_log, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("mute_device_is_given_up_and_bound_again", mute_device_is_given_up_and_bound_again),
-    ("mute_device_without_events_fails_an_open", mute_device_without_events_fails_an_open),
-    ("killed_task_leaves_a_mute_device", killed_task_leaves_a_mute_device),
-    ("unbinding_ends_open_events_and_returns", unbinding_ends_open_events_and_returns),
-    ("unbinding_and_binding_while_programs_open_and_close", unbinding_and_binding_while_programs_open_and_close),
-    ("event_opened_during_an_unbinding_ends_with_it", event_opened_during_an_unbinding_ends_with_it),
-    (
-        "event_opened_before_an_unbinding_ends_although_the_device_is_bound_again",
-        event_opened_before_an_unbinding_ends_although_the_device_is_bound_again,
-    ),
-    ("fork_with_inherited_events_of_a_lost_device_succeeds", fork_with_inherited_events_of_a_lost_device_succeeds),
-    ("counts_go_on_after_a_hibernation", counts_go_on_after_a_hibernation),
-    ("rings_and_traces_end_with_a_hibernation", rings_and_traces_end_with_a_hibernation),
-    ("linked_events_of_perf_core_end_with_a_hibernation", linked_events_of_perf_core_end_with_a_hibernation),
-    (
-        "persistent_event_of_a_given_up_device_opens_again_after_a_hibernation",
-        persistent_event_of_a_given_up_device_opens_again_after_a_hibernation,
-    ),
-    ("vperf_continues_when_a_cpu_goes_offline", vperf_continues_when_a_cpu_goes_offline),
-    ("vperf_reads_a_persistent_event_whose_cpu_is_offline", vperf_reads_a_persistent_event_whose_cpu_is_offline),
-    ("module_reloads_while_programs_open_and_close", module_reloads_while_programs_open_and_close),
-];
+const GROUP: &str = "driver-life";
 
 /// The mark that the tests count.
 const VALUE: u64 = 77;
@@ -230,6 +208,7 @@ fn ensure_works() -> Outcome {
 }
 
 /// VPMU-G-2-3.
+#[apply(guest_test)]
 fn mute_device_is_given_up_and_bound_again() -> Outcome {
     let name = transport()?;
     fs::write(SECONDS, "1")?;
@@ -255,6 +234,7 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     ensure_no_complaint()
 }
 
+#[apply(guest_test)]
 fn mute_device_without_events_fails_an_open() -> Outcome {
     let name = transport()?;
     fs::write(SECONDS, "1")?;
@@ -272,6 +252,7 @@ fn mute_device_without_events_fails_an_open() -> Outcome {
     ensure_no_complaint()
 }
 
+#[apply(guest_test)]
 fn killed_task_leaves_a_mute_device() -> Outcome {
     let name = transport()?;
     fs::write(SECONDS, "3600")?;
@@ -295,6 +276,7 @@ fn killed_task_leaves_a_mute_device() -> Outcome {
     ensure_no_complaint()
 }
 
+#[apply(guest_test)]
 fn unbinding_ends_open_events_and_returns() -> Outcome {
     let name = transport()?;
     let mut open = Open::new()?;
@@ -334,6 +316,7 @@ fn fork_and_place(times: u64) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
     let name = transport()?;
     fs::write(SECONDS, "1")?;
@@ -391,6 +374,7 @@ fn turn() -> bool {
     hold(|| ()).unwrap_or(false)
 }
 
+#[apply(guest_test)]
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
@@ -437,6 +421,7 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
 
 /// When a device is removed, the driver first refuses new opens, then closes persistent events, and then resets the
 /// device. An open that started before the removal may complete during these steps.
+#[apply(guest_test)]
 fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
     const ROUNDS: usize = 8;
     const PERSISTENT: usize = 16;
@@ -479,6 +464,7 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
 
 /// The opening task may be preempted after the device has opened the event and before the driver has recorded it. Here,
 /// a real-time task preempts it at varying times, and keeps the CPU until the device is bound again.
+#[apply(guest_test)]
 fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() -> Outcome {
     const ROUNDS: u32 = 100;
     /// After this time, the real-time task gives up the CPU, because the unbinding may wait for a lock that the opening
@@ -543,6 +529,7 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
     ensure_no_complaint()
 }
 
+#[apply(guest_test)]
 fn module_reloads_while_programs_open_and_close() -> Outcome {
     for round in 0..30 {
         thread::scope(|scope| -> Outcome {
@@ -586,6 +573,7 @@ fn set_online(online: bool) -> io::Result<()> {
     fs::write(CPU1, if online { "1" } else { "0" })
 }
 
+#[apply(guest_test)]
 fn vperf_continues_when_a_cpu_goes_offline() -> Outcome {
     cpu::pin(0)?;
     for tool in [&["record", "-c", "1"][..], &["stat"]] {
@@ -629,6 +617,7 @@ fn vperf_continues_when_a_cpu_goes_offline() -> Outcome {
     ensure_no_complaint()
 }
 
+#[apply(guest_test)]
 fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -675,6 +664,7 @@ fn hibernate() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn counts_go_on_after_a_hibernation() -> Outcome {
     let device = fresh()?;
     // CPU 0 must stay online, because perf core ends the events of a CPU that goes offline.
@@ -745,6 +735,7 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     ensure_no_complaint()
 }
 
+#[apply(guest_test)]
 fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     let mut open = Open::new()?;
     open.ensure_counts()?;
@@ -769,6 +760,7 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
 
 /// If the driver opened linked events again after the hibernation, the link would be missing, and the target would
 /// never start.
+#[apply(guest_test)]
 fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::pin(0)?;
@@ -795,6 +787,7 @@ fn linked_events_of_perf_core_end_with_a_hibernation() -> Outcome {
     ensure_no_complaint()
 }
 
+#[apply(guest_test)]
 fn persistent_event_of_a_given_up_device_opens_again_after_a_hibernation() -> Outcome {
     fs::write(SECONDS, "1")?;
     let device = fresh()?;

@@ -13,7 +13,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{ADDR, CPU, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{listed, look, values};
-use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, GROUP, How, KIND_MARK, refused, silent};
+use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, How, KIND_MARK, WHOLE_GROUP, refused, silent};
 use crate::{Outcome, cpu, os};
 
 /// Number of marks in a boot. Half of them are on each vCPU.
@@ -123,7 +123,7 @@ fn close(count: usize) -> Outcome {
         let slept = (|| {
             let before = os::sleeps()?;
             for group in &groups {
-                group[0].enable(GROUP)?;
+                group[0].enable(WHOLE_GROUP)?;
             }
             drop(groups);
             Ok(os::sleeps()? - before)

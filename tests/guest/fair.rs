@@ -15,19 +15,15 @@ use crate::fields::{self, CALLCHAIN, IP, STACK_USER, TID, TIME};
 use crate::os::{Forked, SharedWords};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Event, How, KIND_SOFTWARE, MARK_ANY, kernels, sampling, silent, waking};
-use crate::{Outcome, Test, cpu, interrupt, kernel_log, os};
+use crate::{Outcome, cpu, interrupt, kernel_log, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("wakeups_of_nobodys_events_leave_other_cpus_their_time", wakeups_of_nobodys_events_leave_other_cpus_their_time),
-    ("signals_of_nobodys_events_leave_other_cpus_their_time", signals_of_nobodys_events_leave_other_cpus_their_time),
-    ("samples_of_nobodys_event_leave_idle_cpus_alone", || idle_cpus_are_left_alone(1, false)),
-    ("samples_of_an_inherited_event_leave_idle_cpus_alone", || idle_cpus_are_left_alone(1, true)),
-    ("samples_of_many_inherited_events_leave_idle_cpus_alone", || idle_cpus_are_left_alone(64, true)),
-];
+const GROUP: &str = "fair";
 
-/// Tests of times, for the exact lab with one vCPU.
-pub(crate) const EXACT: &[Test] =
-    &[("samples_of_nobodys_events_delay_no_interrupt", samples_of_nobodys_events_delay_no_interrupt)];
+guest_tests! {
+    samples_of_nobodys_event_leave_idle_cpus_alone => idle_cpus_are_left_alone(1, false);
+    samples_of_an_inherited_event_leave_idle_cpus_alone => idle_cpus_are_left_alone(1, true);
+    samples_of_many_inherited_events_leave_idle_cpus_alone => idle_cpus_are_left_alone(64, true);
+}
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
@@ -200,12 +196,14 @@ fn to_one_ring(device: &Device, count: usize) -> Fallible<(Vec<Event>, Pages)> {
     Ok((events, ring))
 }
 
+#[apply(guest_test)]
 fn wakeups_of_nobodys_events_leave_other_cpus_their_time() -> Outcome {
     victim_keeps(500, true, |device| to_one_ring(device, MANY))?;
     kernel_log::ensure_no_fault()
 }
 
 /// Each signal goes to all processes of a group, most of which sleep.
+#[apply(guest_test)]
 fn signals_of_nobodys_events_leave_other_cpus_their_time() -> Outcome {
     const EVENTS: usize = 64;
     const SLEEPERS: usize = 400;
@@ -318,6 +316,8 @@ fn longest_gap(device: &Device, act: impl FnOnce() -> Outcome) -> Fallible<u64> 
 
 /// In the exact lab, a nanosecond passes with each instruction, those of the host included. The host's work for a mark
 /// of 64 events is subtracted from the gaps.
+#[apply(guest_test)]
+#[group = "costs"]
 fn samples_of_nobodys_events_delay_no_interrupt() -> Outcome {
     const EVENTS: usize = 64;
     const RUN: Duration = Duration::from_millis(400);

@@ -16,32 +16,13 @@ use crate::packets::exits;
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{fresh, look, newest, persistent, values};
 use crate::raw::{
-    Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, GROUP, How, KIND_SOFTWARE, PAGE,
-    SW_CPU_CLOCK, aux_watermark, refused, sampling, silent,
+    Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_SOFTWARE, PAGE, SW_CPU_CLOCK,
+    WHOLE_GROUP, aux_watermark, refused, sampling, silent,
 };
 use crate::traced::Traced;
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-/// Tests for a machine whose operator allows only the batched engine.
-pub(crate) const BATCHED: &[Test] =
-    &[("flush_writes_samples_of_the_batched_engine", flush_writes_samples_of_the_batched_engine)];
-
-pub(crate) const TESTS: &[Test] = &[
-    ("flush_wakes_a_waiting_reader", flush_wakes_a_waiting_reader),
-    ("sleeper_is_woken_by_a_flush", sleeper_is_woken_by_a_flush),
-    ("flush_without_records_wakes_no_reader", flush_without_records_wakes_no_reader),
-    ("pending_loss_is_recorded", pending_loss_is_recorded),
-    ("group_is_flushed_as_one", group_is_flushed_as_one),
-    ("all_persistent_events_are_flushed_at_once", all_persistent_events_are_flushed_at_once),
-    ("every_state_can_be_flushed", every_state_can_be_flushed),
-    ("flush_publishes_a_piece_of_a_trace", flush_publishes_a_piece_of_a_trace),
-    ("flush_writes_samples_of_the_exit_engine", flush_writes_samples_of_the_exit_engine),
-    ("task_is_flushed_wherever_it_is", task_is_flushed_wherever_it_is),
-    ("children_are_flushed_too", children_are_flushed_too),
-    ("flush_has_no_other_arguments", flush_has_no_other_arguments),
-    ("flushes_from_both_vcpus_lose_and_repeat_nothing", flushes_from_both_vcpus_lose_and_repeat_nothing),
-    ("closing_under_a_flush_is_harmless", closing_under_a_flush_is_harmless),
-];
+const GROUP: &str = "flush";
 
 const VALUE: u64 = 70;
 /// Limits for poll, in milliseconds. `LONG` is for a wakeup that must come, no matter how slow the machine is. `NOW` is
@@ -61,6 +42,7 @@ fn quiet(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> 
     Ok((event, ring))
 }
 
+#[apply(guest_test)]
 fn flush_wakes_a_waiting_reader() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = quiet(&device)?;
@@ -75,6 +57,7 @@ fn flush_wakes_a_waiting_reader() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn sleeper_is_woken_by_a_flush() -> Outcome {
     let device = Device::open()?;
     let (event, _ring) = quiet(&device)?;
@@ -93,6 +76,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn flush_without_records_wakes_no_reader() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = quiet(&device)?;
@@ -109,6 +93,7 @@ fn flush_without_records_wakes_no_reader() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn pending_loss_is_recorded() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = quiet(&device)?;
@@ -126,6 +111,7 @@ fn pending_loss_is_recorded() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_is_flushed_as_one() -> Outcome {
     let device = Device::open()?;
     let (leader, _ring) = quiet(&device)?;
@@ -140,14 +126,15 @@ fn group_is_flushed_as_one() -> Outcome {
     members[0].flush(0)?;
     ensure_eq!(polled()?, [false, true, false], "polls after a member's flush");
     device.place(VALUE, 1)?;
-    leader.flush(GROUP)?;
+    leader.flush(WHOLE_GROUP)?;
     ensure_eq!(polled()?, [true; 3], "polls after the leader flushed the group");
     device.place(VALUE, 1)?;
-    members[1].flush(GROUP)?;
+    members[1].flush(WHOLE_GROUP)?;
     ensure_eq!(polled()?, [true; 3], "polls after a member flushed the group");
     Ok(())
 }
 
+#[apply(guest_test)]
 fn all_persistent_events_are_flushed_at_once() -> Outcome {
     let device = fresh()?;
     cpu::pin(0)?;
@@ -174,6 +161,7 @@ fn all_persistent_events_are_flushed_at_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_state_can_be_flushed() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = quiet(&device)?;
@@ -223,6 +211,7 @@ fn every_state_can_be_flushed() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn flush_publishes_a_piece_of_a_trace() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -253,10 +242,13 @@ fn flush_publishes_a_piece_of_a_trace() -> Outcome {
 }
 
 /// If the host batches samples, they stay in the host's ring for up to ten milliseconds.
+#[apply(guest_test)]
+#[group = "output-batched"]
 fn flush_writes_samples_of_the_batched_engine() -> Outcome {
     held_samples_are_written(ENGINE_BATCHED)
 }
 
+#[apply(guest_test)]
 fn flush_writes_samples_of_the_exit_engine() -> Outcome {
     held_samples_are_written(ENGINE_EXIT)
 }
@@ -304,6 +296,7 @@ fn held_samples_are_written(engine: u32) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn task_is_flushed_wherever_it_is() -> Outcome {
     use std::sync::Barrier;
     const MARKS: u64 = 500;
@@ -354,6 +347,7 @@ fn task_is_flushed_wherever_it_is() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn children_are_flushed_too() -> Outcome {
     use std::sync::Barrier;
     let device = Device::open()?;
@@ -387,6 +381,7 @@ fn children_are_flushed_too() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn flush_has_no_other_arguments() -> Outcome {
     let device = Device::open()?;
     let (event, _ring) = quiet(&device)?;
@@ -397,6 +392,7 @@ fn flush_has_no_other_arguments() -> Outcome {
 }
 
 /// Both vCPUs sample all their marks and repeatedly flush all events. One reader takes the records.
+#[apply(guest_test)]
 fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
     const EACH: u32 = 3_000;
     let device = fresh()?;
@@ -463,6 +459,7 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn closing_under_a_flush_is_harmless() -> Outcome {
     let device = fresh()?;
     let stop = AtomicBool::new(false);

@@ -7,22 +7,11 @@ use std::thread;
 
 use vpmu_client::{Event, EventAttr, Vpmu};
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("sibling_counts_while_its_leader_does", sibling_counts_while_its_leader_does),
-    ("group_is_switched_and_reset_as_one", group_is_switched_and_reset_as_one),
-    ("group_is_read_at_one_moment", group_is_read_at_one_moment),
-    ("closed_leader_frees_its_siblings", closed_leader_frees_its_siblings),
-    ("leaders_follow_each_other_without_end", leaders_follow_each_other_without_end),
-    ("group_of_unlike_events_is_refused", group_of_unlike_events_is_refused),
-    ("inherited_group_is_read_with_its_children", inherited_group_is_read_with_its_children),
-    ("group_waits_for_its_leaders_exec", group_waits_for_its_leaders_exec),
-    ("limit_continues_after_a_pause", limit_continues_after_a_pause),
-    ("groups_come_and_go_while_tasks_fork", groups_come_and_go_while_tasks_fork),
-];
+const GROUP: &str = "counting";
 
 /// Returns the attr of an event that counts marks of `value`. A read of the event returns the counts of the event's
 /// whole group.
@@ -40,6 +29,7 @@ fn contexts(attr: &EventAttr) -> Result<[EventAttr; 2], Box<dyn std::error::Erro
     Ok([attr.clone().of_task(0), attr.clone().on_cpu(0)])
 }
 
+#[apply(guest_test)]
 fn sibling_counts_while_its_leader_does() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
@@ -64,6 +54,7 @@ fn sibling_counts_while_its_leader_does() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_is_switched_and_reset_as_one() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
@@ -84,6 +75,7 @@ fn group_is_switched_and_reset_as_one() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_is_read_at_one_moment() -> Outcome {
     let vpmu = Vpmu::open()?;
     let stop = AtomicBool::new(false);
@@ -137,6 +129,7 @@ fn group_is_read_at_one_moment() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn closed_leader_frees_its_siblings() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&marks(&vpmu, 3)?)? {
@@ -226,6 +219,7 @@ pub(crate) fn close_leaders_under_marks() -> Outcome {
 }
 
 /// Each event becomes the leader of the next event, and is then closed. The last event must not keep the others alive.
+#[apply(guest_test)]
 fn leaders_follow_each_other_without_end() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?.of_task(0);
@@ -240,6 +234,7 @@ fn leaders_follow_each_other_without_end() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_of_unlike_events_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = marks(&vpmu, 3)?;
@@ -275,6 +270,7 @@ fn child_places(times: u32) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn inherited_group_is_read_with_its_children() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = EventAttr { inherit: true, ..marks(&vpmu, 3)? };
@@ -293,6 +289,7 @@ fn inherited_group_is_read_with_its_children() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_waits_for_its_leaders_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
     let group = |inherit| -> Result<(Event, Event), Box<dyn std::error::Error>> {
@@ -327,6 +324,7 @@ fn group_waits_for_its_leaders_exec() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn limit_continues_after_a_pause() -> Outcome {
     let vpmu = Vpmu::open()?;
     for attr in contexts(&vpmu.attr("mark=3")?.sampling(1))? {
@@ -362,6 +360,7 @@ fn limit_continues_after_a_pause() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn groups_come_and_go_while_tasks_fork() -> Outcome {
     let vpmu = Vpmu::open()?;
     let stop = AtomicBool::new(false);

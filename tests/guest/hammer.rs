@@ -24,12 +24,9 @@ use crate::raw::{
     Device, EXIT_MMIO, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC, MARK_ANY,
     PACE_EXITS, PAGE, SW_CPU_CLOCK, SW_TASK_CLOCK,
 };
-use crate::{Outcome, Test, cpu, kernel_log, os, persisting};
+use crate::{Outcome, cpu, kernel_log, os, persisting};
 
-pub(crate) const TESTS: &[Test] = &[(
-    "random_calls_of_several_users_leave_kernel_and_device_clean",
-    random_calls_of_several_users_leave_kernel_and_device_clean,
-)];
+const GROUP: &str = "hammer";
 
 const SEED: u64 = 0x5eed_0001;
 const OPERATIONS: u64 = 600;
@@ -490,6 +487,7 @@ pub(crate) fn ensure_clean() -> Outcome {
     kernel_log::ensure_none_of(&["are lost", "still writes", "stuck"])
 }
 
+#[apply(guest_test)]
 fn random_calls_of_several_users_leave_kernel_and_device_clean() -> Outcome {
     run(SEED, OPERATIONS)?;
     ensure_clean()

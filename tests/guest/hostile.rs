@@ -11,17 +11,9 @@ use crate::arch::{ATTACKS, Attack};
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::raw::{Device, Doorbell, How, KIND_MARK, PAGE, refused};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("doorbell_map_without_capability_is_refused", doorbell_map_without_capability_is_refused),
-    ("signal_frame_of_nobody_never_reaches_the_doorbell", signal_frame_of_nobody_never_reaches_the_doorbell),
-    ("mark_of_nobody_is_exact", mark_of_nobody_is_exact),
-    (
-        "accesses_to_a_mapped_doorbell_leave_the_machine_running",
-        accesses_to_a_mapped_doorbell_leave_the_machine_running,
-    ),
-];
+const GROUP: &str = "hostile";
 
 const VALUE: u64 = 90;
 const CPUS: usize = 2;
@@ -53,6 +45,7 @@ fn ensure_answers() -> Outcome {
 }
 
 /// VPMU-G-4-1.
+#[apply(guest_test)]
 fn doorbell_map_without_capability_is_refused() -> Outcome {
     let code = as_nobody(0, || {
         let refusal = refused(Doorbell::map(&Device::open()?));
@@ -91,6 +84,7 @@ fn take_signal_below(end: *mut u8) -> io::Result<bool> {
 
 /// A signal frame on a mapped doorbell would end the machine, because the kernel writes the frame with instructions
 /// that KVM does not emulate.
+#[apply(guest_test)]
 fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
     for cpu in 0..CPUS {
         let mut memory = vec![0; STACK];
@@ -113,6 +107,7 @@ fn signal_frame_of_nobody_never_reaches_the_doorbell() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn mark_of_nobody_is_exact() -> Outcome {
     // If `perf_event_paranoid` is 3, which is Debian's default, the user nobody cannot open any event.
     os::set_paranoid(3)?;
@@ -143,6 +138,7 @@ const ACCESSES: [(&str, Attack); 2] = [
     }),
 ];
 
+#[apply(guest_test)]
 fn accesses_to_a_mapped_doorbell_leave_the_machine_running() -> Outcome {
     for (what, access) in ATTACKS.into_iter().chain(ACCESSES) {
         for cpu in 0..CPUS {

@@ -17,17 +17,15 @@ use crate::fields::TIME;
 use crate::pages::{DATA_HEAD, Pages, READ, READ_WRITE};
 use crate::persisting::{persistent, sequence, values};
 use crate::raw::{Device, Event, How, KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, sampling, silent};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[(
-    "second_kernel_has_its_memory_and_the_persistent_events",
-    second_kernel_has_its_memory_and_the_persistent_events,
-)];
+const GROUP: &str = "kexec";
 
 const NAME: &str = "across";
 const KERNEL: &str = "/boot/kernel";
 const INITRAMFS: &str = "/tmp/initramfs";
 
+#[apply(guest_test)]
 fn second_kernel_has_its_memory_and_the_persistent_events() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;

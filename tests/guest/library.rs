@@ -4,20 +4,15 @@ use vpmu_client::{Engine, EventAttr, Record, Sample, Vpmu};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::sampling::{drain, sampling};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("page_agrees_with_a_reading", page_agrees_with_a_reading),
-    ("backward_ring_keeps_the_latest_records", backward_ring_keeps_the_latest_records),
-    ("two_events_share_a_ring", two_events_share_a_ring),
-    ("group_reads_at_one_moment", group_reads_at_one_moment),
-    ("refresh_lasts_as_long_as_granted", refresh_lasts_as_long_as_granted),
-];
+const GROUP: &str = "vperf";
 
 fn place(vpmu: &Vpmu, value: u32, times: u32) -> Result<(), vpmu_client::Error> {
     (0..times).try_for_each(|_| vpmu.mark(value))
 }
 
+#[apply(guest_test)]
 fn page_agrees_with_a_reading() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -57,6 +52,7 @@ fn times(records: Vec<Record>) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
     records.into_iter().map(time).collect()
 }
 
+#[apply(guest_test)]
 fn backward_ring_keeps_the_latest_records() -> Outcome {
     // A record has 56 bytes: a header of 8 bytes and six words. So a page has room for 73 records.
     const FIT: usize = 4096 / 56;
@@ -77,6 +73,7 @@ fn backward_ring_keeps_the_latest_records() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn two_events_share_a_ring() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -102,6 +99,7 @@ fn two_events_share_a_ring() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_reads_at_one_moment() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -131,6 +129,7 @@ fn group_reads_at_one_moment() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn refresh_lasts_as_long_as_granted() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&vpmu.attr("mark=9")?.sampling(2))?;

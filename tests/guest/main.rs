@@ -1,7 +1,16 @@
 //! The program `guest-tests`: the tests that run in a booted guest, and the commands that tests run there.
 //!
 //! `guest-tests run GROUP` runs each test of a group in a separate process, and prints one framed line for each test.
-//! On the host, tests of the same names boot a guest and read these lines.
+//! On the host, tests of the same names boot a guest and read these lines. The host takes the names from
+//! `guest-tests list`.
+
+// `#[apply(MACRO)]` passes a function to a macro by example.
+#[macro_use(apply)]
+extern crate macro_rules_attribute;
+
+// Before the modules that use its macros.
+#[macro_use]
+mod registry;
 
 mod arch;
 mod areas;
@@ -107,10 +116,10 @@ use std::time::{Duration, Instant};
 
 use guest_tests::wire::{self, Verdict};
 
+use crate::registry::Test;
+
 /// The result of a test. The error is the reason for the failure.
 type Outcome = Result<(), Box<dyn Error>>;
-/// A test's name and what it does.
-type Test = (&'static str, fn() -> Outcome);
 
 /// The time limit of a test, which is far longer than any test needs. If a test hangs, only this test fails, not its
 /// whole group.
@@ -118,108 +127,18 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The time within which a killed test must end. A test that hangs in the kernel does not end.
 const KILLED: Duration = Duration::from_secs(10);
 
-fn group(name: &str) -> Option<Vec<Test>> {
-    match name {
-        "counting" => Some([counting::TESTS, tasks::TESTS, groups::TESTS].concat()),
-        "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
-        "output" => Some(
-            [
-                output_mapping::TESTS,
-                output_metadata::TESTS,
-                output_writer::TESTS,
-                output_redirect::TESTS,
-                output_wakeup::TESTS,
-                output_reader::TESTS,
-                output_fields::TESTS,
-                output_chains::TESTS,
-                output_reading::TESTS,
-                output_life::TESTS,
-                output_who::TESTS,
-            ]
-            .concat(),
-        ),
-        "aux" => Some(
-            [
-                aux_mapping::TESTS,
-                aux_life::TESTS,
-                aux_writer::TESTS,
-                aux_records::TESTS,
-                aux_sharing::TESTS,
-                aux_wakeup::TESTS,
-                aux_exits::TESTS,
-                aux_scope::TESTS,
-                aux_samples::TESTS,
-                aux_pausing::TESTS,
-                aux_core::TESTS,
-                aux_core_writer::TESTS,
-                aux_vperf::TESTS,
-                aux_lockdown::TESTS,
-            ]
-            .concat(),
-        ),
-        "output-batched" => Some([output_who::BATCHED, flush::BATCHED, trigger_rules::BATCHED].concat()),
-        "output-capped" => Some(output_capped::TESTS.to_vec()),
-        "module" => Some([perf_core::TESTS, switches::TESTS, module::TESTS].concat()),
-        "vperf" => {
-            Some([programs::TESTS, profiles::TESTS, library::TESTS, vperf_region::TESTS, vperf_persist::TESTS].concat())
-        }
-        "aux-hardware" => arch::hardware(),
-        "persistent" => Some(
-            [persistent_life::TESTS, persistent_rules::TESTS, persistent_names::TESTS, persistent_window::TESTS]
-                .concat(),
-        ),
-        "persistent-operator" => Some(persistent_operator::TESTS.to_vec()),
-        "trigger" => Some(
-            [
-                trigger_regions::TESTS,
-                trigger_forms::TESTS,
-                trigger_rules::TESTS,
-                trigger_family::TESTS,
-                doorbell::TESTS,
-                trigger_driver::TESTS,
-            ]
-            .concat(),
-        ),
-        "flush" => Some(flush::TESTS.to_vec()),
-        "vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
-        "driver-life" => Some(driver_life::TESTS.to_vec()),
-        "kexec" => Some(kexec::TESTS.to_vec()),
-        "hostile" => Some(hostile::TESTS.to_vec()),
-        "fair" => Some(fair::TESTS.to_vec()),
-        "costs" => Some([fair::EXACT, one_shot::TESTS, open_cost::TESTS].concat()),
-        "overflows" => Some(overflows::TESTS.to_vec()),
-        "nesting" => Some(nesting::TESTS.to_vec()),
-        "hammer" => Some(hammer::TESTS.to_vec()),
-        "storms" => Some(storms::TESTS.to_vec()),
-        "policy" => Some(policy::TESTS.to_vec()),
-        "policy-allowed" => Some(policy_events::ALLOWED.to_vec()),
-        "policy-denied" => Some(policy_events::DENIED.to_vec()),
-        "refusals" => Some(refusals::TESTS.to_vec()),
-        "permissions" => Some(permissions::TESTS.to_vec()),
-        "baseline" => Some(baseline::TESTS.to_vec()),
-        "stock-perf" => Some([stock_perf::TESTS, perf_habits::TESTS].concat()),
-        "stock-record" => Some(perf_record::TESTS.to_vec()),
-        "stock-order" => Some(perf_order::TESTS.to_vec()),
-        "stock-counters" => Some(stock_counters::TESTS.to_vec()),
-        "stock-few" => Some(perf_limits::FEW_EVENTS.to_vec()),
-        "stock-waiting" => Some(perf_limits::ONE_COUNTER.to_vec()),
-        "third-party-tools" => Some(third_party_tools::TESTS.to_vec()),
-        "third-party-bpftrace" => Some(third_party_tools::BPFTRACE.to_vec()),
-        _ => None,
-    }
-}
-
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
-        ["run", name] => match group(name) {
-            Some(tests) => run(name, &tests),
-            None => usage(),
+        ["list"] => list(),
+        ["run", group] => match registry::group(group).as_slice() {
+            [] => usage(),
+            tests => run(tests),
         },
-        ["one", name, test] => {
-            let found = group(name).and_then(|t| t.into_iter().find(|(n, _)| n == test));
-            match found.map(|(_, run)| run()) {
+        ["one", group, name] => {
+            let found = registry::group(group).into_iter().find(|test| test.name == *name);
+            match found.map(|test| (test.run)()) {
                 Some(Ok(())) => ExitCode::SUCCESS,
                 Some(Err(error)) => {
                     eprintln!("{error}");
@@ -261,26 +180,34 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | overflows | act | baseline SAMPLES ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
+        "usage: guest-tests list | run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | overflows | act | baseline SAMPLES ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }
 
+/// Prints the group and the name of each test.
+fn list() -> ExitCode {
+    for test in registry::all() {
+        println!("{} {}", test.group, test.name);
+    }
+    ExitCode::SUCCESS
+}
+
 /// Runs the tests one after another. Prints a framed line for each test, and one for the kernel's log.
-fn run(name: &str, tests: &[Test]) -> ExitCode {
+fn run(tests: &[Test]) -> ExitCode {
     if let Err(error) = cpu::bind_console() {
         eprintln!("binding the console's interrupt: {error}");
         return ExitCode::FAILURE;
     }
     let mut failed = false;
-    for (test, _) in tests {
+    for test in tests {
         // If the machine hangs during the test, this line names the test.
-        println!("{}", wire::begins(test));
+        println!("{}", wire::begins(test.name));
         os::drain_console();
         let began = Instant::now();
-        let verdict = one(name, test);
+        let verdict = one(test);
         failed |= verdict != Verdict::Passed;
-        println!("{}", wire::line(test, began.elapsed(), &verdict));
+        println!("{}", wire::line(test.name, began.elapsed(), &verdict));
     }
     let began = Instant::now();
     let verdict = match kernel_log::ensure_no_fault() {
@@ -293,9 +220,9 @@ fn run(name: &str, tests: &[Test]) -> ExitCode {
 }
 
 /// Runs one test in its own process. Whatever the test leaves open or locked ends with that process.
-fn one(name: &str, test: &str) -> Verdict {
+fn one(test: &Test) -> Verdict {
     let child = Command::new("/proc/self/exe")
-        .args(["one", name, test])
+        .args(["one", test.group, test.name])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -8,17 +8,13 @@ use std::process::{Command, Stdio};
 use vpmu_client::Vpmu;
 use vpmu_client::perf::PerfPmu;
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::kernel_log;
 use crate::sampling::{drain, sampling};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("unloading_waits_for_the_last_user", unloading_waits_for_the_last_user),
-    ("module_is_loaded_by_the_devices_modalias", module_is_loaded_by_the_devices_modalias),
-    ("module_reloads_clean", module_reloads_clean),
-];
+const GROUP: &str = "module";
 
 /// The module's file in the guest's initramfs.
 const FILE: &str = "/lib/modules/virtio_pmu.ko";
@@ -29,6 +25,7 @@ fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>>
     Ok(status.success())
 }
 
+#[apply(guest_test)]
 fn unloading_waits_for_the_last_user() -> Outcome {
     {
         let vpmu = Vpmu::open()?;
@@ -57,6 +54,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
 }
 
 /// Like udev, the test passes only the device's modalias to modprobe.
+#[apply(guest_test)]
 fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let directory = Path::new("/lib/modules").join(release.trim_end());
@@ -75,6 +73,7 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn module_reloads_clean() -> Outcome {
     for round in 0..3 {
         ensure!(module("rmmod", "virtio_pmu")?, "round {round}: the unused module was not unloaded");

@@ -15,24 +15,24 @@ use crate::os::BpfReader;
 use crate::pages::{Pages, READ_WRITE};
 use crate::probes::{self, Probe};
 use crate::raw::{Device, Event, FORMAT_GROUP, How, KIND_MARK, KIND_SOFTWARE, kernels, sampling, silent};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("enough_functions_of_the_driver_can_be_probed", enough_functions_of_the_driver_can_be_probed),
-    ("count_read_in_vm_notify_is_exact", || probed("vm_notify")),
-    ("count_read_in_virtqueue_kick_prepare_is_exact", || probed("virtqueue_kick_prepare")),
-    ("count_read_in_virtqueue_notify_is_exact", || probed("virtqueue_notify")),
-    ("count_read_in_virtqueue_add_sgs_is_exact", || probed("virtqueue_add_sgs")),
-    ("count_read_in_virtqueue_get_buf_is_exact", || probed("virtqueue_get_buf")),
-    ("count_read_in_virtqueue_get_buf_ctx_is_exact", || probed("virtqueue_get_buf_ctx")),
-    ("count_read_in_spin_unlock_irqrestore_is_exact", || probed("_raw_spin_unlock_irqrestore")),
-    ("count_read_in_spin_lock_irqsave_is_exact", || probed("_raw_spin_lock_irqsave")),
-    ("count_read_at_a_task_switch_is_exact", || at_tracepoint("sched", "sched_switch")),
-    ("count_read_at_a_wakeup_is_exact", || at_tracepoint("sched", "sched_waking")),
-    ("count_read_in_an_interrupt_is_exact", || at_tracepoint("irq", "irq_handler_entry")),
-    ("count_read_in_a_softirq_is_exact", || at_tracepoint("irq", "softirq_entry")),
-    ("count_read_by_a_bpf_program_in_a_probe_is_exact", count_read_by_a_bpf_program_in_a_probe_is_exact),
-];
+const GROUP: &str = "nesting";
+
+guest_tests! {
+    count_read_in_vm_notify_is_exact => probed("vm_notify");
+    count_read_in_virtqueue_kick_prepare_is_exact => probed("virtqueue_kick_prepare");
+    count_read_in_virtqueue_notify_is_exact => probed("virtqueue_notify");
+    count_read_in_virtqueue_add_sgs_is_exact => probed("virtqueue_add_sgs");
+    count_read_in_virtqueue_get_buf_is_exact => probed("virtqueue_get_buf");
+    count_read_in_virtqueue_get_buf_ctx_is_exact => probed("virtqueue_get_buf_ctx");
+    count_read_in_spin_unlock_irqrestore_is_exact => probed("_raw_spin_unlock_irqrestore");
+    count_read_in_spin_lock_irqsave_is_exact => probed("_raw_spin_lock_irqsave");
+    count_read_at_a_task_switch_is_exact => at_tracepoint("sched", "sched_switch");
+    count_read_at_a_wakeup_is_exact => at_tracepoint("sched", "sched_waking");
+    count_read_in_an_interrupt_is_exact => at_tracepoint("irq", "irq_handler_entry");
+    count_read_in_a_softirq_is_exact => at_tracepoint("irq", "softirq_entry");
+}
 
 /// The functions that the tests probe: the driver's path to its queues, and the locks that the path takes.
 const FUNCTIONS: [&str; 8] = [
@@ -75,6 +75,7 @@ fn probe(function: &str) -> Result<Option<Probe>, Box<dyn std::error::Error>> {
 
 /// The other tests pass without a sample if the kernel cannot probe their function, or if the driver does not call it.
 /// This test limits their number.
+#[apply(guest_test)]
 fn enough_functions_of_the_driver_can_be_probed() -> Outcome {
     let device = Device::open()?;
     let mut hit = Vec::new();
@@ -218,6 +219,7 @@ fn read_until(event: &Event, placed: &AtomicU64, over: &AtomicBool) -> Outcome {
 }
 
 /// A BPF program on a probe reads the event of its CPU.
+#[apply(guest_test)]
 fn count_read_by_a_bpf_program_in_a_probe_is_exact() -> Outcome {
     let device = Device::open()?;
     for function in ["vm_notify", "virtqueue_kick_prepare"] {

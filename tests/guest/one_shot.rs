@@ -14,12 +14,14 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{CALLCHAIN, LOST, SAMPLE, TID};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, kernels, sampling, waking};
-use crate::{Outcome, Test, handled, os};
+use crate::{Outcome, handled, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("cpu_clock_signals_as_often_as_the_kernels", || as_often_as_the_kernels(SW_CPU_CLOCK)),
-    ("task_clock_signals_as_often_as_the_kernels", || as_often_as_the_kernels(SW_TASK_CLOCK)),
-];
+const GROUP: &str = "costs";
+
+guest_tests! {
+    cpu_clock_signals_as_often_as_the_kernels => as_often_as_the_kernels(SW_CPU_CLOCK);
+    task_clock_signals_as_often_as_the_kernels => as_often_as_the_kernels(SW_TASK_CLOCK);
+}
 
 const THREADS: usize = 4;
 const PERIOD: u64 = 10_000_000;

@@ -9,18 +9,11 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_MAX, PERF_COUNT_SW_DUMMY, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
+use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::raw::{Device, KIND_MARK, KIND_SOFTWARE, kernels_own, refused};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    (
-        "open_of_an_absent_hardware_event_is_as_quick_as_a_dummys",
-        open_of_an_absent_hardware_event_is_as_quick_as_a_dummys,
-    ),
-    ("open_of_an_unknown_hardware_event_is_einval", open_of_an_unknown_hardware_event_is_einval),
-    ("open_and_close_take_a_tenth_of_a_millisecond", open_and_close_take_a_tenth_of_a_millisecond),
-];
+const GROUP: &str = "costs";
 
 /// An odd number of measurements, which has a median.
 const TIMES: usize = 31;
@@ -60,6 +53,7 @@ fn absent(device: &Device) -> Result<Vec<u64>, Box<dyn Error>> {
     Ok(absent)
 }
 
+#[apply(guest_test)]
 fn open_of_an_absent_hardware_event_is_as_quick_as_a_dummys() -> Outcome {
     let device = Device::open()?;
     let absent = absent(&device)?;
@@ -89,6 +83,7 @@ fn open_of_an_absent_hardware_event_is_as_quick_as_a_dummys() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn open_of_an_unknown_hardware_event_is_einval() -> Outcome {
     let device = Device::open()?;
     absent(&device)?;
@@ -101,6 +96,7 @@ fn open_of_an_unknown_hardware_event_is_einval() -> Outcome {
 }
 
 /// With grace periods of RCU, it was 12 ms and more.
+#[apply(guest_test)]
 fn open_and_close_take_a_tenth_of_a_millisecond() -> Outcome {
     const MOST: Duration = Duration::from_micros(100);
     let device = Device::open()?;

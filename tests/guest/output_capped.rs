@@ -5,17 +5,15 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, READ, SAMPLE, STREAM_ID, THROTTLE, TIME, UNTHROTTLE};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, How, silent};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("cap_throttles_and_unthrottles", cap_throttles_and_unthrottles),
-    ("below_the_cap_nothing_is_throttled", below_the_cap_nothing_is_throttled),
-];
+const GROUP: &str = "output-capped";
 
 const VALUE: u64 = 120;
 /// Length of a window in nanoseconds. The cap limits the samples in each window.
 const WINDOW: u64 = 10_000_000;
 
+#[apply(guest_test)]
 fn cap_throttles_and_unthrottles() -> Outcome {
     let device = Device::open()?;
     let share = u64::from(device.info.max_sample_rate) / 100;
@@ -69,6 +67,7 @@ fn cap_throttles_and_unthrottles() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn below_the_cap_nothing_is_throttled() -> Outcome {
     let device = Device::open()?;
     let share = u64::from(device.info.max_sample_rate) / 100;

@@ -13,16 +13,9 @@ use crate::raw::{
     self, Device, ENGINE_BATCHED, ENGINE_EXIT, Event, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused,
     sampling, silent,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("users_chain_is_exact", users_chain_is_exact),
-    ("chain_has_the_requested_length", chain_has_the_requested_length),
-    ("chain_continues_through_the_kernel", chain_continues_through_the_kernel),
-    ("either_half_of_a_chain_can_be_left_out", either_half_of_a_chain_can_be_left_out),
-    ("chains_of_a_clock_equal_perfs", chains_of_a_clock_equal_perfs),
-    ("host_does_not_walk_guest_stacks", host_does_not_walk_guest_stacks),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 70;
 
@@ -64,6 +57,7 @@ fn is_out(ip: u64) -> bool {
     ip == known_code::nest_out() || ip == known_code::nest_out() + known_code::WRITE_LEN
 }
 
+#[apply(guest_test)]
 fn users_chain_is_exact() -> Outcome {
     let device = Device::open()?;
     for chain in chains(&device, &writes(&device), Leaf::Out, 20)? {
@@ -75,6 +69,7 @@ fn users_chain_is_exact() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn chain_has_the_requested_length() -> Outcome {
     let device = Device::open()?;
     for most in 1..=5 {
@@ -109,6 +104,7 @@ fn users_half() -> [u64; 4] {
     [known_code::nest_marked(), leaf, middle, outer]
 }
 
+#[apply(guest_test)]
 fn chain_continues_through_the_kernel() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, CALLCHAIN));
@@ -122,6 +118,7 @@ fn chain_continues_through_the_kernel() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn either_half_of_a_chain_can_be_left_out() -> Outcome {
     let device = Device::open()?;
     let both = silent(device.marks(VALUE, 1, CALLCHAIN));
@@ -175,6 +172,7 @@ fn sample_loop(
     Ok(callers)
 }
 
+#[apply(guest_test)]
 fn chains_of_a_clock_equal_perfs() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
@@ -190,6 +188,7 @@ fn chains_of_a_clock_equal_perfs() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn host_does_not_walk_guest_stacks() -> Outcome {
     let device = Device::open()?;
     let clock = silent(sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), 1_000_000, IP | CALLCHAIN));

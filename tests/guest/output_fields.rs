@@ -15,18 +15,9 @@ use crate::fields::{
 use crate::known_code::{self, REGS, STACK};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, FORMAT_ID, How, PAGE, refused, sampling, silent};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("each_field_alone_is_true", each_field_alone_is_true),
-    ("all_fields_together_are_true", all_fields_together_are_true),
-    ("registers_of_a_user_are_true", registers_of_a_user_are_true),
-    ("registers_at_a_system_call_are_its_users", registers_at_a_system_call_are_its_users),
-    ("stack_is_copied_unchanged", stack_is_copied_unchanged),
-    ("other_records_name_their_task", other_records_name_their_task),
-    ("other_fields_are_refused", other_fields_are_refused),
-    ("registers_and_stacks_that_cannot_be_are_refused", registers_and_stacks_that_cannot_be_are_refused),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 60;
 /// Number of user stack bytes in a sample. These are the words that the stubs leave on top of the stack.
@@ -164,6 +155,7 @@ impl Known {
     }
 }
 
+#[apply(guest_test)]
 fn each_field_alone_is_true() -> Outcome {
     let device = Device::open()?;
     for field in ALL {
@@ -180,6 +172,7 @@ fn each_field_alone_is_true() -> Outcome {
 }
 
 /// VPMU-D-6.6-4.
+#[apply(guest_test)]
 fn all_fields_together_are_true() -> Outcome {
     let device = Device::open()?;
     let all = ALL.iter().fold(0, |all, field| all | field);
@@ -200,6 +193,7 @@ fn all_fields_together_are_true() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn registers_of_a_user_are_true() -> Outcome {
     let device = Device::open()?;
     for number in (0..known_code::NUMBERS).filter(|number| REGS & 1 << number != 0) {
@@ -220,6 +214,7 @@ fn registers_of_a_user_are_true() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn registers_at_a_system_call_are_its_users() -> Outcome {
     let device = Device::open()?;
     let mut attr = silent(device.marks(VALUE, 1, REGS_USER | REGS_INTR | STACK_USER | IP));
@@ -257,6 +252,7 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stack_is_copied_unchanged() -> Outcome {
     let device = Device::open()?;
     for bytes in [8, 32, 256, 4096, 32 << 10] {
@@ -290,6 +286,7 @@ fn stack_is_copied_unchanged() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn other_records_name_their_task() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -335,6 +332,7 @@ fn other_records_name_their_task() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn other_fields_are_refused() -> Outcome {
     let device = Device::open()?;
     let allowed = ALL.iter().fold(0, |all, field| all | field);
@@ -354,6 +352,7 @@ fn other_fields_are_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let errno = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));

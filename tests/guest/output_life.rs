@@ -12,23 +12,9 @@ use crate::raw::{
     Device, EXIT_PORT, Event, FORMAT_ENABLED, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, Later, refused,
     sampling, silent,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("refresh_limits_overflows", refresh_limits_overflows),
-    ("refresh_of_a_counting_or_inherited_event_is_refused", refresh_of_a_counting_or_inherited_event_is_refused),
-    ("period_can_be_changed", period_can_be_changed),
-    ("frequency_is_reached", frequency_is_reached),
-    ("frequency_out_of_bounds_is_refused", frequency_out_of_bounds_is_refused),
-    ("exec_enables", exec_enables),
-    ("children_are_read_with_their_parent", children_are_read_with_their_parent),
-    ("count_of_each_child_is_recorded_at_its_end", count_of_each_child_is_recorded_at_its_end),
-    ("excluded_mode_is_not_counted", excluded_mode_is_not_counted),
-    ("pinned_event_counts_always", pinned_event_counts_always),
-    ("attributes_change_as_perf_changes_them", attributes_change_as_perf_changes_them),
-    ("unknown_bits_are_refused", unknown_bits_are_refused),
-    ("attributes_of_other_sizes", attributes_of_other_sizes),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 90;
 
@@ -39,6 +25,7 @@ fn open(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Page
     Ok((event, ring))
 }
 
+#[apply(guest_test)]
 fn refresh_limits_overflows() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 2, READ));
@@ -65,6 +52,7 @@ fn refresh_limits_overflows() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn refresh_of_a_counting_or_inherited_event_is_refused() -> Outcome {
     let device = Device::open()?;
     let counting = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
@@ -76,6 +64,7 @@ fn refresh_of_a_counting_or_inherited_event_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn period_can_be_changed() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 10, PERIOD | READ));
@@ -101,6 +90,7 @@ fn frequent(device: &Device, rate: u64) -> perf_event_attr {
     attr
 }
 
+#[apply(guest_test)]
 fn frequency_is_reached() -> Outcome {
     const RATE: u64 = 200;
     let device = Device::open()?;
@@ -135,6 +125,7 @@ fn frequency_is_reached() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn frequency_out_of_bounds_is_refused() -> Outcome {
     let device = Device::open()?;
     let most = u64::from(device.info.max_sample_rate);
@@ -158,6 +149,7 @@ fn place_in_child(times: u64) -> Outcome {
     child(&["mark", &VALUE.to_string(), &times.to_string()])
 }
 
+#[apply(guest_test)]
 fn exec_enables() -> Outcome {
     let device = Device::open()?;
     let mut attr = device.attr(KIND_MARK, VALUE);
@@ -170,6 +162,7 @@ fn exec_enables() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn children_are_read_with_their_parent() -> Outcome {
     let device = Device::open()?;
     let mut attr = device.attr(KIND_MARK, VALUE);
@@ -195,6 +188,7 @@ fn children_are_read_with_their_parent() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
     let device = Device::open()?;
     let mut attr = silent(device.marks(VALUE, 1, TID | TIME | ID | CPU | STREAM_ID));
@@ -225,6 +219,7 @@ fn count_of_each_child_is_recorded_at_its_end() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn excluded_mode_is_not_counted() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -265,6 +260,7 @@ fn excluded_mode_is_not_counted() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn pinned_event_counts_always() -> Outcome {
     let device = Device::open()?;
     let mut attr = device.attr(KIND_MARK, VALUE);
@@ -284,6 +280,7 @@ fn pinned_event_counts_always() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn attributes_change_as_perf_changes_them() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, TIME));
@@ -303,6 +300,7 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn unknown_bits_are_refused() -> Outcome {
     let device = Device::open()?;
     let errno = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
@@ -332,6 +330,7 @@ fn unknown_bits_are_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn attributes_of_other_sizes() -> Outcome {
     let device = Device::open()?;
     let mut later = Later { attr: device.attr(KIND_MARK, VALUE), more: [0; 8] };

@@ -11,20 +11,9 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, READ, TID, TIME};
 use crate::pages::{DATA_OFFSET, DATA_SIZE, Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{Device, Event, How, PAGE, refused, silent};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("ring_has_one_page_or_a_power_of_two_more", ring_has_one_page_or_a_power_of_two_more),
-    ("later_maps_are_equal_until_all_are_gone", later_maps_are_equal_until_all_are_gone),
-    ("maps_are_shared_and_from_the_start", maps_are_shared_and_from_the_start),
-    ("two_maps_of_an_event_are_one_ring", two_maps_of_an_event_are_one_ring),
-    ("forked_child_does_not_inherit_the_ring", forked_child_does_not_inherit_the_ring),
-    ("ring_lives_as_long_as_any_map", ring_lives_as_long_as_any_map),
-    ("unmapping_while_the_host_writes_harms_nothing", unmapping_while_the_host_writes_harms_nothing),
-    ("locked_memory_is_accounted_and_given_back", locked_memory_is_accounted_and_given_back),
-    ("rings_of_root_have_no_memory_limit", rings_of_root_have_no_memory_limit),
-    ("big_ring_fills_before_it_loses", big_ring_fills_before_it_loses),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 21;
 
@@ -38,6 +27,7 @@ fn map_errno(event: &Event, bytes: usize, flags: i32, offset: i64) -> Option<i32
     refused(Pages::map_raw(event, bytes, READ_WRITE, flags, offset))
 }
 
+#[apply(guest_test)]
 fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
@@ -64,6 +54,7 @@ fn ring_has_one_page_or_a_power_of_two_more() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn later_maps_are_equal_until_all_are_gone() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
@@ -85,6 +76,7 @@ fn later_maps_are_equal_until_all_are_gone() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn maps_are_shared_and_from_the_start() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
@@ -107,6 +99,7 @@ fn maps_are_shared_and_from_the_start() -> Outcome {
     ensure_refused("after the last mapping")
 }
 
+#[apply(guest_test)]
 fn two_maps_of_an_event_are_one_ring() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
@@ -127,6 +120,7 @@ fn two_maps_of_an_event_are_one_ring() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn forked_child_does_not_inherit_the_ring() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
@@ -155,6 +149,7 @@ fn forked_child_does_not_inherit_the_ring() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn ring_lives_as_long_as_any_map() -> Outcome {
     let device = Device::open()?;
     let event = marks(&device)?;
@@ -177,6 +172,7 @@ pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
 }
 
 /// VPMU-G-6.3-1.
+#[apply(guest_test)]
 fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
     let device = Device::open()?;
     let stop = AtomicBool::new(false);
@@ -238,6 +234,7 @@ pub(crate) fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
     Ok(kib.trim().parse::<usize>()? / 4 * online)
 }
 
+#[apply(guest_test)]
 fn locked_memory_is_accounted_and_given_back() -> Outcome {
     let device = Device::open()?;
     let allowance = allowance()?;
@@ -278,6 +275,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn rings_of_root_have_no_memory_limit() -> Outcome {
     let device = Device::open()?;
     let allowance = allowance()?;
@@ -297,6 +295,7 @@ fn rings_of_root_have_no_memory_limit() -> Outcome {
 const WINDOW: Duration = Duration::from_millis(10);
 const RECORDS_OF_A_WINDOW: u64 = 50;
 
+#[apply(guest_test)]
 fn big_ring_fills_before_it_loses() -> Outcome {
     let device = Device::open()?;
     let pages = 2048.min(device.info.max_ring_pages as usize);

@@ -12,16 +12,9 @@ use crate::pages::{
     CAPABILITIES, DATA_HEAD, DATA_OFFSET, DATA_SIZE, DATA_TAIL, Pages, READ_WRITE, TIME_ZERO, WIDTH_SHIFT_MULT,
 };
 use crate::raw::{Device, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE, silent};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("page_describes_itself", page_describes_itself),
-    ("page_counts_without_a_call_or_an_exit", page_counts_without_a_call_or_an_exit),
-    ("page_equals_read", page_equals_read),
-    ("page_follows_exits", page_follows_exits),
-    ("page_is_never_torn", page_is_never_torn),
-    ("page_time_matches_record_time", page_time_matches_record_time),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 22;
 const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
@@ -39,6 +32,7 @@ fn counting(device: &Device, mut attr: perf_event_attr, how: How<'_>) -> std::io
     Ok((event, page))
 }
 
+#[apply(guest_test)]
 fn page_describes_itself() -> Outcome {
     let device = Device::open()?;
     let event = device.start(&silent(device.marks(VALUE, 1, TIME)), How::OWN)?;
@@ -68,6 +62,7 @@ fn page_describes_itself() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn page_counts_without_a_call_or_an_exit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
@@ -90,6 +85,7 @@ fn page_counts_without_a_call_or_an_exit() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn page_equals_read() -> Outcome {
     let device = Device::open()?;
     // The page contains the counts at the last command. A task switch also sends a command, so no other task may run
@@ -123,6 +119,7 @@ fn page_equals_read() -> Outcome {
     same("after it was enabled again")
 }
 
+#[apply(guest_test)]
 fn page_follows_exits() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -136,6 +133,7 @@ fn page_follows_exits() -> Outcome {
 }
 
 /// VPMU-D-6.7-7.
+#[apply(guest_test)]
 fn page_is_never_torn() -> Outcome {
     let device = Device::open()?;
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::on_cpu(1))?;
@@ -174,6 +172,7 @@ fn page_is_never_torn() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn page_time_matches_record_time() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;

@@ -6,10 +6,9 @@ use std::process::{Command, Stdio};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::raw::Device;
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] =
-    &[("program_built_on_perfs_header_reads_all", program_built_on_perfs_header_reads_all)];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 130;
 
@@ -56,6 +55,7 @@ fn round(device: &Device, marks: u64, together: bool) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn program_built_on_perfs_header_reads_all() -> Outcome {
     let device = Device::open()?;
     for marks in [1, 100, 700] {

@@ -10,23 +10,12 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, READ, Reading, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, Event, FLAG_NO_GROUP, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING, GROUP, How,
-    KIND_MARK, KIND_TSC, refused, silent,
+    Device, Event, FLAG_NO_GROUP, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING, How, KIND_MARK,
+    KIND_TSC, WHOLE_GROUP, refused, silent,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("every_read_format_reads", every_read_format_reads),
-    ("buffer_that_is_too_short_is_refused", buffer_that_is_too_short_is_refused),
-    ("every_read_format_works_in_samples", every_read_format_works_in_samples),
-    ("each_events_loss_is_its_own", each_events_loss_is_its_own),
-    ("members_count_while_their_leader_does", members_count_while_their_leader_does),
-    ("group_is_read_at_one_moment", group_is_read_at_one_moment),
-    ("samples_have_the_counts_of_a_group_at_one_moment", samples_have_the_counts_of_a_group_at_one_moment),
-    ("group_flag_means_all_members", group_flag_means_all_members),
-    ("members_outlive_their_leader", members_outlive_their_leader),
-    ("groups_that_cannot_be_are_refused", groups_that_cannot_be_are_refused),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 80;
 const FORMATS: u64 = 32;
@@ -73,6 +62,7 @@ fn check(reading: &Reading, format: u64, values: &[u64], ids: &[u64]) -> Outcome
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_read_format_reads() -> Outcome {
     let device = Device::open()?;
     for format in 0..FORMATS {
@@ -105,6 +95,7 @@ fn every_read_format_reads() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn buffer_that_is_too_short_is_refused() -> Outcome {
     let device = Device::open()?;
     for format in 0..FORMATS {
@@ -124,6 +115,7 @@ fn buffer_that_is_too_short_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_read_format_works_in_samples() -> Outcome {
     let device = Device::open()?;
     for format in 0..FORMATS {
@@ -153,6 +145,7 @@ fn every_read_format_works_in_samples() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn each_events_loss_is_its_own() -> Outcome {
     let device = Device::open()?;
     let format = FORMAT_GROUP | FORMAT_LOST | FORMAT_ID;
@@ -196,6 +189,7 @@ fn each_events_loss_is_its_own() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn members_count_while_their_leader_does() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -243,6 +237,7 @@ fn look_at_pairs(leader: &Event) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_is_read_at_one_moment() -> Outcome {
     let device = Device::open()?;
     let events = group(&device, 2, FORMAT_GROUP, How::on_cpu(1))?;
@@ -269,6 +264,7 @@ fn group_is_read_at_one_moment() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
@@ -302,6 +298,7 @@ fn samples_have_the_counts_of_a_group_at_one_moment() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_flag_means_all_members() -> Outcome {
     let device = Device::open()?;
     let events = group(&device, 3, FORMAT_GROUP, How::OWN)?;
@@ -315,23 +312,24 @@ fn group_flag_means_all_members() -> Outcome {
         event.disable(0)?;
     }
     // Any member can enable the group.
-    events[2].enable(GROUP)?;
+    events[2].enable(WHOLE_GROUP)?;
     place()?;
     expect([4; 3], "all on")?;
-    events[1].disable(GROUP)?;
+    events[1].disable(WHOLE_GROUP)?;
     place()?;
     events[0].enable(0)?;
     place()?;
     expect([8, 4, 4], "all off, then the leader on")?;
     events[1].reset(0)?;
     expect([8, 0, 4], "one reset")?;
-    events[1].reset(GROUP)?;
+    events[1].reset(WHOLE_GROUP)?;
     expect([0; 3], "all reset")?;
-    events[0].enable(GROUP)?;
+    events[0].enable(WHOLE_GROUP)?;
     place()?;
     expect([4; 3], "all on again")
 }
 
+#[apply(guest_test)]
 fn members_outlive_their_leader() -> Outcome {
     let device = Device::open()?;
     let mut events = group(&device, 3, 0, How::OWN)?;
@@ -349,6 +347,7 @@ fn members_outlive_their_leader() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn groups_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let events = group(&device, 2, 0, How::OWN)?;

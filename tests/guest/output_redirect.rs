@@ -7,21 +7,14 @@ use std::process::{Command, Stdio};
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
+use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ID, READ, TIME};
 use crate::output_writer::numbers;
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Event, FLAG_NO_GROUP, FLAG_OUTPUT, How, PAGE, refused, silent};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("events_write_into_anothers_ring", events_write_into_anothers_ring),
-    ("redirection_is_refused_as_perf_refuses", redirection_is_refused_as_perf_refuses),
-    ("output_returns_to_the_events_own_ring", output_returns_to_the_events_own_ring),
-    ("redirected_event_maps_the_targets_ring", redirected_event_maps_the_targets_ring),
-    ("opening_can_redirect_at_once", opening_can_redirect_at_once),
-    ("removed_ring_removes_its_redirects", removed_ring_removes_its_redirects),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 40;
 const EVENTS: u64 = 8;
@@ -30,6 +23,7 @@ fn attr(device: &Device, event: u64) -> perf_event_attr {
     silent(device.marks(VALUE + event, 1, TIME | ID | READ))
 }
 
+#[apply(guest_test)]
 fn events_write_into_anothers_ring() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
@@ -68,6 +62,7 @@ fn target_reads(events: &[Event]) -> std::io::Result<()> {
     events.iter().try_for_each(|event| event.count().map(drop))
 }
 
+#[apply(guest_test)]
 fn redirection_is_refused_as_perf_refuses() -> Outcome {
     let device = Device::open()?;
     let target = device.open_event(&attr(&device, 0), How::OWN)?;
@@ -113,6 +108,7 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn output_returns_to_the_events_own_ring() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
@@ -132,6 +128,7 @@ fn output_returns_to_the_events_own_ring() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn redirected_event_maps_the_targets_ring() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
@@ -153,6 +150,7 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn opening_can_redirect_at_once() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
@@ -170,6 +168,7 @@ fn opening_can_redirect_at_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn removed_ring_removes_its_redirects() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;

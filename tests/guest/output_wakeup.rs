@@ -17,29 +17,9 @@ use crate::fields::{ADDR, CPU, ID, IP, PERIOD, TID, TIME};
 use crate::os::{self, Arrived, Epoll, POLL_HUP, POLL_IN};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Doorbell, Event, How, KIND_MARK, kernels, refused, silent, waking, watermark};
-use crate::{Outcome, Test, cpu, interrupt};
+use crate::{Outcome, cpu, interrupt};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("every_full_page_wakes", every_full_page_wakes),
-    ("number_of_records_wakes", number_of_records_wakes),
-    ("number_of_bytes_wakes", number_of_bytes_wakes),
-    ("first_loss_wakes", first_loss_wakes),
-    ("sleeping_poll_is_woken", sleeping_poll_is_woken),
-    ("sleepers_of_all_events_that_share_a_ring_are_woken", sleepers_of_all_events_that_share_a_ring_are_woken),
-    ("epoll_reports_each_wakeup_once", epoll_reports_each_wakeup_once),
-    ("each_overflow_signals", each_overflow_signals),
-    ("burst_signals_each_overflow", burst_signals_each_overflow),
-    ("burst_on_another_cpu_signals_each_overflow", burst_on_another_cpu_signals_each_overflow),
-    ("interval_changes_while_records_flow", interval_changes_while_records_flow),
-    ("inherited_events_wake_at_the_interval", inherited_events_wake_at_the_interval),
-    ("invalid_wakeup_interval_is_refused", invalid_wakeup_interval_is_refused),
-    ("loop_of_poll_and_read_gets_every_record", loop_of_poll_and_read_gets_every_record),
-    ("descriptor_cannot_be_spliced", descriptor_cannot_be_spliced),
-    ("used_up_refresh_hangs_up", used_up_refresh_hangs_up),
-    ("task_that_ends_hangs_up", task_that_ends_hangs_up),
-    ("shared_ring_wakes_all_and_signals_one", shared_ring_wakes_all_and_signals_one),
-    ("interrupts_are_as_few_as_the_mark_allows", interrupts_are_as_few_as_the_mark_allows),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 50;
 /// `struct vpmu_wakeup::unit`.
@@ -79,6 +59,7 @@ fn wakes_at(event: &Event, device: &Device, marks: &[u64]) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_full_page_wakes() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = start(&device, &device.marks(VALUE, 1, FIELDS))?;
@@ -94,6 +75,7 @@ fn every_full_page_wakes() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn number_of_records_wakes() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 5);
@@ -101,6 +83,7 @@ fn number_of_records_wakes() -> Outcome {
     wakes_at(&event, &device, &[5, 10, 15, 20])
 }
 
+#[apply(guest_test)]
 fn number_of_bytes_wakes() -> Outcome {
     let device = Device::open()?;
     // A record has 64 bytes. So record 4 is the first to reach 200 bytes, record 7 the first to reach 400, and so on.
@@ -109,6 +92,7 @@ fn number_of_bytes_wakes() -> Outcome {
     wakes_at(&event, &device, &[4, 7, 10, 13])
 }
 
+#[apply(guest_test)]
 fn first_loss_wakes() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = start(&device, &silent(device.marks(VALUE, 1, FIELDS)))?;
@@ -122,6 +106,7 @@ fn first_loss_wakes() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn sleeping_poll_is_woken() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 3);
@@ -135,6 +120,7 @@ fn sleeping_poll_is_woken() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
     const OTHER: u64 = VALUE + 1;
     let device = Device::open()?;
@@ -179,6 +165,7 @@ pub(crate) fn sleepers_are_woken(sleepers: Vec<Event>, wake: impl FnOnce() -> st
     Ok(())
 }
 
+#[apply(guest_test)]
 fn epoll_reports_each_wakeup_once() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 2);
@@ -218,6 +205,7 @@ fn signalling(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Err
     Ok((event, ring))
 }
 
+#[apply(guest_test)]
 fn each_overflow_signals() -> Outcome {
     let device = Device::open()?;
     let (event, ring) = signalling(&device)?;
@@ -232,6 +220,7 @@ fn each_overflow_signals() -> Outcome {
     no_signal("more signals than overflows")
 }
 
+#[apply(guest_test)]
 fn burst_signals_each_overflow() -> Outcome {
     let device = Device::open()?;
     // The CPU that places the marks also takes the interrupt, so nothing else runs between an overflow and its signal.
@@ -254,6 +243,7 @@ fn print_long() -> std::io::Result<()> {
 
 /// While events on another CPU overflow, the CPU that takes the interrupt is busy. So the event queue runs out of
 /// buffers.
+#[apply(guest_test)]
 fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     const OVERFLOWS: u64 = 1000;
     let device = Device::open()?;
@@ -307,6 +297,7 @@ fn signals() -> Result<u64, Box<dyn std::error::Error>> {
 }
 
 /// The wakeup interval of an enabled event changes between two marks. From then on, wakeups come at the new interval.
+#[apply(guest_test)]
 fn interval_changes_while_records_flow() -> Outcome {
     const STAGE: u64 = 300;
     // The unit, the interval, and the number of wakeups that 300 records of 64 bytes cause.
@@ -347,6 +338,7 @@ fn interval_changes_while_records_flow() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn inherited_events_wake_at_the_interval() -> Outcome {
     let device = Device::open()?;
     let mut attr = waking(device.marks(VALUE, 1, FIELDS), 100);
@@ -381,6 +373,7 @@ fn inherited_events_wake_at_the_interval() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn invalid_wakeup_interval_is_refused() -> Outcome {
     let device = Device::open()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 5);
@@ -408,6 +401,7 @@ fn invalid_wakeup_interval_is_refused() -> Outcome {
 }
 
 /// A program that waits for records with `poll()`, takes all of them from the ring, and waits again.
+#[apply(guest_test)]
 fn loop_of_poll_and_read_gets_every_record() -> Outcome {
     const RECORDS: u64 = 4000;
     const EVERY: u32 = 16;
@@ -452,6 +446,7 @@ fn loop_of_poll_and_read_gets_every_record() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn descriptor_cannot_be_spliced() -> Outcome {
     let device = Device::open()?;
     let (event, _ring) = start(&device, &waking(device.marks(VALUE, 1, FIELDS), 1))?;
@@ -466,6 +461,7 @@ fn descriptor_cannot_be_spliced() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn used_up_refresh_hangs_up() -> Outcome {
     let device = Device::open()?;
     let (event, mut ring) = signalling(&device)?;
@@ -484,6 +480,7 @@ fn used_up_refresh_hangs_up() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn task_that_ends_hangs_up() -> Outcome {
     let device = Device::open()?;
     let mut child = Command::new("/proc/self/exe")
@@ -517,6 +514,7 @@ fn task_that_ends_hangs_up() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn shared_ring_wakes_all_and_signals_one() -> Outcome {
     const SECOND: u64 = VALUE + 1;
     let device = Device::open()?;
@@ -542,6 +540,7 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
 
 /// The device's own tests assert the exact number of interrupts that it raises. The number that a guest counts can be
 /// higher, because the lab's emulated CPU may deliver an injected interrupt twice.
+#[apply(guest_test)]
 fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
     const RECORDS: u64 = 480;
     const TWICE: u64 = 2;

@@ -16,21 +16,9 @@ use crate::raw::{
     Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_MMIO, EXIT_SIGNAL, Event, How, KIND_EXITS, KIND_MARK,
     KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
 };
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("engine_of_an_event_is_reported", engine_of_an_event_is_reported),
-    ("swapping_tasks_are_distinguished_by_the_exit_engine", swapping_tasks_are_distinguished_by_the_exit_engine),
-    ("exit_engine_exits_once_for_a_sample", exit_engine_exits_once_for_a_sample),
-];
-
-/// Tests for a machine whose operator allows only the batched engine.
-pub(crate) const BATCHED: &[Test] = &[
-    ("clock_is_sampled_only_by_the_batched_engine", clock_is_sampled_only_by_the_batched_engine),
-    ("swapping_tasks_are_distinguished_by_the_batched_engine", swapping_tasks_are_distinguished_by_the_batched_engine),
-    ("batched_engine_exits_for_no_sample", batched_engine_exits_for_no_sample),
-    ("both_vcpus_are_batched_into_one_ring", both_vcpus_are_batched_into_one_ring),
-];
+const GROUP: &str = "output";
 
 const FIELDS: u64 = IP | TID | TIME | CPU | ID | PERIOD;
 const MILLISECOND: u64 = 1_000_000;
@@ -39,6 +27,7 @@ fn by(engine: u32, how: How<'_>) -> How<'_> {
     How { engine, ..how }
 }
 
+#[apply(guest_test)]
 fn engine_of_an_event_is_reported() -> Outcome {
     let device = Device::open()?;
     let clock = sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), MILLISECOND, FIELDS);
@@ -68,6 +57,8 @@ fn engine_of_an_event_is_reported() -> Outcome {
     tell_of_marks(&device)
 }
 
+#[apply(guest_test)]
+#[group = "output-batched"]
 fn clock_is_sampled_only_by_the_batched_engine() -> Outcome {
     let device = Device::open()?;
     let clock = sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), MILLISECOND, FIELDS);
@@ -201,11 +192,14 @@ fn swapping_tasks_are_distinguished(engine: u32) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn swapping_tasks_are_distinguished_by_the_exit_engine() -> Outcome {
     swapping_tasks_are_distinguished(ENGINE_EXIT)
 }
 
 /// VPMU-G-6.5-1.
+#[apply(guest_test)]
+#[group = "output-batched"]
 fn swapping_tasks_are_distinguished_by_the_batched_engine() -> Outcome {
     swapping_tasks_are_distinguished(ENGINE_BATCHED)
 }
@@ -256,6 +250,7 @@ fn clock(device: &Device) -> perf_event_attr {
     silent(sampling(clock, MILLISECOND, FIELDS))
 }
 
+#[apply(guest_test)]
 fn exit_engine_exits_once_for_a_sample() -> Outcome {
     let device = Device::open()?;
     let Sampled { samples, moments, signals } = sampled_loop(&device, &clock(&device), ENGINE_EXIT)?;
@@ -271,6 +266,8 @@ fn exit_engine_exits_once_for_a_sample() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
+#[group = "output-batched"]
 fn batched_engine_exits_for_no_sample() -> Outcome {
     let device = Device::open()?;
     let sampled = sampled_loop(&device, &clock(&device), ENGINE_BATCHED)?;
@@ -279,6 +276,8 @@ fn batched_engine_exits_for_no_sample() -> Outcome {
 }
 
 /// Two threads inherit a clock. Each thread has its own vCPU and its own code.
+#[apply(guest_test)]
+#[group = "output-batched"]
 fn both_vcpus_are_batched_into_one_ring() -> Outcome {
     const EACH: usize = 200;
     let device = Device::open()?;

@@ -8,19 +8,9 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ADDR, CPU, ID, IP, LOST, PERIOD, READ, Sample, TID, TIME};
 use crate::pages::{Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{Device, Event, How, refused, silent};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("records_wrap_whole", records_wrap_whole),
-    ("losses_stand_where_they_happened", losses_stand_where_they_happened),
-    ("read_returns_the_number_lost", read_returns_the_number_lost),
-    ("overwriting_keeps_the_newest", overwriting_keeps_the_newest),
-    ("writing_backwards_puts_the_newest_first", writing_backwards_puts_the_newest_first),
-    ("backward_ring_can_be_frozen_and_read", backward_ring_can_be_frozen_and_read),
-    ("paused_ring_does_not_change", paused_ring_does_not_change),
-    ("pausing_needs_a_ring_with_data", pausing_needs_a_ring_with_data),
-    ("both_vcpus_write_into_one_ring", both_vcpus_write_into_one_ring),
-];
+const GROUP: &str = "output";
 
 const VALUE: u64 = 23;
 /// With these fields, a record has 64 bytes (header included), so that exactly 64 records fit into a page.
@@ -47,6 +37,7 @@ fn start(device: &Device, attr: &perf_event_attr, pages: usize, protection: i32)
     Ok((event, ring))
 }
 
+#[apply(guest_test)]
 fn records_wrap_whole() -> Outcome {
     let device = Device::open()?;
     // A record has 48 bytes. The page size is not a multiple of that, so some records wrap around the end of the ring.
@@ -74,6 +65,7 @@ fn records_wrap_whole() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn losses_stand_where_they_happened() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, FIELDS));
@@ -102,6 +94,7 @@ fn losses_stand_where_they_happened() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn read_returns_the_number_lost() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, FIELDS));
@@ -118,6 +111,7 @@ fn read_returns_the_number_lost() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn overwriting_keeps_the_newest() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, FIELDS));
@@ -152,6 +146,7 @@ fn held(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<Sample>, String> {
     Ok(samples)
 }
 
+#[apply(guest_test)]
 fn writing_backwards_puts_the_newest_first() -> Outcome {
     let device = Device::open()?;
     let attr = backward(&device);
@@ -168,6 +163,7 @@ fn writing_backwards_puts_the_newest_first() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn backward_ring_can_be_frozen_and_read() -> Outcome {
     let device = Device::open()?;
     let attr = backward(&device);
@@ -190,6 +186,7 @@ fn backward_ring_can_be_frozen_and_read() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn paused_ring_does_not_change() -> Outcome {
     let device = Device::open()?;
     let attr = silent(device.marks(VALUE, 1, FIELDS));
@@ -213,6 +210,7 @@ fn paused_ring_does_not_change() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn pausing_needs_a_ring_with_data() -> Outcome {
     let device = Device::open()?;
     let event = device.open_event(&device.marks(VALUE, 1, FIELDS), How::OWN)?;
@@ -226,6 +224,7 @@ fn pausing_needs_a_ring_with_data() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn both_vcpus_write_into_one_ring() -> Outcome {
     const EACH: u64 = 400;
     let device = Device::open()?;

@@ -22,7 +22,7 @@ use crate::probes;
 use crate::raw::{
     Device, Event, FORMAT_LOST, How, KIND_MARK, KIND_SOFTWARE, MARK_ANY, kernels, sampling, waking, watermark,
 };
-use crate::{Outcome, Test, cpu, interrupt, os};
+use crate::{Outcome, cpu, interrupt, os};
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -87,6 +87,8 @@ const LONG: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_millis(100);
 const LARGE: u64 = 1 << 40;
 
+const GROUP: &str = "overflows";
+
 /// A test for each rule, with the rule's name.
 macro_rules! rules {
     ($($name:ident at $doors:expr => [$($figure:literal: $value:expr),+ $(,)?];)+) => {
@@ -97,7 +99,7 @@ macro_rules! rules {
             run: $name,
         }),+];
 
-        pub(crate) const TESTS: &[Test] = &[$((stringify!($name), || check(stringify!($name)))),+];
+        guest_tests! { $($name => check(stringify!($name));)+ }
     };
 }
 

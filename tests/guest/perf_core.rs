@@ -11,39 +11,12 @@ use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, per
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr, Record, Ring, Vpmu};
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
 use crate::os;
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("perf_counts_a_task_exactly", perf_counts_a_task_exactly),
-    ("perf_counts_a_cpu_exactly", perf_counts_a_cpu_exactly),
-    ("perf_inherits", perf_inherits),
-    ("perf_samples_a_task_exactly", perf_samples_a_task_exactly),
-    ("sysfs_lists_what_the_catalogue_lists", sysfs_lists_what_the_catalogue_lists),
-    ("both_interfaces_count_the_same", both_interfaces_count_the_same),
-    ("perf_events_start_and_stop_each_other", perf_events_start_and_stop_each_other),
-    ("flush_of_a_perf_event_shows_its_samples", flush_of_a_perf_event_shows_its_samples),
-    ("calls_on_perf_events_take_events_of_the_device", calls_on_perf_events_take_events_of_the_device),
-    ("detached_perf_event_outlives_its_descriptor", detached_perf_event_outlives_its_descriptor),
-    ("detached_perf_event_reads_on_by_its_descriptor", detached_perf_event_reads_on_by_its_descriptor),
-    ("view_of_a_persistent_event_has_the_history_of_its_ring", view_of_a_persistent_event_has_the_history_of_its_ring),
-    ("attached_perf_event_ends_with_its_last_view", attached_perf_event_ends_with_its_last_view),
-    ("perf_events_that_cannot_be_detached_are_refused", perf_events_that_cannot_be_detached_are_refused),
-    ("refresh_of_a_perf_event_ends_its_samples", refresh_of_a_perf_event_ends_its_samples),
-    ("bpf_program_runs_for_each_sample", bpf_program_runs_for_each_sample),
-    ("period_of_a_perf_event_changes_at_once", period_of_a_perf_event_changes_at_once),
-    ("perf_event_that_lost_its_leader_ends_with_its_close", perf_event_that_lost_its_leader_ends_with_its_close),
-    (
-        "perf_event_behind_a_trace_without_an_area_ends_with_its_close",
-        perf_event_behind_a_trace_without_an_area_ends_with_its_close,
-    ),
-    (
-        "exclusive_event_of_the_kernel_leaves_both_interfaces_counting",
-        exclusive_event_of_the_kernel_leaves_both_interfaces_counting,
-    ),
-];
+const GROUP: &str = "module";
 
 const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
 /// The PMU of traces, which write to AUX areas.
@@ -60,6 +33,7 @@ fn own_port_exits(pmu: &PerfPmu) -> Result<EventAttr, Box<dyn Error>> {
     Ok(attr)
 }
 
+#[apply(guest_test)]
 fn perf_counts_a_task_exactly() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?)?;
@@ -77,6 +51,7 @@ fn perf_counts_a_task_exactly() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_counts_a_cpu_exactly() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let attr = mark_attr(&pmu, 8)?;
@@ -93,6 +68,7 @@ fn perf_counts_a_cpu_exactly() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_inherits() -> Outcome {
     let pmu = PerfPmu::open()?;
     let attr = EventAttr { inherit: true, ..mark_attr(&pmu, 8)? };
@@ -105,6 +81,7 @@ fn perf_inherits() -> Outcome {
 }
 
 /// The driver replays samples into perf core's ring. This test reads them with the client library's ring reader.
+#[apply(guest_test)]
 fn perf_samples_a_task_exactly() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(10))?;
@@ -123,6 +100,7 @@ fn perf_samples_a_task_exactly() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
     let vpmu = Vpmu::open()?;
     let pmu_type: u32 = fs::read_to_string(Path::new(SYSFS).join("type"))?.trim().parse()?;
@@ -147,6 +125,7 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn both_interfaces_count_the_same() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
@@ -163,6 +142,7 @@ fn both_interfaces_count_the_same() -> Outcome {
 
 /// Counts port writes in the regions between two marks. All events come from `perf_event_open(2)`. Requests on
 /// `/dev/vpmu` then make the events of the marks start and stop the count.
+#[apply(guest_test)]
 fn perf_events_start_and_stop_each_other() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
@@ -198,6 +178,7 @@ fn errno_of<E: Error + 'static>(refused: Option<E>) -> Option<i32> {
     refused.map(|error| errno(&error))
 }
 
+#[apply(guest_test)]
 fn flush_of_a_perf_event_shows_its_samples() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
@@ -217,6 +198,7 @@ fn flush_of_a_perf_event_shows_its_samples() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
@@ -239,6 +221,7 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn period_of_a_perf_event_changes_at_once() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
@@ -260,6 +243,7 @@ fn period_of_a_perf_event_changes_at_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn bpf_program_runs_for_each_sample() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     for records in [true, false] {
@@ -283,6 +267,7 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn refresh_of_a_perf_event_ends_its_samples() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
@@ -330,6 +315,7 @@ fn open_view(vpmu: &Vpmu, pmu: &PerfPmu, id: u64) -> Result<Event, Box<dyn Error
     Ok(pmu.open_event(&EventAttr { disabled: false, ..attr.sampling(1).on_cpu(0) })?)
 }
 
+#[apply(guest_test)]
 fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = marks_of_the_cpu(&pmu)?;
@@ -354,6 +340,7 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = marks_of_the_cpu(&pmu)?;
@@ -376,6 +363,7 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = marks_of_the_cpu(&pmu)?;
@@ -398,6 +386,7 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = marks_of_the_cpu(&pmu)?;
@@ -417,6 +406,7 @@ fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let detach = |event: &Event| errno_of(vpmu.detach_perf(event, "").err());
@@ -457,6 +447,7 @@ pub(crate) const REPLAYED: Duration = Duration::from_millis(250);
 
 /// After a disabled leader is closed, its enabled sibling stays inactive until perf core next schedules the task's
 /// events. When the test sets a new period for `other`, perf core does not schedule them. It only restarts `other`.
+#[apply(guest_test)]
 fn perf_event_that_lost_its_leader_ends_with_its_close() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let other = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1_000_000))?;
@@ -476,6 +467,7 @@ fn perf_event_that_lost_its_leader_ends_with_its_close() -> Outcome {
 }
 
 /// perf core cannot add a trace that has no AUX area. After this failure, it does not try to add the trace's siblings.
+#[apply(guest_test)]
 fn perf_event_behind_a_trace_without_an_area_ends_with_its_close() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let traces = PerfPmu::open_at(Path::new(TRACES))?;
@@ -494,6 +486,7 @@ fn perf_event_behind_a_trace_without_an_area_ends_with_its_close() -> Outcome {
 }
 
 /// An exclusive event excludes only hardware events.
+#[apply(guest_test)]
 fn exclusive_event_of_the_kernel_leaves_both_interfaces_counting() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;

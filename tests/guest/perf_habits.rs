@@ -10,35 +10,13 @@ use std::thread;
 use serde_json::Value;
 use vpmu_client::Vpmu;
 
+use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::perf_record::{Controlled, Fallible, MARK_3, MARK_4, Marker, command, perf, record, script, shown, tally};
 use crate::programs::{json, text};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("stat_of_a_process_counts_its_threads_together", stat_of_a_process_counts_its_threads_together),
-    ("stat_per_thread_counts_each_thread", stat_per_thread_counts_each_thread),
-    ("stat_per_thread_of_all_cpus_finds_the_thread", stat_per_thread_of_all_cpus_finds_the_thread),
-    ("stat_of_a_command_counts_its_threads_unless_left_out", stat_of_a_command_counts_its_threads_unless_left_out),
-    ("stat_of_a_command_begins_with_its_exec", stat_of_a_command_begins_with_its_exec),
-    ("stat_with_a_delay_counts_what_follows_it", stat_with_a_delay_counts_what_follows_it),
-    ("stat_controlled_counts_what_was_enabled", stat_controlled_counts_what_was_enabled),
-    ("stat_repeated_has_the_mean_of_equal_counts", stat_repeated_has_the_mean_of_equal_counts),
-    ("stat_in_json_has_each_count", stat_in_json_has_each_count),
-    ("stat_of_each_cgroup_counts_its_members", stat_of_each_cgroup_counts_its_members),
-    ("stat_of_mixed_groups_counts_both_kinds", stat_of_mixed_groups_counts_both_kinds),
-    ("stat_without_events_names_what_is_not_supported", stat_without_events_names_what_is_not_supported),
-    ("record_asked_for_any_precision_samples_without", record_asked_for_any_precision_samples_without),
-    ("record_asked_for_precision_names_the_lack", record_asked_for_precision_names_the_lack),
-    ("record_with_threads_counts_has_the_kernels_records", record_with_threads_counts_has_the_kernels_records),
-    ("record_that_overwrites_keeps_the_newest", record_that_overwrites_keeps_the_newest),
-    ("record_that_switches_files_loses_no_sample", record_that_switches_files_loses_no_sample),
-    ("report_has_every_sample_under_its_symbol", report_has_every_sample_under_its_symbol),
-    ("annotate_names_the_hot_instructions", annotate_names_the_hot_instructions),
-    ("tracepoints_and_marks_are_in_one_recording", tracepoints_and_marks_are_in_one_recording),
-    ("sched_recorded_beside_leaves_counts_exact", sched_recorded_beside_leaves_counts_exact),
-];
+const GROUP: &str = "stock-perf";
 
 /// Number of marks that each thread of [`place_by_threads`] places in one round, first thread first.
 const BY_THREADS: [u32; 3] = [3, 5, 7];
@@ -166,6 +144,7 @@ fn stat_during(args: &[&str], work: impl FnOnce() -> Outcome) -> Fallible<Vec<St
     Ok(lines.map(str::to_owned).collect())
 }
 
+#[apply(guest_test)]
 fn stat_of_a_process_counts_its_threads_together() -> Outcome {
     let mut threads = Threads::start()?;
     let process = threads.0.id().to_string();
@@ -184,6 +163,7 @@ fn stat_of_a_process_counts_its_threads_together() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_per_thread_counts_each_thread() -> Outcome {
     let mut threads = Threads::start()?;
     let process = threads.0.id().to_string();
@@ -200,6 +180,7 @@ fn stat_per_thread_counts_each_thread() -> Outcome {
 }
 
 /// perf prints only threads whose count is not zero.
+#[apply(guest_test)]
 fn stat_per_thread_of_all_cpus_finds_the_thread() -> Outcome {
     let mut marker = Marker::start("3")?;
     marker.place(2)?;
@@ -209,6 +190,7 @@ fn stat_per_thread_of_all_cpus_finds_the_thread() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_of_a_command_counts_its_threads_unless_left_out() -> Outcome {
     let command = ["--", "guest-tests", "threads"];
     let all: u32 = BY_THREADS.iter().sum();
@@ -220,6 +202,7 @@ fn stat_of_a_command_counts_its_threads_unless_left_out() -> Outcome {
 }
 
 /// perf sets `enable_on_exec`, so the kernel enables the events at the exec.
+#[apply(guest_test)]
 fn stat_of_a_command_begins_with_its_exec() -> Outcome {
     let output = perf(&["stat", "-vv", "-e", MARK_3, "--", "guest-tests", "mark", "3", "8"])?;
     let said = text(&output.stderr);
@@ -234,6 +217,7 @@ fn stat_of_a_command_begins_with_its_exec() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
     // The script places the marks after perf has printed that its events are enabled.
     let _ = fs::remove_file("/tmp/delayed");
@@ -253,6 +237,7 @@ fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_controlled_counts_what_was_enabled() -> Outcome {
     let mut marker = Marker::start("3")?;
     let mut stat = Controlled::stat("stat", &["-a", "-e", MARK_3])?;
@@ -269,6 +254,7 @@ fn stat_controlled_counts_what_was_enabled() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
     let lines = stat(&["-r", "3", "-e", MARK_3, "--", "guest-tests", "mark", "3", "7"])?;
     let fields: Vec<&str> = lines.iter().flat_map(|line| line.split(',')).collect();
@@ -281,6 +267,7 @@ fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_in_json_has_each_count() -> Outcome {
     let marks = ["--", "taskset", "2", "guest-tests", "mark", "3", "7"];
     let events = ["-e", MARK_3, "-e", MARK_4];
@@ -313,6 +300,7 @@ fn stat_in_json_has_each_count() -> Outcome {
 
 /// Mounts the unified hierarchy of cgroups, and enables a controller in it. Without both, the kernel does not count
 /// events per cgroup of this hierarchy. Other systems do both at boot.
+#[apply(guest_test)]
 fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     fs::create_dir_all("/tmp/unified")?;
     os::mount(c"cgroup2", c"/tmp/unified")?;
@@ -344,6 +332,7 @@ fn stat_of_each_cgroup_counts_its_members() -> Outcome {
 }
 
 /// Groups of our events and the kernel's software events, with either kind as the leader.
+#[apply(guest_test)]
 fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
     for events in [
         format!("{{task-clock,{MARK_3},page-faults,{MARK_4}}}"),
@@ -371,6 +360,7 @@ fn is_counted(event: &str) -> Fallible<bool> {
     Ok(entries.iter().any(|entry| entry.name == event))
 }
 
+#[apply(guest_test)]
 fn stat_without_events_names_what_is_not_supported() -> Outcome {
     // On a host with hardware counters, the device provides perf's default hardware events.
     let counted = is_counted("cycles")?;
@@ -397,6 +387,7 @@ fn stat_without_events_names_what_is_not_supported() -> Outcome {
 
 /// `P` asks perf for the highest precision that the event has. perf tries to open the event with the highest level
 /// first, then with each lower one.
+#[apply(guest_test)]
 fn record_asked_for_any_precision_samples_without() -> Outcome {
     let marks = ["-c", "1", "--", "guest-tests", "mark", "3", "20"];
     record("any", &[&["-e", "vpmu/mark,event=3/P"], &marks[..]].concat())?;
@@ -406,6 +397,7 @@ fn record_asked_for_any_precision_samples_without() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_asked_for_precision_names_the_lack() -> Outcome {
     for modifier in ["p", "pp", "ppp"] {
         let event = format!("{MARK_3}{modifier}");
@@ -423,6 +415,7 @@ fn record_asked_for_precision_names_the_lack() -> Outcome {
 
 /// With `-s`, perf core writes a `PERF_RECORD_READ` with the count of each task when the task ends. It must write as
 /// many of these records for our events as for the kernel's own.
+#[apply(guest_test)]
 fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
     let shell = "guest-tests mark 3 5; guest-tests mark 3 6";
     let mut records = Vec::new();
@@ -440,6 +433,7 @@ fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_that_overwrites_keeps_the_newest() -> Outcome {
     // The ring of one page has room for about 100 samples. The marks of value 4 come last, so the ring must have all of
     // them, and only some of the earlier marks of value 3.
@@ -456,6 +450,7 @@ fn record_that_overwrites_keeps_the_newest() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_that_switches_files_loses_no_sample() -> Outcome {
     let mut marker = Marker::start("3")?;
     let _ = fs::remove_dir_all("/tmp/switched");
@@ -484,6 +479,7 @@ fn record_that_switches_files_loses_no_sample() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn report_has_every_sample_under_its_symbol() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "40"];
     record("symbols", &[&["-e", MARK_3, "-c", "1"], &marks[..]].concat())?;
@@ -501,6 +497,7 @@ fn report_has_every_sample_under_its_symbol() -> Outcome {
 }
 
 /// perf has objdump disassemble the program.
+#[apply(guest_test)]
 fn annotate_names_the_hot_instructions() -> Outcome {
     let spin = ["--", "workload", "spin", "300"];
     record("hot", &[&["-e", "vpmu/cpu-clock/u", "-c", "1000000"], &spin[..]].concat())?;
@@ -521,6 +518,7 @@ fn annotate_names_the_hot_instructions() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn tracepoints_and_marks_are_in_one_recording() -> Outcome {
     let exec = "sched:sched_process_exec";
     let shell = "guest-tests mark 3 50; guest-tests mark 3 50";
@@ -536,6 +534,7 @@ fn tracepoints_and_marks_are_in_one_recording() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn sched_recorded_beside_leaves_counts_exact() -> Outcome {
     let stat = ["perf", "stat", "-x,", "-e", MARK_3, "--", "sh", "-c", "guest-tests mark 3 500 && sleep 0.01"];
     let output = perf(&[&["sched", "record", "-o", "sched", "--"], &stat[..]].concat())?;

@@ -4,31 +4,15 @@
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr};
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::perf_record::{Fallible, MARK_3, MARK_4, perf, record, script, shown, tally};
 use crate::programs::text;
-use crate::{Outcome, Test};
 
-/// Tests for a machine with room for three events.
-pub(crate) const FEW_EVENTS: &[Test] = &[
-    (
-        "stat_of_more_events_than_the_device_has_names_the_errno",
-        stat_of_more_events_than_the_device_has_names_the_errno,
-    ),
-    ("stat_of_children_without_room_shows_the_share", stat_of_children_without_room_shows_the_share),
-    ("stat_of_all_that_has_room_is_whole_again", stat_of_all_that_has_room_is_whole_again),
-];
+const GROUP: &str = "stock-few";
 
-/// Tests for a machine that runs at most one sampling host counter per vCPU at a time.
-pub(crate) const ONE_COUNTER: &[Test] = &[
-    ("record_of_a_clock_that_waits_has_no_sample_of_it", record_of_a_clock_that_waits_has_no_sample_of_it),
-    ("clock_that_waits_has_not_run", clock_that_waits_has_not_run),
-    ("clock_that_counts_after_a_wait_has_run", clock_that_counts_after_a_wait_has_run),
-    ("pinned_clock_without_a_counter_has_not_run", pinned_clock_without_a_counter_has_not_run),
-    ("stat_beside_a_clock_that_waits_is_whole", stat_beside_a_clock_that_waits_is_whole),
-];
-
+#[apply(guest_test)]
 fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
     let events = [MARK_3; 4].join(",");
     let output = perf(&["stat", "-x,", "-e", &events, "--", "true"])?;
@@ -40,6 +24,7 @@ fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
 
 /// The device has room for three events. The shell's two events leave room for only one of the two events of each
 /// child.
+#[apply(guest_test)]
 fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let shell = "guest-tests mark 3 10; guest-tests mark 4 10; true";
     let events = ["-e", MARK_3, "-e", MARK_4, "--", "sh", "-c", shell];
@@ -66,6 +51,7 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
 }
 
 /// A refused event takes no room.
+#[apply(guest_test)]
 fn stat_of_all_that_has_room_is_whole_again() -> Outcome {
     for _ in 0..3 {
         stat_of_more_events_than_the_device_has_names_the_errno()?;
@@ -80,6 +66,8 @@ fn stat_of_all_that_has_room_is_whole_again() -> Outcome {
 
 const CLOCKS: [&str; 2] = ["vpmu/cpu-clock/", "vpmu/task-clock/"];
 
+#[apply(guest_test)]
+#[group = "stock-waiting"]
 fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
     let spin = ["--", "workload", "spin", "300"];
     let events = ["-e", CLOCKS[0], "-e", CLOCKS[1], "-c", "1000000"];
@@ -97,6 +85,8 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
 
 /// Reads both clocks as any program does, with read(2) on perf core's events. The second clock has to wait for the
 /// vCPU's only sampling counter until the first clock is disabled.
+#[apply(guest_test)]
+#[group = "stock-waiting"]
 fn clock_that_waits_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -130,6 +120,8 @@ fn clock_that_waits_has_not_run() -> Outcome {
 
 /// When an event is read, perf core takes its timestamp first, and the device takes another one later. The group is
 /// large to make the time between the two timestamps long.
+#[apply(guest_test)]
+#[group = "stock-waiting"]
 fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -160,6 +152,8 @@ fn clock_that_counts_after_a_wait_has_run() -> Outcome {
 
 /// A pinned event does not wait for a counter that another pinned event uses. Instead, it enters the error state, and
 /// perf prints `<not counted>` for it.
+#[apply(guest_test)]
+#[group = "stock-waiting"]
 fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
     let pmu = PerfPmu::open()?;
     cpu::pin(1)?;
@@ -196,6 +190,8 @@ fn spin() {
     while cpu::tsc() - begin < 50_000_000 {}
 }
 
+#[apply(guest_test)]
+#[group = "stock-waiting"]
 fn stat_beside_a_clock_that_waits_is_whole() -> Outcome {
     let stat = ["perf", "stat", "-x;", "-e", MARK_3, "--", "guest-tests", "mark", "3", "200"];
     let events = ["-a", "-e", CLOCKS[0], "-e", CLOCKS[1], "-c", "1000000", "--"];

@@ -3,15 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::perf_record::{Fallible, perf, record, shown};
 use crate::programs::text;
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("recording_of_switches_and_a_clock_is_in_order", recording_of_switches_and_a_clock_is_in_order),
-    ("samples_of_a_task_lie_between_its_switches", samples_of_a_task_lie_between_its_switches),
-];
+const GROUP: &str = "stock-order";
 
 /// Tasks that sleep and wake often, and two that use both CPUs.
 const SWITCHING: &str = "for i in 1 2 3; do \
@@ -55,6 +52,7 @@ fn order(clock: &[&str]) -> Fallible<Order> {
 /// `perf record` writes a mark after each round through its rings. A sample that enters a ring after a later round of
 /// other rings is out of order. A record of a switch, which the kernel itself writes, can be, too: the lab's host may
 /// take the vCPU away after the kernel has read the clock for the record.
+#[apply(guest_test)]
 fn recording_of_switches_and_a_clock_is_in_order() -> Outcome {
     for clock in [&["-F", "20", "-e", "cpu-clock"][..], &["-e", "vpmu/cpu-clock,freq=20/"]] {
         let Order { samples, late_samples, late_switches } = order(clock)?;
@@ -115,6 +113,7 @@ fn turns(lines: &str) -> Fallible<(usize, usize, Vec<&str>)> {
     Ok((inside, outside, shown))
 }
 
+#[apply(guest_test)]
 fn samples_of_a_task_lie_between_its_switches() -> Outcome {
     for clock in [&["-F", "1000", "-e", "cpu-clock"][..], &["-e", "vpmu/cpu-clock,freq=1000/"]] {
         let command = ["--switch-events", "--", "sh", "-c", TURNS];

@@ -14,39 +14,9 @@ use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::programs::text;
-use crate::{Outcome, Test, interrupt, kernel_log};
+use crate::{Outcome, interrupt, kernel_log};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("record_of_marks_has_a_sample_for_each", record_of_marks_has_a_sample_for_each),
-    ("record_with_a_period_has_every_nth", record_with_a_period_has_every_nth),
-    ("record_of_a_frequency_has_the_clocks_period", record_of_a_frequency_has_the_clocks_period),
-    ("record_of_children_has_all_their_samples", record_of_children_has_all_their_samples),
-    ("record_without_inheritance_leaves_children_out", record_without_inheritance_leaves_children_out),
-    ("record_per_thread_has_the_threads_samples", record_per_thread_has_the_threads_samples),
-    ("record_of_cpus_names_each_task", record_of_cpus_names_each_task),
-    ("record_of_a_process_begins_where_perf_attaches", record_of_a_process_begins_where_perf_attaches),
-    ("record_controlled_has_what_was_enabled", record_controlled_has_what_was_enabled),
-    ("record_of_two_events_keeps_them_apart", record_of_two_events_keeps_them_apart),
-    ("records_of_two_perfs_are_both_whole", records_of_two_perfs_are_both_whole),
-    ("group_samples_have_the_counts_of_their_moment", group_samples_have_the_counts_of_their_moment),
-    ("samples_are_in_the_order_of_time", samples_are_in_the_order_of_time),
-    ("samples_lost_for_room_are_counted", samples_lost_for_room_are_counted),
-    ("call_graph_by_frame_pointers_is_the_programs", call_graph_by_frame_pointers_is_the_programs),
-    ("call_graph_by_dwarf_has_the_users_stack", call_graph_by_dwarf_has_the_users_stack),
-    ("top_names_the_hot_function", top_names_the_hot_function),
-    ("interrupts_of_a_recording_are_one_for_many_samples", interrupts_of_a_recording_are_one_for_many_samples),
-    ("cpu_that_goes_offline_ends_only_its_part", cpu_that_goes_offline_ends_only_its_part),
-    ("hardware_events_without_host_counters_fall_back", hardware_events_without_host_counters_fall_back),
-    ("users_without_privilege_sample_their_own_mode", users_without_privilege_sample_their_own_mode),
-    ("users_without_privilege_learn_what_they_lack", users_without_privilege_learn_what_they_lack),
-    ("refused_requests_have_the_errno_that_perf_expects", refused_requests_have_the_errno_that_perf_expects),
-    ("traces_name_the_tool_that_reads_them", traces_name_the_tool_that_reads_them),
-    ("cgroup_counts_its_members_alone", cgroup_counts_its_members_alone),
-    (
-        "cgroup_beside_a_count_of_all_tasks_counts_its_members_alone",
-        cgroup_beside_a_count_of_all_tasks_counts_its_members_alone,
-    ),
-];
+const GROUP: &str = "stock-record";
 
 pub(crate) const MARK_3: &str = "vpmu/mark,event=3/";
 pub(crate) const MARK_4: &str = "vpmu/mark,event=4/";
@@ -105,6 +75,7 @@ pub(crate) fn tally(lines: &[String]) -> BTreeMap<&str, usize> {
 
 /// Here, `perf record` runs with its default configuration, so it fills its cache of build IDs at the end. For the
 /// tests' other recordings, the guest's own configuration turns this step off.
+#[apply(guest_test)]
 fn record_of_marks_has_a_sample_for_each() -> Outcome {
     let record = ["record", "-o", "marks", "-d", "-e", MARK_3, "-c", "1"];
     let marks = ["--", "guest-tests", "mark", "3", "5000"];
@@ -118,6 +89,7 @@ fn record_of_marks_has_a_sample_for_each() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_with_a_period_has_every_nth() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "107"];
     record("nth", &[&["-e", MARK_3, "-c", "10"], &marks[..]].concat())?;
@@ -126,6 +98,7 @@ fn record_with_a_period_has_every_nth() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_of_a_frequency_has_the_clocks_period() -> Outcome {
     let spin = ["--", "workload", "spin", "200"];
     record("freq", &[&["-e", "vpmu/cpu-clock/", "-F", "500"], &spin[..]].concat())?;
@@ -137,6 +110,7 @@ fn record_of_a_frequency_has_the_clocks_period() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_of_children_has_all_their_samples() -> Outcome {
     let shell = "for i in $(seq 5); do guest-tests mark 3 20 & done; wait";
     record("children", &["-e", MARK_3, "-c", "1", "--", "sh", "-c", shell])?;
@@ -146,6 +120,7 @@ fn record_of_children_has_all_their_samples() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_without_inheritance_leaves_children_out() -> Outcome {
     let shell = "guest-tests mark 3 20; true";
     record("alone", &["-i", "-e", MARK_3, "-c", "1", "--", "sh", "-c", shell])?;
@@ -153,6 +128,7 @@ fn record_without_inheritance_leaves_children_out() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_per_thread_has_the_threads_samples() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "33"];
     record("thread", &[&["--per-thread", "-e", MARK_3, "-c", "1"], &marks[..]].concat())?;
@@ -161,6 +137,7 @@ fn record_per_thread_has_the_threads_samples() -> Outcome {
 }
 
 /// Two processes run on one CPU and take turns after each mark.
+#[apply(guest_test)]
 fn record_of_cpus_names_each_task() -> Outcome {
     let shell = "mkfifo there back 2>/dev/null; \
         taskset 2 guest-tests mark 4 40 in-turn < there > back & \
@@ -275,6 +252,7 @@ impl Controlled {
     }
 }
 
+#[apply(guest_test)]
 fn record_of_a_process_begins_where_perf_attaches() -> Outcome {
     for option in ["-p", "-t"] {
         let mut marker = Marker::start("3")?;
@@ -291,6 +269,7 @@ fn record_of_a_process_begins_where_perf_attaches() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_controlled_has_what_was_enabled() -> Outcome {
     let mut marker = Marker::start("3")?;
     let mut perf = Controlled::start("controlled", &["-a", "-e", MARK_3, "-c", "1"])?;
@@ -305,6 +284,7 @@ fn record_controlled_has_what_was_enabled() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_of_two_events_keeps_them_apart() -> Outcome {
     let shell = "guest-tests mark 3 40; guest-tests mark 4 30";
     let [first, second] = ["vpmu/mark,event=3,period=2/", "vpmu/mark,event=4,period=5/"];
@@ -316,6 +296,7 @@ fn record_of_two_events_keeps_them_apart() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn records_of_two_perfs_are_both_whole() -> Outcome {
     let inner = ["perf", "record", "-o", "inner", "-e", MARK_3, "-c", "1"];
     let marks = ["--", "guest-tests", "mark", "3", "50"];
@@ -326,6 +307,7 @@ fn records_of_two_perfs_are_both_whole() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_samples_have_the_counts_of_their_moment() -> Outcome {
     // On one CPU, two marks of value 4 precede each mark of value 3. Only the event of value 3 takes samples.
     cpu::pin(1)?;
@@ -346,6 +328,7 @@ fn group_samples_have_the_counts_of_their_moment() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn samples_are_in_the_order_of_time() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "2000"];
     record("order", &[&["-e", MARK_3, "-c", "1"], &marks[..]].concat())?;
@@ -361,6 +344,7 @@ fn samples_are_in_the_order_of_time() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn samples_lost_for_room_are_counted() -> Outcome {
     // perf is stopped while the marks are placed, so its ring of one page keeps only the samples that fit.
     let mut marker = Marker::start("3")?;
@@ -389,6 +373,7 @@ fn lost_samples(file: &str) -> Fallible<usize> {
     Ok(said.lines().filter_map(lost).sum())
 }
 
+#[apply(guest_test)]
 fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
     let tree = ["--", "workload", "tree", "--rounds", "300"];
     let args = ["-g", "-e", "vpmu/cpu-clock/u", "-c", "1000000"];
@@ -415,6 +400,7 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
     let spin = ["--", "workload", "spin", "500"];
     let args = ["--call-graph", "dwarf,1024", "-e", "vpmu/cpu-clock/u", "-c", "1000000"];
@@ -463,6 +449,7 @@ fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn top_names_the_hot_function() -> Outcome {
     let mut hot = Command::new("workload").args(["spin", "86400000"]).spawn()?;
     let top = top_until_named(hot.id());
@@ -499,6 +486,7 @@ fn top_until_named(process: u32) -> Outcome {
 
 /// The device interrupts the driver each time half of the driver's 64 KiB ring is full. With 48-byte records, that is
 /// about every 680 samples.
+#[apply(guest_test)]
 fn interrupts_of_a_recording_are_one_for_many_samples() -> Outcome {
     let mut perf = Controlled::start("few", &["-a", "-e", MARK_3, "-c", "1"])?;
     perf.say("enable")?;
@@ -513,6 +501,7 @@ fn interrupts_of_a_recording_are_one_for_many_samples() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
     const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
     let mut marker = Marker::start("3")?;
@@ -533,6 +522,7 @@ fn cpu_that_goes_offline_ends_only_its_part() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn hardware_events_without_host_counters_fall_back() -> Outcome {
     // On a host with hardware counters, the device provides the hardware events, so perf does not fall back to
     // `cpu-clock`.
@@ -566,6 +556,7 @@ fn as_nobody(args: &[&str]) -> Fallible<Output> {
     Ok(perf.uid(NOBODY).gid(NOBODY).output()?)
 }
 
+#[apply(guest_test)]
 fn users_without_privilege_sample_their_own_mode() -> Outcome {
     let spin = ["--", "workload", "spin", "300"];
     let args = ["record", "-o", "user", "-e", "vpmu/cpu-clock/", "-c", "1000000"];
@@ -590,6 +581,7 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn users_without_privilege_learn_what_they_lack() -> Outcome {
     for event in ["vpmu/exits/", "vpmu/halts/"] {
         let output = as_nobody(&["stat", "-e", event, "--", "true"])?;
@@ -600,6 +592,7 @@ fn users_without_privilege_learn_what_they_lack() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
     // The first event requests precise_ip, and the second cannot sample. The other two request sample fields that the
     // device does not have.
@@ -621,6 +614,7 @@ fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn traces_name_the_tool_that_reads_them() -> Outcome {
     let event = "vpmu_trace/exit-trace-user/";
     let output = perf(&["record", "-o", "trace", "-a", "-e", event, "--", "true"])?;
@@ -643,6 +637,7 @@ fn make_group() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn cgroup_counts_its_members_alone() -> Outcome {
     make_group()?;
     let args = ["-a", "-e", MARK_3, "-G", "counted", "--", "sh", "-c", JOINING];
@@ -657,6 +652,7 @@ fn cgroup_counts_its_members_alone() -> Outcome {
 
 /// Each CPU has two events: a count of all tasks, and the cgroup's event, which perf core adds only while a member of
 /// the cgroup runs. The count of all tasks continues after the recording, for longer than the driver's replay interval.
+#[apply(guest_test)]
 fn cgroup_beside_a_count_of_all_tasks_counts_its_members_alone() -> Outcome {
     make_group()?;
     let recording = format!("perf record -o both -c 1 -a -e {MARK_3} -G counted -- sh -c '{JOINING}' && sleep 0.5");

@@ -14,31 +14,9 @@ use crate::persisting::{fresh, persistent, sequence};
 use crate::raw::{
     Device, EXIT_PORT, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels, refused, sampling,
 };
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("open_by_nobody_at_each_level_answers_as_perf_does", open_by_nobody_at_each_level_answers_as_perf_does),
-    ("kernel_sampled_without_perfmon_at_level_2_is_refused", kernel_sampled_without_perfmon_at_level_2_is_refused),
-    ("task_with_other_credentials_is_refused", task_with_other_credentials_is_refused),
-    ("task_in_another_user_namespace_is_refused", task_in_another_user_namespace_is_refused),
-    ("root_without_perfmon_is_refused", root_without_perfmon_is_refused),
-    ("nobody_with_perfmon_opens", nobody_with_perfmon_opens),
-    ("level_hidden_by_a_mount_still_holds", level_hidden_by_a_mount_still_holds),
-    ("paranoid_parameter_opens_tasks_and_no_cpu", paranoid_parameter_opens_tasks_and_no_cpu),
-    ("detach_without_perfmon_is_refused", detach_without_perfmon_is_refused),
-    ("persistent_open_without_perfmon_is_refused", persistent_open_without_perfmon_is_refused),
-    ("attach_without_perfmon_is_refused", attach_without_perfmon_is_refused),
-    ("reopen_without_perfmon_is_refused", reopen_without_perfmon_is_refused),
-    ("perf_view_without_perfmon_is_refused", perf_view_without_perfmon_is_refused),
-    ("device_flush_without_perfmon_is_refused", device_flush_without_perfmon_is_refused),
-    ("bpf_query_without_perfmon_is_refused", bpf_query_without_perfmon_is_refused),
-    ("read_only_map_made_writable_is_refused", read_only_map_made_writable_is_refused),
-    ("share_used_up_by_nobody_leaves_events_to_root", share_used_up_by_nobody_leaves_events_to_root),
-    ("inherited_events_of_nobody_count_against_the_share", inherited_events_of_nobody_count_against_the_share),
-    ("perf_core_events_of_nobody_count_against_the_share", perf_core_events_of_nobody_count_against_the_share),
-    // This test must be last, because it locks the kernel down, and only a reboot can undo that.
-    ("registers_in_a_locked_down_kernel_are_refused", registers_in_a_locked_down_kernel_are_refused),
-];
+const GROUP: &str = "permissions";
 
 const VALUE: u64 = 60;
 /// The level at which nothing is refused.
@@ -79,6 +57,7 @@ fn own_of_marks(device: &Device) -> Option<i32> {
     refused(device.open_event(&mark(device), How::OWN))
 }
 
+#[apply(guest_test)]
 fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     let device = Device::open()?;
     let marks = mark(&device);
@@ -118,6 +97,7 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn kernel_sampled_without_perfmon_at_level_2_is_refused() -> Outcome {
     let device = Device::open()?;
     let trace = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
@@ -143,6 +123,7 @@ fn kernel_sampled_without_perfmon_at_level_2_is_refused() -> Outcome {
 /// A task's three user ids, three group ids and capabilities, and whether others may trace it.
 type Who = ([u32; 3], [u32; 3], &'static [u32], bool);
 
+#[apply(guest_test)]
 fn task_with_other_credentials_is_refused() -> Outcome {
     const SAME: [u32; 3] = [NOBODY; 3];
     const PORT: u32 = 10;
@@ -189,6 +170,7 @@ fn task_with_other_credentials_is_refused() -> Outcome {
 
 /// By the rules of ptrace(2), the owner of the task's user namespace may access the task. The driver still refuses the
 /// owner, because a module cannot find out who the owner is.
+#[apply(guest_test)]
 fn task_in_another_user_namespace_is_refused() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(OPEN)?;
@@ -205,6 +187,7 @@ fn task_in_another_user_namespace_is_refused() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn root_without_perfmon_is_refused() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(CLOSED)?;
@@ -219,6 +202,7 @@ fn root_without_perfmon_is_refused() -> Outcome {
     )
 }
 
+#[apply(guest_test)]
 fn nobody_with_perfmon_opens() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(CLOSED)?;
@@ -237,6 +221,7 @@ fn nobody_with_perfmon_opens() -> Outcome {
     )
 }
 
+#[apply(guest_test)]
 fn level_hidden_by_a_mount_still_holds() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(CLOSED)?;
@@ -255,6 +240,7 @@ fn level_hidden_by_a_mount_still_holds() -> Outcome {
     )
 }
 
+#[apply(guest_test)]
 fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(CLOSED)?;
@@ -292,6 +278,7 @@ fn one_persistent() -> Result<(Device, Event, u64), Box<dyn std::error::Error>> 
     Ok((device, event, id))
 }
 
+#[apply(guest_test)]
 fn detach_without_perfmon_is_refused() -> Outcome {
     let (device, kept, _) = one_persistent()?;
     let other = device.start(&sequence(&device), How::on_cpu(1))?;
@@ -307,6 +294,7 @@ fn detach_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persistent_open_without_perfmon_is_refused() -> Outcome {
     os::set_paranoid(OPEN)?;
     let device = fresh()?;
@@ -322,6 +310,7 @@ fn persistent_open_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn attach_without_perfmon_is_refused() -> Outcome {
     let (device, kept, _) = one_persistent()?;
     as_nobody(|| {
@@ -333,6 +322,7 @@ fn attach_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn reopen_without_perfmon_is_refused() -> Outcome {
     let (device, kept, id) = one_persistent()?;
     as_nobody(|| {
@@ -345,6 +335,7 @@ fn reopen_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_view_without_perfmon_is_refused() -> Outcome {
     let (device, kept, id) = one_persistent()?;
     let attr = device.reopening(id);
@@ -358,6 +349,7 @@ fn perf_view_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn device_flush_without_perfmon_is_refused() -> Outcome {
     os::set_paranoid(OPEN)?;
     let device = Device::open()?;
@@ -369,6 +361,7 @@ fn device_flush_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn bpf_query_without_perfmon_is_refused() -> Outcome {
     os::set_paranoid(OPEN)?;
     let device = Device::open()?;
@@ -381,6 +374,7 @@ fn bpf_query_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn read_only_map_made_writable_is_refused() -> Outcome {
     let device = Device::open()?;
     let event = device.open_event(&device.marks(VALUE, 1, TIME), How::OWN)?;
@@ -412,6 +406,7 @@ pub(crate) fn room(device: &Device, pid: i32) -> Result<u32, Box<dyn std::error:
     }
 }
 
+#[apply(guest_test)]
 fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
     let device = Device::open()?;
     os::set_paranoid(OPEN)?;
@@ -462,6 +457,7 @@ fn with_one_percent(device: &Device, act: impl FnOnce(u32) -> Outcome) -> Outcom
     done
 }
 
+#[apply(guest_test)]
 fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
     let device = Device::open()?;
     with_one_percent(&device, |share| {
@@ -485,6 +481,7 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn perf_core_events_of_nobody_count_against_the_share() -> Outcome {
     let device = Device::open()?;
     with_one_percent(&device, |share| {
@@ -500,6 +497,9 @@ fn perf_core_events_of_nobody_count_against_the_share() -> Outcome {
     })
 }
 
+// Only a reboot undoes a lockdown.
+#[apply(guest_test)]
+#[last]
 fn registers_in_a_locked_down_kernel_are_refused() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;

@@ -14,27 +14,13 @@ use crate::persisting::{
 };
 use crate::raw::{Device, Event, FLAG_PERSISTENT, How, KIND_MARK, PAGE, refused, waking};
 use crate::triggers::trigger;
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("detached_event_outlives_its_creators_kill", detached_event_outlives_its_creators_kill),
-    ("persistent_event_counts_on_without_a_handle", persistent_event_counts_on_without_a_handle),
-    ("event_opened_persistent_outlives_its_handle", event_opened_persistent_outlives_its_handle),
-    ("second_detach_returns_the_same_id", second_detach_returns_the_same_id),
-    ("attached_event_ends_with_its_last_user", attached_event_ends_with_its_last_user),
-    ("map_keeps_an_attached_event", map_keeps_an_attached_event),
-    ("readers_of_one_ring_find_its_history", readers_of_one_ring_find_its_history),
-    ("readers_of_one_ring_are_all_woken", readers_of_one_ring_are_all_woken),
-    ("ring_keeps_its_size_without_maps", ring_keeps_its_size_without_maps),
-    ("absent_reader_loses_nothing_that_fits", absent_reader_loses_nothing_that_fits),
-    ("every_handle_switches_the_one_event", every_handle_switches_the_one_event),
-    ("persistent_event_waits_for_its_cpu", persistent_event_waits_for_its_cpu),
-    ("handles_come_and_go_while_it_counts", handles_come_and_go_while_it_counts),
-    ("closed_attached_event_frees_its_place_on_the_device", closed_attached_event_frees_its_place_on_the_device),
-];
+const GROUP: &str = "persistent";
 
 const PAGES: usize = 64;
 
+#[apply(guest_test)]
 fn detached_event_outlives_its_creators_kill() -> Outcome {
     const ENOUGH: u32 = 500;
     let device = fresh()?;
@@ -70,6 +56,7 @@ fn detached_event_outlives_its_creators_kill() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persistent_event_counts_on_without_a_handle() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -93,6 +80,7 @@ fn persistent_event_counts_on_without_a_handle() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn event_opened_persistent_outlives_its_handle() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -113,6 +101,7 @@ fn event_opened_persistent_outlives_its_handle() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn second_detach_returns_the_same_id() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 0, "twice")?;
@@ -158,6 +147,7 @@ impl StarterProbe {
     }
 }
 
+#[apply(guest_test)]
 fn attached_event_ends_with_its_last_user() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -188,6 +178,7 @@ fn attached_event_ends_with_its_last_user() -> Outcome {
     place.ensure_free()
 }
 
+#[apply(guest_test)]
 fn map_keeps_an_attached_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -207,6 +198,7 @@ fn map_keeps_an_attached_event() -> Outcome {
     place.ensure_free()
 }
 
+#[apply(guest_test)]
 fn readers_of_one_ring_find_its_history() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -241,6 +233,7 @@ fn readers_of_one_ring_find_its_history() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn readers_of_one_ring_are_all_woken() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -269,6 +262,7 @@ fn sized(event: &Event, pages: usize) -> Option<i32> {
     refused(Pages::map(event, pages, READ_WRITE))
 }
 
+#[apply(guest_test)]
 fn ring_keeps_its_size_without_maps() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -294,6 +288,7 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn absent_reader_loses_nothing_that_fits() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -314,6 +309,7 @@ fn absent_reader_loses_nothing_that_fits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_handle_switches_the_one_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -359,6 +355,7 @@ fn every_handle_switches_the_one_event() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persistent_event_waits_for_its_cpu() -> Outcome {
     const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
     let device = fresh()?;
@@ -388,6 +385,7 @@ fn persistent_event_waits_for_its_cpu() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn handles_come_and_go_while_it_counts() -> Outcome {
     use std::sync::atomic::{AtomicBool, Ordering};
     const MOST: u64 = 20_000;
@@ -433,6 +431,7 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn closed_attached_event_frees_its_place_on_the_device() -> Outcome {
     const ROUNDS: usize = 8;
     let device = fresh()?;

@@ -12,19 +12,11 @@ use crate::ensure::{ensure, ensure_eq, errno};
 use crate::persisting::{SYSFS, fresh, listed, names, persistent, sequence, sweep};
 use crate::programs::text;
 use crate::raw::{Device, How, kernels, refused, sampling};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("names_are_those_of_events", names_are_those_of_events),
-    ("name_belongs_to_one_event", name_belongs_to_one_event),
-    ("sysfs_lists_persistent_events_until_their_end", sysfs_lists_persistent_events_until_their_end),
-    ("sysfs_describes_how_to_open_a_persistent_event", sysfs_describes_how_to_open_a_persistent_event),
-    ("stock_perf_counts_one_by_name", stock_perf_counts_one_by_name),
-    ("stock_perf_records_one_by_name", stock_perf_records_one_by_name),
-    ("perf_core_samples_rings_that_are_read", perf_core_samples_rings_that_are_read),
-    ("perf_core_counts_but_does_not_sample", perf_core_counts_but_does_not_sample),
-];
+const GROUP: &str = "persistent";
 
+#[apply(guest_test)]
 fn names_are_those_of_events() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 0, "")?;
@@ -75,6 +67,7 @@ fn names_are_those_of_events() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn name_belongs_to_one_event() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
@@ -98,6 +91,7 @@ fn name_belongs_to_one_event() -> Outcome {
     sweep(&device)
 }
 
+#[apply(guest_test)]
 fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     let device = fresh()?;
     ensure_eq!(names()?.len(), 0, "names before the first event");
@@ -132,6 +126,7 @@ fn sysfs_lists_persistent_events_until_their_end() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
     let device = fresh()?;
     let sysfs = Path::new(SYSFS);
@@ -153,6 +148,7 @@ fn sysfs_describes_how_to_open_a_persistent_event() -> Outcome {
 }
 
 /// Stock perf reads the persistent event itself, so its count includes what was counted before perf started.
+#[apply(guest_test)]
 fn stock_perf_counts_one_by_name() -> Outcome {
     let device = fresh()?;
     let (event, _) = persistent(&device, &device.marks(6, 1, 0), 1, "for-perf")?;
@@ -178,6 +174,7 @@ fn stock_perf_counts_one_by_name() -> Outcome {
 }
 
 /// Stock perf records both the samples that a persistent event already has in the window and the new samples.
+#[apply(guest_test)]
 fn stock_perf_records_one_by_name() -> Outcome {
     fresh()?;
     let vpmu = Vpmu::open()?;
@@ -210,6 +207,7 @@ fn stock_perf_records_one_by_name() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_core_samples_rings_that_are_read() -> Outcome {
     fresh()?;
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
@@ -245,6 +243,7 @@ fn perf_core_samples_rings_that_are_read() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn perf_core_counts_but_does_not_sample() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;

@@ -11,17 +11,9 @@ use crate::fields::{self, Sample};
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{Counter, listed, names};
 use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, How, IN_WINDOW, OPERATORS, OVERWRITES, PAGE, refused};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("operators_events_are_found_by_name", operators_events_are_found_by_name),
-    ("operators_events_hold_records_from_before_the_driver", operators_events_hold_records_from_before_the_driver),
-    ("change_of_operators_event_is_refused", change_of_operators_event_is_refused),
-    ("each_vcpu_has_its_own", each_vcpu_has_its_own),
-    ("reader_is_woken_by_a_flush", reader_is_woken_by_a_flush),
-    ("reloaded_driver_finds_the_operators_events", reloaded_driver_finds_the_operators_events),
-    ("operators_ring_made_writable_is_refused", operators_ring_made_writable_is_refused),
-];
+const GROUP: &str = "persistent-operator";
 
 /// The events that the VMM starts.
 const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
@@ -76,6 +68,7 @@ impl OperatorEvent {
     }
 }
 
+#[apply(guest_test)]
 fn operators_events_are_found_by_name() -> Outcome {
     let device = Device::open()?;
     ensure_eq!(names()?, NAMES, "names in sysfs");
@@ -98,6 +91,7 @@ fn operators_events_are_found_by_name() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -127,6 +121,7 @@ fn operators_events_hold_records_from_before_the_driver() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn change_of_operators_event_is_refused() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -165,6 +160,7 @@ fn change_of_operators_event_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn each_vcpu_has_its_own() -> Outcome {
     let device = Device::open()?;
     let flights = [find(&device, "flight-0")?, find(&device, "flight-1")?];
@@ -188,6 +184,7 @@ fn each_vcpu_has_its_own() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn reader_is_woken_by_a_flush() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -203,6 +200,7 @@ fn reader_is_woken_by_a_flush() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn reloaded_driver_finds_the_operators_events() -> Outcome {
     cpu::pin(1)?;
     let device = Device::open()?;
@@ -233,6 +231,7 @@ fn reloaded_driver_finds_the_operators_events() -> Outcome {
 }
 
 /// mprotect(2) fails both for the whole map and for its first page alone.
+#[apply(guest_test)]
 fn operators_ring_made_writable_is_refused() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;

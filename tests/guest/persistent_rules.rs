@@ -10,21 +10,11 @@ use crate::persisting::{fresh, persistent, sequence, sweep};
 use crate::raw::{
     Device, ENGINE_EXIT, Event, FLAG_NO_GROUP, FLAG_ON_STARTER, FLAG_OUTPUT, FLAG_PERSISTENT, How, refused,
 };
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("persistent_event_of_a_task_is_refused", persistent_event_of_a_task_is_refused),
-    ("detach_of_group_member_is_einval", detach_of_group_member_is_einval),
-    ("detach_of_redirected_event_is_einval", detach_of_redirected_event_is_einval),
-    ("persistent_event_refuses_members_and_redirects", persistent_event_refuses_members_and_redirects),
-    ("others_may_write_into_its_ring", others_may_write_into_its_ring),
-    ("opening_again_takes_the_id_and_no_more", opening_again_takes_the_id_and_no_more),
-    ("persistent_events_beyond_the_limit_are_enospc", persistent_events_beyond_the_limit_are_enospc),
-    ("list_is_read_in_pieces", list_is_read_in_pieces),
-    ("refused_detach_changes_nothing", refused_detach_changes_nothing),
-    ("persistent_calls_of_nobody_are_refused", persistent_calls_of_nobody_are_refused),
-];
+const GROUP: &str = "persistent";
 
+#[apply(guest_test)]
 fn persistent_event_of_a_task_is_refused() -> Outcome {
     let device = fresh()?;
     let event = device.start(&sequence(&device), How::OWN)?;
@@ -41,6 +31,7 @@ fn persistent_event_of_a_task_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn detach_of_group_member_is_einval() -> Outcome {
     let device = fresh()?;
     let how = How::on_cpu(1);
@@ -58,6 +49,7 @@ fn detach_of_group_member_is_einval() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn detach_of_redirected_event_is_einval() -> Outcome {
     let device = fresh()?;
     let how = How::on_cpu(1);
@@ -72,6 +64,7 @@ fn detach_of_redirected_event_is_einval() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persistent_event_refuses_members_and_redirects() -> Outcome {
     let device = fresh()?;
     let how = How::on_cpu(1);
@@ -85,6 +78,7 @@ fn persistent_event_refuses_members_and_redirects() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn others_may_write_into_its_ring() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -115,6 +109,7 @@ fn others_may_write_into_its_ring() -> Outcome {
 /// A change to an attr: the name of the changed field, and a function that makes the change.
 type Change = (&'static str, fn(&mut perf_event_attr));
 
+#[apply(guest_test)]
 fn opening_again_takes_the_id_and_no_more() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 1, "again")?;
@@ -168,6 +163,7 @@ fn opening_again_takes_the_id_and_no_more() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
     let device = fresh()?;
     let most = device.info.max_persistent as usize;
@@ -189,6 +185,7 @@ fn persistent_events_beyond_the_limit_are_enospc() -> Outcome {
     sweep(&device)
 }
 
+#[apply(guest_test)]
 fn list_is_read_in_pieces() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
@@ -224,6 +221,7 @@ fn list_is_read_in_pieces() -> Outcome {
     sweep(&device)
 }
 
+#[apply(guest_test)]
 fn refused_detach_changes_nothing() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -237,6 +235,7 @@ fn refused_detach_changes_nothing() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persistent_calls_of_nobody_are_refused() -> Outcome {
     let device = fresh()?;
     let (kept, id) = persistent(&device, &sequence(&device), 1, "kept")?;

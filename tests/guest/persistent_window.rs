@@ -7,17 +7,9 @@ use crate::output_mapping::allowance;
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{Counter, backwards, fresh, listed, look, names, newest, persistent, sequence, up_to, values};
 use crate::raw::{Device, FLAG_PERSISTENT, How, IN_WINDOW, OVERWRITES, refused};
-use crate::{Outcome, Test, cpu, kernel_log, os};
+use crate::{Outcome, cpu, kernel_log, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("ring_of_a_detached_event_is_in_the_window", ring_of_a_detached_event_is_in_the_window),
-    ("ring_in_the_window_is_not_charged_to_the_user", ring_in_the_window_is_not_charged_to_the_user),
-    ("full_window_refuses_a_ring", full_window_refuses_a_ring),
-    ("ended_rings_leave_no_trace", ended_rings_leave_no_trace),
-    ("reloaded_driver_finds_persistent_events", reloaded_driver_finds_persistent_events),
-    ("rings_in_guest_memory_end_with_their_driver", rings_in_guest_memory_end_with_their_driver),
-    ("unloading_waits_for_handles_not_for_events", unloading_waits_for_handles_not_for_events),
-];
+const GROUP: &str = "persistent";
 
 /// Where the guest's initramfs has the module.
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
@@ -37,6 +29,7 @@ fn flags(device: &Device, id: u64) -> Result<u32, Box<dyn std::error::Error>> {
     Ok(device.entry(id)?.ok_or("the event is not listed")?.flags)
 }
 
+#[apply(guest_test)]
 fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
     let device = fresh()?;
     let attr = sequence(&device);
@@ -62,6 +55,7 @@ fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
 }
 
 /// VPMU-G-4-2.
+#[apply(guest_test)]
 fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     let device = fresh()?;
     let kib = |field: &str| -> Result<u64, Box<dyn std::error::Error>> {
@@ -93,6 +87,7 @@ fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn full_window_refuses_a_ring() -> Outcome {
     const DATA: usize = 256;
     let device = fresh()?;
@@ -119,6 +114,7 @@ fn full_window_refuses_a_ring() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn ended_rings_leave_no_trace() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -138,6 +134,7 @@ fn ended_rings_leave_no_trace() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn reloaded_driver_finds_persistent_events() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -203,6 +200,7 @@ fn reloaded_driver_finds_persistent_events() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn rings_in_guest_memory_end_with_their_driver() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
@@ -231,6 +229,7 @@ fn rings_in_guest_memory_end_with_their_driver() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn unloading_waits_for_handles_not_for_events() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 1, "holds")?;

@@ -5,17 +5,9 @@ use vpmu_client::Vpmu;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::raw::{Device, How, KIND_SOFTWARE, SW_TASK_CLOCK, kernels_own, refused};
-use crate::{Outcome, Test, os};
+use crate::{Outcome, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("count_mode_of_the_operator_is_reported", count_mode_of_the_operator_is_reported),
-    (
-        "event_excluding_the_hypervisor_counts_through_both_interfaces",
-        event_excluding_the_hypervisor_counts_through_both_interfaces,
-    ),
-    ("raw_event_of_the_operators_list_is_the_hosts_to_count", raw_event_of_the_operators_list_is_the_hosts_to_count),
-    ("raw_event_beyond_the_operators_list_is_refused", raw_event_beyond_the_operators_list_is_refused),
-];
+const GROUP: &str = "policy";
 
 const KIND_HARDWARE: u64 = 0;
 const KIND_RAW: u32 = 4;
@@ -23,6 +15,7 @@ const COUNT_VCPU: u32 = 1;
 /// The raw event that the operator allows.
 const RAW: u64 = 0x11;
 
+#[apply(guest_test)]
 fn count_mode_of_the_operator_is_reported() -> Outcome {
     let device = Device::open()?;
     ensure_eq!(device.info.count_mode, COUNT_VCPU, "the count mode that the driver reports");
@@ -36,6 +29,7 @@ fn count_mode_of_the_operator_is_reported() -> Outcome {
 }
 
 /// `exclude_hv` has no effect. It is accepted even for an event that cannot exclude anything.
+#[apply(guest_test)]
 fn event_excluding_the_hypervisor_counts_through_both_interfaces() -> Outcome {
     let device = Device::open()?;
     let excluding = |mut attr: perf_event_attr| {
@@ -58,6 +52,7 @@ fn event_excluding_the_hypervisor_counts_through_both_interfaces() -> Outcome {
 }
 
 /// If the host can open the raw event, the catalogue lists it. Otherwise, opening it in the guest fails with `ENOENT`.
+#[apply(guest_test)]
 fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries().iter();
@@ -77,6 +72,7 @@ fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
 }
 
 /// The refusal is the same as for an event that the host does not have.
+#[apply(guest_test)]
 fn raw_event_beyond_the_operators_list_is_refused() -> Outcome {
     let device = Device::open()?;
     let attr = device.attr(KIND_RAW.into(), RAW + 1);

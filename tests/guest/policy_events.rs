@@ -9,26 +9,9 @@ use crate::raw::{
     Device, EXIT_MMIO, EXIT_USER, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SOFTWARE,
     KIND_TSC, SW_CPU_CLOCK, refused, sampling,
 };
-use crate::{Outcome, Test, cpu, kernel_log, os};
+use crate::{Outcome, cpu, kernel_log, os};
 
-pub(crate) const ALLOWED: &[Test] = &[
-    ("allowed_events_are_all_that_there_is", allowed_events_are_all_that_there_is),
-    (
-        "allowed_events_are_open_through_every_interface_and_others_through_none",
-        allowed_events_are_open_through_every_interface_and_others_through_none,
-    ),
-    ("allowed_mark_counts_and_others_are_unknown", allowed_mark_counts_and_others_are_unknown),
-];
-
-pub(crate) const DENIED: &[Test] = &[
-    ("denied_events_are_not_listed", denied_events_are_not_listed),
-    (
-        "denied_events_are_refused_through_every_interface_and_others_are_not",
-        denied_events_are_refused_through_every_interface_and_others_are_not,
-    ),
-    ("denied_event_of_the_operators_own_is_read", denied_event_of_the_operators_own_is_read),
-    ("kernel_log_reports_a_denied_kind", kernel_log_reports_a_denied_kind),
-];
+const GROUP: &str = "policy-allowed";
 
 const HARDWARE: u64 = 0;
 const HW_CACHE: u64 = 3;
@@ -108,6 +91,7 @@ fn names() -> Result<Vec<String>, Box<dyn std::error::Error>> {
     Ok(entries.map(|entry| entry.name.clone()).collect())
 }
 
+#[apply(guest_test)]
 fn allowed_events_are_all_that_there_is() -> Outcome {
     ensure_eq!(names()?, ["tsc", "exits-mmio", "mark", "exit-trace-mmio"], "names in the catalogue");
     let listed = |pmu: &str| -> std::io::Result<Vec<String>> {
@@ -124,6 +108,7 @@ fn allowed_events_are_all_that_there_is() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn allowed_events_are_open_through_every_interface_and_others_through_none() -> Outcome {
     let device = Device::open()?;
     for event in MEMBERS {
@@ -138,6 +123,7 @@ fn allowed_events_are_open_through_every_interface_and_others_through_none() -> 
     hardware_is_absent(&device)
 }
 
+#[apply(guest_test)]
 fn allowed_mark_counts_and_others_are_unknown() -> Outcome {
     cpu::pin(0)?;
     let device = Device::open()?;
@@ -151,6 +137,8 @@ fn allowed_mark_counts_and_others_are_unknown() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
+#[group = "policy-denied"]
 fn denied_events_are_not_listed() -> Outcome {
     let names = names()?;
     let has = |name: &str| names.iter().any(|listed| listed == name);
@@ -174,6 +162,8 @@ fn denied_events_are_not_listed() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
+#[group = "policy-denied"]
 fn denied_events_are_refused_through_every_interface_and_others_are_not() -> Outcome {
     let device = Device::open()?;
     let clock = ("cpu-clock", KIND_SOFTWARE, SW_CPU_CLOCK, true);
@@ -188,6 +178,8 @@ fn denied_events_are_refused_through_every_interface_and_others_are_not() -> Out
 }
 
 /// The operator's list applies only to the guest's events, not to the operator's own events.
+#[apply(guest_test)]
+#[group = "policy-denied"]
 fn denied_event_of_the_operators_own_is_read() -> Outcome {
     cpu::pin(0)?;
     let device = Device::open()?;
@@ -205,6 +197,8 @@ fn denied_event_of_the_operators_own_is_read() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
+#[group = "policy-denied"]
 fn kernel_log_reports_a_denied_kind() -> Outcome {
     let log = kernel_log::log()?;
     let says = "no software events: the host refused them: disabled by its operator";

@@ -1,18 +1,10 @@
 //! Tests vperf's call trees and live view with programs whose profiles are known.
 
+use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{count, json, text, vperf};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("call_tree_matches_the_program", call_tree_matches_the_program),
-    ("recording_without_chains_has_no_tree", recording_without_chains_has_no_tree),
-    ("top_refreshes_with_fresh_counts", top_refreshes_with_fresh_counts),
-    ("top_names_the_hot_function", top_names_the_hot_function),
-    ("top_ends_with_its_command", top_ends_with_its_command),
-    ("stat_counts_a_group_over_one_time", stat_counts_a_group_over_one_time),
-    ("wrong_arguments_name_the_remedy", wrong_arguments_name_the_remedy),
-];
+const GROUP: &str = "vperf";
 
 /// A line of the call tree.
 struct Call {
@@ -52,6 +44,7 @@ fn ends(call: &Call, function: &str) -> bool {
     call.name.starts_with("[.]") && call.name.ends_with(&format!("::{function}"))
 }
 
+#[apply(guest_test)]
 fn call_tree_matches_the_program() -> Outcome {
     let file = "/tmp/tree.vperf";
     let output =
@@ -126,6 +119,7 @@ fn call_tree_matches_the_program() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn recording_without_chains_has_no_tree() -> Outcome {
     let file = "/tmp/plain.vperf";
     let command = ["guest-tests", "mark", "3", "10"];
@@ -151,6 +145,7 @@ fn frames(args: &[&str]) -> Result<Vec<serde_json::Value>, Box<dyn std::error::E
     text(&output.stdout).lines().map(|line| json(line.as_bytes())).collect()
 }
 
+#[apply(guest_test)]
 fn top_refreshes_with_fresh_counts() -> Outcome {
     let marks = "guest-tests mark 5 250; sleep 1; guest-tests mark 5 250";
     let frames = frames(&["-d", "0.3", "-e", "mark=5", "--", "sh", "-c", marks])?;
@@ -165,6 +160,7 @@ fn top_refreshes_with_fresh_counts() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn top_names_the_hot_function() -> Outcome {
     let options = ["-n", "5", "-e", "task-clock", "--limit", "100"];
     let workload = ["--", "workload", "hot", "--ms", "60000"];
@@ -184,6 +180,7 @@ fn top_names_the_hot_function() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn top_ends_with_its_command() -> Outcome {
     let output = vperf(&["top", "-a", "-d", "60", "--", "sh", "-c", "exit 7"])?;
     ensure_eq!(output.status.code(), Some(7), "vperf's exit code: {}", text(&output.stderr));
@@ -197,6 +194,7 @@ fn top_ends_with_its_command() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_counts_a_group_over_one_time() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "123"];
     let group = ["stat", "--json", "-e", "{mark=3,mark=4,exits-user}"];
@@ -209,6 +207,7 @@ fn stat_counts_a_group_over_one_time() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn wrong_arguments_name_the_remedy() -> Outcome {
     for (args, remedy) in [
         (&["record", "--call-graph=dwarf", "true"][..], "fp"),

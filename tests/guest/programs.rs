@@ -5,18 +5,10 @@ use std::process::{Command, ExitCode, Output};
 
 use vpmu_client::Vpmu;
 
+use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("list_names_every_source", list_names_every_source),
-    ("stat_counts_a_command_exactly", stat_counts_a_command_exactly),
-    ("stat_passes_the_exit_code_on", stat_passes_the_exit_code_on),
-    ("stat_counts_cpus", stat_counts_cpus),
-    ("stat_names_what_it_does_not_know", stat_names_what_it_does_not_know),
-    ("record_and_report_find_the_hot_function", record_and_report_find_the_hot_function),
-    ("report_refuses_what_is_no_recording", report_refuses_what_is_no_recording),
-];
+const GROUP: &str = "vperf";
 
 /// `guest-tests mark VALUE TIMES`: a command that places a known number of marks, for other programs to measure.
 ///
@@ -62,6 +54,7 @@ pub(crate) fn json(bytes: &[u8]) -> Result<serde_json::Value, Box<dyn std::error
     serde_json::from_slice(bytes).map_err(|e| format!("{e}: {}", text(bytes)).into())
 }
 
+#[apply(guest_test)]
 fn list_names_every_source() -> Outcome {
     let output = vperf(&["list"])?;
     ensure!(output.status.success(), "vperf list failed: {}", text(&output.stderr));
@@ -80,6 +73,7 @@ pub(crate) fn count(json: &serde_json::Value, event: &str) -> Option<u64> {
     json["events"].as_array()?.iter().find(|e| e["event"] == event)?["value"].as_u64()
 }
 
+#[apply(guest_test)]
 fn stat_counts_a_command_exactly() -> Outcome {
     let args = ["stat", "--json", "-e", "mark=3,mark=4,task-clock", "--"];
     // Directly, and as children of a shell.
@@ -96,6 +90,7 @@ fn stat_counts_a_command_exactly() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_passes_the_exit_code_on() -> Outcome {
     for code in [0, 7] {
         let output = vperf(&["stat", "--", "sh", "-c", &format!("exit {code}")])?;
@@ -111,6 +106,7 @@ fn stat_passes_the_exit_code_on() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_counts_cpus() -> Outcome {
     let marks = ["guest-tests", "mark", "3", "50"];
     let output = vperf(&[&["stat", "--json", "-a", "-e", "mark=3", "--"], &marks[..]].concat())?;
@@ -120,6 +116,7 @@ fn stat_counts_cpus() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_names_what_it_does_not_know() -> Outcome {
     let output = vperf(&["stat", "-e", "task-clok", "--", "true"])?;
     let said = text(&output.stderr);
@@ -132,6 +129,7 @@ fn stat_names_what_it_does_not_know() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_and_report_find_the_hot_function() -> Outcome {
     let file = "/tmp/hot.vperf";
     let output = vperf(&["record", "-e", "task-clock", "-o", file, "--", "workload", "hot", "--rounds", "1500"])?;
@@ -163,6 +161,7 @@ fn record_and_report_find_the_hot_function() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn report_refuses_what_is_no_recording() -> Outcome {
     for file in ["/tmp/no-such-file", "/proc/cpuinfo"] {
         let output = vperf(&["report", "-i", file])?;

@@ -11,20 +11,14 @@ use crate::fields::IP;
 use crate::raw::{
     Device, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_SOFTWARE, SW_TASK_CLOCK, refused, sampling, silent,
 };
-use crate::{Outcome, Test, cpu, kernel_log, os};
+use crate::{Outcome, cpu, kernel_log, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("hardware_that_the_operator_keeps_is_not_offered", hardware_that_the_operator_keeps_is_not_offered),
-    (
-        "kernel_log_reports_once_that_the_operator_keeps_hardware",
-        kernel_log_reports_once_that_the_operator_keeps_hardware,
-    ),
-    ("pinned_event_without_a_counter_is_in_error", pinned_event_without_a_counter_is_in_error),
-];
+const GROUP: &str = "refusals";
 
 const HARDWARE: u64 = 0;
 const HW_CACHE: u64 = 3;
 
+#[apply(guest_test)]
 fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
     let vpmu = Vpmu::open()?;
     for entry in vpmu.catalogue().entries() {
@@ -51,6 +45,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
     let log = kernel_log::log()?;
     let lines = log.lines().filter(|line| line.contains("ask the operator"));
@@ -62,6 +57,7 @@ fn kernel_log_reports_once_that_the_operator_keeps_hardware() -> Outcome {
 }
 
 /// The operator allows only one sampling counter per vCPU to run at a time.
+#[apply(guest_test)]
 fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     cpu::pin(1)?;
     let device = Device::open()?;

@@ -4,20 +4,12 @@ use std::os::fd::AsFd;
 
 use vpmu_client::{Event, Ring, Sample, Vpmu};
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::sampling::{drain, sampling};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("absent_readers_losses_are_reported", absent_readers_losses_are_reported),
-    ("lagging_readers_losses_are_reported", lagging_readers_losses_are_reported),
-    ("lying_readers_losses_are_reported", lying_readers_losses_are_reported),
-    ("ring_wraps_without_loss", ring_wraps_without_loss),
-    ("mapping_follows_the_rules", mapping_follows_the_rules),
-    ("ring_outlives_its_event", ring_outlives_its_event),
-    ("metadata_page_has_the_count", metadata_page_has_the_count),
-];
+const GROUP: &str = "sampling";
 
 const PAGE: usize = 4096;
 
@@ -49,6 +41,7 @@ fn ensure_times(samples: &[Sample]) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn absent_readers_losses_are_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
@@ -63,6 +56,7 @@ fn absent_readers_losses_are_reported() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn lagging_readers_losses_are_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
@@ -87,6 +81,7 @@ fn lagging_readers_losses_are_reported() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn lying_readers_losses_are_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
@@ -115,6 +110,7 @@ fn lying_readers_losses_are_reported() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn ring_wraps_without_loss() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
@@ -129,6 +125,7 @@ fn ring_wraps_without_loss() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn mapping_follows_the_rules() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = vpmu.open_event(&vpmu.attr("mark=4")?.sampling(1))?;
@@ -148,6 +145,7 @@ fn mapping_follows_the_rules() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn ring_outlives_its_event() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = small(&vpmu)?;
@@ -160,6 +158,7 @@ fn ring_outlives_its_event() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn metadata_page_has_the_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, ring) = small(&vpmu)?;

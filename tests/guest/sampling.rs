@@ -8,24 +8,11 @@ use std::time::Duration;
 use vpmu_client::attr::{SAMPLE_DEFAULT, SAMPLE_IDENTIFIER, SAMPLE_STREAM_ID};
 use vpmu_client::{Event, EventAttr, Record, Ring, Sample, Vpmu};
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("sample_for_each_period", sample_for_each_period),
-    ("samples_name_task_and_address", samples_name_task_and_address),
-    ("times_increase_and_are_the_guests", times_increase_and_are_the_guests),
-    ("two_vcpus_samples_never_mix", two_vcpus_samples_never_mix),
-    ("samples_follow_their_task", samples_follow_their_task),
-    ("childs_samples_reach_the_parents_ring", childs_samples_reach_the_parents_ring),
-    ("siblings_are_distinguished", siblings_are_distinguished),
-    ("new_period_starts_at_once", new_period_starts_at_once),
-    ("exits_sample_exactly", exits_sample_exactly),
-    ("clock_samples_the_loop_that_runs", clock_samples_the_loop_that_runs),
-    ("every_nth_record_wakes", every_nth_record_wakes),
-    ("sampling_by_the_tsc_is_refused", sampling_by_the_tsc_is_refused),
-];
+const GROUP: &str = "sampling";
 
 /// Returns the samples in a ring, and the number of samples that the device reports as lost.
 pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
@@ -52,6 +39,7 @@ pub(crate) fn sampling(
     Ok((event, ring))
 }
 
+#[apply(guest_test)]
 fn sample_for_each_period() -> Outcome {
     let vpmu = Vpmu::open()?;
     for (period, marks) in [(1, 50), (3, 100), (7, 6), (1000, 1999)] {
@@ -70,6 +58,7 @@ fn sample_for_each_period() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn samples_name_task_and_address() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(1)?;
@@ -95,6 +84,7 @@ fn samples_name_task_and_address() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn times_increase_and_are_the_guests() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
@@ -117,6 +107,7 @@ fn times_increase_and_are_the_guests() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn two_vcpus_samples_never_mix() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = vpmu.attr("mark=9")?.sampling(1);
@@ -145,6 +136,7 @@ fn two_vcpus_samples_never_mix() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn samples_follow_their_task() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(1), 4)?;
@@ -161,6 +153,7 @@ fn samples_follow_their_task() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn childs_samples_reach_the_parents_ring() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr =
@@ -187,6 +180,7 @@ fn placer_in_turn(times: usize, before: PipeReader, after: PipeWriter) -> io::Re
         .spawn()
 }
 
+#[apply(guest_test)]
 fn siblings_are_distinguished() -> Outcome {
     const MARKS: usize = 150;
     let vpmu = Vpmu::open()?;
@@ -218,6 +212,7 @@ fn siblings_are_distinguished() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn new_period_starts_at_once() -> Outcome {
     let vpmu = Vpmu::open()?;
     let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(10), 4)?;
@@ -240,6 +235,7 @@ fn new_period_starts_at_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_sample_exactly() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::allow_ports()?;
@@ -273,6 +269,7 @@ fn busy(vpmu: &Vpmu, millis: u64) {
     }
 }
 
+#[apply(guest_test)]
 fn clock_samples_the_loop_that_runs() -> Outcome {
     const PERIOD: u64 = 2_000_000;
     const ENOUGH: usize = 20;
@@ -311,6 +308,7 @@ fn clock_samples_the_loop_that_runs() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_nth_record_wakes() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = vpmu.attr("mark=9")?.sampling(1).wakeup_every(5);
@@ -328,6 +326,7 @@ fn every_nth_record_wakes() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn sampling_by_the_tsc_is_refused() -> Outcome {
     let vpmu = Vpmu::open()?;
     // The device refuses sampling on an event that has no exact overflows.

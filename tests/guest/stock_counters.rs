@@ -1,20 +1,12 @@
 //! The distribution's own `perf` in a guest with hardware counters. The tests use plain event names, and no options for
 //! the device.
 
+use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::perf_record::{Fallible, perf, record, script};
 use crate::programs::text;
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("plain_stat_counts_cycles_and_instructions", plain_stat_counts_cycles_and_instructions),
-    ("stat_grows_by_the_instructions_of_a_loop", stat_grows_by_the_instructions_of_a_loop),
-    ("stat_of_a_group_counts_at_once", stat_of_a_group_counts_at_once),
-    ("stat_of_more_events_than_counters_scales_each", stat_of_more_events_than_counters_scales_each),
-    ("record_of_cycles_samples_the_loop", record_of_cycles_samples_the_loop),
-    ("record_without_an_event_samples_cycles", record_without_an_event_samples_cycles),
-    ("event_that_the_host_lacks_is_not_supported", event_that_the_host_lacks_is_not_supported),
-];
+const GROUP: &str = "stock-counters";
 
 /// Instructions of one round of `workload loop`.
 const PER_ROUND: u64 = 2;
@@ -41,6 +33,7 @@ fn of_loop(event: &str, rounds: u64) -> Fallible<u64> {
     Ok(value.parse().map_err(|e| format!("{e}: {value}"))?)
 }
 
+#[apply(guest_test)]
 fn plain_stat_counts_cycles_and_instructions() -> Outcome {
     for event in ["cycles", "instructions"] {
         let value = stat(event, &["workload", "loop", "10000000"])?;
@@ -50,6 +43,7 @@ fn plain_stat_counts_cycles_and_instructions() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_grows_by_the_instructions_of_a_loop() -> Outcome {
     let counts = [1_000_000, 2_000_000, 5_000_000].map(|rounds| of_loop("instructions:u", rounds));
     let [first, second, third] = counts;
@@ -60,6 +54,7 @@ fn stat_grows_by_the_instructions_of_a_loop() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_of_a_group_counts_at_once() -> Outcome {
     let output = perf(&["stat", "-x,", "-e", "{instructions:u,cycles:u}", "workload", "loop", "10000000"])?;
     let said = text(&output.stderr);
@@ -78,6 +73,7 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_of_more_events_than_counters_scales_each() -> Outcome {
     /// Events that count mostly the loop when they count user mode.
     const KINDS: [&str; 4] = ["instructions", "cycles", "stalled-cycles-frontend", "stalled-cycles-backend"];
@@ -112,6 +108,7 @@ fn in_loop(line: &str) -> bool {
     line.ends_with("exact_loop")
 }
 
+#[apply(guest_test)]
 fn record_of_cycles_samples_the_loop() -> Outcome {
     let period = PERIOD.to_string();
     let run = ["-e", "cycles:u", "-c", &period, "workload", "loop", "50000000"];
@@ -124,6 +121,7 @@ fn record_of_cycles_samples_the_loop() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn record_without_an_event_samples_cycles() -> Outcome {
     record("plain", &["workload", "loop", "50000000"])?;
     let lines = script("plain", "event,ip,sym")?;
@@ -136,6 +134,7 @@ fn record_without_an_event_samples_cycles() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn event_that_the_host_lacks_is_not_supported() -> Outcome {
     let refused = stat("cache-misses", &["-e", "cache-misses", "workload", "loop", "1"])?;
     ensure_eq!(refused.as_str(), "<not supported>", "the count of cache-misses");

@@ -4,23 +4,11 @@ use std::process::{Command, ExitCode, Output};
 
 use vpmu_client::Vpmu;
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("list_shows_every_event", list_shows_every_event),
-    ("port_writes_count_exactly", port_writes_count_exactly),
-    ("marks_count_by_number_and_by_name", marks_count_by_number_and_by_name),
-    ("children_count_unless_left_out", children_count_unless_left_out),
-    ("many_children_at_once_count", many_children_at_once_count),
-    ("cpus_count_apart", cpus_count_apart),
-    ("intervals_add_up", intervals_add_up),
-    ("many_events_of_a_task_at_once", many_events_of_a_task_at_once),
-    ("vperf_and_perf_agree", vperf_and_perf_agree),
-    ("uncountable_events_are_not_supported", uncountable_events_are_not_supported),
-    ("unnamed_events_are_refused", unnamed_events_are_refused),
-];
+const GROUP: &str = "stock-perf";
 
 const MARK_3: &str = "vpmu/mark,event=3/";
 
@@ -92,6 +80,7 @@ fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
     Ok(line.value.parse().map_err(|e| format!("{e}: {line:?}"))?)
 }
 
+#[apply(guest_test)]
 fn list_shows_every_event() -> Outcome {
     let output = perf(&["list", "pmu"])?;
     ensure!(output.status.success(), "perf list failed: {}", text(&output.stderr));
@@ -108,6 +97,7 @@ fn list_shows_every_event() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn port_writes_count_exactly() -> Outcome {
     cpu::leave_console()?;
     let event = cpu::own_port_exits_of_perf();
@@ -118,6 +108,7 @@ fn port_writes_count_exactly() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn marks_count_by_number_and_by_name() -> Outcome {
     let command = ["--", "guest-tests", "mark", "3", "100"];
     for (event, expected) in [
@@ -132,6 +123,7 @@ fn marks_count_by_number_and_by_name() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn children_count_unless_left_out() -> Outcome {
     let direct = ["--", "guest-tests", "mark", "3", "100"];
     let script = "guest-tests mark 3 60; guest-tests mark 3 40; true";
@@ -148,6 +140,7 @@ fn children_count_unless_left_out() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn many_children_at_once_count() -> Outcome {
     let script = "for i in $(seq 20); do guest-tests mark 3 5 & done; wait";
     let counted = count(&["-e", MARK_3, "--", "sh", "-c", script])?;
@@ -155,6 +148,7 @@ fn many_children_at_once_count() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn cpus_count_apart() -> Outcome {
     let on_cpu_1 = ["--", "taskset", "2", "guest-tests", "mark", "3", "100"];
     for (cpus, expected) in [(&["-a"][..], 100), (&["-C", "0"], 0), (&["-C", "1"], 100), (&["-C", "0-1"], 100)] {
@@ -168,6 +162,7 @@ fn cpus_count_apart() -> Outcome {
 }
 
 /// perf reads the counts after each interval. For an interval in which the task did not run, it prints `<not counted>`.
+#[apply(guest_test)]
 fn intervals_add_up() -> Outcome {
     const FILE: &str = "/tmp/intervals";
     // If the program ends during an interval, perf does not print this interval. So the program waits until perf has
@@ -193,6 +188,7 @@ fn intervals_add_up() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn many_events_of_a_task_at_once() -> Outcome {
     // The marks have known counts. Two marks are a group, and the others are single events. Two of the kernel's own
     // events are between them. The counts of the last three events are not known.
@@ -219,6 +215,7 @@ fn many_events_of_a_task_at_once() -> Outcome {
 }
 
 /// perf runs vperf, and both count the same marks.
+#[apply(guest_test)]
 fn vperf_and_perf_agree() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "100"];
     let vperf = ["vperf", "stat", "-x", ",", "-e", "mark=3"];
@@ -237,6 +234,7 @@ fn vperf_and_perf_agree() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn uncountable_events_are_not_supported() -> Outcome {
     for event in [
         // An unknown kind.
@@ -253,6 +251,7 @@ fn uncountable_events_are_not_supported() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn unnamed_events_are_refused() -> Outcome {
     // An unknown name, a mark without a value, and a value that exceeds 48 bits.
     for event in ["vpmu/nonsense/", "vpmu/mark/", "vpmu/mark,event=0x1000000000000/"] {

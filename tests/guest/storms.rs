@@ -8,12 +8,9 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{IP, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, ENGINE_EXIT, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, sampling, silent};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("clock_of_nobodys_task_is_throttled_and_others_go_on", clock_of_nobodys_task_is_throttled_and_others_go_on),
-    ("clocks_of_nobodys_task_share_one_budget", clocks_of_nobodys_task_share_one_budget),
-];
+const GROUP: &str = "storms";
 
 /// The shortest sampling period, in nanoseconds, of the host's clocks.
 const PERIOD: u64 = 10_000;
@@ -39,10 +36,12 @@ struct Storm {
     time: u64,
 }
 
+#[apply(guest_test)]
 fn clock_of_nobodys_task_is_throttled_and_others_go_on() -> Outcome {
     storm(&[SW_CPU_CLOCK])
 }
 
+#[apply(guest_test)]
 fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
     storm(&[SW_CPU_CLOCK, SW_TASK_CLOCK])
 }

@@ -17,43 +17,9 @@ use crate::raw::{
     Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC, SW_CPU_CLOCK, kernels,
     sampling,
 };
-use crate::{Outcome, Test, cpu, interrupt};
+use crate::{Outcome, cpu, interrupt};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("switch_between_tasks_of_perf_core_costs_two_exits", switch_between_tasks_of_perf_core_costs_two_exits),
-    (
-        "switch_between_tasks_of_the_device_file_costs_two_exits",
-        switch_between_tasks_of_the_device_file_costs_two_exits,
-    ),
-    ("switch_between_tasks_with_groups_costs_two_exits", switch_between_tasks_with_groups_costs_two_exits),
-    ("switch_between_tasks_with_mixed_groups_costs_two_exits", switch_between_tasks_with_mixed_groups_costs_two_exits),
-    (
-        "switch_between_tasks_that_inherited_their_events_costs_no_exit",
-        switch_between_tasks_that_inherited_their_events_costs_no_exit,
-    ),
-    (
-        "switch_to_a_task_without_events_costs_one_exit_a_direction",
-        switch_to_a_task_without_events_costs_one_exit_a_direction,
-    ),
-    (
-        "count_of_a_task_switched_out_is_whole_for_readers_elsewhere",
-        count_of_a_task_switched_out_is_whole_for_readers_elsewhere,
-    ),
-    (
-        "counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere",
-        counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere,
-    ),
-    (
-        "counts_of_switching_tasks_are_exact_while_their_events_come_and_go",
-        counts_of_switching_tasks_are_exact_while_their_events_come_and_go,
-    ),
-    (
-        "sampling_events_of_switching_tasks_end_with_their_close",
-        sampling_events_of_switching_tasks_end_with_their_close,
-    ),
-    ("disabled_event_of_a_switching_task_takes_no_samples", disabled_event_of_a_switching_task_takes_no_samples),
-    ("disabled_event_of_a_switching_task_counts_nothing", disabled_event_of_a_switching_task_counts_nothing),
-];
+const GROUP: &str = "module";
 
 type Failure = Box<dyn Error>;
 type Shared<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -272,6 +238,7 @@ fn marks(
         .collect()
 }
 
+#[apply(guest_test)]
 fn switch_between_tasks_of_perf_core_costs_two_exits() -> Outcome {
     for (first, second) in [(1, 1), (1, 6), (20, 20), (100, 100)] {
         let open = |count| move |device: &Device| marks(device, count, kernels);
@@ -281,6 +248,7 @@ fn switch_between_tasks_of_perf_core_costs_two_exits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn switch_between_tasks_of_the_device_file_costs_two_exits() -> Outcome {
     for (first, second) in [(1, 1), (6, 1), (20, 20)] {
         let open = |count| move |device: &Device| marks(device, count, |attr, how| device.open_event(attr, how));
@@ -315,6 +283,7 @@ fn group(leader: perf_event_attr, device: &Device, members: u64) -> std::io::Res
     Ok(events)
 }
 
+#[apply(guest_test)]
 fn switch_between_tasks_with_groups_costs_two_exits() -> Outcome {
     let own = |device: &Device| group(device.attr(KIND_TSC, 0), device, 3);
     cost_of_rounds(own, own)?.ensure_exits_a_switch(2, "of groups")
@@ -330,6 +299,7 @@ fn mixed(device: &Device) -> std::io::Result<Vec<Event>> {
     group(leader, device, 5)
 }
 
+#[apply(guest_test)]
 fn switch_between_tasks_with_mixed_groups_costs_two_exits() -> Outcome {
     cost_of_rounds(mixed, mixed)?.ensure_exits_a_switch(2, "of mixed groups")?;
     let own = |device: &Device| group(device.attr(KIND_TSC, 0), device, 3);
@@ -339,6 +309,7 @@ fn switch_between_tasks_with_mixed_groups_costs_two_exits() -> Outcome {
 }
 
 /// perf core does not switch the events of two tasks that inherited the same events. It exchanges them.
+#[apply(guest_test)]
 fn switch_between_tasks_that_inherited_their_events_costs_no_exit() -> Outcome {
     for count in [1, 20] {
         let cost = cost_of_related_rounds(|device| {
@@ -353,6 +324,7 @@ fn switch_between_tasks_that_inherited_their_events_costs_no_exit() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
     let cost = cost_of_rounds(|device| marks(device, 6, kernels), |device| marks(device, 0, kernels))?;
     cost.ensure_exits_a_switch(1, "out and in")?;
@@ -460,6 +432,7 @@ fn own_marks_of_perf_core(device: &Device) -> std::io::Result<Event> {
     Ok(event)
 }
 
+#[apply(guest_test)]
 fn count_of_a_task_switched_out_is_whole_for_readers_elsewhere() -> Outcome {
     let device = Device::open()?;
     for open in [own_marks, own_marks_of_perf_core] {
@@ -482,6 +455,7 @@ fn count_of_a_task_switched_out_is_whole_for_readers_elsewhere() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome {
     let device = &Device::open()?;
     let (placed, stop) = (&AtomicU64::new(0), &AtomicBool::new(false));
@@ -527,6 +501,7 @@ fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome
     })
 }
 
+#[apply(guest_test)]
 fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outcome {
     let device = Device::open()?;
     for open in [own_marks, own_marks_of_perf_core] {
@@ -555,6 +530,7 @@ fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outco
 }
 
 /// Closes events of a task that is being switched in.
+#[apply(guest_test)]
 fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
     let device = Device::open()?;
     let mut attr = device.attr(KIND_MARK, VALUE);
@@ -576,6 +552,7 @@ fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
 }
 
 /// Disables events of a task that is being switched in.
+#[apply(guest_test)]
 fn disabled_event_of_a_switching_task_takes_no_samples() -> Outcome {
     let (device, pmu) = (Device::open()?, PerfPmu::open()?);
     let attr = mark_attr(&pmu, VALUE)?.sampling(1);
@@ -613,6 +590,7 @@ fn disabled_event_of_a_switching_task_takes_no_samples() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn disabled_event_of_a_switching_task_counts_nothing() -> Outcome {
     let device = Device::open()?;
     let placers = Placers::new(&device);

@@ -6,19 +6,14 @@ use std::thread;
 
 use vpmu_client::{EventAttr, Vpmu};
 
+use crate::Outcome;
 use crate::counting::counting;
 use crate::cpu;
 use crate::ensure::ensure_eq;
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("count_follows_its_task", count_follows_its_task),
-    ("another_tasks_marks_do_not_count", another_tasks_marks_do_not_count),
-    ("children_are_inherited", children_are_inherited),
-    ("children_are_left_out_unless_asked", children_are_left_out_unless_asked),
-    ("many_events_of_one_task", many_events_of_one_task),
-];
+const GROUP: &str = "counting";
 
+#[apply(guest_test)]
 fn count_follows_its_task() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = counting(&vpmu, "mark=3")?;
@@ -63,6 +58,7 @@ fn count_follows_its_task() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn another_tasks_marks_do_not_count() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = counting(&vpmu, "mark=3")?;
@@ -78,6 +74,7 @@ fn child_places(times: u32) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("the child: {status}").into()) }
 }
 
+#[apply(guest_test)]
 fn children_are_inherited() -> Outcome {
     let vpmu = Vpmu::open()?;
     let attr = EventAttr { inherit: true, ..vpmu.attr("mark=3")? };
@@ -90,6 +87,7 @@ fn children_are_inherited() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn children_are_left_out_unless_asked() -> Outcome {
     let vpmu = Vpmu::open()?;
     let event = counting(&vpmu, "mark=3")?;
@@ -99,6 +97,7 @@ fn children_are_left_out_unless_asked() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn many_events_of_one_task() -> Outcome {
     let vpmu = Vpmu::open()?;
     let events = (0..40).map(|value| counting(&vpmu, &format!("mark={value}"))).collect::<Result<Vec<_>, _>>()?;

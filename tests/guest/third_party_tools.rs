@@ -13,34 +13,14 @@ use perf_event::events::{Dynamic, Software};
 use perf_event::{Builder, Group, ReadFormat, SampleFlag};
 use vpmu_client::Vpmu;
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::perf_record::{Fallible, MARK_3, perf};
 use crate::programs::text;
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("library_that_reads_sysfs_counts_by_name", library_that_reads_sysfs_counts_by_name),
-    ("library_that_reads_sysfs_refuses_what_is_not_there", library_that_reads_sysfs_refuses_what_is_not_there),
-    ("librarys_group_counts_its_members", librarys_group_counts_its_members),
-    (
-        "librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do",
-        librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do,
-    ),
-    ("librarys_sampler_reads_every_mark", librarys_sampler_reads_every_mark),
-    ("librarys_counter_begins_with_the_exec", librarys_counter_begins_with_the_exec),
-    ("papi_counts_the_kernels_events_beside_ours", papi_counts_the_kernels_events_beside_ours),
-    ("papi_without_host_counters_is_refused_cycles", papi_without_host_counters_is_refused_cycles),
-    ("stress_ng_opens_its_events_beside_ours", stress_ng_opens_its_events_beside_ours),
-    ("trace_cmd_traces_beside_exact_counts", trace_cmd_traces_beside_exact_counts),
-];
-
-pub(crate) const BPFTRACE: &[Test] = &[
-    ("bpftrace_profiles_beside_exact_counts", bpftrace_profiles_beside_exact_counts),
-    ("bpftrace_sees_each_sample_on_its_way_to_perf", bpftrace_sees_each_sample_on_its_way_to_perf),
-    ("bpftrace_without_host_counters_is_refused_cycles", bpftrace_without_host_counters_is_refused_cycles),
-];
+const GROUP: &str = "third-party-tools";
 
 /// Returns an event, given its name in sysfs and the value of a mark.
 fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
@@ -57,6 +37,7 @@ fn mark(value: u64) -> Fallible<Dynamic> {
     event("mark", Some(value))
 }
 
+#[apply(guest_test)]
 fn library_that_reads_sysfs_counts_by_name() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::leave_console()?;
@@ -87,6 +68,7 @@ fn library_that_reads_sysfs_counts_by_name() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
     let missing = event("nonsense", None).err();
     let kind = missing.as_deref().and_then(|error| {
@@ -105,6 +87,7 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
 }
 
 /// The library disables each member when the member joins a group.
+#[apply(guest_test)]
 fn librarys_group_counts_its_members() -> Outcome {
     let vpmu = Vpmu::open()?;
     let format = ReadFormat::GROUP | ReadFormat::ID;
@@ -124,6 +107,7 @@ fn librarys_group_counts_its_members() -> Outcome {
 /// The library's own leader counts nothing. If the PMUs of a member and its leader differ, Linux 6.12 enables the
 /// member only when the task is next scheduled in. This also applies to members on the kernel's own PMUs. Therefore,
 /// our member must count whenever the kernel's member does.
+#[apply(guest_test)]
 fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outcome {
     let vpmu = Vpmu::open()?;
     let times = ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING;
@@ -147,6 +131,7 @@ fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outc
     Ok(())
 }
 
+#[apply(guest_test)]
 fn librarys_sampler_reads_every_mark() -> Outcome {
     let vpmu = Vpmu::open()?;
     let mut builder = Builder::new(event("marks", None)?);
@@ -177,6 +162,7 @@ fn librarys_sampler_reads_every_mark() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn librarys_counter_begins_with_the_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
     let mut builder = Builder::new(mark(3)?);
@@ -214,6 +200,7 @@ fn counted(script: &str, marks: u32) -> Fallible<String> {
 }
 
 /// PAPI finds events in its own tables, which do not list the PMUs of sysfs.
+#[apply(guest_test)]
 fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
     // If `perf_event_paranoid` is 3, which is Debian's default, PAPI does not even try to open events.
     os::set_paranoid(2)?;
@@ -230,6 +217,7 @@ fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn papi_without_host_counters_is_refused_cycles() -> Outcome {
     os::set_paranoid(2)?;
     let said = counted("papi_command_line perf::CYCLES; guest-tests mark 3 5", 5)?;
@@ -238,6 +226,7 @@ fn papi_without_host_counters_is_refused_cycles() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stress_ng_opens_its_events_beside_ours() -> Outcome {
     let stress = "stress-ng --perf --cpu 1 --cpu-method loop --cpu-ops 3 2>&1";
     let said = counted(&format!("{stress} & guest-tests mark 3 200; wait"), 200)?;
@@ -247,6 +236,7 @@ fn stress_ng_opens_its_events_beside_ours() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_cmd_traces_beside_exact_counts() -> Outcome {
     let trace = "trace-cmd record -q -e sched:sched_process_exec -o /tmp/trace.dat \
         guest-tests mark 3 100";
@@ -276,6 +266,8 @@ fn printed(said: &str, map: &str) -> Fallible<u64> {
     number.trim().parse().map_err(|e| -> Box<dyn Error> { format!("{e}:\n{said}").into() })
 }
 
+#[apply(guest_test)]
+#[group = "third-party-bpftrace"]
 fn bpftrace_profiles_beside_exact_counts() -> Outcome {
     let program = "profile:hz:99 { @profile = count(); } \
         software:cpu-clock:1000000 { @clock = count(); } \
@@ -293,6 +285,8 @@ fn bpftrace_profiles_beside_exact_counts() -> Outcome {
 
 /// bpftrace's probes cannot name a PMU from sysfs. But perf core writes our samples with a function that bpftrace can
 /// probe.
+#[apply(guest_test)]
+#[group = "third-party-bpftrace"]
 fn bpftrace_sees_each_sample_on_its_way_to_perf() -> Outcome {
     let program = "kprobe:perf_event_output_forward { @samples = count(); }";
     let command = format!("perf record -o /tmp/seen -c 1 -e {MARK_3} -- guest-tests mark 3 60");
@@ -302,6 +296,8 @@ fn bpftrace_sees_each_sample_on_its_way_to_perf() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
+#[group = "third-party-bpftrace"]
 fn bpftrace_without_host_counters_is_refused_cycles() -> Outcome {
     let program = "hardware:cycles:1000000 { @cycles = count(); }";
     let (success, said) = bpftrace(program, "workload spin 100")?;

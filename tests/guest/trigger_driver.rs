@@ -18,17 +18,9 @@ use crate::fields::TID;
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Doorbell, Event, FLAG_ON_STARTER, How, KIND_MARK, PAGE, refused, silent};
 use crate::triggers::{INSIDE, Region, START, STOP};
-use crate::{Outcome, Test, cpu, os};
+use crate::{Outcome, cpu, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("links_between_swapped_contexts_act", links_between_swapped_contexts_act),
-    ("children_of_one_end_are_not_linked", children_of_one_end_are_not_linked),
-    ("links_come_and_go_while_tasks_fork", links_come_and_go_while_tasks_fork),
-    ("flush_sends_a_signal", flush_sends_a_signal),
-    ("flush_of_all_by_nobody_is_refused", flush_of_all_by_nobody_is_refused),
-    ("doorbell_map_without_write_access_is_refused", doorbell_map_without_write_access_is_refused),
-    ("doorbell_map_keeps_the_device", doorbell_map_keeps_the_device),
-];
+const GROUP: &str = "trigger";
 
 /// The result of one task's work, which it sends to another task.
 type Reported = io::Result<()>;
@@ -86,6 +78,7 @@ fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Reported>,
 
 /// After a context switch has swapped the contexts of two tasks, the events that a task opens are not in the same
 /// context as the events that it opened before the swap. Nevertheless, events in different contexts can be linked.
+#[apply(guest_test)]
 fn links_between_swapped_contexts_act() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
@@ -124,6 +117,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn children_of_one_end_are_not_linked() -> Outcome {
     let device = Device::open()?;
     let alone = device.marks(STOP.into(), 1, 0);
@@ -142,6 +136,7 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn links_come_and_go_while_tasks_fork() -> Outcome {
     let device = Device::open()?;
     let stop = AtomicBool::new(false);
@@ -205,6 +200,7 @@ fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn flush_sends_a_signal() -> Outcome {
     let device = Device::open()?;
     os::block_signal()?;
@@ -226,6 +222,7 @@ fn flush_sends_a_signal() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn flush_of_all_by_nobody_is_refused() -> Outcome {
     let device = Device::open()?;
     device.flush()?;
@@ -241,6 +238,7 @@ fn flush_of_all_by_nobody_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn doorbell_map_without_write_access_is_refused() -> Outcome {
     let device = Device::open()?;
     let map = |protection| {
@@ -256,6 +254,7 @@ fn doorbell_map_without_write_access_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn doorbell_map_keeps_the_device() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;

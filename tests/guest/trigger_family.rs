@@ -12,17 +12,9 @@ use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_MARK, silent};
 use crate::switches::{Turn, settle};
 use crate::triggers::{INSIDE, Region, START, STOP};
-use crate::{Outcome, Test, cpu, fields, os};
+use crate::{Outcome, cpu, fields, os};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("child_has_regions_of_its_own", child_has_regions_of_its_own),
-    ("family_counts_all_its_regions", family_counts_all_its_regions),
-    ("links_made_later_reach_children", links_made_later_reach_children),
-    ("children_of_targets_alone_stay_paused", children_of_targets_alone_stay_paused),
-    ("childs_samples_lie_in_its_regions", childs_samples_lie_in_its_regions),
-    ("tasks_that_take_turns_keep_their_regions", tasks_that_take_turns_keep_their_regions),
-    ("regions_of_a_task_that_runs_at_the_link_stay_its_own", regions_of_a_task_that_runs_at_the_link_stay_its_own),
-];
+const GROUP: &str = "trigger";
 
 /// The same attr, inherited by children.
 fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
@@ -61,6 +53,7 @@ fn regions(bell: &Doorbell, times: u64) {
     }
 }
 
+#[apply(guest_test)]
 fn child_has_regions_of_its_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -92,6 +85,7 @@ fn child_has_regions_of_its_own() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn family_counts_all_its_regions() -> Outcome {
     const EACH: u64 = 100;
     let device = Device::open()?;
@@ -152,6 +146,7 @@ fn family_counts_all_its_regions() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn links_made_later_reach_children() -> Outcome {
     use std::sync::Barrier;
     let device = Device::open()?;
@@ -186,6 +181,7 @@ fn links_made_later_reach_children() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn children_of_targets_alone_stay_paused() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -208,6 +204,7 @@ fn children_of_targets_alone_stay_paused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn childs_samples_lie_in_its_regions() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -252,6 +249,7 @@ fn childs_samples_lie_in_its_regions() -> Outcome {
 
 /// Two tasks of one program share a CPU. Both have the same events, so the kernel may swap their contexts instead of
 /// scheduling the events out and in. One task is in a region, and the other is not.
+#[apply(guest_test)]
 fn tasks_that_take_turns_keep_their_regions() -> Outcome {
     use std::sync::Barrier;
     const TURNS: u64 = 200;
@@ -285,6 +283,7 @@ fn tasks_that_take_turns_keep_their_regions() -> Outcome {
 
 /// The links are made while one of the two tasks runs, with its events scheduled in. When the kernel then switches to
 /// the other task, it must not swap the two contexts.
+#[apply(guest_test)]
 fn regions_of_a_task_that_runs_at_the_link_stay_its_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;

@@ -15,25 +15,15 @@ use crate::raw::{
 };
 use crate::traced::Traced;
 use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
-use crate::{Outcome, Test, cpu, fields};
+use crate::{Outcome, cpu, fields};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("chain_of_starters_starts_link_by_link", chain_of_starters_starts_link_by_link),
-    ("one_event_starts_many", one_event_starts_many),
-    ("one_event_is_a_switch", one_event_is_a_switch),
-    ("every_nth_region", every_nth_region),
-    ("exits_bound_regions", exits_bound_regions),
-    ("starter_stops_at_its_limit", starter_stops_at_its_limit),
-    ("members_of_a_group_are_targets_by_themselves", members_of_a_group_are_targets_by_themselves),
-    ("regions_of_a_trace", regions_of_a_trace),
-    ("clock_is_started_and_stopped", clock_is_started_and_stopped),
-    ("starter_writes_its_own_records", starter_writes_its_own_records),
-];
+const GROUP: &str = "trigger";
 
 fn marks_inside(device: &Device) -> perf_event_attr {
     device.attr(KIND_MARK, INSIDE.into())
 }
 
+#[apply(guest_test)]
 fn chain_of_starters_starts_link_by_link() -> Outcome {
     const LINKS: u32 = 8;
     let device = Device::open()?;
@@ -69,6 +59,7 @@ fn chain_of_starters_starts_link_by_link() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn one_event_starts_many() -> Outcome {
     const TARGETS: u32 = 32;
     let device = Device::open()?;
@@ -103,6 +94,7 @@ fn one_event_starts_many() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn one_event_is_a_switch() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -127,6 +119,7 @@ fn one_event_is_a_switch() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn every_nth_region() -> Outcome {
     const NTH: u64 = 10;
     let device = Device::open()?;
@@ -158,6 +151,7 @@ fn every_nth_region() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_bound_regions() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -191,6 +185,7 @@ fn exits_bound_regions() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn starter_stops_at_its_limit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -208,6 +203,7 @@ fn starter_stops_at_its_limit() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn members_of_a_group_are_targets_by_themselves() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -240,6 +236,7 @@ fn members_of_a_group_are_targets_by_themselves() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn regions_of_a_trace() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -272,6 +269,7 @@ fn regions_of_a_trace() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn clock_is_started_and_stopped() -> Outcome {
     const PERIOD: u64 = 1_000_000;
     let device = Device::open()?;
@@ -307,6 +305,7 @@ fn clock_is_started_and_stopped() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn starter_writes_its_own_records() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;

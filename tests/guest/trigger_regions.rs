@@ -10,26 +10,13 @@ use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::values;
 use crate::raw::{Device, Doorbell, How, KIND_MARK, KIND_TSC, MARK_ANY, silent};
 use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("regions_hold_exactly_their_marks", regions_hold_exactly_their_marks),
-    ("regions_hold_exactly_their_exits", regions_hold_exactly_their_exits),
-    ("both_vcpus_have_regions_of_their_own", both_vcpus_have_regions_of_their_own),
-    ("region_follows_its_task", region_follows_its_task),
-    (
-        "region_excludes_its_starting_mark_and_includes_its_stopping_mark",
-        region_excludes_its_starting_mark_and_includes_its_stopping_mark,
-    ),
-    ("event_waiting_for_its_starter_counts_nothing", event_waiting_for_its_starter_counts_nothing),
-    ("samples_are_of_regions_alone", samples_are_of_regions_alone),
-    ("period_continues_in_the_next_region", period_continues_in_the_next_region),
-    ("page_does_not_change_outside_a_region", page_does_not_change_outside_a_region),
-    ("ticks_stand_still_outside", ticks_stand_still_outside),
-];
+const GROUP: &str = "trigger";
 
 const REGIONS: u64 = 10_000;
 
+#[apply(guest_test)]
 fn regions_hold_exactly_their_marks() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -49,6 +36,7 @@ fn regions_hold_exactly_their_marks() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn regions_hold_exactly_their_exits() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -68,6 +56,7 @@ fn regions_hold_exactly_their_exits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn both_vcpus_have_regions_of_their_own() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;
@@ -103,6 +92,7 @@ fn both_vcpus_have_regions_of_their_own() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn region_follows_its_task() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
@@ -126,6 +116,7 @@ fn region_follows_its_task() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn region_excludes_its_starting_mark_and_includes_its_stopping_mark() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -149,6 +140,7 @@ fn region_excludes_its_starting_mark_and_includes_its_stopping_mark() -> Outcome
     Ok(())
 }
 
+#[apply(guest_test)]
 fn event_waiting_for_its_starter_counts_nothing() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -180,6 +172,7 @@ fn event_waiting_for_its_starter_counts_nothing() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn samples_are_of_regions_alone() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -205,6 +198,7 @@ fn samples_are_of_regions_alone() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn period_continues_in_the_next_region() -> Outcome {
     const PERIOD: u64 = 7;
     let device = Device::open()?;
@@ -228,6 +222,7 @@ fn period_continues_in_the_next_region() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn page_does_not_change_outside_a_region() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -258,6 +253,7 @@ fn page_does_not_change_outside_a_region() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn ticks_stand_still_outside() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;

@@ -15,21 +15,9 @@ use crate::raw::{
     refused, sampling,
 };
 use crate::triggers::{INSIDE, Region, START, STOP, trigger, waiting};
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, cpu};
 
-/// Tests for a machine whose operator allows only the batched engine.
-pub(crate) const BATCHED: &[Test] = &[("batched_event_as_starter_is_refused", batched_event_as_starter_is_refused)];
-
-pub(crate) const TESTS: &[Test] = &[
-    ("links_that_cannot_be_are_refused", links_that_cannot_be_are_refused),
-    ("target_has_one_starter_and_one_stopper", target_has_one_starter_and_one_stopper),
-    ("links_go_with_the_event_that_acts", links_go_with_the_event_that_acts),
-    ("links_go_with_their_target", links_go_with_their_target),
-    ("links_go_with_a_killed_process", links_go_with_a_killed_process),
-    ("target_that_is_off_is_left_alone", target_that_is_off_is_left_alone),
-    ("links_come_and_go_while_marks_are_placed", links_come_and_go_while_marks_are_placed),
-    ("both_ends_are_closed_at_once", both_ends_are_closed_at_once),
-];
+const GROUP: &str = "trigger";
 
 const HERE: How<'_> = How::on_cpu(1);
 
@@ -37,6 +25,7 @@ fn inside(device: &Device) -> perf_event_attr {
     device.attr(KIND_MARK, INSIDE.into())
 }
 
+#[apply(guest_test)]
 fn links_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -81,6 +70,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn target_has_one_starter_and_one_stopper() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -108,6 +98,8 @@ fn target_has_one_starter_and_one_stopper() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
+#[group = "output-batched"]
 fn batched_event_as_starter_is_refused() -> Outcome {
     let device = Device::open()?;
     let target = waiting(&device, &inside(&device), HERE)?;
@@ -120,6 +112,7 @@ fn batched_event_as_starter_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn links_go_with_the_event_that_acts() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -159,6 +152,7 @@ fn links_go_with_the_event_that_acts() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn links_go_with_their_target() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -193,6 +187,7 @@ fn links_go_with_their_target() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn links_go_with_a_killed_process() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -225,6 +220,7 @@ fn links_go_with_a_killed_process() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn target_that_is_off_is_left_alone() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;
@@ -248,6 +244,7 @@ fn target_that_is_off_is_left_alone() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn links_come_and_go_while_marks_are_placed() -> Outcome {
     const ROUNDS: usize = 120;
     let device = Device::open()?;
@@ -299,6 +296,7 @@ fn links_come_and_go_while_marks_are_placed() -> Outcome {
     })
 }
 
+#[apply(guest_test)]
 fn both_ends_are_closed_at_once() -> Outcome {
     let device = Device::open()?;
     for round in 0..60 {

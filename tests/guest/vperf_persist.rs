@@ -7,29 +7,14 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use vpmu_client::Vpmu;
 
+use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::persisting;
 use crate::programs::{json, text, vperf};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("recorder_is_created_read_and_ended", recorder_is_created_read_and_ended),
-    ("dump_can_be_reported", dump_can_be_reported),
-    ("newest_marks_are_dumped", newest_marks_are_dumped),
-    ("unread_marks_stay_until_they_are_read", unread_marks_stay_until_they_are_read),
-    ("attached_event_ends_with_its_reader", attached_event_ends_with_its_reader),
-    ("events_of_all_cpus_are_made_or_none", events_of_all_cpus_are_made_or_none),
-    ("persistent_event_without_a_ring_is_listed", persistent_event_without_a_ring_is_listed),
-    ("wrong_names_have_their_remedy", wrong_names_have_their_remedy),
-    ("persist_without_perfmon_is_refused", persist_without_perfmon_is_refused),
-    ("flush_names_the_missing_event", flush_names_the_missing_event),
-];
-
-/// Tests for a machine whose operator has started the event `boot`.
-pub(crate) const OPERATOR: &[Test] =
-    &[("operators_events_can_be_read_but_not_ended", operators_events_can_be_read_but_not_ended)];
+const GROUP: &str = "vperf";
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -82,6 +67,7 @@ fn fails(args: &[&str], remedy: &str) -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn recorder_is_created_read_and_ended() -> Outcome {
     persisting::fresh()?;
     let made = new(&["-e", "mark=7", "-C", "0", "--size", "16K", "--name", "signposts"])?;
@@ -114,6 +100,7 @@ fn recorder_is_created_read_and_ended() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn dump_can_be_reported() -> Outcome {
     persisting::fresh()?;
     new(&["-e", "mark=7", "-C", "0", "--size", "16K", "--name", "posts"])?;
@@ -130,6 +117,7 @@ fn dump_can_be_reported() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn newest_marks_are_dumped() -> Outcome {
     persisting::fresh()?;
     new(&["-e", "marks", "-C", "0", "--size", "4K", "--name", "newest"])?;
@@ -143,6 +131,7 @@ fn newest_marks_are_dumped() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn unread_marks_stay_until_they_are_read() -> Outcome {
     persisting::fresh()?;
     new(&["-e", "marks", "-C", "0", "--size", "4K", "--until-full", "--name", "oldest"])?;
@@ -181,6 +170,7 @@ fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Ve
     Ok((seen, reader.wait_with_output()?))
 }
 
+#[apply(guest_test)]
 fn attached_event_ends_with_its_reader() -> Outcome {
     for (name, manner) in [("kept", &["--until-full"][..]), ("newest", &[])] {
         persisting::fresh()?;
@@ -200,6 +190,7 @@ fn attached_event_ends_with_its_reader() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn events_of_all_cpus_are_made_or_none() -> Outcome {
     persisting::fresh()?;
     let cpus = std::thread::available_parallelism()?.get();
@@ -216,6 +207,7 @@ fn events_of_all_cpus_are_made_or_none() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persistent_event_without_a_ring_is_listed() -> Outcome {
     persisting::fresh()?;
     new(&["-e", "mark=9", "-C", "0", "--size", "0", "--name", "counter"])?;
@@ -235,6 +227,7 @@ fn persistent_event_without_a_ring_is_listed() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn wrong_names_have_their_remedy() -> Outcome {
     persisting::fresh()?;
     fails(&["persist", "dump", "signpost"], "vperf persist ls")?;
@@ -252,6 +245,7 @@ fn wrong_names_have_their_remedy() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn persist_without_perfmon_is_refused() -> Outcome {
     persisting::fresh()?;
     new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
@@ -267,6 +261,7 @@ fn persist_without_perfmon_is_refused() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn flush_names_the_missing_event() -> Outcome {
     persisting::fresh()?;
     said(&["flush"])?;
@@ -276,6 +271,8 @@ fn flush_names_the_missing_event() -> Outcome {
     fails(&["flush", "signposts", "nobody"], "vperf persist ls")
 }
 
+#[apply(guest_test)]
+#[group = "vperf-operator"]
 fn operators_events_can_be_read_but_not_ended() -> Outcome {
     let operators = |event: &Value| event["operators"] == true;
     let before: Vec<Value> = list()?.into_iter().filter(operators).collect();

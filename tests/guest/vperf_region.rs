@@ -5,24 +5,12 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::Outcome;
 use crate::cpu::{self, PORT_REASON, PORT_WRITTEN};
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{count, json, text, vperf};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("counts_of_ten_thousand_regions_are_exact", counts_of_ten_thousand_regions_are_exact),
-    ("each_thread_has_regions_of_its_own", each_thread_has_regions_of_its_own),
-    ("one_end_alone_has_a_meaning", one_end_alone_has_a_meaning),
-    ("one_mark_for_both_ends_is_every_other_region", one_mark_for_both_ends_is_every_other_region),
-    ("marks_that_change_nothing_enter_nothing", marks_that_change_nothing_enter_nothing),
-    ("regions_of_a_cpu_are_exact", regions_of_a_cpu_are_exact),
-    ("regions_of_a_running_process_are_exact", regions_of_a_running_process_are_exact),
-    ("group_counts_only_in_the_region", group_counts_only_in_the_region),
-    ("samples_are_of_the_region_alone", samples_are_of_the_region_alone),
-    ("trace_covers_only_the_region", trace_covers_only_the_region),
-    ("stat_names_the_region_and_its_visits", stat_names_the_region_and_its_visits),
-];
+const GROUP: &str = "vperf";
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -47,6 +35,7 @@ fn passed(counts: &Value) -> (Option<u64>, Option<u64>) {
     (region["entered"].as_u64(), region["left"].as_u64())
 }
 
+#[apply(guest_test)]
 fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     cpu::leave_console()?;
     // Each region has one mark and one port write, and so does the code between two regions.
@@ -66,6 +55,7 @@ fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn each_thread_has_regions_of_its_own() -> Outcome {
     let counts = stat(
         &["--from", "1", "--to", "2", "-e", "mark=3"],
@@ -76,6 +66,7 @@ fn each_thread_has_regions_of_its_own() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn one_end_alone_has_a_meaning() -> Outcome {
     let regions = ["workload", "regions", "10", "--marks", "1", "--outside"];
     // Counting starts at the mark of value 2 that ends the first region. One mark of value 3 follows in the same round,
@@ -90,6 +81,7 @@ fn one_end_alone_has_a_meaning() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
     let regions = ["workload", "regions", "11", "--marks", "1", "--value", "5", "--outside"];
     let counts = stat(&["--from", "1", "--to", "1", "-e", "mark=5,mark=1"], &regions)?;
@@ -102,6 +94,7 @@ fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn marks_that_change_nothing_enter_nothing() -> Outcome {
     // All 40 marks have the value that starts a region. The first mark enters the region, and the others change
     // nothing.
@@ -112,6 +105,7 @@ fn marks_that_change_nothing_enter_nothing() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn regions_of_a_cpu_are_exact() -> Outcome {
     // The program that vperf starts inherits this affinity, so it runs on the measured CPU.
     cpu::pin(0)?;
@@ -123,6 +117,7 @@ fn regions_of_a_cpu_are_exact() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn regions_of_a_running_process_are_exact() -> Outcome {
     // The process waits at a FIFO until the measurement runs. The measurement then waits at another FIFO until the
     // process is done.
@@ -143,6 +138,7 @@ fn regions_of_a_running_process_are_exact() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn group_counts_only_in_the_region() -> Outcome {
     let counts = stat(
         &["--from", "1", "--to", "2", "-e", "{mark=3,mark=2}"],
@@ -153,6 +149,7 @@ fn group_counts_only_in_the_region() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn samples_are_of_the_region_alone() -> Outcome {
     let file = "/tmp/region.vperf";
     let output = vperf(&[
@@ -187,6 +184,7 @@ fn samples_are_of_the_region_alone() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn trace_covers_only_the_region() -> Outcome {
     let file = "/tmp/region-trace.vperf";
     let trace = format!("exit-trace-{PORT_REASON}");
@@ -231,6 +229,7 @@ fn trace_covers_only_the_region() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stat_names_the_region_and_its_visits() -> Outcome {
     let regions = ["workload", "regions", "1", "--marks", "1"];
     let measured = |from: &str, to: &str| -> Fallible<String> {

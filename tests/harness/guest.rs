@@ -1,23 +1,27 @@
 //! Groups of guest tests. The tests of a group share one boot of a stock guest. For each guest test, a host test
 //! reports the verdict.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::io::{Write, stderr};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use guest_tests::wire::{self, Verdict};
+use images::cache::Cache;
 use images::kernel::DEFAULT_SERIES;
+use images::programs::Programs;
 use images::third_party::{self, Files, ThirdPartyError};
 use images::{Arch, Boot, Debug, Error as BootError, KvmHostChoice, Sources};
 use vpmu_errors::chain;
 
 use crate::{boots, slowest};
 
-#[doc(hidden)]
-pub use guest_tests::wire::KERNEL_LOG;
+pub(crate) use guest_tests::wire::KERNEL_LOG;
 
+/// The program that has the guests' tests.
+const PROGRAM: &str = "guest-tests";
 /// The environment variable that selects the kernel of all guests: a series, like `6.12`, or a series with a checker
 /// (lockdep or KASAN), like `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
@@ -83,74 +87,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// Returns a group with default settings. The first test that needs the group's guest boots it.
+    /// Returns a group with default settings.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
-        Self::with(name, |_| Ok(Files::new()))
-    }
-
-    /// Like [`Group::new`], but starts the machine with these arguments for `vmm run` instead of the usual arguments.
-    #[must_use]
-    pub const fn started(name: &'static str, vmm_args: &'static [&'static str]) -> Self {
-        let mut group = Self::new(name);
-        group.vmm_args = vmm_args;
-        group
-    }
-
-    /// Like [`Group::new`], but adds words to the guest kernel's command line.
-    #[must_use]
-    pub const fn appending(name: &'static str, append: &'static str) -> Self {
-        let mut group = Self::new(name);
-        group.append = append;
-        group
-    }
-
-    /// Like [`Group::new`], but always in the lab of x86. Use this for tests that trace exits by the processor's own
-    /// exit numbers. The VMM reads these numbers from the host's tracepoints, and the lab's host permits this.
-    #[must_use]
-    pub const fn in_lab(name: &'static str) -> Self {
-        let mut group = Self::new(name);
-        group.kvm_host = KvmHostChoice::Lab;
-        group.on_x86_64()
-    }
-
-    /// Like [`Group::with`], but runs the guest with one vCPU on the exact lab of x86. The program that the argument
-    /// `vmm` names runs the guest, instead of the project's VMM.
-    #[must_use]
-    pub const fn run_by(
-        vmm: &'static str,
-        vmm_args: &'static [&'static str],
-        name: &'static str,
-        files: fn(Arch) -> Result<Files, ThirdPartyError>,
-    ) -> Self {
-        let mut group = Self::with(name, files);
-        group.vmm = Some(vmm);
-        group.vmm_args = vmm_args;
-        group.kvm_host = KvmHostChoice::Exact;
-        group.on_x86_64()
-    }
-
-    /// Restricts the group to x86-64, because the group tests features that only x86 has.
-    #[must_use]
-    pub const fn on_x86_64(mut self) -> Self {
-        self.arch = Arch::X86_64;
-        self.bound = true;
-        self
-    }
-
-    /// Adds the image of the guest's kernel as `/boot/kernel`.
-    #[must_use]
-    pub const fn with_its_kernel(mut self) -> Self {
-        self.with_kernel = true;
-        self
-    }
-
-    /// Like [`Group::new`], but adds files to the guest.
-    #[must_use]
-    pub const fn with(name: &'static str, files: fn(Arch) -> Result<Files, ThirdPartyError>) -> Self {
         Self {
             name,
-            files,
+            files: |_| Ok(Files::new()),
             with_kernel: false,
             vmm: None,
             vmm_args: UNTHROTTLED,
@@ -163,18 +105,17 @@ impl Group {
         }
     }
 
-    /// Runs the group on one vCPU of the exact lab of aarch64.
+    /// Adds files to the guest.
     #[must_use]
-    pub const fn on_aarch64(mut self) -> Self {
-        self.arch = Arch::Aarch64;
-        self.kvm_host = KvmHostChoice::Exact;
+    pub const fn with_files(mut self, files: fn(Arch) -> Result<Files, ThirdPartyError>) -> Self {
+        self.files = files;
         self
     }
 
-    /// Runs the group on one vCPU of the exact lab of its architecture.
+    /// Adds the image of the guest's kernel as `/boot/kernel`.
     #[must_use]
-    pub const fn in_exact_lab(mut self) -> Self {
-        self.kvm_host = KvmHostChoice::Exact;
+    pub const fn with_its_kernel(mut self) -> Self {
+        self.with_kernel = true;
         self
     }
 
@@ -187,53 +128,99 @@ impl Group {
 
     /// Starts the machine with these arguments for `vmm run` instead of the usual arguments.
     #[must_use]
-    pub const fn with_arguments(mut self, vmm_args: &'static [&'static str]) -> Self {
+    pub const fn started(mut self, vmm_args: &'static [&'static str]) -> Self {
         self.vmm_args = vmm_args;
         self
     }
 
-    /// Passes if the guest's test named `test` passed.
-    ///
-    /// # Panics
-    /// If the test failed or was not run, or if no guest booted.
-    pub fn check(&self, test: &str) {
-        let booted = self.booted();
+    /// Adds words to the guest kernel's command line.
+    #[must_use]
+    pub const fn appending(mut self, words: &'static str) -> Self {
+        self.append = words;
+        self
+    }
+
+    /// Restricts the group to x86-64, because the group tests features that only x86 has.
+    #[must_use]
+    pub const fn on_x86_64(mut self) -> Self {
+        self.arch = Arch::X86_64;
+        self.bound = true;
+        self
+    }
+
+    /// Runs the group on one vCPU of the exact lab of aarch64.
+    #[must_use]
+    pub const fn on_aarch64(mut self) -> Self {
+        self.arch = Arch::Aarch64;
+        self.in_exact_lab()
+    }
+
+    /// Runs the group on one vCPU of the exact lab of its architecture.
+    #[must_use]
+    pub const fn in_exact_lab(mut self) -> Self {
+        self.kvm_host = KvmHostChoice::Exact;
+        self
+    }
+
+    /// Always runs the group in the lab of x86. Use this for tests that trace exits by the processor's own exit
+    /// numbers. The VMM reads these numbers from the host's tracepoints, and the lab's host permits this.
+    #[must_use]
+    pub const fn in_lab(mut self) -> Self {
+        self.kvm_host = KvmHostChoice::Lab;
+        self.on_x86_64()
+    }
+
+    /// Runs the group on one vCPU of the exact lab of x86. The program `vmm` runs the guest, instead of the project's
+    /// VMM.
+    #[must_use]
+    pub const fn run_by(mut self, vmm: &'static str) -> Self {
+        self.vmm = Some(vmm);
+        self.in_exact_lab().on_x86_64()
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns an error if the guest's test named `test` failed or was not run, or if no guest booted.
+    pub(crate) fn check(&self, test: &str) -> Result<(), String> {
+        let booted = self.booted()?;
         let (kernel, kvm_host) = (&booted.kernel, &booted.kvm_host);
-        let (millis, verdict) = booted
-            .verdicts
-            .get(test)
-            .unwrap_or_else(|| panic!("the guest with {kernel} did not run {test}:\n{}", booted.output));
+        let Some((millis, verdict)) = booted.verdicts.get(test) else {
+            return Err(format!("the guest with {kernel} did not run {test}:\n{}", booted.output));
+        };
         say(&format!("{}::{test}: a guest with {kernel} on {kvm_host}, {millis} ms", self.name));
-        if let Verdict::Failed(reason) = verdict {
-            panic!("in the guest with {kernel}, on {kvm_host}: {reason}");
+        match verdict {
+            Verdict::Passed => Ok(()),
+            Verdict::Failed(reason) => Err(format!("in the guest with {kernel}, on {kvm_host}: {reason}")),
         }
     }
 
-    /// Passes if the guest ran exactly these tests.
-    ///
-    /// # Panics
-    /// If the lists differ, for example because a test was added on only one side, or if no guest booted.
-    pub fn check_names(&self, expected: &[&str]) {
-        let mut expected: Vec<&str> = expected.to_vec();
-        expected.push(KERNEL_LOG);
-        expected.sort_unstable();
-        let verdicts = &self.booted().verdicts;
-        let ran: Vec<&str> = verdicts.keys().map(String::as_str).collect();
-        assert_eq!(ran, expected, "the guest's tests and the host's list differ");
+    /// Returns an error if the guest ran other tests than these, or if no guest booted. A guest of another architecture
+    /// has another program than the one that listed the tests.
+    pub(crate) fn check_names(&self, listed: &[String]) -> Result<(), String> {
+        let listed: BTreeSet<&str> = listed.iter().map(String::as_str).chain([KERNEL_LOG]).collect();
+        let ran: BTreeSet<&str> = self.booted()?.verdicts.keys().map(String::as_str).collect();
+        match ran == listed {
+            true => Ok(()),
+            false => Err(format!(
+                "the guest did not run {:?}, and ran {:?}, which are not listed",
+                listed.difference(&ran),
+                ran.difference(&listed)
+            )),
+        }
     }
 
     /// Boots the guest, unless it has already booted. Returns when the guest has run.
     #[doc(hidden)]
     pub fn boot(&self) {
-        let _ = self.result();
+        // Each test reports the error.
+        let _ = self.booted();
     }
 
-    fn booted(&self) -> &Booted {
-        boots::begin();
-        match self.result() {
-            Ok(booted) => booted,
-            Err(error) => panic!("no guest: {error}"),
-        }
+    fn booted(&self) -> Result<&Booted, String> {
+        let booted = self.result().as_ref();
+        booted.map_err(|error| format!("no guest: {error}"))
     }
 
     fn result(&self) -> &Result<Booted, String> {
@@ -307,8 +294,8 @@ fn run(group: &Group) -> Result<Booted, String> {
     let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {
-        command: format!("guest-tests run {}", group.name),
-        programs: vec!["guest-tests".into()],
+        command: format!("{PROGRAM} run {}", group.name),
+        programs: vec![PROGRAM.into()],
         memory_mib: usual.memory_mib.saturating_add(more).saturating_add(debug.map_or(0, |_| MEMORY_OF_CHECKER_MIB)),
         files,
         vmm: group.vmm.map_or(usual.vmm, str::to_owned),
@@ -346,79 +333,22 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Defines a host test for each test of a guest group, one for the guest kernel's log, and one that compares the host's
-/// list of tests with the guest's. `with` names the function that adds files for the guest.
-#[macro_export]
-macro_rules! guest_tests {
-    ($group:literal: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! { @of $crate::guest::Group::new($group); $($test),+ }
-    };
-    ($group:literal with $files:path: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! { @of $crate::guest::Group::with($group, $files); $($test),+ }
-    };
-    ($group:literal on x86_64 with its kernel: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::new($group).with_its_kernel().on_x86_64(); $($test),+
-        }
-    };
-    ($group:literal on aarch64 with $files:path: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::with($group, $files).on_aarch64(); $($test),+
-        }
-    };
-    ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! { @of $crate::guest::Group::started($group, $args); $($test),+ }
-    };
-    ($group:literal with $files:path, started $args:expr; $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::with($group, $files).with_arguments($args); $($test),+
-        }
-    };
-    ($group:literal with $files:path, run by $vmm:literal $args:expr; $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::run_by($vmm, $args, $group, $files); $($test),+
-        }
-    };
-    ($group:literal appending $words:literal, started $args:expr; $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::appending($group, $words).with_arguments($args); $($test),+
-        }
-    };
-    ($group:literal appending $words:literal; $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! { @of $crate::guest::Group::appending($group, $words); $($test),+ }
-    };
-    ($group:literal in exact lab: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! { @of $crate::guest::Group::new($group).in_exact_lab(); $($test),+ }
-    };
-    ($group:literal with $vcpus:literal vcpus: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! {
-            @of $crate::guest::Group::new($group).with_vcpus($vcpus); $($test),+
-        }
-    };
-    ($group:literal in lab: $($test:ident),+ $(,)?) => {
-        $crate::guest_tests! { @of $crate::guest::Group::in_lab($group); $($test),+ }
-    };
-    (@of $made:expr; $($test:ident),+) => {
-        static GROUP: $crate::guest::Group = $made;
-        $crate::shared_boots!([$(stringify!($test)),+].len(); || GROUP.boot());
-
-        $(
-            #[test]
-            fn $test() {
-                GROUP.check(stringify!($test));
-            }
-        )+
-
-        #[test]
-        fn guest_ran_exactly_the_listed_tests() {
-            GROUP.check_names(&[$(stringify!($test)),+]);
-        }
-
-        #[test]
-        fn guest_kernel_log_has_no_fault() {
-            GROUP.check($crate::guest::KERNEL_LOG);
-        }
-    };
+/// Returns the names of all guest tests by group, as the guests' program for this machine's architecture lists them.
+pub(crate) fn listed() -> Result<BTreeMap<String, Vec<String>>, String> {
+    let cache = Cache::user().map_err(|error| chain(&error))?;
+    let programs = Programs::build(cache, Arch::default(), &[PROGRAM.into()]).map_err(|error| chain(&error))?;
+    let program = programs.one(PROGRAM).map_err(|error| chain(&error))?;
+    let output =
+        Command::new(program).arg("list").output().map_err(|error| format!("cannot start {PROGRAM}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{PROGRAM} list: {}", output.status));
+    }
+    let mut listed: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let (group, test) = line.split_once(' ').ok_or_else(|| format!("{PROGRAM} lists {line:?}"))?;
+        listed.entry(group.to_owned()).or_default().push(test.to_owned());
+    }
+    Ok(listed)
 }
 
 #[cfg(test)]

@@ -232,7 +232,6 @@ impl SharedSession {
     /// # Panics
     /// If the session failed, whether this test or an earlier test started it.
     pub fn get(&self) -> &Session {
-        boots::begin();
         match self.booted() {
             Ok(session) => session,
             Err(error) => panic!("no session: {error}"),

@@ -6,4 +6,9 @@ pub mod boots;
 pub mod guest;
 pub mod host;
 pub mod micro;
+pub mod program;
 mod slowest;
+
+// For the macros of this crate.
+#[doc(hidden)]
+pub use linkme;

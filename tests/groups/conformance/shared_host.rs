@@ -76,7 +76,7 @@ fn ensure_exact(boot: &str) {
     assert_eq!(said(boot, "loops"), "exact", "{boot}");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn guests_count_is_the_hosts_count_of_the_vcpus_thread() {
     let list = SESSION.get().text("alone.list");
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
@@ -87,13 +87,13 @@ fn guests_count_is_the_hosts_count_of_the_vcpus_thread() {
     ensure_exact("alone");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn guests_on_one_host_count_their_own_instructions() {
     ensure_exact("one");
     ensure_exact("two");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn counter_that_the_host_keeps_shows_in_the_time_running() {
     assert_eq!(said("alone", "without-a-counter"), "0 of 6");
     let contended = said("contended", "without-a-counter");
@@ -111,7 +111,7 @@ fn number(boot: &str, what: &str) -> u64 {
     said.parse().unwrap_or_else(|e| panic!("{e}: {what} {said}"))
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone() {
     // A loop of three instructions, with 1,000 exits.
     let (guest, vcpu) = (number("alone", "writes"), number("costly", "writes"));
@@ -124,7 +124,7 @@ fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone() {
     ensure_exact("costly");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn raw_event_counts_where_the_operator_allows_it() {
     assert_eq!(said("alone", "raw"), "refused");
     let raw = number("costly", "raw");

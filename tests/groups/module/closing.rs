@@ -23,22 +23,22 @@ static SESSION: SharedSession = SharedSession::new(SCRIPT);
 tests::shared_boots!(|| SESSION.boot());
 
 /// Returns the number of commands on the vCPU queues, and the guest's lines about the task.
-fn closing(session: &Session, events: u64) -> Result<(u64, Vec<String>), String> {
+fn closing(session: &Session, events: u64) -> (u64, Vec<String>) {
     let name = format!("close-{events}");
-    let report: Value = serde_json::from_slice(session.file(&format!("{name}.json"))).map_err(|e| e.to_string())?;
+    let report: Value = serde_json::from_slice(session.file(&format!("{name}.json"))).unwrap();
     let commands = report["vpmu"]["commands"].as_u64();
-    let commands = commands.ok_or_else(|| format!("no commands in {report}"))?;
-    Ok((commands, session.said(&name)))
+    let commands = commands.unwrap_or_else(|| panic!("no commands in {report}"));
+    (commands, session.said(&name))
 }
 
 /// If a task slept while it closed one of its events, the kernel would schedule all its other events out and in. So a
 /// task must not sleep while it closes events, and each event must take the same number of commands.
-#[test]
-fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
+#[apply(tests::host_test)]
+fn closing_of_many_events_costs_the_same_for_each() {
     let session = SESSION.get();
-    let (none, _) = closing(session, 0)?;
+    let (none, _) = closing(session, 0);
     for events in [64, 128, 512] {
-        let (commands, said) = closing(session, events)?;
+        let (commands, said) = closing(session, events);
         // One command starts an event, and one command stops it.
         let each = 2 * events;
         assert_eq!(
@@ -47,12 +47,11 @@ fn closing_of_many_events_costs_the_same_for_each() -> Result<(), String> {
             "commands for {events} events that are opened, enabled and closed, and how often the task slept"
         );
     }
-    Ok(())
 }
 
 /// On the device, an enabled sibling does not count while its leader is off. Therefore, the call that closes a leader
 /// must not return before the device has closed the leader.
-#[test]
+#[apply(tests::host_test)]
 fn sibling_counts_from_the_close_of_its_leader() {
     let session = SESSION.get();
     assert_eq!(session.exit("leaders"), 0, "{}", session.text("leaders.text"));

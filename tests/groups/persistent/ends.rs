@@ -1,6 +1,5 @@
 //! Recordings of a guest that has ended, for each way in which a guest can end. Stock perf and an independent reader
 //! must find every mark in them, in order.
-#![expect(clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::io::Cursor;
 
@@ -156,7 +155,7 @@ fn whole(name: &str, status: i32) {
     assert_eq!(scripted(&session.text(&format!("{name}.script"))), expected);
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn recording_after_panic_has_every_mark() {
     whole("panic", 5);
     let report = SESSION.get().text("panic.report");
@@ -166,19 +165,19 @@ fn recording_after_panic_has_every_mark() {
     }
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn recording_after_triple_fault_has_every_mark() {
     whole("triple", 4);
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn recording_after_reset_has_every_mark() {
     whole("reset", 3);
 }
 
 /// After the reboot, the guest's event has the same ID and still holds its records, and the operator's events keep
 /// counting. The recording is written at power-off and contains the marks of both boots.
-#[test]
+#[apply(tests::host_test)]
 fn rebooted_guest_finds_persistent_events() {
     let session = SESSION.get();
     let said = session.said("twice");
@@ -197,7 +196,7 @@ fn rebooted_guest_finds_persistent_events() {
     assert_eq!(report["boots"], 2, "{report:#}");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn recording_after_signal_lacks_only_the_ended_event() {
     let session = SESSION.get();
     let said = session.said("wait");
@@ -229,7 +228,7 @@ fn recording_after_signal_lacks_only_the_ended_event() {
     assert_eq!(reported, half);
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn dump_on_demand_has_every_mark_so_far() {
     let session = SESSION.get();
     let said = session.text("ctl-dump");
@@ -244,13 +243,13 @@ fn dump_on_demand_has_every_mark_so_far() {
 }
 
 /// VPMU-G-6.10-1.
-#[test]
+#[apply(tests::host_test)]
 fn event_ended_by_host_is_over_for_its_readers() {
     let said = SESSION.get().said("wait");
     assert!(said.contains(&"flight-1 is over".to_owned()), "{said:?}");
 }
 
-#[test]
+#[apply(tests::host_test)]
 fn control_socket_lists_starts_flushes_and_ends() {
     let session = SESSION.get();
     assert_eq!(session.text("mode").trim(), "600", "the mode of the socket");

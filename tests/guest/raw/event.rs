@@ -99,7 +99,7 @@ impl Event {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Waits until all samples and packets of the event are in its mapped pages. With [`GROUP`](super::GROUP), also
+    /// Waits until all samples and packets of the event are in its mapped pages. With [`WHOLE_GROUP`](super::WHOLE_GROUP), also
     /// waits for the samples and packets of the event's group.
     pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.

@@ -49,7 +49,7 @@ pub(crate) const FLAG_OUTPUT: u64 = 1 << 1;
 pub(crate) const FLAG_PERSISTENT: u64 = vpmu_abi::uapi::FLAG_PERSISTENT;
 pub(crate) const FLAG_ON_STARTER: u64 = vpmu_abi::uapi::FLAG_ENABLE_ON_STARTER;
 /// The argument of an ioctl that means the whole group.
-pub(crate) const GROUP: u64 = 1;
+pub(crate) const WHOLE_GROUP: u64 = 1;
 
 /// The task, CPU, group, engine and flags with which an event is opened.
 #[derive(Debug, Clone, Copy)]

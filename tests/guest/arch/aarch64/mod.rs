@@ -11,8 +11,6 @@ pub(crate) use ports::{
     allow_ports, port_write, ticks,
 };
 
-use crate::Test;
-
 /// The trace config that selects the most exits. On aarch64, it selects the exits that reach the VMM, because the
 /// device reads KVM's own trace only on x86.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_USER;
@@ -23,9 +21,3 @@ pub(crate) const EXITS_AT_ONCE: bool = false;
 
 /// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.
 pub(crate) const PERF_ADDRESS: &str = ".... pc    0x";
-
-/// Returns the tests of traces with the hardware's own exit codes. Returns `None` on aarch64, because KVM has such a
-/// trace only on x86.
-pub(crate) fn hardware() -> Option<Vec<Test>> {
-    None
-}

@@ -8,17 +8,12 @@ use std::error::Error;
 use vpmu_client::trace::{Exit, Reason};
 use vpmu_client::{Area, Chunk, Event, EventAttr, Packet, Ring, Vpmu};
 
+use crate::Outcome;
 use crate::arch::IDLE_PORT;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
-use crate::{Outcome, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    ("every_exit_is_traced", every_exit_is_traced),
-    ("exits_to_the_vmm_are_among_them", exits_to_the_vmm_are_among_them),
-    ("hardware_trace_of_a_task_has_only_its_exits", hardware_trace_of_a_task_has_only_its_exits),
-    ("stalled_readers_losses_are_counted", stalled_readers_losses_are_counted),
-];
+const GROUP: &str = "aux-hardware";
 
 /// The exit codes of CPUID and of port I/O, first for SVM and then for VMX.
 const CPUID: [u16; 2] = [0x72, 10];
@@ -104,6 +99,7 @@ fn port(exit: &Exit) -> u64 {
     exit.qualification() >> 16 & 0xffff
 }
 
+#[apply(guest_test)]
 fn every_exit_is_traced() -> Outcome {
     const TIMES: u64 = 300;
     let vpmu = Vpmu::open()?;
@@ -148,6 +144,7 @@ fn every_exit_is_traced() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn exits_to_the_vmm_are_among_them() -> Outcome {
     const TIMES: usize = 200;
     let vpmu = Vpmu::open()?;
@@ -185,6 +182,7 @@ fn exits_to_the_vmm_are_among_them() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn hardware_trace_of_a_task_has_only_its_exits() -> Outcome {
     const TIMES: u64 = 100;
     let vpmu = Vpmu::open()?;
@@ -207,6 +205,7 @@ fn hardware_trace_of_a_task_has_only_its_exits() -> Outcome {
     Ok(())
 }
 
+#[apply(guest_test)]
 fn stalled_readers_losses_are_counted() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;

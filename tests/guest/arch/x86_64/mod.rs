@@ -12,8 +12,6 @@ pub(crate) use ports::{
     allow_ports, port_write, ticks,
 };
 
-use crate::Test;
-
 /// The trace config that selects the most exits. On x86, it selects all exits, including those that KVM handles by
 /// itself.
 pub(crate) const MOST_EXITS: u64 = vpmu_abi::EXIT_ALL;
@@ -24,8 +22,3 @@ pub(crate) const EXITS_AT_ONCE: bool = true;
 
 /// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.
 pub(crate) const PERF_ADDRESS: &str = ".... IP    0x";
-
-/// Returns the tests of traces with the hardware's own exit codes.
-pub(crate) fn hardware() -> Option<Vec<Test>> {
-    Some(hardware::TESTS.to_vec())
-}
