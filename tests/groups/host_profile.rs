@@ -63,7 +63,7 @@ wait
 cat /tmp/profiled.said
 "#;
 
-static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
+static SESSION: SharedSession = SharedSession::new(SCRIPT).with_perf();
 tests::shared_boots!(|| SESSION.boot());
 
 /// Number of marks that the guest places per round. Each mark causes an exit.

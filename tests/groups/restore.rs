@@ -161,7 +161,7 @@ true
 "#
 );
 
-static SESSION: SharedSession = SharedSession::with_perf(SCRIPT).on_any();
+static SESSION: SharedSession = SharedSession::new(SCRIPT).with_perf().on_any();
 static SESSION_OF_CYCLES: SharedSession = SharedSession::new(SCRIPT_OF_CYCLES).on_any();
 tests::shared_boots!(|| SESSION.boot(), || SESSION_OF_CYCLES.boot());
 

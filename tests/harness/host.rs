@@ -56,15 +56,9 @@ pub struct Session {
 }
 
 impl Session {
-    /// Runs a script on a lab's host that has these files in addition to the project's programs.
-    ///
-    /// # Errors
-    /// If the lab is unavailable, or if the script fails. In the latter case, the error contains the script's output.
-    pub fn run(script: &str, files: Files) -> Result<Self, String> {
-        Self::run_on(Arch::default(), KvmHostChoice::Lab, script, files)
-    }
-
-    fn run_on(arch: Arch, kvm_host: KvmHostChoice, script: &str, files: Files) -> Result<Self, String> {
+    /// Runs a script on a lab's host that has these files in addition to the project's programs. If the script fails, the
+    /// error contains its output.
+    fn run(arch: Arch, kvm_host: KvmHostChoice, script: &str, files: Files) -> Result<Self, String> {
         let boot = Boot {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
@@ -161,20 +155,7 @@ pub struct SharedSession {
 }
 
 impl SharedSession {
-    /// Returns a session that will run `script`, with stock perf available.
-    #[must_use]
-    pub const fn with_perf(script: &'static str) -> Self {
-        Self {
-            script,
-            arch: Arch::X86_64,
-            kvm_host: KvmHostChoice::Lab,
-            free: false,
-            perf: true,
-            session: OnceLock::new(),
-        }
-    }
-
-    /// Like [`SharedSession::with_perf`], but without perf.
+    /// Returns a session that will run `script`.
     #[must_use]
     pub const fn new(script: &'static str) -> Self {
         Self {
@@ -187,18 +168,19 @@ impl SharedSession {
         }
     }
 
-    /// Like [`SharedSession::new`], but on the exact lab of aarch64.
+    /// Adds stock perf to the session's host.
     #[must_use]
-    pub const fn on_aarch64(script: &'static str) -> Self {
-        Self {
-            script,
-            arch: Arch::Aarch64,
-            // Counters are exact in this lab.
-            kvm_host: KvmHostChoice::Exact,
-            free: false,
-            perf: false,
-            session: OnceLock::new(),
-        }
+    pub const fn with_perf(mut self) -> Self {
+        self.perf = true;
+        self
+    }
+
+    /// Runs the session on the exact lab of aarch64, whose counters are exact.
+    #[must_use]
+    pub const fn on_aarch64(mut self) -> Self {
+        self.arch = Arch::Aarch64;
+        self.kvm_host = KvmHostChoice::Exact;
+        self
     }
 
     /// Runs the session on the architecture that `VPMU_TEST_ARCH` names, if it is set.
@@ -251,7 +233,7 @@ impl SharedSession {
                 true => images::third_party::perf(arch).map_err(|error| chain(&error))?,
                 false => Files::new(),
             };
-            Session::run_on(arch, self.kvm_host, self.script, files)
+            Session::run(arch, self.kvm_host, self.script, files)
         })
     }
 }

@@ -60,7 +60,7 @@ kill $holder
 end
 "#;
 
-static SESSION: SharedSession = SharedSession::on_aarch64(SCRIPT);
+static SESSION: SharedSession = SharedSession::new(SCRIPT).on_aarch64();
 tests::shared_boots!(|| SESSION.boot());
 
 /// Returns the value that the guest reported for `what` in boot `boot`.

@@ -78,7 +78,7 @@ put panic.report /tmp/panic.report
 true
 "#;
 
-static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
+static SESSION: SharedSession = SharedSession::new(SCRIPT).with_perf();
 tests::shared_boots!(|| SESSION.boot());
 
 /// A sample of a recording.
