@@ -388,6 +388,18 @@ mod tests {
     }
 
     #[test]
+    fn guest_that_ran_other_tests_than_the_listed_fails() {
+        let group = Group::new("group");
+        let output = "@test first 3 ok\n@test kernel_log 4 ok\n".to_owned();
+        let booted = Booted { kernel: "6.1".into(), kvm_host: "lab".into(), verdicts: verdicts(&output), output };
+        group.booted.set(Ok(booted)).unwrap();
+        let check = |names: &[&str]| group.check_names(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        assert_eq!(check(&["first"]), Ok(()));
+        assert!(check(&["first", "second"]).unwrap_err().contains("second"));
+        assert!(check(&[]).unwrap_err().contains("first"));
+    }
+
+    #[test]
     fn kernels_name_has_a_series_and_a_checker() {
         assert_eq!(named("6.12"), Ok(("6.12".into(), None)));
         let lockdep = ("6.1".into(), Some(Debug::Lockdep));

@@ -47,9 +47,9 @@ pub static GROUPS: [Declared];
 #[distributed_slice]
 pub static HOST_TESTS: [HostTest];
 
-/// Declares the group of this module: its name and its settings, which are methods of [`Group`]. The module gets a host
-/// test for each test of the group, one for the guest kernel's log, and one that compares the tests that the guest ran
-/// with those that are listed.
+/// Declares the group of this module: its name and its settings, which are methods of [`Group`](crate::guest::Group).
+/// The module gets a host test for each test of the group, one for the guest kernel's log, and one that compares the
+/// tests that the guest ran with those that are listed.
 #[macro_export]
 macro_rules! group {
     ($name:literal $(, $setting:ident($($value:expr)?))* $(,)?) => {
@@ -103,6 +103,9 @@ impl CommandLine {
     }
 }
 
+/// libtest's exit code when a test has failed.
+const FAILED: u8 = 101;
+
 /// A test of this program, and the path of its module.
 type Test = (&'static str, Trial);
 
@@ -115,7 +118,7 @@ pub fn run() -> ExitCode {
         Ok(tests) => tests,
         Err(error) => {
             eprintln!("cannot list the tests: {error}");
-            return ExitCode::from(101);
+            return ExitCode::from(FAILED);
         }
     };
     let (skipped, partial): (Vec<String>, BTreeSet<&str>) = tests
@@ -128,6 +131,7 @@ pub fn run() -> ExitCode {
         boots.retain(|boot| !partial.contains(boot.module));
         boots::begin(boots);
     }
+    // libtest-mimic counts the tests that it leaves out itself.
     let selected = libtest_mimic::Arguments { filter: None, skip: skipped, exact: true, ..arguments.libtest };
     keep_panics();
     libtest_mimic::run(&selected, tests.into_iter().map(|(_, trial)| trial).collect()).exit_code()
