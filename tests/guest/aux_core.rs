@@ -10,16 +10,16 @@ use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::arch::{OWN_IN_USER_MODE, mmio_pio};
 use crate::areas::{self, Area, announce, contiguous, reported};
-use crate::aux_life::untouched;
 use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
+use crate::output_mapping::untouched;
 use crate::packets::{Ledger, exits};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
     Device, EXIT_PORT, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE, aux_watermark,
     kernels, refused, sampling, silent,
 };
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "aux";
 
@@ -29,17 +29,17 @@ fn sysfs(pmu: &str) -> PathBuf {
     Path::new("/sys/bus/event_source/devices").join(pmu)
 }
 
-fn pmu_type(pmu: &str) -> Result<u32, Box<dyn std::error::Error>> {
+fn pmu_type(pmu: &str) -> Fallible<u32> {
     Ok(fs::read_to_string(sysfs(pmu).join("type"))?.trim().parse()?)
 }
 
 /// Returns an attr for the PMU `vpmu_trace`. The event starts disabled.
-pub(crate) fn attr(device: &Device, kind: u64, config: u64) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
+pub(crate) fn attr(device: &Device, kind: u64, config: u64) -> Fallible<perf_event_attr> {
     Ok(perf_event_attr { type_: pmu_type("vpmu_trace")?, ..silent(device.attr(kind, config)) })
 }
 
 /// Returns the attr for a trace of port accesses by programs. The trace starts disabled.
-pub(crate) fn port_trace(device: &Device) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
+pub(crate) fn port_trace(device: &Device) -> Fallible<perf_event_attr> {
     let mut attr = attr(device, KIND_EXIT_TRACE, EXIT_PORT)?;
     attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
     Ok(attr)
@@ -85,7 +85,7 @@ impl Kept {
 #[apply(guest_test)]
 fn perf_lists_the_traces() -> Outcome {
     let pmu = sysfs("vpmu_trace");
-    let kinds = |pmu: &str| -> Result<Vec<u64>, Box<dyn std::error::Error>> {
+    let kinds = |pmu: &str| -> Fallible<Vec<u64>> {
         let mut kinds = Vec::new();
         for file in fs::read_dir(sysfs(pmu).join("events"))? {
             let file = file?;

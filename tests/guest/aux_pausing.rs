@@ -13,7 +13,7 @@ use crate::raw::{
     AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, Event, How, refused, sampling, with_aux_action,
 };
 use crate::traced::Traced;
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "aux";
 
@@ -23,12 +23,7 @@ const REGIONS: u64 = 1_000;
 
 /// Opens a trace that starts paused, and two events that count marks. One of them resumes the trace, and the other
 /// pauses it. All three are off until the trace is enabled.
-fn regions(
-    device: &Device,
-    attr: perf_event_attr,
-    how: How<'_>,
-    pages: usize,
-) -> Result<(Traced, [Event; 2]), Box<dyn std::error::Error>> {
+fn regions(device: &Device, attr: perf_event_attr, how: How<'_>, pages: usize) -> Fallible<(Traced, [Event; 2])> {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let traced = Traced::open(device, with_aux_action(attr, AUX_START_PAUSED), how, pages, READ_WRITE)?;
@@ -176,7 +171,7 @@ fn paused_trace_stays_enabled() -> Outcome {
     let attr = with_aux_action(attr, AUX_START_PAUSED);
     cpu::pin(1)?;
     let event = device.start(&attr, How::on_cpu(1))?;
-    let times = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
+    let times = || -> Fallible<(u64, u64)> {
         match event.read()?[..] {
             [0, enabled, running] => Ok((enabled, running)),
             ref words => Err(format!("a reading of {words:?}").into()),

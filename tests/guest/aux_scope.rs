@@ -11,7 +11,7 @@ use crate::packets::{Exit, USER};
 use crate::pages::READ_WRITE;
 use crate::raw::{Device, EXIT_MMIO, EXIT_PORT, EXIT_SIGNAL, EXIT_USER, How, KIND_EXITS, aux_watermark};
 use crate::traced::{Traced, start};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "aux";
 
@@ -104,7 +104,7 @@ fn each_vcpu_has_its_own_trace() -> Outcome {
         .collect::<Result<Vec<_>, _>>()?;
     traces.iter().try_for_each(|traced| traced.event.enable(0).map(drop))?;
     let together = Barrier::new(2);
-    let threads = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
+    let threads = thread::scope(|scope| -> Fallible<Vec<u32>> {
         let makers: Vec<_> = (0..2)
             .map(|cpu| {
                 let together = &together;
@@ -158,7 +158,7 @@ fn trace_follows_its_task() -> Outcome {
 }
 
 /// Returns the exits of CPU 1 by kind while `body` runs there.
-fn counted(device: &Device, body: impl FnOnce()) -> Result<[u64; 3], Box<dyn std::error::Error>> {
+fn counted(device: &Device, body: impl FnOnce()) -> Fallible<[u64; 3]> {
     let [mmio, signal] = [EXIT_MMIO, EXIT_SIGNAL].map(|exits| device.attr(KIND_EXITS, exits));
     let counters = [device.port_exits(), mmio, signal].map(|attr| device.start(&attr, How::on_cpu(1)));
     let [io, mmio, signal] = counters;

@@ -13,7 +13,7 @@ use crate::packets::{EXIT_BYTES, Exit, USER, exits, syncs};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, EXIT_MMIO, EXIT_PORT, FORMAT_LOST, How, KIND_EXIT_TRACE, silent};
 use crate::traced::start;
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "aux";
 
@@ -94,7 +94,7 @@ fn children_write_into_their_parents_area() -> Outcome {
     let mut reached = 0;
     // Number of reads of the area that have started, and number of reads that have ended.
     let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
-    let threads = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
+    let threads = thread::scope(|scope| -> Fallible<Vec<u32>> {
         let makers = [0, 1].map(|cpu| {
             let (begun, ended) = (&begun, &ended);
             scope.spawn(move || -> std::io::Result<u32> {

@@ -2,16 +2,16 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use vpmu_client::trace::Format;
 use vpmu_client::{Entry, Vpmu};
 
-use crate::Outcome;
 use crate::cpu::{OWN_IN_USER_MODE, PORT_REASON, PORT_WRITTEN};
 use crate::ensure::{ensure, ensure_eq};
-use crate::programs::{json, text, vperf};
+use crate::programs::{json, text, vperf, vperf_succeeds, words};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "aux";
 
@@ -22,8 +22,6 @@ const KIND_SAMPLE_TRACE: u32 = 0x106;
 const EXIT_USER: u64 = 1;
 const PACE_EXITS: u64 = 1;
 
-type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
-
 fn entry(kind: u32, config: u64) -> Fallible<Entry> {
     let vpmu = Vpmu::open()?;
     let mut entries = vpmu.catalogue().entries().iter();
@@ -31,23 +29,15 @@ fn entry(kind: u32, config: u64) -> Fallible<Entry> {
     Ok(found.ok_or_else(|| format!("no trace of kind {kind:#x} and config {config}"))?.clone())
 }
 
-fn succeeded(output: &Output) -> Outcome {
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "vperf failed: {said}");
-    Ok(())
-}
-
 /// Runs `vperf exits record` with the output file `file`. Returns its messages.
 fn record(file: &str, args: &[&str]) -> Fallible<String> {
-    let output = vperf(&[&["exits", "record", "-o", file], args].concat())?;
-    succeeded(&output)?;
+    let output = vperf_succeeds(&[&["exits", "record", "-o", file], args].concat())?;
     Ok(text(&output.stderr))
 }
 
 /// Returns the first trace in the output of `vperf exits report --sort KEYS` for `file`.
 fn report(file: &str, keys: &str) -> Fallible<Value> {
-    let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
-    succeeded(&output)?;
+    let output = vperf_succeeds(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
     let report = json(&output.stdout)?;
     ensure_eq!(report["complete"], true, "whether the report is complete: {report}");
     Ok(report["traces"][0].clone())
@@ -143,8 +133,7 @@ fn exits_alone_records_and_shows() -> Outcome {
 fn timeline_has_every_exit() -> Outcome {
     let file = "/tmp/timeline.vperf";
     record(file, &["--reason", PORT_REASON, "--", "guest-tests", "ports", "400"])?;
-    let output = vperf(&["exits", "timeline", "-i", file, "-o", "/tmp/timeline.json"])?;
-    succeeded(&output)?;
+    vperf_succeeds(&["exits", "timeline", "-i", file, "-o", "/tmp/timeline.json"])?;
     let timeline = json(&fs::read("/tmp/timeline.json")?)?;
     let events = timeline["traceEvents"].as_array().ok_or("no events")?;
     let ports: Vec<&Value> =
@@ -171,25 +160,11 @@ fn trace_beside_samples_is_in_the_file() -> Outcome {
     let file = "/tmp/beside.vperf";
     let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?;
     ensure_eq!(trace.trace, Some(Format::Exits), "the format of {}", trace.name);
-    let output = vperf(&[
-        "record",
-        "-e",
-        "mark=3",
-        "-c",
-        "10",
-        "--aux",
-        &trace.name,
-        "--aux-size",
-        "1M",
-        "-o",
-        file,
-        "--",
-        "guest-tests",
-        "mark",
-        "3",
-        "500",
-    ])?;
-    succeeded(&output)?;
+    let line = format!(
+        "record -e mark=3 -c 10 --aux {trace} --aux-size 1M -o {file} -- guest-tests mark 3 500",
+        trace = trace.name
+    );
+    vperf_succeeds(&words(&line))?;
     let shown = text(&vperf(&["report", "-i", file])?.stdout);
     ensure!(
         shown.contains(&trace.name) && shown.contains("vperf exits report"),
@@ -210,22 +185,8 @@ fn trace_beside_samples_is_in_the_file() -> Outcome {
 fn trace_of_samples_is_a_profile() -> Outcome {
     let file = "/tmp/registers.vperf";
     let trace = entry(KIND_SAMPLE_TRACE, PACE_EXITS)?;
-    let output = vperf(&[
-        "record",
-        "-e",
-        "mark=3",
-        "-c",
-        "10",
-        "--aux",
-        &trace.name,
-        "-o",
-        file,
-        "--",
-        "guest-tests",
-        "ports",
-        "1000",
-    ])?;
-    succeeded(&output)?;
+    let line = format!("record -e mark=3 -c 10 --aux {trace} -o {file} -- guest-tests ports 1000", trace = trace.name);
+    vperf_succeeds(&words(&line))?;
     let output = vperf(&["report", "-i", file, "--json", "--sort", "comm"])?;
     let report = json(&output.stdout)?;
     let events = report["events"].as_array().ok_or("no events")?;

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::Exit;
 use crate::pages::{Pages, READ_WRITE};
+use crate::perf_command::{record, row_of, script, stat};
 use crate::raw::{
     Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, Event,
     How, KIND_EXITS, KIND_SOFTWARE, SW_CPU_CLOCK, kernels, sampling, waking,
@@ -478,20 +479,10 @@ fn vpmu_samples_return_once_or_never() -> Outcome {
 
 #[apply(guest_test)]
 fn perf_runs_on_the_cpu_pmu() -> Outcome {
-    let stat = ["stat", "-x,", "-e", "cycles", "--", "guest-tests", "mark", "1", "100"];
-    let output = Command::new("perf").args(stat).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let count = said.split(',').next().and_then(|count| count.parse::<u64>().ok());
-    ensure!(count.is_some_and(|count| count > 0), "perf stat reports no count: {said}");
-    let record = ["record", "-o", "/tmp/cycles.data", "-e", "cycles", "-c", "5000000", "--"];
-    let program = ["guest-tests", "mark", "1", "1000"];
-    let output = Command::new("perf").args(record).args(program).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "perf record: {said}");
-    let script = ["script", "-i", "/tmp/cycles.data", "-F", "comm,event,ip"];
-    let output = Command::new("perf").args(script).output()?;
-    let listed = String::from_utf8_lossy(&output.stdout);
-    let samples = listed.lines().filter(|line| line.contains("cycles")).count();
-    ensure!(samples > 0, "perf script lists no samples: {listed}");
+    let rows = stat(&["-e", "cycles", "--", "guest-tests", "mark", "1", "100"])?;
+    ensure!(row_of(&rows, "cycles")?.value.parse::<u64>()? > 0, "perf stat counts no cycles");
+    record("cycles.data", &["-e", "cycles", "-c", "5000000", "--", "guest-tests", "mark", "1", "1000"])?;
+    let samples = script("cycles.data", "comm,event,ip")?;
+    ensure!(samples.iter().any(|line| line.contains("cycles")), "perf script lists no samples: {samples:?}");
     Ok(())
 }

@@ -2,7 +2,6 @@
 //! booting the same kernel and init. For each, the program prints the time to the init's first line, the number of
 //! exits up to that line, and the memory that the VMM uses in addition to the guest's memory.
 
-use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
@@ -10,8 +9,8 @@ use std::time::Instant;
 
 use guest_tests::figures;
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
+use crate::{Fallible, Outcome};
 
 /// The init's only line.
 const MARK: &str = "@init";
@@ -73,7 +72,7 @@ const VMMS: [Vmm; 3] = [
 ];
 
 impl Vmm {
-    fn start(&self) -> Result<Child, Box<dyn Error>> {
+    fn start(&self) -> Fallible<Child> {
         let kernel = if self.append.starts_with("--") { "--kernel" } else { "-kernel" };
         let child = Command::new(self.program)
             .args(self.arguments)
@@ -85,7 +84,7 @@ impl Vmm {
     }
 
     /// Boots a guest until its init prints a line.
-    fn boot(&self) -> Result<Boot, Box<dyn Error>> {
+    fn boot(&self) -> Fallible<Boot> {
         let (before, began) = (exits()?, Instant::now());
         let mut child = self.start()?;
         let output = child.stdout.take().ok_or("no output")?;
@@ -111,7 +110,7 @@ struct Boot {
 }
 
 /// Reads the console up to the init's line. The console stays open until the result is dropped.
-fn until_init(console: ChildStdout) -> Result<BufReader<ChildStdout>, Box<dyn Error>> {
+fn until_init(console: ChildStdout) -> Fallible<BufReader<ChildStdout>> {
     let mut console = BufReader::new(console);
     let mut output = Vec::new();
     loop {
@@ -127,7 +126,7 @@ fn until_init(console: ChildStdout) -> Result<BufReader<ChildStdout>, Box<dyn Er
 
 /// Kills the process that runs the guest. A parent that waits for it ends after it, so that the exits of this guest are no
 /// longer counted when this function returns.
-fn end(process: &mut Child) -> Result<(), Box<dyn Error>> {
+fn end(process: &mut Child) -> Outcome {
     match child_of(process.id())? {
         Some(child) => {
             let status = Command::new("kill").args(["-KILL", &child.to_string()]).status()?;
@@ -139,19 +138,19 @@ fn end(process: &mut Child) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn child_of(process: u32) -> Result<Option<u32>, Box<dyn Error>> {
+fn child_of(process: u32) -> Fallible<Option<u32>> {
     let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"))?;
     Ok(children.split_ascii_whitespace().next().map(str::parse).transpose()?)
 }
 
-fn exits() -> Result<u64, Box<dyn Error>> {
+fn exits() -> Fallible<u64> {
     let text = fs::read_to_string(EXITS).map_err(|error| format!("{EXITS}: {error}"))?;
     Ok(text.trim().parse()?)
 }
 
 /// Returns the memory of a VMM without the guest's memory: what is resident of the process that runs the guest, which is
 /// `process` or its child. A parent that waits for the child adds the pages that it does not share.
-fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
+fn memory_besides_guest(process: u32) -> Fallible<u64> {
     match child_of(process)? {
         None => resident_besides_guest(process),
         Some(child) => Ok(resident_besides_guest(child)? + unshared(process)?),
@@ -159,7 +158,7 @@ fn memory_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
 }
 
 /// Returns the pages of a process that no other process uses.
-fn unshared(process: u32) -> Result<u64, Box<dyn Error>> {
+fn unshared(process: u32) -> Fallible<u64> {
     let sums = fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
     let mut all = 0;
     for line in sums.lines().filter(|line| line.starts_with("Private_")) {
@@ -171,7 +170,7 @@ fn unshared(process: u32) -> Result<u64, Box<dyn Error>> {
 
 /// Returns the process's resident memory without the guest's memory. The guest's memory is the only mapping of exactly
 /// [`MEMORY_MIB`] MiB.
-fn resident_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
+fn resident_besides_guest(process: u32) -> Fallible<u64> {
     let maps = fs::read_to_string(format!("/proc/{process}/smaps"))?;
     let (mut all, mut guests, mut is_guests) = (0, 0, false);
     for line in maps.lines() {
@@ -191,7 +190,7 @@ fn resident_besides_guest(process: u32) -> Result<u64, Box<dyn Error>> {
 
 /// Packs an initramfs with busybox and with an init that prints [`MARK`]. Also mounts debugfs on this host, so that
 /// [`EXITS`] can be read.
-fn pack() -> Result<(), Box<dyn Error>> {
+fn pack() -> Outcome {
     const SCRIPT: &str = "set -e
 mkdir -p /tmp/small/bin
 cp /bin/busybox /tmp/small/bin/

@@ -15,12 +15,12 @@ use crate::arch::UNREACHABLE_EXITS;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
 use crate::raw::{How, KIND_EXIT_TRACE, KIND_EXITS, refused};
-use crate::{Outcome, raw};
+use crate::{Fallible, Outcome, raw};
 
 const GROUP: &str = "counting";
 
 /// An event of this thread, enabled.
-pub(crate) fn counting(vpmu: &Vpmu, spec: &str) -> Result<Event, Box<dyn std::error::Error>> {
+pub(crate) fn counting(vpmu: &Vpmu, spec: &str) -> Fallible<Event> {
     let event = vpmu.open_event(&vpmu.attr(spec)?)?;
     event.enable()?;
     Ok(event)
@@ -144,8 +144,7 @@ fn tsc_agrees_with_rdtsc() -> Outcome {
 fn task_clock_agrees_with_guest_time() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
-    let on_cpu =
-        |name: &str| -> Result<Event, Box<dyn std::error::Error>> { Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?) };
+    let on_cpu = |name: &str| -> Fallible<Event> { Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?) };
     // The clocks keep running if the host stalls between two calls. Therefore, `around` is enabled first and read last,
     // and `within` is enabled last and read first. Nevertheless, `guest` can exceed `around`. The scheduler charges a
     // task switch to the thread that runs next, but perf's clock of that thread resumes only after the switch.
@@ -185,8 +184,7 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::pin(0)?;
     cpu::allow_ports()?;
-    let open =
-        |name: &str| -> Result<Event, Box<dyn std::error::Error>> { Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?) };
+    let open = |name: &str| -> Fallible<Event> { Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?) };
     let (all, user) = (open("exits")?, open("exits-user")?);
     // `all` is enabled first and read last, so that it counts every exit that `user` counts.
     all.enable()?;
@@ -204,7 +202,7 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
 /// On `cpu`, writes `times` times to a word that has a data breakpoint, and places `times` marks. Returns the counts of
 /// both events.
 fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
-    let counts = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
+    let counts = || -> Fallible<(u64, u64)> {
         cpu::pin(cpu)?;
         let device = raw::Device::open()?;
         let word = AtomicU64::new(0);

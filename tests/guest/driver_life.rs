@@ -21,12 +21,12 @@ use crate::fields::TID;
 use crate::pages::{DATA_HEAD, Pages, READ_WRITE};
 use crate::perf_core::mark_attr;
 use crate::persisting::{Doomed, fresh, persistent, sequence, tell};
-use crate::programs::{text, vperf};
+use crate::programs::{text, vperf, vperf_succeeds};
 use crate::raw::{
     Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXIT_TRACE, KIND_MARK, kernels,
     kernels_own, refused, silent,
 };
-use crate::{Outcome, cpu, kernel_log, os};
+use crate::{Fallible, Outcome, cpu, kernel_log, os};
 
 const GROUP: &str = "driver-life";
 
@@ -41,7 +41,7 @@ const STATUS: u64 = 0x70;
 const GONE: i16 = libc::POLLHUP | libc::POLLERR;
 
 /// The name of the transport's platform device.
-fn transport() -> Result<String, Box<dyn std::error::Error>> {
+fn transport() -> Fallible<String> {
     let path = fs::canonicalize("/sys/bus/virtio/devices/virtio0")?;
     let name = path.parent().and_then(|parent| parent.file_name());
     Ok(name.ok_or("the device has no parent")?.to_string_lossy().into_owned())
@@ -112,7 +112,7 @@ struct Open {
 }
 
 impl Open {
-    fn new() -> Result<Self, Box<dyn std::error::Error>> {
+    fn new() -> Fallible<Self> {
         let device = fresh()?;
         cpu::pin(1)?;
         let counting = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
@@ -622,14 +622,12 @@ fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let event = format!("mark={VALUE}");
-    let made = vperf(&["persist", "new", "-e", &event, "-C", "1", "--name", "absent"])?;
-    ensure!(made.status.success(), "vperf persist new failed: {}", text(&made.stderr));
+    vperf_succeeds(&["persist", "new", "-e", &event, "-C", "1", "--name", "absent"])?;
     device.place(VALUE, 3)?;
     cpu::pin(0)?;
     set_online(false)?;
     let away = (|| -> Outcome {
-        let dump = vperf(&["persist", "dump", "absent"])?;
-        ensure!(dump.status.success(), "vperf persist dump failed: {}", text(&dump.stderr));
+        let dump = vperf_succeeds(&["persist", "dump", "absent"])?;
         let lines = text(&dump.stdout);
         ensure_eq!(lines.matches("absent").count(), 3, "samples shown: {lines}");
         let attach = vperf(&["persist", "attach", "absent"])?;

@@ -14,7 +14,7 @@ use crate::fields::{ADDR, CPU, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{listed, look, values};
 use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, How, KIND_MARK, WHOLE_GROUP, refused, silent};
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 /// Number of marks in a boot. Half of them are on each vCPU.
 const MARKS: u32 = 1_000;
@@ -115,7 +115,7 @@ fn close(count: usize) -> Outcome {
     }
     // The other thread always has a request in the control queue, so this task sleeps whenever it waits for the queue.
     let stop = AtomicBool::new(false);
-    let slept = thread::scope(|scope| -> Result<i64, Box<dyn std::error::Error>> {
+    let slept = thread::scope(|scope| -> Fallible<i64> {
         let (asked, asking) = mpsc::channel();
         let other = scope.spawn(|| ask_on(&stop, asked));
         // The first request has been answered.
@@ -153,7 +153,7 @@ fn sequence(first: u32) -> Outcome {
     Ok(())
 }
 
-fn own(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+fn own(device: &Device) -> Fallible<(Event, Pages)> {
     let attr = silent(device.marks(OWN_VALUE, 1, TIME | ADDR | TID | CPU));
     let event = device.start(&attr, How::on_cpu(0).with(FLAG_PERSISTENT))?;
     event.detach(OWN_NAME)?;
@@ -198,7 +198,7 @@ fn twice() -> Outcome {
 }
 
 /// Opens a persistent event of the host, and maps its ring.
-fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+fn hold(device: &Device, name: &str) -> Fallible<(Event, Pages)> {
     let mut entries = device.persistent()?.into_iter();
     let entry = entries.find(|entry| entry.name() == name).ok_or("not listed")?;
     let event = device.reopen(entry.id, entry.cpu.try_into()?)?;

@@ -2,7 +2,6 @@
 //! and time during which a CPU handles no interrupts. Each test alternates the attack with the same program without
 //! it, and compares the two.
 
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,7 +14,7 @@ use crate::fields::{self, CALLCHAIN, IP, STACK_USER, TID, TIME};
 use crate::os::{Forked, SharedWords};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Event, How, KIND_SOFTWARE, MARK_ANY, kernels, sampling, silent, waking};
-use crate::{Outcome, cpu, interrupt, kernel_log, os};
+use crate::{Fallible, Outcome, cpu, interrupt, kernel_log, os};
 
 const GROUP: &str = "fair";
 
@@ -24,8 +23,6 @@ guest_tests! {
     samples_of_an_inherited_event_leave_idle_cpus_alone => idle_cpus_are_left_alone(1, true);
     samples_of_many_inherited_events_leave_idle_cpus_alone => idle_cpus_are_left_alone(64, true);
 }
-
-type Fallible<T> = Result<T, Box<dyn Error>>;
 
 const VALUE: u64 = 7;
 /// `kernel.perf_event_paranoid` at which the user nobody can open events of its own tasks.
@@ -268,14 +265,7 @@ fn idle_cpus_are_left_alone(events: usize, inherit: bool) -> Outcome {
         ensure!(opened[0].count()? > 0, "no mark was counted");
         Ok(())
     };
-    let code = os::forked(|| match attack() {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("{error}");
-            1
-        }
-    })?;
-    ensure_eq!(code, 0, "the attacker's exit code");
+    os::in_child(attack)?;
     let taken = [CALLS, CALLS + 1].map(|word| shared.load(word));
     let marks = shared.load(MARKS);
     let balancing = if events > 1 { marks / MARKS_A_CALL } else { 0 };
@@ -354,13 +344,7 @@ fn samples_of_nobodys_events_delay_no_interrupt() -> Outcome {
         shared.store(MARKS, nanoseconds(begin.elapsed()) / marks);
         Ok(())
     };
-    let gap_with = |events| {
-        longest_gap(&device, || {
-            let code = os::forked(|| i32::from(attack(events).is_err()))?;
-            ensure_eq!(code, 0, "the attacker's exit code");
-            Ok(())
-        })
-    };
+    let gap_with = |events| longest_gap(&device, || os::in_child(|| attack(events)));
     let without = gap_with(0)?;
     let with = gap_with(EVENTS)?;
     let mark = shared.load(MARKS);

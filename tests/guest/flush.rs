@@ -20,7 +20,7 @@ use crate::raw::{
     WHOLE_GROUP, aux_watermark, refused, sampling, silent,
 };
 use crate::traced::Traced;
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "flush";
 
@@ -35,7 +35,7 @@ fn marks(device: &Device) -> perf_event_attr {
 }
 
 /// Pins this thread to CPU 1. Returns an event of marks on that CPU, with a ring whose records never wake a reader.
-fn quiet(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+fn quiet(device: &Device) -> Fallible<(Event, Pages)> {
     cpu::pin(1)?;
     let event = device.start(&marks(device), How::on_cpu(1))?;
     let ring = Pages::map(&event, 1, READ_WRITE)?;

@@ -7,24 +7,24 @@ use std::thread;
 
 use vpmu_client::{Event, EventAttr, Vpmu};
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "counting";
 
 /// Returns the attr of an event that counts marks of `value`. A read of the event returns the counts of the event's
 /// whole group.
-fn marks(vpmu: &Vpmu, value: u32) -> Result<EventAttr, Box<dyn std::error::Error>> {
+fn marks(vpmu: &Vpmu, value: u32) -> Fallible<EventAttr> {
     Ok(vpmu.attr(&format!("mark={value}"))?.reading_group())
 }
 
-fn values(event: &Event) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
+fn values(event: &Event) -> Fallible<Vec<u64>> {
     Ok(event.read_group()?.iter().map(|r| r.value).collect())
 }
 
 /// Both contexts an event can have.
-fn contexts(attr: &EventAttr) -> Result<[EventAttr; 2], Box<dyn std::error::Error>> {
+fn contexts(attr: &EventAttr) -> Fallible<[EventAttr; 2]> {
     cpu::pin(0)?;
     Ok([attr.clone().of_task(0), attr.clone().on_cpu(0)])
 }
@@ -292,7 +292,7 @@ fn inherited_group_is_read_with_its_children() -> Outcome {
 #[apply(guest_test)]
 fn group_waits_for_its_leaders_exec() -> Outcome {
     let vpmu = Vpmu::open()?;
-    let group = |inherit| -> Result<(Event, Event), Box<dyn std::error::Error>> {
+    let group = |inherit| -> Fallible<(Event, Event)> {
         let attr = EventAttr { inherit, ..marks(&vpmu, 3)? };
         let leader = vpmu.open_event(&EventAttr { enable_on_exec: true, ..attr.clone() })?;
         let enabled = EventAttr { disabled: false, ..attr };
@@ -330,7 +330,7 @@ fn limit_continues_after_a_pause() -> Outcome {
     for attr in contexts(&vpmu.attr("mark=3")?.sampling(1))? {
         let event = vpmu.open_event(&attr)?;
         let mut ring = event.map(2)?;
-        let mut samples = || -> Result<usize, Box<dyn std::error::Error>> {
+        let mut samples = || -> Fallible<usize> {
             let mut count = 0;
             while ring.next_record()?.is_some() {
                 count += 1;

@@ -24,7 +24,7 @@ use crate::raw::{
     Device, EXIT_MMIO, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC, MARK_ANY,
     PACE_EXITS, PAGE, SW_CPU_CLOCK, SW_TASK_CLOCK,
 };
-use crate::{Outcome, cpu, kernel_log, os, persisting};
+use crate::{Fallible, Outcome, cpu, kernel_log, os, persisting};
 
 const GROUP: &str = "hammer";
 
@@ -452,7 +452,7 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
 }
 
 /// Makes the kernel validate all objects in its general caches. Returns the number of caches.
-fn validate_slabs() -> Result<usize, Box<dyn std::error::Error>> {
+fn validate_slabs() -> Fallible<usize> {
     let mut looked = 0;
     for cache in fs::read_dir("/sys/kernel/slab")? {
         let cache = cache?;

@@ -1,14 +1,14 @@
 //! The device's interrupt, as the guest's kernel counts and routes it.
 
-use std::error::Error;
 use std::fs;
 
 use crate::fields::IP;
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, How, MARK_ANY, waking};
+use crate::{Fallible, Outcome};
 
 /// Returns the interrupt's number, and the number of times that each CPU has taken it.
-fn line() -> Result<(u32, Vec<u64>), Box<dyn Error>> {
+fn line() -> Fallible<(u32, Vec<u64>)> {
     // The vPMU is the virtio device that is bound to the driver `virtio_pmu`.
     let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
     let device = drivers
@@ -27,13 +27,13 @@ fn line() -> Result<(u32, Vec<u64>), Box<dyn Error>> {
 }
 
 /// Returns the number of the device's interrupts so far, on all CPUs.
-pub(crate) fn taken() -> Result<u64, Box<dyn Error>> {
+pub(crate) fn taken() -> Fallible<u64> {
     line().map(|(_, taken)| taken.iter().sum())
 }
 
 /// Like [`bind`], but also causes interrupts until one of them is taken on `cpu`. The first interrupt after a change is
 /// still taken on the old CPU, and others wait until it is handled there.
-pub(crate) fn move_to(cpu: usize) -> Result<(), Box<dyn Error>> {
+pub(crate) fn move_to(cpu: usize) -> Outcome {
     const ATTEMPTS: usize = 1000;
     bind(cpu)?;
     let device = Device::open()?;
@@ -41,7 +41,7 @@ pub(crate) fn move_to(cpu: usize) -> Result<(), Box<dyn Error>> {
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
     event.enable(0)?;
-    let taken_there = || -> Result<u64, Box<dyn Error>> {
+    let taken_there = || -> Fallible<u64> {
         let (_, taken) = line()?;
         Ok(taken.get(cpu).copied().unwrap_or(0))
     };
@@ -58,7 +58,7 @@ pub(crate) fn move_to(cpu: usize) -> Result<(), Box<dyn Error>> {
 }
 
 /// Binds the interrupt to `cpu`. The interrupt handler then causes exits only on that CPU, two for each interrupt.
-pub(crate) fn bind(cpu: usize) -> Result<(), Box<dyn Error>> {
+pub(crate) fn bind(cpu: usize) -> Outcome {
     let (number, _) = line()?;
     let mask = format!("{:x}", 1 << cpu);
     Ok(fs::write(format!("/proc/irq/{number}/smp_affinity"), mask)?)

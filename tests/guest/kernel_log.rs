@@ -1,11 +1,10 @@
 //! Searches the guest's kernel log for reports of faults. Every kernel checks for some faults. A kernel that is built
 //! with a checker also reports others.
 
-use std::error::Error;
 use std::process::Command;
 
-use crate::Outcome;
 use crate::ensure::ensure;
+use crate::{Fallible, Outcome};
 
 /// Words with which the kernel begins or continues a report of a fault.
 const FAULTS: [&str; 22] = [
@@ -37,7 +36,7 @@ const FAULTS: [&str; 22] = [
 const LINES: usize = 40;
 
 /// The kernel's log since boot.
-pub(crate) fn log() -> Result<String, Box<dyn Error>> {
+pub(crate) fn log() -> Fallible<String> {
     let output = Command::new("dmesg").output()?;
     ensure!(output.status.success(), "dmesg: {}", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -4,7 +4,6 @@
 //! The init programs of both kernels run the same command. Only in the second kernel does the command find the
 //! persistent event.
 
-use std::error::Error;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
@@ -17,7 +16,7 @@ use crate::fields::TIME;
 use crate::pages::{DATA_HEAD, Pages, READ, READ_WRITE};
 use crate::persisting::{persistent, sequence, values};
 use crate::raw::{Device, Event, How, KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, sampling, silent};
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "kexec";
 
@@ -37,7 +36,7 @@ fn second_kernel_has_its_memory_and_the_persistent_events() -> Outcome {
 }
 
 /// Returns the guest-physical address of a page of a ring.
-fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
+fn frame(ring: &Pages, number: usize) -> Fallible<u64> {
     const IN_MEMORY: u64 = 1 << 63;
     const FRAME: u64 = (1 << 55) - 1;
     let mut entry = [0; 8];
@@ -49,7 +48,7 @@ fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
 }
 
 /// Lower limit of the addresses at which kexec places the second kernel. kexec fills memory from the top.
-fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
+fn lowest_of_second_kernel() -> Fallible<u64> {
     /// Offset of `init_size` in the boot protocol's header. This field is the number of bytes of memory that the kernel
     /// needs before it can read the memory map.
     const INIT_SIZE: u64 = 0x260;
@@ -70,7 +69,7 @@ fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
 }
 
 /// Bytes of memory that are still available.
-fn available_memory() -> Result<usize, Box<dyn Error>> {
+fn available_memory() -> Fallible<usize> {
     let lines = fs::read_to_string("/proc/meminfo")?;
     let line = lines.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
@@ -78,7 +77,7 @@ fn available_memory() -> Result<usize, Box<dyn Error>> {
 }
 
 /// Returns a sampling clock with a ring below `limit`, and the addresses of the ring's pages.
-fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
+fn low_clock(device: &Device, limit: u64) -> Fallible<(Event, Pages, [u64; 2])> {
     const STEP: usize = 4 << 20;
     // Number of steps in the 64 MiB that must stay free for loading the second kernel.
     const LEFT: usize = 16;
@@ -107,7 +106,7 @@ fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Bo
 
 /// Starts the second kernel, whose command line reserves the ring's pages. Returns only if the start fails, with the
 /// error.
-fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
+fn first(device: &Device) -> Fallible<io::Error> {
     let (kept, _) = persistent(device, &sequence(device), 0, NAME)?;
     let _window = Pages::map(&kept, 1, READ_WRITE)?;
     device.place(7, 20)?;
@@ -128,7 +127,7 @@ fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
 }
 
 /// Returns the addresses of the first kernel's ring, from the command line.
-fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
+fn ring_pages() -> Fallible<[u64; 2]> {
     let line = fs::read_to_string("/proc/cmdline")?;
     let pages = line
         .split_whitespace()

@@ -4,7 +4,7 @@ use vpmu_client::{Engine, EventAttr, Record, Sample, Vpmu};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::sampling::{drain, sampling};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "vperf";
 
@@ -44,7 +44,7 @@ fn page_agrees_with_a_reading() -> Outcome {
     Ok(())
 }
 
-fn times(records: Vec<Record>) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
+fn times(records: Vec<Record>) -> Fallible<Vec<u64>> {
     let time = |record| match record {
         Record::Sample(sample) => Ok(sample.time),
         other => Err(format!("an unexpected record: {other:?}").into()),

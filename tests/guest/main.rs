@@ -69,6 +69,7 @@ mod output_writer;
 mod overflows;
 mod packets;
 mod pages;
+mod perf_command;
 mod perf_core;
 mod perf_habits;
 mod perf_limits;
@@ -118,8 +119,10 @@ use guest_tests::wire::{self, Verdict};
 
 use crate::registry::Test;
 
-/// The result of a test. The error is the reason for the failure.
-type Outcome = Result<(), Box<dyn Error>>;
+/// A result whose error is the reason for a test's failure.
+type Fallible<T> = Result<T, Box<dyn Error>>;
+/// The result of a test.
+type Outcome = Fallible<()>;
 
 /// The time limit of a test, which is far longer than any test needs. If a test hangs, only this test fails, not its
 /// whole group.

@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 use vpmu_client::Vpmu;
 use vpmu_client::perf::PerfPmu;
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::kernel_log;
 use crate::sampling::{drain, sampling};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "module";
 
@@ -20,7 +20,7 @@ const GROUP: &str = "module";
 const FILE: &str = "/lib/modules/virtio_pmu.ko";
 
 /// Whether a module command succeeded.
-fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>> {
+fn module(command: &str, what: &str) -> Fallible<bool> {
     let status = Command::new(command).arg(what).stderr(Stdio::null()).status()?;
     Ok(status.success())
 }

@@ -15,7 +15,7 @@ use crate::os::BpfReader;
 use crate::pages::{Pages, READ_WRITE};
 use crate::probes::{self, Probe};
 use crate::raw::{Device, Event, FORMAT_GROUP, How, KIND_MARK, KIND_SOFTWARE, kernels, sampling, silent};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "nesting";
 
@@ -59,7 +59,7 @@ const NAP: Duration = Duration::from_micros(1);
 const BATCH: u64 = 4;
 
 /// Returns a probe of a function, or `None` with the reason on stderr if this kernel cannot probe it.
-fn probe(function: &str) -> Result<Option<Probe>, Box<dyn std::error::Error>> {
+fn probe(function: &str) -> Fallible<Option<Probe>> {
     if !probes::has_function(function)? {
         eprintln!("this kernel has no function {function}");
         return Ok(None);
@@ -121,7 +121,7 @@ fn hits(device: &Device, tracepoint: u64) -> perf_event_attr {
 }
 
 /// Samples a group at each hit of a tracepoint while the driver works on [`CPU`]. Returns the number of samples.
-fn counts_are_exact(tracepoint: u64) -> Result<usize, Box<dyn std::error::Error>> {
+fn counts_are_exact(tracepoint: u64) -> Fallible<usize> {
     let device = Device::open()?;
     let attr =
         perf_event_attr { read_format: FORMAT_GROUP, ..silent(sampling(hits(&device, tracepoint), 1, READ | TIME)) };
@@ -171,7 +171,7 @@ impl Seen {
 
 /// Places marks on [`CPU`] while events there start and stop, tasks switch, and another CPU reads an event of this CPU.
 /// Calls `look` with the number of marks after each batch. Returns the number of marks.
-fn under_load(device: &Device, mut look: impl FnMut(u64) -> Outcome) -> Result<u64, Box<dyn std::error::Error>> {
+fn under_load(device: &Device, mut look: impl FnMut(u64) -> Outcome) -> Fallible<u64> {
     let other = kernels(&marks(device), EVENTS)?;
     other.enable(0)?;
     let (placed, over) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -1,7 +1,6 @@
 //! Profilers that sample one overflow at a time: each thread has an event with a limit of one overflow, and the handler
 //! of its signal enables it for the next one. The kernel's own clock shows how many signals such a program gets.
 
-use std::error::Error;
 use std::hint::black_box;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,7 +13,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{CALLCHAIN, LOST, SAMPLE, TID};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, kernels, sampling, waking};
-use crate::{Outcome, handled, os};
+use crate::{Fallible, Outcome, handled, os};
 
 const GROUP: &str = "costs";
 
@@ -85,7 +84,7 @@ fn sampled(clock: &perf_event_attr) -> io::Result<Figures> {
 }
 
 /// Runs one slice in several threads.
-fn slice(clock: &perf_event_attr) -> Result<Figures, Box<dyn Error>> {
+fn slice(clock: &perf_event_attr) -> Fallible<Figures> {
     let mut all = Figures::default();
     thread::scope(|scope| -> Outcome {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| sampled(clock))).collect();

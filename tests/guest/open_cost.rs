@@ -1,7 +1,6 @@
 //! How long `perf_event_open(2)` takes. Programs open and close events often, and probe which events exist. In the exact
 //! lab, a nanosecond is an instruction.
 
-use std::error::Error;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -9,9 +8,9 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_MAX, PERF_COUNT_SW_DUMMY, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::raw::{Device, KIND_MARK, KIND_SOFTWARE, kernels_own, refused};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "costs";
 
@@ -40,7 +39,7 @@ fn medians<const N: usize>(mut actions: [&mut dyn FnMut() -> io::Result<()>; N])
 }
 
 /// Returns the perf's generic hardware events that this machine cannot count. The others can be opened.
-fn absent(device: &Device) -> Result<Vec<u64>, Box<dyn Error>> {
+fn absent(device: &Device) -> Fallible<Vec<u64>> {
     let mut absent = Vec::new();
     for config in 0..u64::from(PERF_COUNT_HW_MAX) {
         let errno = refused(kernels_own(&attr(device, PERF_TYPE_HARDWARE, config)));

@@ -2,6 +2,9 @@
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::Outcome;
+use crate::ensure::ensure_eq;
 use std::ffi::CStr;
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -197,6 +200,20 @@ pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
 /// Runs `child` in a forked process and returns its exit code. The calling process must have only one thread.
 pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
     Forked::start(child)?.wait()
+}
+
+/// Runs `act` in a forked process, which must succeed. Its error goes to stderr. The calling process must have only one
+/// thread.
+pub(crate) fn in_child(act: impl FnOnce() -> Outcome) -> Outcome {
+    let code = forked(|| match act() {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            1
+        }
+    })?;
+    ensure_eq!(code, 0, "the child's exit code");
+    Ok(())
 }
 
 /// A child process that runs a function. It is killed when dropped.

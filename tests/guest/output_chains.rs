@@ -13,17 +13,13 @@ use crate::raw::{
     self, Device, ENGINE_BATCHED, ENGINE_EXIT, Event, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused,
     sampling, silent,
 };
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "output";
 
 const VALUE: u64 = 70;
 
-fn take_samples(
-    event: &Event,
-    ring: &mut Pages,
-    attr: &perf_event_attr,
-) -> Result<Vec<Sample>, Box<dyn std::error::Error>> {
+fn take_samples(event: &Event, ring: &mut Pages, attr: &perf_event_attr) -> Fallible<Vec<Sample>> {
     event.disable(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, attr)?;
     ensure_eq!(lost, 0, "lost samples");
@@ -31,12 +27,7 @@ fn take_samples(
 }
 
 /// Returns the chains of `times` runs of the nest. Each run has one sample.
-fn chains(
-    device: &Device,
-    attr: &perf_event_attr,
-    leaf: Leaf,
-    times: usize,
-) -> Result<Vec<Vec<u64>>, Box<dyn std::error::Error>> {
+fn chains(device: &Device, attr: &perf_event_attr, leaf: Leaf, times: usize) -> Fallible<Vec<Vec<u64>>> {
     cpu::allow_ports()?;
     let event = device.open_event(attr, How::OWN)?;
     let mut ring = Pages::map(&event, 4, READ_WRITE)?;
@@ -151,11 +142,7 @@ fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
 }
 
 /// Runs the nest's loop until there are `enough` samples with an IP in the loop. Returns the callers of each sample.
-fn sample_loop(
-    event: &Event,
-    attr: &perf_event_attr,
-    enough: usize,
-) -> Result<Vec<Vec<u64>>, Box<dyn std::error::Error>> {
+fn sample_loop(event: &Event, attr: &perf_event_attr, enough: usize) -> Fallible<Vec<Vec<u64>>> {
     let mut ring = Pages::map(event, 16, READ_WRITE)?;
     let mut callers = Vec::new();
     event.enable(0)?;

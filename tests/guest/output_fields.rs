@@ -15,7 +15,7 @@ use crate::fields::{
 use crate::known_code::{self, REGS, STACK};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, FORMAT_ID, How, PAGE, refused, sampling, silent};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "output";
 
@@ -40,11 +40,7 @@ fn writes(device: &Device, sample_type: u64) -> perf_event_attr {
 }
 
 /// Makes `times` writes with known values. Returns the samples of these writes and the values that they must have.
-fn known_writes(
-    device: &Device,
-    attr: &perf_event_attr,
-    times: u64,
-) -> Result<(Vec<Sample>, Known), Box<dyn std::error::Error>> {
+fn known_writes(device: &Device, attr: &perf_event_attr, times: u64) -> Fallible<(Vec<Sample>, Known)> {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let event = device.open_event(attr, How::OWN)?;

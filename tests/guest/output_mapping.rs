@@ -11,7 +11,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, READ, TID, TIME};
 use crate::pages::{DATA_OFFSET, DATA_SIZE, Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{Device, Event, How, PAGE, refused, silent};
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "output";
 
@@ -165,10 +165,15 @@ fn ring_lives_as_long_as_any_map() -> Outcome {
     Ok(())
 }
 
-/// Allocates `freed` pages of memory, which are probably the pages that an unmapped ring has freed. The caller can then
-/// check that the device no longer writes to them.
-pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
-    vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
+/// Allocates `freed` pages of memory, which are probably the pages that an unmapped ring or area has freed. Checks that
+/// the host no longer writes to them.
+pub(crate) fn untouched(freed: usize, round: usize) -> Outcome {
+    let memory = vec![0x5a5a_5a5a_5a5a_5a5a_u64; freed * PAGE / 8];
+    for _ in 0..200 {
+        std::hint::spin_loop();
+    }
+    ensure!(memory.iter().all(|&word| word == memory[0]), "round {round}: memory was written to after it was unmapped");
+    Ok(())
 }
 
 /// VPMU-G-6.3-1.
@@ -177,7 +182,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
     let device = Device::open()?;
     let stop = AtomicBool::new(false);
     let ready = AtomicU64::new(0);
-    let placed = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
+    let placed = thread::scope(|scope| -> Fallible<u64> {
         let placer = scope.spawn(|| -> std::io::Result<u64> {
             cpu::pin(1)?;
             ready.store(cpu::thread_id().into(), Ordering::Release);
@@ -205,14 +210,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
                 let (samples, _) = fields::samples(&ring.take()?, &attr)?;
                 ensure!(!samples.is_empty(), "round {round}: no record");
                 drop(ring);
-                let memory = settle_on(1 + pages);
-                for _ in 0..200 {
-                    std::hint::spin_loop();
-                }
-                ensure!(
-                    memory.iter().all(|&word| word == memory[0]),
-                    "round {round}: the memory that replaced the ring was written to"
-                );
+                untouched(1 + pages, round)?;
             }
             Ok(())
         })();
@@ -227,7 +225,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
 }
 
 /// Number of pages of rings that a user may map in addition to `RLIMIT_MEMLOCK`, for all CPUs together.
-pub(crate) fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
+pub(crate) fn allowance() -> Fallible<usize> {
     let kib = fs::read_to_string("/sys/module/virtio_pmu/parameters/mlock_kb")?;
     let online = fs::read_to_string("/proc/cpuinfo")?;
     let online = online.lines().filter(|line| line.starts_with("processor")).count();

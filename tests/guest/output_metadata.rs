@@ -12,7 +12,7 @@ use crate::pages::{
     CAPABILITIES, DATA_HEAD, DATA_OFFSET, DATA_SIZE, DATA_TAIL, Pages, READ_WRITE, TIME_ZERO, WIDTH_SHIFT_MULT,
 };
 use crate::raw::{Device, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE, silent};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "output";
 
@@ -138,7 +138,7 @@ fn page_is_never_torn() -> Outcome {
     let device = Device::open()?;
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::on_cpu(1))?;
     let changes = AtomicU64::new(0);
-    let placed = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
+    let placed = thread::scope(|scope| -> Fallible<u64> {
         let reader = scope.spawn(|| -> Result<(), String> {
             cpu::pin(0).map_err(|e| e.to_string())?;
             let mut last = page.snapshot();

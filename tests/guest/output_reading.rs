@@ -13,7 +13,7 @@ use crate::raw::{
     Device, Event, FLAG_NO_GROUP, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING, How, KIND_MARK,
     KIND_TSC, WHOLE_GROUP, refused, silent,
 };
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "output";
 
@@ -243,7 +243,7 @@ fn group_is_read_at_one_moment() -> Outcome {
     let events = group(&device, 2, FORMAT_GROUP, How::on_cpu(1))?;
     events[0].enable(0)?;
     let done = AtomicBool::new(false);
-    let pairs = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
+    let pairs = thread::scope(|scope| -> Fallible<u64> {
         let placer = scope.spawn(|| -> std::io::Result<u64> {
             cpu::pin(1)?;
             let mut pairs = 0;

@@ -17,7 +17,7 @@ use crate::fields::{ADDR, CPU, ID, IP, PERIOD, TID, TIME};
 use crate::os::{self, Arrived, Epoll, POLL_HUP, POLL_IN};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Doorbell, Event, How, KIND_MARK, kernels, refused, silent, waking, watermark};
-use crate::{Outcome, cpu, interrupt};
+use crate::{Fallible, Outcome, cpu, interrupt};
 
 const GROUP: &str = "output";
 
@@ -185,7 +185,7 @@ fn epoll_reports_each_wakeup_once() -> Outcome {
     Ok(())
 }
 
-fn next_signal() -> Result<Arrived, Box<dyn std::error::Error>> {
+fn next_signal() -> Fallible<Arrived> {
     let limit = Duration::from_millis(LONG.unsigned_abs().into());
     Ok(os::wait_signal(limit)?.ok_or("no signal")?)
 }
@@ -197,7 +197,7 @@ fn no_signal(what: &str) -> Outcome {
 }
 
 /// Opens an event that signals this thread at every record, and maps its ring.
-fn signalling(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+fn signalling(device: &Device) -> Fallible<(Event, Pages)> {
     os::block_signal()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
     let (event, ring) = start(device, &attr)?;
@@ -287,7 +287,7 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
 }
 
 /// Returns the number of signals that have arrived. A signal arrives at the exit that writes its record.
-fn signals() -> Result<u64, Box<dyn std::error::Error>> {
+fn signals() -> Fallible<u64> {
     let mut signals = 0;
     while let Some(signal) = os::wait_signal(Duration::ZERO)? {
         ensure_eq!(signal.code, POLL_IN, "a signal's code");

@@ -16,7 +16,7 @@ use crate::raw::{
     Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_MMIO, EXIT_SIGNAL, Event, How, KIND_EXITS, KIND_MARK,
     KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
 };
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "output";
 
@@ -106,11 +106,7 @@ impl Random {
 
 /// Runs two threads on one CPU. Each thread runs its own code. They yield to each other after random times, until
 /// `enough` returns true. Returns the number of switches.
-fn swap_until(
-    codes: &[Loop; 2],
-    tids: &[AtomicU64; 2],
-    mut enough: impl FnMut() -> Result<bool, Box<dyn std::error::Error>>,
-) -> Result<u64, Box<dyn std::error::Error>> {
+fn swap_until(codes: &[Loop; 2], tids: &[AtomicU64; 2], mut enough: impl FnMut() -> Fallible<bool>) -> Fallible<u64> {
     let stop = AtomicBool::new(false);
     let switches = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -214,7 +210,7 @@ struct Sampled {
     signals: u64,
 }
 
-fn sampled_loop(device: &Device, attr: &perf_event_attr, engine: u32) -> Result<Sampled, Box<dyn std::error::Error>> {
+fn sampled_loop(device: &Device, attr: &perf_event_attr, engine: u32) -> Fallible<Sampled> {
     cpu::pin(1)?;
     let [code, _] = known_code::loops();
     let event = device.open_event(attr, by(engine, How::on_cpu(1)))?;

@@ -22,9 +22,7 @@ use crate::probes;
 use crate::raw::{
     Device, Event, FORMAT_LOST, How, KIND_MARK, KIND_SOFTWARE, MARK_ANY, kernels, sampling, waking, watermark,
 };
-use crate::{Outcome, cpu, interrupt, os};
-
-type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
+use crate::{Fallible, Outcome, cpu, interrupt, os};
 
 /// How a program opens an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -372,8 +370,7 @@ fn overflow_of_a_child_signals_the_parent(table: &Table, door: Door) -> Fallible
     };
     os::signal_from(event.as_fd())?;
     event.enable(0)?;
-    let code = os::forked(|| i32::from(table.occur_times(door, 50).is_err()))?;
-    ensure!(code == 0, "the child exited with {code}");
+    os::in_child(|| Ok(table.occur_times(door, 50)?))?;
     let [input, hang_up] = signals(50);
     let own = handled::of(event.as_raw_fd());
     Ok(vec![input, hang_up, own, event.count()?])

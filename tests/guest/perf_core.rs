@@ -11,10 +11,10 @@ use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, per
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr, Record, Ring, Vpmu};
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
 use crate::os;
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "module";
 
@@ -22,12 +22,12 @@ const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
 /// The PMU of traces, which write to AUX areas.
 const TRACES: &str = "/sys/bus/event_source/devices/vpmu_trace";
 
-pub(crate) fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn Error>> {
+pub(crate) fn mark_attr(pmu: &PerfPmu, value: u64) -> Fallible<EventAttr> {
     Ok(pmu.attr_of_terms(&format!("kind=0x104,event={value}"))?)
 }
 
 /// Counts a program's own port accesses. The attr uses the event's name in sysfs.
-fn own_port_exits(pmu: &PerfPmu) -> Result<EventAttr, Box<dyn Error>> {
+fn own_port_exits(pmu: &PerfPmu) -> Fallible<EventAttr> {
     let mut attr = pmu.attr(cpu::PORT_EXITS)?;
     attr.exclude_kernel = cpu::OWN_IN_USER_MODE;
     Ok(attr)
@@ -288,20 +288,20 @@ fn refresh_of_a_perf_event_ends_its_samples() -> Outcome {
 }
 
 /// Pins the caller to CPU 0, and returns an enabled event on that CPU that takes a sample at each mark.
-fn marks_of_the_cpu(pmu: &PerfPmu) -> Result<Event, Box<dyn Error>> {
+fn marks_of_the_cpu(pmu: &PerfPmu) -> Fallible<Event> {
     cpu::pin(0)?;
     let event = pmu.open_event(&mark_attr(pmu, 8)?.sampling(1).on_cpu(0))?;
     event.enable()?;
     Ok(event)
 }
 
-fn place(vpmu: &Vpmu, marks: u32) -> Result<(), Box<dyn Error>> {
+fn place(vpmu: &Vpmu, marks: u32) -> Outcome {
     (0..marks).try_for_each(|_| vpmu.mark(8))?;
     Ok(())
 }
 
 /// Takes the samples out of a ring, and returns their number.
-pub(crate) fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
+pub(crate) fn take_samples(ring: &mut Ring) -> Fallible<u64> {
     let mut samples = 0;
     while let Some(record) = ring.next_record()? {
         samples += u64::from(matches!(record, Record::Sample(_)));
@@ -310,7 +310,7 @@ pub(crate) fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
 }
 
 /// Opens a view of the persistent event `id` through `perf_event_open(2)`.
-fn open_view(vpmu: &Vpmu, pmu: &PerfPmu, id: u64) -> Result<Event, Box<dyn Error>> {
+fn open_view(vpmu: &Vpmu, pmu: &PerfPmu, id: u64) -> Fallible<Event> {
     let attr = EventAttr::new(vpmu.info().persistent_type, id);
     Ok(pmu.open_event(&EventAttr { disabled: false, ..attr.sampling(1).on_cpu(0) })?)
 }

@@ -10,11 +10,14 @@ use std::thread;
 use serde_json::Value;
 use vpmu_client::Vpmu;
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
-use crate::perf_record::{Controlled, Fallible, MARK_3, MARK_4, Marker, command, perf, record, script, shown, tally};
+use crate::perf_command::{
+    Controlled, MARK_3, MARK_4, Marker, Row, SEPARATED, command, count, perf, record, row_of, rows, script, shown,
+    stat, tally,
+};
 use crate::programs::{json, text};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "stock-perf";
 
@@ -115,33 +118,13 @@ impl Drop for Threads {
     }
 }
 
-/// Returns the lines that `perf stat -x,` prints for a command.
-fn stat(args: &[&str]) -> Fallible<Vec<String>> {
-    let output = perf(&[&["stat", "-x,"], args].concat())?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf stat {args:?}: {said}");
-    Ok(said.lines().map(str::to_owned).collect())
-}
-
-/// Runs `perf stat` with these arguments, and returns the count from the only line that it prints.
-fn count(args: &[&str]) -> Fallible<String> {
-    let lines = stat(args)?;
-    let [line] = lines.as_slice() else {
-        return Err(format!("perf printed not one line, but {lines:?}").into());
-    };
-    Ok(line.split(',').next().unwrap_or_default().to_owned())
-}
-
-/// Runs `perf stat` with these options during `work`, and returns the lines that it prints for events of our PMU.
-fn stat_during(args: &[&str], work: impl FnOnce() -> Outcome) -> Fallible<Vec<String>> {
-    let mut stat = Controlled::stat("stat", &[args, &["-e", MARK_3]].concat())?;
+/// Runs `perf stat` with these options during `work`. Returns the subject and the count in each of its rows.
+fn counts_during(args: &[&str], work: impl FnOnce() -> Outcome) -> Fallible<Vec<(String, String)>> {
+    let mut stat = Controlled::stat(&[args, &["-e", MARK_3]].concat())?;
     stat.say("enable")?;
     work()?;
     stat.say("disable")?;
-    stat.interrupt()?;
-    let said = fs::read_to_string("/tmp/stat")?;
-    let lines = said.lines().filter(|line| line.contains("vpmu/"));
-    Ok(lines.map(str::to_owned).collect())
+    Ok(stat.rows()?.into_iter().map(|row| (row.subject.unwrap_or_default(), row.value)).collect())
 }
 
 #[apply(guest_test)]
@@ -153,12 +136,8 @@ fn stat_of_a_process_counts_its_threads_together() -> Outcome {
     let all: u32 = BY_THREADS.iter().sum();
     let rounds = 4;
     for (option, id, expected) in [("-p", &process, all), ("-t", &ids[0], BY_THREADS[0])] {
-        let lines = stat_during(&[option, id], || (0..rounds).try_for_each(|_| threads.round()))?;
-        let expected = format!("{},", expected * rounds);
-        ensure!(
-            lines.len() == 1 && lines[0].starts_with(&expected),
-            "{option}: {lines:?}, expected a line with {expected}"
-        );
+        let counts = counts_during(&[option, id], || (0..rounds).try_for_each(|_| threads.round()))?;
+        ensure_eq!(counts, [(String::new(), (expected * rounds).to_string())], "counts with {option}");
     }
     Ok(())
 }
@@ -167,15 +146,14 @@ fn stat_of_a_process_counts_its_threads_together() -> Outcome {
 fn stat_per_thread_counts_each_thread() -> Outcome {
     let mut threads = Threads::start()?;
     let process = threads.0.id().to_string();
-    let lines = stat_during(&["--per-thread", "-p", &process], || threads.round())?;
+    let of_threads = counts_during(&["--per-thread", "-p", &process], || threads.round())?;
     let mut counts = Vec::new();
-    for line in &lines {
-        ensure!(line.starts_with("guest-tests-"), "a line is not of a thread of guest-tests: {line}");
-        let count = line.split(',').nth(1).unwrap_or_default();
-        counts.push(count.parse::<u32>().map_err(|e| format!("{e}: {line}"))?);
+    for (thread, count) in &of_threads {
+        ensure!(thread.starts_with("guest-tests-"), "{thread} is not a thread of guest-tests");
+        counts.push(count.parse::<u32>().map_err(|e| format!("{e}: {count}"))?);
     }
     counts.sort_unstable();
-    ensure_eq!(counts, BY_THREADS, "counts of the threads: {lines:?}");
+    ensure_eq!(counts, BY_THREADS, "counts of the threads: {of_threads:?}");
     Ok(())
 }
 
@@ -184,9 +162,8 @@ fn stat_per_thread_counts_each_thread() -> Outcome {
 fn stat_per_thread_of_all_cpus_finds_the_thread() -> Outcome {
     let mut marker = Marker::start("3")?;
     marker.place(2)?;
-    let lines = stat_during(&["--per-thread", "-a"], || marker.place(11))?;
-    let expected = format!("guest-tests-{},11,", marker.process.id());
-    ensure!(lines.len() == 1 && lines[0].starts_with(&expected), "{lines:?}, expected a line with {expected}");
+    let counts = counts_during(&["--per-thread", "-a"], || marker.place(11))?;
+    ensure_eq!(counts, [(format!("guest-tests-{}", marker.process.id()), "11".to_owned())], "counts of threads");
     Ok(())
 }
 
@@ -196,7 +173,7 @@ fn stat_of_a_command_counts_its_threads_unless_left_out() -> Outcome {
     let all: u32 = BY_THREADS.iter().sum();
     for (option, expected) in [(&[][..], all), (&["--no-inherit"], BY_THREADS[0])] {
         let counted = count(&[option, &["-e", MARK_3], &command].concat())?;
-        ensure_eq!(counted, expected.to_string(), "the count with {option:?}");
+        ensure_eq!(counted, u64::from(expected), "the count with {option:?}");
     }
     Ok(())
 }
@@ -209,9 +186,8 @@ fn stat_of_a_command_begins_with_its_exec() -> Outcome {
     ensure!(said.contains("enable_on_exec"), "perf does not set enable_on_exec: {said}");
     let events = ["-e", MARK_3, "-e", "vpmu/marks/"];
     for times in ["0", "8"] {
-        let lines = stat(&[&events[..], &["--", "guest-tests", "mark", "3", times]].concat())?;
-        for line in &lines {
-            ensure_eq!(line.split(',').next(), Some(times), "the count in each of {lines:?}");
+        for row in stat(&[&events[..], &["--", "guest-tests", "mark", "3", times]].concat())? {
+            ensure_eq!(row.value, times, "the count of {}", row.event);
         }
     }
     Ok(())
@@ -225,42 +201,36 @@ fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
         guest-tests mark 3 5";
     let errors = fs::File::create("/tmp/delayed")?;
     let status =
-        command(&["stat", "-x,", "-D", "1", "-e", MARK_3, "--", "sh", "-c", script]).stderr(errors).status()?;
+        command(&["stat", SEPARATED, "-D", "1", "-e", MARK_3, "--", "sh", "-c", script]).stderr(errors).status()?;
     let said = fs::read_to_string("/tmp/delayed")?;
     ensure!(status.success(), "perf stat failed: {said}");
-    let last = said.lines().last().unwrap_or_default();
-    ensure!(last.starts_with("5,,"), "the count is not 5: {said}");
+    ensure_eq!(row_of(&rows(&said), MARK_3)?.value, "5", "marks after the delay");
     // If all marks come before the delay ends, perf prints `<not counted>` rather than zero.
-    let lines = stat(&["-D", "80000", "-e", MARK_3, "--", "guest-tests", "mark", "3", "5"])?;
-    let last = lines.last().map(String::as_str).unwrap_or_default();
-    ensure!(last.starts_with("<not counted>,"), "a count before the delay ends is not <not counted>: {lines:?}");
+    let rows = stat(&["-D", "80000", "-e", MARK_3, "--", "guest-tests", "mark", "3", "5"])?;
+    ensure_eq!(row_of(&rows, MARK_3)?.value, "<not counted>", "marks before the delay ends");
     Ok(())
 }
 
 #[apply(guest_test)]
 fn stat_controlled_counts_what_was_enabled() -> Outcome {
     let mut marker = Marker::start("3")?;
-    let mut stat = Controlled::stat("stat", &["-a", "-e", MARK_3])?;
+    let mut stat = Controlled::stat(&["-a", "-e", MARK_3])?;
     for round in 1..=3 {
         marker.place(4)?;
         stat.say("enable")?;
         marker.place(round)?;
         stat.say("disable")?;
     }
-    stat.interrupt()?;
-    let said = fs::read_to_string("/tmp/stat")?;
-    let line = said.lines().find(|line| line.contains("vpmu/"));
-    ensure!(line.is_some_and(|line| line.starts_with("6,")), "the count is not 6: {said}");
+    ensure_eq!(row_of(&stat.rows()?, MARK_3)?.value, "6", "marks while the event was enabled");
     Ok(())
 }
 
 #[apply(guest_test)]
 fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
-    let lines = stat(&["-r", "3", "-e", MARK_3, "--", "guest-tests", "mark", "3", "7"])?;
-    let fields: Vec<&str> = lines.iter().flat_map(|line| line.split(',')).collect();
-    // The event's name contains a comma, so it becomes two fields here. The next field is the deviation.
-    ensure_eq!(fields[0], "7", "the mean: {lines:?}");
-    ensure_eq!(fields[4], "0.00%", "the deviation: {lines:?}");
+    let rows = stat(&["-r", "3", "-e", MARK_3, "--", "guest-tests", "mark", "3", "7"])?;
+    let row = row_of(&rows, MARK_3)?;
+    // The deviation follows the event.
+    ensure_eq!((row.value.as_str(), row.rest[0].as_str()), ("7", "0.00%"), "the mean and the deviation: {row:?}");
     let output = perf(&["stat", "-r", "3", "-e", MARK_3, "--", "guest-tests", "mark", "3", "7"])?;
     let said = text(&output.stderr);
     ensure!(said.contains("(3 runs)"), "perf does not report three runs: {said}");
@@ -313,14 +283,9 @@ fn stat_of_each_cgroup_counts_its_members() -> Outcome {
     }
     let shell = format!("{}{}guest-tests mark 3 2", member("one", 4), member("two", 9));
     let expected = [("4", "one"), ("9", "two"), ("<not counted>", "idle")];
-    let check = |lines: &[String]| -> Outcome {
-        let counts: Vec<(&str, &str)> = lines
-            .iter()
-            .map(|line| {
-                let fields: Vec<&str> = line.split(',').collect();
-                (fields[0], fields.get(4).copied().unwrap_or_default())
-            })
-            .collect();
+    let check = |rows: &[Row]| -> Outcome {
+        // The cgroup follows the event.
+        let counts: Vec<(&str, &str)> = rows.iter().map(|row| (row.value.as_str(), row.rest[0].as_str())).collect();
         ensure_eq!(counts, expected, "counts of the cgroups");
         Ok(())
     };
@@ -339,16 +304,14 @@ fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
         format!("{{{MARK_3},task-clock,{MARK_4},page-faults}}"),
     ] {
         let shell = "guest-tests mark 3 6; guest-tests mark 4 8";
-        let lines = stat(&["-e", &events, "--", "sh", "-c", shell])?;
+        let rows = stat(&["-e", &events, "--", "sh", "-c", shell])?;
         for (event, expected) in [(MARK_3, Some("6")), (MARK_4, Some("8")), ("page-faults", None)] {
-            let line = lines.iter().find(|line| line.contains(event));
-            let line = line.ok_or_else(|| format!("no {event} in {lines:?}"))?;
-            let value = line.split(',').next().unwrap_or_default();
+            let row = row_of(&rows, event)?;
             let right = match expected {
-                Some(expected) => value == expected,
-                None => value.parse::<u64>().is_ok_and(|faults| faults > 0),
+                Some(expected) => row.value == expected,
+                None => row.value.parse::<u64>().is_ok_and(|faults| faults > 0),
             };
-            ensure!(right && line.contains(",100.00,"), "{events}: a count is wrong or partial: {lines:?}");
+            ensure!(right && row.share() == "100.00", "{events}: a count is wrong or partial: {row:?}");
         }
     }
     Ok(())
@@ -364,23 +327,14 @@ fn is_counted(event: &str) -> Fallible<bool> {
 fn stat_without_events_names_what_is_not_supported() -> Outcome {
     // On a host with hardware counters, the device provides perf's default hardware events.
     let counted = is_counted("cycles")?;
-    let output = perf(&["stat", "-x,", "-d", "--", "guest-tests", "mark", "3", "5"])?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf stat failed: {said}");
-    let value = |event: &str| {
-        said.lines().find_map(|line| {
-            let fields: Vec<&str> = line.split(',').collect();
-            (fields.get(2) == Some(&event)).then(|| fields[0].to_owned())
-        })
-    };
+    let rows = stat(&["-d", "--", "guest-tests", "mark", "3", "5"])?;
     for event in ["task-clock", "context-switches", "cpu-migrations", "page-faults"] {
-        let number = value(event).and_then(|value| value.parse::<f64>().ok());
-        ensure!(number.is_some(), "{event} has no count: {said}");
+        let row = row_of(&rows, event)?;
+        ensure!(row.value.parse::<f64>().is_ok(), "{event} has no count: {row:?}");
     }
     for event in ["cycles", "instructions", "branch-misses", "L1-dcache-loads"] {
-        let supported = value(event).is_some_and(|value| value != "<not supported>");
-        ensure!(value(event).is_some(), "{event} is missing: {said}");
-        ensure!(counted || !supported, "{event} is supported without host counters: {said}");
+        let row = row_of(&rows, event)?;
+        ensure!(counted || row.value == "<not supported>", "{event} is supported without host counters: {row:?}");
     }
     Ok(())
 }
@@ -407,8 +361,8 @@ fn record_asked_for_precision_names_the_lack() -> Outcome {
         ensure!(!output.status.success(), "{event} was accepted");
         let expected = format!("{event}: PMU Hardware doesn't support sampling");
         ensure!(said.contains(&expected), "perf does not refuse {event} with {expected:?}: {said}");
-        let counted = count(&["-e", &event, "--", "guest-tests", "mark", "3", "2"])?;
-        ensure_eq!(counted, "<not supported>", "the count of {event}");
+        let rows = stat(&["-e", &event, "--", "guest-tests", "mark", "3", "2"])?;
+        ensure_eq!(row_of(&rows, &event)?.value, "<not supported>", "the count of {event}");
     }
     Ok(())
 }

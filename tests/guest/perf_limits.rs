@@ -2,13 +2,13 @@
 //! or `<not counted>` if it never ran.
 
 use vpmu_client::perf::PerfPmu;
-use vpmu_client::{Event, EventAttr};
+use vpmu_client::{Event, EventAttr, Reading};
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
-use crate::perf_record::{Fallible, MARK_3, MARK_4, perf, record, script, shown, tally};
+use crate::perf_command::{MARK_3, MARK_4, SEPARATED, count, perf, record, row_of, rows, script, shown, stat, tally};
 use crate::programs::text;
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "stock-few";
 
@@ -28,19 +28,14 @@ fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
 fn stat_of_children_without_room_shows_the_share() -> Outcome {
     let shell = "guest-tests mark 3 10; guest-tests mark 4 10; true";
     let events = ["-e", MARK_3, "-e", MARK_4, "--", "sh", "-c", shell];
-    let output = perf(&[&["stat", "-x;"], &events[..]].concat())?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf stat failed: {said}");
-    let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split(';').collect()).collect();
-    let [first, second] = lines.as_slice() else {
-        return Err(format!("perf did not print two lines: {said}").into());
-    };
-    ensure_eq!((first[0], first[4]), ("10", "100.00"), "count and percentage of {MARK_3}: {said}");
+    let rows = stat(&events)?;
+    let [first, second] = [row_of(&rows, MARK_3)?, row_of(&rows, MARK_4)?];
+    ensure_eq!((first.value.as_str(), first.share()), ("10", "100.00"), "count and percentage of {MARK_3}");
     // Of the events for marks of value 4, only the shell's own event was opened on the device. The shell itself places
     // no marks, so this event's count is zero. perf scales the count, but it stays zero.
-    let share: f64 = second[4].parse()?;
-    ensure_eq!(second[0], "0", "the count of {MARK_4}: {said}");
-    ensure!(0.0 < share && share < 100.0, "the percentage of {MARK_4} is {share}: {said}");
+    let share: f64 = second.share().parse()?;
+    ensure_eq!(second.value, "0", "the count of {MARK_4}");
+    ensure!(0.0 < share && share < 100.0, "the percentage of {MARK_4} is {share}");
     // In its human-readable output, perf prints percentages below 100 in brackets.
     let output = perf(&[&["stat"], &events[..]].concat())?;
     let said = text(&output.stderr);
@@ -57,10 +52,7 @@ fn stat_of_all_that_has_room_is_whole_again() -> Outcome {
         stat_of_more_events_than_the_device_has_names_the_errno()?;
     }
     let shell = "guest-tests mark 3 10; guest-tests mark 3 5; true";
-    let output = perf(&["stat", "-x;", "-e", MARK_3, "--", "sh", "-c", shell])?;
-    let said = text(&output.stderr);
-    let fields: Vec<&str> = said.trim().split(';').collect();
-    ensure_eq!((fields[0], fields[4]), ("15", "100.00"), "count and percentage: {said}");
+    ensure_eq!(count(&["-e", MARK_3, "--", "sh", "-c", shell])?, 15, "marks");
     Ok(())
 }
 
@@ -80,6 +72,16 @@ fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
     let listed = shown(&["evlist", "-i", "waits"])?;
     let listed: Vec<&str> = listed.lines().collect();
     ensure_eq!(listed[..2], CLOCKS, "events of {listed:?}");
+    Ok(())
+}
+
+/// Checks that a clock counted after it had waited.
+fn ensure_ran_in_part(ran: &Reading) -> Outcome {
+    ensure!(ran.value > 0, "the second clock counted nothing: {ran:?}");
+    ensure!(
+        0 < ran.time_running && ran.time_running < ran.time_enabled,
+        "the second clock did not run for a part of its enabled time: {ran:?}"
+    );
     Ok(())
 }
 
@@ -109,13 +111,7 @@ fn clock_that_waits_has_not_run() -> Outcome {
     ensure_eq!((waited.value, waited.time_running), (0, 0), "count and time running of the waiting clock: {waited:?}");
     first.disable()?;
     spin();
-    let ran = second.read()?;
-    ensure!(ran.value > 0, "the second clock counted nothing: {ran:?}");
-    ensure!(
-        0 < ran.time_running && ran.time_running < ran.time_enabled,
-        "the second clock did not run for a part of its enabled time: {ran:?}"
-    );
-    Ok(())
+    ensure_ran_in_part(&second.read()?)
 }
 
 /// When an event is read, perf core takes its timestamp first, and the device takes another one later. The group is
@@ -141,13 +137,7 @@ fn clock_that_counts_after_a_wait_has_run() -> Outcome {
     spin();
     first.disable()?;
     let readings = second.read_group()?;
-    let ran = readings.first().ok_or("no reading")?;
-    ensure!(ran.value > 0, "the second clock counted nothing: {ran:?}");
-    ensure!(
-        0 < ran.time_running && ran.time_running < ran.time_enabled,
-        "the second clock did not run for a part of its enabled time: {ran:?}"
-    );
-    Ok(())
+    ensure_ran_in_part(readings.first().ok_or("no reading")?)
 }
 
 /// A pinned event does not wait for a counter that another pinned event uses. Instead, it enters the error state, and
@@ -193,11 +183,11 @@ fn spin() {
 #[apply(guest_test)]
 #[group = "stock-waiting"]
 fn stat_beside_a_clock_that_waits_is_whole() -> Outcome {
-    let stat = ["perf", "stat", "-x;", "-e", MARK_3, "--", "guest-tests", "mark", "3", "200"];
+    let stat = ["perf", "stat", SEPARATED, "-e", MARK_3, "--", "guest-tests", "mark", "3", "200"];
     let events = ["-a", "-e", CLOCKS[0], "-e", CLOCKS[1], "-c", "1000000", "--"];
     let said = record("beside", &[&events[..], &stat].concat())?;
-    let line = said.lines().find(|line| line.contains(MARK_3));
-    let fields: Vec<&str> = line.unwrap_or_default().split(';').collect();
-    ensure_eq!((fields[0], fields.get(4)), ("200", Some(&"100.00")), "count and percentage of {MARK_3}: {said}");
+    let rows = rows(&said);
+    let row = row_of(&rows, MARK_3)?;
+    ensure_eq!((row.value.as_str(), row.share()), ("200", "100.00"), "count and percentage of {MARK_3}");
     Ok(())
 }

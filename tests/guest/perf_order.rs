@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
-use crate::perf_record::{Fallible, perf, record, shown};
+use crate::perf_command::{perf, record, shown};
 use crate::programs::text;
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "stock-order";
 

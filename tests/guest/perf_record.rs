@@ -1,77 +1,27 @@
 //! Stock `perf record` with our events: the recording contains each sample that the host took, with the task, the time
 //! and the count at which it was taken.
 
-use std::collections::BTreeMap;
-use std::error::Error;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use crate::arch;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
+use crate::perf_command::{
+    Controlled, MARK_3, MARK_4, Marker, SEPARATED, command, only, perf, record, row_of, rows, script, shown, stat,
+    tally,
+};
 use crate::programs::text;
-use crate::{Outcome, interrupt, kernel_log};
+use crate::{Fallible, Outcome, interrupt, kernel_log};
 
 const GROUP: &str = "stock-record";
 
-pub(crate) const MARK_3: &str = "vpmu/mark,event=3/";
-pub(crate) const MARK_4: &str = "vpmu/mark,event=4/";
-
 /// A user without any capability.
 const NOBODY: u32 = 65534;
-
-pub(crate) type Fallible<T> = Result<T, Box<dyn Error>>;
-
-pub(crate) fn command(args: &[&str]) -> Command {
-    let mut command = Command::new("perf");
-    // perf looks for its configuration there.
-    command.args(args).current_dir("/tmp").env("HOME", "/tmp");
-    command
-}
-
-pub(crate) fn perf(args: &[&str]) -> Fallible<Output> {
-    Ok(command(args).output()?)
-}
-
-/// Runs perf, which must succeed, and returns what it prints to stdout.
-pub(crate) fn shown(args: &[&str]) -> Fallible<String> {
-    let output = perf(args)?;
-    ensure!(
-        output.status.success(),
-        "perf {args:?}: {}, after {} bytes: {}",
-        output.status,
-        output.stdout.len(),
-        text(&output.stderr)
-    );
-    Ok(text(&output.stdout))
-}
-
-/// Runs `perf record`, which must succeed, and returns what it prints to stderr.
-pub(crate) fn record(file: &str, args: &[&str]) -> Fallible<String> {
-    let output = perf(&[&["record", "-o", file], args].concat())?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf record {args:?}: {said}");
-    Ok(said)
-}
-
-/// Returns the lines that `perf script` prints with these fields, one for each sample.
-pub(crate) fn script(file: &str, fields: &str) -> Fallible<Vec<String>> {
-    let lines = shown(&["script", "-f", "-i", file, "-F", fields])?;
-    Ok(lines.lines().map(|line| line.trim().to_owned()).collect())
-}
-
-/// How often each line occurs.
-pub(crate) fn tally(lines: &[String]) -> BTreeMap<&str, usize> {
-    let mut tally = BTreeMap::new();
-    for line in lines {
-        *tally.entry(line.as_str()).or_default() += 1;
-    }
-    tally
-}
 
 /// Here, `perf record` runs with its default configuration, so it fills its cache of build IDs at the end. For the
 /// tests' other recordings, the guest's own configuration turns this step off.
@@ -153,103 +103,6 @@ fn record_of_cpus_names_each_task() -> Outcome {
     let tids: Vec<_> = tasks.keys().filter_map(|line| line.split(' ').next()).collect();
     ensure!(tids[0] != tids[1], "both events have the same task: {tasks:?}");
     Ok(())
-}
-
-/// A process that places a mark of `value` for each byte of input, and then outputs the byte.
-pub(crate) struct Marker {
-    pub(crate) process: Child,
-}
-
-impl Marker {
-    pub(crate) fn start(value: &str) -> Fallible<Self> {
-        let process = Command::new("guest-tests")
-            .args(["mark", value, "1000000", "in-turn"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        Ok(Self { process })
-    }
-
-    /// Makes the process place `times` marks, and waits until all of them are placed.
-    pub(crate) fn place(&mut self, times: usize) -> Outcome {
-        let input = self.process.stdin.as_mut().ok_or("no input")?;
-        let output = self.process.stdout.as_mut().ok_or("no output")?;
-        for _ in 0..times {
-            input.write_all(b"x")?;
-            std::io::Read::read_exact(output, &mut [0])?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Marker {
-    fn drop(&mut self) {
-        // The process has ended, or ends now.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// `perf record` or `perf stat`, controlled by commands through a FIFO. perf acknowledges each command.
-pub(crate) struct Controlled {
-    perf: Child,
-    control: fs::File,
-    acknowledged: BufReader<fs::File>,
-}
-
-impl Controlled {
-    pub(crate) fn start(file: &str, args: &[&str]) -> Fallible<Self> {
-        Self::run(&["record", "-o", file], args)
-    }
-
-    /// Starts `perf stat`, which writes its counts to `file`.
-    pub(crate) fn stat(file: &str, args: &[&str]) -> Fallible<Self> {
-        Self::run(&["stat", "-x,", "-o", file], args)
-    }
-
-    fn run(action: &[&str], args: &[&str]) -> Fallible<Self> {
-        for fifo in ["/tmp/control", "/tmp/acknowledged"] {
-            let _ = fs::remove_file(fifo);
-            let status = Command::new("mkfifo").arg(fifo).status()?;
-            ensure!(status.success(), "mkfifo {fifo}: {status}");
-        }
-        let options = ["--delay=-1", "--control=fifo:/tmp/control,/tmp/acknowledged"];
-        let perf = command(&[action, &options, args].concat()).stderr(Stdio::null()).spawn()?;
-        // Opened for reading and writing, so that opening does not wait for the other end.
-        let open = |path| fs::OpenOptions::new().read(true).write(true).open(path);
-        Ok(Self { perf, control: open("/tmp/control")?, acknowledged: BufReader::new(open("/tmp/acknowledged")?) })
-    }
-
-    pub(crate) fn say(&mut self, word: &str) -> Outcome {
-        writeln!(self.control, "{word}")?;
-        let mut answer = Vec::new();
-        self.acknowledged.read_until(b'\n', &mut answer)?;
-        // A zero byte ends the previous answer.
-        ensure!(answer.ends_with(b"ack\n"), "no acknowledgement of {word}: {}", text(&answer));
-        Ok(())
-    }
-
-    pub(crate) fn signal(&self, signal: &str) -> Outcome {
-        let process = self.perf.id().to_string();
-        let status = Command::new("kill").args([signal, &process]).status()?;
-        ensure!(status.success(), "kill {signal}: {status}");
-        Ok(())
-    }
-
-    /// Ends `perf stat` with SIGINT. perf writes its counts and then kills itself with the same signal, so its status
-    /// is not a success.
-    pub(crate) fn interrupt(mut self) -> Outcome {
-        self.signal("-INT")?;
-        self.perf.wait()?;
-        Ok(())
-    }
-
-    pub(crate) fn stop(mut self) -> Outcome {
-        self.say("stop")?;
-        let status = self.perf.wait()?;
-        ensure!(status.success(), "perf record: {status}");
-        Ok(())
-    }
 }
 
 #[apply(guest_test)]
@@ -571,12 +424,11 @@ fn users_without_privilege_sample_their_own_mode() -> Outcome {
     for (event, expected) in
         [("vpmu/exits-user/", None), ("vpmu/mark,event=3/", Some("0")), ("vpmu/task-clock/", None), ("vpmu/tsc/", None)]
     {
-        let output = as_nobody(&["stat", "-x,", "-e", event, "--", "guest-tests", "mark", "3", "7"])?;
-        let said = text(&output.stderr);
-        let value = said.split(',').next().unwrap_or_default();
-        ensure!(value.parse::<f64>().is_ok(), "{event} has no count: {said}");
+        let output = as_nobody(&["stat", SEPARATED, "-e", event, "--", "guest-tests", "mark", "3", "7"])?;
+        let row = only(rows(&text(&output.stderr)))?;
+        ensure!(row.value.parse::<f64>().is_ok(), "{event} has no count: {row:?}");
         // A mark by a system call comes from kernel mode, because the driver places it.
-        ensure!(expected.is_none_or(|expected| expected == value), "{event} has a wrong count: {said}");
+        ensure!(expected.is_none_or(|expected| expected == row.value), "{event} has a wrong count: {row:?}");
     }
     Ok(())
 }
@@ -641,10 +493,7 @@ fn make_group() -> Outcome {
 fn cgroup_counts_its_members_alone() -> Outcome {
     make_group()?;
     let args = ["-a", "-e", MARK_3, "-G", "counted", "--", "sh", "-c", JOINING];
-    let output = perf(&[&["stat", "-x,"], &args[..]].concat())?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf stat failed: {said}");
-    ensure_eq!(said.split(',').next(), Some("11"), "marks of the cgroup: {said}");
+    ensure_eq!(row_of(&stat(&args)?, MARK_3)?.value, "11", "marks of the cgroup");
     record("group", &[&["-c", "1"], &args[..]].concat())?;
     ensure_eq!(script("group", "comm")?.len(), 11, "samples");
     Ok(())
@@ -656,12 +505,12 @@ fn cgroup_counts_its_members_alone() -> Outcome {
 fn cgroup_beside_a_count_of_all_tasks_counts_its_members_alone() -> Outcome {
     make_group()?;
     let recording = format!("perf record -o both -c 1 -a -e {MARK_3} -G counted -- sh -c '{JOINING}' && sleep 0.5");
-    let args = ["stat", "-x,", "-o", "all", "-a", "-e", MARK_3, "--"];
+    let args = ["stat", SEPARATED, "-o", "all", "-a", "-e", MARK_3, "--"];
     let output = perf(&[&args[..], &["sh", "-c", &recording]].concat())?;
     let said = text(&output.stderr);
     ensure!(output.status.success(), "perf failed: {said}");
     ensure_eq!(script("both", "comm")?.len(), 11, "samples");
-    let all = fs::read_to_string("/tmp/all")?;
-    ensure!(all.lines().any(|line| line.starts_with("16,")), "marks of all tasks: {all}");
+    let all = rows(&fs::read_to_string("/tmp/all")?);
+    ensure_eq!(row_of(&all, MARK_3)?.value, "16", "marks of all tasks");
     Ok(())
 }

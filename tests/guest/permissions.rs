@@ -14,7 +14,7 @@ use crate::persisting::{fresh, persistent, sequence};
 use crate::raw::{
     Device, EXIT_PORT, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels, refused, sampling,
 };
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "permissions";
 
@@ -36,17 +36,12 @@ fn as_nobody(act: impl FnOnce() -> Outcome) -> Outcome {
     in_child(os::become_nobody, act)
 }
 
-/// Runs `act` in a child, after `become_who`. Errors go to this test's stderr.
+/// Runs `act` in a child, after `become_who`.
 fn in_child(become_who: impl FnOnce() -> io::Result<()>, act: impl FnOnce() -> Outcome) -> Outcome {
-    let code = os::forked(|| match become_who().map_err(Into::into).and_then(|()| act()) {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("{error}");
-            1
-        }
-    })?;
-    ensure_eq!(code, 0, "the child's exit code");
-    Ok(())
+    os::in_child(|| {
+        become_who()?;
+        act()
+    })
 }
 
 fn mark(device: &Device) -> perf_event_attr {
@@ -271,7 +266,7 @@ fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
 
 /// Sets up a test of persistent events: one event on CPU 1, named `kept`, and a level of `perf_event_paranoid` at which
 /// users without capabilities may open events of CPUs.
-fn one_persistent() -> Result<(Device, Event, u64), Box<dyn std::error::Error>> {
+fn one_persistent() -> Fallible<(Device, Event, u64)> {
     os::set_paranoid(OPEN)?;
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 1, "kept")?;
@@ -392,7 +387,7 @@ fn read_only_map_made_writable_is_refused() -> Outcome {
 
 /// Returns how many more events can be opened on task `pid`. To find out, opens as many as possible and closes them
 /// again.
-pub(crate) fn room(device: &Device, pid: i32) -> Result<u32, Box<dyn std::error::Error>> {
+pub(crate) fn room(device: &Device, pid: i32) -> Fallible<u32> {
     let how = How { pid, ..How::OWN };
     let mut kept = Vec::new();
     loop {
@@ -470,8 +465,7 @@ fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
                 ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more event");
                 // The fork succeeds, but the limit does not allow the inherited event. So the child's marks are not
                 // counted.
-                let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
-                ensure_eq!(code, 0, "the other task's exit code");
+                os::in_child(|| Ok(device.place(VALUE, 5)?))?;
             }
             ensure_eq!(own_of_marks(&device), None, "one more event when the tasks are gone");
             device.place(VALUE, 3)?;

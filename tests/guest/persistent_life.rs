@@ -14,7 +14,7 @@ use crate::persisting::{
 };
 use crate::raw::{Device, Event, FLAG_PERSISTENT, How, KIND_MARK, PAGE, refused, waking};
 use crate::triggers::trigger;
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "persistent";
 
@@ -124,7 +124,7 @@ struct StarterProbe {
 }
 
 impl StarterProbe {
-    fn of(device: &Device, event: &Event) -> Result<Self, Box<dyn std::error::Error>> {
+    fn of(device: &Device, event: &Event) -> Fallible<Self> {
         let here = How::on_cpu(1);
         let target = device.start(&device.attr(KIND_MARK, 77), here)?;
         event.starts(target.as_raw_fd())?;
@@ -268,9 +268,7 @@ fn ring_keeps_its_size_without_maps() -> Outcome {
     cpu::pin(1)?;
     let attr = sequence(&device);
     let (event, id) = persistent(&device, &attr, 1, "size")?;
-    let entry = |device: &Device| -> Result<u32, Box<dyn std::error::Error>> {
-        Ok(device.entry(id)?.ok_or("the event is not listed")?.pages)
-    };
+    let entry = |device: &Device| -> Fallible<u32> { Ok(device.entry(id)?.ok_or("the event is not listed")?.pages) };
     ensure_eq!(entry(&device)?, 0, "pages listed before the first mapping");
     let ring = Pages::map(&event, 2, READ_WRITE)?;
     ensure_eq!(entry(&device)?, 3, "pages listed for the ring");
@@ -395,7 +393,7 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
     drop(look(&event, 4)?);
     drop(event);
     let stop = AtomicBool::new(false);
-    let placed = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
+    let placed = thread::scope(|scope| -> Fallible<u64> {
         let placer = scope.spawn(|| -> std::io::Result<u64> {
             cpu::pin(1)?;
             let mut counter = Counter::new(&device)?;

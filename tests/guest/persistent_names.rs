@@ -2,17 +2,16 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use vpmu_client::attr::SAMPLE_TIME;
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{EventAttr, Vpmu};
 
 use crate::ensure::{ensure, ensure_eq, errno};
+use crate::perf_command::{record, row_of, script, stat};
 use crate::persisting::{SYSFS, fresh, listed, names, persistent, sequence, sweep};
-use crate::programs::text;
 use crate::raw::{Device, How, kernels, refused, sampling};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "persistent";
 
@@ -20,9 +19,7 @@ const GROUP: &str = "persistent";
 fn names_are_those_of_events() -> Outcome {
     let device = fresh()?;
     let (event, id) = persistent(&device, &sequence(&device), 0, "")?;
-    let name = || -> Result<String, Box<dyn std::error::Error>> {
-        Ok(device.entry(id)?.ok_or("the event is not listed")?.name())
-    };
+    let name = || -> Fallible<String> { Ok(device.entry(id)?.ok_or("the event is not listed")?.name()) };
     ensure_eq!(name()?, format!("event{id}"), "the default name");
     let longest = "n".repeat(39);
     for good in ["a", "z9", "a-b_c-0_", "event", longest.as_str()] {
@@ -154,17 +151,8 @@ fn stock_perf_counts_one_by_name() -> Outcome {
     let (event, _) = persistent(&device, &device.marks(6, 1, 0), 1, "for-perf")?;
     cpu::pin(1)?;
     device.place(6, 9)?;
-    let output = Command::new("perf")
-        .args(["stat", "-x,", "-e", "persistent/for-perf/", "-C", "1", "--"])
-        .args(["guest-tests", "mark", "6", "25"])
-        .output()?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf stat: {said}");
-    let line = said
-        .lines()
-        .find(|line| line.contains("persistent/for-perf/"))
-        .ok_or_else(|| format!("no line for it: {said}"))?;
-    ensure_eq!(line.split(',').next(), Some("34"), "the count in {line}");
+    let rows = stat(&["-e", "persistent/for-perf/", "-C", "1", "--", "guest-tests", "mark", "6", "25"])?;
+    ensure_eq!(row_of(&rows, "persistent/for-perf/")?.value, "34", "the count that perf reads");
     ensure_eq!(event.count()?, 34, "the count that the event's handle reads");
     // The event stays enabled when perf ends.
     device.place(6, 1)?;
@@ -188,21 +176,16 @@ fn stock_perf_records_one_by_name() -> Outcome {
     (0..40).try_for_each(|_| vpmu.mark(6))?;
     drop(event);
 
-    let file = "/tmp/persistent.data";
-    let recorded = Command::new("perf")
-        .args(["record", "-o", file, "-c", "1", "-C", "1"])
-        .args(["-e", "persistent/recorded/", "--"])
-        .args(["guest-tests", "mark", "6", "25"])
-        .output()?;
-    let said = text(&recorded.stderr);
-    ensure!(recorded.status.success(), "perf record: {said}");
-    let script = Command::new("perf").args(["script", "-i", file, "-F", "comm,cpu,time,event"]).output()?;
-    let lines = text(&script.stdout);
-    ensure_eq!(lines.matches("[001]").count(), 65, "samples on CPU 1: {said}{lines}");
-    ensure!(lines.lines().all(|line| line.contains("persistent/recorded/")), "a sample is of another event: {lines}");
-    let times: Vec<f64> = lines.split_whitespace().filter_map(|word| word.strip_suffix(':')?.parse().ok()).collect();
+    let marks = ["-c", "1", "-C", "1", "-e", "persistent/recorded/", "--", "guest-tests", "mark", "6", "25"];
+    record("persistent.data", &marks)?;
+    let lines = script("persistent.data", "comm,cpu,time,event")?;
+    ensure_eq!(lines.iter().filter(|line| line.contains("[001]")).count(), 65, "samples on CPU 1: {lines:?}");
+    let other = lines.iter().find(|line| !line.contains("persistent/recorded/"));
+    ensure_eq!(other, None, "the line of a sample of another event");
+    let words = lines.iter().flat_map(|line| line.split_whitespace());
+    let times: Vec<f64> = words.filter_map(|word| word.strip_suffix(':')?.parse().ok()).collect();
     ensure_eq!(times.len(), 65, "times in the samples");
-    ensure!(times.is_sorted(), "the times go back: {lines}");
+    ensure!(times.is_sorted(), "the times go back: {lines:?}");
     vpmu.reopen_named("recorded")?.attach()?;
     Ok(())
 }

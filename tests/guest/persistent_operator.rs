@@ -11,7 +11,7 @@ use crate::fields::{self, Sample};
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{Counter, listed, names};
 use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, How, IN_WINDOW, OPERATORS, OVERWRITES, PAGE, refused};
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "persistent-operator";
 
@@ -27,7 +27,7 @@ struct OperatorEvent {
     attr: perf_event_open_sys::bindings::perf_event_attr,
 }
 
-fn find(device: &Device, name: &str) -> Result<OperatorEvent, Box<dyn std::error::Error>> {
+fn find(device: &Device, name: &str) -> Fallible<OperatorEvent> {
     let entry = device
         .persistent()?
         .into_iter()

@@ -7,14 +7,14 @@ use crate::output_mapping::allowance;
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{Counter, backwards, fresh, listed, look, names, newest, persistent, sequence, up_to, values};
 use crate::raw::{Device, FLAG_PERSISTENT, How, IN_WINDOW, OVERWRITES, refused};
-use crate::{Outcome, cpu, kernel_log, os};
+use crate::{Fallible, Outcome, cpu, kernel_log, os};
 
 const GROUP: &str = "persistent";
 
 /// Where the guest's initramfs has the module.
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
 
-fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>> {
+fn module(command: &str, what: &str) -> Fallible<bool> {
     let status = Command::new(command).arg(what).stderr(Stdio::null()).status()?;
     Ok(status.success())
 }
@@ -25,7 +25,7 @@ fn reload() -> Outcome {
     Ok(())
 }
 
-fn flags(device: &Device, id: u64) -> Result<u32, Box<dyn std::error::Error>> {
+fn flags(device: &Device, id: u64) -> Fallible<u32> {
     Ok(device.entry(id)?.ok_or("the event is not listed")?.flags)
 }
 
@@ -58,7 +58,7 @@ fn ring_of_a_detached_event_is_in_the_window() -> Outcome {
 #[apply(guest_test)]
 fn ring_in_the_window_is_not_charged_to_the_user() -> Outcome {
     let device = fresh()?;
-    let kib = |field: &str| -> Result<u64, Box<dyn std::error::Error>> {
+    let kib = |field: &str| -> Fallible<u64> {
         let status = std::fs::read_to_string("/proc/self/status")?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("/proc/self/status lacks a field")?;
         Ok(line.trim_end_matches("kB").trim().parse()?)

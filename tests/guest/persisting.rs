@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ADDR, TIME};
 use crate::pages::{Pages, READ, Record};
 use crate::raw::{Device, Doorbell, Event, How, OPERATORS, silent};
+use crate::{Fallible, Outcome};
 
 /// Bytes of a record of [`sequence`].
 pub(crate) const RECORD: u64 = 24;
@@ -73,7 +73,7 @@ pub(crate) fn sweep(device: &Device) -> Outcome {
 }
 
 /// Opens the device and ends every persistent event of the guest.
-pub(crate) fn fresh() -> Result<Device, Box<dyn std::error::Error>> {
+pub(crate) fn fresh() -> Fallible<Device> {
     let device = Device::open()?;
     sweep(&device)?;
     Ok(device)

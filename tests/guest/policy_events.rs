@@ -9,7 +9,7 @@ use crate::raw::{
     Device, EXIT_MMIO, EXIT_USER, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SOFTWARE,
     KIND_TSC, SW_CPU_CLOCK, refused, sampling,
 };
-use crate::{Outcome, cpu, kernel_log, os};
+use crate::{Fallible, Outcome, cpu, kernel_log, os};
 
 const GROUP: &str = "policy-allowed";
 
@@ -85,7 +85,7 @@ fn hardware_is_absent(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn names() -> Result<Vec<String>, Box<dyn std::error::Error>> {
+fn names() -> Fallible<Vec<String>> {
     let vpmu = Vpmu::open()?;
     let entries = vpmu.catalogue().entries().iter();
     Ok(entries.map(|entry| entry.name.clone()).collect())

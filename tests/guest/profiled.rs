@@ -1,10 +1,10 @@
 //! A guest that counts and samples its own marks while the host profiles it. After each round, it prints how many marks
 //! were counted and how many were sampled.
 
-use crate::Outcome;
 use crate::end_scenarios::say;
-use crate::perf_record::{Fallible, MARK_3, perf, record, script};
+use crate::perf_command::{MARK_3, perf, record, script};
 use crate::programs::text;
+use crate::{Fallible, Outcome};
 
 /// Rounds until the host ends the machine.
 pub(crate) fn rounds() -> Outcome {

@@ -1,8 +1,8 @@
 //! Tests vperf's call trees and live view with programs whose profiles are known.
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
-use crate::programs::{count, json, text, vperf};
+use crate::programs::{count, json, text, vperf, vperf_succeeds};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "vperf";
 
@@ -52,8 +52,7 @@ fn call_tree_matches_the_program() -> Outcome {
     let said = text(&output.stderr);
     ensure!(output.status.success(), "vperf record failed: {said}");
     ensure!(said.contains(" 0 lost"), "records were lost: {said}");
-    let report = vperf(&["report", "-i", file, "--call-graph", "--json"])?;
-    ensure!(report.status.success(), "vperf report failed: {}", text(&report.stderr));
+    let report = vperf_succeeds(&["report", "-i", file, "--call-graph", "--json"])?;
     let report = json(&report.stdout)?;
     let calls = calls(&report).ok_or_else(|| format!("no calls in {report}"))?;
     let tree = calls.iter().position(|call| ends(call, "tree")).ok_or_else(|| format!("no tree in {report}"))?;
@@ -124,8 +123,7 @@ fn recording_without_chains_has_no_tree() -> Outcome {
     let file = "/tmp/plain.vperf";
     let command = ["guest-tests", "mark", "3", "10"];
     let record = ["record", "-e", "mark=3", "-o", file, "--"];
-    let output = vperf(&[&record[..], &command].concat())?;
-    ensure!(output.status.success(), "vperf record failed: {}", text(&output.stderr));
+    vperf_succeeds(&[&record[..], &command].concat())?;
     for option in ["--call-graph", "--children"] {
         let output = vperf(&["report", "-i", file, option])?;
         let said = text(&output.stderr);
@@ -136,7 +134,7 @@ fn recording_without_chains_has_no_tree() -> Outcome {
 }
 
 /// The lines of JSON that `vperf top` writes.
-fn frames(args: &[&str]) -> Result<Vec<serde_json::Value>, Box<dyn std::error::Error>> {
+fn frames(args: &[&str]) -> Fallible<Vec<serde_json::Value>> {
     let output = vperf(&[&["top", "--json"], args].concat())?;
     let said = text(&output.stderr);
     if !output.status.success() {
@@ -198,8 +196,7 @@ fn top_ends_with_its_command() -> Outcome {
 fn stat_counts_a_group_over_one_time() -> Outcome {
     let marks = ["--", "guest-tests", "mark", "3", "123"];
     let group = ["stat", "--json", "-e", "{mark=3,mark=4,exits-user}"];
-    let output = vperf(&[&group[..], &marks].concat())?;
-    ensure!(output.status.success(), "vperf stat failed: {}", text(&output.stderr));
+    let output = vperf_succeeds(&[&group[..], &marks].concat())?;
     let counts = json(&output.stdout)?;
     ensure_eq!(count(&counts, "mark=3"), Some(123), "marks of value 3: {counts}");
     ensure_eq!(count(&counts, "mark=4"), Some(0), "marks of value 4: {counts}");

@@ -5,8 +5,8 @@ use std::process::{Command, ExitCode, Output};
 
 use vpmu_client::Vpmu;
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "vperf";
 
@@ -42,22 +42,33 @@ pub(crate) fn place_marks(value: &str, times: &str, in_turn: bool) -> ExitCode {
     }
 }
 
-pub(crate) fn vperf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
+pub(crate) fn vperf(args: &[&str]) -> Fallible<Output> {
     Ok(Command::new("vperf").args(args).current_dir("/tmp").output()?)
+}
+
+/// Runs vperf, which must succeed.
+pub(crate) fn vperf_succeeds(args: &[&str]) -> Fallible<Output> {
+    let output = vperf(args)?;
+    ensure!(output.status.success(), "vperf {args:?} failed: {}", text(&output.stderr));
+    Ok(output)
+}
+
+/// Returns arguments without spaces as a slice for [`vperf`].
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-pub(crate) fn json(bytes: &[u8]) -> Result<serde_json::Value, Box<dyn std::error::Error>> {
+pub(crate) fn json(bytes: &[u8]) -> Fallible<serde_json::Value> {
     serde_json::from_slice(bytes).map_err(|e| format!("{e}: {}", text(bytes)).into())
 }
 
 #[apply(guest_test)]
 fn list_names_every_source() -> Outcome {
-    let output = vperf(&["list"])?;
-    ensure!(output.status.success(), "vperf list failed: {}", text(&output.stderr));
+    let output = vperf_succeeds(&["list"])?;
     let listed = text(&output.stdout);
     for entry in Vpmu::open()?.catalogue().entries() {
         ensure!(!entry.source.is_empty(), "{} names no source", entry.name);
@@ -80,8 +91,7 @@ fn stat_counts_a_command_exactly() -> Outcome {
     for command in
         [&["guest-tests", "mark", "3", "123"][..], &["sh", "-c", "guest-tests mark 3 100; guest-tests mark 3 23"]]
     {
-        let output = vperf(&[&args[..], command].concat())?;
-        ensure!(output.status.success(), "vperf stat failed: {}", text(&output.stderr));
+        let output = vperf_succeeds(&[&args[..], command].concat())?;
         let counts = json(&output.stdout)?;
         ensure_eq!(count(&counts, "mark=3"), Some(123), "marks of value 3 by {command:?}: {counts}");
         ensure_eq!(count(&counts, "mark=4"), Some(0), "marks of value 4 by {command:?}: {counts}");
@@ -109,8 +119,7 @@ fn stat_passes_the_exit_code_on() -> Outcome {
 #[apply(guest_test)]
 fn stat_counts_cpus() -> Outcome {
     let marks = ["guest-tests", "mark", "3", "50"];
-    let output = vperf(&[&["stat", "--json", "-a", "-e", "mark=3", "--"], &marks[..]].concat())?;
-    ensure!(output.status.success(), "vperf stat failed: {}", text(&output.stderr));
+    let output = vperf_succeeds(&[&["stat", "--json", "-a", "-e", "mark=3", "--"], &marks[..]].concat())?;
     let counts = json(&output.stdout)?;
     ensure_eq!(count(&counts, "mark=3"), Some(50), "marks on all CPUs: {counts}");
     Ok(())
@@ -136,8 +145,7 @@ fn record_and_report_find_the_hot_function() -> Outcome {
     let said = text(&output.stderr) + &text(&output.stdout);
     ensure!(output.status.success(), "vperf record failed: {said}");
     ensure!(said.contains("0 lost"), "records were lost, or no number is reported: {said}");
-    let output = vperf(&["report", "-i", file, "--json"])?;
-    ensure!(output.status.success(), "vperf report failed: {}", text(&output.stderr));
+    let output = vperf_succeeds(&["report", "-i", file, "--json"])?;
     let report = json(&output.stdout)?;
     let rows = report["events"][0]["rows"].as_array().ok_or("no rows in the report")?;
     let samples = |name: &str| {

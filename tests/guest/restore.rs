@@ -14,7 +14,7 @@ use crate::fields::{ADDR, CPU, ID, IDENTIFIER, IP, PERIOD, STREAM_ID, TID, TIME}
 use crate::kernel_log::ensure_none_of;
 use crate::packets::USER;
 use crate::pages::{Pages, READ_WRITE, Record};
-use crate::perf_record::{Fallible, MARK_3, script};
+use crate::perf_command::{MARK_3, script};
 use crate::persisting::{self, values};
 use crate::programs::{count, json, text, vperf};
 use crate::raw::{
@@ -23,7 +23,7 @@ use crate::raw::{
 };
 use crate::traced::Traced;
 use crate::triggers::{Region, START, STOP};
-use crate::{Outcome, cpu, fields};
+use crate::{Fallible, Outcome, cpu, fields};
 use perf_event_open_sys::bindings::perf_event_attr;
 
 /// Number of lines in a run.
@@ -280,7 +280,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn open(device: &Device, cpu: i32) -> Result<Self, Box<dyn std::error::Error>> {
+    fn open(device: &Device, cpu: i32) -> Fallible<Self> {
         cpu::pin(usize::try_from(cpu)?)?;
         let how = How::on_cpu(cpu);
         let ring = |attr: &perf_event_attr, pages| -> std::io::Result<(Event, Pages)> {

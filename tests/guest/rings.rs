@@ -4,17 +4,17 @@ use std::os::fd::AsFd;
 
 use vpmu_client::{Event, Ring, Sample, Vpmu};
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::sampling::{drain, sampling};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "sampling";
 
 const PAGE: usize = 4096;
 
 /// Opens an event that samples each mark of value 4, and maps its ring of one page.
-fn small(vpmu: &Vpmu) -> Result<(Event, Ring), Box<dyn std::error::Error>> {
+fn small(vpmu: &Vpmu) -> Fallible<(Event, Ring)> {
     sampling(vpmu, &vpmu.attr("mark=4")?.sampling(1), 0)
 }
 
@@ -26,7 +26,7 @@ fn place(vpmu: &Vpmu, times: u64) -> Outcome {
 }
 
 /// Reads the ring, makes the event report pending losses, and reads these reports.
-fn settle(event: &Event, ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
+fn settle(event: &Event, ring: &mut Ring) -> Fallible<(Vec<Sample>, u64)> {
     let (mut samples, mut lost) = drain(ring)?;
     event.read()?;
     let (more, more_lost) = drain(ring)?;

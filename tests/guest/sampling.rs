@@ -8,14 +8,14 @@ use std::time::Duration;
 use vpmu_client::attr::{SAMPLE_DEFAULT, SAMPLE_IDENTIFIER, SAMPLE_STREAM_ID};
 use vpmu_client::{Event, EventAttr, Record, Ring, Sample, Vpmu};
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "sampling";
 
 /// Returns the samples in a ring, and the number of samples that the device reports as lost.
-pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
+pub(crate) fn drain(ring: &mut Ring) -> Fallible<(Vec<Sample>, u64)> {
     let (mut samples, mut lost) = (Vec::new(), 0);
     for record in ring.records() {
         match record? {
@@ -28,11 +28,7 @@ pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::
 }
 
 /// Returns an enabled event and its ring of 2^n pages.
-pub(crate) fn sampling(
-    vpmu: &Vpmu,
-    attr: &EventAttr,
-    pages_log2: u32,
-) -> Result<(Event, Ring), Box<dyn std::error::Error>> {
+pub(crate) fn sampling(vpmu: &Vpmu, attr: &EventAttr, pages_log2: u32) -> Fallible<(Event, Ring)> {
     let event = vpmu.open_event(attr)?;
     let ring = event.map(pages_log2)?;
     event.enable()?;

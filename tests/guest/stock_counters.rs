@@ -1,10 +1,9 @@
 //! The distribution's own `perf` in a guest with hardware counters. The tests use plain event names, and no options for
 //! the device.
 
-use crate::Outcome;
 use crate::ensure::{ensure, ensure_eq};
-use crate::perf_record::{Fallible, perf, record, script};
-use crate::programs::text;
+use crate::perf_command::{record, row_of, script, stat};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "stock-counters";
 
@@ -15,29 +14,21 @@ const BORDER: u64 = 1_000;
 /// A sampling period that does not divide the length of the loop.
 const PERIOD: u64 = 100_003;
 
-/// Returns the value that `perf stat -x,` prints for `event`.
-fn stat(event: &str, args: &[&str]) -> Fallible<String> {
-    let output = perf(&[&["stat", "-x,"], args].concat())?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf stat {args:?}: {said}");
-    let value = said.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(',').collect();
-        (fields.get(2) == Some(&event)).then(|| fields[0].to_owned())
-    });
-    Ok(value.ok_or_else(|| format!("no {event}: {said}"))?)
+/// Runs `perf stat`, and returns the count of one of its events.
+fn count_of(event: &str, args: &[&str]) -> Fallible<u64> {
+    let rows = stat(args)?;
+    let row = row_of(&rows, event)?;
+    Ok(row.value.parse().map_err(|e| format!("{e}: {row:?}"))?)
 }
 
 fn of_loop(event: &str, rounds: u64) -> Fallible<u64> {
-    let rounds = rounds.to_string();
-    let value = stat(event, &["-e", event, "workload", "loop", &rounds])?;
-    Ok(value.parse().map_err(|e| format!("{e}: {value}"))?)
+    count_of(event, &["-e", event, "workload", "loop", &rounds.to_string()])
 }
 
 #[apply(guest_test)]
 fn plain_stat_counts_cycles_and_instructions() -> Outcome {
     for event in ["cycles", "instructions"] {
-        let value = stat(event, &["workload", "loop", "10000000"])?;
-        let value: u64 = value.parse().map_err(|e| format!("{e}: {value}"))?;
+        let value = count_of(event, &["workload", "loop", "10000000"])?;
         ensure!(value >= 10_000_000 * PER_ROUND, "{event} counts only {value} of 20,000,000 instructions");
     }
     Ok(())
@@ -56,20 +47,12 @@ fn stat_grows_by_the_instructions_of_a_loop() -> Outcome {
 
 #[apply(guest_test)]
 fn stat_of_a_group_counts_at_once() -> Outcome {
-    let output = perf(&["stat", "-x,", "-e", "{instructions:u,cycles:u}", "workload", "loop", "10000000"])?;
-    let said = text(&output.stderr);
-    let values: Vec<(u64, &str)> = said
-        .lines()
-        .filter_map(|line| {
-            let fields: Vec<&str> = line.split(',').collect();
-            Some((fields.first()?.parse().ok()?, *fields.get(4)?))
-        })
-        .collect();
-    ensure_eq!(values.len(), 2, "counts in {said}");
-    ensure!(
-        values.iter().all(|(value, share)| *value >= 20_000_000 && *share == "100.00"),
-        "a count is too low, or its event did not run all the time: {said}"
-    );
+    let rows = stat(&["-e", "{instructions:u,cycles:u}", "workload", "loop", "10000000"])?;
+    ensure_eq!(rows.len(), 2, "counts in {rows:?}");
+    for row in &rows {
+        ensure!(row.value.parse::<u64>()? >= 20_000_000, "the count is too low: {row:?}");
+        ensure_eq!(row.share(), "100.00", "the percentage of the time in {row:?}");
+    }
     Ok(())
 }
 
@@ -83,23 +66,13 @@ fn stat_of_more_events_than_counters_scales_each() -> Outcome {
         ["u", "k", "uk"].iter().flat_map(|mode| KINDS.map(|kind| format!("{kind}:{mode}"))).collect();
     let rounds = ROUNDS.to_string();
     let list = events.join(",");
-    let output = perf(&["stat", "-x,", "-e", &list, "workload", "loop", &rounds])?;
-    let said = text(&output.stderr);
-    let mut shares = Vec::new();
-    for line in said.lines() {
-        let fields: Vec<&str> = line.split(',').collect();
-        let [value, _, event, _, share, ..] = fields[..] else {
-            continue;
-        };
-        shares.push(share.parse::<f64>()?);
-        if event == "instructions:u" {
-            let (value, expected): (u64, u64) = (value.parse()?, ROUNDS * PER_ROUND);
-            ensure!(value.abs_diff(expected) * 50 <= expected, "{value} instructions of {expected}: {said}");
-        }
-    }
-    ensure_eq!(shares.len(), events.len(), "events in {said}");
-    ensure!(shares.iter().all(|share| *share > 0.0), "an event never ran: {said}");
-    ensure!(shares.iter().any(|share| *share < 100.0), "all events ran all the time: {said}");
+    let rows = stat(&["-e", &list, "workload", "loop", &rounds])?;
+    let (value, expected): (u64, u64) = (row_of(&rows, "instructions:u")?.value.parse()?, ROUNDS * PER_ROUND);
+    ensure!(value.abs_diff(expected) * 50 <= expected, "{value} instructions of {expected}: {rows:?}");
+    let shares: Vec<f64> = rows.iter().map(|row| row.share().parse()).collect::<Result<_, _>>()?;
+    ensure_eq!(shares.len(), events.len(), "events in {rows:?}");
+    ensure!(shares.iter().all(|share| *share > 0.0), "an event never ran: {rows:?}");
+    ensure!(shares.iter().any(|share| *share < 100.0), "all events ran all the time: {rows:?}");
     Ok(())
 }
 
@@ -136,7 +109,7 @@ fn record_without_an_event_samples_cycles() -> Outcome {
 
 #[apply(guest_test)]
 fn event_that_the_host_lacks_is_not_supported() -> Outcome {
-    let refused = stat("cache-misses", &["-e", "cache-misses", "workload", "loop", "1"])?;
-    ensure_eq!(refused.as_str(), "<not supported>", "the count of cache-misses");
+    let rows = stat(&["-e", "cache-misses", "workload", "loop", "1"])?;
+    ensure_eq!(row_of(&rows, "cache-misses")?.value, "<not supported>", "the count of cache-misses");
     Ok(())
 }

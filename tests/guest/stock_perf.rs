@@ -1,16 +1,16 @@
 //! The device as the distribution's own `perf` sees it through perf core.
 
-use std::process::{Command, ExitCode, Output};
+use std::process::ExitCode;
 
 use vpmu_client::Vpmu;
 
 use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
+use crate::perf_command::{MARK_3, SEPARATED, count, perf, row_of, rows, stat};
+use crate::programs::text;
 
 const GROUP: &str = "stock-perf";
-
-const MARK_3: &str = "vpmu/mark,event=3/";
 
 /// `guest-tests ports TIMES`: a command that causes a known number of exits.
 pub(crate) fn write_ports(times: &str) -> ExitCode {
@@ -23,61 +23,6 @@ pub(crate) fn write_ports(times: &str) -> ExitCode {
     }
     (0..times).for_each(|_| cpu::port_write());
     ExitCode::SUCCESS
-}
-
-/// A line of `perf stat -x,`.
-#[derive(Debug)]
-struct Line {
-    cpu: Option<String>,
-    /// The value as perf prints it: a number, or the reason why there is no number.
-    value: String,
-    event: String,
-    /// The percentage of the time in which the event counted.
-    share: String,
-}
-
-impl Line {
-    /// Splits a line of the form `VALUE,UNIT,vpmu/EVENT/,TIME,SHARE,…`. EVENT may contain commas.
-    fn parse(text: &str) -> Option<Self> {
-        let (front, rest) = text.split_once("vpmu/")?;
-        let (event, rest) = rest.split_once('/')?;
-        let mut front: Vec<&str> = front.split(',').collect();
-        let cpu = front[0].starts_with("CPU").then(|| front.remove(0).to_owned());
-        Some(Self {
-            cpu,
-            value: (*front.first()?).to_owned(),
-            event: event.to_owned(),
-            share: rest.split(',').nth(2)?.to_owned(),
-        })
-    }
-}
-
-fn perf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
-    Ok(Command::new("perf").args(args).current_dir("/tmp").output()?)
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Returns the lines that `perf stat` prints for our events.
-fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
-    let output = perf(&[&["stat", "-x,"], args].concat())?;
-    let said = text(&output.stderr);
-    ensure!(output.status.success(), "perf stat {args:?}: {said}");
-    let lines: Vec<Line> = said.lines().filter_map(Line::parse).collect();
-    ensure!(!lines.is_empty(), "perf stat {args:?} printed no count: {said}");
-    Ok(lines)
-}
-
-/// Returns the count of the only event. The event must have run all the time.
-fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
-    let lines = stat(args)?;
-    let [line] = lines.as_slice() else {
-        return Err(format!("perf printed not one line, but {lines:?}").into());
-    };
-    ensure_eq!(line.share.as_str(), "100.00", "the percentage of the time in {line:?}");
-    Ok(line.value.parse().map_err(|e| format!("{e}: {line:?}"))?)
 }
 
 #[apply(guest_test)]
@@ -155,8 +100,8 @@ fn cpus_count_apart() -> Outcome {
         let counted = count(&[cpus, &["-e", MARK_3], &on_cpu_1[..]].concat())?;
         ensure_eq!(counted, expected, "the count with {cpus:?}");
     }
-    let lines = stat(&[&["-a", "-A", "-e", MARK_3], &on_cpu_1[..]].concat())?;
-    let counts: Vec<_> = lines.iter().map(|line| (line.cpu.as_deref(), line.value.as_str())).collect();
+    let rows = stat(&[&["-a", "-A", "-e", MARK_3], &on_cpu_1[..]].concat())?;
+    let counts: Vec<_> = rows.iter().map(|row| (row.subject.as_deref(), row.value.as_str())).collect();
     ensure_eq!(counts, [(Some("CPU0"), "0"), (Some("CPU1"), "100")], "counts of each CPU");
     Ok(())
 }
@@ -196,20 +141,19 @@ fn many_events_of_a_task_at_once() -> Outcome {
         page-faults,vpmu/mark,event=3/,vpmu/mark,event=4/,vpmu/mark,event=5/,vpmu/mark,event=6/,\
         vpmu/mark,event=7/,vpmu/tsc/,vpmu/guest-time/,vpmu/exits/";
     let script = "for i in $(seq 0 7); do guest-tests mark $i $((i + 10)); done";
-    let lines = stat(&["-e", events, "--", "sh", "-c", script])?;
+    let rows = stat(&["-e", events, "--", "sh", "-c", script])?;
     let value = |event: &str| -> Result<u64, String> {
-        let line = lines.iter().find(|line| line.event == event);
-        let line = line.ok_or_else(|| format!("no {event} in {lines:?}"))?;
-        line.value.parse().map_err(|e| format!("{e}: {line:?}"))
+        let row = row_of(&rows, event)?;
+        row.value.parse().map_err(|e| format!("{e}: {row:?}"))
     };
     for mark in 0..8 {
-        let counted = value(&format!("mark,event={mark}"))?;
-        ensure_eq!(counted, mark + 10, "the count of mark {mark} in {lines:?}");
+        let counted = value(&format!("vpmu/mark,event={mark}/"))?;
+        ensure_eq!(counted, mark + 10, "the count of mark {mark} in {rows:?}");
     }
-    for event in ["tsc", "guest-time", "exits"] {
-        ensure!(value(event)? > 0, "{event} counts nothing: {lines:?}");
+    for event in ["vpmu/tsc/", "vpmu/guest-time/", "vpmu/exits/"] {
+        ensure!(value(event)? > 0, "{event} counts nothing: {rows:?}");
     }
-    let partly = lines.iter().find(|line| line.share != "100.00");
+    let partly = rows.iter().find(|row| row.share() != "100.00");
     ensure!(partly.is_none(), "an event did not run all the time: {partly:?}");
     Ok(())
 }
@@ -221,14 +165,13 @@ fn vperf_and_perf_agree() -> Outcome {
     let vperf = ["vperf", "stat", "-x", ",", "-e", "mark=3"];
     for scope in [&[][..], &["-a"]] {
         let inner = [&vperf[..], scope, &marks].concat();
-        let outer = [&["stat", "-x,"], scope, &["-e", MARK_3, "--"], &inner].concat();
+        let outer = [&["stat", SEPARATED], scope, &["-e", MARK_3, "--"], &inner].concat();
         let output = perf(&outer)?;
         let said = text(&output.stderr);
         ensure!(output.status.success(), "perf stat failed: {said}");
         let ours = text(&output.stdout);
-        let theirs: Vec<Line> = said.lines().filter_map(Line::parse).collect();
         ensure_eq!(ours.split(',').next(), Some("100"), "vperf's count with {scope:?}: {ours}");
-        let theirs: Vec<&str> = theirs.iter().map(|line| line.value.as_str()).collect();
+        let theirs: Vec<String> = rows(&said).into_iter().map(|row| row.value).collect();
         ensure_eq!(theirs, ["100"], "perf's count with {scope:?}: {said}");
     }
     Ok(())

@@ -8,7 +8,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{IP, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, ENGINE_EXIT, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, sampling, silent};
-use crate::{Outcome, cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 const GROUP: &str = "storms";
 
@@ -49,18 +49,10 @@ fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
 /// Runs the storm on CPU 0 as the user nobody, while another process works on the same CPU.
 fn storm(clocks: &[u64]) -> Outcome {
     os::set_paranoid(1)?;
-    let code = os::forked(|| {
-        let stormed = cpu::pin(0).map_err(Into::into).and_then(|()| by_nobody(clocks));
-        match stormed {
-            Ok(()) => 0,
-            Err(error) => {
-                eprintln!("{error}");
-                1
-            }
-        }
-    })?;
-    ensure_eq!(code, 0, "the child's exit code");
-    Ok(())
+    os::in_child(|| {
+        cpu::pin(0)?;
+        by_nobody(clocks)
+    })
 }
 
 fn by_nobody(clocks: &[u64]) -> Outcome {
@@ -81,7 +73,7 @@ fn by_nobody(clocks: &[u64]) -> Outcome {
 }
 
 /// Samples this task with `clocks` until `other` has ended.
-fn until_done(clocks: &[u64], other: &mut Child) -> Result<Storm, Box<dyn std::error::Error>> {
+fn until_done(clocks: &[u64], other: &mut Child) -> Fallible<Storm> {
     let device = Device::open()?;
     let mut events = Vec::new();
     for &clock in clocks {

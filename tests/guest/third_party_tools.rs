@@ -13,12 +13,12 @@ use perf_event::events::{Dynamic, Software};
 use perf_event::{Builder, Group, ReadFormat, SampleFlag};
 use vpmu_client::Vpmu;
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
-use crate::perf_record::{Fallible, MARK_3, perf};
+use crate::perf_command::{MARK_3, SEPARATED, perf, row_of, rows};
 use crate::programs::text;
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "third-party-tools";
 
@@ -189,13 +189,12 @@ fn has_cycles() -> Fallible<bool> {
 
 /// Counts the marks of a shell script, and checks the count. Returns the script's output.
 fn counted(script: &str, marks: u32) -> Fallible<String> {
-    let args = ["stat", "-x,", "-o", "counted", "-e", MARK_3, "--", "sh", "-c", script];
+    let args = ["stat", SEPARATED, "-o", "counted", "-e", MARK_3, "--", "sh", "-c", script];
     let output = perf(&args)?;
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
     ensure!(output.status.success(), "perf stat of {script}: {said}");
-    let lines = std::fs::read_to_string("/tmp/counted")?;
-    let exact = lines.lines().any(|line| line.starts_with(&format!("{marks},,")));
-    ensure!(exact, "no count of {marks} marks for {script}: {lines}");
+    let rows = rows(&std::fs::read_to_string("/tmp/counted")?);
+    ensure_eq!(row_of(&rows, MARK_3)?.value, marks.to_string(), "marks of {script}");
     Ok(said)
 }
 

@@ -7,7 +7,7 @@ use crate::ensure::ensure_eq;
 use crate::packets::{Exit, Ledger, exits};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Event, FORMAT_LOST, How};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 /// A trace with its ring and its area.
 pub(crate) struct Traced {
@@ -38,7 +38,7 @@ impl Traced {
 
     /// Returns the number of bytes produced and the number of bytes lost, as reported by read(2). This call also
     /// publishes the data written so far.
-    pub(crate) fn read(&self) -> Result<(u64, u64), Box<dyn std::error::Error>> {
+    pub(crate) fn read(&self) -> Fallible<(u64, u64)> {
         match self.event.read()?[..] {
             [count, lost] => Ok((count, lost)),
             ref words => Err(format!("a reading of {words:?}").into()),

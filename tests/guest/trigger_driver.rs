@@ -61,13 +61,6 @@ fn pass(device: &Device, inside: u64) -> io::Result<()> {
     device.place(INSIDE.into(), 2)
 }
 
-/// Runs `work` in a forked process.
-fn child(work: impl FnOnce() -> io::Result<()>) -> Outcome {
-    let code = os::forked(|| i32::from(work().is_err()))?;
-    ensure_eq!(code, 0, "a child's exit code");
-    Ok(())
-}
-
 /// Starts a thread that forwards messages. Returns the sender to the thread and the receiver from it.
 fn relay<'scope>(scope: &'scope thread::Scope<'scope, '_>) -> (Sender<Reported>, Receiver<Reported>) {
     let (tell, reported) = channel();
@@ -105,7 +98,7 @@ fn links_between_swapped_contexts_act() -> Outcome {
             link(&region)?;
             pass(&device, 5)?;
             ensure_eq!(region.target.count()?, 5, "turn {turn}: marks in this task's region");
-            child(|| pass(&device, 2))?;
+            os::in_child(|| Ok(pass(&device, 2)?))?;
             ensure_eq!(region.target.count()?, 7, "turn {turn}: marks with those of a child's region");
             order.send(3)?;
             reported.recv()??;
@@ -129,7 +122,7 @@ fn children_of_one_end_are_not_linked() -> Outcome {
     link(&region)?;
     pass(&device, 4)?;
     ensure_eq!(region.target.count()?, 4, "marks in this task's region");
-    child(|| pass(&device, 3))?;
+    os::in_child(|| Ok(pass(&device, 3)?))?;
     // The child did not inherit the stopper, so its region never ends. Therefore, the two marks that follow the stop
     // mark also count.
     ensure_eq!(region.target.count()?, 4 + 3 + 2, "marks with those of the child's region");
@@ -172,7 +165,7 @@ fn links_come_and_go_while_tasks_fork() -> Outcome {
     };
     link(&region)?;
     pass(&device, 2)?;
-    child(|| pass(&device, 3))?;
+    os::in_child(|| Ok(pass(&device, 3)?))?;
     ensure_eq!(region.target.count()?, 5, "marks in the last regions");
     Ok(())
 }
@@ -227,15 +220,12 @@ fn flush_of_all_by_nobody_is_refused() -> Outcome {
     let device = Device::open()?;
     device.flush()?;
     let event = device.start(&device.attr(KIND_MARK, INSIDE.into()), How::OWN)?;
-    let code = os::forked(|| {
-        if os::become_nobody().is_err() {
-            return -1;
-        }
+    os::in_child(|| {
+        os::become_nobody()?;
         let (all, own) = (refused(device.flush()), refused(event.flush(0)));
-        i32::from((all, own) != (Some(libc::EPERM), None))
-    })?;
-    ensure_eq!(code, 0, "exit code of nobody's flushes");
-    Ok(())
+        ensure_eq!((all, own), (Some(libc::EPERM), None), "errno of nobody's flushes of all and of its own event");
+        Ok(())
+    })
 }
 
 #[apply(guest_test)]

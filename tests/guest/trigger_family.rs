@@ -12,7 +12,7 @@ use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_MARK, silent};
 use crate::switches::{Turn, settle};
 use crate::triggers::{INSIDE, Region, START, STOP};
-use crate::{Outcome, cpu, fields, os};
+use crate::{Fallible, Outcome, cpu, fields, os};
 
 const GROUP: &str = "trigger";
 
@@ -216,7 +216,7 @@ fn childs_samples_lie_in_its_regions() -> Outcome {
     let stopper = device.start(&marks(STOP), How::OWN.by(ENGINE_EXIT))?;
     starter.starts(target.as_raw_fd())?;
     stopper.stops(target.as_raw_fd())?;
-    let tids = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
+    let tids = thread::scope(|scope| -> Fallible<Vec<u32>> {
         let threads = [0, 1].map(|vcpu| {
             let bell = &bell;
             scope.spawn(move || -> std::io::Result<u32> {

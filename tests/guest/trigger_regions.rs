@@ -10,7 +10,7 @@ use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::values;
 use crate::raw::{Device, Doorbell, How, KIND_MARK, KIND_TSC, MARK_ANY, silent};
 use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "trigger";
 
@@ -62,7 +62,7 @@ fn both_vcpus_have_regions_of_their_own() -> Outcome {
     let bell = Doorbell::map(&device)?;
     // On vCPU 0, all events are per-task events. On vCPU 1, they are per-CPU events.
     let run = |vcpu: u64| -> Result<(u64, u64), String> {
-        let body = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
+        let body = || -> Fallible<(u64, u64)> {
             cpu::pin(usize::try_from(vcpu)?)?;
             let how = match vcpu {
                 0 => How::OWN,

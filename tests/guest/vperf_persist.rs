@@ -7,20 +7,17 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use vpmu_client::Vpmu;
 
-use crate::Outcome;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::persisting;
-use crate::programs::{json, text, vperf};
+use crate::programs::{json, text, vperf, vperf_succeeds};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "vperf";
 
-type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
-
 fn said(args: &[&str]) -> Fallible<String> {
-    let output = vperf(args)?;
-    ensure!(output.status.success(), "{args:?} failed: {}", text(&output.stderr));
+    let output = vperf_succeeds(args)?;
     Ok(text(&output.stdout))
 }
 

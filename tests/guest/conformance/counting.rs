@@ -4,6 +4,7 @@ use std::error::Error;
 
 use super::event::{BRANCHES, CYCLES, INSTRUCTIONS, MOST_BORDER, Mode, PER_ROUND, counted, offered, open, read, spin};
 use super::{Row, RowResult, absent, holds};
+use crate::Fallible;
 use crate::arch::mmio_pio;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
@@ -34,8 +35,8 @@ const WIDEST: u64 = 16;
 fn border(
     each: u64,
     // This is a trait object, so that the same code surrounds the loop for every number of rounds.
-    count: &dyn Fn(u64) -> Result<u64, Box<dyn Error>>,
-) -> Result<u64, Box<dyn Error>> {
+    count: &dyn Fn(u64) -> Fallible<u64>,
+) -> Fallible<u64> {
     let mut found = Vec::new();
     for rounds in ROUNDS {
         let count = count(rounds)?;
@@ -52,7 +53,7 @@ fn border(
 }
 
 /// Returns by how much a count of [`spin`] exceeds the number of instructions in the loop.
-pub(super) fn border_of_the_loop() -> Result<u64, Box<dyn Error>> {
+pub(super) fn border_of_the_loop() -> Fallible<u64> {
     let event = open(INSTRUCTIONS, Mode::User)?;
     border(PER_ROUND, &|rounds| Ok(counted(&event, || spin(rounds))?.count))
 }
@@ -69,7 +70,7 @@ const RUNS: u32 = 100;
 
 fn kernel_code() -> RowResult {
     let event = open(INSTRUCTIONS, Mode::Kernel)?;
-    let least = |code: &KernelCode| -> Result<u64, Box<dyn Error>> {
+    let least = |code: &KernelCode| -> Fallible<u64> {
         let mut least = u64::MAX;
         for _ in 0..TRIES {
             event.reset(0)?;
@@ -115,7 +116,7 @@ const PER_WRITE: u64 = 3;
 fn trapped() -> RowResult {
     cpu::allow_ports()?;
     let event = open(INSTRUCTIONS, Mode::User)?;
-    let count = |rounds| -> Result<u64, Box<dyn Error>> { Ok(counted(&event, || mmio_pio::out_loop(rounds))?.count) };
+    let count = |rounds| -> Fallible<u64> { Ok(counted(&event, || mmio_pio::out_loop(rounds))?.count) };
     let grown = count(3_000)? - count(1_000)?;
     match grown.checked_div(2_000) {
         Some(PER_WRITE) if grown % 2_000 == 0 => holds("once"),
@@ -162,7 +163,7 @@ fn disabled() -> RowResult {
 
 fn reset() -> RowResult {
     let event = open(INSTRUCTIONS, Mode::User)?;
-    let after = |rounds| -> Result<u64, Box<dyn Error>> {
+    let after = |rounds| -> Fallible<u64> {
         event.enable(0)?;
         spin(500_000);
         event.reset(0)?;
@@ -178,7 +179,7 @@ fn modes() -> RowResult {
     let user = open(INSTRUCTIONS, Mode::User)?;
     let kernel = open(INSTRUCTIONS, Mode::Kernel)?;
     let both = open(INSTRUCTIONS, Mode::Both)?;
-    let of = |event: &Event, rounds| -> Result<u64, Box<dyn Error>> {
+    let of = |event: &Event, rounds| -> Fallible<u64> {
         // An interrupt only adds to a count.
         let mut least = u64::MAX;
         for _ in 0..TRIES {

@@ -1,10 +1,10 @@
 //! The events that the rows open, and work whose number of instructions is known.
 
-use std::error::Error;
 use std::io;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
+use crate::Fallible;
 use crate::known_code;
 use crate::raw::{Event, FORMAT_ENABLED, FORMAT_RUNNING, kernels_own, refused};
 
@@ -75,7 +75,7 @@ pub(super) fn offered(what: What, mode: Mode) -> io::Result<Option<Event>> {
     }
 }
 
-pub(super) fn read(event: &Event) -> Result<Reading, Box<dyn Error>> {
+pub(super) fn read(event: &Event) -> Fallible<Reading> {
     match event.read()?.as_slice() {
         &[count, enabled, running] => Ok(Reading { count, enabled, running }),
         other => Err(format!("a reading of {} words", other.len()).into()),
@@ -83,7 +83,7 @@ pub(super) fn read(event: &Event) -> Result<Reading, Box<dyn Error>> {
 }
 
 /// Counts `work`, starting from zero. Returns the event's reading.
-pub(super) fn counted(event: &Event, work: impl FnOnce()) -> Result<Reading, Box<dyn Error>> {
+pub(super) fn counted(event: &Event, work: impl FnOnce()) -> Fallible<Reading> {
     event.reset(0)?;
     event.enable(0)?;
     work();

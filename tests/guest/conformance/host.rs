@@ -1,7 +1,6 @@
 //! Programs for guests that share their host's counters with others, and commands that run on the host at the same
 //! time.
 
-use std::error::Error;
 use std::fs;
 use std::process::{Command, ExitCode};
 use std::thread;
@@ -16,7 +15,7 @@ use super::sharing::waiting;
 use crate::arch::mmio_pio;
 use crate::end_scenarios::say;
 use crate::raw::{Event, How, kernels, kernels_own};
-use crate::{Outcome, cpu};
+use crate::{Fallible, Outcome, cpu};
 
 /// Number of events in the guest. The lab's PMU can count them together with the operator's events.
 const EVENTS: usize = 6;
@@ -48,7 +47,7 @@ pub(crate) fn counts() -> Outcome {
 const WRITES: u64 = 1_000;
 
 /// Returns the number of instructions, in both modes, of a loop that leaves the guest [`WRITES`] times.
-fn of_writes() -> Result<u64, Box<dyn Error>> {
+fn of_writes() -> Fallible<u64> {
     cpu::allow_ports()?;
     let mut attr = attr(INSTRUCTIONS, Mode::Both);
     attr.set_exclude_hv(0);
@@ -60,7 +59,7 @@ fn of_writes() -> Result<u64, Box<dyn Error>> {
 const INST_RETIRED: What = What { kind: bindings::PERF_TYPE_RAW, config: 0x08 };
 
 /// Returns the raw event's count for a loop of 10,000 rounds, or `refused`.
-fn of_raw() -> Result<String, Box<dyn Error>> {
+fn of_raw() -> Fallible<String> {
     Ok(match offered(INST_RETIRED, Mode::User)? {
         None => "refused".to_owned(),
         Some(event) => counted(&event, || spin(10_000))?.count.to_string(),
@@ -70,7 +69,7 @@ fn of_raw() -> Result<String, Box<dyn Error>> {
 /// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program, then writes to the file how many instructions
 /// guests executed in user mode on the program's threads.
 pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> ExitCode {
-    let run = || -> Result<u8, Box<dyn Error>> {
+    let run = || -> Fallible<u8> {
         let mut attr = attr(INSTRUCTIONS, Mode::User);
         attr.read_format = 0;
         attr.set_disabled(0);
@@ -92,7 +91,7 @@ pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> Exi
 
 /// `guest-tests hold-counters COUNT`: keeps `COUNT` counters of CPU 0 until the process is ended.
 pub(crate) fn hold_counters(count: &str) -> ExitCode {
-    let hold = || -> Result<Vec<Event>, Box<dyn Error>> {
+    let hold = || -> Fallible<Vec<Event>> {
         (0..count.parse()?)
             .map(|_| {
                 let mut attr = attr(INSTRUCTIONS, Mode::Both);

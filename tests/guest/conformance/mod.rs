@@ -12,17 +12,16 @@ mod sampling;
 mod sharing;
 mod triggers;
 
-use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use guest_tests::rows::{self, Finding};
 
 pub(crate) use self::host::{count_guests, counts, hold_counters};
-use crate::{cpu, os};
+use crate::{Fallible, Outcome, cpu, os};
 
 /// The result of a row, or an error that says why the row's rule does not hold.
-type RowResult = Result<Finding, Box<dyn Error>>;
+type RowResult = Fallible<Finding>;
 /// A row's name and its test.
 type Row = (&'static str, fn() -> RowResult);
 
@@ -58,7 +57,7 @@ pub(crate) fn run() -> ExitCode {
 }
 
 /// Keeps other tasks off this CPU, and lets perf sample at any requested rate.
-fn prepare() -> Result<(), Box<dyn Error>> {
+fn prepare() -> Outcome {
     cpu::bind_console()?;
     cpu::leave_console()?;
     cpu::keep()?;

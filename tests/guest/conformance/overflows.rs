@@ -1,6 +1,5 @@
 //! Overflows of an event of the CPU: signals, limits, wakeups.
 
-use std::error::Error;
 use std::os::fd::{AsFd, AsRawFd};
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -11,7 +10,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{IP, SAMPLE};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Event, How, kernels, kernels_own, sampling, waking};
-use crate::{handled, os};
+use crate::{Fallible, Outcome, handled, os};
 
 pub(super) const ROWS: &[Row] = &[
     ("each_period_of_instructions_signals", each_period_of_instructions_signals),
@@ -30,7 +29,7 @@ fn instructions() -> perf_event_attr {
 }
 
 /// Makes `event` signal this thread, and begins to count the signals.
-fn signals(event: &Event) -> Result<(), Box<dyn Error>> {
+fn signals(event: &Event) -> Outcome {
     os::limit_signals(10_000)?;
     handled::install()?;
     Ok(os::signal_from(event.as_fd())?)
@@ -76,7 +75,7 @@ fn each_period_of_a_siblings_instructions_signals() -> RowResult {
 }
 
 /// Returns the number of samples in a ring.
-fn samples(ring: &mut Pages) -> Result<u64, Box<dyn Error>> {
+fn samples(ring: &mut Pages) -> Fallible<u64> {
     let records = ring.take()?;
     let samples = records.iter().filter(|record| record.kind == SAMPLE);
     Ok(samples.count() as u64)

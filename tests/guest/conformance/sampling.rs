@@ -6,6 +6,7 @@ use perf_event_open_sys::bindings::perf_event_attr;
 
 use super::event::{CYCLES, INSTRUCTIONS, Mode, PER_ROUND, What, attr, code, spin};
 use super::{Row, RowResult, holds};
+use crate::Fallible;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, IP, PERIOD, Sample, TIME};
 use crate::pages::{Pages, READ_WRITE};
@@ -30,14 +31,14 @@ fn paced(what: What, period: u64) -> perf_event_attr {
 }
 
 /// Takes the samples out of the ring. No sample may be lost.
-fn samples(ring: &mut Pages, attr: &perf_event_attr) -> Result<Vec<Sample>, Box<dyn Error>> {
+fn samples(ring: &mut Pages, attr: &perf_event_attr) -> Fallible<Vec<Sample>> {
     let (samples, lost) = fields::samples(&ring.take()?, attr)?;
     ensure_eq!(lost, 0, "samples lost");
     Ok(samples)
 }
 
 /// Returns the count and the samples of a loop of `rounds` rounds.
-fn sampled(attr: &perf_event_attr, rounds: u64) -> Result<(u64, Vec<Sample>), Box<dyn Error>> {
+fn sampled(attr: &perf_event_attr, rounds: u64) -> Fallible<(u64, Vec<Sample>)> {
     let event = kernels_own(attr)?;
     let mut ring = Pages::map(&event, RING_PAGES, READ_WRITE)?;
     event.enable(0)?;
@@ -87,7 +88,7 @@ fn changed() -> RowResult {
     let attr = paced(INSTRUCTIONS, PERIODS[0]);
     let event = kernels_own(&attr)?;
     let mut ring = Pages::map(&event, RING_PAGES, READ_WRITE)?;
-    let step = |event: &Event| -> Result<u64, Box<dyn Error>> {
+    let step = |event: &Event| -> Fallible<u64> {
         spin(20 * PERIODS[1] / PER_ROUND);
         Ok(event.count()?)
     };

@@ -1,12 +1,12 @@
 //! More events than counters.
 
-use std::error::Error;
 use std::os::fd::AsFd;
 
 use super::event::{
     BACKEND, CYCLES, FRONTEND, INSTRUCTIONS, Mode, PER_ROUND, Reading, What, attr, offered, open, read, spin,
 };
 use super::{Row, RowResult, absent, holds};
+use crate::Fallible;
 use crate::ensure::{ensure, ensure_eq};
 use crate::raw::{Event, How, kernels};
 
@@ -25,7 +25,7 @@ const KINDS: [What; 4] = [INSTRUCTIONS, CYCLES, FRONTEND, BACKEND];
 const MODES: [Mode; 3] = [Mode::User, Mode::Both, Mode::Kernel];
 
 /// The combinations of [`KINDS`] and [`MODES`] that the PMU offers.
-fn different() -> Result<Vec<(What, Mode)>, Box<dyn Error>> {
+fn different() -> Fallible<Vec<(What, Mode)>> {
     let mut found = Vec::new();
     for mode in MODES {
         for what in KINDS {
@@ -43,7 +43,7 @@ fn counts_the_loop((what, mode): (What, Mode)) -> bool {
 }
 
 /// Returns the events' readings over a loop of `rounds` rounds.
-fn together(kinds: &[(What, Mode)], rounds: u64) -> Result<Vec<Reading>, Box<dyn Error>> {
+fn together(kinds: &[(What, Mode)], rounds: u64) -> Fallible<Vec<Reading>> {
     let events: Vec<Event> = kinds.iter().map(|&(what, mode)| open(what, mode)).collect::<Result<_, _>>()?;
     for event in &events {
         event.enable(0)?;
@@ -62,7 +62,7 @@ fn always(reading: &Reading) -> bool {
 /// Returns the PMU's number of counters. This is the largest number of events, taken from the start of `kinds`, that
 /// all run the whole time when they are counted together. Returns `None` if even all events in `kinds` run the whole
 /// time, because the PMU may then have more counters.
-fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
+fn counters(kinds: &[(What, Mode)]) -> Fallible<Option<usize>> {
     for events in 1..=kinds.len() {
         if !together(&kinds[..events], LONG / 5)?.iter().all(always) {
             ensure!(events > 1, "one event does not run all the time");
@@ -73,7 +73,7 @@ fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
 }
 
 /// Counts `events` different events together. Returns how many of them do not run the whole time.
-pub(super) fn waiting(events: usize) -> Result<usize, Box<dyn Error>> {
+pub(super) fn waiting(events: usize) -> Fallible<usize> {
     let kinds = different()?;
     let kinds = kinds.get(..events).ok_or("the PMU has fewer events")?;
     let readings = together(kinds, LONG / 5)?;

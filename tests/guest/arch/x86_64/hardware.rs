@@ -3,15 +3,14 @@
 #![expect(unsafe_code, reason = "an instruction at a known address")]
 
 use std::arch::global_asm;
-use std::error::Error;
 
 use vpmu_client::trace::{Exit, Reason};
 use vpmu_client::{Area, Chunk, Event, EventAttr, Packet, Ring, Vpmu};
 
-use crate::Outcome;
 use crate::arch::IDLE_PORT;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
+use crate::{Fallible, Outcome};
 
 const GROUP: &str = "aux-hardware";
 
@@ -60,12 +59,7 @@ struct Traced {
 
 impl Traced {
     /// Opens both events. `place` selects their CPU or task in the attributes.
-    fn new(
-        vpmu: &Vpmu,
-        trace: &str,
-        counted: &str,
-        place: impl Fn(EventAttr) -> EventAttr,
-    ) -> Result<Self, Box<dyn Error>> {
+    fn new(vpmu: &Vpmu, trace: &str, counted: &str, place: impl Fn(EventAttr) -> EventAttr) -> Fallible<Self> {
         let attr = vpmu.attr(trace).map_err(|error| format!("{error}: 'vmm check' on the host shows the reason"))?;
         let trace = vpmu.open_event(&place(attr.tracing(0)))?;
         let ring = trace.map(1)?;
@@ -76,7 +70,7 @@ impl Traced {
     }
 
     /// The packets of exits so far.
-    fn exits(&mut self) -> Result<Vec<Exit>, Box<dyn Error>> {
+    fn exits(&mut self) -> Fallible<Vec<Exit>> {
         let mut exits = Vec::new();
         let mut chunk = Chunk::default();
         while self.area.read(&mut chunk)? {
