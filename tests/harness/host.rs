@@ -12,8 +12,8 @@ use crate::{boots, guest};
 
 /// Shell functions that a session's script can call. `put NAME FILE` outputs a file. `boot NAME ARGUMENT...` runs a
 /// guest with `$VCPUS` vCPUs, and outputs the guest's console, log, recording and report as files `NAME.*`. `$ACT`
-/// selects what the guest does (`tests/guest/acts.rs`), and `$RESET` selects how the guest resets. The guest also runs
-/// this script. In the guest, the first line runs `guest-tests act`, and the rest of the script is not executed.
+/// selects what the guest does (`tests/guest/end_scenarios.rs`), and `$RESET` selects how the guest resets. The guest
+/// also runs this script. In the guest, the first line runs `guest-tests act`, and the rest is not executed.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
 put() {

@@ -47,9 +47,9 @@ pub static GROUPS: [Declared];
 #[distributed_slice]
 pub static HOST_TESTS: [HostTest];
 
-/// Declares the group of this module: its name and its settings, which are methods of [`Group`](crate::guest::Group).
-/// The module gets a host test for each test of the group, one for the guest kernel's log, and one that compares the
-/// tests that the guest ran with those that are listed.
+/// Declares the group of this module: its name and its settings, which are methods of [`Group`]. The module gets a host
+/// test for each test of the group, one for the guest kernel's log, and one that compares the tests that the guest ran
+/// with those that are listed.
 #[macro_export]
 macro_rules! group {
     ($name:literal $(, $setting:ident($($value:expr)?))* $(,)?) => {
