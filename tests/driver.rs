@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use images::cache::Cache;
 use images::kernel::Kernel;
@@ -31,6 +32,25 @@ fn driver_builds_for_each_series_without_a_warning() {
         let kernel = Kernel::stock(cache, series).unwrap();
         assert!(module::build(cache, &kernel).unwrap().is_file(), "{series}");
     }
+}
+
+#[test]
+fn driver_for_a_series_that_is_not_verified_is_refused() {
+    let kernel = Kernel::stock(Cache::user().unwrap(), SERIES[0]).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for file in ["Kbuild", "vpmu_link.c"] {
+        fs::copy(module::driver().join(file), directory.path().join(file)).unwrap();
+    }
+    let make = |more: &[&str]| {
+        let mut make = Command::new("make");
+        make.arg("-C").arg(&kernel.headers).arg(format!("M={}", directory.path().display()));
+        let output = make.args(["VERSION=6", "PATCHLEVEL=13", "--dry-run", "modules"]).args(more).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let refusal =
+        "virtio_pmu is verified on Linux 6.1 6.12, not on 6.13: use one of these kernels, or build with UNVERIFIED=1";
+    assert!(make(&[]).contains(refusal), "{}", make(&[]));
+    assert!(!make(&["UNVERIFIED=1"]).contains(refusal));
 }
 
 #[test]

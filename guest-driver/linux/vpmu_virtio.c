@@ -12,6 +12,7 @@
 #include <linux/io.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/moduleparam.h>
 #include <linux/rcupdate.h>
 #include <linux/reboot.h>
 #include <linux/scatterlist.h>
@@ -899,10 +900,30 @@ static const struct virtio_device_id vpmu_ids[] = {
 	{ VPMU_DEVICE_ID, VIRTIO_DEV_ANY_ID },
 	{ },
 };
+#ifdef VPMU_UNVERIFIED
+static bool unverified;
+module_param(unverified, bool, 0444);
+MODULE_PARM_DESC(unverified, "Load although this kernel's series is not verified");
+
+static bool __init kernel_is_refused(void)
+{
+	if (!unverified)
+		pr_err("virtio_pmu: not verified on this kernel's series: use another kernel, or load with unverified=1\n");
+	return !unverified;
+}
+#else
+static bool __init kernel_is_refused(void)
+{
+	return false;
+}
+#endif
+
 MODULE_DEVICE_TABLE(virtio, vpmu_ids);
 
 static struct virtio_driver vpmu_driver = {
 	.driver = {
+	if (kernel_is_refused())
+		return -EOPNOTSUPP;
 		.name = "virtio_pmu",
 		.owner = THIS_MODULE,
 	},
