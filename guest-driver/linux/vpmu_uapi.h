@@ -206,7 +206,7 @@ struct vpmu_catalogue_entry {
 };
 
 /* struct vpmu_catalogue_entry::kind */
-#define VPMU_KIND_HARDWARE	0	/* config: PERF_COUNT_HW_* */
+#define VPMU_KIND_HARDWARE	6	/* config: PERF_COUNT_HW_* */
 #define VPMU_KIND_SOFTWARE	1	/* events of the vCPU thread; config: PERF_COUNT_SW_* */
 #define VPMU_KIND_HW_CACHE	3	/* config: as for PERF_TYPE_HW_CACHE */
 #define VPMU_KIND_RAW		4	/* raw hardware events, where the operator allows them */

@@ -9,7 +9,6 @@ use crate::{Outcome, os};
 
 const GROUP: &str = "policy";
 
-const KIND_HARDWARE: u64 = 0;
 const KIND_RAW: u32 = 4;
 const COUNT_VCPU: u32 = 1;
 /// The raw event that the operator allows.
@@ -22,7 +21,7 @@ fn count_mode_of_the_operator_is_reported() -> Outcome {
     let vpmu = Vpmu::open()?;
     ensure!(vpmu.info().host_work_counted, "the library reports that host work is not counted");
     for entry in vpmu.catalogue().entries() {
-        let of_hardware = u64::from(entry.kind) == KIND_HARDWARE;
+        let of_hardware = entry.kind == vpmu_abi::KIND_HARDWARE;
         ensure!(!(of_hardware && entry.guest_only), "a hardware event is listed as counting only the guest: {entry:?}");
     }
     Ok(())

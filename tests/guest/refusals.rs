@@ -15,8 +15,8 @@ use crate::{Outcome, cpu, kernel_log, os};
 
 const GROUP: &str = "refusals";
 
-const HARDWARE: u64 = 0;
-const HW_CACHE: u64 = 3;
+const HARDWARE: u64 = vpmu_abi::KIND_HARDWARE as u64;
+const HW_CACHE: u64 = vpmu_abi::KIND_HW_CACHE as u64;
 
 #[apply(guest_test)]
 fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {

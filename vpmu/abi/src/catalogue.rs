@@ -4,8 +4,9 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::ControlHeader;
 
-/// Event kind: generic hardware events; config is perf's `PERF_COUNT_HW_*`.
-pub const KIND_HARDWARE: u32 = 0;
+/// Event kind: generic hardware events; config is perf's `PERF_COUNT_HW_*`. No kind is 0, so that a program that leaves
+/// out the kind opens nothing.
+pub const KIND_HARDWARE: u32 = 6;
 /// Event kind: the host's software events on the vCPU thread; config is perf's `PERF_COUNT_SW_*`.
 pub const KIND_SOFTWARE: u32 = 1;
 /// Event kind: hardware cache events; config encodes the cache, the operation and the result, as for perf's

@@ -23,6 +23,8 @@ const FEATURE_ARCH: u64 = 6;
 const FEATURE_EVENT_DESC: u64 = 12;
 /// Strings are padded to multiples of this.
 const NAME_ALIGN: usize = 64;
+/// perf's `PERF_TYPE_HARDWARE`.
+const TYPE_HARDWARE: u32 = 0;
 /// Base of `perf_event_attr::type` for events of the device's own kinds: their type is this value plus the kind. These
 /// types are far above perf's types and the types of a host's PMUs.
 const TYPE_BASE: u32 = 0x7670_0000;
@@ -85,7 +87,8 @@ fn attr(stream: &Stream<'_>) -> Attr {
     };
     let flag = |bit: u32, flag: u64| if event.flags & bit != 0 { flag } else { 0 };
     let kind = match event.kind {
-        kind @ (abi::KIND_HARDWARE | abi::KIND_SOFTWARE | abi::KIND_HW_CACHE | abi::KIND_RAW) => kind,
+        abi::KIND_HARDWARE => TYPE_HARDWARE,
+        kind @ (abi::KIND_SOFTWARE | abi::KIND_HW_CACHE | abi::KIND_RAW) => kind,
         own => TYPE_BASE | own,
     };
     Attr {

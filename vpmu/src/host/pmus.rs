@@ -6,6 +6,8 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use vpmu_perf::bindings::PERF_TYPE_HARDWARE;
+
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW};
 use crate::refusal::Refusal;
 use crate::source::Request;
@@ -81,10 +83,14 @@ impl CpuPmu {
 
     /// Type and config of the host's event for a request.
     pub(super) fn event(self, what: &Request) -> (u32, u64) {
+        let of_type = match what.kind {
+            KIND_HARDWARE => PERF_TYPE_HARDWARE,
+            kind => kind,
+        };
         match (what.kind, self.named) {
-            (KIND_HARDWARE | KIND_HW_CACHE, Some(pmu)) => (what.kind, u64::from(pmu) << TYPE_SHIFT | what.config),
+            (KIND_HARDWARE | KIND_HW_CACHE, Some(pmu)) => (of_type, u64::from(pmu) << TYPE_SHIFT | what.config),
             (KIND_RAW, Some(pmu)) => (pmu, what.config),
-            (kind, _) => (kind, what.config),
+            _ => (of_type, what.config),
         }
     }
 
@@ -277,11 +283,12 @@ mod tests {
     fn event_of_a_named_pmu_carries_its_type() {
         let event = |pmu: CpuPmu, kind, config| pmu.event(&Request { kind, config, ..REQUEST });
         let named = pmu(9, 0xffff);
-        assert_eq!(event(named, KIND_HARDWARE, 1), (KIND_HARDWARE, 9 << 32 | 1));
+        assert_eq!(event(named, KIND_HARDWARE, 1), (PERF_TYPE_HARDWARE, 9 << 32 | 1));
         assert_eq!(event(named, KIND_HW_CACHE, 0x1_0002), (KIND_HW_CACHE, 9 << 32 | 0x1_0002));
         assert_eq!(event(named, KIND_RAW, 0x11), (9, 0x11));
         assert_eq!(event(named, KIND_SOFTWARE, 2), (KIND_SOFTWARE, 2));
-        for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE] {
+        assert_eq!(event(CpuPmu::default(), KIND_HARDWARE, 3), (PERF_TYPE_HARDWARE, 3));
+        for kind in [KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE] {
             assert_eq!(event(CpuPmu::default(), kind, 3), (kind, 3));
         }
     }

@@ -11,7 +11,7 @@ use crate::ring::Wakeup;
 use crate::tasks::Task;
 
 /// Version of this layout.
-pub(crate) const FORMAT: u32 = 3;
+pub(crate) const FORMAT: u32 = 4;
 
 /// Declares types for plain data. Every field is serialized, and unknown fields are rejected.
 macro_rules! saved {
