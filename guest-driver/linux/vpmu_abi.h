@@ -176,7 +176,9 @@ struct vpmu_control_reply {
  */
 #define VPMU_READ_ALLOWED	0x1fU
 /* Maximum number of addresses in a call chain */
-#define VPMU_MAX_STACK		127
+#define VPMU_MAX_STACK		1024
+/* The same if a request has no maximum */
+#define VPMU_DEFAULT_STACK	127
 
 /**
  * struct vpmu_open_request - VPMU_CONTROL_OPEN
@@ -191,7 +193,8 @@ struct vpmu_control_reply {
  * @wakeup: records between wakeups, or bytes with VPMU_OPEN_WATERMARK; zero: a
  *          wakeup at every full page
  * @engine: VPMU_ENGINE_*
- * @max_stack: maximum number of addresses in a call chain; zero: VPMU_MAX_STACK
+ * @max_stack: maximum number of addresses in a call chain; zero:
+ *             VPMU_DEFAULT_STACK
  * @parent: zero, or the id of the event that this event is inherited from; this
  *          event's records go to the parent's ring, and contain the parent's id
  *          in their ID field

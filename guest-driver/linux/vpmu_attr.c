@@ -224,7 +224,9 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
  *                            samples
  * @event: a sampling event that is being opened
  *
- * Return: 0 or -EOPNOTSUPP.
+ * Return: 0; -EOPNOTSUPP; -EOVERFLOW for a call chain that is too long, which
+ * kernel.perf_event_max_stack can cause; or -EINVAL, after which perf(1) retries without
+ * inheritance.
  */
 int vpmu_attr_check_replay(const struct perf_event *event)
 {
@@ -234,7 +236,9 @@ int vpmu_attr_check_replay(const struct perf_event *event)
 		return -EOPNOTSUPP;
 	/* The device cannot put counts into the samples of inherited events. */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
-		return -EOPNOTSUPP;
+		return -EINVAL;
+	if (attr->sample_type & PERF_SAMPLE_CALLCHAIN && attr->sample_max_stack > VPMU_MAX_STACK)
+		return -EOVERFLOW;
 	/*
 	 * The program must get the SIGTRAP before it executes its next
 	 * instruction. A replay is too late for that.
@@ -483,8 +487,7 @@ void vpmu_attr_request_replay(const struct perf_event_attr *attr,
 	if (type & PERF_SAMPLE_READ)
 		request->read_format = cpu_to_le64(PERF_FORMAT_ID | PERF_FORMAT_GROUP);
 	if (type & PERF_SAMPLE_CALLCHAIN)
-		request->max_stack = cpu_to_le32(min_t(u32, attr->sample_max_stack,
-						       VPMU_MAX_STACK));
+		request->max_stack = cpu_to_le32(attr->sample_max_stack);
 	if (type & PERF_SAMPLE_REGS_INTR)
 		request->regs_intr = cpu_to_le64(VPMU_ARCH_REGS);
 	if (attr->exclude_callchain_kernel)

@@ -568,7 +568,7 @@ void vpmu_records_end(struct vpmu_records *records)
  */
 int vpmu_replay_init(struct vpmu_vcpu *vcpu)
 {
-	vcpu->replay = kzalloc(sizeof(*vcpu->replay), GFP_KERNEL);
+	vcpu->replay = kvzalloc(sizeof(*vcpu->replay), GFP_KERNEL);
 	return vcpu->replay ? 0 : -ENOMEM;
 }
 
@@ -578,5 +578,5 @@ int vpmu_replay_init(struct vpmu_vcpu *vcpu)
  */
 void vpmu_replay_exit(struct vpmu_vcpu *vcpu)
 {
-	kfree(vcpu->replay);
+	kvfree(vcpu->replay);
 }

@@ -33,6 +33,7 @@ unsafe extern "C" {
     fn vpmu_out_known(sp: *mut u64, port: u64);
     fn vpmu_mark_known(sp: *mut u64, device: i32, value: u64);
     fn vpmu_nest(leaf: u64, first: u64, second: u64, port: u64);
+    fn vpmu_deep(depth: u64, device: i32, value: u64);
     fn vpmu_loop_a(rounds: u64);
     fn vpmu_loop_b(rounds: u64);
     static vpmu_out_known_ip: u8;
@@ -90,6 +91,14 @@ pub(crate) fn nest(leaf: Leaf) {
     // SAFETY: the stub follows the calling convention. The leaf's write, system call and loop change no memory of this
     // program.
     unsafe { vpmu_nest(leaf, first, second, idle_port()) }
+}
+
+/// Makes `depth` nested calls, at least one, with frame pointers, and places one mark in the innermost. A call chain
+/// of the program then has `depth` callers.
+pub(crate) fn deep(depth: u64, device: i32, value: u64) {
+    // SAFETY: the stub follows the calling convention. It changes no memory of this program but its stack, which has
+    // room for 16 bytes a call.
+    unsafe { vpmu_deep(depth.max(1), device, value) }
 }
 
 /// Returns the return addresses in [`nest`]'s callers, innermost first.

@@ -161,6 +161,7 @@ fn main() -> ExitCode {
         ["act"] => end_scenarios::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
         ["ports", times] => stock_perf::write_ports(times),
+        ["deep", depth] => perf_habits::place_deep(depth),
         ["threads"] => perf_habits::place_by_threads(None),
         ["threads", rounds] => perf_habits::place_by_threads(Some(rounds)),
         _ => usage(),

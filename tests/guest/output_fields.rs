@@ -366,9 +366,9 @@ fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
         ensure_eq!(errno(&attr), Some(libc::EINVAL), "errno for {bytes} bytes of stack");
     }
     let mut attr = device.marks(VALUE, 1, CALLCHAIN);
-    attr.sample_max_stack = 128;
-    ensure_eq!(errno(&attr), Some(libc::EOVERFLOW), "errno for a chain of 128");
-    attr.sample_max_stack = 127;
-    ensure_eq!(errno(&attr), None, "errno for a chain of 127");
+    attr.sample_max_stack = 1025;
+    ensure_eq!(errno(&attr), Some(libc::EOVERFLOW), "errno for a chain of 1025");
+    attr.sample_max_stack = 1024;
+    ensure_eq!(errno(&attr), None, "errno for a chain of 1024");
     Ok(())
 }

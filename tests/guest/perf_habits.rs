@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Barrier;
 use std::thread;
@@ -11,13 +12,13 @@ use serde_json::Value;
 use vpmu_client::Vpmu;
 
 use crate::ensure::{ensure, ensure_eq};
-use crate::os;
 use crate::perf_command::{
     Controlled, MARK_3, MARK_4, Marker, Row, SEPARATED, command, count, perf, record, row_of, rows, script, shown,
     stat, tally,
 };
 use crate::programs::{json, text};
-use crate::{Fallible, Outcome};
+use crate::raw::Device;
+use crate::{Fallible, Outcome, known_code, os};
 
 const GROUP: &str = "stock-perf";
 
@@ -364,6 +365,47 @@ fn record_asked_for_precision_names_the_lack() -> Outcome {
         let rows = stat(&["-e", &event, "--", "guest-tests", "mark", "3", "2"])?;
         ensure_eq!(row_of(&rows, &event)?.value, "<not supported>", "the count of {event}");
     }
+    Ok(())
+}
+
+/// `guest-tests deep DEPTH`: places one mark of value 3 below `DEPTH` nested calls.
+pub(crate) fn place_deep(depth: &str) -> ExitCode {
+    let placed = depth.parse().map_err(|error| format!("{depth}: {error}")).and_then(|depth| {
+        let device = Device::open().map_err(|error| error.to_string())?;
+        known_code::deep(depth, device.as_raw_fd(), 3);
+        Ok(())
+    });
+    match placed {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `kernel.perf_event_max_stack` permits deeper call chains than perf's default of 127 addresses.
+#[apply(guest_test)]
+fn record_of_a_deep_stack_has_every_caller() -> Outcome {
+    const LIMIT: &str = "/proc/sys/kernel/perf_event_max_stack";
+    let usual = fs::read_to_string(LIMIT)?;
+    fs::write(LIMIT, "1024")?;
+    for (most, depth, shown_addresses) in [(1024, 599, 600), (600, 700, 600), (16, 700, 16)] {
+        let event = format!("vpmu/mark,value=3,max-stack={most}/");
+        let command = ["--", "guest-tests", "deep", &depth.to_string()];
+        let args = ["-g", "--user-callchains", "-e", &event, "-c", "1"];
+        record("deep", &[&args[..], &command[..]].concat())?;
+        let addresses = shown(&["script", "-i", "deep", "-F", "ip"])?;
+        let addresses = addresses.lines().filter(|line| !line.trim().is_empty()).count();
+        ensure_eq!(addresses, shown_addresses, "addresses of a chain of at most {most} below {depth} calls");
+    }
+    // Longer chains than the device has are refused, not cut.
+    fs::write(LIMIT, "2048")?;
+    let output = perf(&["record", "-o", "deep", "-g", "-e", MARK_3, "-c", "1", "--", "true"])?;
+    ensure!(!output.status.success(), "a chain of 2,048 addresses was accepted");
+    let said = text(&output.stderr);
+    ensure!(said.contains("Value too large"), "perf does not report EOVERFLOW: {said}");
+    fs::write(LIMIT, usual.trim())?;
     Ok(())
 }
 

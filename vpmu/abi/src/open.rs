@@ -27,7 +27,7 @@ wire! {
         pub wakeup: U32,
         /// [`ENGINE_ANY`], [`ENGINE_EXIT`] or [`ENGINE_BATCHED`].
         pub engine: U32,
-        /// Maximum length of a call chain, at most [`MAX_STACK`]; zero means [`MAX_STACK`].
+        /// Maximum length of a call chain, at most [`MAX_STACK`]; zero means [`DEFAULT_STACK`].
         pub max_stack: U32,
         /// For an inherited event, the id of its parent; otherwise zero. Records of the inherited event
         /// go to the parent's ring and have the parent's id.
@@ -103,7 +103,9 @@ pub const SAMPLE_ALLOWED: u64 = 0x5_33ff;
 /// perf's `PERF_FORMAT_*` bits that the device supports: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING, ID, GROUP, LOST.
 pub const READ_ALLOWED: u64 = 0x1f;
 /// Maximum length of a call chain, not counting the `PERF_CONTEXT_*` values that mark a mode.
-pub const MAX_STACK: u32 = 127;
+pub const MAX_STACK: u32 = 1024;
+/// Maximum length of a call chain if the request has none: perf's default.
+pub const DEFAULT_STACK: u32 = 127;
 
 /// [`OpenRequest::engine`]: the device chooses.
 pub const ENGINE_ANY: u32 = 0;

@@ -211,7 +211,7 @@ impl Opening {
             prompt: false,
             aux_watermark: request.aux_watermark.get(),
             max_stack: match request.max_stack.get() {
-                0 => MAX_STACK,
+                0 => DEFAULT_STACK,
                 some => some,
             },
             engine: self.engine,

@@ -470,7 +470,7 @@ fn forms_of_open() -> Vec<Case> {
         case("OPEN-9", |scene| {
             scene.open(|open| {
                 open.sample_type = (open.sample_type.get() | 1 << 5).into();
-                open.max_stack = 128.into();
+                open.max_stack = 1025.into();
             });
         }),
         case("OPEN-10", |scene| {

@@ -106,7 +106,8 @@ pub struct EventAttr {
     pub sample_id_all: bool,
     /// The ring is written backwards, as [`crate::Event::map_overwrite`] requires.
     pub backward: bool,
-    /// Maximum number of addresses in a call chain; 0 for the device's limit, 127.
+    /// Maximum number of addresses in a call chain; 0 for the default, 127. The device's limit is
+    /// 1024.
     pub max_stack: u16,
     /// Call chains omit the kernel's frames.
     pub exclude_callchain_kernel: bool,

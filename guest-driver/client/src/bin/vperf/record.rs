@@ -52,7 +52,7 @@ pub(crate) struct RecordArgs {
     call_graph: Option<CallGraph>,
     /// Maximum number of addresses in a call chain.
     #[arg(long, value_name = "N", requires = "call_graph",
-          value_parser = clap::value_parser!(u16).range(1..=127))]
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
     max_stack: Option<u16>,
     /// Also record these traces. `vperf list` shows their names. May be given several times. -c and
     /// -F also apply to a trace of samples.
@@ -187,7 +187,7 @@ mod tests {
         for wrong in [
             "record --call-graph=dwarf true",
             "record --max-stack 16 true",
-            "record -g --max-stack 128 true",
+            "record -g --max-stack 1025 true",
             "record --engine quick true",
             "record -c 1 -F 1 true",
         ] {
