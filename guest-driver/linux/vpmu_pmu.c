@@ -186,9 +186,8 @@ static int pmu_config(struct perf_event *event)
 	return vpmu_attr_config(dev, &event->attr, &event->hw.config);
 }
 
-static int vpmu_pmu_event_init(struct perf_event *event)
+static int pmu_event_init(struct perf_event *event)
 {
-	struct perf_event_attr *attr = &event->attr;
 	int err = pmu_config(event);
 
 	if (err)
@@ -203,19 +202,26 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	 * Fail as a CPU PMU without precise samples does: perf then retries
 	 * with a lower precise_ip.
 	 */
-	if (attr->precise_ip)
+	if (event->attr.precise_ip)
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && !vpmu_file_of(event)) {
 		err = vpmu_attr_check_replay(event);
 		if (err)
 			return err;
 	}
-	err = vpmu_event_create(to_vpmu(event->pmu), event);
+	return vpmu_event_create(to_vpmu(event->pmu), event);
+}
+
+static int vpmu_pmu_event_init(struct perf_event *event)
+{
+	int err = pmu_event_init(event);
+
 	/*
-	 * If the event "cycles" cannot be opened, programs fall back to a clock
-	 * after ENOENT, but not after EOPNOTSUPP.
+	 * Without this module, no PMU would take an event of perf's own types.
+	 * Programs then fall back, for example from cycles to a clock, which
+	 * they do not after EOPNOTSUPP.
 	 */
-	if (err == -EOPNOTSUPP && type_is_generic(attr->type))
+	if (err == -EOPNOTSUPP && type_is_generic(event->attr.type))
 		err = -ENOENT;
 	return err;
 }

@@ -17,11 +17,14 @@
 
 PMU_FORMAT_ATTR(event, "config:0-47");
 PMU_FORMAT_ATTR(kind, "config:48-63");
+/* The value of the marks that vpmu/mark/ counts */
+PMU_FORMAT_ATTR(value, "config:0-31");
 PMU_FORMAT_ATTR(paused, "config1:0");
 
 static struct attribute *format_attrs[] = {
 	&format_attr_event.attr,
 	&format_attr_kind.attr,
+	&format_attr_value.attr,
 	&format_attr_paused.attr,
 	NULL,
 };
@@ -39,7 +42,7 @@ static const struct attribute_group format_group = {
  */
 struct text_attr {
 	struct device_attribute attr;
-	char name[sizeof_field(struct vpmu_catalogue_entry, name) + sizeof(".unit")];
+	char name[sizeof_field(struct vpmu_catalogue_entry, name) + sizeof(".scale")];
 	char text[48];
 };
 
@@ -85,15 +88,16 @@ int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool trac
 	struct text_attr *text;
 
 	/*
-	 * One allocation holds the group, its NULL-terminated list, and two
-	 * files for each entry of the catalogue: the event and its unit.
+	 * One allocation holds the group, its NULL-terminated list, and up to
+	 * three files for each entry of the catalogue: the event, its unit and
+	 * its scale.
 	 */
-	group = kvzalloc(sizeof(*group) + (2 * len + 1) * sizeof(*attrs) +
-			 2 * len * sizeof(*text), GFP_KERNEL);
+	group = kvzalloc(sizeof(*group) + (3 * len + 1) * sizeof(*attrs) +
+			 3 * len * sizeof(*text), GFP_KERNEL);
 	if (!group)
 		return -ENOMEM;
 	attrs = (struct attribute **)(group + 1);
-	text = (struct text_attr *)(attrs + 2 * len + 1);
+	text = (struct text_attr *)(attrs + 3 * len + 1);
 	group->name = "events";
 	group->attrs = attrs;
 
@@ -101,25 +105,28 @@ int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool trac
 		entry = &dev->catalogue[i];
 		if (!name_fits(entry->name) || entry->config >> VPMU_CONFIG_KIND_SHIFT ||
 		    entry->kind >> 16) {
-			dev_warn(&dev->vdev->dev,
-				 "catalogue entry %u is not listed in sysfs: invalid name, kind or config\n",
-				 i);
+			vpmu_warn(dev,
+				  "catalogue entry %u is not listed in sysfs: invalid name, kind or config\n",
+				  i);
 			continue;
 		}
 		if (vpmu_config_is_trace(VPMU_CONFIG(entry->kind, 0)) != traces)
 			continue;
 		strscpy(text->name, entry->name, sizeof(text->name));
-		if (entry->flags & VPMU_CATALOGUE_ANY_CONFIG)
-			snprintf(text->text, sizeof(text->text), "event=?,kind=0x%x", entry->kind);
-		else
-			snprintf(text->text, sizeof(text->text), "event=0x%llx,kind=0x%x",
-				 entry->config, entry->kind);
+		/* If the event takes any config, this is its default. */
+		snprintf(text->text, sizeof(text->text), "event=0x%llx,kind=0x%x",
+			 entry->config, entry->kind);
 		*attrs++ = text_attr_init(text++);
 
 		if (!*entry->unit)
 			continue;
 		snprintf(text->name, sizeof(text->name), "%s.unit", entry->name);
 		strscpy(text->text, entry->unit, sizeof(text->text));
+		*attrs++ = text_attr_init(text++);
+
+		/* Tools expect a scale beside each unit. */
+		snprintf(text->name, sizeof(text->name), "%s.scale", entry->name);
+		strscpy(text->text, "1", sizeof(text->text));
 		*attrs++ = text_attr_init(text++);
 	}
 
