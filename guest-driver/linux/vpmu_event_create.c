@@ -245,6 +245,17 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 	return vpmu_attr_request_exclude(own, request);
 }
 
+/*
+ * Logs that an event was refused because of one of the operator's limits. For
+ * ENOSPC, perf(1) points to lines of the log that contain "perf".
+ */
+static void event_say_full(struct vpmu_device *dev, const char *limit, const char *option)
+{
+	vpmu_warn_ratelimited(dev,
+			      "perf event refused: the limit on %s is reached; ask the VM's operator for a higher %s\n",
+			      limit, option);
+}
+
 /* Opens the event on the device for @event. */
 static int event_open(struct perf_event *event, struct vpmu_event *own)
 {
@@ -257,10 +268,13 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (err)
 		return err;
 	err = event_charge(own);
-	if (err)
+	if (err) {
+		event_say_full(dev, "events without CAP_PERFMON", "--max-events");
 		return err;
 	err = vpmu_control_open(dev, &request, &opened);
 	if (err)
+	if (err == -ENOSPC)
+		event_say_full(dev, "events", "--max-events");
 		goto uncharge;
 	own->id = opened.id;
 	own->resets = opened.resets;
@@ -277,6 +291,8 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (!err)
 		return 0;
 	vpmu_event_unpublish(own);
+	if (err == -ENOSPC)
+		event_say_full(dev, "pages of rings", "--max-pages");
 	if (vpmu_event_is_stale(own))
 		err = -ENODEV;
 	/*

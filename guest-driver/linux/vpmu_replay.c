@@ -161,11 +161,12 @@ static u32 replay_pid(const struct perf_event *event, u32 nr)
  */
 static bool replay_is_late(struct vpmu_replay *replay)
 {
-	u64 type = replay->event->attr.sample_type;
+	const struct perf_event_attr *attr = &replay->event->attr;
+	bool stack = attr->sample_type & PERF_SAMPLE_STACK_USER && attr->sample_stack_user;
 
-	if (!(type & (PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER)))
+	if (!stack && !(attr->sample_type & PERF_SAMPLE_REGS_USER))
 		return false;
-	if (user_mode(&replay->regs) && !(type & PERF_SAMPLE_STACK_USER))
+	if (user_mode(&replay->regs) && !stack)
 		return false;
 	if (task_pid_nr(current) != replay->tid)
 		return true;

@@ -8,7 +8,7 @@ use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::perf_command::{MARK_3, MARK_4, SEPARATED, count, perf, record, row_of, rows, script, shown, stat, tally};
 use crate::programs::text;
-use crate::{Fallible, Outcome};
+use crate::{Fallible, Outcome, kernel_log};
 
 const GROUP: &str = "stock-few";
 
@@ -19,6 +19,10 @@ fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
     let said = text(&output.stderr);
     ensure!(!output.status.success(), "four events opened where three have room: {said}");
     ensure!(said.contains("No space left on device"), "perf does not report ENOSPC: {said}");
+    // perf suggests to search the log for "perf".
+    let log = kernel_log::log()?;
+    let line = log.lines().find(|line| line.contains("perf event refused"));
+    ensure!(line.is_some_and(|line| line.contains("--max-events")), "the log does not name the limit: {line:?}");
     Ok(())
 }
 
