@@ -134,11 +134,16 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
     }
     let sleepers = [event].into_iter().chain(sharers).collect();
     // Only one of the events writes a record of the mark.
-    sleepers_are_woken(sleepers, || device.mark(VALUE))
+    sleepers_are_woken(sleepers, libc::POLLIN, || device.mark(VALUE))
 }
 
-/// For each of these events, one thread sleeps in poll(2). Checks that `wake` wakes all of these threads.
-pub(crate) fn sleepers_are_woken(sleepers: Vec<Event>, wake: impl FnOnce() -> std::io::Result<()>) -> Outcome {
+/// For each of these events, one thread sleeps in poll(2). Checks that `wake` wakes all of these threads, and that
+/// poll(2) reports `expected` to them.
+pub(crate) fn sleepers_are_woken(
+    sleepers: Vec<Event>,
+    expected: i16,
+    wake: impl FnOnce() -> std::io::Result<()>,
+) -> Outcome {
     let all = sleepers.len();
     let (reported, tells) = mpsc::channel();
     // Each sleeper has its own thread. A thread that is not woken remains until the process ends.
@@ -160,7 +165,7 @@ pub(crate) fn sleepers_are_woken(sleepers: Vec<Event>, wake: impl FnOnce() -> st
         let woken = tells
             .recv_timeout(Duration::from_secs(30))
             .map_err(|_| format!("{number} of {all} sleepers were woken"))??;
-        ensure_eq!(woken, libc::POLLIN, "a sleeper's poll");
+        ensure_eq!(woken, expected, "a sleeper's poll");
     }
     Ok(())
 }

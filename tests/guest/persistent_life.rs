@@ -252,7 +252,7 @@ fn readers_of_one_ring_are_all_woken() -> Outcome {
         }
     }
     let sleepers = others.into_iter().chain([event]).collect();
-    sleepers_are_woken(sleepers, || device.place(1, 3))?;
+    sleepers_are_woken(sleepers, libc::POLLIN, || device.place(1, 3))?;
     device.reopen(id, 1)?.attach()?;
     Ok(())
 }
