@@ -20,6 +20,7 @@
 #include <linux/mutex.h>
 #include <linux/notifier.h>
 #include <linux/perf_event.h>
+#include <linux/printk.h>
 #include <linux/seqlock.h>
 #include <linux/smp.h>
 #include <linux/spinlock.h>
@@ -258,8 +259,6 @@ struct vpmu_lookup {
  *          event comes after its parent and its leader
  * @give_up: ends the use of a device that does not answer
  * @reboot: resets the device before another kernel starts
- * @transports: virtio devices that were unbound while the device had users; the
- *              driver holds references on them until the device is freed
  * @users: number of users: open events, open files of /dev/vpmu, AUX areas of
  *         perf core, and pending calls to other CPUs
  * @idle: woken when @users falls to zero
@@ -271,7 +270,6 @@ struct vpmu_life {
 	struct list_head events;
 	struct work_struct give_up;
 	struct notifier_block reboot;
-	struct list_head transports;
 	atomic_t users;
 	wait_queue_head_t idle;
 };
@@ -287,9 +285,27 @@ struct vpmu_permission {
 	atomic_t unprivileged;
 };
 
+/* Length of the name of a virtio device, with the final zero byte */
+#define VPMU_NAME_LEN	32
+
+/*
+ * Messages about a device. They name the virtio device as dev_err() does, but
+ * the virtio device may be gone.
+ */
+#define vpmu_err(dev, fmt, ...) \
+	pr_err("virtio_pmu %s: " fmt, (dev)->name, ##__VA_ARGS__)
+#define vpmu_warn(dev, fmt, ...) \
+	pr_warn("virtio_pmu %s: " fmt, (dev)->name, ##__VA_ARGS__)
+#define vpmu_warn_ratelimited(dev, fmt, ...) \
+	pr_warn_ratelimited("virtio_pmu %s: " fmt, (dev)->name, ##__VA_ARGS__)
+#define vpmu_info_ratelimited(dev, fmt, ...) \
+	pr_info_ratelimited("virtio_pmu %s: " fmt, (dev)->name, ##__VA_ARGS__)
+
 /**
  * struct vpmu_device - the device
- * @vdev: the virtio device
+ * @vdev: the virtio device; NULL after the device was removed. The driver keeps
+ *        no reference on it: the transport's module may be unloaded
+ * @name: the name of the virtio device, for messages
  * @features: the device's own feature bits that both sides have accepted
  * @info: the configuration space and the types of the PMUs, as programs see
  *        them
@@ -347,6 +363,7 @@ struct vpmu_permission {
  */
 struct vpmu_device {
 	struct virtio_device *vdev;
+	char name[VPMU_NAME_LEN];
 	u64 features;
 	struct vpmu_info info;
 	seqlock_t info_lock;
@@ -439,6 +456,7 @@ void vpmu_life_resume(struct vpmu_device *dev);
  * @in_len: size of @in in bytes
  * @ret: on completion: the reply's length in bytes, or a negative errno
  * @resets: vpmu_control_queue::resets when the request was posted
+ * @reset: on completion: the device was reset before it answered
  * @answered: called on completion, with interrupts on or off; may free the
  *            request and its buffers
  */
@@ -450,6 +468,7 @@ struct vpmu_control_request {
 	size_t in_len;
 	int ret;
 	u32 resets;
+	bool reset;
 	void (*answered)(struct vpmu_control_request *request);
 };
 
@@ -540,7 +559,7 @@ void vpmu_pmu_unregister(struct vpmu_device *dev);
 int vpmu_sampling_init(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu);
 bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id);
-bool vpmu_sampling_run(struct vpmu_vcpu *vcpu);
+void vpmu_sampling_run(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_switch(struct vpmu_device *dev, bool idle);
 
 /* vpmu_trace.c */

@@ -99,8 +99,8 @@ void vpmu_area_free(void *aux)
 	}
 	mutex_unlock(&dev->output_lock);
 	if (area->kept) {
-		dev_err(&dev->vdev->dev, "the device keeps an AUX area: %u pages are lost\n",
-			area->count);
+		vpmu_err(dev, "the device keeps an AUX area: %u pages are lost\n",
+			 area->count);
 		for (i = 0; i < area->count; i++)
 			get_page(virt_to_page(area->pages[i]));
 	}

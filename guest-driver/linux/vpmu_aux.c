@@ -78,9 +78,8 @@ void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 	if (!err)
 		aux_free(ring->aux);
 	else
-		dev_err(&dev->vdev->dev,
-			"the device keeps the AUX area of event %llu (%d): %u pages are lost\n",
-			ring->id, err, ring->aux->count);
+		vpmu_err(dev, "the device keeps the AUX area of event %llu (%d): %u pages are lost\n",
+			 ring->id, err, ring->aux->count);
 	ring->aux = NULL;
 }
 

@@ -91,8 +91,10 @@ static void control_fail(struct vpmu_device *dev, struct list_head *refused, int
 	lockdep_assert_held(&dev->control.lock);
 	list_splice_tail_init(&dev->control.sent, refused);
 	list_splice_tail_init(&dev->control.waiting, refused);
-	list_for_each_entry(request, refused, entry)
+	list_for_each_entry(request, refused, entry) {
 		request->ret = err;
+		request->reset = dev->control.closed;
+	}
 }
 
 static void control_answer(struct list_head *requests)
@@ -148,6 +150,7 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 
 	spin_lock_irqsave(&dev->control.lock, flags);
 	request->resets = dev->control.resets;
+	request->reset = false;
 	list_add_tail(&request->entry, &dev->control.waiting);
 	if (dev->control.closed)
 		control_fail(dev, &refused, dev->control.closed);
@@ -232,18 +235,9 @@ static int control_await(struct vpmu_device *dev, struct completion *answered, b
 	return 0;
 }
 
-/**
- * vpmu_control_send() - send a request and wait for its answer
- * @dev: the device
- * @request: the request, from kmalloc
- * @request_len: length of the request in bytes
- * @reply: buffer that is filled in, from kmalloc
- * @reply_len: length of @reply in bytes
- *
- * Return: length of the answer in bytes, or a negative errno.
- */
-int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
-		      size_t reply_len)
+/* vpmu_control_send(). Sets *@reset if the device was reset before it answered. */
+static int control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
+			size_t reply_len, bool *reset)
 {
 	struct control_wait wait = {
 		.request = {
@@ -262,7 +256,45 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
 	 * signal must not end this wait.
 	 */
 	control_await(dev, &wait.answered, false);
+	*reset = wait.request.reset;
 	return wait.request.ret;
+}
+
+/**
+ * vpmu_control_send() - send a request and wait for its answer
+ * @dev: the device
+ * @request: the request, from kmalloc
+ * @request_len: length of the request in bytes
+ * @reply: buffer that is filled in, from kmalloc
+ * @reply_len: length of @reply in bytes
+ *
+ * Return: length of the answer in bytes, or a negative errno.
+ */
+int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
+		      size_t reply_len)
+{
+	bool reset;
+
+	return control_send(dev, request, request_len, reply, reply_len, &reset);
+}
+
+/* vpmu_control_call(). Sets *@reset if the device was reset before it answered. */
+static int control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value,
+			bool *reset)
+{
+	struct vpmu_control_reply *reply;
+	int ret;
+
+	reply = kzalloc(sizeof(*reply), GFP_KERNEL);
+	if (!reply)
+		return -ENOMEM;
+	ret = control_send(dev, request, len, reply, sizeof(*reply), reset);
+	if (ret >= 0)
+		ret = ret < sizeof(*reply) ? -EPROTO : -(int)le32_to_cpu(reply->status);
+	if (!ret && value)
+		*value = le32_to_cpu(reply->value);
+	kfree(reply);
+	return ret;
 }
 
 /**
@@ -277,19 +309,9 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
  */
 int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value)
 {
-	struct vpmu_control_reply *reply;
-	int ret;
+	bool reset;
 
-	reply = kzalloc(sizeof(*reply), GFP_KERNEL);
-	if (!reply)
-		return -ENOMEM;
-	ret = vpmu_control_send(dev, request, len, reply, sizeof(*reply));
-	if (ret >= 0)
-		ret = ret < sizeof(*reply) ? -EPROTO : -(int)le32_to_cpu(reply->status);
-	if (!ret && value)
-		*value = le32_to_cpu(reply->value);
-	kfree(reply);
-	return ret;
+	return control_call(dev, request, len, value, &reset);
 }
 
 /**
@@ -298,11 +320,10 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
  * @op: VPMU_CONTROL_*
  * @id: the event's id
  *
- * While the control queue is closed, requests to close an event or to unmap
- * pages succeed: the device was reset, so it has closed all events that are not
- * persistent, and unmapped all pages of the guest. They also succeed if the
- * device does not have the event: ids are never reused, so a reset has ended
- * the event.
+ * If the device was reset before it answered, requests to close an event or to
+ * unmap pages succeed: the reset has closed all events that are not persistent,
+ * and unmapped all pages of the guest. They also succeed if the device does not
+ * have the event: ids are never reused, so a reset has ended the event.
  *
  * Return: 0 or a negative errno, which may come from the device.
  */
@@ -311,6 +332,7 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	bool ends = op == VPMU_CONTROL_CLOSE || op == VPMU_CONTROL_UNMAP ||
 		    op == VPMU_CONTROL_UNMAP_AUX;
 	struct vpmu_control_header *header;
+	bool reset = false;
 	int ret;
 
 	header = kzalloc(sizeof(*header), GFP_KERNEL);
@@ -318,9 +340,9 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 		return -ENOMEM;
 	header->op = cpu_to_le32(op);
 	header->event = cpu_to_le64(id);
-	ret = vpmu_control_call(dev, header, sizeof(*header), NULL);
+	ret = control_call(dev, header, sizeof(*header), NULL, &reset);
 	kfree(header);
-	if (ends && (ret == -ENOENT || READ_ONCE(dev->control.closed)))
+	if (ends && (ret == -ENOENT || reset))
 		return 0;
 	return ret;
 }

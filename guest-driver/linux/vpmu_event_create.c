@@ -271,10 +271,11 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (err) {
 		event_say_full(dev, "events without CAP_PERFMON", "--max-events");
 		return err;
+	}
 	err = vpmu_control_open(dev, &request, &opened);
-	if (err)
 	if (err == -ENOSPC)
 		event_say_full(dev, "events", "--max-events");
+	if (err)
 		goto uncharge;
 	own->id = opened.id;
 	own->resets = opened.resets;
@@ -290,9 +291,9 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 		err = vpmu_sampling_map(own);
 	if (!err)
 		return 0;
-	vpmu_event_unpublish(own);
 	if (err == -ENOSPC)
 		event_say_full(dev, "pages of rings", "--max-pages");
+	vpmu_event_unpublish(own);
 	if (vpmu_event_is_stale(own))
 		err = -ENODEV;
 	/*
@@ -326,6 +327,8 @@ int vpmu_event_reopen(struct vpmu_event *own)
 	own->running_ns = 0;
 	own->lost = 0;
 	own->prompt = false;
+	own->started = false;
+	own->stopping = false;
 	err = event_open(own->event, own);
 	if (!err && file && !own->event->parent)
 		file->id = own->id;
@@ -439,8 +442,7 @@ static void event_miss(struct vpmu_event *missing, int err)
 		vpmu_event_anchor(child->pmu_private);
 	local_irq_enable();
 	perf_core_unlock_family(parent);
-	dev_warn_ratelimited(&dev->vdev->dev,
-			     "an inherited event is not counted in a new task (%d)\n", err);
+	vpmu_warn_ratelimited(dev, "an inherited event is not counted in a new task (%d)\n", err);
 }
 
 /**

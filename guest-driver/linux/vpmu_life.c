@@ -10,8 +10,10 @@
  */
 #include <linux/fs.h>
 #include <linux/kref.h>
+#include <linux/limits.h>
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
+#include <linux/smp.h>
 #include <linux/virtio_config.h>
 
 #include "perf_core_private.h"
@@ -19,6 +21,12 @@
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
+
+/* Whether the device was taken out of the machine: all its registers read ones. */
+static bool device_is_gone(struct virtio_device *vdev)
+{
+	return vdev->config->get_status(vdev) == U8_MAX;
+}
 
 /**
  * vpmu_life_close() - reset the device, and stop using it
@@ -38,9 +46,11 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	spin_unlock_irq(&dev->notices.lock);
 	/*
 	 * Reset the device before the requests fail: when a request fails, its
-	 * sender frees buffers that the device may still write to.
+	 * sender frees buffers that the device may still write to. A device
+	 * that was taken out writes nothing, and never ends a reset.
 	 */
-	virtio_reset_device(dev->vdev);
+	if (!device_is_gone(dev->vdev))
+		virtio_reset_device(dev->vdev);
 	/*
 	 * The transport's interrupt handler may have begun before the reset,
 	 * and may still walk the queues, without a lock. Wait for it, because
@@ -191,6 +201,12 @@ static void events_switch(struct vpmu_device *dev)
 void vpmu_life_pause(struct vpmu_device *dev)
 {
 	WRITE_ONCE(dev->life.asleep, true);
+	/*
+	 * A CPU that has not seen @asleep may be starting an event, with
+	 * interrupts off. Wait until it has: events_switch() then finds the
+	 * event active.
+	 */
+	kick_all_cpus_sync();
 	mutex_lock(&dev->life.lock);
 	events_switch(dev);
 	mutex_unlock(&dev->life.lock);

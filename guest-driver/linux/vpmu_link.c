@@ -340,9 +340,9 @@ void vpmu_link_inherit(struct vpmu_event *own)
 	}
 	mutex_unlock(&dev->link_lock);
 	if (err)
-		dev_warn_ratelimited(&dev->vdev->dev,
-				     "an inherited event is not started or stopped in a new task (%d)\n",
-				     err);
+		vpmu_warn_ratelimited(dev,
+				      "an inherited event is not started or stopped in a new task (%d)\n",
+				      err);
 }
 
 /**

@@ -96,9 +96,8 @@ void vpmu_output_unmapped(struct vpmu_file *file)
 	if (file->output.ring->id == file->id)
 		return;
 	if (!file->output.ring->ended && vpmu_control_redirect(file->dev, file->id, 0))
-		dev_err(&file->dev->vdev->dev,
-			"event %llu cannot be detached from the ring of event %llu\n",
-			file->id, file->output.ring->id);
+		vpmu_err(file->dev, "event %llu cannot be detached from the ring of event %llu\n",
+			 file->id, file->output.ring->id);
 	vpmu_output_attach(file, NULL);
 }
 

@@ -75,9 +75,9 @@ void vpmu_permission_init(struct vpmu_device *dev)
 		kern_unmount(mnt);
 	}
 	if (IS_ERR(file)) {
-		dev_warn(&dev->vdev->dev,
-			 "kernel.perf_event_paranoid is not readable (%ld): opening events needs CAP_PERFMON\n",
-			 PTR_ERR(file));
+		vpmu_warn(dev,
+			  "kernel.perf_event_paranoid is not readable (%ld): opening events needs CAP_PERFMON\n",
+			  PTR_ERR(file));
 		return;
 	}
 	dev->permission.paranoid = file;

@@ -70,8 +70,8 @@ void vpmu_persistent_show(struct vpmu_file *file)
 				      events_group.name);
 	file->persist.shown = !err;
 	if (err)
-		dev_warn(&dev->vdev->dev, "persistent event %llu is not in sysfs (%d)\n", file->id,
-			 err);
+		vpmu_warn(dev, "persistent event %llu is not in sysfs (%d)\n", file->id,
+			  err);
 }
 
 /**

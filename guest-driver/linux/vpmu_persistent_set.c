@@ -169,8 +169,8 @@ static void see_new(struct vpmu_device *dev, const struct vpmu_persistent_event 
 		return;
 	file = vpmu_persistent_adopt(dev, event);
 	if (IS_ERR(file)) {
-		dev_err(&dev->vdev->dev, "persistent event %llu cannot be opened (%ld)\n",
-			le64_to_cpu(event->id), PTR_ERR(file));
+		vpmu_err(dev, "persistent event %llu cannot be opened (%ld)\n",
+			 le64_to_cpu(event->id), PTR_ERR(file));
 		return;
 	}
 	vpmu_persistent_add(file);
@@ -241,7 +241,7 @@ static void persistent_work(struct work_struct *work)
 		err = vpmu_persistent_refresh(dev);
 	mutex_unlock(&dev->persistent.lock);
 	if (err)
-		dev_err(&dev->vdev->dev, "persistent events cannot be listed (%d)\n", err);
+		vpmu_err(dev, "persistent events cannot be listed (%d)\n", err);
 }
 
 /**

@@ -131,9 +131,8 @@ static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 	if (!err)
 		vpmu_ring_free(ring);
 	else
-		dev_err(&dev->vdev->dev,
-			"the device keeps the ring of event %llu (%d): %u pages are lost\n",
-			ring->id, err, ring->count);
+		vpmu_err(dev, "the device keeps the ring of event %llu (%d): %u pages are lost\n",
+			 ring->id, err, ring->count);
 }
 
 /**

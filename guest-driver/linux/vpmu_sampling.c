@@ -549,19 +549,19 @@ static bool sampling_piece(struct vpmu_vcpu *vcpu, bool *found)
 }
 
 /**
- * vpmu_sampling_run() - replay the records of this CPU's events
+ * vpmu_sampling_run() - replay the records of this CPU's events, and let a
+ *                       later tick do it again
  * @vcpu: the queue; called in a softirq
- *
- * Return: true if there were any.
  */
-bool vpmu_sampling_run(struct vpmu_vcpu *vcpu)
+void vpmu_sampling_run(struct vpmu_vcpu *vcpu)
 {
+	struct timer_list *timer = &vcpu->replay_timer;
 	unsigned int pieces = RUN_PIECES;
-	bool found = false, more;
+	bool found = false, more, any;
 
 	/* If the queue's CPU went offline, no event is active there. */
 	if (vpmu_vcpu_local(vcpu->dev) != vcpu)
-		return false;
+		return;
 	do {
 		local_irq_disable();
 		vpmu_task_switched();
@@ -570,21 +570,37 @@ bool vpmu_sampling_run(struct vpmu_vcpu *vcpu)
 	} while (more && --pieces);
 	if (more)
 		vpmu_vcpu_serve(vcpu);
-	return found;
+	local_irq_disable();
+	if (list_empty(&vcpu->sampling))
+		vcpu->prompt = false;
+	any = !list_empty(&vcpu->sampling) || !list_empty(&vcpu->views);
+	if (any && !timer_pending(timer))
+		mod_timer(timer, jiffies + (found || !is_idle_task(current) ? 1 : IDLE_TICKS));
+	local_irq_enable();
 }
 
 static void sampling_timer(struct timer_list *timer)
 {
 	struct vpmu_vcpu *vcpu = container_of(timer, struct vpmu_vcpu, replay_timer);
-	bool found = vpmu_sampling_run(vcpu), any;
+	struct vpmu_device *dev = vcpu->dev;
+	int cpu;
 
+	if (vpmu_vcpu_local(dev) == vcpu) {
+		vpmu_sampling_run(vcpu);
+		return;
+	}
+	/*
+	 * The timer moved here when its CPU went offline. The CPU may be back,
+	 * and rely on the timer. Without users there are no events.
+	 */
+	if (!atomic_inc_not_zero(&dev->life.users))
+		return;
 	local_irq_disable();
-	if (list_empty(&vcpu->sampling))
-		vcpu->prompt = false;
-	any = !list_empty(&vcpu->sampling) || !list_empty(&vcpu->views);
-	if (any && vpmu_vcpu_local(vcpu->dev) == vcpu)
-		mod_timer(timer, jiffies + (found || !is_idle_task(current) ? 1 : IDLE_TICKS));
+	for_each_online_cpu(cpu)
+		if (*per_cpu_ptr(dev->cpu_vcpu, cpu) == vcpu)
+			vpmu_vcpu_call(dev, cpu);
 	local_irq_enable();
+	vpmu_device_put(dev);
 }
 
 static void sampling_kick(struct irq_work *work)

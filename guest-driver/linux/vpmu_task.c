@@ -315,8 +315,8 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 	}
 	mutex_unlock(&tell_lock);
 	if (err)
-		dev_err(&dev->vdev->dev, "CPU %u: samples will not name their task (%d)\n",
-			cpu, err);
+		vpmu_err(dev, "CPU %u: samples will not name their task (%d)\n",
+			 cpu, err);
 }
 
 /**

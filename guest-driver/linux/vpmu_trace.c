@@ -335,8 +335,8 @@ static int trace_event_init(struct perf_event *event)
 	 * adapt the period.
 	 */
 	if (event->attr.freq) {
-		dev_info_ratelimited(&dev->vdev->dev,
-				     "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");
+		vpmu_info_ratelimited(dev,
+				      "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");
 		return -EINVAL;
 	}
 	if (!event->parent && vpmu_config_has_registers(event->attr.config)) {

@@ -117,8 +117,8 @@ static void vcpu_alarm(struct irq_work *work)
 {
 	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, error_work);
 
-	dev_err(&vcpu->dev->vdev->dev, "vCPU queue %u did not answer its kick immediately\n",
-		vcpu->index);
+	vpmu_err(vcpu->dev, "vCPU queue %u did not answer its kick immediately\n",
+		 vcpu->index);
 	vpmu_device_give_up(vcpu->dev);
 }
 

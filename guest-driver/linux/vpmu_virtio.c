@@ -19,6 +19,7 @@
 #include <linux/slab.h>
 #include <linux/string.h>
 #include <linux/virtio_config.h>
+#include <linux/virtio_ring.h>
 
 #include "compat.h"
 #include "vpmu.h"
@@ -37,18 +38,6 @@ static enum cpuhp_state vpmu_online_state;
 static atomic_t vpmu_present = ATOMIC_INIT(0);
 /* A removed device that had users. vpmu_present serializes access to it. */
 static struct vpmu_device *vpmu_kept;
-
-/**
- * struct vpmu_transport - a virtio device that was unbound while it had users
- * @entry: entry in vpmu_life::transports
- * @vdev: the virtio device
- * @owner: the module of the transport's driver, which frees @vdev
- */
-struct vpmu_transport {
-	struct list_head entry;
-	struct virtio_device *vdev;
-	struct module *owner;
-};
 
 /**
  * vpmu_device_get() - add a user of the device
@@ -134,9 +123,8 @@ void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 	if (why > VPMU_REFUSED_MEDIATED)
 		why = VPMU_REFUSED_OTHER;
 	if (why != VPMU_REFUSED_NOT && !test_and_set_bit(why, &dev->refused))
-		dev_warn(&dev->vdev->dev,
-			 "the host refused a counter for an event: %s; ask the operator\n",
-			 refusal(why));
+		vpmu_warn(dev, "the host refused a counter for an event: %s; ask the operator\n",
+			  refusal(why));
 }
 
 /* If the catalogue has no events of @kind, logs why. */
@@ -386,8 +374,7 @@ static void give_up_work(struct work_struct *work)
 
 	/* A device that is being unbound is already lost. */
 	if (!cmpxchg(&dev->life.lost, 0, -EIO))
-		dev_err(&dev->vdev->dev,
-			"the device does not answer: it is given up, and its events end; bind it again\n");
+		vpmu_err(dev, "the device does not answer: it is given up, and its events end; bind it again\n");
 	device_end(dev, dev->life.lost);
 }
 
@@ -447,14 +434,8 @@ static int device_reboot(struct notifier_block *block, unsigned long action, voi
 
 static void device_free(struct vpmu_device *dev)
 {
-	struct vpmu_transport *transport, *next;
 	u32 i;
 
-	list_for_each_entry_safe(transport, next, &dev->life.transports, entry) {
-		put_device(&transport->vdev->dev);
-		module_put(transport->owner);
-		kfree(transport);
-	}
 	vpmu_permission_exit(dev);
 	if (dev->vcpus)
 		for (i = 0; i < dev->info.vcpus && dev->vcpus[i].dev; i++)
@@ -469,6 +450,14 @@ static void device_free(struct vpmu_device *dev)
 	kfree(dev);
 }
 
+/* Binds the driver's objects to a virtio device. */
+static void device_meet(struct vpmu_device *dev, struct virtio_device *vdev)
+{
+	dev->vdev = vdev;
+	vdev->priv = dev;
+	strscpy(dev->name, dev_name(&vdev->dev), sizeof(dev->name));
+}
+
 static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev;
@@ -476,8 +465,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	dev = kzalloc(sizeof(*dev), GFP_KERNEL);
 	if (!dev)
 		return ERR_PTR(-ENOMEM);
-	dev->vdev = vdev;
-	vdev->priv = dev;
+	device_meet(dev, vdev);
 	seqlock_init(&dev->info_lock);
 	spin_lock_init(&dev->control.lock);
 	INIT_LIST_HEAD(&dev->control.sent);
@@ -492,7 +480,6 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	init_waitqueue_head(&dev->life.idle);
 	mutex_init(&dev->life.lock);
 	INIT_LIST_HEAD(&dev->life.events);
-	INIT_LIST_HEAD(&dev->life.transports);
 	INIT_WORK(&dev->life.give_up, give_up_work);
 	INIT_WORK(&dev->notices.work, notices_work);
 	INIT_WORK(&dev->reread, reread_work);
@@ -528,7 +515,7 @@ static int device_doorbell(struct vpmu_device *dev)
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_DOORBELL) ||
 	    region.len < sizeof(u32)) {
-		dev_err(&dev->vdev->dev, "the device offers a doorbell without its memory region\n");
+		vpmu_err(dev, "the device offers a doorbell without its memory region\n");
 		return -ENXIO;
 	}
 	/*
@@ -543,8 +530,8 @@ static int device_doorbell(struct vpmu_device *dev)
 
 static void device_say_no_queue(struct vpmu_device *dev, unsigned int cpu, int err)
 {
-	dev_err(&dev->vdev->dev, "CPU %u: its queue was not found; events on it are refused (%d)\n",
-		cpu, err);
+	vpmu_err(dev, "CPU %u: its queue was not found; events on it are refused (%d)\n",
+		 cpu, err);
 }
 
 static int vpmu_online(unsigned int cpu, struct hlist_node *node)
@@ -631,27 +618,15 @@ static void device_forget(void)
 }
 
 /*
- * Ends all open events of a device that is being removed, and keeps the objects
- * that the device's users still hold.
+ * Ends all open events of a device that is being removed. Its users may still
+ * hold the driver's objects.
  */
-static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transport)
+static void device_part(struct vpmu_device *dev)
 {
-	struct virtio_device *vdev = dev->vdev;
-	struct device *parent = vdev->dev.parent;
-
 	vpmu_life_close(dev, -ENODEV);
 	device_stop(dev);
 	vpmu_life_end(dev, -ENODEV);
-	/*
-	 * Keep the virtio device: the driver still names it in log messages,
-	 * and checks its features.
-	 */
-	get_device(&vdev->dev);
-	transport->vdev = vdev;
-	transport->owner = parent && parent->driver ? parent->driver->owner : NULL;
-	__module_get(transport->owner);
-	list_add(&transport->entry, &dev->life.transports);
-	vpmu_kept = dev;
+	dev->vdev = NULL;
 }
 
 /*
@@ -699,15 +674,13 @@ static int device_recall(struct vpmu_device *dev)
  */
 static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 {
-	struct virtio_device *before = dev->vdev;
 	int err = -EBUSY;
 
 	if (!device_is_same(dev, vdev)) {
 		dev_err(&vdev->dev, "programs still hold events of another device\n");
 		return err;
 	}
-	dev->vdev = vdev;
-	vdev->priv = dev;
+	device_meet(dev, vdev);
 	err = device_restart(dev);
 	if (!err)
 		err = device_recall(dev);
@@ -722,10 +695,8 @@ static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 	device_leave(dev);
 	vpmu_persistent_close(dev);
 close:
-	vpmu_life_close(dev, -ENODEV);
-	device_stop(dev);
-	/* The previous virtio device is still referenced. */
-	dev->vdev = before;
+	/* A program may already have opened an event. */
+	device_part(dev);
 	return err;
 }
 
@@ -828,18 +799,15 @@ static int vpmu_probe(struct virtio_device *vdev)
 
 static void vpmu_remove(struct virtio_device *vdev)
 {
-	struct vpmu_transport *transport;
 	struct vpmu_device *dev = vdev->priv;
 
-	/* __GFP_NOFAIL, because a remove cannot return an error. */
-	transport = kzalloc(sizeof(*transport), GFP_KERNEL | __GFP_NOFAIL);
 	vpmu_cdev_unregister(dev);
 	device_leave(dev);
 	vpmu_persistent_close(dev);
 	if (device_leave(dev)) {
-		device_keep(dev, transport);
+		device_part(dev);
+		vpmu_kept = dev;
 	} else {
-		kfree(transport);
 		device_withdraw(dev);
 		vpmu_life_close(dev, -ENODEV);
 		device_stop(dev);
@@ -896,10 +864,42 @@ static int vpmu_restore(struct virtio_device *vdev)
 	return 0;
 }
 
+/*
+ * Clears the features of virtqueues that a device must not offer
+ * (VPMU-D-3-2). The scheduler calls this driver with the runqueue's lock held:
+ * an indirect descriptor would then be allocated, which can wake a thread, and
+ * with notifications that the device may suppress, a kick need not reach it.
+ */
+static int vpmu_validate(struct virtio_device *vdev)
+{
+	__virtio_clear_bit(vdev, VIRTIO_RING_F_INDIRECT_DESC);
+	__virtio_clear_bit(vdev, VIRTIO_RING_F_EVENT_IDX);
+	__virtio_clear_bit(vdev, VIRTIO_F_RING_PACKED);
+	return 0;
+}
+
 static const struct virtio_device_id vpmu_ids[] = {
 	{ VPMU_DEVICE_ID, VIRTIO_DEV_ANY_ID },
 	{ },
 };
+MODULE_DEVICE_TABLE(virtio, vpmu_ids);
+
+static struct virtio_driver vpmu_driver = {
+	.driver = {
+		.name = "virtio_pmu",
+		.owner = THIS_MODULE,
+	},
+	.id_table = vpmu_ids,
+	.feature_table = vpmu_features,
+	.feature_table_size = ARRAY_SIZE(vpmu_features),
+	.validate = vpmu_validate,
+	.probe = vpmu_probe,
+	.remove = vpmu_remove,
+	.config_changed = vpmu_config_changed,
+	.freeze = vpmu_freeze,
+	.restore = vpmu_restore,
+};
+
 #ifdef VPMU_UNVERIFIED
 static bool unverified;
 module_param(unverified, bool, 0444);
@@ -918,29 +918,12 @@ static bool __init kernel_is_refused(void)
 }
 #endif
 
-MODULE_DEVICE_TABLE(virtio, vpmu_ids);
-
-static struct virtio_driver vpmu_driver = {
-	.driver = {
-	if (kernel_is_refused())
-		return -EOPNOTSUPP;
-		.name = "virtio_pmu",
-		.owner = THIS_MODULE,
-	},
-	.id_table = vpmu_ids,
-	.feature_table = vpmu_features,
-	.feature_table_size = ARRAY_SIZE(vpmu_features),
-	.probe = vpmu_probe,
-	.remove = vpmu_remove,
-	.config_changed = vpmu_config_changed,
-	.freeze = vpmu_freeze,
-	.restore = vpmu_restore,
-};
-
 static int __init vpmu_init(void)
 {
 	int ret;
 
+	if (kernel_is_refused())
+		return -EOPNOTSUPP;
 	ret = cpuhp_setup_state_multi(CPUHP_AP_ONLINE_DYN, "perf/virtio_pmu:online",
 				      vpmu_online, NULL);
 	if (ret < 0)

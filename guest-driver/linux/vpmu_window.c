@@ -30,7 +30,7 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_WINDOW) ||
 	    region.addr % VPMU_PAGE_SIZE || !(region.len / VPMU_PAGE_SIZE)) {
-		dev_err(&dev->vdev->dev, "the device offers a window without its memory region\n");
+		vpmu_err(dev, "the device offers a window without its memory region\n");
 		return -ENXIO;
 	}
 	/*

@@ -36,6 +36,7 @@ const SECONDS: &str = "/sys/module/virtio_pmu/parameters/answer_seconds";
 const DRIVER: &str = "/sys/bus/platform/drivers/virtio-mmio";
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
+const TRANSPORT_MODULE: &str = "/lib/modules/virtio_mmio.ko";
 /// Offset of the device status register of virtio-mmio.
 const STATUS: u64 = 0x70;
 const GONE: i16 = libc::POLLHUP | libc::POLLERR;
@@ -302,6 +303,74 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     ensure!(module("rmmod", "virtio_pmu")?, "the module was not unloaded");
     ensure!(module("insmod", MODULE)?, "the module was not loaded again");
     bind(&name)?;
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// The driver keeps nothing of a transport that is gone: neither its device nor the code of its module.
+#[apply(guest_test)]
+fn transports_module_is_unloaded_while_events_are_open() -> Outcome {
+    let mut open = Open::new()?;
+    open.ensure_counts()?;
+    for round in 0..2 {
+        ensure!(module("rmmod", "virtio_mmio")?, "round {round}: the transport's module was not unloaded");
+        open.ensure_ended(libc::ENODEV)?;
+        ensure!(module("insmod", TRANSPORT_MODULE)?, "round {round}: the transport's module was not loaded again");
+        ensure_works()?;
+    }
+    open.ensure_readable(5)?;
+    ensure!(module("rmmod", "virtio_mmio")?, "the transport's module was not unloaded");
+    drop(open);
+    ensure!(module("rmmod", "virtio_pmu")?, "the module was not unloaded");
+    for loaded in [MODULE, TRANSPORT_MODULE] {
+        ensure!(module("insmod", loaded)?, "{loaded} was not loaded again");
+    }
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// The task that unmaps may get the CPU only after the device is bound again. Here, a real-time task keeps its CPU.
+#[apply(guest_test)]
+fn ring_unmapped_during_an_unbinding_is_not_lost() -> Outcome {
+    let name = transport()?;
+    fs::write(SECONDS, "3600")?;
+    let mut unmapper = Doomed::start(|parent| {
+        cpu::pin(1)?;
+        let device = Device::open()?;
+        let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
+        let ring = Pages::map(&event, 1, READ_WRITE)?;
+        mute()?;
+        tell(parent, std::process::id().into())?;
+        drop(ring);
+        Ok(tell(parent, 0)?)
+    })?;
+    let stat = format!("/proc/{}/stat", unmapper.hear()?);
+    // Waits until the task blocks, because the device does not answer.
+    while !fs::read_to_string(&stat)?.contains(") D ") {
+        os::yield_cpu();
+    }
+    cpu::pin(0)?;
+    let bound = AtomicBool::new(false);
+    let (keeps, kept) = channel();
+    thread::scope(|scope| -> Outcome {
+        let keeper = scope.spawn(|| -> io::Result<()> {
+            cpu::pin(1)?;
+            cpu::keep()?;
+            // Fails only if the test has failed.
+            let _ = keeps.send(());
+            while !bound.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            Ok(())
+        });
+        // If the channel is closed, the keeper has failed. Its result, below, has the error.
+        let done = kept.recv().map_or(Ok(()), |()| unbind(&name).and_then(|()| bind(&name)));
+        bound.store(true, Ordering::Relaxed);
+        keeper.join().map_err(|_| "the real-time thread panicked")??;
+        Ok(done?)
+    })?;
+    ensure_eq!(unmapper.hear()?, 0, "the word that the ring is unmapped");
+    unmapper.kill()?;
     ensure_works()?;
     ensure_no_complaint()
 }
