@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -11,6 +10,7 @@ use perf_event_open_sys::bindings::perf_event_attr;
 use crate::arch::{OWN_IN_USER_MODE, mmio_pio};
 use crate::areas::{self, Area, announce, contiguous, reported};
 use crate::aux_mapping::ports;
+use crate::beside::{making_exits, work_beside};
 use crate::ensure::{ensure, ensure_eq};
 use crate::output_mapping::untouched;
 use crate::packets::{Ledger, exits};
@@ -256,22 +256,13 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
 fn perfs_area_is_unmapped_while_the_host_writes() -> Outcome {
     let device = Device::open()?;
     let attr = aux_watermark(port_trace(&device)?, 512);
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| -> Outcome {
-        let maker = scope.spawn(|| -> std::io::Result<()> {
-            cpu::pin(1)?;
-            cpu::allow_ports()?;
-            while !stop.load(Ordering::Relaxed) {
-                cpu::port_write();
-            }
-            Ok(())
-        });
-        cpu::pin(0)?;
-        let done = (0..24_usize).try_for_each(|round| -> Outcome {
+    cpu::pin(0)?;
+    work_beside(1, making_exits, |other| {
+        (0..24_usize).try_for_each(|round| -> Outcome {
             let pages = 1 << (round % 4);
             let Kept { event, ring, area, .. } = Kept::open(attr, How::on_cpu(1), pages, READ_WRITE)?;
             event.enable(0)?;
-            while area.word(0) == 0 && !maker.is_finished() {
+            while area.word(0) == 0 && !other.has_ended() {
                 std::hint::spin_loop();
             }
             match round % 3 {
@@ -280,9 +271,7 @@ fn perfs_area_is_unmapped_while_the_host_writes() -> Outcome {
                 _ => drop((ring, area, event)),
             }
             untouched(pages, round)
-        });
-        stop.store(true, Ordering::Relaxed);
-        maker.join().map_err(|_| "the maker panicked")??;
-        done
-    })
+        })
+    })?;
+    Ok(())
 }

@@ -1,16 +1,14 @@
 //! The lifetime of an AUX area: which references keep it alive, and which user is charged for its memory.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-
 use crate::areas::{self, Area};
 use crate::aux_mapping::{event, io_trace, ports};
+use crate::beside::{making_exits, work_beside};
 use crate::ensure::{ensure, ensure_eq};
 use crate::output_mapping::{allowance, untouched};
 use crate::packets::{Ledger, exits};
 use crate::pages::{Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{Device, Event, How, PAGE, refused};
-use crate::{Fallible, Outcome, cpu, os};
+use crate::{Outcome, cpu, os};
 
 const GROUP: &str = "aux";
 
@@ -105,31 +103,11 @@ fn area_lives_as_long_as_any_map() -> Outcome {
 
 /// Runs `body` while CPU 1 continuously makes exits.
 fn while_writing(body: impl FnOnce() -> Outcome) -> Outcome {
-    let stop = AtomicBool::new(false);
-    let ready = AtomicU64::new(0);
-    let made = thread::scope(|scope| -> Fallible<u64> {
-        let maker = scope.spawn(|| -> std::io::Result<u64> {
-            cpu::pin(1)?;
-            cpu::allow_ports()?;
-            let mut made = 0;
-            while !stop.load(Ordering::Relaxed) {
-                cpu::port_write();
-                made += 1;
-                ready.store(made, Ordering::Release);
-            }
-            Ok(made)
-        });
-        cpu::pin(0)?;
-        while ready.load(Ordering::Acquire) == 0 && !maker.is_finished() {
-            thread::yield_now();
-        }
-        let done = body();
-        while ready.load(Ordering::Acquire) <= 60 && !maker.is_finished() {
-            thread::yield_now();
-        }
-        stop.store(true, Ordering::Relaxed);
-        let made = maker.join().map_err(|_| "the maker panicked")??;
-        done.map(|()| made)
+    cpu::pin(0)?;
+    let ((), made) = work_beside(1, making_exits, |other| {
+        body()?;
+        other.wait_for(61);
+        Ok(())
     })?;
     ensure!(made > 60, "{made} exits are too few");
     Ok(())

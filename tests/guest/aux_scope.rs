@@ -6,6 +6,7 @@ use std::thread;
 use crate::arch::mmio_pio::{self};
 use crate::aux_exits::trace;
 use crate::aux_mapping::{io_trace, ports};
+use crate::beside::{making_exits, work_beside};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, USER};
 use crate::pages::READ_WRITE;
@@ -15,32 +16,6 @@ use crate::{Fallible, Outcome, cpu};
 
 const GROUP: &str = "aux";
 
-/// Runs `body` while another thread makes exits on `cpu`. Also returns the id of that thread and the number of its
-/// exits.
-fn beside<R>(cpu: usize, body: impl FnOnce() -> R) -> Result<(R, u32, u64), String> {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    let (stop, made) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
-        let other = scope.spawn(|| -> std::io::Result<u32> {
-            cpu::pin(cpu)?;
-            cpu::allow_ports()?;
-            while !stop.load(Ordering::Relaxed) {
-                cpu::port_write();
-                made.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(cpu::thread_id())
-        });
-        while made.load(Ordering::Relaxed) == 0 && !other.is_finished() {
-            thread::yield_now();
-        }
-        let result = body();
-        stop.store(true, Ordering::Relaxed);
-        let tid = other.join().map_err(|_| "the other panicked")?;
-        let tid = tid.map_err(|error| error.to_string())?;
-        Ok((result, tid, made.load(Ordering::Relaxed)))
-    })
-}
-
 #[apply(guest_test)]
 fn trace_of_a_task_excludes_others() -> Outcome {
     const MADE: u64 = 400;
@@ -49,7 +24,7 @@ fn trace_of_a_task_excludes_others() -> Outcome {
     cpu::pin(1)?;
     let mut traced = Traced::open(&device, io_trace(&device), How::OWN, 64, READ_WRITE)?;
     // Another thread on the same CPU makes the same exits all the time.
-    let (done, _, others) = beside(1, || -> std::io::Result<()> {
+    let ((), others) = work_beside(1, making_exits, |_| {
         traced.event.enable(0)?;
         for _ in 0..MADE / 10 {
             ports(10);
@@ -58,7 +33,6 @@ fn trace_of_a_task_excludes_others() -> Outcome {
         traced.event.disable(0)?;
         Ok(())
     })?;
-    done?;
     ensure!(others > 10, "{others} exits of the other thread are too few");
     traced.balance()?;
     let exits = traced.take()?;
@@ -76,11 +50,12 @@ fn trace_of_a_cpu_has_all_its_exits() -> Outcome {
     cpu::pin(1)?;
     let mut traced = Traced::open(&device, io_trace(&device), How::on_cpu(1), 512, READ_WRITE)?;
     traced.event.enable(0)?;
-    let ((), tid, others) = beside(1, || {
+    let (tid, others) = work_beside(1, making_exits, |other| {
         for _ in 0..MADE / 10 {
             ports(10);
             crate::os::yield_cpu();
         }
+        Ok(other.tid)
     })?;
     traced.event.disable(0)?;
     traced.balance()?;

@@ -9,6 +9,7 @@ use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::areas;
 use crate::aux_mapping::{io_trace, ports};
+use crate::beside::work_beside;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ADDR, TIME};
 use crate::known_code;
@@ -462,43 +463,28 @@ fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
 #[apply(guest_test)]
 fn closing_under_a_flush_is_harmless() -> Outcome {
     let device = fresh()?;
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| -> Outcome {
-        let flusher = scope.spawn(|| -> std::io::Result<u64> {
-            cpu::pin(0)?;
-            let mut flushes = 0;
-            while !stop.load(Ordering::Relaxed) {
-                device.flush()?;
-                flushes += 1;
-            }
-            Ok(flushes)
-        });
-        let closed = (|| -> Outcome {
-            cpu::pin(1)?;
-            let mut attr = marks(&device);
-            attr.set_write_backward(1);
-            for round in 0..60 {
-                let (event, _) = persistent(&device, &attr, round % 2, "under-flush")?;
-                let ring = look(&event, 1)?;
-                device.place(VALUE, 3)?;
-                if round % 2 == 1 {
-                    ensure_eq!(newest(&ring, &attr)?, [VALUE; 3], "round {round}: records");
-                }
-                event.attach()?;
-            }
-            let plain = device.start(&marks(&device), How::on_cpu(1))?;
-            let mut ring = Pages::map(&plain, 1, READ_WRITE)?;
-            let other = plain.as_fd().try_clone_to_owned()?;
-            drop(plain);
+    cpu::pin(1)?;
+    let flushing = || Ok(|| device.flush().map(drop));
+    work_beside(0, flushing, |_| {
+        let mut attr = marks(&device);
+        attr.set_write_backward(1);
+        for round in 0..60 {
+            let (event, _) = persistent(&device, &attr, round % 2, "under-flush")?;
+            let ring = look(&event, 1)?;
             device.place(VALUE, 3)?;
-            drop(other);
-            ensure_eq!(values(&ring.take()?, &marks(&device))?, [VALUE; 3], "records");
-            Ok(())
-        })();
-        stop.store(true, Ordering::Relaxed);
-        let flushes = flusher.join().map_err(|_| "the flusher panicked")??;
-        closed?;
-        ensure!(flushes > 0, "the other thread made no flush");
+            if round % 2 == 1 {
+                ensure_eq!(newest(&ring, &attr)?, [VALUE; 3], "round {round}: records");
+            }
+            event.attach()?;
+        }
+        let plain = device.start(&marks(&device), How::on_cpu(1))?;
+        let mut ring = Pages::map(&plain, 1, READ_WRITE)?;
+        let other = plain.as_fd().try_clone_to_owned()?;
+        drop(plain);
+        device.place(VALUE, 3)?;
+        drop(other);
+        ensure_eq!(values(&ring.take()?, &marks(&device))?, [VALUE; 3], "records");
         Ok(())
-    })
+    })?;
+    Ok(())
 }

@@ -1,12 +1,14 @@
 //! Groups of events of `/dev/vpmu`: when members count, whether all counts of one read are from the same moment, and
 //! which events may join.
 
+use std::io;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use vpmu_client::{Event, EventAttr, Vpmu};
 
+use crate::beside::work_beside;
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
 use crate::{Fallible, Outcome};
@@ -186,29 +188,13 @@ pub(crate) fn close_leaders_under_marks() -> Outcome {
         for event in [&alone, &sibling, &leader] {
             event.enable()?;
         }
-        let (stop, placed) = (AtomicBool::new(false), AtomicU64::new(0));
-        thread::scope(|scope| -> Outcome {
-            let placer = scope.spawn(|| -> Result<(), String> {
-                cpu::pin(0).map_err(|error| error.to_string())?;
-                while !stop.load(Ordering::Relaxed) {
-                    vpmu.mark(3).map_err(|error| error.to_string())?;
-                    placed.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(())
-            });
-            let until = |count: u64| {
-                while placed.load(Ordering::Relaxed) < count && !placer.is_finished() {
-                    thread::yield_now();
-                }
-            };
-            until(10);
+        let marking = || Ok(|| vpmu.mark(3).map_err(io::Error::other));
+        let ((), placed) = work_beside(0, marking, |other| {
+            other.wait_for(10);
             drop(leader);
-            until(placed.load(Ordering::Relaxed) + 10);
-            stop.store(true, Ordering::Relaxed);
-            placer.join().map_err(|_| "the placer panicked")??;
+            other.wait_for(other.calls() + 10);
             Ok(())
         })?;
-        let placed = placed.into_inner();
         ensure_eq!(
             (values(&alone)?, values(&sibling)?),
             (vec![placed], vec![placed]),

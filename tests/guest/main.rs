@@ -29,6 +29,7 @@ mod aux_vperf;
 mod aux_wakeup;
 mod aux_writer;
 mod baseline;
+mod beside;
 mod boots;
 mod conformance;
 mod counting;

@@ -3,10 +3,10 @@
 #![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::beside::work_beside;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, READ, TID, TIME};
 use crate::pages::{DATA_OFFSET, DATA_SIZE, Pages, READ as READ_ONLY, READ_WRITE};
@@ -180,46 +180,26 @@ pub(crate) fn untouched(freed: usize, round: usize) -> Outcome {
 #[apply(guest_test)]
 fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
     let device = Device::open()?;
-    let stop = AtomicBool::new(false);
-    let ready = AtomicU64::new(0);
-    let placed = thread::scope(|scope| -> Fallible<u64> {
-        let placer = scope.spawn(|| -> std::io::Result<u64> {
-            cpu::pin(1)?;
-            ready.store(cpu::thread_id().into(), Ordering::Release);
-            let mut placed = 0;
-            while !stop.load(Ordering::Relaxed) {
-                device.mark(VALUE)?;
-                placed += 1;
-            }
-            Ok(placed)
-        });
-        cpu::pin(0)?;
-        while ready.load(Ordering::Acquire) == 0 {
-            thread::yield_now();
-        }
+    cpu::pin(0)?;
+    let marking = || Ok(|| device.mark(VALUE));
+    let (event, placed) = work_beside(1, marking, |_| {
         let attr = silent(device.marks(VALUE, 1, TID | TIME | READ));
         let event = device.start(&attr, How::on_cpu(1))?;
-        let beaten = (|| -> Outcome {
-            for round in 0..60_usize {
-                let pages = 1 << (round % 4);
-                let mut ring = Pages::map(&event, pages, READ_WRITE)?;
-                // Waits for a record, so that the host is writing when the ring is unmapped.
-                while ring.head() == 0 {
-                    std::hint::spin_loop();
-                }
-                let (samples, _) = fields::samples(&ring.take()?, &attr)?;
-                ensure!(!samples.is_empty(), "round {round}: no record");
-                drop(ring);
-                untouched(1 + pages, round)?;
+        for round in 0..60_usize {
+            let pages = 1 << (round % 4);
+            let mut ring = Pages::map(&event, pages, READ_WRITE)?;
+            // Waits for a record, so that the host is writing when the ring is unmapped.
+            while ring.head() == 0 {
+                std::hint::spin_loop();
             }
-            Ok(())
-        })();
-        stop.store(true, Ordering::Relaxed);
-        let placed = placer.join().map_err(|_| "the placer panicked")??;
-        beaten?;
-        ensure!(event.count()? <= placed, "the count exceeds the number of marks placed");
-        Ok(placed)
+            let (samples, _) = fields::samples(&ring.take()?, &attr)?;
+            ensure!(!samples.is_empty(), "round {round}: no record");
+            drop(ring);
+            untouched(1 + pages, round)?;
+        }
+        Ok(event)
     })?;
+    ensure!(event.count()? <= placed, "the count exceeds the number of marks placed");
     ensure!(placed > 60, "{placed} marks are too few");
     Ok(())
 }
