@@ -81,7 +81,8 @@ pub fn account_for_samples(fixture: &mut Fixture, vcpu: u32, rings: &[[u64; 2]])
 pub fn account_for_exits(fixture: &mut Fixture, vcpu: u32, ring: &[u64], areas: &[u64]) -> Option<Accounted> {
     const AUX: u64 = 11;
     // The commands below are exits for another reason.
-    let event = fixture.open(&open_of(KIND_EXIT_TRACE, EXIT_IO, vcpu).flags(OPEN_ENABLED)).ok()?;
+    let request = open_of(KIND_EXIT_TRACE, EXIT_IO, vcpu).aux_watermark(640).flags(OPEN_ENABLED);
+    let event = fixture.open(&request).ok()?;
     let mapped = fixture.map_pages(event, MAP_WRITABLE, ring).is_ok();
     let mut records = Reader::new(&fixture.memory, ring);
     let (mut exits, mut traced, mut written) = (0, 0, 0);
@@ -91,27 +92,20 @@ pub fn account_for_exits(fixture: &mut Fixture, vcpu: u32, ring: &[u64], areas: 
     };
     for &page in areas {
         let mapped = mapped && map_aux(fixture, event, MAP_WRITABLE, &[page]).is_ok();
-        // More than a page of packets.
-        exit(fixture, 70);
-        if mapped {
-            let mut area = AreaReader::new(fixture, ring[0], vec![page]);
-            let mut next = None;
-            for packet in area.take() {
-                match packet {
-                    Packet::Sync(sync) => {
-                        assert_eq!(sync.event.get(), event, "a packet of another trace");
-                        assert!(next.is_none_or(|next| sync.sequence.get() >= next), "{sync:?} after packet {next:?}");
-                        next = Some(sync.sequence.get());
-                    }
-                    Packet::Exit(exit) => {
-                        assert_eq!(Some(exit.sequence.get()), next, "every gap has a sync packet");
-                        next = Some(exit.sequence.get() + 1);
-                        traced += 1;
-                    }
-                    Packet::Sample(sample) => panic!("{sample:?} in an exit trace"),
-                }
+        let mut area = AreaReader::new(fixture, ring[0], vec![page]);
+        let mut packets = Vec::new();
+        // The reader takes some packets first, so that the area is full in the middle of its page. Then the only sync
+        // packet after the loss is the one that reports it.
+        for count in [30, 70, 10] {
+            exit(fixture, count);
+            if mapped {
+                packets.extend(area.take());
             }
+        }
+        if mapped {
             fixture.control(&header(CONTROL_UNMAP_AUX, event)).expect("unmapped");
+            packets.extend(area.take());
+            traced += numbered(event, &packets);
             written += area.head();
             let chunks = records.raw().into_iter().filter(|record| record.kind == AUX);
             let reported = chunks.fold(0, |reported, record| {
@@ -129,4 +123,25 @@ pub fn account_for_exits(fixture: &mut Fixture, vcpu: u32, ring: &[u64], areas: 
     let packet = size_of::<ExitPacket>() as u64;
     assert!(traced * packet <= written && (exits - traced) * packet <= bytes.lost, "{traced} of {exits}: {bytes:?}");
     Some(bytes)
+}
+
+/// Checks that the packets of an exit trace are numbered. Returns how many exits they have.
+fn numbered(trace: u64, packets: &[Packet]) -> u64 {
+    let (mut exits, mut next) = (0, None);
+    for packet in packets {
+        match packet {
+            Packet::Sync(sync) => {
+                assert_eq!(sync.event.get(), trace, "a packet of another trace");
+                assert!(next.is_none_or(|next| sync.sequence.get() >= next), "{sync:?} after packet {next:?}");
+                next = Some(sync.sequence.get());
+            }
+            Packet::Exit(exit) => {
+                assert_eq!(Some(exit.sequence.get()), next, "every gap has a sync packet");
+                next = Some(exit.sequence.get() + 1);
+                exits += 1;
+            }
+            Packet::Sample(sample) => panic!("{sample:?} in an exit trace"),
+        }
+    }
+    exits
 }
