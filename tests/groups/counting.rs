@@ -1,3 +1,0 @@
-//! Counting in a stock guest, through `/dev/vpmu`.
-
-tests::group!("counting");

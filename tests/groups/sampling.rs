@@ -1,3 +1,0 @@
-//! Sampling into rings in a stock guest's memory.
-
-tests::group!("sampling");
