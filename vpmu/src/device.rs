@@ -436,11 +436,8 @@ impl Vpmu {
         // Call `catalogue` before taking the lock, because its first call reads the machine's statistics.
         self.shared.backend.catalogue();
         let serve = || {
-            let mut control = self.shared.control.lock();
-            let served = control.serve();
-            // The operator may wait, and the guest continues with the next turn at once.
-            control.hand_over();
-            served
+            // The operator may wait. Because the lock is fair, the operator comes before the guest's next turn.
+            self.shared.control.lock().serve()
         };
         let mut served = serve();
         if served.needs_guest_ips {

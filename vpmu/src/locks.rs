@@ -16,6 +16,7 @@
 
 use std::fmt::{self, Debug, Formatter};
 use std::ops::{Deref, DerefMut};
+use std::sync::{self, PoisonError};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -58,11 +59,54 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     }
 }
 
-impl<T, const RANK: u8> Held<'_, T, RANK> {
-    /// Unlocks, and gives the lock to a thread that waits for it, if there is one. A thread that takes the lock again at
-    /// once would often be quicker than the thread that waits.
-    pub(crate) fn hand_over(self) {
-        MutexGuard::unlock_fair(self.guard);
+/// A mutex of rank [`CONTROL`] for which a thread waits as long as one other thread holds it, and no longer: a thread
+/// that unlocks it and takes it again at once comes after a thread that waits. A thread that waits sleeps, because to
+/// yield its processor, as [`Lock`] does first, takes milliseconds on a busy host.
+pub(crate) struct FairLock<T> {
+    /// Held by the thread that is the next to hold `value`, until it does.
+    next: sync::Mutex<()>,
+    value: sync::Mutex<T>,
+}
+
+/// A fair lock held by this thread.
+pub(crate) struct HeldFairly<'a, T> {
+    guard: sync::MutexGuard<'a, T>,
+    _rank: order::Taken<CONTROL>,
+}
+
+impl<T> FairLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { next: sync::Mutex::new(()), value: sync::Mutex::new(value) }
+    }
+
+    /// Waits for the lock. A panic does not poison it, as with [`Lock::lock`].
+    ///
+    /// # Panics
+    /// Panics in debug builds if this thread already holds a lock.
+    pub(crate) fn lock(&self) -> HeldFairly<'_, T> {
+        let _rank = order::Taken::new();
+        let _next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        HeldFairly { guard: self.value.lock().unwrap_or_else(PoisonError::into_inner), _rank }
+    }
+}
+
+impl<T> Debug for FairLock<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FairLock").finish()
+    }
+}
+
+impl<T> Deref for HeldFairly<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for HeldFairly<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
     }
 }
 
@@ -133,11 +177,11 @@ mod order {
 mod tests {
     use super::*;
 
-    /// By chance, a lock that is not handed over sometimes goes to the thread that waits, so there are many rounds.
+    /// By chance, an unfair lock sometimes goes to the thread that waits, so there are many rounds.
     #[test]
-    fn lock_that_is_handed_over_goes_to_the_thread_that_waits() {
+    fn fair_lock_goes_to_the_thread_that_waits() {
         for _ in 0..100 {
-            let lock = Lock::<_, CONTROL>::new(Vec::new());
+            let lock = FairLock::new(Vec::new());
             let (send, receive) = std::sync::mpsc::channel();
             let held = lock.lock();
             std::thread::scope(|scope| {
@@ -150,7 +194,7 @@ mod tests {
                 while !std::fs::read_to_string(&status).expect("a thread").contains("State:\tS") {
                     std::thread::yield_now();
                 }
-                held.hand_over();
+                drop(held);
                 lock.lock().push("retakes");
             });
             assert_eq!(*lock.lock(), ["waits", "retakes"]);
@@ -159,7 +203,7 @@ mod tests {
 
     #[test]
     fn locks_in_order_are_taken() {
-        let (control, shard, sink) = (Lock::<_, CONTROL>::new(1), Lock::<_, SHARD>::new(2), Lock::<_, SINK>::new(3));
+        let (control, shard, sink) = (FairLock::new(1), Lock::<_, SHARD>::new(2), Lock::<_, SINK>::new(3));
         let one = control.lock();
         let two = shard.lock();
         assert_eq!(*one + *two + *sink.lock(), 6);
@@ -180,7 +224,7 @@ mod tests {
     #[test]
     #[cfg_attr(debug_assertions, should_panic(expected = "lock order"))]
     fn control_under_a_sink_is_refused() {
-        let (control, sink) = (Lock::<_, CONTROL>::new(1), Lock::<_, SINK>::new(2));
+        let (control, sink) = (FairLock::new(1), Lock::<_, SINK>::new(2));
         let sink = sink.lock();
         assert_eq!(*control.lock() + *sink, 3);
     }

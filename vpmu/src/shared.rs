@@ -8,7 +8,7 @@ use crate::abi::QUEUE_VCPU;
 use crate::backend::Backend;
 use crate::control::Control;
 use crate::flush::Flushes;
-use crate::locks::{CONTROL, Lock};
+use crate::locks::FairLock;
 use crate::notices::Notices;
 use crate::shard::{Shard, State};
 
@@ -18,7 +18,7 @@ pub(crate) struct Shared {
     pub(crate) backend: Arc<Backend>,
     pub(crate) shards: Arc<[Shard]>,
     pub(crate) notices: Arc<Notices>,
-    pub(crate) control: Lock<Control, CONTROL>,
+    pub(crate) control: FairLock<Control>,
     pub(crate) flushes: Flushes,
     drains: AtomicU64,
 }
@@ -34,7 +34,7 @@ impl Shared {
             backend,
             shards,
             notices,
-            control: Lock::new(control),
+            control: FairLock::new(control),
             flushes: Flushes::default(),
             drains: AtomicU64::new(0),
         }
