@@ -23,7 +23,7 @@ fn region() -> RowResult {
         return absent("the guest has no vpmu");
     };
     let bell = Doorbell::map(&device)?;
-    let mut inside = device.attr(INSTRUCTIONS.kind.into(), INSTRUCTIONS.config);
+    let mut inside = device.attr(vpmu_abi::KIND_HARDWARE.into(), INSTRUCTIONS.config);
     inside.set_exclude_kernel(1);
     let region = Region::of(&device, &inside, How::OWN)?;
     let mut borders = Vec::new();
