@@ -17,14 +17,11 @@
 
 PMU_FORMAT_ATTR(event, "config:0-47");
 PMU_FORMAT_ATTR(kind, "config:48-63");
-/* The value of the marks that vpmu/mark/ counts */
-PMU_FORMAT_ATTR(value, "config:0-31");
 PMU_FORMAT_ATTR(paused, "config1:0");
 
 static struct attribute *format_attrs[] = {
 	&format_attr_event.attr,
 	&format_attr_kind.attr,
-	&format_attr_value.attr,
 	&format_attr_paused.attr,
 	NULL,
 };

@@ -391,11 +391,11 @@ fn record_of_a_deep_stack_has_every_caller() -> Outcome {
     let usual = fs::read_to_string(LIMIT)?;
     fs::write(LIMIT, "1024")?;
     for (most, depth, shown_addresses) in [(1024, 599, 600), (600, 700, 600), (16, 700, 16)] {
-        let event = format!("vpmu/mark,value=3,max-stack={most}/");
+        let event = format!("vpmu/mark,event=3,max-stack={most}/");
         let command = ["--", "guest-tests", "deep", &depth.to_string()];
         let args = ["-g", "--user-callchains", "-e", &event, "-c", "1"];
         record("deep", &[&args[..], &command[..]].concat())?;
-        let addresses = shown(&["script", "-i", "deep", "-F", "ip"])?;
+        let addresses = shown(&["script", "-i", "deep", "-F", "ip", "--max-stack", "1024"])?;
         let addresses = addresses.lines().filter(|line| !line.trim().is_empty()).count();
         ensure_eq!(addresses, shown_addresses, "addresses of a chain of at most {most} below {depth} calls");
     }
