@@ -329,52 +329,6 @@ fn transports_module_is_unloaded_while_events_are_open() -> Outcome {
     ensure_no_complaint()
 }
 
-/// The task that unmaps may get the CPU only after the device is bound again. Here, a real-time task keeps its CPU.
-#[apply(guest_test)]
-fn ring_unmapped_during_an_unbinding_is_not_lost() -> Outcome {
-    let name = transport()?;
-    fs::write(SECONDS, "3600")?;
-    let mut unmapper = Doomed::start(|parent| {
-        cpu::pin(1)?;
-        let device = Device::open()?;
-        let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
-        let ring = Pages::map(&event, 1, READ_WRITE)?;
-        mute()?;
-        tell(parent, std::process::id().into())?;
-        drop(ring);
-        Ok(tell(parent, 0)?)
-    })?;
-    let stat = format!("/proc/{}/stat", unmapper.hear()?);
-    // Waits until the task blocks, because the device does not answer.
-    while !fs::read_to_string(&stat)?.contains(") D ") {
-        os::yield_cpu();
-    }
-    cpu::pin(0)?;
-    let bound = AtomicBool::new(false);
-    let (keeps, kept) = channel();
-    thread::scope(|scope| -> Outcome {
-        let keeper = scope.spawn(|| -> io::Result<()> {
-            cpu::pin(1)?;
-            cpu::keep()?;
-            // Fails only if the test has failed.
-            let _ = keeps.send(());
-            while !bound.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-            Ok(())
-        });
-        // If the channel is closed, the keeper has failed. Its result, below, has the error.
-        let done = kept.recv().map_or(Ok(()), |()| unbind(&name).and_then(|()| bind(&name)));
-        bound.store(true, Ordering::Relaxed);
-        keeper.join().map_err(|_| "the real-time thread panicked")??;
-        Ok(done?)
-    })?;
-    ensure_eq!(unmapper.hear()?, 0, "the word that the ring is unmapped");
-    unmapper.kill()?;
-    ensure_works()?;
-    ensure_no_complaint()
-}
-
 /// Forks while the task has events that its children inherit. The child places marks, unless it cannot open the device.
 fn fork_and_place(times: u64) -> Outcome {
     let child = os::forked(|| {

@@ -9,6 +9,7 @@ use vpmu_client::Vpmu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::IP;
 use crate::output_wakeup::sleepers_are_woken;
+use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
     Device, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_SOFTWARE, SW_TASK_CLOCK, refused, sampling, silent,
 };
@@ -82,6 +83,7 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     spin();
     ensure!(holder.count()? > 0, "the event that has the counter does not count");
     let ours = device.open_event(&pinned, How::OWN)?;
+    let _ring = Pages::map(&ours, 1, READ_WRITE)?;
     let error = libc::POLLHUP | libc::POLLERR;
     sleepers_are_woken(vec![ours.duplicate()?], error, || {
         ours.enable(0)?;
