@@ -1,4 +1,4 @@
-//! What the guest of the example records: a sampled clock, a count of marks, and a trace of exits.
+//! The records of the example's guest: a sampled clock, a count of marks, and a trace of exits.
 
 use std::io;
 use std::sync::Arc;

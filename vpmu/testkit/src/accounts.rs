@@ -15,7 +15,7 @@ const VALUE: u32 = 0xacc0;
 /// Marks between two overflows.
 const PERIOD: u64 = 3;
 
-/// What happened to the overflows of an event, or to the bytes of a trace.
+/// The sum of an event's overflows, or of a trace's bytes, and its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accounted {
     pub happened: u64,

@@ -1,5 +1,5 @@
-//! What the tests, benchmarks, examples and fuzz targets of the device share: a driver, a host whose events and times the
-//! caller sets, a guest on KVM, and readers of the guest's buffers.
+//! Shared code of the device's tests, benchmarks, examples and fuzz targets: a driver, a host whose events and times
+//! the caller sets, a guest on KVM, and readers of the guest's buffers.
 //!
 //! [`Fixture`] is a device with a driver on the simulated [`FakeHost`]. [`Driver`] is the driver of a device that its
 //! caller creates. Both use [`DriverQueue`].
