@@ -16,12 +16,13 @@
  *   part of a sample at the replay, such as the user stack, or if a program
  *   gets a signal or runs a BPF program at each overflow;
  * - when the event is stopped. But while the scheduler switches tasks, it holds
- *   the runqueue's lock. An event of a CPU, or of a task on one CPU, then stays
- *   on the list of this CPU until the next tick has replayed its records. An
- *   event of a task on any CPU cannot wait: the task may run on another CPU
- *   next, and perf core's ring must be written by one CPU at a time. Such an
- *   event has at most one piece replayed in a switch, and the rest when its
- *   task runs again.
+ *   the runqueue's lock, so at most one piece is replayed: perf core does not
+ *   call the PMU when a program disables an event that is not active, and
+ *   reads its ring. An event of a CPU, or of a task on one CPU, then stays on
+ *   the list of this CPU until the next tick has replayed the rest. An event of
+ *   a task on any CPU cannot stay: the task may run on another CPU next, and
+ *   perf core's ring must be written by one CPU at a time. The rest of its
+ *   records is replayed when its task runs again.
  */
 #include <linux/bits.h>
 #include <linux/cpumask.h>
@@ -468,9 +469,7 @@ void vpmu_sampling_settle(struct vpmu_vcpu *vcpu)
 	until = local_clock() + STOP_NS;
 	list_for_each_entry_safe(own, next, &vcpu->stopped, sampling) {
 		stays = own->event->cpu >= 0;
-		if (stays && switching && !own->sampler->prompt)
-			stays = !vpmu_records_are_empty(&own->sampler->records);
-		else if (stays || switching)
+		if (stays || switching)
 			stays &= sampling_replay(vcpu, own, &left);
 		else
 			sampling_finish(vcpu, own, until);
