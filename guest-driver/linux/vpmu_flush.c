@@ -8,6 +8,7 @@
  */
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
+#include <linux/interrupt.h>
 #include <linux/sched.h>
 #include <linux/smp.h>
 
@@ -27,10 +28,15 @@ static void flush_wake(struct vpmu_device *dev)
 	 */
 	while (vpmu_notices_take(dev) && turns--)
 		cond_resched();
-	/* Wake and signal from here, instead of from the events' CPUs. */
-	for (i = 0; i < dev->info.vcpus; i++)
+	/*
+	 * Wake and signal from here, instead of from the events' CPUs. If such a
+	 * CPU has begun to, wait for it.
+	 */
+	for (i = 0; i < dev->info.vcpus; i++) {
 		while (vpmu_output_deliver(&dev->vcpus[i]) && turns--)
 			cond_resched();
+		tasklet_unlock_wait(&dev->vcpus[i].soft);
+	}
 }
 
 /**
