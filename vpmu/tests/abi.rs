@@ -242,6 +242,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         OPEN_EXCLUDE_HOST,
         SAMPLE_ALLOWED,
         READ_ALLOWED,
+        DEFAULT_STACK,
         MAX_STACK,
         ENGINE_ANY,
         ENGINE_EXIT,
@@ -382,7 +383,6 @@ fn program() -> String {
     claim("sizeof(struct perf_event_header)".to_owned(), 8);
     claim("offsetof(struct perf_event_header, misc)".to_owned(), 4);
     claim("offsetof(struct perf_event_header, size)".to_owned(), 6);
-    claim("PERF_TYPE_HARDWARE".to_owned(), KIND_HARDWARE.into());
     claim("PERF_TYPE_SOFTWARE".to_owned(), KIND_SOFTWARE.into());
     claim("PERF_TYPE_HW_CACHE".to_owned(), KIND_HW_CACHE.into());
     claim("PERF_TYPE_RAW".to_owned(), KIND_RAW.into());
