@@ -61,7 +61,7 @@ fn named() -> Vec<(PathBuf, String, String)> {
                 due.extend(numbers(comment));
                 continue;
             }
-            is_test |= line == "#[test]";
+            is_test |= ["#[test]", "#[apply(tests::host_test)]"].contains(&line);
             if line.starts_with("#[") {
                 continue;
             }
