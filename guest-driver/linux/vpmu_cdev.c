@@ -6,6 +6,7 @@
 #include <linux/capability.h>
 #include <linux/fs.h>
 #include <linux/io.h>
+#include <linux/irqflags.h>
 #include <linux/minmax.h>
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -59,6 +60,20 @@ static long cdev_open_event(struct vpmu_device *dev, void __user *arg)
 	return vpmu_open(dev, &args);
 }
 
+/*
+ * The last switch of this CPU is over before the mark. So the mark's sample keeps
+ * its time, and two marks have different times.
+ */
+static void cdev_mark(struct vpmu_device *dev, u32 value)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	vpmu_task_switched();
+	writel(value, dev->doorbell.address);
+	local_irq_restore(flags);
+}
+
 static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	struct vpmu_device *dev = to_vpmu(filp);
@@ -83,7 +98,7 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 			return -EOPNOTSUPP;
 		if (arg > U32_MAX)
 			return -EINVAL;
-		writel(arg, dev->doorbell.address);
+		cdev_mark(dev, arg);
 		return 0;
 	case VPMU_IOC_PERF:
 		return vpmu_perf_call(dev, user);

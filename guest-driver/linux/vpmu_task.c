@@ -144,8 +144,8 @@ static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 /**
  * vpmu_task_switched() - note that the last switch of this CPU is over
  *
- * Called with interrupts off, by an interrupt or softirq: a switch has
- * interrupts off.
+ * Called with interrupts off, by an interrupt, softirq or system call: a switch
+ * has interrupts off.
  */
 void vpmu_task_switched(void)
 {

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perf_event::data::Record;
 use perf_event::events::{Dynamic, Software};
@@ -141,8 +141,12 @@ fn librarys_sampler_reads_every_mark() -> Outcome {
         .read_format(ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING);
     let mut sampler = builder.build()?.sampled(1 << 16)?;
     sampler.enable()?;
-    for value in 100..140 {
-        vpmu.mark(value)?;
+    for burst in 0..10 {
+        // The marks follow a switch, and a tick replays them. Each must keep its own time.
+        thread::sleep(Duration::from_millis(1));
+        (0..4).try_for_each(|mark| vpmu.mark(100 + 4 * burst + mark))?;
+        let end = Instant::now() + Duration::from_millis(10);
+        while Instant::now() < end {}
     }
     sampler.disable()?;
     let mut values = Vec::new();
