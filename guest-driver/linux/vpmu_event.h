@@ -150,6 +150,7 @@ int vpmu_sampling_alloc(struct vpmu_event *own);
 void vpmu_sampling_free(struct vpmu_event *own);
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request);
 int vpmu_sampling_map(struct vpmu_event *own);
+void vpmu_sampling_grow(struct vpmu_event *own);
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own);
 void vpmu_sampling_stop(struct vpmu_event *own);
 void vpmu_sampling_forget(struct vpmu_event *own);

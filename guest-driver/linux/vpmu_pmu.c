@@ -162,6 +162,8 @@ static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm
 
 	if (own->view)
 		vpmu_view_show(own->view);
+	else if (own->sampler)
+		vpmu_sampling_grow(own);
 }
 
 /*

@@ -51,10 +51,12 @@
 
 /*
  * Number of data pages of a ring. They hold about 1300 samples without call
- * chains, or 60 samples with the longest call chains.
+ * chains, or 7 samples with the longest call chains. The ring of a task's event
+ * has fewer until a program maps the event: a process can have thousands of
+ * threads, and perf(1) maps one event per CPU, and redirects the others to it.
  */
 #define RING_PAGES	16
-#define RING_SIZE	(RING_PAGES * PAGE_SIZE)
+#define RING_PAGES_UNUSED	4
 
 /* Jiffies between two replays on an idle CPU that has nothing to replay */
 #define IDLE_TICKS	(HZ / 10)
@@ -75,15 +77,19 @@
  * struct vpmu_sampler - the ring of an event and of the events that inherit it
  * @records: the ring, as replays read it
  * @prompt: the watermark is always one record
+ * @grown: the ring of a task's event has all its pages, or is given them
  * @members: on each CPU: number of events of the family in vpmu_vcpu::sampling
  * @cpus: the CPUs where @members is not zero
+ * @count: number of @pages
  * @pages: the metadata page, then the data pages
  */
 struct vpmu_sampler {
 	struct vpmu_records records;
 	bool prompt;
+	atomic_t grown;
 	unsigned int __percpu *members;
 	cpumask_var_t cpus;
+	unsigned int count;
 	struct page *pages[1 + RING_PAGES];
 };
 
@@ -95,37 +101,53 @@ static bool sampler_is_of(const struct vpmu_event *own)
 
 static void sampler_free(struct vpmu_sampler *sampler)
 {
-	unsigned int i;
-
-	for (i = 0; i < ARRAY_SIZE(sampler->pages) && sampler->pages[i]; i++)
-		__free_page(sampler->pages[i]);
+	while (sampler->count)
+		__free_page(sampler->pages[--sampler->count]);
 	free_cpumask_var(sampler->cpus);
 	free_percpu(sampler->members);
 	kfree(sampler);
 }
 
-static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
+/* Allocates pages up to @count. Returns 0 or -ENOMEM, then with some of them. */
+static int sampler_fill(struct vpmu_sampler *sampler, unsigned int count)
 {
+	struct page *page;
+
+	while (sampler->count < count) {
+		page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+		if (!page)
+			return -ENOMEM;
+		sampler->pages[sampler->count++] = page;
+	}
+	return 0;
+}
+
+/* Replays of the ring see the new size, or have ended. */
+static void sampler_resize(struct vpmu_sampler *sampler, unsigned int data_pages)
+{
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&sampler->records.lock, flags);
+	sampler->records.size = data_pages * PAGE_SIZE;
+	raw_spin_unlock_irqrestore(&sampler->records.lock, flags);
+}
+
+static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr, bool task)
+{
+	unsigned int data_pages = task ? RING_PAGES_UNUSED : RING_PAGES;
 	struct vpmu_sampler *sampler = kzalloc(sizeof(*sampler), GFP_KERNEL);
-	unsigned int i;
 
 	if (!sampler)
 		return NULL;
 	vpmu_records_init(&sampler->records);
 	sampler->records.pages = sampler->pages;
-	sampler->records.size = RING_SIZE;
+	sampler->records.size = data_pages * PAGE_SIZE;
 	sampler->records.type = vpmu_attr_replayed(attr);
 	sampler->prompt = attr->sample_type & VPMU_SAMPLE_PROMPT;
 	sampler->members = alloc_percpu(unsigned int);
-	if (!zalloc_cpumask_var(&sampler->cpus, GFP_KERNEL) || !sampler->members)
-		goto free;
-	for (i = 0; i < ARRAY_SIZE(sampler->pages); i++) {
-		sampler->pages[i] = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
-		if (!sampler->pages[i])
-			goto free;
-	}
-	return sampler;
-free:
+	if (zalloc_cpumask_var(&sampler->cpus, GFP_KERNEL) && sampler->members &&
+	    !sampler_fill(sampler, 1 + data_pages))
+		return sampler;
 	sampler_free(sampler);
 	return NULL;
 }
@@ -141,7 +163,8 @@ static u32 sampling_piece_size(const struct vpmu_event *own)
 		words += CHAIN_TYPICAL;
 	if (type & PERF_SAMPLE_REGS_INTR)
 		words += VPMU_ARCH_REGS_COUNT;
-	return min_t(u32, VPMU_REPLAY_PIECE * words * sizeof(u64), RING_SIZE / 2);
+	return min_t(u32, VPMU_REPLAY_PIECE * words * sizeof(u64),
+		     RING_PAGES_UNUSED * PAGE_SIZE / 2);
 }
 
 /*
@@ -187,7 +210,7 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 		own->period = event->attr.sample_period;
 		return 0;
 	}
-	own->sampler = sampler_alloc(&event->attr);
+	own->sampler = sampler_alloc(&event->attr, own->task);
 	if (!own->sampler)
 		return -ENOMEM;
 	own->freq = event->attr.freq;
@@ -276,8 +299,40 @@ int vpmu_sampling_map(struct vpmu_event *own)
 	 * and tail.
 	 */
 	clear_page(page_address(sampler->pages[0]));
-	return vpmu_control_map(own->dev, own->id, sampler->pages, ARRAY_SIZE(sampler->pages),
+	return vpmu_control_map(own->dev, own->id, sampler->pages, sampler->count,
 				VPMU_MAP_WRITABLE);
+}
+
+/**
+ * vpmu_sampling_grow() - give the ring of a task's event all its pages
+ * @own: the event, which a program has mapped; sleeps
+ *
+ * Does nothing if the event was already enabled: its samples would be lost
+ * while the device has no ring. If memory is short, the ring remains small.
+ */
+void vpmu_sampling_grow(struct vpmu_event *own)
+{
+	struct vpmu_sampler *sampler = own->sampler;
+	int err;
+
+	if (!own->task || !own->id || READ_ONCE(own->event->state) != PERF_EVENT_STATE_OFF ||
+	    atomic_xchg(&sampler->grown, 1))
+		return;
+	if (vpmu_control_unmap(own->dev, own->id))
+		return;
+	err = sampler_fill(sampler, ARRAY_SIZE(sampler->pages));
+	if (!err) {
+		sampler_resize(sampler, RING_PAGES);
+		err = vpmu_sampling_map(own);
+	}
+	if (err) {
+		sampler_resize(sampler, RING_PAGES_UNUSED);
+		while (sampler->count > 1 + RING_PAGES_UNUSED)
+			__free_page(sampler->pages[--sampler->count]);
+		err = vpmu_sampling_map(own);
+	}
+	if (err)
+		vpmu_event_lose(own);
 }
 
 /**
@@ -289,7 +344,7 @@ int vpmu_sampling_map(struct vpmu_event *own)
  */
 struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own)
 {
-	return vpmu_ring_alloc_shared(own->sampler->pages, ARRAY_SIZE(own->sampler->pages));
+	return vpmu_ring_alloc_shared(own->sampler->pages, own->sampler->count);
 }
 
 /*
@@ -665,7 +720,7 @@ static void sampling_call_here(void *info)
  */
 static void sampling_call_on(int cpu, struct sampling_call *call)
 {
-	unsigned int pieces = 2 * RING_SIZE / (VPMU_REPLAY_PIECE * 2 * sizeof(u64));
+	unsigned int pieces = 2 * RING_PAGES * PAGE_SIZE / (VPMU_REPLAY_PIECE * 2 * sizeof(u64));
 
 	do {
 		if (smp_call_function_single(cpu, sampling_call_here, call, 1))

@@ -7,7 +7,10 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr};
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_SW_DUMMY, PERF_SAMPLE_CALLCHAIN as SAMPLE_CALLCHAIN, PERF_SAMPLE_RAW as SAMPLE_RAW,
+    PERF_SAMPLE_STACK_USER as SAMPLE_STACK_USER, PERF_SAMPLE_TID as SAMPLE_TID, PERF_TYPE_SOFTWARE, perf_event_attr,
+};
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr, Record, Ring, Vpmu};
 
@@ -264,6 +267,66 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
         let expected = if records { 30 } else { 0 };
         ensure_eq!(samples, expected, "samples (the BPF program lets overflows write records: {records})");
     }
+    Ok(())
+}
+
+/// Profilers attach programs to events of a CPU, whose samples have fields that only the program asks for, or none of the
+/// device's. Tasks that take turns on the CPU must not cost a run.
+#[apply(guest_test)]
+fn bpf_program_runs_for_each_sample_of_any_fields() -> Outcome {
+    const CHAIN_AND_EMPTY_STACK: u64 = (SAMPLE_TID | SAMPLE_CALLCHAIN | SAMPLE_STACK_USER) as u64;
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    for (sample_type, wakeup) in [(CHAIN_AND_EMPTY_STACK, 1), (SAMPLE_RAW as u64, 0)] {
+        let attr = mark_attr(&pmu, 8)?.sampling(1).on_cpu(0);
+        let event = pmu.open_event(&EventAttr { sample_type, wakeup, ..attr })?;
+        let counter = os::BpfCounter::load(true)?;
+        counter.attach(event.as_fd())?;
+        event.enable()?;
+        let place = || -> Result<(), String> {
+            cpu::pin(0).map_err(|error| error.to_string())?;
+            for _ in 0..60 {
+                vpmu.mark(8).map_err(|error| error.to_string())?;
+                thread::yield_now();
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let placers = [scope.spawn(place), scope.spawn(place)];
+            placers.into_iter().try_for_each(|placer| placer.join().map_err(|_| "a placer panicked")?)
+        })?;
+        vpmu.flush_perf(&event)?;
+        ensure_eq!(event.read()?.value, 120, "marks of two tasks");
+        ensure_eq!(counter.runs()?, 120, "runs of the BPF program with the sample type {sample_type:#x}");
+    }
+    Ok(())
+}
+
+/// Free pages of the guest.
+fn free_pages() -> Fallible<u64> {
+    let memory = fs::read_to_string("/proc/meminfo")?;
+    let line = memory.lines().find_map(|line| line.strip_prefix("MemFree:")).ok_or("no MemFree in /proc/meminfo")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? / 4)
+}
+
+/// A process can have thousands of threads, each with its events. Most of them are never mapped.
+#[apply(guest_test)]
+fn sampling_event_of_a_task_takes_few_pages_until_it_is_mapped() -> Outcome {
+    const EVENTS: u64 = 200;
+    /// Pages of the ring, and at most as many again for perf core's event and the driver's.
+    const UNUSED: u64 = 5 + 5;
+    /// The other pages of the ring, and two for perf core's.
+    const MAPPED: u64 = 12 + 2;
+    let pmu = PerfPmu::open()?;
+    let attr = mark_attr(&pmu, 8)?.sampling(1);
+    let before = free_pages()?;
+    let events: Vec<_> = (0..EVENTS).map(|_| pmu.open_event(&attr)).collect::<Result<_, _>>()?;
+    let open = free_pages()?;
+    let rings: Vec<_> = events.iter().map(|event| event.map(1)).collect::<Result<_, _>>()?;
+    let mapped = free_pages()?;
+    let (taken, more) = (before.saturating_sub(open), open.saturating_sub(mapped));
+    ensure!(taken <= EVENTS * UNUSED, "{EVENTS} events take {taken} pages");
+    ensure!(more >= EVENTS * MAPPED * 9 / 10, "{EVENTS} mapped events take only {more} pages more");
+    drop(rings);
     Ok(())
 }
 
