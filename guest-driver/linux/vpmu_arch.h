@@ -14,6 +14,7 @@
 
 #if defined(CONFIG_X86_64)
 
+#include <asm/cpufeature.h>
 #include <asm/segment.h>
 
 /*
@@ -77,7 +78,19 @@ static inline void vpmu_arch_no_regs(struct pt_regs *regs, u64 ip, bool user)
 	};
 }
 
+/**
+ * vpmu_arch_can_nest() - whether this guest can run guests of its own
+ *
+ * Return: true if it can.
+ */
+static inline bool vpmu_arch_can_nest(void)
+{
+	return boot_cpu_has(X86_FEATURE_VMX) || boot_cpu_has(X86_FEATURE_SVM);
+}
+
 #elif defined(CONFIG_ARM64)
+
+#include <asm/virt.h>
 
 /* X0 to X29, LR, SP and PC. perf's higher numbers are for vector registers. */
 #define VPMU_ARCH_REGS		GENMASK_ULL(PERF_REG_ARM64_PC, PERF_REG_ARM64_X0)
@@ -104,6 +117,11 @@ static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool 
 	for (i = 0; i <= PERF_REG_ARM64_LR; i++)
 		regs->regs[i] = values[i];
 	regs->sp = values[PERF_REG_ARM64_SP];
+}
+
+static inline bool vpmu_arch_can_nest(void)
+{
+	return is_kernel_in_hyp_mode();
 }
 
 #else

@@ -14,6 +14,7 @@
 #include "compat.h"
 #include "perf_core_private.h"
 #include "vpmu.h"
+#include "vpmu_arch.h"
 #include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -80,7 +81,7 @@ static void pmu_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	event->hw.state = 0;
 	if (own->view)
 		vpmu_view_start(vcpu, own->view);
-	else
+	else if (!event->attr.exclude_host)
 		vpmu_event_start(vcpu, event);
 }
 
@@ -205,6 +206,13 @@ static int pmu_event_init(struct perf_event *event)
 	 * with a lower precise_ip.
 	 */
 	if (event->attr.precise_ip)
+		return -EOPNOTSUPP;
+	/*
+	 * The event counts only guests of this guest. If there can be none, its
+	 * count is zero, and it is never started on the device. The device
+	 * cannot tell such guests from this one.
+	 */
+	if (event->attr.exclude_host && vpmu_arch_can_nest())
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && !vpmu_file_of(event)) {
 		err = vpmu_attr_check_replay(event);

@@ -22,6 +22,12 @@ mod order {
     tests::group!("stock-order", with_files(images::third_party::perf));
 }
 
+mod options {
+    //! perf's options, with the module and without it.
+
+    tests::group!("stock-options", with_files(images::third_party::perf));
+}
+
 mod few {
     //! In a machine whose guest can open at most three events.
 

@@ -74,6 +74,7 @@ mod perf_command;
 mod perf_core;
 mod perf_habits;
 mod perf_limits;
+mod perf_options;
 mod perf_order;
 mod perf_record;
 mod permissions;

@@ -17,10 +17,10 @@ use crate::{Fallible, Outcome};
 const GROUP: &str = "module";
 
 /// The module's file in the guest's initramfs.
-const FILE: &str = "/lib/modules/virtio_pmu.ko";
+pub(crate) const FILE: &str = "/lib/modules/virtio_pmu.ko";
 
 /// Whether a module command succeeded.
-fn module(command: &str, what: &str) -> Fallible<bool> {
+pub(crate) fn run(command: &str, what: &str) -> Fallible<bool> {
     let status = Command::new(command).arg(what).stderr(Stdio::null()).status()?;
     Ok(status.success())
 }
@@ -29,26 +29,26 @@ fn module(command: &str, what: &str) -> Fallible<bool> {
 fn unloading_waits_for_the_last_user() -> Outcome {
     {
         let vpmu = Vpmu::open()?;
-        ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while /dev/vpmu was open");
+        ensure!(!run("rmmod", "virtio_pmu")?, "the module was unloaded while /dev/vpmu was open");
         let event = vpmu.open_event(&vpmu.attr("mark=1")?)?;
         event.enable()?;
         vpmu.mark(1)?;
         drop(vpmu);
-        ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while an event was open");
+        ensure!(!run("rmmod", "virtio_pmu")?, "the module was unloaded while an event was open");
         ensure_eq!(event.read()?.value, 1, "the count after the refused unload");
     }
     {
         let pmu = PerfPmu::open()?;
         let event = pmu.open_event(&pmu.attr(cpu::PORT_EXITS)?)?;
         event.enable()?;
-        ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while a perf event was open");
+        ensure!(!run("rmmod", "virtio_pmu")?, "the module was unloaded while a perf event was open");
     }
     let ring = {
         let vpmu = Vpmu::open()?;
         let event = vpmu.open_event(&vpmu.attr("mark=1")?.sampling(1))?;
         event.map(1)?
     };
-    ensure!(!module("rmmod", "virtio_pmu")?, "the module was unloaded while a ring was mapped");
+    ensure!(!run("rmmod", "virtio_pmu")?, "the module was unloaded while a ring was mapped");
     drop(ring);
     Ok(())
 }
@@ -60,15 +60,15 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
     let directory = Path::new("/lib/modules").join(release.trim_end());
     fs::create_dir_all(&directory)?;
     fs::copy(FILE, directory.join("virtio_pmu.ko"))?;
-    ensure!(module("depmod", "-a")?, "depmod wrote no index of modules");
+    ensure!(run("depmod", "-a")?, "depmod wrote no index of modules");
     let devices: Vec<_> = fs::read_dir("/sys/bus/virtio/devices")?.collect::<Result<_, _>>()?;
     ensure_eq!(devices.len(), 1, "the machine's virtio devices");
     let modalias = fs::read_to_string(devices[0].path().join("modalias"))?;
 
-    ensure!(module("rmmod", "virtio_pmu")?, "the module was not unloaded");
-    ensure!(!module("modprobe", "virtio:d00000099v00000000")?, "a module was loaded for a device that does not exist");
+    ensure!(run("rmmod", "virtio_pmu")?, "the module was not unloaded");
+    ensure!(!run("modprobe", "virtio:d00000099v00000000")?, "a module was loaded for a device that does not exist");
     ensure!(Vpmu::open().is_err(), "the device is still there");
-    ensure!(module("modprobe", modalias.trim_end())?, "modprobe loaded no module for {modalias}");
+    ensure!(run("modprobe", modalias.trim_end())?, "modprobe loaded no module for {modalias}");
     Vpmu::open()?;
     Ok(())
 }
@@ -76,9 +76,9 @@ fn module_is_loaded_by_the_devices_modalias() -> Outcome {
 #[apply(guest_test)]
 fn module_reloads_clean() -> Outcome {
     for round in 0..3 {
-        ensure!(module("rmmod", "virtio_pmu")?, "round {round}: the unused module was not unloaded");
+        ensure!(run("rmmod", "virtio_pmu")?, "round {round}: the unused module was not unloaded");
         ensure!(Vpmu::open().is_err(), "round {round}: the device is still there");
-        ensure!(module("insmod", FILE)?, "round {round}: the module was not loaded again");
+        ensure!(run("insmod", FILE)?, "round {round}: the module was not loaded again");
         let vpmu = Vpmu::open()?;
         let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=2")?.sampling(2), 1)?;
         for _ in 0..9 {

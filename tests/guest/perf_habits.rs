@@ -318,7 +318,7 @@ fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
     Ok(())
 }
 
-fn is_counted(event: &str) -> Fallible<bool> {
+pub(crate) fn is_counted(event: &str) -> Fallible<bool> {
     let catalogue = Vpmu::open()?;
     let entries = catalogue.catalogue().entries();
     Ok(entries.iter().any(|entry| entry.name == event))

@@ -1,6 +1,14 @@
 //! The distribution's own `perf` in a guest with hardware counters. The tests use plain event names, and no options for
 //! the device.
 
+use std::hint::black_box;
+
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_HW_INSTRUCTIONS, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
+};
+use vpmu_client::perf::PerfPmu;
+use vpmu_client::{Event, EventAttr};
+
 use crate::ensure::{ensure, ensure_eq};
 use crate::perf_command::{record, row_of, script, stat};
 use crate::{Fallible, Outcome};
@@ -73,6 +81,34 @@ fn stat_of_more_events_than_counters_scales_each() -> Outcome {
     ensure_eq!(shares.len(), events.len(), "events in {rows:?}");
     ensure!(shares.iter().all(|share| *share > 0.0), "an event never ran: {rows:?}");
     ensure!(shares.iter().any(|share| *share < 100.0), "all events ran all the time: {rows:?}");
+    Ok(())
+}
+
+/// Some programs look for the number of counters: they open equal events until one no longer runs all the time. Equal
+/// events share a counter of the host, so each of them counts everything, also beside a clock in its group.
+#[apply(guest_test)]
+fn equal_events_all_run_all_the_time() -> Outcome {
+    const GROUPS: usize = 40;
+    const ROUNDS: u64 = 1_000_000;
+    let pmu = PerfPmu::open()?;
+    let of = |kind: u32, config: u32| EventAttr::new(kind, config.into());
+    let open = || -> Fallible<(Event, Event)> {
+        let leader = pmu.open_event(&of(PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS))?;
+        let clock = pmu.open_member(&of(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK), &leader)?;
+        Ok((leader, clock))
+    };
+    let groups: Vec<_> = (0..GROUPS).map(|_| open()).collect::<Fallible<_>>()?;
+    for (leader, clock) in &groups {
+        leader.enable()?;
+        clock.enable()?;
+    }
+    (0..ROUNDS).for_each(|round| _ = black_box(round));
+    for (leader, clock) in &groups {
+        let (instructions, time) = (leader.read()?, clock.read()?);
+        ensure_eq!(instructions.time_running, instructions.time_enabled, "times of {instructions:?}");
+        ensure!(instructions.value >= ROUNDS, "instructions of the loop: {instructions:?}");
+        ensure!(time.value > 0, "the clock of the group: {time:?}");
+    }
     Ok(())
 }
 
