@@ -28,7 +28,10 @@ use crate::raw::{
 };
 use crate::{Fallible, Outcome, cpu, kernel_log, os};
 
-const GROUP: &str = "driver-life";
+pub(crate) const GROUP: &str = "driver-life";
+/// The errors of the driver that the tests provoke.
+pub(crate) const ERRORS: [&str; 2] =
+    ["the device does not answer: it is given up", "did not answer its kick immediately"];
 
 /// The mark that the tests count.
 const VALUE: u64 = 77;
@@ -74,14 +77,9 @@ fn module(command: &str, what: &str) -> io::Result<bool> {
     Ok(status.success())
 }
 
-/// Checks that the kernel has logged no complaint.
+/// Checks that the kernel has reported no fault, and the driver no error but those that the tests provoke.
 fn ensure_no_complaint() -> Outcome {
-    let log = kernel_log::log()?;
-    for word in ["WARNING:", "BUG:", "Oops", "refcount", "are lost", "blocked for"] {
-        let line = log.lines().find(|line| line.contains(word));
-        ensure!(line.is_none(), "the kernel says {line:?}");
-    }
-    Ok(())
+    kernel_log::ensure_no_fault_after(GROUP)
 }
 
 /// Polls without a time limit in another thread. Returns the receiver of the result.

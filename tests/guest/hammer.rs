@@ -484,7 +484,7 @@ pub(crate) fn ensure_clean() -> Outcome {
     let unloaded = Command::new("rmmod").arg("virtio_pmu").status()?;
     ensure!(unloaded.success(), "the module was not unloaded");
     ensure!(validate_slabs()? > 0, "no slab was validated");
-    kernel_log::ensure_none_of(&["are lost", "still writes", "stuck"])
+    kernel_log::ensure_no_fault()
 }
 
 #[apply(guest_test)]

@@ -1,10 +1,10 @@
 //! Searches the guest's kernel log for reports of faults. Every kernel checks for some faults. A kernel that is built
-//! with a checker also reports others.
+//! with a checker also reports others. The driver reports its losses as errors.
 
 use std::process::Command;
 
 use crate::ensure::ensure;
-use crate::{Fallible, Outcome};
+use crate::{Fallible, Outcome, driver_life};
 
 /// Words with which the kernel begins or continues a report of a fault.
 const FAULTS: [&str; 22] = [
@@ -32,39 +32,94 @@ const FAULTS: [&str; 22] = [
     "bad unlock balance",
     "turning off the locking correctness validator",
 ];
+/// How a message of the driver begins, after its time.
+const DRIVER: &str = "] virtio_pmu";
+/// The kernel's level of messages about errors. More severe messages have lower levels.
+const ERROR: u8 = 3;
 /// Maximum number of lines of a report that are shown.
 const LINES: usize = 40;
 
 /// The kernel's log since boot.
 pub(crate) fn log() -> Fallible<String> {
-    let output = Command::new("dmesg").output()?;
+    read(&[])
+}
+
+fn read(options: &[&str]) -> Fallible<String> {
+    let output = Command::new("dmesg").args(options).output()?;
     ensure!(output.status.success(), "dmesg: {}", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns up to [`LINES`] lines of the log, starting with the first report of a fault.
-fn fault<'a>(log: &'a str, more: &[&str]) -> Option<Vec<&'a str>> {
+/// The level of a line that `dmesg -r` prints, which begins with the facility and the level: `<3>`.
+fn level(line: &str) -> Option<u8> {
+    let (number, _) = line.strip_prefix('<')?.split_once('>')?;
+    Some(number.parse::<u8>().ok()? & 7)
+}
+
+/// Whether the line is an error that the driver reports. The driver logs its losses as errors: pages that it leaks,
+/// events that it gives up, a device that does not answer.
+fn is_drivers_error(line: &str) -> bool {
+    line.contains(DRIVER) && level(line).is_some_and(|level| level <= ERROR)
+}
+
+/// Returns up to [`LINES`] lines of the log, starting with the first report of a fault. Reports that contain a word of
+/// `expected` are not faults. Reports that contain a word of `more` are.
+fn fault<'a>(log: &'a str, more: &[&str], expected: &[&str]) -> Option<Vec<&'a str>> {
+    // Harmless lines: boot messages of the allocator and of KASAN, and reports of faults in programs.
+    let harmless = ["SLUB: HWalign", "KernelAddressSanitizer initialized", "traps: "];
     let names_fault = |line: &&str| {
-        // Harmless lines: boot messages of the allocator and of KASAN, and reports of faults in programs.
-        let harmless = ["SLUB: HWalign", "KernelAddressSanitizer initialized", "traps: "];
-        let begins = |word: &&str| line.contains(*word);
-        FAULTS.iter().chain(more).any(begins) && !harmless.iter().any(begins)
+        let has = |word: &&str| line.contains(*word);
+        let is_fault = FAULTS.iter().chain(more).any(has) || is_drivers_error(line);
+        is_fault && !harmless.iter().chain(expected).any(has)
     };
     let lines: Vec<&str> = log.lines().collect();
     let first = lines.iter().position(names_fault)?;
     Some(lines[first..lines.len().min(first + LINES)].to_vec())
 }
 
-/// Checks that the kernel has reported no fault since it booted.
+/// Checks that the kernel and the driver have reported no fault since the kernel booted.
 pub(crate) fn ensure_no_fault() -> Outcome {
-    ensure_none_of(&[])
+    ensure_none_of(&[], &[])
 }
 
-/// Like [`ensure_no_fault`], but also searches for the words in `more`, which a healthy kernel does not log.
-pub(crate) fn ensure_none_of(more: &[&str]) -> Outcome {
-    let log = log()?;
-    if let Some(report) = fault(&log, more) {
+/// Like [`ensure_no_fault`], for a log after the tests of `group`, which may provoke errors of the driver.
+pub(crate) fn ensure_no_fault_after(group: &str) -> Outcome {
+    let expected: &[&str] = if group == driver_life::GROUP { &driver_life::ERRORS } else { &[] };
+    ensure_none_of(&[], expected)
+}
+
+/// Like [`ensure_no_fault`], but also searches for the words in `more`, which a healthy kernel does not log, and accepts
+/// lines that contain a word of `expected`.
+pub(crate) fn ensure_none_of(more: &[&str], expected: &[&str]) -> Outcome {
+    let log = read(&["-r"])?;
+    if let Some(report) = fault(&log, more, expected) {
         ensure!(false, "the kernel says:\n{}", report.join("\n"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fault;
+
+    const LOST: &str = "<3>[    7.1] virtio_pmu virtio0: the device keeps the ring of event 5 (-5): 3 pages are lost";
+
+    #[test]
+    fn error_of_the_driver_is_a_fault_unless_it_is_expected() {
+        assert_eq!(fault(LOST, &[], &[]), Some(vec![LOST]));
+        assert_eq!(fault(LOST, &[], &["pages are lost"]), None);
+        assert_eq!(fault(&LOST.replace("<3>", "<4>"), &[], &[]), None);
+        assert_eq!(fault("<3>[    7.1] virtio_blk virtio1: a disk's error", &[], &[]), None);
+    }
+
+    #[test]
+    fn report_starts_at_the_first_fault() {
+        let log = format!("<6>[    1.0] starts\n{LOST}\n<6>[    8.0] goes on");
+        let report = fault(&log, &[], &[]);
+        assert_eq!(report.map(|lines| lines.len()), Some(2));
+        assert_eq!(
+            fault("<4>[    2.0] watchdog: BUG: soft lockup - CPU#1 stuck", &[], &[]).map(|it| it.len()),
+            Some(1)
+        );
+    }
 }

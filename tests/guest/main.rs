@@ -139,7 +139,7 @@ fn main() -> ExitCode {
         ["list"] => list(),
         ["run", group] => match registry::group(group).as_slice() {
             [] => usage(),
-            tests => run(tests),
+            tests => run(group, tests),
         },
         ["one", group, name] => {
             let found = registry::group(group).into_iter().find(|test| test.name == *name);
@@ -199,8 +199,8 @@ fn list() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs the tests one after another. Prints a framed line for each test, and one for the kernel's log.
-fn run(tests: &[Test]) -> ExitCode {
+/// Runs the tests of a group one after another. Prints a framed line for each test, and one for the kernel's log.
+fn run(group: &str, tests: &[Test]) -> ExitCode {
     if let Err(error) = cpu::bind_console() {
         eprintln!("binding the console's interrupt: {error}");
         return ExitCode::FAILURE;
@@ -216,7 +216,7 @@ fn run(tests: &[Test]) -> ExitCode {
         println!("{}", wire::line(test.name, began.elapsed(), &verdict));
     }
     let began = Instant::now();
-    let verdict = match kernel_log::ensure_no_fault() {
+    let verdict = match kernel_log::ensure_no_fault_after(group) {
         Ok(()) => Verdict::Passed,
         Err(error) => Verdict::Failed(error.to_string()),
     };
