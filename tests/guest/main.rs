@@ -113,6 +113,8 @@ mod vperf_region;
 
 use std::env;
 use std::error::Error;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -227,14 +229,17 @@ fn run(group: &str, tests: &[Test]) -> ExitCode {
 
 /// Runs one test in its own process. Whatever the test leaves open or locked ends with that process.
 fn one(test: &Test) -> Verdict {
-    let child = Command::new("/proc/self/exe")
-        .args(["one", test.group, test.name])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = match child {
-        Ok(child) => child,
+    let started = messages().and_then(|messages| {
+        let child = Command::new("/proc/self/exe")
+            .args(["one", test.group, test.name])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(messages.try_clone()?)
+            .spawn()?;
+        Ok((messages, child))
+    });
+    let (mut messages, mut child) = match started {
+        Ok(started) => started,
         Err(error) => return Verdict::Failed(format!("cannot start: {error}")),
     };
     let ended_in_time = os::ends_within(child.id(), LIMIT);
@@ -250,17 +255,41 @@ fn one(test: &Test) -> Verdict {
             (Err(error), _) => format!("cannot wait: {error}"),
         });
     }
-    match child.wait_with_output() {
-        Ok(output) if output.status.success() => Verdict::Passed,
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Verdict::Failed(format!("{}: {}", ended(output.status), said.trim()))
-        }
+    let mut said = Vec::new();
+    // The child's offset in the file is also this process's.
+    let ended = child.wait().and_then(|status| {
+        messages.rewind()?;
+        messages.read_to_end(&mut said)?;
+        Ok(status)
+    });
+    match ended {
+        Ok(status) if status.success() => Verdict::Passed,
+        Ok(status) => Verdict::Failed(format!("{}: {}", how(status), String::from_utf8_lossy(&said).trim())),
         Err(error) => Verdict::Failed(error.to_string()),
     }
 }
 
-fn ended(status: ExitStatus) -> String {
+/// A file without a name, for the messages of a test. A pipe holds only 64 KiB, and blocks a test that writes more,
+/// because nobody reads it before the test ends.
+fn messages() -> io::Result<File> {
+    const NAME: &str = "/tmp/messages";
+    let file = File::options().read(true).write(true).create_new(true).open(NAME)?;
+    fs::remove_file(NAME)?;
+    Ok(file)
+}
+
+#[apply(guest_test)]
+#[group = "counting"]
+fn test_that_writes_more_than_a_pipe_holds_ends() -> Outcome {
+    const PIPE: usize = 64 << 10;
+    let line = "no message ".repeat(10);
+    for _ in 0..=PIPE / line.len() {
+        eprintln!("{line}");
+    }
+    Ok(())
+}
+
+fn how(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
