@@ -7,26 +7,30 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use perf_event_open_sys::bindings::perf_event_attr;
 use vpmu_client::Vpmu;
 use vpmu_client::perf::PerfPmu;
 
 use crate::arch::MOST_EXITS;
 use crate::areas::Area;
 use crate::ensure::{ensure, ensure_eq};
-use crate::fields::TID;
+use crate::fields::{CALLCHAIN, IP, TID};
+use crate::os::{Arrived, POLL_HUP};
+use crate::output_wakeup::sleepers_are_woken;
 use crate::pages::{DATA_HEAD, Pages, READ_WRITE};
 use crate::perf_core::mark_attr;
+use crate::permissions::room;
 use crate::persisting::{Doomed, fresh, persistent, sequence, tell};
 use crate::programs::{text, vperf, vperf_succeeds};
 use crate::raw::{
-    Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXIT_TRACE, KIND_MARK, kernels,
-    kernels_own, refused, silent,
+    Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
+    KIND_MARK, KIND_SOFTWARE, SW_TASK_CLOCK, kernels, kernels_own, refused, sampling, silent,
 };
-use crate::{Fallible, Outcome, cpu, kernel_log, os};
+use crate::{Fallible, Outcome, cpu, kernel_log, known_code, os};
 
 pub(crate) const GROUP: &str = "driver-life";
 /// The errors of the driver that the tests provoke.
@@ -38,11 +42,14 @@ const VALUE: u64 = 77;
 const SECONDS: &str = "/sys/module/virtio_pmu/parameters/answer_seconds";
 const DRIVER: &str = "/sys/bus/platform/drivers/virtio-mmio";
 const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
+const MAX_STACK: &str = "/proc/sys/kernel/perf_event_max_stack";
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
 const TRANSPORT_MODULE: &str = "/lib/modules/virtio_mmio.ko";
 /// Offset of the device status register of virtio-mmio.
 const STATUS: u64 = 0x70;
 const GONE: i16 = libc::POLLHUP | libc::POLLERR;
+/// Longer than any wait takes that ends.
+const LONG: Duration = Duration::from_secs(30);
 
 /// The name of the transport's platform device.
 fn transport() -> Fallible<String> {
@@ -80,17 +87,6 @@ fn module(command: &str, what: &str) -> io::Result<bool> {
 /// Checks that the kernel has reported no fault, and the driver no error but those that the tests provoke.
 fn ensure_no_complaint() -> Outcome {
     kernel_log::ensure_no_fault_after(GROUP)
-}
-
-/// Polls without a time limit in another thread. Returns the receiver of the result.
-fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
-    let event = event.duplicate()?;
-    let (tell, reported) = channel();
-    thread::spawn(move || {
-        // Sending fails only if the test has failed and dropped the receiver.
-        let _ = tell.send(event.poll(-1));
-    });
-    Ok(reported)
 }
 
 /// Everything that a program can have open: events of `/dev/vpmu` and of perf core, rings, an area and a persistent
@@ -180,6 +176,18 @@ impl Open {
         Ok(())
     }
 
+    /// Makes `end` end the events with rings. Checks that this wakes a program that sleeps in poll(2) on any of them, and
+    /// signals a program that uses `O_ASYNC`.
+    fn ensure_woken(&self, sleepers: &[&Event], end: impl FnOnce() -> Outcome) -> Outcome {
+        os::block_signal()?;
+        os::signal_from(self.sampling.as_fd())?;
+        let sleepers: io::Result<Vec<Event>> = sleepers.iter().map(|event| event.duplicate()).collect();
+        sleepers_are_woken(sleepers?, GONE, || end().map_err(|error| io::Error::other(error.to_string())))?;
+        let expected = Arrived { code: POLL_HUP, fd: self.sampling.as_raw_fd() };
+        ensure_eq!(os::wait_signal(LONG)?, Some(expected), "the signal of an event that has ended");
+        Ok(())
+    }
+
     /// Checks that the rings can be read.
     fn ensure_readable(&mut self, samples: usize) -> Outcome {
         ensure_eq!(self.ring.take()?.len(), samples, "samples left");
@@ -213,13 +221,14 @@ fn mute_device_is_given_up_and_bound_again() -> Outcome {
     fs::write(SECONDS, "1")?;
     let mut open = Open::new()?;
     open.ensure_counts()?;
-    let reported = poller(&open.persistent)?;
-    mute()?;
-    // A command's timeout tells the driver that the device no longer answers. That command may belong to this open or
-    // to an earlier request.
-    let refusal = refused(open.device.open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN));
-    ensure_eq!(refusal, Some(libc::EIO), "opening an event");
-    ensure_eq!(reported.recv()??, GONE, "the poll's result");
+    open.ensure_woken(&[&open.sampling, &open.persistent], || {
+        mute()?;
+        // A command's timeout tells the driver that the device no longer answers. That command may belong to this open
+        // or to an earlier request.
+        let refusal = refused(open.device.open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN));
+        ensure_eq!(refusal, Some(libc::EIO), "opening an event");
+        Ok(())
+    })?;
     open.ensure_ended(libc::EIO)?;
     open.ensure_readable(5)?;
     let other = Device::open();
@@ -280,9 +289,7 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     let name = transport()?;
     let mut open = Open::new()?;
     open.ensure_counts()?;
-    let reported = poller(&open.persistent)?;
-    unbind(&name)?;
-    ensure_eq!(reported.recv()??, GONE, "the poll's result");
+    open.ensure_woken(&[&open.sampling, &open.persistent], || Ok(unbind(&name)?))?;
     open.ensure_ended(libc::ENODEV)?;
     open.ensure_readable(5)?;
     let other = Device::open();
@@ -377,9 +384,47 @@ fn fork_with_inherited_events_of_a_lost_device_succeeds() -> Outcome {
     ensure_no_complaint()
 }
 
+/// How programs' turns at opening, counting and closing ended.
+#[derive(Debug, Default)]
+struct Turns {
+    /// Every count was right.
+    worked: AtomicUsize,
+    /// A call was refused, or an event ended, because the device was unbound.
+    disturbed: AtomicUsize,
+    /// A count was wrong, although the event was open, or a call failed for another reason.
+    wrong: AtomicUsize,
+}
+
+impl Turns {
+    /// Takes a turn.
+    fn take(&self) {
+        let turns = match hold(|| ()) {
+            Ok(Held::Right) => &self.worked,
+            Ok(Held::Ended) => &self.disturbed,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => &self.disturbed,
+            Ok(Held::Wrong) | Err(_) => &self.wrong,
+        };
+        turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn ensure_none_wrong(&self) -> Outcome {
+        ensure_eq!(self.wrong.load(Ordering::Relaxed), 0, "turns that went wrong: {self:?}");
+        Ok(())
+    }
+}
+
+/// What the events that [`hold`] held have counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Right,
+    Wrong,
+    /// The device was unbound, so that the counts may lack marks.
+    Ended,
+}
+
 /// Opens events of `/dev/vpmu` and of perf core and counts with them, calls `held` while all of them are open, and then
-/// closes them. Returns true if the counts are right.
-fn hold(held: impl FnOnce()) -> io::Result<bool> {
+/// closes them.
+fn hold(held: impl FnOnce()) -> io::Result<Held> {
     let device = Device::open()?;
     let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
     let _ring = Pages::map(&event, 1, READ_WRITE)?;
@@ -387,23 +432,31 @@ fn hold(held: impl FnOnce()) -> io::Result<bool> {
     perf.enable(0)?;
     device.place(VALUE, 3)?;
     held();
-    Ok(event.count()? == 3 && perf.count()? == 3)
+    let counts = [event.read()?, perf.read()?];
+    Ok(match event.poll(0)? {
+        _ if counts == [[3], [3]] => Held::Right,
+        GONE => Held::Ended,
+        _ => Held::Wrong,
+    })
 }
 
-/// Opens events of `/dev/vpmu` and of perf core, counts with them, and closes them. Returns true if all of this worked.
-fn turn() -> bool {
-    hold(|| ()).unwrap_or(false)
+/// Checks that the device and the driver have no event left of programs that have ended.
+fn ensure_no_event_is_left() -> Outcome {
+    os::allow_descriptors(4096)?;
+    let device = fresh()?;
+    let task = os::Sleeper::start(|| Ok(()))?;
+    ensure_eq!(room(&device, task.pid)?, device.info.max_events, "room for events");
+    Ok(())
 }
 
 #[apply(guest_test)]
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
     let name = transport()?;
     let stop = AtomicBool::new(false);
-    // Number of turns that worked, and number of turns that failed because of an unbinding.
-    let (worked, disturbed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let until_more = |turns: &AtomicUsize| {
-        let before = turns.load(Ordering::Relaxed);
-        while turns.load(Ordering::Relaxed) == before {
+    let turns = Turns::default();
+    let until_more = |number: &AtomicUsize| {
+        let before = number.load(Ordering::Relaxed);
+        while number.load(Ordering::Relaxed) == before && turns.wrong.load(Ordering::Relaxed) == 0 {
             os::yield_cpu();
         }
     };
@@ -412,8 +465,7 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
             .map(|_| {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
-                        let turns = if turn() { &worked } else { &disturbed };
-                        turns.fetch_add(1, Ordering::Relaxed);
+                        turns.take();
                     }
                 })
             })
@@ -422,11 +474,11 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
             // Every third round waits for turns before and after the unbinding. The other rounds do not wait.
             let waits = round % 3 == 0;
             if waits {
-                until_more(&worked);
+                until_more(&turns.worked);
             }
             unbind(&name)?;
             if waits {
-                until_more(&disturbed);
+                until_more(&turns.disturbed);
             }
             bind(&name)
         });
@@ -436,7 +488,9 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
         }
         Ok(done?)
     })?;
+    turns.ensure_none_wrong()?;
     ensure_works()?;
+    ensure_no_event_is_left()?;
     ensure_no_complaint()
 }
 
@@ -480,6 +534,7 @@ fn event_opened_during_an_unbinding_ends_with_it() -> Outcome {
         ensure_eq!(event.read()?, [0_u64; 0], "round {round}: the reading of the event opened last");
     }
     ensure_works()?;
+    ensure_no_event_is_left()?;
     ensure_no_complaint()
 }
 
@@ -547,11 +602,13 @@ fn event_opened_before_an_unbinding_ends_although_the_device_is_bound_again() ->
         Ok(())
     })?;
     ensure_works()?;
+    ensure_no_event_is_left()?;
     ensure_no_complaint()
 }
 
 #[apply(guest_test)]
 fn module_reloads_while_programs_open_and_close() -> Outcome {
+    let turns = Turns::default();
     for round in 0..30 {
         thread::scope(|scope| -> Outcome {
             let (tell_open, open) = channel();
@@ -566,7 +623,7 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
             // If the channel is closed, the holder has failed. Its result, below, has the error.
             if open.recv().is_ok() {
                 let refusal = refused(os::unload(c"virtio_pmu"));
-                let racers: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
+                let racers: Vec<_> = (0..2).map(|_| scope.spawn(|| turns.take())).collect();
                 drop(tell_refused);
                 ensure_eq!(refusal, Some(libc::EAGAIN), "round {round}: unloading");
                 // Unloading may fail while programs have events open. It must succeed once the last program has closed
@@ -580,12 +637,14 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
                 }
             }
             let counted = holder.join().map_err(|_| "the holding program panicked")??;
-            ensure!(counted, "round {round}: a count is wrong");
+            ensure_eq!(counted, Held::Right, "round {round}: counts");
             os::load(File::open(MODULE)?.as_fd()).map_err(|error| format!("round {round}: loading: {error}"))?;
             Ok(())
         })?;
     }
+    turns.ensure_none_wrong()?;
     ensure_works()?;
+    ensure_no_event_is_left()?;
     ensure_no_complaint()
 }
 
@@ -754,13 +813,41 @@ fn counts_go_on_after_a_hibernation() -> Outcome {
     ensure_no_complaint()
 }
 
+/// A clock of perf core loses samples, because their call chains are long, and a ring of the driver has room for few.
+#[apply(guest_test)]
+fn losses_from_before_a_hibernation_stay_counted() -> Outcome {
+    const DEPTH: u64 = 900;
+    const LOSSES: u64 = 100;
+    /// An hour, in nanoseconds.
+    const NEVER: u64 = 3_600_000_000_000;
+    fs::write(MAX_STACK, "1024")?;
+    let device = fresh()?;
+    cpu::pin(0)?;
+    let clock = sampling(device.attr(KIND_SOFTWARE, SW_TASK_CLOCK), 10_000, IP | CALLCHAIN);
+    let event = kernels_own(&perf_event_attr { read_format: FORMAT_LOST, sample_max_stack: 1024, ..clock })?;
+    let lost = || -> Fallible<u64> { Ok(*event.read()?.last().ok_or("no number of losses")?) };
+    event.enable(0)?;
+    while lost()? < LOSSES {
+        known_code::deep(DEPTH, device.as_raw_fd(), VALUE);
+    }
+    event.disable(0)?;
+    let before = lost()?;
+    // With this period, the clock takes no sample, and so loses none.
+    event.period(NEVER)?;
+    hibernate()?;
+    for _ in 0..2 {
+        event.enable(0)?;
+        event.disable(0)?;
+        ensure_eq!(lost()?, before, "samples lost, after the hibernation");
+    }
+    ensure_no_complaint()
+}
+
 #[apply(guest_test)]
 fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     let mut open = Open::new()?;
     open.ensure_counts()?;
-    let reported = poller(&open.sampling)?;
-    hibernate()?;
-    ensure_eq!(reported.recv()??, GONE, "the poll's result");
+    open.ensure_woken(&[&open.sampling], hibernate)?;
     for event in [&open.sampling, &open.trace] {
         ensure_eq!(event.read()?, [0_u64; 0], "the reading of an event with a ring");
         ensure_eq!(refused(event.enable(0)), Some(libc::EIO), "enabling an event with a ring");
