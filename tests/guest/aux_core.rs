@@ -265,6 +265,7 @@ fn perfs_area_is_unmapped_while_the_host_writes() -> Outcome {
             while area.word(0) == 0 && !other.has_ended() {
                 std::hint::spin_loop();
             }
+            ensure!(area.word(0) != 0, "round {round}: the host did not write to the area");
             match round % 3 {
                 0 => drop((event, ring, area)),
                 1 => drop((area, event, ring)),

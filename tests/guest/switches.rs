@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -11,13 +11,14 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 use vpmu_client::perf::PerfPmu;
 
 use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{STACK_USER, TID};
 use crate::pages::{Pages, READ_WRITE};
-use crate::perf_core::{REPLAYED, mark_attr, take_samples};
+use crate::perf_core::{mark_attr, take_samples};
 use crate::raw::{
-    Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC, SW_CPU_CLOCK, kernels,
-    sampling,
+    Device, EXIT_MMIO, Event, FORMAT_GROUP, FORMAT_LOST, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC,
+    SW_CPU_CLOCK, kernels, sampling, silent,
 };
-use crate::{Outcome, cpu, interrupt};
+use crate::{Outcome, cpu, fields, interrupt};
 
 const GROUP: &str = "module";
 
@@ -479,8 +480,9 @@ fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome
             }
             Ok(())
         });
+        let events = group.recv();
         let watch = || -> Outcome {
-            let events = group.recv()?;
+            let events = events.as_ref().map_err(|_| "the task opened no group")?;
             cpu::pin(READERS)?;
             for look in 0..10_000 {
                 let least = placed.load(Ordering::Acquire);
@@ -497,7 +499,11 @@ fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome
         let seen = watch();
         stop.store(true, Ordering::Relaxed);
         placer.join().map_err(|_| "the task panicked")?.map_err(|error| error.to_string())?;
-        seen
+        seen?;
+        for event in events?.iter() {
+            ensure_eq!(event.count()?, placed.load(Ordering::Acquire), "marks of an event of the group in the end");
+        }
+        Ok(())
     })
 }
 
@@ -546,9 +552,20 @@ fn sampling_events_of_switching_tasks_end_with_their_close() -> Outcome {
                 event.disable(0)?;
             }
         }
-        thread::sleep(REPLAYED);
+        await_replay(&device)?;
         Ok(())
     })
+}
+
+/// Waits until the driver has gone through the list of the events that sample on [`CPU`], which it does at a tick.
+fn await_replay(device: &Device) -> std::io::Result<()> {
+    let event = kernels(&silent(device.marks(VALUE, 1, 0)), ALL)?;
+    let ring = Pages::map(&event, 1, READ_WRITE)?;
+    event.enable(0)?;
+    while ring.head() == 0 {
+        thread::yield_now();
+    }
+    Ok(())
 }
 
 /// Disables events of a task that is being switched in.
@@ -610,4 +627,82 @@ fn disabled_event_of_a_switching_task_counts_nothing() -> Outcome {
         }
         Ok(())
     })
+}
+
+/// perf core reads the user stack when the driver replays the sample. At a switch, the driver replays at most 64 samples,
+/// and the stack of a task that has left the CPU cannot be read later.
+#[apply(guest_test)]
+fn user_stacks_of_tasks_that_left_their_cpu_are_counted_as_lost() -> Outcome {
+    const EVENTS: usize = 100;
+    const MARKS: u64 = 20;
+    let device = &Device::open()?;
+    interrupt::bind(READERS)?;
+    cpu::pin(READERS)?;
+    let attr = perf_event_attr {
+        sample_stack_user: 64,
+        read_format: FORMAT_LOST,
+        ..silent(device.marks(VALUE, 1, TID | STACK_USER))
+    };
+    let events: Vec<Event> = (0..EVENTS).map(|_| kernels(&attr, ALL)).collect::<std::io::Result<_>>()?;
+    let mut ring = Pages::map(&events[0], 128, READ_WRITE)?;
+    for event in &events[1..] {
+        event.output_to(events[0].as_raw_fd())?;
+    }
+    for event in &events {
+        event.enable(0)?;
+    }
+    // Returns the numbers of marks counted and of samples lost.
+    let totals = || -> std::io::Result<[u64; 2]> {
+        let readings: Vec<Vec<u64>> = events.iter().map(Event::read).collect::<std::io::Result<_>>()?;
+        Ok([0, 1].map(|word| readings.iter().filter_map(|reading| reading.get(word)).sum()))
+    };
+    let mut samples = 0;
+    let mut take = || -> Result<(), Failure> {
+        let (taken, no_room) = fields::samples(&ring.take()?, &attr)?;
+        ensure_eq!(no_room, 0, "samples lost for room");
+        samples += taken.len() as u64;
+        Ok(())
+    };
+    let [mut one, mut other] = Turn::pair()?;
+    let (order, orders) = std::sync::mpsc::channel();
+    let (tell, placed) = std::sync::mpsc::channel();
+    thread::scope(|scope| -> Outcome {
+        let placer = scope.spawn(move || -> std::io::Result<()> {
+            settle()?;
+            for marks in orders {
+                for _ in 0..marks {
+                    device.mark(VALUE)?;
+                    one.give()?;
+                    one.wait()?;
+                }
+                // Fails only if the test has failed.
+                let _ = tell.send(());
+            }
+            Ok(())
+        });
+        // The task to which the placer's CPU switches. It ends with the placer.
+        scope.spawn(move || {
+            if settle().is_ok() {
+                while other.wait().and_then(|()| other.give()).is_ok() {}
+            }
+        });
+        let seen = (|| -> Outcome {
+            while totals()?[1] == 0 {
+                order.send(MARKS)?;
+                placed.recv()?;
+                take()?;
+            }
+            Ok(())
+        })();
+        drop(order);
+        placer.join().map_err(|_| "the placer panicked")??;
+        seen
+    })?;
+    for event in &events {
+        event.disable(0)?;
+    }
+    take()?;
+    let [count, lost] = totals()?;
+    ensure_eq!(samples + lost, count, "samples, {lost} of them lost, of {EVENTS} events");
+    Ok(())
 }

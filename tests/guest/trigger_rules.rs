@@ -244,38 +244,78 @@ fn target_that_is_off_is_left_alone() -> Outcome {
     Ok(())
 }
 
+/// A thread that places the marks of a region again and again. It can be held between two regions.
+#[derive(Debug, Default)]
+struct Placer {
+    stop: AtomicBool,
+    hold: AtomicBool,
+    held: AtomicBool,
+    /// The number of regions so far.
+    placed: AtomicU64,
+}
+
+impl Placer {
+    /// Places marks on CPU 1 until `stop` is set.
+    fn run(&self, device: &Device) -> std::io::Result<()> {
+        cpu::pin(1)?;
+        let bell = Doorbell::map(device)?;
+        while !self.stop.load(Ordering::Relaxed) {
+            if self.hold.load(Ordering::Acquire) {
+                self.held.store(true, Ordering::Release);
+                thread::yield_now();
+                continue;
+            }
+            self.held.store(false, Ordering::Release);
+            bell.mark(START);
+            bell.mark(INSIDE);
+            bell.mark(STOP);
+            self.placed.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of regions so far and the count of `target`, while no region is entered.
+    fn held(&self, target: &Event) -> std::io::Result<(u64, u64)> {
+        self.hold.store(true, Ordering::Release);
+        while !self.held.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let seen = (self.placed.load(Ordering::Relaxed), target.count()?);
+        self.hold.store(false, Ordering::Release);
+        while self.held.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        Ok(seen)
+    }
+
+    fn await_more(&self, regions: u64) {
+        let enough = self.placed.load(Ordering::Relaxed) + regions;
+        while self.placed.load(Ordering::Relaxed) < enough {
+            thread::yield_now();
+        }
+    }
+}
+
 #[apply(guest_test)]
 fn links_come_and_go_while_marks_are_placed() -> Outcome {
     const ROUNDS: usize = 120;
     let device = Device::open()?;
-    let stop = AtomicBool::new(false);
-    let placed = AtomicU64::new(0);
+    let placer = Placer::default();
+    cpu::pin(0)?;
+    let lasting = trigger(&device, START, 1, HERE)?;
     thread::scope(|scope| -> Outcome {
-        let placer = scope.spawn(|| -> std::io::Result<()> {
-            cpu::pin(1)?;
-            let bell = Doorbell::map(&device)?;
-            while !stop.load(Ordering::Relaxed) {
-                bell.mark(START);
-                bell.mark(INSIDE);
-                bell.mark(STOP);
-                placed.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(())
-        });
+        let placing = scope.spawn(|| placer.run(&device));
         let linked = (|| -> Outcome {
-            cpu::pin(0)?;
-            let lasting = trigger(&device, START, 1, HERE)?;
             for round in 0..ROUNDS {
                 let target = waiting(&device, &inside(&device), HERE)?;
                 let stopper = trigger(&device, STOP, 1, HERE)?;
                 lasting.starts(target.as_raw_fd())?;
                 stopper.stops(target.as_raw_fd())?;
-                let before = placed.load(Ordering::Relaxed);
-                while round % 8 == 0 && placed.load(Ordering::Relaxed) < before + 3 {
-                    thread::yield_now();
-                }
                 if round % 8 == 0 {
-                    ensure!(target.count()? > 0, "round {round}: no region was entered");
+                    let (placed, count) = placer.held(&target)?;
+                    placer.await_more(3);
+                    let (later, more) = placer.held(&target)?;
+                    ensure_eq!(more - count, later - placed, "round {round}: marks counted in linked regions");
                 }
                 // In turn, a round closes the target first, closes the stopper first, or closes both concurrently.
                 match round % 3 {
@@ -290,10 +330,20 @@ fn links_come_and_go_while_marks_are_placed() -> Outcome {
             }
             Ok(())
         })();
-        stop.store(true, Ordering::Relaxed);
-        placer.join().map_err(|_| "the placer panicked")??;
+        placer.stop.store(true, Ordering::Relaxed);
+        placing.join().map_err(|_| "the placer panicked")??;
         linked
-    })
+    })?;
+    ensure_eq!(lasting.count()?, placer.placed.into_inner(), "marks of the starter that stayed open");
+    // The starter that stayed open starts this target alone, and no stopper is left.
+    let target = waiting(&device, &inside(&device), HERE)?;
+    lasting.starts(target.as_raw_fd())?;
+    cpu::pin(1)?;
+    for value in [INSIDE, START, INSIDE, STOP, INSIDE] {
+        device.mark(value.into())?;
+    }
+    ensure_eq!(target.count()?, 2, "marks of a target whose stopper is gone");
+    Ok(())
 }
 
 #[apply(guest_test)]
