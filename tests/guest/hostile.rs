@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::arch::{ATTACKS, Attack};
-use crate::ensure::{ensure, ensure_eq};
+use crate::ensure::ensure_eq;
 use crate::os;
 use crate::raw::{Device, Doorbell, How, KIND_MARK, PAGE, refused};
 use crate::{Outcome, cpu};
@@ -126,36 +126,49 @@ fn mark_of_nobody_is_exact() -> Outcome {
     Ok(())
 }
 
-/// Accesses to the page that do not depend on the architecture.
-const ACCESSES: [(&str, Attack); 2] = [
-    ("getrandom(2) into the page", |page| {
-        // SAFETY: the kernel checks the address.
-        unsafe { libc::syscall(libc::SYS_getrandom, page, PAGE, 0) };
-    }),
-    ("futex(2) on the page", |page| {
-        // SAFETY: as above.
-        unsafe { libc::syscall(libc::SYS_futex, page, libc::FUTEX_WAIT, 1, ptr::null::<u8>()) };
-    }),
+/// Returns the errno of a system call's result, or zero if the call succeeded.
+fn errno(result: libc::c_long) -> i32 {
+    if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(FAILED) } else { 0 }
+}
+
+/// Accesses to the page that do not depend on the architecture, and how the program ends after them.
+const ACCESSES: [(&str, Attack, i32); 2] = [
+    (
+        "getrandom(2) into the page",
+        |page| {
+            // SAFETY: the kernel checks the address.
+            errno(unsafe { libc::syscall(libc::SYS_getrandom, page, PAGE, 0) })
+        },
+        0,
+    ),
+    (
+        "futex(2) on the page",
+        |page| {
+            // SAFETY: as above.
+            errno(unsafe { libc::syscall(libc::SYS_futex, page, libc::FUTEX_WAIT, 1, ptr::null::<u8>()) })
+        },
+        libc::EFAULT,
+    ),
 ];
 
 #[apply(guest_test)]
 fn accesses_to_a_mapped_doorbell_leave_the_machine_running() -> Outcome {
-    for (what, access) in ATTACKS.into_iter().chain(ACCESSES) {
+    let attacks = || ATTACKS.into_iter().chain(ACCESSES);
+    let mut ends = Vec::new();
+    for (what, access, _) in attacks() {
         for cpu in 0..CPUS {
             let code = os::forked(|| {
                 let mapped = cpu::pin(cpu).and_then(|()| Doorbell::map(&Device::open()?));
                 match mapped {
-                    Ok(bell) => {
-                        access(bell.base());
-                        0
-                    }
+                    Ok(bell) => access(bell.base()),
                     Err(_) => FAILED,
                 }
             })?;
-            ensure!(code != FAILED, "root could not map the doorbell");
-            eprintln!("{what} on CPU {cpu}: the program ended with {code}");
+            ends.push((what, cpu, code));
             ensure_answers()?;
         }
     }
+    let expected = attacks().flat_map(|(what, _, end)| (0..CPUS).map(move |cpu| (what, cpu, end)));
+    ensure_eq!(ends, expected.collect::<Vec<_>>(), "the ends of the programs");
     Ok(())
 }

@@ -32,5 +32,5 @@ pub(crate) struct Access {
     pub(crate) detail: u64,
 }
 
-/// A program's access to the page at `page`. It may end the program.
-pub(crate) type Attack = fn(page: *mut u8);
+/// A program's access to the page at `page`, which returns the program's exit code. It may end the program.
+pub(crate) type Attack = fn(page: *mut u8) -> i32;
