@@ -78,13 +78,15 @@ pub(crate) fn signal() -> i32 {
 /// A signal as it arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Arrived {
-    /// `POLL_IN` or `POLL_HUP`.
+    /// `POLL_IN`, `POLL_ERR` or `POLL_HUP`.
     pub(crate) code: i32,
     pub(crate) fd: i32,
 }
 
 /// `si_code` of a signal that is sent because there are records to read.
 pub(crate) const POLL_IN: i32 = 1;
+/// `si_code` of a signal that is sent because the event is in the error state.
+pub(crate) const POLL_ERR: i32 = 4;
 /// `si_code` of a signal that is sent because no more records will follow.
 pub(crate) const POLL_HUP: i32 = 6;
 

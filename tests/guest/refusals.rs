@@ -2,12 +2,15 @@
 //! log. A pinned event that cannot get a counter enters the error state.
 
 use std::hint::black_box;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 use vpmu_client::Vpmu;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::IP;
+use crate::os::{Arrived, POLL_ERR};
 use crate::output_wakeup::sleepers_are_woken;
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
@@ -17,6 +20,8 @@ use crate::{Outcome, cpu, kernel_log, os};
 
 const GROUP: &str = "refusals";
 
+/// Longer than any wait takes that ends.
+const LONG: Duration = Duration::from_secs(30);
 const HARDWARE: u64 = vpmu_abi::KIND_HARDWARE as u64;
 const HW_CACHE: u64 = vpmu_abi::KIND_HW_CACHE as u64;
 
@@ -84,12 +89,16 @@ fn pinned_event_without_a_counter_is_in_error() -> Outcome {
     ensure!(holder.count()? > 0, "the event that has the counter does not count");
     let ours = device.open_event(&pinned, How::OWN)?;
     let _ring = Pages::map(&ours, 1, READ_WRITE)?;
+    os::block_signal()?;
+    os::signal_from(ours.as_fd())?;
     let error = libc::POLLHUP | libc::POLLERR;
     sleepers_are_woken(vec![ours.duplicate()?], error, || {
         ours.enable(0)?;
         spin();
         Ok(())
     })?;
+    let expected = Arrived { code: POLL_ERR, fd: ours.as_raw_fd() };
+    ensure_eq!(os::wait_signal(LONG)?, Some(expected), "the signal of an event that enters the error state");
     ensure_eq!(ours.read()?, [0_u64; 0], "the reading of an event in the error state");
     ensure!(holder.count()? > 0, "the event that has the counter no longer counts");
     Ok(())
