@@ -4,15 +4,21 @@
 use crate::end_scenarios::say;
 use crate::perf_command::{MARK_3, perf, record, script};
 use crate::programs::text;
+use crate::raw::Device;
 use crate::{Fallible, Outcome};
+
+/// The value of the mark at the end of each round.
+const ROUND_END: u64 = 1000;
 
 /// Rounds until the host ends the machine.
 pub(crate) fn rounds() -> Outcome {
+    let device = Device::open()?;
     for round in 1_u32.. {
         let marks = ["--", "guest-tests", "mark", "3"];
         let counted = counted(&[&marks[..], &["500"]].concat())?;
         record("round", &[&["-e", MARK_3, "-c", "1"], &marks[..], &["200"]].concat())?;
         let sampled = script("round", "comm")?.len();
+        device.mark(ROUND_END)?;
         say(&format!("round {round}: {counted} {sampled}"));
     }
     Ok(())
