@@ -9,7 +9,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use serde_json::Value;
@@ -19,6 +20,8 @@ use tests::micro::attack::{
 use tests::micro::device::{Device, REGISTERS};
 use tests::micro::{Code, RunResult, kernel, power_off, run, single, vmm_binary};
 
+/// The time limit of a wait, which is far longer than any wait needs.
+const LIMIT: Duration = Duration::from_secs(60);
 const KIND_SOFTWARE: u64 = 1;
 const CPU_CLOCK: u64 = 0;
 const KIND_MARK: u64 = 0x104;
@@ -125,30 +128,45 @@ impl Running {
         self.does(&["list"])
     }
 
-    /// Waits until the guest has written to its console.
-    fn await_console(&mut self) {
-        let console = self.directory.path().join("console");
-        while fs::metadata(&console).expect("its output").len() == 0 {
+    /// Waits until `done` is true. Fails if the machine ends before, or after [`LIMIT`].
+    fn await_that(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let begin = Instant::now();
+        while !done(self) {
             let ended = self.vmm.try_wait().expect("a child");
-            assert_eq!(ended, None, "the machine ended by itself");
+            assert_eq!(ended, None, "the machine ended by itself before {what}");
+            assert!(begin.elapsed() < LIMIT, "{what} does not happen within {LIMIT:?}");
             thread::sleep(Duration::from_millis(20));
         }
     }
 
+    /// Waits until the guest has written to its console.
+    fn await_console(&mut self) {
+        let console = self.directory.path().join("console");
+        self.await_that("output on the console", |_| fs::metadata(&console).expect("its output").len() > 0);
+    }
+
     /// Waits until the machine answers for the first time.
     fn await_answer(&mut self) {
-        while !self.answers() {
-            let ended = self.vmm.try_wait().expect("a child");
-            assert_eq!(ended, None, "the machine ended by itself");
-            thread::sleep(Duration::from_millis(20));
-        }
+        self.await_that("an answer to the operator", Self::answers);
     }
 
     /// Waits until the machine logs a line with `text`.
     fn await_line(&mut self, text: &str) {
         let errors = self.vmm.stderr.take().expect("piped above");
-        let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
-        assert!(lines.any(|line| line.contains(text)), "no line contains {text:?}");
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(errors).lines().map_while(Result::ok) {
+                // The receiver waits only for one of the lines.
+                let _ = sender.send(line);
+            }
+        });
+        let begin = Instant::now();
+        while let Ok(line) = lines.recv_timeout(LIMIT.saturating_sub(begin.elapsed())) {
+            if line.contains(text) {
+                return;
+            }
+        }
+        panic!("no line contains {text:?}, within {:?}", begin.elapsed());
     }
 
     /// Terminates the machine, waits until it has ended, and returns its report.
@@ -156,7 +174,14 @@ impl Running {
         let id = self.vmm.id().to_string();
         let sent = Command::new("kill").arg(&id).status().expect("kill starts");
         assert!(sent.success());
-        let status = self.vmm.wait().expect("a child");
+        let begin = Instant::now();
+        let status = loop {
+            if let Some(status) = self.vmm.try_wait().expect("a child") {
+                break status;
+            }
+            assert!(begin.elapsed() < LIMIT, "the machine does not end within {LIMIT:?} when asked");
+            thread::sleep(Duration::from_millis(20));
+        };
         assert_eq!((status.code(), status.signal()), (Some(6), None));
         let report = fs::read(self.directory.path().join("report")).expect("a report");
         serde_json::from_slice(&report).expect("a report in JSON")

@@ -31,14 +31,14 @@ until_line() {
 snapshot() {
 	name=$1
 	shift
-	vmm ctl --socket /tmp/ctl snapshot "$@" > "/tmp/$name-snapshot" 2>&1
+	limited vmm ctl --socket /tmp/ctl snapshot "$@" > "/tmp/$name-snapshot" 2>&1
 	printf '\n@exit %s %s\n' "$name-snapshot" $?
 	put "$name-snapshot" "/tmp/$name-snapshot"
 }
 restore() {
 	name=$1
 	shift
-	vmm run --restore "$@" > "/tmp/$name.console" 2> "/tmp/$name.log" < /dev/null
+	limited vmm run --restore "$@" > "/tmp/$name.console" 2> "/tmp/$name.log" < /dev/null
 	printf '\n@exit %s %s\n' "$name" $?
 	put "$name.console" "/tmp/$name.console"
 	put "$name.log" "/tmp/$name.log"

@@ -31,10 +31,14 @@ machine() {
 	done
 	false
 }
+# Runs a command with a time limit, which is far longer than any command needs. Beyond it, the status is 137.
+limited() {
+	timeout -s KILL 600 "$@"
+}
 boot() {
 	name=$1
 	shift
-	vmm run --kernel /guest/kernel --initramfs /guest/initramfs --vcpus ${VCPUS:-2} --memory 256 \
+	limited vmm run --kernel /guest/kernel --initramfs /guest/initramfs --vcpus ${VCPUS:-2} --memory 256 \
 		--cmdline "console=ttyS0 quiet nokaslr mitigations=off reboot=${RESET:-t} panic=-1 random.trust_cpu=on cryptomgr.notests act=$ACT" \
 		--report "/tmp/$name.json" --recording "/tmp/$name.data" "$@" \
 		> "/tmp/$name.console" 2> "/tmp/$name.log" < /dev/null
