@@ -42,9 +42,10 @@ mod counting {
 }
 
 /// Tests of the guest driver while the device stops answering, the transport is unbound, the machine hibernates or the
-/// module is reloaded. Programs keep using the driver during these events.
+/// module is reloaded. Programs keep using the driver during these events. The kernel checks each allocation, so that
+/// a use of memory that was freed is found.
 mod driver_life {
-    tests::group!("driver-life", appending("iomem=relaxed"));
+    tests::group!("driver-life", appending("iomem=relaxed slub_debug=FZPU"));
 
     mod kexec {
         //! A second kernel, which the first kernel starts with kexec_file_load(2). Debian's kernels for aarch64 do not have
