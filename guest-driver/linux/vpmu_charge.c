@@ -9,7 +9,6 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/sched/mm.h>
-#include <linux/sched/user.h>
 
 #include "compat.h"
 #include "vpmu.h"
@@ -36,7 +35,7 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 {
 	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
 	unsigned long allowed, locked, extra;
-	struct user_struct *user = current_user();
+	const struct cred *owner = current_cred();
 	struct mm_struct *mm = current->mm;
 
 	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
@@ -44,7 +43,7 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 	 * The number of locked pages can exceed the allowance, if the allowance
 	 * was larger when they were locked.
 	 */
-	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
+	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(owner->user)), allowed);
 	locked += count;
 	extra = locked > allowed ? locked - allowed : 0;
 	if (atomic64_read(&mm->pinned_vm) + extra > limit && !capable(CAP_IPC_LOCK))
@@ -52,8 +51,8 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 
 	charge->count = count;
 	charge->extra = extra;
-	charge->user = get_uid(user);
-	atomic_long_add(count - extra, vpmu_user_locked(user));
+	charge->owner = get_cred(owner);
+	atomic_long_add(count - extra, vpmu_user_locked(owner->user));
 	mmgrab(mm);
 	charge->mm = mm;
 	atomic64_add(extra, &mm->pinned_vm);
@@ -66,8 +65,8 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
  */
 void vpmu_uncharge(struct vpmu_charge *charge)
 {
-	atomic_long_sub(charge->count - charge->extra, vpmu_user_locked(charge->user));
-	free_uid(charge->user);
+	atomic_long_sub(charge->count - charge->extra, vpmu_user_locked(charge->owner->user));
+	put_cred(charge->owner);
 	atomic64_sub(charge->extra, &charge->mm->pinned_vm);
 	mmdrop(charge->mm);
 }

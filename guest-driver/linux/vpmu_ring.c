@@ -27,7 +27,7 @@ void vpmu_ring_free(struct vpmu_ring *ring)
 	if (!ring->window) {
 		for (i = 0; i < ring->count && ring->pages[i]; i++)
 			put_page(ring->pages[i]);
-		if (ring->charge.user)
+		if (ring->charge.owner)
 			vpmu_uncharge(&ring->charge);
 	}
 	kvfree(ring);

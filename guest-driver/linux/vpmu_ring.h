@@ -14,8 +14,8 @@
 
 #include "vpmu_replay.h"
 
+struct cred;
 struct mm_struct;
-struct user_struct;
 struct vpmu_device;
 struct vpmu_file;
 struct vpmu_notice;
@@ -24,14 +24,16 @@ struct vpmu_wakeup;
 
 /**
  * struct vpmu_charge - whom pages are charged to
- * @user: the user that is charged, up to the limit that the parameter mlock_kb
- *        sets
+ * @owner: the credentials of the user that is charged, up to the limit that the
+ *         parameter mlock_kb sets. They hold the reference on the user, because
+ *         a module cannot drop one on kernels without free_uid(), such as
+ *         Debian's 6.1.0-49 to 6.1.0-52
  * @mm: the address space that is charged for the pages above that limit
  * @extra: number of pages that @mm is charged for
- * @count: number of pages in total, charged to @user or to @mm
+ * @count: number of pages in total, charged to @owner or to @mm
  */
 struct vpmu_charge {
-	struct user_struct *user;
+	const struct cred *owner;
 	struct mm_struct *mm;
 	unsigned long extra;
 	unsigned long count;
