@@ -2,8 +2,8 @@
 //! are stale, refreshes the lists.
 //!
 //! Packages that are unpacked come from Debian 12, whatever release this host runs, so that kernels, compilers and QEMU
-//! are the same on every host. Their lists are in the cache, so any user may refresh them. Packages that are installed
-//! come from the host's own lists.
+//! are the same on every host. Only kernels that Debian 12 does not have come from Debian 13. The lists of both are in the
+//! cache, so any user may refresh them. Packages that are installed come from the host's own lists.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -25,8 +25,6 @@ use crate::sys;
 #[cfg(test)]
 pub(crate) mod archive;
 
-/// The Debian release of the packages that are unpacked. The labs' QEMU and the tests' kernels are this release's.
-pub(crate) const RELEASE: &str = "bookworm";
 /// The keys that sign Debian's archives, on Debian and its derivatives.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const LISTS: &str = "/var/lib/apt/lists";
@@ -138,6 +136,33 @@ pub fn blames_lists(error: &ProcessError) -> bool {
     has(&STALE) && !has(&UNREACHABLE)
 }
 
+/// A Debian release whose packages are unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Debian 12: QEMU, the compilers and most kernels.
+    Bookworm,
+    /// Debian 13 with its backports: newer kernels.
+    Trixie,
+}
+
+impl Release {
+    /// The name in the archive's addresses.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+
+    /// The name of an [`Apt`]'s directory and lock.
+    fn home(self, arch: Arch) -> String {
+        match self {
+            Self::Bookworm => format!("apt-{}", arch.debian()),
+            Self::Trixie => format!("apt-{}-{}", self.name(), arch.debian()),
+        }
+    }
+}
+
 /// An apt with its own set of lists.
 #[derive(Debug)]
 pub struct Apt {
@@ -152,6 +177,8 @@ pub struct Apt {
     lock: String,
     updated: Mutex<bool>,
     arch: Arch,
+    /// The release of the packages in the lists; `None` for the host's.
+    release: Option<Release>,
     /// The [`Apt`] for packages of this machine's architecture; `None` if `self` is for that architecture.
     native: Option<&'static Apt>,
     /// The list of archives, which this process has yet to write; `None` if the host has it.
@@ -164,6 +191,7 @@ struct Sources {
     file: PathBuf,
     /// The host's apt, whose mirrors are used.
     host: &'static Apt,
+    release: Release,
     /// Whether this process has written the file. The host's mirrors may have changed since another process wrote it.
     written: Mutex<bool>,
 }
@@ -179,6 +207,7 @@ impl Apt {
             lock: "apt".to_owned(),
             updated: Mutex::new(false),
             arch: Arch::default(),
+            release: None,
             native: None,
             sources: None,
         });
@@ -191,16 +220,27 @@ impl Apt {
     /// # Errors
     /// [`AptError`].
     pub fn of(arch: Arch) -> Result<&'static Self, AptError> {
-        static NATIVE: OnceLock<Apt> = OnceLock::new();
-        static FOREIGN: OnceLock<Apt> = OnceLock::new();
+        Self::of_release(Release::Bookworm, arch)
+    }
+
+    /// Like [`Apt::of`], for packages of `release`.
+    ///
+    /// # Errors
+    /// [`AptError`].
+    pub fn of_release(release: Release, arch: Arch) -> Result<&'static Self, AptError> {
+        static APTS: [[OnceLock<Apt>; 2]; 2] = [const { [const { OnceLock::new() }; 2] }; 2];
+        let [native_place, foreign_place] = match release {
+            Release::Bookworm => &APTS[0],
+            Release::Trixie => &APTS[1],
+        };
         let (place, native) = match arch.is_native() {
-            true => (&NATIVE, None),
-            false => (&FOREIGN, Some(Self::of(Arch::default())?)),
+            true => (native_place, None),
+            false => (foreign_place, Some(Self::of_release(release, Arch::default())?)),
         };
         if let Some(apt) = place.get() {
             return Ok(apt);
         }
-        let apt = Self::in_cache(Self::host(), native, Cache::user()?, arch)?;
+        let apt = Self::in_cache(Self::host(), native, Cache::user()?, release, arch)?;
         Ok(place.get_or_init(|| apt))
     }
 
@@ -209,9 +249,10 @@ impl Apt {
         host: &'static Self,
         native: Option<&'static Self>,
         cache: &Cache,
+        release: Release,
         arch: Arch,
     ) -> Result<Self, AptError> {
-        let name = format!("apt-{}", arch.debian());
+        let name = release.home(arch);
         let home = cache.state(&name)?;
         let lists = home.join("lists");
         for directory in [lists.join("partial"), home.join("cache/archives/partial")] {
@@ -245,14 +286,20 @@ impl Apt {
             lock: name,
             updated: Mutex::new(false),
             arch,
+            release: Some(release),
             native,
-            sources: Some(Sources { file: sources, host, written: Mutex::new(false) }),
+            sources: Some(Sources { file: sources, host, release, written: Mutex::new(false) }),
         })
     }
 
     /// The architecture of the packages that this apt fetches.
     pub fn arch(&self) -> Arch {
         self.arch
+    }
+
+    /// The release of the packages that this apt fetches; `None` for the host's.
+    pub fn release(&self) -> Option<Release> {
+        self.release
     }
 
     /// The apt for packages of this machine's architecture.
@@ -398,7 +445,7 @@ impl Sources {
             mirrors if mirrors.is_empty() => Err(AptError::NoArchive),
             mirrors => Ok(mirrors),
         })?;
-        write(&self.file, &mirrors.iter().map(|mirror| mirror.lines(arch)).collect::<String>())?;
+        write(&self.file, &mirrors.iter().map(|mirror| mirror.lines(self.release, arch)).collect::<String>())?;
         *written = true;
         Ok(())
     }
@@ -413,16 +460,21 @@ struct Mirror {
 }
 
 impl Mirror {
-    /// The lines about [`RELEASE`] in a list of archives. Only programs of this machine's architecture are built from
-    /// Debian's sources.
-    fn lines(&self, arch: Arch) -> String {
-        let suite = if self.security { format!("{RELEASE}-security") } else { RELEASE.to_owned() };
+    /// The lines about `release` in a list of archives. Only programs of this machine's architecture are built from
+    /// Debian's sources, and only from those of Debian 12.
+    fn lines(&self, release: Release, arch: Arch) -> String {
+        let name = release.name();
+        let suites = match (self.security, release) {
+            (true, _) => vec![format!("{name}-security")],
+            (false, Release::Bookworm) => vec![name.to_owned()],
+            (false, Release::Trixie) => vec![name.to_owned(), format!("{name}-backports")],
+        };
         let types = [("deb", "Packages"), ("deb-src", "Sources")];
-        let types = if arch.is_native() { &types[..] } else { &types[..1] };
-        let line = |(kind, list): &(&str, &str)| {
+        let types = if arch.is_native() && release == Release::Bookworm { &types[..] } else { &types[..1] };
+        let line = |suite: &String, (kind, list): &(&str, &str)| {
             format!("{kind} [signed-by={KEYRING} target={list}] {} {suite} main\n", self.address)
         };
-        types.iter().map(line).collect()
+        suites.iter().flat_map(|suite| types.iter().map(move |kind| line(suite, kind))).collect()
     }
 }
 
@@ -607,7 +659,7 @@ mod tests {
     #[test]
     fn update_that_fails_for_another_source_does_not_stop_the_fetch() {
         let (archive, ..) = stale();
-        archive.set_sources(RELEASE, &["debian", "no-such-archive"]);
+        archive.set_sources(Release::Bookworm.name(), &["debian", "no-such-archive"]);
         assert_eq!(fetch(&archive.apt()).unwrap(), "6.1.2-1");
         let mut update = archive.apt().get().unwrap();
         update.args(["-o", UPDATE_OR_FAIL, "update"]);
@@ -644,21 +696,28 @@ mod tests {
             Debian|Debian-Security|main|http://deb.example/security/\n\
             Other|Debian|main|http://other.example/\nbroken\n";
         let mirrors = mirrors(targets);
-        let lines: String = mirrors.iter().map(|mirror| mirror.lines(Arch::Aarch64)).collect();
+        let lines: String = mirrors.iter().map(|mirror| mirror.lines(Release::Bookworm, Arch::Aarch64)).collect();
         let signed = format!("deb [signed-by={KEYRING} target=Packages]");
         let expected = format!(
-            "{signed} http://deb.example/debian/ {RELEASE} main\n\
-            {signed} http://deb.example/security/ {RELEASE}-security main\n"
+            "{signed} http://deb.example/debian/ bookworm main\n\
+            {signed} http://deb.example/security/ bookworm-security main\n"
         );
         assert_eq!(lines, expected);
-        assert!(mirrors[0].lines(Arch::X86_64).contains("deb-src "));
+        assert!(mirrors[0].lines(Release::Bookworm, Arch::X86_64).contains("deb-src "));
+        let lines: String = mirrors.iter().map(|mirror| mirror.lines(Release::Trixie, Arch::X86_64)).collect();
+        let expected = format!(
+            "{signed} http://deb.example/debian/ trixie main\n\
+            {signed} http://deb.example/debian/ trixie-backports main\n\
+            {signed} http://deb.example/security/ trixie-security main\n"
+        );
+        assert_eq!(lines, expected);
     }
 
     /// The apt for `arch` on a host that fetches from `archive`.
     fn in_cache(archive: &Archive, arch: Arch) -> Apt {
         let host: &'static Apt = Box::leak(Box::new(archive.apt()));
         let cache = Cache::at(archive.root().join("cache"));
-        Apt::in_cache(host, None, &cache, arch).unwrap()
+        Apt::in_cache(host, None, &cache, Release::Bookworm, arch).unwrap()
     }
 
     #[test]
@@ -688,7 +747,7 @@ mod tests {
     #[test]
     fn host_without_debians_archive_fails_with_remedy() {
         let archive = Archive::new();
-        archive.set_sources(RELEASE, &[]);
+        archive.set_sources(Release::Bookworm.name(), &[]);
         let error = chain(&fetch(&in_cache(&archive, Arch::X86_64)).unwrap_err());
         assert!(error.starts_with("apt's sources on this host have no Debian archive, "), "{error}");
         assert!(error.contains("run this in a container of Debian 12 or 13"), "{error}");

@@ -106,6 +106,7 @@ pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelEr
             bzimage: place.join("bzImage"),
             modules: Some(place.join("modules")),
             headers: place.join("headers"),
+            compiler: None,
             id,
             arch: stock.arch,
         })

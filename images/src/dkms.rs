@@ -88,7 +88,7 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     for variable in ["MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
         dkms.env_remove(variable);
     }
-    dkms.env("MAKEFLAGS", module::COMPILER);
+    dkms.env("MAKEFLAGS", module::compiler(kernel));
     if let Err(error) = process::output(&mut dkms) {
         if let ProcessError::Failed(failure) = &error {
             eprint!("{}", failure.everything);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::apt::{Apt, AptError, Stale};
+use crate::apt::{Apt, AptError, Release, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::debug::{self, Debug};
@@ -16,11 +16,16 @@ use crate::packages::{self, KernelPackages, PackageError};
 use crate::prerequisites::PrerequisiteError;
 use crate::process::ProcessError;
 use crate::progress::Step;
+use crate::toolchain;
 use crate::vmlinux::{self, VmlinuxError};
 
 /// The series that is booted by default.
 pub const DEFAULT_SERIES: &str = "6.1";
 const SYSTEM_MAP: &str = "System.map";
+/// Directories of unpacked packages: programs, the compiler's own programs, and the kernel's build tools.
+const PROGRAMS: &str = "usr/bin";
+const LIBEXEC: &str = "usr/libexec";
+const LIBRARIES: &str = "usr/lib";
 
 /// Errors of getting a kernel.
 #[derive(Debug, Error)]
@@ -58,6 +63,14 @@ pub enum KernelError {
     /// Debug kernels are built only for this machine's architecture.
     #[error("debug kernels are built only for x86, not for {0}")]
     ForeignDebug(Arch),
+    /// Kernels of Debian 13 are fetched only for this machine's architecture.
+    #[error("kernel {wanted} is fetched only for x86, not for {arch}")]
+    ForeignBackport {
+        /// The requested version.
+        wanted: String,
+        /// The requested architecture.
+        arch: Arch,
+    },
     /// A debug kernel does not build.
     #[error("cannot build the debug kernel")]
     Build(#[source] ProcessError),
@@ -112,6 +125,9 @@ pub struct Kernel {
     pub modules: Option<PathBuf>,
     /// The build directory for modules.
     pub headers: PathBuf,
+    /// The compiler for modules; `None` for this host's, or, if the kernel is for another architecture, for that
+    /// architecture's.
+    pub compiler: Option<PathBuf>,
     /// An identifier: kernels that differ in any part have different identifiers.
     pub id: String,
     /// Its architecture.
@@ -146,7 +162,11 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`].
     pub fn stock_of(cache: &Cache, arch: Arch, series: &str) -> Result<Self, KernelError> {
-        Self::stock_from(Apt::of(arch)?, cache, series)
+        let release = packages::release_of(series);
+        if release == Release::Trixie && !arch.is_native() {
+            return Err(KernelError::ForeignBackport { wanted: series.to_owned(), arch });
+        }
+        Self::stock_from(Apt::of_release(release, arch)?, cache, series)
     }
 
     fn stock_from(apt: &Apt, cache: &Cache, series: &str) -> Result<Self, KernelError> {
@@ -165,6 +185,9 @@ impl Kernel {
         for package in found.packages.iter().chain(&found.tools) {
             key = key.text(&package.name, &package.version);
         }
+        if let Some(compiler) = &found.compiler {
+            key = key.text("compiler", compiler).text("wrapper", toolchain::LOADER);
+        }
         let id = format!("{}-{}", found.release, key.hex());
         let compressed = apt.arch().compresses_kernels();
         let place = cache.get(&apt.arch().kind("kernel"), &id, |root| {
@@ -174,6 +197,10 @@ impl Kernel {
             }
             for package in &found.tools {
                 packages::unpack(apt.native(), package, root, &step)?;
+            }
+            to_boot(root, &found.release)?;
+            if found.compiler.is_some() {
+                toolchain::wrap_with_loader(root, &[PROGRAMS, LIBEXEC, LIBRARIES])?;
             }
             if compressed {
                 step.detail("extracting the kernel from its image");
@@ -191,6 +218,7 @@ impl Kernel {
             bzimage,
             modules: Some(modules.join(&found.release)),
             headers: headers(&place, &found.release),
+            compiler: found.compiler.as_ref().map(|name| compiler(&place, apt.arch(), name)),
             id,
             arch: apt.arch(),
         })
@@ -242,7 +270,7 @@ impl Kernel {
             key = key.text("modules", &modules.to_string_lossy()).state("modules", modules)?;
         }
         let (image, id) = (image.to_owned(), format!("own-{}", key.hex()));
-        Ok(Self { bzimage: image.clone(), image, modules, headers, id, arch: sources.arch })
+        Ok(Self { bzimage: image.clone(), image, modules, headers, compiler: None, id, arch: sources.arch })
     }
 }
 
@@ -257,12 +285,32 @@ fn bzimage(root: &Path, release: &str) -> PathBuf {
     root.join("boot").join(format!("vmlinuz-{release}"))
 }
 
+/// Puts the image and its configuration where older packages have them. Since Linux 7.2, they are beside the modules, and
+/// a script of the package copies them when it is installed.
+fn to_boot(root: &Path, release: &str) -> Result<(), KernelError> {
+    let (modules, boot) = (root.join("usr/lib/modules").join(release), root.join("boot"));
+    if !modules.join("vmlinuz").is_file() {
+        return Ok(());
+    }
+    fs::create_dir_all(&boot).map_err(FileError::at(&boot))?;
+    for name in ["vmlinuz", "config"] {
+        let path = modules.join(name);
+        fs::rename(&path, boot.join(format!("{name}-{release}"))).map_err(FileError::at(&path))?;
+    }
+    Ok(())
+}
+
+/// The compiler `name` of the packages in `root`.
+fn compiler(root: &Path, arch: Arch, name: &str) -> PathBuf {
+    root.join(PROGRAMS).join(format!("{}{name}", arch.gnu()))
+}
+
 fn headers(root: &Path, release: &str) -> PathBuf {
     root.join("usr/src").join(format!("linux-headers-{release}"))
 }
 
-/// Makes the headers usable where they were unpacked. Their Makefile includes the common headers' Makefile by its
-/// installed path, below /usr/src. Replaces this path with a relative one.
+/// Makes the headers usable where they were unpacked. Their Makefile names the common headers' Makefile, and since Linux
+/// 6.13 also its own directory, by their installed paths, below /usr/src. Replaces these paths with relative ones.
 fn relocate(headers: &Path) -> Result<(), KernelError> {
     let path = headers.join("Makefile");
     let text = fs::read_to_string(&path).map_err(FileError::at(&path))?;
@@ -272,9 +320,13 @@ fn relocate(headers: &Path) -> Result<(), KernelError> {
 }
 
 fn relocated(makefile: &str) -> Option<String> {
-    const INSTALLED: &str = "include /usr/src/";
-    const BESIDE: &str = "include $(dir $(lastword $(MAKEFILE_LIST)))../";
-    makefile.contains(INSTALLED).then(|| makefile.replace(INSTALLED, BESIDE))
+    const BESIDE: &str = "$(dir $(lastword $(MAKEFILE_LIST)))../";
+    let include = format!("include {BESIDE}");
+    // Expand the path at once: later, the last makefile is another.
+    let output = format!("KBUILD_OUTPUT := {BESIDE}");
+    makefile
+        .contains("include /usr/src/")
+        .then(|| makefile.replace("include /usr/src/", &include).replace("KBUILD_OUTPUT=/usr/src/", &output))
 }
 
 fn first_existing(root: &Path, names: &[&str]) -> Result<PathBuf, KernelError> {
@@ -413,6 +465,9 @@ mod tests {
         let text = relocated("include /usr/src/linux-headers-6.1.0-56-common/Makefile\n").unwrap();
         assert!(text.ends_with("../linux-headers-6.1.0-56-common/Makefile\n"));
         assert!(relocated("all:\n").is_none());
+        let own = "KBUILD_OUTPUT=/usr/src/linux-headers-7.3.4+deb13-cloud-amd64\n";
+        let text = relocated(&format!("{own}include /usr/src/linux-headers-7.3.4+deb13-common/Makefile\n")).unwrap();
+        assert!(text.starts_with("KBUILD_OUTPUT := $(dir ") && !text.contains("/usr/src"), "{text}");
     }
 
     #[test]

@@ -18,8 +18,6 @@ use crate::toolchain::{Toolchain, ToolchainError};
 
 /// The module's file name.
 pub const NAME: &str = "virtio_pmu.ko";
-/// The argument of `make` that selects this host's compiler.
-pub(crate) const COMPILER: &str = "CC=gcc";
 
 /// Errors of building the module.
 #[derive(Debug, Error)]
@@ -113,8 +111,13 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     Ok(place.join(NAME))
 }
 
+/// What sparse lacks to read the headers of a kernel whose compiler is newer than sparse: an operator, and a constant value
+/// for the length of a literal.
+const FOR_SPARSE: &str = "#define __typeof_unqual__ __typeof__\n#define __builtin_strlen(s) (sizeof(s) - 1)\n";
+
 /// Returns sparse's errors and warnings for the driver's sources in `driver`, one per line. Sparse checks address
-/// spaces and byte orders, and that functions release the locks that they take.
+/// spaces and byte orders, and that functions release the locks that they take. The headers of Linux 7.3 do not tell
+/// sparse about locks.
 ///
 /// # Errors
 /// [`ModuleError`].
@@ -126,8 +129,16 @@ pub fn sparse(kernel: &Kernel, driver: &Path) -> Result<Vec<String>, ModuleError
         fs::copy(&source, copy).map_err(FileError::at(&source))?;
     }
     let mut make = make(kernel, work.path(), None);
-    // `C=1` runs sparse on each file that is compiled; `-Wsparse-error` makes its warnings fail the build.
-    make.args(["C=1", "CF=-Wsparse-error"]);
+    // Run sparse on each file that is compiled. `C=1` would do the same, but is ignored if the headers' package lacks the
+    // script that looks for sparse, as in Linux 7.3. `-Wsparse-error` makes sparse's warnings fail the build.
+    make.arg("KBUILD_CHECKSRC=1");
+    let mut flags = "CF=-Wsparse-error".to_owned();
+    if kernel.compiler.is_some() {
+        let header = work.path().join("sparse.h");
+        fs::write(&header, FOR_SPARSE).map_err(FileError::at(&header))?;
+        flags.push_str(&format!(" -include {}", header.display()));
+    }
+    make.arg(flags);
     complaints(process::output(&mut make))
         .map_err(|source| ModuleError::Build { headers: kernel.headers.clone(), source })
 }
@@ -156,8 +167,7 @@ fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
     // If the kernel has BTF, kbuild would run pahole on the module. Nothing here reads the module's BTF, so skip this.
     make.args(["modules", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
     match toolchain {
-        // Debian's headers name the compiler that built the kernel, such as gcc-12, which this host may lack.
-        None => make.arg(COMPILER),
+        None => make.arg(compiler(kernel)),
         Some(toolchain) => {
             make.arg(format!("ARCH={}", kernel.arch.kernel()));
             make.arg(format!("CROSS_COMPILE={}", kernel.arch.gnu()));
@@ -168,6 +178,13 @@ fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
         make.env_remove(variable);
     }
     make
+}
+
+/// The argument of `make` that selects the compiler, if the kernel is for this machine's architecture. Without it, Debian's
+/// headers name the compiler that built the kernel, such as gcc-12, which this host may lack.
+pub(crate) fn compiler(kernel: &Kernel) -> String {
+    let compiler = kernel.compiler.as_deref().unwrap_or(Path::new("gcc"));
+    format!("CC={}", compiler.display())
 }
 
 /// The driver's sources, without the files that a manual build leaves beside them.

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::apt::{self, Apt, AptError, Stale};
+use crate::apt::{self, Apt, AptError, Release, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
@@ -22,6 +22,11 @@ use crate::progress::Step;
 
 /// To look packages up and fetch them.
 const NEEDS: [Prerequisite; 2] = [Prerequisite::Apt, Prerequisite::Keyring];
+/// The newest series of kernels that Debian 12 has.
+const NEWEST_OF_BOOKWORM: [u64; 2] = [6, 12];
+/// What a compiler's package and the build tools' package depend on, but a build of this driver does not use or takes
+/// from the host.
+const UNUSED: [&str; 2] = ["binutils-x86-64-linux-gnu", "pahole"];
 
 /// Errors of fetching packages.
 #[derive(Debug, Error)]
@@ -107,6 +112,18 @@ pub struct KernelPackages {
     /// Build tools for this machine's architecture if the kernel is for another architecture.
     #[serde(default)]
     pub tools: Vec<Package>,
+    /// The compiler that built the kernel, like `gcc-14`, if its package is one of `packages`. Those then also have the
+    /// libraries of the compiler and of the build tools.
+    #[serde(default)]
+    pub compiler: Option<String>,
+}
+
+/// The Debian release that has the newest kernel whose version begins with `wanted`.
+pub fn release_of(wanted: &str) -> Release {
+    match numbers(wanted).get(..2) {
+        Some(series) if series > &NEWEST_OF_BOOKWORM[..] => Release::Trixie,
+        _ => Release::Bookworm,
+    }
 }
 
 /// The packages of the newest kernel whose version begins with `wanted`, say `6.1`. Does not refresh stale
@@ -181,9 +198,12 @@ fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
     let release = newest(&releases, wanted)
         .ok_or_else(|| PackageError::NoKernel { wanted: wanted.to_owned(), known: known(&releases) })?;
     let headers = format!("linux-headers-{release}");
-    let (image, _) = candidate(apt, &format!("linux-image-{release}"))?;
+    let (image, parts) = candidate(apt, &format!("linux-image-{release}"))?;
     let (headers, depends) = candidate(apt, &headers)?;
     let (mut packages, mut tools) = (vec![image, headers], Vec::new());
+    for name in parts.iter().filter(|name| is_part(name, release)) {
+        packages.push(candidate(apt, name)?.0);
+    }
     for name in &depends {
         if is_tool(name) && !apt.arch().is_native() {
             tools.push(candidate(apt.native(), name)?.0);
@@ -191,7 +211,31 @@ fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
             packages.push(candidate(apt, name)?.0);
         }
     }
-    Ok(KernelPackages { release: release.to_owned(), packages, tools })
+    let mut compiler = None;
+    if apt.release() == Some(Release::Trixie) {
+        // The host's C library may be too old for the build tools, and its compiler for the kernel's headers.
+        let names: Vec<&str> =
+            depends.iter().map(String::as_str).filter(|name| is_tool(name) || is_compiler(name)).collect();
+        for package in closure(apt, &names, &UNUSED)? {
+            if !packages.contains(&package) {
+                packages.push(package);
+            }
+        }
+        let name = names.iter().find(|name| is_compiler(name));
+        compiler = name.map(|name| name.trim_end_matches("-for-host").to_owned());
+    }
+    Ok(KernelPackages { release: release.to_owned(), packages, tools, compiler })
+}
+
+/// Whether the package has a part of the kernel's image. Since Linux 7.2, the image's package is empty and depends on
+/// its parts.
+fn is_part(name: &str, release: &str) -> bool {
+    name.strip_prefix("linux-").is_some_and(|part| part.ends_with(release))
+}
+
+/// Whether the package has the compiler that built the kernel.
+fn is_compiler(name: &str) -> bool {
+    name.starts_with("gcc-")
 }
 
 /// Whether the package has the headers that kernels of all flavours share.
@@ -336,6 +380,27 @@ mod tests {
         assert_eq!(newest("5.10"), None);
         assert_eq!(known(&releases), "6.1, 6.12");
         assert_eq!(known(&[]), "none");
+    }
+
+    #[test]
+    fn kernel_newer_than_those_of_debian_12_is_of_debian_13() {
+        for old in ["6.1", "6.12", "6.1.0-56-cloud-amd64", "6.12.117+deb12-cloud-amd64", "6", "odd"] {
+            assert_eq!(release_of(old), Release::Bookworm, "{old}");
+        }
+        for new in ["6.13", "7.0", "7.3", "7.3.4+deb13-cloud-amd64"] {
+            assert_eq!(release_of(new), Release::Trixie, "{new}");
+        }
+    }
+
+    #[test]
+    fn parts_of_an_image_have_its_release_in_their_names() {
+        let release = "7.3.4+deb13-cloud-amd64";
+        let depends = depends(
+            "dracut | initramfs-tools, linux-base (>= 4), linux-base-7.3.4+deb13-cloud-amd64 (= 1), \
+            linux-binary-7.3.4+deb13-cloud-amd64 (= 1), linux-modules-7.3.4+deb13-cloud-amd64 (= 1)",
+        );
+        let parts: Vec<_> = depends.iter().filter(|name| is_part(name, release)).collect();
+        assert_eq!(parts, ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}")).each_ref());
     }
 
     #[test]

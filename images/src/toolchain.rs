@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,6 +31,14 @@ const WRAPPER: &str = r#"#!/bin/sh
 root=${0%/*}/..
 export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu"
 exec "$root/usr/bin/${0##*/}" "$@"
+"#;
+
+/// The wrapper of a program that may need a newer C library than this host's. It runs the program with its own release's
+/// loader and libraries, and leaves other programs' libraries alone. `UP` is the path from the program to the root.
+pub(crate) const LOADER: &str = r#"#!/bin/sh
+root=${0%/*}/UP
+libraries=$root/usr/lib/x86_64-linux-gnu
+exec "$libraries/ld-linux-x86-64.so.2" --argv0 "$0" --library-path "$libraries" "$0.elf" "$@"
 "#;
 
 /// Errors of getting the compilers.
@@ -175,10 +183,82 @@ fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
     Ok(())
 }
 
+/// Replaces each program below `directories` of `root` by a wrapper that runs it with the loader and the libraries in
+/// `root`.
+///
+/// # Errors
+/// [`FileError`].
+pub(crate) fn wrap_with_loader(root: &Path, directories: &[&str]) -> Result<(), FileError> {
+    let mut left: Vec<PathBuf> = directories.iter().map(|name| root.join(name)).collect();
+    while let Some(directory) = left.pop() {
+        let entries = fs::read_dir(&directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let depth = directory.strip_prefix(root).unwrap_or(&directory).components().count();
+        let wrapper = LOADER.replace("UP", &vec![".."; depth].join("/"));
+        for entry in entries.map_err(FileError::at(&directory))? {
+            let path = entry.path();
+            let kind = entry.file_type().map_err(FileError::at(&path))?;
+            if kind.is_dir() {
+                left.push(path);
+            } else if kind.is_file() && is_program(&path).map_err(FileError::at(&path))? {
+                let mut elf = path.clone().into_os_string();
+                elf.push(".elf");
+                let mode = fs::Permissions::from_mode(0o755);
+                fs::rename(&path, elf).map_err(FileError::at(&path))?;
+                fs::write(&path, &wrapper)
+                    .and_then(|()| fs::set_permissions(&path, mode))
+                    .map_err(FileError::at(&path))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the file is an ELF program, and neither a library nor the loader.
+fn is_program(path: &Path) -> io::Result<bool> {
+    let library = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".so"));
+    if library || fs::metadata(path)?.permissions().mode() & 0o111 == 0 {
+        return Ok(false);
+    }
+    let mut magic = Vec::new();
+    fs::File::open(path)?.take(4).read_to_end(&mut magic)?;
+    Ok(magic == *b"\x7fELF")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::process;
+
+    #[test]
+    fn loader_wraps_programs_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let (loader, deep) = (root.join("usr/lib/x86_64-linux-gnu"), root.join("usr/lib/kbuild/scripts/basic"));
+        for place in [&loader, &deep] {
+            fs::create_dir_all(place).unwrap();
+        }
+        let put = |path: &Path, text: &str, mode: u32| {
+            fs::write(path, text).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        put(&loader.join("ld-linux-x86-64.so.2"), "#!/bin/sh\necho \"$@\"\n", 0o755);
+        let others =
+            [("library.so.1", "\x7fELF", 0o755), ("object.o", "\x7fELF", 0o644), ("script", "#!/bin/sh", 0o755)];
+        for (name, text, mode) in others {
+            put(&deep.join(name), text, mode);
+        }
+        let program = deep.join("fixdep");
+        put(&program, "\x7fELF", 0o755);
+        wrap_with_loader(root, &["usr/lib"]).unwrap();
+        for (name, text, _) in others {
+            assert_eq!(fs::read_to_string(deep.join(name)).unwrap(), text);
+        }
+        let output = process::output(Command::new(&program).arg("x y")).unwrap();
+        let libraries = format!("{}/../../../../../usr/lib/x86_64-linux-gnu", deep.display());
+        let program = program.display();
+        let expected = format!("--argv0 {program} --library-path {libraries} {program}.elf x y\n");
+        assert_eq!(String::from_utf8(output).unwrap(), expected);
+    }
 
     #[test]
     fn wrapper_runs_its_program_with_the_libraries_before_others() {

@@ -14,13 +14,15 @@ use std::thread::JoinHandle;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::{Apt, RELEASE};
+use super::{Apt, Release};
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::process;
 
+/// The release of the published packages.
+const RELEASE: &str = Release::Bookworm.name();
 /// A release that has none of the published packages.
-pub(crate) const NEXT: &str = "trixie";
+pub(crate) const NEXT: &str = Release::Trixie.name();
 
 /// A binary package.
 pub(crate) struct Deb {
@@ -235,6 +237,7 @@ impl Archive {
             lock: "apt".to_owned(),
             updated: Mutex::new(false),
             arch: Arch::default(),
+            release: None,
             native: None,
             sources: None,
         }
