@@ -1,4 +1,4 @@
-//! Builds the guest driver as packagers do, for both series of stock kernels. Checks that there are no warnings, that
+//! Builds the guest driver as packagers do, for each verified series of stock kernels. Checks that there are no warnings, that
 //! the code follows the kernel's style, and that DKMS can build it.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -10,7 +10,7 @@ use images::cache::Cache;
 use images::kernel::Kernel;
 use images::{dkms, module, style};
 
-const SERIES: [&str; 2] = ["6.1", "6.12"];
+const SERIES: [&str; 3] = ["6.1", "6.12", "7.3"];
 
 /// A module of one file, `vpmu_odd.c`, which ends with `line`. It builds much faster than the whole driver would with
 /// this line.
@@ -47,8 +47,7 @@ fn driver_for_a_series_that_is_not_verified_is_refused() {
         let output = make.args(["VERSION=6", "PATCHLEVEL=13", "--dry-run", "modules"]).args(more).output().unwrap();
         String::from_utf8(output.stderr).unwrap()
     };
-    let refusal =
-        "virtio_pmu is verified on Linux 6.1 6.12, not on 6.13: use one of these kernels, or build with UNVERIFIED=1";
+    let refusal = "virtio_pmu is verified on Linux 6.1 6.12 7.3, not on 6.13: use one of these kernels, or build with UNVERIFIED=1";
     assert!(make(&[]).contains(refusal), "{}", make(&[]));
     assert!(!make(&["UNVERIFIED=1"]).contains(refusal));
 }
@@ -71,6 +70,18 @@ fn sparse_has_no_complaint_about_the_driver() {
         let kernel = Kernel::stock(cache, series).unwrap();
         let complaints = module::sparse(&kernel, &module::driver()).unwrap();
         assert!(complaints.is_empty(), "{series}: {complaints:#?}");
+    }
+}
+
+#[test]
+fn sparse_complains_of_a_byte_order_for_each_series() {
+    let cache = Cache::user().unwrap();
+    let module = module_with("int vpmu_odd(__le32 order); int vpmu_odd(__le32 order) { return order + 1; }");
+    for series in SERIES {
+        let kernel = Kernel::stock(cache, series).unwrap();
+        let complaints = module::sparse(&kernel, module.path()).unwrap();
+        let about = |line: &String| line.contains("vpmu_odd.c") && line.contains("restricted __le32");
+        assert!(complaints.len() == 1 && about(&complaints[0]), "{series}: {complaints:#?}");
     }
 }
 

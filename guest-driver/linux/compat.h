@@ -8,10 +8,17 @@
 #include <linux/limits.h>
 #include <linux/mm.h>
 #include <linux/perf_event.h>
+#include <linux/rcupdate.h>
+#include <linux/sched.h>
+#include <linux/sched/coredump.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/user.h>
 #include <linux/slab.h>
 #include <linux/version.h>
 #include <linux/virtio_config.h>
+#ifdef VPMU_TASK_HAS_EXEC_STATE
+#include <linux/sched/exec_state.h>
+#endif
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 3, 0)
 static inline void vpmu_vm_flags_set(struct vm_area_struct *vma, vm_flags_t flags)
@@ -41,6 +48,34 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 #else
 	return &user->locked_vm;
 #endif
+}
+
+/**
+ * vpmu_task_is_dumpable() - whether a task allows its owner to trace it
+ * @task: the task; the caller has read its credentials before
+ *
+ * Reads what ptrace_may_access() reads. A task that changes its credentials
+ * first becomes undumpable, so the order of the reads matters.
+ *
+ * Return: true if @task is dumpable.
+ */
+static inline bool vpmu_task_is_dumpable(struct task_struct *task)
+{
+	bool dumpable;
+#ifdef VPMU_TASK_HAS_EXEC_STATE
+	smp_rmb(); /* pairs with smp_wmb() in commit_creds() */
+	rcu_read_lock();
+	dumpable = READ_ONCE(rcu_dereference(task->exec_state)->dumpable) == TASK_DUMPABLE_OWNER;
+	rcu_read_unlock();
+#else
+	struct mm_struct *mm = get_task_mm(task);
+
+	if (!mm)
+		return false;
+	dumpable = get_dumpable(mm) == SUID_DUMP_USER;
+	mmput(mm);
+#endif
+	return dumpable;
 }
 
 /**

@@ -7,8 +7,8 @@
  * fields: it accesses events while perf core is not scheduling them, updates
  * their times, and makes samples. These fields are private to
  * kernel/events/core.c, which may change their meaning in any version. The
- * comment of each helper explains why the access is safe in 6.1 and in 6.12. To
- * port the driver to another version, check this file first.
+ * comment of each helper explains why the access is safe in 6.1, in 6.12 and in
+ * 7.3. To port the driver to another version, check this file first.
  */
 #ifndef _VPMU_PERF_CORE_PRIVATE_H
 #define _VPMU_PERF_CORE_PRIVATE_H
@@ -243,7 +243,9 @@ static inline bool perf_core_has_room(const struct perf_event *leader)
  * There are two classes, pinned and flexible events, and is_active has a bit
  * for each. To schedule out one class or both, ctx_sched_out() first clears
  * their bits, and then schedules out their events: all of them, or, from 6.2
- * on, sometimes only those of one PMU. Safe: the bits (enum event_type_t in
+ * on, sometimes only those of one PMU. In 7.3, it leaves the bits as they are
+ * when it schedules out only events of PMUs with PERF_PMU_CAP_MEDIATED_VPMU,
+ * which this driver's PMUs do not have. Safe: the bits (enum event_type_t in
  * core.c) have the same values in all versions.
  *
  * Return: true if @other is scheduled out before the context is unlocked.
@@ -260,6 +262,18 @@ static inline bool perf_core_class_leaves(const struct perf_event *event,
 	return !(other->ctx->is_active & (other->group_leader->attr.pinned ? pinned : flexible));
 }
 
+/*
+ * The time of an event in @owner, which is a context or a cgroup's info. In 7.3
+ * it does not include the time while a guest of this kernel had the hardware's
+ * counters, if the event excludes guests.
+ */
+#ifdef VPMU_PERF_HAS_TIME_CTX
+#define perf_core_time(event, owner) \
+	((owner)->time.time - ((event)->attr.exclude_guest ? (owner)->timeguest.time : 0))
+#else
+#define perf_core_time(event, owner)	((owner)->time)
+#endif
+
 /**
  * perf_core_clock() - read the clock that measures an event's times
  * @event: the event, whose context is locked
@@ -273,9 +287,9 @@ static inline u64 perf_core_clock(const struct perf_event *event)
 {
 #ifdef CONFIG_CGROUP_PERF
 	if (event->cgrp)
-		return per_cpu_ptr(event->cgrp->info, event->cpu)->time;
+		return perf_core_time(event, per_cpu_ptr(event->cgrp->info, event->cpu));
 #endif
-	return event->ctx->time;
+	return perf_core_time(event, event->ctx);
 }
 
 /* Times of an event */
@@ -399,7 +413,8 @@ static inline bool perf_core_has_children(const struct perf_event *event)
  * @event: the event that was opened, its family locked
  *
  * Safe: sync_child_event() adds a child's count to child_count when the child
- * ends; child_count is atomic in 6.1 and in 6.12.
+ * ends; child_count is atomic in 6.1, in 6.12 and in 7.3. The family is locked
+ * from there on until the child has left the list of children.
  *
  * Return: the sum.
  */
@@ -443,8 +458,9 @@ static inline int perf_core_cpu(const struct perf_event *event)
  * When a task exits, perf core first schedules the task's events out, and sets
  * their context's task to TASK_TOMBSTONE. It changes the events' state later.
  * Reading the context's task is safe: core.c defines TASK_TOMBSTONE as
- * (void *)-1L in 6.1 and in 6.12, and the context keeps this value until it is
- * freed.
+ * (void *)-1L in 6.1, in 6.12 and in 7.3, and the context keeps this value until
+ * it is freed. In 7.3, the states of events whose PMU is gone and of closed
+ * events are below PERF_EVENT_STATE_EXIT.
  *
  * Return: true if the task has exited.
  */

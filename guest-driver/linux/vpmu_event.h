@@ -116,6 +116,24 @@ struct vpmu_event {
 	struct vpmu_control_close close;
 };
 
+/**
+ * vpmu_stop_is_throttle() - whether perf core calls pmu->stop() to throttle
+ * @flags: the flags of pmu->stop()
+ *
+ * When an event of another PMU overflows too often, perf core stops all events
+ * of its group (before 6.16, only that event). It may do so in any context, even
+ * in an NMI, and does not disable the PMUs of the other events, so no command
+ * can be sent. An event of this driver counts on instead; perf core's later call
+ * of pmu->start() then has no effect. For other purposes, perf core sets
+ * PERF_EF_UPDATE.
+ *
+ * Return: true if the call must be ignored.
+ */
+static inline bool vpmu_stop_is_throttle(int flags)
+{
+	return !(flags & PERF_EF_UPDATE);
+}
+
 /* vpmu_event_create.c */
 int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
 int vpmu_event_reopen(struct vpmu_event *own);

@@ -29,8 +29,6 @@
 #include <linux/minmax.h>
 #include <linux/module.h>
 #include <linux/mount.h>
-#include <linux/sched/coredump.h>
-#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/security.h>
 
@@ -115,7 +113,6 @@ static int permission_sysctl(struct vpmu_device *dev)
 static bool permission_owns(struct task_struct *task)
 {
 	const struct cred *cred = current_cred(), *theirs;
-	struct mm_struct *mm;
 	bool owns;
 
 	if (same_thread_group(task, current))
@@ -129,15 +126,7 @@ static bool permission_owns(struct task_struct *task)
 	       theirs->user_ns == cred->user_ns &&
 	       cap_issubset(theirs->cap_permitted, cred->cap_permitted);
 	rcu_read_unlock();
-	if (!owns)
-		return false;
-
-	mm = get_task_mm(task);
-	if (!mm)
-		return false;
-	owns = get_dumpable(mm) == SUID_DUMP_USER;
-	mmput(mm);
-	return owns;
+	return owns && vpmu_task_is_dumpable(task);
 }
 
 /**

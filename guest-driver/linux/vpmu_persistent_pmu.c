@@ -12,6 +12,7 @@
 #include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_attr.h"
+#include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_view.h"
@@ -113,7 +114,7 @@ static void view_stop(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = view_vcpu(event);
 
-	if (!vcpu || event->hw.state & PERF_HES_STOPPED)
+	if (!vcpu || event->hw.state & PERF_HES_STOPPED || vpmu_stop_is_throttle(flags))
 		return;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	vpmu_view_stop(vcpu, event->pmu_private);

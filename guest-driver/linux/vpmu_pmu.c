@@ -112,7 +112,7 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 
-	if (!vcpu)
+	if (!vcpu || vpmu_stop_is_throttle(flags))
 		return;
 	pmu_stop(vcpu, event);
 	if (!vcpu->pmu_disabled)

@@ -286,7 +286,7 @@ static void trace_stop(struct perf_event *event, int flags)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	if (!vcpu || event->hw.state & PERF_HES_STOPPED)
+	if (!vcpu || event->hw.state & PERF_HES_STOPPED || vpmu_stop_is_throttle(flags))
 		return;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	trace_end(own->trace, vcpu, false);
