@@ -263,15 +263,21 @@ static inline bool perf_core_class_leaves(const struct perf_event *event,
 }
 
 /*
- * The time of an event in @owner, which is a context or a cgroup's info. In 7.3
- * it does not include the time while a guest of this kernel had the hardware's
- * counters, if the event excludes guests.
+ * Reads the time of an event from the times of its context or of its cgroup. In
+ * 7.3, these are two: all of the time, and behind it the part while a guest of
+ * this kernel had the hardware's counters, in which an event that excludes guests
+ * does not count. Safe: core.c asserts the places of both.
  */
 #ifdef VPMU_PERF_HAS_TIME_CTX
-#define perf_core_time(event, owner) \
-	((owner)->time.time - ((event)->attr.exclude_guest ? (owner)->timeguest.time : 0))
+static inline u64 perf_core_time(const struct perf_event *event, const struct perf_time_ctx *times)
+{
+	return times[0].time - (event->attr.exclude_guest ? times[1].time : 0);
+}
 #else
-#define perf_core_time(event, owner)	((owner)->time)
+static inline u64 perf_core_time(const struct perf_event *event, const u64 *times)
+{
+	return *times;
+}
 #endif
 
 /**
@@ -287,9 +293,9 @@ static inline u64 perf_core_clock(const struct perf_event *event)
 {
 #ifdef CONFIG_CGROUP_PERF
 	if (event->cgrp)
-		return perf_core_time(event, per_cpu_ptr(event->cgrp->info, event->cpu));
+		return perf_core_time(event, &per_cpu_ptr(event->cgrp->info, event->cpu)->time);
 #endif
-	return perf_core_time(event, event->ctx);
+	return perf_core_time(event, &event->ctx->time);
 }
 
 /* Times of an event */
