@@ -391,6 +391,29 @@ mod tests {
     }
 
     #[test]
+    fn stock_kernel_of_several_packages_is_put_together() {
+        const RELEASE: &str = "7.3.4+deb13-cloud-amd64";
+        let archive = Archive::new();
+        let mut debs = debs(RELEASE, "7.3.4-1");
+        debs[0].fields = format!("Depends: linux-base (>= 4), linux-base-{RELEASE}, linux-binary-{RELEASE}\n");
+        debs[0].files.clear();
+        let parts = [("base", "config", b"CONFIG_A=y\n".to_vec()), ("binary", "vmlinuz", image(b"\x7fELF!"))];
+        for (part, file, contents) in parts {
+            let mut deb = Deb::new(&format!("linux-{part}-{RELEASE}"), "7.3.4-1");
+            deb.files = vec![(format!("usr/lib/modules/{RELEASE}/{file}"), contents)];
+            debs.push(deb);
+        }
+        archive.publish(&debs, &[]);
+        archive.update_lists();
+        let cache = Cache::at(archive.root().join("cache"));
+        let kernel = Kernel::stock_from(&archive.apt(), &cache, "7.3").unwrap();
+        assert_eq!(fs::read(&kernel.image).unwrap(), b"\x7fELF!");
+        assert_eq!(kernel.release(), Some(RELEASE));
+        assert_eq!(fs::read(kernel.config().unwrap()).unwrap(), b"CONFIG_A=y\n");
+        assert!(kernel.modules.unwrap().is_dir());
+    }
+
+    #[test]
     fn stock_kernel_rebuilt_under_the_same_name_is_the_new_one() {
         let archive = Archive::new();
         let cache = Cache::at(archive.root().join("cache"));

@@ -183,7 +183,7 @@ fn make(kernel: &Kernel, dir: &Path, toolchain: Option<&Toolchain>) -> Command {
 /// The argument of `make` that selects the compiler, if the kernel is for this machine's architecture. Without it, Debian's
 /// headers name the compiler that built the kernel, such as gcc-12, which this host may lack.
 pub(crate) fn compiler(kernel: &Kernel) -> String {
-    let compiler = kernel.compiler.as_deref().unwrap_or(Path::new("gcc"));
+    let compiler = kernel.compiler.as_deref().unwrap_or_else(|| Path::new("gcc"));
     format!("CC={}", compiler.display())
 }
 
