@@ -218,11 +218,12 @@ fn read_until(event: &Event, placed: &AtomicU64, over: &AtomicBool) -> Outcome {
     Ok(())
 }
 
-/// A BPF program on a probe reads the event of its CPU.
+/// A BPF program on a probe reads the event of its CPU. The driver calls both functions on every kernel; in Linux 7.3,
+/// `virtqueue_kick` has the code of `virtqueue_kick_prepare` inside.
 #[apply(guest_test)]
 fn count_read_by_a_bpf_program_in_a_probe_is_exact() -> Outcome {
     let device = Device::open()?;
-    for function in ["vm_notify", "virtqueue_kick_prepare"] {
+    for function in ["vm_notify", "virtqueue_kick"] {
         let Some(probe) = probe(function)? else {
             continue;
         };

@@ -240,14 +240,27 @@ fn burst_signals_each_overflow() -> Outcome {
     no_signal("more signals than overflows")
 }
 
+/// Whether the kernel has a thread that writes to the console, as Linux 7.3 has. Then [`print_long`] keeps no CPU busy, and
+/// its lines would come between those of later tests.
+fn console_has_a_thread() -> std::io::Result<bool> {
+    for process in fs::read_dir("/proc")? {
+        // Other entries have no name, and a process may have ended.
+        let name = fs::read_to_string(process?.path().join("comm")).unwrap_or_default();
+        if name.starts_with("pr/") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Makes the kernel write a line to the serial console with interrupts off. Each character causes an exit.
 fn print_long() -> std::io::Result<()> {
     let line = format!("<1>guest-tests: interrupts wait {}", ".".repeat(800));
     fs::write("/dev/kmsg", line)
 }
 
-/// While events on another CPU overflow, the CPU that takes the interrupt is busy. So the event queue runs out of
-/// buffers.
+/// While events on another CPU overflow, the CPU that takes the interrupt is busy, if the console can keep it busy. So
+/// the event queue runs out of buffers.
 #[apply(guest_test)]
 fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     const OVERFLOWS: u64 = 1000;
@@ -267,8 +280,9 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     thread::scope(|scope| -> Outcome {
         let busy = scope.spawn(|| -> std::io::Result<()> {
             cpu::pin(0)?;
+            let prints = !console_has_a_thread()?;
             begun.store(true, Ordering::SeqCst);
-            while !over.load(Ordering::SeqCst) {
+            while prints && !over.load(Ordering::SeqCst) {
                 print_long()?;
             }
             Ok(())
