@@ -105,6 +105,14 @@ impl Device {
         Ok(())
     }
 
+    /// Waits until the samples that an event of perf core has taken are in its ring.
+    pub(crate) fn flush_perf(&self, event: &Event) -> io::Result<()> {
+        let call = uapi::Perf { fd: event.as_raw_fd(), call: uapi::IOC_FLUSH, arg: 0 };
+        // SAFETY: the kernel reads the structure during the call. The flush takes no further argument.
+        checked(unsafe { libc::ioctl(self.file.as_raw_fd(), uapi::IOC_PERF.into(), &raw const call) })?;
+        Ok(())
+    }
+
     /// Places `times` marks.
     pub(crate) fn place(&self, value: u64, times: u64) -> io::Result<()> {
         (0..times).try_for_each(|_| self.mark(value))
