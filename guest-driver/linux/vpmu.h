@@ -560,6 +560,7 @@ int vpmu_sampling_init(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu);
 bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id);
 void vpmu_sampling_run(struct vpmu_vcpu *vcpu);
+void vpmu_sampling_prompt(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_switch(struct vpmu_device *dev, bool idle);
 
 /* vpmu_trace.c */

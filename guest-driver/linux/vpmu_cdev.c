@@ -62,15 +62,20 @@ static long cdev_open_event(struct vpmu_device *dev, void __user *arg)
 
 /*
  * The last switch of this CPU is over before the mark. So the mark's sample keeps
- * its time, and two marks have different times.
+ * its time, and two marks have different times. The sample is in the ring when
+ * the write returns, so a prompt one is replayed before the program goes on.
  */
 static void cdev_mark(struct vpmu_device *dev, u32 value)
 {
+	struct vpmu_vcpu *vcpu;
 	unsigned long flags;
 
 	local_irq_save(flags);
 	vpmu_task_switched();
 	writel(value, dev->doorbell.address);
+	vcpu = vpmu_vcpu_local(dev);
+	if (vcpu)
+		vpmu_sampling_prompt(vcpu);
 	local_irq_restore(flags);
 }
 

@@ -52,6 +52,7 @@
  * @records: the ring
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
  * @left: number of records that may still be replayed
+ * @stop: a signal must be sent before the next record of the event
  * @dev: the device, whose clock the records use
  * @offset: difference between the event's clock and the device's clock
  * @paired: @offset is set
@@ -72,6 +73,7 @@ struct vpmu_replay {
 	struct vpmu_records *records;
 	bool *ended;
 	unsigned int *left;
+	bool stop;
 	const struct vpmu_device *dev;
 	u64 offset;
 	bool paired;
@@ -371,7 +373,7 @@ static void replay_sample(struct vpmu_replay *replay, size_t len)
 	 * core: it must run before the next record.
 	 */
 	if (passes && perf_core_signal(event, replay->ended))
-		*replay->left = 0;
+		replay->stop = true;
 }
 
 /* Replays the record of @size bytes at position @from. */
@@ -402,7 +404,7 @@ static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
 {
 	struct perf_event_header header;
 
-	while (tail != head && *replay->left) {
+	while (tail != head && *replay->left && !replay->stop) {
 		/*
 		 * Programs can write to the header at any time, so use a copy.
 		 */
@@ -463,10 +465,10 @@ static bool replay_records(struct vpmu_replay *replay)
  *           or while this CPU already replays any ring
  * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; later
  *         samples are dropped
- * @left: number of records to replay at most; decremented for each, and set to
- *        zero when a signal must be sent before the next record
+ * @left: number of records to replay at most; decremented for each
  *
- * Return: true if records are left for another call.
+ * Return: true if records are left for another call, for example because a
+ * signal must be sent before the event's next record.
  */
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,
 		 bool *ended, unsigned int *left)
@@ -485,6 +487,7 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
 	replay->records = records;
 	replay->ended = ended;
 	replay->left = left;
+	replay->stop = false;
 	replay->members = 0;
 	replay->dev = vcpu->dev;
 	replay->paired = false;

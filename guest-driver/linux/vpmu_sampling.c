@@ -422,29 +422,41 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_switch() - prepare for a switch to another task
- * @dev: the device
- * @idle: the old task is the idle task, so replays with each tick start again
+ * vpmu_sampling_prompt() - replay the prompt samples of this CPU's events
+ * @vcpu: this CPU's queue; interrupts are off
  *
- * Called by the scheduler before the switch, with the runqueue's lock held. The
- * notice of a prompt sample can be late, as another CPU may take it; so replay
- * the sample now, while its task is still the current one.
+ * The notice of a sample does so, too, but can be late: another CPU may take it,
+ * or a thread may run the softirq.
  */
-void vpmu_sampling_switch(struct vpmu_device *dev, bool idle)
+void vpmu_sampling_prompt(struct vpmu_vcpu *vcpu)
 {
-	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(dev);
 	unsigned int left = VPMU_REPLAY_PIECE;
 	struct vpmu_event *own;
 
-	if (!vcpu)
-		return;
-	if (idle && !(list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
-		vpmu_sampling_arm(vcpu);
 	if (!vcpu->prompt)
 		return;
 	list_for_each_entry(own, &vcpu->sampling, sampling)
 		if (own->sampler->records.prompt)
 			sampling_replay(vcpu, own, &left);
+}
+
+/**
+ * vpmu_sampling_switch() - prepare for a switch to another task
+ * @dev: the device
+ * @idle: the old task is the idle task, so replays with each tick start again
+ *
+ * Called by the scheduler before the switch, with the runqueue's lock held.
+ * Prompt samples are replayed while their task is still the current one.
+ */
+void vpmu_sampling_switch(struct vpmu_device *dev, bool idle)
+{
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(dev);
+
+	if (!vcpu)
+		return;
+	if (idle && !(list_empty(&vcpu->sampling) && list_empty(&vcpu->views)))
+		vpmu_sampling_arm(vcpu);
+	vpmu_sampling_prompt(vcpu);
 }
 
 /**
