@@ -276,7 +276,7 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
 fn bpf_program_runs_for_each_sample_of_any_fields() -> Outcome {
     const CHAIN_AND_EMPTY_STACK: u64 = (SAMPLE_TID | SAMPLE_CALLCHAIN | SAMPLE_STACK_USER) as u64;
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
-    for (sample_type, wakeup) in [(CHAIN_AND_EMPTY_STACK, 1), (SAMPLE_RAW as u64, 0)] {
+    for (sample_type, wakeup) in [(CHAIN_AND_EMPTY_STACK, 1), (u64::from(SAMPLE_RAW), 0)] {
         let attr = mark_attr(&pmu, 8)?.sampling(1).on_cpu(0);
         let event = pmu.open_event(&EventAttr { sample_type, wakeup, ..attr })?;
         let counter = os::BpfCounter::load(true)?;
@@ -301,11 +301,14 @@ fn bpf_program_runs_for_each_sample_of_any_fields() -> Outcome {
     Ok(())
 }
 
-/// Free pages of the guest.
+/// Free pages of the guest, with those that the kernel keeps for each CPU.
 fn free_pages() -> Fallible<u64> {
-    let memory = fs::read_to_string("/proc/meminfo")?;
-    let line = memory.lines().find_map(|line| line.strip_prefix("MemFree:")).ok_or("no MemFree in /proc/meminfo")?;
-    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? / 4)
+    let zones = fs::read_to_string("/proc/zoneinfo")?;
+    let numbers = zones.lines().filter_map(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("pages free").or_else(|| line.strip_prefix("count:"))
+    });
+    Ok(numbers.map(|number| number.trim().parse::<u64>()).sum::<Result<_, _>>()?)
 }
 
 /// A process can have thousands of threads, each with its events. Most of them are never mapped.
