@@ -629,12 +629,13 @@ fn disabled_event_of_a_switching_task_counts_nothing() -> Outcome {
     })
 }
 
-/// perf core reads the user stack when the driver replays the sample. At a switch, the driver replays at most 64 samples,
-/// and the stack of a task that has left the CPU cannot be read later.
+/// perf core reads the user stack when the driver replays the sample. At a mark, and again at a switch, the driver
+/// replays at most 64 samples, and the stack of a task that has left the CPU cannot be read later.
 #[apply(guest_test)]
 fn user_stacks_of_tasks_that_left_their_cpu_are_counted_as_lost() -> Outcome {
-    const EVENTS: usize = 100;
+    const EVENTS: usize = 200;
     const MARKS: u64 = 20;
+    const ROUNDS: u64 = 20;
     let device = &Device::open()?;
     interrupt::bind(READERS)?;
     cpu::pin(READERS)?;
@@ -644,7 +645,7 @@ fn user_stacks_of_tasks_that_left_their_cpu_are_counted_as_lost() -> Outcome {
         ..silent(device.marks(VALUE, 1, TID | STACK_USER))
     };
     let events: Vec<Event> = (0..EVENTS).map(|_| kernels(&attr, ALL)).collect::<std::io::Result<_>>()?;
-    let mut ring = Pages::map(&events[0], 128, READ_WRITE)?;
+    let mut ring = Pages::map(&events[0], 256, READ_WRITE)?;
     for event in &events[1..] {
         event.output_to(events[0].as_raw_fd())?;
     }
@@ -679,7 +680,7 @@ fn user_stacks_of_tasks_that_left_their_cpu_are_counted_as_lost() -> Outcome {
         let mut samples = 0;
         // How many samples are late depends on when the other CPU takes the device's interrupts.
         let mut until_late = || -> Outcome {
-            loop {
+            for _ in 0..ROUNDS {
                 for event in &events {
                     event.enable(0)?;
                 }
@@ -698,6 +699,7 @@ fn user_stacks_of_tasks_that_left_their_cpu_are_counted_as_lost() -> Outcome {
                     return Ok(());
                 }
             }
+            Err("no sample was late".into())
         };
         let seen = until_late();
         drop(order);
