@@ -16,7 +16,7 @@ pub(crate) const ATTACKS: [(&str, Attack, i32); 6] = [
             unsafe { asm!("stp xzr, xzr, [{}]", in(reg) page) }
             0
         },
-        0,
+        -libc::SIGBUS,
     ),
     (
         "a store of 16 bytes",
@@ -25,7 +25,7 @@ pub(crate) const ATTACKS: [(&str, Attack, i32); 6] = [
             unsafe { asm!("str q0, [{}]", in(reg) page) }
             0
         },
-        0,
+        -libc::SIGBUS,
     ),
     (
         "a store with a post-indexed address",
@@ -34,7 +34,7 @@ pub(crate) const ATTACKS: [(&str, Attack, i32); 6] = [
             unsafe { asm!("str wzr, [{page}], #4", page = inout(reg) page => _) }
             0
         },
-        0,
+        -libc::SIGBUS,
     ),
     (
         "an exclusive load and store",
@@ -51,7 +51,7 @@ pub(crate) const ATTACKS: [(&str, Attack, i32); 6] = [
             }
             0
         },
-        0,
+        -libc::SIGBUS,
     ),
     (
         "the zeroing of a cache block",
@@ -60,7 +60,7 @@ pub(crate) const ATTACKS: [(&str, Attack, i32); 6] = [
             unsafe { asm!("dc zva, {}", in(reg) page) }
             0
         },
-        0,
+        -libc::SIGBUS,
     ),
     (
         "execution from the page",
@@ -71,6 +71,6 @@ pub(crate) const ATTACKS: [(&str, Attack, i32); 6] = [
             unsafe { asm!("blr {}", in(reg) page, clobber_abi("C")) };
             0
         },
-        0,
+        -libc::SIGSEGV,
     ),
 ];
