@@ -35,10 +35,11 @@ machine() {
 limited() {
 	timeout -s KILL 600 "$@"
 }
+# Boots a machine. VMM, if it is set, is the command that runs it, with its first arguments.
 boot() {
 	name=$1
 	shift
-	limited vmm run --kernel /guest/kernel --initramfs /guest/initramfs --vcpus ${VCPUS:-2} --memory 256 \
+	limited ${VMM:-vmm} run --kernel /guest/kernel --initramfs /guest/initramfs --vcpus ${VCPUS:-2} --memory 256 \
 		--cmdline "console=ttyS0 quiet nokaslr mitigations=off reboot=${RESET:-t} panic=-1 random.trust_cpu=on cryptomgr.notests act=$ACT" \
 		--report "/tmp/$name.json" --recording "/tmp/$name.data" "$@" \
 		> "/tmp/$name.console" 2> "/tmp/$name.log" < /dev/null

@@ -26,9 +26,7 @@ ACT=counts
 VCPUS=1
 
 # Has the host's perf count what guests execute on the VMM's threads. This slows the lab down.
-vmm() {
-	guest-tests count-guests /tmp/alone.host /bin/vmm "$@"
-}
+VMM="guest-tests count-guests /tmp/alone.host /bin/vmm"
 # Without --engine, the VMM would first run a small guest to find out which engine works.
 boot alone --engine exit --persistent instructions:u,size=0,name=all --ctl /tmp/alone.sock > /tmp/alone.said &
 until_said alone waiting
@@ -37,7 +35,7 @@ sleep 1
 end
 put alone.list /tmp/alone.list
 put alone.host /tmp/alone.host
-unset -f vmm
+unset VMM
 
 boot costly --count-mode vcpu --raw-events 0x8 > /tmp/costly.said &
 until_said costly waiting
