@@ -24,8 +24,8 @@ use crate::progress::Step;
 const NEEDS: [Prerequisite; 2] = [Prerequisite::Apt, Prerequisite::Keyring];
 /// The newest series of kernels that Debian 12 has.
 const NEWEST_OF_BOOKWORM: [u64; 2] = [6, 12];
-/// What a compiler's package and the build tools' package depend on, but a build of this driver does not use or takes
-/// from the host.
+/// Dependencies of the packages of compilers and build tools that a build of this driver does not use, or takes from the
+/// host.
 const UNUSED: [&str; 2] = ["binutils-x86-64-linux-gnu", "pahole"];
 
 /// Errors of fetching packages.

@@ -55,7 +55,7 @@ const STAT: &[&[&str]] = &[
 const OTHERS: &[&[&str]] =
     &[&["mem", "record", "-o", "options", "--", "true"], &["c2c", "record", "-o", "options", "--", "true"]];
 
-/// What perf did: the events of the recording, or what it printed when it failed.
+/// Returns the events of the recording or, if perf failed, its message.
 fn recorded(options: &[&str]) -> Fallible<String> {
     let output = perf(&[&["record", "-o", "options"], options, &["--", "true"]].concat())?;
     if !output.status.success() {
