@@ -111,8 +111,8 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     Ok(place.join(NAME))
 }
 
-/// What sparse lacks to read the headers of a kernel whose compiler is newer than sparse: an operator, and a constant value
-/// for the length of a literal.
+/// Definitions for sparse, which is older than the compiler of some kernels: their headers use an operator that it does
+/// not know, and need the length of a literal as a constant.
 const FOR_SPARSE: &str = "#define __typeof_unqual__ __typeof__\n#define __builtin_strlen(s) (sizeof(s) - 1)\n";
 
 /// Returns sparse's errors and warnings for the driver's sources in `driver`, one per line. Sparse checks address

@@ -420,7 +420,7 @@ impl Turns {
     }
 }
 
-/// What the events that [`hold`] held have counted.
+/// The counts of the events that [`hold`] opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
     Right,

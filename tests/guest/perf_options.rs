@@ -118,8 +118,8 @@ fn perfs_options_do_the_same_without_the_module() -> Outcome {
     Ok(())
 }
 
-/// An event that counts only the guests of this guest: there are none if the CPU cannot run them, so it counts nothing,
-/// as on a bare machine. Otherwise, the device could not tell them apart.
+/// With exclude_host, an event counts only nested guests. If the CPU cannot run any, the count is zero, as on a bare
+/// machine. If it can, the event is refused, because the device cannot tell nested guests from this one.
 #[apply(guest_test)]
 fn event_of_this_guests_guests_counts_nothing_or_is_refused() -> Outcome {
     let cpus = fs::read_to_string("/proc/cpuinfo")?;
