@@ -28,6 +28,8 @@ const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
 /// does not get five timer interrupts (20 ms) in 160 million cycles of its TSC. A busy host may run QEMU's timer thread
 /// too late for that.
 const CLOCK: &str = "tsc=reliable no_timer_check";
+/// Without this, the kernel keeps one of the CPU's counters for its watchdog.
+const COUNTERS: &str = "nmi_watchdog=0";
 /// The frequency of the exact lab's TSC: one tick per nanosecond. Each instruction takes one nanosecond there.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
 
@@ -124,7 +126,8 @@ impl Lab {
         // spinning vCPU. The exact lab does not need `pause-filter`, because its guests have only one vCPU.
         let tsc_khz = if self.exact {
             qemu.args(["-accel", "tcg,thread=single"]);
-            qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);
+            // `perfctr-core` gives the CPU counters. QEMU has them only with `-icount`.
+            qemu.args(["-cpu", "EPYC,+svm,+perfctr-core,-xsave,-rdrand,-rdseed"]);
             EXACT_TSC_KHZ
         } else {
             qemu.args(["-accel", "tcg,thread=multi"]);
@@ -133,7 +136,7 @@ impl Lab {
         };
         let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4");
         qemu.args(["-device", &exit]);
-        format!("console=ttyS0 {CMDLINE} {CLOCK} tsc_early_khz={tsc_khz}")
+        format!("console=ttyS0 {CMDLINE} {CLOCK} {COUNTERS} tsc_early_khz={tsc_khz}")
     }
 
     /// Like [`Lab::x86_64`], for a CPU that has EL2 and event counters. The counters are exact in the exact lab.
@@ -192,6 +195,12 @@ mod tests {
             assert!(!arguments(arch, false).contains("icount"));
             assert!(arguments(arch, false).contains("\"1024\""));
         }
+    }
+
+    #[test]
+    fn exact_x86_lab_has_counters() {
+        assert!(arguments(Arch::X86_64, true).contains("+perfctr-core"));
+        assert!(!arguments(Arch::X86_64, false).contains("perfctr"));
     }
 
     #[test]

@@ -26,7 +26,8 @@ const X86_FIXES: &str = concat!(
     include_str!("../lab/debugregs.patch"),
     include_str!("../lab/translations.patch"),
     include_str!("../lab/pause.patch"),
-    include_str!("../lab/jumps.patch")
+    include_str!("../lab/jumps.patch"),
+    include_str!("../lab/counters.patch")
 );
 const ARM_FIXES: &str = concat!(include_str!("../lab/pmuovf.patch"), include_str!("../lab/jumps.patch"));
 const OPTIONS: [&str; 8] = [
