@@ -244,6 +244,7 @@ fn one(test: &Test) -> Verdict {
     };
     let ended_in_time = os::ends_within(child.id(), LIMIT);
     if !matches!(ended_in_time, Ok(true)) {
+        print_stacks();
         let _ = child.kill();
         let dies = matches!(os::ends_within(child.id(), KILLED), Ok(true));
         if dies {
@@ -266,6 +267,14 @@ fn one(test: &Test) -> Verdict {
         Ok(status) if status.success() => Verdict::Passed,
         Ok(status) => Verdict::Failed(format!("{}: {}", how(status), String::from_utf8_lossy(&said).trim())),
         Err(error) => Verdict::Failed(error.to_string()),
+    }
+}
+
+/// Has the kernel print the stacks of all CPUs and tasks on the console, which show what a test that hangs waits for.
+fn print_stacks() {
+    // 8 is the log level at which the console prints all messages.
+    for request in ["8", "l", "t"] {
+        let _ = fs::write("/proc/sysrq-trigger", request);
     }
 }
 
