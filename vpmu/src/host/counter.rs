@@ -74,6 +74,18 @@ pub(super) fn open(source: &PerfSource, what: &Request, thread: i32) -> io::Resu
     Ok(Box::new(PerfCounter { event, is_clock, ring, clock: Arc::clone(&source.clock) }))
 }
 
+/// Reads an event that has the attributes of [`attr`].
+pub(super) fn reading(mut event: &File) -> io::Result<Reading> {
+    let mut words = [0; 24];
+    event.read_exact(&mut words)?;
+    let (words, _) = words.as_chunks::<8>();
+    Ok(Reading {
+        value: u64::from_ne_bytes(words[0]),
+        enabled: u64::from_ne_bytes(words[1]),
+        running: u64::from_ne_bytes(words[2]),
+    })
+}
+
 /// The host's attributes for `what`.
 pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
     let (type_, config) = pmu.event(what);
@@ -139,15 +151,7 @@ impl Counter for PerfCounter {
     }
 
     fn read(&mut self) -> io::Result<Reading> {
-        let mut words = [0; 24];
-        let mut event = self.event.file();
-        event.read_exact(&mut words)?;
-        let (words, _) = words.as_chunks::<8>();
-        Ok(Reading {
-            value: u64::from_ne_bytes(words[0]),
-            enabled: u64::from_ne_bytes(words[1]),
-            running: u64::from_ne_bytes(words[2]),
-        })
+        reading(self.event.file())
     }
 
     fn set_rate(&mut self, rate: Rate) -> io::Result<()> {

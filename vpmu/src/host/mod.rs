@@ -16,6 +16,7 @@ mod sys;
 mod timers;
 pub(crate) mod tracepoint;
 mod traces;
+mod trial;
 
 use std::collections::BTreeSet;
 use std::io;

@@ -5,6 +5,7 @@ use std::io;
 use super::counter::attr;
 use super::pmus::CpuPmu;
 use super::sys;
+use super::trial::Trials;
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use crate::catalogue::is_hardware;
 use crate::refusal::Refusal;
@@ -55,14 +56,15 @@ pub(super) fn is_clock(kind: u32, config: u64) -> bool {
 /// The result of probing.
 #[derive(Debug)]
 pub(super) struct Probed {
-    /// Every candidate that the host opened.
+    /// Every candidate that the host opens, and counts as far as a trial shows.
     pub(super) offers: Vec<Offer>,
     /// The kinds for which the host opened no candidate, each with the reason. [`KIND_HW_CACHE`] and
     /// [`KIND_RAW`] are left out.
     pub(super) refusals: Vec<(u32, Refusal)>,
 }
 
-/// Opens each candidate. Candidates of the CPU's PMU are opened only if `hardware` permits them.
+/// Opens each candidate. Candidates of the CPU's PMU are opened only if `hardware` permits them, and offered only if
+/// they count.
 pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed {
     let mut offers = Vec::new();
     let mut refusals = Vec::new();
@@ -73,8 +75,13 @@ pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed
     let pmu = pmu.unwrap_or_default();
     let candidates = candidates().chain(raw(&hardware.raw, pmu));
     let tried = candidates.filter(|offer| has_pmu || !is_hardware(offer.kind));
+    let mut trials = Trials::new(pmu);
     for offer in tried {
         let Offer { kind, config, .. } = offer;
+        if trials.is_silent(kind, config) {
+            log::info!("{} is not offered: the host opens it, but never counts it", offer.name);
+            continue;
+        }
         match probed(offer, pmu) {
             Ok(offer) => offers.push(offer),
             // Report only the error of the first event of a kind, which is the simplest event.
@@ -177,11 +184,13 @@ fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
         };
         sys::open(&attr(&request, pmu), 0).map(drop)
     };
-    opens(None, false)?;
     // The period is long enough to be valid on any host. The event never runs.
     let sampling = Sampling { rate: Rate::Period(1_000_000), engine: Engine::Exit };
     let samples = offer.shortest_period.is_some() && opens(Some(sampling), false).is_ok();
     let excludes = offer.excludes && opens(None, true).is_ok();
+    if !samples && !excludes {
+        opens(None, false)?;
+    }
     Ok(Offer { shortest_period: offer.shortest_period.filter(|_| samples), excludes, ..offer })
 }
 
