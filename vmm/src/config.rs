@@ -14,7 +14,6 @@ use vpmu::{Hardware, PersistSpec};
 
 use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::layout::WINDOW_MAX;
-use crate::arch::platform;
 use crate::confine::{self, User};
 use crate::exit::{EXIT_FAILURE, EXIT_USAGE};
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
@@ -223,9 +222,6 @@ pub enum ConfigError {
     /// `--on-reset restart` for a restored machine without `--kernel`. A snapshot has no kernel to boot.
     #[error("--on-reset restart with --restore needs --kernel, too: a snapshot has no kernel to boot")]
     RestartWithoutKernel,
-    /// A hardware PMU on an architecture that does not support it.
-    #[error("--guest-pmu: {0}")]
-    GuestPmu(&'static str),
     /// Persistent events for a machine without a PMU.
     #[error("--persistent needs the PMU: remove --no-vpmu or --pmu off")]
     PersistentWithoutVpmu,
@@ -330,9 +326,6 @@ impl TryFrom<&RunArgs> for Config {
         let limits = args.limits.over(file.limits).limits(window)?;
         let guest_pmu = args.guest_pmu.then_some(true).or(file.guest_pmu);
         let guest_pmu = same_or(facts, "--guest-pmu", guest_pmu, |it| it.guest_pmu)?.unwrap_or(false);
-        if let (true, Some(reason)) = (guest_pmu, platform::NO_GUEST_PMU) {
-            return Err(ConfigError::GuestPmu(reason));
-        }
         let kernel = args.kernel.or(file.kernel);
         if kernel.is_none() && args.restore.is_none() {
             return Err(ConfigError::NoKernel);

@@ -52,7 +52,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_vpmu: bool,
 
-    /// Also give the guest's processors a hardware PMU; needs aarch64, and a KVM that supports it
+    /// Also give the guest's processors KVM's own PMU; needs a KVM that has one for guests
     #[arg(long)]
     pub guest_pmu: bool,
 

@@ -44,7 +44,7 @@ impl Boot {
         emulation: Option<&Emulation>,
         clock: Option<&GuestClock>,
     ) -> Result<Self, VmError> {
-        let vm = platform::create_vm(kvm)?;
+        let vm = platform::create_vm(kvm, machine)?;
         memory::register(&vm, memories, 0, tracked)?;
         let Cpus { vcpus, controller } = cpus::create(kvm, &vm, machine, emulation)?;
         let clock = match clock {

@@ -30,7 +30,7 @@ pub enum CpuError {
         expected: u64,
     },
     /// `--guest-pmu` was given, but KVM has no PMU for guests.
-    #[error("--guest-pmu: this KVM has no PMU for guests")]
+    #[error("--guest-pmu: this KVM has no PMU for guests: omit it")]
     NoPmu,
 }
 

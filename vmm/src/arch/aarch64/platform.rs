@@ -4,6 +4,7 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::exits;
 use crate::kvm::{Host, KvmError};
+use crate::machine::Machine;
 
 /// The host features that a machine on aarch64 requires. On aarch64, KVM is built into the kernel.
 pub const HOST: Host = Host {
@@ -16,14 +17,11 @@ pub const HOST: Host = Host {
     ],
 };
 
-/// The reason why vCPUs cannot have a hardware PMU, or `None` if they can have one.
-pub const NO_GUEST_PMU: Option<&str> = None;
-
-/// Creates a VM without an interrupt controller. The controller is created later, with the vCPUs.
+/// Creates a VM without an interrupt controller. The controller is created later, with the vCPUs, and so are their PMUs.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
-pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
+pub fn create_vm(kvm: &Kvm, _machine: &Machine) -> Result<VmFd, KvmError> {
     let vm = vpmu_kvm::arch::create_vm(kvm).map_err(KvmError::refused("create a VM"))?;
     exits::ask_for_undecoded(&vm);
     Ok(vm)

@@ -1,7 +1,7 @@
-//! The guest's CPUID: the leaves that KVM supports, with the machine's topology and without a hardware PMU.
+//! The guest's CPUID: the leaves that KVM supports, with the machine's topology, and without KVM's own PMU unless the
+//! machine has it.
 //!
-//! The paravirtual PMU replaces the architectural PMU. CPUID must not show the latter, so that a guest never finds two
-//! PMUs.
+//! The paravirtual PMU replaces KVM's. A guest that finds KVM's in CPUID uses it for the CPU's events.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -22,7 +22,8 @@ const FEATURES_ECX_PDCM: u32 = 1 << 15;
 const FEATURES_ECX_TSC_DEADLINE: u32 = 1 << 24;
 const FEATURES_ECX_HYPERVISOR: u32 = 1 << 31;
 const FEATURES_EDX_HTT: u32 = 1 << 28;
-const AMD_ECX_PERFORMANCE_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
+const AMD_ECX_CORE_COUNTERS: u32 = 1 << 23;
+const AMD_ECX_PERFORMANCE_COUNTERS: u32 = AMD_ECX_CORE_COUNTERS | 1 << 24 | 1 << 28;
 
 /// Frequency in kHz of the local APIC timer, which runs on the bus clock that KVM emulates.
 const APIC_BUS_KHZ: u32 = 1_000_000;
@@ -38,6 +39,8 @@ pub struct Cpu {
     pub tsc_khz: u32,
     /// Whether KVM emulates the TSC deadline timer.
     pub tsc_deadline: bool,
+    /// Whether the vCPU has KVM's own PMU.
+    pub pmu: bool,
 }
 
 impl Cpu {
@@ -87,7 +90,10 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
             // The field for the number of APIC ids has 8 bits; 255 means 255 or more.
             let ids = (1 << cpu.core_bits()).min(0xff);
             entry.ebx = entry.ebx & 0xffff | ids << 16 | index << 24;
-            entry.ecx = entry.ecx & !FEATURES_ECX_PDCM | FEATURES_ECX_HYPERVISOR;
+            entry.ecx |= FEATURES_ECX_HYPERVISOR;
+            if !cpu.pmu {
+                entry.ecx &= !FEATURES_ECX_PDCM;
+            }
             if cpu.tsc_deadline {
                 entry.ecx |= FEATURES_ECX_TSC_DEADLINE;
             }
@@ -108,11 +114,11 @@ fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
             let sharing = if level >= 3 { count - 1 } else { 0 };
             entry.eax = entry.eax & 0x3fff | sharing << 14;
         }
-        LEAF_PMU | LEAF_AMD_PMU => {
+        LEAF_PMU | LEAF_AMD_PMU if !cpu.pmu => {
             (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
         }
         LEAF_KVM => entry.eax = entry.eax.max(LEAF_KVM_TIMING),
-        LEAF_AMD_FEATURES => entry.ecx &= !AMD_ECX_PERFORMANCE_COUNTERS,
+        LEAF_AMD_FEATURES if !cpu.pmu => entry.ecx &= !AMD_ECX_PERFORMANCE_COUNTERS,
         LEAF_AMD_SIZES => {
             entry.ecx = entry.ecx & !0xf0ff | (count - 1) | cpu.core_bits() << 12;
         }
@@ -140,6 +146,17 @@ fn topology(cpu: &Cpu) -> [kvm_cpuid_entry2; 3] {
     [level(0, 0, 1, 1), level(1, cpu.core_bits(), u32::from(cpu.count), 2), level(2, 0, 0, 0)]
 }
 
+/// Whether KVM has a PMU for guests: Intel's architectural PMU, or AMD's core counters.
+#[must_use]
+pub fn has_pmu(supported: &CpuId) -> bool {
+    supported.as_slice().iter().any(|entry| match entry.function {
+        // The version, which is 0 if there is no PMU.
+        LEAF_PMU => entry.eax & 0xff > 0,
+        LEAF_AMD_FEATURES => entry.ecx & AMD_ECX_CORE_COUNTERS != 0,
+        _ => false,
+    })
+}
+
 /// Width of a guest-physical address in bits, from leaf 0x8000_0008. If that leaf is absent, the width is 36.
 #[must_use]
 pub fn physical_bits(leaves: &CpuId) -> u32 {
@@ -154,8 +171,8 @@ mod tests {
         kvm_cpuid_entry2 { function, index, eax: value, ebx: value, ecx: value, edx: value, ..Default::default() }
     }
 
-    fn for_cpu(index: u8, count: u8) -> Vec<kvm_cpuid_entry2> {
-        let offered = CpuId::from_entries(&[
+    fn offered() -> CpuId {
+        CpuId::from_entries(&[
             entry(LEAF_FEATURES, 0, u32::MAX),
             entry(LEAF_PMU, 0, 0x0730_0404),
             entry(LEAF_TOPOLOGY, 0, 7),
@@ -165,9 +182,12 @@ mod tests {
             entry(LEAF_AMD_SIZES, 0, 0x3030),
             entry(LEAF_AMD_TOPOLOGY, 0, 9),
         ])
-        .expect("few leaves");
-        let cpu = Cpu { index, count, tsc_khz: 2_000_000, tsc_deadline: true };
-        leaves(&offered, &cpu).expect("few leaves").as_slice().to_vec()
+        .expect("few leaves")
+    }
+
+    fn for_cpu(index: u8, count: u8) -> Vec<kvm_cpuid_entry2> {
+        let cpu = Cpu { index, count, tsc_khz: 2_000_000, tsc_deadline: true, pmu: false };
+        leaves(&offered(), &cpu).expect("few leaves").as_slice().to_vec()
     }
 
     fn find(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -182,6 +202,16 @@ mod tests {
         assert_eq!(find(&leaves, LEAF_FEATURES, 0).ecx & FEATURES_ECX_PDCM, 0);
         let amd = find(&leaves, LEAF_AMD_FEATURES, 0);
         assert_eq!(amd.ecx & AMD_ECX_PERFORMANCE_COUNTERS, 0);
+    }
+
+    #[test]
+    fn pmu_that_the_machine_has_remains() {
+        let cpu = Cpu { index: 0, count: 1, tsc_khz: 2_000_000, tsc_deadline: true, pmu: true };
+        let leaves = leaves(&offered(), &cpu).expect("few leaves");
+        assert!(has_pmu(&leaves));
+        assert_eq!(find(leaves.as_slice(), LEAF_PMU, 0), find(offered().as_slice(), LEAF_PMU, 0));
+        let without = CpuId::from_entries(&for_cpu(0, 1)).expect("few leaves");
+        assert!(!has_pmu(&without));
     }
 
     #[test]

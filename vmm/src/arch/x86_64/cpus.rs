@@ -17,6 +17,9 @@ pub enum CpuError {
     /// KVM refuses a vCPU's initial state.
     #[error("cannot set up a vCPU")]
     Registers(#[from] regs::RegisterError),
+    /// `--guest-pmu` was given, but KVM has no PMU for guests.
+    #[error("--guest-pmu: this KVM has no PMU for guests: omit it, or load kvm-intel or kvm-amd with enable_pmu=1")]
+    NoPmu,
     /// There are more CPUID leaves than KVM's interface can hold.
     #[error("cannot set up a vCPU's CPUID")]
     Cpuid(#[source] vmm_sys_util::fam::Error),
@@ -48,11 +51,15 @@ pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine, emulation: Option<&Emulat
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(KvmError::refused("report its supported CPUID leaves"))?;
+    if machine.pmu && !cpuid::has_pmu(&supported) {
+        return Err(CpuError::NoPmu);
+    }
     let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let vcpus = (0..machine.vcpus)
         .map(|index| {
             let fd = vm.create_vcpu(u64::from(index)).map_err(KvmError::refused("create a vCPU"))?;
-            let cpu = cpuid::Cpu { index, count: machine.vcpus, tsc_khz: clock::khz(&fd)?, tsc_deadline };
+            let tsc_khz = clock::khz(&fd)?;
+            let cpu = cpuid::Cpu { index, count: machine.vcpus, tsc_khz, tsc_deadline, pmu: machine.pmu };
             let mut leaves = cpuid::leaves(&supported, &cpu).map_err(CpuError::Cpuid)?;
             if let Some(device) = emulation {
                 let mut entries = leaves.as_slice().to_vec();
