@@ -1,8 +1,31 @@
 //! Checks whether the counts of hardware events obey the rules for counters, both with the vPMU and with KVM's own PMU
 //! on the same host. Each rule is a row of a table. Also checks the host's view of these counts.
 //!
-//! On a host without counters, these tests run in the aarch64 lab, where QEMU emulates a PMUv3 that counts every
-//! instruction exactly. The VMM, KVM and the host's perf core are real. Only the counters are emulated.
+//! On a host without counters, these tests run in the exact labs of both architectures. There, QEMU emulates counters
+//! that are exact to the instruction: AMD's on x86-64, PMUv3's on aarch64. The VMM, KVM and the host's perf core are
+//! real. Only the counters are emulated.
+
+/// Declares each of these functions as a test of both architectures, in a module for each. Its argument is the static
+/// of its architecture in this module, `X86_64` or `AARCH64`. The methods of this static that follow `boots` begin the
+/// boots.
+macro_rules! on_both {
+    (boots: $boots:tt, $tests:tt) => {
+        on_both! { x86_64, X86_64, $boots, $tests }
+        on_both! { aarch64, AARCH64, $boots, $tests }
+    };
+    ($module:ident, $of:ident, [$($boot:ident),+], [$($test:ident),+ $(,)?]) => {
+        mod $module {
+            tests::shared_boots!($(|| { super::$of.$boot(); }),+);
+            $(
+                tests::host_test! {
+                    fn $test() {
+                        super::$test(&super::$of);
+                    }
+                }
+            )+
+        }
+    };
+}
 
 /// The host's view of its guests' counts.
 mod shared_host;
@@ -12,15 +35,12 @@ mod stock_perf;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use guest_tests::rows::{self, Finding};
 use images::{Arch, Boot, KvmHostChoice, Sources};
 use tests::boots;
 use vpmu_client::error::chain;
-
-/// The only row whose event the lab's PMU lacks.
-const ABSENT_IN_LAB: &[&str] = &["loop_counts_its_branches"];
 
 /// The results of one boot.
 #[derive(Debug)]
@@ -31,7 +51,7 @@ struct Table {
 }
 
 /// Boots a guest that checks the PMU of its processors. The arguments are passed to `vmm run`.
-fn table(more: &[&str]) -> Result<Table, String> {
+fn table(arch: Arch, more: &[&str]) -> Result<Table, String> {
     // A sample takes so long on an emulated processor that the default limit on sampling time would throttle the
     // events.
     let vmm_args = ["--max-sampling-percent", "100"].iter().chain(more);
@@ -42,7 +62,7 @@ fn table(more: &[&str]) -> Result<Table, String> {
         vmm_args: vmm_args.map(|&argument| argument.into()).collect(),
         kvm_host: KvmHostChoice::Exact,
         timeout: boots::LIMIT,
-        sources: Sources { arch: Arch::Aarch64, ..Sources::default() },
+        sources: Sources { arch, ..Sources::default() },
         ..Boot::default()
     };
     let outcome = boot.run().map_err(|error| chain(&error))?;
@@ -51,26 +71,57 @@ fn table(more: &[&str]) -> Result<Table, String> {
     Ok(Table { kvm_host: outcome.kvm_host.to_string(), rows, output: outcome.output })
 }
 
-static OURS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&[]));
-static KVMS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&["--guest-pmu"]));
-tests::shared_boots!(|| _ = LazyLock::force(&OURS), || _ = LazyLock::force(&KVMS));
+/// The tables of an architecture.
+#[derive(Debug)]
+struct Lab {
+    arch: Arch,
+    /// The rows whose event the PMU of the lab lacks.
+    absent: &'static [&'static str],
+    ours: OnceLock<Result<Table, String>>,
+    kvms: OnceLock<Result<Table, String>>,
+}
 
-fn get(table: &'static LazyLock<Result<Table, String>>) -> &'static Table {
-    match &**table {
-        Ok(table) => table,
-        Err(error) => panic!("no guest: {error}"),
+static X86_64: Lab = Lab::new(Arch::X86_64, &[]);
+static AARCH64: Lab = Lab::new(Arch::Aarch64, &["loop_counts_its_branches"]);
+
+impl Lab {
+    const fn new(arch: Arch, absent: &'static [&'static str]) -> Self {
+        Self { arch, absent, ours: OnceLock::new(), kvms: OnceLock::new() }
+    }
+
+    fn boot_ours(&self) -> &Result<Table, String> {
+        self.ours.get_or_init(|| table(self.arch, &[]))
+    }
+
+    fn boot_kvms(&self) -> &Result<Table, String> {
+        self.kvms.get_or_init(|| table(self.arch, &["--guest-pmu"]))
+    }
+
+    fn ours(&self) -> &Table {
+        booted(self.boot_ours())
+    }
+
+    fn kvms(&self) -> &Table {
+        booted(self.boot_kvms())
+    }
+
+    fn check(&self, row: &str) {
+        let table = self.ours();
+        match table.rows.get(row) {
+            None => panic!("the guest did not report {row}:\n{}", table.output),
+            Some(Finding::Fails(reason)) => panic!("on {}: {reason}", table.kvm_host),
+            Some(Finding::Absent(reason)) => {
+                assert!(self.absent.contains(&row), "on {}, the rule cannot be checked: {reason}", table.kvm_host);
+            }
+            Some(Finding::Holds(_)) => assert!(!self.absent.contains(&row), "the lab's PMU has an event for it"),
+        }
     }
 }
 
-fn check(row: &str) {
-    let table = get(&OURS);
-    match table.rows.get(row) {
-        None => panic!("the guest did not report {row}:\n{}", table.output),
-        Some(Finding::Fails(reason)) => panic!("on {}: {reason}", table.kvm_host),
-        Some(Finding::Absent(reason)) => {
-            assert!(ABSENT_IN_LAB.contains(&row), "on {}, the rule cannot be checked: {reason}", table.kvm_host)
-        }
-        Some(Finding::Holds(_)) => assert!(!ABSENT_IN_LAB.contains(&row), "the lab's PMU has an event for it"),
+fn booted(table: &Result<Table, String>) -> &Table {
+    match table {
+        Ok(table) => table,
+        Err(error) => panic!("no guest: {error}"),
     }
 }
 
@@ -81,12 +132,15 @@ macro_rules! rows {
         const ROWS: &[(&str, &str)] = &[$((stringify!($row), $like)),+];
 
         $(
-            tests::host_test! {
-                fn $row() {
-                    check(stringify!($row));
-                }
+            fn $row(lab: &Lab) {
+                lab.check(stringify!($row));
             }
         )+
+
+        on_both! {
+            boots: [boot_ours, boot_kvms],
+            [$($row,)+ both_pmus_are_judged_by_the_same_rows, table_shows_vpmu_beside_kvms_own_pmu]
+        }
     };
 }
 
@@ -120,19 +174,17 @@ rows! {
     reserved_bit_is_refused: "selftests vpmu_counter_access",
 }
 
-#[apply(tests::host_test)]
-fn both_pmus_are_judged_by_the_same_rows() {
+fn both_pmus_are_judged_by_the_same_rows(lab: &Lab) {
     let mut expected: Vec<&str> = ROWS.iter().map(|(row, _)| *row).collect();
     expected.sort_unstable();
-    for table in [get(&OURS), get(&KVMS)] {
+    for table in [lab.ours(), lab.kvms()] {
         let judged: Vec<&str> = table.rows.keys().map(String::as_str).collect();
         assert_eq!(judged, expected, "on {}:\n{}", table.kvm_host, table.output);
     }
 }
 
-#[apply(tests::host_test)]
-fn table_shows_vpmu_beside_kvms_own_pmu() {
-    let (ours, kvms) = (get(&OURS), get(&KVMS));
+fn table_shows_vpmu_beside_kvms_own_pmu(lab: &Lab) {
+    let (ours, kvms) = (lab.ours(), lab.kvms());
     let mut text = format!("\nOn {}:\n", ours.kvm_host);
     for (row, like) in ROWS {
         let cell = |table: &Table| table.rows.get(*row).map(ToString::to_string);

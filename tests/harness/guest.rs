@@ -148,11 +148,12 @@ impl Group {
         self
     }
 
-    /// Runs the group on one vCPU of the exact lab of aarch64.
+    /// Restricts the group to aarch64, because a group of the same tests is restricted to x86-64.
     #[must_use]
     pub const fn on_aarch64(mut self) -> Self {
         self.arch = Arch::Aarch64;
-        self.in_exact_lab()
+        self.bound = true;
+        self
     }
 
     /// Runs the group on one vCPU of the exact lab of its architecture.

@@ -180,10 +180,10 @@ impl SharedSession {
         self
     }
 
-    /// Runs the session on the exact lab of aarch64, whose counters are exact.
+    /// Runs the session on the exact lab of `arch`, whose counters are exact.
     #[must_use]
-    pub const fn on_aarch64(mut self) -> Self {
-        self.arch = Arch::Aarch64;
+    pub const fn in_exact_lab(mut self, arch: Arch) -> Self {
+        self.arch = arch;
         self.kvm_host = KvmHostChoice::Exact;
         self
     }

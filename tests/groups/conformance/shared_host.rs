@@ -1,6 +1,7 @@
 //! Guests that share their host's counters: with each other, with the host's perf, and with a process that keeps some
 //! of the counters for itself.
 
+use images::Arch;
 use tests::host::SharedSession;
 
 const SCRIPT: &str = r#"
@@ -37,7 +38,12 @@ put alone.list /tmp/alone.list
 put alone.host /tmp/alone.host
 unset VMM
 
-boot costly --count-mode vcpu --raw-events 0x8 > /tmp/costly.said &
+# The processor's own number of the event that counts instructions.
+case $(uname -m) in
+x86_64) instructions=0xc0 ;;
+aarch64) instructions=0x8 ;;
+esac
+boot costly --count-mode vcpu --raw-events $instructions > /tmp/costly.said &
 until_said costly waiting
 end
 
@@ -58,73 +64,78 @@ kill $holder
 end
 "#;
 
-static SESSION: SharedSession = SharedSession::new(SCRIPT).on_aarch64();
-tests::shared_boots!(|| SESSION.boot());
+static X86_64: SharedSession = SharedSession::new(SCRIPT).in_exact_lab(Arch::X86_64);
+static AARCH64: SharedSession = SharedSession::new(SCRIPT).in_exact_lab(Arch::Aarch64);
+on_both! {
+    boots: [boot],
+    [
+        guests_count_is_the_hosts_count_of_the_vcpus_thread,
+        guests_on_one_host_count_their_own_instructions,
+        counter_that_the_host_keeps_shows_in_the_time_running,
+        hosts_work_for_the_guest_counts_in_vcpu_mode_alone,
+        raw_event_counts_where_the_operator_allows_it,
+    ]
+}
 
 /// Returns the value that the guest reported for `what` in boot `boot`.
-fn said(boot: &str, what: &str) -> String {
-    let said = SESSION.get().said(boot);
+fn said(session: &SharedSession, boot: &str, what: &str) -> String {
+    let said = session.get().said(boot);
     let line = said.iter().find_map(|line| line.strip_prefix(what));
     let line = line.unwrap_or_else(|| panic!("nothing of {what}: {said:?}"));
     line.trim().to_owned()
 }
 
-/// Checks that the guest of boot `boot` counted every instruction of its loop exactly.
-fn ensure_exact(boot: &str) {
-    assert_eq!(said(boot, "loops"), "exact", "{boot}");
+fn number(session: &SharedSession, boot: &str, what: &str) -> u64 {
+    let said = said(session, boot, what);
+    said.parse().unwrap_or_else(|e| panic!("{e}: {what} {said}"))
 }
 
-#[apply(tests::host_test)]
-fn guests_count_is_the_hosts_count_of_the_vcpus_thread() {
-    let list = SESSION.get().text("alone.list");
+/// Checks that the guest of boot `boot` counted every instruction of its loop exactly.
+fn ensure_exact(session: &SharedSession, boot: &str) {
+    assert_eq!(said(session, boot, "loops"), "exact", "{boot}");
+}
+
+fn guests_count_is_the_hosts_count_of_the_vcpus_thread(session: &SharedSession) {
+    let list = session.get().text("alone.list");
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
     let ours = list["events"][0]["count"].as_u64().expect("a count");
-    let host: u64 = SESSION.get().text("alone.host").trim().parse().expect("a count");
+    let host: u64 = session.get().text("alone.host").trim().parse().expect("a count");
     assert!(ours > 1_000_000, "{ours} instructions of a whole boot");
     assert_eq!(ours, host, "the whole guest's instructions: vPMU, host");
-    ensure_exact("alone");
+    ensure_exact(session, "alone");
 }
 
-#[apply(tests::host_test)]
-fn guests_on_one_host_count_their_own_instructions() {
-    ensure_exact("one");
-    ensure_exact("two");
+fn guests_on_one_host_count_their_own_instructions(session: &SharedSession) {
+    ensure_exact(session, "one");
+    ensure_exact(session, "two");
 }
 
-#[apply(tests::host_test)]
-fn counter_that_the_host_keeps_shows_in_the_time_running() {
-    assert_eq!(said("alone", "without-a-counter"), "0 of 6");
-    let contended = said("contended", "without-a-counter");
+fn counter_that_the_host_keeps_shows_in_the_time_running(session: &SharedSession) {
+    assert_eq!(said(session, "alone", "without-a-counter"), "0 of 4");
+    let contended = said(session, "contended", "without-a-counter");
     let waiting = contended.split(' ').next().unwrap_or_default();
     let waiting: u32 = waiting.parse().expect("a number");
     assert!(waiting > 0, "{contended}");
-    ensure_exact("contended");
+    ensure_exact(session, "contended");
 }
 
 /// Minimum number of instructions that KVM and the VMM execute for an exit that reaches the VMM.
 const LEAST_OF_AN_EXIT: u64 = 500;
 
-fn number(boot: &str, what: &str) -> u64 {
-    let said = said(boot, what);
-    said.parse().unwrap_or_else(|e| panic!("{e}: {what} {said}"))
-}
-
-#[apply(tests::host_test)]
-fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone() {
+fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone(session: &SharedSession) {
     // A loop of three instructions, with 1,000 exits.
-    let (guest, vcpu) = (number("alone", "writes"), number("costly", "writes"));
+    let (guest, vcpu) = (number(session, "alone", "writes"), number(session, "costly", "writes"));
     assert!(guest >= 2_000, "{guest} instructions");
     assert!(guest < 1_000 * LEAST_OF_AN_EXIT, "{guest} instructions: the count includes the host's");
     assert!(
         vcpu > guest + 1_000 * LEAST_OF_AN_EXIT,
         "{vcpu} instructions including the host's, {guest} excluding the host's"
     );
-    ensure_exact("costly");
+    ensure_exact(session, "costly");
 }
 
-#[apply(tests::host_test)]
-fn raw_event_counts_where_the_operator_allows_it() {
-    assert_eq!(said("alone", "raw"), "refused");
-    let raw = number("costly", "raw");
+fn raw_event_counts_where_the_operator_allows_it(session: &SharedSession) {
+    assert_eq!(said(session, "alone", "raw"), "refused");
+    let raw = number(session, "costly", "raw");
     assert!((20_000..20_064).contains(&raw), "{raw} instructions");
 }

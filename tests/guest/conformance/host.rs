@@ -12,13 +12,13 @@ use super::counting::border_of_the_loop;
 use super::event::{INSTRUCTIONS, Mode, What, attr, counted, offered, spin};
 use super::prepare;
 use super::sharing::waiting;
-use crate::arch::mmio_pio;
+use crate::arch::{INSTRUCTIONS_CONFIG, mmio_pio};
 use crate::end_scenarios::say;
 use crate::raw::{Event, How, kernels, kernels_own};
 use crate::{Fallible, Outcome, cpu};
 
 /// Number of events in the guest. The lab's PMU can count them together with the operator's events.
-const EVENTS: usize = 6;
+const EVENTS: usize = 4;
 /// Number of loops that are counted while others use the counters.
 const LOOPS: usize = 50;
 
@@ -55,12 +55,9 @@ fn of_writes() -> Fallible<u64> {
     Ok(counted(&event, || mmio_pio::out_loop(WRITES))?.count)
 }
 
-/// The event INST_RETIRED (instructions completed), by its Armv8 event number.
-const INST_RETIRED: What = What { kind: bindings::PERF_TYPE_RAW, config: 0x08 };
-
 /// Returns the raw event's count for a loop of 10,000 rounds, or `refused`.
 fn of_raw() -> Fallible<String> {
-    Ok(match offered(INST_RETIRED, Mode::User)? {
+    Ok(match offered(What { kind: bindings::PERF_TYPE_RAW, config: INSTRUCTIONS_CONFIG }, Mode::User)? {
         None => "refused".to_owned(),
         Some(event) => counted(&event, || spin(10_000))?.count.to_string(),
     })

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::event::{
-    BACKEND, CYCLES, FRONTEND, INSTRUCTIONS, Mode, PER_ROUND, Reading, What, attr, offered, open, read, spin,
+    BACKEND, BRANCHES, CYCLES, FRONTEND, INSTRUCTIONS, Mode, PER_ROUND, Reading, What, attr, offered, open, read, spin,
 };
 use super::{Row, RowResult, absent, holds};
 use crate::Fallible;
@@ -21,7 +21,7 @@ pub(super) const ROWS: &[Row] = &[
 const LONG: u64 = 50_000_000;
 /// Events that a PMU may be able to count at the same time. Events that count the loop's work come first. No two events
 /// are identical, because identical events would share one counter of the device.
-const KINDS: [What; 4] = [INSTRUCTIONS, CYCLES, FRONTEND, BACKEND];
+const KINDS: [What; 5] = [INSTRUCTIONS, CYCLES, BRANCHES, FRONTEND, BACKEND];
 const MODES: [Mode; 3] = [Mode::User, Mode::Both, Mode::Kernel];
 
 /// The combinations of [`KINDS`] and [`MODES`] that the PMU offers.

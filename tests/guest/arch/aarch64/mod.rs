@@ -21,3 +21,5 @@ pub(crate) const EXITS_AT_ONCE: bool = false;
 
 /// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.
 pub(crate) const PERF_ADDRESS: &str = ".... pc    0x";
+/// The raw event that counts instructions: `INST_RETIRED` of Armv8.
+pub(crate) const INSTRUCTIONS_CONFIG: u64 = 0x08;

@@ -22,3 +22,5 @@ pub(crate) const EXITS_AT_ONCE: bool = true;
 
 /// In perf's dump of the registers, the text before the instruction pointer's hexadecimal digits.
 pub(crate) const PERF_ADDRESS: &str = ".... IP    0x";
+/// The raw event that counts instructions: `ex_ret_instr` of AMD's processors.
+pub(crate) const INSTRUCTIONS_CONFIG: u64 = 0xc0;
