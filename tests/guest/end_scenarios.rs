@@ -70,6 +70,7 @@ fn perform() -> Outcome {
         "cycles" => crate::restore::events(crate::restore::LINES_OF_CYCLES),
         "tools" => crate::restore::tools(),
         "counts" => crate::conformance::counts(),
+        "steps" => crate::conformance::steps(),
         "leaders" => {
             crate::groups::close_leaders()?;
             crate::groups::close_leaders_under_marks()

@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libc::c_int;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::arch::state::StateError;
+
 /// The reason for the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
@@ -117,6 +119,15 @@ pub enum VcpuError {
         /// The device's reason.
         #[source]
         source: vpmu::Error,
+    },
+    /// The counters of KVM's own PMU cannot go on after a restore.
+    #[error("vCPU {vcpu}: cannot start the counters of its PMU again")]
+    Counters {
+        /// The vCPU.
+        vcpu: u32,
+        /// The reason.
+        #[source]
+        source: StateError,
     },
     /// The embedder's emulation of registers failed.
     #[error("vCPU {vcpu}: the emulation of its registers failed")]

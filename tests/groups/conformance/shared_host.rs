@@ -62,6 +62,19 @@ boot contended > /tmp/contended.said &
 until_said contended waiting
 kill $holder
 end
+
+# A machine with KVM's own PMU is saved while the PMU counts, and restored.
+ACT=steps
+boot saved --guest-pmu --ctl /tmp/saved.sock > /tmp/saved.said &
+until_said saved "step 3"
+limited vmm ctl --socket /tmp/saved.sock snapshot /tmp/snapshot --then-exit
+wait
+cat /tmp/saved.said
+rm /tmp/saved.said
+limited vmm run --restore /tmp/snapshot > /tmp/restored.console 2> /tmp/restored.log < /dev/null &
+until_said restored "step 9"
+end
+put restored.text /tmp/restored.console
 "#;
 
 static X86_64: SharedSession = SharedSession::new(SCRIPT).in_exact_lab(Arch::X86_64);
@@ -74,6 +87,7 @@ on_both! {
         counter_that_the_host_keeps_shows_in_the_time_running,
         hosts_work_for_the_guest_counts_in_vcpu_mode_alone,
         raw_event_counts_where_the_operator_allows_it,
+        kvms_own_pmu_counts_on_in_a_restored_machine,
     ]
 }
 
@@ -138,4 +152,18 @@ fn raw_event_counts_where_the_operator_allows_it(session: &SharedSession) {
     assert_eq!(said(session, "alone", "raw"), "refused");
     let raw = number(session, "costly", "raw");
     assert!((20_000..20_064).contains(&raw), "{raw} instructions");
+}
+
+fn kvms_own_pmu_counts_on_in_a_restored_machine(session: &SharedSession) {
+    let steps = |boot: &str| -> Vec<(u64, u64)> {
+        let said = session.get().said(boot);
+        let steps = said.iter().filter_map(|line| line.strip_prefix("step ")?.split_once(' '));
+        // The restored machine's console begins in the middle of a line.
+        steps.filter_map(|(step, count)| Some((step.parse().ok()?, count.trim().parse().ok()?))).collect()
+    };
+    let (saved, restored) = (steps("saved"), steps("restored"));
+    let all = || saved.iter().chain(&restored);
+    assert!(saved.len() >= 3 && restored.len() >= 3, "{saved:?}, then {restored:?}");
+    let step = 20_000_000..20_001_000;
+    assert!(all().all(|(_, count)| step.contains(count)), "{saved:?}, then {restored:?}");
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use perf_event_open_sys::bindings;
 
 use super::counting::border_of_the_loop;
-use super::event::{INSTRUCTIONS, Mode, What, attr, counted, offered, spin};
+use super::event::{INSTRUCTIONS, Mode, What, attr, counted, offered, open, spin};
 use super::prepare;
 use super::sharing::waiting;
 use crate::arch::{INSTRUCTIONS_CONFIG, mmio_pio};
@@ -40,6 +40,20 @@ pub(crate) fn counts() -> Outcome {
     loop {
         thread::sleep(Duration::from_secs(60));
     }
+}
+
+/// Counts one loop after another, and prints how much each adds to a count that goes on all the time.
+pub(crate) fn steps() -> Outcome {
+    const ROUNDS: u64 = 10_000_000;
+    prepare()?;
+    let event = open(INSTRUCTIONS, Mode::User)?;
+    event.enable(0)?;
+    for step in 0_u64.. {
+        let before = event.count()?;
+        spin(ROUNDS);
+        say(&format!("step {step} {}", event.count()? - before));
+    }
+    Ok(())
 }
 
 /// Number of VM exits that a loop causes. Only with `--count-mode vcpu` do counts include the instructions that the

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use guest_tests::rows::{self, Finding};
 
-pub(crate) use self::host::{count_guests, counts, hold_counters};
+pub(crate) use self::host::{count_guests, counts, hold_counters, steps};
 use crate::{Fallible, Outcome, cpu, os};
 
 /// The result of a row, or an error that says why the row's rule does not hold.

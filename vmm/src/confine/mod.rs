@@ -160,6 +160,8 @@ pub struct Needs<'a> {
     pub vcpus: u8,
     /// Whether a guest that resets boots again.
     pub restarts: bool,
+    /// Whether it was restored with KVM's own PMU.
+    pub restored_pmu: bool,
     /// The settings of its PMU, if it has one.
     pub settings: Option<&'a Settings>,
     /// Whether opening its host counters takes `CAP_PERFMON`.
@@ -352,6 +354,7 @@ impl Confinement {
             process: Process { id: std::process::id(), vcpus: Vec::new(), signal: signal::kick_signal() },
             pmu: needs.settings.is_some(),
             restarts: needs.restarts,
+            restored_pmu: needs.restored_pmu,
             recordings: needs.recordings.map(|directory| directory.as_raw_fd()),
             socket: needs.socket.map(|directory| directory.as_raw_fd()),
         };

@@ -18,6 +18,8 @@ pub(super) struct Plan {
     pub(super) pmu: bool,
     /// Whether a guest that resets boots again.
     pub(super) restarts: bool,
+    /// Whether the machine was restored with KVM's own PMU.
+    pub(super) restored_pmu: bool,
     /// The directory of recordings.
     pub(super) recordings: Option<RawFd>,
     /// The directory of the control socket. `None` if there is no socket. Then no client can request a snapshot.
@@ -113,6 +115,9 @@ fn vcpu(plan: &Plan) -> Vec<Rule> {
     rules.extend(calls::VCPU.map(ioctl));
     if plan.socket.is_some() {
         rules.extend(calls::SAVE_VCPU.map(ioctl));
+    }
+    if plan.restored_pmu {
+        rules.extend(calls::START_COUNTERS.map(ioctl));
     }
     rules.extend(machine(plan));
     rules.push(rule(calls::POLL, [], "waits for the reader of a full console"));
@@ -281,6 +286,7 @@ mod tests {
             process: Process { id: 7, vcpus: vec![17, 18], signal: signal::kick_signal() },
             pmu: true,
             restarts: true,
+            restored_pmu: true,
             recordings: Some(8),
             socket: Some(9),
         }
@@ -370,7 +376,12 @@ mod tests {
     }
 
     #[test]
-    fn state_is_read_only_where_a_machine_can_be_saved_and_set_nowhere() {
+    fn state_is_read_only_where_a_machine_can_be_saved_and_set_only_for_a_restored_pmu() {
+        for request in calls::START_COUNTERS.map(ioctl) {
+            let restored = Plan { restored_pmu: true, socket: None, ..all() };
+            assert!(of(ThreadKind::Vcpu, &restored).contains(&request));
+            assert!(!of(ThreadKind::Vcpu, &Plan { restored_pmu: false, ..restored }).contains(&request));
+        }
         let none = Plan { socket: None, ..all() };
         for request in calls::SAVE_VCPU.map(ioctl) {
             assert!(of(ThreadKind::Vcpu, &all()).contains(&request));

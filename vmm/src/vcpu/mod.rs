@@ -11,7 +11,7 @@ use vpmu_kvm::{AtExit, Threads, VcpuThread, registers};
 
 use crate::arch::emulation::{Emulation, VcpuEmulation};
 use crate::arch::exits;
-use crate::arch::state::{self, Saver};
+use crate::arch::state::{self, CounterStarts, Saver};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{Ending, StopLatch, VcpuError};
@@ -47,6 +47,7 @@ pub struct Shared {
 pub struct Vcpu {
     index: u32,
     fd: VcpuFd,
+    counters: CounterStarts,
     /// The guest's time counter minus the host's time counter.
     clock_offset: u64,
     can_sync: bool,
@@ -62,11 +63,17 @@ enum Next {
 }
 
 impl Vcpu {
-    /// Creates the vCPU with the descriptor `fd`. Its time counter is `clock_offset` ahead of the host's counter.
+    /// Creates the vCPU with the descriptor `fd`, whose state is set but for `counters`. Its time counter is `clock_offset` ahead of the host's counter.
     /// `can_sync` is true if KVM can copy registers to the run page.
     #[must_use]
-    pub fn new(index: u32, fd: VcpuFd, clock_offset: u64, can_sync: bool, shared: Arc<Shared>) -> Self {
-        Self { index, fd, clock_offset, can_sync, shared }
+    pub(crate) fn new(
+        index: u32,
+        (fd, counters): (VcpuFd, CounterStarts),
+        clock_offset: u64,
+        can_sync: bool,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self { index, fd, counters, clock_offset, can_sync, shared }
     }
 
     /// Runs the guest on this vCPU until the run ends. Announces the end if this vCPU
@@ -82,6 +89,7 @@ impl Vcpu {
     fn enter_until_the_end(&mut self) -> Result<(), VcpuError> {
         let shared = Arc::clone(&self.shared);
         let vcpu = self.index;
+        self.counters.restore(&self.fd).map_err(|source| VcpuError::Counters { vcpu, source })?;
         let session = self.attach(shared.vpmu.as_deref())?;
         let thread = VcpuThread::new(&self.fd, session).map_err(VcpuError::RunPage)?;
         let mut thread = thread.syncing(self.can_sync);

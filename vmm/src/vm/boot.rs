@@ -13,7 +13,7 @@ use crate::arch::clock::GuestClock;
 use crate::arch::cpus::{self, Controller, Cpus};
 use crate::arch::emulation::Emulation;
 use crate::arch::platform;
-use crate::arch::state::{StateError, VmState};
+use crate::arch::state::{CounterStarts, StateError, VcpuState, VmState};
 use crate::confine::{ConfineError, Confinement, Unfiltered};
 use crate::machine::Machine;
 use crate::memory;
@@ -25,6 +25,8 @@ use crate::vcpu::{Shared, Vcpu};
 pub(super) struct Boot {
     // Fields are dropped in this order.
     vcpus: Vec<VcpuFd>,
+    /// What remains to be restored of each vCPU. Empty in a machine that was not restored.
+    counters: Vec<CounterStarts>,
     controller: Controller,
     pub(super) vm: Arc<VmFd>,
     pub(super) clock: GuestClock,
@@ -51,7 +53,7 @@ impl Boot {
             Some(clock) => clock.resume(kvm, &vm, &vcpus)?,
             None => GuestClock::new(kvm, &vm, &vcpus)?,
         };
-        Ok(Self { vcpus, controller, vm: Arc::new(vm), clock, can_sync: syncs_registers(kvm) })
+        Ok(Self { vcpus, counters: Vec::new(), controller, vm: Arc::new(vm), clock, can_sync: syncs_registers(kvm) })
     }
 
     /// Restores `state` into the VM: vCPUs, interrupt controllers and clock.
@@ -62,6 +64,7 @@ impl Boot {
         let State { vm, vcpus, .. } = state;
         let restored = vm.restore(&self.vm, &self.controller, &self.vcpus, vcpus);
         restored.map_err(SnapshotError::State)?;
+        self.counters = vcpus.iter().map(VcpuState::counter_starts).collect();
         self.clock = vm.clock(kvm, &self.vm, &self.vcpus, vcpus)?;
         Ok(())
     }
@@ -96,9 +99,11 @@ impl Boot {
     /// [`VmError::NoReason`], which is a bug. After an error, the caller must stop the vCPUs, too, because some may
     /// have been started.
     pub(super) fn start(&mut self, shared: &Arc<Shared>, threads: &mut Threads) -> Result<(), VmError> {
+        let mut counters = self.counters.drain(..);
         for ((place, index), fd) in (0..).zip(0u32..).zip(self.vcpus.drain(..)) {
             let offset = self.clock.offset(place);
-            let vcpu = Vcpu::new(index, fd, offset, self.can_sync, Arc::clone(shared));
+            let counters = counters.next().unwrap_or_default();
+            let vcpu = Vcpu::new(index, (fd, counters), offset, self.can_sync, Arc::clone(shared));
             threads.run(vcpu)?;
         }
         Ok(())

@@ -228,6 +228,7 @@ impl Vm {
         let needs = Needs {
             vcpus: config.vcpus,
             restarts: config.on_reset == OnReset::Restart,
+            restored_pmu: restored.is_some() && config.guest_pmu,
             settings: settings.as_ref(),
             perfmon: opened.as_ref().is_some_and(|it| it.need_capability(&config)),
             recordings: opened.as_ref().and_then(|it| it.recorder.directory()),

@@ -66,6 +66,9 @@ pub const SAVE_VCPU: [(u32, &str); 3] = [
     (kvm(READ, 0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()), "KVM_GET_VCPU_EVENTS: a snapshot"),
 ];
 
+/// Ioctls with which the thread of a restored vCPU starts the counters of KVM's own PMU: none.
+pub const START_COUNTERS: [(u32, &str); 0] = [];
+
 /// Ioctls that the main thread uses to save the VM's state, except for the state of the vCPUs.
 pub const SAVE_VM: [(u32, &str); 2] = [
     (

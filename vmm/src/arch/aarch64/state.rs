@@ -182,10 +182,28 @@ fn get(fd: &VcpuFd, id: u64) -> Result<(u64, u64), kvm_ioctls::Error> {
     Ok(halves)
 }
 
+/// The saved registers that are restored on the thread of their vCPU. There are none: KVM on arm64 opens the host's events
+/// of its own PMU when the vCPU runs.
+#[derive(Debug, Default)]
+pub(crate) struct CounterStarts(());
+
+impl CounterStarts {
+    /// Does nothing.
+    pub(crate) fn restore(&self, _fd: &VcpuFd) -> Result<(), StateError> {
+        Ok(())
+    }
+}
+
 /// Does nothing: KVM on arm64 cannot notify the guest that the VM was paused.
 pub(crate) fn paused(_fd: &VcpuFd) {}
 
 impl VcpuState {
+    /// The registers that [`VmState::restore`] leaves to the vCPU's thread.
+    #[expect(clippy::unused_self, reason = "other architectures have such registers")]
+    pub(crate) fn counter_starts(&self) -> CounterStarts {
+        CounterStarts::default()
+    }
+
     /// Restores this state into `fd`, which must not have run yet.
     fn restore(&self, fd: &VcpuFd) -> Result<(), StateError> {
         if self.registers.len() > MAX_REGISTERS {

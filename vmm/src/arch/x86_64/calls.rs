@@ -68,6 +68,10 @@ pub const SAVE_VCPU: [(u32, &str); 11] = [
     (kvm(NONE, 0xad, 0), "KVM_KVMCLOCK_CTRL: notifies the guest of a pause"),
 ];
 
+/// Ioctls with which the thread of a restored vCPU starts the counters of KVM's own PMU.
+pub const START_COUNTERS: [(u32, &str); 1] =
+    [(kvm(WRITE, 0x89, size_of::<u64>()), "KVM_SET_MSRS: the counters of a restored PMU")];
+
 /// Ioctls that the main thread uses to save the VM's state, except for the state of the vCPUs.
 pub const SAVE_VM: [(u32, &str); 3] = [
     (

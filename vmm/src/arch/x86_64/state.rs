@@ -248,6 +248,32 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError
     Ok(values.map(|entry| (entry.index, entry.data)).collect())
 }
 
+/// The saved registers of KVM's own PMU that start its counters. They are restored on the thread of their vCPU: before
+/// Linux 6.2, KVM opens the host's event of a counter as soon as one of them is set, and the event counts the thread that
+/// set it.
+#[derive(Debug, Default)]
+pub(crate) struct CounterStarts(Vec<(u32, u64)>);
+
+impl CounterStarts {
+    /// Restores the registers of the vCPU `fd`, whose other state is restored. The calling thread must be the vCPU's.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub(crate) fn restore(&self, fd: &VcpuFd) -> Result<(), StateError> {
+        self.0.iter().try_for_each(|&(index, value)| set_msr(fd, index, value))
+    }
+}
+
+/// Whether the register starts a counter: it is one of Intel's event selects, Intel's control of fixed counters, or one of
+/// AMD's event selects.
+fn starts_counters(index: u32) -> bool {
+    match index {
+        0x186..=0x18d | 0x38d | 0xc001_0000..=0xc001_0003 => true,
+        0xc001_0200..=0xc001_020b => index.is_multiple_of(2),
+        _ => false,
+    }
+}
+
 /// Notifies the guest that the VM was paused, so that its watchdogs do not report a hang.
 pub(crate) fn paused(fd: &VcpuFd) {
     // A guest that does not use KVM's clock needs no notification.
@@ -257,6 +283,12 @@ pub(crate) fn paused(fd: &VcpuFd) {
 }
 
 impl VcpuState {
+    /// The registers that [`VmState::restore`] leaves to the vCPU's thread.
+    pub(crate) fn counter_starts(&self) -> CounterStarts {
+        let starts = self.msrs.iter().filter(|&&(index, value)| value != 0 && starts_counters(index));
+        CounterStarts(starts.copied().collect())
+    }
+
     /// Restores this state into `fd`, which must have this machine's CPUID and must not have run yet. `lag` comes from
     /// [`Moment::lag`].
     fn restore(&self, fd: &VcpuFd, lag: u64) -> Result<(), StateError> {
@@ -291,20 +323,26 @@ impl VcpuState {
             if index == MSR_TSC && keeps_offset {
                 continue;
             }
+            if value != 0 && starts_counters(index) {
+                continue;
+            }
             // Skip a register that already has the saved value: many registers are read-only.
             if index != MSR_TSC && read_msrs(fd, &[index])?.first() == Some(&(index, value)) {
                 continue;
             }
-            let entry = kvm_msr_entry { index, data: value, ..Default::default() };
-            let one = Msrs::from_entries(&[entry])
-                .map_err(|source| StateError::TooMany("model-specific registers", source))?;
-            match fd.set_msrs(&one) {
-                Ok(1) => {}
-                Ok(_) => return Err(StateError::Msr { index, value }),
-                Err(source) => return Err(restore("model-specific registers")(source)),
-            }
+            set_msr(fd, index, value)?;
         }
         Ok(())
+    }
+}
+
+fn set_msr(fd: &VcpuFd, index: u32, value: u64) -> Result<(), StateError> {
+    let entry = kvm_msr_entry { index, data: value, ..Default::default() };
+    let one = Msrs::from_entries(&[entry]).map_err(|source| StateError::TooMany("model-specific registers", source))?;
+    match fd.set_msrs(&one) {
+        Ok(1) => Ok(()),
+        Ok(_) => Err(StateError::Msr { index, value }),
+        Err(source) => Err(restore("model-specific registers")(source)),
     }
 }
 
@@ -369,7 +407,8 @@ impl VmState {
         Ok(Self { irqchips: irqchips.into_iter().collect::<Result<_, _>>()?, clock, host_tsc })
     }
 
-    /// Restores this state into `vm`. Also restores each element of `vcpus` into the vCPU at the same index of `fds`.
+    /// Restores this state into `vm`. Also restores each element of `vcpus`, but for its [`CounterStarts`], into the vCPU
+    /// at the same index of `fds`.
     ///
     /// # Errors
     /// [`StateError`].

@@ -20,6 +20,7 @@ fn plan() -> Plan {
         process: Process { id: std::process::id(), vcpus: vec![17, 18], signal: signal::kick_signal() },
         pmu: true,
         restarts: true,
+        restored_pmu: false,
         recordings: Some(libc::STDIN_FILENO),
         socket: None,
     }
