@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use images::size::{self, Size};
-use images::{Arch, Boot, Debug, KvmHostChoice, Sources};
+use images::{Arch, Boot, Debug, KvmHostChoice, Sources, third_party};
+use vpmu_errors::chain;
 
 /// Builds guests and boots them.
 ///
@@ -43,6 +44,7 @@ const EXAMPLES: &str = "Examples:
   images boot --vcpus 4 -- 'cat /proc/cpuinfo | grep MHz'
   images boot --lab --exact -- vperf stat true
   images boot --lab aarch64 -- vperf list
+  images boot --with perf -- perf record -e vpmu/cpu-clock/ -- workload hot
   images lab -- vmm check                what the lab can do
   images kernel --kernel-version 6.12    only fetch a kernel, print where it is
   images kernel --kernel-debug lockdep   build a kernel that checks its locks
@@ -193,9 +195,10 @@ pub(crate) struct BootArgs {
     /// Number of vCPUs [default: 2, in the exact lab 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: Option<u32>,
-    /// The guest's memory in MiB, or with a suffix: 512, 512M, 4G
-    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = memory)]
-    memory: u32,
+    /// The guest's memory in MiB, or with a suffix: 512, 512M, 4G [default: 256, and room for what
+    /// --with and --file add]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    memory: Option<u32>,
     /// Seconds after which a guest that is still running is killed
     #[arg(long, value_name = "SECONDS", default_value_t = 180,
           value_parser = clap::value_parser!(u64).range(1..))]
@@ -203,6 +206,10 @@ pub(crate) struct BootArgs {
     /// Programs of the tests crate to put into the guest
     #[arg(long = "program", value_name = "NAME")]
     programs: Vec<String>,
+    /// A program of this host to put into the guest with its libraries, such as perf, bpftrace or
+    /// strace; a name or a path; may be given again
+    #[arg(long, value_name = "PROGRAM")]
+    with: Vec<String>,
     /// A file to put into the guest, with its path in the guest
     #[arg(long = "file", value_name = "PATH=FILE")]
     files: Vec<String>,
@@ -233,7 +240,9 @@ fn memory(text: &str) -> Result<u32, String> {
 impl BootArgs {
     /// The boot that the arguments describe, or an error in one line.
     pub(crate) fn boot(&self) -> Result<Boot, String> {
-        let mut files = Vec::new();
+        let with: Vec<&str> = self.with.iter().map(String::as_str).collect();
+        let programs = third_party::programs(self.kvm_host.arch(), &with);
+        let mut files = programs.map_err(|error| format!("--with: {}", chain(&error)))?;
         for file in &self.files {
             let (inside, outside) =
                 file.split_once('=').ok_or_else(|| format!("--file {file}: write PATH=FILE, like root/data=./data"))?;
@@ -245,7 +254,7 @@ impl BootArgs {
         Ok(Boot {
             command: self.command.join(" "),
             vcpus: self.vcpus.unwrap_or(vcpus),
-            memory_mib: self.memory,
+            memory_mib: self.memory.unwrap_or_else(|| Boot::default().memory_mib + third_party::memory_mib(&files)),
             programs: self.programs.clone(),
             files,
             kvm_host,

@@ -107,6 +107,8 @@ pub enum Prerequisite {
     Bpftrace,
     /// A third-party tool, which tests use with the driver.
     Papi,
+    /// A third-party tool, which people use in guests.
+    Strace,
     /// A third-party tool, which tests use with the driver.
     StressNg,
     /// A third-party tool, which tests use with the driver.
@@ -145,6 +147,7 @@ impl Prerequisite {
             Self::Objdump => "objdump",
             Self::Bpftrace => "bpftrace",
             Self::Papi => "papi_command_line",
+            Self::Strace => "strace",
             Self::StressNg => "stress-ng",
             Self::TraceCmd => "trace-cmd",
         }
@@ -180,6 +183,7 @@ impl Prerequisite {
             Self::Objdump => "binutils",
             Self::Bpftrace => "bpftrace",
             Self::Papi => "papi-tools",
+            Self::Strace => "strace",
             Self::StressNg => "stress-ng",
             Self::TraceCmd => "trace-cmd",
         }

@@ -24,6 +24,9 @@ use crate::unpacked::{self, UnpackedError};
 /// Errors from adding a program to a guest.
 #[derive(Debug, Error)]
 pub enum ThirdPartyError {
+    /// The host does not have a program of this name.
+    #[error("this host has no program {0}: install it, or name its path")]
+    NoProgram(String),
     /// The host does not have the program.
     #[error(transparent)]
     Prerequisite(#[from] PrerequisiteError),
@@ -89,35 +92,60 @@ const PERF_CONFIG: &str = "[record]\n\tbuild-id = no-cache\n";
 /// # Errors
 /// [`ThirdPartyError`].
 pub fn perf(arch: Arch) -> Result<Files, ThirdPartyError> {
-    let mut files = match arch.is_native() {
-        true => {
-            prerequisites::ensure(&[Prerequisite::Perf])?;
-            with_libraries("perf", &prerequisites::perf().unwrap_or_default())?
-        }
-        false => unpacked("linux-perf", "perf", arch)?,
-    };
-    files.push(("etc/perfconfig".to_owned(), PERF_CONFIG.into()));
-    Ok(files)
+    programs(arch, &["perf"])
 }
 
-/// Like [`perf`], plus the distribution's programs in `others`.
+/// The tools whose Debian packages are known, so that they can be installed.
+const TOOLS: [Prerequisite; 7] = [
+    Prerequisite::Perf,
+    Prerequisite::Objdump,
+    Prerequisite::Bpftrace,
+    Prerequisite::Papi,
+    Prerequisite::Strace,
+    Prerequisite::StressNg,
+    Prerequisite::TraceCmd,
+];
+
+/// Programs for the guest's /bin, each with its loader and its libraries: this host's, by name or by path. For another
+/// architecture, they come from Debian's packages, which have the names of the programs if the package is not known.
 ///
 /// # Errors
 /// [`ThirdPartyError`].
-pub fn perf_with(arch: Arch, others: &[Prerequisite]) -> Result<Files, ThirdPartyError> {
-    if arch.is_native() {
-        prerequisites::ensure(others)?;
-    }
+pub fn programs(arch: Arch, names: &[&str]) -> Result<Files, ThirdPartyError> {
     // A library that several programs load is listed once.
-    let mut files: BTreeMap<String, Vec<u8>> = perf(arch)?.into_iter().collect();
-    for other in others {
-        let name = other.what();
+    let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for &name in names {
+        let tool = TOOLS.into_iter().find(|tool| tool.what() == name);
         files.extend(match arch.is_native() {
-            true => with_libraries(name, &prerequisites::find(name).unwrap_or_default())?,
-            false => unpacked(other.package(), name, arch)?,
+            true => of_host(name, tool)?,
+            false => unpacked(tool.map_or(name, |tool| tool.package()), name, arch)?,
         });
+        if tool == Some(Prerequisite::Perf) {
+            files.insert("etc/perfconfig".to_owned(), PERF_CONFIG.into());
+        }
     }
     Ok(files.into_iter().collect())
+}
+
+fn of_host(program: &str, tool: Option<Prerequisite>) -> Result<Files, ThirdPartyError> {
+    prerequisites::ensure(tool.as_slice())?;
+    let path = match (tool, program.contains('/')) {
+        (Some(Prerequisite::Perf), _) => prerequisites::perf(),
+        (_, true) => Some(PathBuf::from(program)),
+        (_, false) => prerequisites::find(program),
+    };
+    let path = path.ok_or_else(|| ThirdPartyError::NoProgram(program.to_owned()))?;
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    with_libraries(if tool.is_some() { program } else { &name }, &path)
+}
+
+/// The MiB of memory that files take in a guest, which holds the packed files and the root file system. The root file
+/// system may use at most half of the memory that the packed files leave free.
+#[must_use]
+pub fn memory_mib(files: &Files) -> u32 {
+    const MIB: usize = 1 << 20;
+    let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
+    u32::try_from(size.saturating_mul(3) / MIB).unwrap_or(u32::MAX)
 }
 
 /// Debian's QEMU for x86, and the firmware of its microvm in /firmware: a VMM to compare with this project's
@@ -189,8 +217,11 @@ fn built(arch: Arch, name: &str, source: &Path, options: &[&OsStr]) -> Result<Fi
 /// [`ThirdPartyError`].
 pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ThirdPartyError> {
     let mut files = vec![(format!("bin/{name}"), read(program)?)];
-    let list = process::output(Command::new("ldd").arg(program).env("LC_ALL", "C"));
-    let list = list.map_err(|source| ThirdPartyError::List { program: program.to_owned(), source })?;
+    let list = match process::output(Command::new("ldd").arg(program).env("LC_ALL", "C")) {
+        // A script, or a program that is linked statically.
+        Err(error) if error.to_string().contains("not a dynamic executable") => return Ok(files),
+        list => list.map_err(|source| ThirdPartyError::List { program: program.to_owned(), source })?,
+    };
     let libraries = libraries(&String::from_utf8_lossy(&list));
     for library in libraries.map_err(|library| ThirdPartyError::Library { program: program.to_owned(), library })? {
         let bytes = read(Path::new(&library))?;
@@ -270,7 +301,17 @@ mod tests {
     fn program_that_cannot_be_read_is_named() {
         let missing = with_libraries("x", Path::new("/no/such/program")).unwrap_err();
         assert_eq!(missing.to_string(), "cannot read /no/such/program");
-        let text = with_libraries("x", Path::new("/etc/passwd")).unwrap_err();
-        assert!(text.to_string().contains("/etc/passwd"), "{text}");
+        let unknown = programs(Arch::default(), &["no-such-program"]).unwrap_err();
+        assert!(unknown.to_string().starts_with("this host has no program no-such-program: "), "{unknown}");
+    }
+
+    #[test]
+    fn script_brings_no_libraries_and_path_gives_the_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("hello");
+        fs::write(&script, "#!/bin/sh\necho hello\n").unwrap();
+        let files = programs(Arch::default(), &[script.to_str().unwrap()]).unwrap();
+        assert_eq!(files, [("bin/hello".to_owned(), fs::read(&script).unwrap())]);
+        assert_eq!(memory_mib(&files), 0);
     }
 }

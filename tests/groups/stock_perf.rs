@@ -1,11 +1,11 @@
 //! The distribution's unmodified `perf` in a stock guest.
 
 use images::Arch;
-use images::third_party::{Files, Prerequisite, ThirdPartyError};
+use images::third_party::{Files, ThirdPartyError};
 
 /// `perf annotate` runs objdump.
 fn perf_and_objdump(arch: Arch) -> Result<Files, ThirdPartyError> {
-    images::third_party::perf_with(arch, &[Prerequisite::Objdump])
+    images::third_party::programs(arch, &["perf", "objdump"])
 }
 
 tests::group!("stock-perf", with_files(perf_and_objdump));
@@ -44,10 +44,10 @@ mod tools {
     //! Third-party libraries and programs that open events themselves.
 
     use images::Arch;
-    use images::third_party::{Files, Prerequisite, ThirdPartyError};
+    use images::third_party::{Files, ThirdPartyError};
 
     fn programs(arch: Arch) -> Result<Files, ThirdPartyError> {
-        images::third_party::perf_with(arch, &[Prerequisite::Papi, Prerequisite::StressNg, Prerequisite::TraceCmd])
+        images::third_party::programs(arch, &["perf", "papi_command_line", "stress-ng", "trace-cmd"])
     }
 
     tests::group!("third-party-tools", with_files(programs));
@@ -57,10 +57,10 @@ mod bpftrace {
     //! The distribution's bpftrace, with its built-in compiler.
 
     use images::Arch;
-    use images::third_party::{Files, Prerequisite, ThirdPartyError};
+    use images::third_party::{Files, ThirdPartyError};
 
     fn programs(arch: Arch) -> Result<Files, ThirdPartyError> {
-        images::third_party::perf_with(arch, &[Prerequisite::Bpftrace])
+        images::third_party::programs(arch, &["perf", "bpftrace"])
     }
 
     tests::group!("third-party-bpftrace", with_files(programs));

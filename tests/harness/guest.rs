@@ -34,7 +34,6 @@ const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
 /// Additional guest memory in MiB that a checker needs, for example for KASAN's shadow memory and for the metadata of
 /// each object.
 const MEMORY_OF_CHECKER_MIB: u32 = 768;
-const MIB: usize = 1 << 20;
 
 /// The results of a boot.
 #[derive(Debug)]
@@ -289,10 +288,7 @@ fn run(group: &Group) -> Result<Booted, String> {
     if group.with_kernel {
         files.extend(third_party::kernel(&sources).map_err(|error| chain(&error))?);
     }
-    let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
-    // The guest's memory holds the packed files and the root file system. The root file system may use at most half of
-    // the memory that the packed files leave free.
-    let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
+    let more = third_party::memory_mib(&files);
     let usual = Boot::default();
     let boot = Boot {
         command: format!("{PROGRAM} run {}", group.name),
