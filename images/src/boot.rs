@@ -120,8 +120,10 @@ impl Boot {
         let guest = self.guest_archive(&parts, &mark)?;
         let direct = match self.kvm_host {
             KvmHostChoice::Direct => true,
-            KvmHostChoice::Auto if !arch.is_native() => false,
-            KvmHostChoice::Auto => kvm_host::stock_kernel_boots(parts.cache, parts.programs.vmm()?)?,
+            KvmHostChoice::Auto | KvmHostChoice::AutoExact if !arch.is_native() => false,
+            KvmHostChoice::Auto | KvmHostChoice::AutoExact => {
+                kvm_host::stock_kernel_boots(parts.cache, parts.programs.vmm()?)?
+            }
             KvmHostChoice::Lab | KvmHostChoice::Exact => false,
         };
         if direct { self.run_direct(&parts, &mark, &guest) } else { self.run_lab(&parts, &mark, &guest) }
@@ -251,7 +253,7 @@ impl Boot {
     /// initramfs.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
-        let exact = self.kvm_host == KvmHostChoice::Exact;
+        let exact = matches!(self.kvm_host, KvmHostChoice::Exact | KvmHostChoice::AutoExact);
         let lab = Lab::get(parts.cache, arch, exact)?;
         let kvm_host = KvmHost::Lab { arch, qemu: lab.version(), exact };
         let host = Kernel::stock_of(parts.cache, arch, lab.series())?;

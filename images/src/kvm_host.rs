@@ -48,6 +48,8 @@ pub enum KvmHostChoice {
     /// On this machine's KVM if a stock kernel boots there, else in the lab.
     #[default]
     Auto,
+    /// On this machine's KVM if a stock kernel boots there, else in the exact lab.
+    AutoExact,
     /// On this machine's KVM.
     Direct,
     /// In the lab.

@@ -4,6 +4,8 @@
 mod counters;
 mod crash;
 
+pub use counters::known_program;
+
 use std::fmt::Write as _;
 
 use serde_json::Value;
@@ -14,14 +16,17 @@ use crate::boot::Boot;
 use crate::cache::CacheError;
 use crate::error::BootError;
 use crate::kernel::KernelError;
-use crate::kvm_host::KvmHostChoice;
+use crate::kvm_host::{KvmHost, KvmHostChoice};
 use crate::run::Outcome;
-use crate::third_party::ThirdPartyError;
+use crate::third_party::{self, ThirdPartyError};
 
-/// The guest runs this script once init has loaded the driver. `vperf exits record` runs the script again, with the
-/// argument `tour`, and records all exits until that run ends. The last command reports the exits.
-const SCRIPT: &str = r#"
-show() { echo; echo "guest# $*"; "$@"; }
+/// The guest runs this script once init has loaded the driver. First it counts, if the host has counters. Then `vperf
+/// exits record` runs the script again, with the argument `tour`, and records all exits until that run ends. The last
+/// command reports the exits.
+fn script() -> String {
+    format!(
+        r#"
+show() {{ echo; echo "guest# $*"; "$@" 2>&1; }}
 set -e
 if [ "$1" = tour ]; then
 	show vperf list
@@ -30,9 +35,15 @@ if [ "$1" = tour ]; then
 	show vperf report -i /tmp/demo.vperf --limit 8
 	exit
 fi
+if vperf list | grep -q '^instructions '; then
+	{}
+fi
 show vperf exits record -a -o /tmp/boot.vperf -- sh "$0" tour
 show vperf exits report -i /tmp/boot.vperf --top 5
-"#;
+"#,
+        counters::script()
+    )
+}
 /// The function that `workload hot` spends most of its time in.
 const HOT: &str = "hot_three_quarters";
 
@@ -93,8 +104,8 @@ pub enum DemoError {
     },
 }
 
-/// Boots a guest with two vCPUs, profiles a program in it, and prints the reports. Then lets another guest panic, and
-/// prints the contents of that guest's flight recorder. If `arch` is not this machine's architecture, shows the
+/// Boots a guest, counts and profiles programs in it, and prints the reports. Then lets another guest panic, and prints
+/// the contents of that guest's flight recorder. If `arch` is not this machine's architecture, shows the
 /// hardware counters of a guest in the lab of `arch` instead.
 ///
 /// # Errors
@@ -103,9 +114,24 @@ pub fn run(kvm_host: KvmHostChoice, arch: Arch) -> Result<(), DemoError> {
     if !arch.is_native() {
         return counters::run(kvm_host, arch);
     }
-    let outcome = Boot { command: SCRIPT.to_owned(), kvm_host, echo: true, ..Boot::default() }.run()?;
+    let mut files = third_party::perf(arch)?;
+    files.extend(counters::known_program(arch)?);
+    let boot = Boot {
+        command: script(),
+        vcpus: 1,
+        memory_mib: Boot::default().memory_mib + third_party::memory_mib(&files),
+        files,
+        // Only the exact lab has counters.
+        kvm_host: if kvm_host == KvmHostChoice::Auto { KvmHostChoice::AutoExact } else { kvm_host },
+        echo: true,
+        ..Boot::default()
+    };
+    let outcome = boot.run()?;
     if outcome.status != 0 {
         return Err(DemoError::Command(outcome.status));
+    }
+    if matches!(outcome.kvm_host, KvmHost::Lab { exact: true, .. }) {
+        counters::check(arch, &outcome.output)?;
     }
     if !outcome.output.contains(HOT) {
         return Err(DemoError::Profile);
@@ -163,7 +189,7 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
     row("  for control requests", requests.to_string(), "at most");
     row("  wakeups", notices.to_string(), &per_thousand(notices));
     row("all exits to the VMM", all.to_string(), "boot and console included");
-    let _ = write!(text, "ran on {}, 2 vCPUs, {:.1} s", outcome.kvm_host, outcome.wall.as_secs_f64());
+    let _ = write!(text, "ran on {}, {:.1} s", outcome.kvm_host, outcome.wall.as_secs_f64());
     Ok(text)
 }
 
@@ -188,7 +214,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::kvm_host::KvmHost;
 
     fn outcome(report: Value) -> Outcome {
         Outcome {
