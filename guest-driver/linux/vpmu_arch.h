@@ -15,6 +15,7 @@
 #if defined(CONFIG_X86_64)
 
 #include <asm/cpufeature.h>
+#include <asm/perf_event.h>
 #include <asm/segment.h>
 
 /*
@@ -88,6 +89,20 @@ static inline bool vpmu_arch_can_nest(void)
 	return boot_cpu_has(X86_FEATURE_VMX) || boot_cpu_has(X86_FEATURE_SVM);
 }
 
+/**
+ * vpmu_arch_raw_ignored() - bits of a raw event's config that select no event
+ *
+ * Programs like rr copy all bits of an event select register. The kernel's own
+ * drivers ignore those that it sets itself.
+ *
+ * Return: the mask.
+ */
+static inline u64 vpmu_arch_raw_ignored(void)
+{
+	return ARCH_PERFMON_EVENTSEL_USR | ARCH_PERFMON_EVENTSEL_OS |
+	       ARCH_PERFMON_EVENTSEL_INT | ARCH_PERFMON_EVENTSEL_ENABLE;
+}
+
 #elif defined(CONFIG_ARM64)
 
 #include <asm/virt.h>
@@ -122,6 +137,11 @@ static inline void vpmu_arch_regs(struct pt_regs *regs, const u64 *values, bool 
 static inline bool vpmu_arch_can_nest(void)
 {
 	return is_kernel_in_hyp_mode();
+}
+
+static inline u64 vpmu_arch_raw_ignored(void)
+{
+	return 0;
 }
 
 #else

@@ -368,6 +368,8 @@ int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr
 		if (!attr_is_defined(attr))
 			return -EINVAL;
 		*config = VPMU_CONFIG(attr_kinds[i].kind, attr->config);
+		if (attr->type == PERF_TYPE_RAW)
+			*config &= ~vpmu_arch_raw_ignored();
 		return attr_check_listed(dev, *config);
 	}
 	return -ENOENT;

@@ -12,7 +12,7 @@ use super::counting::border_of_the_loop;
 use super::event::{INSTRUCTIONS, Mode, What, attr, counted, offered, open, spin};
 use super::prepare;
 use super::sharing::waiting;
-use crate::arch::{INSTRUCTIONS_CONFIG, mmio_pio};
+use crate::arch::{INSTRUCTIONS_CONFIG, RAW_IGNORED, mmio_pio};
 use crate::end_scenarios::say;
 use crate::raw::{Event, How, kernels, kernels_own};
 use crate::{Fallible, Outcome, cpu};
@@ -71,7 +71,7 @@ fn of_writes() -> Fallible<u64> {
 
 /// Returns the raw event's count for a loop of 10,000 rounds, or `refused`.
 fn of_raw() -> Fallible<String> {
-    Ok(match offered(What { kind: bindings::PERF_TYPE_RAW, config: INSTRUCTIONS_CONFIG }, Mode::User)? {
+    Ok(match offered(What { kind: bindings::PERF_TYPE_RAW, config: INSTRUCTIONS_CONFIG | RAW_IGNORED }, Mode::User)? {
         None => "refused".to_owned(),
         Some(event) => counted(&event, || spin(10_000))?.count.to_string(),
     })

@@ -23,3 +23,9 @@ pub(crate) const EXITS_AT_ONCE: bool = false;
 pub(crate) const PERF_ADDRESS: &str = ".... pc    0x";
 /// The raw event that counts instructions: `INST_RETIRED` of Armv8.
 pub(crate) const INSTRUCTIONS_CONFIG: u64 = 0x08;
+/// Bits of a raw event's config that select no event.
+pub(crate) const RAW_IGNORED: u64 = 0;
+/// Instructions of the program `million` besides its loop.
+pub(crate) const MILLIONS_OTHERS: u64 = 6;
+/// Branches of the program `million` besides its loop. `None`: the PMU of the lab does not count branches.
+pub(crate) const MILLIONS_OTHER_BRANCHES: Option<u64> = None;

@@ -24,3 +24,9 @@ pub(crate) const EXITS_AT_ONCE: bool = true;
 pub(crate) const PERF_ADDRESS: &str = ".... IP    0x";
 /// The raw event that counts instructions: `ex_ret_instr` of AMD's processors.
 pub(crate) const INSTRUCTIONS_CONFIG: u64 = 0xc0;
+/// Bits of a raw event's config that select no event: those of an event select register that the kernel sets itself.
+pub(crate) const RAW_IGNORED: u64 = 0x53 << 16;
+/// Instructions of the program `million` besides its loop.
+pub(crate) const MILLIONS_OTHERS: u64 = 4;
+/// Branches of the program `million` besides its loop: the system call, which AMD counts, too.
+pub(crate) const MILLIONS_OTHER_BRANCHES: Option<u64> = Some(1);
