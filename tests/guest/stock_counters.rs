@@ -9,8 +9,10 @@ use perf_event_open_sys::bindings::{
 use vpmu_client::perf::PerfPmu;
 use vpmu_client::{Event, EventAttr};
 
+use crate::arch::{MILLIONS_OTHER_BRANCHES, MILLIONS_OTHERS};
 use crate::ensure::{ensure, ensure_eq};
-use crate::perf_command::{record, row_of, script, stat};
+use crate::perf_command::{perf, record, row_of, script, stat, tally};
+use crate::programs::text;
 use crate::{Fallible, Outcome};
 
 const GROUP: &str = "stock-counters";
@@ -19,6 +21,8 @@ const GROUP: &str = "stock-counters";
 const PER_ROUND: u64 = 2;
 /// Number of instructions by which two runs of a program may differ outside the loop.
 const BORDER: u64 = 1_000;
+/// Maximum number of instructions of a program before and after its loop.
+const STARTUP: u64 = 1_000_000;
 /// A sampling period that does not divide the length of the loop.
 const PERIOD: u64 = 100_003;
 
@@ -50,6 +54,66 @@ fn stat_grows_by_the_instructions_of_a_loop() -> Outcome {
     for (more, expected) in [(second - first, 2_000_000), (third - second, 6_000_000)] {
         ensure!(more.abs_diff(expected) <= BORDER, "{more} more instructions, expected {expected}");
     }
+    Ok(())
+}
+
+/// `million` is a program without a C library, of which each instruction is known.
+#[apply(guest_test)]
+fn stat_of_a_known_program_is_exact_each_time() -> Outcome {
+    const PER_WORD: u64 = 1_000_000;
+    for words in [1, 3] {
+        for _ in 0..3 {
+            let arguments = [&["-e", "instructions:u,branches:u"][..], &vec!["million"; words]].concat();
+            let rows = stat(&arguments)?;
+            let rounds = PER_WORD * u64::try_from(words)?;
+            let instructions: u64 = row_of(&rows, "instructions:u")?.value.parse()?;
+            ensure_eq!(instructions, rounds * PER_ROUND + MILLIONS_OTHERS, "instructions of {words} million rounds");
+            let branches = MILLIONS_OTHER_BRANCHES.map(|others| (rounds + others).to_string());
+            let expected = branches.unwrap_or_else(|| "<not supported>".to_owned());
+            ensure_eq!(row_of(&rows, "branches:u")?.value, expected, "branches of {words} million rounds");
+        }
+    }
+    Ok(())
+}
+
+#[apply(guest_test)]
+fn stat_by_intervals_prints_the_whole_count_in_parts() -> Outcome {
+    const ROUNDS: u64 = 50_000_000;
+    let rows = stat(&["-I", "20", "-e", "instructions:u", "workload", "loop", &ROUNDS.to_string()])?;
+    ensure!(rows.len() > 2, "intervals in {rows:?}");
+    let parts: Vec<u64> = rows.iter().map(|row| row.value.parse()).collect::<Result<_, _>>()?;
+    let (sum, expected) = (parts.iter().sum::<u64>(), ROUNDS * PER_ROUND);
+    ensure!((expected..expected + STARTUP).contains(&sum), "{sum} instructions of {expected} in {parts:?}");
+    Ok(())
+}
+
+#[apply(guest_test)]
+fn stat_of_repeated_runs_prints_the_mean() -> Outcome {
+    let mean = count_of("instructions:u", &["-r", "3", "-e", "instructions:u", "million"])?;
+    ensure_eq!(mean, 2_000_000 + MILLIONS_OTHERS, "mean of three runs of a million rounds");
+    Ok(())
+}
+
+/// A breakdown by the pipeline's slots needs events that no PMU here has.
+#[apply(guest_test)]
+fn stat_of_slots_is_refused() -> Outcome {
+    let output = perf(&["stat", "-a", "--topdown", "workload", "loop", "1"])?;
+    let said = text(&output.stderr).to_lowercase();
+    ensure!(!output.status.success(), "perf stat --topdown succeeds: {said}");
+    ensure!(said.contains("topdown"), "the message of perf stat --topdown: {said}");
+    Ok(())
+}
+
+#[apply(guest_test)]
+fn record_of_a_group_reads_each_member_at_each_sample() -> Outcome {
+    let period = PERIOD.to_string();
+    record("group", &["-e", "{cycles,instructions}:S", "-c", &period, "workload", "loop", "10000000"])?;
+    let lines = script("group", "event")?;
+    let counts = tally(&lines);
+    let of = |event: &str| counts.iter().filter(|(line, _)| line.starts_with(event)).map(|(_, count)| *count).sum();
+    let (cycles, instructions): (usize, usize) = (of("cycles"), of("instructions"));
+    ensure!(cycles > 100, "samples: {counts:?}");
+    ensure_eq!(instructions, cycles, "readings of the member at the leader's samples");
     Ok(())
 }
 
