@@ -71,6 +71,7 @@ fn perform() -> Outcome {
         "tools" => crate::restore::tools(),
         "counts" => crate::conformance::counts(),
         "steps" => crate::conformance::steps(),
+        "loop" => crate::loads::act(),
         "leaders" => {
             crate::groups::close_leaders()?;
             crate::groups::close_leaders_under_marks()

@@ -35,9 +35,9 @@ mod tests {
 
     #[test]
     fn figures_survive_the_console() {
-        let line = line("switch:trapped:6", &[("times", 1000), ("exits", 7)]) + "\r\n";
+        let line = line("switch:kvm:6", &[("times", 1000), ("exits", 7)]) + "\r\n";
         let (subject, figures) = parse(&line).expect("figures");
-        assert_eq!(subject, "switch:trapped:6");
+        assert_eq!(subject, "switch:kvm:6");
         assert_eq!((figures["times"], figures["exits"]), (1000, 7));
         for other in ["", "@figures", "x @figures a", "@figures a b", "@figures a b c"] {
             assert_eq!(parse(other), None, "{other:?}");

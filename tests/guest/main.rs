@@ -50,6 +50,7 @@ mod kernel_log;
 mod kexec;
 mod known_code;
 mod library;
+mod loads;
 mod module;
 mod nesting;
 mod one_shot;
@@ -160,6 +161,7 @@ fn main() -> ExitCode {
         ["count-guests", file, program, arguments @ ..] => conformance::count_guests(file, program, arguments),
         ["hold-counters", count] => conformance::hold_counters(count),
         ["baseline", samples, rounds] => baseline::measure(samples, rounds),
+        ["load", name, rounds] => loads::run(name, rounds),
         ["boots", rounds] => boots::measure(rounds),
         ["overflows"] => overflows::run(),
         ["act"] => end_scenarios::act(),
@@ -188,7 +190,7 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests list | run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | overflows | act | baseline SAMPLES ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
+        "usage: guest-tests list | run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | overflows | act | baseline SAMPLES ROUNDS | load loop ROUNDS | load switches ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }

@@ -18,8 +18,8 @@ pub(crate) use doorbell::Doorbell;
 pub(crate) use event::Event;
 pub(crate) use persistent::{IN_WINDOW, OPERATORS, OVERWRITES};
 pub(crate) use vpmu_abi::{
-    ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, MARK_ANY,
-    PACE_CPU_CLOCK, PACE_EXITS,
+    ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_SIGNAL, EXIT_USER, MARK_ANY, PACE_CPU_CLOCK,
+    PACE_EXITS,
 };
 
 pub(crate) const PAGE: usize = 4096;
