@@ -37,8 +37,6 @@ sh /run/command 2>&1
 printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
 echo null > /tmp/report
 "#;
-/// The program that runs guests by default.
-const VMM: &str = "vmm";
 const REPORT: &str = "/tmp/report";
 
 /// One command in one guest.
@@ -58,9 +56,6 @@ pub struct Boot {
     pub kvm_host: KvmHostChoice,
     /// Maximum run time of the machine.
     pub timeout: Duration,
-    /// The program that runs the guest: `vmm`, or a program of the `tests` crate that takes the arguments of
-    /// `vmm`.
-    pub vmm: String,
     /// More arguments for `vmm run`.
     pub vmm_args: Vec<String>,
     /// More words for the guest kernel's command line.
@@ -84,7 +79,6 @@ impl Default for Boot {
             files: Vec::new(),
             kvm_host: KvmHostChoice::Auto,
             timeout: Duration::from_secs(180),
-            vmm: VMM.to_owned(),
             vmm_args: Vec::new(),
             append: String::new(),
             post_run: None,
@@ -133,9 +127,7 @@ impl Boot {
         let cache = Cache::user()?;
         let kernel = Kernel::get(cache, &self.sources)?;
         let driver = module::build(cache, &kernel)?;
-        let other = (self.vmm != VMM).then(|| self.vmm.clone());
-        let programs: Vec<String> = self.programs.iter().cloned().chain(other).collect();
-        let programs = Programs::build(cache, kernel.arch, &programs)?;
+        let programs = Programs::build(cache, kernel.arch, &self.programs)?;
         let initramfs = initramfs::guest(cache, &kernel, &driver, &programs, &self.programs)?;
         Ok(Parts { cache, kernel, programs, initramfs })
     }
@@ -185,7 +177,7 @@ impl Boot {
         let report = tempfile::NamedTempFile::new().map_err(BootError::Temporary)?;
         let kernel = parts.kernel.image.to_string_lossy();
         let report_path = report.path().to_string_lossy();
-        let mut command = Command::new(parts.programs.one(&self.vmm)?);
+        let mut command = Command::new(parts.programs.vmm()?);
         command.args(self.vmm_arguments(&kernel, &initramfs.path(), &report_path));
         let directory = tempfile::tempdir().map_err(BootError::Temporary)?;
         if self.post_run.is_some() {
@@ -208,11 +200,7 @@ impl Boot {
         let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT);
         let words: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
         let mut run = Archive::new();
-        let vmm = format!("{} {}", self.vmm, words.join(" "));
-        if self.vmm != VMM {
-            let program = initramfs::concatenate(&[parts.programs.one(&self.vmm)?], &[])?;
-            run.file(&format!("bin/{}", self.vmm), 0o755, &program)?;
-        }
+        let vmm = format!("vmm {}", words.join(" "));
         let job = match &self.post_run {
             None => format!("exec {vmm}\n"),
             Some(post_run) => {

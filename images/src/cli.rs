@@ -213,9 +213,6 @@ pub(crate) struct BootArgs {
     /// A file to put into the guest, with its path in the guest
     #[arg(long = "file", value_name = "PATH=FILE")]
     files: Vec<String>,
-    /// A program of the tests crate that runs the guest instead of `vmm`
-    #[arg(long = "vmm", value_name = "NAME", default_value = "vmm")]
-    vmm: String,
     /// One more argument for `vmm run`; may be given again
     #[arg(long = "vmm-arg", value_name = "ARG", allow_hyphen_values = true)]
     vmm_args: Vec<String>,
@@ -259,7 +256,6 @@ impl BootArgs {
             files,
             kvm_host,
             timeout: Duration::from_secs(self.timeout),
-            vmm: self.vmm.clone(),
             vmm_args: self.vmm_args.clone(),
             append: self.append.clone(),
             post_run: None,

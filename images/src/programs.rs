@@ -17,10 +17,8 @@ use crate::sys;
 use crate::toolchain::{Toolchain, ToolchainError};
 
 const STATIC: &str = "-C target-feature=+crt-static";
-/// Packages that are built on demand: [`TESTS`] if any test program is wanted, [`TRAPPED`] only if the program
-/// `trapped` is wanted.
+/// The package that is built if any test program is wanted.
 const TESTS: &str = "guest-tests";
-const TRAPPED: &str = "trapped";
 
 /// Errors of building the programs.
 #[derive(Debug, Error)]
@@ -90,9 +88,7 @@ impl Programs {
         cargo.args(["build", "--quiet", "--bins", "--profile", "guest"]);
         cargo.args(["--target", arch.target(), "--message-format", "json-render-diagnostics"]);
         cargo.arg("--target-dir").arg(target().join(arch.kind("static")));
-        let trapped = tests.iter().any(|wanted| wanted == TRAPPED);
         let packages = arch.packages().iter().chain((!tests.is_empty()).then_some(&TESTS));
-        let packages = packages.chain(trapped.then_some(&TRAPPED));
         cargo.args(packages.flat_map(|package| ["--package", package]));
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
             cargo.env_remove(variable); // would override ours
@@ -132,7 +128,7 @@ impl Programs {
                 continue;
             };
             let package = message.package_id.unwrap_or_default();
-            let is_test = ["/tests/guest#", "/tests/trapped#"].iter().any(|directory| package.contains(directory));
+            let is_test = package.contains("/tests/guest#");
             let list = if is_test { &mut built.tests } else { &mut built.files };
             list.insert(message.target.name, file);
         }
@@ -179,7 +175,6 @@ mod tests {
     const MESSAGES: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/vmm#0.1.0","target":{"name":"vmm"},"executable":"/t/vmm"}
 {"reason":"compiler-artifact","package_id":"path+file:///p/guest-driver/client#vpmu-client@0.1.0","target":{"name":"vperf"},"executable":"/t/vperf"}
 {"reason":"compiler-artifact","package_id":"path+file:///p/tests/guest#guest-tests@0.1.0","target":{"name":"probe"},"executable":"/t/probe"}
-{"reason":"compiler-artifact","package_id":"path+file:///p/tests/trapped#0.1.0","target":{"name":"trapped"},"executable":"/t/trapped"}
 {"reason":"compiler-artifact","package_id":"registry+x#libc@0.2.0","target":{"name":"libc"},"executable":null}
 {"reason":"build-finished","success":true}"#;
 
@@ -190,7 +185,7 @@ mod tests {
         let names = |tests: &[String]| built.guest(tests).map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
         assert_eq!(names(&[]), ["vperf"]);
         assert_eq!(names(&["probe".to_owned()]), ["vperf", "probe"]);
-        assert_eq!(built.one("trapped").unwrap(), Path::new("/t/trapped"));
+        assert_eq!(built.one("probe").unwrap(), Path::new("/t/probe"));
         assert!(built.one("nothing").unwrap_err().to_string().contains("vperf"));
         assert!(matches!(Programs::read("garbage"), Err(ProgramError::Messages(_))));
     }

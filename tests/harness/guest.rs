@@ -73,7 +73,6 @@ pub struct Group {
     files: fn(Arch) -> Result<Files, ThirdPartyError>,
     /// Whether the guest gets its own kernel's image as a file.
     with_kernel: bool,
-    vmm: Option<&'static str>,
     vmm_args: &'static [&'static str],
     append: &'static str,
     kvm_host: KvmHostChoice,
@@ -93,7 +92,6 @@ impl Group {
             name,
             files: |_| Ok(Files::new()),
             with_kernel: false,
-            vmm: None,
             vmm_args: UNTHROTTLED,
             append: "",
             kvm_host: KvmHostChoice::Auto,
@@ -168,14 +166,6 @@ impl Group {
     pub const fn in_lab(mut self) -> Self {
         self.kvm_host = KvmHostChoice::Lab;
         self.on_x86_64()
-    }
-
-    /// Runs the group on one vCPU of the exact lab of x86. The program `vmm` runs the guest, instead of the project's
-    /// VMM.
-    #[must_use]
-    pub const fn run_by(mut self, vmm: &'static str) -> Self {
-        self.vmm = Some(vmm);
-        self.in_exact_lab().on_x86_64()
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -295,7 +285,6 @@ fn run(group: &Group) -> Result<Booted, String> {
         programs: vec![PROGRAM.into()],
         memory_mib: usual.memory_mib.saturating_add(more).saturating_add(debug.map_or(0, |_| MEMORY_OF_CHECKER_MIB)),
         files,
-        vmm: group.vmm.map_or(usual.vmm, str::to_owned),
         vcpus: match (group.vcpus, group.kvm_host) {
             (Some(vcpus), _) => vcpus,
             (None, KvmHostChoice::Exact) => 1,

@@ -129,15 +129,6 @@ pub enum VcpuError {
         #[source]
         source: StateError,
     },
-    /// The embedder's emulation of registers failed.
-    #[error("vCPU {vcpu}: the emulation of its registers failed")]
-    Emulation {
-        /// The vCPU.
-        vcpu: u32,
-        /// The host's reason.
-        #[source]
-        source: io::Error,
-    },
     /// The thread panicked, which is a bug.
     #[error("vCPU {0}: its thread panicked")]
     Panicked(u32),

@@ -5,8 +5,6 @@
 //! [`bus`]. Each [`vcpu`] has a thread; the main thread runs the [`event_loop`]. [`exit`] defines the ways in
 //! which a run ends, and [`report`] writes the run's result.
 //!
-//! With [`arch::emulation`], an embedder emulates registers itself, instead of leaving this to KVM.
-//!
 //! [`operator`] manages the operator's persistent events: [`ctl`] serves requests about them while the
 //! machine runs, [`recording`] writes their records to a file.
 //! [`snapshot`] saves a machine to a directory and restores it.

@@ -2,8 +2,8 @@
 //!
 //! Both architectures have the following modules, with the same items. For the machine: `layout`, `board`
 //! (devices and their addresses), and boot images (`kernel`, `boot`). For KVM: `platform` (a VM and its
-//! requirements), `cpus`, `clock`, `state` (saves and restores the VM), `exits`, `emulation`, and system
-//! calls and ioctls for seccomp filters (`calls`). For `vmm check`: `check`.
+//! requirements), `cpus`, `clock`, `state` (saves and restores the VM), `exits`, and system calls and ioctls
+//! for seccomp filters (`calls`). For `vmm check`: `check`.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

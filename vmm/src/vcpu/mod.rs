@@ -9,7 +9,6 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu::{ExitReason, Registers, Turn, VcpuSession, Vpmu};
 use vpmu_kvm::{AtExit, Threads, VcpuThread, registers};
 
-use crate::arch::emulation::{Emulation, VcpuEmulation};
 use crate::arch::exits;
 use crate::arch::state::{self, CounterStarts, Saver};
 use crate::bus::{Bus, Caller};
@@ -34,8 +33,6 @@ pub struct Shared {
     pub progress: Arc<Progress>,
     /// The vCPUs' threads.
     pub threads: Arc<Threads>,
-    /// Registers that the embedder emulates.
-    pub emulation: Option<Emulation>,
     /// The gate at which vCPUs wait while the machine is saved.
     pub gate: Gate,
     /// Saves a vCPU's state. `None` if there is no control socket, because no client can then request a snapshot.
@@ -94,17 +91,11 @@ impl Vcpu {
         let thread = VcpuThread::new(&self.fd, session).map_err(VcpuError::RunPage)?;
         let mut thread = thread.syncing(self.can_sync);
         let _joined = shared.threads.join(vcpu);
-        let failed = |source| VcpuError::Emulation { vcpu, source };
-        let emulation = shared.emulation.as_ref();
-        let mut emulation = emulation.map(|device| device.vcpu(vcpu)).transpose().map_err(failed)?;
         shared.progress.started();
         while !shared.end.reached() {
             if shared.gate.is_closed() {
                 // Make the next run call complete the last access, and then return without entering the guest.
                 thread.return_at_once();
-            }
-            if let Some(emulation) = &mut emulation {
-                emulation.enter(&self.fd).map_err(failed)?;
             }
             if thread.resume() == Turn::Unfinished {
                 // Some commands of a notification are still pending. Check whether the run has ended before executing
@@ -114,7 +105,7 @@ impl Vcpu {
             let signalled = match thread.run(&mut self.fd) {
                 Ok((exit, at)) => {
                     let signalled = at.exit.reason == ExitReason::Signal;
-                    let next = serve(exit, at, vcpu, emulation.as_mut(), &shared)?;
+                    let next = serve(exit, at, vcpu, &shared)?;
                     match next {
                         Next::Enter => {}
                         Next::Refuse => {
@@ -165,13 +156,7 @@ impl Vcpu {
     }
 }
 
-fn serve(
-    exit: VcpuExit<'_>,
-    mut at: AtExit<'_>,
-    vcpu: u32,
-    emulation: Option<&mut VcpuEmulation>,
-    shared: &Shared,
-) -> Result<Next, VcpuError> {
+fn serve(exit: VcpuExit<'_>, mut at: AtExit<'_>, vcpu: u32, shared: &Shared) -> Result<Next, VcpuError> {
     let mut caller = Caller { vcpu, registers: &mut at.registers, pmu: at.session };
     let what = match exit {
         VcpuExit::MmioWrite(address, data) => {
@@ -197,7 +182,7 @@ fn serve(
         VcpuExit::FailEntry(reason, _) => {
             format!("the processor cannot enter the guest (reason {reason:#x})")
         }
-        other => match exits::serve(other, at.exit.access, &mut caller, emulation, &shared.ports) {
+        other => match exits::serve(other, at.exit.access, &mut caller, &shared.ports) {
             None => return Ok(Next::Enter),
             Some(other) => format!("KVM returned an unknown exit ({other:?})"),
         },

@@ -11,7 +11,6 @@ use vpmu_kvm::{Stats, syncs_registers};
 use super::VmError;
 use crate::arch::clock::GuestClock;
 use crate::arch::cpus::{self, Controller, Cpus};
-use crate::arch::emulation::Emulation;
 use crate::arch::platform;
 use crate::arch::state::{CounterStarts, StateError, VcpuState, VmState};
 use crate::confine::{ConfineError, Confinement, Unfiltered};
@@ -34,8 +33,8 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// Creates a VM with `memories` and the vCPUs of `machine`. If `tracked` is true, KVM logs written pages. The
-    /// embedder emulates the registers in `emulation`. If `clock` is given, the guest's time continues from it.
+    /// Creates a VM with `memories` and the vCPUs of `machine`. If `tracked` is true, KVM logs written pages. If
+    /// `clock` is given, the guest's time continues from it.
     ///
     /// # Errors
     /// [`VmError`]: KVM refused a step.
@@ -43,12 +42,11 @@ impl Boot {
         kvm: &Kvm,
         machine: &Machine,
         (memories, tracked): (&[&GuestMemoryMmap], bool),
-        emulation: Option<&Emulation>,
         clock: Option<&GuestClock>,
     ) -> Result<Self, VmError> {
         let vm = platform::create_vm(kvm, machine)?;
         memory::register(&vm, memories, 0, tracked)?;
-        let Cpus { vcpus, controller } = cpus::create(kvm, &vm, machine, emulation)?;
+        let Cpus { vcpus, controller } = cpus::create(kvm, &vm, machine)?;
         let clock = match clock {
             Some(clock) => clock.resume(kvm, &vm, &vcpus)?,
             None => GuestClock::new(kvm, &vm, &vcpus)?,

@@ -59,9 +59,6 @@ pub enum VmError {
     /// The vCPUs cannot be created.
     #[error(transparent)]
     Cpus(#[from] cpus::CpuError),
-    /// The embedder's emulation of registers rejects the guest.
-    #[error("the embedder refuses the guest")]
-    Embedder(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A device cannot be added.
     #[error(transparent)]
     Devices(#[from] board::PlugError),

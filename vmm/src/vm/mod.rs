@@ -30,7 +30,6 @@ use self::images::Images;
 use self::pmu::{Opened, Parts, Pmu};
 use self::snapshot::Control;
 use crate::arch::clock::GuestClock;
-use crate::arch::emulation::Emulation;
 use crate::arch::layout;
 use crate::arch::platform;
 use crate::arch::state::Saver;
@@ -142,21 +141,7 @@ impl Vm {
     ///
     /// # Errors
     /// [`VmError`] of any step.
-    pub fn new(config: Config, inherited: Inherited) -> Result<Self, VmError> {
-        Self::make(config, inherited, None)
-    }
-
-    /// Like [`Vm::new`], but with registers that the embedder emulates. Filters and privileges are the same as with
-    /// [`Vm::new`], so `config.confinement.seccomp` must be off if the emulation makes system calls that the filters do
-    /// not allow.
-    ///
-    /// # Errors
-    /// See [`Vm::new`].
-    pub fn with_emulation(config: Config, inherited: Inherited, emulation: Emulation) -> Result<Self, VmError> {
-        Self::make(config, inherited, Some(emulation))
-    }
-
-    fn make(mut config: Config, inherited: Inherited, emulation: Option<Emulation>) -> Result<Self, VmError> {
+    pub fn new(mut config: Config, inherited: Inherited) -> Result<Self, VmError> {
         pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
         Confinement::prepare(&config.confinement)?;
         // `GuestIps::begin` runs small guests concurrently with the next steps, unless `KNOWN_HOST` has a result.
@@ -190,7 +175,7 @@ impl Vm {
             diff.apply(&reaches)?;
         }
         let ram = [&memory];
-        let make = || Boot::new(&kvm, &machine, (&ram, track), emulation.as_ref(), None);
+        let make = || Boot::new(&kvm, &machine, (&ram, track), None);
         let boot = match &restored {
             Some(restored) => {
                 let mut boot = make()?;
@@ -202,7 +187,6 @@ impl Vm {
                 let both = concurrently(make, || images.load(&memory));
                 let (boot, entry) = both.map_err(|e| VmError::Host("threads", e))?;
                 let (boot, entry) = (boot?, entry?);
-                announce(&memory, emulation.as_ref())?;
                 boot.enter_at(entry)?;
                 boot
             }
@@ -271,7 +255,6 @@ impl Vm {
             end,
             progress,
             threads,
-            emulation,
             gate: Gate::default(),
             saver,
         });
@@ -422,13 +405,11 @@ impl Vm {
     /// contents, and the operator's events keep their counts. The console stays open, and guest time is not reset.
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
-        let emulation = self.shared.emulation.as_ref();
         let entry = self.images.load(&self.memory)?;
-        announce(&self.memory, emulation)?;
         let machine = Machine::from(&self.config);
         let reaches = reached(&self.memory, self.window.as_ref());
         let reaches = (reaches.as_slice(), self.tracker.is_some());
-        let boot = Boot::new(&self.kvm, &machine, reaches, emulation, Some(&self.clock))?;
+        let boot = Boot::new(&self.kvm, &machine, reaches, Some(&self.clock))?;
         if let Some(tracker) = &self.tracker {
             tracker.forget();
         }
@@ -466,14 +447,6 @@ fn concurrently<A, B: Send>(here: impl FnOnce() -> A, there: impl FnOnce() -> B 
         let there = there.join();
         Ok((here, there.unwrap_or_else(|panic| resume_unwind(panic))))
     })
-}
-
-/// Notifies the embedder that the guest's images are in `memory`.
-fn announce(memory: &GuestMemoryMmap, emulation: Option<&Emulation>) -> Result<(), VmError> {
-    match emulation {
-        Some(device) => device.loaded(memory).map_err(VmError::Embedder),
-        None => Ok(()),
-    }
 }
 
 /// Returns the guest's memory, and the window if the machine has one. For a restored machine, maps both from `file`.

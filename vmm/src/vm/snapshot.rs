@@ -28,9 +28,6 @@ enum TakeError {
     /// The run is ending.
     #[error("the machine is ending")]
     Ends,
-    /// The embedder emulates registers. The VMM does not know their state.
-    #[error("cannot save the registers that the machine's embedder emulates")]
-    Emulated,
     /// The PMU device cannot be saved.
     #[error("the PMU device cannot be saved")]
     Pmu(#[from] vpmu::SaveError),
@@ -128,9 +125,6 @@ impl Vm {
     /// result of this call.
     fn take(&self, boot: &Boot, request: &SnapshotRequest, file: &File) -> Result<(Taken, Still<'_>), TakeError> {
         let shared = &self.shared;
-        if shared.emulation.is_some() {
-            return Err(TakeError::Emulated);
-        }
         match (&request.base, &self.tracker) {
             (Some(base), Some(tracker)) => tracker.check(base.id)?,
             (Some(_), None) => return Err(DiffError::Untracked.into()),

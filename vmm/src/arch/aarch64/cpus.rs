@@ -7,7 +7,6 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vpmu_kvm::arch::{preferred, reg};
 
-use super::emulation::Emulation;
 use super::gic::{self, Gic};
 use super::layout;
 use crate::kvm::KvmError;
@@ -58,7 +57,7 @@ pub struct Controller {
 ///
 /// # Errors
 /// [`CpuError`].
-pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine, _emulation: Option<&Emulation>) -> Result<Cpus, CpuError> {
+pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine) -> Result<Cpus, CpuError> {
     if machine.pmu && !kvm.check_extension(Cap::ArmPmuV3) {
         return Err(CpuError::NoPmu);
     }

@@ -4,15 +4,13 @@ use kvm_bindings::{KVM_CAP_ARM_NISV_TO_USER, KVM_EXIT_ARM_NISV, kvm_enable_cap, 
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vpmu::Access;
 
-use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles nothing and returns `exit`, because this architecture has no exits for ports or emulated registers.
+/// Handles nothing and returns `exit`, because this architecture has no exits for ports.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     _access: Option<Access>,
     _caller: &mut Caller<'_>,
-    _emulation: Option<&mut VcpuEmulation>,
     _ports: &Bus,
 ) -> Option<VcpuExit<'a>> {
     Some(exit)

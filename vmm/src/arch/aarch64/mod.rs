@@ -6,7 +6,6 @@ pub mod calls;
 pub mod check;
 pub mod clock;
 pub mod cpus;
-pub mod emulation;
 pub(crate) mod exits;
 mod fdt;
 mod gic;

@@ -26,7 +26,7 @@ pub const VCPU: [(u32, &str); 2] = [
 ];
 
 /// Ioctls that set up a new VM when the guest boots again after a reset.
-pub const BOOT: [(u32, &str); 15] = [
+pub const BOOT: [(u32, &str); 14] = [
     (kvm(NONE, 0x60, 0), "KVM_CREATE_IRQCHIP: the VM's interrupt controllers"),
     (kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()), "KVM_ENABLE_CAP: disables the VM's hardware PMU"),
     (kvm(WRITE, 0x48, size_of::<u64>()), "KVM_SET_IDENTITY_MAP_ADDR: the VM's identity map"),
@@ -44,10 +44,6 @@ pub const BOOT: [(u32, &str); 15] = [
         "KVM_GET_DEVICE_ATTR: the offset of the guest's TSC",
     ),
     (kvm(WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()), "KVM_SET_DEVICE_ATTR: continues the guest's TSC"),
-    (
-        kvm(WRITE, 0xc6, size_of::<kvm_bindings::kvm_msr_filter>()),
-        "KVM_X86_SET_MSR_FILTER: the registers that an embedder emulates",
-    ),
 ];
 
 /// Ioctls that a vCPU's thread uses to save the vCPU's state, in addition to the ioctls in [`VCPU`].
@@ -113,7 +109,7 @@ mod tests {
         assert_eq!(boot[..2], [0xae60, 0x4068_aea3]);
         assert_eq!(boot[2..7], [0x4008_ae48, 0xae47, 0xc008_ae05, 0x4008_ae90, 0xaea3]);
         assert_eq!(boot[7..10], [0x41a0_ae8d, 0x4008_ae89, 0x8138_ae83]);
-        assert_eq!(boot[10..], [0x4138_ae84, 0x4090_ae82, 0x4018_aee2, 0x4018_aee1, 0x4188_aec6]);
+        assert_eq!(boot[10..], [0x4138_ae84, 0x4090_ae82, 0x4018_aee2, 0x4018_aee1]);
         let save = SAVE_VCPU.map(|(number, _)| number);
         assert_eq!(save[..5], [0x8004_ae98, 0x9000_aea4, 0x8188_aea6, 0x8080_aea1, 0x8400_ae8e]);
         assert_eq!(save[5..], [0xc008_ae91, 0xc008_ae88, 0xaea3, 0x4018_aee2, 0x8040_ae9f, 0xaead]);

@@ -1,10 +1,9 @@
 //! Creates the vCPUs of a VM, and sets their initial state.
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
-use super::emulation::Emulation;
-use super::{clock, cpuid, msrs, regs};
+use super::{clock, cpuid, regs};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
@@ -39,15 +38,11 @@ pub struct Cpus {
 #[derive(Debug)]
 pub struct Controller(());
 
-/// Creates the vCPUs of `machine` in `vm`. The memory of `vm` must be set up already. When the guest accesses a
-/// register in `emulation`, KVM will pass the access to the VMM.
+/// Creates the vCPUs of `machine` in `vm`. The memory of `vm` must be set up already.
 ///
 /// # Errors
 /// [`CpuError`].
-pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine, emulation: Option<&Emulation>) -> Result<Cpus, CpuError> {
-    if let Some(device) = emulation {
-        msrs::trap(vm, &**device)?;
-    }
+pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine) -> Result<Cpus, CpuError> {
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(KvmError::refused("report its supported CPUID leaves"))?;
@@ -60,12 +55,7 @@ pub fn create(kvm: &Kvm, vm: &VmFd, machine: &Machine, emulation: Option<&Emulat
             let fd = vm.create_vcpu(u64::from(index)).map_err(KvmError::refused("create a vCPU"))?;
             let tsc_khz = clock::khz(&fd)?;
             let cpu = cpuid::Cpu { index, count: machine.vcpus, tsc_khz, tsc_deadline, pmu: machine.pmu };
-            let mut leaves = cpuid::leaves(&supported, &cpu).map_err(CpuError::Cpuid)?;
-            if let Some(device) = emulation {
-                let mut entries = leaves.as_slice().to_vec();
-                device.describe(&mut entries);
-                leaves = CpuId::from_entries(&entries).map_err(CpuError::Cpuid)?;
-            }
+            let leaves = cpuid::leaves(&supported, &cpu).map_err(CpuError::Cpuid)?;
             fd.set_cpuid2(&leaves).map_err(KvmError::refused("set a vCPU's CPUID leaves"))?;
             regs::prepare(&fd)?;
             Ok(fd)

@@ -1,18 +1,16 @@
-//! Exits that only this architecture has: accesses to ports and to model-specific registers.
+//! Exits that only this architecture has: accesses to ports.
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu::Access;
 
-use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 
-/// Handles `exit` if it is port I/O or an access to a model-specific register. Otherwise, returns `exit` to the caller.
-/// For port I/O, `access` contains the size in bytes of each access.
+/// Handles `exit` if it is port I/O. Otherwise, returns `exit` to the caller. `access` contains the size in bytes of each
+/// access.
 pub(crate) fn serve<'a>(
     exit: VcpuExit<'a>,
     access: Option<Access>,
     caller: &mut Caller<'_>,
-    emulation: Option<&mut VcpuEmulation>,
     ports: &Bus,
 ) -> Option<VcpuExit<'a>> {
     // A string instruction makes many accesses in one exit. Pass each access to the device separately.
@@ -27,16 +25,6 @@ pub(crate) fn serve<'a>(
             for data in data.chunks_exact_mut(size) {
                 ports.read(port.into(), data);
             }
-        }
-        VcpuExit::X86Rdmsr(access) => {
-            let value = emulation.and_then(|msrs| msrs.read(access.index));
-            *access.error = u8::from(value.is_none());
-            *access.data = value.unwrap_or(0);
-        }
-        VcpuExit::X86Wrmsr(access) => {
-            let taken = emulation.is_some_and(|msrs| msrs.write(access.index, access.data));
-            // An error injects a general protection fault into the guest.
-            *access.error = u8::from(!taken);
         }
         other => return Some(other),
     }
