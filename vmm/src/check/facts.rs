@@ -118,6 +118,8 @@ pub struct Event {
     pub opens: bool,
     /// Only user mode may be counted, because this process lacks privileges.
     pub user_only: bool,
+    /// It opened, but never counts, so guests do not have it.
+    pub silent: bool,
     /// The text of the errno, if the event did not open.
     pub error: Option<String>,
     /// The errno, for programs.

@@ -71,6 +71,7 @@ fn names(kind: u32) -> impl Iterator<Item = &'static str> {
 pub(super) fn probe(guests: bool) -> Perf {
     let mut events: BTreeMap<_, _> =
         GENERIC.iter().map(|&(name, kind, config)| (name, try_open(kind, config.into()))).collect();
+    mark_silent(&mut events);
     events.insert("msr/tsc", tsc());
     let opens = |name: &str| events.get(name).is_some_and(|event: &Event| event.opens);
     // If no event of a kind opens, report the error from the most basic event of that kind.
@@ -116,6 +117,22 @@ pub(super) fn probe(guests: bool) -> Perf {
         tracepoints: tracepoints(guests),
         host_traces: host_traces().into_iter().map(Into::into).collect(),
         events,
+    }
+}
+
+/// Marks the hardware events that open, but that the device does not offer, because its trial of them counted nothing.
+fn mark_silent(events: &mut BTreeMap<&'static str, Event>) {
+    let Ok(source) = PerfSource::new(kick_signal()) else {
+        return;
+    };
+    let offered = |name: &str| source.offers().iter().any(|offer| offer.name == name);
+    if !hardware_names().any(offered) {
+        return;
+    }
+    for name in hardware_names().filter(|name| !offered(name)) {
+        if let Some(event) = events.get_mut(name).filter(|event| event.opens) {
+            event.silent = true;
+        }
     }
 }
 

@@ -74,12 +74,18 @@ fn capabilities(kvm: &Kvm) -> Vec<Check> {
 }
 
 fn counters(perf: &Perf) -> Vec<Check> {
-    let open = |name: &&str| perf.events.get(name).is_some_and(|event| event.opens);
+    let open = |name: &&str| perf.events.get(name).is_some_and(|event| event.opens && !event.silent);
+    let silent = |name: &&str| perf.events.get(name).is_some_and(|event| event.silent);
     let list = |names: Vec<&str>| match names.as_slice() {
         [] => "none".to_owned(),
         names => names.join(", "),
     };
     let hardware: Vec<_> = perf::hardware_names().filter(open).collect();
+    let silent: Vec<_> = perf::hardware_names().filter(silent).collect();
+    let uncounted = match silent.as_slice() {
+        [] => String::new(),
+        names => format!("; they do not have {}: the host opens these, but never counts them", names.join(", ")),
+    };
     let software: Vec<_> = perf::software_names().filter(open).collect();
     let tsc = perf.events.get("msr/tsc");
     vec![
@@ -92,9 +98,10 @@ fn counters(perf: &Perf) -> Vec<Check> {
                     "guests have no cycles or instructions; the device offers its other events. The host \
                      refused: {why}"
                 ),
-                None => "guests can count these; while one does, Linux starts no VM with a mediated \
-                         PMU: see 'vmm run --no-hardware-events'"
-                    .into(),
+                None => format!(
+                    "guests can count these; while one does, Linux starts no VM with a mediated PMU: see 'vmm run \
+                     --no-hardware-events'{uncounted}"
+                ),
             },
         ),
         Check::new(

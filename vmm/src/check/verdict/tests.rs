@@ -68,6 +68,10 @@ fn kind_that_the_host_refuses_names_the_remedy() {
     }
     let open = line("perf.hardware", &Perf::default());
     assert!(open.contains("--no-hardware-events"), "{open}");
+    let opens = |silent| Event { opens: true, silent, ..Event::default() };
+    let events = [("cycles", opens(false)), ("cache-misses", opens(true))].into();
+    let line = line("perf.hardware", &Perf { events, ..Perf::default() });
+    assert!(line.contains("do not have cache-misses:"), "{line}");
 }
 
 #[test]
