@@ -251,7 +251,9 @@ impl BootArgs {
         Ok(Boot {
             command: self.command.join(" "),
             vcpus: self.vcpus.unwrap_or(vcpus),
-            memory_mib: self.memory.unwrap_or_else(|| Boot::default().memory_mib + third_party::memory_mib(&files)),
+            memory_mib: self
+                .memory
+                .unwrap_or_else(|| Boot::default().memory_mib.saturating_add(third_party::memory_mib(&files))),
             programs: self.programs.clone(),
             files,
             kvm_host,

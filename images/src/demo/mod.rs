@@ -119,7 +119,7 @@ pub fn run(kvm_host: KvmHostChoice, arch: Arch) -> Result<(), DemoError> {
     let boot = Boot {
         command: script(),
         vcpus: 1,
-        memory_mib: Boot::default().memory_mib + third_party::memory_mib(&files),
+        memory_mib: Boot::default().memory_mib.saturating_add(third_party::memory_mib(&files)),
         files,
         // Only the exact lab has counters.
         kvm_host: if kvm_host == KvmHostChoice::Auto { KvmHostChoice::AutoExact } else { kvm_host },
