@@ -61,6 +61,8 @@ pub struct Perf {
     pub paranoid: Option<i32>,
     /// Candidate events by name.
     pub events: BTreeMap<&'static str, Event>,
+    /// Whether the processor is known to be emulated, and with it the counters of hardware events.
+    pub emulated: bool,
     /// The reason why hardware events are refused or not used, with the remedy. `None` if a hardware event opens and
     /// `vmm run` uses hardware events.
     pub hardware_refused: Option<String>,

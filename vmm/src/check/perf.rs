@@ -27,6 +27,7 @@ use vpmu_kvm::probe::events::Event as HostEvent;
 use vpmu_kvm::probe::{Samples, Sampling, sample_guest};
 
 use super::facts::{AutoEngine, Event, Perf};
+use crate::arch;
 use crate::host_kernel;
 use crate::probe::Finding;
 use crate::signal::kick_signal;
@@ -111,6 +112,7 @@ pub(super) fn probe(guests: bool) -> Perf {
         },
         guest_kernel,
         guest_user,
+        emulated: arch::check::is_emulated(),
         hardware_refused,
         hardware_loses: host_kernel::lost_counts(),
         software_refused,

@@ -81,6 +81,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
         names => names.join(", "),
     };
     let hardware: Vec<_> = perf::hardware_names().filter(open).collect();
+    let emulated = if perf.emulated && !hardware.is_empty() { ", emulated" } else { "" };
     let silent: Vec<_> = perf::hardware_names().filter(silent).collect();
     let uncounted = match silent.as_slice() {
         [] => String::new(),
@@ -92,7 +93,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
         paranoid(perf),
         Check::new(
             "perf.hardware",
-            list(hardware),
+            list(hardware) + emulated,
             match &perf.hardware_refused {
                 Some(why) => format!(
                     "guests have no cycles or instructions; the device offers its other events. The host \

@@ -13,6 +13,14 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// Timeout of the probe that runs until a signal stops it.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
 
+/// Whether this processor is emulated by QEMU (`-cpu max`), and so are its counters: its implementer is 0, which is
+/// reserved for software.
+pub(crate) fn is_emulated() -> bool {
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let fields = processors.lines().filter_map(|line| line.split_once(':'));
+    fields.map(|(name, value)| (name.trim(), value.trim())).any(|field| field == ("CPU implementer", "0x00"))
+}
+
 /// Runs every probe.
 pub(crate) fn probe() -> Guest {
     Guest {

@@ -12,7 +12,7 @@ use kvm_bindings::{
 pub use facts::Guest;
 #[cfg(test)]
 pub(crate) use facts::tests::has_hardware_virtualisation;
-pub(crate) use guest::probe;
+pub(crate) use guest::{is_emulated, probe};
 
 /// The capabilities to look up. Each has a name, a number, and whether guests need the capability.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[

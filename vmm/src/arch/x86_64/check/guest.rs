@@ -147,6 +147,17 @@ fn cmpxchg16b() -> Finding {
     })
 }
 
+/// Whether this processor is emulated by QEMU (TCG), and so are its counters.
+pub(crate) fn is_emulated() -> bool {
+    const HYPERVISOR: u32 = 1 << 31;
+    const LEAF_HYPERVISOR: u32 = 0x4000_0000;
+    if __cpuid(1).ecx & HYPERVISOR == 0 {
+        return false;
+    }
+    let leaf = __cpuid(LEAF_HYPERVISOR);
+    [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat() == b"TCGTCGTCGTCG"
+}
+
 /// The hypercall instruction of this CPU's vendor.
 fn hypercall() -> &'static [u8] {
     match &__cpuid(0).ecx.to_le_bytes() {

@@ -12,7 +12,7 @@ use kvm_bindings::{
 };
 
 pub use facts::{ExitRip, Guest, GuestTsc};
-pub(crate) use guest::probe;
+pub(crate) use guest::{is_emulated, probe};
 #[cfg(test)]
 pub(crate) use verdict::tests::has_hardware_virtualisation;
 
