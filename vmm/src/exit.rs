@@ -1,5 +1,6 @@
 //! The ways in which a run can end, and [`StopLatch`], which announces the end.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +8,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::c_int;
 use vmm_sys_util::eventfd::EventFd;
-
-use crate::arch::state::StateError;
 
 /// The reason for the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +126,7 @@ pub enum VcpuError {
         vcpu: u32,
         /// The reason.
         #[source]
-        source: StateError,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The thread panicked, which is a bug.
     #[error("vCPU {0}: its thread panicked")]

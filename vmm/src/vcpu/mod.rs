@@ -86,7 +86,8 @@ impl Vcpu {
     fn enter_until_the_end(&mut self) -> Result<(), VcpuError> {
         let shared = Arc::clone(&self.shared);
         let vcpu = self.index;
-        self.counters.restore(&self.fd).map_err(|source| VcpuError::Counters { vcpu, source })?;
+        let restored = self.counters.restore(&self.fd);
+        restored.map_err(|source| VcpuError::Counters { vcpu, source: source.into() })?;
         let session = self.attach(shared.vpmu.as_deref())?;
         let thread = VcpuThread::new(&self.fd, session).map_err(VcpuError::RunPage)?;
         let mut thread = thread.syncing(self.can_sync);
