@@ -1,4 +1,5 @@
-//! What the README claims about costs, with emulated counters: a guest with the paravirtual PMU, and one with KVM's own.
+//! Checks README's claims about costs with emulated counters, in a guest with the paravirtual PMU and in one with KVM's
+//! own PMU.
 //! `cargo bench -p tests --bench baseline` prints the figures.
 
 /// Only the paravirtual PMU.

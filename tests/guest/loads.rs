@@ -30,7 +30,7 @@ const EVENTS: &str = "cycles,instructions,branches,branch-misses,stalled-cycles-
 /// not adapted: if a sample of one of them takes as long as on KVM's own PMU, samples at a rate would follow each other
 /// without end.
 const SAMPLED: &str = "cycles:u,instructions:u,branches:u,cycles,instructions,branches";
-/// What a load calls its line of figures.
+/// The subject of a load's line of figures.
 const SUBJECT: &str = "load";
 
 /// `guest-tests load NAME ROUNDS`: runs a load, and prints the nanoseconds that it took.

@@ -24,7 +24,7 @@ use crate::vcpu::{Shared, Vcpu};
 pub(super) struct Boot {
     // Fields are dropped in this order.
     vcpus: Vec<VcpuFd>,
-    /// What remains to be restored of each vCPU. Empty in a machine that was not restored.
+    /// The registers that each vCPU's thread restores. Empty in a machine that was not restored.
     counters: Vec<CounterStarts>,
     controller: Controller,
     pub(super) vm: Arc<VmFd>,

@@ -248,9 +248,8 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError
     Ok(values.map(|entry| (entry.index, entry.data)).collect())
 }
 
-/// The saved registers of KVM's own PMU that start its counters. They are restored on the thread of their vCPU: before
-/// Linux 6.2, KVM opens the host's event of a counter as soon as one of them is set, and the event counts the thread that
-/// set it.
+/// The saved registers that a vCPU's thread restores: those that start the counters of KVM's own PMU. Before Linux 6.2,
+/// KVM opens the host's event of a counter as soon as one of them is set, and the event counts the thread that set it.
 #[derive(Debug, Default)]
 pub(crate) struct CounterStarts(Vec<(u32, u64)>);
 
