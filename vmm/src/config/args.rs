@@ -52,7 +52,8 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_vpmu: bool,
 
-    /// Also give the guest's processors KVM's own PMU; needs a KVM that has one for guests
+    /// Also give the guest's processors KVM's own PMU; needs a KVM that has one for guests. On aarch64,
+    /// its counters stand still after a restore until the guest programs them again
     #[arg(long)]
     pub guest_pmu: bool,
 

@@ -182,8 +182,8 @@ fn get(fd: &VcpuFd, id: u64) -> Result<(u64, u64), kvm_ioctls::Error> {
     Ok(halves)
 }
 
-/// The saved registers that a vCPU's thread restores: none, because KVM on arm64 opens the host's events of its own PMU
-/// when the vCPU runs.
+/// The saved registers that a vCPU's thread restores: none. KVM on arm64 opens the host's events of its own PMU when the
+/// guest programs a counter, so the counters stand still after a restore until the guest does so.
 #[derive(Debug, Default)]
 pub(crate) struct CounterStarts(());
 
