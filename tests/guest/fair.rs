@@ -32,14 +32,18 @@ const ATTACKER: usize = 0;
 const VICTIM: usize = 1;
 /// CPUs on which no task runs.
 const IDLE: [usize; 2] = [2, 3];
-/// How long the attack, and the program without it, each run at a time.
-const SLICE: Duration = Duration::from_millis(500);
+/// How long the attack, and the program without it, each run at a time. Short, so that other work on a shared machine
+/// slows neighbouring slices alike.
+const SLICE: Duration = Duration::from_millis(100);
 /// The number of such slices.
-const SLICES: usize = 4;
+const SLICES: usize = 24;
+/// How long the samples go on while idle CPUs are watched.
+const WATCH: Duration = Duration::from_secs(1);
 /// More events than a program without privileges may open.
 const MANY: usize = 1000;
-/// The part of its loops that a victim must keep, in percent.
-const KEPT: u64 = 80;
+/// The part of its loops that a victim must keep, in percent. On a quiet machine it keeps 90 or more. Without limits, the
+/// events would leave it next to nothing.
+const KEPT: u64 = 70;
 /// The longest time for which a victim may miss its CPU.
 const LONGEST_GAP: Duration = Duration::from_millis(30);
 /// The most function call interrupts that an idle CPU may get during an attack. A few are the kernel's own.
@@ -131,8 +135,8 @@ fn attacker(shared: &SharedWords, open: impl FnOnce(&Device) -> Fallible<(Vec<Ev
 }
 
 /// Runs the attack beside the victim, and checks what the victim keeps: [`KEPT`] percent of its loops, and no gap that is
-/// longer than [`LONGEST_GAP`]. Compares the best slices: an attack takes its part from each slice, but what else takes
-/// time on a shared machine, or from the lab's only processor, rarely takes some from all.
+/// longer than [`LONGEST_GAP`]. Compares each slice of the attack with the slice before it, and takes the median: an attack
+/// takes its part from each slice, but what else takes time on a shared machine takes it from some.
 fn victim_keeps(
     least_events: u64,
     limits_gaps: bool,
@@ -164,9 +168,13 @@ fn victim_keeps(
     );
     println!("{figures}");
     ensure!(events >= least_events, "too few events: {figures}");
-    let best = rates.map(|rates| rates.into_iter().max().unwrap_or(0));
-    ensure!(marks[1] > 0 && best[0] > 0, "nothing ran: {figures}");
-    ensure!(best[1] * 100 >= best[0] * KEPT, "the victim keeps less than {KEPT} %: {figures}");
+    let [without, with] = rates;
+    ensure!(marks[1] > 0 && without.iter().all(|&rate| rate > 0), "nothing ran: {figures}");
+    let mut kept: Vec<u64> = without.iter().zip(with).map(|(without, with)| with * 100 / without).collect();
+    kept.sort_unstable();
+    let median = kept[SLICES / 2];
+    println!("the victim keeps {median} %, in each pair of slices {kept:?} %");
+    ensure!(median >= KEPT, "the victim keeps {median} %, not {KEPT} %: {figures}");
     let gap = gaps[1].iter().min().copied().unwrap_or(u64::MAX);
     ensure!(
         !limits_gaps || gap <= nanoseconds(LONGEST_GAP),
@@ -254,7 +262,7 @@ fn idle_cpus_are_left_alone(events: usize, inherit: bool) -> Outcome {
         let opened = opened?;
         let before = calls()?;
         let begin = Instant::now();
-        while begin.elapsed() < 2 * SLICE {
+        while begin.elapsed() < WATCH {
             device.mark(VALUE)?;
             shared.add(MARKS, 1);
         }
