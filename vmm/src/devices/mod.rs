@@ -5,5 +5,6 @@ pub mod console;
 pub mod panic;
 pub mod progress;
 pub mod serial;
+pub(crate) mod virtio;
 pub mod virtio_mmio;
 pub mod vpmu;

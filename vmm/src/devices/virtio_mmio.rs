@@ -11,14 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::interrupt::{Interrupt, Line};
 pub(crate) use self::saved::{SavedDriver, SavedTransport, TransportError};
-use virtio_bindings::virtio_config::{
-    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED,
-    VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
-};
 use virtio_queue::{Queue, QueueT};
 use vpmu::Memory;
 
 use self::interrupt::CONFIG_CHANGE;
+use super::virtio::{NEEDS_RESET, QueueRegister, Setup, StatusChange, half};
 use crate::bus::{Caller, Device};
 
 /// Offsets of the registers.
@@ -61,13 +58,6 @@ const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;
 const VENDOR_ID: u32 = u32::from_le_bytes(*b"vpmu");
 
-const ACKNOWLEDGE: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE;
-const DRIVER: u32 = VIRTIO_CONFIG_S_DRIVER;
-const FEATURES_OK: u32 = VIRTIO_CONFIG_S_FEATURES_OK;
-const DRIVER_OK: u32 = VIRTIO_CONFIG_S_DRIVER_OK;
-const NEEDS_RESET: u32 = VIRTIO_CONFIG_S_NEEDS_RESET;
-const FAILED: u32 = VIRTIO_CONFIG_S_FAILED;
-
 /// A shared memory region of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
@@ -107,14 +97,9 @@ pub trait Backend: Send + Sync + Debug {
 
 #[derive(Debug)]
 struct State {
-    status: u32,
-    device_features_select: u32,
-    driver_features_select: u32,
-    driver_features: u64,
-    queue_select: u32,
+    setup: Setup,
     /// Generation number of configuration space: how often the machine was restored, modulo 2^32.
     generation: u32,
-    queues: Vec<Queue>,
     region: Option<Region>,
 }
 
@@ -129,16 +114,6 @@ pub struct VirtioMmio {
     state: Mutex<State>,
 }
 
-fn fresh_queues(backend: &dyn Backend) -> Result<Vec<Queue>, virtio_queue::Error> {
-    backend.queue_sizes().into_iter().map(Queue::new).collect()
-}
-
-/// Half of a 64-bit register: the low or the high 32 bits.
-fn half(value: u64, high: bool) -> u32 {
-    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
-    u32::from_le_bytes(if high { [e, f, g, h] } else { [a, b, c, d] })
-}
-
 impl VirtioMmio {
     /// A transport for `backend`, with queues in `memory`.
     ///
@@ -149,22 +124,13 @@ impl VirtioMmio {
         memory: Memory,
         interrupt: Arc<Interrupt>,
     ) -> Result<Self, virtio_queue::Error> {
-        let queues = fresh_queues(&*backend)?;
+        let setup = Setup::new(backend.queue_sizes())?;
         Ok(Self {
             backend,
             memory,
             interrupt,
             live: AtomicBool::new(false),
-            state: Mutex::new(State {
-                status: 0,
-                device_features_select: 0,
-                driver_features_select: 0,
-                driver_features: 0,
-                queue_select: 0,
-                generation: 0,
-                queues,
-                region: None,
-            }),
+            state: Mutex::new(State { setup, generation: 0, region: None }),
         })
     }
 
@@ -190,14 +156,10 @@ impl VirtioMmio {
             register::VERSION => VERSION,
             register::DEVICE_ID => self.backend.device_id(),
             register::VENDOR_ID => VENDOR_ID,
-            register::DEVICE_FEATURES => match state.device_features_select {
-                0 => half(self.backend.features(), false),
-                1 => half(self.backend.features(), true),
-                _ => 0,
-            },
-            register::QUEUE_SIZE_MAX => state.queue().map_or(0, |q| u32::from(q.max_size())),
-            register::QUEUE_READY => state.queue().map_or(0, |q| u32::from(q.ready())),
-            register::STATUS => state.status,
+            register::DEVICE_FEATURES => state.setup.device_features(self.backend.features()),
+            register::QUEUE_SIZE_MAX => state.setup.queue().map_or(0, |q| u32::from(q.max_size())),
+            register::QUEUE_READY => state.setup.queue().map_or(0, |q| u32::from(q.ready())),
+            register::STATUS => state.setup.status,
             register::REGION_SIZE_LOW => half(region.size, false),
             register::REGION_SIZE_HIGH => half(region.size, true),
             register::REGION_BASE_LOW => half(region.address, false),
@@ -210,61 +172,38 @@ impl VirtioMmio {
     fn write_register(&self, offset: u64, value: u32) {
         let mut state = self.state();
         match offset {
-            register::DEVICE_FEATURES_SELECT => state.device_features_select = value,
-            register::DRIVER_FEATURES_SELECT => state.driver_features_select = value,
-            register::DRIVER_FEATURES => state.accept_features(value),
-            register::QUEUE_SELECT => state.queue_select = value,
+            register::DEVICE_FEATURES_SELECT => state.setup.device_features_select = value,
+            register::DRIVER_FEATURES_SELECT => state.setup.driver_features_select = value,
+            register::DRIVER_FEATURES => state.setup.accept_features(value),
+            register::QUEUE_SELECT => state.setup.queue_select = value,
             register::REGION_SELECT => {
                 state.region = u8::try_from(value).ok().and_then(|id| self.backend.region(id));
             }
-            register::STATUS => self.set_status(&mut state, value),
-            _ => state.set_queue(offset, value),
-        }
-    }
-
-    fn set_status(&self, state: &mut State, value: u32) {
-        if value == 0 {
-            self.reset_state(state);
-            return;
-        }
-        // A write only adds bits. To clear bits, a driver resets the device.
-        let added = value & !state.status & !NEEDS_RESET;
-        for bit in [ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK, FAILED] {
-            if added & bit == 0 {
-                continue;
-            }
-            let allowed = match bit {
-                DRIVER => state.has(ACKNOWLEDGE),
-                FEATURES_OK => state.has(DRIVER) && self.features_agree(state),
-                DRIVER_OK => state.has(FEATURES_OK) && !state.has(FAILED),
-                _ => true,
-            };
-            if !allowed {
-                continue;
-            }
-            state.status |= bit;
-            if bit == DRIVER_OK {
-                self.activate(state);
+            register::STATUS => match state.setup.write_status(value, self.backend.features()) {
+                StatusChange::Noted => {}
+                StatusChange::Start => self.activate(&mut state),
+                StatusChange::Reset => self.reset_state(&mut state),
+            },
+            _ => {
+                if let Some(register) = queue_register(offset) {
+                    state.setup.set_queue(register, value);
+                }
             }
         }
-    }
-
-    fn features_agree(&self, state: &State) -> bool {
-        let beyond = state.driver_features & !self.backend.features();
-        beyond == 0 && state.driver_features & 1 << VIRTIO_F_VERSION_1 != 0
     }
 
     fn activate(&self, state: &mut State) {
-        let queues: Result<Vec<Queue>, _> = state.queues.iter().map(|queue| Queue::try_from(queue.state())).collect();
+        let queues: Result<Vec<Queue>, _> =
+            state.setup.queues.iter().map(|queue| Queue::try_from(queue.state())).collect();
         self.interrupt.start();
         let started = queues
             .map_err(Into::into)
-            .and_then(|queues| self.backend.activate(self.memory.clone(), state.driver_features, queues));
+            .and_then(|queues| self.backend.activate(self.memory.clone(), state.setup.driver_features, queues));
         match started {
             Ok(()) => self.live.store(true, Ordering::Release),
             Err(error) => {
                 log::warn!("the device cannot start with the driver's setup: {error}");
-                state.status |= NEEDS_RESET;
+                state.setup.status |= NEEDS_RESET;
                 if let Err(error) = self.interrupt.raise(CONFIG_CHANGE) {
                     log::error!("cannot raise the device's interrupt: {error}");
                 }
@@ -276,61 +215,24 @@ impl VirtioMmio {
         self.live.store(false, Ordering::Release);
         self.backend.reset();
         self.interrupt.stop();
-        for queue in &mut state.queues {
-            queue.reset();
-        }
-        state.status = 0;
-        state.device_features_select = 0;
-        state.driver_features_select = 0;
-        state.driver_features = 0;
-        state.queue_select = 0;
+        state.setup.reset();
         state.region = None;
     }
 }
 
-impl State {
-    fn has(&self, bit: u32) -> bool {
-        self.status & bit != 0
-    }
-
-    fn queue(&self) -> Option<&Queue> {
-        self.queues.get(usize::try_from(self.queue_select).ok()?)
-    }
-
-    fn accept_features(&mut self, value: u32) {
-        if !self.has(DRIVER) || self.has(FEATURES_OK) {
-            return;
-        }
-        let value = u64::from(value);
-        let low = u64::from(u32::MAX);
-        self.driver_features = match self.driver_features_select {
-            0 => self.driver_features & !low | value,
-            1 => self.driver_features & low | value << 32,
-            _ => return,
-        };
-    }
-
-    /// Writes a register of the selected queue. The write is ignored before FEATURES_OK, and after DRIVER_OK
-    /// or FAILED.
-    fn set_queue(&mut self, offset: u64, value: u32) {
-        if !self.has(FEATURES_OK) || self.has(DRIVER_OK | FAILED) {
-            return;
-        }
-        let Some(queue) = usize::try_from(self.queue_select).ok().and_then(|index| self.queues.get_mut(index)) else {
-            return;
-        };
-        match offset {
-            register::QUEUE_SIZE => queue.set_size(u16::try_from(value).unwrap_or(0)),
-            register::QUEUE_READY => queue.set_ready(value == 1),
-            register::QUEUE_DESC_LOW => queue.set_desc_table_address(Some(value), None),
-            register::QUEUE_DESC_HIGH => queue.set_desc_table_address(None, Some(value)),
-            register::QUEUE_DRIVER_LOW => queue.set_avail_ring_address(Some(value), None),
-            register::QUEUE_DRIVER_HIGH => queue.set_avail_ring_address(None, Some(value)),
-            register::QUEUE_DEVICE_LOW => queue.set_used_ring_address(Some(value), None),
-            register::QUEUE_DEVICE_HIGH => queue.set_used_ring_address(None, Some(value)),
-            _ => {}
-        }
-    }
+/// The register of the selected queue at `offset`.
+fn queue_register(offset: u64) -> Option<QueueRegister> {
+    Some(match offset {
+        register::QUEUE_SIZE => QueueRegister::Size,
+        register::QUEUE_READY => QueueRegister::Ready,
+        register::QUEUE_DESC_LOW => QueueRegister::DescLow,
+        register::QUEUE_DESC_HIGH => QueueRegister::DescHigh,
+        register::QUEUE_DRIVER_LOW => QueueRegister::DriverLow,
+        register::QUEUE_DRIVER_HIGH => QueueRegister::DriverHigh,
+        register::QUEUE_DEVICE_LOW => QueueRegister::DeviceLow,
+        register::QUEUE_DEVICE_HIGH => QueueRegister::DeviceHigh,
+        _ => return None,
+    })
 }
 
 impl Device for VirtioMmio {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::{Memory, QueueState, Turn, Vpmu, abi};
 use vpmu_kvm::DrainTimer;
@@ -13,10 +13,8 @@ use vpmu_kvm::DrainTimer;
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
 use crate::bus::{Caller, Device};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
+use crate::devices::virtio::{QUEUE_SIZE, queue_state};
 use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
-
-/// Maximum number of entries of each virtqueue.
-const QUEUE_SIZE: u16 = 256;
 
 /// Keeps the drain thread from draining the device until this value is dropped.
 #[derive(Debug)]
@@ -146,19 +144,6 @@ impl Backend for VirtioPmu {
         {
             log::error!("control requests wait for the driver's next notification: {error}");
         }
-    }
-}
-
-/// Converts a queue that a driver has set up to the type that the device uses.
-pub(crate) fn queue_state(queue: &Queue) -> QueueState {
-    QueueState {
-        ready: queue.ready(),
-        size: queue.size(),
-        desc_table: queue.desc_table(),
-        avail_ring: queue.avail_ring(),
-        used_ring: queue.used_ring(),
-        next_avail: queue.next_avail(),
-        next_used: queue.next_used(),
     }
 }
 

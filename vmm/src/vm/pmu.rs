@@ -17,8 +17,9 @@ use crate::board;
 use crate::bus::Buses;
 use crate::config::{Config, Engine};
 use crate::confine::{Confinement, ThreadKind};
+use crate::devices::virtio::queue_state;
 use crate::devices::virtio_mmio::{Interrupt, Line, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio};
-use crate::devices::vpmu::{DrainThread, Held, VirtioPmu, queue_state};
+use crate::devices::vpmu::{DrainThread, Held, VirtioPmu};
 use crate::event_loop::Queues;
 use crate::host_kernel;
 use crate::kvm;
@@ -99,7 +100,7 @@ pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
 }
 
 /// The device settings that `config` describes.
-pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
+pub(crate) fn settings(config: &Config, tsc_khz: u32) -> Settings {
     Settings::new(u32::from(config.vcpus), tsc_khz)
         .with_limits(config.limits.device.clone())
         .with_engines(match config.engine {

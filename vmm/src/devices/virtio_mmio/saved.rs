@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueState};
 use vpmu::Memory;
 
-use super::{DRIVER_OK, NEEDS_RESET, Region, State, VirtioMmio};
+use super::super::virtio::{DRIVER_OK, NEEDS_RESET, Setup};
+use super::{Region, State, VirtioMmio};
 
 /// Errors from restoring registers.
 #[derive(Debug, thiserror::Error)]
@@ -112,16 +113,17 @@ impl VirtioMmio {
     /// The current registers, for a snapshot.
     pub(crate) fn save(&self) -> SavedTransport {
         let state = self.state();
+        let setup = &state.setup;
         SavedTransport {
-            status: state.status,
+            status: setup.status,
             interrupt: self.interrupt.save(),
-            device_features_select: state.device_features_select,
-            driver_features_select: state.driver_features_select,
-            driver_features: state.driver_features,
-            queue_select: state.queue_select,
+            device_features_select: setup.device_features_select,
+            driver_features_select: setup.driver_features_select,
+            driver_features: setup.driver_features,
+            queue_select: setup.queue_select,
             generation: state.generation,
             region: state.region.map(|region| (region.address, region.size)),
-            queues: state.queues.iter().map(SavedQueue::from).collect(),
+            queues: setup.queues.iter().map(SavedQueue::from).collect(),
         }
     }
 
@@ -138,15 +140,17 @@ impl VirtioMmio {
         let queues = saved.queues()?;
         let driver = saved.live().then(|| saved.queues()).transpose()?;
         *self.state() = State {
-            status: saved.status,
-            device_features_select: saved.device_features_select,
-            driver_features_select: saved.driver_features_select,
-            driver_features: saved.driver_features,
-            queue_select: saved.queue_select,
+            setup: Setup {
+                status: saved.status,
+                device_features_select: saved.device_features_select,
+                driver_features_select: saved.driver_features_select,
+                driver_features: saved.driver_features,
+                queue_select: saved.queue_select,
+                queues,
+            },
             // Configuration space has the limits and the counter frequency of this host, which may differ from those
             // before the save.
             generation: saved.generation.wrapping_add(1),
-            queues,
             region: saved.region.map(|(address, size)| Region { address, size }),
         };
         self.interrupt.restore(saved.interrupt).map_err(TransportError::Interrupt)?;

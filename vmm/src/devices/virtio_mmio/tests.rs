@@ -9,9 +9,10 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use super::interrupt::{CONFIG_CHANGE, Line, USED_BUFFER};
 use super::*;
 use crate::bus::tests::as_vcpu;
+use crate::devices::virtio::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK};
 
 const FEATURE: u64 = 1 << 1;
-const OFFERED: u64 = 1 << VIRTIO_F_VERSION_1 | FEATURE;
+const OFFERED: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_VERSION_1 | FEATURE;
 
 /// A backend with three queues and one shared memory region. It records the calls that the transport makes.
 #[derive(Debug, Default)]
