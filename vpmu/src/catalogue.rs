@@ -169,14 +169,16 @@ impl Catalogue {
                 "every VM exit, including those that the host's kernel handles by itself",
             ));
         }
-        entries.extend(reachable(&USER_EXITS).map(|(config, name, counts)| Entry {
-            excludes: true,
-            ..Entry::device(KIND_EXITS, config, name, DEVICE, ANY_PERIOD, counts)
-        }));
+        if !settings.remote {
+            entries.extend(reachable(&USER_EXITS).map(|(config, name, counts)| Entry {
+                excludes: true,
+                ..Entry::device(KIND_EXITS, config, name, DEVICE, ANY_PERIOD, counts)
+            }));
+        }
         if (0..vcpus).all(|vcpu| machine.halts(vcpu).is_some()) {
             entries.push(Entry::device(KIND_HALTS, 0, HALTS, STATISTICS, None, "times that the vCPU halted"));
         }
-        if source.thread_time().is_some() {
+        if !settings.remote && source.thread_time().is_some() {
             let time = Entry::device(
                 KIND_GUEST_TIME,
                 0,
@@ -189,13 +191,16 @@ impl Catalogue {
             entries.push(Entry { unit: "ns", guest_only: false, ..time });
         }
         if settings.doorbell {
-            entries.extend(marks());
+            // To exclude a mode, the device must know the mode of a mark.
+            entries.extend(marks().map(|entry| Entry { excludes: entry.excludes && !settings.remote, ..entry }));
         }
-        entries.extend(reachable(&EXIT_TRACES).map(|(config, name, counts)| {
-            let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
-            entry.tracing(FORMAT_EXITS)
-        }));
-        entries.extend(sample_traces(source, settings));
+        if !settings.remote {
+            entries.extend(reachable(&EXIT_TRACES).map(|(config, name, counts)| {
+                let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
+                entry.tracing(FORMAT_EXITS)
+            }));
+            entries.extend(sample_traces(source, settings));
+        }
         entries.extend((0..).zip(producers).map(|(number, producer)| Entry {
             format: Some(producer.format.into()),
             unit: "bytes",

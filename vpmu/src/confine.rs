@@ -47,8 +47,9 @@ pub struct Process {
     /// The ids of the vCPUs' threads. The device opens events on these threads, and on no others except the thread that
     /// probes the host's events.
     pub vcpus: Vec<u32>,
-    /// The signal of overflows, as given to [`PerfSource::confined`](crate::host::PerfSource::confined).
-    pub signal: c_int,
+    /// The signal of overflows, as given to [`PerfSource::confined`](crate::host::PerfSource::confined). `None` for
+    /// [`PerfSource::remote`](crate::host::PerfSource::remote), which must signal no thread.
+    pub signal: Option<c_int>,
 }
 
 /// A required system call.
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn conditions_compare_bits_of_arguments_that_there_are() {
-        let process = Process { id: 7, vcpus: vec![8], signal: 34 };
+        let process = Process { id: 7, vcpus: vec![8], signal: Some(34) };
         let of = |thread| calls(thread, &process);
         for call in THREADS.into_iter().flat_map(of) {
             assert!(!call.reason.is_empty(), "{}", call.name);

@@ -22,6 +22,7 @@ use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_r
 use crate::producer::{AuxError, AuxProducer, AuxWriter};
 use crate::queues::QueueState;
 use crate::refusal::Refusal;
+use crate::remote::RemoteVcpu;
 use crate::save::{RestoreError, SaveError, SavedState};
 use crate::session::VcpuSession;
 use crate::settings::{CountMode, LimitsError, Settings};
@@ -83,6 +84,9 @@ pub enum Error {
     /// The vCPU already has a session.
     #[error("a thread is already attached to vCPU {0}")]
     Attached(u32),
+    /// The vCPU's thread must attach itself if the device is in the VMM, and must be named if it is not.
+    #[error("a device in the VMM attaches its vCPUs with `attach`, a remote device with `attach_thread`")]
+    Remote,
 }
 
 /// An error of [`Vpmu::flush`]. The data of all events that did not fail has been published.
@@ -128,8 +132,9 @@ impl Vpmu {
 
     /// Adds a window, which is VMM memory for rings that survive a reset. The window is one region of whole pages
     /// outside the guest's RAM. The region's address is the guest-physical address at which the VMM maps the window for
-    /// the guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Call this before the guest runs and
-    /// before the first event is opened.
+    /// the guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). If the guest chooses that address, as it
+    /// does for a PCI device, give the region any address that no guest memory has: drivers name the window's pages by
+    /// their numbers. Call this before the guest runs and before the first event is opened.
     ///
     /// # Errors
     /// [`Error::Window`].
@@ -188,12 +193,33 @@ impl Vpmu {
     ///
     /// # Errors
     /// [`Error::NoVcpu`]: the device has no such vCPU. [`Error::Attached`]: the vCPU already has a session.
+    /// [`Error::Remote`]: the device is remote.
     pub fn attach(&self, vcpu: u32, tsc_offset: u64) -> Result<VcpuSession, Error> {
+        if self.shared.backend.settings.remote {
+            return Err(Error::Remote);
+        }
+        self.begin_session(vcpu, self.shared.backend.source.thread(), tsc_offset)
+    }
+
+    /// Attaches `thread`, a thread of the VMM's process, to `vcpu` until the returned session is dropped. For a remote
+    /// device ([`Settings::remote`]). The guest's TSC is the host's TSC plus `tsc_offset`, modulo 2^64.
+    ///
+    /// The host may give the id of a thread that has ended to another thread: drop the session when the thread ends.
+    ///
+    /// # Errors
+    /// Like [`Vpmu::attach`], but [`Error::Remote`] if the device is not remote.
+    pub fn attach_thread(&self, vcpu: u32, thread: i32, tsc_offset: u64) -> Result<RemoteVcpu, Error> {
+        if !self.shared.backend.settings.remote {
+            return Err(Error::Remote);
+        }
+        self.begin_session(vcpu, thread, tsc_offset).map(RemoteVcpu::new)
+    }
+
+    fn begin_session(&self, vcpu: u32, thread: i32, tsc_offset: u64) -> Result<VcpuSession, Error> {
         let shard = self.shared.shard(vcpu).ok_or(Error::NoVcpu(vcpu))?;
         if !shard.vcpu.take() {
             return Err(Error::Attached(vcpu));
         }
-        let thread = self.shared.backend.source.thread();
         self.control(|control| control.attach(vcpu, thread, tsc_offset));
         Ok(VcpuSession::new(Arc::clone(&self.shared), vcpu))
     }

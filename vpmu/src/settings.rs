@@ -23,6 +23,9 @@ pub struct Settings {
     pub policy: Policy,
     /// Whether the transport has shared memory region 0, the doorbell. Without the doorbell, there are no marks.
     pub doorbell: bool,
+    /// Whether the vCPUs' threads belong to another process than the device. The device then sees neither the vCPUs'
+    /// exits nor their registers.
+    pub remote: bool,
 }
 
 impl Settings {
@@ -38,6 +41,7 @@ impl Settings {
             hardware: Hardware::default(),
             policy: Policy::default(),
             doorbell: true,
+            remote: false,
         }
     }
 
@@ -63,6 +67,17 @@ impl Settings {
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
+    }
+
+    /// For a device in another process than the VMM. The device then samples host counters only with the batched engine,
+    /// and its catalogue lacks all events that need the vCPUs' exits, registers or CPU time inside the run call. Attach
+    /// the vCPUs with [`Vpmu::attach_thread`](crate::Vpmu::attach_thread), and count with
+    /// [`PerfSource::remote`](crate::host::PerfSource::remote).
+    #[must_use]
+    pub fn remote(mut self) -> Self {
+        self.remote = true;
+        self.engines = Engines::Batched;
+        self
     }
 
     /// For a transport without shared memory regions. The device then offers neither the doorbell feature nor the

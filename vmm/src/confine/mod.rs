@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use vpmu::Settings;
 use vpmu::confine::Process;
@@ -126,10 +127,12 @@ pub enum ThreadKind {
     Ctl,
     /// Closes the PMU's host counters.
     Closer,
+    /// Serves what no vCPU of another process waits for: control requests, signals, threads that end.
+    Service,
 }
 
 impl ThreadKind {
-    const ALL: [Self; 5] = [Self::Main, Self::Vcpu, Self::Drain, Self::Ctl, Self::Closer];
+    const ALL: [Self; 6] = [Self::Main, Self::Vcpu, Self::Drain, Self::Ctl, Self::Closer, Self::Service];
 
     fn name(self) -> &'static str {
         match self {
@@ -138,6 +141,7 @@ impl ThreadKind {
             Self::Drain => "drain",
             Self::Ctl => "ctl",
             Self::Closer => "closer",
+            Self::Service => "service",
         }
     }
 }
@@ -162,6 +166,10 @@ pub struct Needs<'a> {
     pub restarts: bool,
     /// Whether it was restored with KVM's own PMU.
     pub restored_pmu: bool,
+    /// Whether another process runs its vCPUs.
+    pub remote: bool,
+    /// Whether the system calls of that process's threads are read, which takes `CAP_SYS_PTRACE` or the same user.
+    pub reads_calls: bool,
     /// The settings of its PMU, if it has one.
     pub settings: Option<&'a Settings>,
     /// Whether opening its host counters takes `CAP_PERFMON`.
@@ -194,14 +202,19 @@ pub struct Confined {
 impl Confined {
     /// Warnings about missing restrictions, each with the remedy: the operator has turned one off, or the host lacks one, so
     /// an attacker who takes over a thread can reach more than the machine. `is_root` is true if the process still runs as root.
-    fn warnings(&self, is_root: bool) -> Vec<&'static str> {
+    /// `hidden` is true if Landlock was left out because it would hide the vCPUs' threads.
+    fn warnings(&self, is_root: bool, hidden: bool) -> Vec<&'static str> {
         let mut warnings = Vec::new();
         if !self.seccomp {
             warnings.push(
                 "--no-seccomp: no system call is refused. A guest that takes over this process can attack the host's kernel through any system call",
             );
         }
-        if self.landlock_abi.is_none() && is_root && self.chroot.is_none() {
+        if hidden && is_root && self.chroot.is_none() {
+            warnings.push(
+                "Landlock would hide the vCPUs' threads, so it is not used. A VMM that takes over this process can create, replace and remove root's files: give --user and --chroot",
+            );
+        } else if self.landlock_abi.is_none() && is_root && self.chroot.is_none() {
             warnings.push(
                 "this host has no Landlock. A guest that takes over this process can create, replace and remove root's files: give --user and --chroot, or enable Landlock in the host's kernel (5.13 or newer, with lsm=landlock,...)",
             );
@@ -234,11 +247,19 @@ impl Unfiltered {
             started.push(Started::new(name, body)?);
         }
         let ids = started.iter().map(|thread| thread.id).collect();
-        let filters = self.plan.map(|plan| Filters::prepare(&plan.on(ids)));
-        let confinement = Confinement { filters: filters.transpose()?.map(Arc::new), confined: self.confined };
+        let confinement = self.on_threads(ids)?;
         let threads = started.into_iter().map(|thread| thread.filter(&confinement, ThreadKind::Vcpu));
         let threads = threads.collect::<Result<_, _>>()?;
         Ok((confinement, threads))
+    }
+
+    /// Makes the filters for a machine whose vCPUs run on these threads.
+    ///
+    /// # Errors
+    /// [`ConfineError::Filter`].
+    pub fn on_threads(self, ids: Vec<u32>) -> Result<Confinement, ConfineError> {
+        let filters = self.plan.map(|plan| Filters::prepare(&plan.on(ids)));
+        Ok(Confinement { filters: filters.transpose()?.map(Arc::new), confined: self.confined })
     }
 }
 
@@ -328,7 +349,9 @@ impl Confinement {
     ) -> Result<Unfiltered, ConfineError> {
         inherited.close();
         privileges::limit(needs.vcpus, needs.settings)?;
-        let capabilities = privileges::drop_all(options, needs.perfmon)?;
+        let kept = [(needs.perfmon, CapabilitySet::PERFMON), (needs.reads_calls, CapabilitySet::SYS_PTRACE)];
+        let kept = kept.into_iter().filter_map(|(needed, capability)| needed.then_some(capability)).collect();
+        let capabilities = privileges::drop_all(options, kept)?;
         if let Some(namespace) = &inherited.namespace {
             // The change of the user has undone this.
             let dies = namespace.die_with_parent();
@@ -337,7 +360,12 @@ impl Confinement {
         let directories = Directories { recordings: needs.recordings, socket: needs.socket };
         // To print a backtrace, the process reads its own program. That takes system calls that the filters refuse.
         let reads = !options.seccomp;
-        let landlock_abi = files::restrict(directories, reads).map_err(ConfineError::Files)?;
+        // Landlock would hide the threads of another process, which are then visible to CAP_PERFMON alone.
+        let hidden = needs.remote && (needs.reads_calls || !capabilities.contains(&"perfmon"));
+        let landlock_abi = match hidden {
+            true => None,
+            false => files::restrict(directories, reads).map_err(ConfineError::Files)?,
+        };
         let confined = Confined {
             seccomp: options.seccomp,
             no_new_privs: true,
@@ -347,12 +375,14 @@ impl Confinement {
             user: privileges::own_user().to_string(),
             chroot: options.chroot.clone(),
         };
-        for warning in confined.warnings(rustix::process::geteuid().is_root()) {
+        for warning in confined.warnings(rustix::process::geteuid().is_root(), hidden) {
             eprintln!("vmm: warning: {warning}");
         }
+        let signal = (!needs.remote).then(signal::kick_signal);
         let plan = Plan {
-            process: Process { id: std::process::id(), vcpus: Vec::new(), signal: signal::kick_signal() },
+            process: Process { id: std::process::id(), vcpus: Vec::new(), signal },
             pmu: needs.settings.is_some(),
+            remote: needs.remote,
             restarts: needs.restarts,
             restored_pmu: needs.restored_pmu,
             recordings: needs.recordings.map(|directory| directory.as_raw_fd()),
@@ -424,16 +454,16 @@ mod tests {
     #[test]
     fn root_without_landlock_and_without_a_root_directory_is_warned() {
         let confined = Confined { seccomp: true, chroot: None, ..Confinement::none().confined };
-        let [warning] = confined.warnings(true)[..] else {
+        let [warning] = confined.warnings(true, false)[..] else {
             panic!("one warning");
         };
         for word in ["Landlock", "--user", "--chroot"] {
             assert!(warning.contains(word), "{warning}");
         }
-        assert!(confined.warnings(false).is_empty());
+        assert!(confined.warnings(false, false).is_empty());
         let landlock = Confined { landlock_abi: Some(1), ..confined.clone() };
-        assert!(landlock.warnings(true).is_empty());
+        assert!(landlock.warnings(true, false).is_empty());
         let chroot = Confined { chroot: Some("/empty".into()), ..confined };
-        assert!(chroot.warnings(true).is_empty());
+        assert!(chroot.warnings(true, false).is_empty());
     }
 }

@@ -160,24 +160,20 @@ fn set(resource: Resource, value: u64) -> Result<(), Errno> {
 }
 
 /// Changes the root directory and the user of the calling thread, if `options` name them. Drops the thread's
-/// capabilities, but keeps `CAP_PERFMON` with `perfmon`. Neither this thread nor the threads that it starts later can
-/// undo this. Returns the names of the remaining capabilities.
-pub(super) fn drop_all(options: &Options, perfmon: bool) -> Result<Vec<&'static str>, ConfineError> {
+/// capabilities except those in `kept` that it has. Neither this thread nor the threads that it starts later can undo
+/// this. Returns the names of the remaining capabilities.
+pub(super) fn drop_all(options: &Options, kept: CapabilitySet) -> Result<Vec<&'static str>, ConfineError> {
     if let Some(directory) = &options.chroot {
         change_root(directory)?;
     }
-    let held = rustix::thread::capabilities(None).map_err(failed)?.permitted;
-    let perfmon = perfmon && held.contains(CapabilitySet::PERFMON);
-    let (left, names) = match perfmon {
-        true => (CapabilitySet::PERFMON, vec!["perfmon"]),
-        false => (CapabilitySet::empty(), Vec::new()),
-    };
+    let left = rustix::thread::capabilities(None).map_err(failed)?.permitted & kept;
     empty_bounding_set().map_err(failed)?;
     if let Some(user) = options.user {
         become_user(user)?;
     }
     keep_only(left).map_err(failed)?;
-    Ok(names)
+    let names = [(CapabilitySet::PERFMON, "perfmon"), (CapabilitySet::SYS_PTRACE, "sys_ptrace")];
+    Ok(names.into_iter().filter(|(capability, _)| left.contains(*capability)).map(|(_, name)| name).collect())
 }
 
 /// Drops all capabilities of the calling thread except those of `left` that it has, and keeps programs that it starts

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use libc::{c_int, c_long};
+use libc::c_long;
 use vpmu::confine::{Argument, Call, Process, Thread};
 
 use super::ThreadKind;
@@ -16,6 +16,8 @@ pub(super) struct Plan {
     pub(super) process: Process,
     /// Whether the machine has a PMU.
     pub(super) pmu: bool,
+    /// Whether another process runs the machine's vCPUs.
+    pub(super) remote: bool,
     /// Whether a guest that resets boots again.
     pub(super) restarts: bool,
     /// Whether the machine was restored with KVM's own PMU.
@@ -103,6 +105,7 @@ pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
         ThreadKind::Vcpu => vcpu(plan),
         ThreadKind::Drain => drain(plan),
         ThreadKind::Ctl => ctl(plan),
+        ThreadKind::Service => service(plan),
         ThreadKind::Closer => Vec::new(),
     };
     rules.extend(device(kind, plan));
@@ -131,21 +134,34 @@ fn drain(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
+/// The rules for the thread that serves what no vCPU of another process waits for.
+fn service(plan: &Plan) -> Vec<Rule> {
+    let mut rules = machine(plan);
+    rules.extend(waiting());
+    rules.extend([
+        rule(call!(SYS_read, read), [], "signals, event descriptors"),
+        rule(call!(SYS_shutdown, shutdown), [], "a signal ends the connection to the VMM"),
+    ]);
+    rules
+}
+
 /// System calls of the machine's devices. Every thread except a [`ThreadKind::Closer`] may make them.
 fn machine(plan: &Plan) -> Vec<Rule> {
-    let kick = |signal: c_int| {
+    let mut rules = vec![
+        rule(call!(SYS_write, write), [], "event descriptors; the console; messages"),
+        rule(call!(SYS_pread64, pread64), [], "KVM's statistics of a vCPU; the system call of another process's vCPU"),
+        rule(call!(SYS_timerfd_settime, timerfd_settime), [], "the timer of drains"),
+    ];
+    if plan.remote {
+        return rules;
+    }
+    rules.push(ioctl((KVM_IRQ_LINE, "KVM_IRQ_LINE: the interrupt of the PMU")));
+    // If the queue of real-time signals is full, the VMM sends SIGIO instead of the kick signal.
+    rules.extend(plan.process.signal.into_iter().chain([libc::SIGIO]).map(|signal| {
         let arguments = [Argument::int(0, plan.process.id), Argument::int(2, signal.cast_unsigned())];
         rule(call!(SYS_tgkill, tgkill), arguments, "the kick of a vCPU")
-    };
-    vec![
-        ioctl((KVM_IRQ_LINE, "KVM_IRQ_LINE: the interrupt of the PMU")),
-        rule(call!(SYS_write, write), [], "event descriptors; the console; messages"),
-        kick(plan.process.signal),
-        // If the queue of real-time signals is full, the VMM sends SIGIO instead of the kick signal.
-        kick(libc::SIGIO),
-        rule(call!(SYS_pread64, pread64), [], "KVM's statistics of a vCPU"),
-        rule(call!(SYS_timerfd_settime, timerfd_settime), [], "the timer of drains"),
-    ]
+    }));
+    rules
 }
 
 fn main(plan: &Plan) -> Vec<Rule> {
@@ -161,6 +177,13 @@ fn main(plan: &Plan) -> Vec<Rule> {
     if plan.socket.is_some() {
         rules.extend(calls::SAVE_VM.map(ioctl));
         rules.push(rule(call!(SYS_pwrite64, pwrite64), [], "the guest's memory, to the file of a snapshot"));
+    }
+    if plan.remote {
+        rules.extend([
+            rule(call!(SYS_recvmsg, recvmsg), [], "a message of the VMM, with its files"),
+            rule(call!(SYS_sendmsg, sendmsg), [], "an answer, with the window's file"),
+            rule(call!(SYS_pwrite64, pwrite64), [], "an access of a VMM that does not map the window"),
+        ]);
     }
     if plan.restarts {
         rules.extend(BOOT.map(ioctl));
@@ -258,7 +281,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
 fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let thread = match kind {
         ThreadKind::Vcpu => Thread::Vcpu,
-        ThreadKind::Main | ThreadKind::Ctl => Thread::Service,
+        ThreadKind::Main | ThreadKind::Ctl | ThreadKind::Service => Thread::Service,
         ThreadKind::Drain => Thread::Drain,
         ThreadKind::Closer => Thread::Closer,
     };
@@ -283,8 +306,9 @@ mod tests {
     /// A machine with every option.
     fn all() -> Plan {
         Plan {
-            process: Process { id: 7, vcpus: vec![17, 18], signal: signal::kick_signal() },
+            process: Process { id: 7, vcpus: vec![17, 18], signal: Some(signal::kick_signal()) },
             pmu: true,
+            remote: false,
             restarts: true,
             restored_pmu: true,
             recordings: Some(8),

@@ -24,6 +24,7 @@ use vpmu_kvm::Statistics;
 use vpmu_kvm::probe::GuestIps;
 
 pub use self::error::VmError;
+pub(crate) use self::pmu::settings;
 
 use self::boot::{Boot, Threads};
 use self::images::Images;
@@ -128,7 +129,7 @@ pub struct RunResult {
 }
 
 /// The directory in which results of probing the host are stored. They are valid until the host reboots or reloads KVM.
-const KNOWN_HOST: &str = "/run/vpmu";
+pub(crate) const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| VmError::Host("event descriptors", source))
@@ -213,6 +214,8 @@ impl Vm {
             vcpus: config.vcpus,
             restarts: config.on_reset == OnReset::Restart,
             restored_pmu: restored.is_some() && config.guest_pmu,
+            remote: false,
+            reads_calls: false,
             settings: settings.as_ref(),
             perfmon: opened.as_ref().is_some_and(|it| it.need_capability(&config)),
             recordings: opened.as_ref().and_then(|it| it.recorder.directory()),

@@ -71,7 +71,14 @@ impl Stats {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
+        Self::from_file(unsafe { File::from_raw_fd(fd) })
+    }
+
+    /// Reads the statistics from `file`, a descriptor of `KVM_GET_STATS_FD`. It may be of another process's vCPU.
+    ///
+    /// # Errors
+    /// `InvalidData` if the file does not have the documented layout.
+    pub fn from_file(file: File) -> io::Result<Self> {
         let counters = directory(&mut |offset, bytes| file.read_exact_at(bytes, offset))?;
         Ok(Self { file, counters })
     }

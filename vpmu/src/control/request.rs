@@ -44,8 +44,10 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
 const STEERING: [(u32, Role); 2] = [(OPEN_AUX_PAUSE, Role::Stopper), (OPEN_AUX_RESUME, Role::Starter)];
 pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
+/// Sample fields that take the vCPU's registers.
+const REGISTER_FIELDS: u64 = SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 /// Sample fields that can be read only while the vCPU is stopped.
-const NOT_BATCHED: u64 = SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+const NOT_BATCHED: u64 = SAMPLE_READ | REGISTER_FIELDS;
 
 /// The user stack of a sample must have fewer bytes than this, as in perf.
 const STACK_BOUND: u32 = 65_535;
@@ -184,6 +186,7 @@ impl Terms<'_> {
             || request.read_format.get() & !READ_ALLOWED != 0
             || excludes && !entry.excludes
             || period > 0 && !(sampled && self.has_rings)
+            || period > 0 && self.settings.remote && request.sample_type.get() & REGISTER_FIELDS != 0
             || flags & OPEN_AUX_START_PAUSED != 0 && entry.format.is_none()
             || entry.format.is_some() && !self.has_areas
         {

@@ -1,5 +1,6 @@
 //! The system calls that the perf source makes, for the lists of [`confine`](crate::confine).
 
+use libc::c_int;
 use vpmu_perf::bindings::{DISABLE, ENABLE, PERF_FLAG_FD_CLOEXEC, PERIOD, SET_OUTPUT};
 
 use crate::confine::{Argument, Call, Process, call};
@@ -22,7 +23,6 @@ const ANY_CPU: u32 = u32::MAX;
 /// gives to it. What an event may show of its thread is bounded by `perf_event_paranoid` and `CAP_PERFMON` alone. Which
 /// process gets the signal of an event is bounded by the user, the PID namespace, and Landlock's scope of signals.
 pub(crate) fn counters(process: &Process) -> Vec<Call> {
-    let signal = process.signal.cast_unsigned();
     let counted = std::iter::once(CALLING_THREAD).chain(process.vcpus.iter().copied());
     let open = counted.map(|thread| {
         call!(
@@ -37,6 +37,21 @@ pub(crate) fn counters(process: &Process) -> Vec<Call> {
         call!(ioctl, SYS_ioctl, [Argument::int(1, DISABLE)], "a host counter stops"),
         call!(ioctl, SYS_ioctl, [Argument::int(1, PERIOD)], "a host counter's rate changes"),
         call!(ioctl, SYS_ioctl, [Argument::int(1, SET_OUTPUT)], "a trace of exits records VM entries in the same ring"),
+        call!(read, SYS_read, [], "the count of a host counter"),
+        call!(
+            prlimit64,
+            SYS_prlimit64,
+            [Argument::int(0, 0), Argument::int(1, RLIMIT_NOFILE), Argument::null(2)],
+            "the limit on descriptors is read, not changed"
+        ),
+        call!(gettid, SYS_gettid, [], "a check that a counter counts the calling thread"),
+    ];
+    open.chain(others).chain(process.signal.into_iter().flat_map(announcing)).collect()
+}
+
+/// Calls by which the host signals overflows.
+fn announcing(signal: c_int) -> [Call; 3] {
+    [
         call!(
             fcntl,
             SYS_fcntl,
@@ -46,7 +61,7 @@ pub(crate) fn counters(process: &Process) -> Vec<Call> {
         call!(
             fcntl,
             SYS_fcntl,
-            [Argument::int(1, F_SETSIG), Argument::int(2, signal)],
+            [Argument::int(1, F_SETSIG), Argument::int(2, signal.cast_unsigned())],
             "overflows of a host counter use the VMM's signal"
         ),
         call!(
@@ -58,16 +73,7 @@ pub(crate) fn counters(process: &Process) -> Vec<Call> {
             ],
             "overflows of a host counter send signals"
         ),
-        call!(read, SYS_read, [], "the count of a host counter"),
-        call!(
-            prlimit64,
-            SYS_prlimit64,
-            [Argument::int(0, 0), Argument::int(1, RLIMIT_NOFILE), Argument::null(2)],
-            "the limit on descriptors is read, not changed"
-        ),
-        call!(gettid, SYS_gettid, [], "a check that a counter counts the calling thread"),
-    ];
-    open.chain(others).collect()
+    ]
 }
 
 const RLIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE as _;
@@ -86,7 +92,7 @@ mod tests {
     use crate::confine::{Thread, calls};
 
     fn process() -> Process {
-        Process { id: 7, vcpus: vec![8, 9], signal: 34 }
+        Process { id: 7, vcpus: vec![8, 9], signal: Some(34) }
     }
 
     fn of(thread: Thread, number: libc::c_long) -> Vec<Call> {
@@ -120,6 +126,14 @@ mod tests {
         let set: Vec<Option<u64>> =
             set.filter(|call| condition(call, 1) == Some(F_SETSIG.into())).map(|call| condition(&call, 2)).collect();
         assert_eq!(set, [Some(34)]);
+    }
+
+    #[test]
+    fn process_without_a_signal_cannot_make_the_host_send_one() {
+        let process = Process { signal: None, ..process() };
+        for thread in [Thread::Vcpu, Thread::Service, Thread::Drain, Thread::Closer] {
+            assert!(calls(thread, &process).iter().all(|call| call.number != libc::SYS_fcntl), "{thread:?}");
+        }
     }
 
     /// The value that a call's `int` argument must have.

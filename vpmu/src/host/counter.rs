@@ -51,6 +51,12 @@ impl HostEvent {
 /// source's signal to `thread` at each overflow.
 pub(super) fn open(source: &PerfSource, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
     let is_clock = is_clock(what.kind, what.config);
+    let by_exit = what.sampling.is_some_and(|sampling| sampling.engine == Engine::Exit);
+    let signal = match (by_exit, source.signal) {
+        (true, None) => return Err(io::ErrorKind::Unsupported.into()),
+        (true, signal) => signal,
+        (false, _) => None,
+    };
     // Do not pin timers: they are members of a group, and perf allows only a group's leader to be pinned.
     let timed = is_clock && what.sampling.is_some() && !what.pinned;
     let group = match timed {
@@ -68,8 +74,8 @@ pub(super) fn open(source: &PerfSource, what: &Request, thread: i32) -> io::Resu
         }),
         None => None,
     };
-    if what.sampling.is_some_and(|sampling| sampling.engine == Engine::Exit) {
-        sys::announce(event.file(), thread, source.signal)?;
+    if let Some(signal) = signal {
+        sys::announce(event.file(), thread, signal)?;
     }
     Ok(Box::new(PerfCounter { event, is_clock, ring, clock: Arc::clone(&source.clock) }))
 }

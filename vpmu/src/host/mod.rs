@@ -96,7 +96,8 @@ impl HostFiles {
 /// The host's perf events, which count on vCPU threads.
 #[derive(Debug)]
 pub struct PerfSource {
-    signal: c_int,
+    /// The signal of overflows. `None` if the vCPUs' threads belong to another process, which must never get one.
+    signal: Option<c_int>,
     clock: Arc<Clock>,
     pool: Arc<Pool>,
     timers: Timers,
@@ -141,6 +142,23 @@ impl PerfSource {
         if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
             return Err(Error::Signal(signal));
         }
+        Self::start(files, Some(signal), begin)
+    }
+
+    /// Like [`PerfSource::confined`], for vCPUs whose threads belong to another process. The source sends no signals, and
+    /// refuses to sample with [`Engine::Exit`](crate::source::Engine::Exit), which needs one.
+    ///
+    /// # Errors
+    /// [`Error::Thread`].
+    pub fn remote(files: HostFiles, begin: impl FnOnce() -> io::Result<()> + Send + 'static) -> Result<Self, Error> {
+        Self::start(files, None, begin)
+    }
+
+    fn start(
+        files: HostFiles,
+        signal: Option<c_int>,
+        begin: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<Self, Error> {
         let tracepoints = files
             .tracepoints
             .and_then(Tracepoints::permitted)

@@ -1437,7 +1437,10 @@ impl State {
         // mode would leak data. They are possible because the device finds the overflow only at a later exit, and the
         // vCPU may be in an excluded mode by then.
         let regs = moment.place.map(|place| place.regs);
-        let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
+        // A remote device never knows the registers at a mark. A mark's sample then has an IP of zero and no mode, because
+        // its data is the mark itself.
+        let without = self.cpu.backend.settings.remote && spec.kind == KIND_MARK;
+        let allowed = regs.map_or(without, |regs| !spec.excludes(regs.user));
         if !allowed && spec.layout.sample_type & PLACES != 0 {
             self.lose(id, 1);
             return Some(sample_id);

@@ -30,6 +30,7 @@ mod policy;
 mod policy_events;
 mod prompt;
 mod rates;
+mod remote;
 mod rings;
 mod rooms;
 mod sampling;

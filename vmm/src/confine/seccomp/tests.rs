@@ -17,8 +17,9 @@ const REFUSED: c_int = EXIT_REFUSED_CALL as c_int;
 /// A plan with a PMU, restarts and recordings. Standard input serves as the descriptor of the directory of recordings.
 fn plan() -> Plan {
     Plan {
-        process: Process { id: std::process::id(), vcpus: vec![17, 18], signal: signal::kick_signal() },
+        process: Process { id: std::process::id(), vcpus: vec![17, 18], signal: Some(signal::kick_signal()) },
         pmu: true,
+        remote: false,
         restarts: true,
         restored_pmu: false,
         recordings: Some(libc::STDIN_FILENO),
