@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use crate::check::CheckArgs;
 use crate::config::RunArgs;
 use crate::ctl::CtlArgs;
+use crate::serve::ServeArgs;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
 #[derive(Debug, Parser)]
@@ -22,6 +23,8 @@ Examples:
       See the persistent events of a machine that runs with --ctl vm.sock
   vmm ctl --socket vm.sock snapshot here
       Save that machine; 'vmm run --restore here' continues it from there
+  vmm serve --socket pmu.sock --vcpus 2
+      Give a guest of QEMU or Cloud Hypervisor the PMU; see 'vmm serve --help'
 
 'vmm run --help' lists every option and exit status."
 )]
@@ -38,6 +41,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Check what this host supports, and what that means for guests
     Check(CheckArgs),
+    /// Carry the PMU of a virtual machine that another VMM runs
+    Serve(Box<ServeArgs>),
     /// List, start and end the persistent events of a running machine, or save the machine
     Ctl(CtlArgs),
 }

@@ -22,7 +22,7 @@ use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier
 use crate::raw_events::RawEvents;
 use crate::snapshot::{self, Facts, Owners, SnapshotError};
 
-pub use self::args::RunArgs;
+pub use self::args::{DeviceArgs, RunArgs};
 pub use crate::arch::layout::MAX_VCPUS;
 
 /// Minimum guest memory in MiB. A kernel needs at least this much.
@@ -304,8 +304,25 @@ impl TryFrom<&RunArgs> for Config {
             Some(path) => Document::read(path)?,
             None => Document::default(),
         };
-        let args = args.clone();
-        let user = args.user.or(file.user);
+        if args.kernel.is_none() && file.kernel.is_none() && args.restore.is_none() {
+            return Err(ConfigError::NoKernel);
+        }
+        Self::new(args.clone(), file)
+    }
+}
+
+impl Config {
+    /// The configuration of a PMU for a machine of `vcpus` vCPUs that another VMM runs.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub(crate) fn of_device(vcpus: u32, device: &DeviceArgs) -> Result<Self, ConfigError> {
+        let args = RunArgs { vcpus: Some(vcpus), device: device.clone(), ..RunArgs::default() };
+        Self::new(args, Document::default())
+    }
+
+    fn new(args: RunArgs, file: Document) -> Result<Self, ConfigError> {
+        let user = args.device.user.or(file.user);
         let facts = |directory| snapshot::facts(directory, owners(user));
         let facts = args.restore.as_deref().map(facts).transpose()?;
         let facts = facts.as_ref();
@@ -316,25 +333,22 @@ impl TryFrom<&RunArgs> for Config {
         if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
             return Err(ConfigError::Memory(memory_mib));
         }
-        let window = args.window.or(file.window);
+        let window = args.device.window.or(file.window);
         // A snapshot without a PMU has no window to compare with, even if the saved machine was started with --window.
         let windowed = facts.filter(|it| it.vpmu);
         let window = same_or(windowed, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
         if !window.is_multiple_of(PAGE_SIZE as u64) || window > WINDOW_MAX {
             return Err(ConfigError::Window(window));
         }
-        let limits = args.limits.over(file.limits).limits(window)?;
+        let limits = args.device.limits.over(file.limits).limits(window)?;
         let guest_pmu = args.guest_pmu.then_some(true).or(file.guest_pmu);
         let guest_pmu = same_or(facts, "--guest-pmu", guest_pmu, |it| it.guest_pmu)?.unwrap_or(false);
         let kernel = args.kernel.or(file.kernel);
-        if kernel.is_none() && args.restore.is_none() {
-            return Err(ConfigError::NoKernel);
-        }
         let on_reset = args.on_reset.or(file.on_reset).unwrap_or_default();
         if kernel.is_none() && on_reset == OnReset::Restart {
             return Err(ConfigError::RestartWithoutKernel);
         }
-        let persistent = match args.persistent {
+        let persistent = match args.device.persistent {
             none if none.is_empty() => file.persistent,
             given => given,
         };
@@ -347,7 +361,7 @@ impl TryFrom<&RunArgs> for Config {
             hardware_events: file.hardware_events,
         };
         let own = persistent.iter().map(PersistSpec::event_name);
-        let (flag, given) = match (args.policy.pmu.or(file.pmu), args.no_vpmu, file.vpmu) {
+        let (flag, given) = match (args.device.policy.pmu.or(file.pmu), args.no_vpmu, file.vpmu) {
             (_, true, _) => ("--no-vpmu", Some(false)),
             (Some(tier), ..) => ("--pmu", Some(tier != Tier::Off)),
             (None, _, vpmu) => ("\"vpmu\"", vpmu),
@@ -358,9 +372,9 @@ impl TryFrom<&RunArgs> for Config {
             return Err(ConfigError::differs(flag, saved));
         }
         let without = given.or(saved) == Some(false);
-        let policy = args.policy.decide(of_file, without, own)?;
+        let policy = args.device.policy.decide(of_file, without, own)?;
         let vpmu = policy.tier != Some(Tier::Off);
-        let ctl = args.ctl.or(file.ctl);
+        let ctl = args.device.ctl.or(file.ctl);
         if !persistent.is_empty() && !vpmu {
             return Err(ConfigError::PersistentWithoutVpmu);
         }
@@ -380,15 +394,15 @@ impl TryFrom<&RunArgs> for Config {
             hardware: Hardware::default().with(|hardware| {
                 hardware.events = policy.hardware != HardwareUse::Never;
                 hardware.left_to_mediated = false;
-                hardware.count_mode = args.count_mode.or(file.count_mode).unwrap_or_default().into();
+                hardware.count_mode = args.device.count_mode.or(file.count_mode).unwrap_or_default().into();
                 hardware.raw = policy.raw.clone();
-                hardware.pinned = args.pin_hardware || file.pin_hardware.unwrap_or(false);
+                hardware.pinned = args.device.pin_hardware || file.pin_hardware.unwrap_or(false);
             }),
             policy,
             window,
             persistent,
-            recording: args.recording.or(file.recording),
-            symbols: args.symbols.or(file.symbols),
+            recording: args.device.recording.or(file.recording),
+            symbols: args.device.symbols.or(file.symbols),
             limits,
             on_reset,
             ctl,
@@ -396,8 +410,8 @@ impl TryFrom<&RunArgs> for Config {
             engine: args.engine.or(file.engine).unwrap_or_default(),
             confinement: confine::Options {
                 user,
-                chroot: args.chroot.or(file.chroot),
-                seccomp: !args.no_seccomp && file.seccomp.unwrap_or(true),
+                chroot: args.device.chroot.or(file.chroot),
+                seccomp: !args.device.no_seccomp && file.seccomp.unwrap_or(true),
             },
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),

@@ -45,6 +45,7 @@ pub mod probe;
 pub mod raw_events;
 pub mod recording;
 pub mod report;
+pub mod serve;
 pub mod signal;
 pub mod snapshot;
 pub mod terminal;

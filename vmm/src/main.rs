@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use vmm::cli::{self, Command};
 use vmm::config::{Config, RunArgs};
 use vmm::confine::Inherited;
-use vmm::exit::{EXIT_FAILURE, EXIT_USAGE};
+use vmm::exit::{EXIT_FAILURE, EXIT_USAGE, Ending};
 use vmm::printable::Printable;
 use vmm::report::{self, Destination, Report};
+use vmm::serve::{self, Served};
 use vmm::{check, ctl, logger, vm::Vm};
 
 fn main() -> ExitCode {
@@ -22,6 +23,11 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(args) => run(&args).into(),
+        Command::Serve(args) => match serve::run(&args) {
+            Ok(Served::Disconnected) => ExitCode::SUCCESS,
+            Ok(Served::Signal(signal)) => Ending::Signal(signal).exit_code().into(),
+            Err(error) => fail(&error, error.exit_code()).into(),
+        },
         Command::Check(args) => match check::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error @ check::CheckError::Policy(_)) => fail(&error, EXIT_USAGE).into(),

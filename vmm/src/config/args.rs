@@ -57,6 +57,37 @@ pub struct RunArgs {
     #[arg(long)]
     pub guest_pmu: bool,
 
+    /// Action after a guest reset or triple fault: exit (end the run), or restart (boot again, with
+    /// the persistent events still running) [default: exit]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub on_reset: Option<OnReset>,
+
+    /// Track which pages are written, for 'vmm ctl snapshot --diff'. See below
+    #[arg(long)]
+    pub track_dirty: bool,
+
+    /// Engine for samples of host events: batched (the host takes the samples, without an exit per
+    /// sample), exit (one exit per sample), or auto (batched if the host's samples have guest
+    /// addresses, else exit) [default: auto]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub engine: Option<Engine>,
+
+    /// Write the result to a JSON file, however the run ends
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+
+    /// Print a short summary on standard error at the end
+    #[arg(long)]
+    pub summary: bool,
+
+    /// Options of the PMU.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// Options of the PMU, of its operator and of the process that carries it. `vmm run` and `vmm serve` have them.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DeviceArgs {
     /// Work that hardware events count: guest (only the guest's), or vcpu (also the host's work for
     /// the vCPU, which KVM and this VMM do on the vCPU's thread). Sampling events exclude the
     /// host's work in both modes [default: guest]
@@ -89,24 +120,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub symbols: Option<PathBuf>,
 
-    /// Action after a guest reset or triple fault: exit (end the run), or restart (boot again, with
-    /// the persistent events still running) [default: exit]
-    #[arg(long, value_enum, value_name = "WHAT")]
-    pub on_reset: Option<OnReset>,
-
     /// Accept 'vmm ctl' commands on a new Unix socket at this path
     #[arg(long, value_name = "SOCKET")]
     pub ctl: Option<PathBuf>,
-
-    /// Track which pages are written, for 'vmm ctl snapshot --diff'. See below
-    #[arg(long)]
-    pub track_dirty: bool,
-
-    /// Engine for samples of host events: batched (the host takes the samples, without an exit per
-    /// sample), exit (one exit per sample), or auto (batched if the host's samples have guest
-    /// addresses, else exit) [default: auto]
-    #[arg(long, value_enum, value_name = "ENGINE")]
-    pub engine: Option<Engine>,
 
     /// Change to this numeric user and group before the guest runs; start as root to use this. See below
     #[arg(long, value_name = "UID:GID")]
@@ -120,14 +136,6 @@ pub struct RunArgs {
     /// Run without seccomp filters, to debug the VMM
     #[arg(long)]
     pub no_seccomp: bool,
-
-    /// Write the result to a JSON file, however the run ends
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
-
-    /// Print a short summary on standard error at the end
-    #[arg(long)]
-    pub summary: bool,
 
     /// Events that the guest may open.
     #[command(flatten)]

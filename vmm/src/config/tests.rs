@@ -18,6 +18,10 @@ fn kernel() -> RunArgs {
     RunArgs { kernel: Some("vmlinux".into()), ..Default::default() }
 }
 
+fn with(device: DeviceArgs) -> RunArgs {
+    RunArgs { device, ..kernel() }
+}
+
 #[test]
 fn kernel_is_the_only_required_setting() {
     let config = Config::try_from(&kernel()).expect("valid");
@@ -47,10 +51,13 @@ fn flags_win_over_the_file() {
     let flags = RunArgs {
         kernel: Some("b".into()),
         vcpus: Some(2),
-        limits: LimitArgs { max_sample_rate: Some(7), max_aux_pages: Some(16), ..LimitArgs::default() },
         engine: Some(Engine::Batched),
-        window: Some(0),
         on_reset: Some(OnReset::Exit),
+        device: DeviceArgs {
+            limits: LimitArgs { max_sample_rate: Some(7), max_aux_pages: Some(16), ..LimitArgs::default() },
+            window: Some(0),
+            ..DeviceArgs::default()
+        },
         ..Default::default()
     };
     let config = with_file(text, flags).expect("valid");
@@ -72,7 +79,8 @@ fn confinement_from_flags_overrides_the_file() {
     let config = with_file(text, kernel()).expect("valid");
     assert_eq!((config.confinement.user, config.confinement.seccomp), (user("7:8"), false));
     assert_eq!(config.confinement.chroot.as_deref(), Some(Path::new("/a")));
-    let flags = || RunArgs { user: user("1:2"), chroot: Some("/b".into()), no_seccomp: true, ..kernel() };
+    let flags =
+        || with(DeviceArgs { user: user("1:2"), chroot: Some("/b".into()), no_seccomp: true, ..DeviceArgs::default() });
     let config = with_file(text, flags()).expect("valid");
     assert_eq!(config.confinement.user, user("1:2"));
     assert_eq!(config.confinement.chroot.as_deref(), Some(Path::new("/b")));
@@ -91,7 +99,8 @@ fn hardware_events_are_kept_by_the_flag_or_else_by_the_file() {
     let without = r#"{"hardware-events": false}"#;
     let config = with_file(without, kernel()).expect("valid");
     assert!(!config.hardware.events);
-    let flag = RunArgs { policy: PolicyArgs { no_hardware_events: true, ..PolicyArgs::default() }, ..kernel() };
+    let flag = PolicyArgs { no_hardware_events: true, ..PolicyArgs::default() };
+    let flag = with(DeviceArgs { policy: flag, ..DeviceArgs::default() });
     let config = with_file(r#"{"hardware-events": true}"#, flag).expect("valid");
     assert!(!config.hardware.events, "the flag overrides the file");
 }
@@ -102,7 +111,7 @@ fn count_mode_is_the_flags_or_else_the_files_or_else_guest() {
     assert_eq!(mode(Config::try_from(&kernel())), vpmu::CountMode::Guest);
     let vcpu = r#"{"count-mode": "vcpu"}"#;
     assert_eq!(mode(with_file(vcpu, kernel())), vpmu::CountMode::Vcpu);
-    let flag = RunArgs { count_mode: Some(CountMode::Guest), ..kernel() };
+    let flag = with(DeviceArgs { count_mode: Some(CountMode::Guest), ..DeviceArgs::default() });
     assert_eq!(mode(with_file(vcpu, flag)), vpmu::CountMode::Guest);
     let host = with_file(r#"{"count-mode": "host"}"#, kernel());
     assert!(matches!(host, Err(ConfigError::Parse { .. })));
@@ -114,10 +123,10 @@ fn raw_events_are_the_flags_or_else_the_files_or_else_none() {
     assert_eq!(raw(Config::try_from(&kernel())), vpmu::RawEvents::default());
     let file = r#"{"raw-events": "0x11"}"#;
     assert!(raw(with_file(file, kernel())).allow(0x11));
-    let flag = RunArgs {
+    let flag = with(DeviceArgs {
         policy: PolicyArgs { raw_events: Some("all".parse().expect("a list")), ..PolicyArgs::default() },
-        ..kernel()
-    };
+        ..DeviceArgs::default()
+    });
     assert_eq!(raw(with_file(file, flag)), vpmu::RawEvents::All);
     let wrong = with_file(r#"{"raw-events": "11"}"#, kernel());
     assert!(matches!(wrong, Err(ConfigError::Parse { .. })));
@@ -128,7 +137,7 @@ fn hardware_is_pinned_by_the_flag_or_else_by_the_file() {
     let pinned = |config: Result<Config, ConfigError>| config.expect("valid").hardware.pinned;
     assert!(!pinned(Config::try_from(&kernel())));
     assert!(pinned(with_file(r#"{"pin-hardware": true}"#, kernel())));
-    let flag = RunArgs { pin_hardware: true, ..kernel() };
+    let flag = with(DeviceArgs { pin_hardware: true, ..DeviceArgs::default() });
     assert!(pinned(with_file(r#"{"pin-hardware": false}"#, flag)), "the flag overrides the file");
 }
 
@@ -190,10 +199,15 @@ fn persistent_events_come_from_flags_or_else_from_the_file() {
     assert_eq!(config.persistent.len(), 2);
     assert_eq!(config.recording.as_deref(), Some(Path::new("a")));
     assert_eq!(config.symbols.as_deref(), Some(Path::new("b")));
-    let flags =
-        || RunArgs { persistent: vec!["tsc".parse().expect("an event")], recording: Some("c".into()), ..kernel() };
+    let flags = || {
+        with(DeviceArgs {
+            persistent: vec!["tsc".parse().expect("an event")],
+            recording: Some("c".into()),
+            ..DeviceArgs::default()
+        })
+    };
     let config = with_file(text, flags()).expect("valid");
-    assert_eq!(config.persistent, flags().persistent);
+    assert_eq!(config.persistent, flags().device.persistent);
     assert_eq!(config.recording.as_deref(), Some(Path::new("c")));
     let config = Config::try_from(&kernel()).expect("valid");
     assert!(config.persistent.is_empty());
@@ -229,7 +243,8 @@ fn machines_out_of_bounds_are_refused() {
         let args = RunArgs { vcpus: Some(count), ..kernel() };
         assert!(matches!(Config::try_from(&args), Err(ConfigError::Vcpus(n)) if n == count));
     }
-    let args = RunArgs { limits: LimitArgs { max_sample_rate: Some(0), ..LimitArgs::default() }, ..kernel() };
+    let args = LimitArgs { max_sample_rate: Some(0), ..LimitArgs::default() };
+    let args = with(DeviceArgs { limits: args, ..DeviceArgs::default() });
     assert!(matches!(Config::try_from(&args), Err(ConfigError::Limits(LimitError::Zero(_)))));
     for mib in [0, 3, u64::MAX] {
         let args = RunArgs { memory: Some(mib), ..kernel() };
@@ -244,13 +259,15 @@ fn policy_from_flags_overrides_the_file() {
     assert_eq!(config.policy.tier, Some(Tier::Clocks));
     let allows = |config: &Config, kind, number| config.policy.policy.allows(kind, number);
     assert!(allows(&config, KIND_HARDWARE, 0) && !allows(&config, KIND_EXITS, EXIT_IO));
-    let flags = || RunArgs {
-        policy: PolicyArgs {
-            pmu: Some(Tier::Standard),
-            deny_events: vec!["tsc".parse().expect("an event")],
-            ..PolicyArgs::default()
-        },
-        ..kernel()
+    let flags = || {
+        with(DeviceArgs {
+            policy: PolicyArgs {
+                pmu: Some(Tier::Standard),
+                deny_events: vec!["tsc".parse().expect("an event")],
+                ..PolicyArgs::default()
+            },
+            ..DeviceArgs::default()
+        })
     };
     let config = with_file(text, flags()).expect("valid");
     assert_eq!(config.policy.tier, Some(Tier::Standard));

@@ -18,3 +18,4 @@ pub use self::protocol::{Answer, Entry, Recorded, Reply, Request, Ring};
 pub(crate) use self::server::converse;
 pub use self::server::{Server, ServerError};
 pub use self::socket::{Socket, SocketError};
+pub(crate) use self::socket::{is_ours, peer};

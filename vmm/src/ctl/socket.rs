@@ -58,7 +58,7 @@ const BACKLOG: c_int = 16;
 /// A listening socket that only its owner can open. Dropping the value removes the socket's file.
 #[derive(Debug)]
 pub struct Socket {
-    pub(super) listener: UnixListener,
+    pub(crate) listener: UnixListener,
     place: PathAt,
     /// Device and inode of the socket's file, to detect that another file has replaced it at the path.
     made: (u64, u64),
@@ -193,14 +193,14 @@ pub(super) fn connect(file: &OwnedFd) -> io::Result<UnixStream> {
 }
 
 /// Whether the client runs as the user of this process, or as root.
-pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
+pub(crate) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
     let user = peer(stream)?.uid;
     Ok(user == rustix::process::geteuid().as_raw() || user == 0)
 }
 
 /// The process at the other end of `stream`: for a client, the process that called `listen`.
 #[expect(clippy::cast_possible_truncation, reason = "the size of the structure is a few bytes")]
-pub(super) fn peer(stream: &UnixStream) -> io::Result<ucred> {
+pub(crate) fn peer(stream: &UnixStream) -> io::Result<ucred> {
     let mut peer = ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = size_of::<ucred>() as socklen_t;
     // SAFETY: `size` is the size of `peer`, and the kernel writes at most that many bytes to `peer`. It accesses `peer`
