@@ -2,8 +2,9 @@
 //! are stale, refreshes the lists.
 //!
 //! Packages that are unpacked come from Debian 12, whatever release this host runs, so that kernels, compilers and QEMU
-//! are the same on every host. Only kernels that Debian 12 does not have come from Debian 13. The lists of both are in the
-//! cache, so any user may refresh them. Packages that are installed come from the host's own lists.
+//! are the same on every host. Only kernels that Debian 12 does not have, and a QEMU that has vfio-user, come from Debian
+//! 13. The lists of both are in the cache, so any user may refresh them. Packages that are installed come from the host's
+//! own lists.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -141,9 +142,13 @@ pub fn blames_lists(error: &ProcessError) -> bool {
 pub enum Release {
     /// Debian 12: QEMU, the compilers and most kernels.
     Bookworm,
-    /// Debian 13 with its backports: newer kernels.
+    /// Debian 13 with its backports: newer kernels, and a newer QEMU.
     Trixie,
 }
+
+/// apt's preferences for [`Release::Trixie`]. By default, apt takes a package from the backports only if Debian 13 has no
+/// version of it. This takes QEMU, and the BIOS of the version that QEMU needs, from the backports.
+const BACKPORTS: &str = "Package: src:qemu src:seabios\nPin: release n=trixie-backports\nPin-Priority: 500\n";
 
 impl Release {
     /// The name in the archive's addresses.
@@ -169,6 +174,8 @@ pub struct Apt {
     /// A configuration file that apt reads before the host's configuration; `None` if apt reads only the host's
     /// configuration.
     config: Option<PathBuf>,
+    /// The file with preferences among versions of packages, if there are any.
+    preferences: Option<PathBuf>,
     lists: PathBuf,
     may_update: bool,
     /// The cache that has the locks; `None` for the user's.
@@ -201,6 +208,7 @@ impl Apt {
     pub fn host() -> &'static Self {
         static HOST: LazyLock<Apt> = LazyLock::new(|| Apt {
             config: None,
+            preferences: None,
             lists: LISTS.into(),
             may_update: sys::is_root(),
             locks: None,
@@ -278,8 +286,13 @@ impl Apt {
             home = home.display()
         );
         write(&config, &text)?;
+        let preferences = (release == Release::Trixie).then(|| home.join("preferences"));
+        if let Some(file) = &preferences {
+            write(file, BACKPORTS)?;
+        }
         Ok(Self {
             config: Some(config),
+            preferences,
             lists,
             may_update: true,
             locks: Some(cache.clone()),
@@ -433,6 +446,9 @@ impl Apt {
             // Images of containers turn apt's cache off. Without it, apt takes over a second to read these lists.
             let cache = self.lists.with_file_name("cache").join("pkgcache.bin");
             command.args(["-o", &format!("Dir::Cache::pkgcache={}", cache.display())]);
+        }
+        if let Some(file) = &self.preferences {
+            command.args(["-o", &format!("Dir::Etc::preferences={}", file.display())]);
         }
         Ok(command)
     }
@@ -718,9 +734,35 @@ mod tests {
 
     /// The apt for `arch` on a host that fetches from `archive`.
     fn in_cache(archive: &Archive, arch: Arch) -> Apt {
+        of_release(archive, Release::Bookworm, arch)
+    }
+
+    fn of_release(archive: &Archive, release: Release, arch: Arch) -> Apt {
         let host: &'static Apt = Box::leak(Box::new(archive.apt()));
         let cache = Cache::at(archive.root().join("cache"));
-        Apt::in_cache(host, None, &cache, Release::Bookworm, arch).unwrap()
+        Apt::in_cache(host, None, &cache, release, arch).unwrap()
+    }
+
+    #[test]
+    fn of_the_backports_only_qemu_and_its_bios_are_taken() {
+        let archive = Archive::new();
+        archive.publish(&[Deb::new("other", "1")], &[]);
+        let of = |name: &str, source: &str, version: &str| {
+            let mut deb = Deb::new(name, version);
+            deb.fields = format!("Source: {source}\n");
+            deb
+        };
+        let debs = |version| {
+            [of("qemu-system-x86", "qemu", version), of("seabios", "seabios", version), of("libc6", "glibc", version)]
+        };
+        archive.publish_next(&debs("1"), &debs("2"));
+        let apt = of_release(&archive, Release::Trixie, Arch::X86_64);
+        let names = ["qemu-system-x86", "seabios", "libc6"];
+        let candidates = apt.refreshing(|| {
+            let versions = names.map(|name| packages::candidate(&apt, name).map(|(package, _)| package.version));
+            versions.into_iter().collect::<Result<Vec<_>, PackageError>>()
+        });
+        assert_eq!(candidates.unwrap(), ["2", "2", "1"]);
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Stale for QemuError {
 /// # Errors
 /// [`UnpackedError`].
 pub fn firmware(cache: &Cache) -> Result<[PathBuf; 2], UnpackedError> {
-    let root = unpacked::directory(cache, Arch::X86_64, &["seabios", "qemu-system-data"])?;
+    let root = unpacked::directory(cache, Apt::of(Arch::X86_64)?, &["seabios", "qemu-system-data"])?;
     Ok(["usr/share/seabios", "usr/share/qemu"].map(|directory| root.join(directory)))
 }
 

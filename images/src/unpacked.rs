@@ -73,7 +73,7 @@ impl Stale for UnpackedError {
 /// # Errors
 /// [`UnpackedError`].
 pub fn program(cache: &Cache, arch: Arch, package: &str, name: &str) -> Result<Files, UnpackedError> {
-    let root = directory(cache, arch, &[package])?;
+    let root = directory(cache, Apt::of(arch)?, &[package])?;
     let library = |name: &str| {
         let directories = DIRECTORIES.map(|directory| root.join(directory));
         let triplet = arch.gnu().trim_end_matches('-');
@@ -105,8 +105,7 @@ pub fn program(cache: &Cache, arch: Arch, package: &str, name: &str) -> Result<F
 ///
 /// # Errors
 /// [`UnpackedError`].
-pub fn directory(cache: &Cache, arch: Arch, packages: &[&str]) -> Result<PathBuf, UnpackedError> {
-    let apt = Apt::of(arch)?;
+pub fn directory(cache: &Cache, apt: &Apt, packages: &[&str]) -> Result<PathBuf, UnpackedError> {
     // Look the packages up in each attempt, because refreshed lists may name other versions.
     apt.refreshing(|| unpack(apt, cache, packages))
 }

@@ -23,6 +23,8 @@ use crate::process;
 const RELEASE: &str = Release::Bookworm.name();
 /// A release that has none of the published packages.
 pub(crate) const NEXT: &str = Release::Trixie.name();
+/// The backports of [`NEXT`].
+const BACKPORTS: &str = "trixie-backports";
 
 /// A binary package.
 pub(crate) struct Deb {
@@ -177,20 +179,8 @@ impl Archive {
     /// Replaces everything in the archive.
     pub(crate) fn publish(&self, debs: &[Deb], sources: &[Source]) {
         let mut files = BTreeMap::new();
-        let (mut packages, mut foreign) = (String::new(), String::new());
+        let [packages, foreign] = add_debs(&mut files, debs);
         let mut dscs = String::new();
-        for deb in debs {
-            let (path, contents) = (deb.path(), deb.build());
-            let (size, digest) = (contents.len(), digest(&contents));
-            let record = format!("{}Filename: {path}\nSize: {size}\nSHA256: {digest}\n\n", deb.record());
-            if deb.arch != Some(Arch::Aarch64) {
-                packages.push_str(&record);
-            }
-            if deb.arch != Some(Arch::X86_64) {
-                foreign.push_str(&record);
-            }
-            files.insert(format!("/debian/{path}"), contents);
-        }
         for source in sources {
             let Source { name, version } = source;
             let parts = source.build();
@@ -214,6 +204,15 @@ impl Archive {
         self.server.state.lock().unwrap().files = files;
     }
 
+    /// Adds the packages of [`NEXT`], and of its backports.
+    pub(crate) fn publish_next(&self, released: &[Deb], backports: &[Deb]) {
+        let files = &mut self.server.state.lock().unwrap().files;
+        for (release, debs) in [(NEXT, released), (BACKPORTS, backports)] {
+            let [packages, foreign] = add_debs(files, debs);
+            add_release(files, release, [packages, foreign, String::new()]);
+        }
+    }
+
     /// Drops the file of `deb`, but keeps `deb` in the index.
     pub(crate) fn drop_file(&self, deb: &Deb) {
         let path = format!("/debian/{}", deb.path());
@@ -231,6 +230,7 @@ impl Archive {
         let root = self.root();
         Apt {
             config: Some(root.join("config")),
+            preferences: None,
             lists: root.join("var/lib/apt/lists"),
             may_update: true,
             locks: Some(Cache::at(root.join("locks"))),
@@ -353,10 +353,30 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
     Ok(())
 }
 
+/// Adds the packages' files. Returns their records for the two architectures.
+fn add_debs(files: &mut BTreeMap<String, Vec<u8>>, debs: &[Deb]) -> [String; 2] {
+    let (mut packages, mut foreign) = (String::new(), String::new());
+    for deb in debs {
+        let (path, contents) = (deb.path(), deb.build());
+        let (size, digest) = (contents.len(), digest(&contents));
+        let record = format!("{}Filename: {path}\nSize: {size}\nSHA256: {digest}\n\n", deb.record());
+        if deb.arch != Some(Arch::Aarch64) {
+            packages.push_str(&record);
+        }
+        if deb.arch != Some(Arch::X86_64) {
+            foreign.push_str(&record);
+        }
+        files.insert(format!("/debian/{path}"), contents);
+    }
+    [packages, foreign]
+}
+
 /// Adds the indices of a release: of packages for the two architectures, and of sources.
 fn add_release(files: &mut BTreeMap<String, Vec<u8>>, name: &str, indices: [String; 3]) {
+    // apt installs from such a release only what the user asks it for.
+    let automatic = if name == BACKPORTS { "NotAutomatic: yes\nButAutomaticUpgrades: yes\n" } else { "" };
     let mut release = format!(
-        "Origin: Debian\nLabel: Debian\nCodename: {name}\nComponents: main\nArchitectures: amd64 arm64\nSHA256:\n"
+        "Origin: Debian\nLabel: Debian\nCodename: {name}\n{automatic}Components: main\nArchitectures: amd64 arm64\nSHA256:\n"
     );
     let paths = ["main/binary-amd64/Packages", "main/binary-arm64/Packages", "main/source/Sources"];
     for (path, index) in paths.into_iter().zip(indices) {
