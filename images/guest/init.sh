@@ -13,7 +13,12 @@ mount -t tracefs tracefs /sys/kernel/tracing
 mount -t tmpfs tmpfs /tmp
 
 load() {
+	# Only a guest of another VMM has PCI. In the lab, a module takes a tenth of a second to load.
+	set -- /sys/bus/pci/devices/*
 	while read -r module; do
+		case $module in
+		virtio_pci*) [ -e "$1" ] || continue ;;
+		esac
 		insmod "/lib/modules/$module" || echo "init: cannot load $module"
 	done < /etc/modules
 }

@@ -89,11 +89,12 @@ impl Arch {
         self == Self::X86_64
     }
 
-    /// Kernel modules for a guest's devices: the virtio transport and, on x86, the panic device. Debian's arm64
-    /// kernels have no driver for the panic device.
+    /// Kernel modules for a guest's devices: the virtio transports and, on x86, the panic device. Our VMM has no PCI bus.
+    /// A stock QEMU, which is for x86 only, has the device there. Debian's arm64 kernels have no driver for the panic
+    /// device.
     pub(crate) fn guest_modules(self) -> &'static [&'static str] {
         match self {
-            Self::X86_64 => &["virtio_mmio", "pvpanic_mmio"],
+            Self::X86_64 => &["virtio_mmio", "virtio_pci", "pvpanic_mmio"],
             Self::Aarch64 => &["virtio_mmio"],
         }
     }

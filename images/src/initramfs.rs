@@ -74,6 +74,7 @@ pub fn guest(
         Ok(modules)
     };
     let key = Key::new("guest initramfs").text("kernel", &kernel.id).file("driver", driver)?;
+    let key = key.text("modules", &kernel.arch.guest_modules().join(" "));
     pack(cache, kernel.arch, "initramfs", key, GUEST_INIT, &files, modules)
 }
 
