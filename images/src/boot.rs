@@ -10,17 +10,21 @@ use std::time::Duration;
 
 use crate::arch::Arch;
 use crate::cache::Cache;
+use crate::clock;
 use crate::cpio::Archive;
+use crate::daemon::Daemon;
 use crate::digest::Key;
 use crate::error::BootError;
 use crate::initramfs;
 use crate::kernel::{Kernel, Sources};
 use crate::kvm_host::{self, KvmHost, KvmHostChoice};
-use crate::lab::Lab;
+use crate::lab::{self, Lab};
 use crate::module;
 use crate::post_run::{self, PostRun};
+use crate::process::{quote, shown};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
+use crate::stock_qemu::{self, Acceleration, Machine, StockQemu};
 
 /// The shell command with which a guest's /init reports its start to the VMM.
 fn tells_of_init(arch: Arch) -> &'static str {
@@ -39,6 +43,19 @@ echo null > /tmp/report
 "#;
 const REPORT: &str = "/tmp/report";
 
+/// The process that has the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carrier {
+    /// This project's VMM, which runs the guest: `vmm run`.
+    #[default]
+    Vmm,
+    /// A process of its own, `vmm serve`. A stock QEMU on this machine runs the guest: on this machine's KVM if a stock
+    /// kernel boots there, else emulated.
+    BesideQemu,
+    /// Like [`Carrier::BesideQemu`], but the guest is always emulated.
+    BesideEmulation,
+}
+
 /// One command in one guest.
 #[derive(Clone, Debug)]
 pub struct Boot {
@@ -54,9 +71,12 @@ pub struct Boot {
     pub files: Vec<(String, Vec<u8>)>,
     /// The machine to run on.
     pub kvm_host: KvmHostChoice,
+    /// The process that has the device. Every choice but [`Carrier::Vmm`] needs [`KvmHostChoice::Auto`], because QEMU
+    /// runs on this machine.
+    pub carrier: Carrier,
     /// Maximum run time of the machine.
     pub timeout: Duration,
-    /// More arguments for `vmm run`.
+    /// More arguments for `vmm run`, or for `vmm serve`.
     pub vmm_args: Vec<String>,
     /// More words for the guest kernel's command line.
     pub append: String,
@@ -78,6 +98,7 @@ impl Default for Boot {
             programs: Vec::new(),
             files: Vec::new(),
             kvm_host: KvmHostChoice::Auto,
+            carrier: Carrier::Vmm,
             timeout: Duration::from_secs(180),
             vmm_args: Vec::new(),
             append: String::new(),
@@ -102,6 +123,9 @@ impl Boot {
     /// # Errors
     /// [`BootError`]. A command that fails is not an error: see [`Outcome::status`].
     pub fn run(&self) -> Result<Outcome, BootError> {
+        if self.carrier != Carrier::Vmm {
+            return self.run_beside_qemu();
+        }
         let arch = self.sources.arch;
         if self.kvm_host == KvmHostChoice::Exact && self.vcpus > 1 && !arch.exact_with_vcpus() {
             return Err(BootError::ExactVcpus(self.vcpus));
@@ -216,12 +240,91 @@ impl Boot {
         self.emulate(parts, mark, run)
     }
 
+    /// Runs the command in a guest of a stock QEMU, beside the device's own process.
+    fn run_beside_qemu(&self) -> Result<Outcome, BootError> {
+        if self.kvm_host != KvmHostChoice::Auto {
+            return Err(BootError::WithQemu("a guest runs on this machine: leave out --lab, --exact and --direct"));
+        }
+        if self.sources.arch != Arch::X86_64 {
+            return Err(BootError::WithQemu("a guest is for x86: leave out its architecture"));
+        }
+        if self.post_run.is_some() {
+            return Err(BootError::WithQemu("no command runs after the guest: leave it out"));
+        }
+        let parts = self.prepare()?;
+        let qemu = StockQemu::get(parts.cache)?;
+        let vmm = parts.programs.vmm()?;
+        let has_kvm = self.carrier == Carrier::BesideQemu && kvm_host::stock_kernel_boots(parts.cache, vmm)?;
+        let acceleration = if has_kvm { Acceleration::Kvm } else { Acceleration::Tcg };
+        let mark = self.mark();
+        let initramfs = Unnamed::new(&self.guest_archive(&parts, &mark)?)?;
+        let directory = tempfile::tempdir().map_err(BootError::Temporary)?;
+        let socket = directory.path().join("vpmu.sock");
+        let clock = match acceleration {
+            Acceleration::Kvm => String::new(),
+            Acceleration::Tcg => format!(" {} tsc_early_khz={}", lab::CLOCK, clock::tsc_khz()),
+        };
+        let cmdline = format!("{CMDLINE}{clock} {}", self.append);
+        let machine = Machine {
+            acceleration,
+            vcpus: self.vcpus,
+            memory_mib: self.memory_mib,
+            socket: &socket.to_string_lossy(),
+            kernel: &parts.kernel.image.to_string_lossy(),
+            initramfs: &initramfs.path(),
+            cmdline: cmdline.trim_end(),
+        };
+        if self.echo {
+            self.explain(vmm, &machine);
+        }
+        let kvm_host = KvmHost::BesideQemu { qemu: qemu.version().to_owned(), acceleration };
+        let _slot = (acceleration == Acceleration::Tcg).then(|| parts.cache.slot()).transpose()?;
+        let mut serve = Command::new(vmm);
+        serve.args(Daemon::arguments(machine.socket, self.vcpus, &self.vmm_args));
+        let daemon = Daemon::start(&mut serve, &socket)?;
+        let run = run::watch(self, &mut qemu.command(&machine), &mark, &kvm_host).and_then(|run| {
+            let mut transcript = run.transcript;
+            transcript.vmm = run.ended.status.code();
+            transcript.log = stock_qemu::errors(&run.ended.stderr).into_bytes();
+            // Only `vmm run` writes a report.
+            transcript.report = b"null".to_vec();
+            run::outcome(self, transcript, kvm_host, run.wall, run.console)
+        });
+        // QEMU has ended in any case, and the device's process ends after it.
+        match (run, daemon.finish()) {
+            (Ok(outcome), Ok(_)) => Ok(outcome),
+            (Ok(_), Err(error)) => Err(error.into()),
+            (Err(source), daemon) => {
+                let daemon = daemon.map_or_else(|error| error.to_string(), |log| format!("log of `vmm serve`: {log}"));
+                Err(BootError::BesideQemu { daemon, source: Box::new(source) })
+            }
+        }
+    }
+
+    /// Prints what a person types to boot such a guest without this program.
+    fn explain(&self, vmm: &Path, machine: &Machine<'_>) {
+        let socket = "/tmp/vpmu.sock";
+        let serve = Daemon::arguments(socket, self.vcpus, &self.vmm_args);
+        let serve: Vec<String> = serve.iter().map(|word| shown(word)).collect();
+        let machine = Machine { socket, initramfs: "INITRAMFS", ..machine.clone() };
+        eprintln!(
+            "Two commands do the same with an initramfs of your own, which loads virtio_pci.ko and virtio_pmu.ko, and \
+             QEMU 10.1 or newer:\n  {} {}\n  {}",
+            shown(&vmm.to_string_lossy()),
+            serve.join(" "),
+            stock_qemu::typed(&machine)
+        );
+    }
+
     /// Runs the command on the lab's own KVM host, with the guest's kernel and initramfs in /guest. No guest
     /// runs unless the command starts it.
     ///
     /// # Errors
     /// [`BootError`].
     pub fn run_on_lab_host(&self) -> Result<Outcome, BootError> {
+        if self.carrier != Carrier::Vmm {
+            return Err(BootError::WithQemu("no lab runs: leave out --qemu"));
+        }
         let parts = self.prepare()?;
         let mark = self.mark();
         let mut run = Archive::new();
@@ -282,11 +385,6 @@ impl Unnamed {
     }
 }
 
-/// Quotes one word for a shell.
-fn quote(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,11 +396,19 @@ mod tests {
     }
 
     #[test]
-    fn quoted_words_survive_the_shell() {
-        let word = "it's \"$HOME\" `x` \\ \n;";
-        let script = format!("printf %s {}", quote(word));
-        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
-        assert_eq!(output.stdout, word.as_bytes());
+    fn qemu_refuses_what_only_this_vmm_has() {
+        let qemu = Boot { carrier: Carrier::BesideQemu, ..Boot::default() };
+        let foreign = Sources { arch: Arch::Aarch64, ..Sources::default() };
+        for boot in [
+            Boot { kvm_host: KvmHostChoice::Lab, ..qemu.clone() },
+            Boot { kvm_host: KvmHostChoice::Exact, ..qemu.clone() },
+            Boot { kvm_host: KvmHostChoice::Direct, ..qemu.clone() },
+            Boot { sources: foreign, ..qemu.clone() },
+            Boot { post_run: Some(PostRun::default()), ..qemu.clone() },
+        ] {
+            assert!(matches!(boot.run(), Err(BootError::WithQemu(_))), "{boot:?}");
+        }
+        assert!(matches!(qemu.run_on_lab_host(), Err(BootError::WithQemu(_))));
     }
 
     #[test]

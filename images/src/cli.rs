@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use images::size::{self, Size};
-use images::{Arch, Boot, Debug, KvmHostChoice, Sources, third_party};
+use images::{Arch, Boot, Carrier, Debug, KvmHostChoice, Sources, third_party};
 use vpmu_errors::chain;
 
 /// Builds guests and boots them.
@@ -44,6 +44,7 @@ const EXAMPLES: &str = "Examples:
   images boot --vcpus 4 -- 'cat /proc/cpuinfo | grep MHz'
   images boot --lab --exact -- vperf stat true
   images boot --lab aarch64 -- vperf list
+  images boot --qemu -- vperf stat true  the device beside a stock QEMU
   images boot --with perf -- perf record -e vpmu/cpu-clock/ -- workload hot
   images lab -- vmm check                what the lab can do
   images kernel --kernel-version 6.12    only fetch a kernel, print where it is
@@ -192,6 +193,11 @@ pub(crate) struct BootArgs {
     kernel: KernelArgs,
     #[command(flatten)]
     kvm_host: KvmHostArgs,
+    /// Let a stock QEMU run the guest: Debian's newest, fetched when first needed, on this machine's KVM if a
+    /// stock kernel boots there, else emulated. The device is in a process of its own, `vmm serve`, which QEMU
+    /// reaches by vfio-user. Prints what to type to do the same by hand
+    #[arg(long, conflicts_with_all = ["lab", "exact", "direct", "report"])]
+    qemu: bool,
     /// Number of vCPUs [default: 2, in the exact lab 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: Option<u32>,
@@ -213,7 +219,7 @@ pub(crate) struct BootArgs {
     /// A file to put into the guest, with its path in the guest
     #[arg(long = "file", value_name = "PATH=FILE")]
     files: Vec<String>,
-    /// One more argument for `vmm run`; may be given again
+    /// One more argument for `vmm run`, or with --qemu for `vmm serve`; may be given again
     #[arg(long = "vmm-arg", value_name = "ARG", allow_hyphen_values = true)]
     vmm_args: Vec<String>,
     /// More words for the guest kernel's command line
@@ -257,6 +263,7 @@ impl BootArgs {
             programs: self.programs.clone(),
             files,
             kvm_host,
+            carrier: if self.qemu { Carrier::BesideQemu } else { Carrier::Vmm },
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
             append: self.append.clone(),
@@ -322,6 +329,17 @@ mod tests {
         let lab = (KvmHostChoice::Lab, Arch::X86_64);
         assert_eq!(arch(&["--lab", "--", "true"]), lab);
         assert_eq!(arch(&["--", "true"]), (KvmHostChoice::Auto, Arch::X86_64));
+    }
+
+    #[test]
+    fn qemu_carries_no_device() {
+        let carrier = |arguments: &[&str]| boot(arguments).unwrap().carrier;
+        assert_eq!(carrier(&["--qemu", "--", "true"]), Carrier::BesideQemu);
+        assert_eq!(carrier(&["--", "true"]), Carrier::Vmm);
+        for other in ["--lab", "--exact", "--direct", "--report=file"] {
+            let error = boot(&["--qemu", other, "--", "true"]).unwrap_err();
+            assert!(error.contains("'--qemu' cannot be used with"), "{error}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::arch::Arch;
 use crate::cache::CacheError;
 use crate::cpio::CpioError;
+use crate::daemon::DaemonError;
 use crate::file_error::FileError;
 use crate::initramfs::InitramfsError;
 use crate::kernel::KernelError;
@@ -14,6 +15,7 @@ use crate::lab::LabError;
 use crate::machine::MachineError;
 use crate::module::ModuleError;
 use crate::programs::ProgramError;
+use crate::stock_qemu::StockQemuError;
 
 /// Errors from running a command in a guest.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,24 @@ pub enum BootError {
     /// A guest that this machine's processors cannot run.
     #[error("this machine's KVM cannot run {0} guests: leave out --direct to use the lab")]
     ForeignDirect(Arch),
+    /// A setting of the boot needs this project's VMM, but QEMU is to run the guest.
+    #[error("with --qemu, {0}")]
+    WithQemu(&'static str),
+    /// The stock QEMU is not available.
+    #[error(transparent)]
+    StockQemu(#[from] StockQemuError),
+    /// The device's own process did not start, or failed.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// The run failed. The device's own process may have logged why.
+    #[error("the guest beside QEMU failed ({daemon})")]
+    BesideQemu {
+        /// The log of the device's process, or how it failed, too.
+        daemon: String,
+        /// The failure of the run.
+        #[source]
+        source: Box<BootError>,
+    },
     /// The console's output could not be written.
     #[error(transparent)]
     Console(#[from] FileError),
@@ -87,6 +107,7 @@ impl BootError {
     pub fn output(&self) -> &str {
         match self {
             Self::Machine { output, .. } | Self::Ended { output, .. } => output,
+            Self::BesideQemu { source, .. } => source.output(),
             _ => "",
         }
     }

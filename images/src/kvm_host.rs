@@ -14,6 +14,7 @@ use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
 use crate::file_error::FileError;
 use crate::progress::Step;
+use crate::stock_qemu::Acceleration;
 use crate::sys;
 
 /// Errors of choosing the machine.
@@ -72,6 +73,13 @@ pub enum KvmHost {
         /// Whether time advanced only with executed instructions.
         exact: bool,
     },
+    /// In a stock QEMU on this machine, beside the device's process.
+    BesideQemu {
+        /// QEMU's version.
+        qemu: String,
+        /// How the guest's instructions ran.
+        acceleration: Acceleration,
+    },
 }
 
 impl fmt::Display for KvmHost {
@@ -79,6 +87,9 @@ impl fmt::Display for KvmHost {
         match self {
             Self::Direct => write!(f, "direct KVM"),
             Self::Lab { arch, qemu, exact: false } => write!(f, "lab ({arch}, QEMU TCG {qemu}, emulated)"),
+            Self::BesideQemu { qemu, acceleration } => {
+                write!(f, "stock QEMU {qemu} ({acceleration}, the device beside it)")
+            }
             Self::Lab { arch, qemu, exact: true } => write!(f, "exact lab ({arch}, QEMU TCG {qemu}, icount, emulated)"),
         }
     }
@@ -164,5 +175,7 @@ mod tests {
         assert_eq!(x86, "lab (x86, QEMU TCG 7.2, emulated)");
         let exact = lab(Arch::Aarch64, true);
         assert!(exact.starts_with("exact lab (aarch64, "), "{exact}");
+        let beside = KvmHost::BesideQemu { qemu: "11.1.3".to_owned(), acceleration: Acceleration::Tcg };
+        assert_eq!(beside.to_string(), "stock QEMU 11.1.3 (TCG, the device beside it)");
     }
 }

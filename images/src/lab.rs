@@ -27,7 +27,7 @@ const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
 /// A busy host may read them late, and the TSC would seem unstable. Without `no_timer_check`, the kernel panics if it
 /// does not get five timer interrupts (20 ms) in 160 million cycles of its TSC. A busy host may run QEMU's timer thread
 /// too late for that.
-const CLOCK: &str = "tsc=reliable no_timer_check";
+pub(crate) const CLOCK: &str = "tsc=reliable no_timer_check";
 /// Without this, the kernel keeps one of the CPU's counters for its watchdog.
 const COUNTERS: &str = "nmi_watchdog=0";
 /// The frequency of the exact lab's TSC: one tick per nanosecond. Each instruction takes one nanosecond there.

@@ -51,7 +51,8 @@ pub struct Ended {
 }
 
 /// Kills the child when dropped, unless [`wait`] has already reaped the child.
-struct Guard(Child);
+#[derive(Debug)]
+pub(crate) struct Guard(pub(crate) Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
@@ -104,7 +105,7 @@ pub fn run(command: &mut Command, timeout: Duration, mut console: impl FnMut(&[u
 }
 
 /// Waits until `child` ends; `None` if it still runs at `deadline`.
-fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+pub(crate) fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
         let status = child.try_wait()?;
         let left = deadline.saturating_duration_since(Instant::now());

@@ -40,6 +40,19 @@ pub struct Failure {
     pub everything: String,
 }
 
+/// A word as a person types it in a shell: quoted if the shell would otherwise change it.
+#[must_use]
+pub fn shown(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=+,./:@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { quote(word) }
+}
+
+/// Quotes one word for a shell.
+#[must_use]
+pub fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// Runs `command` without input; returns its stdout.
 ///
 /// # Errors
@@ -116,6 +129,17 @@ fn complaint(output: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_survive_the_shell_and_plain_ones_are_not_quoted() {
+        let words = ["it's \"$HOME\" `x` \\ \n;", "", "a b", "q35,memory-backend=ram"];
+        for word in words {
+            let script = format!("printf %s {}", shown(word));
+            let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!(output.stdout, word.as_bytes());
+        }
+        assert_eq!(shown(words[3]), words[3]);
+    }
 
     #[test]
     fn output_and_failures() {

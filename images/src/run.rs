@@ -132,7 +132,11 @@ pub(crate) fn outcome(
                 (None, false) => "before the command began",
             };
             let error = log.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
-            format!("{} {when}{error}", ending(code))
+            let end = match kvm_host {
+                KvmHost::BesideQemu { .. } => ending_of_qemu(code),
+                KvmHost::Direct | KvmHost::Lab { .. } => ending(code),
+            };
+            format!("{end} {when}{error}")
         }
     };
     Err(BootError::Ended {
@@ -154,6 +158,15 @@ fn ending(code: Option<i32>) -> String {
         Some(8) => "KVM could not continue the guest".to_owned(),
         Some(code) => format!("the VMM failed (exit code {code})"),
         None => "the VMM was killed".to_owned(),
+    }
+}
+
+/// QEMU's exit codes in words. QEMU also ends with 0 when the guest resets.
+fn ending_of_qemu(code: Option<i32>) -> String {
+    match code {
+        Some(0) => "the guest powered off or reset".to_owned(),
+        Some(code) => format!("QEMU failed (exit code {code})"),
+        None => "QEMU was killed".to_owned(),
     }
 }
 

@@ -25,7 +25,7 @@ const LAB_SYMBOLS: &str = "guest/System.map";
 /// [`DemoError`]: the recording cannot be read, or lacks marks.
 pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
     let (choice, lab) = match kvm_host {
-        KvmHost::Direct => (KvmHostChoice::Direct, false),
+        KvmHost::Direct | KvmHost::BesideQemu { .. } => (KvmHostChoice::Direct, false),
         KvmHost::Lab { .. } => (KvmHostChoice::Lab, true),
     };
     println!("\nThe last part: a guest panics, and the host reads the guest's flight recorder");
