@@ -13,6 +13,7 @@ mod lab;
 mod module;
 mod output;
 mod persistent;
+mod remote;
 mod restore;
 mod stock_perf;
 mod storms;

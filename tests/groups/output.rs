@@ -6,7 +6,7 @@ use images::Arch;
 use images::third_party::{Files, ThirdPartyError, compiled};
 
 /// Compiles the reader in C with the kernel's header and the driver's header.
-fn reader(arch: Arch) -> Result<Files, ThirdPartyError> {
+pub(crate) fn reader(arch: Arch) -> Result<Files, ThirdPartyError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let headers = here.join("../guest-driver/linux");
     compiled(arch, "reader", &here.join("guest/reader.c"), &headers)

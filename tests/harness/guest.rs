@@ -13,7 +13,7 @@ use images::cache::Cache;
 use images::kernel::DEFAULT_SERIES;
 use images::programs::Programs;
 use images::third_party::{self, Files, ThirdPartyError};
-use images::{Arch, Boot, Debug, Error as BootError, KvmHostChoice, Sources};
+use images::{Arch, Boot, Carrier, Debug, Error as BootError, KvmHostChoice, Sources};
 use vpmu_errors::chain;
 
 use crate::{boots, slowest};
@@ -66,6 +66,17 @@ fn verdicts_until(error: &BootError) -> Option<BTreeMap<String, (u64, Verdict)>>
     Some(verdicts)
 }
 
+/// Tests of a group that must fail on the group's machine, all for one reason.
+#[derive(Debug)]
+pub struct Refusal {
+    /// What the machine refuses, and why.
+    pub reason: &'static str,
+    /// A part of each test's failure message, which shows that the test failed for this reason.
+    pub message: &'static str,
+    /// The tests' names.
+    pub tests: &'static [&'static str],
+}
+
 /// A group, identified by its name in the guest's program.
 #[derive(Debug)]
 pub struct Group {
@@ -76,6 +87,9 @@ pub struct Group {
     vmm_args: &'static [&'static str],
     append: &'static str,
     kvm_host: KvmHostChoice,
+    carrier: Carrier,
+    /// The tests that must fail.
+    refused: &'static [Refusal],
     /// The number of vCPUs, if not the usual number.
     vcpus: Option<u32>,
     arch: Arch,
@@ -95,6 +109,8 @@ impl Group {
             vmm_args: UNTHROTTLED,
             append: "",
             kvm_host: KvmHostChoice::Auto,
+            carrier: Carrier::Vmm,
+            refused: &[],
             vcpus: None,
             arch: Arch::X86_64,
             bound: false,
@@ -168,6 +184,15 @@ impl Group {
         self.on_x86_64()
     }
 
+    /// Runs the group in an emulated guest of a stock QEMU, with the device in a process of its own. That process cannot
+    /// do everything that the VMM does, so the tests in `refused` must fail.
+    #[must_use]
+    pub const fn beside_qemu(mut self, refused: &'static [Refusal]) -> Self {
+        self.carrier = Carrier::BesideEmulation;
+        self.refused = refused;
+        self.on_x86_64()
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
@@ -180,10 +205,34 @@ impl Group {
             return Err(format!("the guest with {kernel} did not run {test}:\n{}", booted.output));
         };
         say(&format!("{}::{test}: a guest with {kernel} on {kvm_host}, {millis} ms", self.name));
-        match verdict {
-            Verdict::Passed => Ok(()),
-            Verdict::Failed(reason) => Err(format!("in the guest with {kernel}, on {kvm_host}: {reason}")),
+        let guest = format!("in the guest with {kernel}, on {kvm_host}");
+        let refusal = self.refused.iter().find(|refusal| refusal.tests.contains(&test));
+        match (verdict, refusal) {
+            (Verdict::Passed, None) => Ok(()),
+            (Verdict::Passed, Some(refusal)) => Err(format!(
+                "{guest}: passed, but its group lists it as refused: {}; remove it from that list",
+                refusal.reason
+            )),
+            (Verdict::Failed(message), Some(refusal)) if message.contains(refusal.message) => {
+                say(&format!("{}::{test}: refused as expected: {}", self.name, refusal.reason));
+                Ok(())
+            }
+            (Verdict::Failed(message), _) => Err(format!("{guest}: {message}")),
         }
+    }
+
+    /// Returns an error if the group refuses a test that is not one of `listed`, or refuses a test twice.
+    pub(crate) fn check_refusals(&self, listed: &[String]) -> Result<(), String> {
+        let mut seen = BTreeSet::new();
+        for test in self.refused.iter().flat_map(|refusal| refusal.tests) {
+            if !listed.iter().any(|name| name == test) {
+                return Err(format!("the group {} refuses the test {test}, which it does not have", self.name));
+            }
+            if !seen.insert(test) {
+                return Err(format!("the group {} refuses the test {test} twice", self.name));
+            }
+        }
+        Ok(())
     }
 
     /// Returns an error if the guest ran other tests than these, or if no guest booted. A guest of another architecture
@@ -293,6 +342,7 @@ fn run(group: &Group) -> Result<Booted, String> {
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         append: group.append.into(),
         kvm_host: group.kvm_host,
+        carrier: group.carrier,
         timeout: debug.map_or(boots::LIMIT, |_| LIMIT_WITH_CHECKER),
         sources,
         ..usual
@@ -383,6 +433,33 @@ mod tests {
         assert_eq!(check(&["first"]), Ok(()));
         assert!(check(&["first", "second"]).unwrap_err().contains("second"));
         assert!(check(&[]).unwrap_err().contains("first"));
+    }
+
+    const REFUSALS: &[Refusal] = &[Refusal { reason: "no engine", message: "os error 95", tests: &["first"] }];
+
+    #[test]
+    fn refused_test_must_fail_in_the_expected_way() {
+        let check = |verdict: &str| {
+            let group = Group::new("group").beside_qemu(REFUSALS);
+            let output = format!("@test first 3 {verdict}\n");
+            let booted = Booted { kernel: "6.1".into(), kvm_host: "QEMU".into(), verdicts: verdicts(&output), output };
+            group.booted.set(Ok(booted)).unwrap();
+            group.check("first")
+        };
+        assert_eq!(check("failed not supported (os error 95)"), Ok(()));
+        assert!(check("failed wrong count").unwrap_err().contains("wrong count"));
+        assert!(check("ok").unwrap_err().contains("no engine; remove it"));
+    }
+
+    #[test]
+    fn refusal_of_unknown_test_or_same_test_twice_is_an_error() {
+        let listed = ["first".to_owned()];
+        assert_eq!(Group::new("group").beside_qemu(REFUSALS).check_refusals(&listed), Ok(()));
+        let unknown = Group::new("group").beside_qemu(REFUSALS).check_refusals(&[]).unwrap_err();
+        assert!(unknown.contains("first"), "{unknown}");
+        const TWICE: &[Refusal] = &[Refusal { reason: "", message: "", tests: &["first", "first"] }];
+        let twice = Group::new("group").beside_qemu(TWICE).check_refusals(&listed).unwrap_err();
+        assert!(twice.ends_with("first twice"), "{twice}");
     }
 
     #[test]

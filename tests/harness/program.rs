@@ -154,6 +154,7 @@ fn tests(listed: &BTreeMap<String, Vec<String>>) -> Result<Vec<Test>, String> {
         undeclared.remove(group.name());
         let names = listed.get(group.name());
         let names = names.ok_or_else(|| format!("the guests' program has no test of the group {}", group.name()))?;
+        group.check_refusals(names)?;
         for name in names {
             let tested = name.clone();
             tests.push(test(module, name, move || group.check(&tested)));
