@@ -7,7 +7,7 @@ use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, How, MARK_ANY, waking};
 use crate::{Fallible, Outcome};
 
-/// Returns the interrupt's number, and the number of times that each CPU has taken it.
+/// Returns the number of the interrupt that wakes readers up, and the number of times that each CPU has taken it.
 fn line() -> Fallible<(u32, Vec<u64>)> {
     // The vPMU is the virtio device that is bound to the driver `virtio_pmu`.
     let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
@@ -17,9 +17,11 @@ fn line() -> Fallible<(u32, Vec<u64>)> {
         .find(|name| name.starts_with("virtio"))
         .ok_or("no device is bound to the driver")?;
     let table = fs::read_to_string("/proc/interrupts")?;
+    // On PCI, each queue has its own interrupt, and that of the event queue wakes readers up.
+    let names = [device.clone(), format!("{device}-event")];
     let line = table
         .lines()
-        .find(|line| line.split_whitespace().last() == Some(&device))
+        .find(|line| line.split_whitespace().last().is_some_and(|last| names.iter().any(|name| name == last)))
         .ok_or_else(|| format!("{device} is not in:\n{table}"))?;
     let (number, rest) = line.split_once(':').ok_or("no number")?;
     let counts = rest.split_whitespace().map_while(|word| word.parse::<u64>().ok());
