@@ -132,12 +132,14 @@ impl Catalogue {
         let vcpus = settings.vcpus;
         let floor = settings.limits.min_hardware_period;
         let mode = settings.hardware.count_mode;
+        // A remote device has only the batched engine, which drops overflows that are not the guest's.
+        let samples = !settings.remote || machine.reports_guest_ips();
         let mut entries: Vec<Entry> = offers(source, settings)
             .map(|offer| Entry {
                 kind: offer.kind,
                 config: offer.config,
                 any_config: offer.any_config,
-                shortest_period: shortest_period(offer, floor),
+                shortest_period: shortest_period(offer, floor).filter(|_| samples),
                 excludes: offer.excludes,
                 format: (offer.kind == KIND_EXIT_TRACE).then_some(FORMAT_EXITS),
                 guest_only: offer.guest_only && !(counts_host(mode) && is_hardware(offer.kind)),

@@ -100,7 +100,8 @@ pub trait Machine: Send + Sync + Debug {
     /// Whether the host can sample guest code. When such a host samples a vCPU's thread that runs guest code, it marks
     /// the sample as a guest sample and stores the guest's instruction pointer in it. Called at most once, when an
     /// event that depends on the result is opened or restored. The device holds no locks during the call, because an
-    /// implementation may take a while.
+    /// implementation may take a while. A remote device ([`Settings::remote`](crate::Settings::remote)) also calls this
+    /// when it makes its list of events; without guest addresses, it samples no host counters.
     ///
     /// By default, returns `false`. Every sample then costs an exit.
     fn reports_guest_ips(&self) -> bool {

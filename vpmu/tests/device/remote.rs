@@ -5,7 +5,7 @@ use vpmu::abi::*;
 use vpmu::source::Engine;
 use vpmu::{Error, RemoteVcpu, Settings, Turn};
 use vpmu_testkit::{
-    ALL_FEATURES, CYCLES, Fields, Fixture, SAMPLE, TSC_OFFSET, command, limits, open_of, structs, thread,
+    ALL_FEATURES, CYCLES, FakeHost, Fields, Fixture, SAMPLE, TSC_OFFSET, command, limits, open_of, structs, thread,
 };
 use zerocopy::IntoBytes;
 
@@ -15,10 +15,16 @@ const CALLCHAIN: u64 = 1 << 5;
 /// Guest memory of a device: as much as the fixture's buffers take.
 const MEMORY: usize = 0x200_0000;
 
+/// A device on a host whose samples have guest addresses.
 fn remote() -> (Fixture, Vec<RemoteVcpu>) {
+    remote_on(FakeHost::know_ips)
+}
+
+fn remote_on(set_up: impl FnOnce(&FakeHost)) -> (Fixture, Vec<RemoteVcpu>) {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
     let settings = Settings::new(2, 1_000_000).with_limits(limits()).remote();
     let mut fixture = Fixture::with_memory(settings, None, memory);
+    set_up(&fixture.host);
     let vcpus = (0..2).map(|vcpu| fixture.vpmu.attach_thread(vcpu, thread(vcpu), TSC_OFFSET).expect("a vCPU"));
     let vcpus = vcpus.collect();
     fixture.activate(ALL_FEATURES);
@@ -67,6 +73,18 @@ fn counters_count_the_named_thread_and_never_signal_it() {
     let reply = fixture.open_reply(&samples);
     assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_BATCHED));
     assert_eq!(fixture.host.engines(), [Engine::Batched]);
+}
+
+#[test]
+fn host_without_guest_addresses_takes_no_samples() {
+    let (mut fixture, _vcpus) = remote_on(|_| {});
+    let listed = fixture.catalogue();
+    let cycles = listed.iter().find(|entry| (entry.kind.get(), entry.config.get()) == CYCLES).expect("listed");
+    assert_eq!(cycles.flags.get() & CATALOGUE_SAMPLES, 0);
+    let count = open_of(CYCLES.0, CYCLES.1, 0);
+    assert_eq!(fixture.open(&count.sampled(100)), Err(libc::EOPNOTSUPP));
+    fixture.opened(&count);
+    fixture.opened(&open_of(KIND_MARK, 5, 0).sampled(1));
 }
 
 #[test]
