@@ -442,6 +442,7 @@ void vpmu_device_give_up(struct vpmu_device *dev);
 void vpmu_device_refused(struct vpmu_device *dev, u32 why);
 
 /* vpmu_life.c */
+bool vpmu_life_is_gone(const struct vpmu_device *dev);
 void vpmu_life_close(struct vpmu_device *dev, int err);
 void vpmu_life_end(struct vpmu_device *dev, int err);
 void vpmu_life_pause(struct vpmu_device *dev);

@@ -213,7 +213,7 @@ static void control_give_up(struct vpmu_device *dev, struct completion *answered
 
 /*
  * Waits for an answer, or until the device is given up because it has not
- * answered in time. Waits in steps of one second: if the whole VM is stopped
+ * answered in time or is gone. Waits in steps of one second: if the whole VM is stopped
  * for a while, at most one second of that time counts. Returns 0, or -EINTR if
  * the sender was killed.
  */
@@ -229,6 +229,8 @@ static int control_await(struct vpmu_device *dev, struct completion *answered, b
 			left = wait_for_completion_timeout(answered, HZ);
 		if (left)
 			return left > 0 ? 0 : -EINTR;
+		if (vpmu_life_is_gone(dev))
+			break;
 	}
 	control_give_up(dev, answered);
 	wait_for_completion(answered);

@@ -22,10 +22,16 @@
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
 
-/* Whether the device was taken out of the machine: all its registers read ones. */
-static bool device_is_gone(struct virtio_device *vdev)
+/**
+ * vpmu_life_is_gone() - check whether nothing answers for the device any more
+ * @dev: the device
+ *
+ * Return: true if all registers read ones: the device was taken out of the
+ * machine, or the process that carries it has ended.
+ */
+bool vpmu_life_is_gone(const struct vpmu_device *dev)
 {
-	return vdev->config->get_status(vdev) == U8_MAX;
+	return dev->vdev->config->get_status(dev->vdev) == U8_MAX;
 }
 
 /**
@@ -47,9 +53,9 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	/*
 	 * Reset the device before the requests fail: when a request fails, its
 	 * sender frees buffers that the device may still write to. A device
-	 * that was taken out writes nothing, and never ends a reset.
+	 * that is gone writes nothing, and never ends a reset.
 	 */
-	if (!device_is_gone(dev->vdev))
+	if (!vpmu_life_is_gone(dev))
 		virtio_reset_device(dev->vdev);
 	/*
 	 * The transport's interrupt handler may have begun before the reset,
