@@ -293,7 +293,9 @@ impl Boot {
         // QEMU has ended in any case, and the device's process ends after it.
         match (run, daemon.finish()) {
             (Ok(outcome), Ok(_)) => Ok(outcome),
-            (Ok(_), Err(error)) => Err(error.into()),
+            (Ok(outcome), Err(source)) => {
+                Err(BootError::DaemonFailed { status: outcome.status, output: outcome.output, source })
+            }
             (Err(source), daemon) => {
                 let daemon = daemon.map_or_else(|error| error.to_string(), |log| format!("log of `vmm serve`: {log}"));
                 Err(BootError::BesideQemu { daemon, source: Box::new(source) })

@@ -56,9 +56,20 @@ pub enum BootError {
     /// The stock QEMU is not available.
     #[error(transparent)]
     StockQemu(#[from] StockQemuError),
-    /// The device's own process did not start, or failed.
+    /// The device's own process did not start.
     #[error(transparent)]
     Daemon(#[from] DaemonError),
+    /// The command ended, but the device's own process failed.
+    #[error("the guest's command ended with {status}, but the device's own process failed")]
+    DaemonFailed {
+        /// The command's exit code.
+        status: i32,
+        /// The command's output.
+        output: String,
+        /// How the process failed.
+        #[source]
+        source: DaemonError,
+    },
     /// The run failed. The device's own process may have logged why.
     #[error("the guest beside QEMU failed ({daemon})")]
     BesideQemu {
@@ -106,7 +117,7 @@ impl BootError {
     #[must_use]
     pub fn output(&self) -> &str {
         match self {
-            Self::Machine { output, .. } | Self::Ended { output, .. } => output,
+            Self::Machine { output, .. } | Self::Ended { output, .. } | Self::DaemonFailed { output, .. } => output,
             Self::BesideQemu { source, .. } => source.output(),
             _ => "",
         }

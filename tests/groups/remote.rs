@@ -1,6 +1,13 @@
 //! Guests of a stock QEMU, with the device in a process of its own that QEMU reaches by vfio-user. The tests are those of
 //! the groups that run in this project's VMM. QEMU emulates the guest here, so these groups run alike on every machine.
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use images::{Boot, Carrier, Error as BootError};
 use tests::guest::Refusal;
 
 /// The events that the guest tests open by number fail with this.
@@ -8,6 +15,8 @@ const NO_EVENT: &str = "No such file or directory (os error 2)";
 /// The events that the guest tests open by name fail with this.
 const NO_NAME: &str = "on this host; `vperf list` shows all";
 const UNSUPPORTED: &str = "Operation not supported (os error 95)";
+/// The same, in the words of the client library.
+const NO_SAMPLES: &str = "an attribute is not supported for this event";
 
 /// Events and traces of VM exits.
 const EXITS: &str = "an emulated guest has no VM exits";
@@ -137,12 +146,12 @@ mod persistent {
 }
 
 mod sampling {
-    use super::{CLOCK_SAMPLES, EXITS, MARKS_IP, NO_NAME, Refusal, TIMES, UNSUPPORTED};
+    use super::{CLOCK_SAMPLES, EXITS, MARKS_IP, NO_NAME, NO_SAMPLES, Refusal, TIMES};
 
     const REFUSED: &[Refusal] = &[
         Refusal { reason: EXITS, message: NO_NAME, tests: &["exits_sample_exactly"] },
         Refusal { reason: MARKS_IP, message: "the IP 0x0 of a sample", tests: &["samples_name_task_and_address"] },
-        Refusal { reason: CLOCK_SAMPLES, message: UNSUPPORTED, tests: &["clock_samples_the_loop_that_runs"] },
+        Refusal { reason: CLOCK_SAMPLES, message: NO_SAMPLES, tests: &["clock_samples_the_loop_that_runs"] },
         Refusal { reason: TIMES, message: "the guest's clock went", tests: &["times_increase_and_are_the_guests"] },
     ];
 
@@ -171,4 +180,73 @@ mod trigger {
     ];
 
     tests::group!("trigger", beside_qemu(REFUSED));
+}
+
+/// The guest's part. The event tells the host to end the device's process. Then the guest's programs must get errors, its
+/// driver must neither hang nor spin, and the guest must end as usual.
+const ORPHAN: &str = "
+vperf persist new -e marks --name orphan || exit 3
+until dmesg | grep -q 'does not answer'; do
+	vperf stat -e marks -- true > /tmp/stat 2>&1
+	sleep 0.1
+done
+vperf stat -e marks -- true && exit 4
+echo \"after it: $(vperf stat -e marks -- true 2>&1)\"
+rmmod virtio_pmu || exit 5
+insmod /lib/modules/virtio_pmu.ko
+ls /sys/bus/virtio/drivers/virtio_pmu
+exit 7
+";
+
+/// Ends each `vmm serve` whose arguments contain `word`, in the way that `signal` says.
+fn end_daemon(signal: &str, word: &str) {
+    let processes = fs::read_dir("/proc").expect("processes").flatten();
+    let daemons = processes.filter(|process| {
+        let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let arguments = String::from_utf8_lossy(&arguments);
+        arguments.contains("\0serve\0") && arguments.contains(word)
+    });
+    let ids: Vec<String> = daemons.map(|process| process.file_name().to_string_lossy().into_owned()).collect();
+    assert_eq!(ids.len(), 1, "{word}: {ids:?}");
+    assert!(Command::new("kill").args([signal, &ids[0]]).status().expect("kill").success());
+}
+
+/// Waits until the guest has started its event, by the control socket of the device's process.
+fn await_event(socket: &Path) {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+    let begin = Instant::now();
+    loop {
+        let listed = UnixStream::connect(socket).and_then(|mut stream| {
+            stream.write_all(b"{\"do\":\"list\"}\n")?;
+            let mut line = String::new();
+            BufReader::new(stream).read_line(&mut line)?;
+            Ok(line)
+        });
+        if listed.is_ok_and(|line| line.contains("orphan")) {
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(150), "the guest has started no event");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[apply(tests::host_test)]
+fn guest_lives_on_when_the_devices_process_is_killed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("ctl");
+    let arguments = ["--ctl".to_owned(), socket.to_string_lossy().into_owned()];
+    let boot = Boot {
+        command: ORPHAN.to_owned(),
+        carrier: Carrier::BesideEmulation,
+        vmm_args: arguments.to_vec(),
+        ..Boot::default()
+    };
+    let guest = thread::spawn(move || boot.run());
+    await_event(&socket);
+    end_daemon("-KILL", &socket.to_string_lossy());
+    let ended = guest.join().expect("no panic").expect_err("the device's process was killed");
+    let BootError::DaemonFailed { status, output, .. } = ended else { panic!("{ended:?}") };
+    assert_eq!(status, 7, "{output}");
+    assert!(output.contains("Input/output error"), "{output}");
 }

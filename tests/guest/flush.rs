@@ -100,7 +100,7 @@ fn pending_loss_is_recorded() -> Outcome {
     let (event, mut ring) = quiet(&device)?;
     let fits = PAGE as u64 / 24;
     device.place(VALUE, fits + 11)?;
-    ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll after the first loss");
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll after the first loss");
     // The ring is full, so the loss cannot be recorded yet. This is not an error.
     event.flush(0)?;
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
