@@ -182,10 +182,11 @@ mod trigger {
     tests::group!("trigger", beside_qemu(REFUSED));
 }
 
-/// The guest's part. The event tells the host to end the device's process. Then the guest's programs must get errors, its
+/// The guest's part. Its last event tells the host to end the device's process, perhaps before the event is complete. Then the guest's programs must get errors, its
 /// driver must neither hang nor spin, and the guest must end as usual.
 const ORPHAN: &str = "
 vperf persist new -e marks --name orphan || exit 3
+vperf persist new -e marks --name ready
 until dmesg | grep -q 'does not answer'; do
 	vperf stat -e marks -- true > /tmp/stat 2>&1
 	sleep 0.1
@@ -211,7 +212,7 @@ fn end_daemon(signal: &str, word: &str) {
     assert!(Command::new("kill").args([signal, &ids[0]]).status().expect("kill").success());
 }
 
-/// Waits until the guest has started its event, by the control socket of the device's process.
+/// Waits until the guest has its events and tells so by starting another, by the control socket of the device's process.
 fn await_event(socket: &Path) {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
@@ -223,7 +224,7 @@ fn await_event(socket: &Path) {
             BufReader::new(stream).read_line(&mut line)?;
             Ok(line)
         });
-        if listed.is_ok_and(|line| line.contains("orphan")) {
+        if listed.is_ok_and(|line| line.contains("ready-0")) {
             return;
         }
         assert!(begin.elapsed() < Duration::from_secs(150), "the guest has started no event");
