@@ -52,6 +52,7 @@ impl From<Call> for Rule {
 }
 
 const KVM_RUN: u32 = 0xae80;
+const SET_FILTER: u32 = 0x4008_2406;
 const KVM_IRQ_LINE: u32 = 0x4008_ae61;
 
 /// Ioctls that set up a VM on every architecture. [`calls::BOOT`] has the ioctls that only this architecture needs.
@@ -183,6 +184,7 @@ fn main(plan: &Plan) -> Vec<Rule> {
             rule(call!(SYS_recvmsg, recvmsg), [], "a message of the VMM, with its files"),
             rule(call!(SYS_sendmsg, sendmsg), [], "an answer, with the window's file"),
             rule(call!(SYS_pwrite64, pwrite64), [], "an access of a VMM that does not map the window"),
+            ioctl((SET_FILTER, "PERF_EVENT_IOC_SET_FILTER: the address at which the guest has put the doorbell")),
         ]);
     }
     if plan.restarts {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::Pid;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Machine, Memory, QueueState, RemoteVcpu, Settings, Turn, Vpmu, abi};
-use vpmu_kvm::{DrainTimer, HALTS, Statistics};
+use vpmu::{Memory, QueueState, RemoteVcpu, Settings, Turn, Vpmu, abi};
+use vpmu_kvm::{DrainTimer, KvmMachine, Statistics};
 
 use super::ServeError;
 use super::doorbell::Doorbell;
@@ -23,9 +23,9 @@ use crate::ctl::{Reply, Request, Server, Socket};
 use crate::devices::vpmu::DrainThread;
 use crate::operator::{Occasion, Operator};
 use crate::recording::Recorder;
-use crate::signal::EndingSignals;
+use crate::signal::{EndingSignals, kick_signal};
 
-/// What the device needs, opened while this process has its privileges.
+/// The parts of the device, opened while this process has its privileges.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) config: Config,
@@ -39,32 +39,6 @@ pub(super) struct Prepared {
     pub(super) signals: EndingSignals,
     /// The connection to the VMM, to end it at a signal.
     pub(super) stream: UnixStream,
-}
-
-/// What the VMM's process provides to the device.
-#[derive(Debug)]
-struct RemoteMachine {
-    stats: Statistics,
-    drain: Arc<DrainTimer>,
-    guest_ips: bool,
-}
-
-impl Machine for RemoteMachine {
-    fn exits(&self, vcpu: u32) -> Option<u64> {
-        self.stats.read(vcpu, "exits")
-    }
-
-    fn halts(&self, vcpu: u32) -> Option<u64> {
-        self.stats.read(vcpu, HALTS)
-    }
-
-    fn reports_guest_ips(&self) -> bool {
-        self.guest_ips
-    }
-
-    fn draining(&self, wanted: bool) {
-        self.drain.run(wanted);
-    }
 }
 
 /// The sessions of the vCPUs. A vCPU whose thread has ended has none.
@@ -118,7 +92,7 @@ impl Prepared {
     fn start(self, process: Pid, threads: &VcpuThreads, window: &Window) -> Result<Device, ServeError> {
         let Self { config, settings, files, recorder, socket, inherited, guest_ips, signals, stream } = self;
         let vcpus = threads.ids.len();
-        let stats = Statistics::new(settings.vcpus);
+        let stats = Arc::new(Statistics::new(settings.vcpus));
         let by_kvm = threads.vmm != Vmm::QemuTcg;
         if by_kvm {
             stats.begin(foreign::statistics(process, vcpus));
@@ -132,7 +106,8 @@ impl Prepared {
         let settings = match doorbell {
             Doorbell::Unknown => {
                 log::warn!(
-                    "the guest has no marks: several vCPUs of Cloud Hypervisor can store to the doorbell at once"
+                    "the guest has no marks: only KVM's tracepoints tell which vCPU of Cloud Hypervisor makes one; mount \
+                     tracefs, and start with CAP_PERFMON"
                 );
                 settings.without_doorbell()
             }
@@ -146,7 +121,7 @@ impl Prepared {
             restarts: false,
             restored_pmu: false,
             remote: true,
-            reads_calls: matches!(doorbell, Doorbell::Waiting(_)),
+            reads_calls: doorbell.reads_calls(),
             settings: Some(&settings),
             perfmon: true,
             recordings: recorder.directory(),
@@ -156,7 +131,9 @@ impl Prepared {
 
         let drain = Arc::new(DrainTimer::new().map_err(|source| ServeError::Host("timers", source))?);
         let guest_ips = guest_ips && by_kvm;
-        let machine = RemoteMachine { stats, drain: Arc::clone(&drain), guest_ips };
+        // Nothing kicks a vCPU: none of them is ever inside a run call of this process.
+        let threads_to_kick = Arc::new(vpmu_kvm::Threads::new(0, kick_signal()));
+        let machine = KvmMachine { stats, threads: threads_to_kick, drain: Arc::clone(&drain), guest_ips };
         let begin = confinement.begin(ThreadKind::Closer);
         let source = PerfSource::remote(files, || begin().map_err(io::Error::other))?;
         let vpmu = Vpmu::new(settings, Arc::new(machine), Box::new(source))?;
@@ -258,17 +235,25 @@ impl Carried {
         }
     }
 
-    /// Counts a mark of the vCPU that waits for the answer.
-    pub(super) fn mark(&self, value: u32) {
-        let Some(device) = self.device() else { return };
-        let Some(vcpu) = device.doorbell.vcpu() else {
-            log::error!("a mark is lost: no vCPU waits for the answer to its store");
-            return;
-        };
-        if let Some(mut session) = device.vcpus.of(vcpu)
-            && let Some(session) = &mut *session
+    /// Counts the marks that a store of `value` means.
+    pub(super) fn mark(&mut self, value: u32) {
+        let Self::Device(device) = self else { return };
+        let Device { doorbell, vcpus, .. } = &mut **device;
+        doorbell.marks(value, |vcpu, value| {
+            if let Some(mut session) = vcpus.of(vcpu)
+                && let Some(session) = &mut *session
+            {
+                session.mark(value);
+            }
+        });
+    }
+
+    /// The guest has put the doorbell at `address`.
+    pub(super) fn place_doorbell(&mut self, address: u64) {
+        if let Self::Device(device) = self
+            && let Err(error) = device.doorbell.place(address)
         {
-            session.mark(value);
+            log::error!("marks are lost: KVM does not record stores to {address:#x}: {error}");
         }
     }
 

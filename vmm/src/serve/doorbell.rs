@@ -5,16 +5,21 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use vpmu::host::{StoreTracepoint, Stores};
+
 use super::threads::{VcpuThreads, Vmm};
 
 /// Longest time until a vCPU that has sent a message waits for the answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How to find the vCPU that waits for the answer to its store.
+/// How to find the vCPU of a store.
 #[derive(Debug)]
 pub(super) enum Doorbell {
     /// There is one vCPU.
     Single,
+    /// KVM's records of the stores of each vCPU. A message means that at least one vCPU has stored, and no vCPU that has
+    /// a record runs the guest.
+    Recorded(Vec<Stores>),
     /// The vCPUs' files `/proc/PID/task/TID/syscall`. QEMU forwards an access with its global lock held, so one vCPU
     /// waits for an answer at a time, and no other wait of a vCPU's thread has a time limit.
     Waiting(Vec<File>),
@@ -28,39 +33,87 @@ impl Doorbell {
     /// # Errors
     /// The host's error: reading another process's system calls takes the same user, or `CAP_SYS_PTRACE`.
     pub(super) fn new(threads: &VcpuThreads) -> io::Result<Self> {
-        match (threads.ids.len(), threads.vmm) {
-            (1, _) => return Ok(Self::Single),
-            // It has no lock that all vCPUs wait for.
-            (_, Vmm::CloudHypervisor) => return Ok(Self::Unknown),
-            (_, Vmm::QemuKvm | Vmm::QemuTcg) => {}
+        if threads.ids.len() == 1 {
+            return Ok(Self::Single);
         }
-        let files = threads.ids.iter().map(|&id| {
-            let file = File::open(threads.file(id, "syscall"))?;
-            // The kernel checks the permission at each read.
-            file.read_at(&mut [0; CALL], 0)?;
-            Ok(file)
-        });
-        files.collect::<io::Result<_>>().map(Self::Waiting)
+        if threads.vmm != Vmm::QemuTcg {
+            match recorded(threads) {
+                Ok(stores) => return Ok(Self::Recorded(stores)),
+                Err(refused) => log::info!("KVM does not record stores to the doorbell: {refused}"),
+            }
+        }
+        match threads.vmm {
+            Vmm::QemuKvm | Vmm::QemuTcg => waiting(threads).map(Self::Waiting),
+            // It has no lock that all vCPUs wait for.
+            Vmm::CloudHypervisor => Ok(Self::Unknown),
+        }
     }
 
-    /// The vCPU that waits now. `None` if none does.
-    pub(super) fn vcpu(&self) -> Option<usize> {
-        let calls = match self {
-            Self::Single => return Some(0),
-            Self::Waiting(calls) => calls,
-            Self::Unknown => return None,
-        };
-        let begin = Instant::now();
-        loop {
-            let mut text = [0; CALL];
-            let waits = |call: &File| call.read_at(&mut text, 0).is_ok_and(|count| is_timed_wait(&text[..count]));
-            if let Some(vcpu) = calls.iter().position(waits) {
-                return Some(vcpu);
+    /// Whether each look at the vCPUs takes the rights of a debugger.
+    pub(super) fn reads_calls(&self) -> bool {
+        matches!(self, Self::Waiting(_))
+    }
+
+    /// The guest has put the doorbell at `address`.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub(super) fn place(&mut self, address: u64) -> io::Result<()> {
+        match self {
+            Self::Recorded(vcpus) => vcpus.iter_mut().try_for_each(|stores| stores.watch(address)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Passes the marks that a message means to `found`, each with its vCPU. The message has the value `value`.
+    pub(super) fn marks(&mut self, value: u32, mut found: impl FnMut(usize, u32)) {
+        match self {
+            Self::Single => found(0, value),
+            Self::Recorded(vcpus) => {
+                for (vcpu, stores) in vcpus.iter_mut().enumerate() {
+                    let missing = stores.take(|value| found(vcpu, value));
+                    if missing > 0 {
+                        log::error!("{missing} marks of vCPU {vcpu} are lost: KVM's records of its stores are missing");
+                    }
+                }
             }
-            // The message is sent just before the wait.
-            if begin.elapsed() > PATIENCE {
-                return None;
-            }
+            Self::Waiting(calls) => match waits(calls) {
+                Some(vcpu) => found(vcpu, value),
+                None => log::error!("a mark is lost: no vCPU waits for the answer to its store"),
+            },
+            Self::Unknown => {}
+        }
+    }
+}
+
+fn recorded(threads: &VcpuThreads) -> Result<Vec<Stores>, Box<dyn std::error::Error>> {
+    let tracepoint = StoreTracepoint::find()?;
+    let stores = threads.ids.iter().map(|&id| Stores::open(&tracepoint, id));
+    Ok(stores.collect::<io::Result<_>>()?)
+}
+
+fn waiting(threads: &VcpuThreads) -> io::Result<Vec<File>> {
+    let files = threads.ids.iter().map(|&id| {
+        let file = File::open(threads.file(id, "syscall"))?;
+        // The kernel checks the permission at each read.
+        file.read_at(&mut [0; CALL], 0)?;
+        Ok(file)
+    });
+    files.collect()
+}
+
+/// The vCPU that waits for an answer now. `None` if none does.
+fn waits(calls: &[File]) -> Option<usize> {
+    let begin = Instant::now();
+    loop {
+        let mut text = [0; CALL];
+        let waits = |call: &File| call.read_at(&mut text, 0).is_ok_and(|count| is_timed_wait(&text[..count]));
+        if let Some(vcpu) = calls.iter().position(waits) {
+            return Some(vcpu);
+        }
+        // The message is sent just before the wait.
+        if begin.elapsed() > PATIENCE {
+            return None;
         }
     }
 }

@@ -213,7 +213,12 @@ impl Function {
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
         match region {
             vfio::CONFIG_REGION => {
+                let before = self.space.address(space::DOORBELL);
                 self.space.write(offset, data);
+                let now = self.space.address(space::DOORBELL);
+                if self.live && now != before {
+                    self.device.place_doorbell(now);
+                }
             }
             space::REGISTERS => match offset {
                 space::COMMON..space::ISR => self.write_common(offset, data),
@@ -326,7 +331,10 @@ impl Function {
         let interrupts = Arc::clone(&self.interrupts);
         let started = self.device.activate(self.dma.memory(), self.setup.driver_features, &queues, interrupts);
         match started {
-            Ok(()) => self.live = true,
+            Ok(()) => {
+                self.device.place_doorbell(self.space.address(space::DOORBELL));
+                self.live = true;
+            }
             Err(error) => {
                 log::warn!("the device cannot start with the driver's setup: {}", vpmu_errors::chain(&error));
                 self.setup.status |= NEEDS_RESET;

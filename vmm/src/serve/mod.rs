@@ -56,7 +56,7 @@ pub enum ServeError {
     /// The options contradict each other.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The window is no power of two, which a PCI region must be.
+    /// The size of the window is not a power of two, as a PCI region must be.
     #[error("a window of {0} bytes: --window must be a power of two of at least 4K")]
     WindowSize(u64),
     /// A limit on what the VMM does.

@@ -1,6 +1,7 @@
 //! Safe wrappers for the system calls on events. Each function returns the error of its system call.
 #![expect(unsafe_code, reason = "perf_event_open and the calls on its descriptors have no safe wrapper")]
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -146,6 +147,16 @@ pub fn set_period(event: impl AsFd, period: u64) -> io::Result<()> {
     let fd = event.as_fd().as_raw_fd();
     // SAFETY: the kernel reads one u64 at the address, which lives until the call returns.
     check(unsafe { perf::ioctls::PERIOD(fd, argument) })
+}
+
+/// Makes a tracepoint's event count only the hits that match `filter`, in the kernel's syntax for filters.
+///
+/// # Errors
+/// The error of ioctl(2).
+pub fn set_filter(event: impl AsFd, filter: &CStr) -> io::Result<()> {
+    let fd = event.as_fd().as_raw_fd();
+    // SAFETY: the kernel only reads the text, up to its terminating zero. The text outlives the call.
+    check(unsafe { perf::ioctls::SET_FILTER(fd, filter.as_ptr().cast_mut()) })
 }
 
 /// Replaces the event's attributes. Unlike [`open`], passes `attr.size` as it is.

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::c_int;
 use vpmu_perf::bindings::perf_event_attr;
 use vpmu_perf::call::{self, Scope, Target};
-pub(super) use vpmu_perf::call::{announce, set_period, thread};
+pub(super) use vpmu_perf::call::{announce, set_filter, set_period, thread};
 
 /// Number of file descriptors that events leave to the rest of the process. A guest may open as many events as
 /// its limits allow, but the VMM must still be able to open files and accept clients.

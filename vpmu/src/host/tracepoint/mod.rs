@@ -5,8 +5,10 @@
 mod format;
 mod pairs;
 mod permission;
+mod raw;
 mod recorder;
 mod redact;
+mod stores;
 
 use std::fs;
 use std::io;
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use self::format::{Field, Format};
 pub(super) use self::permission::Paranoid;
 pub(super) use self::recorder::Recorder;
+pub use self::stores::{StoreTracepoint, Stores};
 use crate::abi::{EXIT_ALL, KIND_EXIT_TRACE};
 use crate::source::Offer;
 
@@ -42,10 +45,10 @@ pub enum Refusal {
         source: io::Error,
     },
     /// A field is missing in the events' `format` files.
-    #[error("kvm:kvm_exit or kvm:kvm_entry has no field {0} on this host")]
+    #[error("a tracepoint of KVM has no field {0} on this host")]
     Field(&'static str),
     /// The fields take up more bytes than the device examines.
-    #[error("the fields of kvm:kvm_exit and kvm:kvm_entry take up {0} bytes on this host, more than the supported {most}", most = pairs::RAW_MOST)]
+    #[error("the fields of kvm:kvm_exit and kvm:kvm_entry take up {0} bytes on this host, more than the supported {most}", most = raw::RAW_MOST)]
     TooLong(usize),
     /// No driver that hits the tracepoints is loaded.
     #[error("neither kvm_intel nor kvm_amd is loaded, and only these drivers hit the tracepoints")]
@@ -98,6 +101,20 @@ pub(super) fn offer() -> Offer {
     }
 }
 
+/// The `format` file of KVM's tracepoint `name`.
+fn read_format(name: &str) -> Result<String, Refusal> {
+    let mut refused = Refusal::Absent;
+    for root in TRACEFS {
+        let path = Path::new(root).join("events/kvm").join(name).join("format");
+        match fs::read_to_string(&path) {
+            Ok(text) => return Ok(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => refused = Refusal::Read { path, source },
+        }
+    }
+    Err(refused)
+}
+
 impl Tracepoints {
     /// Finds the tracepoints in the host's tracefs. Does not open them, because closing them again would take
     /// long. [`Tracepoints::permitted`] checks the permission.
@@ -105,27 +122,12 @@ impl Tracepoints {
     /// # Errors
     /// [`Refusal`].
     pub(super) fn find() -> Result<Self, Refusal> {
-        let mut refused = Refusal::Absent;
-        for root in TRACEFS {
-            let directory = Path::new(root).join("events/kvm");
-            let read = |name: &str| {
-                let path = directory.join(name).join("format");
-                fs::read_to_string(&path).map_err(|source| (path, source))
-            };
-            match read(EXIT).and_then(|exit| Ok((exit, read(ENTRY)?))) {
-                Ok((exit, entry)) => {
-                    let mut found = Self::parse(&exit, &entry)?;
-                    if !DRIVERS.iter().any(|driver| Path::new(driver).exists()) {
-                        return Err(Refusal::Driver);
-                    }
-                    found.open_to_all = Paranoid::read().allows_tracepoints();
-                    return Ok(found);
-                }
-                Err((_, source)) if source.kind() == io::ErrorKind::NotFound => {}
-                Err((path, source)) => refused = Refusal::Read { path, source },
-            }
+        let mut found = Self::parse(&read_format(EXIT)?, &read_format(ENTRY)?)?;
+        if !DRIVERS.iter().any(|driver| Path::new(driver).exists()) {
+            return Err(Refusal::Driver);
         }
-        Err(refused)
+        found.open_to_all = Paranoid::read().allows_tracepoints();
+        Ok(found)
     }
 
     /// Returns the tracepoints if the calling thread may read their data.
@@ -160,7 +162,7 @@ impl Tracepoints {
         let info = [field("info1")?, field("info2")?];
         let all = [kind, reason, ip, isa, info[0], info[1]];
         let end = all.into_iter().map(Field::end).max().unwrap_or(0);
-        if end > pairs::RAW_MOST {
+        if end > raw::RAW_MOST {
             return Err(Refusal::TooLong(end));
         }
         Ok(Self {

@@ -4,15 +4,12 @@
 use vpmu_perf::record::{Record, Records, TYPE_SAMPLE};
 
 use super::Layout;
+use super::raw::Raw;
 use super::redact::guest_visible;
 use crate::host::records::{Notice, notice};
 
-/// Maximum number of raw bytes to examine.
-pub(super) const RAW_MOST: usize = 120;
-/// Index of the word after TIME. `PERF_SAMPLE_RAW` begins there. It consists of the number of raw bytes, as a 32-bit
-/// value, and the raw bytes.
+/// Index of the word after TIME, where the raw data begins.
 const RAW_WORD: u64 = 1;
-const RAW_COUNT: usize = 4;
 
 /// An item of a ring of exits and entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,19 +104,8 @@ impl Pairs {
 
 fn moment<W: Fn(u64) -> u64>(layout: &Layout, body: &Record<'_, W>) -> Option<Moment> {
     let time = body.word(0);
-    let mut raw = [0; RAW_MOST + 8];
-    let (words, _) = raw.as_chunks_mut::<8>();
-    for (word, index) in words.iter_mut().zip(RAW_WORD..body.words()) {
-        *word = body.word(index).to_le_bytes();
-    }
-    let count = usize::try_from(body.word(RAW_WORD) & 0xffff_ffff).ok()?;
-    let held = usize::try_from(body.words().checked_sub(RAW_WORD)?).ok()?;
-    let held = held.checked_mul(8)?.checked_sub(RAW_COUNT)?;
-    let raw = raw.get(RAW_COUNT..)?;
-    let raw = raw.get(..count.min(raw.len()))?;
-    if count > held {
-        return None;
-    }
+    let raw = Raw::of(body, RAW_WORD)?;
+    let raw = raw.bytes();
     let kind = layout.kind.of(raw);
     if kind == u64::from(layout.entry) {
         return Some(Moment::Entry(time));
