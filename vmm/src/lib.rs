@@ -8,6 +8,7 @@
 //! [`operator`] manages the operator's persistent events: [`ctl`] serves requests about them while the
 //! machine runs, [`recording`] writes their records to a file.
 //! [`snapshot`] saves a machine to a directory and restores it.
+//! [`serve`] carries the PMU of a machine that another VMM runs.
 //! [`confine`] drops the process's privileges before the guest's first instruction.
 //! [`printable`] keeps control characters of strangers away from the operator's terminal.
 //! [`check`] reports what this host can do: its KVM, its perf events, and the guests that it can run.

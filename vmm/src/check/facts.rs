@@ -8,6 +8,7 @@ use serde::Serialize;
 use vpmu_kvm::probe::Samples;
 
 use super::events::Offered;
+use super::serving::Serving;
 use crate::arch::check::Guest;
 use crate::confine::Available;
 use crate::probe::{Check, Finding};
@@ -27,6 +28,8 @@ pub struct Survey {
     pub mediated_pmu: Option<bool>,
     /// The confinement that `vmm run` has here.
     pub confinement: Available,
+    /// What `vmm serve` can do here.
+    pub serving: Serving,
     /// The events that a guest may open with each tier, or with the list on the command line.
     pub pmu: Vec<Offered>,
     /// The same facts, written as lines of a table. Each line also states the consequence.

@@ -8,6 +8,7 @@ mod events;
 mod facts;
 mod kvm;
 mod perf;
+mod serving;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use std::io::{self, Write};
 
 pub use events::Offered;
 pub use facts::{AutoEngine, Event, HostTrace, Kvm, Perf, Survey};
+pub use serving::Serving;
 
 use vpmu::Hardware;
 use vpmu::host::HostFiles;
@@ -109,13 +111,15 @@ fn survey(asked: &[Decision]) -> Survey {
     // Insert these lines before the verdict, which must stay the last line.
     let end = checks.len().saturating_sub(1);
     let more = [events::mediated(mediated)].into_iter();
-    let more = more.chain(confinement.checks());
+    let serving = Serving::find(perf.paranoid);
+    let more = more.chain(confinement.checks()).chain(serving.checks());
     checks.splice(end..end, more.chain(events::checks(&pmu)));
     Survey {
         stock_kernel: verdict::stock_kernel(&kvm, guest.as_ref()),
         checks,
         mediated_pmu: mediated,
         confinement,
+        serving,
         pmu,
         kvm,
         guest,
