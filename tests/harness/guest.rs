@@ -69,7 +69,7 @@ fn verdicts_until(error: &BootError) -> Option<BTreeMap<String, (u64, Verdict)>>
 /// Tests of a group that must fail on the group's machine, all for one reason.
 #[derive(Debug)]
 pub struct Refusal {
-    /// What the machine refuses, and why.
+    /// The missing feature of the machine, with the cause.
     pub reason: &'static str,
     /// A part of each test's failure message, which shows that the test failed for this reason.
     pub message: &'static str,

@@ -28,7 +28,7 @@ pub(crate) struct Setup {
     pub(crate) queues: Vec<Queue>,
 }
 
-/// What a write to the device status asks of the transport.
+/// The transport's task after a write to the device status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StatusChange {
     /// Nothing more.

@@ -24,8 +24,8 @@ pub enum ConnectionError {
     /// The VMM ended the connection inside a message.
     #[error("the VMM ended the connection inside a message")]
     Cut,
-    /// A message that is not one of vfio-user.
-    #[error("the VMM sent a message that is no request of vfio-user, or is too long")]
+    /// A message outside the protocol.
+    #[error("the VMM sent a message that is not a vfio-user request, or is too long")]
     Message,
 }
 

@@ -28,7 +28,7 @@ const FIRST_THREAD: u32 = 4;
 /// `PIDFD_THREAD` of Linux 6.9: the descriptor is of a thread, not of its process.
 const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
 
-/// What a driver calls for.
+/// A queue that the thread serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Calls {
     Control,

@@ -221,7 +221,7 @@ fn message_that_is_none_ends_the_connection() {
     assert!(client.try_call(DEVICE_INFO, &[], &[]).is_none());
     let output = daemon.output();
     assert_eq!(output.status.code(), Some(1));
-    assert!(messages(&output).contains("no request of vfio-user"), "{}", messages(&output));
+    assert!(messages(&output).contains("not a vfio-user request"), "{}", messages(&output));
 }
 
 #[test]
