@@ -46,7 +46,7 @@ fn is_drivers_error(line: &str) -> bool {
     line.contains(DRIVER) && level(line).is_some_and(|level| level <= ERROR)
 }
 
-/// Returns up to [`LINES`] lines of the log, starting with the first report of a fault. Reports that contain a word of
+/// Returns up to `LINES` lines of the log, starting with the first report of a fault. Reports that contain a word of
 /// `expected` are not faults. Reports that contain a word of `more` are.
 #[must_use]
 pub fn fault<'a>(log: &'a str, more: &[&str], expected: &[&str]) -> Option<Vec<&'a str>> {

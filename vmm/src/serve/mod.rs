@@ -1,9 +1,8 @@
 //! `vmm serve`: the device in a process of its own, for a virtual machine of a VMM that is not changed for it. The VMM
 //! forwards each access to the device's registers as a message of vfio-user, and the vCPU waits for the answer.
 //!
-//! [`connection`] and [`message`] speak the protocol. [`function`] is the PCI function with virtio's registers, in the
-//! regions that [`config_space`] lays out. [`carried`] is the device behind it, which counts on the [`threads`] of the
-//! VMM's vCPUs.
+//! `connection` and `message` speak the protocol. `function` is the PCI function with virtio's registers, in the regions
+//! that `config_space` lays out. `carried` is the device behind it, which counts on the `threads` of the VMM's vCPUs.
 
 mod args;
 mod carried;

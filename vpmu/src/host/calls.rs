@@ -132,7 +132,13 @@ mod tests {
     fn process_without_a_signal_cannot_make_the_host_send_one() {
         let process = Process { signal: None, ..process() };
         for thread in [Thread::Vcpu, Thread::Service, Thread::Drain, Thread::Closer] {
-            assert!(calls(thread, &process).iter().all(|call| call.number != libc::SYS_fcntl), "{thread:?}");
+            let sets =
+                [F_SETOWN_EX, F_SETSIG, libc::F_SETFL.cast_unsigned()].map(|operation| Argument::int(1, operation));
+            let set = |call: &Call| sets.iter().any(|operation| call.arguments.contains(operation));
+            let of_fcntl = calls(thread, &process).into_iter().filter(|call| call.number == libc::SYS_fcntl);
+            for call in of_fcntl {
+                assert!(!call.arguments.is_empty() && !set(&call), "{thread:?} {call:?}");
+            }
         }
     }
 
