@@ -147,7 +147,7 @@ impl StockQemu {
     }
 }
 
-/// What a person types to run `machine` with an installed QEMU.
+/// The command line of `machine`, to be typed where QEMU is installed.
 #[must_use]
 pub fn typed(machine: &Machine<'_>) -> String {
     let words = machine.arguments();

@@ -28,7 +28,7 @@ pub struct Survey {
     pub mediated_pmu: Option<bool>,
     /// The confinement that `vmm run` has here.
     pub confinement: Available,
-    /// What `vmm serve` can do here.
+    /// The abilities of `vmm serve` on this host.
     pub serving: Serving,
     /// The events that a guest may open with each tier, or with the list on the command line.
     pub pmu: Vec<Offered>,

@@ -105,13 +105,14 @@ fn survey(asked: &[Decision]) -> Survey {
     let perf = perf::probe(guest.as_ref().is_some_and(guest::Guest::runs));
     let mediated = host_kernel::mediated_pmu();
     let statistics = kvm.capabilities.get("binary_stats") == Some(&true);
-    let confinement = Available::find(HostFiles::read(&Hardware::default()).need_capability(true));
+    let files = HostFiles::read(&Hardware::default());
+    let confinement = Available::find(files.need_capability(true));
     let pmu = events::offered(asked, statistics, mediated);
     let mut checks = verdict::checks(&kvm, guest.as_ref(), &perf);
     // Insert these lines before the verdict, which must stay the last line.
     let end = checks.len().saturating_sub(1);
     let more = [events::mediated(mediated)].into_iter();
-    let serving = Serving::find(perf.paranoid);
+    let serving = Serving::find(files.need_capability(false));
     let more = more.chain(confinement.checks()).chain(serving.checks());
     checks.splice(end..end, more.chain(events::checks(&pmu)));
     Survey {

@@ -1,4 +1,4 @@
-//! What `vmm serve` can do here for the guest of another VMM.
+//! The abilities of `vmm serve` on this host, for guests of other VMMs.
 
 use std::fs;
 
@@ -9,10 +9,8 @@ use crate::probe::Check;
 
 /// KVM's files about its VMs. The offsets of their TSCs are among them.
 const KVM_FILES: &str = "/sys/kernel/debug/kvm";
-/// The highest `kernel.perf_event_paranoid` at which a user can count the kernel mode of their own threads.
-const KERNEL_MODE: i32 = 1;
 
-/// What `vmm serve` can do if this user starts it.
+/// The abilities of `vmm serve` if this user starts it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Serving {
     /// Whether it can count the threads of any user's VMM, which takes `CAP_PERFMON`.
@@ -24,15 +22,11 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Asks the host, whose `kernel.perf_event_paranoid` is `paranoid`.
-    pub(super) fn find(paranoid: Option<i32>) -> Self {
+    /// Asks the host. `perfmon` is true if counting the kernel mode of this user's threads takes `CAP_PERFMON`.
+    pub(super) fn find(perfmon: bool) -> Self {
         let held = rustix::thread::capabilities(None);
         let any_user = held.is_ok_and(|held| held.effective.contains(CapabilitySet::PERFMON));
-        Self {
-            any_user,
-            own_user: any_user || paranoid.is_some_and(|level| level <= KERNEL_MODE),
-            guest_time: fs::read_dir(KVM_FILES).is_ok(),
-        }
+        Self { any_user, own_user: any_user || !perfmon, guest_time: fs::read_dir(KVM_FILES).is_ok() }
     }
 
     /// The lines of the table.

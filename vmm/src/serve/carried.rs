@@ -185,7 +185,7 @@ impl Carried {
         }
     }
 
-    /// The features that the device offers. Without a device, there are none, so that no driver accepts it.
+    /// The features that the device offers. Zero without a device, so that drivers refuse the function.
     pub(super) fn features(&self) -> u64 {
         self.device().map_or(0, |device| device.vpmu.features())
     }

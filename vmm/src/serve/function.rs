@@ -110,9 +110,9 @@ impl Function {
         self.device.attach(self.process, &self.window)
     }
 
-    /// The device, once the vCPUs' threads are known.
-    pub(super) fn device(&mut self) -> &mut Carried {
-        &mut self.device
+    /// Records the end of the connection. Returns the signal that ended it, if one did.
+    pub(super) fn end(&self) -> Option<i32> {
+        self.device.end()
     }
 
     /// Executes a request.

@@ -188,7 +188,7 @@ pub fn run(args: &ServeArgs) -> Result<Served, ServeError> {
         attached => attached?,
     }
     let served = serve(&mut function, Connection::new(stream));
-    let signal = function.device().end();
+    let signal = function.end();
     served?;
     Ok(signal.map_or(Served::Disconnected, Served::Signal))
 }

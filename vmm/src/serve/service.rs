@@ -59,7 +59,7 @@ pub(super) struct Waiting {
     shared: Arc<Shared>,
     signals: EndingSignals,
     stream: UnixStream,
-    /// Descriptors of the vCPUs' threads. Before Linux 6.9, there are none.
+    /// Descriptors of the vCPUs' threads. `None` before Linux 6.9.
     threads: Vec<Option<OwnedFd>>,
 }
 
