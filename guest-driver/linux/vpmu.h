@@ -258,7 +258,6 @@ struct vpmu_lookup {
  * @events: the vpmu_events of perf events, in the order of creation, so an
  *          event comes after its parent and its leader
  * @give_up: ends the use of a device that does not answer
- * @reboot: resets the device before another kernel starts
  * @users: number of users: open events, open files of /dev/vpmu, AUX areas of
  *         perf core, and pending calls to other CPUs
  * @idle: woken when @users falls to zero
@@ -269,7 +268,6 @@ struct vpmu_life {
 	struct mutex lock; /* the list of events */
 	struct list_head events;
 	struct work_struct give_up;
-	struct notifier_block reboot;
 	atomic_t users;
 	wait_queue_head_t idle;
 };

@@ -410,28 +410,6 @@ static void reread_work(struct work_struct *work)
 	write_sequnlock_irq(&dev->info_lock);
 }
 
-/*
- * Resets the device before kexec starts another kernel, whose memory the device
- * must not write to. From 6.15 on, and in some older stable kernels, virtio
- * itself resets its devices.
- */
-static int device_reboot(struct notifier_block *block, unsigned long action, void *unused)
-{
-	struct vpmu_device *dev = container_of(block, struct vpmu_device, life.reboot);
-
-	/*
-	 * If the device has been given up, wait for give_up_work(), which may
-	 * not have reset the device yet. There is no need to wait for a removal
-	 * here: device_shutdown() waits for the virtio device's lock, which a
-	 * removal holds.
-	 */
-	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
-		vpmu_life_close(dev, -ENODEV);
-	else
-		flush_work(&dev->life.give_up);
-	return NOTIFY_DONE;
-}
-
 static void device_free(struct vpmu_device *dev)
 {
 	u32 i;
@@ -483,7 +461,6 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	INIT_WORK(&dev->life.give_up, give_up_work);
 	INIT_WORK(&dev->notices.work, notices_work);
 	INIT_WORK(&dev->reread, reread_work);
-	dev->life.reboot.notifier_call = device_reboot;
 	dev->control.closed = -ENODEV;
 	dev->notices.closed = true;
 	vpmu_persistent_init(dev);
@@ -589,7 +566,6 @@ static int device_restart(struct vpmu_device *dev)
  */
 static void device_withdraw(struct vpmu_device *dev)
 {
-	unregister_reboot_notifier(&dev->life.reboot);
 	device_drain(dev);
 	vpmu_persistent_unregister(dev);
 	vpmu_trace_unregister(dev);
@@ -746,7 +722,6 @@ static int device_bind(struct virtio_device *vdev)
 	err = vpmu_cdev_register(dev);
 	if (err)
 		goto forget;
-	register_reboot_notifier(&dev->life.reboot);
 	dev_info(&vdev->dev, "%u vCPUs, %u events in the catalogue\n",
 		 dev->info.vcpus, dev->info.catalogue_len);
 	device_say_refusals(vdev);
@@ -900,6 +875,47 @@ static struct virtio_driver vpmu_driver = {
 	.restore = vpmu_restore,
 };
 
+/* Stops a device, and returns whether it is gone. Its lock is held. */
+static bool device_shut(struct vpmu_device *dev)
+{
+	/*
+	 * If the device has been given up, wait for give_up_work(), which may
+	 * not have reset the device yet.
+	 */
+	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
+		vpmu_life_close(dev, -ENODEV);
+	else
+		flush_work(&dev->life.give_up);
+	return vpmu_life_is_gone(dev);
+}
+
+/*
+ * Resets the device before kexec starts another kernel, whose memory the device
+ * must not write to. From 6.15 on, and in some older stable kernels, virtio
+ * itself resets devices that have a driver, and waits forever for one that is
+ * gone. So the driver leaves such a device.
+ */
+static int vpmu_reboot(struct notifier_block *block, unsigned long action, void *unused)
+{
+	struct device *device = driver_find_next_device(&vpmu_driver.driver, NULL);
+	bool gone = false;
+
+	if (!device)
+		return NOTIFY_DONE;
+	device_lock(device);
+	if (device->driver == &vpmu_driver.driver)
+		gone = device_shut(dev_to_virtio(device)->priv);
+	device_unlock(device);
+	if (gone)
+		device_release_driver(device);
+	put_device(device);
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block vpmu_reboot_block = {
+	.notifier_call = vpmu_reboot,
+};
+
 #ifdef VPMU_UNVERIFIED
 static bool unverified;
 module_param(unverified, bool, 0444);
@@ -932,12 +948,15 @@ static int __init vpmu_init(void)
 	ret = register_virtio_driver(&vpmu_driver);
 	if (ret)
 		cpuhp_remove_multi_state(vpmu_online_state);
+	else
+		register_reboot_notifier(&vpmu_reboot_block);
 	return ret;
 }
 module_init(vpmu_init);
 
 static void __exit vpmu_exit(void)
 {
+	unregister_reboot_notifier(&vpmu_reboot_block);
 	unregister_virtio_driver(&vpmu_driver);
 	if (vpmu_kept)
 		device_forget();
