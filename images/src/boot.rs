@@ -25,6 +25,7 @@ use crate::process::{quote, shown};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
 use crate::stock_qemu::{self, Acceleration, Machine, StockQemu};
+use crate::third_party;
 
 /// The shell command with which a guest's /init reports its start to the VMM.
 fn tells_of_init(arch: Arch) -> &'static str {
@@ -42,6 +43,28 @@ printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
 echo null > /tmp/report
 "#;
 const REPORT: &str = "/tmp/report";
+/// The socket of the device's process in the lab.
+const LABS_SOCKET: &str = "/tmp/vpmu.sock";
+
+/// The lab's shell script that runs the device's process and QEMU. Its status is QEMU's, or that of the device's process
+/// if only that failed.
+fn beside_qemu_job(serve: &str, qemu: &str) -> String {
+    format!(
+        r#"mount -t debugfs debugfs /sys/kernel/debug
+vmm {serve} > /dev/null &
+device=$!
+until grep -q ' 00010000 .* {LABS_SOCKET}$' /proc/net/unix; do
+	kill -0 $device || exit 1
+	sleep 0.05
+done
+{qemu}
+code=$?
+wait $device || [ $code != 0 ] || code=1
+echo null > {REPORT}
+exit $code
+"#
+    )
+}
 
 /// The process that has the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,8 +72,8 @@ pub enum Carrier {
     /// This project's VMM, which runs the guest: `vmm run`.
     #[default]
     Vmm,
-    /// A process of its own, `vmm serve`. A stock QEMU on this machine runs the guest: on this machine's KVM if a stock
-    /// kernel boots there, else emulated.
+    /// A process of its own, `vmm serve`. A stock QEMU runs the guest: on this machine's KVM if a stock kernel boots
+    /// there, else emulated. With [`KvmHostChoice::Lab`], on the lab's KVM.
     BesideQemu,
     /// Like [`Carrier::BesideQemu`], but the guest is always emulated.
     BesideEmulation,
@@ -71,13 +94,14 @@ pub struct Boot {
     pub files: Vec<(String, Vec<u8>)>,
     /// The machine to run on.
     pub kvm_host: KvmHostChoice,
-    /// The process that has the device. Every choice but [`Carrier::Vmm`] needs [`KvmHostChoice::Auto`], because QEMU
-    /// runs on this machine.
+    /// The process that has the device.
     pub carrier: Carrier,
     /// Maximum run time of the machine.
     pub timeout: Duration,
     /// More arguments for `vmm run`, or for `vmm serve`.
     pub vmm_args: Vec<String>,
+    /// More arguments for QEMU, if the device is beside it.
+    pub qemu_args: Vec<String>,
     /// More words for the guest kernel's command line.
     pub append: String,
     /// A command to run after the guest has ended, on the machine that ran the VMM. If this is set, it is not an error
@@ -101,6 +125,7 @@ impl Default for Boot {
             carrier: Carrier::Vmm,
             timeout: Duration::from_secs(180),
             vmm_args: Vec::new(),
+            qemu_args: Vec::new(),
             append: String::new(),
             post_run: None,
             echo: false,
@@ -237,22 +262,27 @@ impl Boot {
         };
         run.file("run/job", 0o644, job.as_bytes())?;
         run.file("guest/initramfs", 0o644, guest)?;
-        self.emulate(parts, mark, run)
+        self.emulate(parts, mark, run, None)
     }
 
     /// Runs the command in a guest of a stock QEMU, beside the device's own process.
     fn run_beside_qemu(&self) -> Result<Outcome, BootError> {
-        if self.kvm_host != KvmHostChoice::Auto {
-            return Err(BootError::WithQemu("a guest runs on this machine: leave out --lab, --exact and --direct"));
-        }
+        let in_lab = match (self.kvm_host, self.carrier) {
+            (KvmHostChoice::Auto, _) => false,
+            (KvmHostChoice::Lab, Carrier::BesideQemu) => true,
+            _ => return Err(BootError::WithQemu("a guest runs here or in the lab: omit --exact and --direct")),
+        };
         if self.sources.arch != Arch::X86_64 {
-            return Err(BootError::WithQemu("a guest is for x86: leave out its architecture"));
+            return Err(BootError::WithQemu("a guest is for x86: omit its architecture"));
         }
         if self.post_run.is_some() {
-            return Err(BootError::WithQemu("no command runs after the guest: leave it out"));
+            return Err(BootError::WithQemu("no command runs after the guest: omit it"));
         }
         let parts = self.prepare()?;
         let qemu = StockQemu::get(parts.cache)?;
+        if in_lab {
+            return self.run_beside_labs_qemu(&parts, &qemu);
+        }
         let vmm = parts.programs.vmm()?;
         let has_kvm = self.carrier == Carrier::BesideQemu && kvm_host::stock_kernel_boots(parts.cache, vmm)?;
         let acceleration = if has_kvm { Acceleration::Kvm } else { Acceleration::Tcg };
@@ -273,11 +303,12 @@ impl Boot {
             kernel: &parts.kernel.image.to_string_lossy(),
             initramfs: &initramfs.path(),
             cmdline: cmdline.trim_end(),
+            more: &self.qemu_args,
         };
         if self.echo {
             self.explain(vmm, &machine);
         }
-        let kvm_host = KvmHost::BesideQemu { qemu: qemu.version().to_owned(), acceleration };
+        let kvm_host = KvmHost::BesideQemu { qemu: qemu.version().to_owned(), acceleration, in_lab };
         let _slot = (acceleration == Acceleration::Tcg).then(|| parts.cache.slot()).transpose()?;
         let mut serve = Command::new(vmm);
         serve.args(Daemon::arguments(machine.socket, self.vcpus, &self.vmm_args));
@@ -303,6 +334,35 @@ impl Boot {
         }
     }
 
+    /// Like [`Boot::run_beside_qemu`], on the lab's KVM.
+    fn run_beside_labs_qemu(&self, parts: &Parts, qemu: &StockQemu) -> Result<Outcome, BootError> {
+        let mark = self.mark();
+        let mut run = Archive::new();
+        let files = qemu.files()?;
+        for (name, contents) in &files {
+            run.file(name, 0o755, contents)?;
+        }
+        run.file("guest/initramfs", 0o644, &self.guest_archive(parts, &mark)?)?;
+        let acceleration = Acceleration::Kvm;
+        let cmdline = [CMDLINE, &self.append].join(" ");
+        let machine = Machine {
+            acceleration,
+            vcpus: self.vcpus,
+            memory_mib: self.memory_mib,
+            socket: LABS_SOCKET,
+            kernel: "/guest/kernel",
+            initramfs: "/guest/initramfs",
+            cmdline: cmdline.trim_end(),
+            more: &self.qemu_args,
+        };
+        let serve = Daemon::arguments(machine.socket, self.vcpus, &self.vmm_args);
+        let serve: Vec<String> = serve.iter().map(|word| quote(word)).collect();
+        run.file("run/job", 0o644, beside_qemu_job(&serve.join(" "), &stock_qemu::typed(&machine)).as_bytes())?;
+        let kvm_host = KvmHost::BesideQemu { qemu: qemu.version().to_owned(), acceleration, in_lab: true };
+        let memory_mib = self.memory_mib.saturating_add(third_party::memory_mib(&files));
+        Boot { memory_mib, ..self.clone() }.emulate(parts, &mark, run, Some(kvm_host))
+    }
+
     /// Prints what a person types to boot such a guest without this program.
     fn explain(&self, vmm: &Path, machine: &Machine<'_>) {
         let socket = "/tmp/vpmu.sock";
@@ -325,7 +385,7 @@ impl Boot {
     /// [`BootError`].
     pub fn run_on_lab_host(&self) -> Result<Outcome, BootError> {
         if self.carrier != Carrier::Vmm {
-            return Err(BootError::WithQemu("no lab runs: leave out --qemu"));
+            return Err(BootError::WithQemu("no guest runs: omit --qemu"));
         }
         let parts = self.prepare()?;
         let mark = self.mark();
@@ -339,16 +399,22 @@ impl Boot {
         for (name, contents) in &self.files {
             run.file(name, 0o755, contents)?;
         }
-        self.emulate(&parts, &mark, run)
+        self.emulate(&parts, &mark, run, None)
     }
 
     /// Boots the lab with the files of `run`, which the lab's kernel unpacks after the files in the lab's own
-    /// initramfs.
-    fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
+    /// initramfs. The guest runs on `kvm_host`, by default the lab.
+    fn emulate(
+        &self,
+        parts: &Parts,
+        mark: &str,
+        mut run: Archive,
+        kvm_host: Option<KvmHost>,
+    ) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
         let exact = matches!(self.kvm_host, KvmHostChoice::Exact | KvmHostChoice::AutoExact);
         let lab = Lab::get(parts.cache, arch, exact)?;
-        let kvm_host = KvmHost::Lab { arch, qemu: lab.version(), exact };
+        let kvm_host = kvm_host.unwrap_or_else(|| KvmHost::Lab { arch, qemu: lab.version(), exact });
         let host = Kernel::stock_of(parts.cache, arch, lab.series())?;
         let base = initramfs::lab(parts.cache, &host, &parts.kernel, &parts.programs)?;
         let settings = format!("MARK={mark}\nEND={}\n", quote(&lab.end()));

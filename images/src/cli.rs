@@ -194,9 +194,9 @@ pub(crate) struct BootArgs {
     #[command(flatten)]
     kvm_host: KvmHostArgs,
     /// Let a stock QEMU run the guest: Debian's newest, fetched when first needed, on this machine's KVM if a
-    /// stock kernel boots there, else emulated. The device is in a process of its own, `vmm serve`, which QEMU
-    /// reaches by vfio-user. Prints what to type to do the same by hand
-    #[arg(long, conflicts_with_all = ["lab", "exact", "direct", "report"])]
+    /// stock kernel boots there, else emulated; with --lab on the lab's KVM. The device is in a process of its
+    /// own, `vmm serve`, which QEMU reaches by vfio-user. Prints what to type to do the same by hand
+    #[arg(long, conflicts_with_all = ["exact", "direct", "report"])]
     qemu: bool,
     /// Number of vCPUs [default: 2, in the exact lab 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
@@ -266,6 +266,7 @@ impl BootArgs {
             carrier: if self.qemu { Carrier::BesideQemu } else { Carrier::Vmm },
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
+            qemu_args: Vec::new(),
             append: self.append.clone(),
             post_run: None,
             echo: true,

@@ -12,7 +12,7 @@ use crate::apt::{Apt, AptError, Release};
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::process::{self, ProcessError};
-use crate::unpacked::{self, UnpackedError};
+use crate::unpacked::{self, Files, UnpackedError};
 
 const PACKAGE: &str = "qemu-system-x86";
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -21,6 +21,8 @@ const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// The directories of firmware, below the root.
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
+/// The firmware of a machine that boots a kernel.
+const ROMS: [&str; 3] = ["bios-256k.bin", "linuxboot_dma.bin", "kvmvapic.bin"];
 
 /// Errors of getting a stock QEMU.
 #[derive(Debug, Error)]
@@ -71,6 +73,8 @@ pub struct Machine<'a> {
     pub initramfs: &'a str,
     /// The guest kernel's command line.
     pub cmdline: &'a str,
+    /// More arguments.
+    pub more: &'a [String],
 }
 
 impl Machine<'_> {
@@ -105,6 +109,7 @@ impl Machine<'_> {
         .flatten()
         .chain(&["-nodefaults", "-no-user-config", "-no-reboot"])
         .map(|&word| word.to_owned())
+        .chain(self.more.iter().cloned())
         .collect()
     }
 }
@@ -145,6 +150,21 @@ impl StockQemu {
         command.args(machine.arguments());
         command
     }
+
+    /// The files of [`PROGRAM`] for the lab's host, where [`typed`] runs it: path without the leading slash, contents.
+    ///
+    /// # Errors
+    /// [`StockQemuError::Unpacked`].
+    pub fn files(&self) -> Result<Files, StockQemuError> {
+        let mut files = unpacked::with_libraries(&self.root, Arch::X86_64, PROGRAM)?;
+        for rom in ROMS {
+            let found =
+                FIRMWARE.map(|directory| self.root.join(directory).join(rom)).into_iter().find(|rom| rom.exists());
+            let found = found.unwrap_or_else(|| self.root.join(FIRMWARE[0]).join(rom));
+            files.push((format!("{}/{rom}", FIRMWARE[0]), unpacked::read(&found)?));
+        }
+        Ok(files)
+    }
 }
 
 /// The command line of `machine`, to be typed where QEMU is installed.
@@ -183,6 +203,7 @@ mod tests {
         kernel: "vmlinux",
         initramfs: "initramfs",
         cmdline: "console=ttyS0 quiet",
+        more: &[],
     };
 
     /// Returns the argument after `name`.
@@ -200,6 +221,12 @@ mod tests {
         let device: serde_json::Value = serde_json::from_str(&after(&arguments, "-device")).unwrap();
         assert_eq!(device["driver"], "vfio-user-pci");
         assert_eq!(device["socket"]["path"], MACHINE.socket);
+    }
+
+    #[test]
+    fn more_arguments_follow_the_machines() {
+        let more = ["-qmp", "unix:q,server=on,wait=off"].map(str::to_owned);
+        assert!(Machine { more: &more, ..MACHINE }.arguments().ends_with(&more));
     }
 
     #[test]

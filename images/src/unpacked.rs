@@ -74,6 +74,14 @@ impl Stale for UnpackedError {
 /// [`UnpackedError`].
 pub fn program(cache: &Cache, arch: Arch, package: &str, name: &str) -> Result<Files, UnpackedError> {
     let root = directory(cache, Apt::of(arch)?, &[package])?;
+    with_libraries(&root, arch, name)
+}
+
+/// Like [`program`], of a directory that has the package's files.
+///
+/// # Errors
+/// [`UnpackedError`].
+pub fn with_libraries(root: &Path, arch: Arch, name: &str) -> Result<Files, UnpackedError> {
     let library = |name: &str| {
         let directories = DIRECTORIES.map(|directory| root.join(directory));
         let triplet = arch.gnu().trim_end_matches('-');
@@ -135,7 +143,11 @@ fn unpack(apt: &Apt, cache: &Cache, wanted: &[&str]) -> Result<PathBuf, Unpacked
     })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, UnpackedError> {
+/// Returns a file's contents.
+///
+/// # Errors
+/// [`UnpackedError::File`].
+pub fn read(path: &Path) -> Result<Vec<u8>, UnpackedError> {
     Ok(fs::read(path).map_err(FileError::at(path))?)
 }
 

@@ -1,14 +1,12 @@
 //! Guests of a stock QEMU, with the device in a process of its own that QEMU reaches by vfio-user. The tests are those of
 //! the groups that run in this project's VMM. QEMU emulates the guest here, so these groups run alike on every machine.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+mod life;
 
-use images::{Boot, Carrier, Error as BootError};
+use images::stock_qemu::Acceleration;
 use tests::guest::Refusal;
+
+const BOTH: &[Acceleration] = &[Acceleration::Tcg, Acceleration::Kvm];
 
 /// The events that the guest tests open by number fail with this.
 const NO_EVENT: &str = "No such file or directory (os error 2)";
@@ -30,22 +28,25 @@ const CLOCK_SAMPLES: &str = "the host's samples of an emulated guest have addres
 const TIMES: &str = "QEMU does not reveal the offset of an emulated TSC, so records have the host's time";
 
 mod counting {
-    use super::{EXITS, NO_NAME, Refusal};
+    use super::{BOTH, EXITS, NO_NAME, Refusal};
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: NO_NAME,
+            on: BOTH,
             tests: &["all_exits_hold_those_of_the_vmm", "halts_are_counted", "port_writes_count_exactly"],
         },
         Refusal {
             reason: EXITS,
             message: "is listed: false, expected true",
+            on: BOTH,
             tests: &["exits_that_the_architecture_lacks_are_refused"],
         },
         Refusal {
             reason: "only the VMM sees when a vCPU enters and leaves its guest, so guest-time is not listed",
             message: NO_NAME,
+            on: BOTH,
             tests: &["task_clock_agrees_with_guest_time"],
         },
     ];
@@ -54,23 +55,29 @@ mod counting {
 }
 
 mod flush {
-    use super::{EXITS, NO_EVENT, REGISTERS, Refusal, UNSUPPORTED};
+    use super::{BOTH, EXITS, NO_EVENT, REGISTERS, Refusal, UNSUPPORTED};
 
     const REFUSED: &[Refusal] = &[
-        Refusal { reason: EXITS, message: NO_EVENT, tests: &["flush_publishes_a_piece_of_a_trace"] },
-        Refusal { reason: REGISTERS, message: UNSUPPORTED, tests: &["flush_writes_samples_of_the_exit_engine"] },
+        Refusal { reason: EXITS, message: NO_EVENT, on: BOTH, tests: &["flush_publishes_a_piece_of_a_trace"] },
+        Refusal {
+            reason: REGISTERS,
+            message: UNSUPPORTED,
+            on: BOTH,
+            tests: &["flush_writes_samples_of_the_exit_engine"],
+        },
     ];
 
     tests::group!("flush", beside_qemu(REFUSED));
 }
 
 mod output {
-    use super::{EXITS, MARKS_IP, NO_EVENT, REGISTERS, Refusal, TIMES, UNSUPPORTED};
+    use super::{BOTH, EXITS, MARKS_IP, NO_EVENT, REGISTERS, Refusal, TIMES, UNSUPPORTED};
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: NO_EVENT,
+            on: BOTH,
             tests: &[
                 "all_fields_together_are_true",
                 "chain_has_the_requested_length",
@@ -85,6 +92,7 @@ mod output {
         Refusal {
             reason: REGISTERS,
             message: UNSUPPORTED,
+            on: BOTH,
             tests: &[
                 "big_ring_fills_before_it_loses",
                 "chain_continues_through_the_kernel",
@@ -100,16 +108,19 @@ mod output {
         Refusal {
             reason: REGISTERS,
             message: "errno for a chain of 1024: Some(95)",
+            on: BOTH,
             tests: &["registers_and_stacks_that_cannot_be_are_refused"],
         },
         Refusal {
             reason: MARKS_IP,
             message: "samples of user and kernel mode: (20, 0)",
+            on: BOTH,
             tests: &["excluded_mode_is_not_counted"],
         },
         Refusal {
             reason: TIMES,
             message: "time",
+            on: BOTH,
             tests: &[
                 "other_records_name_their_task",
                 "page_time_matches_record_time",
@@ -122,20 +133,27 @@ mod output {
 }
 
 mod permissions {
-    use super::{EXITS, REGISTERS, Refusal, UNSUPPORTED};
+    use super::{BOTH, EXITS, REGISTERS, Refusal, UNSUPPORTED};
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: "errno of perf for exits of its own",
+            on: BOTH,
             tests: &["open_by_nobody_at_each_level_answers_as_perf_does"],
         },
         Refusal {
             reason: REGISTERS,
             message: "errno for call chains of the kernel at level 1: Some(95)",
+            on: BOTH,
             tests: &["kernel_sampled_without_perfmon_at_level_2_is_refused"],
         },
-        Refusal { reason: REGISTERS, message: UNSUPPORTED, tests: &["registers_in_a_locked_down_kernel_are_refused"] },
+        Refusal {
+            reason: REGISTERS,
+            message: UNSUPPORTED,
+            on: BOTH,
+            tests: &["registers_in_a_locked_down_kernel_are_refused"],
+        },
     ];
 
     tests::group!("permissions", beside_qemu(REFUSED));
@@ -146,25 +164,36 @@ mod persistent {
 }
 
 mod sampling {
-    use super::{CLOCK_SAMPLES, EXITS, MARKS_IP, NO_NAME, NO_SAMPLES, Refusal, TIMES};
+    use super::{BOTH, CLOCK_SAMPLES, EXITS, MARKS_IP, NO_NAME, NO_SAMPLES, Refusal, TIMES};
 
     const REFUSED: &[Refusal] = &[
-        Refusal { reason: EXITS, message: NO_NAME, tests: &["exits_sample_exactly"] },
-        Refusal { reason: MARKS_IP, message: "the IP 0x0 of a sample", tests: &["samples_name_task_and_address"] },
-        Refusal { reason: CLOCK_SAMPLES, message: NO_SAMPLES, tests: &["clock_samples_the_loop_that_runs"] },
-        Refusal { reason: TIMES, message: "the guest's clock went", tests: &["times_increase_and_are_the_guests"] },
+        Refusal { reason: EXITS, message: NO_NAME, on: BOTH, tests: &["exits_sample_exactly"] },
+        Refusal {
+            reason: MARKS_IP,
+            message: "the IP 0x0 of a sample",
+            on: BOTH,
+            tests: &["samples_name_task_and_address"],
+        },
+        Refusal { reason: CLOCK_SAMPLES, message: NO_SAMPLES, on: BOTH, tests: &["clock_samples_the_loop_that_runs"] },
+        Refusal {
+            reason: TIMES,
+            message: "the guest's clock went",
+            on: BOTH,
+            tests: &["times_increase_and_are_the_guests"],
+        },
     ];
 
     tests::group!("sampling", beside_qemu(REFUSED));
 }
 
 mod trigger {
-    use super::{CLOCK_SAMPLES, EXITS, NO_EVENT, Refusal, UNSUPPORTED};
+    use super::{BOTH, CLOCK_SAMPLES, EXITS, NO_EVENT, Refusal, UNSUPPORTED};
 
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
             message: NO_EVENT,
+            on: BOTH,
             tests: &[
                 "both_ends_are_closed_at_once",
                 "exits_bound_regions",
@@ -176,78 +205,8 @@ mod trigger {
                 "regions_of_a_trace",
             ],
         },
-        Refusal { reason: CLOCK_SAMPLES, message: UNSUPPORTED, tests: &["clock_is_started_and_stopped"] },
+        Refusal { reason: CLOCK_SAMPLES, message: UNSUPPORTED, on: BOTH, tests: &["clock_is_started_and_stopped"] },
     ];
 
     tests::group!("trigger", beside_qemu(REFUSED));
-}
-
-/// The guest's part. Its last event tells the host to end the device's process, perhaps before the event is complete. Then the guest's programs must get errors, its
-/// driver must neither hang nor spin, and the guest must end as usual.
-const ORPHAN: &str = "
-vperf persist new -e marks --name orphan || exit 3
-vperf persist new -e marks --name ready
-until dmesg | grep -q 'does not answer'; do
-	vperf stat -e marks -- true > /tmp/stat 2>&1
-	sleep 0.1
-done
-vperf stat -e marks -- true && exit 4
-echo \"after it: $(vperf stat -e marks -- true 2>&1)\"
-rmmod virtio_pmu || exit 5
-insmod /lib/modules/virtio_pmu.ko
-ls /sys/bus/virtio/drivers/virtio_pmu
-exit 7
-";
-
-/// Ends each `vmm serve` whose arguments contain `word`, in the way that `signal` says.
-fn end_daemon(signal: &str, word: &str) {
-    let processes = fs::read_dir("/proc").expect("processes").flatten();
-    let daemons = processes.filter(|process| {
-        let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
-        let arguments = String::from_utf8_lossy(&arguments);
-        arguments.contains("\0serve\0") && arguments.contains(word)
-    });
-    let ids: Vec<String> = daemons.map(|process| process.file_name().to_string_lossy().into_owned()).collect();
-    assert_eq!(ids.len(), 1, "{word}: {ids:?}");
-    assert!(Command::new("kill").args([signal, &ids[0]]).status().expect("kill").success());
-}
-
-/// Waits until the guest has its events and tells so by starting another, by the control socket of the device's process.
-fn await_event(socket: &Path) {
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixStream;
-    let begin = Instant::now();
-    loop {
-        let listed = UnixStream::connect(socket).and_then(|mut stream| {
-            stream.write_all(b"{\"do\":\"list\"}\n")?;
-            let mut line = String::new();
-            BufReader::new(stream).read_line(&mut line)?;
-            Ok(line)
-        });
-        if listed.is_ok_and(|line| line.contains("ready-0")) {
-            return;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(150), "the guest has started no event");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-#[apply(tests::host_test)]
-fn guest_lives_on_when_the_devices_process_is_killed() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let socket = directory.path().join("ctl");
-    let arguments = ["--ctl".to_owned(), socket.to_string_lossy().into_owned()];
-    let boot = Boot {
-        command: ORPHAN.to_owned(),
-        carrier: Carrier::BesideEmulation,
-        vmm_args: arguments.to_vec(),
-        ..Boot::default()
-    };
-    let guest = thread::spawn(move || boot.run());
-    await_event(&socket);
-    end_daemon("-KILL", &socket.to_string_lossy());
-    let ended = guest.join().expect("no panic").expect_err("the device's process was killed");
-    let BootError::DaemonFailed { status, output, .. } = ended else { panic!("{ended:?}") };
-    assert_eq!(status, 7, "{output}");
-    assert!(output.contains("Input/output error"), "{output}");
 }

@@ -31,6 +31,7 @@ mod aux_writer;
 mod baseline;
 mod beside;
 mod boots;
+mod carriers;
 mod conformance;
 mod counting;
 mod cpu;
@@ -163,6 +164,7 @@ fn main() -> ExitCode {
         ["baseline", samples, rounds] => baseline::measure(samples, rounds),
         ["load", name, rounds] => loads::run(name, rounds),
         ["boots", rounds] => boots::measure(rounds),
+        ["carriers"] => carriers::run(),
         ["overflows"] => overflows::run(),
         ["act"] => end_scenarios::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
@@ -190,7 +192,7 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests list | run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | overflows | act | baseline SAMPLES ROUNDS | load loop ROUNDS | load switches ROUNDS | boots ROUNDS | hammer SEED OPERATIONS"
+        "usage: guest-tests list | run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | overflows | act | baseline SAMPLES ROUNDS | load loop ROUNDS | load switches ROUNDS | boots ROUNDS | carriers | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }

@@ -12,6 +12,7 @@ use guest_tests::wire::{self, Verdict};
 use images::cache::Cache;
 use images::kernel::DEFAULT_SERIES;
 use images::programs::Programs;
+use images::stock_qemu::Acceleration;
 use images::third_party::{self, Files, ThirdPartyError};
 use images::{Arch, Boot, Carrier, Debug, Error as BootError, KvmHostChoice, Sources};
 use vpmu_errors::chain;
@@ -29,6 +30,9 @@ const KERNEL: &str = "VPMU_TEST_KERNEL";
 /// lab instead of their own architecture's lab. A group stays in its own architecture's lab if it tests features that
 /// only this architecture has.
 const ARCH: &str = "VPMU_TEST_ARCH";
+/// The environment variable that selects how QEMU runs the guests of groups that are beside it: `tcg`, the default, or
+/// `kvm` for the lab's KVM.
+const BESIDE: &str = "VPMU_TEST_BESIDE_QEMU";
 /// The time limit of a boot with a checker, which makes the guest many times slower.
 const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
 /// Additional guest memory in MiB that a checker needs, for example for KASAN's shadow memory and for the metadata of
@@ -73,6 +77,8 @@ pub struct Refusal {
     pub reason: &'static str,
     /// A part of each test's failure message, which shows that the test failed for this reason.
     pub message: &'static str,
+    /// How QEMU runs the guests in which the tests fail.
+    pub on: &'static [Acceleration],
     /// The tests' names.
     pub tests: &'static [&'static str],
 }
@@ -184,8 +190,8 @@ impl Group {
         self.on_x86_64()
     }
 
-    /// Runs the group in an emulated guest of a stock QEMU, with the device in a process of its own. That process cannot
-    /// do everything that the VMM does, so the tests in `refused` must fail.
+    /// Runs the group in a guest of a stock QEMU, with the device in a process of its own. That process cannot do
+    /// everything that the VMM does, so the tests in `refused` must fail.
     #[must_use]
     pub const fn beside_qemu(mut self, refused: &'static [Refusal]) -> Self {
         self.carrier = Carrier::BesideEmulation;
@@ -206,7 +212,7 @@ impl Group {
         };
         say(&format!("{}::{test}: a guest with {kernel} on {kvm_host}, {millis} ms", self.name));
         let guest = format!("in the guest with {kernel}, on {kvm_host}");
-        let refusal = self.refused.iter().find(|refusal| refusal.tests.contains(&test));
+        let refusal = self.refusals()?.find(|refusal| refusal.tests.contains(&test));
         match (verdict, refusal) {
             (Verdict::Passed, None) => Ok(()),
             (Verdict::Passed, Some(refusal)) => Err(format!(
@@ -221,10 +227,16 @@ impl Group {
         }
     }
 
+    /// The tests that must fail on the selected machine.
+    fn refusals(&self) -> Result<impl Iterator<Item = &'static Refusal>, String> {
+        let acceleration = beside(env::var(BESIDE).ok().as_deref())?;
+        Ok(self.refused.iter().filter(move |refusal| refusal.on.contains(&acceleration)))
+    }
+
     /// Returns an error if the group refuses a test that is not one of `listed`, or refuses a test twice.
     pub(crate) fn check_refusals(&self, listed: &[String]) -> Result<(), String> {
         let mut seen = BTreeSet::new();
-        for test in self.refused.iter().flat_map(|refusal| refusal.tests) {
+        for test in self.refusals()?.flat_map(|refusal| refusal.tests) {
             if !listed.iter().any(|name| name == test) {
                 return Err(format!("the group {} refuses the test {test}, which it does not have", self.name));
             }
@@ -313,6 +325,15 @@ fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
         .ok_or_else(|| format!("{ARCH}={wanted}: expected x86_64 or aarch64"))
 }
 
+/// Returns how QEMU runs the guests of groups that are beside it.
+fn beside(wanted: Option<&str>) -> Result<Acceleration, String> {
+    match wanted {
+        None | Some("tcg") => Ok(Acceleration::Tcg),
+        Some("kvm") => Ok(Acceleration::Kvm),
+        Some(other) => Err(format!("{BESIDE}={other}: expected tcg or kvm")),
+    }
+}
+
 /// Returns the architecture that the environment selects, or `own` if it selects none.
 pub(crate) fn asked_arch(own: Arch) -> Result<Arch, String> {
     arch(env::var(ARCH).ok().as_deref(), own, false)
@@ -327,6 +348,10 @@ fn run(group: &Group) -> Result<Booted, String> {
     if group.with_kernel {
         files.extend(third_party::kernel(&sources).map_err(|error| chain(&error))?);
     }
+    let (carrier, kvm_host) = match (group.carrier, beside(env::var(BESIDE).ok().as_deref())?) {
+        (Carrier::BesideEmulation, Acceleration::Kvm) => (Carrier::BesideQemu, KvmHostChoice::Lab),
+        (carrier, _) => (carrier, group.kvm_host),
+    };
     let more = third_party::memory_mib(&files);
     let usual = Boot::default();
     let boot = Boot {
@@ -341,8 +366,8 @@ fn run(group: &Group) -> Result<Booted, String> {
         },
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         append: group.append.into(),
-        kvm_host: group.kvm_host,
-        carrier: group.carrier,
+        kvm_host,
+        carrier,
         timeout: debug.map_or(boots::LIMIT, |_| LIMIT_WITH_CHECKER),
         sources,
         ..usual
@@ -403,6 +428,13 @@ mod tests {
     }
 
     #[test]
+    fn guests_beside_qemu_are_emulated_unless_the_environment_selects_kvm() {
+        assert_eq!(beside(None), Ok(Acceleration::Tcg));
+        assert_eq!(beside(Some("kvm")), Ok(Acceleration::Kvm));
+        assert!(beside(Some("hvf")).unwrap_err().contains(BESIDE));
+    }
+
+    #[test]
     fn machine_that_fails_fails_the_test_that_had_begun() {
         let failed = |output: &str| BootError::Ended {
             kvm_host: images::KvmHost::Direct,
@@ -435,7 +467,9 @@ mod tests {
         assert!(check(&[]).unwrap_err().contains("first"));
     }
 
-    const REFUSALS: &[Refusal] = &[Refusal { reason: "no engine", message: "os error 95", tests: &["first"] }];
+    const BOTH: &[Acceleration] = &[Acceleration::Tcg, Acceleration::Kvm];
+    const REFUSALS: &[Refusal] =
+        &[Refusal { reason: "no engine", message: "os error 95", on: BOTH, tests: &["first"] }];
 
     #[test]
     fn refused_test_must_fail_in_the_expected_way() {
@@ -457,7 +491,7 @@ mod tests {
         assert_eq!(Group::new("group").beside_qemu(REFUSALS).check_refusals(&listed), Ok(()));
         let unknown = Group::new("group").beside_qemu(REFUSALS).check_refusals(&[]).unwrap_err();
         assert!(unknown.contains("first"), "{unknown}");
-        const TWICE: &[Refusal] = &[Refusal { reason: "", message: "", tests: &["first", "first"] }];
+        const TWICE: &[Refusal] = &[Refusal { reason: "", message: "", on: BOTH, tests: &["first", "first"] }];
         let twice = Group::new("group").beside_qemu(TWICE).check_refusals(&listed).unwrap_err();
         assert!(twice.ends_with("first twice"), "{twice}");
     }

@@ -1,0 +1,113 @@
+//! Compares the ways to carry the device: in this project's VMM, and in a process beside a stock QEMU.
+//!
+//! Two guests take turns on the same KVM: this machine's, if a stock kernel boots there, else the lab's, whose processor
+//! is emulated. There the ratios mean something, and the times do not. A third guest is emulated on this machine by QEMU,
+//! which has a device of its own to compare with: an access to either waits for its answer, but QEMU's own device answers
+//! in the vCPU's thread, and the process beside it in a thread of its own.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use guest_tests::figures::{self, Figures};
+use images::{Boot, Carrier, KvmHost, KvmHostChoice};
+use vpmu_client::error::chain;
+
+/// The number of boots of each of the two guests that take turns.
+const ROUNDS: usize = 2;
+/// The subjects in the figures, and the rows of the table.
+const RATES: [(&str, &str); 5] = [
+    ("mark", "marks/s"),
+    ("sample", "samples/s"),
+    ("read", "reads of a count/s"),
+    ("switch-1", "task switches/s, one vCPU"),
+    ("switch-2", "task switches/s, two vCPUs"),
+];
+
+/// The figures of the boots of one guest, by subject.
+type Reported = BTreeMap<String, Vec<Figures>>;
+
+fn main() -> ExitCode {
+    match measure() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("no figures: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure() -> Result<(), String> {
+    let (mut within, mut beside) = (Reported::new(), Reported::new());
+    let mut names = (String::new(), String::new());
+    for _ in 0..ROUNDS {
+        let kvm_host = boot(Carrier::Vmm, KvmHostChoice::Auto, &[], &mut within)?;
+        let choice = if kvm_host == KvmHost::Direct { KvmHostChoice::Auto } else { KvmHostChoice::Lab };
+        let stock = boot(Carrier::BesideQemu, choice, &[], &mut beside)?;
+        names = (kvm_host.to_string(), stock.to_string());
+    }
+    println!(
+        "\nGuests of 2 vCPUs, {ROUNDS} boots of each in turn:\n  vmm run    {}\n  vmm serve  {}\n",
+        names.0, names.1
+    );
+    println!("  {:28} {:>12} {:>12} {:>8}", "", "vmm run", "vmm serve", "ratio");
+    for (subject, row) in RATES {
+        let (run, serve) = (rate(&within, subject)?, rate(&beside, subject)?);
+        println!("  {row:28} {run:12.0} {serve:12.0} {:8.2}", serve / run);
+    }
+    let mut emulated = Reported::new();
+    let stock = boot(Carrier::BesideEmulation, KvmHostChoice::Auto, &["-device", "edu"], &mut emulated)?;
+    println!("\nAn access to a device from a guest of {stock}:\n");
+    println!("  {:28} {:>12} {:>12}", "", "mean, µs", "least, µs");
+    for (subject, row) in [("access-in-qemu", "QEMU's own device"), ("mark", "the device beside it")] {
+        let (mean, least) = (1e6 / rate(&emulated, subject)?, least(&emulated, subject)?);
+        println!("  {row:28} {mean:12.2} {least:12.2}");
+    }
+    println!("\n  ratio of the means: {:.1}", rate(&emulated, "access-in-qemu")? / rate(&emulated, "mark")?);
+    Ok(())
+}
+
+/// Boots a guest that measures, and adds its figures to `reported`.
+fn boot(
+    carrier: Carrier,
+    kvm_host: KvmHostChoice,
+    qemu_args: &[&str],
+    reported: &mut Reported,
+) -> Result<KvmHost, String> {
+    let boot = Boot {
+        command: "guest-tests carriers".to_owned(),
+        programs: vec!["guest-tests".to_owned()],
+        timeout: Duration::from_secs(600),
+        kvm_host,
+        carrier,
+        qemu_args: qemu_args.iter().map(|&argument| argument.to_owned()).collect(),
+        ..Boot::default()
+    };
+    let outcome = boot.run().map_err(|error| chain(&error))?;
+    if outcome.status != 0 {
+        return Err(outcome.output);
+    }
+    for (subject, figures) in outcome.output.lines().filter_map(figures::parse) {
+        reported.entry(subject.to_owned()).or_default().push(figures);
+    }
+    Ok(outcome.kvm_host)
+}
+
+/// The sum of a figure over the boots.
+#[expect(clippy::cast_precision_loss, reason = "figures of seconds")]
+fn sum(reported: &Reported, subject: &str, figure: &str) -> Result<f64, String> {
+    let boots = reported.get(subject).ok_or_else(|| format!("no figures of {subject}: {reported:?}"))?;
+    let figures: Option<Vec<u64>> = boots.iter().map(|figures| figures.get(figure).copied()).collect();
+    let figures = figures.ok_or_else(|| format!("no {figure} of {subject}: {boots:?}"))?;
+    Ok(figures.iter().sum::<u64>() as f64)
+}
+
+/// Operations in a second.
+fn rate(reported: &Reported, subject: &str) -> Result<f64, String> {
+    Ok(sum(reported, subject, "times")? * 1e9 / sum(reported, subject, "took")?)
+}
+
+/// The time of the fastest operation of a guest that booted once, in microseconds.
+fn least(reported: &Reported, subject: &str) -> Result<f64, String> {
+    Ok(sum(reported, subject, "least")? / 1e3)
+}
