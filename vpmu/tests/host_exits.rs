@@ -9,7 +9,7 @@ use std::path::Path;
 use kvm_ioctls::{Kvm, VcpuExit};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE};
-use vpmu::host::{PerfSource, traces_exits};
+use vpmu::host::{PerfSource, StoreTracepoint, Stores, traces_exits};
 use vpmu::source::{Counter, HostExit, Overflows, Recorded, Request, Source};
 use vpmu_testkit::{Guest, PROGRAM};
 
@@ -177,5 +177,37 @@ fn exits_without_room_are_counted_as_lost() {
         let (exits, lost) = drained(&mut *recorder);
         assert_eq!(lost, 0);
         assert!(exits.iter().any(|exit| exit.ip == STORE), "no exit of the store after the loss: {exits:x?}");
+    }
+}
+
+#[test]
+fn stores_are_taken_with_their_values_from_the_address_that_is_watched() {
+    if let Err(error) = mount_tracefs() {
+        return report_not_run(&format!("tracefs: {error}"));
+    }
+    let (tracepoint, mut guest) = match (StoreTracepoint::find(), guest()) {
+        (Err(refusal), _) => return report_not_run(&refusal.to_string()),
+        (_, None) => return report_not_run("no /dev/kvm"),
+        (Ok(tracepoint), Some(guest)) => (tracepoint, guest),
+    };
+    let thread = PerfSource::new(SIGRTMIN()).expect("a source").thread();
+    let mut stores = Stores::open(&tracepoint, thread).expect("opens");
+    let mut next = 0..;
+    let mut taken = |stores: &mut Stores, count| {
+        for _ in 0..count {
+            store(&mut guest);
+        }
+        let mut values = Vec::new();
+        assert_eq!(stores.take(|value| values.push(value)), 0, "no record is missing");
+        let made: Vec<u32> = next.by_ref().take(count).collect();
+        (values, made)
+    };
+    assert_eq!(taken(&mut stores, 1).0, [0; 0], "before the first watch");
+    // A driver that starts the device again leaves the address as it was, or moves it.
+    for (address, is_stored) in [(WINDOW, true), (WINDOW, true), (WINDOW + 4, false), (WINDOW, true), (WINDOW, true)] {
+        stores.watch(address).expect("watches");
+        let (values, made) = taken(&mut stores, 3);
+        let expected = if is_stored { made } else { Vec::new() };
+        assert_eq!(values, expected, "stores while {address:#x} is watched");
     }
 }

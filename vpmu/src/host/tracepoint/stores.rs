@@ -104,9 +104,11 @@ impl Layout {
 #[derive(Debug)]
 pub struct Stores {
     layout: Layout,
+    thread: i32,
     event: File,
     ring: HostRing,
-    address: u64,
+    /// The address in the event's filter, if it has one.
+    address: Option<u64>,
 }
 
 impl Stores {
@@ -118,7 +120,7 @@ impl Stores {
         let layout = tracepoint.layout;
         let event = sys::open(&attr(layout.id), thread)?;
         let ring = HostRing::long(&event, PAGES, &Arc::new(Pool::new()))?;
-        Ok(Self { layout, event, ring, address: 0 })
+        Ok(Self { layout, thread, event, ring, address: None })
     }
 
     /// From now on, records only the stores to `address`. Drops earlier records.
@@ -126,11 +128,17 @@ impl Stores {
     /// # Errors
     /// The host's error; no stores are recorded then.
     pub fn watch(&mut self, address: u64) -> io::Result<()> {
-        sys::disable(&self.event)?;
-        self.take(drop);
-        self.address = address;
+        if self.address == Some(address) {
+            self.take(drop);
+            return Ok(());
+        }
+        // The host accepts one filter for an event.
+        if self.address.is_some() {
+            *self = Self::open(&StoreTracepoint { layout: self.layout }, self.thread)?;
+        }
         let filter = CString::new(format!("type == {WRITE} && gpa == {address:#x}")).map_err(io::Error::other)?;
         sys::set_filter(&self.event, &filter)?;
+        self.address = Some(address);
         sys::enable(&self.event)
     }
 
@@ -140,8 +148,11 @@ impl Stores {
         let Some(stretch) = self.ring.stretch() else {
             return 0;
         };
+        let Some(address) = self.address else {
+            return 0;
+        };
         let bounds = (self.ring.size(), stretch.tail, stretch.head);
-        self.layout.take(self.address, |offset| stretch.word(offset), bounds, found)
+        self.layout.take(address, |offset| stretch.word(offset), bounds, found)
     }
 }
 
