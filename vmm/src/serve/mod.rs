@@ -21,12 +21,11 @@ mod window;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use kvm_ioctls::Kvm;
 use rustix::process::Pid;
 use vpmu::host::HostFiles;
-use vpmu_kvm::probe::GuestIps;
+use vpmu_kvm::probe::{GuestIps, Sampling};
 
 pub use self::args::ServeArgs;
 pub use self::connection::ConnectionError;
@@ -47,7 +46,7 @@ use crate::logger;
 use crate::operator::{Operator, OperatorError};
 use crate::signal::{EndingSignals, SignalError};
 use crate::terminal;
-use crate::vm::{self, KNOWN_HOST};
+use crate::vm;
 
 /// Errors of `vmm serve`.
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +160,7 @@ pub fn run(args: &ServeArgs) -> Result<Served, ServeError> {
     }
     logger::limit(config.limits.log_lines);
     Confinement::prepare(&config.confinement)?;
-    let guest_ips = GuestIps::begin(Some(Path::new(KNOWN_HOST)));
+    let guest_ips = GuestIps::begin(None, Sampling::PATIENT);
     let guest_ips = guest_ips.map_err(|source| ServeError::Host("threads", source))?;
     let recorder = Operator::recorder(&config)?;
     let files = HostFiles::read(&config.hardware);

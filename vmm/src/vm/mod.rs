@@ -21,7 +21,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::Vpmu;
 use vpmu_kvm::Statistics;
-use vpmu_kvm::probe::GuestIps;
+use vpmu_kvm::probe::{GuestIps, Sampling};
 
 pub use self::error::VmError;
 pub(crate) use self::pmu::settings;
@@ -129,7 +129,7 @@ pub struct RunResult {
 }
 
 /// The directory in which results of probing the host are stored. They are valid until the host reboots or reloads KVM.
-pub(crate) const KNOWN_HOST: &str = "/run/vpmu";
+const KNOWN_HOST: &str = "/run/vpmu";
 
 fn event() -> Result<EventFd, VmError> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| VmError::Host("event descriptors", source))
@@ -148,7 +148,7 @@ impl Vm {
         // `GuestIps::begin` runs small guests concurrently with the next steps, unless `KNOWN_HOST` has a result.
         let asks = config.vpmu && config.engine == Engine::Auto;
         let known = Path::new(KNOWN_HOST);
-        let guest_ips = asks.then(|| GuestIps::begin(Some(known))).transpose();
+        let guest_ips = asks.then(|| GuestIps::begin(Some(known), Sampling::QUICK)).transpose();
         let guest_ips = guest_ips.map_err(|e| VmError::Host("threads", e))?;
         let mut images = Images::open(&config)?;
         let open = |directory| crate::snapshot::open(directory, &config.bases, config.owners());

@@ -429,6 +429,23 @@ impl Machine {
         self.queues[usize::from(queue)].answer().expect("answered before the vCPU runs")
     }
 
+    /// Sends commands on a vCPU's queue, and notifies until they are answered. Returns how long each notification took.
+    pub(crate) fn notified(&mut self, vcpu: usize, commands: &[u8], room: usize) -> Vec<Duration> {
+        let queue = QUEUE_VCPU + u16::try_from(vcpu).expect("few");
+        self.queues[usize::from(queue)].request(commands, room);
+        let mut waits = Vec::new();
+        loop {
+            waits.push(self.on(vcpu, move |client| {
+                let begin = Instant::now();
+                Self::notify(client, queue);
+                begin.elapsed()
+            }));
+            if self.queues[usize::from(queue)].answer().is_some() {
+                return waits;
+            }
+        }
+    }
+
     /// The count of `event`.
     pub(crate) fn count(&mut self, vcpu: usize, event: u64) -> u64 {
         let read = command(COMMAND_READ, event);

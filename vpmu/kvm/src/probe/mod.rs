@@ -37,6 +37,9 @@ impl Sampling {
     /// For a machine that is about to boot. Takes enough samples in a short time. Uses only one small guest, because it
     /// takes longer to create and destroy a guest than to sample it.
     pub const QUICK: Self = Self { time: Duration::from_secs(2), attempts: 1, period: 100_000, ends_early: true };
+    /// For a process that has no other way to sample guests. Like [`Sampling::QUICK`], but takes samples less often: on a
+    /// slow host, most samples in quick succession are of the host's work for them.
+    pub const PATIENT: Self = Self { period: 1_000_000, ..Self::QUICK };
 }
 
 /// After each batch of this many samples, the guest's thread checks whether there are enough samples.
@@ -102,13 +105,13 @@ impl Samples {
 /// and the signal `SIGRTMIN + 9`.
 #[must_use]
 pub fn guest_ips() -> bool {
-    conclusive_guest_ips().unwrap_or(false)
+    conclusive_guest_ips(Sampling::QUICK).unwrap_or(false)
 }
 
-/// Like [`guest_ips`], but returns `None` if a guest could not run or there were too few samples.
-fn conclusive_guest_ips() -> Option<bool> {
+/// Like [`guest_ips`], but samples as `how` says, and returns `None` if a guest could not run or there were too few samples.
+fn conclusive_guest_ips(how: Sampling) -> Option<bool> {
     let knows = |ring| {
-        let samples = sample_guest(ring, Sampling::QUICK).ok()?;
+        let samples = sample_guest(ring, how).ok()?;
         samples.are_conclusive().then(|| samples.name_places())
     };
     // Probe both modes concurrently, because the host's kernel mostly waits while it creates and destroys a guest.
@@ -147,14 +150,14 @@ impl GuestIps {
     ///
     /// # Errors
     /// The host cannot start another thread.
-    pub fn begin(directory: Option<&Path>) -> io::Result<Self> {
+    pub fn begin(directory: Option<&Path>, how: Sampling) -> io::Result<Self> {
         let known = directory.and_then(Known::of_host);
         if let Some(answer) = known.as_ref().and_then(Known::answer) {
             log::info!("host samples contain guest addresses: {answer}, as probed earlier");
             return Ok(Self(Answer::Known(answer)));
         }
         let thread = thread::Builder::new().name("guest-ips".to_owned());
-        let thread = thread.spawn(conclusive_guest_ips)?;
+        let thread = thread.spawn(move || conclusive_guest_ips(how))?;
         Ok(Self(Answer::Asked(thread, known)))
     }
 
