@@ -543,22 +543,6 @@ static inline const void *perf_core_buffer(const struct perf_event *event)
 }
 
 /**
- * perf_core_trace_started() - keep perf core from reporting the start of a
- *                             trace again
- * @event: the event, whose context is locked
- *
- * Each time that perf core adds a trace's event, it writes
- * PERF_RECORD_ITRACE_START, unless the event's bit PERF_ATTACH_ITRACE is set.
- * Other PMU drivers set the bit with perf_event_itrace_started(), which modules
- * cannot call, so this function sets it directly. Safe: those drivers, too, set
- * the bit with the context locked.
- */
-static inline void perf_core_trace_started(struct perf_event *event)
-{
-	event->attach_state |= PERF_ATTACH_ITRACE;
-}
-
-/**
  * perf_core_add_lost() - add to an event's count of lost samples
  * @event: the event
  * @count: number of samples for which no record was written
@@ -601,27 +585,6 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
 }
 
 /**
- * perf_core_disable() - have an irq_work of perf core disable an event
- * @event: the event, active on this CPU; interrupts are off
- *
- * Does what perf_event_disable_inatomic() does, which modules cannot call. In
- * kernels without pending_disable_irq, the caller must queue pending_irq.
- *
- * If perf_aux_output_end() reports a truncated AUX area, call this function
- * afterwards. perf_aux_output_end() is meant to disable the event itself, but
- * before 6.16 it had two bugs: it stored the CPU's number in pending_disable,
- * so an event on CPU 0 was not disabled; and in kernels with
- * pending_disable_irq, it queued the wrong irq_work.
- */
-static inline void perf_core_disable(struct perf_event *event)
-{
-	event->pending_disable = 1;
-#ifdef VPMU_EVENT_HAS_DISABLE_IRQ
-	irq_work_queue(&event->pending_disable_irq);
-#endif
-}
-
-/**
  * perf_core_sync_irq() - wait for an event's irq_work
  * @event: an event that perf core is destroying
  *
@@ -633,6 +596,21 @@ static inline void perf_core_sync_irq(struct perf_event *event)
 	irq_work_sync(&event->pending_irq);
 #ifdef VPMU_EVENT_HAS_DISABLE_IRQ
 	irq_work_sync(&event->pending_disable_irq);
+#endif
+}
+
+/**
+ * perf_core_disable() - have an irq_work of perf core disable an event
+ * @event: the event, active on this CPU; interrupts are off
+ *
+ * Does what perf_event_disable_inatomic() does, which modules cannot call. In
+ * kernels without pending_disable_irq, the caller must queue pending_irq.
+ */
+static inline void perf_core_disable(struct perf_event *event)
+{
+	event->pending_disable = 1;
+#ifdef VPMU_EVENT_HAS_DISABLE_IRQ
+	irq_work_queue(&event->pending_disable_irq);
 #endif
 }
 

@@ -77,8 +77,6 @@ struct vpmu_replay;
  * @error_work: logs that the queue is broken, and gives the device up; a work
  *              item, because the scheduler's locks may be held when the queue
  *              breaks
- * @traces: perf core's traces that write on this CPU
- * @service: calls vpmu_trace_service() on this CPU
  * @sampling: perf core's sampling events that are active on this CPU, or were
  *            stopped here with samples left; see vpmu_sampling.c
  * @prompt: some events in @sampling are prompt, or were since it was last empty
@@ -112,8 +110,6 @@ struct vpmu_vcpu {
 	struct vpmu_command *commands;
 	struct vpmu_reply *replies;
 	struct irq_work error_work;
-	struct list_head traces;
-	call_single_data_t service;
 	struct list_head sampling;
 	bool prompt;
 	struct list_head stopped;
@@ -233,10 +229,9 @@ struct vpmu_persistent_set {
  * @lock: held while a notice's event is looked up and the notice is handled;
  *        keeps that event alive, and protects the fields that notices use:
  *        vpmu_file::family, vpmu_file::output.ring, vpmu_ring::writers,
- *        vpmu_event::trace and vpmu_event::sampler, and the lists of programs
- *        to wake and to signal; taken with interrupts off
+ *        vpmu_event::sampler, and the lists of programs to wake and to
+ *        signal; taken with interrupts off
  * @files: struct vpmu_file by id, also by the ids of inherited events
- * @traces: struct vpmu_event of perf core's traces
  * @sampled: struct vpmu_event of perf core's sampling events that have their
  *           own ring
  * @wakeups: number of wakeups of all rings
@@ -244,7 +239,6 @@ struct vpmu_persistent_set {
 struct vpmu_lookup {
 	spinlock_t lock; /* events that notices find */
 	struct xarray files;
-	struct xarray traces;
 	struct xarray sampled;
 	loff_t wakeups;
 };
@@ -322,14 +316,12 @@ struct vpmu_permission {
  * @counting: the PMU vpmu
  * @generic: @counting handles perf's generic hardware events, because the guest
  *           has no CPU PMU
- * @tracing: the PMU vpmu_trace; not registered without the feature
  * @persistent: persistent events, and the PMU persistent
  * @misc: /dev/vpmu
  * @permission: state for deciding which events a program may open
  * @lookup: events by id
  * @output_lock: protects rings, their mappings and the events that write to
- *               them: vpmu_file::output, struct vpmu_ring and struct vpmu_area;
- *               sleeps
+ *               them: vpmu_file::output and struct vpmu_ring; sleeps
  * @link_lock: protects vpmu_file::links; sleeps
  * @life: the state of the device, its perf events and its users
  *
@@ -377,7 +369,6 @@ struct vpmu_device {
 	struct vpmu_window window;
 	struct vpmu_pmu counting;
 	bool generic;
-	struct vpmu_pmu tracing;
 	struct vpmu_persistent_set persistent;
 	struct miscdevice misc;
 	struct vpmu_permission permission;
@@ -538,8 +529,6 @@ bool vpmu_vcpu_is_closed(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_discover(struct vpmu_device *dev);
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);
-unsigned long vpmu_vcpu_enter(void);
-void vpmu_vcpu_leave(unsigned long flags);
 bool vpmu_vcpu_may_read(void);
 void vpmu_vcpu_serve(struct vpmu_vcpu *vcpu);
 void vpmu_vcpu_call(struct vpmu_device *dev, int cpu);
@@ -562,14 +551,8 @@ void vpmu_sampling_run(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_prompt(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_switch(struct vpmu_device *dev, bool idle);
 
-/* vpmu_trace.c */
-int vpmu_trace_register(struct vpmu_device *dev);
-void vpmu_trace_unregister(struct vpmu_device *dev);
-void vpmu_trace_service(void *vcpu);
-void vpmu_trace_notice(struct vpmu_device *dev, u64 id);
-
 /* vpmu_sysfs.c */
-int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool traces);
+int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs);
 void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs);
 
 /* vpmu_permission.c */

@@ -274,13 +274,11 @@ bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
  * @dev: the device
  * @attr: the attr
  *
- * Return: true for a trace whose type is that of the PMU vpmu or vpmu_trace.
+ * Return: true for a trace whose type is that of the PMU vpmu.
  */
 bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
 {
-	return (attr->type == dev->counting.pmu.type ||
-		(dev->tracing.pmu.type && attr->type == dev->tracing.pmu.type)) &&
-	       vpmu_config_is_trace(attr->config);
+	return attr->type == dev->counting.pmu.type && vpmu_config_is_trace(attr->config);
 }
 
 /* Kinds with a perf type of their own */
@@ -358,7 +356,7 @@ int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr
 {
 	unsigned int i;
 
-	if (attr->type == dev->counting.pmu.type || vpmu_attr_is_trace(dev, attr)) {
+	if (attr->type == dev->counting.pmu.type) {
 		*config = attr->config;
 		return attr_check_listed(dev, *config);
 	}
@@ -497,18 +495,6 @@ void vpmu_attr_request_replay(const struct perf_event_attr *attr,
 	if (attr->exclude_callchain_user)
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_USER;
 	request->flags |= cpu_to_le32(flags);
-}
-
-/**
- * vpmu_attr_request_trace() - request the packets for an event of perf core
- * @attr: the event's attr
- * @request: its packet fields are filled in
- */
-void vpmu_attr_request_trace(const struct perf_event_attr *attr,
-			     struct vpmu_open_request *request)
-{
-	request->period = cpu_to_le64(attr->sample_period);
-	request->aux_watermark = cpu_to_le32(attr->aux_watermark);
 }
 
 /* Whether the catalogue allows an event to exclude kernel or user mode. */

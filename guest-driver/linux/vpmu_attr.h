@@ -27,8 +27,6 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 u64 vpmu_attr_replayed(const struct perf_event_attr *attr);
 void vpmu_attr_request_replay(const struct perf_event_attr *attr,
 			      struct vpmu_open_request *request);
-void vpmu_attr_request_trace(const struct perf_event_attr *attr,
-			     struct vpmu_open_request *request);
 int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_request *request);
 bool vpmu_attr_needs_task(const struct vpmu_open_request *request, bool trace);
 bool vpmu_attr_opens_registers(const struct vpmu_open_request *request, u64 config);

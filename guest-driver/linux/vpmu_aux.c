@@ -6,8 +6,7 @@
  * maps the area at that offset, as for a perf event. Each mapping of an area
  * also counts as a mapping of the ring, so the ring outlives the area. Between
  * the first mmap(2) and the last munmap(2), the host and the program use the
- * area without this driver. The areas of perf core's rings belong to perf core;
- * see vpmu_area.c.
+ * area without this driver.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>

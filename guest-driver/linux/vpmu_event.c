@@ -232,7 +232,7 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
  */
 static bool event_names_task(const struct vpmu_event *own)
 {
-	return own->trace || own->sampler || (own->file && own->file->tracks);
+	return own->sampler || (own->file && own->file->tracks);
 }
 
 /*

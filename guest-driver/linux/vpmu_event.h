@@ -18,7 +18,6 @@ struct vpmu_open_request;
 struct vpmu_reply;
 struct vpmu_ring;
 struct vpmu_sampler;
-struct vpmu_trace;
 struct vpmu_vcpu;
 struct vpmu_view;
 
@@ -55,7 +54,6 @@ struct vpmu_view;
  * @pinned: it has pinned its context, so that perf core does not swap the
  *          context
  * @flushed: the result of its last VPMU_COMMAND_FLUSH
- * @trace: for a trace through perf core: the area that it writes to
  * @sampler: for a sampling event through perf core: the ring to replay, which
  *           belongs to the parent if there is one
  * @sampling: entry in vpmu_vcpu::sampling or ::stopped
@@ -99,7 +97,6 @@ struct vpmu_event {
 	bool incomplete;
 	bool pinned;
 	int flushed;
-	struct vpmu_trace *trace;
 	struct vpmu_sampler *sampler;
 	struct list_head sampling;
 	bool prompt;
@@ -181,11 +178,5 @@ void vpmu_sampling_read(struct vpmu_event *own);
 struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own);
 u64 vpmu_sampling_leader(const struct perf_event *event);
 
-/* vpmu_trace.c */
-struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own);
-void vpmu_trace_flush(struct vpmu_event *own);
-
-/* vpmu_area.c */
-void vpmu_area_close(struct vpmu_event *own);
 
 #endif /* _VPMU_EVENT_H */

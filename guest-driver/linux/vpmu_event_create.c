@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Opens an event on the device for each perf event of either interface, and
- * closes it later. The perf event may count, sample or trace.
+ * closes it later. The perf event may count or sample.
  */
 #include <linux/capability.h>
 #include <linux/perf_event.h>
@@ -23,8 +23,6 @@ static int event_publish(struct vpmu_event *own)
 
 	if (own->file)
 		return xa_err(xa_store_irq(&dev->lookup.files, own->id, own->file, GFP_KERNEL));
-	if (own->trace)
-		return xa_err(xa_store_irq(&dev->lookup.traces, own->id, own, GFP_KERNEL));
 	if (own->sampler && !own->event->parent)
 		return xa_err(xa_store_irq(&dev->lookup.sampled, own->id, own, GFP_KERNEL));
 	return 0;
@@ -42,8 +40,6 @@ void vpmu_event_unpublish(struct vpmu_event *own)
 		return;
 	if (own->file)
 		xa_erase_irq(&dev->lookup.files, own->id);
-	if (own->trace)
-		xa_erase_irq(&dev->lookup.traces, own->id);
 	if (own->sampler && !own->event->parent)
 		xa_erase_irq(&dev->lookup.sampled, own->id);
 }
@@ -109,7 +105,6 @@ static void event_free(struct vpmu_event *own, bool close)
 		vpmu_file_put(own->file);
 	if (own->tracks)
 		vpmu_task_put();
-	kfree(own->trace);
 	/* The sampler belongs to the parent, which outlives this event. */
 	if (own->event->parent)
 		own->sampler = NULL;
@@ -131,14 +126,6 @@ static void event_destroy(struct perf_event *event)
 	vpmu_sampling_close(own);
 	vpmu_life_remove(own);
 	event_withdraw(own);
-	/*
-	 * perf core may free the area's pages once this function has returned:
-	 * stop the device from writing to them.
-	 */
-	if (own->trace) {
-		vpmu_area_close(own);
-		close = false;
-	}
 	/*
 	 * perf core destroys inherited events before their parent, and the
 	 * device executes requests in order. So when it closes a leader, the
@@ -181,18 +168,6 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	request->engine = cpu_to_le32(file->spec.engine);
 }
 
-/* Fills in the packet fields of a request for perf core's event. */
-static void event_request_trace(const struct perf_event *event, struct vpmu_open_request *request)
-{
-	struct vpmu_event *parent;
-
-	vpmu_attr_request_trace(&event->attr, request);
-	if (!event->parent)
-		return;
-	parent = event->parent->pmu_private;
-	request->parent = cpu_to_le64(parent->id);
-}
-
 /* Fills in the sample fields of a request for perf core's event. */
 static void event_request_sampling(const struct perf_event *event, const struct vpmu_event *own,
 				   struct vpmu_open_request *request)
@@ -223,8 +198,6 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 	*request = (struct vpmu_open_request) {};
 	if (own->file)
 		event_request_file(event, own->file, request);
-	if (own->trace)
-		event_request_trace(event, request);
 	if (own->sampler)
 		event_request_sampling(event, own, request);
 	if (event->attr.config1 & VPMU_CONFIG1_PAUSED)
@@ -359,18 +332,11 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 	own->event = event;
 	own->task = perf_core_is_of_task(event);
 	own->unprivileged = event_is_unprivileged(event);
-	if (event->pmu == &dev->tracing.pmu) {
-		own->trace = vpmu_trace_alloc(own);
-		if (!own->trace) {
-			kfree(own);
-			return NULL;
-		}
-	}
 	INIT_LIST_HEAD(&own->family);
 	own->file = vpmu_file_of(event);
 	if (own->file) {
 		vpmu_file_get(own->file);
-	} else if (is_sampling_event(event) && !own->trace && vpmu_sampling_alloc(own)) {
+	} else if (is_sampling_event(event) && vpmu_sampling_alloc(own)) {
 		kfree(own);
 		return NULL;
 	}
@@ -407,10 +373,10 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 			return err;
 	}
 	/*
-	 * If the device has no task pages, open the event anyway: its packets
-	 * and samples then do not name tasks.
+	 * If the device has no task pages, open the event anyway: its samples
+	 * then do not name tasks.
 	 */
-	if (own->trace || own->sampler) {
+	if (own->sampler) {
 		err = vpmu_task_get(dev);
 		own->tracks = !err;
 		return err == -EOPNOTSUPP ? 0 : err;
@@ -461,13 +427,6 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (has_branch_stack(event) || attr->exclude_host || attr->exclude_idle)
 		return -EOPNOTSUPP;
 	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
-		return -EINVAL;
-	/*
-	 * A trace through perf core cannot be opened paused: the device writes
-	 * to its AUX area only during spans that the driver begins and ends,
-	 * see vpmu_trace.c.
-	 */
-	if (attr->config1 && event->pmu != &dev->counting.pmu)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))
 		return -ENODEV;

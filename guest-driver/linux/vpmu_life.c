@@ -185,7 +185,7 @@ void vpmu_life_remove(struct vpmu_event *own)
 }
 
 /*
- * Stops or starts events other than traces, on the CPUs where they are active.
+ * Stops or starts events, on the CPUs where they are active.
  */
 static void events_switch(struct vpmu_device *dev)
 {
@@ -193,7 +193,7 @@ static void events_switch(struct vpmu_device *dev)
 
 	lockdep_assert_held(&dev->life.lock);
 	list_for_each_entry(own, &dev->life.events, entry)
-		if (own->id && !own->trace && perf_core_context(own->event) &&
+		if (own->id && perf_core_context(own->event) &&
 		    READ_ONCE(own->event->state) == PERF_EVENT_STATE_ACTIVE)
 			vpmu_call_switch(own->event);
 }
@@ -221,7 +221,7 @@ void vpmu_life_pause(struct vpmu_device *dev)
 
 /*
  * Whether an event that a reset ended can be opened again on the device. The
- * following cannot: traces, linked events, and events of /dev/vpmu that sample
+ * following cannot: linked events, and events of /dev/vpmu that sample
  * or have a ring. An event that samples through perf core can: programs see
  * only the records that perf core makes, which do not contain the event's
  * device id.
@@ -230,7 +230,7 @@ static bool event_can_go_on(const struct vpmu_event *own)
 {
 	const struct vpmu_file *file = own->file;
 
-	if (own->trace || READ_ONCE(own->linked))
+	if (READ_ONCE(own->linked))
 		return false;
 	if (!file)
 		return true;

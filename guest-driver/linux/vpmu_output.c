@@ -413,10 +413,6 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	struct vpmu_file *file;
 	unsigned long flags;
 
-	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_AUX) {
-		vpmu_trace_notice(dev, le64_to_cpu(notice->event));
-		return;
-	}
 	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_PERSISTENT) {
 		vpmu_persistent_notice(dev);
 		return;

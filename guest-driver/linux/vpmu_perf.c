@@ -50,8 +50,7 @@ static struct file *perf_fget(const struct vpmu_device *dev, int fd)
 		return ERR_PTR(-EBADF);
 	if (file_is_perf(filp)) {
 		event = filp->private_data;
-		if (event->pmu == &dev->counting.pmu || event->pmu == &dev->persistent.pmu ||
-		    (dev->tracing.pmu.type && event->pmu == &dev->tracing.pmu))
+		if (event->pmu == &dev->counting.pmu || event->pmu == &dev->persistent.pmu)
 			return filp;
 	}
 	fput(filp);
@@ -64,18 +63,6 @@ static struct vpmu_view *perf_view(const struct vpmu_device *dev, const struct p
 	const struct vpmu_event *own = event->pmu_private;
 
 	return event->pmu == &dev->persistent.pmu ? event->pmu_private : own->view;
-}
-
-/* Publishes the data that traces of an event's family have written so far. */
-static void perf_flush_trace(struct perf_event *event)
-{
-	struct perf_event *child;
-
-	perf_core_lock_family(event);
-	vpmu_trace_flush(event->pmu_private);
-	perf_core_for_each_child(child, event)
-		vpmu_trace_flush(child->pmu_private);
-	perf_core_unlock_family(event);
 }
 
 /*
@@ -94,10 +81,7 @@ static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 		vpmu_view_show(view);
 		return err;
 	}
-	if (own->trace)
-		perf_flush_trace(event);
-	else
-		perf_event_read_value(event, &enabled, &running);
+	perf_event_read_value(event, &enabled, &running);
 	if (own->sampler)
 		vpmu_sampling_flush(own);
 	return own->unpaid_ns == U64_MAX ? -EIO : 0;

@@ -265,7 +265,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 	 * Samples with these fields must be replayed immediately after the
 	 * overflow. Samples of a view may be replayed later.
 	 */
-	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)
+	if (event->attr.sample_type & VPMU_SAMPLE_PROMPT)
 		return -EOPNOTSUPP;
 	return persistent_take(event, name);
 }
@@ -277,7 +277,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
  * @name: as for vpmu_persistent_detach()
  *
  * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task or in a
- * group; -EOPNOTSUPP for a trace, or for an event whose samples perf core must
+ * group; -EOPNOTSUPP for an event whose samples perf core must
  * make immediately; or another negative errno, which may come from the device.
  */
 int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)

@@ -195,12 +195,12 @@ static int pmu_event_init(struct perf_event *event)
 
 	if (err)
 		return err;
-	/*
-	 * Traces through perf core use the PMU vpmu_trace, which can have AUX
-	 * areas.
-	 */
-	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
-		return -ENOENT;
+	/* The host writes a trace to an AUX area, which must be its own. */
+	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event)) {
+		vpmu_info_ratelimited(to_vpmu(event->pmu),
+				      "perf cannot read traces: use vperf exits, or open them through /dev/vpmu\n");
+		return -EOPNOTSUPP;
+	}
 	/*
 	 * Fail as a CPU PMU without precise samples does: perf then retries
 	 * with a lower precise_ip.
@@ -268,7 +268,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 	int err;
 
 	dev->generic = !cpu_pmu_exists();
-	err = vpmu_sysfs_init(dev, &dev->counting.sysfs, false);
+	err = vpmu_sysfs_init(dev, &dev->counting.sysfs);
 	if (err)
 		return err;
 	dev->counting.pmu = (struct pmu) {

@@ -501,7 +501,7 @@ bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_r
  * vpmu_replay_counts() - whether perf core is reading an event's count for a
  *                        replayed record
  * @vcpu: this CPU's queue; interrupts are off
- * @event: the event, of the PMU vpmu or vpmu_trace
+ * @event: the event, of the PMU vpmu
  *
  * Return: true if the event's count is currently set back to its value at the
  * time of the sample.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Creates the sysfs attributes in /sys/bus/event_source/devices/vpmu and
- * .../vpmu_trace: the format of an event's config, and the events that this
- * host can count.
+ * Creates the sysfs attributes in /sys/bus/event_source/devices/vpmu:
+ * the format of an event's config, and the events that this host can count.
  *
  * Do not add a cpumask attribute: perf would treat the PMU as an uncore PMU and
  * refuse to count tasks.
@@ -72,11 +71,10 @@ static struct attribute *text_attr_init(struct text_attr *text)
  * vpmu_sysfs_init() - create a PMU's attribute groups from the catalogue
  * @dev: the device
  * @sysfs: filled in
- * @traces: true for the events that write to AUX areas, false for all others
  *
  * Return: 0 or -ENOMEM.
  */
-int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool traces)
+int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs)
 {
 	const struct vpmu_catalogue_entry *entry;
 	u32 i, len = dev->info.catalogue_len;
@@ -107,8 +105,6 @@ int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool trac
 				  i);
 			continue;
 		}
-		if (vpmu_config_is_trace(VPMU_CONFIG(entry->kind, 0)) != traces)
-			continue;
 		strscpy(text->name, entry->name, sizeof(text->name));
 		/* If the event takes any config, this is its default. */
 		snprintf(text->text, sizeof(text->text), "event=0x%llx,kind=0x%x",

@@ -21,7 +21,7 @@
  * with the context's lock held, and defers the rest, such as disabling an
  * event, to an irq_work. A nested read relies on this:
  *
- * - Between vpmu_vcpu_enter() and vpmu_vcpu_leave(), a read on the same CPU
+ * - Between vcpu_enter() and vcpu_leave(), a read on the same CPU
  *   sends no command, and returns the last count: the CPU may hold a queue's
  *   lock, or be updating a count. So a read never waits for itself.
  * - Elsewhere, it may send its READ, with any commands gathered so far. The
@@ -45,20 +45,17 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 
-/* Number of calls of vpmu_vcpu_enter() on each CPU without vpmu_vcpu_leave() */
+/* Number of calls of vcpu_enter() on each CPU without vcpu_leave() */
 static DEFINE_PER_CPU(unsigned int, vcpu_depth);
 
-/**
- * vpmu_vcpu_enter() - keep reads that interrupt this CPU from using a queue and
- *                     from updating a count
+/*
+ * Keeps reads that interrupt this CPU from using a queue and from updating a
+ * count, until vcpu_leave(). Calls can be nested. Call before taking a queue's
+ * lock: a probe can also fire while the lock is being taken or released.
  *
- * Calls can be nested. Call before taking a queue's lock: a probe can also fire
- * while the lock is being taken or released.
- *
- * Return: the interrupt flags, for vpmu_vcpu_leave(). Interrupts are off until
- * then.
+ * Turns interrupts off. Returns the flags for vcpu_leave().
  */
-unsigned long vpmu_vcpu_enter(void)
+static unsigned long vcpu_enter(void)
 {
 	unsigned long flags;
 
@@ -69,11 +66,7 @@ unsigned long vpmu_vcpu_enter(void)
 	return flags;
 }
 
-/**
- * vpmu_vcpu_leave() - undo vpmu_vcpu_enter()
- * @flags: the result of vpmu_vcpu_enter()
- */
-void vpmu_vcpu_leave(unsigned long flags)
+static void vcpu_leave(unsigned long flags)
 {
 	barrier();
 	__this_cpu_dec(vcpu_depth);
@@ -86,7 +79,7 @@ void vpmu_vcpu_leave(unsigned long flags)
  *
  * Call with interrupts off.
  *
- * Return: false in an NMI, and between vpmu_vcpu_enter() and vpmu_vcpu_leave().
+ * Return: false in an NMI, and between vcpu_enter() and vcpu_leave().
  */
 bool vpmu_vcpu_may_read(void)
 {
@@ -96,7 +89,7 @@ bool vpmu_vcpu_may_read(void)
 static unsigned long vcpu_lock(struct vpmu_vcpu *vcpu)
 	__acquires(&vcpu->lock)
 {
-	unsigned long flags = vpmu_vcpu_enter();
+	unsigned long flags = vcpu_enter();
 
 	raw_spin_lock(&vcpu->lock);
 	return flags;
@@ -106,7 +99,7 @@ static void vcpu_unlock(struct vpmu_vcpu *vcpu, unsigned long flags)
 	__releases(&vcpu->lock)
 {
 	raw_spin_unlock(&vcpu->lock);
-	vpmu_vcpu_leave(flags);
+	vcpu_leave(flags);
 }
 
 /*
@@ -224,10 +217,8 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	vcpu->index = index;
 	raw_spin_lock_init(&vcpu->lock);
 	init_irq_work(&vcpu->error_work, vcpu_alarm);
-	INIT_LIST_HEAD(&vcpu->traces);
 	INIT_LIST_HEAD(&vcpu->woken);
 	INIT_LIST_HEAD(&vcpu->signalled);
-	INIT_CSD(&vcpu->service, vpmu_trace_service, vcpu);
 	INIT_CSD(&vcpu->soft_call, vcpu_call_here, vcpu);
 	tasklet_setup(&vcpu->soft, vcpu_soft);
 	vcpu->commands = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->commands), GFP_KERNEL);

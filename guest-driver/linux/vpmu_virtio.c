@@ -419,7 +419,6 @@ static void device_free(struct vpmu_device *dev)
 		for (i = 0; i < dev->info.vcpus && dev->vcpus[i].dev; i++)
 			vpmu_vcpu_exit(&dev->vcpus[i]);
 	xa_destroy(&dev->lookup.files);
-	xa_destroy(&dev->lookup.traces);
 	xa_destroy(&dev->lookup.sampled);
 	free_percpu(dev->cpu_vcpu);
 	kfree(dev->vcpus);
@@ -453,7 +452,6 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	spin_lock_init(&dev->notices.lock);
 	spin_lock_init(&dev->lookup.lock);
 	xa_init_flags(&dev->lookup.files, XA_FLAGS_LOCK_IRQ);
-	xa_init_flags(&dev->lookup.traces, XA_FLAGS_LOCK_IRQ);
 	xa_init_flags(&dev->lookup.sampled, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&dev->life.idle);
 	mutex_init(&dev->life.lock);
@@ -568,7 +566,6 @@ static void device_withdraw(struct vpmu_device *dev)
 {
 	device_drain(dev);
 	vpmu_persistent_unregister(dev);
-	vpmu_trace_unregister(dev);
 	vpmu_pmu_unregister(dev);
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->hotplug);
 }
@@ -712,12 +709,9 @@ static int device_bind(struct virtio_device *vdev)
 	err = vpmu_pmu_register(dev);
 	if (err)
 		goto offline;
-	err = vpmu_trace_register(dev);
-	if (err)
-		goto unregister;
 	err = vpmu_persistent_register(dev);
 	if (err)
-		goto untrace;
+		goto unregister;
 	vpmu_permission_init(dev);
 	err = vpmu_cdev_register(dev);
 	if (err)
@@ -731,9 +725,6 @@ forget:
 	vpmu_persistent_close(dev);
 	device_drain(dev);
 	vpmu_persistent_unregister(dev);
-untrace:
-	device_drain(dev);
-	vpmu_trace_unregister(dev);
 unregister:
 	device_drain(dev);
 	vpmu_pmu_unregister(dev);

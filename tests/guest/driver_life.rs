@@ -30,7 +30,7 @@ use crate::raw::{
     Device, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
     KIND_MARK, KIND_SOFTWARE, SW_TASK_CLOCK, kernels, kernels_own, refused, sampling, silent,
 };
-use crate::{Fallible, Outcome, aux_core, cpu, kernel_log, known_code, os};
+use crate::{Fallible, Outcome, cpu, kernel_log, known_code, os};
 
 pub(crate) const GROUP: &str = "driver-life";
 /// The errors of the driver that the tests provoke.
@@ -317,15 +317,14 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
 fn transports_module_is_unloaded_while_events_are_open() -> Outcome {
     let mut open = Open::new()?;
     open.ensure_counts()?;
-    let mut frequency = aux_core::attr(&open.device, KIND_EXIT_TRACE, MOST_EXITS)?;
-    frequency.set_freq(1);
+    let trace = silent(open.device.attr(KIND_EXIT_TRACE, MOST_EXITS));
     for round in 0..2 {
         ensure!(module("rmmod", "virtio_mmio")?, "round {round}: the transport's module was not unloaded");
         open.ensure_ended(libc::ENODEV)?;
         // The driver logs why it refuses this event. The message names the virtio device, which is gone.
-        ensure_eq!(refused(kernels_own(&frequency)), Some(libc::EINVAL), "round {round}: a trace with a frequency");
+        ensure_eq!(refused(kernels_own(&trace)), Some(libc::EOPNOTSUPP), "round {round}: a trace through perf");
         let log = kernel_log::log()?;
-        let named = log.matches("virtio_pmu virtio0: vpmu_trace takes a period").count();
+        let named = log.matches("virtio_pmu virtio0: perf cannot read traces").count();
         ensure_eq!(named, round + 1, "messages of the driver that name the device");
         ensure!(module("insmod", TRANSPORT_MODULE)?, "round {round}: the transport's module was not loaded again");
         ensure_works()?;

@@ -14,8 +14,6 @@ mod registry;
 
 mod arch;
 mod areas;
-mod aux_core;
-mod aux_core_writer;
 mod aux_exits;
 mod aux_life;
 mod aux_lockdown;

@@ -22,8 +22,6 @@ use crate::{Fallible, Outcome};
 const GROUP: &str = "module";
 
 const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
-/// The PMU of traces, which write to AUX areas.
-const TRACES: &str = "/sys/bus/event_source/devices/vpmu_trace";
 
 pub(crate) fn mark_attr(pmu: &PerfPmu, value: u64) -> Fallible<EventAttr> {
     Ok(pmu.attr_of_terms(&format!("kind=0x104,event={value}"))?)
@@ -108,23 +106,17 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
     let vpmu = Vpmu::open()?;
     let pmu_type: u32 = fs::read_to_string(Path::new(SYSFS).join("type"))?.trim().parse()?;
     ensure_eq!(pmu_type, vpmu.info().pmu_type, "the PMU's type");
-    let mut listed = [0, 0];
-    for entry in vpmu.catalogue().entries() {
-        let traces = entry.trace.is_some();
-        for (pmu, has) in [(SYSFS, !traces), (TRACES, traces)] {
-            let file = Path::new(pmu).join("events").join(&entry.name);
-            ensure_eq!(file.exists(), has, "whether {} exists", file.display());
-        }
-        listed[usize::from(traces)] += 1;
+    let pmu = Path::new(SYSFS);
+    let mut names: Vec<String> = vpmu.catalogue().entries().iter().map(|entry| entry.name.clone()).collect();
+    let mut listed = PerfPmu::open()?.events()?;
+    names.sort();
+    listed.sort();
+    ensure_eq!(listed, names, "names in sysfs");
+    for format in ["event", "kind"] {
+        let text = fs::read_to_string(pmu.join("format").join(format))?;
+        ensure!(text.starts_with("config:"), "format/{format} is {text:?}");
     }
-    ensure!(!listed.contains(&0), "the catalogue lacks events or traces: {listed:?}");
-    for pmu in [SYSFS, TRACES].map(Path::new) {
-        for format in ["event", "kind"] {
-            let text = fs::read_to_string(pmu.join("format").join(format))?;
-            ensure!(text.starts_with("config:"), "format/{format} is {text:?}");
-        }
-        ensure!(!pmu.join("cpumask").exists(), "the PMU has a cpumask, so perf regards it as uncore");
-    }
+    ensure!(!pmu.join("cpumask").exists(), "the PMU has a cpumask, so perf regards it as uncore");
     Ok(())
 }
 
@@ -529,25 +521,6 @@ fn perf_event_that_lost_its_leader_ends_with_its_close() -> Outcome {
     thread::sleep(REPLAYED);
     vpmu.mark(8)?;
     ensure_eq!(other.read()?.value, 1, "the other event's count");
-    Ok(())
-}
-
-/// perf core cannot add a trace that has no AUX area. After this failure, it does not try to add the trace's siblings.
-#[apply(guest_test)]
-fn perf_event_behind_a_trace_without_an_area_ends_with_its_close() -> Outcome {
-    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
-    let traces = PerfPmu::open_at(Path::new(TRACES))?;
-    let trace = traces.open_event(&traces.attr("exit-trace-user")?)?;
-    let sibling = pmu.open_member(&mark_attr(&pmu, 8)?.sampling(1), &trace)?;
-    sibling.enable()?;
-    trace.enable()?;
-    let other = pmu.open_event(&mark_attr(&pmu, 8)?)?;
-    other.enable()?;
-    vpmu.mark(8)?;
-    ensure_eq!(sibling.read()?.value, 0, "marks while perf core cannot add the group");
-    drop(sibling);
-    thread::sleep(REPLAYED);
-    ensure_eq!(other.read()?.value, 1, "marks of the other event");
     Ok(())
 }
 

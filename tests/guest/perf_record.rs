@@ -468,7 +468,7 @@ fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
 
 #[apply(guest_test)]
 fn traces_name_the_tool_that_reads_them() -> Outcome {
-    let event = "vpmu_trace/exit-trace-user/";
+    let event = "vpmu/exit-trace-user/";
     let output = perf(&["record", "-o", "trace", "-a", "-e", event, "--", "true"])?;
     ensure!(!output.status.success(), "perf record accepted a trace");
     let log = kernel_log::log()?;

@@ -4,15 +4,15 @@
 use std::fs;
 use std::io;
 
-use perf_event_open_sys::bindings::perf_event_attr;
+use perf_event_open_sys::bindings::{PERF_COUNT_SW_PAGE_FAULTS, PERF_TYPE_SOFTWARE, perf_event_attr};
 
-use crate::aux_core;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{CALLCHAIN, IP, REGS_INTR, TIME};
 use crate::pages::{Pages, READ};
 use crate::persisting::{fresh, persistent, sequence};
 use crate::raw::{
     Device, EXIT_PORT, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels, refused, sampling,
+    silent,
 };
 use crate::{Fallible, Outcome, cpu, os};
 
@@ -57,29 +57,32 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     let device = Device::open()?;
     let marks = mark(&device);
     // Most kinds of events do not support `exclude_kernel`, but a trace of exits does.
-    let mut user_exits = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let mut user_exits = silent(device.attr(KIND_EXIT_TRACE, EXIT_PORT));
     user_exits.set_exclude_kernel(1);
+    // perf refuses traces, so an event of its own shows what it allows.
+    let mut user_faults = perf_event_attr { config: PERF_COUNT_SW_PAGE_FAULTS.into(), ..silent(marks) };
+    user_faults.type_ = PERF_TYPE_SOFTWARE;
+    user_faults.set_exclude_kernel(1);
     let init = How { pid: 1, ..How::OWN };
     let here = How::on_cpu(0);
     let all = [OPEN, 0, 1, 2, CLOSED];
     // Each case has an event and the highest level of `perf_event_paranoid` at which the user nobody may open it.
     // `None` means that this user may not open it at any level.
-    let cases: [(&str, &perf_event_attr, How<'_>, Option<i32>); 6] = [
-        ("marks of its own", &marks, How::OWN, Some(1)),
-        ("exits of its own outside the kernel", &user_exits, How::OWN, Some(2)),
-        ("marks of a CPU", &marks, here, Some(0)),
-        ("exits of a CPU outside the kernel", &user_exits, here, Some(0)),
-        ("marks of root's task", &marks, init, None),
-        ("exits of root's task outside the kernel", &user_exits, init, None),
+    let cases: [(&str, &perf_event_attr, &perf_event_attr, How<'_>, Option<i32>); 6] = [
+        ("marks of its own", &marks, &marks, How::OWN, Some(1)),
+        ("exits of its own outside the kernel", &user_exits, &user_faults, How::OWN, Some(2)),
+        ("marks of a CPU", &marks, &marks, here, Some(0)),
+        ("exits of a CPU outside the kernel", &user_exits, &user_faults, here, Some(0)),
+        ("marks of root's task", &marks, &marks, init, None),
+        ("exits of root's task outside the kernel", &user_exits, &user_faults, init, None),
     ];
     for level in all {
         os::set_paranoid(level)?;
         as_nobody(|| {
-            for (what, attr, how, highest) in &cases {
+            for (what, attr, perfs, how, highest) in &cases {
                 let allowed = highest.is_some_and(|highest| level <= highest);
                 let expected = (!allowed).then_some(libc::EACCES);
-                let perfs = refused(kernels(attr, *how));
-                ensure_eq!(perfs, expected, "errno of perf for {what} at level {level}");
+                ensure_eq!(refused(kernels(perfs, *how)), expected, "errno of perf for {what} at level {level}");
                 let ours = refused(device.open_event(attr, *how));
                 ensure_eq!(ours, expected, "errno for {what} at level {level}");
             }
@@ -95,7 +98,7 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
 #[apply(guest_test)]
 fn kernel_sampled_without_perfmon_at_level_2_is_refused() -> Outcome {
     let device = Device::open()?;
-    let trace = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let trace = silent(device.attr(KIND_EXIT_TRACE, EXIT_PORT));
     let telling = [
         ("addresses", device.marks(VALUE, 1, IP)),
         ("call chains", device.marks(VALUE, 1, CALLCHAIN)),

@@ -38,11 +38,7 @@ fn list_shows_every_event() -> Outcome {
     let listed = text(&output.stdout);
     for entry in Vpmu::open()?.catalogue().entries() {
         let name = &entry.name;
-        let pmu = match entry.trace {
-            Some(_) => "vpmu_trace",
-            None => "vpmu",
-        };
-        let shown = format!("{pmu}/{name}/");
+        let shown = format!("vpmu/{name}/");
         ensure!(listed.contains(&shown), "{name} is not in:\n{listed}");
     }
     Ok(())
