@@ -492,9 +492,8 @@ void vpmu_control_callback(struct virtqueue *vq);
 void vpmu_control_open_queue(struct vpmu_device *dev);
 void vpmu_control_close_queue(struct vpmu_device *dev, int err);
 void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request);
-int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
-		      size_t reply_len);
-int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value);
+int vpmu_control_call(struct vpmu_device *dev, u32 op, u64 id, const void *request, size_t len,
+		      u32 *value);
 int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id);
 int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted,
 		      struct vpmu_opened *opened);
@@ -513,7 +512,6 @@ int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t addres
 int vpmu_control_features(struct vpmu_device *dev, u64 features);
 int vpmu_control_catalogue(struct vpmu_device *dev);
 
-/* vpmu_control_persistent.c */
 int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name);
 int vpmu_control_attach(struct vpmu_device *dev, u64 id);
 int vpmu_control_map_window(struct vpmu_device *dev, u64 id, u32 count, u32 flags, u32 *page);

@@ -237,7 +237,11 @@ static int control_await(struct vpmu_device *dev, struct completion *answered, b
 	return 0;
 }
 
-/* vpmu_control_send(). Sets *@reset if the device was reset before it answered. */
+/*
+ * Sends a request and waits for its answer. Both buffers are from kmalloc. Sets
+ * *@reset if the device was reset before it answered. Returns the length of the
+ * answer in bytes, or a negative errno.
+ */
 static int control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
 			size_t reply_len, bool *reset)
 {
@@ -262,24 +266,6 @@ static int control_send(struct vpmu_device *dev, void *request, size_t request_l
 	return wait.request.ret;
 }
 
-/**
- * vpmu_control_send() - send a request and wait for its answer
- * @dev: the device
- * @request: the request, from kmalloc
- * @request_len: length of the request in bytes
- * @reply: buffer that is filled in, from kmalloc
- * @reply_len: length of @reply in bytes
- *
- * Return: length of the answer in bytes, or a negative errno.
- */
-int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
-		      size_t reply_len)
-{
-	bool reset;
-
-	return control_send(dev, request, request_len, reply, reply_len, &reset);
-}
-
 /* vpmu_control_call(). Sets *@reset if the device was reset before it answered. */
 static int control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value,
 			bool *reset)
@@ -302,18 +288,29 @@ static int control_call(struct vpmu_device *dev, void *request, size_t len, u32 
 /**
  * vpmu_control_call() - send a request with a vpmu_control_reply as its answer
  * @dev: the device
- * @request: the request, from kmalloc
- * @len: length of the request in bytes
+ * @op: VPMU_CONTROL_*
+ * @id: the event's id; zero if the request is about no event
+ * @request: the request without its header; it is copied
+ * @len: length of the request in bytes, including the header
  * @value: filled in with the reply's value, on success; NULL if the caller does
  *         not need the value
  *
  * Return: 0 or a negative errno, which may come from the device.
  */
-int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value)
+int vpmu_control_call(struct vpmu_device *dev, u32 op, u64 id, const void *request, size_t len,
+		      u32 *value)
 {
+	struct vpmu_control_header *copy = kmemdup(request, len, GFP_KERNEL);
 	bool reset;
+	int ret;
 
-	return control_call(dev, request, len, value, &reset);
+	if (!copy)
+		return -ENOMEM;
+	copy->op = cpu_to_le32(op);
+	copy->event = cpu_to_le64(id);
+	ret = control_call(dev, copy, len, value, &reset);
+	kfree(copy);
+	return ret;
 }
 
 /**
@@ -479,6 +476,7 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 {
 	struct vpmu_map_request *request;
 	__le64 *addresses;
+	bool reset;
 	size_t len;
 	u32 i;
 	int ret;
@@ -498,7 +496,7 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 	addresses = (__le64 *)(request + 1);
 	for (i = 0; i < count; i++)
 		addresses[i] = cpu_to_le64(page_to_phys(pages[i]));
-	ret = vpmu_control_call(dev, request, len, NULL);
+	ret = control_call(dev, request, len, NULL, &reset);
 	kfree(request);
 	return ret;
 }
@@ -575,18 +573,9 @@ int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
  */
 int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target)
 {
-	struct vpmu_redirect_request *request;
-	int ret;
+	struct vpmu_redirect_request request = { .target = cpu_to_le64(target) };
 
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_REDIRECT);
-	request->header.event = cpu_to_le64(id);
-	request->target = cpu_to_le64(target);
-	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
-	kfree(request);
-	return ret;
+	return vpmu_control_call(dev, VPMU_CONTROL_REDIRECT, id, &request, sizeof(request), NULL);
 }
 
 /**
@@ -599,18 +588,9 @@ int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target)
  */
 int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
 {
-	struct vpmu_pause_request *request;
-	int ret;
+	struct vpmu_pause_request request = { .paused = cpu_to_le32(paused) };
 
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_PAUSE);
-	request->header.event = cpu_to_le64(id);
-	request->paused = cpu_to_le32(paused);
-	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
-	kfree(request);
-	return ret;
+	return vpmu_control_call(dev, VPMU_CONTROL_PAUSE, id, &request, sizeof(request), NULL);
 }
 
 /**
@@ -624,18 +604,9 @@ int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
  */
 int vpmu_control_signal(struct vpmu_device *dev, u64 id, bool own)
 {
-	struct vpmu_signal_request *request;
-	int ret;
+	struct vpmu_signal_request request = { .own = cpu_to_le32(own) };
 
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_SIGNAL);
-	request->header.event = cpu_to_le64(id);
-	request->own = cpu_to_le32(own);
-	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
-	kfree(request);
-	return ret;
+	return vpmu_control_call(dev, VPMU_CONTROL_SIGNAL, id, &request, sizeof(request), NULL);
 }
 
 /**
@@ -649,20 +620,13 @@ int vpmu_control_signal(struct vpmu_device *dev, u64 id, bool own)
  */
 int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeup *wakeup)
 {
-	struct vpmu_wakeup_request *request;
-	int ret;
+	struct vpmu_wakeup_request request = {
+		.every = cpu_to_le64(wakeup->every),
+		.unit = cpu_to_le32(wakeup->unit),
+		.reserved = cpu_to_le32(wakeup->reserved),
+	};
 
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_WAKEUP);
-	request->header.event = cpu_to_le64(id);
-	request->every = cpu_to_le64(wakeup->every);
-	request->unit = cpu_to_le32(wakeup->unit);
-	request->reserved = cpu_to_le32(wakeup->reserved);
-	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
-	kfree(request);
-	return ret;
+	return vpmu_control_call(dev, VPMU_CONTROL_WAKEUP, id, &request, sizeof(request), NULL);
 }
 
 /**
@@ -675,18 +639,12 @@ int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeu
  */
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address)
 {
-	struct vpmu_task_page_request *request;
-	int ret;
+	struct vpmu_task_page_request request = {
+		.vcpu = cpu_to_le32(vcpu),
+		.address = cpu_to_le64(address),
+	};
 
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_TASK_PAGE);
-	request->vcpu = cpu_to_le32(vcpu);
-	request->address = cpu_to_le64(address);
-	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
-	kfree(request);
-	return ret;
+	return vpmu_control_call(dev, VPMU_CONTROL_TASK_PAGE, 0, &request, sizeof(request), NULL);
 }
 
 /**
@@ -699,16 +657,44 @@ int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t addres
  */
 int vpmu_control_features(struct vpmu_device *dev, u64 features)
 {
-	struct vpmu_features_request *request;
-	int ret;
+	struct vpmu_features_request request = { .features = cpu_to_le64(features) };
 
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_FEATURES);
-	request->features = cpu_to_le64(features);
-	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
-	kfree(request);
+	return vpmu_control_call(dev, VPMU_CONTROL_FEATURES, 0, &request, sizeof(request), NULL);
+}
+
+/*
+ * Reads up to @count entries of @size bytes of a list of the device. Returns
+ * the number of entries read, or a negative errno.
+ */
+static int control_list(struct vpmu_device *dev, u32 op, const void *request, size_t request_len,
+			void *entries, size_t size, u32 count)
+{
+	struct vpmu_control_header *copy = kmemdup(request, request_len, GFP_KERNEL);
+	size_t len = sizeof(struct vpmu_control_reply) + count * size;
+	struct vpmu_control_reply *reply = kzalloc(len, GFP_KERNEL);
+	int ret = -ENOMEM;
+	bool reset;
+	u32 got;
+
+	if (!copy || !reply)
+		goto free;
+	copy->op = cpu_to_le32(op);
+	ret = control_send(dev, copy, request_len, reply, len, &reset);
+	if (ret < 0)
+		goto free;
+	len = ret;
+	ret = len < sizeof(*reply) ? -EPROTO : -(int)le32_to_cpu(reply->status);
+	if (ret)
+		goto free;
+	got = le32_to_cpu(reply->value);
+	ret = -EPROTO;
+	if (got > count || len < sizeof(*reply) + got * size)
+		goto free;
+	memcpy(entries, reply + 1, got * size);
+	ret = got;
+free:
+	kfree(reply);
+	kfree(copy);
 	return ret;
 }
 
@@ -718,51 +704,28 @@ int vpmu_control_features(struct vpmu_device *dev, u64 features)
  */
 static int control_catalogue_step(struct vpmu_device *dev, u32 first, u32 count)
 {
-	struct vpmu_catalogue_entry *entry, *from;
-	struct vpmu_catalogue_request *request;
-	struct vpmu_control_reply *reply;
-	size_t len;
-	u32 got, i;
-	int ret = -ENOMEM;
+	struct vpmu_catalogue_entry *entries = &dev->catalogue[first];
+	struct vpmu_catalogue_request request = {
+		.first = cpu_to_le32(first),
+		.count = cpu_to_le32(count),
+	};
+	struct vpmu_catalogue_entry *entry;
+	int got;
 
-	len = sizeof(*reply) + count * sizeof(*entry);
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	reply = kzalloc(len, GFP_KERNEL);
-	if (!request || !reply)
-		goto free;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_CATALOGUE);
-	request->first = cpu_to_le32(first);
-	request->count = cpu_to_le32(count);
-
-	ret = vpmu_control_send(dev, request, sizeof(*request), reply, len);
-	if (ret < 0)
-		goto free;
-	len = ret;
-	ret = len < sizeof(*reply) ? -EPROTO : -(int)le32_to_cpu(reply->status);
-	if (ret)
-		goto free;
-	got = le32_to_cpu(reply->value);
-	ret = -EPROTO;
-	if (!got || got > count || len < sizeof(*reply) + got * sizeof(*entry))
-		goto free;
-
-	from = (struct vpmu_catalogue_entry *)(reply + 1);
-	for (i = 0; i < got; i++) {
-		entry = &dev->catalogue[first + i];
-		*entry = from[i];
-		entry->kind = le32_to_cpu((__force __le32)from[i].kind);
-		entry->flags = le32_to_cpu((__force __le32)from[i].flags);
-		entry->config = le64_to_cpu((__force __le64)from[i].config);
+	got = control_list(dev, VPMU_CONTROL_CATALOGUE, &request, sizeof(request), entries,
+			   sizeof(*entries), count);
+	if (got <= 0)
+		return got ?: -EPROTO;
+	for (entry = entries; entry < entries + got; entry++) {
+		entry->kind = le32_to_cpu((__force __le32)entry->kind);
+		entry->flags = le32_to_cpu((__force __le32)entry->flags);
+		entry->config = le64_to_cpu((__force __le64)entry->config);
 		entry->name[sizeof(entry->name) - 1] = '\0';
 		entry->unit[sizeof(entry->unit) - 1] = '\0';
 		entry->source[sizeof(entry->source) - 1] = '\0';
 		entry->counts[sizeof(entry->counts) - 1] = '\0';
 	}
-	ret = got;
-free:
-	kfree(reply);
-	kfree(request);
-	return ret;
+	return got;
 }
 
 /**
@@ -784,4 +747,91 @@ int vpmu_control_catalogue(struct vpmu_device *dev)
 		first += got;
 	}
 	return 0;
+}
+
+/**
+ * vpmu_control_detach() - make an event persistent
+ * @dev: the device
+ * @id: the event's id
+ * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; if all are zero, the
+ *        event keeps its name or, if it has none, gets one from the device
+ *
+ * Return: 0 or a negative errno, which may come from the device.
+ */
+int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name)
+{
+	struct vpmu_detach_request request = {};
+
+	memcpy(request.name, name, sizeof(request.name));
+	return vpmu_control_call(dev, VPMU_CONTROL_DETACH, id, &request, sizeof(request), NULL);
+}
+
+/**
+ * vpmu_control_attach() - make an event non-persistent
+ * @dev: the device
+ * @id: the event's id
+ *
+ * Return: 0 or a negative errno, which may come from the device.
+ */
+int vpmu_control_attach(struct vpmu_device *dev, u64 id)
+{
+	return vpmu_control_event(dev, VPMU_CONTROL_ATTACH, id);
+}
+
+/**
+ * vpmu_control_map_window() - give a persistent event a ring in the window
+ * @dev: the device
+ * @id: the event's id
+ * @count: number of pages of the ring, including the metadata page
+ * @flags: VPMU_MAP_WRITABLE or zero
+ * @page: filled in with the number of the ring's first page in the window, on
+ *        success
+ *
+ * Return: 0 or a negative errno, which may come from the device.
+ */
+int vpmu_control_map_window(struct vpmu_device *dev, u64 id, u32 count, u32 flags, u32 *page)
+{
+	struct vpmu_map_request request = {
+		.pages = cpu_to_le32(count),
+		.flags = cpu_to_le32(flags | VPMU_MAP_WINDOW),
+	};
+
+	return vpmu_control_call(dev, VPMU_CONTROL_MAP, id, &request, sizeof(request), page);
+}
+
+/* Whether the ids in @events ascend and are above @after. */
+static bool persistent_ascend(const struct vpmu_persistent_event *events, u32 count, u64 after)
+{
+	u32 i;
+
+	for (i = 0; i < count; i++) {
+		if (le64_to_cpu(events[i].id) <= after)
+			return false;
+		after = le64_to_cpu(events[i].id);
+	}
+	return true;
+}
+
+/**
+ * vpmu_control_persistent() - read entries of the list of persistent events
+ * @dev: the device
+ * @after: read only events with a higher id
+ * @events: filled in, in the order of their ids
+ * @count: maximum number of events to read
+ *
+ * Return: the number of events in @events; 0 at the end of the list; or a
+ * negative errno, which may come from the device.
+ */
+int vpmu_control_persistent(struct vpmu_device *dev, u64 after,
+			    struct vpmu_persistent_event *events, u32 count)
+{
+	struct vpmu_persistent_request request = {
+		.after = cpu_to_le64(after),
+		.count = cpu_to_le32(count),
+	};
+	int got;
+
+	got = control_list(dev, VPMU_CONTROL_PERSISTENT, &request, sizeof(request), events,
+			   sizeof(*events), count);
+	return got < 0 || persistent_ascend(events, got, after) ? got : -EPROTO;
 }

@@ -72,19 +72,12 @@ int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role ro
 		[VPMU_STARTER] = VPMU_LINK_STARTER,
 		[VPMU_STOPPER] = VPMU_LINK_STOPPER,
 	};
-	struct vpmu_link_request *request;
-	int ret;
+	struct vpmu_link_request request = {
+		.target = cpu_to_le64(target),
+		.role = cpu_to_le32(roles[role]),
+	};
 
-	request = kzalloc(sizeof(*request), GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_LINK);
-	request->header.event = cpu_to_le64(id);
-	request->target = cpu_to_le64(target);
-	request->role = cpu_to_le32(roles[role]);
-	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
-	kfree(request);
-	return ret;
+	return vpmu_control_call(dev, VPMU_CONTROL_LINK, id, &request, sizeof(request), NULL);
 }
 
 /*
