@@ -1,4 +1,4 @@
-//! The device's process is killed, replaced, and stopped. The guest of the stock QEMU lives on.
+//! The device's process is killed, replaced, answers late, and is stopped. The guest of the stock QEMU lives on.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 
 use images::daemon::Daemon;
 use images::{Boot, Carrier, Error as BootError, Outcome};
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use tests::micro::vmm_binary;
 
 /// How long a step may take: an emulated guest boots within it beside other guests.
 const STEP: Duration = Duration::from_secs(150);
+
+/// How late the device's process answers.
+const LATE: Duration = Duration::from_millis(5);
 
 /// Shell functions of the guest. `step NAME` lets the host continue. `lost N` counts marks until the device has been
 /// given up N times.
@@ -69,13 +73,18 @@ impl Guest {
 
     /// Waits until the guest has come to this step.
     fn await_step(&mut self, name: &str) {
+        self.await_step_with(name, || thread::sleep(Duration::from_millis(20)));
+    }
+
+    /// Repeats `act` until the guest has come to this step.
+    fn await_step_with(&mut self, name: &str, mut act: impl FnMut()) {
         let begin = Instant::now();
         while !fs::read_to_string(self.path("steps")).is_ok_and(|steps| steps.lines().any(|step| step == name)) {
             if let Some(boot) = self.boot.take_if(|boot| boot.is_finished()) {
                 panic!("the guest ended before step {name}: {:?}", boot.join());
             }
             assert!(begin.elapsed() < STEP, "the guest has not come to step {name}");
-            thread::sleep(Duration::from_millis(20));
+            act();
         }
     }
 
@@ -88,8 +97,8 @@ impl Guest {
     }
 }
 
-/// Sends a signal to the `vmm serve` whose arguments contain this path.
-fn signal(signal: &str, path: &Path) {
+/// Returns the `vmm serve` whose arguments contain this path.
+fn daemon_with(path: &Path) -> Pid {
     let word = path.to_string_lossy();
     let processes = fs::read_dir("/proc").expect("processes").flatten();
     let daemons = processes.filter(|process| {
@@ -97,9 +106,13 @@ fn signal(signal: &str, path: &Path) {
         let arguments = String::from_utf8_lossy(&arguments);
         arguments.contains("\0serve\0") && arguments.split('\0').any(|argument| argument == word)
     });
-    let ids: Vec<String> = daemons.map(|process| process.file_name().to_string_lossy().into_owned()).collect();
-    assert_eq!(ids.len(), 1, "{word}: {ids:?}");
-    assert!(Command::new("kill").args([signal, &ids[0]]).status().expect("kill").success());
+    let ids: Vec<i32> = daemons.filter_map(|process| process.file_name().to_string_lossy().parse().ok()).collect();
+    let [id] = ids[..] else { panic!("{word}: {ids:?}") };
+    Pid::from_raw(id).expect("an id")
+}
+
+fn signal(process: Pid, signal: Signal) {
+    rustix::process::kill_process(process, signal).expect("the process lives");
 }
 
 /// QEMU's monitor.
@@ -140,7 +153,7 @@ impl Monitor {
 
 /// The guest's driver is bound to the stopped device when the guest powers off.
 #[apply(tests::host_test)]
-fn guest_lives_on_when_its_device_is_killed_replaced_and_stopped() {
+fn guest_lives_on_when_its_device_is_killed_replaced_late_and_stopped() {
     let mut guest = Guest::boot(
         r#"
 vperf persist new -e marks --name orphan || exit 5
@@ -161,7 +174,7 @@ exit 10
 "#,
     );
     guest.await_step("ready");
-    signal("-KILL", &guest.path("first"));
+    signal(daemon_with(&guest.path("first")), Signal::KILL);
     guest.await_step("lost");
     let mut monitor = Monitor::connect(&guest.path("qmp"));
     let socket = guest.path("second");
@@ -170,10 +183,17 @@ exit 10
     let daemon = daemon.expect("a second process");
     let place = json!({"type": "unix", "path": socket});
     monitor.execute("device_add", &json!({"driver": "vfio-user-pci", "bus": "spare", "socket": place}));
-    guest.await_step("replaced");
-    signal("-STOP", &socket);
+    let process = daemon_with(&socket);
+    // Many of the answers that the vCPUs wait for are milliseconds late.
+    guest.await_step_with("replaced", || {
+        for (act, time) in [(Signal::STOP, LATE), (Signal::CONT, 2 * LATE)] {
+            signal(process, act);
+            thread::sleep(time);
+        }
+    });
+    signal(process, Signal::STOP);
     guest.await_step("stopped");
-    signal("-CONT", &socket);
+    signal(process, Signal::CONT);
     let (status, output) = guest.end();
     assert_eq!(status, 10, "{output}");
     let error = daemon.finish().expect_err("QEMU gave the stopped process up").to_string();
