@@ -283,14 +283,17 @@ impl Machine {
     /// Connects a machine without a driver.
     pub(crate) fn connect(socket: &Path, vcpus: u32) -> Self {
         let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // The threads exist before the connection, as in QEMU.
+        // The threads run before the driver does, as in QEMU. A thread has no name before it runs.
         let (tell, told) = channel();
+        let (runs, run) = channel();
         let vcpus: Vec<Vcpu> = (0..vcpus)
             .map(|number| {
                 let (jobs, work) = channel::<Job>();
                 let (give, client) = channel::<Arc<Client>>();
                 tell.send(give).expect("taken");
+                let runs = runs.clone();
                 let thread = thread::Builder::new().name(format!("CPU {number}/TCG")).spawn(move || {
+                    runs.send(()).expect("awaited");
                     let Ok(client) = client.recv() else { return };
                     for job in work {
                         job(&client);
@@ -300,6 +303,7 @@ impl Machine {
             })
             .collect();
         drop(tell);
+        run.iter().take(vcpus.len()).for_each(drop);
         let client = Arc::new(Client::connect(socket));
         for give in told {
             give.send(Arc::clone(&client)).expect("the vCPU waits");
@@ -423,14 +427,14 @@ impl Machine {
 
     /// Sends commands on a vCPU's queue, on its thread. They are answered when the write has been.
     pub(crate) fn commands(&mut self, vcpu: usize, commands: &[u8], room: usize) -> Vec<u8> {
-        let queue = QUEUE_VCPU + u16::try_from(vcpu).expect("few");
-        self.queues[usize::from(queue)].request(commands, room);
-        self.on(vcpu, move |client| Self::notify(client, queue));
-        self.queues[usize::from(queue)].answer().expect("answered before the vCPU runs")
+        let (waits, answer) = self.notified(vcpu, commands, room);
+        assert_eq!(waits.len(), 1, "notifications until the answer");
+        answer
     }
 
-    /// Sends commands on a vCPU's queue, and notifies until they are answered. Returns how long each notification took.
-    pub(crate) fn notified(&mut self, vcpu: usize, commands: &[u8], room: usize) -> Vec<Duration> {
+    /// Sends commands on a vCPU's queue, and notifies on its thread until they are answered. Returns how long each
+    /// notification took, and the answer.
+    pub(crate) fn notified(&mut self, vcpu: usize, commands: &[u8], room: usize) -> (Vec<Duration>, Vec<u8>) {
         let queue = QUEUE_VCPU + u16::try_from(vcpu).expect("few");
         self.queues[usize::from(queue)].request(commands, room);
         let mut waits = Vec::new();
@@ -440,8 +444,8 @@ impl Machine {
                 Self::notify(client, queue);
                 begin.elapsed()
             }));
-            if self.queues[usize::from(queue)].answer().is_some() {
-                return waits;
+            if let Some(answer) = self.queues[usize::from(queue)].answer() {
+                return (waits, answer);
             }
         }
     }
