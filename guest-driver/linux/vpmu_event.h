@@ -178,5 +178,4 @@ void vpmu_sampling_read(struct vpmu_event *own);
 struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own);
 u64 vpmu_sampling_leader(const struct perf_event *event);
 
-
 #endif /* _VPMU_EVENT_H */
