@@ -5,15 +5,16 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::catalogue::{Catalogue, Entry, is_hardware};
+use crate::catalogue::{Catalogue, Entry};
 use crate::clock::Clock;
+use crate::kind::is_hardware;
 use crate::locks::{DRAIN, Lock};
 use crate::machine::Machine;
 use crate::policy::EventMatch;
 use crate::producer::AuxProducer;
 use crate::refusal::Refusal;
 use crate::settings::Settings;
-use crate::shard::{CounterPool, RunLimit};
+use crate::slots::{CounterPool, RunLimit};
 use crate::source::{Request, Source};
 use crate::throttle::{Budget, RateLimit, TimeLimit};
 

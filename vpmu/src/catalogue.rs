@@ -4,13 +4,12 @@
 use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT, CATALOGUE_GUEST_ONLY,
     CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER,
-    FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE,
-    KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK,
-    PACE_CYCLES, PACE_EXITS, PACE_INSTRUCTIONS,
+    FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK,
+    KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS, PACE_INSTRUCTIONS,
 };
 use crate::arch;
-use crate::event::pace;
 use crate::host;
+use crate::kind::{is_hardware, pace};
 use crate::machine::Machine;
 use crate::policy::{EventMatch, Policy};
 use crate::producer::AuxProducer;
@@ -302,42 +301,33 @@ fn marks() -> [Entry; 2] {
 /// [`MARK_ANY`].
 const MARK_OF_A_VALUE: EventMatch = EventMatch { kind: KIND_MARK, config: 0, mask: !(u32::MAX as u64) };
 
-/// The catalogue's event names, each with the [`EventMatch`] that selects the events of that name. Raw events and
-/// the VMM's traces are omitted.
-pub(crate) fn names() -> Vec<(String, EventMatch)> {
-    let of_host = host::candidates().map(|offer| {
-        let event = EventMatch::one(offer.kind, offer.config);
-        (offer.name, event)
-    });
-    let exits = USER_EXITS.map(|(config, name, _)| (KIND_EXITS, config, name));
-    let exit_traces = EXIT_TRACES.map(|(config, name, _)| (KIND_EXIT_TRACE, config, name));
-    let sample_traces = SAMPLE_TRACES.map(|(config, name, _)| (KIND_SAMPLE_TRACE, config, name));
-    let of_device = exits
-        .into_iter()
-        .chain(exit_traces)
-        .chain(sample_traces)
-        .chain([
-            (KIND_TSC, 0, TSC),
-            (KIND_EXITS, EXIT_ALL, EXITS),
-            (KIND_HALTS, 0, HALTS),
-            (KIND_GUEST_TIME, 0, GUEST_TIME),
-            (KIND_MARK, MARK_ANY, MARKS),
-        ])
-        .map(|(kind, config, name)| (name.to_owned(), EventMatch::one(kind, config)));
-    let mark = [(MARK.to_owned(), MARK_OF_A_VALUE)];
-    of_host.chain(of_device).chain(mark).collect()
-}
-
-/// The traces that a hardware event paces.
-pub(crate) fn paced_by_hardware() -> impl Iterator<Item = EventMatch> {
-    let paced = |config: &u64| pace(*config).is_some_and(|(kind, _)| is_hardware(kind));
-    let configs = SAMPLE_TRACES.into_iter().map(|(config, ..)| config);
-    configs.filter(paced).map(|config| EventMatch::one(KIND_SAMPLE_TRACE, config))
-}
-
-/// Whether the CPU's PMU counts events of this kind.
-pub(crate) fn is_hardware(kind: u32) -> bool {
-    matches!(kind, KIND_HARDWARE | KIND_HW_CACHE | KIND_RAW)
+impl EventMatch {
+    /// Returns the event names that a host's catalogue can contain. Each name has the [`EventMatch`] that selects the
+    /// events of that name. Raw events and the VMM's traces are omitted.
+    #[must_use]
+    pub fn named() -> Vec<(String, Self)> {
+        let of_host = host::candidates().map(|offer| {
+            let event = Self::one(offer.kind, offer.config);
+            (offer.name, event)
+        });
+        let exits = USER_EXITS.map(|(config, name, _)| (KIND_EXITS, config, name));
+        let exit_traces = EXIT_TRACES.map(|(config, name, _)| (KIND_EXIT_TRACE, config, name));
+        let sample_traces = SAMPLE_TRACES.map(|(config, name, _)| (KIND_SAMPLE_TRACE, config, name));
+        let of_device = exits
+            .into_iter()
+            .chain(exit_traces)
+            .chain(sample_traces)
+            .chain([
+                (KIND_TSC, 0, TSC),
+                (KIND_EXITS, EXIT_ALL, EXITS),
+                (KIND_HALTS, 0, HALTS),
+                (KIND_GUEST_TIME, 0, GUEST_TIME),
+                (KIND_MARK, MARK_ANY, MARKS),
+            ])
+            .map(|(kind, config, name)| (name.to_owned(), Self::one(kind, config)));
+        let mark = [(MARK.to_owned(), MARK_OF_A_VALUE)];
+        of_host.chain(of_device).chain(mark).collect()
+    }
 }
 
 /// The events that `source` offers and that the operator permits.

@@ -18,11 +18,11 @@
 //! [`PerfSource::confined`](crate::host::PerfSource::confined) starts a thread. Call both before you install
 //! the filter.
 
-use libc::{c_int, c_long};
-
 use crate::host;
 use crate::host::calls::{closing, counters};
 use crate::settings::Settings;
+use crate::syscall::call;
+pub use crate::syscall::{Argument, Call, Process};
 
 /// The purpose of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,63 +37,6 @@ pub enum Thread {
     /// Closes host counters. This thread belongs to the crate, and is started by
     /// [`PerfSource`](crate::host::PerfSource).
     Closer,
-}
-
-/// The process that a filter is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Process {
-    /// The process's id.
-    pub id: u32,
-    /// The ids of the vCPUs' threads. The device opens events on these threads, and on no others except the thread that
-    /// probes the host's events.
-    pub vcpus: Vec<u32>,
-    /// The signal of overflows, as given to [`PerfSource::confined`](crate::host::PerfSource::confined). `None` for
-    /// [`PerfSource::remote`](crate::host::PerfSource::remote), which must signal no thread.
-    pub signal: Option<c_int>,
-}
-
-/// A required system call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call {
-    /// The call's number on this architecture.
-    pub number: c_long,
-    /// The call's name.
-    pub name: &'static str,
-    /// Conditions on the call's arguments. All of them must hold.
-    pub arguments: Vec<Argument>,
-    /// Why the thread makes the call.
-    pub reason: &'static str,
-}
-
-/// A condition on an argument: `argument & mask == value`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Argument {
-    /// Index of the argument, from 0.
-    pub index: u8,
-    /// The bits to compare. For an `int`, these are the low 32 bits.
-    pub mask: u64,
-    /// The value of these bits.
-    pub value: u64,
-}
-
-impl Argument {
-    /// Requires the `int` at `index` to be `value`.
-    #[must_use]
-    pub const fn int(index: u8, value: u32) -> Self {
-        Self { index, mask: u32::MAX as u64, value: value as u64 }
-    }
-
-    /// Requires the `int` at `index` to have none of `bits`.
-    #[must_use]
-    pub const fn without(index: u8, bits: c_int) -> Self {
-        Self { index, mask: bits.cast_unsigned() as u64, value: 0 }
-    }
-
-    /// Requires the pointer at `index` to be null.
-    #[must_use]
-    pub const fn null(index: u8) -> Self {
-        Self { index, mask: u64::MAX, value: 0 }
-    }
 }
 
 /// Returns the calls that the crate makes on a thread of this kind.
@@ -123,18 +66,6 @@ pub fn descriptors(settings: &Settings) -> u64 {
 pub fn locked_memory(settings: &Settings) -> u64 {
     host::locked_memory(settings.vcpus, settings.limits.max_host_counters)
 }
-
-macro_rules! call {
-    ($name:ident, $number:ident, [$($argument:expr),*], $reason:literal) => {
-        Call {
-            number: libc::$number,
-            name: stringify!($name),
-            arguments: vec![$($argument),*],
-            reason: $reason,
-        }
-    };
-}
-pub(crate) use call;
 
 /// The calls that the standard library and the C library make on any thread of the process `id`. [`calls`] includes
 /// them.

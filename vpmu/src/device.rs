@@ -1,7 +1,6 @@
 //! The device's API for a VMM: methods for the transport, for the vCPUs' threads and for the operator.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::sync::Arc;
 
 use vm_memory::GuestMemoryBackend;
@@ -10,104 +9,32 @@ use zerocopy::IntoBytes;
 use crate::abi::{
     COUNT_GUEST, COUNT_VCPU, Config, KIND_HARDWARE, KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, VERSION,
 };
+use crate::aux_writer::AuxWriter;
 use crate::backend::Backend;
 use crate::clock::Clock;
 use crate::control::{Control, Driver, Overlap};
 use crate::errno::Errno;
+use crate::error::{Error, FlushError, MAX_VCPUS, RestoreError, SaveError};
 use crate::flush::Visit;
 use crate::machine::{Interrupt, Machine};
 use crate::memory::Memory;
 use crate::metrics::{ExitCounts, Metrics};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_request};
-use crate::producer::{AuxError, AuxProducer, AuxWriter};
+use crate::producer::{AuxError, AuxProducer};
 use crate::queues::QueueState;
 use crate::refusal::Refusal;
 use crate::remote::RemoteVcpu;
-use crate::save::{RestoreError, SaveError, SavedState};
+use crate::save::SavedState;
 use crate::session::VcpuSession;
-use crate::settings::{CountMode, LimitsError, Settings};
+use crate::settings::{CountMode, Settings};
 use crate::shard::{Shard, State};
 use crate::shared::Shared;
 use crate::source::Source;
 use crate::window::Window;
 use crate::work::Turn;
 
-const MAX_VCPUS: u32 = (u16::MAX - QUEUE_VCPU) as u32;
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
-
-/// An error from creating a device, activating it or attaching a thread to it.
-#[derive(Debug, thiserror::Error)]
-#[expect(clippy::error_impl_error, reason = "users write `vpmu::Error`, like `std::io::Error`")]
-pub enum Error {
-    /// Too few or too many vCPUs.
-    #[error("a PMU device has 1 to {MAX_VCPUS} vCPUs, not {0}")]
-    Vcpus(u32),
-    /// The TSC frequency is unknown, so the device cannot timestamp samples.
-    #[error("the guest's TSC frequency is not known, so the device cannot timestamp samples")]
-    TscFrequency,
-    /// A limit is zero or cannot be enforced.
-    #[error(transparent)]
-    Limits(#[from] LimitsError),
-    /// The driver accepted a feature that was not offered, or did not accept `VIRTIO_F_VERSION_1`.
-    #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
-    Features(u64),
-    /// The number of queues that the transport set up differs from the number of queues that the device has.
-    #[error("the PMU device has {expected} queues, but the transport set up {given}")]
-    QueueCount {
-        /// [`Vpmu::queue_count`].
-        expected: usize,
-        /// The number of queues that the transport set up.
-        given: usize,
-    },
-    /// The size or the rings of a queue are not valid, or the control queue is not ready.
-    #[error("the driver did not set up queue {0}, or its size or rings are not valid")]
-    Queue(usize),
-    /// The window is not one region of whole pages.
-    #[error("the window must be one region of whole pages that starts at a page boundary")]
-    Window,
-    /// A producer's name, text or format is not valid, or another producer has the name.
-    #[error(
-        "invalid AUX producer {0:?}: it needs a unique name of 1 to 39 bytes, a text of at most 127 bytes, and \
-         a format of 128 or more"
-    )]
-    Producer(&'static str),
-    /// The device already has AUX producers.
-    #[error("the PMU device already has AUX producers: pass all of them in one call")]
-    ProducersTwice,
-    /// The window overlaps guest memory.
-    #[error("the window overlaps guest memory")]
-    WindowOverlaps,
-    /// There is no such vCPU.
-    #[error("the PMU device has no vCPU {0}")]
-    NoVcpu(u32),
-    /// The vCPU already has a session.
-    #[error("a thread is already attached to vCPU {0}")]
-    Attached(u32),
-    /// The vCPU's thread must attach itself if the device is in the VMM, and must be named if it is not.
-    #[error("a device in the VMM attaches its vCPUs with `attach`, a remote device with `attach_thread`")]
-    Remote,
-}
-
-/// An error of [`Vpmu::flush`]. The data of all events that did not fail has been published.
-#[derive(Debug, thiserror::Error)]
-pub enum FlushError {
-    /// There is no event with this id.
-    #[error("there is no event {0}")]
-    NoEvent(u64),
-    /// The host no longer counts the event. Its earlier records have been published.
-    #[error("event {0} is in the error state")]
-    Failed(u64),
-    /// A vCPU may have pending samples, but cannot be made to leave the guest.
-    #[error("vCPU {vcpu} cannot be made to leave the guest")]
-    Inside {
-        /// The index of the vCPU.
-        vcpu: u32,
-        /// The machine's error.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// The device. Any thread may call its methods. The thread of a vCPU uses a [`VcpuSession`] for that vCPU.
 #[derive(Debug)]
@@ -182,7 +109,7 @@ impl Vpmu {
     /// # Errors
     /// [`AuxError`]; [`AuxError::Nested`] while another writer of the area is open.
     pub fn aux_begin(&self, trace: u64) -> Result<AuxWriter<'_>, AuxError> {
-        AuxWriter::begin(self, trace)
+        AuxWriter::begin(&self.shared, trace)
     }
 
     // vCPUs.
@@ -220,7 +147,7 @@ impl Vpmu {
         if !shard.vcpu.take() {
             return Err(Error::Attached(vcpu));
         }
-        self.control(|control| control.attach(vcpu, thread, tsc_offset));
+        self.shared.control_plane(|control| control.attach(vcpu, thread, tsc_offset));
         Ok(VcpuSession::new(Arc::clone(&self.shared), vcpu))
     }
 
@@ -501,14 +428,14 @@ impl Vpmu {
         if self.shared.control.lock().needs_guest_ips(&request) {
             backend.ask_guest_ips();
         }
-        self.control(|control| control.persist(persist, &request))
+        self.shared.control_plane(|control| control.persist(persist, &request))
     }
 
     /// Returns every persistent event of the guest and the operator, by ascending id.
     #[must_use]
     pub fn persistent(&self) -> Vec<PersistentStatus> {
         match self.shared.backend.known_catalogue() {
-            Some(_) => self.control(Control::statuses),
+            Some(_) => self.shared.control_plane(Control::statuses),
             // Without a catalogue, events cannot have been opened.
             None => Vec::new(),
         }
@@ -519,7 +446,7 @@ impl Vpmu {
     /// # Errors
     /// [`PersistError::NoSuch`].
     pub fn end(&self, id: u64) -> Result<(), PersistError> {
-        self.control(|control| control.end_persistent(id))
+        self.shared.control_plane(|control| control.end_persistent(id))
     }
 
     /// Returns a persistent event of the guest or the operator, with the records in its ring. Samples that
@@ -530,7 +457,7 @@ impl Vpmu {
     /// [`PersistError::NoSuch`], [`PersistError::NoRing`], [`PersistError::Unreadable`].
     pub fn history(&self, id: u64) -> Result<History, PersistError> {
         // Parse the records without the lock.
-        let held = self.control(|control| control.held(id))?;
+        let held = self.shared.control_plane(|control| control.held(id))?;
         Ok(held.history())
     }
 
@@ -548,7 +475,7 @@ impl Vpmu {
         let ids = self.shared.control.lock().flushed(event);
         let ids = ids.ok_or_else(|| FlushError::NoEvent(event.unwrap_or(0)))?;
         let mut failed = None;
-        let mut awaited = self.control(|control| control.begin_flush(&ids));
+        let mut awaited = self.shared.control_plane(|control| control.begin_flush(&ids));
         awaited.retain(|visit| {
             let vcpu = visit.vcpu;
             let Err(source) = self.shared.backend.machine.kick(vcpu) else {
@@ -563,7 +490,7 @@ impl Vpmu {
         self.await_exits(&awaited);
         drop(waiting);
         for id in ids {
-            match self.control(|control| control.end_flush(id)) {
+            match self.shared.control_plane(|control| control.end_flush(id)) {
                 // An event that was closed in the meantime needs no flush.
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(_) => {
@@ -583,12 +510,5 @@ impl Vpmu {
     fn is_over(&self, visit: &Visit) -> bool {
         let shard: Option<&Shard> = self.shared.shard(visit.vcpu);
         shard.is_none_or(|shard| shard.vcpu.visit() != Some(visit.number))
-    }
-
-    /// Calls `act` on the control plane, then delivers the notices that `act` added.
-    pub(crate) fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
-        let result = act(&mut self.shared.control.lock());
-        self.shared.notices.deliver(None);
-        result
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::saved::saved;
 use crate::work;
 
 /// Whether an event starts or stops another.
@@ -60,6 +61,15 @@ impl Link {
             Role::Starter => self.starts = true,
             Role::Stopper => self.stops = true,
         }
+    }
+}
+
+saved! {
+    /// An event that starts or stops another.
+    pub(crate) struct SavedLink {
+        pub(crate) trigger: u64,
+        pub(crate) target: u64,
+        pub(crate) role: Role,
     }
 }
 

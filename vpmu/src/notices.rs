@@ -11,9 +11,10 @@ use crate::abi::{
 };
 use crate::locks::{Held, Lock, NOTICES};
 use crate::machine::Interrupt;
+use crate::queues::SavedQueue;
 use crate::queues::{BadChain, Chain, DeviceQueue, QueueState, put};
 use crate::refusal::{self, Refusal};
-use crate::save::{Fault, SavedNotice, SavedQueue};
+use crate::saved::{Fault, saved};
 use crate::work;
 
 /// The notices of one device, and the event queue and the interrupt that deliver them.
@@ -34,6 +35,17 @@ struct State {
     interrupt: Option<Arc<dyn Interrupt>>,
     delivered: u64,
     bad_buffers: u64,
+}
+
+saved! {
+    /// A notice that has not been delivered.
+    pub(crate) struct SavedNotice {
+        /// `NOTICE_*`.
+        pub(crate) kind: u32,
+        pub(crate) event: u64,
+        /// For wakeups or reached limits, their number. For an error, one of `REFUSED_*`.
+        pub(crate) value: u64,
+    }
 }
 
 impl Notices {

@@ -1,6 +1,6 @@
 //! The overflow periods of events that the device counts itself.
 
-use crate::save::SavedPeriod;
+use crate::saved::saved;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
@@ -35,6 +35,16 @@ struct Frequency {
     since: Option<u64>,
     /// The count at that time.
     base: u64,
+}
+
+saved! {
+    /// A period. If the device itself counts the event, also how much of the period has elapsed.
+    pub(crate) struct SavedPeriod {
+        pub(crate) length: u64,
+        pub(crate) counted: u64,
+        /// In hertz.
+        pub(crate) frequency: Option<u64>,
+    }
 }
 
 impl Period {

@@ -5,8 +5,7 @@ use crate::abi::{
     KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC,
     KIND_VMM_TRACE, PACE_EXITS,
 };
-use crate::catalogue;
-use crate::event::pace;
+use crate::kind::{PACES, is_hardware, pace};
 
 /// Matches the events of one kind whose config equals `config` in the bits of `mask`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,13 +29,6 @@ impl EventMatch {
     #[must_use]
     pub const fn kind(kind: u32) -> Self {
         Self { kind, config: 0, mask: 0 }
-    }
-
-    /// Returns the event names that a host's catalogue can contain. Each name has the [`EventMatch`] that selects the
-    /// events of that name. Raw events and the VMM's traces are omitted.
-    #[must_use]
-    pub fn named() -> Vec<(String, Self)> {
-        catalogue::names()
     }
 
     /// Whether `self` matches every event that `other` matches.
@@ -153,7 +145,8 @@ impl Policy {
     #[must_use]
     pub fn allows_hardware(&self) -> bool {
         let kinds = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].map(EventMatch::kind);
-        let paced = catalogue::paced_by_hardware();
+        let by_hardware = |&config: &u64| pace(config).is_some_and(|(kind, _)| is_hardware(kind));
+        let paced = PACES.into_iter().filter(by_hardware).map(|config| EventMatch::one(KIND_SAMPLE_TRACE, config));
         kinds.into_iter().chain(paced).any(|of| self.allows_some(&of))
     }
 

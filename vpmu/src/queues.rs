@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::memory::{Memory, View};
-use crate::save::SavedQueue;
+use crate::saved::saved;
 use crate::work;
 
 /// Bit in the flags of the available ring: the driver does not want an interrupt.
@@ -28,6 +28,15 @@ const MAX_SIZE: u16 = 1 << 15;
 /// Offsets of the index and of the entries in a ring.
 const INDEX: u64 = 2;
 const ENTRIES: u64 = 4;
+
+saved! {
+    /// The device's position in a virtqueue.
+    pub(crate) struct SavedQueue {
+        pub(crate) next_available: u16,
+        pub(crate) next_used: u16,
+        pub(crate) broken: bool,
+    }
+}
 
 /// A split virtqueue as the transport and the driver set it up, with the device's positions in its available and used
 /// rings. The default is an unused queue.

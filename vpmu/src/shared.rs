@@ -61,6 +61,13 @@ impl Shared {
         result
     }
 
+    /// Calls `act` on the control plane, then delivers the notices that `act` added.
+    pub(crate) fn control_plane<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
+        let result = act(&mut self.control.lock());
+        self.notices.deliver(None);
+        result
+    }
+
     pub(crate) fn count_drain(&self) {
         self.drains.fetch_add(1, Ordering::Relaxed);
     }

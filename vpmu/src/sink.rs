@@ -3,15 +3,16 @@
 
 use vm_memory::GuestAddress;
 
-use crate::area::{Appended, Area, Chunk, Refused, Window};
+use crate::area::{Appended, Area, Refused, SavedArea, Window};
 use crate::clock::Clock;
-use crate::event::EventSpec;
+use crate::error::SaveError;
 use crate::locks::{Lock, SINK};
 use crate::memory::{Memory, View};
 use crate::pages::GuestPages;
-use crate::record::{Layout, Record, SampleId};
-use crate::ring::{CountSnapshot, Outcome, Ring, Session, WriteContext};
-use crate::save::{SaveError, SavedPendingAux, SavedSink};
+use crate::record::{Chunk, Layout, Record, SampleId};
+use crate::ring::{CountSnapshot, Outcome, Ring, SavedRing, Session, WriteContext};
+use crate::saved::saved;
+use crate::spec::EventSpec;
 use crate::trace::{Packet, Trace};
 
 /// A ring, an AUX area, or both. The alignment keeps other data out of the sink's cache lines.
@@ -90,6 +91,26 @@ pub(crate) struct HeldBytes {
     /// `None` if the position of the first record is unknown.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) newest_first: bool,
+}
+
+saved! {
+    /// A ring, an AUX area, or both.
+    pub(crate) struct SavedSink {
+        /// The event through which they were mapped.
+        pub(crate) id: u64,
+        /// The page of the window where the sink's ring begins. `None` if the ring is not in the window.
+        pub(crate) window_page: Option<u32>,
+        pub(crate) ring: Option<SavedRing>,
+        pub(crate) area: Option<SavedArea>,
+        pub(crate) pending: Option<SavedPendingAux>,
+    }
+
+    /// A chunk of AUX data that has ended but has no record in the ring yet.
+    pub(crate) struct SavedPendingAux {
+        pub(crate) chunk: Chunk,
+        pub(crate) layout: Layout,
+        pub(crate) origin: SampleId,
+    }
 }
 
 impl Sink {

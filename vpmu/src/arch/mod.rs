@@ -7,6 +7,7 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+mod page;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -14,6 +15,8 @@ mod x86_64;
 pub use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
+
+pub(crate) use page::Page;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the device supports only x86-64 and aarch64");

@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use super::writer::{AUX_HEAD, AUX_TAIL, Refused, Window, Writer};
-use super::{Appended, COLLISION, Chunk, Entry, OVERWRITE, PARTIAL, TRUNCATED};
+use super::{Appended, COLLISION, Chunk, Entry, OVERWRITE, PARTIAL, SavedKeeper, TRUNCATED};
 use crate::pages::{GuestPages, Pages, Unwritable};
-use crate::save::{Fault, SavedKeeper};
+use crate::saved::Fault;
 
 #[derive(Debug)]
 pub(super) struct DeviceOwned {

@@ -2,9 +2,9 @@
 //! space to the device, fetches the device's position, and notifies the reader.
 
 use super::writer::{Refused, Writer};
-use super::{Appended, Entry};
+use super::{Appended, Entry, SavedKeeper, SavedSpan};
 use crate::pages::{GuestPages, Pages};
-use crate::save::{Fault, SavedKeeper, SavedSpan};
+use crate::saved::Fault;
 
 #[derive(Debug)]
 pub(super) struct DriverOwned {

@@ -15,7 +15,8 @@ pub(crate) use self::writer::{Refused, Window};
 use crate::abi::PAGE_SIZE;
 use crate::memory::View;
 use crate::pages::{self, GuestPages};
-use crate::save::{Fault, SavedArea, SavedKeeper};
+use crate::record::Chunk;
+use crate::saved::{Fault, saved};
 
 /// perf's `PERF_AUX_FLAG_TRUNCATED`: the chunk ended because there was no more room.
 pub(crate) const TRUNCATED: u64 = 1 << 0;
@@ -25,25 +26,6 @@ pub(crate) const OVERWRITE: u64 = 1 << 1;
 pub(crate) const PARTIAL: u64 = 1 << 2;
 /// perf's `PERF_AUX_FLAG_COLLISION`: an entry in the chunk represents several overflows.
 pub(crate) const COLLISION: u64 = 1 << 3;
-
-/// A chunk of an area that must be reported to the area's reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
-pub(crate) struct Chunk {
-    /// Number of bytes written before this chunk, modulo 2^64.
-    pub(crate) offset: u64,
-    /// Number of bytes in the chunk.
-    pub(crate) size: u64,
-    /// perf's `PERF_AUX_FLAG_*`.
-    pub(crate) flags: u64,
-}
-
-impl Chunk {
-    /// Joins this chunk with `next`, which must begin where this chunk ends.
-    pub(crate) fn with(self, next: Self) -> Self {
-        Self { size: self.size.wrapping_add(next.size), flags: self.flags | next.flags, ..self }
-    }
-}
 
 /// Data that is written completely or not at all.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +72,41 @@ pub(crate) struct Area {
     /// 2^n pages.
     pages: Vec<GuestAddress>,
     keeper: Keeper,
+}
+
+saved! {
+    /// An AUX area.
+    pub(crate) struct SavedArea {
+        /// Addresses of the pages.
+        pub(crate) pages: Vec<u64>,
+        pub(crate) overwrite: bool,
+        pub(crate) watermark: u64,
+        pub(crate) head: u64,
+        pub(crate) tail: u64,
+        /// Start of the chunk that has not ended yet.
+        pub(crate) begun: Option<u64>,
+        pub(crate) keeper: SavedKeeper,
+    }
+
+    /// The side that manages an AUX area.
+    pub(crate) enum SavedKeeper {
+        Device {
+            /// perf's `PERF_AUX_FLAG_*` of the open chunk.
+            flags: u64,
+            full: bool,
+        },
+        Driver {
+            span: Option<SavedSpan>,
+        },
+    }
+
+    /// A trace with an open span (`COMMAND_AUX_BEGIN`) in an area that the driver manages.
+    pub(crate) struct SavedSpan {
+        pub(crate) event: u64,
+        pub(crate) room: u64,
+        pub(crate) lost: u64,
+        pub(crate) told: bool,
+    }
 }
 
 impl Area {

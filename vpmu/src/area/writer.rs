@@ -4,10 +4,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Entry;
+use super::{Entry, SavedArea};
 use crate::abi::Metadata;
 use crate::pages::{self, Pages};
-use crate::save::{Fault, SavedArea};
+use crate::saved::Fault;
 
 pub(super) const AUX_HEAD: usize = std::mem::offset_of!(Metadata, aux_head);
 pub(super) const AUX_TAIL: usize = std::mem::offset_of!(Metadata, aux_tail);

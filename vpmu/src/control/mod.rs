@@ -35,7 +35,7 @@ use crate::abi::{
 use crate::area::Area;
 use crate::backend::Backend;
 use crate::errno::{Denied, Errno};
-use crate::event::{Context, Event, EventSpec, Group, GroupEvent, LastCounts, Persistent};
+use crate::event::{Event, Group, GroupEvent, LastCounts, Persistent};
 use crate::flush::Visit;
 use crate::links::{Links, Refused, Role};
 use crate::machine::Interrupt;
@@ -50,6 +50,7 @@ use crate::ring::{Ring, RingMode, Wakeup};
 use crate::shard::{Errand, Shard, State, View, event_command};
 use crate::sink::{HeldBytes, Sink};
 use crate::source::Rate;
+use crate::spec::{Context, EventSpec};
 use crate::tasks::Tasks;
 use crate::window::{Holder, Run, Window};
 use crate::work::{self, Turn, Work};

@@ -12,7 +12,7 @@ use crate::abi::{
 use crate::arch::REGISTERS;
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
-use crate::event::{Context, EventSpec, is_trace, pace};
+use crate::kind::{is_trace, pace};
 use crate::links::Role;
 use crate::period::{LONGEST, Period};
 use crate::persistent::Persistence;
@@ -20,6 +20,7 @@ use crate::policy::Policy;
 use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
 use crate::ring::Wakeup;
 use crate::settings::{Engines, Settings};
+use crate::spec::{Context, EventSpec};
 
 const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_EXCLUDE_USER

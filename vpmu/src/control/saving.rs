@@ -12,28 +12,27 @@ use crate::abi::{
     NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL,
     OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
 };
-use crate::area::Area;
-use crate::device::Error;
+use crate::area::{Area, SavedArea, SavedKeeper};
 use crate::errno::Errno;
-use crate::event::{Context, Event, Persistent};
-use crate::links::Refused;
+use crate::error::{Error, RestoreError, SaveError};
+use crate::event::{Event, Persistent};
+use crate::links::{Refused, SavedLink};
 use crate::machine::Interrupt;
 use crate::memory::Memory;
 use crate::metrics::{ExitCounts, Metrics};
-use crate::notices::Woken;
+use crate::notices::{SavedNotice, Woken};
 use crate::period::Period;
-use crate::persistent::{Name, Persistence};
+use crate::persistent::{Name, Persistence, SavedPersistence};
 use crate::queues::QueueState;
 use crate::record::{Layout, SAMPLE_READ};
 use crate::refusal::Refusal;
-use crate::ring::Ring;
-use crate::save::{
-    FORMAT, Fault, RestoreError, SaveError, SavedArea, SavedDriver, SavedEvent, SavedKeeper, SavedLink, SavedNotice,
-    SavedPersistence, SavedRing, SavedSink, SavedSpec, SavedState, SavedVcpu,
-};
+use crate::ring::{Ring, SavedRing};
+use crate::save::{FORMAT, SavedDriver, SavedEvent, SavedState, SavedVcpu};
+use crate::saved::Fault;
 use crate::settings::Engines;
 use crate::shard::{Shard, State};
-use crate::sink::Sink;
+use crate::sink::{SavedSink, Sink};
+use crate::spec::{Context, SavedSpec};
 use crate::tasks::Tasks;
 use crate::window::{Holder, Run};
 

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::clock::Clock;
+use crate::error::SaveError;
 use crate::notices::Woken;
-use crate::save::{SaveError, SavedFamily, SavedSink};
-use crate::sink::{Shape, Sink};
+use crate::save::SavedFamily;
+use crate::sink::{SavedSink, Shape, Sink};
 use crate::window::{Holder, Run, Window};
 use crate::work;
 

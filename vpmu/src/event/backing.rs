@@ -3,13 +3,14 @@
 
 use std::io;
 
-use super::EventSpec;
 use crate::abi::{
     EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC,
     KIND_VMM_TRACE, PACE_EXITS,
 };
-use crate::shard::{Cpu, Lease, OpenSlot};
+use crate::cpu::{Cpu, Lease};
+use crate::slots::OpenSlot;
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
+use crate::spec::EventSpec;
 use crate::work;
 
 /// A period so long that a host counter never overflows.

@@ -3,7 +3,6 @@
 
 mod backing;
 mod group;
-mod spec;
 
 use std::io;
 use std::sync::Arc;
@@ -11,23 +10,26 @@ use std::sync::atomic::Ordering;
 
 use self::backing::Backing;
 pub(crate) use self::group::{Group, GroupEvent, LastCounts};
-pub(crate) use self::spec::{Context, EventSpec, is_trace, pace};
 use crate::abi::{
     EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_EXCLUDE_HOST, OPEN_PAUSED,
     OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME,
 };
-use crate::catalogue::is_hardware;
 use crate::clock::Clock;
+use crate::cpu::{Cpu, Lease};
+use crate::kind::is_hardware;
 use crate::links::Effect;
+use crate::period::SavedPeriod;
 use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
-use crate::save::{Fault, SavedLife};
+use crate::saved::{Fault, saved};
 use crate::settings::{CountMode, Engines};
-use crate::shard::{Cpu, Lease, RunLimit, RunSlot};
 use crate::sink::Sink;
+use crate::slots::{RunLimit, RunSlot};
 use crate::source::{Engine, Overflows, Rate, Reading, Request, Sampling};
+use crate::spec::{Context, EventSpec};
 use crate::tasks::Task;
 use crate::throttle::{RateLimit, Throttle, Verdict};
+use crate::trace::SavedTrace;
 use crate::trace::Trace;
 use crate::vcpu::Hook;
 use crate::work;
@@ -100,6 +102,30 @@ pub(crate) struct Event {
     count: u64,
     enabled_ticks: u64,
     running_ticks: u64,
+}
+
+saved! {
+    /// The state of an event at one moment.
+    pub(crate) struct SavedLife {
+        pub(crate) enabled: bool,
+        pub(crate) paused: bool,
+        pub(crate) failed: bool,
+        /// Whether each of its samples causes a wakeup.
+        pub(crate) prompt: bool,
+        /// Whether its overflows make no records.
+        pub(crate) throttled: bool,
+        /// The task that was last scheduled in for the event, and the last vCPU that this task ran on.
+        pub(crate) task: Option<Task>,
+        pub(crate) last_vcpu: u32,
+        pub(crate) limit: u64,
+        pub(crate) lost: u64,
+        pub(crate) period: Option<SavedPeriod>,
+        pub(crate) trace: Option<SavedTrace>,
+        pub(crate) count: u64,
+        /// The unit is ticks of a TSC with the frequency [`SavedState::tsc_khz`].
+        pub(crate) enabled_ticks: u64,
+        pub(crate) running_ticks: u64,
+    }
 }
 
 impl Event {

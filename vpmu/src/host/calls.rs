@@ -3,7 +3,7 @@
 use libc::c_int;
 use vpmu_perf::bindings::{DISABLE, ENABLE, PERF_FLAG_FD_CLOEXEC, PERIOD, SET_OUTPUT};
 
-use crate::confine::{Argument, Call, Process, call};
+use crate::syscall::{Argument, Call, Process, call};
 
 /// `fcntl` operations that `libc` does not define for every target.
 const F_SETSIG: u32 = 10;

@@ -7,7 +7,7 @@ use super::pmus::CpuPmu;
 use super::sys;
 use super::trial::Trials;
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
-use crate::catalogue::is_hardware;
+use crate::kind::is_hardware;
 use crate::refusal::Refusal;
 use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};

@@ -12,13 +12,13 @@ use crate::abi::{
 };
 use crate::area::{Area, Entry};
 use crate::clock::Clock;
-use crate::event::EventSpec;
 use crate::memory::{Memory, View};
 use crate::notices::Notices;
 use crate::record::{Layout, SampleId};
 use crate::ring::{Ring, RingMode, Wakeup};
 use crate::shard::Writer;
 use crate::sink::{Flush, Sink};
+use crate::spec::EventSpec;
 use crate::trace::{Packet, Trace};
 
 const AUX_HEAD: u64 = offset_of!(Metadata, aux_head) as u64;

@@ -10,6 +10,7 @@ pub(crate) use self::history::whole;
 pub(crate) use self::name::Name;
 pub(crate) use self::request::{open_request, spelled};
 pub use self::spec::{PersistSpec, PersistSpecError};
+use crate::saved::saved;
 use crate::source::Rate;
 
 /// The properties that only a persistent event has.
@@ -108,6 +109,14 @@ impl History {
     /// Iterates over the records, headers included.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         vpmu_perf::record::in_bytes(&self.records).map(|(_, record)| record)
+    }
+}
+
+saved! {
+    /// Persistence of an event.
+    pub(crate) struct SavedPersistence {
+        pub(crate) name: String,
+        pub(crate) operator: bool,
     }
 }
 

@@ -4,8 +4,6 @@ mod check;
 mod read;
 mod sample;
 
-use crate::area::Chunk;
-
 use zerocopy::IntoBytes;
 
 pub(crate) use check::admits;
@@ -25,6 +23,25 @@ pub(crate) use vpmu_perf::record::{
 /// Maximum size of a record in bytes: the largest multiple of 8 that fits in the 16-bit size field of a record's
 /// header.
 pub(crate) const RECORD_MAX: usize = 65_528;
+
+/// A chunk of an AUX area, which `PERF_RECORD_AUX` reports to the area's reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub(crate) struct Chunk {
+    /// Number of bytes written before this chunk, modulo 2^64.
+    pub(crate) offset: u64,
+    /// Number of bytes in the chunk.
+    pub(crate) size: u64,
+    /// perf's `PERF_AUX_FLAG_*`.
+    pub(crate) flags: u64,
+}
+
+impl Chunk {
+    /// Joins this chunk with `next`, which must begin where this chunk ends.
+    pub(crate) fn with(self, next: Self) -> Self {
+        Self { size: self.size.wrapping_add(next.size), flags: self.flags | next.flags, ..self }
+    }
+}
 
 /// The fields of an event's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -15,7 +15,7 @@ use crate::abi::PAGE_SIZE;
 use crate::clock::Clock;
 use crate::memory::View;
 use crate::pages::{self, GuestPages, Unwritable};
-use crate::save::{Fault, SavedRing};
+use crate::saved::{Fault, saved};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -26,6 +26,27 @@ pub(crate) struct Ring {
     data: Vec<GuestAddress>,
     producer: Producer,
     sequence: u32,
+}
+
+saved! {
+    /// A ring.
+    pub(crate) struct SavedRing {
+        /// Addresses of the pages. The metadata page is first.
+        pub(crate) pages: Vec<u64>,
+        pub(crate) writable: bool,
+        pub(crate) backward: bool,
+        pub(crate) paused: bool,
+        pub(crate) head: u64,
+        /// The head when the reader was last woken.
+        pub(crate) roused: u64,
+        pub(crate) tail: u64,
+        pub(crate) lost: u64,
+        pub(crate) loss_told: bool,
+        pub(crate) records: u64,
+        pub(crate) bytes: u64,
+        /// The value of the metadata page's sequence lock.
+        pub(crate) sequence: u32,
+    }
 }
 
 impl Ring {

@@ -3,10 +3,11 @@
 
 use std::sync::atomic::Ordering;
 
+use super::SavedRing;
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::pages::{self, Pages};
 use crate::record::{Layout, Record, SampleId};
-use crate::save::{Fault, SavedRing};
+use crate::saved::Fault;
 
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
 pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);

@@ -11,8 +11,8 @@ use crate::abi::{
     COMMAND_PERIOD, COMMAND_PROMPT, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command, Reply,
 };
 use crate::errno::{Errno, status};
-use crate::event::Context;
 use crate::queues::{BadChain, Chain};
+use crate::spec::Context;
 use crate::work::{self, Work};
 
 /// Maximum number of commands in one notification. With the default limit on open events, this is enough to schedule

@@ -3,11 +3,9 @@
 //! threads take it rarely.
 
 mod commands;
-mod cpu;
 mod hooks;
 mod merge;
 mod moment;
-mod slots;
 mod state;
 mod waits;
 mod writer;
@@ -15,12 +13,11 @@ mod writer;
 use std::sync::Arc;
 
 pub(crate) use self::commands::{Answer, CommandBuffer, event_command};
-pub(crate) use self::cpu::{Cpu, Lease};
 pub(crate) use self::moment::ExitView;
-pub(crate) use self::slots::{CounterPool, OpenSlot, RunLimit, RunSlot, RunSlots};
 pub(crate) use self::state::{State, View};
 pub(crate) use self::writer::Writer;
 use crate::backend::Backend;
+use crate::cpu::{Cpu, Lease};
 use crate::links::Effect;
 use crate::locks::{Lock, SHARD};
 use crate::notices::Notices;

@@ -1,8 +1,8 @@
 //! The moment of an overflow: the vCPU's state, the time and the running task.
 
-use super::cpu::Cpu;
 use super::state::State;
 use crate::arch::CpuState;
+use crate::cpu::Cpu;
 use crate::event::Event;
 use crate::machine::{GuestRegs, Registers};
 use crate::record::SampleId;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use super::Errand;
 use super::commands::has_no_operand;
-use super::cpu::{Cpu, Lease};
 use super::hooks::HookCounts;
 use super::merge::{Merge, Recorded as MergeEntry};
 use super::moment::{ExitView, Moment, Overflows, Periods};
@@ -21,8 +20,9 @@ use crate::abi::{
 };
 use crate::area::Refused;
 use crate::clock::Clock;
+use crate::cpu::{Cpu, Lease};
 use crate::errno::{Denied, Errno, status};
-use crate::event::{Context, Event, EventSpec, Group, GroupEvent};
+use crate::event::{Event, Group, GroupEvent};
 use crate::links::Effect;
 use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::memory::Memory;
@@ -31,15 +31,15 @@ use crate::notices::NoticeChange;
 use crate::pages::GuestPages;
 use crate::period::Period;
 use crate::producer::AuxError;
-use crate::queues::{DeviceQueue, QueueState};
+use crate::queues::{DeviceQueue, QueueState, SavedQueue};
 use crate::record::{
     MODE_KERNEL, MODE_UNKNOWN, MODE_USER, Member, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_READ, SAMPLE_REGS_INTR,
     SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample, SampleId,
 };
 use crate::ring::{CountSnapshot, Session, Wakeup};
-use crate::save::SavedQueue;
 use crate::sink::{Flush, Sink};
 use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
+use crate::spec::{Context, EventSpec};
 use crate::tasks::{Task, TaskHistory, Tasks};
 use crate::throttle::{BudgetShare, SamplingTime, Verdict};
 use crate::trace::{OpenExit, OverflowBatch, Packet};

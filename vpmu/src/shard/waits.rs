@@ -1,4 +1,4 @@
-//! The order in which a vCPU's waiting events get a [`RunSlot`](super::slots::RunSlot).
+//! The order in which a vCPU's waiting events get a [`RunSlot`](crate::slots::RunSlot).
 //!
 //! A wait ends when the event gets a slot, or when the event is stopped, paused or closed. A stop, pause or close
 //! leaves the wait's entry in the queue, because finding it would need a search. An entry therefore identifies one

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use crate::area::Refused;
-use crate::event::EventSpec;
 use crate::memory::{Memory, View};
 use crate::notices::{NoticeChange, Notices, Woken};
 use crate::record::{Reading, Record, Sample, SampleId};
 use crate::ring::{Outcome, WriteContext};
 use crate::sink::{Flush, Produced, Sink};
+use crate::spec::EventSpec;
 use crate::tasks::{Task, TaskHistory, Tasks};
 use crate::trace::{Packet, Trace};
 

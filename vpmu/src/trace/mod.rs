@@ -11,9 +11,9 @@ use crate::abi::{
     SYNC_MAGIC, SYNC_PAGE, SYNC_RESUME, SYNC_START, SamplePacket, SyncPacket,
 };
 use crate::area::{Appended, Entry};
-use crate::event::EventSpec;
 use crate::record::SampleId;
-use crate::save::SavedTrace;
+use crate::saved::saved;
+use crate::spec::EventSpec;
 
 pub(crate) use self::exits::OpenExit;
 pub(crate) use self::samples::OverflowBatch;
@@ -54,6 +54,18 @@ pub(crate) struct Laid {
     /// Number of the packet's words.
     len: usize,
     collision: bool,
+}
+
+saved! {
+    /// The trace of an event.
+    pub(crate) struct SavedTrace {
+        pub(crate) sequence: u64,
+        pub(crate) count: u64,
+        pub(crate) lost: u64,
+        /// `SYNC_*`.
+        pub(crate) due: u8,
+        pub(crate) announced: bool,
+    }
 }
 
 impl Trace {

@@ -10,7 +10,6 @@ mod frames;
 mod paging;
 
 pub(crate) use capture::{CaptureSpec, CpuContext, SampleCapture};
-pub(crate) use paging::Page;
 
 #[cfg(test)]
 mod tests;

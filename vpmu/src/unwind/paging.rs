@@ -2,7 +2,7 @@
 
 use vm_memory::GuestAddress;
 
-use crate::arch::{CpuState, Tables, is_user_address};
+use crate::arch::{CpuState, Page, Tables, is_user_address};
 use crate::memory::View;
 
 /// The rights of a memory read.
@@ -13,21 +13,6 @@ pub(super) enum Rights {
     User,
     /// The rights of the guest's kernel, which can access every mapped address.
     Kernel,
-}
-
-/// The translation of one page, which can have any size.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Page {
-    /// Its first guest-virtual address.
-    pub(crate) first: u64,
-    /// Its size minus one.
-    pub(crate) mask: u64,
-    /// Its first guest-physical address.
-    pub(crate) physical: u64,
-    /// Whether programs may access it.
-    pub(crate) user: bool,
-    /// Whether the kernel may execute it.
-    pub(crate) executable: bool,
 }
 
 /// Memory as a vCPU addresses it. Translations are cached while this value exists, so the vCPU must not enter the guest

@@ -3,8 +3,8 @@
 
 use vm_memory::GuestAddress;
 
+use crate::arch::Page;
 use crate::memory::View;
-use crate::unwind::Page;
 
 /// SCTLR_EL1: addresses are translated.
 pub(super) const SCTLR_MMU: u64 = 1 << 0;

@@ -2,8 +2,8 @@
 //! enters the kernel.
 
 use super::paging::{self, Control};
+use crate::arch::Page;
 use crate::memory::View;
-use crate::unwind::Page;
 
 /// Number of registers that a sample can hold.
 pub const GENERAL_REGS: usize = 33;

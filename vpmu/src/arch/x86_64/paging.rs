@@ -3,8 +3,8 @@
 use vm_memory::GuestAddress;
 
 use super::CpuState;
+use crate::arch::Page;
 use crate::memory::View;
-use crate::unwind::Page;
 
 const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;

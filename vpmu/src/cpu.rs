@@ -4,9 +4,9 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{RunSlot, RunSlots};
 use crate::backend::Backend;
 use crate::refusal::Refusal;
+use crate::slots::{RunSlot, RunSlots};
 use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
 use crate::vcpu::Vcpu;
 use crate::work;

@@ -1,12 +1,13 @@
 //! The properties that an event's open request sets. Only those of its wakeups can change later.
 
 use crate::abi::{
-    ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
-    KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
-    PACE_CPU_CLOCK, PACE_CYCLES, PACE_INSTRUCTIONS,
+    ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
+    OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
 };
+use crate::kind::{is_trace, pace};
 use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
 use crate::ring::Wakeup;
+use crate::saved::saved;
 use crate::source::Rate;
 use crate::unwind::CaptureSpec;
 
@@ -31,18 +32,6 @@ impl Context {
             (Self::Task(_), Self::Task(_)) => true,
             _ => false,
         }
-    }
-}
-
-/// Returns the kind and the config of the host event that paces a sample trace. The parameter `config` is the trace's
-/// own config, a `PACE_*` constant. `None` for a trace that is paced by exits, because the device counts exits itself.
-pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
-    match config {
-        // PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_HW_CPU_CYCLES and PERF_COUNT_HW_INSTRUCTIONS.
-        PACE_CPU_CLOCK => Some((KIND_SOFTWARE, 0)),
-        PACE_CYCLES => Some((KIND_HARDWARE, 0)),
-        PACE_INSTRUCTIONS => Some((KIND_HARDWARE, 1)),
-        _ => None,
     }
 }
 
@@ -76,6 +65,26 @@ pub(crate) struct EventSpec {
     pub(crate) shortest_period: u64,
     /// Whether the event's period is in nanoseconds.
     pub(crate) by_clock: bool,
+}
+
+saved! {
+    /// The specification of an event: its open request, with the current settings of its family's wakeups.
+    pub(crate) struct SavedSpec {
+        pub(crate) id: u64,
+        pub(crate) owner: u64,
+        pub(crate) kind: u32,
+        pub(crate) config: u64,
+        /// `OPEN_*`.
+        pub(crate) flags: u32,
+        pub(crate) layout: Layout,
+        pub(crate) wakeup: Wakeup,
+        /// Whether the wakeups of the event's family have notices of their own.
+        pub(crate) own_notices: bool,
+        pub(crate) aux_watermark: u32,
+        pub(crate) max_stack: u32,
+        /// `ENGINE_*`.
+        pub(crate) engine: u32,
+    }
 }
 
 impl EventSpec {
@@ -149,9 +158,4 @@ impl EventSpec {
     pub(crate) fn is_child(&self) -> bool {
         self.owner != self.id
     }
-}
-
-/// Whether events of a kind write packets to an AUX area.
-pub(crate) fn is_trace(kind: u32) -> bool {
-    matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_HOST_TRACE | KIND_VMM_TRACE)
 }
