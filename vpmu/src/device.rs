@@ -27,7 +27,7 @@ use crate::remote::RemoteVcpu;
 use crate::save::SavedState;
 use crate::session::VcpuSession;
 use crate::settings::{CountMode, Settings};
-use crate::shard::{Shard, State};
+use crate::shard::Shard;
 use crate::shared::Shared;
 use crate::source::Source;
 use crate::window::Window;
@@ -157,7 +157,7 @@ impl Vpmu {
     pub fn drain(&self) {
         self.shared.count_drain();
         for shard in self.shared.shards.iter() {
-            self.shared.on(shard, State::collect);
+            self.shared.on(shard, |state| state.events.collect());
             self.shared.notices.deliver(None);
         }
     }

@@ -14,6 +14,17 @@ pub struct GuestRegs {
     pub user: bool,
 }
 
+impl GuestRegs {
+    /// Start of the kernel's half of the address space.
+    const KERNEL_HALF: u64 = 1 << 63;
+
+    /// The registers of a guest whose host recorded only `ip` while the vCPU kept running. The mode is derived from the
+    /// IP: kernel mode in the upper half of the address space, user mode below.
+    pub(crate) const fn at(ip: u64) -> Self {
+        Self { ip, user: ip < Self::KERNEL_HALF }
+    }
+}
+
 /// A vCPU's registers just after an exit, read on the vCPU's thread.
 ///
 /// The device calls these methods only when a record needs registers, so exits without such a record cost

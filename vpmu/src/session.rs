@@ -71,7 +71,7 @@ impl VcpuSession {
         // End the exit before `Vcpu::enter` reads the thread's time, because the time for writing packets must not
         // count as guest time.
         if std::mem::take(&mut self.in_traced_exit) {
-            shared.on(shard, |state| state.end_exit(false));
+            shared.on(shard, |state| state.events.end_exit(false));
             shared.notices.deliver(None);
         }
         shard.vcpu.enter(&*shared.backend.source);
@@ -97,7 +97,7 @@ impl VcpuSession {
         let mut view = ExitView::new(regs, None);
         if std::mem::take(&mut self.in_traced_exit) {
             // The VMM has not called `enter` since the previous exit, so end that exit now.
-            shared.on(shard, |state| state.end_exit(true));
+            shared.on(shard, |state| state.events.end_exit(true));
         }
         if let Some(tsc) = tsc {
             let stamp = ExitStamp { exit, tsc, regs: view.regs() };
@@ -107,7 +107,7 @@ impl VcpuSession {
         }
         if hooks.needs_shard() {
             let before = Work::so_far();
-            shared.on(shard, |state| state.leave(&exit, &mut view));
+            shared.on(shard, |state| state.events.leave(&exit, &mut view));
             vcpu.count_work(before.since(), Turn::Done);
         }
         shared.notices.deliver(None);
@@ -122,7 +122,7 @@ impl VcpuSession {
             shard.vcpu.count_mark();
             let mut view = ExitView::new(regs, Some(value));
             let before = Work::so_far();
-            shared.on(shard, |state| state.mark(value, &mut view));
+            shared.on(shard, |state| state.events.mark(value, &mut view));
             shard.vcpu.count_work(before.since(), Turn::Done);
             shared.notices.deliver(None);
         }

@@ -1,14 +1,15 @@
 //! The properties that an event's open request sets. Only those of its wakeups can change later.
 
 use crate::abi::{
-    ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
-    OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL,
+    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
 };
 use crate::kind::{is_trace, pace};
-use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
+use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SampleId};
 use crate::ring::Wakeup;
 use crate::saved::saved;
 use crate::source::Rate;
+use crate::tasks::Task;
 use crate::unwind::CaptureSpec;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
@@ -101,6 +102,21 @@ impl EventSpec {
             Rate::Period(length) if self.by_clock => NANOS_PER_SECOND / length.max(1),
             Rate::Period(_) => 0,
         }
+    }
+
+    /// The sample id of a record or packet of the event: its task, vCPU, time in guest nanoseconds, and ids.
+    pub(crate) fn sample_id(&self, task: Task, vcpu: u32, time: u64) -> SampleId {
+        SampleId { pid: task.pid, tid: task.tid, time, id: self.owner, stream_id: self.id, vcpu }
+    }
+
+    /// Whether the event is a trace of a producer in the VMM.
+    pub(crate) fn is_vmm_trace(&self) -> bool {
+        self.kind == KIND_VMM_TRACE
+    }
+
+    /// Whether the event counts marks.
+    pub(crate) fn is_mark(&self) -> bool {
+        self.kind == KIND_MARK
     }
 
     /// Whether the event writes packets to an AUX area.

@@ -47,7 +47,7 @@ use crate::producer::AuxError;
 use crate::queues::{BadChain, Chain, DeviceQueue, QueueState};
 use crate::record::{Layout, SAMPLE_READ, admits, read_size};
 use crate::ring::{Ring, RingMode, Wakeup};
-use crate::shard::{Errand, Shard, State, View, event_command};
+use crate::shard::{Core, Errand, Shard, State, View, event_command};
 use crate::sink::{HeldBytes, Sink};
 use crate::source::Rate;
 use crate::spec::{Context, EventSpec};
@@ -319,6 +319,11 @@ impl Control {
         Some(self.on(shard, act))
     }
 
+    /// Like [`Control::with_event`], for an operation on the event that affects no other event.
+    fn on_event<T>(&mut self, id: u64, act: impl FnOnce(&mut Core, &mut Event) -> T) -> Option<T> {
+        self.with_event(id, |state| state.with(id, act))?
+    }
+
     /// Executes work that shards deferred to other shards, and any further work that results from it.
     pub(crate) fn run(&mut self, errands: Vec<Errand>) {
         let mut errands = VecDeque::from(errands);
@@ -333,18 +338,18 @@ impl Control {
                 continue;
             };
             let ((), more) = shard.with(|state| match errand {
-                Errand::Start(id) => log_refused(id, state.start(id)),
+                Errand::Start(id) => log_refused(id, state.events.start(id)),
                 Errand::Stop(id) => {
                     // Write all pending samples first. Otherwise, earlier samples of other events would
                     // follow the last sample of this event.
-                    state.flush_batched();
+                    state.events.flush_batched();
                     log_refused(id, state.stop_led(id));
                 }
                 Errand::Trigger(target, effect) => {
-                    state.flush_batched();
-                    state.apply(target, effect);
+                    state.events.flush_batched();
+                    state.events.apply(target, effect);
                 }
-                Errand::Release(_, lease) => state.cpu.release(lease),
+                Errand::Release(_, lease) => state.release(lease),
             });
             errands.extend(more);
         }
@@ -365,7 +370,7 @@ impl Control {
         let shard = self.events.get(&id).map_or(of, |entry| entry.shard);
         self.on(shard, |state| {
             if shard != of {
-                state.flush_batched();
+                state.events.flush_batched();
             }
             event_command(state, command, by, own)
         })
@@ -403,7 +408,7 @@ impl Control {
         let entries = ids.filter_map(|id| self.events.get(&id));
         let shards: BTreeSet<u32> = entries.map(|entry| entry.shard).collect();
         for shard in shards {
-            self.on(shard, State::flush_batched);
+            self.on(shard, |state| state.events.flush_batched());
         }
     }
 
@@ -551,7 +556,7 @@ impl Control {
         }
         self.on(vcpu, |state| {
             // Earlier samples refer to tasks in the previous task page.
-            state.flush_batched();
+            state.events.flush_batched();
             state.set_tasks(Tasks::new(page));
         });
         Ok(())
@@ -889,11 +894,7 @@ impl Control {
     fn publish_links(&mut self, trigger: u64) {
         let effects: Vec<_> = self.links.effects(trigger).collect();
         work::charge_examined(effects.len());
-        self.with_event(trigger, |state| {
-            if let Some(event) = state.event_mut(trigger) {
-                event.effects = effects;
-            }
-        });
+        self.on_event(trigger, |_, event| event.effects = effects);
     }
 
     // Rings and areas.
@@ -911,7 +912,7 @@ impl Control {
     fn publish_sink(&mut self, moved: &Moved) {
         for &id in &moved.events {
             let sink = moved.sink.clone();
-            self.with_event(id, |state| state.set_sink(id, sink));
+            self.on_event(id, |core, event| core.set_sink(event, sink));
         }
     }
 
@@ -994,7 +995,7 @@ impl Control {
         self.publish_sink(&moved);
         self.settle_wakeups(spec.id, None);
         // Mapping succeeds even if this update puts the event in the error state.
-        self.with_event(spec.id, |state| state.update(spec.id));
+        self.with_event(spec.id, |state| state.events.update(spec.id));
         Ok(())
     }
 
@@ -1026,7 +1027,7 @@ impl Control {
         };
         let traces: Vec<u64> = writers.iter().copied().filter(is_trace).collect();
         for &id in &traces {
-            self.with_event(id, |state| state.cut(id));
+            self.with_event(id, |state| state.events.cut(id));
         }
         let own = writers.iter().find(|&&writer| writer == id);
         traces.first().or(own).or_else(|| writers.first()).copied()
@@ -1073,7 +1074,7 @@ impl Control {
         let moved = self.sinks.move_family(owner, ring);
         self.publish_sink(&moved);
         for id in events {
-            self.with_event(id, |state| state.begin_area(id));
+            self.on_event(id, Core::begin_area);
         }
         if let Some(before) = before {
             self.sinks.remove_unused(before);
@@ -1124,7 +1125,7 @@ impl Control {
             if let Some(entry) = self.events.get_mut(&member) {
                 entry.spec.wakeup = wakeup;
             }
-            self.with_event(member, |state| state.set_wakeup(member, wakeup));
+            self.on_event(member, |_, event| event.spec.wakeup = wakeup);
         }
         if let Some(sink) = self.sinks.of_family(id) {
             sink.restart_wakeups();
@@ -1155,7 +1156,7 @@ impl Control {
             if let Some(entry) = self.events.get_mut(&member) {
                 entry.spec.own_notices = own;
             }
-            self.with_event(member, |state| state.set_own_notices(member, own));
+            self.on_event(member, |_, event| event.spec.own_notices = own);
         }
         self.sinks.set_own_notices(id, own);
         let sink = self.sinks.of_family(id).map(|sink| sink.id());
@@ -1168,7 +1169,7 @@ impl Control {
     /// # Errors
     /// [`AuxError`].
     pub(crate) fn claim(&mut self, id: u64, token: u64) -> Result<Arc<Sink>, AuxError> {
-        let claimed = self.with_event(id, |state| state.claim_aux(id, token));
+        let claimed = self.on_event(id, |core, event| core.claim_aux(event, token));
         claimed.ok_or(AuxError::NoEvent(id))?
     }
 
@@ -1177,13 +1178,13 @@ impl Control {
     /// # Errors
     /// [`AuxError`].
     pub(crate) fn release(&mut self, id: u64, sink: &Sink, token: u64, size: u64) -> Result<(), AuxError> {
-        let released = self.with_event(id, |state| state.release_aux(id, sink, token, size));
+        let released = self.on_event(id, |core, event| core.release_aux(event, sink, token, size));
         released.ok_or(AuxError::NoEvent(id))?
     }
 
     /// Adds `bytes` to a trace's number of lost bytes, for data that a producer could not write.
     pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
-        self.with_event(id, |state| state.lose_aux(id, bytes));
+        self.on_event(id, |core, event| core.lose_aux(event, bytes));
     }
 
     /// Maps an AUX area in guest RAM for a trace. The trace must have a ring, unless the driver manages the area.
@@ -1247,7 +1248,7 @@ impl Control {
             }
         }
         for id in self.sinks.writers(id) {
-            self.with_event(id, |state| state.begin_area(id));
+            self.on_event(id, Core::begin_area);
         }
         Ok(())
     }
@@ -1266,7 +1267,7 @@ impl Control {
         let shape = self.sinks.shape(id).filter(|shape| shape.has_area);
         let shape = shape.ok_or_else(|| self.not_mapped(id))?;
         if let Some(writer) = self.cut_traces(id) {
-            self.with_event(writer, |state| state.close_area(writer));
+            self.on_event(writer, |core, event| core.close_area(event));
         }
         if shape.metadata.is_none() {
             self.remove_sink(id);
@@ -1344,7 +1345,7 @@ impl Control {
         let of_vcpu = matches!(entry.context, Context::Vcpu(_));
         let before = entry.persistence.as_ref().map(|known| known.name.clone());
         let fresh = before.is_none();
-        let failed = self.with_event(id, |state| state.event(id).is_some_and(Event::has_failed));
+        let failed = self.on_event(id, |_, event| event.has_failed());
         if !of_vcpu || !fits || failed == Some(true) {
             return Err(Errno::EINVAL);
         }
@@ -1377,11 +1378,7 @@ impl Control {
         if let Some(entry) = self.events.get_mut(&id) {
             entry.persistence = persistence;
         }
-        self.with_event(id, |state| {
-            if let Some(event) = state.event_mut(id) {
-                event.persistent = persistent;
-            }
-        });
+        self.on_event(id, |_, event| event.persistent = persistent);
     }
 
     /// Checks that the guest may have one more persistent event. Returns the [`Persistence`] of the guest's new event
@@ -1605,20 +1602,20 @@ impl Control {
     }
 
     /// Begins a flush of the events `ids`. Skips every event for which the host cannot have pending overflows (see
-    /// [`State::holds`]). For each remaining event whose vCPU is outside the guest, writes the overflows now. For each
+    /// [`Event::may_hold`]). For each remaining event whose vCPU is outside the guest, writes the overflows now. For each
     /// remaining event whose vCPU is in the guest, adds the vCPU's current visit (the time from entry to exit) to the
     /// returned set.
     pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
         let mut inside = BTreeSet::new();
         for &id in ids {
             let visit = self.with_event(id, |state| {
-                if !state.holds(id) {
+                if !state.event(id).is_some_and(Event::may_hold) {
                     return None;
                 }
-                let (vcpu, visit) = (state.cpu.index, state.cpu.vcpu.visit());
+                let (vcpu, visit) = (state.core().cpu.index, state.core().cpu.vcpu.visit());
                 if visit.is_none() {
                     // The vCPU cannot enter the guest while the shard is locked.
-                    state.write_held(id);
+                    state.events.write_held(id);
                 }
                 visit.map(|number| Visit { vcpu, number })
             });
@@ -1633,7 +1630,7 @@ impl Control {
     /// `EIO` or the host's error if the event is in the error state. `ENOENT` if the event was closed in the meantime.
     pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
         let published = self.with_event(id, |state| {
-            state.flush_batched();
+            state.events.flush_batched();
             state.publish_all(id)
         });
         published.unwrap_or(Err(Errno::ENOENT))

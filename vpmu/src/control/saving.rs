@@ -204,7 +204,7 @@ impl Control {
         self.sinks.retime(self.backend.clock);
         for saved in &state.events {
             let id = saved.spec.id;
-            self.with_event(id, |state| state.update_page(id));
+            self.on_event(id, |core, event| core.show(event));
         }
         Ok(())
     }

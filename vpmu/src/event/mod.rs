@@ -12,7 +12,7 @@ use self::backing::Backing;
 pub(crate) use self::group::{Group, GroupEvent, LastCounts};
 use crate::abi::{
     EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_EXCLUDE_HOST, OPEN_PAUSED,
-    OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME,
+    OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME, SYNC_START,
 };
 use crate::clock::Clock;
 use crate::cpu::{Cpu, Lease};
@@ -245,6 +245,28 @@ impl Event {
         }
     }
 
+    /// Whether the event is a task event that is scheduled in on `vcpu`.
+    pub(crate) fn runs_on(&self, vcpu: u32) -> bool {
+        self.context == Context::Task(Some(vcpu))
+    }
+
+    /// Schedules a task event in on `vcpu`, which runs `task`. Returns `false` and changes nothing if the event is
+    /// scheduled in already, or is not a task event. The caller must start the event.
+    pub(crate) fn schedule_in(&mut self, vcpu: u32, task: Task) -> bool {
+        let is_out = self.context == Context::Task(None);
+        if is_out {
+            self.context = Context::Task(Some(vcpu));
+            self.task = Some(task);
+            self.last_vcpu = vcpu;
+        }
+        is_out
+    }
+
+    /// Schedules a task event out. The caller must stop the event.
+    pub(crate) fn schedule_out(&mut self) {
+        self.context = Context::Task(None);
+    }
+
     pub(crate) fn state(&self) -> i32 {
         match (self.failed, self.enabled, self.active) {
             (true, _, _) => STATE_ERROR,
@@ -264,6 +286,17 @@ impl Event {
         let before = std::mem::replace(&mut self.enabled, enabled);
         self.publish_on();
         before
+    }
+
+    /// Counts an overflow towards the event's overflow limit, if it has one. Disables the event if the limit is reached,
+    /// and returns whether it is.
+    pub(crate) fn use_up_limit(&mut self) -> bool {
+        let is_last = self.limit == 1;
+        self.limit = self.limit.saturating_sub(1);
+        if is_last {
+            self.set_enabled(false);
+        }
+        is_last
     }
 
     /// Whether the event has no leader, or its leader is enabled and not in the error state.
@@ -365,6 +398,24 @@ impl Event {
     pub(crate) fn would_batch(&self, prompt: bool, engines: Engines) -> bool {
         // An operator who chooses the batched engine does not want exits for samples.
         self.spec.is_batched() && (!prompt || engines == Engines::Batched)
+    }
+
+    /// Whether the host may hold overflows of the event that can be taken only while the event's vCPU is outside the
+    /// guest: it is active, and uses the exit engine.
+    pub(crate) fn may_hold(&self) -> bool {
+        self.is_sampled_by_host() && !self.is_batched() && self.active.is_some()
+    }
+
+    /// Whether an overflow needs no more than its record: it starts and stops no other event, and lifts no throttle.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.effects.is_empty() && !self.is_throttled()
+    }
+
+    /// Begins a new stretch of a trace: its next packet follows a sync packet.
+    pub(crate) fn sync(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.sync(SYNC_START);
+        }
     }
 
     /// Whether the event is paused.

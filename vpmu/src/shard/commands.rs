@@ -8,9 +8,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::state::State;
 use crate::abi::{
     COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_FLUSH, COMMAND_IN, COMMAND_OUT,
-    COMMAND_PERIOD, COMMAND_PROMPT, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command, Reply,
+    COMMAND_PERIOD, COMMAND_PROMPT, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command, PACKET_ALIGN,
+    Reply,
 };
+use crate::area::Refused;
 use crate::errno::{Errno, status};
+use crate::event::Event;
 use crate::queues::{BadChain, Chain};
 use crate::spec::Context;
 use crate::work::{self, Work};
@@ -55,11 +58,11 @@ impl CommandBuffer {
         self.chain = None;
         self.left = MAX_COMMANDS;
         self.buffers = state.queue.bound();
-        self.resets = state.resets;
+        self.resets = state.resets();
         self.served = false;
         state.queue.notified();
         // Samples taken earlier must be in their rings when the notification returns.
-        state.flush_batched();
+        state.events.flush_batched();
     }
 
     /// Begins a turn; returns [`Work::so_far`].
@@ -71,7 +74,7 @@ impl CommandBuffer {
     /// Executes the commands on the queue of `state`. The vCPU `by` notified this queue. Stops before a command whose
     /// event is not in this shard, or when the turn ends.
     pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
-        if state.resets != self.resets {
+        if state.resets() != self.resets {
             // A reset has removed the notified queue.
             self.chain = None;
             return Answer::Done(false);
@@ -132,11 +135,11 @@ impl CommandBuffer {
             Ok(()) => {
                 let commands = self.bytes.len() / size_of::<Command>();
                 self.left -= commands;
-                state.metrics.commands += commands as u64;
+                state.core_mut().metrics.commands += commands as u64;
                 self.chain = Some(chain);
             }
             Err(BadChain) => {
-                state.metrics.bad_requests += 1;
+                state.core_mut().metrics.bad_requests += 1;
                 state.queue.give_back(chain, 0);
             }
         }
@@ -165,7 +168,7 @@ impl CommandBuffer {
             u32::try_from(self.replies.len()).map_err(|_| BadChain)
         });
         let len = written.unwrap_or_else(|BadChain| {
-            state.metrics.bad_requests += 1;
+            state.core_mut().metrics.bad_requests += 1;
             0
         });
         state.queue.give_back(chain, len);
@@ -180,14 +183,14 @@ fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
         let result = if clean { Ok(()) } else { Err(Errno::EINVAL) };
         return Some(Reply { status: status(&result).into(), value: u64::from(by).into(), ..Reply::default() });
     }
-    if by == state.cpu.index
+    if by == state.core().cpu.index
         && let Some(reply) = state.switch_plain(command)
     {
         return Some(reply);
     }
     let flushes_all = op == COMMAND_FLUSH && id == 0;
     let here = flushes_all || state.event(id).is_some();
-    here.then(|| event_command(state, command, by, by == state.cpu.index))
+    here.then(|| event_command(state, command, by, by == state.core().cpu.index))
 }
 
 /// Executes a command from the vCPU `by`. `own` is true if the command was on that vCPU's own queue.
@@ -196,10 +199,7 @@ pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: 
     if own && command.op.get() == COMMAND_AUX_END {
         return aux_end_command(state, command);
     }
-    let result = match own {
-        true => run_command(state, command, by),
-        false => Err(Errno::EXDEV),
-    };
+    let result = if own { run_command(state, command, by) } else { Err(Errno::EXDEV) };
     state.reply(id, result)
 }
 
@@ -207,14 +207,28 @@ pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: 
 /// reply contains the head that the trace reached, and the number of bytes that the trace lost.
 fn aux_end_command(state: &mut State, command: &Command) -> Reply {
     let id = command.event.get();
-    let ended = match has_no_operand(command) {
-        true => state.aux_end(id),
-        false => Err(Errno::EINVAL),
-    };
+    let ended = if has_no_operand(command) { aux_end(state.event(id)) } else { Err(Errno::EINVAL) };
     match ended {
         Ok((head, lost)) => Reply { value: head.into(), lost: lost.into(), ..state.reply(id, Ok(())) },
         Err(errno) => state.reply(id, Err(errno)),
     }
+}
+
+/// Grants a trace `room` bytes, starting at `head`, in an area that the driver manages.
+fn aux_begin(event: Option<&Event>, head: u64, room: u64) -> Result<(), Errno> {
+    let event = event.ok_or(Errno::ENOENT)?;
+    if !head.is_multiple_of(PACKET_ALIGN as u64) {
+        return Err(Errno::EINVAL);
+    }
+    let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
+    sink.begin(event.spec.id, head, room).map_err(|_: Refused| Errno::EINVAL)
+}
+
+/// Withdraws the space granted to a trace. Returns the head that the trace reached, and the number of lost bytes.
+fn aux_end(event: Option<&Event>) -> Result<(u64, u64), Errno> {
+    let event = event.ok_or(Errno::ENOENT)?;
+    let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
+    sink.finish(event.spec.id).map_err(|_: Refused| Errno::EINVAL)
 }
 
 fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errno> {
@@ -237,16 +251,16 @@ fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errn
         return Err(Errno::EPERM);
     }
     let context = event.context;
-    state.unthrottle(id);
+    state.events.unthrottle(id, None);
     match op {
         COMMAND_ENABLE => state.enable(id),
         COMMAND_DISABLE => state.disable(id),
         COMMAND_REFRESH => state.enable_for(id, command.value.get()),
-        COMMAND_IN if by == state.cpu.index => state.schedule_in(id),
+        COMMAND_IN if by == state.core().cpu.index => state.schedule_in(id),
         COMMAND_OUT if context == Context::Task(Some(by)) => state.schedule_out(id),
-        COMMAND_READ => state.update(id),
+        COMMAND_READ => state.events.update(id),
         COMMAND_RESET => state.reset_count(id),
-        COMMAND_AUX_BEGIN => state.aux_begin(id, command.value.get(), command.room.get()),
+        COMMAND_AUX_BEGIN => aux_begin(state.event(id), command.value.get(), command.room.get()),
         COMMAND_PERIOD => state.set_period(id, command.value.get()),
         COMMAND_PROMPT => match command.value.get() {
             0 => state.set_prompt(id, false),

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::machine::GuestRegs;
+use crate::source::Overflow;
 use crate::work;
 
 /// One overflow of the guest, from the host's records.
@@ -11,10 +12,14 @@ use crate::work;
 pub(crate) struct Recorded {
     /// The event that overflowed.
     pub(crate) event: u64,
-    /// The host's TSC at that moment.
-    pub(crate) tsc: u64,
-    pub(crate) regs: GuestRegs,
-    pub(crate) period: u64,
+    pub(crate) overflow: Overflow,
+}
+
+impl Recorded {
+    /// The registers at the overflow, as far as the host recorded them.
+    pub(crate) fn regs(&self) -> GuestRegs {
+        GuestRegs::at(self.overflow.ip)
+    }
 }
 
 /// Overflows that were taken from the host and have not been written yet.
@@ -40,25 +45,25 @@ impl Merge {
     /// the order in which they were added.
     pub(crate) fn next(&mut self, until: u64) -> Option<Recorded> {
         self.sort();
-        self.held.front().filter(|recorded| recorded.tsc <= until)?;
+        self.held.front().filter(|recorded| recorded.overflow.tsc <= until)?;
         let mut recorded = self.held.pop_front()?;
         // Each drain recomputes the conversion of the host's clock, so a later record can get an earlier time. The
         // returned times must not decrease.
-        self.newest = recorded.tsc.max(self.newest);
-        recorded.tsc = self.newest;
+        self.newest = recorded.overflow.tsc.max(self.newest);
+        recorded.overflow.tsc = self.newest;
         Some(recorded)
     }
 
     /// The overflows up to `until`, oldest first.
     pub(crate) fn due(&mut self, until: u64) -> impl Iterator<Item = &Recorded> {
         self.sort();
-        self.held.iter().take_while(move |recorded| recorded.tsc <= until)
+        self.held.iter().take_while(move |recorded| recorded.overflow.tsc <= until)
     }
 
     fn sort(&mut self) {
         if !self.sorted {
             let held = self.held.make_contiguous();
-            held.sort_by_key(|recorded| recorded.tsc);
+            held.sort_by_key(|recorded| recorded.overflow.tsc);
             self.sorted = true;
         }
     }
@@ -84,16 +89,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::source::Mode;
 
     fn recorded(event: u64, tsc: u64) -> Recorded {
-        Recorded { event, tsc, regs: GuestRegs { ip: 1, user: true }, period: 1 }
+        Recorded { event, overflow: Overflow { tsc, ip: 1, mode: Mode::Guest, period: 1 } }
     }
 
     fn all(merge: &mut Merge, until: u64) -> Vec<(u64, u64)> {
         let due: Vec<_> = merge.due(until).copied().collect();
         let taken: Vec<_> = std::iter::from_fn(|| merge.next(until)).collect();
         assert_eq!(due.len(), taken.len());
-        taken.iter().map(|one| (one.tsc, one.event)).collect()
+        taken.iter().map(|one| (one.overflow.tsc, one.event)).collect()
     }
 
     #[test]
@@ -136,20 +142,22 @@ mod tests {
                 for (event, tsc) in round {
                     // Like a host, this test adds no overflow that is older than those already returned.
                     added.push((event, number));
-                    merge.add(Recorded { period: number, ..recorded(event, now + tsc) });
+                    let mut numbered = recorded(event, now + tsc);
+                    numbered.overflow.period = number;
+                    merge.add(numbered);
                     number += 1;
                 }
                 let from = given.len();
                 given.extend(std::iter::from_fn(|| merge.next(now + until)));
-                prop_assert!(given[from..].iter().all(|one: &Recorded| one.tsc <= now + until));
+                prop_assert!(given[from..].iter().all(|one: &Recorded| one.overflow.tsc <= now + until));
                 now += until;
             }
             given.extend(std::iter::from_fn(|| merge.next(u64::MAX)));
-            prop_assert!(given.is_sorted_by_key(|one| one.tsc));
+            prop_assert!(given.is_sorted_by_key(|one| one.overflow.tsc));
             // Overflows with equal times come out in the order in which they were added.
-            prop_assert!(given.windows(2).all(|two| two[0].tsc != two[1].tsc
-                || two[0].period < two[1].period));
-            let mut out: Vec<_> = given.iter().map(|one| (one.event, one.period)).collect();
+            prop_assert!(given.windows(2).all(|two| two[0].overflow.tsc != two[1].overflow.tsc
+                || two[0].overflow.period < two[1].overflow.period));
+            let mut out: Vec<_> = given.iter().map(|one| (one.event, one.overflow.period)).collect();
             out.sort_unstable_by_key(|&(_, number)| number);
             prop_assert_eq!(out, added);
         }

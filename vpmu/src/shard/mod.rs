@@ -2,10 +2,18 @@
 //! counters and links, the vCPU's throttles and its queue. The vCPU's own thread takes this lock often; other
 //! threads take it rarely.
 
+mod batch;
 mod commands;
+mod core;
+mod counts;
+mod events;
+mod exits;
 mod hooks;
+mod map;
 mod merge;
 mod moment;
+mod occurrences;
+mod sampler;
 mod state;
 mod waits;
 mod writer;
@@ -13,6 +21,7 @@ mod writer;
 use std::sync::Arc;
 
 pub(crate) use self::commands::{Answer, CommandBuffer, event_command};
+pub(crate) use self::core::Core;
 pub(crate) use self::moment::ExitView;
 pub(crate) use self::state::{State, View};
 pub(crate) use self::writer::Writer;

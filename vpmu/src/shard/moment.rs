@@ -1,11 +1,13 @@
 //! The moment of an overflow: the vCPU's state, the time and the running task.
 
-use super::state::State;
+use std::collections::VecDeque;
+
+use super::core::Core;
 use crate::arch::CpuState;
 use crate::cpu::Cpu;
 use crate::event::Event;
 use crate::machine::{GuestRegs, Registers};
-use crate::record::SampleId;
+use crate::record::{SAMPLE_TID, SampleId};
 use crate::source::Overflow;
 use crate::tasks::Task;
 use crate::unwind::CpuContext;
@@ -23,7 +25,8 @@ pub(super) struct Moment {
     /// The vCPU's registers and state. `None` if the hypervisor does not provide them, or if the vCPU has run
     /// since the exit.
     pub(super) place: Option<CpuContext>,
-    pub(super) task: Task,
+    /// The running task. `None` if it is not known.
+    pub(super) task: Option<Task>,
     /// The value of the mark that caused the overflow. Zero if no mark caused it.
     pub(super) addr: u64,
 }
@@ -31,15 +34,13 @@ pub(super) struct Moment {
 impl Moment {
     /// The sample id (task, vCPU, time and event) of a record or packet that `event` writes for this overflow.
     pub(super) fn sample_id(&self, event: &Event) -> SampleId {
-        let task = event.task.unwrap_or(self.task);
-        SampleId {
-            pid: task.pid,
-            tid: task.tid,
-            time: self.time,
-            id: event.spec.owner,
-            stream_id: event.spec.id,
-            vcpu: self.vcpu,
-        }
+        let task = event.task.or(self.task).unwrap_or_default();
+        event.spec.sample_id(task, self.vcpu, self.time)
+    }
+
+    /// Whether a record of `event` for this overflow would name the task, but the task is not known.
+    pub(super) fn is_unnamed(&self, event: &Event) -> bool {
+        self.task.is_none() && event.task.is_none() && event.spec.layout.has(SAMPLE_TID)
     }
 }
 
@@ -47,8 +48,43 @@ impl Moment {
 #[derive(Debug)]
 pub(super) struct Overflows {
     pub(super) event: u64,
+    /// Whether the event is a trace.
+    pub(super) of_trace: bool,
     pub(super) periods: Periods,
     pub(super) moment: Moment,
+}
+
+/// Overflows that were found but have not been applied yet, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct OverflowQueue {
+    overflows: VecDeque<Overflows>,
+    /// Whether the queue is being applied. If so, overflows that are found meanwhile are applied, too.
+    running: bool,
+}
+
+impl OverflowQueue {
+    /// Begins to find and apply overflows. Returns false if an outer call is doing so. The outer call then applies the
+    /// overflows.
+    pub(super) fn begin(&mut self) -> bool {
+        !std::mem::replace(&mut self.running, true)
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    pub(super) fn push(&mut self, overflows: Overflows) {
+        self.overflows.push_back(overflows);
+    }
+
+    pub(super) fn next(&mut self) -> Option<Overflows> {
+        self.overflows.pop_front()
+    }
+
+    /// Ends what [`OverflowQueue::begin`] began, after the queue became empty.
+    pub(super) fn end(&mut self) {
+        self.running = false;
+    }
 }
 
 /// The periods of overflows that were found together, one for each overflow.
@@ -101,12 +137,10 @@ impl<'a> ExitView<'a> {
     }
 
     /// Returns the registers. If an event of the vCPU needs the whole state, also returns that state.
-    pub(super) fn place(&mut self, state: &State) -> Option<CpuContext> {
+    pub(super) fn place(&mut self, core: &Core) -> Option<CpuContext> {
         let regs = self.regs()?;
-        let cpu = match state.hooks.has(Hook::State) {
-            true => *self.cpu.get_or_insert_with(|| self.registers.state()),
-            false => None,
-        };
+        let wants_state = core.has(Hook::State);
+        let cpu = if wants_state { *self.cpu.get_or_insert_with(|| self.registers.state()) } else { None };
         Some(CpuContext { regs, cpu })
     }
 
@@ -114,14 +148,14 @@ impl<'a> ExitView<'a> {
         *self.tsc.get_or_insert_with(|| cpu.tsc())
     }
 
-    pub(super) fn moment(&mut self, state: &State) -> Moment {
-        let tsc = self.tsc(&state.cpu);
+    pub(super) fn moment(&mut self, core: &Core) -> Moment {
+        let tsc = self.tsc(&core.cpu);
         Moment {
-            vcpu: state.cpu.index,
+            vcpu: core.cpu.index,
             tsc,
-            time: state.cpu.backend.clock.nanoseconds(tsc),
-            place: self.place(state),
-            task: state.writer.running(),
+            time: core.cpu.backend.clock.nanoseconds(tsc),
+            place: self.place(core),
+            task: Some(core.writer.running()),
             addr: self.mark.map_or(0, u64::from),
         }
     }

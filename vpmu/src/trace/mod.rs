@@ -15,7 +15,7 @@ use crate::record::SampleId;
 use crate::saved::saved;
 use crate::spec::EventSpec;
 
-pub(crate) use self::exits::OpenExit;
+pub(crate) use self::exits::{exit_packet, host_exit_packet};
 pub(crate) use self::samples::OverflowBatch;
 
 const PAGE: u64 = PAGE_SIZE as u64;
