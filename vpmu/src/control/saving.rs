@@ -6,11 +6,11 @@ use std::sync::Arc;
 use vm_memory::GuestAddress;
 
 use super::request::{Opening, STEERS, Terms, needs_guest_ips};
-use super::{Control, Entry, Overlap};
+use super::{Control, Entry, Features, Overlap};
 use crate::abi::{
-    CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, F_TASK_PAGE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, NOTICE_AUX,
-    NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL,
-    OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
+    CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, NOTICE_AUX, NOTICE_ERROR,
+    NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest,
+    QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::area::{Area, SavedArea, SavedKeeper};
 use crate::errno::Errno;
@@ -51,8 +51,8 @@ pub(crate) struct Driver<'a> {
 impl Control {
     /// Updates all events and writes their pending samples. No vCPU may be in the guest.
     pub(crate) fn quiesce(&mut self) {
-        for shard in (0..).take(self.shards.len()) {
-            self.on(shard, State::quiesce);
+        for shard in (0..).take(self.placement.shards().len()) {
+            self.placement.on(shard, State::quiesce);
         }
     }
 
@@ -62,28 +62,27 @@ impl Control {
     /// # Errors
     /// [`SaveError::Producing`]: a producer in the VMM is writing to an area.
     pub(crate) fn save(&mut self, totals: Metrics) -> Result<SavedState, SaveError> {
-        let ids: Vec<u64> = self.events.keys().copied().collect();
-        let events = ids.into_iter().filter_map(|id| self.save_event(id));
+        let events = self.placement.ids().into_iter().filter_map(|id| self.save_event(id));
         let events = events.collect();
         let mut queues = vec![self.queue.save(), self.notices.save_queue()];
         let mut vcpus = Vec::new();
-        for shard in (0..).take(self.shards.len()) {
-            let (task_page, queue) = self.on(shard, |state| state.save_driver());
+        for shard in (0..).take(self.placement.shards().len()) {
+            let (task_page, queue) = self.placement.on(shard, |state| state.save_driver());
             queues.push(queue);
-            let vcpu = &self.shards[shard as usize].vcpu;
+            let vcpu = &self.placement.shards()[shard as usize].vcpu;
             vcpus.push(SavedVcpu { task_page, exits: vcpu.exits() });
         }
         let queues: Option<Vec<_>> = queues.into_iter().collect();
         let links = self.links.asked();
-        let driver = queues.map(|queues| SavedDriver { features: self.features, queues });
+        let driver = queues.map(|queues| SavedDriver { features: self.features.0, queues });
         Ok(SavedState {
             format: FORMAT,
             tsc_khz: self.backend.settings.tsc_khz,
-            next_id: self.next_id,
+            next_id: self.placement.next_id(),
             vcpus,
             events,
-            sinks: self.sinks.save()?,
-            families: self.sinks.save_families(),
+            sinks: self.mapping.sinks().save()?,
+            families: self.mapping.sinks().save_families(),
             links: links.map(|(trigger, target, role)| SavedLink { trigger, target, role }).collect(),
             // Without a driver, pending notices need not be saved, because they are discarded when a driver activates
             // the device.
@@ -97,10 +96,10 @@ impl Control {
     }
 
     fn save_event(&mut self, id: u64) -> Option<SavedEvent> {
-        let life = self.with_event(id, |state| state.event(id).map(Event::save))??;
+        let life = self.placement.with_event(id, |state| state.event(id).map(Event::save))??;
         // For a task event, this context contains the vCPU that runs the task. The context in `self.events` does not.
-        let context = self.with_event(id, |state| state.event(id).map(|event| event.context))??;
-        let entry = self.events.get(&id)?;
+        let context = self.placement.with_event(id, |state| state.event(id).map(|event| event.context))??;
+        let entry = self.placement.get(id)?;
         let spec = &entry.spec;
         Some(SavedEvent {
             spec: SavedSpec {
@@ -131,7 +130,9 @@ impl Control {
     /// vCPU has a thread.
     pub(crate) fn is_new(&self) -> bool {
         let attached = |shard: &Shard| shard.vcpu.is_taken();
-        self.next_id == 1 && self.features == 0 && !self.shards.iter().any(attached)
+        self.placement.next_id() == 1
+            && self.features == Features::default()
+            && !self.placement.shards().iter().any(attached)
     }
 
     /// Restores a saved device into this device. The caller must have checked that this device is unused
@@ -140,33 +141,42 @@ impl Control {
     /// # Errors
     /// [`RestoreError`]: the state does not fit this device, which stays unused.
     pub(crate) fn restore(&mut self, state: &SavedState, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
-        let restored = self.rebuild(state, driver);
+        let restored = Restore { control: self, state }.rebuild(driver);
         if restored.is_err() {
             // A reset keeps the events in the list of persistent events. Clear the list first, so that the reset
             // removes these events, too.
             self.persistent.clear();
             self.reset();
-            self.next_id = 1;
+            self.placement.set_next_id(1);
             self.before = Metrics::default();
-            for shard in self.shards.iter() {
+            for shard in self.placement.shards().iter() {
                 shard.vcpu.restore_exits(&ExitCounts::default());
             }
         }
         restored
     }
+}
 
-    fn rebuild(&mut self, state: &SavedState, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
+/// A restore of a saved device. If it fails, the control plane has parts of the state.
+struct Restore<'a> {
+    control: &'a mut Control,
+    state: &'a SavedState,
+}
+
+impl Restore<'_> {
+    fn rebuild(&mut self, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
+        let state = self.state;
         if state.tsc_khz == 0 {
             return Err(RestoreError::Figure("TSC frequency"));
         }
         if !(1..UNREACHED).contains(&state.next_id) {
             return Err(RestoreError::Figure("next id"));
         }
-        if state.totals.kicks.len() != self.shards.len() {
+        if state.totals.kicks.len() != self.control.placement.shards().len() {
             return Err(RestoreError::Figure("list of notification counts"));
         }
-        self.restore_driver(state, driver)?;
-        self.restore_vcpus(state)?;
+        self.restore_driver(driver)?;
+        self.restore_vcpus()?;
         let mut last = 0;
         for saved in &state.events {
             let (id, owner) = (saved.spec.id, saved.spec.owner);
@@ -175,14 +185,16 @@ impl Control {
             }
             last = id;
             let own = saved.spec.own_notices;
-            if self.sinks.has_family(owner) && self.sinks.has_own_notices(owner) != own {
+            if self.control.mapping.sinks().has_family(owner)
+                && self.control.mapping.sinks().has_own_notices(owner) != own
+            {
                 return Err(event(id, "its notices contradict those of its family"));
             }
-            self.sinks.join(owner, id);
-            self.sinks.set_own_notices(owner, own);
+            self.control.mapping.sinks_mut().join(owner, id);
+            self.control.mapping.sinks_mut().set_own_notices(owner, own);
         }
-        self.restore_sinks(state)?;
-        self.name_rings();
+        self.restore_sinks()?;
+        self.control.mapping.name_rings();
         let mut failed = Vec::new();
         for saved in &state.events {
             let id = saved.spec.id;
@@ -190,56 +202,58 @@ impl Control {
             let refusal = restored.map_err(|what| event(id, what))?;
             failed.extend(refusal.map(|refusal| (id, refusal)));
         }
-        self.check_sinks(state)?;
+        self.check_sinks()?;
         for saved in &state.links {
             self.restore_link(saved)?;
         }
-        self.restore_notices(state)?;
+        self.restore_notices()?;
         for (id, refusal) in failed {
             log::warn!("the restore put event {id} in the error state: {refusal}");
-            self.notices.pending().fail(id, Some(refusal));
+            self.control.notices.pending().fail(id, Some(refusal));
         }
-        self.next_id = state.next_id;
-        self.before = state.totals.clone();
-        self.sinks.retime(self.backend.clock);
+        self.control.placement.set_next_id(state.next_id);
+        self.control.before = state.totals.clone();
+        self.control.mapping.sinks().retime(self.control.backend.clock);
         for saved in &state.events {
             let id = saved.spec.id;
-            self.on_event(id, |core, event| core.show(event));
+            self.control.placement.on_event(id, |core, event| core.show(event));
         }
         Ok(())
     }
 
-    fn restore_driver(&mut self, state: &SavedState, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
+    fn restore_driver(&mut self, driver: Option<Driver<'_>>) -> Result<(), RestoreError> {
+        let state = self.state;
         let (Some(saved), Some(driver)) = (&state.driver, driver) else {
             return Ok(());
         };
         let Driver { memory, features, queues, interrupt } = driver;
         // The transport's features do not include those that the driver accepted with CONTROL_FEATURES.
         let accepted = saved.features & !features;
-        if features & !saved.features != 0 || accepted & !self.offered() != 0 {
+        if features & !saved.features != 0 || accepted & !self.control.offered() != 0 {
             return Err(RestoreError::Features { saved: saved.features, given: features });
         }
         if saved.queues.len() != queues.len() {
             return Err(RestoreError::Figure("number of queues"));
         }
-        let activated = self.activate(memory, features, queues, interrupt);
+        let activated = self.control.activate(memory, features, queues, interrupt);
         activated.map_err(|Overlap| Error::WindowOverlaps)?;
-        self.features |= accepted;
+        self.control.features.0 |= accepted;
         for (index, saved) in saved.queues.iter().enumerate() {
             if index == usize::from(QUEUE_CONTROL) {
-                self.queue.restore(saved);
+                self.control.queue.restore(saved);
             } else if index == usize::from(QUEUE_EVENT) {
-                self.notices.restore_queue(saved);
-            } else if let Some(shard) = self.shards.get(index - usize::from(QUEUE_VCPU)) {
+                self.control.notices.restore_queue(saved);
+            } else if let Some(shard) = self.control.placement.shards().get(index - usize::from(QUEUE_VCPU)) {
                 shard.with(|state| state.restore_queue(saved));
             }
         }
         Ok(())
     }
 
-    fn restore_vcpus(&mut self, state: &SavedState) -> Result<(), RestoreError> {
-        if state.vcpus.len() != self.shards.len() {
-            return Err(RestoreError::Vcpus { saved: state.vcpus.len(), here: self.shards.len() });
+    fn restore_vcpus(&mut self) -> Result<(), RestoreError> {
+        let state = self.state;
+        if state.vcpus.len() != self.control.placement.shards().len() {
+            return Err(RestoreError::Vcpus { saved: state.vcpus.len(), here: self.control.placement.shards().len() });
         }
         let mut sum = 0_u64;
         for (vcpu, saved) in (0..).zip(&state.vcpus) {
@@ -251,21 +265,25 @@ impl Control {
             if sum >= UNREACHED {
                 return Err(fault("its number of exits is too large"));
             }
-            self.shards[vcpu as usize].vcpu.restore_exits(exits);
+            self.control.placement.shards()[vcpu as usize].vcpu.restore_exits(exits);
             let Some(page) = saved.task_page.map(GuestAddress) else {
                 continue;
             };
-            if self.features & 1 << F_TASK_PAGE == 0 || page.0 == 0 || !self.guest.view().is_page(page) {
+            if !self.control.features.has_task_page()
+                || page.0 == 0
+                || !self.control.mapping.guest().view().is_page(page)
+            {
                 return Err(fault("its task page is not valid"));
             }
-            self.on(vcpu, |state| state.set_tasks(Tasks::new(Some(page))));
+            self.control.placement.on(vcpu, |state| state.set_tasks(Tasks::new(Some(page))));
         }
         Ok(())
     }
 
     // Rings and areas.
 
-    fn restore_sinks(&mut self, state: &SavedState) -> Result<(), RestoreError> {
+    fn restore_sinks(&mut self) -> Result<(), RestoreError> {
+        let state = self.state;
         let mut last = 0;
         for saved in &state.sinks {
             let id = saved.id;
@@ -282,17 +300,20 @@ impl Control {
         for saved in &state.families {
             let owner = saved.owner;
             let fault = |what| RestoreError::Family { owner, what };
-            if owner <= last || !self.sinks.has_family(owner) {
+            if owner <= last || !self.control.mapping.sinks().has_family(owner) {
                 return Err(fault("it does not exist, or is listed twice"));
             }
-            if self.sinks.get(saved.sink).is_none() {
+            if self.control.mapping.sinks().get(saved.sink).is_none() {
                 return Err(fault("its ring or area does not exist"));
             }
-            if owner != saved.sink && (self.sinks.get(owner).is_some() || !self.sinks.has_ring(saved.sink)) {
+            if owner != saved.sink
+                && (self.control.mapping.sinks().get(owner).is_some()
+                    || !self.control.mapping.sinks().has_ring(saved.sink))
+            {
                 return Err(fault("it has a ring of its own, or is redirected to an event without a ring"));
             }
             last = owner;
-            self.sinks.move_family(owner, Some(saved.sink));
+            self.control.mapping.sinks_mut().move_family(owner, Some(saved.sink));
         }
         Ok(())
     }
@@ -327,8 +348,8 @@ impl Control {
             }
             None => (None, None),
         };
-        self.sinks.adopt(Sink::new(saved.id), run);
-        if let (Some((ring, memory)), Some(sink)) = (ring, self.sinks.get(saved.id)) {
+        self.control.mapping.sinks_mut().adopt(Sink::new(saved.id), run);
+        if let (Some((ring, memory)), Some(sink)) = (ring, self.control.mapping.sinks().get(saved.id)) {
             sink.set_ring(Ring::restore(&memory.view(), &taken, ring)?, &memory);
         }
         let metadata = taken.first().copied();
@@ -339,9 +360,9 @@ impl Control {
             };
         };
         let pages = self.area_pages(area, &taken)?;
-        let memory = self.area_memory(saved.id);
+        let memory = self.control.mapping.area_memory(saved.id);
         let area = Area::restore(&memory.view(), pages, metadata, area)?;
-        let sink = self.sinks.get(saved.id).ok_or("its sink does not exist")?;
+        let sink = self.control.mapping.sinks().get(saved.id).ok_or("its sink does not exist")?;
         sink.set_area(area, &memory);
         if let Some(pending) = &saved.pending {
             if !is_allowed(&pending.layout) {
@@ -362,31 +383,31 @@ impl Control {
         holder: Holder,
     ) -> Result<(Memory, Option<Run>), Fault> {
         let count = u32::try_from(ring.pages.len()).map_err(|_| "it has too many pages")?;
-        let sized = self.check_size(count);
+        let sized = self.control.mapping.check_size(count);
         sized.map_err(|_| "the number of pages of its ring is not valid")?;
         if let Some(first) = saved.window_page {
-            let run = self.sinks.retake_pages(first, count, holder);
+            let run = self.control.mapping.sinks_mut().retake_pages(first, count, holder);
             let run = run.ok_or("its window pages do not exist, or are in use")?;
             if !run.addresses().eq(pages.iter().copied()) {
                 return Err("its pages do not match the window");
             }
-            let window = self.sinks.window().ok_or("there is no window")?;
+            let window = self.control.mapping.sinks().window().ok_or("there is no window")?;
             return Ok((window.memory().clone(), Some(run)));
         }
-        if !self.has_rings() {
+        if !self.control.features.has_rings() {
             return Err("the driver has not negotiated rings");
         }
         self.check_pages(pages)?;
-        Ok((self.guest.clone(), None))
+        Ok((self.control.mapping.guest().clone(), None))
     }
 
     /// Checks the pages of an area, and returns them. `taken` contains the pages of the sink's ring, which
     /// the area must not use.
     fn area_pages(&self, area: &SavedArea, taken: &[GuestAddress]) -> Result<Vec<GuestAddress>, Fault> {
-        if !self.has_areas() {
+        if !self.control.features.has_areas() {
             return Err("the driver has not negotiated areas");
         }
-        let most = self.backend.settings.limits.max_aux_pages as usize;
+        let most = self.control.backend.settings.limits.max_aux_pages as usize;
         if !area.pages.len().is_power_of_two() || area.pages.len() > most {
             return Err("the number of pages of its area is not valid");
         }
@@ -400,27 +421,28 @@ impl Control {
 
     /// Checks that rings and areas may use these pages.
     fn check_pages(&self, pages: &[GuestAddress]) -> Result<(), Fault> {
-        if !self.are_pages(pages) {
+        if !self.control.mapping.are_pages(pages) {
             return Err("a page is not guest memory, or it is listed twice");
         }
-        let room = self.check_room(pages.len());
+        let room = self.control.mapping.check_room(pages.len());
         room.map_err(|_| "rings and areas would exceed their page limit")
     }
 
     /// Checks that each sink has at least one writer, and that all of its writers may write to it.
-    fn check_sinks(&self, state: &SavedState) -> Result<(), RestoreError> {
-        for (saved, (id, families)) in state.sinks.iter().zip(self.sinks.sinks()) {
+    fn check_sinks(&self) -> Result<(), RestoreError> {
+        let state = self.state;
+        for (saved, (id, families)) in state.sinks.iter().zip(self.control.mapping.sinks().sinks()) {
             let fault = |what| RestoreError::Sink { id, what };
             let Some(first) = families.first() else {
                 return Err(fault("no event writes to it"));
             };
-            let own = self.events.get(&id);
+            let own = self.control.placement.get(id);
             if own.is_some() && !families.contains(&id) {
                 return Err(fault("its own event writes to another ring"));
             }
-            let one = own.or_else(|| self.events.get(first));
+            let one = own.or_else(|| self.control.placement.get(*first));
             for owner in &families {
-                let Some(entry) = self.events.get(owner) else {
+                let Some(entry) = self.control.placement.get(*owner) else {
                     // The owner is closed, but some of its children are still open.
                     continue;
                 };
@@ -444,7 +466,7 @@ impl Control {
                 return Err(fault("its event does not match the area"));
             }
             if let SavedKeeper::Driver { span: Some(span) } = &area.keeper
-                && !self.sinks.writers(id).contains(&span.event)
+                && !self.control.mapping.sinks().writers(id).contains(&span.event)
             {
                 return Err(fault("the trace with an open span in the area does not write to the sink"));
             }
@@ -460,7 +482,7 @@ impl Control {
         let operators = saved.persistence.as_ref();
         let operators = operators.is_some_and(|known| known.operator);
         if !operators {
-            let room = self.check_events();
+            let room = self.control.persistent.check_events(&self.control.placement);
             room.map_err(|_| "the number of events exceeds the limit")?;
         }
         self.check_place(saved)?;
@@ -476,12 +498,12 @@ impl Control {
         own.max_stack = spec.max_stack;
         let persistence = self.repersist(saved)?;
         let mut life = life.clone();
-        let here = self.backend.settings.tsc_khz;
+        let here = self.control.backend.settings.tsc_khz;
         for ticks in [&mut life.enabled_ticks, &mut life.running_ticks] {
             *ticks = rescaled(*ticks, khz, here);
         }
         life.failed |= refused.is_some();
-        let engines = self.backend.settings.engines;
+        let engines = self.control.backend.settings.engines;
         let mut event = Event::restore(own, saved.context, &life, engines)?;
         let makes_records = event.period.is_some() || own.is_trace();
         if operators && (spec.own_notices || life.prompt) || spec.own_notices && !own.is_child() && !makes_records {
@@ -491,17 +513,17 @@ impl Control {
             true => Persistent::Operator,
             false => Persistent::Guest,
         });
-        let leader = self.leader(&request, saved.context);
+        let leader = self.control.placement.leader(&request, saved.context);
         let leader = leader.map_err(|_| "it cannot join the group of its leader")?;
-        event.sink = self.sinks.of_family(spec.owner).cloned();
+        event.sink = self.control.mapping.sinks().of_family(spec.owner).cloned();
         if let Some(leader) = leader {
             for role in opening.steers() {
-                self.links.steer(spec.id, leader, role);
+                self.control.links.steer(spec.id, leader, role);
             }
         }
-        event.effects = self.links.effects(spec.id).collect();
+        event.effects = self.control.links.effects(spec.id).collect();
         if persistence.is_some() {
-            self.persistent.insert(spec.id);
+            self.control.persistent.insert(spec.id);
         }
         let entry = Entry {
             spec: own,
@@ -517,17 +539,17 @@ impl Control {
             counts: Arc::default(),
             persistence,
         };
-        self.events.insert(spec.id, entry);
+        self.control.placement.insert(spec.id, entry);
         if let Some(leader) = leader {
-            event.join(self.grow_group(leader, spec.id));
+            event.join(self.control.placement.grow_group(leader, spec.id));
         }
-        self.on(saved.shard, |state| state.receive(event));
+        self.control.placement.on(saved.shard, |state| state.receive(event));
         Ok(refused.filter(|_| !saved.life.failed))
     }
 
     /// Checks the vCPU and the family of an event.
     fn check_place(&self, saved: &SavedEvent) -> Result<(), Fault> {
-        let vcpus = self.backend.settings.vcpus;
+        let vcpus = self.control.backend.settings.vcpus;
         let placed = match saved.context {
             Context::Vcpu(vcpu) | Context::Task(Some(vcpu)) => vcpu == saved.shard,
             Context::Task(None) => true,
@@ -539,7 +561,7 @@ impl Control {
         if spec.owner == spec.id {
             return Ok(());
         }
-        let parent = self.events.get(&spec.owner);
+        let parent = self.control.placement.get(spec.owner);
         if parent.is_some_and(|parent| parent.is_operators() || parent.spec.is_child())
             || saved.persistence.is_some()
             || spec.layout.has(SAMPLE_READ)
@@ -553,7 +575,7 @@ impl Control {
     /// operator's policy denies it, also returns the reason, together with the [`Opening`].
     fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
         let (spec, mut request) = (&saved.spec, request(saved));
-        let backend = &self.backend;
+        let backend = &self.control.backend;
         let operators = saved.persistence.as_ref();
         let operators = operators.is_some_and(|known| known.operator);
         let policy = (!operators).then_some(&backend.settings.policy);
@@ -614,14 +636,14 @@ impl Control {
             return Ok(None);
         };
         let name = Name::new(&known.name).ok_or("its name is not valid")?;
-        let alone = saved.leader.is_none() && !self.sinks.is_redirected(id);
+        let alone = saved.leader.is_none() && !self.control.mapping.sinks().is_redirected(id);
         if !alone || !matches!(saved.context, Context::Vcpu(_)) {
             return Err("it cannot be persistent");
         }
-        let named = self.check_name(id, &name);
+        let named = self.control.persistent.check_name(&self.control.placement, id, &name);
         named.map_err(|_| "its name is not allowed")?;
         if !known.operator {
-            let room = self.check_persistent();
+            let room = self.control.persistent.check_room(&self.control.placement);
             room.map_err(|_| "the number of persistent events exceeds the limit")?;
         }
         Ok(Some(Persistence { name, operator: known.operator }))
@@ -630,19 +652,20 @@ impl Control {
     fn restore_link(&mut self, saved: &SavedLink) -> Result<(), RestoreError> {
         let SavedLink { trigger, target, role } = *saved;
         let fault = |what| RestoreError::Link { trigger, target, what };
-        let allowed = self.check_link(trigger, target);
+        let allowed = self.control.placement.check_link(trigger, target);
         allowed.map_err(|_| fault("the two events cannot be linked"))?;
-        let linked = self.links.link(trigger, target, role);
+        let linked = self.control.links.link(trigger, target, role);
         linked.map_err(|refused| match refused {
             Refused::Linked => fault("they are linked already"),
             Refused::Taken => fault("the target already has an event in the same role (starter or stopper)"),
         })?;
-        self.publish_links(trigger);
+        self.control.publish_links(trigger);
         Ok(())
     }
 
-    fn restore_notices(&mut self, state: &SavedState) -> Result<(), RestoreError> {
-        if self.features == 0 && !state.notices.is_empty() {
+    fn restore_notices(&mut self) -> Result<(), RestoreError> {
+        let state = self.state;
+        if self.control.features == Features::default() && !state.notices.is_empty() {
             return Err(RestoreError::Figure("list of notices for a missing driver"));
         }
         for saved in &state.notices {
@@ -653,17 +676,17 @@ impl Control {
     }
 
     fn restore_notice(&self, next_id: u64, saved: &SavedNotice) -> Result<(), Fault> {
-        let entry = self.events.get(&saved.event);
+        let entry = self.control.placement.get(saved.event);
         let failed = entry.is_some_and(|entry| {
-            let shard = &self.shards[entry.shard as usize];
+            let shard = &self.control.placement.shards()[entry.shard as usize];
             let failed = shard.with(|state| state.event(saved.event).is_some_and(Event::has_failed));
             failed.0
         });
-        let woken = self.sinks.woken(saved.event);
+        let woken = self.control.mapping.sinks().woken(saved.event);
         let known = match saved.kind {
             NOTICE_WAKEUP => match woken {
-                Woken::Ring(ring) => self.sinks.named(ring) == Some(saved.event),
-                Woken::Family(owner) => self.sinks.has_family(owner),
+                Woken::Ring(ring) => self.control.mapping.sinks().named(ring) == Some(saved.event),
+                Woken::Family(owner) => self.control.mapping.sinks().has_family(owner),
             },
             NOTICE_LIMIT => entry.is_some_and(|entry| entry.samples),
             NOTICE_AUX => entry.is_some_and(|entry| entry.spec.is_trace()),
@@ -672,7 +695,7 @@ impl Control {
             _ => true,
         };
         match known {
-            true => self.notices.pending().restore(saved, woken),
+            true => self.control.notices.pending().restore(saved, woken),
             false => Err("the event does not exist, or cannot have such a notice"),
         }
     }
