@@ -116,7 +116,8 @@ impl<'a> AuxWriter<'a> {
     /// [`AuxError::Unwritable`]. After an error, nothing is published.
     pub fn end(mut self, size: u64) -> Result<(), AuxError> {
         let (trace, token, size) = (self.trace, self.token, whole_words(size)?);
-        let released = |sink: &Sink| self.shared.control_plane(|control| control.release(trace, sink, token, size));
+        let released =
+            |sink: &Arc<Sink>| self.shared.control_plane(|control| control.release(trace, sink, token, size));
         let ended = released(&self.sink);
         self.over = ended.is_ok();
         ended

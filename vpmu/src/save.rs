@@ -16,7 +16,7 @@ use crate::sink::SavedSink;
 use crate::spec::{Context, SavedSpec};
 
 /// Version of this layout.
-pub(crate) const FORMAT: u32 = 4;
+pub(crate) const FORMAT: u32 = 5;
 
 impl SavedState {
     /// Checks that this version can read the state.
@@ -39,7 +39,7 @@ impl SavedState {
     /// Whether an event uses the batched engine.
     pub(crate) fn is_batched(&self) -> bool {
         let mut events = self.events.iter();
-        events.any(|event| event.spec.engine == ENGINE_BATCHED)
+        events.any(|event| event.spec.request.engine == ENGINE_BATCHED)
     }
 }
 

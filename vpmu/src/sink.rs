@@ -1,6 +1,8 @@
 //! A sink is a ring, an AUX area, or both. Several events may write to it. A writer holds the sink's lock for one
 //! record or one burst of records.
 
+use std::sync::Arc;
+
 use vm_memory::GuestAddress;
 
 use crate::area::{Appended, Area, Refused, SavedArea, Window};
@@ -8,11 +10,12 @@ use crate::clock::Clock;
 use crate::error::SaveError;
 use crate::locks::{Lock, SINK};
 use crate::memory::{Memory, View};
+use crate::notices::Woken;
 use crate::pages::GuestPages;
 use crate::record::{Chunk, Layout, Record, SampleId};
 use crate::ring::{CountSnapshot, Outcome, Ring, SavedRing, Session, WriteContext};
 use crate::saved::saved;
-use crate::spec::EventSpec;
+use crate::spec::{EventSpec, Wakeups};
 use crate::trace::{Packet, Trace};
 
 /// A ring, an AUX area, or both. The alignment keeps other data out of the sink's cache lines.
@@ -91,6 +94,38 @@ pub(crate) struct HeldBytes {
     /// `None` if the position of the first record is unknown.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) newest_first: bool,
+}
+
+/// Where an event's records and packets go.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// The destination of the records and packets of the event's family.
+    pub(crate) sink: Option<Arc<Sink>>,
+    pub(crate) wakeups: Wakeups,
+}
+
+impl Output {
+    pub(crate) fn new(wakeups: Wakeups) -> Self {
+        Self { sink: None, wakeups }
+    }
+
+    pub(crate) fn sink(&self) -> Option<&Sink> {
+        self.sink.as_deref()
+    }
+
+    /// The readers for whom a wakeup is counted if an event of the family of `owner` writes.
+    pub(crate) fn woken(&self, owner: u64) -> Woken {
+        match &self.sink {
+            Some(sink) if !self.wakeups.own_notices => Woken::Ring(sink.id()),
+            _ => Woken::Family(owner),
+        }
+    }
+
+    /// The context in which the event that `spec` describes writes a record with `sample_id`.
+    pub(crate) fn context<'a>(&self, spec: &'a EventSpec, sample_id: &'a SampleId) -> WriteContext<'a> {
+        let Wakeups { every, prompt, .. } = self.wakeups;
+        WriteContext { layout: &spec.request.layout, sample_id, wakeup: every, prompt }
+    }
 }
 
 saved! {
@@ -295,8 +330,7 @@ impl Sink {
     pub(crate) fn produce(
         &self,
         record: &mut Record,
-        spec: &EventSpec,
-        sample_id: &SampleId,
+        (spec, context): (&EventSpec, &WriteContext<'_>),
         tsc: u64,
         trace: &Trace,
         packet: Packet<'_>,
@@ -304,12 +338,11 @@ impl Sink {
         let mut state = self.state.lock();
         let Mapped { what: area, memory } = state.area.as_mut()?;
         let position = area.position(spec.id)?;
-        let laid = trace.lay(spec, sample_id, tsc, packet, position);
+        let laid = trace.lay(spec, context.sample_id, tsc, packet, position);
         let appended = area.append(&memory.view(), spec.id, &laid.entry());
         let mut produced = Produced { appended, driven: area.is_driven(), wake: appended.wake, records: 0 };
         if !produced.driven && (appended.chunk.is_some() || appended.wake) {
-            let context = WriteContext { layout: &spec.layout, sample_id, wakeup: spec.wakeup, prompt: spec.prompt };
-            produced.add(state.report(record, &context, appended.chunk));
+            produced.add(state.report(record, context, appended.chunk));
         }
         Some(produced)
     }

@@ -1,8 +1,9 @@
-//! The properties that an event's open request sets. Only those of its wakeups can change later.
+//! What an event is: the request that opened it, its ids, and its context.
 
 use crate::abi::{
-    ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL,
-    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    CONTEXT_TASK, DEFAULT_STACK, ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE,
+    KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    OPEN_SAMPLE_ID_ALL, OpenRequest,
 };
 use crate::kind::{is_trace, pace};
 use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SampleId};
@@ -36,62 +37,120 @@ impl Context {
     }
 }
 
-/// The properties of an event that never change, and those of its wakeups.
-#[derive(Debug, Clone, Copy)]
+saved! {
+    /// The request with which an event was opened, as far as it describes the event itself. The event, the control plane
+    /// and the saved state have this one form of it.
+    pub(crate) struct EventRequest {
+        pub(crate) kind: u32,
+        pub(crate) config: u64,
+        /// `OPEN_*`.
+        pub(crate) flags: u32,
+        /// The layout of the event's records.
+        pub(crate) layout: Layout,
+        /// Number of bytes in an area between two wakeups. Zero means half of the area.
+        pub(crate) aux_watermark: u32,
+        /// Maximum length of a call chain.
+        pub(crate) max_stack: u32,
+        /// `ENGINE_*`: the engine that takes the event's samples unless the event is prompt.
+        pub(crate) engine: u32,
+    }
+
+    /// A saved [`EventSpec`], with the current settings of its family's wakeups.
+    pub(crate) struct SavedSpec {
+        pub(crate) id: u64,
+        pub(crate) owner: u64,
+        pub(crate) request: EventRequest,
+        pub(crate) wakeup: Wakeup,
+        /// Whether the wakeups of the event's family have notices of their own.
+        pub(crate) own_notices: bool,
+    }
+}
+
+impl EventRequest {
+    /// The request that `open` describes.
+    pub(crate) fn of(open: &OpenRequest) -> Self {
+        Self {
+            kind: open.kind.get(),
+            config: open.config.get(),
+            flags: open.flags.get(),
+            layout: Layout {
+                sample_type: open.sample_type.get(),
+                read_format: open.read_format.get(),
+                regs_user: open.regs_user.get(),
+                regs_intr: open.regs_intr.get(),
+                stack_user: open.stack_user.get(),
+                sample_id_all: open.flags.get() & OPEN_SAMPLE_ID_ALL != 0,
+            },
+            aux_watermark: open.aux_watermark.get(),
+            max_stack: match open.max_stack.get() {
+                0 => DEFAULT_STACK,
+                some => some,
+            },
+            engine: open.engine.get(),
+        }
+    }
+
+    /// The open request for this event in `context`. `rate` is a period or a frequency, as the flags say.
+    pub(crate) fn open(&self, context: Context, rate: Option<u64>) -> OpenRequest {
+        let layout = &self.layout;
+        OpenRequest {
+            kind: self.kind.into(),
+            context: match context {
+                Context::Vcpu(vcpu) => vcpu,
+                Context::Task(_) => CONTEXT_TASK,
+            }
+            .into(),
+            config: self.config.into(),
+            period: rate.unwrap_or(0).into(),
+            sample_type: layout.sample_type.into(),
+            flags: self.flags.into(),
+            engine: self.engine.into(),
+            max_stack: self.max_stack.into(),
+            read_format: layout.read_format.into(),
+            regs_user: layout.regs_user.into(),
+            regs_intr: layout.regs_intr.into(),
+            stack_user: layout.stack_user.into(),
+            aux_watermark: self.aux_watermark.into(),
+            ..OpenRequest::default()
+        }
+    }
+}
+
+/// The properties of an event that never change. The event and the control plane share them.
+#[derive(Debug)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
     /// The id of the family's first event. The family's ring is mapped for this id, unless the family is redirected to
     /// the ring of another family. Records contain this id.
     pub(crate) owner: u64,
-    pub(crate) kind: u32,
-    pub(crate) config: u64,
-    /// `OPEN_*`.
-    pub(crate) flags: u32,
-    /// The layout of the event's records.
-    pub(crate) layout: Layout,
-    /// The wakeup interval of the event's family.
-    pub(crate) wakeup: Wakeup,
-    /// Whether the wakeups of the event's family have notices of their own.
-    pub(crate) own_notices: bool,
-    /// Whether each sample of the event causes a wakeup. Only the event's shard knows this, because a vCPU command sets
-    /// it: it is `false` in the control plane's copy.
-    pub(crate) prompt: bool,
-    /// Number of bytes in an area between two wakeups. Zero means half of the area.
-    pub(crate) aux_watermark: u32,
-    /// Maximum length of a call chain.
-    pub(crate) max_stack: u32,
-    /// `ENGINE_*`: the engine that takes the event's samples unless the event is prompt.
-    pub(crate) engine: u32,
+    pub(crate) request: EventRequest,
     /// The shortest sampling period that the event's backing supports. It is at least 1.
     pub(crate) shortest_period: u64,
     /// Whether the event's period is in nanoseconds.
     pub(crate) by_clock: bool,
 }
 
-saved! {
-    /// The specification of an event: its open request, with the current settings of its family's wakeups.
-    pub(crate) struct SavedSpec {
-        pub(crate) id: u64,
-        pub(crate) owner: u64,
-        pub(crate) kind: u32,
-        pub(crate) config: u64,
-        /// `OPEN_*`.
-        pub(crate) flags: u32,
-        pub(crate) layout: Layout,
-        pub(crate) wakeup: Wakeup,
-        /// Whether the wakeups of the event's family have notices of their own.
-        pub(crate) own_notices: bool,
-        pub(crate) aux_watermark: u32,
-        pub(crate) max_stack: u32,
-        /// `ENGINE_*`.
-        pub(crate) engine: u32,
+/// When an event's records wake their reader, and how the reader's wakeups reach the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wakeups {
+    /// The wakeup interval of the event's family.
+    pub(crate) every: Wakeup,
+    /// Whether the wakeups of the event's family have notices of their own.
+    pub(crate) own_notices: bool,
+    /// Whether each sample of the event causes a wakeup.
+    pub(crate) prompt: bool,
+}
+
+impl From<Wakeup> for Wakeups {
+    fn from(every: Wakeup) -> Self {
+        Self { every, own_notices: false, prompt: false }
     }
 }
 
 impl EventSpec {
     /// Whether the event was opened with `flag`.
     pub(crate) fn has(&self, flag: u32) -> bool {
-        self.flags & flag != 0
+        self.request.flags & flag != 0
     }
 
     /// Returns the interrupts per second that the event's host counter causes at `rate`. Zero if `rate` does not
@@ -111,17 +170,17 @@ impl EventSpec {
 
     /// Whether the event is a trace of a producer in the VMM.
     pub(crate) fn is_vmm_trace(&self) -> bool {
-        self.kind == KIND_VMM_TRACE
+        self.request.kind == KIND_VMM_TRACE
     }
 
     /// Whether the event counts marks.
     pub(crate) fn is_mark(&self) -> bool {
-        self.kind == KIND_MARK
+        self.request.kind == KIND_MARK
     }
 
     /// Whether the event writes packets to an AUX area.
     pub(crate) fn is_trace(&self) -> bool {
-        is_trace(self.kind)
+        is_trace(self.request.kind)
     }
 
     /// Whether the event excludes guest user mode (`user` is true) or guest kernel mode (`user` is false).
@@ -131,19 +190,19 @@ impl EventSpec {
 
     /// Whether the event is a trace of exits that reach the VMM.
     pub(crate) fn traces_exits(&self) -> bool {
-        self.kind == KIND_EXIT_TRACE && self.config != EXIT_ALL
+        self.request.kind == KIND_EXIT_TRACE && self.request.config != EXIT_ALL
     }
 
     /// Whether the event is a trace of samples.
     pub(crate) fn traces_samples(&self) -> bool {
-        self.kind == KIND_SAMPLE_TRACE
+        self.request.kind == KIND_SAMPLE_TRACE
     }
 
     /// Kind and config for the event's host counter, if the event has one. For a sample trace, these are the kind
     /// and config of the host event that paces the trace.
     pub(crate) fn counted(&self) -> (u32, u64) {
-        let paced = pace(self.config).filter(|_| self.traces_samples());
-        paced.unwrap_or((self.kind, self.config))
+        let paced = pace(self.request.config).filter(|_| self.traces_samples());
+        paced.unwrap_or((self.request.kind, self.request.config))
     }
 
     pub(crate) fn excludes_any(&self) -> bool {
@@ -152,13 +211,13 @@ impl EventSpec {
 
     /// The parts of the vCPU's state that the event's samples contain.
     pub(crate) fn capture(&self) -> CaptureSpec {
-        let layout = &self.layout;
+        let layout = &self.request.layout;
         let of = |bit, mask| if layout.has(bit) { mask } else { 0 };
         CaptureSpec {
             chain: layout.has(SAMPLE_CALLCHAIN),
             exclude_kernel: self.has(OPEN_EXCLUDE_CHAIN_KERNEL),
             exclude_user: self.has(OPEN_EXCLUDE_CHAIN_USER),
-            max_stack: self.max_stack,
+            max_stack: self.request.max_stack,
             regs_user: of(SAMPLE_REGS_USER, layout.regs_user),
             regs_intr: of(SAMPLE_REGS_INTR, layout.regs_intr),
             stack_user: if layout.has(SAMPLE_STACK_USER) { layout.stack_user } else { 0 },
@@ -167,7 +226,7 @@ impl EventSpec {
 
     /// Whether the host records the event's overflows for a later drain, unless the event is prompt.
     pub(crate) fn is_batched(&self) -> bool {
-        self.engine == ENGINE_BATCHED
+        self.request.engine == ENGINE_BATCHED
     }
 
     /// Whether the event was inherited from another event.

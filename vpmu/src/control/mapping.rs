@@ -177,7 +177,7 @@ impl Mapping {
         }
         let id = request.header.event.get();
         let entry = placement.get(id).ok_or(Errno::ENOENT)?;
-        let (spec, persistent) = (entry.spec, entry.persistence.is_some());
+        let (spec, persistent) = (Arc::clone(&entry.spec), entry.persistence.is_some());
         if in_window && !persistent || spec.is_child() || self.sinks.is_redirected(id) || self.sinks.is_driven(id) {
             return Err(Errno::EINVAL);
         }
@@ -359,11 +359,9 @@ impl Mapping {
             return Err(Errno::EINVAL);
         }
         for member in self.sinks.family(id) {
-            if let Some(entry) = placement.get_mut(member) {
-                entry.spec.wakeup = wakeup;
-            }
-            placement.on_event(member, |_, event| event.spec.wakeup = wakeup);
+            placement.on_event(member, |_, event| event.output.wakeups.every = wakeup);
         }
+        self.sinks.set_wakeup(id, wakeup);
         if let Some(sink) = self.sinks.of_family(id) {
             sink.restart_wakeups();
         }
@@ -386,14 +384,11 @@ impl Mapping {
         if entry.spec.is_child() || !entry.makes_records() {
             return Err(Errno::EINVAL);
         }
-        if entry.spec.own_notices == own {
+        if self.sinks.has_own_notices(id) == own {
             return Ok(());
         }
         for member in self.sinks.family(id) {
-            if let Some(entry) = placement.get_mut(member) {
-                entry.spec.own_notices = own;
-            }
-            placement.on_event(member, |_, event| event.spec.own_notices = own);
+            placement.on_event(member, |_, event| event.output.wakeups.own_notices = own);
         }
         self.sinks.set_own_notices(id, own);
         let sink = self.sinks.of_family(id).map(|sink| sink.id());
@@ -412,7 +407,7 @@ impl Mapping {
             return Err(Errno::EOPNOTSUPP);
         }
         let id = request.header.event.get();
-        let spec = placement.get(id).ok_or(Errno::ENOENT)?.spec;
+        let spec = Arc::clone(&placement.get(id).ok_or(Errno::ENOENT)?.spec);
         if !spec.is_trace() {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -449,7 +444,7 @@ impl Mapping {
         let writable = flags & MAP_WRITABLE != 0;
         let metadata = shape.and_then(|shape| shape.metadata);
         let memory = self.area_memory(id);
-        let area = Area::new(&memory.view(), pages, metadata, writable, spec.aux_watermark);
+        let area = Area::new(&memory.view(), pages, metadata, writable, spec.request.aux_watermark);
         let area = area.map_err(|_| Errno::EINVAL)?;
         match self.sinks.get(id) {
             Some(sink) => sink.set_area(area, &memory),

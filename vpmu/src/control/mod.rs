@@ -25,7 +25,7 @@ use self::persistents::PersistentEvents;
 use self::placement::{Entry, Placement};
 use self::queue::{copy_request, parse, peek_open};
 use self::reply::ReplyBuffer;
-use self::request::{Maker, Terms, needs_guest_ips, period};
+use self::request::{Maker, Terms, needs_guest_ips, period, wakeup};
 pub(crate) use self::saving::Driver;
 use crate::abi::{
     CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_FEATURES, CONTROL_LINK, CONTROL_MAP,
@@ -37,7 +37,7 @@ use crate::abi::{
 };
 use crate::backend::Backend;
 use crate::errno::{Denied, Errno};
-use crate::event::{Event, Persistent};
+use crate::event::Event;
 use crate::flush::Visit;
 use crate::links::{Links, Refused, Role};
 use crate::machine::Interrupt;
@@ -216,9 +216,6 @@ impl Control {
             self.forget_links(id);
         }
         for &id in &kept {
-            if let Some(entry) = self.placement.get_mut(id) {
-                entry.spec.own_notices = false;
-            }
             self.placement.with_event(id, |state| state.forget_requests(id));
         }
         self.mapping.reset(&kept);
@@ -430,22 +427,19 @@ impl Control {
             Maker::Guest => None,
             Maker::Operator(persistence) => Some(persistence),
         };
-        let mut spec = opening.spec(request, id, owner);
-        if let Some(parent) = owner.and_then(|owner| self.mapping.sinks().first_of_family(owner))
-            && let Some(parent) = self.placement.get(parent)
-        {
+        let spec = opening.spec(request, id, owner);
+        let owner = spec.owner;
+        let wakeups = if self.mapping.sinks().has_family(owner) {
             // The wakeup interval of the family may have changed since the driver sent the request.
-            spec.wakeup = parent.spec.wakeup;
-            spec.own_notices = parent.spec.own_notices;
-        }
-        let mut event = Event::new(spec, context, period(request));
-        event.persistent = persistence.as_ref().map(|known| match known.operator {
-            true => Persistent::Operator,
-            false => Persistent::Guest,
-        });
+            self.mapping.sinks().wakeups(owner)
+        } else {
+            wakeup(request).into()
+        };
+        let mut event = Event::new(Arc::new(spec), wakeups, context, period(request));
+        event.persistent = persistence.as_ref().map(Persistence::owner);
         let persistent = event.persistent.is_some();
         event.set_enabled(opening.flags & OPEN_ENABLED != 0);
-        event.sink = self.mapping.sinks().of_family(spec.owner).cloned();
+        event.output.sink = self.mapping.sinks().of_family(owner).cloned();
         if let Some(leader) = leader {
             for role in opening.steers() {
                 self.links.steer(id, leader, role);
@@ -453,20 +447,7 @@ impl Control {
         }
         event.effects = self.links.effects(id).collect();
         let shard = self.placement.first_shard(context);
-        self.placement.insert(
-            id,
-            Entry {
-                spec,
-                context,
-                shard,
-                samples: event.period.is_some(),
-                leader,
-                members: Vec::new(),
-                on: Arc::default(),
-                counts: Arc::default(),
-                persistence,
-            },
-        );
+        self.placement.insert(id, Entry::new(&event, shard, leader, persistence));
         if let Some(leader) = leader {
             event.join(self.placement.grow_group(leader, id));
         }
@@ -482,7 +463,9 @@ impl Control {
         if persistent {
             self.persistent.insert(id);
         }
-        self.mapping.sinks_mut().join(spec.owner, id);
+        let sinks = self.mapping.sinks_mut();
+        sinks.join(owner, id);
+        sinks.set_wakeup(owner, wakeups.every);
         self.metrics.events_opened += 1;
         Ok((opening.engine, id))
     }
@@ -560,7 +543,7 @@ impl Control {
     ///
     /// # Errors
     /// [`AuxError`].
-    pub(crate) fn release(&self, id: u64, sink: &Sink, token: u64, size: u64) -> Result<(), AuxError> {
+    pub(crate) fn release(&self, id: u64, sink: &Arc<Sink>, token: u64, size: u64) -> Result<(), AuxError> {
         let released = self.placement.on_event(id, |core, event| core.release_aux(event, sink, token, size));
         released.ok_or(AuxError::NoEvent(id))?
     }
@@ -592,7 +575,7 @@ impl Control {
         let persistence = Persistence { name, operator: true };
         let opened = self.open(request, Maker::Operator(persistence));
         let (_, id) = opened.map_err(|denied| refused(asked, denied.errno))?;
-        let spec = self.placement.get(id).map(|entry| entry.spec);
+        let spec = self.placement.get(id).map(|entry| Arc::clone(&entry.spec));
         if let Some(spec) = spec.filter(|_| pages != 0)
             && self.mapping.lay_in_window(&mut self.placement, &spec, pages + 1, false, Holder::Operator).is_err()
         {

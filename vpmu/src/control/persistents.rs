@@ -7,8 +7,8 @@ use super::mapping::Mapping;
 use super::parse;
 use super::placement::{Entry, Placement};
 use crate::abi::{
-    CONTEXT_TASK, DetachRequest, MAP_WINDOW, MAP_WRITABLE, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_WATERMARK,
-    OpenRequest, PERSISTENT_NAME, PERSISTENT_OPERATOR, PersistentEvent, PersistentRequest,
+    DetachRequest, MAP_WINDOW, MAP_WRITABLE, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_WATERMARK, OpenRequest,
+    PERSISTENT_NAME, PERSISTENT_OPERATOR, PersistentEvent, PersistentRequest,
 };
 use crate::backend::Backend;
 use crate::errno::Errno;
@@ -260,7 +260,7 @@ impl PersistentEvents {
         let HeldBytes { bytes, newest_first } = held.ok_or(PersistError::NoRing(id))?;
         Ok(HeldRecords {
             event,
-            layout: entry.spec.layout,
+            layout: entry.spec.request.layout,
             bytes: bytes.ok_or(PersistError::Unreadable(id))?,
             newest_first,
         })
@@ -275,22 +275,22 @@ impl PersistentEvents {
         Some(PersistentStatus {
             id,
             name: known.map_or_else(String::new, |known| known.name.to_string()),
-            event: spelled(self.backend.catalogue(), spec.kind, spec.config, spec.flags),
+            event: spelled(self.backend.catalogue(), spec.request.kind, spec.request.config, spec.request.flags),
             operator: entry.is_operators(),
             vcpu: match entry.context {
                 Context::Vcpu(vcpu) => vcpu,
                 Context::Task(_) => entry.shard,
             },
-            kind: spec.kind,
-            config: spec.config,
+            kind: spec.request.kind,
+            config: spec.request.config,
             rate: view.rate,
-            flags: spec.flags & !OPEN_ENABLED | enabled | OPEN_PERSISTENT,
-            engine: spec.engine,
-            sample_type: spec.layout.sample_type,
-            read_format: spec.layout.read_format,
-            regs_user: spec.layout.regs_user,
-            regs_intr: spec.layout.regs_intr,
-            stack_user: spec.layout.stack_user,
+            flags: spec.request.flags & !OPEN_ENABLED | enabled | OPEN_PERSISTENT,
+            engine: spec.request.engine,
+            sample_type: spec.request.layout.sample_type,
+            read_format: spec.request.layout.read_format,
+            regs_user: spec.request.layout.regs_user,
+            regs_intr: spec.request.layout.regs_intr,
+            stack_user: spec.request.layout.stack_user,
             state: view.state,
             count: view.counts.count,
             time_enabled: view.counts.time_enabled,
@@ -313,7 +313,7 @@ fn listed(placement: &Placement, mapping: &Mapping, id: u64, view: &View) -> Opt
     let name = entry.persistence.as_ref().map(|known| known.name.to_wire());
     Some(PersistentEvent {
         id: id.into(),
-        open: open_request(entry, view),
+        open: open_request(entry, view, mapping.sinks().wakeups(entry.spec.owner).every),
         pages: pages.unwrap_or(0).into(),
         map: map.into(),
         window_page: page.unwrap_or(0).into(),
@@ -322,42 +322,21 @@ fn listed(placement: &Placement, mapping: &Mapping, id: u64, view: &View) -> Opt
     })
 }
 
-/// Describes the current settings of a persistent event as an open request.
-fn open_request(entry: &Entry, view: &View) -> OpenRequest {
-    let spec = &entry.spec;
+/// Describes the current settings of a persistent event as an open request. `every` is its family's wakeup interval.
+fn open_request(entry: &Entry, view: &View, every: Wakeup) -> OpenRequest {
+    let request = &entry.spec.request;
     let flag = |on: bool, flag| if on { flag } else { 0 };
-    let flags = spec.flags & !(OPEN_ENABLED | OPEN_FREQ | OPEN_WATERMARK)
+    let flags = request.flags & !(OPEN_ENABLED | OPEN_FREQ | OPEN_WATERMARK)
         | flag(view.enabled, OPEN_ENABLED)
         | flag(matches!(view.rate, Some(Rate::Frequency(_))), OPEN_FREQ)
-        | flag(matches!(spec.wakeup, Wakeup::Bytes(_)), OPEN_WATERMARK)
+        | flag(matches!(every, Wakeup::Bytes(_)), OPEN_WATERMARK)
         | OPEN_PERSISTENT;
-    OpenRequest {
-        kind: spec.kind.into(),
-        context: match entry.context {
-            Context::Vcpu(vcpu) => vcpu,
-            Context::Task(_) => CONTEXT_TASK,
-        }
-        .into(),
-        config: spec.config.into(),
-        period: match view.rate {
-            Some(Rate::Period(rate) | Rate::Frequency(rate)) => rate,
-            None => 0,
-        }
-        .into(),
-        sample_type: spec.layout.sample_type.into(),
-        flags: flags.into(),
-        wakeup: match spec.wakeup {
-            Wakeup::Page => 0,
-            Wakeup::Records(every) | Wakeup::Bytes(every) => every,
-        }
-        .into(),
-        engine: spec.engine.into(),
-        max_stack: spec.max_stack.into(),
-        read_format: spec.layout.read_format.into(),
-        regs_user: spec.layout.regs_user.into(),
-        regs_intr: spec.layout.regs_intr.into(),
-        stack_user: spec.layout.stack_user.into(),
-        aux_watermark: spec.aux_watermark.into(),
-        ..OpenRequest::default()
-    }
+    let rate = view.rate.map(|rate| match rate {
+        Rate::Period(rate) | Rate::Frequency(rate) => rate,
+    });
+    let wakeup = match every {
+        Wakeup::Page => 0,
+        Wakeup::Records(every) | Wakeup::Bytes(every) => every,
+    };
+    OpenRequest { flags: flags.into(), wakeup: wakeup.into(), ..request.open(entry.context, rate) }
 }

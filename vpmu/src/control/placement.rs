@@ -22,7 +22,7 @@ const LONGEST_READING: usize = 16 << 10;
 /// The state that the control plane keeps for an event.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) spec: EventSpec,
+    pub(super) spec: Arc<EventSpec>,
     /// The context in the request that opened the event. For a task event, it does not contain the vCPU that runs the
     /// task.
     pub(super) context: Context,
@@ -40,6 +40,23 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    pub(super) fn new(event: &Event, shard: u32, leader: Option<u64>, persistence: Option<Persistence>) -> Self {
+        Self {
+            spec: Arc::clone(&event.spec),
+            context: match event.context {
+                Context::Task(_) => Context::Task(None),
+                of_vcpu => of_vcpu,
+            },
+            shard,
+            samples: event.period.is_some(),
+            leader,
+            members: Vec::new(),
+            on: Arc::default(),
+            counts: Arc::default(),
+            persistence,
+        }
+    }
+
     pub(super) fn is_operators(&self) -> bool {
         let known = self.persistence.as_ref();
         known.is_some_and(|persistence| persistence.operator)
@@ -77,7 +94,7 @@ impl Placement {
         self.events.get(&id)
     }
 
-    /// Only for changes to the event's persistence and wakeups.
+    /// Only for changes to the event's persistence.
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Entry> {
         self.events.get_mut(&id)
     }
@@ -259,7 +276,7 @@ impl Placement {
         let group = self.group(id);
         let size = group.len() + 1;
         let led = group.iter().filter_map(|id| self.events.get(id));
-        let mut formats = led.map(|event| event.spec.layout.read_format).chain([format]);
+        let mut formats = led.map(|event| event.spec.request.layout.read_format).chain([format]);
         if formats.any(|format| read_size(format, size) > LONGEST_READING) {
             return Err(Errno::E2BIG);
         }

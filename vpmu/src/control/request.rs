@@ -2,9 +2,9 @@
 //! number here comes from the guest and is checked before use.
 
 use crate::abi::{
-    CONTEXT_TASK, DEFAULT_STACK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE,
-    KIND_HOST_TRACE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE, MARK_ANY, MAX_STACK,
-    OPEN_AUX_PAUSE, OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL,
+    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE,
+    KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE, MARK_ANY, MAX_STACK, OPEN_AUX_PAUSE,
+    OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL,
     OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_HOST, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT,
     OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest, READ_ALLOWED,
     SAMPLE_ALLOWED,
@@ -17,10 +17,10 @@ use crate::links::Role;
 use crate::period::{LONGEST, Period};
 use crate::persistent::Persistence;
 use crate::policy::Policy;
-use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
+use crate::record::{SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
 use crate::ring::Wakeup;
 use crate::settings::{Engines, Settings};
-use crate::spec::{Context, EventSpec};
+use crate::spec::{Context, EventRequest, EventSpec};
 
 const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_EXCLUDE_USER
@@ -203,25 +203,13 @@ impl Terms<'_> {
 impl Opening {
     /// The spec of the new event `id`.
     pub(super) fn spec(&self, request: &OpenRequest, id: u64, owner: Option<u64>) -> EventSpec {
-        EventSpec {
-            id,
-            owner: owner.unwrap_or(id),
-            kind: request.kind.get(),
-            config: request.config.get(),
-            flags: self.flags,
-            layout: layout(request),
-            wakeup: wakeup(request),
-            own_notices: false,
-            prompt: false,
-            aux_watermark: request.aux_watermark.get(),
-            max_stack: match request.max_stack.get() {
-                0 => DEFAULT_STACK,
-                some => some,
-            },
-            engine: self.engine,
-            shortest_period: self.shortest_period,
-            by_clock: self.by_clock,
-        }
+        let request = EventRequest { flags: self.flags, engine: self.engine, ..EventRequest::of(request) };
+        self.spec_of(request, id, owner.unwrap_or(id))
+    }
+
+    /// The spec of an event that was opened with `request`.
+    pub(super) fn spec_of(&self, request: EventRequest, id: u64, owner: u64) -> EventSpec {
+        EventSpec { id, owner, request, shortest_period: self.shortest_period, by_clock: self.by_clock }
     }
 
     /// The properties of an event that the host can no longer count, or that the policy now denies. The
@@ -314,18 +302,8 @@ pub(super) fn period(request: &OpenRequest) -> Option<Period> {
     }
 }
 
-fn layout(request: &OpenRequest) -> Layout {
-    Layout {
-        sample_type: request.sample_type.get(),
-        read_format: request.read_format.get(),
-        regs_user: request.regs_user.get(),
-        regs_intr: request.regs_intr.get(),
-        stack_user: request.stack_user.get(),
-        sample_id_all: request.flags.get() & OPEN_SAMPLE_ID_ALL != 0,
-    }
-}
-
-fn wakeup(request: &OpenRequest) -> Wakeup {
+/// The wakeup interval that a request asks for.
+pub(super) fn wakeup(request: &OpenRequest) -> Wakeup {
     match request.wakeup.get() {
         0 => Wakeup::Page,
         bytes if request.flags.get() & OPEN_WATERMARK != 0 => Wakeup::Bytes(bytes),

@@ -8,14 +8,14 @@ use vm_memory::GuestAddress;
 use super::request::{Opening, STEERS, Terms, needs_guest_ips};
 use super::{Control, Entry, Features, Overlap};
 use crate::abi::{
-    CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, NOTICE_AUX, NOTICE_ERROR,
-    NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest,
-    QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
+    ENGINE_BATCHED, ENGINE_EXIT, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT,
+    NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest, QUEUE_CONTROL,
+    QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::area::{Area, SavedArea, SavedKeeper};
 use crate::errno::Errno;
 use crate::error::{Error, RestoreError, SaveError};
-use crate::event::{Event, Persistent};
+use crate::event::Event;
 use crate::links::{Refused, SavedLink};
 use crate::machine::Interrupt;
 use crate::memory::Memory;
@@ -32,7 +32,7 @@ use crate::saved::Fault;
 use crate::settings::Engines;
 use crate::shard::{Shard, State};
 use crate::sink::{SavedSink, Sink};
-use crate::spec::{Context, SavedSpec};
+use crate::spec::{Context, EventRequest, SavedSpec, Wakeups};
 use crate::tasks::Tasks;
 use crate::window::{Holder, Run};
 
@@ -101,19 +101,14 @@ impl Control {
         let context = self.placement.with_event(id, |state| state.event(id).map(|event| event.context))??;
         let entry = self.placement.get(id)?;
         let spec = &entry.spec;
+        let wakeups = self.mapping.sinks().wakeups(spec.owner);
         Some(SavedEvent {
             spec: SavedSpec {
                 id,
                 owner: spec.owner,
-                kind: spec.kind,
-                config: spec.config,
-                flags: spec.flags,
-                layout: spec.layout,
-                wakeup: spec.wakeup,
-                own_notices: spec.own_notices,
-                aux_watermark: spec.aux_watermark,
-                max_stack: spec.max_stack,
-                engine: spec.engine,
+                request: spec.request.clone(),
+                wakeup: wakeups.every,
+                own_notices: wakeups.own_notices,
             },
             context,
             shard: entry.shard,
@@ -191,7 +186,9 @@ impl Restore<'_> {
                 return Err(event(id, "its notices contradict those of its family"));
             }
             self.control.mapping.sinks_mut().join(owner, id);
-            self.control.mapping.sinks_mut().set_own_notices(owner, own);
+            let sinks = self.control.mapping.sinks_mut();
+            sinks.set_own_notices(owner, own);
+            sinks.set_wakeup(owner, saved.spec.wakeup);
         }
         self.restore_sinks()?;
         self.control.mapping.name_rings();
@@ -461,7 +458,7 @@ impl Restore<'_> {
             };
             let driven = matches!(area.keeper, SavedKeeper::Driver { .. });
             if let Some(own) = own
-                && (!own.spec.is_trace() || driven && own.spec.kind == KIND_VMM_TRACE)
+                && (!own.spec.is_trace() || driven && own.spec.request.kind == KIND_VMM_TRACE)
             {
                 return Err(fault("its event does not match the area"));
             }
@@ -488,14 +485,8 @@ impl Restore<'_> {
         self.check_place(saved)?;
         let (opening, refused) = self.reopen(saved)?;
         let request = request(saved);
-        let mut own = opening.spec(&request, spec.id, Some(spec.owner));
-        if own.layout != spec.layout {
-            return Err("the fields of its records contradict its flags");
-        }
-        own.flags = spec.flags;
-        own.wakeup = spec.wakeup;
-        own.own_notices = spec.own_notices;
-        own.max_stack = spec.max_stack;
+        let engine = opening.engine;
+        let own = opening.spec_of(EventRequest { engine, ..spec.request.clone() }, spec.id, spec.owner);
         let persistence = self.repersist(saved)?;
         let mut life = life.clone();
         let here = self.control.backend.settings.tsc_khz;
@@ -504,18 +495,17 @@ impl Restore<'_> {
         }
         life.failed |= refused.is_some();
         let engines = self.control.backend.settings.engines;
-        let mut event = Event::restore(own, saved.context, &life, engines)?;
-        let makes_records = event.period.is_some() || own.is_trace();
-        if operators && (spec.own_notices || life.prompt) || spec.own_notices && !own.is_child() && !makes_records {
+        let wakeups = Wakeups { own_notices: spec.own_notices, ..spec.wakeup.into() };
+        let mut event = Event::restore(Arc::new(own), wakeups, saved.context, &life, engines)?;
+        let makes_records = event.period.is_some() || event.spec.is_trace();
+        let is_child = event.spec.is_child();
+        if operators && (spec.own_notices || life.prompt) || spec.own_notices && !is_child && !makes_records {
             return Err("the settings of its wakeups are not valid");
         }
-        event.persistent = persistence.as_ref().map(|known| match known.operator {
-            true => Persistent::Operator,
-            false => Persistent::Guest,
-        });
+        event.persistent = persistence.as_ref().map(Persistence::owner);
         let leader = self.control.placement.leader(&request, saved.context);
         let leader = leader.map_err(|_| "it cannot join the group of its leader")?;
-        event.sink = self.control.mapping.sinks().of_family(spec.owner).cloned();
+        event.output.sink = self.control.mapping.sinks().of_family(spec.owner).cloned();
         if let Some(leader) = leader {
             for role in opening.steers() {
                 self.control.links.steer(spec.id, leader, role);
@@ -525,20 +515,7 @@ impl Restore<'_> {
         if persistence.is_some() {
             self.control.persistent.insert(spec.id);
         }
-        let entry = Entry {
-            spec: own,
-            context: match saved.context {
-                Context::Task(_) => Context::Task(None),
-                of_vcpu => of_vcpu,
-            },
-            shard: saved.shard,
-            samples: event.period.is_some(),
-            leader,
-            members: Vec::new(),
-            on: Arc::default(),
-            counts: Arc::default(),
-            persistence,
-        };
+        let entry = Entry::new(&event, saved.shard, leader, persistence);
         self.control.placement.insert(spec.id, entry);
         if let Some(leader) = leader {
             event.join(self.control.placement.grow_group(leader, spec.id));
@@ -564,7 +541,7 @@ impl Restore<'_> {
         let parent = self.control.placement.get(spec.owner);
         if parent.is_some_and(|parent| parent.is_operators() || parent.spec.is_child())
             || saved.persistence.is_some()
-            || spec.layout.has(SAMPLE_READ)
+            || spec.request.layout.has(SAMPLE_READ)
         {
             return Err("it cannot be inherited from its parent");
         }
@@ -595,9 +572,9 @@ impl Restore<'_> {
         let context = terms.check_context(&request);
         context.map_err(|_| "its request is not valid")?;
         let frequency = period.is_some_and(|period| period.frequency.is_some());
-        if frequency != (spec.flags & OPEN_FREQ != 0)
-            || spec.layout.sample_id_all != (spec.flags & OPEN_SAMPLE_ID_ALL != 0)
-            || !is_allowed(&spec.layout)
+        if frequency != (spec.request.flags & OPEN_FREQ != 0)
+            || spec.request.layout.sample_id_all != (spec.request.flags & OPEN_SAMPLE_ID_ALL != 0)
+            || !is_allowed(&spec.request.layout)
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
@@ -609,7 +586,7 @@ impl Restore<'_> {
             Engines::Batched => false,
             Engines::Exit => true,
         };
-        let falls_back = spec.engine == ENGINE_BATCHED && lacks_batched;
+        let falls_back = spec.request.engine == ENGINE_BATCHED && lacks_batched;
         if falls_back {
             request.engine = ENGINE_EXIT.into();
         }
@@ -617,14 +594,14 @@ impl Restore<'_> {
             Ok(opening) if opening.engine == request.engine.get() => Ok((opening, None)),
             Ok(_) => Err("its engine does not match its request"),
             Err(Errno::EINVAL) => Err("its request is not valid"),
-            Err(_) if spec.kind == KIND_SAMPLE_TRACE && period.is_none() => Err("its request is not valid"),
+            Err(_) if spec.request.kind == KIND_SAMPLE_TRACE && period.is_none() => Err("its request is not valid"),
             Err(_) => {
-                let denied = policy.is_some_and(|policy| !policy.allows(spec.kind, spec.config));
+                let denied = policy.is_some_and(|policy| !policy.allows(spec.request.kind, spec.request.config));
                 let refusal = match denied {
                     true => Refusal::Policy,
-                    false => backend.refusal(spec.kind).unwrap_or(Refusal::Absent),
+                    false => backend.refusal(spec.request.kind).unwrap_or(Refusal::Absent),
                 };
-                Ok((Opening::lost(spec.engine, spec.flags), Some(refusal)))
+                Ok((Opening::lost(spec.request.engine, spec.request.flags), Some(refusal)))
             }
         }
     }
@@ -704,30 +681,14 @@ impl Restore<'_> {
 /// Returns the request with which an event was opened. If the event's leader no longer exists, omits the `STEERS`
 /// flags.
 fn request(saved: &SavedEvent) -> OpenRequest {
-    let (spec, layout) = (&saved.spec, &saved.spec.layout);
+    let request = &saved.spec.request;
     let steers = if saved.leader.is_some() { 0 } else { STEERS };
     let period = saved.life.period.as_ref();
     let rate = period.map(|period| period.frequency.unwrap_or(period.length));
     OpenRequest {
-        kind: spec.kind.into(),
-        context: match saved.context {
-            Context::Vcpu(vcpu) => vcpu,
-            Context::Task(_) => CONTEXT_TASK,
-        }
-        .into(),
-        config: spec.config.into(),
-        period: rate.unwrap_or(0).into(),
-        sample_type: layout.sample_type.into(),
-        flags: (spec.flags & !steers).into(),
+        flags: (request.flags & !steers).into(),
         leader: saved.leader.unwrap_or(0).into(),
-        engine: spec.engine.into(),
-        max_stack: spec.max_stack.into(),
-        read_format: layout.read_format.into(),
-        regs_user: layout.regs_user.into(),
-        regs_intr: layout.regs_intr.into(),
-        stack_user: layout.stack_user.into(),
-        aux_watermark: spec.aux_watermark.into(),
-        ..OpenRequest::default()
+        ..request.open(saved.context, rate)
     }
 }
 

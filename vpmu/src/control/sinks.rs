@@ -7,8 +7,10 @@ use std::sync::Arc;
 use crate::clock::Clock;
 use crate::error::SaveError;
 use crate::notices::Woken;
+use crate::ring::Wakeup;
 use crate::save::SavedFamily;
 use crate::sink::{SavedSink, Shape, Sink};
+use crate::spec::Wakeups;
 use crate::window::{Holder, Run, Window};
 use crate::work;
 
@@ -22,6 +24,7 @@ struct Family {
     redirected: bool,
     /// Whether the family's wakeups have notices of their own (`CONTROL_SIGNAL`).
     own_notices: bool,
+    wakeup: Wakeup,
 }
 
 /// A sink, and the families that write to it.
@@ -92,6 +95,22 @@ impl Sinks {
     /// does not have that many contiguous free pages.
     pub(super) fn take_pages(&mut self, count: u32, holder: Holder) -> Option<Run> {
         self.window.as_mut()?.take(count, holder)
+    }
+
+    /// The settings of a family's wakeups. The defaults if there is no such family.
+    pub(super) fn wakeups(&self, owner: u64) -> Wakeups {
+        let family = self.families.get(&owner);
+        Wakeups {
+            own_notices: self.has_own_notices(owner),
+            ..family.map_or(Wakeup::Page, |family| family.wakeup).into()
+        }
+    }
+
+    /// Sets the wakeup interval of a family.
+    pub(super) fn set_wakeup(&mut self, owner: u64, wakeup: Wakeup) {
+        if let Some(family) = self.families.get_mut(&owner) {
+            family.wakeup = wakeup;
+        }
     }
 
     // Save and restore.
@@ -176,11 +195,6 @@ impl Sinks {
         let events: Vec<u64> = family.flat_map(|family| &family.events).copied().collect();
         work::charge_examined(events.len());
         events
-    }
-
-    /// Returns the oldest event of the family of `owner`.
-    pub(super) fn first_of_family(&self, owner: u64) -> Option<u64> {
-        self.families.get(&owner)?.events.first().copied()
     }
 
     /// Returns the sink to which the family of `owner` writes.

@@ -73,7 +73,7 @@ pub(super) enum Backing {
 impl Backing {
     /// `samples` is true if the event has a period, or if it is a trace whose exits the host records.
     pub(super) fn new(spec: &EventSpec, samples: bool) -> Self {
-        match (spec.kind, spec.config) {
+        match (spec.request.kind, spec.request.config) {
             (KIND_TSC, _) => Self::Tsc,
             (KIND_EXITS, EXIT_ALL) => Self::AllExits,
             (KIND_EXITS, _) if !spec.excludes_any() => Self::Exits,
@@ -224,7 +224,7 @@ impl Backing {
             }
             Self::Tsc => cpu.counting_tsc(),
             Self::AllExits => cpu.all_exits().ok_or_else(gone)?,
-            Self::Exits => cpu.vcpu.exits_of(spec.config),
+            Self::Exits => cpu.vcpu.exits_of(spec.request.config),
             Self::Halts => cpu.halts().ok_or_else(gone)?,
             Self::GuestTime => cpu.vcpu.guest_time(),
             Self::Happened(times) => *times,

@@ -23,10 +23,10 @@ use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
 use crate::saved::{Fault, saved};
 use crate::settings::{CountMode, Engines};
-use crate::sink::Sink;
+use crate::sink::Output;
 use crate::slots::{RunLimit, RunSlot};
 use crate::source::{Engine, Overflows, Rate, Reading, Request, Sampling};
-use crate::spec::{Context, EventSpec};
+use crate::spec::{Context, EventSpec, Wakeups};
 use crate::tasks::Task;
 use crate::throttle::{RateLimit, Throttle, Verdict};
 use crate::trace::SavedTrace;
@@ -56,7 +56,7 @@ pub(crate) enum Persistent {
 /// in its last shard.
 #[derive(Debug)]
 pub(crate) struct Event {
-    pub(crate) spec: EventSpec,
+    pub(crate) spec: Arc<EventSpec>,
     pub(crate) context: Context,
     /// The event's group. The event counts only while the group's leader is enabled.
     pub(crate) group: Option<Arc<Group>>,
@@ -75,8 +75,7 @@ pub(crate) struct Event {
     pub(crate) lost: u64,
     /// The owner, if the event is persistent.
     pub(crate) persistent: Option<Persistent>,
-    /// The destination of the records and packets of the event's family.
-    pub(crate) sink: Option<Arc<Sink>>,
+    pub(crate) output: Output,
     /// The events that this event's overflows start, stop or toggle, by id.
     pub(crate) effects: Vec<(u64, Effect)>,
     /// The state of a trace, which includes its number of bytes. `None` for other events.
@@ -129,11 +128,10 @@ saved! {
 }
 
 impl Event {
-    pub(crate) fn new(spec: EventSpec, context: Context, period: Option<Period>) -> Self {
-        let records = (spec.kind, spec.config) == (KIND_EXIT_TRACE, EXIT_ALL);
+    pub(crate) fn new(spec: Arc<EventSpec>, wakeups: Wakeups, context: Context, period: Option<Period>) -> Self {
+        let records = (spec.request.kind, spec.request.config) == (KIND_EXIT_TRACE, EXIT_ALL);
         Self {
             backing: Backing::new(&spec, period.is_some() || records),
-            spec,
             context,
             group: None,
             last_counts: None,
@@ -143,7 +141,7 @@ impl Event {
             limit: 0,
             lost: 0,
             persistent: None,
-            sink: None,
+            output: Output::new(wakeups),
             effects: Vec::new(),
             trace: spec.is_trace().then(Trace::new),
             paused: spec.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED),
@@ -158,6 +156,7 @@ impl Event {
             count: 0,
             enabled_ticks: 0,
             running_ticks: 0,
+            spec,
         }
     }
 
@@ -167,7 +166,7 @@ impl Event {
             enabled: self.enabled,
             paused: self.paused,
             failed: self.failed,
-            prompt: self.spec.prompt,
+            prompt: self.output.wakeups.prompt,
             throttled: self.throttle.is_closed(),
             task: self.task,
             last_vcpu: self.last_vcpu,
@@ -187,7 +186,8 @@ impl Event {
     /// # Errors
     /// The saved state is not valid.
     pub(crate) fn restore(
-        mut spec: EventSpec,
+        spec: Arc<EventSpec>,
+        mut wakeups: Wakeups,
         context: Context,
         saved: &SavedLife,
         engines: Engines,
@@ -209,13 +209,13 @@ impl Event {
         if saved.prompt && (period.is_none() || spec.is_trace()) {
             return Err("each of its samples causes a wakeup, but it makes no samples");
         }
-        spec.prompt = saved.prompt;
+        wakeups.prompt = saved.prompt;
         if saved.task.is_some() && matches!(context, Context::Vcpu(_)) {
             return Err("it has a task, but its context is a vCPU");
         }
-        let event = Self::new(spec, context, period);
+        let event = Self::new(spec, wakeups, context, period);
         Ok(Self {
-            batched: event.would_batch(spec.prompt, engines),
+            batched: event.would_batch(saved.prompt, engines),
             trace,
             task: saved.task,
             last_vcpu: saved.last_vcpu,
@@ -328,7 +328,7 @@ impl Event {
 
     /// Whether the metadata page of the event's own ring shows the event's count.
     pub(crate) fn is_shown(&self) -> bool {
-        let sink = self.sink.as_ref();
+        let sink = self.output.sink.as_ref();
         sink.is_some_and(|sink| sink.shows(self.spec.id))
     }
 
@@ -336,7 +336,7 @@ impl Event {
     pub(crate) fn hooks(&self) -> impl Iterator<Item = Hook> + use<> {
         let goes = !self.paused;
         let samples = self.period.is_some() && goes;
-        let exits = matches!(self.spec.kind, KIND_EXITS | KIND_SAMPLE_TRACE) && goes;
+        let exits = matches!(self.spec.request.kind, KIND_EXITS | KIND_SAMPLE_TRACE) && goes;
         let traced = self.spec.traces_exits() && goes;
         let wants = |hook, wanted: bool| wanted.then_some(hook);
         let hooks = match &self.backing {
@@ -373,7 +373,7 @@ impl Event {
     /// Whether the event only counts, is not in the error state, and has no sink. Such an event starts and stops
     /// without further work.
     pub(crate) fn is_plain(&self) -> bool {
-        self.sink.is_none() && !self.failed && !self.is_watched()
+        self.output.sink.is_none() && !self.failed && !self.is_watched()
     }
 
     /// Whether the event's samples or packets come from host counters.

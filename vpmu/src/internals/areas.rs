@@ -17,8 +17,8 @@ use crate::notices::Notices;
 use crate::record::{Layout, SampleId};
 use crate::ring::{Ring, RingMode, Wakeup};
 use crate::shard::Writer;
-use crate::sink::{Flush, Sink};
-use crate::spec::EventSpec;
+use crate::sink::{Flush, Output, Sink};
+use crate::spec::{EventRequest, EventSpec};
 use crate::trace::{Packet, Trace};
 
 const AUX_HEAD: u64 = offset_of!(Metadata, aux_head) as u64;
@@ -81,7 +81,7 @@ impl AuxArea {
 #[derive(Debug)]
 pub struct Tracer {
     memory: GuestMemoryMmap,
-    sink: Sink,
+    output: Output,
     writer: Writer,
     spec: EventSpec,
     trace: Trace,
@@ -105,26 +105,26 @@ impl Tracer {
         let spec = EventSpec {
             id: EVENT,
             owner: EVENT,
-            kind: if samples { KIND_SAMPLE_TRACE } else { KIND_EXIT_TRACE },
-            config: EXIT_USER,
-            flags: 0,
-            layout: Layout::default(),
-            wakeup: Wakeup::Page,
-            own_notices: false,
-            prompt: false,
-            aux_watermark: 0,
-            max_stack: 0,
-            engine: ENGINE_ANY,
+            request: EventRequest {
+                kind: if samples { KIND_SAMPLE_TRACE } else { KIND_EXIT_TRACE },
+                config: EXIT_USER,
+                flags: 0,
+                layout: Layout::default(),
+                aux_watermark: 0,
+                max_stack: 0,
+                engine: ENGINE_ANY,
+            },
             shortest_period: 1,
             by_clock: false,
         };
-        Some(Self { memory, sink, writer: Writer::new(Arc::new(Notices::new())), spec, trace: Trace::new(), time: 0 })
+        let output = Output { sink: Some(Arc::new(sink)), wakeups: Wakeup::Page.into() };
+        Some(Self { memory, output, writer: Writer::new(Arc::new(Notices::new())), spec, trace: Trace::new(), time: 0 })
     }
 
     /// Makes and writes `packets` packets, then makes the reader consume everything. Returns the number of packets
     /// written.
     pub fn burst(&mut self, packets: u64) -> u64 {
-        let samples = self.spec.kind == KIND_SAMPLE_TRACE;
+        let samples = self.spec.request.kind == KIND_SAMPLE_TRACE;
         let mut written = 0;
         for _ in 0..packets {
             self.time += 1;
@@ -138,12 +138,12 @@ impl Tracer {
                 exit = ExitPacket { kind: PACKET_EXIT, time: self.time.into(), ..ExitPacket::default() };
                 Packet::Exit(&exit)
             };
-            let (sink, trace) = (Some(&self.sink), &mut self.trace);
-            let whole = self.writer.produce(sink, &self.spec, &sample_id, self.time, trace, packet);
+            let trace = &mut self.trace;
+            let whole = self.writer.produce(&self.output, &self.spec, &sample_id, self.time, trace, packet);
             written += u64::from(whole);
         }
         let sample_id = SampleId::default();
-        self.writer.flush(Some(&self.sink), &self.spec, &sample_id, Flush::Owed);
+        self.writer.flush(&self.output, &self.spec, &sample_id, Flush::Owed);
         keep_up(&self.memory);
         written
     }

@@ -10,6 +10,7 @@ pub(crate) use self::history::whole;
 pub(crate) use self::name::Name;
 pub(crate) use self::request::{open_request, spelled};
 pub use self::spec::{PersistSpec, PersistSpecError};
+use crate::event::Persistent;
 use crate::saved::saved;
 use crate::source::Rate;
 
@@ -19,6 +20,12 @@ pub(crate) struct Persistence {
     pub(crate) name: Name,
     /// Whether the operator owns the event. The guest cannot change an event of the operator.
     pub(crate) operator: bool,
+}
+
+impl Persistence {
+    pub(crate) fn owner(&self) -> Persistent {
+        if self.operator { Persistent::Operator } else { Persistent::Guest }
+    }
 }
 
 /// A request for a persistent event of the operator. The guest can read the event, but not change it.

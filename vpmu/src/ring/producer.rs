@@ -17,10 +17,11 @@ pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 const MOST_PRODUCED: u64 = u64::MAX >> 1;
 
 /// The condition on which the reader is woken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub(crate) enum Wakeup {
     /// Wake the reader when a record crosses a page boundary of the data.
+    #[default]
     Page,
     /// After this many samples.
     Records(u32),

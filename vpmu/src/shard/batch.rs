@@ -9,7 +9,6 @@ use super::map::EventMap;
 use super::merge::{Merge, Recorded};
 use super::moment::Moment;
 use super::sampler::{Sampler, misc};
-use super::writer::context;
 use crate::event::Event;
 use crate::pages::GuestPages;
 use crate::record::{SAMPLE_TID, Sample};
@@ -66,8 +65,8 @@ impl Overflowed {
     fn new(id: u64, event: Option<&Event>) -> Self {
         Self {
             event: id,
-            sink: event.and_then(|event| event.sink.as_ref()).map(|sink| sink.id()),
-            named: event.is_some_and(|event| event.task.is_none() && event.spec.layout.has(SAMPLE_TID)),
+            sink: event.and_then(|event| event.output.sink.as_ref()).map(|sink| sink.id()),
+            named: event.is_some_and(|event| event.task.is_none() && event.spec.request.layout.has(SAMPLE_TID)),
             alone: event.is_none_or(|event| event.limit == 0 && event.group.is_none()),
         }
     }
@@ -156,7 +155,7 @@ impl Batch {
             Some(burst) => loop {
                 let rest = burst.get(due.done..).unwrap_or_default();
                 let first = rest.first()?;
-                let sink = map.get(first.event).and_then(|event| event.sink.clone());
+                let sink = map.get(first.event).and_then(|event| event.output.sink.clone());
                 let mut burst = Burst { core, map, sampler, history: &due.history };
                 let written = sink.and_then(|sink| sink.burst(|session| burst.write(session, &sink, rest)));
                 match written.unwrap_or(0) {
@@ -204,7 +203,7 @@ impl Burst<'_> {
             let Some(event) = map.get_mut(entry.event) else {
                 return index;
             };
-            let own = event.sink.as_ref().is_some_and(|own| Arc::ptr_eq(own, sink));
+            let own = event.output.sink.as_ref().is_some_and(|own| Arc::ptr_eq(own, sink));
             let regs = entry.regs();
             if !own || event.spec.excludes(regs.user) || event.is_throttled() {
                 return index;
@@ -217,8 +216,8 @@ impl Burst<'_> {
             let sample_id = moment.sample_id(event);
             let period = entry.overflow.period;
             let sample = Sample { misc: misc(Some(regs)), ip: regs.ip, period, ..Sample::default() };
-            let context = context(spec, &sample_id);
-            let outcome = match core.writer.record.sample(&spec.layout, &sample_id, &sample) {
+            let context = event.output.context(spec, &sample_id);
+            let outcome = match core.writer.record.sample(&spec.request.layout, &sample_id, &sample) {
                 Ok(record) => {
                     sampler.spend(event, size_of_val(record));
                     session.write(record, &context)
@@ -226,7 +225,7 @@ impl Burst<'_> {
                 Err(_) => session.lose(1),
             };
             if outcome.wake {
-                core.writer.wake(Some(sink), spec);
+                core.writer.wake(&event.output, spec);
             }
             core.writer.count_sample(outcome.written);
             if !outcome.written {

@@ -220,14 +220,14 @@ fn aux_begin(event: Option<&Event>, head: u64, room: u64) -> Result<(), Errno> {
     if !head.is_multiple_of(PACKET_ALIGN as u64) {
         return Err(Errno::EINVAL);
     }
-    let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
+    let sink = event.output.sink.as_deref().ok_or(Errno::EINVAL)?;
     sink.begin(event.spec.id, head, room).map_err(|_: Refused| Errno::EINVAL)
 }
 
 /// Withdraws the space granted to a trace. Returns the head that the trace reached, and the number of lost bytes.
 fn aux_end(event: Option<&Event>) -> Result<(u64, u64), Errno> {
     let event = event.ok_or(Errno::ENOENT)?;
-    let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
+    let sink = event.output.sink.as_deref().ok_or(Errno::EINVAL)?;
     sink.finish(event.spec.id).map_err(|_: Refused| Errno::EINVAL)
 }
 

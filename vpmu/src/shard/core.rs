@@ -13,8 +13,8 @@ use crate::event::Event;
 use crate::notices::NoticeChange;
 use crate::producer::AuxError;
 use crate::record::SampleId;
-use crate::sink::{Flush, Sink};
-use crate::spec::{Context, EventSpec};
+use crate::sink::{Flush, Output, Sink};
+use crate::spec::Context;
 use crate::vcpu::Hook;
 
 /// The parts of a shard that an operation on any of its events may use.
@@ -110,7 +110,7 @@ impl Core {
 
     /// Writes an event's counts, as of its last update, to the metadata page of the event's own ring, if there is one.
     pub(crate) fn show(&self, event: &Event) {
-        if let Some(sink) = event.sink.as_ref().filter(|_| event.is_shown()) {
+        if let Some(sink) = event.output.sink.as_ref().filter(|_| event.is_shown()) {
             sink.update_page(&event.counts(self.cpu.backend.clock));
         }
     }
@@ -118,7 +118,7 @@ impl Core {
     /// Publishes an event's counts to its group and its metadata page, and writes its pending records.
     pub(super) fn publish(&mut self, event: &Event) {
         event.publish_counts();
-        if event.sink.is_some() {
+        if event.output.sink.is_some() {
             self.show(event);
             self.flush(event);
         }
@@ -158,7 +158,7 @@ impl Core {
     }
 
     pub(super) fn note(&mut self, event: &Event, sample_id: &SampleId, note: &Note<'_>) {
-        self.writer.note(event.sink.as_deref(), &event.spec, sample_id, note);
+        self.writer.note(&event.output, &event.spec, sample_id, note);
     }
 
     /// Writes `PERF_RECORD_READ` with the counts of an event that is about to close.
@@ -174,17 +174,17 @@ impl Core {
         }
         if let Some(trace) = &mut event.trace {
             let bytes = overflows.saturating_mul(super::sampler::PACKET);
-            self.writer.lose_packets(event.sink.as_deref(), trace, overflows, bytes);
+            self.writer.lose_packets(event.output.sink(), trace, overflows, bytes);
         } else {
             event.lost = event.lost.saturating_add(overflows);
-            self.writer.lose(event.sink.as_deref(), &event.spec, overflows);
+            self.writer.lose(&event.output, &event.spec, overflows);
         }
     }
 
     /// Publishes what an event has written to its AUX area. Also writes the pending `PERF_RECORD_LOST` and
     /// `PERF_RECORD_AUX` to the event's ring, if they fit.
     pub(super) fn flush(&mut self, event: &Event) {
-        let sink = event.sink.as_ref();
+        let sink = event.output.sink.as_ref();
         if sink.is_some_and(|sink| sink.owes(event.spec.is_trace())) {
             self.flush_as(event, Flush::Owed);
         }
@@ -197,7 +197,7 @@ impl Core {
 
     fn flush_as(&mut self, event: &Event, how: Flush) {
         let sample_id = self.sample_id(event);
-        self.writer.flush(event.sink.as_deref(), &event.spec, &sample_id, how);
+        self.writer.flush(&event.output, &event.spec, &sample_id, how);
     }
 
     // Sinks.
@@ -205,7 +205,7 @@ impl Core {
     /// Redirects an event to `sink`, after publishing everything that it wrote to its previous sink.
     pub(crate) fn set_sink(&mut self, event: &mut Event, sink: Option<Arc<Sink>>) {
         self.flush(event);
-        self.change(event, |event, _| event.sink = sink);
+        self.change(event, |event, _| event.output.sink = sink);
     }
 
     /// Publishes everything that was written to the area of an event's sink, and removes the area. Also writes a record
@@ -229,9 +229,8 @@ impl Core {
             return;
         }
         let sample_id = self.sample_id(event);
-        let (sink, spec): (_, &EventSpec) = (event.sink.as_deref(), &event.spec);
         if let Some(trace) = &mut event.trace {
-            self.writer.announce(sink, spec, &sample_id, trace);
+            self.writer.announce(&event.output, &event.spec, &sample_id, trace);
         }
     }
 
@@ -250,33 +249,35 @@ impl Core {
         if event.active_on().is_none() || event.is_paused() {
             return Err(AuxError::Inactive(id));
         }
-        let sink = event.sink.clone().ok_or(AuxError::NoArea)?;
+        let sink = event.output.sink.clone().ok_or(AuxError::NoArea)?;
         let sample_id = self.sample_id(event);
-        self.writer.claim(&sink, &event.spec, &sample_id, token)?;
+        self.writer.claim(&event.output, &event.spec, &sample_id, token)?;
         Ok(sink)
     }
 
-    /// Ends the producer's write to `sink`, and publishes the first `size` bytes of that write.
+    /// Ends the producer's write to `sink`, and publishes the first `size` bytes of that write. The event may have
+    /// another sink by now.
     ///
     /// # Errors
     /// [`AuxError`].
     pub(crate) fn release_aux(
         &mut self,
         event: &mut Event,
-        sink: &Sink,
+        sink: &Arc<Sink>,
         token: u64,
         size: u64,
     ) -> Result<(), AuxError> {
         let sample_id = self.sample_id(event);
+        let output = Output { sink: Some(Arc::clone(sink)), wakeups: event.output.wakeups };
         let trace = event.trace.as_mut().ok_or(AuxError::NoEvent(event.spec.id))?;
-        self.writer.release(sink, &event.spec, &sample_id, trace, token, size)?;
+        self.writer.release(&output, &event.spec, &sample_id, trace, token, size)?;
         Ok(())
     }
 
     /// Counts bytes that a producer in the VMM could not write.
     pub(crate) fn lose_aux(&mut self, event: &mut Event, bytes: u64) {
         if let Some(trace) = &mut event.trace {
-            self.writer.lose_packets(event.sink.as_deref(), trace, 0, bytes);
+            self.writer.lose_packets(event.output.sink(), trace, 0, bytes);
         }
     }
 }

@@ -45,7 +45,7 @@ impl GroupCounts {
         let Some(event) = map.get(id) else {
             return (Counts::default(), revoked);
         };
-        let grouped = event.spec.layout.read_format & FORMAT_GROUP != 0;
+        let grouped = event.spec.request.layout.read_format & FORMAT_GROUP != 0;
         let (owner, group) = (event.spec.owner, event.group.clone());
         let members = match group.filter(|_| grouped) {
             Some(group) => self.group(core, map, &group, keeps, &mut revoked),

@@ -14,7 +14,7 @@ use super::map::EventMap;
 use super::moment::{ExitView, Moment, OverflowQueue, Overflows, Periods};
 use super::occurrences::{Elapsed, Occurred, count};
 use super::sampler::{Sampler, write_packet};
-use super::writer::{Note, Writer, woken};
+use super::writer::{Note, Writer};
 use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS};
 use crate::cpu::Cpu;
 use crate::errno::Errno;
@@ -123,7 +123,7 @@ impl Events {
         self.core.writer.notice(NoticeChange::Forget(id));
         // The driver may have granted space to the event, in an area that the driver manages. End this grant, so that
         // the driver can grant space to other events of the same family.
-        let _ = event.sink.as_ref().map(|sink| sink.finish(id));
+        let _ = event.output.sink.as_ref().map(|sink| sink.finish(id));
         self.core.release(event.take_counters());
     }
 
@@ -349,7 +349,7 @@ impl Events {
     pub(crate) fn mark(&mut self, value: u32, exit: &mut ExitView<'_>) {
         self.run_overflows(|events| {
             events.count_occurrence(exit, |spec| {
-                spec.kind == KIND_MARK && [u64::from(value), MARK_ANY].contains(&spec.config)
+                spec.request.kind == KIND_MARK && [u64::from(value), MARK_ANY].contains(&spec.request.config)
             });
         });
     }
@@ -368,7 +368,7 @@ impl Events {
         self.claim_exit();
         self.run_overflows(|events| {
             if events.core.has(Hook::Exits) {
-                events.count_occurrence(exit, |spec| match (spec.kind, spec.config) {
+                events.count_occurrence(exit, |spec| match (spec.request.kind, spec.request.config) {
                     (KIND_EXITS, config) => exit_matches(config, why.reason),
                     kind_and_pace => kind_and_pace == (KIND_SAMPLE_TRACE, PACE_EXITS),
                 });
@@ -554,7 +554,7 @@ impl Events {
                 (event, sample_id)
             }
             Verdict::Within | Verdict::Last => {
-                let (event, counts) = if event.spec.layout.has(SAMPLE_READ) {
+                let (event, counts) = if event.spec.request.layout.has(SAMPLE_READ) {
                     let counts = self.read(id);
                     let Some(event) = self.map.get_mut(id) else {
                         return false;
@@ -614,7 +614,7 @@ impl Events {
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
         if let Some(event) = self.map.get(id) {
-            let of = woken(event.sink.as_deref(), &event.spec);
+            let of = event.output.woken(event.spec.owner);
             let limit = NoticeChange::Limit { event: id, of, woke };
             self.core.writer.notice(limit);
         }

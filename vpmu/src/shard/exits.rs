@@ -39,7 +39,7 @@ impl ExitTracer {
                 continue;
             };
             let spec = &event.spec;
-            if !spec.traces_exits() || event.is_paused() || !exit_matches(spec.config, stamp.exit.reason) {
+            if !spec.traces_exits() || event.is_paused() || !exit_matches(spec.request.config, stamp.exit.reason) {
                 continue;
             }
             match stamp.regs {
@@ -100,8 +100,7 @@ fn write(core: &mut Core, event: &mut Event, stamp: &ExitStamp, now: u64, cut: b
     let sample_id = event.spec.sample_id(task, core.cpu.index, time);
     let packet = exit_packet(stamp, &sample_id, now, cut);
     if let Some(trace) = &mut event.trace {
-        let sink = event.sink.as_deref();
-        core.writer.produce(sink, &event.spec, &sample_id, stamp.tsc, trace, Packet::Exit(&packet));
+        core.writer.produce(&event.output, &event.spec, &sample_id, stamp.tsc, trace, Packet::Exit(&packet));
     }
     if event.is_paused() {
         // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
@@ -118,7 +117,7 @@ pub(super) fn write_recorded(core: &mut Core, event: &mut Event, recorded: &[Rec
     let Some(trace) = &mut event.trace else {
         return;
     };
-    let (spec, sink) = (&event.spec, event.sink.as_deref());
+    let (spec, output) = (&event.spec, &event.output);
     let (clock, vcpu) = (core.cpu.backend.clock, &core.cpu.vcpu);
     // Read the history after the exits were taken, so that it includes every switch before them.
     let history = event.task.is_none().then(|| core.writer.history());
@@ -131,7 +130,7 @@ pub(super) fn write_recorded(core: &mut Core, event: &mut Event, recorded: &[Rec
             Recorded::Exit(exit) => exit,
             Recorded::Lost(exits) => {
                 let bytes = exits.saturating_mul(size_of::<ExitPacket>() as u64);
-                core.writer.lose_packets(sink, trace, *exits, bytes);
+                core.writer.lose_packets(output.sink(), trace, *exits, bytes);
                 continue;
             }
         };
@@ -150,6 +149,6 @@ pub(super) fn write_recorded(core: &mut Core, event: &mut Event, recorded: &[Rec
         let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
         let outside = clock.nanoseconds(until).saturating_sub(sample_id.time);
         let packet = host_exit_packet(exit, &sample_id, outside);
-        core.writer.produce(sink, spec, &sample_id, tsc, trace, Packet::Exit(&packet));
+        core.writer.produce(output, spec, &sample_id, tsc, trace, Packet::Exit(&packet));
     }
 }

@@ -40,7 +40,7 @@ impl Moment {
 
     /// Whether a record of `event` for this overflow would name the task, but the task is not known.
     pub(super) fn is_unnamed(&self, event: &Event) -> bool {
-        self.task.is_none() && event.task.is_none() && event.spec.layout.has(SAMPLE_TID)
+        self.task.is_none() && event.task.is_none() && event.spec.request.layout.has(SAMPLE_TID)
     }
 }
 

@@ -192,7 +192,7 @@ impl Sampler {
         // its data is the mark itself.
         let without = core.cpu.backend.settings.remote && spec.is_mark();
         let allowed = regs.map_or(without, |regs| !spec.excludes(regs.user));
-        if !allowed && spec.layout.sample_type & PLACES != 0 {
+        if !allowed && spec.request.layout.sample_type & PLACES != 0 {
             core.lose(event, 1);
             return sample_id;
         }
@@ -213,7 +213,7 @@ impl Sampler {
             stack: capture.stack(),
             regs_intr: capture.regs_intr(),
         };
-        if core.writer.sample(event.sink.as_deref(), spec, &sample_id, &sample) {
+        if core.writer.sample(&event.output, spec, &sample_id, &sample) {
             self.spend(event, core.writer.record.size());
         } else {
             event.lost = event.lost.saturating_add(1);
@@ -238,14 +238,13 @@ pub(super) fn write_packet(
         return;
     };
     work::charge(1);
-    let sink = event.sink.as_deref();
     let Some(place) = moment.place.filter(|place| !spec.excludes(place.regs.user)) else {
-        core.writer.lose_packets(sink, trace, 1, PACKET);
+        core.writer.lose_packets(event.output.sink(), trace, 1, PACKET);
         return;
     };
     let found = OverflowBatch { place, overflows, period };
     let packet = found.packet(sample_id);
-    core.writer.produce(sink, spec, sample_id, moment.tsc, trace, Packet::Sample(&packet));
+    core.writer.produce(&event.output, spec, sample_id, moment.tsc, trace, Packet::Sample(&packet));
 }
 
 /// The mode in a sample's header.

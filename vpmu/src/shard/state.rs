@@ -387,20 +387,20 @@ impl State {
         if event.period.is_none() || event.spec.is_trace() {
             return Err(Errno::EINVAL);
         }
-        if event.spec.prompt == prompt {
+        if event.output.wakeups.prompt == prompt {
             return Ok(());
         }
         let batched = event.would_batch(prompt, core.cpu.backend.settings.engines);
         if batched == event.is_batched() {
-            event.spec.prompt = prompt;
+            event.output.wakeups.prompt = prompt;
             return Ok(());
         }
-        self.events.change_engine(id, batched, |event| event.spec.prompt = prompt)
+        self.events.change_engine(id, batched, |event| event.output.wakeups.prompt = prompt)
     }
 
     /// Makes an event that outlives its driver forget the driver's requests for notices and wakeups.
     pub(crate) fn forget_requests(&mut self, id: u64) {
-        self.with(id, |_, event| event.spec.own_notices = false);
+        self.with(id, |_, event| event.output.wakeups.own_notices = false);
         // If the host refuses the event's counter, the event is in the error state, which the next driver can see.
         // Events that do not sample are not prompt.
         let _ = self.set_prompt(id, false);
@@ -415,7 +415,7 @@ impl State {
     /// Returns the traces of a producer in the VMM that are active on `vcpu` and not paused.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.events.map().ids(|event| {
-            let traced = event.spec.is_vmm_trace() && event.spec.config == producer;
+            let traced = event.spec.is_vmm_trace() && event.spec.request.config == producer;
             traced && event.active_on() == Some(vcpu) && !event.is_paused()
         })
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::area::Refused;
 use crate::memory::{Memory, View};
-use crate::notices::{NoticeChange, Notices, Woken};
+use crate::notices::{NoticeChange, Notices};
 use crate::record::{Reading, Record, Sample, SampleId};
 use crate::ring::{Outcome, WriteContext};
-use crate::sink::{Flush, Produced, Sink};
+use crate::sink::{Flush, Output, Produced, Sink};
 use crate::spec::EventSpec;
 use crate::tasks::{Task, TaskHistory, Tasks};
 use crate::trace::{Packet, Trace};
@@ -114,13 +114,13 @@ impl Writer {
     /// Writes a sample of an event. Returns whether it was written.
     pub(crate) fn sample(
         &mut self,
-        sink: Option<&Sink>,
+        output: &Output,
         spec: &EventSpec,
         sample_id: &SampleId,
         sample: &Sample<'_>,
     ) -> bool {
-        let written = self.write(sink, spec, sample_id, |record, context, sink| {
-            sink.write(|ring, memory| match record.sample(&spec.layout, sample_id, sample) {
+        let written = self.write(output, spec, sample_id, |record, context, sink| {
+            sink.write(|ring, memory| match record.sample(&spec.request.layout, sample_id, sample) {
                 Ok(sample) => ring.write(memory, sample, context),
                 Err(_) => ring.lose(1),
             })
@@ -139,14 +139,14 @@ impl Writer {
     }
 
     /// Counts overflows for which no record can be made.
-    pub(crate) fn lose(&mut self, sink: Option<&Sink>, spec: &EventSpec, overflows: u64) {
+    pub(crate) fn lose(&mut self, output: &Output, spec: &EventSpec, overflows: u64) {
         self.tally.lost = self.tally.lost.saturating_add(overflows);
-        self.write(sink, spec, &SampleId::default(), |_, _, sink| sink.write(|ring, _| ring.lose(overflows)));
+        self.write(output, spec, &SampleId::default(), |_, _, sink| sink.write(|ring, _| ring.lose(overflows)));
     }
 
     /// Writes a record other than a sample, if it fits.
-    pub(crate) fn note(&mut self, sink: Option<&Sink>, spec: &EventSpec, sample_id: &SampleId, note: &Note<'_>) {
-        self.write(sink, spec, sample_id, |record, context, sink| {
+    pub(crate) fn note(&mut self, output: &Output, spec: &EventSpec, sample_id: &SampleId, note: &Note<'_>) {
+        self.write(output, spec, sample_id, |record, context, sink| {
             let built = match note {
                 Note::Throttle => Ok(record.throttle(context.layout, sample_id)),
                 Note::Unthrottle => Ok(record.unthrottle(context.layout, sample_id)),
@@ -160,13 +160,13 @@ impl Writer {
     }
 
     /// Writes the pending records of an event's ring that fit.
-    pub(crate) fn flush(&mut self, sink: Option<&Sink>, spec: &EventSpec, sample_id: &SampleId, how: Flush) {
-        let Some(sink) = sink else {
+    pub(crate) fn flush(&mut self, output: &Output, spec: &EventSpec, sample_id: &SampleId, how: Flush) {
+        let Some(sink) = output.sink() else {
             return;
         };
-        let context = context(spec, sample_id);
+        let context = output.context(spec, sample_id);
         let produced = sink.flush(&mut self.record, spec.is_trace(), how, &context);
-        self.count_produced(Some(sink), spec, &produced);
+        self.count_produced(output, spec, &produced);
     }
 
     /// Writes the next packet of a trace, after the padding and the sync packet that must precede it. If that
@@ -177,15 +177,16 @@ impl Writer {
     /// a watermark is crossed, or after [`Writer::flush`].
     pub(crate) fn produce(
         &mut self,
-        sink: Option<&Sink>,
+        output: &Output,
         spec: &EventSpec,
         sample_id: &SampleId,
         tsc: u64,
         trace: &mut Trace,
         packet: Packet<'_>,
     ) -> bool {
-        let record = &mut self.record;
-        let produced = sink.and_then(|sink| sink.produce(record, spec, sample_id, tsc, trace, packet));
+        let (record, context) = (&mut self.record, output.context(spec, sample_id));
+        let sink = output.sink();
+        let produced = sink.and_then(|sink| sink.produce(record, (spec, &context), tsc, trace, packet));
         let Some(produced) = produced else {
             self.lose_packets(sink, trace, 1, packet.len());
             return false;
@@ -196,7 +197,7 @@ impl Writer {
         if !appended.whole {
             self.tally.aux_lost = self.tally.aux_lost.saturating_add(packet.len());
         }
-        self.count_produced(sink, spec, &produced);
+        self.count_produced(output, spec, &produced);
         appended.whole
     }
 
@@ -206,14 +207,15 @@ impl Writer {
     /// See [`Sink::claim`].
     pub(crate) fn claim(
         &mut self,
-        sink: &Sink,
+        output: &Output,
         spec: &EventSpec,
         sample_id: &SampleId,
         token: u64,
     ) -> Result<(), Refused> {
-        let context = context(spec, sample_id);
+        let context = output.context(spec, sample_id);
+        let sink = output.sink().ok_or(Refused::NotBegun)?;
         let produced = sink.claim(&mut self.record, token, &context)?;
-        self.count_produced(Some(sink), spec, &produced);
+        self.count_produced(output, spec, &produced);
         Ok(())
     }
 
@@ -223,18 +225,19 @@ impl Writer {
     /// See [`Sink::release`].
     pub(crate) fn release(
         &mut self,
-        sink: &Sink,
+        output: &Output,
         spec: &EventSpec,
         sample_id: &SampleId,
         trace: &mut Trace,
         token: u64,
         size: u64,
     ) -> Result<(), Refused> {
-        let context = context(spec, sample_id);
+        let context = output.context(spec, sample_id);
+        let sink = output.sink().ok_or(Refused::NotBegun)?;
         let produced = sink.release(&mut self.record, token, size, &context)?;
         trace.grow(size);
         self.tally.aux_written += size;
-        self.count_produced(Some(sink), spec, &produced);
+        self.count_produced(output, spec, &produced);
         Ok(())
     }
 
@@ -249,21 +252,21 @@ impl Writer {
 
     /// Writes `PERF_RECORD_ITRACE_START` to the ring of a trace if the device manages an area for the trace and the
     /// record fits. Writes the record only once.
-    pub(crate) fn announce(&mut self, sink: Option<&Sink>, spec: &EventSpec, sample_id: &SampleId, trace: &mut Trace) {
-        let shape = sink.map(Sink::shape);
+    pub(crate) fn announce(&mut self, output: &Output, spec: &EventSpec, sample_id: &SampleId, trace: &mut Trace) {
+        let shape = output.sink().map(Sink::shape);
         if trace.announced || shape.is_none_or(|shape| !shape.has_area || shape.driven) {
             return;
         }
-        trace.announced = self.write(sink, spec, sample_id, |record, context, sink| {
+        trace.announced = self.write(output, spec, sample_id, |record, context, sink| {
             let start = record.itrace_start(context.layout, sample_id);
             sink.write(|ring, memory| ring.note(memory, start, context))
         });
     }
 
     /// Wakes the reader of an event's sink.
-    pub(crate) fn wake(&mut self, sink: Option<&Sink>, spec: &EventSpec) {
+    pub(crate) fn wake(&mut self, output: &Output, spec: &EventSpec) {
         self.tally.wakeups += 1;
-        let of = woken(sink, spec);
+        let of = output.woken(spec.owner);
         match self.changes.last_mut() {
             // Keep one change for all events that wake the same readers at an exit.
             Some(NoticeChange::Wake { of: last, wakeups }) if *last == of => *wakeups += 1,
@@ -271,7 +274,7 @@ impl Writer {
         }
     }
 
-    fn count_produced(&mut self, sink: Option<&Sink>, spec: &EventSpec, produced: &Produced) {
+    fn count_produced(&mut self, output: &Output, spec: &EventSpec, produced: &Produced) {
         self.tally.aux_records += produced.records;
         if !produced.wake {
             return;
@@ -279,7 +282,7 @@ impl Writer {
         if produced.driven {
             self.notice(NoticeChange::Aux(spec.id));
         } else {
-            self.wake(sink, spec);
+            self.wake(output, spec);
         }
     }
 
@@ -287,31 +290,18 @@ impl Writer {
     /// Returns whether `act` wrote a record.
     fn write(
         &mut self,
-        sink: Option<&Sink>,
+        output: &Output,
         spec: &EventSpec,
         sample_id: &SampleId,
         act: impl FnOnce(&mut Record, &WriteContext<'_>, &Sink) -> Outcome,
     ) -> bool {
-        let Some(sink) = sink else {
+        let Some(sink) = output.sink() else {
             return false;
         };
-        let outcome = act(&mut self.record, &context(spec, sample_id), sink);
+        let outcome = act(&mut self.record, &output.context(spec, sample_id), sink);
         if outcome.wake {
-            self.wake(Some(sink), spec);
+            self.wake(output, spec);
         }
         outcome.written
     }
-}
-
-/// Returns the readers for whom a wakeup is counted if the event that `spec` describes writes to `sink`.
-pub(super) fn woken(sink: Option<&Sink>, spec: &EventSpec) -> Woken {
-    match sink {
-        Some(sink) if !spec.own_notices => Woken::Ring(sink.id()),
-        _ => Woken::Family(spec.owner),
-    }
-}
-
-/// Returns the context in which the event that `spec` describes writes a record with `sample_id`.
-pub(super) fn context<'a>(spec: &'a EventSpec, sample_id: &'a SampleId) -> WriteContext<'a> {
-    WriteContext { layout: &spec.layout, sample_id, wakeup: spec.wakeup, prompt: spec.prompt }
 }

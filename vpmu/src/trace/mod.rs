@@ -141,7 +141,7 @@ impl Trace {
                 tsc: tsc.into(),
                 sequence: self.sequence.into(),
                 lost: self.lost.into(),
-                config: spec.config.into(),
+                config: spec.request.config.into(),
             };
             transmute!(sync)
         });
@@ -237,7 +237,7 @@ fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
 
 /// The packet format of an event.
 fn format(spec: &EventSpec) -> u16 {
-    match spec.kind {
+    match spec.request.kind {
         KIND_SAMPLE_TRACE => FORMAT_SAMPLES,
         _ => FORMAT_EXITS,
     }

@@ -21,7 +21,8 @@ use crate::notices::{Notices, PendingNotices};
 use crate::record::{Layout, TYPE_AUX};
 use crate::ring::{Ring, RingMode, Wakeup};
 use crate::shard::Writer;
-use crate::sink::{Flush, Sink};
+use crate::sink::{Flush, Output, Sink};
+use crate::spec::EventRequest;
 
 const RING: u64 = 0x10_0000;
 const AREA: u64 = 0x20_0000;
@@ -32,16 +33,15 @@ fn spec(id: u64, kind: u32) -> EventSpec {
     EventSpec {
         id,
         owner: OWNER,
-        kind,
-        config: EXIT_USER,
-        flags: 0,
-        layout: Layout::default(),
-        wakeup: Wakeup::Bytes(1 << 30),
-        own_notices: false,
-        prompt: false,
-        aux_watermark: 0,
-        max_stack: 0,
-        engine: ENGINE_ANY,
+        request: EventRequest {
+            kind,
+            config: EXIT_USER,
+            flags: 0,
+            layout: Layout::default(),
+            aux_watermark: 0,
+            max_stack: 0,
+            engine: ENGINE_ANY,
+        },
         shortest_period: 1,
         by_clock: false,
     }
@@ -50,7 +50,7 @@ fn spec(id: u64, kind: u32) -> EventSpec {
 /// A ring and an area, with a reader of both.
 struct Fixture {
     memory: GuestMemoryMmap,
-    sink: Sink,
+    output: Output,
     notices: Arc<Notices>,
     writer: Writer,
     area: Vec<GuestAddress>,
@@ -89,7 +89,8 @@ impl Fixture {
         let area: Vec<_> = (0..pages).map(|page| GuestAddress(AREA + (pages - page) * 2 * PAGE)).collect();
         let laid = Area::new(&shared.view(), area.clone(), Some(ring[0]), writable, watermark);
         sink.set_area(laid.expect("laid"), &shared);
-        Self { memory, sink, writer: Writer::new(Arc::clone(&notices)), notices, area, ring_tail: 0, time: 0 }
+        let output = Output { sink: Some(Arc::new(sink)), wakeups: Wakeup::Bytes(1 << 30).into() };
+        Self { memory, output, writer: Writer::new(Arc::clone(&notices)), notices, area, ring_tail: 0, time: 0 }
     }
 
     fn notices(&mut self) -> PendingNotices<'_> {
@@ -115,8 +116,8 @@ impl Fixture {
         };
         let sample_id = self.sample_id(spec);
         let packet = Packet::Exit(&packet);
-        let (sink, tsc) = (Some(&self.sink), self.time + 1000);
-        self.writer.produce(sink, spec, &sample_id, tsc, trace, packet)
+        let tsc = self.time + 1000;
+        self.writer.produce(&self.output, spec, &sample_id, tsc, trace, packet)
     }
 
     fn sample(&mut self, spec: &EventSpec, trace: &mut Trace, flags: u8) -> bool {
@@ -124,13 +125,13 @@ impl Fixture {
         let packet = SamplePacket { kind: PACKET_SAMPLE, flags, time: self.time.into(), ..SamplePacket::default() };
         let sample_id = self.sample_id(spec);
         let packet = Packet::Sample(&packet);
-        let (sink, tsc) = (Some(&self.sink), self.time + 1000);
-        self.writer.produce(sink, spec, &sample_id, tsc, trace, packet)
+        let tsc = self.time + 1000;
+        self.writer.produce(&self.output, spec, &sample_id, tsc, trace, packet)
     }
 
     fn commit(&mut self, spec: &EventSpec) {
         let sample_id = self.sample_id(spec);
-        self.writer.flush(Some(&self.sink), spec, &sample_id, Flush::Owed);
+        self.writer.flush(&self.output, spec, &sample_id, Flush::Owed);
     }
 
     fn field(&self, offset: usize) -> u64 {

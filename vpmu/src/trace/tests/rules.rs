@@ -205,7 +205,7 @@ fn start_of_a_trace_is_recorded_once() {
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     for _ in 0..2 {
         let sample_id = fixture.sample_id(&spec);
-        fixture.writer.announce(Some(&fixture.sink), &spec, &sample_id, &mut trace);
+        fixture.writer.announce(&fixture.output, &spec, &sample_id, &mut trace);
     }
     assert_eq!(fixture.records(), [(TYPE_ITRACE_START, vec![8 << 32 | 7])]);
 }
@@ -215,8 +215,8 @@ fn without_an_area_everything_is_lost() {
     let mut fixture = Fixture::new(1, true, 0);
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     let sample_id = fixture.sample_id(&spec);
-    fixture.writer.flush(Some(&fixture.sink), &spec, &sample_id, Flush::CloseArea);
-    fixture.writer.announce(Some(&fixture.sink), &spec, &sample_id, &mut trace);
+    fixture.writer.flush(&fixture.output, &spec, &sample_id, Flush::CloseArea);
+    fixture.writer.announce(&fixture.output, &spec, &sample_id, &mut trace);
     assert!(!trace.announced);
     assert!(!fixture.exit(&spec, &mut trace));
     fixture.commit(&spec);
@@ -227,18 +227,18 @@ fn without_an_area_everything_is_lost() {
 #[test]
 fn driver_keeps_an_area() {
     let mut fixture = Fixture::new(1, true, 0);
-    fixture.sink.close();
+    fixture.output.sink().expect("a sink").close();
     let driven = Area::new(&View::of(&fixture.memory), fixture.area.clone(), None, true, 0).expect("laid");
-    fixture.sink.set_area(driven, &Memory::from(fixture.memory.clone()));
+    fixture.output.sink().expect("a sink").set_area(driven, &Memory::from(fixture.memory.clone()));
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     assert!(!fixture.exit(&spec, &mut trace), "no room is granted yet");
-    fixture.sink.begin(spec.id, 3968, 256).expect("begun");
+    fixture.output.sink().expect("a sink").begin(spec.id, 3968, 256).expect("begun");
     let written: Vec<bool> = (0..4).map(|_| fixture.exit(&spec, &mut trace)).collect();
     // The granted space consists of the last 128 bytes of the first page and the first 128 bytes of the next page.
     // A sync packet and an exit packet fill each of these two parts. The first sync packet reports the packet that
     // was lost above.
     assert_eq!(written, [true, true, false, false]);
-    assert_eq!(fixture.sink.finish(spec.id).expect("begun"), (4224, 128));
+    assert_eq!(fixture.output.sink().expect("a sink").finish(spec.id).expect("begun"), (4224, 128));
     assert_eq!((trace.count(), trace.lost()), (64 + 256 + 128, 64 + 128));
     let notice = fixture.notices().next().expect("one");
     assert_eq!((notice.kind.get(), notice.event.get()), (NOTICE_AUX, OWNER));

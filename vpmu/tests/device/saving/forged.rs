@@ -142,11 +142,11 @@ fn forged_states_are_refused_with_the_fault() {
         (event(7, "/life/prompt"), json!(true), "makes no samples"),
         (event(5, "/spec/own_notices"), json!(true), "settings of its wakeups"),
         (event(3, "/spec/own_notices"), json!(true), "contradict those of its family"),
-        (event(2, "/spec/flags"), json!(u32::MAX), "its request is not valid"),
-        (event(2, "/spec/layout/sample_type"), json!(1_u64 << 63), "unknown"),
-        (event(2, "/spec/layout/sample_id_all"), json!(true), "contradict"),
-        (event(2, "/spec/engine"), json!(0), "its engine"),
-        (event(2, "/spec/engine"), json!(9), "its request is not valid"),
+        (event(2, "/spec/request/flags"), json!(u32::MAX), "its request is not valid"),
+        (event(2, "/spec/request/layout/sample_type"), json!(1_u64 << 63), "unknown"),
+        (event(2, "/spec/request/layout/sample_id_all"), json!(true), "contradict"),
+        (event(2, "/spec/request/engine"), json!(0), "its engine"),
+        (event(2, "/spec/request/engine"), json!(9), "its request is not valid"),
         (event(2, "/context"), json!({"Vcpu": 2}), "its vCPU does not exist"),
         (event(2, "/shard"), json!(1), "its vCPU does not exist"),
         (event(8, "/shard"), json!(7), "its vCPU does not exist"),
@@ -228,7 +228,9 @@ fn forged_states_are_refused_with_the_fault() {
 #[test]
 fn unknown_field_is_refused() {
     let rich = Rich::new();
-    for at in ["", "/events/0", "/events/0/spec", "/sinks/0/ring", "/vcpus/0/exits", "/totals"] {
+    for at in
+        ["", "/events/0", "/events/0/spec", "/events/0/spec/request", "/sinks/0/ring", "/vcpus/0/exits", "/totals"]
+    {
         let mut forged = rich.state();
         let object = forged.pointer_mut(at).and_then(Value::as_object_mut);
         object.expect(at).insert("more".to_owned(), json!(1));
