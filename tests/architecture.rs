@@ -303,14 +303,11 @@ type Floors = &'static [(&'static str, &'static [&'static str])];
 const DEVICE: Floors = &[
     (
         "words and tools that name no other module",
-        &[
-            "clock", "flush", "kind", "locks", "memory", "refusal", "saved", "size", "slots", "syscall", "throttle",
-            "work",
-        ],
+        &["clock", "flush", "locks", "memory", "refusal", "saved", "size", "slots", "syscall", "throttle", "work"],
     ),
     (
         "what the guest and its vCPUs own",
-        &["arch", "errno", "machine", "metrics", "pages", "queues", "source", "tasks", "vcpu", "window"],
+        &["arch", "errno", "machine", "kind", "metrics", "pages", "queues", "source", "tasks", "vcpu", "window"],
     ),
     ("what may be asked for", &["policy", "settings", "error", "links", "period"]),
     ("what is written", &["record", "area", "ring", "notices", "producer", "unwind", "spec", "trace", "sink"]),

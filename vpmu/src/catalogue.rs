@@ -3,14 +3,13 @@
 
 use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT, CATALOGUE_GUEST_ONLY,
-    CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER,
-    FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK,
-    KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS, PACE_INSTRUCTIONS,
+    CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE, KIND_EXITS,
+    KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY,
 };
 use crate::arch;
 use crate::host;
-use crate::kind::{is_hardware, pace};
-use crate::machine::Machine;
+use crate::kind::{HostEvent, Pace, Reported, is_hardware};
+use crate::machine::{ExitReason, Machine};
 use crate::policy::{EventMatch, Policy};
 use crate::producer::AuxProducer;
 use crate::settings::{CountMode, Settings};
@@ -171,9 +170,10 @@ impl Catalogue {
             ));
         }
         if !settings.remote {
-            entries.extend(reachable(&USER_EXITS).map(|(config, name, counts)| Entry {
-                excludes: true,
-                ..Entry::device(KIND_EXITS, config, name, DEVICE, ANY_PERIOD, counts)
+            entries.extend(reachable().map(|exits| {
+                let (name, counts) = exits_text(exits);
+                let entry = Entry::device(KIND_EXITS, exits.config(), name, DEVICE, ANY_PERIOD, counts);
+                Entry { excludes: true, ..entry }
             }));
         }
         if (0..vcpus).all(|vcpu| machine.halts(vcpu).is_some()) {
@@ -196,8 +196,9 @@ impl Catalogue {
             entries.extend(marks().map(|entry| Entry { excludes: entry.excludes && !settings.remote, ..entry }));
         }
         if !settings.remote {
-            entries.extend(reachable(&EXIT_TRACES).map(|(config, name, counts)| {
-                let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
+            entries.extend(reachable().map(|exits| {
+                let (name, counts) = exit_trace_text(exits);
+                let entry = Entry::device(KIND_EXIT_TRACE, exits.config(), name, DEVICE, None, counts);
                 entry.tracing(FORMAT_EXITS)
             }));
             entries.extend(sample_traces(source, settings));
@@ -227,52 +228,71 @@ impl Catalogue {
     }
 }
 
-/// The rows whose exits can occur on this architecture. A row consists of an exit reason, a name and a description.
-fn reachable<'a>(rows: &'a [(u64, &'a str, &'a str)]) -> impl Iterator<Item = (u64, &'a str, &'a str)> {
-    let reachable = |(reason, ..): &(u64, &str, &str)| !arch::UNREACHABLE_EXITS.contains(reason);
-    rows.iter().copied().filter(reachable)
+/// The exits that can occur on this architecture.
+fn reachable() -> impl Iterator<Item = Reported> {
+    let reachable = |exits: &Reported| !arch::UNREACHABLE_EXITS.contains(&exits.config());
+    Reported::EACH.into_iter().filter(reachable)
 }
 
-const USER_EXITS: [(u64, &str, &str); 6] = [
-    (EXIT_USER, "exits-user", "VM exits that reached the VMM, whatever the reason"),
-    (EXIT_IO, "exits-io", "port accesses that reached the VMM"),
-    (EXIT_MMIO, "exits-mmio", "memory-mapped accesses that reached the VMM, including commands to this device"),
-    (EXIT_HLT, "exits-hlt", "HLT that reached the VMM"),
-    (EXIT_SIGNAL, "exits-signal", "returns to the VMM because of a signal, such as the signal for an overflow"),
-    (EXIT_OTHER, "exits-other", "VM exits that reached the VMM for any other reason"),
-];
+/// The name and the description of an event that counts exits.
+fn exits_text(exits: Reported) -> (&'static str, &'static str) {
+    match exits {
+        Reported::Any => ("exits-user", "VM exits that reached the VMM, whatever the reason"),
+        Reported::Only(ExitReason::Io) => ("exits-io", "port accesses that reached the VMM"),
+        Reported::Only(ExitReason::Mmio) => {
+            ("exits-mmio", "memory-mapped accesses that reached the VMM, including commands to this device")
+        }
+        Reported::Only(ExitReason::Hlt) => ("exits-hlt", "HLT that reached the VMM"),
+        Reported::Only(ExitReason::Signal) => {
+            ("exits-signal", "returns to the VMM because of a signal, such as the signal for an overflow")
+        }
+        Reported::Only(ExitReason::Other) => ("exits-other", "VM exits that reached the VMM for any other reason"),
+    }
+}
 
-const EXIT_TRACES: [(u64, &str, &str); 6] = [
-    (
-        EXIT_USER,
-        "exit-trace-user",
-        "packets of format 1 (exits): each VM exit that reached the VMM, whatever the reason",
-    ),
-    (EXIT_IO, "exit-trace-io", "packets of format 1 (exits): port accesses that reached the VMM"),
-    (EXIT_MMIO, "exit-trace-mmio", "packets of format 1 (exits): memory-mapped accesses that reached the VMM"),
-    (EXIT_HLT, "exit-trace-hlt", "packets of format 1 (exits): each HLT that reached the VMM"),
-    (EXIT_SIGNAL, "exit-trace-signal", "packets of format 1 (exits): returns to the VMM because of a signal"),
-    (EXIT_OTHER, "exit-trace-other", "packets of format 1 (exits): VM exits that reached the VMM for any other reason"),
-];
+/// The name and the description of a trace of exits.
+fn exit_trace_text(exits: Reported) -> (&'static str, &'static str) {
+    match exits {
+        Reported::Any => {
+            ("exit-trace-user", "packets of format 1 (exits): each VM exit that reached the VMM, whatever the reason")
+        }
+        Reported::Only(ExitReason::Io) => {
+            ("exit-trace-io", "packets of format 1 (exits): port accesses that reached the VMM")
+        }
+        Reported::Only(ExitReason::Mmio) => {
+            ("exit-trace-mmio", "packets of format 1 (exits): memory-mapped accesses that reached the VMM")
+        }
+        Reported::Only(ExitReason::Hlt) => {
+            ("exit-trace-hlt", "packets of format 1 (exits): each HLT that reached the VMM")
+        }
+        Reported::Only(ExitReason::Signal) => {
+            ("exit-trace-signal", "packets of format 1 (exits): returns to the VMM because of a signal")
+        }
+        Reported::Only(ExitReason::Other) => {
+            ("exit-trace-other", "packets of format 1 (exits): VM exits that reached the VMM for any other reason")
+        }
+    }
+}
 
-const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
-    (
-        PACE_CPU_CLOCK,
-        "sample-trace-cpu-clock",
-        "packets of format 2 (samples): the registers after each period of the host's cpu-clock",
-    ),
-    (
-        PACE_EXITS,
-        "sample-trace-exits",
-        "packets of format 2 (samples): the registers after each period of exits to the VMM",
-    ),
-    (PACE_CYCLES, "sample-trace-cycles", "packets of format 2 (samples): the registers after each period of cycles"),
-    (
-        PACE_INSTRUCTIONS,
-        "sample-trace-instructions",
-        "packets of format 2 (samples): the registers after each period of instructions",
-    ),
-];
+/// The name and the description of a trace of samples.
+fn sample_trace_text(pace: Pace) -> (&'static str, &'static str) {
+    match pace {
+        Pace::CpuClock => (
+            "sample-trace-cpu-clock",
+            "packets of format 2 (samples): the registers after each period of the host's cpu-clock",
+        ),
+        Pace::Exits => {
+            ("sample-trace-exits", "packets of format 2 (samples): the registers after each period of exits to the VMM")
+        }
+        Pace::Cycles => {
+            ("sample-trace-cycles", "packets of format 2 (samples): the registers after each period of cycles")
+        }
+        Pace::Instructions => (
+            "sample-trace-instructions",
+            "packets of format 2 (samples): the registers after each period of instructions",
+        ),
+    }
+}
 
 /// The entries for marks. The first entry is for marks of any value, and its config is [`MARK_ANY`]. The second entry
 /// is for marks with the value in the event's config, so it matches every config. The order matters, because
@@ -310,9 +330,9 @@ impl EventMatch {
             let event = Self::one(offer.kind, offer.config);
             (offer.name, event)
         });
-        let exits = USER_EXITS.map(|(config, name, _)| (KIND_EXITS, config, name));
-        let exit_traces = EXIT_TRACES.map(|(config, name, _)| (KIND_EXIT_TRACE, config, name));
-        let sample_traces = SAMPLE_TRACES.map(|(config, name, _)| (KIND_SAMPLE_TRACE, config, name));
+        let exits = Reported::EACH.map(|exits| (KIND_EXITS, exits.config(), exits_text(exits).0));
+        let exit_traces = Reported::EACH.map(|exits| (KIND_EXIT_TRACE, exits.config(), exit_trace_text(exits).0));
+        let sample_traces = Pace::EACH.map(|pace| (KIND_SAMPLE_TRACE, pace.config(), sample_trace_text(pace).0));
         let of_device = exits
             .into_iter()
             .chain(exit_traces)
@@ -363,12 +383,13 @@ fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
 /// host event that `source` can sample.
 fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
     let floor = settings.limits.min_hardware_period;
-    SAMPLE_TRACES.into_iter().filter_map(move |(config, name, counts)| {
+    Pace::EACH.into_iter().filter_map(move |pace| {
+        let (name, counts) = sample_trace_text(pace);
         let trace = |shortest: Option<u64>| {
-            let entry = Entry::device(KIND_SAMPLE_TRACE, config, name, DEVICE, shortest, counts);
+            let entry = Entry::device(KIND_SAMPLE_TRACE, pace.config(), name, DEVICE, shortest, counts);
             entry.tracing(FORMAT_SAMPLES)
         };
-        let Some(paced_by) = pace(config) else {
+        let Some(paced_by) = pace.host_event().map(HostEvent::wire) else {
             return Some(trace(ANY_PERIOD));
         };
         let paced = |offer: &&Offer| (offer.kind, offer.config) == paced_by;
@@ -403,8 +424,8 @@ mod tests {
 
     #[test]
     fn no_text_of_the_device_is_cut() {
-        let texts = USER_EXITS.iter().chain(&EXIT_TRACES).chain(&SAMPLE_TRACES);
-        for (_, name, counts) in texts {
+        let exits = Reported::EACH.into_iter().flat_map(|exits| [exits_text(exits), exit_trace_text(exits)]);
+        for (name, counts) in exits.chain(Pace::EACH.map(sample_trace_text)) {
             assert!(name.len() < 40 && counts.len() < 128, "{name}");
         }
     }

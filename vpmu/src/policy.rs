@@ -3,9 +3,9 @@
 use crate::abi::{
     EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME,
     KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC,
-    KIND_VMM_TRACE, PACE_EXITS,
+    KIND_VMM_TRACE,
 };
-use crate::kind::{PACES, is_hardware, pace};
+use crate::kind::{Kind, Pace};
 
 /// Matches the events of one kind whose config equals `config` in the bits of `mask`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,8 +145,9 @@ impl Policy {
     #[must_use]
     pub fn allows_hardware(&self) -> bool {
         let kinds = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].map(EventMatch::kind);
-        let by_hardware = |&config: &u64| pace(config).is_some_and(|(kind, _)| is_hardware(kind));
-        let paced = PACES.into_iter().filter(by_hardware).map(|config| EventMatch::one(KIND_SAMPLE_TRACE, config));
+        let by_hardware = |pace: &Pace| pace.host_event().is_some_and(|event| event.kind.is_hardware());
+        let paced = Pace::EACH.into_iter().filter(by_hardware);
+        let paced = paced.map(|pace| EventMatch::one(KIND_SAMPLE_TRACE, pace.config()));
         kinds.into_iter().chain(paced).any(|of| self.allows_some(&of))
     }
 
@@ -161,11 +162,17 @@ fn shown(events: &EventMatch) -> Option<EventMatch> {
     if events.mask != u64::MAX {
         return None;
     }
-    let (kind, config) = match events.kind {
-        KIND_EXIT_TRACE => (KIND_EXITS, events.config),
-        KIND_SAMPLE_TRACE if events.config == PACE_EXITS => (KIND_EXITS, EXIT_USER),
-        KIND_SAMPLE_TRACE => pace(events.config)?,
-        _ => return None,
+    let (kind, config) = match Kind::parse(events.kind, events.config)? {
+        Kind::ExitTrace(exits) => (KIND_EXITS, exits.config()),
+        Kind::SampleTrace(Pace::Exits) => (KIND_EXITS, EXIT_USER),
+        Kind::SampleTrace(pace) => pace.host_event()?.wire(),
+        Kind::Host(_)
+        | Kind::Tsc
+        | Kind::GuestTime
+        | Kind::Halts
+        | Kind::Mark(_)
+        | Kind::Exits(_)
+        | Kind::VmmTrace(_) => return None,
     };
     Some(EventMatch::one(kind, config))
 }
@@ -173,7 +180,8 @@ fn shown(events: &EventMatch) -> Option<EventMatch> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{EXIT_ALL, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES};
+    use crate::abi::{EXIT_ALL, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS};
+    use crate::kind::{Exits, HostEvent, HostKind};
 
     #[test]
     fn match_covers_what_agrees_in_the_bits_of_its_mask() {
@@ -237,6 +245,41 @@ mod tests {
         }
         let hardware = |tier: Tier| Policy::new(tier.events(), vec![]).allows_hardware();
         assert!(!hardware(Tier::Clocks) && hardware(Tier::Standard));
+    }
+
+    /// The lowest tier that includes an event. A new kind does not compile here until it has one.
+    fn lowest_tier(kind: Kind) -> Tier {
+        match kind {
+            Kind::Tsc | Kind::GuestTime | Kind::Mark(_) | Kind::Exits(Exits::Reported(_)) => Tier::Clocks,
+            Kind::Host(HostEvent { kind: HostKind::Software, config: 0 | 1 }) => Tier::Clocks,
+            Kind::Host(HostEvent { kind: HostKind::Raw, .. }) => Tier::Full,
+            Kind::Host(_)
+            | Kind::Halts
+            | Kind::Exits(Exits::All)
+            | Kind::ExitTrace(_)
+            | Kind::SampleTrace(_)
+            | Kind::VmmTrace(_) => Tier::Standard,
+        }
+    }
+
+    #[test]
+    fn tier_includes_a_kind_from_its_lowest_tier_on() {
+        let kinds = [1, 3, 4, 6].into_iter().chain(KIND_TSC..=KIND_VMM_TRACE);
+        let configs = [0, 1, 2, 3, 4, 5, 6, 0x43, MARK_ANY];
+        let mut parsed = 0;
+        for (kind, config) in kinds.flat_map(|kind| configs.map(|config| (kind, config))) {
+            let Some(known) = Kind::parse(kind, config) else {
+                continue;
+            };
+            parsed += 1;
+            let order = [Tier::Clocks, Tier::Standard, Tier::Full];
+            let lowest = order.iter().position(|&tier| tier == lowest_tier(known));
+            for (at, tier) in order.into_iter().enumerate() {
+                let allows = Policy::new(tier.events(), vec![]).allows(kind, config);
+                assert_eq!(allows, Some(at) >= lowest, "{known:?} {tier:?}");
+            }
+        }
+        assert!(parsed > 50, "{parsed}");
     }
 
     #[test]

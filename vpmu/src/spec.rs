@@ -1,11 +1,10 @@
 //! What an event is: the request that opened it, its ids, and its context.
 
 use crate::abi::{
-    CONTEXT_TASK, DEFAULT_STACK, ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE,
-    KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
-    OPEN_SAMPLE_ID_ALL, OpenRequest,
+    CONTEXT_TASK, DEFAULT_STACK, ENGINE_BATCHED, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
+    OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_SAMPLE_ID_ALL, OpenRequest,
 };
-use crate::kind::{is_trace, pace};
+use crate::kind::Kind;
 use crate::record::{Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SampleId};
 use crate::ring::Wakeup;
 use crate::saved::saved;
@@ -123,6 +122,8 @@ pub(crate) struct EventSpec {
     /// The id of the family's first event. The family's ring is mapped for this id, unless the family is redirected to
     /// the ring of another family. Records contain this id.
     pub(crate) owner: u64,
+    /// The kind that the request names.
+    pub(crate) kind: Kind,
     pub(crate) request: EventRequest,
     /// The shortest sampling period that the event's backing supports. It is at least 1.
     pub(crate) shortest_period: u64,
@@ -168,19 +169,9 @@ impl EventSpec {
         SampleId { pid: task.pid, tid: task.tid, time, id: self.owner, stream_id: self.id, vcpu }
     }
 
-    /// Whether the event is a trace of a producer in the VMM.
-    pub(crate) fn is_vmm_trace(&self) -> bool {
-        self.request.kind == KIND_VMM_TRACE
-    }
-
-    /// Whether the event counts marks.
-    pub(crate) fn is_mark(&self) -> bool {
-        self.request.kind == KIND_MARK
-    }
-
     /// Whether the event writes packets to an AUX area.
     pub(crate) fn is_trace(&self) -> bool {
-        is_trace(self.request.kind)
+        self.kind.format().is_some()
     }
 
     /// Whether the event excludes guest user mode (`user` is true) or guest kernel mode (`user` is false).
@@ -190,19 +181,7 @@ impl EventSpec {
 
     /// Whether the event is a trace of exits that reach the VMM.
     pub(crate) fn traces_exits(&self) -> bool {
-        self.request.kind == KIND_EXIT_TRACE && self.request.config != EXIT_ALL
-    }
-
-    /// Whether the event is a trace of samples.
-    pub(crate) fn traces_samples(&self) -> bool {
-        self.request.kind == KIND_SAMPLE_TRACE
-    }
-
-    /// Kind and config for the event's host counter, if the event has one. For a sample trace, these are the kind
-    /// and config of the host event that paces the trace.
-    pub(crate) fn counted(&self) -> (u32, u64) {
-        let paced = pace(self.request.config).filter(|_| self.traces_samples());
-        paced.unwrap_or((self.request.kind, self.request.config))
+        self.kind.traced_exits().is_some()
     }
 
     pub(crate) fn excludes_any(&self) -> bool {

@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER};
+use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_SIGNAL};
+use crate::kind::Reported;
 use crate::machine::{Access, Exit, ExitReason, GuestRegs};
 use crate::metrics::ExitCounts;
 use crate::source::Source;
@@ -341,33 +342,17 @@ impl Vcpu {
         }
     }
 
-    /// Number of exits that the `EXIT_*` value `config` selects.
-    pub(crate) fn exits_of(&self, config: u64) -> u64 {
+    /// Number of these exits.
+    pub(crate) fn exits_of(&self, which: Reported) -> u64 {
         let exits = self.exits();
-        match config {
-            EXIT_IO => exits.io,
-            EXIT_MMIO => exits.mmio,
-            EXIT_HLT => exits.hlt,
-            EXIT_SIGNAL => exits.signal,
-            EXIT_OTHER => exits.other,
-            _ => exits.total(),
+        match which {
+            Reported::Any => exits.total(),
+            Reported::Only(ExitReason::Io) => exits.io,
+            Reported::Only(ExitReason::Mmio) => exits.mmio,
+            Reported::Only(ExitReason::Hlt) => exits.hlt,
+            Reported::Only(ExitReason::Signal) => exits.signal,
+            Reported::Only(ExitReason::Other) => exits.other,
         }
-    }
-}
-
-/// Whether the `EXIT_*` value `config` selects exits for `reason`.
-pub(crate) fn exit_matches(config: u64, reason: ExitReason) -> bool {
-    config == exit_config(reason) || config == EXIT_USER
-}
-
-/// The `EXIT_*` value that selects only exits for `reason`.
-pub(crate) fn exit_config(reason: ExitReason) -> u64 {
-    match reason {
-        ExitReason::Io => EXIT_IO,
-        ExitReason::Mmio => EXIT_MMIO,
-        ExitReason::Hlt => EXIT_HLT,
-        ExitReason::Signal => EXIT_SIGNAL,
-        ExitReason::Other => EXIT_OTHER,
     }
 }
 
@@ -406,7 +391,7 @@ impl OpenExitCell {
     pub(crate) fn publish(&self, stamp: &ExitStamp) {
         let access = stamp.exit.access;
         let flag = |on: bool, flag| if on { flag } else { 0 };
-        let flags = exit_config(stamp.exit.reason)
+        let flags = Reported::Only(stamp.exit.reason).config()
             | flag(stamp.regs.is_some(), HAS_REGS)
             | flag(stamp.regs.is_some_and(|regs| regs.user), IS_USER)
             | flag(access.is_some(), HAS_ACCESS)

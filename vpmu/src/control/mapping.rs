@@ -17,6 +17,7 @@ use crate::abi::{
 use crate::area::Area;
 use crate::backend::Backend;
 use crate::errno::Errno;
+use crate::kind::Kind;
 use crate::memory::Memory;
 use crate::notices::{Notices, Pending, Woken};
 use crate::ring::{Ring, RingMode, Wakeup};
@@ -412,7 +413,7 @@ impl Mapping {
             return Err(Errno::EOPNOTSUPP);
         }
         let driven = flags & MAP_DRIVER_OWNED != 0;
-        if driven && spec.is_vmm_trace() {
+        if driven && matches!(spec.kind, Kind::VmmTrace(_)) {
             // A producer in the VMM cannot wait until the driver makes room in the area.
             return Err(Errno::EOPNOTSUPP);
         }

@@ -2,17 +2,15 @@
 //! number here comes from the guest and is checked before use.
 
 use crate::abi::{
-    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE,
-    KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE, MARK_ANY, MAX_STACK, OPEN_AUX_PAUSE,
-    OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL,
-    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_HOST, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT,
-    OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest, READ_ALLOWED,
-    SAMPLE_ALLOWED,
+    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, KIND_HOST_TRACE, MAX_STACK, OPEN_AUX_PAUSE, OPEN_AUX_RESUME,
+    OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
+    OPEN_EXCLUDE_HOST, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PAUSED,
+    OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::arch::REGISTERS;
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
-use crate::kind::{is_trace, pace};
+use crate::kind::{Exits, HostEvent, Kind, is_trace};
 use crate::links::Role;
 use crate::period::{LONGEST, Period};
 use crate::persistent::Persistence;
@@ -80,6 +78,7 @@ pub(super) struct Terms<'a> {
 /// The checked properties of an open request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opening {
+    pub(super) kind: Kind,
     pub(super) engine: u32,
     pub(super) flags: u32,
     pub(super) shortest_period: u64,
@@ -114,29 +113,33 @@ impl Terms<'_> {
     /// # Errors
     /// See [`Terms::check_context`].
     pub(super) fn check(&self, request: &OpenRequest) -> Result<Opening, Errno> {
-        let entry = self.allowed(request)?;
+        let (kind, entry) = self.allowed(request)?;
         let flags = request.flags.get();
         Ok(Opening {
-            engine: self.engine(request)?,
+            kind,
+            engine: self.engine(kind, request)?,
             flags,
             shortest_period: entry.shortest_period.unwrap_or(1),
-            by_clock: self.is_clock(entry),
+            by_clock: self.is_clock(kind, entry),
             persistent: flags & OPEN_PERSISTENT != 0,
         })
     }
 
     /// Returns whether the event counts nanoseconds. For a sample trace, checks the event that paces the trace instead.
-    fn is_clock(&self, entry: &Entry) -> bool {
-        let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
-        match paced_by {
+    fn is_clock(&self, kind: Kind, entry: &Entry) -> bool {
+        let pace = match kind {
+            Kind::SampleTrace(pace) => pace.host_event(),
+            _ => None,
+        };
+        match pace.map(HostEvent::wire) {
             Some((kind, config)) => self.catalogue.find(kind, config).is_some_and(Entry::is_clock),
             None => entry.is_clock(),
         }
     }
 
     /// The engine for the event's samples.
-    fn engine(&self, request: &OpenRequest) -> Result<u32, Errno> {
-        if (request.kind.get(), request.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL) {
+    fn engine(&self, kind: Kind, request: &OpenRequest) -> Result<u32, Errno> {
+        if kind == Kind::ExitTrace(Exits::All) {
             // The host kernel handles most exits without returning to the VMM, so only the host kernel can record
             // all of them.
             return match request.engine.get() {
@@ -166,17 +169,16 @@ impl Terms<'_> {
 
     /// Returns the catalogue entry for the request, if the policy allows the event and the device supports the
     /// requested options for this event.
-    fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
+    fn allowed(&self, request: &OpenRequest) -> Result<(Kind, &Entry), Errno> {
         let kind = request.kind.get();
         let config = request.config.get();
         // A trace from a host PMU reveals more than this guest's activity, so the device does not open such traces.
         if kind == KIND_HOST_TRACE {
             return Err(Errno::EOPNOTSUPP);
         }
+        let parsed = Kind::parse(kind, config).ok_or(Errno::ENOENT)?;
         let allows = |policy: &Policy| policy.allows(kind, config);
-        let entry = self.catalogue.find(kind, config);
-        // A mark's value has 32 bits, and `MARK_ANY` is the highest value plus one.
-        let known = entry.filter(|_| kind != KIND_MARK || config <= MARK_ANY);
+        let known = self.catalogue.find(kind, config);
         let allowed = known.filter(|_| self.policy.is_none_or(allows));
         let entry = allowed.ok_or(Errno::ENOENT)?;
         let flags = request.flags.get();
@@ -193,10 +195,10 @@ impl Terms<'_> {
         {
             return Err(Errno::EOPNOTSUPP);
         }
-        if kind == KIND_SAMPLE_TRACE && period == 0 {
+        if matches!(parsed, Kind::SampleTrace(_)) && period == 0 {
             return Err(Errno::EINVAL);
         }
-        Ok(entry)
+        Ok((parsed, entry))
     }
 }
 
@@ -209,13 +211,20 @@ impl Opening {
 
     /// The spec of an event that was opened with `request`.
     pub(super) fn spec_of(&self, request: EventRequest, id: u64, owner: u64) -> EventSpec {
-        EventSpec { id, owner, request, shortest_period: self.shortest_period, by_clock: self.by_clock }
+        EventSpec {
+            id,
+            owner,
+            kind: self.kind,
+            request,
+            shortest_period: self.shortest_period,
+            by_clock: self.by_clock,
+        }
     }
 
     /// The properties of an event that the host can no longer count, or that the policy now denies. The
     /// event enters the error state.
-    pub(super) fn lost(engine: u32, flags: u32) -> Self {
-        Self { engine, flags, shortest_period: 1, by_clock: false, persistent: flags & OPEN_PERSISTENT != 0 }
+    pub(super) fn lost(kind: Kind, engine: u32, flags: u32) -> Self {
+        Self { kind, engine, flags, shortest_period: 1, by_clock: false, persistent: flags & OPEN_PERSISTENT != 0 }
     }
 
     /// Returns the event's role for the trace that leads its group: starter, stopper or none.
@@ -278,19 +287,18 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
 /// the guest's instruction pointer. The vCPU does not stop at the overflow, so the device cannot read anything else
 /// from it at that moment, and cannot pause or resume a trace.
 fn can_batch(request: &OpenRequest) -> bool {
-    by_host(request)
-        && request.kind.get() != KIND_SAMPLE_TRACE
+    matches!(kind(request), Some(Kind::Host(_)))
         && request.sample_type.get() & NOT_BATCHED == 0
         && request.flags.get() & STEERS == 0
 }
 
 /// Returns whether a host counter counts the event. For a sample trace, returns whether a host counter paces the trace.
 fn by_host(request: &OpenRequest) -> bool {
-    match request.kind.get() {
-        KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE | KIND_RAW => true,
-        KIND_SAMPLE_TRACE => pace(request.config.get()).is_some(),
-        _ => false,
-    }
+    kind(request).is_some_and(|kind| kind.host_event().is_some())
+}
+
+fn kind(request: &OpenRequest) -> Option<Kind> {
+    Kind::parse(request.kind.get(), request.config.get())
 }
 
 /// The period or the frequency of overflows. `None` for an event that only counts.

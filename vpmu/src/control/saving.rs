@@ -8,14 +8,15 @@ use vm_memory::GuestAddress;
 use super::request::{Opening, STEERS, Terms, needs_guest_ips};
 use super::{Control, Entry, Features, Overlap};
 use crate::abi::{
-    ENGINE_BATCHED, ENGINE_EXIT, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT,
-    NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest, QUEUE_CONTROL,
-    QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
+    ENGINE_BATCHED, ENGINE_EXIT, NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP,
+    OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED,
+    SAMPLE_ALLOWED,
 };
 use crate::area::{Area, SavedArea, SavedKeeper};
 use crate::errno::Errno;
 use crate::error::{Error, RestoreError, SaveError};
 use crate::event::Event;
+use crate::kind::Kind;
 use crate::links::{Refused, SavedLink};
 use crate::machine::Interrupt;
 use crate::memory::Memory;
@@ -458,7 +459,7 @@ impl Restore<'_> {
             };
             let driven = matches!(area.keeper, SavedKeeper::Driver { .. });
             if let Some(own) = own
-                && (!own.spec.is_trace() || driven && own.spec.request.kind == KIND_VMM_TRACE)
+                && (!own.spec.is_trace() || driven && matches!(own.spec.kind, Kind::VmmTrace(_)))
             {
                 return Err(fault("its event does not match the area"));
             }
@@ -552,6 +553,7 @@ impl Restore<'_> {
     /// operator's policy denies it, also returns the reason, together with the [`Opening`].
     fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
         let (spec, mut request) = (&saved.spec, request(saved));
+        let kind = Kind::parse(spec.request.kind, spec.request.config).ok_or("its kind is not known")?;
         let backend = &self.control.backend;
         let operators = saved.persistence.as_ref();
         let operators = operators.is_some_and(|known| known.operator);
@@ -594,14 +596,14 @@ impl Restore<'_> {
             Ok(opening) if opening.engine == request.engine.get() => Ok((opening, None)),
             Ok(_) => Err("its engine does not match its request"),
             Err(Errno::EINVAL) => Err("its request is not valid"),
-            Err(_) if spec.request.kind == KIND_SAMPLE_TRACE && period.is_none() => Err("its request is not valid"),
+            Err(_) if matches!(kind, Kind::SampleTrace(_)) && period.is_none() => Err("its request is not valid"),
             Err(_) => {
                 let denied = policy.is_some_and(|policy| !policy.allows(spec.request.kind, spec.request.config));
                 let refusal = match denied {
                     true => Refusal::Policy,
                     false => backend.refusal(spec.request.kind).unwrap_or(Refusal::Absent),
                 };
-                Ok((Opening::lost(spec.request.engine, spec.request.flags), Some(refusal)))
+                Ok((Opening::lost(kind, spec.request.engine, spec.request.flags), Some(refusal)))
             }
         }
     }

@@ -3,11 +3,8 @@
 
 use std::io;
 
-use crate::abi::{
-    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC,
-    KIND_VMM_TRACE, PACE_EXITS,
-};
 use crate::cpu::{Cpu, Lease};
+use crate::kind::{Exits, Kind, Pace, Reported};
 use crate::slots::OpenSlot;
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
 use crate::spec::EventSpec;
@@ -60,7 +57,7 @@ pub(super) enum Backing {
     Tsc,
     AllExits,
     /// Exits that reached the VMM. The vCPU's own thread counts them.
-    Exits,
+    Exits(Reported),
     Halts,
     GuestTime,
     /// Occurrences that the device counts one by one: marks, exits of an event that excludes user or kernel mode, or
@@ -73,17 +70,23 @@ pub(super) enum Backing {
 impl Backing {
     /// `samples` is true if the event has a period, or if it is a trace whose exits the host records.
     pub(super) fn new(spec: &EventSpec, samples: bool) -> Self {
-        match (spec.request.kind, spec.request.config) {
-            (KIND_TSC, _) => Self::Tsc,
-            (KIND_EXITS, EXIT_ALL) => Self::AllExits,
-            (KIND_EXITS, _) if !spec.excludes_any() => Self::Exits,
-            (KIND_MARK | KIND_EXITS, _) | (KIND_SAMPLE_TRACE, PACE_EXITS) => Self::Happened(0),
-            (KIND_EXIT_TRACE, config) if config != EXIT_ALL => Self::Traced,
-            (KIND_VMM_TRACE, _) => Self::Traced,
-            (KIND_HALTS, _) => Self::Halts,
-            (KIND_GUEST_TIME, _) => Self::GuestTime,
-            _ if samples => Self::Own(Vec::new()),
-            _ => Self::Shared(Vec::new()),
+        match spec.kind {
+            Kind::Tsc => Self::Tsc,
+            Kind::Halts => Self::Halts,
+            Kind::GuestTime => Self::GuestTime,
+            Kind::Exits(Exits::All) => Self::AllExits,
+            Kind::Exits(Exits::Reported(exits)) if !spec.excludes_any() => Self::Exits(exits),
+            Kind::Exits(Exits::Reported(_)) | Kind::Mark(_) | Kind::SampleTrace(Pace::Exits) => Self::Happened(0),
+            Kind::ExitTrace(Exits::Reported(_)) | Kind::VmmTrace(_) => Self::Traced,
+            Kind::Host(_)
+            | Kind::SampleTrace(Pace::CpuClock | Pace::Cycles | Pace::Instructions)
+            | Kind::ExitTrace(Exits::All) => {
+                if samples {
+                    Self::Own(Vec::new())
+                } else {
+                    Self::Shared(Vec::new())
+                }
+            }
         }
     }
 
@@ -210,7 +213,7 @@ impl Backing {
     }
 
     /// Returns the current count and times on `cpu`. They never decrease.
-    pub(super) fn read(&mut self, cpu: &mut Cpu, spec: &EventSpec) -> io::Result<Reading> {
+    pub(super) fn read(&mut self, cpu: &mut Cpu) -> io::Result<Reading> {
         let gone = || io::Error::from_raw_os_error(libc::EIO);
         let value = match self {
             Self::Own(_) => {
@@ -224,7 +227,7 @@ impl Backing {
             }
             Self::Tsc => cpu.counting_tsc(),
             Self::AllExits => cpu.all_exits().ok_or_else(gone)?,
-            Self::Exits => cpu.vcpu.exits_of(spec.request.config),
+            &mut Self::Exits(exits) => cpu.vcpu.exits_of(exits),
             Self::Halts => cpu.halts().ok_or_else(gone)?,
             Self::GuestTime => cpu.vcpu.guest_time(),
             Self::Happened(times) => *times,

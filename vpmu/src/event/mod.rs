@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 use self::backing::Backing;
 pub(crate) use self::group::{Group, GroupEvent, LastCounts};
 use crate::abi::{
-    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_EXCLUDE_HOST, OPEN_PAUSED,
-    OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME, SYNC_START,
+    OPEN_AUX_START_PAUSED, OPEN_EXCLUDE_HOST, OPEN_PAUSED, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE,
+    STATE_OFF, SYNC_RESUME, SYNC_START,
 };
 use crate::clock::Clock;
 use crate::cpu::{Cpu, Lease};
-use crate::kind::is_hardware;
+use crate::kind::{Exits, Kind, is_hardware};
 use crate::links::Effect;
 use crate::period::SavedPeriod;
 use crate::period::{Completed, Period};
@@ -129,7 +129,7 @@ saved! {
 
 impl Event {
     pub(crate) fn new(spec: Arc<EventSpec>, wakeups: Wakeups, context: Context, period: Option<Period>) -> Self {
-        let records = (spec.request.kind, spec.request.config) == (KIND_EXIT_TRACE, EXIT_ALL);
+        let records = spec.kind == Kind::ExitTrace(Exits::All);
         Self {
             backing: Backing::new(&spec, period.is_some() || records),
             context,
@@ -336,22 +336,25 @@ impl Event {
     pub(crate) fn hooks(&self) -> impl Iterator<Item = Hook> + use<> {
         let goes = !self.paused;
         let samples = self.period.is_some() && goes;
-        let exits = matches!(self.spec.request.kind, KIND_EXITS | KIND_SAMPLE_TRACE) && goes;
+        let exits = self.spec.kind.counted_exits().is_some() && goes;
         let traced = self.spec.traces_exits() && goes;
         let wants = |hook, wanted: bool| wanted.then_some(hook);
         let hooks = match &self.backing {
             Backing::GuestTime => [Some(Hook::GuestTime), None],
             Backing::Own(_) if self.is_batched() => [Some(Hook::Collecting), None],
             Backing::Own(_) => [wants(Hook::HostSamples, samples), None],
-            Backing::Exits => [wants(Hook::Exits, samples || self.is_shown() && goes), wants(Hook::Registers, samples)],
+            Backing::Exits(_) => {
+                [wants(Hook::Exits, samples || self.is_shown() && goes), wants(Hook::Registers, samples)]
+            }
             Backing::Happened(_) => {
                 [wants(Hook::Exits, exits), wants(Hook::Registers, samples || self.spec.excludes_any() && goes)]
             }
             Backing::Traced => [wants(Hook::Traced, traced), wants(Hook::Registers, traced)],
-            _ => [None, None],
+            Backing::Shared(_) | Backing::Tsc | Backing::AllExits | Backing::Halts => [None, None],
         };
         let throttled = wants(Hook::Throttled, self.throttle.is_closed());
-        let wants_state = self.spec.traces_samples() || !self.spec.is_trace() && self.spec.capture().wants_state();
+        let wants_state = matches!(self.spec.kind, Kind::SampleTrace(_))
+            || !self.spec.is_trace() && self.spec.capture().wants_state();
         let state = wants(Hook::State, samples && wants_state);
         hooks.into_iter().flatten().chain(throttled).chain(state)
     }
@@ -359,15 +362,15 @@ impl Event {
     /// Returns whether the event's vCPU must handle the event at exits, marks or drains. Returns false for an event
     /// that only counts and whose count can be read at any time.
     pub(crate) fn is_watched(&self) -> bool {
-        matches!(
-            self.backing,
-            Backing::Own(_) | Backing::Exits | Backing::Happened(_) | Backing::Traced | Backing::GuestTime
-        )
+        match self.backing {
+            Backing::Own(_) | Backing::Exits(_) | Backing::Happened(_) | Backing::Traced | Backing::GuestTime => true,
+            Backing::Shared(_) | Backing::Tsc | Backing::AllExits | Backing::Halts => false,
+        }
     }
 
     /// Whether the device itself increments the event's count.
     pub(crate) fn is_kept(&self) -> bool {
-        matches!(self.backing, Backing::Exits | Backing::Happened(_))
+        matches!(self.backing, Backing::Exits(_) | Backing::Happened(_))
     }
 
     /// Whether the event only counts, is not in the error state, and has no sink. Such an event starts and stops
@@ -438,7 +441,8 @@ impl Event {
 
     /// The request for the event's host counter.
     fn request(&self, cpu: &Cpu) -> Request {
-        let (kind, config) = self.spec.counted();
+        let asked = &self.spec.request;
+        let (kind, config) = self.spec.kind.counter().unwrap_or((asked.kind, asked.config));
         let hardware = &cpu.backend.settings.hardware;
         let guest_only = hardware.count_mode == CountMode::Guest || self.period.is_some();
         Request {
@@ -514,7 +518,7 @@ impl Event {
                 }
                 open.last
             }
-            None => self.backing.read(cpu, &self.spec)?,
+            None => self.backing.read(cpu)?,
         };
         if let Some(period) = &mut self.period {
             period.resume();
@@ -634,7 +638,7 @@ impl Event {
         if active.waits {
             return Ok(active.base);
         }
-        let reading = self.backing.read(cpu, &self.spec)?;
+        let reading = self.backing.read(cpu)?;
         match self.spec.has(OPEN_PINNED) && !ran_throughout(active.base, reading) {
             // `OPEN_PINNED` does not pin the counter on the host, so the device itself checks whether the
             // counter was running all the time.

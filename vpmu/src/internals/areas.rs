@@ -12,6 +12,7 @@ use crate::abi::{
 };
 use crate::area::{Area, Entry};
 use crate::clock::Clock;
+use crate::kind::Kind;
 use crate::memory::{Memory, View};
 use crate::notices::Notices;
 use crate::record::{Layout, SampleId};
@@ -102,11 +103,13 @@ impl Tracer {
         let metadata = ring.first().copied();
         let area = Area::new(&shared.view(), pages(count, true), metadata, true, 0).ok()?;
         sink.set_area(area, &shared);
+        let kind = if samples { KIND_SAMPLE_TRACE } else { KIND_EXIT_TRACE };
         let spec = EventSpec {
             id: EVENT,
             owner: EVENT,
+            kind: Kind::parse(kind, EXIT_USER)?,
             request: EventRequest {
-                kind: if samples { KIND_SAMPLE_TRACE } else { KIND_EXIT_TRACE },
+                kind,
                 config: EXIT_USER,
                 flags: 0,
                 layout: Layout::default(),
@@ -124,7 +127,7 @@ impl Tracer {
     /// Makes and writes `packets` packets, then makes the reader consume everything. Returns the number of packets
     /// written.
     pub fn burst(&mut self, packets: u64) -> u64 {
-        let samples = self.spec.request.kind == KIND_SAMPLE_TRACE;
+        let samples = matches!(self.spec.kind, Kind::SampleTrace(_));
         let mut written = 0;
         for _ in 0..packets {
             self.time += 1;

@@ -10,6 +10,7 @@ use super::hooks::HookCounts;
 use super::writer::{Note, Writer};
 use crate::cpu::{Cpu, Lease};
 use crate::event::Event;
+use crate::kind::Kind;
 use crate::notices::NoticeChange;
 use crate::producer::AuxError;
 use crate::record::SampleId;
@@ -243,7 +244,7 @@ impl Core {
     /// [`AuxError`].
     pub(crate) fn claim_aux(&mut self, event: &Event, token: u64) -> Result<Arc<Sink>, AuxError> {
         let id = event.spec.id;
-        if !event.spec.is_vmm_trace() {
+        if !matches!(event.spec.kind, Kind::VmmTrace(_)) {
             return Err(AuxError::NoEvent(id));
         }
         if event.active_on().is_none() || event.is_paused() {

@@ -15,17 +15,17 @@ use super::moment::{ExitView, Moment, OverflowQueue, Overflows, Periods};
 use super::occurrences::{Elapsed, Occurred, count};
 use super::sampler::{Sampler, write_packet};
 use super::writer::{Note, Writer};
-use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS};
+use crate::abi::OPEN_INHERIT_STAT;
 use crate::cpu::Cpu;
 use crate::errno::Errno;
 use crate::event::Event;
+use crate::kind::{Kind, Reported};
 use crate::links::Effect;
 use crate::machine::{Exit, ExitReason};
 use crate::notices::NoticeChange;
 use crate::record::SAMPLE_READ;
-use crate::spec::EventSpec;
 use crate::throttle::Verdict;
-use crate::vcpu::{Hook, exit_matches};
+use crate::vcpu::Hook;
 use crate::work;
 
 /// Milliseconds that a host may take to store a record in its ring. When records are collected while the vCPU
@@ -348,9 +348,7 @@ impl Events {
     /// Counts a mark.
     pub(crate) fn mark(&mut self, value: u32, exit: &mut ExitView<'_>) {
         self.run_overflows(|events| {
-            events.count_occurrence(exit, |spec| {
-                spec.request.kind == KIND_MARK && [u64::from(value), MARK_ANY].contains(&spec.request.config)
-            });
+            events.count_occurrence(exit, |kind| matches!(kind, Kind::Mark(mark) if mark.includes(value)));
         });
     }
 
@@ -368,10 +366,8 @@ impl Events {
         self.claim_exit();
         self.run_overflows(|events| {
             if events.core.has(Hook::Exits) {
-                events.count_occurrence(exit, |spec| match (spec.request.kind, spec.request.config) {
-                    (KIND_EXITS, config) => exit_matches(config, why.reason),
-                    kind_and_pace => kind_and_pace == (KIND_SAMPLE_TRACE, PACE_EXITS),
-                });
+                let counts = |exits: Reported| exits.includes(why.reason);
+                events.count_occurrence(exit, |kind| kind.counted_exits().is_some_and(counts));
             }
             if events.core.has(Hook::HostSamples) {
                 let own = |event: &Event| event.is_sampled_by_host() && !event.is_batched();
@@ -410,9 +406,9 @@ impl Events {
         }
     }
 
-    /// Counts an exit or a mark in each event for whose spec `matches` returns true, and queues the overflows of the
+    /// Counts an exit or a mark in each event for whose kind `matches` returns true, and queues the overflows of the
     /// events whose period has elapsed.
-    fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
+    fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(Kind) -> bool) {
         let Occurred { completed, revoked, blind } = count(&mut self.core, &mut self.map, exit, matches);
         for (id, error) in revoked {
             self.fail(id, error);

@@ -7,7 +7,7 @@ use crate::event::Event;
 use crate::source::Recorded;
 use crate::tasks::Task;
 use crate::trace::{Packet, exit_packet, host_exit_packet};
-use crate::vcpu::{ExitStamp, Vcpu, exit_matches};
+use crate::vcpu::{ExitStamp, Vcpu};
 use crate::work;
 
 /// The traces that still have to record the vCPU's open exit.
@@ -39,7 +39,8 @@ impl ExitTracer {
                 continue;
             };
             let spec = &event.spec;
-            if !spec.traces_exits() || event.is_paused() || !exit_matches(spec.request.config, stamp.exit.reason) {
+            let traces = spec.kind.traced_exits().is_some_and(|exits| exits.includes(stamp.exit.reason));
+            if !traces || event.is_paused() {
                 continue;
             }
             match stamp.regs {

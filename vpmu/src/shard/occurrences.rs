@@ -4,7 +4,7 @@ use super::core::Core;
 use super::counts::Revoked;
 use super::map::EventMap;
 use super::moment::{ExitView, Periods};
-use crate::spec::EventSpec;
+use crate::kind::Kind;
 
 /// The result of counting one exit or mark.
 #[derive(Debug, Default)]
@@ -26,13 +26,13 @@ pub(super) struct Elapsed {
     pub(super) periods: Periods,
 }
 
-/// Counts an exit or a mark in each event for whose spec `matches` returns true. Then updates the counts of all of these
+/// Counts an exit or a mark in each event for whose kind `matches` returns true. Then updates the counts of all of these
 /// events, so that a record of one event contains the new counts of the others.
 pub(super) fn count(
     core: &mut Core,
     map: &mut EventMap,
     exit: &mut ExitView<'_>,
-    matches: impl Fn(&EventSpec) -> bool,
+    matches: impl Fn(Kind) -> bool,
 ) -> Occurred {
     let mut occurred = Occurred::default();
     let mut grown = Vec::new();
@@ -41,7 +41,7 @@ pub(super) fn count(
         let Some(event) = map.get_mut(id) else {
             continue;
         };
-        if !event.is_kept() || event.is_paused() || !matches(&event.spec) {
+        if !event.is_kept() || event.is_paused() || !matches(event.spec.kind) {
             continue;
         }
         if event.spec.excludes_any() {

@@ -8,6 +8,7 @@ use super::moment::{ExitView, Moment};
 use super::writer::Note;
 use crate::abi::SamplePacket;
 use crate::event::Event;
+use crate::kind::Kind;
 use crate::machine::GuestRegs;
 use crate::record::{
     MODE_KERNEL, MODE_UNKNOWN, MODE_USER, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_REGS_INTR, SAMPLE_REGS_USER,
@@ -190,7 +191,7 @@ impl Sampler {
         let regs = moment.place.map(|place| place.regs);
         // A remote device never knows the registers at a mark. A mark's sample then has an IP of zero and no mode, because
         // its data is the mark itself.
-        let without = core.cpu.backend.settings.remote && spec.is_mark();
+        let without = core.cpu.backend.settings.remote && matches!(spec.kind, Kind::Mark(_));
         let allowed = regs.map_or(without, |regs| !spec.excludes(regs.user));
         if !allowed && spec.request.layout.sample_type & PLACES != 0 {
             core.lose(event, 1);

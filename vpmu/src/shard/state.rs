@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::cpu::{Cpu, Lease};
 use crate::errno::{Denied, Errno, status};
 use crate::event::{Event, Group};
+use crate::kind::Kind;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::notices::NoticeChange;
@@ -415,8 +416,7 @@ impl State {
     /// Returns the traces of a producer in the VMM that are active on `vcpu` and not paused.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.events.map().ids(|event| {
-            let traced = event.spec.is_vmm_trace() && event.spec.request.config == producer;
-            traced && event.active_on() == Some(vcpu) && !event.is_paused()
+            event.spec.kind == Kind::VmmTrace(producer) && event.active_on() == Some(vcpu) && !event.is_paused()
         })
     }
 

@@ -3,10 +3,11 @@
 use crate::abi::{
     DETAIL_COUNT_SHIFT, DETAIL_WRITE, ExitPacket, PACKET_CUT, PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER,
 };
+use crate::kind::Reported;
 use crate::machine::{ExitReason, GuestRegs};
 use crate::record::SampleId;
 use crate::source::HostExit;
-use crate::vcpu::{ExitStamp, exit_config};
+use crate::vcpu::ExitStamp;
 
 /// Returns the packet of an exit that ends at `now`, in guest nanoseconds. `sample_id` has the exit's time. If `cut` is
 /// true, the end of the exit is unknown, for example because the trace ends before the exit does. The trace sets the
@@ -65,7 +66,7 @@ fn flag(on: bool, flag: u8) -> u8 {
 
 /// The `EXIT_*` value of `reason`. Every such value fits into 16 bits.
 fn reason(reason: ExitReason) -> u16 {
-    u16::try_from(exit_config(reason)).unwrap_or(u16::MAX)
+    u16::try_from(Reported::Only(reason).config()).unwrap_or(u16::MAX)
 }
 
 #[cfg(test)]

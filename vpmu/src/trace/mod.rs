@@ -7,8 +7,8 @@ mod samples;
 use zerocopy::transmute;
 
 use crate::abi::{
-    ExitPacket, FORMAT_EXITS, FORMAT_SAMPLES, KIND_SAMPLE_TRACE, PACKET_COLLISION, PACKET_SYNC, PAGE_SIZE, SYNC_LOSS,
-    SYNC_MAGIC, SYNC_PAGE, SYNC_RESUME, SYNC_START, SamplePacket, SyncPacket,
+    ExitPacket, FORMAT_EXITS, PACKET_COLLISION, PACKET_SYNC, PAGE_SIZE, SYNC_LOSS, SYNC_MAGIC, SYNC_PAGE, SYNC_RESUME,
+    SYNC_START, SamplePacket, SyncPacket,
 };
 use crate::area::{Appended, Entry};
 use crate::record::SampleId;
@@ -133,7 +133,7 @@ impl Trace {
             let sync = SyncPacket {
                 kind: PACKET_SYNC,
                 flags,
-                format: format(spec).into(),
+                format: spec.kind.format().unwrap_or(FORMAT_EXITS).into(),
                 vcpu: sample_id.vcpu.into(),
                 magic: SYNC_MAGIC.into(),
                 event: spec.id.into(),
@@ -232,14 +232,6 @@ fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
         (PAGE - offset, due | SYNC_PAGE)
     } else {
         (0, due)
-    }
-}
-
-/// The packet format of an event.
-fn format(spec: &EventSpec) -> u16 {
-    match spec.request.kind {
-        KIND_SAMPLE_TRACE => FORMAT_SAMPLES,
-        _ => FORMAT_EXITS,
     }
 }
 

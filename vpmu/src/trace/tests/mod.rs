@@ -16,6 +16,7 @@ use crate::abi::{
 };
 use crate::area::Area;
 use crate::clock::Clock;
+use crate::kind::Kind;
 use crate::memory::Memory;
 use crate::notices::{Notices, PendingNotices};
 use crate::record::{Layout, TYPE_AUX};
@@ -33,6 +34,7 @@ fn spec(id: u64, kind: u32) -> EventSpec {
     EventSpec {
         id,
         owner: OWNER,
+        kind: Kind::parse(kind, EXIT_USER).expect("a kind with this config"),
         request: EventRequest {
             kind,
             config: EXIT_USER,

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::abi::KIND_SAMPLE_TRACE;
 
 #[derive(Debug, Clone)]
 enum Step {

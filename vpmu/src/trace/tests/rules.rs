@@ -1,7 +1,7 @@
 //! Tests of the rules for packets and AUX records, one rule at a time.
 
 use super::*;
-use crate::abi::{NOTICE_AUX, NOTICE_WAKEUP};
+use crate::abi::{FORMAT_SAMPLES, KIND_SAMPLE_TRACE, NOTICE_AUX, NOTICE_WAKEUP};
 use crate::area::{COLLISION, OVERWRITE, PARTIAL, TRUNCATED};
 use crate::memory::{Memory, View};
 use crate::record::TYPE_ITRACE_START;
