@@ -27,7 +27,7 @@ pub enum Error {
     /// The number of queues that the transport set up differs from the number of queues that the device has.
     #[error("the PMU device has {expected} queues, but the transport set up {given}")]
     QueueCount {
-        /// [`Vpmu::queue_count`].
+        /// [`Vpmu::queue_count`](crate::Vpmu::queue_count).
         expected: usize,
         /// The number of queues that the transport set up.
         given: usize,
@@ -61,7 +61,7 @@ pub enum Error {
     Remote,
 }
 
-/// An error of [`Vpmu::flush`]. The data of all events that did not fail has been published.
+/// An error of [`Vpmu::flush`](crate::Vpmu::flush). The data of all events that did not fail has been published.
 #[derive(Debug, thiserror::Error)]
 pub enum FlushError {
     /// There is no event with this id.

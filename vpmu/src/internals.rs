@@ -11,11 +11,11 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::memory::Memory;
-use crate::record::{
-    Layout, MODE_USER, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_STREAM_ID,
-    SAMPLE_TID, SAMPLE_TIME, Sample, SampleId,
-};
+use crate::record::{Layout, MODE_USER, Record, Sample, SampleId};
 use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
+use vpmu_perf::field::{
+    SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+};
 
 pub use crate::host::tracepoint::ExitFormats;
 pub use areas::{AuxArea, Tracer, aux_memory};

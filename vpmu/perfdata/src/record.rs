@@ -4,13 +4,13 @@
 //! act on (mapped files, task names) or fail on (a sample with missing fields), and records that the file does not
 //! need. A sample is parsed and rebuilt. Of a THROTTLE or UNTHROTTLE record, only the type and the time are kept.
 
+use vpmu::PersistentStatus;
 use vpmu::source::Rate;
-use vpmu::{PersistentStatus, abi};
 use vpmu_perf::field::{
-    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING, SAMPLE_ADDR as ADDR,
+    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING, Masks, SAMPLE_ADDR as ADDR,
     SAMPLE_CALLCHAIN as CALLCHAIN, SAMPLE_CPU as CPU, SAMPLE_ID as ID, SAMPLE_IDENTIFIER as IDENTIFIER,
     SAMPLE_IP as IP, SAMPLE_PERIOD as PERIOD, SAMPLE_READ as READ, SAMPLE_STREAM_ID as STREAM_ID, SAMPLE_TID as TID,
-    SAMPLE_TIME as TIME,
+    SAMPLE_TIME as TIME, WORDS, Word, masks,
 };
 use vpmu_perf::record::{
     Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
@@ -20,14 +20,12 @@ use vpmu_perf::record::{
 /// perf's `PERF_RECORD_FINISHED_ROUND`.
 pub(crate) const TYPE_FINISHED_ROUND: u32 = 68;
 
-/// Fields of one word each, in a sample's order.
-const WORDS: [u64; 9] = [IDENTIFIER, IP, TID, TIME, ADDR, ID, STREAM_ID, CPU, PERIOD];
 /// Fields of every sample of a file: perf prints only the fields that all events have.
 const ALWAYS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | CPU | PERIOD;
 /// Registers and stacks. They are dropped, because reports do not show them. They are the last fields of a sample, so
 /// they need not be parsed.
-const LEFT_OFF: u64 = abi::SAMPLE_ALLOWED & !(WORD_FIELDS | READ | CALLCHAIN);
-const WORD_FIELDS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | ID | STREAM_ID | CPU | PERIOD;
+const LEFT_OFF: u64 = MASKS.described;
+const MASKS: Masks = masks();
 
 /// perf's `PERF_CONTEXT_MAX`. In a call chain, this value and all higher values are not addresses: they mark the mode
 /// of the addresses that follow.
@@ -98,7 +96,7 @@ impl Form {
     /// requires the id at the same position in the samples of all events. Counts (`PERF_SAMPLE_READ`) are omitted:
     /// perf would use the difference of two counts as the period of a sample.
     pub(crate) fn sample_type(&self) -> u64 {
-        self.sample_type & (WORD_FIELDS | CALLCHAIN) | ALWAYS
+        self.sample_type & (MASKS.words | CALLCHAIN) | ALWAYS
     }
 
     /// Classifies one record of the ring, which includes its header. `before` is the time of the previous record.
@@ -128,20 +126,20 @@ impl Form {
         let mut body = Vec::with_capacity(WORDS.len());
         let mut time = before;
         let mut kernel = Vec::new();
-        for field in WORDS {
-            if self.sample_type & field == 0 {
-                if ALWAYS & field != 0 {
-                    body.push(self.unsaid(field, before));
+        for (bit, word) in WORDS {
+            if self.sample_type & bit == 0 {
+                if ALWAYS & bit != 0 {
+                    body.push(self.unsaid(word, before));
                 }
                 continue;
             }
             let value = from.next()?;
-            match field {
-                IDENTIFIER | ID | STREAM_ID if value != self.id => return None,
-                CPU if value != u64::from(self.vcpu) => return None,
-                TIME => time = value,
-                IP => kernel.extend(kernel_address(value)),
-                _ => {}
+            match word {
+                Word::Identifier | Word::Id | Word::StreamId => (value == self.id).then_some(())?,
+                Word::Cpu => (value == u64::from(self.vcpu)).then_some(())?,
+                Word::Time => time = value,
+                Word::Ip => kernel.extend(kernel_address(value)),
+                Word::Tid | Word::Addr | Word::Period => {}
             }
             body.push(value);
         }
@@ -165,16 +163,16 @@ impl Form {
 
     /// Returns the substitute for a field that the event's samples lack: a known value, or perf's own
     /// placeholder.
-    fn unsaid(&self, field: u64, before: u64) -> u64 {
-        match field {
-            IDENTIFIER => self.id,
-            CPU => self.vcpu.into(),
-            PERIOD => self.period,
+    fn unsaid(&self, word: Word, before: u64) -> u64 {
+        match word {
+            Word::Identifier | Word::Id | Word::StreamId => self.id,
+            Word::Cpu => self.vcpu.into(),
+            Word::Period => self.period,
             // The time of the previous record is a lower bound.
-            TIME => before,
+            Word::Time => before,
             // Unknown task.
-            TID => u64::MAX,
-            _ => 0,
+            Word::Tid => u64::MAX,
+            Word::Ip | Word::Addr => 0,
         }
     }
 

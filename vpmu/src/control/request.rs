@@ -15,7 +15,7 @@ use crate::links::Role;
 use crate::period::{LONGEST, Period};
 use crate::persistent::Persistence;
 use crate::policy::Policy;
-use crate::record::{SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
+use crate::record::{MASKS, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER};
 use crate::ring::Wakeup;
 use crate::settings::{Engines, Settings};
 use crate::spec::{Context, EventRequest, EventSpec};
@@ -42,11 +42,6 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
 /// pauses the trace is its stopper. A member that resumes the trace is its starter.
 const STEERING: [(u32, Role); 2] = [(OPEN_AUX_PAUSE, Role::Stopper), (OPEN_AUX_RESUME, Role::Starter)];
 pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
-
-/// Sample fields that take the vCPU's registers.
-const REGISTER_FIELDS: u64 = SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
-/// Sample fields that can be read only while the vCPU is stopped.
-const NOT_BATCHED: u64 = SAMPLE_READ | REGISTER_FIELDS;
 
 /// The user stack of a sample must have fewer bytes than this, as in perf.
 const STACK_BOUND: u32 = 65_535;
@@ -189,7 +184,7 @@ impl Terms<'_> {
             || request.read_format.get() & !READ_ALLOWED != 0
             || excludes && !entry.excludes
             || period > 0 && !(sampled && self.has_rings)
-            || period > 0 && self.settings.remote && request.sample_type.get() & REGISTER_FIELDS != 0
+            || period > 0 && self.settings.remote && request.sample_type.get() & MASKS.registers != 0
             || flags & OPEN_AUX_START_PAUSED != 0 && entry.format.is_none()
             || entry.format.is_some() && !self.has_areas
         {
@@ -288,7 +283,7 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
 /// from it at that moment, and cannot pause or resume a trace.
 fn can_batch(request: &OpenRequest) -> bool {
     matches!(kind(request), Some(Kind::Host(_)))
-        && request.sample_type.get() & NOT_BATCHED == 0
+        && request.sample_type.get() & MASKS.stopped == 0
         && request.flags.get() & STEERS == 0
 }
 

@@ -6,14 +6,14 @@ use crate::abi::{
     OpenRequest,
 };
 use crate::catalogue::{Catalogue, Entry};
+use crate::record::MASKS;
 use crate::source::Rate;
 
 /// perf's `PERF_FORMAT_*` for the counts in a sample: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
 const READ_FORMAT: u64 = 0x7;
-/// Supported sample fields of an operator's events: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
-/// PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks are not supported, because they would need further
-/// parameters.
-const SAMPLE_TYPE: u64 = 0x1_03ff;
+/// Supported sample fields of an operator's events. Registers and stacks are not supported, because they would need
+/// further parameters.
+const SAMPLE_TYPE: u64 = MASKS.all & !MASKS.described;
 
 /// Checks `asked` against the catalogue, and returns a request of the type `CONTROL_OPEN`. The request opens the event
 /// without enabling it. `highest` is the maximum sampling frequency.

@@ -2,21 +2,10 @@
 //! device writes records of this kind for the event, if the record's length matches the fields that the event
 //! requests, and if the record has the event's id.
 
-use vpmu_perf::field::FORMAT_GROUP;
+use vpmu_perf::field::{FORMAT_GROUP, PARTS, Part, WORDS, Word};
 use vpmu_perf::record::{Header, Words};
 
-use super::{
-    Layout, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_READ, SAMPLE_REGS_INTR,
-    SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE,
-    TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size,
-};
-
-/// Mask of the sample fields that consist of one word each.
-const WORDS: u64 = 0x1_03cf;
-/// The fields of [`WORDS`] between the identifier and the id.
-const BEFORE_ID: u64 = 0xf;
-/// Fields of perf's `struct sample_id`, the trailer of records other than samples. Each field consists of one word.
-const TRAILER: u64 = SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
+use super::{Layout, MASKS, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size};
 
 /// Whether `record` can be a record of the event `id` with this layout. The length of `record` must equal the size
 /// field in its header.
@@ -41,45 +30,30 @@ pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
 }
 
 fn trailer_words(layout: &Layout) -> u64 {
-    match layout.sample_id_all {
-        true => u64::from((layout.sample_type & TRAILER).count_ones()),
-        false => 0,
-    }
+    let trailer = if layout.sample_id_all { layout.sample_type & MASKS.trailer } else { 0 };
+    trailer.count_ones().into()
 }
 
 /// Consumes the fields of a sample from `words`.
 fn admits_sample(layout: &Layout, words: &mut Words<'_>, id: u64) -> Option<()> {
-    if layout.has(SAMPLE_IDENTIFIER) {
-        (words.next()? == id).then_some(())?;
-    }
-    words.skip(u64::from((layout.sample_type & BEFORE_ID).count_ones()))?;
-    if layout.has(SAMPLE_ID) {
-        (words.next()? == id).then_some(())?;
-    }
-    let after = WORDS & !(BEFORE_ID | SAMPLE_ID | SAMPLE_IDENTIFIER);
-    words.skip(u64::from((layout.sample_type & after).count_ones()))?;
-    if layout.has(SAMPLE_READ) {
-        skip_reading(layout, words)?;
-    }
-    if layout.has(SAMPLE_CALLCHAIN) {
-        let callers = words.next()?;
-        words.skip(callers)?;
-    }
-    if layout.has(SAMPLE_REGS_USER) {
-        skip_registers(words, layout.regs_user)?;
-    }
-    if layout.has(SAMPLE_STACK_USER) {
-        let size = words.next()?;
-        if !size.is_multiple_of(8) {
-            return None;
-        }
-        if size > 0 {
-            words.skip(size / 8)?;
-            (words.next()? <= size).then_some(())?;
+    for (_, word) in WORDS.into_iter().filter(|&(bit, _)| layout.has(bit)) {
+        let value = words.next()?;
+        match word {
+            Word::Identifier | Word::Id => (value == id).then_some(())?,
+            Word::Ip | Word::Tid | Word::Time | Word::Addr | Word::StreamId | Word::Cpu | Word::Period => {}
         }
     }
-    if layout.has(SAMPLE_REGS_INTR) {
-        skip_registers(words, layout.regs_intr)?;
+    for (_, part) in PARTS.into_iter().filter(|&(bit, _)| layout.has(bit)) {
+        match part {
+            Part::Counts => skip_reading(layout, words)?,
+            Part::Callchain => {
+                let callers = words.next()?;
+                words.skip(callers)?;
+            }
+            Part::RegsUser => skip_registers(words, layout.regs_user)?,
+            Part::StackUser => skip_stack(words)?,
+            Part::RegsIntr => skip_registers(words, layout.regs_intr)?,
+        }
     }
     Some(())
 }
@@ -95,6 +69,18 @@ fn skip_reading(layout: &Layout, words: &mut Words<'_>) -> Option<()> {
     words.skip(members.checked_mul(each)?)
 }
 
+fn skip_stack(words: &mut Words<'_>) -> Option<()> {
+    let size = words.next()?;
+    if !size.is_multiple_of(8) {
+        return None;
+    }
+    if size > 0 {
+        words.skip(size / 8)?;
+        (words.next()? <= size).then_some(())?;
+    }
+    Some(())
+}
+
 fn skip_registers(words: &mut Words<'_>, mask: u64) -> Option<()> {
     match words.next()? {
         0 => Some(()),
@@ -108,7 +94,7 @@ mod tests {
     use proptest::prelude::*;
     use zerocopy::IntoBytes;
 
-    use super::super::{Member, Reading, Record, Regs, Sample, SampleId};
+    use super::super::{Member, Reading, Record, Regs, SAMPLE_CALLCHAIN, SAMPLE_ID, SAMPLE_TIME, Sample, SampleId};
     use super::*;
 
     const ALL: u64 = crate::abi::SAMPLE_ALLOWED;

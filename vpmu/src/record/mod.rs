@@ -10,10 +10,14 @@ pub(crate) use check::admits;
 pub(crate) use read::{Member, Reading, read_size};
 pub(crate) use sample::{Regs, Sample};
 
-use vpmu_perf::field::{FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
+use crate::abi::SAMPLE_ALLOWED;
+use vpmu_perf::field::{
+    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING, Masks, PART_COUNT, PARTS, Part,
+    WORD_COUNT, masks,
+};
 pub(crate) use vpmu_perf::field::{
-    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_READ,
-    SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+    SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER,
+    SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
 };
 pub(crate) use vpmu_perf::record::{
     MODE_KERNEL, MODE_UNKNOWN, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE,
@@ -89,8 +93,9 @@ impl SampleId {
     }
 }
 
-/// The sample fields whose length depends on the event or on the sample.
-const VARIABLE: u64 = SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+/// The masks of the sample fields.
+pub(crate) const MASKS: Masks = masks();
+const _: () = assert!(MASKS.all == SAMPLE_ALLOWED, "the ABI allows exactly the fields of the table");
 
 /// The record would be longer than the size field in perf's record header allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -175,44 +180,58 @@ impl Record {
         sample_id: &SampleId,
         sample: &Sample<'_>,
     ) -> Result<&[u64], TooLong> {
-        let fields = [
-            (SAMPLE_IDENTIFIER, sample_id.id),
-            (SAMPLE_IP, sample.ip),
-            (SAMPLE_TID, sample_id.task()),
-            (SAMPLE_TIME, sample_id.time),
-            (SAMPLE_ADDR, sample.addr),
-            (SAMPLE_ID, sample_id.id),
-            (SAMPLE_STREAM_ID, sample_id.stream_id),
-            (SAMPLE_CPU, u64::from(sample_id.vcpu)),
-            (SAMPLE_PERIOD, sample.period),
+        // A constant index per field, because this code runs for every sample, and the compiler does not unroll a loop
+        // over the table. The number of fields is checked.
+        let fields: [(u64, u64); WORD_COUNT] = [
+            sample.field::<0>(sample_id),
+            sample.field::<1>(sample_id),
+            sample.field::<2>(sample_id),
+            sample.field::<3>(sample_id),
+            sample.field::<4>(sample_id),
+            sample.field::<5>(sample_id),
+            sample.field::<6>(sample_id),
+            sample.field::<7>(sample_id),
+            sample.field::<8>(sample_id),
         ];
         self.begin();
         self.push_chosen(layout, &fields);
-        if !layout.has(VARIABLE) {
+        if !layout.has(MASKS.parts) {
             return self.end(TYPE_SAMPLE, sample.misc);
         }
-        if layout.has(SAMPLE_READ) {
-            self.push_reading(layout.read_format, &sample.read);
-        }
-        if layout.has(SAMPLE_CALLCHAIN) {
-            self.push(sample.chain.len() as u64);
-            self.push_all(sample.chain);
-        }
-        if layout.has(SAMPLE_REGS_USER) {
-            self.push_regs(layout.regs_user, sample.regs_user);
-        }
-        if layout.has(SAMPLE_STACK_USER) {
-            let after = match (layout.has(SAMPLE_REGS_INTR), sample.regs_intr) {
-                (false, _) => 0,
-                (true, None) => 8,
-                (true, Some(_)) => 8 + 8 * layout.regs_intr.count_ones() as usize,
-            };
-            self.push_stack(layout.stack_user, sample.stack, after);
-        }
-        if layout.has(SAMPLE_REGS_INTR) {
-            self.push_regs(layout.regs_intr, sample.regs_intr);
-        }
+        const { assert!(PART_COUNT == 5, "every part is pushed") };
+        self.push_part::<0>(layout, sample);
+        self.push_part::<1>(layout, sample);
+        self.push_part::<2>(layout, sample);
+        self.push_part::<3>(layout, sample);
+        self.push_part::<4>(layout, sample);
         self.end(TYPE_SAMPLE, sample.misc)
+    }
+
+    /// Appends the part in row `AT` of the table, if the event's samples have it.
+    #[inline(always)]
+    fn push_part<const AT: usize>(&mut self, layout: &Layout, sample: &Sample<'_>) {
+        let (bit, part) = const { PARTS[AT] };
+        if !layout.has(bit) {
+            return;
+        }
+        match part {
+            Part::Counts => self.push_reading(layout.read_format, &sample.read),
+            Part::Callchain => {
+                self.push(sample.chain.len() as u64);
+                self.push_all(sample.chain);
+            }
+            Part::RegsUser => self.push_regs(layout.regs_user, sample.regs_user),
+            Part::StackUser => {
+                // Only the registers at the overflow follow the stack.
+                let after = match (layout.has(SAMPLE_REGS_INTR), sample.regs_intr) {
+                    (false, _) => 0,
+                    (true, None) => 8,
+                    (true, Some(_)) => 8 + 8 * layout.regs_intr.count_ones() as usize,
+                };
+                self.push_stack(layout.stack_user, sample.stack, after);
+            }
+            Part::RegsIntr => self.push_regs(layout.regs_intr, sample.regs_intr),
+        }
     }
 
     fn push_regs(&mut self, mask: u64, regs: Option<Regs<'_>>) {

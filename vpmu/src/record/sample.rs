@@ -1,6 +1,8 @@
 //! The contents of `PERF_RECORD_SAMPLE`: every field that an event can request, in perf's order.
 
-use super::Reading;
+use vpmu_perf::field::{WORDS, Word};
+
+use super::{Reading, SampleId};
 
 /// Registers in perf's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,4 +36,23 @@ pub(crate) struct Sample<'a> {
     pub(crate) stack: Option<&'a [u8]>,
     /// The registers at the overflow. `None` if the hypervisor does not provide them.
     pub(crate) regs_intr: Option<Regs<'a>>,
+}
+
+impl Sample<'_> {
+    /// The bit and the contents of the field of one word that is in row `AT` of the table.
+    #[inline(always)]
+    pub(super) fn field<const AT: usize>(&self, sample_id: &SampleId) -> (u64, u64) {
+        let (bit, word) = const { WORDS[AT] };
+        let contents = match word {
+            Word::Identifier | Word::Id => sample_id.id,
+            Word::Ip => self.ip,
+            Word::Tid => sample_id.task(),
+            Word::Time => sample_id.time,
+            Word::Addr => self.addr,
+            Word::StreamId => sample_id.stream_id,
+            Word::Cpu => sample_id.vcpu.into(),
+            Word::Period => self.period,
+        };
+        (bit, contents)
+    }
 }

@@ -1,5 +1,7 @@
 //! Tests that every field is at the same position as in perf's records.
 
+use vpmu_perf::field::{SAMPLE_ADDR, SAMPLE_IP, SAMPLE_PERIOD};
+
 use super::*;
 use crate::abi::SAMPLE_ALLOWED;
 

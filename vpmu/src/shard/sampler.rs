@@ -10,10 +10,7 @@ use crate::abi::SamplePacket;
 use crate::event::Event;
 use crate::kind::Kind;
 use crate::machine::GuestRegs;
-use crate::record::{
-    MODE_KERNEL, MODE_UNKNOWN, MODE_USER, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_REGS_INTR, SAMPLE_REGS_USER,
-    SAMPLE_STACK_USER, Sample, SampleId,
-};
+use crate::record::{MASKS, MODE_KERNEL, MODE_UNKNOWN, MODE_USER, Sample, SampleId};
 use crate::source::Overflows;
 use crate::throttle::{BudgetShare, SamplingTime, Verdict};
 use crate::trace::{OverflowBatch, Packet};
@@ -22,8 +19,6 @@ use crate::work;
 
 /// Size of a sample trace's packet.
 pub(super) const PACKET: u64 = size_of::<SamplePacket>() as u64;
-/// Fields of a sample that need the guest's registers.
-const PLACES: u64 = SAMPLE_IP | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
 /// What the samples of one vCPU share.
 #[derive(Debug, Default)]
@@ -193,7 +188,7 @@ impl Sampler {
         // its data is the mark itself.
         let without = core.cpu.backend.settings.remote && matches!(spec.kind, Kind::Mark(_));
         let allowed = regs.map_or(without, |regs| !spec.excludes(regs.user));
-        if !allowed && spec.request.layout.sample_type & PLACES != 0 {
+        if !allowed && spec.request.layout.sample_type & MASKS.placed != 0 {
             core.lose(event, 1);
             return sample_id;
         }

@@ -1,28 +1,11 @@
 //! Derives the layout of an event's records from its attributes.
 
-use crate::attr::{
-    EventAttr, SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD,
-    SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
-};
+use vpmu_perf::field::{Masks, masks};
 
-/// Sample fields that this library can parse.
-pub(super) const KNOWN: u64 = SAMPLE_IP
-    | SAMPLE_TID
-    | SAMPLE_TIME
-    | SAMPLE_ADDR
-    | SAMPLE_READ
-    | SAMPLE_CALLCHAIN
-    | SAMPLE_ID
-    | SAMPLE_CPU
-    | SAMPLE_PERIOD
-    | SAMPLE_STREAM_ID
-    | SAMPLE_REGS_USER
-    | SAMPLE_STACK_USER
-    | SAMPLE_IDENTIFIER
-    | SAMPLE_REGS_INTR;
+use crate::attr::EventAttr;
 
-/// Fields that `sample_id_all` adds to the end of records other than samples.
-const TRAILER: u64 = SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
+/// The sample fields that this library can parse.
+pub(super) const MASKS: Masks = masks();
 
 /// Layout of an event's records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -53,6 +36,6 @@ impl Layout {
 
     /// Number of words that `sample_id_all` adds to the end of a record other than a sample.
     pub(super) fn trailer(&self) -> usize {
-        (self.sample_type & TRAILER).count_ones() as usize
+        (self.sample_type & MASKS.trailer).count_ones() as usize
     }
 }

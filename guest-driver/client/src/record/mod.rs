@@ -141,7 +141,7 @@ impl Record {
     /// Parses `body`, the words after `header`.
     pub(crate) fn parse(header: Header, body: &[u64], layout: &Layout) -> Result<Self, RecordError> {
         let record_type = header.kind;
-        if record_type == TYPE_SAMPLE && layout.sample_type & !layout::KNOWN != 0 {
+        if record_type == TYPE_SAMPLE && layout.sample_type & !layout::MASKS.all != 0 {
             return Err(RecordError::SampleType(layout.sample_type));
         }
         known(header, Words::new(body), layout)

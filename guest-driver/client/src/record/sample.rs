@@ -1,11 +1,9 @@
 //! `PERF_RECORD_SAMPLE` and its fields.
 
 use super::layout::Layout;
-use crate::attr::{
-    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_READ,
-    SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
-};
+use crate::attr::{SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME};
 use crate::reading::{self, Reading};
+use vpmu_perf::field::{PARTS, Part, WORDS, Word};
 use vpmu_perf::record::{Words, halves};
 
 /// perf's `PERF_CONTEXT_KERNEL`: kernel addresses follow.
@@ -108,51 +106,38 @@ impl Sample {
 
 /// Parses the fields in perf's order; `None` if the words are too few.
 pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Option<Sample> {
-    let mut field = |bit| words.next_if(layout.has(bit));
-    let identifier = field(SAMPLE_IDENTIFIER)?;
-    let ip = field(SAMPLE_IP)?;
-    let (pid, tid) = halves(field(SAMPLE_TID)?);
-    let time = field(SAMPLE_TIME)?;
-    let addr = field(SAMPLE_ADDR)?;
-    let id = field(SAMPLE_ID)?;
-    let stream_id = field(SAMPLE_STREAM_ID)?;
-    let (cpu, _) = halves(field(SAMPLE_CPU)?);
-    let period = field(SAMPLE_PERIOD)?;
-    let counts = if layout.has(SAMPLE_READ) { reading::parse(layout.read_format, words)? } else { Vec::new() };
-    let chain = if layout.has(SAMPLE_CALLCHAIN) {
-        let length = words.next()?;
-        words.take(length)?.to_vec()
-    } else {
-        Vec::new()
-    };
-    let user_registers = registers(layout, SAMPLE_REGS_USER, layout.regs_user, words)?;
-    let user_stack = if layout.has(SAMPLE_STACK_USER) { stack(words)? } else { Vec::new() };
-    let registers = registers(layout, SAMPLE_REGS_INTR, layout.regs_intr, words)?;
-    Some(Sample {
-        ip,
-        pid,
-        tid,
-        time,
-        addr,
-        cpu,
-        period,
-        id: if layout.has(SAMPLE_ID) { id } else { identifier },
-        stream_id,
-        user,
-        counts,
-        chain,
-        user_registers,
-        user_stack,
-        registers,
-    })
+    let mut sample = Sample { user, ..Sample::default() };
+    for (_, word) in WORDS.into_iter().filter(|&(bit, _)| layout.has(bit)) {
+        let value = words.next()?;
+        match word {
+            Word::Identifier | Word::Id => sample.id = value,
+            Word::Ip => sample.ip = value,
+            Word::Tid => (sample.pid, sample.tid) = halves(value),
+            Word::Time => sample.time = value,
+            Word::Addr => sample.addr = value,
+            Word::StreamId => sample.stream_id = value,
+            Word::Cpu => (sample.cpu, _) = halves(value),
+            Word::Period => sample.period = value,
+        }
+    }
+    for (_, part) in PARTS.into_iter().filter(|&(bit, _)| layout.has(bit)) {
+        match part {
+            Part::Counts => sample.counts = reading::parse(layout.read_format, words)?,
+            Part::Callchain => {
+                let length = words.next()?;
+                sample.chain = words.take(length)?.to_vec();
+            }
+            Part::RegsUser => sample.user_registers = registers(layout.regs_user, words)?,
+            Part::StackUser => sample.user_stack = stack(words)?,
+            Part::RegsIntr => sample.registers = registers(layout.regs_intr, words)?,
+        }
+    }
+    Some(sample)
 }
 
 /// Parses a register set. Returns `None` if the record is truncated, and `Some(None)` if the sample
 /// has no registers.
-fn registers(layout: &Layout, field: u64, mask: u64, words: &mut Words<'_>) -> Option<Option<Box<Registers>>> {
-    if !layout.has(field) {
-        return Some(None);
-    }
+fn registers(mask: u64, words: &mut Words<'_>) -> Option<Option<Box<Registers>>> {
     let abi = words.next()?;
     if abi == 0 {
         return Some(None);

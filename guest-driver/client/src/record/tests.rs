@@ -23,7 +23,7 @@ fn parse(record_type: u32, body: &[u64], layout: &Layout) -> Result<Record, Reco
 
 fn everything() -> Layout {
     Layout {
-        sample_type: layout::KNOWN,
+        sample_type: layout::MASKS.all,
         read_format: FORMAT_ALL | FORMAT_GROUP | FORMAT_LOST,
         sample_id_all: true,
         regs_user: 0b1010,
@@ -220,7 +220,7 @@ proptest! {
         record_type in 0u32..12,
         misc: u16,
         body in prop::collection::vec(prop_oneof![any::<u64>(), 0u64..20], 0..40),
-        sample_type in 0u64..=layout::KNOWN,
+        sample_type in 0u64..=layout::MASKS.all,
         read_format in 0u64..32,
         sample_id_all: bool,
         regs_user: u64,
