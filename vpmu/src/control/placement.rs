@@ -43,12 +43,12 @@ impl Entry {
     pub(super) fn new(event: &Event, shard: u32, leader: Option<u64>, persistence: Option<Persistence>) -> Self {
         Self {
             spec: Arc::clone(&event.spec),
-            context: match event.context {
+            context: match event.schedule.context {
                 Context::Task(_) => Context::Task(None),
                 of_vcpu => of_vcpu,
             },
             shard,
-            samples: event.period.is_some(),
+            samples: event.overflows.period().is_some(),
             leader,
             members: Vec::new(),
             on: Arc::default(),

@@ -99,7 +99,7 @@ impl Control {
     fn save_event(&mut self, id: u64) -> Option<SavedEvent> {
         let life = self.placement.with_event(id, |state| state.event(id).map(Event::save))??;
         // For a task event, this context contains the vCPU that runs the task. The context in `self.events` does not.
-        let context = self.placement.with_event(id, |state| state.event(id).map(|event| event.context))??;
+        let context = self.placement.with_event(id, |state| state.event(id).map(|event| event.schedule.context))??;
         let entry = self.placement.get(id)?;
         let spec = &entry.spec;
         let wakeups = self.mapping.sinks().wakeups(spec.owner);
@@ -498,7 +498,7 @@ impl Restore<'_> {
         let engines = self.control.backend.settings.engines;
         let wakeups = Wakeups { own_notices: spec.own_notices, ..spec.wakeup.into() };
         let mut event = Event::restore(Arc::new(own), wakeups, saved.context, &life, engines)?;
-        let makes_records = event.period.is_some() || event.spec.is_trace();
+        let makes_records = event.overflows.period().is_some() || event.spec.is_trace();
         let is_child = event.spec.is_child();
         if operators && (spec.own_notices || life.prompt) || spec.own_notices && !is_child && !makes_records {
             return Err("the settings of its wakeups are not valid");

@@ -2,47 +2,39 @@
 //! only if they are in the event's group.
 
 mod backing;
+mod counting;
 mod group;
+mod overflows;
+mod schedule;
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::backing::Backing;
+use self::counting::{Counting, Order};
 pub(crate) use self::group::{Group, GroupEvent, LastCounts};
+use self::overflows::OverflowControl;
+use self::schedule::Schedule;
 use crate::abi::{
-    OPEN_AUX_START_PAUSED, OPEN_EXCLUDE_HOST, OPEN_PAUSED, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE,
-    STATE_OFF, SYNC_RESUME, SYNC_START,
+    OPEN_AUX_START_PAUSED, OPEN_PAUSED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME, SYNC_START,
 };
 use crate::clock::Clock;
 use crate::cpu::{Cpu, Lease};
-use crate::kind::{Exits, Kind, is_hardware};
+use crate::kind::Kind;
 use crate::links::Effect;
-use crate::period::SavedPeriod;
-use crate::period::{Completed, Period};
+use crate::period::{Completed, Period, SavedPeriod};
 use crate::ring::CountSnapshot;
 use crate::saved::{Fault, saved};
-use crate::settings::{CountMode, Engines};
+use crate::settings::Engines;
 use crate::sink::Output;
-use crate::slots::{RunLimit, RunSlot};
-use crate::source::{Engine, Overflows, Rate, Reading, Request, Sampling};
+use crate::slots::RunLimit;
 use crate::spec::{Context, EventSpec, Wakeups};
 use crate::tasks::Task;
-use crate::throttle::{RateLimit, Throttle, Verdict};
-use crate::trace::SavedTrace;
-use crate::trace::Trace;
+use crate::throttle::RateLimit;
+use crate::trace::{SavedTrace, Trace};
 use crate::vcpu::Hook;
 use crate::work;
-
-/// The vCPU on which an event is active, and the event's time and reading at the last update.
-#[derive(Debug, Clone, Copy)]
-struct Active {
-    vcpu: u32,
-    since: u64,
-    base: Reading,
-    /// Whether the event's own counter is stopped until the vCPU has room for it.
-    waits: bool,
-}
 
 /// The owner of a persistent event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,20 +49,14 @@ pub(crate) enum Persistent {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) spec: Arc<EventSpec>,
-    pub(crate) context: Context,
+    pub(crate) schedule: Schedule,
     /// The event's group. The event counts only while the group's leader is enabled.
     pub(crate) group: Option<Arc<Group>>,
-    /// The event's own entry among the counts of the group.
+    /// The event's own entry among the counts of the group. Has the count of the last update.
     last_counts: Option<Arc<LastCounts>>,
-    /// The task that was last scheduled in. An overflow found while this task is being switched out belongs to
-    /// this task, although the task page already names the next one.
-    pub(crate) task: Option<Task>,
-    /// The last vCPU that the event's task ran on. Records that are written after the task has left this vCPU still
-    /// contain the vCPU's number.
-    pub(crate) last_vcpu: u32,
     enabled: bool,
-    /// Number of overflows until the event is disabled. Zero means no limit.
-    pub(crate) limit: u64,
+    /// Whether the event is in the error state. It is then not active and has no counters.
+    failed: bool,
     /// Overflows without a record.
     pub(crate) lost: u64,
     /// The owner, if the event is persistent.
@@ -80,27 +66,8 @@ pub(crate) struct Event {
     pub(crate) effects: Vec<(u64, Effect)>,
     /// The state of a trace, which includes its number of bytes. `None` for other events.
     pub(crate) trace: Option<Trace>,
-    /// Whether the event is paused. Until it is resumed, it neither counts nor writes. The pause does not change the
-    /// event's state, and the event's times continue to advance.
-    paused: bool,
-    pub(crate) period: Option<Period>,
-    throttle: Throttle,
-    /// Whether overflows of the event's host counters are disabled until the throttle is lifted. If the event has a
-    /// frequency, they are reduced to 1 Hz instead.
-    silent: bool,
-    failed: bool,
-    /// Whether the host currently records the event's overflows for a later drain.
-    batched: bool,
-    backing: Backing,
-    active: Option<Active>,
-    /// The part of the vCPU's [`RunLimit`] that the event's own counter uses. An operator's event does not
-    /// count towards that limit.
-    slot: Option<RunSlot>,
-    /// The number of the event's last wait for a [`RunSlot`]. Each wait on the vCPU has a different number.
-    wait: u64,
-    count: u64,
-    enabled_ticks: u64,
-    running_ticks: u64,
+    pub(crate) overflows: OverflowControl,
+    pub(crate) counting: Counting,
 }
 
 saved! {
@@ -129,33 +96,20 @@ saved! {
 
 impl Event {
     pub(crate) fn new(spec: Arc<EventSpec>, wakeups: Wakeups, context: Context, period: Option<Period>) -> Self {
-        let records = spec.kind == Kind::ExitTrace(Exits::All);
+        let paused = spec.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED);
         Self {
-            backing: Backing::new(&spec, period.is_some() || records),
-            context,
+            schedule: Schedule::new(context),
             group: None,
             last_counts: None,
-            task: None,
-            last_vcpu: 0,
             enabled: false,
-            limit: 0,
+            failed: false,
             lost: 0,
             persistent: None,
             output: Output::new(wakeups),
             effects: Vec::new(),
             trace: spec.is_trace().then(Trace::new),
-            paused: spec.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED),
-            period,
-            throttle: Throttle::default(),
-            silent: false,
-            failed: false,
-            batched: spec.is_batched(),
-            active: None,
-            slot: None,
-            wait: 0,
-            count: 0,
-            enabled_ticks: 0,
-            running_ticks: 0,
+            overflows: OverflowControl::new(period),
+            counting: Counting::new(&spec, period.is_some(), paused),
             spec,
         }
     }
@@ -164,19 +118,19 @@ impl Event {
     pub(crate) fn save(&self) -> SavedLife {
         SavedLife {
             enabled: self.enabled,
-            paused: self.paused,
+            paused: self.counting.is_paused(),
             failed: self.failed,
             prompt: self.output.wakeups.prompt,
-            throttled: self.throttle.is_closed(),
-            task: self.task,
-            last_vcpu: self.last_vcpu,
-            limit: self.limit,
+            throttled: self.overflows.is_throttled(),
+            task: self.schedule.task,
+            last_vcpu: self.schedule.last_vcpu,
+            limit: self.overflows.limit,
             lost: self.lost,
-            period: self.period.map(Period::save),
+            period: self.overflows.period.map(Period::save),
             trace: self.trace.as_ref().map(Trace::save),
-            count: self.count,
-            enabled_ticks: self.enabled_ticks,
-            running_ticks: self.running_ticks,
+            count: self.counting.count,
+            enabled_ticks: self.counting.enabled_ticks,
+            running_ticks: self.counting.running_ticks,
         }
     }
 
@@ -213,66 +167,40 @@ impl Event {
         if saved.task.is_some() && matches!(context, Context::Vcpu(_)) {
             return Err("it has a task, but its context is a vCPU");
         }
-        let event = Self::new(spec, wakeups, context, period);
-        Ok(Self {
-            batched: event.would_batch(saved.prompt, engines),
-            trace,
-            task: saved.task,
-            last_vcpu: saved.last_vcpu,
-            enabled: saved.enabled,
-            limit: saved.limit,
-            lost: saved.lost,
-            paused: saved.paused,
-            throttle: Throttle::restore(saved.throttled),
-            failed: saved.failed,
-            count: saved.count,
-            enabled_ticks: saved.enabled_ticks,
-            running_ticks: saved.running_ticks,
-            ..event
-        })
+        let mut event = Self::new(spec, wakeups, context, period);
+        event.schedule = Schedule { context, task: saved.task, last_vcpu: saved.last_vcpu };
+        event.enabled = saved.enabled;
+        event.failed = saved.failed;
+        event.lost = saved.lost;
+        event.trace = trace;
+        event.overflows = OverflowControl::restore(period, saved.throttled, saved.limit);
+        let batched = event.would_batch(saved.prompt, engines);
+        event.counting.restore(saved, batched);
+        Ok(event)
     }
+
+    /// Calls `act` with what the event's counter must do.
+    fn count<T>(&mut self, act: impl FnOnce(&mut Counting, &Order<'_>) -> T) -> T {
+        let (rate, operators) = (self.overflows.rate(), self.is_operators());
+        act(&mut self.counting, &Order { spec: &self.spec, rate, operators })
+    }
+
+    // State.
 
     /// The vCPU on which the event currently counts.
     pub(crate) fn active_on(&self) -> Option<u32> {
-        self.active.map(|active| active.vcpu)
-    }
-
-    /// The vCPU on which the event would count if it were enabled.
-    pub(crate) fn placed_on(&self) -> Option<u32> {
-        match self.context {
-            Context::Vcpu(vcpu) => Some(vcpu),
-            Context::Task(vcpu) => vcpu,
-        }
-    }
-
-    /// Whether the event is a task event that is scheduled in on `vcpu`.
-    pub(crate) fn runs_on(&self, vcpu: u32) -> bool {
-        self.context == Context::Task(Some(vcpu))
-    }
-
-    /// Schedules a task event in on `vcpu`, which runs `task`. Returns `false` and changes nothing if the event is
-    /// scheduled in already, or is not a task event. The caller must start the event.
-    pub(crate) fn schedule_in(&mut self, vcpu: u32, task: Task) -> bool {
-        let is_out = self.context == Context::Task(None);
-        if is_out {
-            self.context = Context::Task(Some(vcpu));
-            self.task = Some(task);
-            self.last_vcpu = vcpu;
-        }
-        is_out
-    }
-
-    /// Schedules a task event out. The caller must stop the event.
-    pub(crate) fn schedule_out(&mut self) {
-        self.context = Context::Task(None);
+        self.counting.active_on()
     }
 
     pub(crate) fn state(&self) -> i32 {
-        match (self.failed, self.enabled, self.active) {
-            (true, _, _) => STATE_ERROR,
-            (_, false, _) => STATE_OFF,
-            (_, _, None | Some(Active { waits: true, .. })) => STATE_INACTIVE,
-            (_, _, Some(_)) => STATE_ACTIVE,
+        if self.failed {
+            STATE_ERROR
+        } else if !self.enabled {
+            STATE_OFF
+        } else if self.active_on().is_none() || self.counting.is_waiting() {
+            STATE_INACTIVE
+        } else {
+            STATE_ACTIVE
         }
     }
 
@@ -291,13 +219,23 @@ impl Event {
     /// Counts an overflow towards the event's overflow limit, if it has one. Disables the event if the limit is reached,
     /// and returns whether it is.
     pub(crate) fn use_up_limit(&mut self) -> bool {
-        let is_last = self.limit == 1;
-        self.limit = self.limit.saturating_sub(1);
+        let is_last = self.overflows.use_up_limit();
         if is_last {
             self.set_enabled(false);
         }
         is_last
     }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Whether the event is paused.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.counting.is_paused()
+    }
+
+    // The group.
 
     /// Whether the event has no leader, or its leader is enabled and not in the error state.
     pub(crate) fn is_led_on(&self) -> bool {
@@ -321,6 +259,23 @@ impl Event {
         self.publish_counts();
     }
 
+    fn publish_on(&self) {
+        if let Some(group) = self.group.as_ref().filter(|_| self.leads()) {
+            let on = self.enabled && !self.failed;
+            group.on.store(on, Ordering::Relaxed);
+        }
+    }
+
+    /// Publishes the event's count and losses to readers of its group on other vCPUs.
+    pub(crate) fn publish_counts(&self) {
+        if let Some(counts) = &self.last_counts {
+            let value = self.trace.as_ref().map_or(self.counting.count, Trace::count);
+            counts.set(value, self.lost());
+        }
+    }
+
+    // What the event needs.
+
     /// Whether the operator owns the event.
     pub(crate) fn is_operators(&self) -> bool {
         self.persistent == Some(Persistent::Operator)
@@ -334,12 +289,12 @@ impl Event {
 
     /// The event's hooks while it is active.
     pub(crate) fn hooks(&self) -> impl Iterator<Item = Hook> + use<> {
-        let goes = !self.paused;
-        let samples = self.period.is_some() && goes;
+        let goes = !self.is_paused();
+        let samples = self.overflows.period.is_some() && goes;
         let exits = self.spec.kind.counted_exits().is_some() && goes;
         let traced = self.spec.traces_exits() && goes;
         let wants = |hook, wanted: bool| wanted.then_some(hook);
-        let hooks = match &self.backing {
+        let hooks = match self.counting.backing() {
             Backing::GuestTime => [Some(Hook::GuestTime), None],
             Backing::Own(_) if self.is_batched() => [Some(Hook::Collecting), None],
             Backing::Own(_) => [wants(Hook::HostSamples, samples), None],
@@ -352,7 +307,7 @@ impl Event {
             Backing::Traced => [wants(Hook::Traced, traced), wants(Hook::Registers, traced)],
             Backing::Shared(_) | Backing::Tsc | Backing::AllExits | Backing::Halts => [None, None],
         };
-        let throttled = wants(Hook::Throttled, self.throttle.is_closed());
+        let throttled = wants(Hook::Throttled, self.is_throttled());
         let wants_state = matches!(self.spec.kind, Kind::SampleTrace(_))
             || !self.spec.is_trace() && self.spec.capture().wants_state();
         let state = wants(Hook::State, samples && wants_state);
@@ -362,15 +317,7 @@ impl Event {
     /// Returns whether the event's vCPU must handle the event at exits, marks or drains. Returns false for an event
     /// that only counts and whose count can be read at any time.
     pub(crate) fn is_watched(&self) -> bool {
-        match self.backing {
-            Backing::Own(_) | Backing::Exits(_) | Backing::Happened(_) | Backing::Traced | Backing::GuestTime => true,
-            Backing::Shared(_) | Backing::Tsc | Backing::AllExits | Backing::Halts => false,
-        }
-    }
-
-    /// Whether the device itself increments the event's count.
-    pub(crate) fn is_kept(&self) -> bool {
-        matches!(self.backing, Backing::Exits(_) | Backing::Happened(_))
+        self.counting.is_watched()
     }
 
     /// Whether the event only counts, is not in the error state, and has no sink. Such an event starts and stops
@@ -381,19 +328,19 @@ impl Event {
 
     /// Whether the event's samples or packets come from host counters.
     pub(crate) fn is_sampled_by_host(&self) -> bool {
-        matches!(self.backing, Backing::Own(_))
+        self.counting.backing().is_own()
     }
 
     /// Whether each of the event's samples causes an exit whose time counts against the limit on the vCPU's
     /// sampling time.
     pub(crate) fn takes_time(&self) -> bool {
-        let samples = self.is_sampled_by_host() && self.period.is_some();
+        let samples = self.is_sampled_by_host() && self.overflows.period.is_some();
         samples && !self.is_batched() && !self.is_operators()
     }
 
     /// Whether the host records the event's overflows for a later drain.
     pub(crate) fn is_batched(&self) -> bool {
-        self.batched
+        self.counting.is_batched()
     }
 
     /// Returns whether the host records the event's overflows for a later drain if the event is prompt, or if it is
@@ -406,7 +353,12 @@ impl Event {
     /// Whether the host may hold overflows of the event that can be taken only while the event's vCPU is outside the
     /// guest: it is active, and uses the exit engine.
     pub(crate) fn may_hold(&self) -> bool {
-        self.is_sampled_by_host() && !self.is_batched() && self.active.is_some()
+        self.is_sampled_by_host() && !self.is_batched() && self.active_on().is_some()
+    }
+
+    /// Returns whether the event is throttled. The overflows of a throttled event leave no records.
+    pub(crate) fn is_throttled(&self) -> bool {
+        self.overflows.is_throttled()
     }
 
     /// Whether an overflow needs no more than its record: it starts and stops no other event, and lifts no throttle.
@@ -421,48 +373,55 @@ impl Event {
         }
     }
 
-    /// Whether the event is paused.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.paused
-    }
+    // Counting.
 
     /// Opens a host counter for the event on `cpu`, if the event needs one there and has none yet.
     ///
     /// # Errors
     /// The host's error, or `ESRCH` while the vCPU has no thread.
     pub(crate) fn prepare(&mut self, cpu: &mut Cpu) -> io::Result<()> {
-        if self.backing.is_prepared(cpu.index) {
-            return Ok(());
-        }
-        let request = self.request(cpu);
-        let operators = self.is_operators();
-        self.backing.prepare(cpu, &request, operators)
+        self.count(|counting, order| counting.prepare(cpu, order))
     }
 
-    /// The request for the event's host counter.
-    fn request(&self, cpu: &Cpu) -> Request {
-        let asked = &self.spec.request;
-        let (kind, config) = self.spec.kind.counter().unwrap_or((asked.kind, asked.config));
-        let hardware = &cpu.backend.settings.hardware;
-        let guest_only = hardware.count_mode == CountMode::Guest || self.period.is_some();
-        Request {
-            kind,
-            config,
-            sampling: self.period.map(|period| Sampling {
-                rate: period.rate(),
-                engine: match self.is_batched() {
-                    true => Engine::Batched,
-                    false => Engine::Exit,
-                },
-            }),
-            exclude_user: self.spec.excludes(true),
-            exclude_kernel: self.spec.excludes(false),
-            exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
-            // The guest's `OPEN_PINNED` does not pin the host's counter, because a pinned counter would never yield to
-            // the operator's counters. Only the operator's setting pins the counter. `Event::read` handles
-            // `OPEN_PINNED`.
-            pinned: is_hardware(kind) && hardware.pinned,
-        }
+    /// Starts counting on `cpu`.
+    ///
+    /// # Errors
+    /// The host's error. The caller must then call [`Event::fail`].
+    pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        self.count(|counting, order| counting.start(cpu, order))?;
+        self.overflows.resume();
+        Ok(())
+    }
+
+    /// Updates count and times.
+    ///
+    /// # Errors
+    /// See [`Event::start`].
+    pub(crate) fn update(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        self.count(|counting, order| counting.update(cpu, order))?;
+        self.publish_counts();
+        Ok(())
+    }
+
+    /// Stops counting.
+    ///
+    /// # Errors
+    /// See [`Event::start`].
+    pub(crate) fn stop(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        self.count(|counting, order| counting.stop(cpu, order))?;
+        self.publish_counts();
+        Ok(())
+    }
+
+    /// If the event's counter is waiting for room and there is some now, starts the counter. Returns whether it is still
+    /// waiting.
+    ///
+    /// # Errors
+    /// See [`Event::start`].
+    pub(crate) fn stop_waiting(&mut self, cpu: &mut Cpu) -> io::Result<bool> {
+        let waits = self.count(|counting, order| counting.stop_waiting(cpu, order))?;
+        self.publish_counts();
+        Ok(waits)
     }
 
     /// Stops the event's own counter and updates count and times, so that the counter can be replaced
@@ -471,10 +430,9 @@ impl Event {
     /// # Errors
     /// See [`Event::start`].
     pub(crate) fn stop_counter(&mut self, cpu: &mut Cpu) -> io::Result<()> {
-        if !self.paused {
-            self.run(cpu, false)?;
-        }
-        self.update(cpu)
+        self.count(|counting, order| counting.stop_counter(cpu, order))?;
+        self.publish_counts();
+        Ok(())
     }
 
     /// Makes the batched engine or the exit engine take the event's samples from now on. Replaces the event's own
@@ -484,187 +442,17 @@ impl Event {
     /// # Errors
     /// See [`Event::start`].
     pub(crate) fn change_engine(&mut self, cpu: &mut Cpu, batched: bool) -> io::Result<()> {
-        work::charge(1);
-        self.batched = batched;
-        let request = self.request(cpu);
-        self.backing.replace(cpu, &request)?;
-        if self.silent {
-            self.silence()?;
-        }
-        if let Some(active) = &mut self.active
-            && let Some(open) = self.backing.counter(active.vcpu)
-        {
-            active.base = open.last;
-        }
-        match self.paused {
-            true => Ok(()),
-            false => self.run(cpu, true),
-        }
-    }
-
-    /// Starts counting on `cpu`.
-    ///
-    /// # Errors
-    /// The host's error. The caller must then call [`Event::fail`].
-    pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
-        work::charge(1);
-        self.prepare(cpu)?;
-        let waits = !self.paused && !self.has_slot(cpu)?;
-        let base = match self.backing.counter(cpu.index) {
-            Some(open) => {
-                if !self.paused && !waits {
-                    cpu.hold_own();
-                    open.start()?;
-                }
-                open.last
-            }
-            None => self.backing.read(cpu)?,
-        };
-        if let Some(period) = &mut self.period {
-            period.resume();
-        }
-        self.active = Some(Active { vcpu: cpu.index, since: cpu.counting_tsc(), base, waits });
-        Ok(())
-    }
-
-    /// Reserves a [`RunSlot`] on `cpu` for the event's own counter, if the counter needs one and has none yet.
-    /// Returns whether the event may count there.
-    ///
-    /// # Errors
-    /// `ENOSPC` if the vCPU's [`RunLimit`] is reached and the event is pinned.
-    fn has_slot(&mut self, cpu: &Cpu) -> io::Result<bool> {
-        if !self.backing.is_own() || self.is_operators() {
-            return Ok(true);
-        }
-        if self.slot.is_none() {
-            self.slot = cpu.take_slot(self.interrupts());
-        }
-        match self.slot.is_none() && self.spec.has(OPEN_PINNED) {
-            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-            false => Ok(self.slot.is_some()),
-        }
-    }
-
-    /// Frees the [`RunSlot`] of the event's counter, and ends any wait for a slot. The counter must be stopped.
-    fn leave_slot(&mut self) {
-        self.slot = None;
-        if let Some(active) = &mut self.active {
-            active.waits = false;
-        }
-    }
-
-    /// Interrupts per second of the event's host counter. Zero if unknown.
-    fn interrupts(&self) -> u64 {
-        let rate = self.period.map(Period::rate);
-        rate.map_or(0, |rate| self.spec.interrupts(rate))
-    }
-
-    /// Returns whether the event is active but its counter is stopped and waits for room.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.active.is_some_and(|active| active.waits)
-    }
-
-    /// Sets the number of the event's current wait.
-    pub(crate) fn begin_wait(&mut self, number: u64) {
-        self.wait = number;
-    }
-
-    /// Returns whether the wait with this number is the event's current wait for room.
-    pub(crate) fn is_in_wait(&self, number: u64) -> bool {
-        self.is_waiting() && self.wait == number
-    }
-
-    /// If the event's counter is waiting for a [`RunSlot`] and can now get one, starts the counter. Returns whether it
-    /// is still waiting.
-    ///
-    /// # Errors
-    /// See [`Event::start`].
-    pub(crate) fn stop_waiting(&mut self, cpu: &mut Cpu) -> io::Result<bool> {
-        if !self.is_waiting() {
-            return Ok(false);
-        }
-        work::charge(1);
-        if !self.has_slot(cpu)? {
-            return Ok(true);
-        }
-        self.update(cpu)?;
-        if let Some(active) = &mut self.active {
-            active.waits = false;
-        }
-        self.run(cpu, true)?;
-        Ok(false)
-    }
-
-    /// Updates count and times.
-    ///
-    /// # Errors
-    /// See [`Event::start`].
-    pub(crate) fn update(&mut self, cpu: &mut Cpu) -> io::Result<()> {
-        work::charge(1);
-        let Some(active) = self.active else {
-            return Ok(());
-        };
-        let reading = self.read(cpu, &active)?;
-        let now = cpu.counting_tsc();
-        self.fold(&active, reading, now);
-        self.active = Some(Active { since: now.max(active.since), base: reading, ..active });
-        Ok(())
-    }
-
-    /// Stops counting.
-    ///
-    /// # Errors
-    /// See [`Event::start`].
-    pub(crate) fn stop(&mut self, cpu: &mut Cpu) -> io::Result<()> {
-        work::charge(1);
-        let Some(active) = self.active.take() else {
-            return Ok(());
-        };
-        self.slot = None;
-        if let Some(open) = self.backing.counter(active.vcpu).filter(|_| !active.waits) {
-            cpu.hold_own();
-            open.stop()?;
-        }
-        let reading = self.read(cpu, &active)?;
-        self.fold(&active, reading, cpu.counting_tsc());
-        Ok(())
-    }
-
-    /// Reads the current count and times of the event's backing.
-    ///
-    /// # Errors
-    /// The host's error. `EIO` if the event is pinned but has been multiplexed since the last update.
-    fn read(&mut self, cpu: &mut Cpu, active: &Active) -> io::Result<Reading> {
-        if active.waits {
-            return Ok(active.base);
-        }
-        let reading = self.backing.read(cpu)?;
-        match self.spec.has(OPEN_PINNED) && !ran_throughout(active.base, reading) {
-            // `OPEN_PINNED` does not pin the counter on the host, so the device itself checks whether the
-            // counter was running all the time.
-            true => Err(io::Error::from_raw_os_error(libc::EIO)),
-            false => Ok(reading),
-        }
-    }
-
-    /// Drops the counters of `vcpu`, whose thread has ended. The event must not be active there.
-    pub(crate) fn forget_thread(&mut self, vcpu: u32) {
-        self.backing.forget(vcpu);
+        self.count(|counting, order| counting.change_engine(cpu, order, batched))?;
+        self.overflows.silence_again(&mut self.counting)?;
+        self.counting.start_replaced(cpu)
     }
 
     /// Puts the event in the error state, which stops it permanently. Returns its leases of shared counters. The caller
     /// must release the leases.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
-        self.active = None;
-        self.slot = None;
         self.failed = true;
         self.publish_on();
-        self.backing.take_counters()
-    }
-
-    /// Closes the event's own counters. Returns its leases of shared counters. The caller must release the leases.
-    pub(crate) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
-        self.backing.take_counters()
+        self.counting.abandon()
     }
 
     /// Pauses or resumes the event. A paused event does not count.
@@ -672,46 +460,19 @@ impl Event {
     /// # Errors
     /// See [`Event::start`].
     pub(crate) fn pause(&mut self, cpu: &mut Cpu, paused: bool) -> io::Result<()> {
-        if self.paused == paused {
+        if self.is_paused() == paused {
             return Ok(());
         }
+        self.count(|counting, order| counting.pause(cpu, order, paused))?;
+        self.publish_counts();
         if paused {
-            self.run(cpu, false)?;
-        }
-        self.update(cpu)?;
-        self.paused = paused;
-        if paused {
-            self.leave_slot();
             return Ok(());
         }
-        let waits = self.active.is_some() && !self.has_slot(cpu)?;
-        if let Some(active) = &mut self.active {
-            active.waits = waits;
-        }
-        self.period.iter_mut().for_each(Period::resume);
+        self.overflows.resume();
         if let Some(trace) = &mut self.trace {
             trace.sync(SYNC_RESUME);
         }
-        self.run(cpu, true)
-    }
-
-    /// Starts or stops the event's own host counter, if the event is active and is not waiting for a [`RunSlot`].
-    fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
-        let vcpu = self.active_on().filter(|_| !self.is_waiting());
-        match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
-            Some(open) => {
-                cpu.hold_own();
-                match on {
-                    true => open.start(),
-                    false => open.stop(),
-                }
-            }
-            None => Ok(()),
-        }
-    }
-
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed
+        self.counting.run(cpu, true)
     }
 
     /// Sets the count to zero. The times keep their values.
@@ -720,7 +481,7 @@ impl Event {
     /// See [`Event::start`].
     pub(crate) fn reset(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         self.update(cpu)?;
-        self.count = 0;
+        self.counting.count = 0;
         if let Some(trace) = &mut self.trace {
             trace.reset();
         }
@@ -733,195 +494,47 @@ impl Event {
     /// See [`Event::start`]. `ENOSPC` if the new rate would exceed the vCPU's limit on interrupts. In that case, the
     /// period does not change.
     pub(crate) fn set_period(&mut self, period: Period, limit: RunLimit) -> io::Result<()> {
-        let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
-        if let Some(slot) = &mut self.slot
-            && !slot.change(limit, after)
-        {
+        let before = self.overflows.rate().map_or(0, |rate| self.spec.interrupts(rate));
+        let after = self.spec.interrupts(period.rate());
+        if !self.counting.change_rate(limit, after) {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
-        let changed = self.change_period(period);
-        if let Some(slot) = self.slot.as_mut().filter(|_| changed.is_err()) {
-            slot.change(limit, before);
+        let changed = self.overflows.set_period(&mut self.counting, period);
+        if changed.is_err() {
+            self.counting.change_rate(limit, before);
         }
         changed
-    }
-
-    fn change_period(&mut self, period: Period) -> io::Result<()> {
-        // If overflows are disabled on the host, the host gets the new rate when the throttle is lifted.
-        if !self.silent {
-            self.backing.set_rate(period.rate())?;
-        }
-        self.period = Some(period);
-        Ok(())
     }
 
     /// Counts one occurrence. Returns the resulting overflow, if any. `now` returns guest nanoseconds.
     pub(crate) fn count_one(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
         work::charge(1);
-        if let Backing::Happened(times) = &mut self.backing {
+        if let Backing::Happened(times) = self.counting.backing_mut() {
             *times += 1;
         }
-        self.period.as_mut()?.grow(1, now)
-    }
-
-    /// Decides whether the device writes a record for an overflow at `time`. If it is the last record that the rate
-    /// limit allows in a window of guest time, disables overflows on the host until the throttle is lifted, unless
-    /// the event has a frequency.
-    ///
-    /// # Errors
-    /// See [`Event::start`].
-    pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> (Verdict, io::Result<()>) {
-        let verdict = self.throttle.admit(limit, time);
-        // If the event has a frequency, the host adjusts the period to match it. The frequency does not exceed the rate
-        // limit, so overflows can stay enabled.
-        let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
-        let silenced = match silence {
-            true => self.silence(),
-            false => Ok(()),
-        };
-        (verdict, silenced)
-    }
-
-    /// Drops overflows from `time` until the next window of guest time begins. Disables overflows on the host, unless
-    /// the event has a frequency.
-    ///
-    /// # Errors
-    /// See [`Event::start`].
-    pub(crate) fn exhaust(&mut self, limit: RateLimit, time: u64) -> io::Result<()> {
-        self.throttle.close(limit, time);
-        match self.period.is_some_and(Period::is_frequency) {
-            true => Ok(()),
-            false => self.silence(),
-        }
-    }
-
-    /// Like [`Event::exhaust`], but reduces the frequency of an event that has one. Call this for an event whose
-    /// overflows took too much time.
-    ///
-    /// # Errors
-    /// See [`Event::start`].
-    pub(crate) fn rest(&mut self, limit: RateLimit, time: u64) -> io::Result<()> {
-        self.throttle.close(limit, time);
-        self.silence()
-    }
-
-    /// Disables overflows of the event's host counters until the throttle is lifted. If the event has a
-    /// frequency, sets a frequency of 1 Hz on the host instead.
-    fn silence(&mut self) -> io::Result<()> {
-        self.silent = true;
-        match self.period {
-            Some(period) if period.is_frequency() => self.backing.set_rate(Rate::Frequency(1)),
-            _ => self.backing.silence(),
-        }
+        self.overflows.grow(now)
     }
 
     /// Admits an overflow at `time` that needs no work besides its record. This requires that the event has no overflow
     /// limit, does not start or stop other events, is not throttled, and does not become throttled. For any other
-    /// overflow, returns `false` and changes nothing. The caller must then call [`Event::admit`].
+    /// overflow, returns `false` and changes nothing. The caller must then call [`OverflowControl::admit`].
     pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
-        self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
-    }
-
-    /// Returns whether the event is throttled. The overflows of a throttled event leave no records.
-    pub(crate) fn is_throttled(&self) -> bool {
-        self.throttle.is_closed()
-    }
-
-    /// Lifts the throttle if its window has ended at `time`. Returns whether it was lifted.
-    ///
-    /// # Errors
-    /// See [`Event::start`].
-    pub(crate) fn unthrottle(&mut self, limit: RateLimit, time: u64) -> io::Result<bool> {
-        if !self.throttle.unthrottle(limit, time) {
-            return Ok(false);
-        }
-        match self.period.filter(|_| std::mem::take(&mut self.silent)) {
-            Some(period) => self.backing.set_rate(period.rate()).map(|()| true),
-            None => Ok(true),
-        }
-    }
-
-    /// Takes the overflows of the event's host counter on `vcpu`.
-    pub(crate) fn drain(&mut self, vcpu: u32) -> Overflows {
-        work::charge(1);
-        self.backing.drain(vcpu)
+        self.effects.is_empty() && self.overflows.admit_plain(limit, time)
     }
 
     /// Count and times at the last update.
     pub(crate) fn counts(&self, clock: Clock) -> CountSnapshot {
+        let counting = &self.counting;
         CountSnapshot {
-            count: self.trace.as_ref().map_or(self.count, Trace::count),
-            time_enabled: clock.nanoseconds(self.enabled_ticks),
-            time_running: clock.nanoseconds(self.running_ticks),
-            growing_since: self.active.map(|active| clock.nanoseconds(active.since)),
+            count: self.trace.as_ref().map_or(counting.count, Trace::count),
+            time_enabled: clock.nanoseconds(counting.enabled_ticks),
+            time_running: clock.nanoseconds(counting.running_ticks),
+            growing_since: counting.since().map(|since| clock.nanoseconds(since)),
         }
     }
 
     /// Returns the number of overflows without a record. For a trace, returns the number of lost bytes.
     pub(crate) fn lost(&self) -> u64 {
         self.trace.as_ref().map_or(self.lost, Trace::lost)
-    }
-
-    fn fold(&mut self, active: &Active, reading: Reading, now: u64) {
-        let ticks = now.saturating_sub(active.since);
-        self.enabled_ticks = self.enabled_ticks.wrapping_add(ticks);
-        if active.waits {
-            return;
-        }
-        if !self.paused {
-            self.count = self.count.wrapping_add(reading.value.wrapping_sub(active.base.value));
-        }
-        self.running_ticks = self.running_ticks.wrapping_add(share(
-            ticks,
-            reading.running.saturating_sub(active.base.running),
-            reading.enabled.saturating_sub(active.base.enabled),
-        ));
-        self.publish_counts();
-    }
-
-    fn publish_on(&self) {
-        if let Some(group) = self.group.as_ref().filter(|_| self.leads()) {
-            let on = self.enabled && !self.failed;
-            group.on.store(on, Ordering::Relaxed);
-        }
-    }
-
-    /// Publishes the event's count and losses to readers of its group on other vCPUs.
-    pub(crate) fn publish_counts(&self) {
-        if let Some(counts) = &self.last_counts {
-            let value = self.trace.as_ref().map_or(self.count, Trace::count);
-            counts.set(value, self.lost());
-        }
-    }
-}
-
-/// Returns whether the host's counter ran all the time between two readings.
-fn ran_throughout(before: Reading, now: Reading) -> bool {
-    let ran = now.running.saturating_sub(before.running);
-    ran >= now.enabled.saturating_sub(before.enabled)
-}
-
-/// Returns the part of `ticks` during which the host's counter ran: `ticks` times `running` / `enabled`. Returns all of
-/// `ticks` if the counter always ran, or if the host measured no time.
-fn share(ticks: u64, running: u64, enabled: u64) -> u64 {
-    if running >= enabled {
-        return ticks;
-    }
-    let share = u128::from(ticks) * u128::from(running) / u128::from(enabled);
-    // The share fits into 64 bits, because it is less than `ticks`: `running` is less than `enabled`.
-    u64::try_from(share).unwrap_or(ticks)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn running_time_is_the_hosts_share_of_enabled_time() {
-        assert_eq!(share(1000, 0, 0), 1000);
-        assert_eq!(share(1000, 50, 50), 1000);
-        assert_eq!(share(1000, 25, 100), 250);
-        assert_eq!(share(1000, 0, 100), 0);
-        assert_eq!(share(u64::MAX, u64::MAX - 1, u64::MAX), u64::MAX - 1);
     }
 }

@@ -66,8 +66,9 @@ impl Overflowed {
         Self {
             event: id,
             sink: event.and_then(|event| event.output.sink.as_ref()).map(|sink| sink.id()),
-            named: event.is_some_and(|event| event.task.is_none() && event.spec.request.layout.has(SAMPLE_TID)),
-            alone: event.is_none_or(|event| event.limit == 0 && event.group.is_none()),
+            named: event
+                .is_some_and(|event| event.schedule.task.is_none() && event.spec.request.layout.has(SAMPLE_TID)),
+            alone: event.is_none_or(|event| event.overflows.limit() == 0 && event.group.is_none()),
         }
     }
 }
@@ -102,7 +103,7 @@ impl Batch {
     /// Takes the host's records of one event, and drops overflows that happened during the host's own work. Writes the
     /// packets of exits at once.
     pub(super) fn take(&mut self, core: &mut Core, event: &mut Event) {
-        let overflows = event.drain(core.cpu.index);
+        let overflows = event.counting.drain(core.cpu.index);
         work::charge_examined(overflows.samples.len());
         let now = core.cpu.backend.source.tsc();
         for overflow in overflows.samples {

@@ -250,7 +250,7 @@ fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errn
     if changes && event.is_operators() {
         return Err(Errno::EPERM);
     }
-    let context = event.context;
+    let context = event.schedule.context;
     state.events.unthrottle(id, None);
     match op {
         COMMAND_ENABLE => state.enable(id),

@@ -149,12 +149,12 @@ impl Core {
 
     /// Like [`Core::sample_id`], but at `time`, in guest nanoseconds.
     pub(super) fn sample_id_at(&self, event: &Event, time: u64) -> SampleId {
-        let task = match event.context {
+        let task = match event.schedule.context {
             Context::Vcpu(_) => self.writer.running(),
             // Unknown if its task has never run.
-            Context::Task(_) => event.task.unwrap_or_default(),
+            Context::Task(_) => event.schedule.task.unwrap_or_default(),
         };
-        let vcpu = event.placed_on().unwrap_or(event.last_vcpu);
+        let vcpu = event.schedule.recorded();
         event.spec.sample_id(task, vcpu, time)
     }
 

@@ -124,7 +124,7 @@ impl Events {
         // The driver may have granted space to the event, in an area that the driver manages. End this grant, so that
         // the driver can grant space to other events of the same family.
         let _ = event.output.sink.as_ref().map(|sink| sink.finish(id));
-        self.core.release(event.take_counters());
+        self.core.release(event.counting.take_counters());
     }
 
     /// Removes every event except those that `outlives` selects. Writes nothing to guest memory.
@@ -139,7 +139,7 @@ impl Events {
             if event.is_batched() {
                 self.batch.forget(id);
             }
-            self.core.release(event.take_counters());
+            self.core.release(event.counting.take_counters());
         }
         self.exits.skip(&self.core.cpu.vcpu);
     }
@@ -158,7 +158,8 @@ impl Events {
             self.claim_exit();
         }
         let event = self.map.get_mut(id).ok_or(Errno::ENOENT)?;
-        let idle = event.placed_on() == Some(self.core.cpu.index) && event.is_enabled() && event.active_on().is_none();
+        let idle =
+            event.schedule.on() == Some(self.core.cpu.index) && event.is_enabled() && event.active_on().is_none();
         if idle && event.has_failed() {
             return Err(Errno::EIO);
         }
@@ -176,7 +177,7 @@ impl Events {
         if event.spec.is_trace() {
             self.core.announce(event);
         }
-        if event.is_waiting() {
+        if event.counting.is_waiting() {
             self.core.metrics.counter_waits += u64::from(self.map.note_wait(id));
         }
         Ok(())
@@ -196,7 +197,7 @@ impl Events {
             match pending {
                 PendingOverflows::Written => self.write_last(id),
                 PendingOverflows::Discarded => {
-                    event.drain(self.core.cpu.index);
+                    event.counting.drain(self.core.cpu.index);
                     self.batch.forget(id);
                 }
             }
@@ -572,7 +573,7 @@ impl Events {
             self.fail(id, error);
             return false;
         }
-        if verdict == Verdict::Exhausted || event.limit == 0 {
+        if verdict == Verdict::Exhausted || event.overflows.limit() == 0 {
             return true;
         }
         let woke = self.core.writer.tally.wakeups - wakeups;
@@ -624,7 +625,7 @@ impl Events {
         let Some(event) = self.map.get(id) else {
             return;
         };
-        let (limit, sample_id) = (event.limit, moment.sample_id(event));
+        let (limit, sample_id) = (event.overflows.limit(), moment.sample_id(event));
         let (mut overflows, mut counted, mut last) = (0, 0_u64, false);
         let mut silenced = Ok(());
         for period in periods {

@@ -96,7 +96,7 @@ impl ExitTracer {
 
 /// Writes the packet of an exit that ended at `now`.
 fn write(core: &mut Core, event: &mut Event, stamp: &ExitStamp, now: u64, cut: bool) {
-    let task = event.task.unwrap_or_else(|| core.writer.running());
+    let task = event.schedule.task.unwrap_or_else(|| core.writer.running());
     let time = core.cpu.backend.clock.nanoseconds(stamp.tsc);
     let sample_id = event.spec.sample_id(task, core.cpu.index, time);
     let packet = exit_packet(stamp, &sample_id, now, cut);
@@ -121,7 +121,7 @@ pub(super) fn write_recorded(core: &mut Core, event: &mut Event, recorded: &[Rec
     let (spec, output) = (&event.spec, &event.output);
     let (clock, vcpu) = (core.cpu.backend.clock, &core.cpu.vcpu);
     // Read the history after the exits were taken, so that it includes every switch before them.
-    let history = event.task.is_none().then(|| core.writer.history());
+    let history = event.schedule.task.is_none().then(|| core.writer.history());
     let now = core.cpu.backend.source.tsc();
     let mut left = recorded.len();
     work::charge(recorded.len() as u64);
@@ -137,7 +137,7 @@ pub(super) fn write_recorded(core: &mut Core, event: &mut Event, recorded: &[Rec
         };
         // The exit happened before `now`, even if the conversion of the host's clock gives a later time.
         let tsc = vcpu.to_guest(exit.tsc.min(now));
-        let task = event.task.unwrap_or_else(|| {
+        let task = event.schedule.task.unwrap_or_else(|| {
             let known = history.as_ref().and_then(|history| history.at(tsc));
             known.unwrap_or_else(|| {
                 core.metrics.samples_unnamed += 1;

@@ -80,7 +80,7 @@ impl EventMap {
     /// Drops the counters that events have on the previous thread of `vcpu`.
     pub(super) fn forget_thread(&mut self, vcpu: u32) {
         for event in self.events.values_mut() {
-            event.forget_thread(vcpu);
+            event.counting.forget_thread(vcpu);
         }
     }
 
@@ -92,16 +92,16 @@ impl EventMap {
 
     /// Queues an event if it has begun to wait for a counter. Returns whether it has.
     pub(super) fn note_wait(&mut self, id: u64) -> bool {
-        if !self.get(id).is_some_and(Event::is_waiting) {
+        if !self.get(id).is_some_and(|event| event.counting.is_waiting()) {
             return false;
         }
         let events = &self.events;
         let number = self.waits.begin(id, events.len(), |wait| {
             let event = events.get(&wait.event);
-            event.is_some_and(|event| event.is_in_wait(wait.number))
+            event.is_some_and(|event| event.counting.is_in_wait(wait.number))
         });
         if let Some(event) = self.events.get_mut(&id) {
-            event.begin_wait(number);
+            event.counting.begin_wait(number);
         }
         true
     }
@@ -114,7 +114,7 @@ impl EventMap {
     /// Returns the event of a wait. `None` if the wait has ended.
     pub(super) fn waiting(&mut self, wait: Wait) -> Option<&mut Event> {
         let event = self.events.get_mut(&wait.event);
-        event.filter(|event| event.is_in_wait(wait.number))
+        event.filter(|event| event.counting.is_in_wait(wait.number))
     }
 
     /// Puts back waits from [`EventMap::take_waits`] that have not ended.

@@ -34,13 +34,13 @@ pub(super) struct Moment {
 impl Moment {
     /// The sample id (task, vCPU, time and event) of a record or packet that `event` writes for this overflow.
     pub(super) fn sample_id(&self, event: &Event) -> SampleId {
-        let task = event.task.or(self.task).unwrap_or_default();
+        let task = event.schedule.task.or(self.task).unwrap_or_default();
         event.spec.sample_id(task, self.vcpu, self.time)
     }
 
     /// Whether a record of `event` for this overflow would name the task, but the task is not known.
     pub(super) fn is_unnamed(&self, event: &Event) -> bool {
-        self.task.is_none() && event.task.is_none() && event.spec.request.layout.has(SAMPLE_TID)
+        self.task.is_none() && event.schedule.task.is_none() && event.spec.request.layout.has(SAMPLE_TID)
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn count(
         let Some(event) = map.get_mut(id) else {
             continue;
         };
-        if !event.is_kept() || event.is_paused() || !matches(event.spec.kind) {
+        if !event.counting.is_kept() || event.is_paused() || !matches(event.spec.kind) {
             continue;
         }
         if event.spec.excludes_any() {

@@ -65,7 +65,7 @@ impl Sampler {
 
     /// Takes the overflows of an event's host counter that uses the exit engine.
     pub(super) fn take(&mut self, core: &Core, event: &mut Event) -> Overflows {
-        let overflows = event.drain(core.cpu.index);
+        let overflows = event.counting.drain(core.cpu.index);
         work::charge_examined(overflows.samples.len());
         if let Some(first) = overflows.samples.first().filter(|_| event.takes_time()) {
             let first = self.first_overflow.map_or(first.tsc, |before| before.min(first.tsc));
@@ -109,9 +109,11 @@ impl Sampler {
         let limit = core.cpu.backend.rate_limit;
         let allowed = event.is_throttled() || event.is_operators() || self.budget.admit(&core.cpu.backend.budget, time);
         if allowed {
-            core.change(event, |event, _| event.admit(limit, time))
+            core.change(event, |event, _| event.overflows.admit(&mut event.counting, limit, time))
         } else {
-            core.change(event, |event, _| (Verdict::Exhausted, event.exhaust(limit, time)))
+            core.change(event, |event, _| {
+                (Verdict::Exhausted, event.overflows.exhaust(&mut event.counting, limit, time))
+            })
         }
     }
 
@@ -147,7 +149,7 @@ impl Sampler {
             return Ok(());
         }
         let limit = backend.rate_limit;
-        if core.change(event, |event, _| event.unthrottle(limit, time))? {
+        if core.change(event, |event, _| event.overflows.unthrottle(&mut event.counting, limit, time))? {
             let sample_id = core.sample_id_at(event, time);
             core.note(event, &sample_id, &Note::Unthrottle);
         }
@@ -160,7 +162,7 @@ impl Sampler {
     /// The host's error. The caller must put the event in the error state.
     pub(super) fn rest(core: &mut Core, event: &mut Event, time: u64) -> io::Result<()> {
         let limit = core.cpu.backend.rate_limit;
-        let rested = core.change(event, |event, _| event.rest(limit, time));
+        let rested = core.change(event, |event, _| event.overflows.rest(&mut event.counting, limit, time));
         let sample_id = core.sample_id_at(event, time);
         core.note(event, &sample_id, &Note::Throttle);
         rested

@@ -179,7 +179,7 @@ impl State {
         cpu.vcpu.attach(thread, tsc_offset);
         // The cached time uses the previous offset.
         cpu.invalidate();
-        for id in self.events.map().ids(|event| event.placed_on() == Some(vcpu)) {
+        for id in self.events.map().ids(|event| event.schedule.on() == Some(vcpu)) {
             if let Err(errno) = self.events.start(id) {
                 let errno = errno.get();
                 log::debug!("event {id} cannot start on the thread of vCPU {vcpu}: errno {errno}");
@@ -231,7 +231,7 @@ impl State {
 
     /// Removes and returns a task event that is not placed on a vCPU, for another shard to receive.
     pub(crate) fn give(&mut self, id: u64) -> Option<Event> {
-        let stays = self.event(id)?.placed_on().is_some();
+        let stays = self.event(id)?.schedule.on().is_some();
         if stays { None } else { self.map_mut().remove(id) }
     }
 
@@ -271,7 +271,7 @@ impl State {
     pub(super) fn set_period(&mut self, id: u64, asked: u64) -> Result<(), Errno> {
         let (core, map) = self.events.parts();
         let event = map.get_mut(id).ok_or(Errno::ENOENT)?;
-        let period = event.period.ok_or(Errno::EINVAL)?;
+        let period = event.overflows.period().ok_or(Errno::EINVAL)?;
         let highest = u64::from(core.cpu.backend.settings.limits.max_sample_rate);
         let period = match period.rate() {
             Rate::Frequency(_) if (1..=highest).contains(&asked) => Period::frequency(asked),
@@ -280,7 +280,7 @@ impl State {
             _ => return Err(Errno::EINVAL),
         };
         let changed = event.set_period(period, core.cpu.backend.run_limit());
-        if event.is_waiting() {
+        if event.counting.is_waiting() {
             // If the new rate is lower, it may fit within the limit on the total rate.
             core.cpu.look_again();
         }
@@ -320,22 +320,22 @@ impl State {
     /// Adds `overflows` to the event's overflow limit, and enables the event.
     pub(super) fn enable_for(&mut self, id: u64, overflows: u64) -> Result<(), Errno> {
         let event = self.map_mut().get_mut(id).ok_or(Errno::ENOENT)?;
-        if overflows == 0 || event.period.is_none() {
+        if overflows == 0 || event.overflows.period().is_none() {
             return Err(Errno::EINVAL);
         }
-        event.limit = event.limit.saturating_add(overflows);
+        event.overflows.add_to_limit(overflows);
         self.enable(id)
     }
 
     /// Schedules a task event in on this vCPU.
     pub(super) fn schedule_in(&mut self, id: u64) -> Result<(), Errno> {
-        let placed = self.with(id, |core, event| event.schedule_in(core.cpu.index, core.writer.running()));
+        let placed = self.with(id, |core, event| event.schedule.schedule_in(core.cpu.index, core.writer.running()));
         if placed.ok_or(Errno::ENOENT)? { self.events.start(id) } else { Err(Errno::EINVAL) }
     }
 
     /// Schedules a task event out from this vCPU.
     pub(super) fn schedule_out(&mut self, id: u64) -> Result<(), Errno> {
-        let displaced = self.with(id, |_, event| event.schedule_out());
+        let displaced = self.with(id, |_, event| event.schedule.schedule_out());
         displaced.ok_or(Errno::ENOENT)?;
         self.events.stop(id)
     }
@@ -353,11 +353,11 @@ impl State {
         let cpu = &mut core.cpu;
         let counted = match op {
             COMMAND_READ => event.update(cpu),
-            COMMAND_OUT if event.runs_on(cpu.index) => {
-                event.schedule_out();
+            COMMAND_OUT if event.schedule.is_in_on(cpu.index) => {
+                event.schedule.schedule_out();
                 event.stop(cpu)
             }
-            COMMAND_IN if event.schedule_in(cpu.index, core.writer.running()) => {
+            COMMAND_IN if event.schedule.schedule_in(cpu.index, core.writer.running()) => {
                 let starts = event.is_enabled() && event.is_led_on() && cpu.thread().is_some();
                 if starts { event.start(cpu) } else { Ok(()) }
             }
@@ -385,7 +385,7 @@ impl State {
     pub(crate) fn set_prompt(&mut self, id: u64, prompt: bool) -> Result<(), Errno> {
         let (core, map) = self.events.parts();
         let event = map.get_mut(id).ok_or(Errno::ENOENT)?;
-        if event.period.is_none() || event.spec.is_trace() {
+        if event.overflows.period().is_none() || event.spec.is_trace() {
             return Err(Errno::EINVAL);
         }
         if event.output.wakeups.prompt == prompt {
@@ -434,7 +434,7 @@ impl State {
         let event = self.event(id)?;
         Some(View {
             enabled: event.is_enabled(),
-            rate: event.period.map(Period::rate),
+            rate: event.overflows.period().map(Period::rate),
             state: event.state(),
             counts: event.counts(self.core().cpu.backend.clock),
             lost: event.lost(),
@@ -445,7 +445,7 @@ impl State {
     /// that vCPU.
     pub(super) fn flush_command(&mut self, id: u64, by: u32) -> Result<(), Errno> {
         let ids = if id == 0 {
-            self.events.map().ids(|event| event.persistent.is_some() && event.placed_on() == Some(by))
+            self.events.map().ids(|event| event.persistent.is_some() && event.schedule.on() == Some(by))
         } else {
             let event = self.event(id).ok_or(Errno::ENOENT)?;
             if event.active_on().is_some_and(|on| on != by) {
