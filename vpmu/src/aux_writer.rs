@@ -139,8 +139,5 @@ impl Drop for AuxWriter<'_> {
 }
 
 fn whole_words(bytes: u64) -> Result<u64, AuxError> {
-    match bytes.is_multiple_of(8) {
-        true => Ok(bytes),
-        false => Err(AuxError::Words(bytes)),
-    }
+    if bytes.is_multiple_of(8) { Ok(bytes) } else { Err(AuxError::Words(bytes)) }
 }

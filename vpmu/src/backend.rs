@@ -102,9 +102,10 @@ impl Backend {
     /// # Errors
     /// `ENOENT`, as for any event that is not in the catalogue.
     pub(crate) fn permit(&self, request: &Request) -> io::Result<()> {
-        match self.settings.hardware.events || !is_hardware(request.kind) {
-            true => Ok(()),
-            false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        if self.settings.hardware.events || !is_hardware(request.kind) {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ENOENT))
         }
     }
 

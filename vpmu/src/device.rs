@@ -364,10 +364,7 @@ impl Vpmu {
             self.shared.backend.ask_guest_ips();
         }
         let mut control = self.shared.control.lock();
-        match control.is_new() {
-            true => control.restore(state, driver),
-            false => Err(RestoreError::InUse),
-        }
+        if control.is_new() { control.restore(state, driver) } else { Err(RestoreError::InUse) }
     }
 
     /// Handles the driver's notification of the control queue or the event queue. For a notification of a vCPU's

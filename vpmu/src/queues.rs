@@ -311,9 +311,10 @@ fn walk(queue: &QueueState, memory: &View<'_>, head: u16, parts: &mut Vec<Part>)
             len: descriptor.len.get() as usize,
             writable: flags & WRITE != 0,
         };
-        let in_memory = match part.writable {
-            true => memory.is_writable(part.address, part.len),
-            false => memory.is_readable(part.address, part.len),
+        let in_memory = if part.writable {
+            memory.is_writable(part.address, part.len)
+        } else {
+            memory.is_readable(part.address, part.len)
         };
         if flags & INDIRECT != 0 || !in_memory {
             return Err(BadChain);

@@ -123,10 +123,7 @@ impl Mapping {
                 wake(&mut pending, others(sink).or(own), wakeups);
             }
         }
-        let of = match lasts {
-            true => Some(sinks.woken(owner)),
-            false => before.and_then(others),
-        };
+        let of = if lasts { Some(sinks.woken(owner)) } else { before.and_then(others) };
         if of != Some(Woken::Family(owner)) {
             let wakeups = pending.take_wakeups(Woken::Family(owner));
             wake(&mut pending, of, wakeups);
@@ -419,10 +416,7 @@ impl Mapping {
         }
         let ring = self.sinks.has_ring(id);
         // If the driver manages the area, it also writes the records, so the event must not have a ring.
-        let fits = match driven {
-            true => !self.sinks.is_redirected(id) && !ring,
-            false => ring,
-        };
+        let fits = if driven { !self.sinks.is_redirected(id) && !ring } else { ring };
         if spec.is_child() || !fits {
             return Err(Errno::EINVAL);
         }
@@ -507,10 +501,7 @@ impl Mapping {
     /// Checks that `more` additional pages of guest RAM stay within the operator's limit for rings and areas.
     pub(super) fn check_room(&self, more: usize) -> Result<(), Errno> {
         let pages = self.sinks.guest_pages() + more;
-        match pages > self.backend.settings.limits.max_pages as usize {
-            true => Err(Errno::ENOSPC),
-            false => Ok(()),
-        }
+        if pages > self.backend.settings.limits.max_pages as usize { Err(Errno::ENOSPC) } else { Ok(()) }
     }
 
     /// Checks that a ring may have `count` pages, including the metadata page.
@@ -529,10 +520,7 @@ impl Mapping {
             <[U64]>::ref_from_prefix_with_elems(addresses, count as usize).map_err(|_| Errno::EINVAL)?;
         work::charge_pages(addresses.len());
         let pages: Vec<GuestAddress> = addresses.iter().map(|a| GuestAddress(a.get())).collect();
-        match self.are_pages(&pages) {
-            true => Ok(pages),
-            false => Err(Errno::EINVAL),
-        }
+        if self.are_pages(&pages) { Ok(pages) } else { Err(Errno::EINVAL) }
     }
 
     /// Returns whether all of `pages` are pages of guest memory, and each is listed only once.

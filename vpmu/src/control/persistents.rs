@@ -88,19 +88,13 @@ impl PersistentEvents {
     pub(super) fn check_events(&self, placement: &Placement) -> Result<(), Errno> {
         let operators = self.iter().filter(|&id| placement.is_operators(id));
         let guests = placement.len() - operators.count();
-        match guests < self.backend.settings.limits.max_events as usize {
-            true => Ok(()),
-            false => Err(Errno::ENOSPC),
-        }
+        if guests < self.backend.settings.limits.max_events as usize { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
     /// Checks that the guest is below the operator's limit on persistent events.
     pub(super) fn check_room(&self, placement: &Placement) -> Result<(), Errno> {
         let guests = self.iter().filter(|&id| !placement.is_operators(id));
-        match guests.count() < self.backend.settings.limits.max_persistent as usize {
-            true => Ok(()),
-            false => Err(Errno::ENOSPC),
-        }
+        if guests.count() < self.backend.settings.limits.max_persistent as usize { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
     /// Checks that the guest may have one more persistent event. Returns the [`Persistence`] of the guest's new event
@@ -118,10 +112,7 @@ impl PersistentEvents {
         if name.is_reserved() && *name != Name::of(id) {
             return Err(Errno::EINVAL);
         }
-        match self.named(placement, name).is_some_and(|other| other != id) {
-            true => Err(Errno::EEXIST),
-            false => Ok(()),
-        }
+        if self.named(placement, name).is_some_and(|other| other != id) { Err(Errno::EEXIST) } else { Ok(()) }
     }
 
     /// The persistent event with a name.
@@ -143,9 +134,10 @@ impl PersistentEvents {
         if name.is_reserved() {
             return Err(PersistError::ReservedName(text.to_owned()));
         }
-        match self.named(placement, &name).is_some_and(|other| placement.is_operators(other)) {
-            true => Err(PersistError::NameTaken(text.to_owned())),
-            false => Ok(name),
+        if self.named(placement, &name).is_some_and(|other| placement.is_operators(other)) {
+            Err(PersistError::NameTaken(text.to_owned()))
+        } else {
+            Ok(name)
         }
     }
 
@@ -155,9 +147,10 @@ impl PersistentEvents {
     /// already persistent keeps its name, and any other event gets its default name.
     pub(super) fn detach(&mut self, placement: &mut Placement, mapping: &Mapping, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<DetachRequest>(request)?;
-        let name = match request.name.iter().all(|&byte| byte == 0) {
-            true => None,
-            false => Some(Name::from_wire(&request.name).ok_or(Errno::EINVAL)?),
+        let name = if request.name.iter().all(|&byte| byte == 0) {
+            None
+        } else {
+            Some(Name::from_wire(&request.name).ok_or(Errno::EINVAL)?)
         };
         let id = request.header.event.get();
         let entry = placement.get(id).ok_or(Errno::ENOENT)?;
@@ -232,10 +225,7 @@ impl PersistentEvents {
     // Status.
 
     pub(super) fn check_exists(&self, id: u64) -> Result<(), PersistError> {
-        match self.ids.contains(&id) {
-            true => Ok(()),
-            false => Err(PersistError::NoSuch(id)),
-        }
+        if self.ids.contains(&id) { Ok(()) } else { Err(PersistError::NoSuch(id)) }
     }
 
     /// The current status of every persistent event.

@@ -64,10 +64,7 @@ impl<W: Write> ReplyBuffer<W> {
     }
 
     fn enough(&self, needed: usize) -> Result<(), BadChain> {
-        match self.bytes < needed {
-            true => Err(BadChain),
-            false => Ok(()),
-        }
+        if self.bytes < needed { Err(BadChain) } else { Ok(()) }
     }
 }
 

@@ -156,10 +156,7 @@ impl Terms<'_> {
             (Engines::Batched, _) if by_host(request) => return Err(Errno::EOPNOTSUPP),
             _ => false,
         };
-        Ok(match batched {
-            true => ENGINE_BATCHED,
-            false => ENGINE_EXIT,
-        })
+        Ok(if batched { ENGINE_BATCHED } else { ENGINE_EXIT })
     }
 
     /// Returns the catalogue entry for the request, if the policy allows the event and the device supports the

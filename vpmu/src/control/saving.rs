@@ -331,10 +331,7 @@ impl Restore<'_> {
         if event.is_some_and(|event| event.spec.owner != event.spec.id) {
             return Err("an inherited event cannot have a ring or an area");
         }
-        let holder = match operators {
-            true => Holder::Operator,
-            false => Holder::Guest,
-        };
+        let holder = if operators { Holder::Operator } else { Holder::Guest };
         let taken = match &saved.ring {
             Some(ring) => addresses(&ring.pages),
             None => Vec::new(),
@@ -599,9 +596,10 @@ impl Restore<'_> {
             Err(_) if matches!(kind, Kind::SampleTrace(_)) && period.is_none() => Err("its request is not valid"),
             Err(_) => {
                 let denied = policy.is_some_and(|policy| !policy.allows(spec.request.kind, spec.request.config));
-                let refusal = match denied {
-                    true => Refusal::Policy,
-                    false => backend.refusal(spec.request.kind).unwrap_or(Refusal::Absent),
+                let refusal = if denied {
+                    Refusal::Policy
+                } else {
+                    backend.refusal(spec.request.kind).unwrap_or(Refusal::Absent)
                 };
                 Ok((Opening::lost(kind, spec.request.engine, spec.request.flags), Some(refusal)))
             }
@@ -673,9 +671,10 @@ impl Restore<'_> {
             NOTICE_PERSISTENT => saved.event < next_id,
             _ => true,
         };
-        match known {
-            true => self.control.notices.pending().restore(saved, woken),
-            false => Err("the event does not exist, or cannot have such a notice"),
+        if known {
+            self.control.notices.pending().restore(saved, woken)
+        } else {
+            Err("the event does not exist, or cannot have such a notice")
         }
     }
 }

@@ -46,9 +46,10 @@ impl Entry {
 
     fn add(&mut self, owner: u64, own_notices: bool) {
         self.families.insert(owner);
-        match own_notices {
-            true => self.sharing.remove(&owner),
-            false => self.sharing.insert(owner),
+        if own_notices {
+            self.sharing.remove(&owner)
+        } else {
+            self.sharing.insert(owner)
         };
     }
 

@@ -59,10 +59,7 @@ pub(super) fn open(source: &PerfSource, what: &Request, thread: i32) -> io::Resu
     };
     // Do not pin timers: they are members of a group, and perf allows only a group's leader to be pinned.
     let timed = is_clock && what.sampling.is_some() && !what.pinned;
-    let group = match timed {
-        true => source.timers.of(thread)?,
-        false => None,
-    };
+    let group = if timed { source.timers.of(thread)? } else { None };
     let event = match group {
         Some(group) => HostEvent::Timed(Timer::open(group, &attr(what, source.pmu()), thread)?),
         None => HostEvent::Alone(sys::open(&attr(what, source.pmu()), thread)?),

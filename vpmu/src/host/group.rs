@@ -322,10 +322,7 @@ impl Drop for Group {
 /// events share one. `None` if the event is not a software event.
 fn software_pmu(what: &Request) -> Option<u64> {
     let software = what.kind == KIND_SOFTWARE;
-    software.then_some(match is_clock(what.kind, what.config) {
-        true => what.config,
-        false => u64::MAX,
-    })
+    software.then_some(if is_clock(what.kind, what.config) { what.config } else { u64::MAX })
 }
 
 /// Returns whether the host refused a member because of its group. The error is `EINVAL` or `ENOSPC` if the PMU cannot

@@ -104,9 +104,10 @@ impl CpuPmu {
     /// # Errors
     /// `ENOENT`.
     pub(super) fn check(self, what: &Request) -> io::Result<()> {
-        match what.kind != KIND_RAW || self.takes(what.config) {
-            true => Ok(()),
-            false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        if what.kind != KIND_RAW || self.takes(what.config) {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ENOENT))
         }
     }
 }

@@ -29,9 +29,10 @@ pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) ->
 
 fn open_at(attr: &perf_event_attr, place: Target<'_>) -> io::Result<File> {
     let event = File::from(call::open(attr, place)?);
-    match u64::try_from(event.as_raw_fd()).is_ok_and(|fd| fd < most_descriptors()) {
-        true => Ok(event),
-        false => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+    if u64::try_from(event.as_raw_fd()).is_ok_and(|fd| fd < most_descriptors()) {
+        Ok(event)
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EMFILE))
     }
 }
 

@@ -99,10 +99,7 @@ impl Timers {
         };
         let mut state = locked(&group.state);
         state.paused = false;
-        match state.held {
-            true => Ok(()),
-            false => group.settle(&mut state),
-        }
+        if state.held { Ok(()) } else { group.settle(&mut state) }
     }
 
     fn find(&self, thread: i32) -> Option<Arc<TimerGroup>> {
@@ -152,9 +149,10 @@ impl Member {
         if self.on.load(Ordering::Relaxed) == runs {
             return Ok(());
         }
-        match runs {
-            true => sys::enable(&self.event)?,
-            false => sys::disable(&self.event)?,
+        if runs {
+            sys::enable(&self.event)?
+        } else {
+            sys::disable(&self.event)?
         }
         self.on.store(runs, Ordering::Relaxed);
         Ok(())
@@ -270,9 +268,10 @@ impl TimerGroup {
         if state.on == on {
             return Ok(());
         }
-        match on {
-            true => sys::enable(&self.leader)?,
-            false => sys::disable(&self.leader)?,
+        if on {
+            sys::enable(&self.leader)?
+        } else {
+            sys::disable(&self.leader)?
         }
         state.on = on;
         Ok(())

@@ -212,9 +212,10 @@ impl Producer {
         if self.paused || !self.has_room(pages, len) {
             return Outcome::default();
         }
-        let (start, head) = match self.mode.backward {
-            false => (self.head, self.head.wrapping_add(len)),
-            true => (self.head.wrapping_sub(len), self.head.wrapping_sub(len)),
+        let (start, head) = if self.mode.backward {
+            (self.head.wrapping_sub(len), self.head.wrapping_sub(len))
+        } else {
+            (self.head, self.head.wrapping_add(len))
         };
         if !loss.is_empty()
             && let Err(error) = pages.put(start, loss)
@@ -250,19 +251,13 @@ impl Producer {
     /// Bytes ever written, modulo 2^64.
     #[inline]
     fn produced(&self) -> u64 {
-        match self.mode.backward {
-            false => self.head,
-            true => self.head.wrapping_neg(),
-        }
+        if self.mode.backward { self.head.wrapping_neg() } else { self.head }
     }
 
     /// Whether `len` more bytes fit without overwriting unread data.
     #[inline]
     fn has_room(&mut self, pages: &impl Pages, len: u64) -> bool {
-        match self.mode.writable {
-            true => len <= self.room() || len <= self.look(pages),
-            false => len <= self.size,
-        }
+        if self.mode.writable { len <= self.room() || len <= self.look(pages) } else { len <= self.size }
     }
 
     /// Reads the reader's tail, and returns the number of free bytes.
@@ -293,10 +288,7 @@ impl Producer {
     /// position, the number exceeds the size of the data.
     #[inline]
     fn unread(&self) -> u64 {
-        match self.mode.backward {
-            false => self.head.wrapping_sub(self.tail),
-            true => self.tail.wrapping_sub(self.head),
-        }
+        if self.mode.backward { self.tail.wrapping_sub(self.head) } else { self.head.wrapping_sub(self.tail) }
     }
 
     /// Returns the start and the length of the readable records. `None` if older records were overwritten, because then
@@ -364,10 +356,7 @@ impl<'a, P: Pages> Session<'a, P> {
     #[inline]
     pub(crate) fn write(&mut self, sample: &[u64], context: &WriteContext<'_>) -> Outcome {
         let outcome = self.producer.append(&mut self.pages, sample, 1, context);
-        match outcome.written {
-            true => outcome,
-            false => self.lose(1),
-        }
+        if outcome.written { outcome } else { self.lose(1) }
     }
 
     /// Writes a record that is not a sample, if it fits. Does not count a loss if it does not fit.

@@ -181,9 +181,10 @@ impl Tables {
     }
 
     fn address(&self, entry: u64) -> u64 {
-        match self.wide {
-            true => entry & ADDRESS_DS | (entry & ADDRESS_DS_HIGH) << ADDRESS_DS_HIGH_SHIFT,
-            false => entry & ADDRESS,
+        if self.wide {
+            entry & ADDRESS_DS | (entry & ADDRESS_DS_HIGH) << ADDRESS_DS_HIGH_SHIFT
+        } else {
+            entry & ADDRESS
         }
     }
 }

@@ -135,10 +135,7 @@ impl Tracepoints {
     /// # Errors
     /// [`Refusal::Permission`].
     pub(super) fn permitted(self) -> Result<Self, Refusal> {
-        match self.open_to_all || permission::is_capable() {
-            true => Ok(self),
-            false => Err(Refusal::Permission),
-        }
+        if self.open_to_all || permission::is_capable() { Ok(self) } else { Err(Refusal::Permission) }
     }
 
     /// Opens the tracepoints on the calling thread, and closes them again. Closing them takes long.
