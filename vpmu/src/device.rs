@@ -37,6 +37,50 @@ use crate::work::Turn;
 const VERSION_1: u64 = 1 << 32;
 
 /// The device. Any thread may call its methods. The thread of a vCPU uses a [`VcpuSession`] for that vCPU.
+///
+/// # Examples
+/// The operator counts marks before the guest has a driver. When the driver has set up its queues, a VMM also calls
+/// [`Vpmu::activate`]; `examples/embed.rs` is a whole VMM.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use vm_memory::{GuestAddress, GuestMemoryMmap};
+/// use vmm_sys_util::signal::SIGRTMIN;
+/// use vpmu::host::PerfSource;
+/// use vpmu::{GuestRegs, Machine, Registers, Settings, Vpmu};
+///
+/// #[derive(Debug)]
+/// struct Vmm;
+///
+/// impl Machine for Vmm {
+///     fn exits(&self, _vcpu: u32) -> Option<u64> {
+///         None // without KVM's statistics
+///     }
+///     fn halts(&self, _vcpu: u32) -> Option<u64> {
+///         None
+///     }
+/// }
+///
+/// # struct Stopped;
+/// # impl Registers for Stopped {
+/// #     fn registers(&mut self) -> Option<GuestRegs> {
+/// #         None
+/// #     }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let window = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(1 << 32), 64 * 4096)])?;
+/// let source = PerfSource::new(SIGRTMIN())?;
+/// let vpmu = Vpmu::new(Settings::new(1, 2_400_000), Arc::new(Vmm), Box::new(source))?.with_window(window)?;
+/// vpmu.persist(&"marks,name=boot".parse()?)?;
+///
+/// // On the thread of vCPU 0, at an exit for a store of 7 to the doorbell:
+/// let mut vcpu = vpmu.attach(0, 0)?;
+/// vcpu.mark(7, &mut Stopped);
+/// assert_eq!(vpmu.persistent()[0].count, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Vpmu {
     shared: Arc<Shared>,
