@@ -60,6 +60,19 @@ impl<'a> Elf<'a> {
             .collect()
     }
 
+    /// Returns the address of the symbol `name`, which can also be a label, such as `_text`.
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> Option<u64> {
+        let mut symbols = self.0.symbols().chain(self.0.dynamic_symbols());
+        symbols.find(|symbol| symbol.is_definition() && symbol.name() == Ok(name)).map(|symbol| symbol.address())
+    }
+
+    /// Returns the build id; `None` if the file has none.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&'a [u8]> {
+        self.0.build_id().ok()?
+    }
+
     /// Returns the loadable segments.
     #[must_use]
     pub fn segments(&self) -> Segments {

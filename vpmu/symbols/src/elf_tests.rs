@@ -86,6 +86,19 @@ const SYMBOLS: [Entry<'_>; 8] = [
 ];
 
 #[test]
+fn symbol_of_any_kind_has_its_address() {
+    let bytes = file(&[
+        ("_text", NOTYPE, TEXT, 0x40_1000, 0),
+        ("main", FUNC, TEXT, 0x40_1010, 8),
+        ("elsewhere", FUNC, UNDEFINED, 0x40_1020, 0),
+    ]);
+    let elf = Elf::parse(&bytes).unwrap();
+    let found = ["_text", "main", "elsewhere", "absent"].map(|name| elf.address_of(name));
+    assert_eq!(found, [Some(0x40_1000), Some(0x40_1010), None, None]);
+    assert_eq!(elf.build_id(), None);
+}
+
+#[test]
 fn functions_of_a_file_are_found() {
     let bytes = file(&SYMBOLS);
     let functions = Elf::parse(&bytes).unwrap().functions();
