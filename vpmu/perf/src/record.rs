@@ -28,6 +28,10 @@ pub const TYPE_ITRACE_START: u32 = perf::PERF_RECORD_ITRACE_START;
 /// perf's `PERF_RECORD_KSYMBOL`.
 pub const TYPE_KSYMBOL: u32 = perf::PERF_RECORD_KSYMBOL;
 
+/// Base of `perf_event_attr::type` for events of the device's own kinds: in a `perf.data` file, their type is this value
+/// plus the kind. These types are far above perf's types and the types of a host's PMUs.
+pub const OWN_TYPE_BASE: u32 = 0x7670_0000;
+
 /// [`Header::mode`]: unknown.
 pub const MODE_UNKNOWN: u16 = 0;
 /// [`Header::mode`]: kernel mode.

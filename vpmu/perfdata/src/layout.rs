@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use vpmu::abi;
 use vpmu::source::Rate;
-use vpmu_perf::record::TYPE_KSYMBOL;
+use vpmu_perf::record::{OWN_TYPE_BASE, TYPE_KSYMBOL};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -25,9 +25,6 @@ const FEATURE_EVENT_DESC: u64 = 12;
 const NAME_ALIGN: usize = 64;
 /// perf's `PERF_TYPE_HARDWARE`.
 const TYPE_HARDWARE: u32 = 0;
-/// Base of `perf_event_attr::type` for events of the device's own kinds: their type is this value plus the kind. These
-/// types are far above perf's types and the types of a host's PMUs.
-const TYPE_BASE: u32 = 0x7670_0000;
 
 const ATTR_EXCLUDE_USER: u64 = 1 << 4;
 const ATTR_EXCLUDE_KERNEL: u64 = 1 << 5;
@@ -89,7 +86,7 @@ fn attr(stream: &Stream<'_>) -> Attr {
     let kind = match event.kind {
         abi::KIND_HARDWARE => TYPE_HARDWARE,
         kind @ (abi::KIND_SOFTWARE | abi::KIND_HW_CACHE | abi::KIND_RAW) => kind,
-        own => TYPE_BASE | own,
+        own => OWN_TYPE_BASE | own,
     };
     Attr {
         kind: kind.into(),
