@@ -130,6 +130,20 @@ fn only_one_crate_reads_symbols() {
     assert_eq!(found, BTreeSet::from(expected));
 }
 
+/// `vpmu-profile` reads and writes files: it knows neither the device nor the VMM. Only the VMM writes profiles.
+#[test]
+fn profiles_know_files_alone() {
+    let found = dependencies("vpmu-profile");
+    let own: BTreeSet<&str> = found.iter().map(String::as_str).filter(|name| name.starts_with("vpmu")).collect();
+    assert_eq!(own, BTreeSet::from(["vpmu-abi", "vpmu-perf", "vpmu-symbols"]));
+    for forbidden in ["vmm", "images", "kvm-ioctls", "clap", "event-manager"] {
+        assert!(!found.contains(forbidden), "vpmu-profile depends on {forbidden}");
+    }
+    for package in ["vpmu", "vpmu-kvm", "vpmu-perfdata", "vpmu-client"] {
+        assert!(!dependencies(package).contains("vpmu-profile"), "{package} depends on vpmu-profile");
+    }
+}
+
 #[test]
 fn tests_import_no_internals() {
     for package in ["tests", "guest-tests"] {
