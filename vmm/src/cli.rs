@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use crate::check::CheckArgs;
 use crate::config::RunArgs;
 use crate::ctl::CtlArgs;
+use crate::export::ExportArgs;
 use crate::serve::ServeArgs;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
@@ -23,6 +24,8 @@ Examples:
       See the persistent events of a machine that runs with --ctl vm.sock
   vmm ctl --socket vm.sock snapshot here
       Save that machine; 'vmm run --restore here' continues it from there
+  vmm export perf.data --to svg -o flames.svg
+      Draw a flame graph of a recording; see 'vmm export --help' for other formats
   vmm serve --socket pmu.sock --vcpus 2
       Give a guest of QEMU or Cloud Hypervisor the PMU; see 'vmm serve --help'
 
@@ -45,6 +48,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// List, start and end the persistent events of a running machine, or save the machine
     Ctl(CtlArgs),
+    /// Write a recording in the format of another profiler: flame graph, Firefox, pprof, Perfetto
+    Export(ExportArgs),
 }
 
 /// Parses the arguments of this process.

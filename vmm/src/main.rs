@@ -10,7 +10,7 @@ use vmm::exit::{EXIT_FAILURE, EXIT_USAGE, Ending};
 use vmm::printable::Printable;
 use vmm::report::{self, Destination, Report};
 use vmm::serve::{self, Served};
-use vmm::{check, ctl, logger, vm::Vm};
+use vmm::{check, ctl, export, logger, vm::Vm};
 
 fn main() -> ExitCode {
     logger::start();
@@ -34,6 +34,10 @@ fn main() -> ExitCode {
             Err(error) => fail(&error, EXIT_FAILURE).into(),
         },
         Command::Ctl(args) => match ctl::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&error, EXIT_FAILURE).into(),
+        },
+        Command::Export(args) => match export::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&error, EXIT_FAILURE).into(),
         },

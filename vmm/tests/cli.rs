@@ -21,7 +21,7 @@ fn refused(args: &[&str], code: i32, words: &[&str]) {
 
 #[test]
 fn missing_command_lists_the_commands() {
-    for (args, listed) in [(&[][..], ["check", "ctl"]), (&["ctl"], ["flush", "snapshot"])] {
+    for (args, listed) in [(&[][..], ["check", "export"]), (&["ctl"], ["flush", "snapshot"])] {
         let output = vmm(args).output().expect("vmm starts");
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let text = String::from_utf8_lossy(&output.stderr);
@@ -32,6 +32,20 @@ fn missing_command_lists_the_commands() {
             assert!(is_listed, "{command}: {text}");
         }
     }
+}
+
+#[test]
+fn recording_that_cannot_be_exported_is_reported_with_the_remedy() {
+    let bench = Bench::new();
+    let other = bench.file("other", b"not a recording");
+    let other = other.to_str().expect("text");
+    refused(&["export", other], 2, &["--to"]);
+    refused(&["export", other, "--to", "png"], 2, &["png", "folded", "svg", "firefox", "pprof", "perfetto"]);
+    refused(&["export", other, "--to", "svg"], 1, &["other", "not a perf.data file", "perf record"]);
+    refused(&["export", "/nonexistent", "--to", "svg"], 1, &["/nonexistent"]);
+    refused(&["export", "/dev/zero", "--to", "svg"], 1, &["/dev/zero", "regular file"]);
+    refused(&["export", other, "--to", "svg", "--vmlinux", other], 1, &["other", "unstripped vmlinux"]);
+    refused(&["export", other, "--to", "svg", "--symfs", other], 1, &["other", "not a directory"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod common;
 
 use std::fs::File;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use common::driver::opening;
 use common::{Bench, TRIPLE_FAULT, messages, outs, power_off, refused, run, vmm};
@@ -141,6 +141,51 @@ fn stock_perf_reads_a_runs_recording() {
         .flat_map(|number| ["0", "[000]", "marks:"].map(str::to_owned).into_iter().chain([number.to_string()]))
         .collect();
     assert_eq!(words, expected, "{text}");
+}
+
+#[test]
+fn recording_is_exported_in_each_format() {
+    let bench = Bench::new();
+    let code = [marks(5), outs(20), power_off()].concat();
+    recorded(&bench, &code, 0, &["--persistent", "marks", "--persistent", "exits-io"]);
+    let export = |to: &str, more: &[&str]| {
+        let mut command = vmm(["export", "--to", to]);
+        let output = command.arg(bench.path("perf.data")).args(more).output().expect("vmm starts");
+        assert!(output.status.success(), "{}", messages(&output));
+        output
+    };
+    let weight = |output: &Output| -> u64 {
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+    };
+    let folded = export("folded", &[]);
+    assert_eq!(weight(&folded), 5);
+    assert!(messages(&folded).contains("shows `marks`; --event selects one of: exits-io"), "{}", messages(&folded));
+    // The guest powers off by a write to a port.
+    assert_eq!(weight(&export("folded", &["--event", "exits-io"])), 21);
+    let perfetto: serde_json::Value = serde_json::from_slice(&export("perfetto", &[]).stdout).expect("JSON");
+    let events = perfetto["traceEvents"].as_array().expect("events");
+    let values: Vec<u64> = events.iter().filter_map(|event| event["args"]["value"].as_u64()).collect();
+    assert_eq!(values, [1, 2, 3, 4, 5]);
+    let firefox: serde_json::Value = serde_json::from_slice(&export("firefox", &[]).stdout).expect("JSON");
+    assert_eq!(firefox["threads"][0]["markers"]["length"], 26);
+    assert!(export("pprof", &[]).stdout.starts_with(&[0x1f, 0x8b]));
+    let svg = bench.path("flames.svg");
+    let written = export("svg", &["-o", svg.to_str().expect("text")]);
+    assert!(written.stdout.is_empty());
+    assert!(std::fs::read_to_string(&svg).expect("an SVG").contains("marks: 5 samples"));
+}
+
+#[test]
+fn export_does_not_overwrite_its_recording() {
+    let bench = Bench::new();
+    recorded(&bench, &[marks(5), power_off()].concat(), 0, &["--persistent", "marks"]);
+    let path = bench.path("perf.data");
+    let before = std::fs::read(&path).expect("a recording");
+    let mut command = vmm(["export", "--to", "svg", "-o"]);
+    let output = command.arg(&path).arg(&path).output().expect("vmm starts");
+    refused(&output, 1, &["perf.data", "--output"]);
+    assert_eq!(std::fs::read(&path).expect("a recording"), before);
 }
 
 #[test]
