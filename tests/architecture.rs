@@ -368,7 +368,7 @@ const VMM: Floors = &[
         ],
     ),
     ("what runs it", &["snapshot", "config", "ctl", "event_loop", "internals", "operator"]),
-    ("the commands", &["vm", "report", "serve", "cli"]),
+    ("the commands", &["vm", "report", "serve", "export", "cli"]),
 ];
 
 /// Returns each use of a module by a module that is listed before it, and each module that the floors or the sources

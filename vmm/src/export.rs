@@ -116,7 +116,7 @@ pub enum ExportError {
         source: io::Error,
     },
     /// The recording is not a file.
-    #[error("{0} is not a regular file: give a recording")]
+    #[error("{0} is not a regular file: it must be a recording")]
     NotFile(PathBuf),
     /// The recording cannot be read.
     #[error("cannot export {path}")]
@@ -257,12 +257,12 @@ fn notes(profile: &Profile, selection: &Selection<'_>, args: &ExportArgs) -> Vec
     }
     let (kernel, user) = profile.nameless;
     if kernel > 0 {
-        let remedy = if args.vmlinux.is_some() { "does --vmlinux match the kernel?" } else { "give --vmlinux" };
+        let remedy = if args.vmlinux.is_some() { "does --vmlinux match the kernel?" } else { "pass --vmlinux" };
         notes.push(format!("{kernel} frames of the kernel have no name: {remedy}"));
     }
     if user > 0 {
         let remedy =
-            if args.symfs.is_some() { "their files are not in --symfs, or have no build id" } else { "give --symfs" };
+            if args.symfs.is_some() { "their files are not in --symfs, or have no build id" } else { "pass --symfs" };
         notes.push(format!("{user} frames of programs have no name: {remedy}"));
     }
     notes

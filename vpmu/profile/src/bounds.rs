@@ -37,7 +37,7 @@ pub enum BoundsError {
     #[error("cannot read the file")]
     Read(#[source] io::Error),
     /// The file does not begin with perf's magic.
-    #[error("not a perf.data file: give a file that 'vmm run --recording', 'vmm ctl dump' or 'perf record' wrote")]
+    #[error("not a perf.data file: it must be one that 'vmm run --recording', 'vmm ctl dump' or 'perf record' wrote")]
     NotPerf,
     /// The file is of the other byte order.
     #[error("the recording is from a big-endian machine: only x86-64 and aarch64 are supported")]

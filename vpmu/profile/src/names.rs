@@ -30,7 +30,7 @@ pub enum NamesError {
         source: io::Error,
     },
     /// The directory is not a directory.
-    #[error("{0} is not a directory: give the root of the guest's files, or a directory with .build-id in it")]
+    #[error("{0} is not a directory: it must be the root of the guest's files, or a directory with .build-id in it")]
     NotDirectory(PathBuf),
     /// The ELF file is damaged.
     #[error("cannot parse the ELF file {path}")]
@@ -43,7 +43,7 @@ pub enum NamesError {
     },
     /// The file has no functions.
     #[error(
-        "{0} has no function symbols: give an unstripped vmlinux, a System.map, or a copy of /proc/kallsyms made as root"
+        "{0} has no function symbols: it must be an unstripped vmlinux, a System.map, or a copy of /proc/kallsyms made as root"
     )]
     None(PathBuf),
 }
