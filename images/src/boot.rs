@@ -238,7 +238,7 @@ impl Boot {
         transcript.log = run.ended.stderr.into_bytes();
         transcript.report = fs::read(report.path()).map_err(BootError::Temporary)?;
         if let Some(post_run) = &self.post_run {
-            let result = post_run.run(directory.path())?;
+            let result = post_run.run(directory.path(), parts.programs.vmm()?)?;
             transcript.host = result.output.into_bytes();
             transcript.host_status = Some(result.status);
         }
@@ -468,7 +468,7 @@ mod tests {
         let qemu = Boot { carrier: Carrier::BesideQemu, ..Boot::default() };
         let foreign = Sources { arch: Arch::Aarch64, ..Sources::default() };
         for boot in [
-            Boot { kvm_host: KvmHostChoice::Lab, ..qemu.clone() },
+            Boot { kvm_host: KvmHostChoice::Lab, carrier: Carrier::BesideEmulation, ..qemu.clone() },
             Boot { kvm_host: KvmHostChoice::Exact, ..qemu.clone() },
             Boot { kvm_host: KvmHostChoice::Direct, ..qemu.clone() },
             Boot { sources: foreign, ..qemu.clone() },

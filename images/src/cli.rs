@@ -337,7 +337,8 @@ mod tests {
         let carrier = |arguments: &[&str]| boot(arguments).unwrap().carrier;
         assert_eq!(carrier(&["--qemu", "--", "true"]), Carrier::BesideQemu);
         assert_eq!(carrier(&["--", "true"]), Carrier::Vmm);
-        for other in ["--lab", "--exact", "--direct", "--report=file"] {
+        assert_eq!(carrier(&["--qemu", "--lab", "--", "true"]), Carrier::BesideQemu);
+        for other in ["--exact", "--direct", "--report=file"] {
             let error = boot(&["--qemu", other, "--", "true"]).unwrap_err();
             assert!(error.contains("'--qemu' cannot be used with"), "{error}");
         }

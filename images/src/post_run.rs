@@ -11,8 +11,8 @@ use crate::third_party::Files;
 /// A command that inspects a guest's results, and the files that the command needs.
 #[derive(Clone, Debug, Default)]
 pub struct PostRun {
-    /// The shell command. It runs in the VMM's directory after the VMM has exited. On this machine, `perf` in
-    /// the command is the machine's own perf; in the lab there is a `perf` only if `files` contains one.
+    /// The shell command. It runs in the VMM's directory after the VMM has exited. `vmm` in the command is the VMM. On
+    /// this machine, `perf` is the machine's own perf; in the lab there is a `perf` only if `files` contains one.
     pub command: String,
     /// Files to put on the lab's host.
     pub files: Files,
@@ -41,14 +41,15 @@ exit $code
 }
 
 impl PostRun {
-    /// Runs the command on this machine, in `directory`.
+    /// Runs the command on this machine, in `directory`, with the VMM `vmm`.
     ///
     /// # Errors
     /// [`BootError::Temporary`]: the command could not be started, or its directory of tools could not be
     /// created.
-    pub(crate) fn run(&self, directory: &Path) -> Result<PostRunOutput, BootError> {
+    pub(crate) fn run(&self, directory: &Path, vmm: &Path) -> Result<PostRunOutput, BootError> {
         let tools = directory.join("bin");
         std::fs::create_dir(&tools).map_err(BootError::Temporary)?;
+        symlink(vmm, tools.join("vmm")).map_err(BootError::Temporary)?;
         if let Some(perf) = prerequisites::perf() {
             symlink(perf, tools.join("perf")).map_err(BootError::Temporary)?;
         }
@@ -76,7 +77,7 @@ mod tests {
         std::fs::write(directory.path().join("left"), "by the guest\n").unwrap();
         let post_run = PostRun { command: "cat left; echo bad >&2; exit 3".to_owned(), ..PostRun::default() };
         let expected = PostRunOutput { output: "by the guest\nbad\n".to_owned(), status: 3 };
-        assert_eq!(post_run.run(directory.path()).unwrap(), expected);
+        assert_eq!(post_run.run(directory.path(), Path::new("/bin/vmm")).unwrap(), expected);
     }
 
     #[test]

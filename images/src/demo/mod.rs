@@ -1,5 +1,5 @@
 //! The demo. A stock guest counts and samples a program and traces the guest's exits, and the host reports the cost.
-//! Then another guest panics, and the host shows that guest's last events.
+//! Then another guest panics, and the host shows that guest's last events, as text and as pictures.
 
 mod counters;
 mod crash;
@@ -15,6 +15,7 @@ use crate::arch::Arch;
 use crate::boot::Boot;
 use crate::cache::CacheError;
 use crate::error::BootError;
+use crate::file_error::FileError;
 use crate::kernel::KernelError;
 use crate::kvm_host::{KvmHost, KvmHostChoice};
 use crate::run::Outcome;
@@ -85,6 +86,9 @@ pub enum DemoError {
     /// The kernel with the symbols is missing.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// A picture of the recording could not be written.
+    #[error(transparent)]
+    Picture(#[from] FileError),
     /// perf, which reads recordings, is missing.
     #[error(transparent)]
     Perf(#[from] ThirdPartyError),
