@@ -142,7 +142,7 @@ mod permissions {
     const REFUSED: &[Refusal] = &[
         Refusal {
             reason: EXITS,
-            message: "errno of perf for exits of its own",
+            message: "errno for exits of its own",
             on: BOTH,
             tests: &["open_by_nobody_at_each_level_answers_as_perf_does"],
         },

@@ -33,7 +33,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "NAME")]
     pub event: Option<String>,
 
-    /// What a thread is in 'firefox' and 'perfetto'
+    /// The threads of 'firefox' and 'perfetto'
     #[arg(long, default_value = "task")]
     pub by: Threads,
 
@@ -244,7 +244,7 @@ fn is_broken_pipe(error: &FormatError) -> bool {
     kind == Some(io::ErrorKind::BrokenPipe)
 }
 
-/// What the profile lacks, and how to get it.
+/// Notes on missing samples and names, and how to get them.
 fn notes(profile: &Profile, selection: &Selection<'_>, args: &ExportArgs) -> Vec<String> {
     let mut notes = Vec::new();
     let others: Vec<&str> = selection.others().collect();

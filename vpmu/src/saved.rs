@@ -1,4 +1,4 @@
-//! What every part of a saved state consists of. Each module declares the saved form of its own types, beside these
+//! The elements that all parts of a saved state share. Each module declares the saved form of its own types, beside these
 //! types, and the module `save` puts the parts together. A change to any field of a saved type requires a new
 //! [`FORMAT`](crate::save::FORMAT).
 

@@ -79,7 +79,7 @@ pub struct Sample {
     pub stack: Option<StackId>,
 }
 
-/// What a recording contains.
+/// The contents of a recording.
 #[derive(Debug, Default)]
 pub struct Profile {
     /// Events, in the order of the file. The events of several vCPUs are one.

@@ -1,11 +1,11 @@
-//! What to export: one event, its weights, and the meaning of a thread.
+//! A selection for an exporter: one event, its weights, and the meaning of a thread.
 
 use std::collections::BTreeMap;
 
 use crate::model::{EventKind, Profile, Sample};
 use crate::stacks::StackId;
 
-/// What a thread of the exported profile is.
+/// The meaning of a thread in the exported profile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum By {
     /// A task, or a vCPU where the task is unknown.

@@ -23,7 +23,7 @@ struct Active {
     waits: bool,
 }
 
-/// What an event's counter must do.
+/// An order to an event's counter.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Order<'a> {
     pub(super) spec: &'a EventSpec,

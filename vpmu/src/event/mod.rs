@@ -274,7 +274,7 @@ impl Event {
         }
     }
 
-    // What the event needs.
+    // The event's needs.
 
     /// Whether the operator owns the event.
     pub(crate) fn is_operators(&self) -> bool {
