@@ -518,11 +518,9 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 }
 
 /**
- * vpmu_control_map_aux() - map an AUX area beside a ring or, with
- *                          VPMU_MAP_DRIVER_OWNED, without a ring
+ * vpmu_control_map_aux() - map an AUX area beside a ring
  * @dev: the device
- * @id: id of the event through which the ring was mapped; with
- *      VPMU_MAP_DRIVER_OWNED, id of the trace
+ * @id: id of the event through which the ring was mapped
  * @pages: the area's pages
  * @count: number of pages
  * @flags: VPMU_MAP_*

@@ -1,4 +1,4 @@
-//! What an event counts. [`Kind::parse`] turns the two numbers of a request into a type once, and everything that depends
+//! Kinds of events. [`Kind::parse`] turns the two numbers of a request into a type once, and everything that depends
 //! on the kind is a match that the compiler checks: a new kind does not compile until each of these places knows it.
 
 use crate::abi::{
@@ -9,7 +9,7 @@ use crate::abi::{
 };
 use crate::machine::ExitReason;
 
-/// What an event counts or traces.
+/// The subject of an event's count or trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Counted by a perf event of the host.

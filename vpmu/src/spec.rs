@@ -1,4 +1,4 @@
-//! What an event is: the request that opened it, its ids, and its context.
+//! The identity of an event: the request that opened it, its ids, and its context.
 
 use crate::abi::{
     CONTEXT_TASK, DEFAULT_STACK, ENGINE_BATCHED, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,

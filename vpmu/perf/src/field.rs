@@ -43,7 +43,7 @@ pub struct Field {
     pub bit: u64,
     /// Its contents, and thereby its size.
     pub contents: Contents,
-    /// What the device must know to fill it in.
+    /// The knowledge that the device needs to fill it in.
     pub needs: Needs,
     /// Whether perf's `struct sample_id`, the trailer of other records, has it too.
     pub in_trailer: bool,
@@ -96,7 +96,7 @@ pub enum Part {
     RegsIntr,
 }
 
-/// What the device must know at an overflow.
+/// Knowledge that the device needs at an overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// Only what it knows of every overflow.

@@ -320,11 +320,7 @@ impl Mapping {
     /// Pauses or resumes writing to the ring of an event.
     pub(super) fn pause(&self, placement: &Placement, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<PauseRequest>(request)?;
-        let paused = match request.paused.get() {
-            0 => false,
-            1 => true,
-            _ => return Err(Errno::EINVAL),
-        };
+        let paused = switch(request.paused.get())?;
         if request.reserved.get() != 0 {
             return Err(Errno::EINVAL);
         }
@@ -369,11 +365,7 @@ impl Mapping {
     /// Gives the wakeups of a family notices of their own, or lets them share the notices of the family's sink.
     pub(super) fn set_notices(&mut self, placement: &mut Placement, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<SignalRequest>(request)?;
-        let own = match request.own.get() {
-            0 => false,
-            1 => true,
-            _ => return Err(Errno::EINVAL),
-        };
+        let own = switch(request.own.get())?;
         if request.reserved.get() != 0 {
             return Err(Errno::EINVAL);
         }
@@ -529,5 +521,14 @@ impl Mapping {
         let memory = self.guest.view();
         let usable = pages.iter().all(|&page| memory.is_page(page));
         distinct.len() == pages.len() && usable
+    }
+}
+
+/// Returns the value of a field that switches something on or off.
+fn switch(value: u32) -> Result<bool, Errno> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Errno::EINVAL),
     }
 }

@@ -1,4 +1,4 @@
-//! What an operation on one event needs besides the event: the vCPU, the writer of records, the hooks of the active
+//! The needs of an operation on one event besides the event: the vCPU, the writer of records, the hooks of the active
 //! events, and the list of work for other shards. The operations here leave all other events alone.
 
 use std::io;

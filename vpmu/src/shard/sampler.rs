@@ -20,7 +20,7 @@ use crate::work;
 /// Size of a sample trace's packet.
 pub(super) const PACKET: u64 = size_of::<SamplePacket>() as u64;
 
-/// What the samples of one vCPU share.
+/// The state that the samples of one vCPU share.
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
     /// The part of the guest's sampling budget that this shard has taken but not used yet. Samples of the operator's

@@ -1,4 +1,4 @@
-//! What a shard's lock protects: the events of one vCPU, and the vCPU's queue. Commands come from that queue, and all
+//! The contents of a shard's lock: the events of one vCPU, and the vCPU's queue. Commands come from that queue, and all
 //! other calls from the control plane.
 
 use std::sync::Arc;
