@@ -80,8 +80,9 @@ fn nanoseconds(word: &str) -> Option<u128> {
     (rest.len() == 9).then_some(seconds * 1_000_000_000 + nanoseconds)
 }
 
-/// Returns the numbers of samples inside and outside of their tasks' turns, and the lines of some outside.
-fn turns(lines: &str) -> Fallible<(usize, usize, Vec<&str>)> {
+/// Returns the numbers of samples inside and outside of their tasks' turns, and the lines of some outside, each with the
+/// time of its task's last switch.
+fn turns(lines: &str) -> Fallible<(usize, usize, Vec<String>)> {
     let mut tasks: BTreeMap<&str, Last> = BTreeMap::new();
     let (mut inside, mut outside, mut shown) = (0, 0, Vec::new());
     for line in lines.lines() {
@@ -101,13 +102,14 @@ fn turns(lines: &str) -> Fallible<(usize, usize, Vec<&str>)> {
         }
         // Before its first switch, a task runs: the recording begins with its exec, or its parent's fork.
         let last = tasks.get(task);
-        if last.is_none_or(|last| last.runs || last.time == time) {
-            inside += 1;
-        } else {
-            outside += 1;
-            if shown.len() < 5 {
-                shown.push(line);
+        match last {
+            Some(last) if !last.runs && last.time != time => {
+                outside += 1;
+                if shown.len() < 5 {
+                    shown.push(format!("{line}, {} ns after the switch", time.abs_diff(last.time)));
+                }
             }
+            _ => inside += 1,
         }
     }
     Ok((inside, outside, shown))
