@@ -54,12 +54,18 @@ const SHARED_MEMORY_CFG: u8 = 8;
 
 /// Bytes of the table's half of [`MSIX`]. The pending bits follow.
 const MSIX_TABLE: u32 = 0x8000;
+/// The byte of the MSI-X capability that has the upper half of its message control.
+const MSIX_CONTROL: usize = 3;
+/// Bits of that byte: the vectors are enabled, and all are masked.
+const MSIX_ENABLE_AND_MASK: u8 = 0b1100_0000;
 
 /// Configuration space.
 #[derive(Debug, Clone)]
 pub(super) struct ConfigSpace {
     bytes: [u8; SIZE],
     bars: [u64; BARS],
+    /// Offset of the MSI-X capability.
+    msix: usize,
 }
 
 impl ConfigSpace {
@@ -70,7 +76,7 @@ impl ConfigSpace {
         bars[MSIX as usize] = u64::from(2 * MSIX_TABLE);
         bars[WINDOW as usize] = window;
         bars[DOORBELL as usize] = abi::PAGE_SIZE as u64;
-        let mut space = Self { bytes: [0; SIZE], bars };
+        let mut space = Self { bytes: [0; SIZE], bars, msix: 0 };
         let device = VIRTIO_DEVICE + u16::try_from(abi::DEVICE_ID).unwrap_or(0);
         space.put(0, &VIRTIO_VENDOR.to_le_bytes());
         space.put(2, &device.to_le_bytes());
@@ -112,6 +118,9 @@ impl ConfigSpace {
             self.put(link, &[u8::try_from(at).unwrap_or(0)]);
             self.put(at, &capability[..1]);
             self.put(at + 2, &capability[2..]);
+            if capability[0] == CAP_MSIX {
+                self.msix = at;
+            }
             link = at + 1;
             at += capability.len().next_multiple_of(4);
         }
@@ -136,7 +145,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes `data` at `offset`. Only the command register, the interrupt line and addresses can be written.
+    /// Writes `data` at `offset`. Only the command register, the interrupt line, addresses, and the two bits of MSI-X
+    /// can be written.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         let start = usize::try_from(offset).unwrap_or(SIZE);
         for (index, &byte) in data.iter().enumerate() {
@@ -160,6 +170,8 @@ impl ConfigSpace {
                 let mask = if size == 0 { 0 } else { !(size - 1) & !0xf };
                 mask.to_le_bytes()[if upper.is_some() { 4 + byte } else { byte }]
             }
+            // A VMM may leave these bits to the device: Cloud Hypervisor writes them and reads them here.
+            _ if at == self.msix + MSIX_CONTROL => MSIX_ENABLE_AND_MASK,
             _ => 0,
         }
     }
@@ -254,12 +266,24 @@ mod tests {
     }
 
     #[test]
+    fn msix_is_enabled_and_masked_by_writing() {
+        let mut space = space();
+        let at = capabilities(&space)[6] + 2;
+        for (written, kept) in [(0xffff_u16, 0xc004_u16), (0x8004, 0x8004), (0, 4)] {
+            space.write(at as u64, &written.to_le_bytes());
+            assert_eq!(u16::from_le_bytes(read(&space, at)), kept, "{written:#x}");
+        }
+    }
+
+    #[test]
     fn ids_and_capabilities_cannot_be_written() {
         let mut space = space();
         let before: [u8; SIZE] = read(&space, 0);
         space.write(0, &[0; 4]);
         space.write(FIRST_CAPABILITY as u64, &[0xff; 190]);
         space.write(u64::MAX, &[1, 2]);
+        // The two bits that can be written
+        space.write((space.msix + MSIX_CONTROL) as u64, &[0]);
         assert_eq!(read::<SIZE>(&space, 0), before);
         space.write(COMMAND as u64, &[6, 0]);
         assert_eq!(read::<2>(&space, COMMAND), [6, 0]);
