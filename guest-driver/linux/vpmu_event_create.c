@@ -168,6 +168,12 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	request->engine = cpu_to_le32(file->spec.engine);
 }
 
+/* The engine that the program asks for */
+static u32 event_engine(const struct perf_event *event)
+{
+	return (event->attr.config1 & VPMU_CONFIG1_ENGINE) >> VPMU_CONFIG1_ENGINE_SHIFT;
+}
+
 /* Fills in the sample fields of a request for perf core's event. */
 static void event_request_sampling(const struct perf_event *event, const struct vpmu_event *own,
 				   struct vpmu_open_request *request)
@@ -175,8 +181,10 @@ static void event_request_sampling(const struct perf_event *event, const struct 
 	const struct vpmu_event *parent;
 
 	vpmu_sampling_request(own, request);
-	if (!event->parent)
+	if (!event->parent) {
+		request->engine = cpu_to_le32(event_engine(event));
 		return;
+	}
 	parent = event->parent->pmu_private;
 	request->parent = cpu_to_le64(parent->id);
 	request->engine = cpu_to_le32(parent->engine);
@@ -200,7 +208,7 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 		event_request_file(event, own->file, request);
 	if (own->sampler)
 		event_request_sampling(event, own, request);
-	if (event->attr.config1 & VPMU_CONFIG1_PAUSED)
+	if (event->attr.config1 & VPMU_CONFIG1_ENABLE_ON_STARTER)
 		request->flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
 	if (!own->file)
 		request->leader = cpu_to_le64(vpmu_sampling_leader(event));
@@ -426,7 +434,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 
 	if (has_branch_stack(event) || attr->exclude_host || attr->exclude_idle)
 		return -EOPNOTSUPP;
-	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
+	if (attr->config1 & ~(u64)(VPMU_CONFIG1_ENABLE_ON_STARTER | VPMU_CONFIG1_ENGINE) ||
+	    attr->config2 || event_engine(event) > VPMU_ENGINE_BATCHED)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))
 		return -ENODEV;

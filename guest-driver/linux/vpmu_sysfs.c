@@ -16,12 +16,14 @@
 
 PMU_FORMAT_ATTR(event, "config:0-47");
 PMU_FORMAT_ATTR(kind, "config:48-63");
-PMU_FORMAT_ATTR(paused, "config1:0");
+PMU_FORMAT_ATTR(enable_on_starter, "config1:0");
+PMU_FORMAT_ATTR(engine, "config1:1-2");
 
 static struct attribute *format_attrs[] = {
 	&format_attr_event.attr,
 	&format_attr_kind.attr,
-	&format_attr_paused.attr,
+	&format_attr_enable_on_starter.attr,
+	&format_attr_engine.attr,
 	NULL,
 };
 

@@ -390,10 +390,13 @@ struct vpmu_sample_packet {
 	(((__u64)(kind) << VPMU_CONFIG_KIND_SHIFT) | (event))
 
 /*
- * perf_event_attr::config1 of the vpmu PMU: the event is paused until its
- * starter overflows
+ * perf_event_attr::config1 of the vpmu PMU, with the names in sysfs: the event
+ * is paused until its starter overflows (enable_on_starter); and the sampling
+ * engine, VPMU_ENGINE_* (engine)
  */
-#define VPMU_CONFIG1_PAUSED	(1U << 0)
+#define VPMU_CONFIG1_ENABLE_ON_STARTER	(1U << 0)
+#define VPMU_CONFIG1_ENGINE_SHIFT	1
+#define VPMU_CONFIG1_ENGINE		(3U << VPMU_CONFIG1_ENGINE_SHIFT)
 
 #define VPMU_IOC_MAGIC		0xb6
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use vpmu_client::Vpmu;
 use vpmu_client::perf::{PerfError, PerfPmu};
+use vpmu_client::{Engine, Vpmu};
 
 use crate::Outcome;
 use crate::cpu;
@@ -234,6 +234,26 @@ fn unnamed_events_are_refused() -> Outcome {
     for event in ["vpmu/nonsense/", "vpmu/mark,event=0x1000000000000/"] {
         let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
         ensure!(!output.status.success(), "{event} was accepted: {}", text(&output.stderr));
+    }
+    Ok(())
+}
+
+/// perf's format terms take numbers: 1 is the exit engine, which makes the samples of marks, and 2 the batched engine.
+#[apply(guest_test)]
+fn engine_of_samples_can_be_chosen() -> Outcome {
+    let pmu = PerfPmu::open()?;
+    let marks = pmu.attr_of_terms("kind=0x104,event=3")?.sampling(1);
+    pmu.open_event(&marks.clone().sampled_by(Engine::Exit))?;
+    let refused = match pmu.open_event(&marks.sampled_by(Engine::Batched)) {
+        Err(PerfError::Open(source)) => source.raw_os_error(),
+        other => return Err(format!("marks with the batched engine: {other:?}").into()),
+    };
+    ensure_eq!(refused, Some(libc::EOPNOTSUPP), "errno for marks with the batched engine");
+
+    for (engine, works) in [(0, true), (1, true), (2, false), (3, false)] {
+        let event = format!("vpmu/mark,event=3,period=1,engine={engine}/");
+        let output = perf(&["record", "-q", "-o", "engine", "-e", &event, "--", "guest-tests", "mark", "3", "5"])?;
+        ensure_eq!(output.status.success(), works, "perf record -e {event}: {}", text(&output.stderr));
     }
     Ok(())
 }

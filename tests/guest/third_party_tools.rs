@@ -25,8 +25,8 @@ const GROUP: &str = "third-party-tools";
 /// Returns an event, given its name in sysfs and the value of a mark.
 fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
     let mut builder = Dynamic::builder("vpmu")?;
-    // The library has no default values for format terms, so `paused` needs an explicit value.
-    builder.event(name)?.field("paused", 0)?;
+    // The library has no default values for format terms, so each needs a value.
+    builder.event(name)?.field("enable_on_starter", 0)?.field("engine", 0)?;
     if let Some(value) = value {
         builder.field("event", value)?;
     }

@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use vpmu_abi::uapi;
+
 use crate::attr::EventAttr;
 use crate::event::Event;
 
@@ -181,9 +183,8 @@ fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
     }
     let place = attr.place(leader.map(AsFd::as_fd));
     let mut raw = attr.to_raw();
-    if attr.enable_on_starter {
-        raw.__bindgen_anon_3.config1 = vpmu_abi::uapi::CONFIG1_PAUSED;
-    }
+    raw.__bindgen_anon_3.config1 = u64::from(attr.engine.number()) << uapi::CONFIG1_ENGINE_SHIFT
+        | if attr.enable_on_starter { uapi::CONFIG1_ENABLE_ON_STARTER } else { 0 };
     let fd = vpmu_perf::call::open(&raw, place).map_err(PerfError::Open)?;
     Ok(Event::new(fd, attr))
 }

@@ -203,7 +203,9 @@ call! {
 pub const CONFIG_KIND_SHIFT: u32 = 48;
 /// `perf_event_attr::config1` of the PMU `vpmu`: the event opens paused and does not count until its starter
 /// overflows.
-pub const CONFIG1_PAUSED: u64 = 1 << 0;
+pub const CONFIG1_ENABLE_ON_STARTER: u64 = 1 << 0;
+/// Lowest bit of the sampling engine in `perf_event_attr::config1` of the PMU `vpmu`.
+pub const CONFIG1_ENGINE_SHIFT: u32 = 1;
 
 /// The type of the driver's ioctls.
 pub const IOC_MAGIC: u32 = 0xb6;

@@ -129,7 +129,7 @@ pub struct EventAttr {
     pub aux_pause: bool,
     /// An overflow resumes the trace that leads the group.
     pub aux_resume: bool,
-    /// The engine that makes the samples. `perf_event_open(2)` ignores it.
+    /// The engine that makes the samples.
     pub engine: Engine,
     /// The event is persistent from the start: it outlives its handles, as after
     /// [`crate::Event::detach`], and its ring outlives a guest reset where the device supports
