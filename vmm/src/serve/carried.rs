@@ -106,8 +106,8 @@ impl Prepared {
         let settings = match doorbell {
             Doorbell::Unknown => {
                 log::warn!(
-                    "the guest has no marks: only KVM's tracepoints tell which vCPU of Cloud Hypervisor makes one; mount \
-                     tracefs, and start with CAP_PERFMON"
+                    "the guest has no marks: which vCPU of Cloud Hypervisor waits for this device cannot be told from \
+                     those that wait for another one; give the guest one device over vfio-user"
                 );
                 settings.without_doorbell()
             }

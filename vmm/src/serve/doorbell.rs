@@ -9,6 +9,8 @@ use vpmu::host::{StoreTracepoint, Stores};
 
 use super::threads::{VcpuThreads, Vmm};
 
+/// Bytes of a line of `/proc/PID/task/TID/syscall`.
+const LINE: usize = 256;
 /// Longest time until a vCPU that has sent a message waits for the answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
@@ -20,11 +22,20 @@ pub(super) enum Doorbell {
     /// KVM's records of the stores of each vCPU. A message means that at least one vCPU has stored, and no vCPU that has
     /// a record runs the guest.
     Recorded(Vec<Stores>),
-    /// The vCPUs' files `/proc/PID/task/TID/syscall`. QEMU forwards an access with its global lock held, so one vCPU
-    /// waits for an answer at a time, and no other wait of a vCPU's thread has a time limit.
-    Waiting(Vec<File>),
+    /// The vCPUs' files `/proc/PID/task/TID/syscall`. The VMM forwards an access with a lock held, so one vCPU waits for
+    /// an answer at a time.
+    Waiting(Vec<File>, Wait),
     /// Nothing tells.
     Unknown,
+}
+
+/// The system call in which a vCPU waits for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// A futex wait with a time limit. No other wait of QEMU's vCPUs has one.
+    Futex,
+    /// A read of this descriptor: the vCPUs of Cloud Hypervisor read the answers themselves.
+    Read(i32),
 }
 
 impl Doorbell {
@@ -36,22 +47,27 @@ impl Doorbell {
         if threads.ids.len() == 1 {
             return Ok(Self::Single);
         }
-        if threads.vmm != Vmm::QemuTcg {
-            match recorded(threads) {
+        match threads.vmm {
+            Vmm::QemuKvm => match recorded(threads) {
                 Ok(stores) => return Ok(Self::Recorded(stores)),
                 Err(refused) => log::info!("KVM does not record stores to the doorbell: {refused}"),
+            },
+            Vmm::QemuTcg => {}
+            // It does not tell the device the addresses of its regions, so KVM's records cannot be picked out.
+            Vmm::CloudHypervisor => {
+                let calls = waiting(threads)?;
+                return Ok(match reads(&calls) {
+                    Some(descriptor) => Self::Waiting(calls, Wait::Read(descriptor)),
+                    None => Self::Unknown,
+                });
             }
         }
-        match threads.vmm {
-            Vmm::QemuKvm | Vmm::QemuTcg => waiting(threads).map(Self::Waiting),
-            // It has no lock that all vCPUs wait for.
-            Vmm::CloudHypervisor => Ok(Self::Unknown),
-        }
+        Ok(Self::Waiting(waiting(threads)?, Wait::Futex))
     }
 
     /// Whether each look at the vCPUs takes the rights of a debugger.
     pub(super) fn reads_calls(&self) -> bool {
-        matches!(self, Self::Waiting(_))
+        matches!(self, Self::Waiting(..))
     }
 
     /// The guest has put the doorbell at `address`.
@@ -77,8 +93,8 @@ impl Doorbell {
                     }
                 }
             }
-            Self::Waiting(calls) => match waits(calls) {
-                Some(vcpu) => found(vcpu, value),
+            Self::Waiting(calls, wait) => match look(calls, |call| wait.is(call).then_some(())) {
+                Some((vcpu, ())) => found(vcpu, value),
                 None => log::error!("a mark is lost: no vCPU waits for the answer to its store"),
             },
             Self::Unknown => {}
@@ -96,56 +112,100 @@ fn waiting(threads: &VcpuThreads) -> io::Result<Vec<File>> {
     let files = threads.ids.iter().map(|&id| {
         let file = File::open(threads.file(id, "syscall"))?;
         // The kernel checks the permission at each read.
-        file.read_at(&mut [0; CALL], 0)?;
+        file.read_at(&mut [0; LINE], 0)?;
         Ok(file)
     });
     files.collect()
 }
 
-/// The vCPU that waits for an answer now. `None` if none does.
-fn waits(calls: &[File]) -> Option<usize> {
+/// The first vCPU for whose system call `wanted` returns something, and what it returns. `None` if there is none.
+fn look<T>(calls: &[File], wanted: impl Fn(Call) -> Option<T>) -> Option<(usize, T)> {
     let begin = Instant::now();
     loop {
-        let mut text = [0; CALL];
-        let waits = |call: &File| call.read_at(&mut text, 0).is_ok_and(|count| is_timed_wait(&text[..count]));
-        if let Some(vcpu) = calls.iter().position(waits) {
-            return Some(vcpu);
-        }
+        let found = calls.iter().enumerate().find_map(|(vcpu, file)| Some((vcpu, wanted(Call::of(file)?)?)));
         // The message is sent just before the wait.
-        if begin.elapsed() > PATIENCE {
-            return None;
+        if found.is_some() || begin.elapsed() > PATIENCE {
+            return found;
         }
     }
 }
 
-/// Bytes of a line of `/proc/PID/task/TID/syscall`.
-const CALL: usize = 256;
+/// The descriptor from which a vCPU reads the answer to the message that is being handled. `None` if no vCPU has sent
+/// it, or if vCPUs read different descriptors, as they do when two devices answer at once.
+fn reads(calls: &[File]) -> Option<i32> {
+    let (_, descriptor) = look(calls, Call::read)?;
+    let mut all = calls.iter().filter_map(|file| Call::of(file)?.read());
+    all.all(|other| other == descriptor).then_some(descriptor)
+}
 
-/// Whether a thread is in a futex wait with a time limit. `call` has the call's number and its arguments.
-fn is_timed_wait(call: &[u8]) -> bool {
-    let mut words = call.split(|byte| byte.is_ascii_whitespace());
-    let number = libc::SYS_futex.to_string();
-    // The number is followed by the address, the operation, the value and the time limit.
-    words.next() == Some(number.as_bytes()) && words.nth(3).is_some_and(|limit| limit != b"0x0")
+/// The system call in which a thread waits: its number and its arguments.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    number: i64,
+    arguments: [u64; 4],
+}
+
+impl Call {
+    /// Reads `/proc/PID/task/TID/syscall`. `None` if the thread runs.
+    fn of(file: &File) -> Option<Self> {
+        let mut text = [0; LINE];
+        let count = file.read_at(&mut text, 0).ok()?;
+        Self::parse(text.get(..count)?)
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+        Some(Self { number, arguments: [argument()?, argument()?, argument()?, argument()?] })
+    }
+
+    /// The descriptor that the thread reads.
+    fn read(self) -> Option<i32> {
+        let reads = [libc::SYS_read, libc::SYS_recvfrom, libc::SYS_recvmsg].contains(&self.number);
+        self.arguments[0].try_into().ok().filter(|_| reads)
+    }
+}
+
+impl Wait {
+    fn is(self, call: Call) -> bool {
+        match self {
+            // The arguments are the address, the operation, the value and the time limit.
+            Self::Futex => call.number == libc::SYS_futex && call.arguments[3] != 0,
+            Self::Read(descriptor) => call.read() == Some(descriptor),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn is(wait: Wait, text: &str) -> bool {
+        Call::parse(text.as_bytes()).is_some_and(|call| wait.is(call))
+    }
+
+    const RUN: &str = "16 0x10 0xae80 0x0 0x1 0x0 0x0 0x7f 0x7f\n";
+
     #[test]
-    fn wait_with_a_limit_is_the_one_for_an_answer() {
+    fn qemus_wait_with_a_limit_is_the_one_for_an_answer() {
         let futex = libc::SYS_futex;
         let with = |limit| format!("{futex} 0x55d0 0x189 0x0 {limit} 0x0 0xffffffff 0x7ffd 0x7f31\n");
-        assert!(is_timed_wait(with("0x7f31a4ff8540").as_bytes()));
-        let others = [
-            with("0x0"),
-            "running\n".to_owned(),
-            "16 0x10 0xae80 0x0 0x1 0x0 0x0 0x7f 0x7f\n".to_owned(),
-            String::new(),
-        ];
-        for other in others {
-            assert!(!is_timed_wait(other.as_bytes()), "{other}");
+        assert!(is(Wait::Futex, &with("0x7f31a4ff8540")));
+        for other in [&with("0x0"), "running\n", RUN, ""] {
+            assert!(!is(Wait::Futex, other), "{other}");
+        }
+    }
+
+    #[test]
+    fn read_of_the_devices_socket_is_the_one_for_an_answer() {
+        for call in [libc::SYS_read, libc::SYS_recvfrom, libc::SYS_recvmsg] {
+            let of = |descriptor| format!("{call} 0x{descriptor:x} 0x7f31a4ff8540 0x10 0x0 0x0 0x0 0x7ffd 0x7f31\n");
+            assert!(is(Wait::Read(30), &of(30)));
+            assert!(!is(Wait::Read(30), &of(31)));
+        }
+        for other in ["running\n", RUN, "-1 0x7ffd 0x7f31\n", ""] {
+            assert!(!is(Wait::Read(16), other), "{other}");
         }
     }
 }

@@ -55,13 +55,19 @@ fn take(process: Pid, fd: RawFd) -> io::Result<File> {
 
 /// The guest's TSC minus the host's TSC on `vcpu` of `process`. `None` if KVM does not tell.
 pub(super) fn tsc_offset(process: Pid, vcpu: usize) -> Option<u64> {
-    offset_in(Path::new(DEBUGFS), process.as_raw_nonzero().get(), vcpu)
+    let threads = Path::new("/proc").join(process.as_raw_nonzero().to_string()).join("task");
+    offset_in(Path::new(DEBUGFS), &threads, vcpu)
 }
 
-fn offset_in(debugfs: &Path, process: i32, vcpu: usize) -> Option<u64> {
-    let prefix = format!("{process}-");
+/// KVM names a VM's directory by the thread that created the VM, `-`, and a descriptor. `threads` has an entry for each
+/// thread of the process.
+fn offset_in(debugfs: &Path, threads: &Path, vcpu: usize) -> Option<u64> {
     let entries = fs::read_dir(debugfs).ok()?.flatten();
-    let mut vms = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    let mut vms = entries.filter(|entry| {
+        let name = entry.file_name();
+        let creator = name.to_str().and_then(|name| name.split_once('-')).map(|(thread, _)| thread);
+        creator.is_some_and(|thread| thread.parse::<u32>().is_ok() && threads.join(thread).exists())
+    });
     // A process with two VMs does not tell which of them has the device.
     let (vm, None) = (vms.next()?, vms.next()) else { return None };
     let text = fs::read_to_string(vm.path().join(format!("vcpu{vcpu}")).join("tsc-offset")).ok()?;
@@ -80,12 +86,17 @@ mod tests {
             fs::create_dir_all(&vcpu).expect("a directory");
             fs::write(vcpu.join("tsc-offset"), offset).expect("written");
         };
-        vm("70-11", "5\n");
-        vm("7-12", "-17\n");
-        assert_eq!(offset_in(directory.path(), 7, 0), Some((-17_i64).cast_unsigned()));
-        assert_eq!((offset_in(directory.path(), 7, 1), offset_in(directory.path(), 8, 0)), (None, None));
-        vm("7-13", "1\n");
-        assert_eq!(offset_in(directory.path(), 7, 0), None, "two VMs");
+        let threads = |process: &str| directory.path().join(process);
+        for thread in ["process-6/6", "process-6/7", "process-8/8"] {
+            fs::create_dir_all(threads(thread)).expect("a directory");
+        }
+        vm("kvm/70-11", "5\n");
+        vm("kvm/7-12", "-17\n");
+        let offset = |process, vcpu| offset_in(&directory.path().join("kvm"), &threads(process), vcpu);
+        assert_eq!(offset("process-6", 0), Some((-17_i64).cast_unsigned()), "a thread of the process has created it");
+        assert_eq!((offset("process-6", 1), offset("process-8", 0)), (None, None));
+        vm("kvm/6-13", "1\n");
+        assert_eq!(offset("process-6", 0), None, "two VMs");
     }
 
     #[test]
