@@ -33,7 +33,7 @@ QEMU 10.1 or newer:
     -object memory-backend-memfd,id=ram,size=1G,share=on -machine memory-backend=ram \\
     -device '{\"driver\": \"vfio-user-pci\", \"socket\": {\"type\": \"unix\", \"path\": \"pmu.sock\"}}' ...
 
-Cloud Hypervisor (not tested):
+Cloud Hypervisor:
   vmm serve --socket pmu.sock --vcpus 2
   cloud-hypervisor --cpus boot=2 --memory size=1G,shared=on --user-device socket=pmu.sock ...
 
