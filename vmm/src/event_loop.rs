@@ -89,7 +89,7 @@ pub(crate) enum Stopped {
 
 impl EventLoop {
     /// Creates the loop. [`EventLoop::run`] returns when the end is announced through `end`, or when `mailbox` has a
-    /// request or a finished snapshot.
+    /// request.
     ///
     /// # Errors
     /// [`LoopError`].
@@ -115,7 +115,7 @@ impl EventLoop {
         Ok(Self { wakeups: manager.add_subscriber(wakeups), manager, end: Arc::clone(end), serial, mailbox })
     }
 
-    /// Serves until the end is announced, or the mailbox has a request or a finished snapshot.
+    /// Serves until the end is announced, or the mailbox has a request.
     ///
     /// # Errors
     /// [`LoopError`]; the end is then not announced.

@@ -7,6 +7,6 @@ use crate::ctl::{self, Reply, Request};
 
 /// Serves the client of a control socket at `stream` until the client disconnects. `stream` must be non-blocking: its
 /// calls return `WouldBlock` instead of blocking, and this function then retries them.
-pub fn converse(stream: impl Read + Write, serve: &mut (dyn FnMut(Request, Option<File>) -> Reply + Send + 'static)) {
+pub fn converse(stream: impl Read + Write, serve: &mut (dyn FnMut(Request, Vec<File>) -> Reply + Send + 'static)) {
     ctl::converse(stream, serve);
 }

@@ -165,15 +165,15 @@ impl Operator {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Executes a request from the control socket. `file` is the file that the client sent with the request.
-    pub fn serve(&self, request: Request, file: Option<File>) -> Reply {
-        match self.done(request, file) {
+    /// Executes a request from the control socket. `files` are the files that the client sent with the request.
+    pub fn serve(&self, request: Request, files: Vec<File>) -> Reply {
+        match self.done(request, files) {
             Ok(answer) => Reply::Ok(answer),
             Err(error) => Reply::Error(vpmu_errors::chain(&error)),
         }
     }
 
-    fn done(&self, request: Request, file: Option<File>) -> Result<Answer, OperatorError> {
+    fn done(&self, request: Request, mut files: Vec<File>) -> Result<Answer, OperatorError> {
         match request {
             Request::List {} => Ok(Answer::Events(self.entries(|_| true))),
             Request::Dump { file: None } => {
@@ -183,7 +183,7 @@ impl Operator {
             Request::Dump { file: Some(path) } => {
                 // Accept only a regular file, because a pipe or a device could block the socket's thread.
                 let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
-                let file = file.filter(is_file).ok_or(OperatorError::NoFile)?;
+                let file = files.pop().filter(is_file).ok_or(OperatorError::NoFile)?;
                 let recorded = self.dump(Some((&file, &path)), |_| true)?;
                 Ok(Answer::Recording(recorded))
             }
@@ -197,8 +197,8 @@ impl Operator {
                 let started = self.start(&parsed)?;
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
-            // These requests concern the whole machine, so `vm/snapshot.rs` handles them.
-            Request::Snapshot { .. } | Request::Finish { .. } => Err(OperatorError::Machine),
+            // This request concerns the whole machine, so `vm/snapshot.rs` handles it.
+            Request::Snapshot { .. } => Err(OperatorError::Machine),
             Request::End { event } => {
                 let id = self.find(&event)?;
                 self.vpmu.end(id).map_err(OperatorError::End)?;

@@ -6,13 +6,13 @@
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, Write};
 use std::path::Path;
 use std::process::{Command, Output};
 
 use common::machine::{Machine, marking, restore_refused, spelling};
-use common::{Bench, ctl, kill, messages, out, read_report, refused, run, values, vmm};
+use common::{Bench, ctl, messages, out, read_report, refused, run, values, vmm};
 use serde_json::{Value, json};
 
 /// The page that the guests in these tests write to.
@@ -88,42 +88,19 @@ fn machine_ends_with_its_snapshot_when_asked() {
 }
 
 #[test]
-fn machine_ends_only_when_its_client_has_the_whole_snapshot() {
-    let bench = Bench::new();
-    let event = ["--persistent", "cpu-clock,freq=1000,name=clock"];
-    let mut machine = Machine::boot(&bench, &event);
-    let mut client = machine.asked(&bench);
-    let input = machine.child.stdin.as_mut().expect("piped");
-    input.write_all(b"x").expect("room");
-    // The machine still serves other requests.
-    for command in ["list", "flush"] {
-        let output = ctl(&machine.socket, &[command]);
-        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
-    }
-    let output = machine.snapshot(&bench.path("here"), &[]);
-    refused(&output, 1, &["another client"]);
-    let line = b"{\"do\":\"finish\",\"id\":\"00000000000000000000000000000001\"}\n";
-    client.get_mut().write_all(line).expect("sent");
-    let mut reply = String::new();
-    client.read_line(&mut reply).expect("a reply");
-    assert_eq!(reply, "{\"ok\":\"done\"}\n");
-    let (code, text, log) = machine.rest();
-    assert_eq!((code, text.as_str()), (6, ""), "{log}");
-}
-
-#[test]
-fn machine_continues_if_the_client_of_its_snapshot_is_gone() {
+fn machine_completes_its_snapshot_without_its_client() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
-    drop(machine.asked(&bench));
     assert_eq!(machine.next(), "aa");
-    // The machine can be saved again.
     let directory = bench.path("here");
-    let output = machine.snapshot(&directory, &["--then-exit"]);
-    assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
-    let (code, _, log) = machine.rest();
-    assert_eq!(code, 6, "{log}");
-    assert!(log.contains("the machine continues"), "{log}");
+    fs::create_dir(&directory).expect("made");
+    let [memory, state] = ["memory", "state"].map(|name| File::create(directory.join(name)).expect("made"));
+    drop(machine.asked(&memory, &state));
+    let (code, text, log) = machine.rest();
+    assert_eq!((code, text.as_str()), (6, ""), "{log}");
+    let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
+    assert_eq!(other.next(), "bb");
+    other.end();
 }
 
 #[test]
@@ -131,34 +108,43 @@ fn machine_continues_if_its_state_cannot_be_written() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
     assert_eq!(machine.next(), "aa");
+    let memory = File::create(bench.path("memory")).expect("made");
+    let state = bench.file("state", b"");
+    let mut client = machine.asked(&memory, &File::open(&state).expect("ours"));
+    let mut reply = String::new();
+    client.read_line(&mut reply).expect("a reply");
+    assert!(reply.starts_with("{\"error\":\"cannot write the snapshot's files to disk: "), "{reply}");
+    assert_eq!(fs::metadata(state).expect("there").len(), 0);
+    // The machine can be saved again.
     let directory = bench.path("here");
-    let output = machine.snapshot_without_room(&directory, &["--then-exit"]);
-    refused(&output, 1, &["the machine continues"]);
-    assert!(!directory.exists());
-    assert_eq!(machine.next(), "bb");
-    kill("-TERM", &machine.child);
+    let output = machine.snapshot(&directory, &["--then-exit"]);
+    assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
     let (code, _, log) = machine.rest();
     assert_eq!(code, 6, "{log}");
-    assert!(log.contains("the machine continues") && log.contains("too large"), "{log}");
 }
 
 #[test]
-fn signal_ends_a_machine_whose_snapshot_is_not_finished() {
+fn complete_snapshot_is_kept_if_its_state_cannot_be_copied() {
     let bench = Bench::new();
-    let machine = Machine::boot(&bench, &[]);
-    let client = machine.asked(&bench);
-    machine.end();
-    drop(client);
+    let mut machine = Machine::boot(&bench, &[]);
+    assert_eq!(machine.next(), "aa");
+    let directory = bench.path("here");
+    let output = machine.snapshot_without_room(&directory, &["--then-exit"]);
+    refused(&output, 1, &["has completed the snapshot", "too large"]);
+    assert_eq!(machine.rest().0, 6);
+    let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
+    assert_eq!(other.next(), "bb");
+    other.end();
 }
 
 #[test]
-fn files_of_a_snapshot_that_was_broken_off_give_way_to_the_next() {
+fn files_of_an_interrupted_snapshot_are_replaced_by_the_next() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
     let directory = bench.path("here");
     fs::create_dir(&directory).expect("made");
-    for name in ["memory", "state.unfinished"] {
-        fs::write(directory.join(name), "part").expect("written");
+    for (name, contents) in [("memory", "part"), ("state", "")] {
+        fs::write(directory.join(name), contents).expect("written");
     }
     machine.saved(&directory);
     let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
@@ -336,11 +322,13 @@ fn diff_without_its_base_is_refused() {
 fn pages_of_a_snapshot_that_failed_are_in_the_next_diff() {
     let bench = Bench::new();
     let mut machine = Machine::boot_of(&bench, &marking(), &["--track-dirty"]);
-    let [base, failed, diff] = ["base", "failed", "diff"].map(|name| bench.path(name));
+    let [base, diff] = ["base", "diff"].map(|name| bench.path(name));
     machine.saved(&base);
     assert_eq!(machine.next(), "aa");
-    let output = machine.snapshot_without_room(&failed, &[]);
-    assert_eq!(output.status.code(), Some(1), "{}", messages(&output));
+    let file = |name| File::open(bench.file(name, b"")).expect("ours");
+    let mut reply = String::new();
+    machine.asked(&file("memory"), &file("state")).read_line(&mut reply).expect("a reply");
+    assert!(reply.starts_with("{\"error\":\"cannot write the memory: "), "{reply}");
     machine.saved_diff(&diff, &base);
     assert_eq!(pages(&diff), json!([[WRITTEN, 1]]));
     machine.end();

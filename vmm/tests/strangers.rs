@@ -59,12 +59,12 @@ fn directory(bench: &Bench, name: &str, owner: u32, mode: u32) -> PathBuf {
     path
 }
 
-/// Receives a line, and the descriptor that accompanied it.
-fn receive(stream: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
-    let (mut line, mut file) = (Vec::new(), None);
+/// Receives a line, and the descriptors that accompanied it.
+fn receive(stream: &UnixStream) -> (Vec<u8>, Vec<OwnedFd>) {
+    let (mut line, mut received_files) = (Vec::new(), Vec::new());
     while line.last() != Some(&b'\n') {
         let mut bytes = [0; 4096];
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut bytes)];
         let flags = RecvFlags::CMSG_CLOEXEC;
@@ -72,7 +72,7 @@ fn receive(stream: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
         let count = received.expect("a connection").bytes;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
-                file = files.last();
+                received_files.extend(files);
             }
         }
         if count == 0 {
@@ -80,7 +80,7 @@ fn receive(stream: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
         }
         line.extend(&bytes[..count]);
     }
-    (line, file)
+    (line, received_files)
 }
 
 /// Answers one connection on `listener` with `reply`.
@@ -246,8 +246,8 @@ fn descriptor_is_not_sent_to_a_process_of_another_user() {
         (output, got.join().expect("no panic"))
     });
     refused(&output, 1, &["process of user 1234", "not the owner"]);
-    let (bytes, descriptor) = received;
-    assert!(bytes.is_empty() && descriptor.is_none());
+    let (bytes, descriptors) = received;
+    assert!(bytes.is_empty() && descriptors.is_empty());
     assert!(!file.exists());
 }
 
@@ -302,72 +302,74 @@ fn snapshot_goes_to_no_directory_of_another_user_and_through_no_link() {
     machine.end();
 }
 
-/// A machine that was taken over. It answers a request for a snapshot with the reply of `machine`, changed by `forge`,
-/// which also gets the memory file.
+/// A machine that was taken over. It passes a request for a snapshot to `machine`, and then changes the files by `forge`.
 struct Liar<'a> {
     bench: &'a Bench,
     machine: &'a Machine,
 }
 
+/// The files of a snapshot.
+struct Forgeable {
+    memory: File,
+    state: File,
+}
+
 impl Liar<'_> {
-    /// Takes a snapshot from the liar. Returns the output of `vmm ctl`, and the second request.
-    fn snapshot(&self, to: &Path, args: &[&str], forge: impl FnOnce(&mut Value, &File) + Send) -> (Output, Value) {
+    /// Takes a snapshot from the liar. Returns the output of `vmm ctl`.
+    fn snapshot(&self, to: &Path, args: &[&str], forge: impl FnOnce(&Forgeable) + Send) -> Output {
         let socket = self.bench.path("liar.sock");
         let listener = UnixListener::bind(&socket).expect("listens");
-        let done = thread::scope(|scope| {
-            let lying = scope.spawn(|| self.lie(&listener, forge));
+        let output = thread::scope(|scope| {
+            scope.spawn(|| self.lie(&listener, forge));
             let to = to.to_str().expect("text");
-            let output = ctl(&socket, &[&["snapshot", to], args].concat());
-            (output, lying.join().expect("no panic"))
+            ctl(&socket, &[&["snapshot", to], args].concat())
         });
         fs::remove_file(&socket).expect("ours");
-        done
+        output
     }
 
-    fn lie(&self, listener: &UnixListener, forge: impl FnOnce(&mut Value, &File)) -> Value {
+    fn lie(&self, listener: &UnixListener, forge: impl FnOnce(&Forgeable)) {
         let (mut client, _) = listener.accept().expect("a client");
         let machine = UnixStream::connect(&self.machine.socket).expect("listens");
-        let mut replies = BufReader::new(machine.try_clone().expect("a socket"));
-        let mut pass = |line: &[u8], file: Option<&OwnedFd>| -> Value {
-            let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-            let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            if !files.is_empty() {
-                ancillary.push(SendAncillaryMessage::ScmRights(&files));
-            }
-            let slices = [IoSlice::new(line)];
-            let flags = SendFlags::empty();
-            let sent = rustix::net::sendmsg(&machine, &slices, &mut ancillary, flags);
-            assert_eq!(sent.expect("sent"), line.len());
-            let mut reply = String::new();
-            replies.read_line(&mut reply).expect("a reply");
-            serde_json::from_str(&reply).expect("JSON")
-        };
-        let (line, file) = receive(&client);
-        let file = file.expect("a file for the memory");
-        let mut reply = pass(&line, Some(&file));
-        forge(&mut reply["ok"]["snapshot"], &File::from(file));
-        client.write_all(format!("{reply}\n").as_bytes()).expect("sent");
-        let (line, _) = receive(&client);
-        let reply = pass(&line, None);
-        client.write_all(format!("{reply}\n").as_bytes()).expect("sent");
-        serde_json::from_slice(&line).expect("JSON")
+        let (line, files) = receive(&client);
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let sent_files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        ancillary.push(SendAncillaryMessage::ScmRights(&sent_files));
+        let sent = rustix::net::sendmsg(&machine, &[IoSlice::new(&line)], &mut ancillary, SendFlags::empty());
+        assert_eq!(sent.expect("sent"), line.len());
+        let mut reply = String::new();
+        BufReader::new(machine).read_line(&mut reply).expect("a reply");
+        let files: [OwnedFd; 2] = files.try_into().expect("files for memory and state");
+        let [memory, state] = files.map(File::from);
+        forge(&Forgeable { memory, state });
+        client.write_all(reply.as_bytes()).expect("sent");
     }
 }
 
-/// Changes the two lines of a state, and its digest if `seal` is true.
-fn restate(snapshot: &mut Value, seal: bool, change: impl FnOnce(&mut Value, &mut Value)) {
-    let text = snapshot["state"].as_str().expect("text").to_owned();
-    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-    let [mut header, mut state]: [Value; 2] = lines.collect::<Vec<_>>().try_into().expect("two");
-    change(&mut header, &mut state);
-    let state = state.to_string();
-    if seal {
-        let digits = Sha256::digest(&state);
-        let digits: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
-        header["digest"] = digits.into();
+impl Forgeable {
+    /// Replaces the text of the state file.
+    fn write(&self, text: &str) {
+        self.state.set_len(0).expect("room");
+        self.state.write_all_at(text.as_bytes(), 0).expect("room");
     }
-    snapshot["state"] = format!("{header}\n{state}\n").into();
+
+    /// Changes the two lines of the state file, and its digest if `seal` is true.
+    fn restate(&self, seal: bool, change: impl FnOnce(&mut Value, &mut Value)) {
+        let mut text = vec![0; self.state.metadata().expect("a file").len().try_into().expect("small")];
+        self.state.read_exact_at(&mut text, 0).expect("a file");
+        let text = String::from_utf8(text).expect("text");
+        let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        let [mut header, mut state]: [Value; 2] = lines.collect::<Vec<_>>().try_into().expect("two");
+        change(&mut header, &mut state);
+        let state = state.to_string();
+        if seal {
+            let digits = Sha256::digest(&state);
+            let digits: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
+            header["digest"] = digits.into();
+        }
+        self.write(&format!("{header}\n{state}\n"));
+    }
 }
 
 /// Exchanges the first digit of a digest with another digit of it.
@@ -379,18 +381,18 @@ fn swap(digest: &mut Value) {
 }
 
 #[test]
-fn reply_that_is_not_the_requested_snapshot_is_not_written() {
+fn snapshot_that_is_not_the_requested_one_is_removed() {
     let bench = Bench::new();
     let mut machine = Machine::boot(&bench, &[]);
     let evil = json!({"id": "0".repeat(32), "directory": "evil", "digest": "0".repeat(64), "diffs": 1});
-    type Forge<'a> = &'a (dyn Fn(&mut Value, &File) + Sync);
+    type Forge<'a> = &'a (dyn Fn(&Forgeable) + Sync);
     let header = |change: &'static (dyn Fn(&mut Value) + Sync)| {
-        move |it: &mut Value, _: &File| restate(it, true, |header, _| change(header))
+        move |it: &Forgeable| it.restate(true, |header, _| change(header))
     };
     let with_base = |directory: &'static str| {
         let evil = evil.clone();
-        move |it: &mut Value, _: &File| {
-            restate(it, true, |header, state| {
+        move |it: &Forgeable| {
+            it.restate(true, |header, state| {
                 header["base"] = evil.clone();
                 header["base"]["directory"] = directory.into();
                 state["changed"] = json!([]);
@@ -402,44 +404,40 @@ fn reply_that_is_not_the_requested_snapshot_is_not_written() {
         ("hexadecimal digits", &header(&|it| it["id"] = "".into())),
         ("its base differs", &with_base("evil")),
         ("a name beside the diff", &with_base("/evil")),
-        ("digest", &|it, _| restate(it, false, |header, _| swap(&mut header["digest"]))),
+        ("digest", &|it| it.restate(false, |header, _| swap(&mut header["digest"]))),
         ("invalid machine", &header(&|it| it["machine"]["vcpus"] = 2.into())),
         ("should have", &header(&|it| it["machine"]["memory_mib"] = 8.into())),
-        ("damaged", &|it, _| restate(it, true, |_, state| state["more"] = 1.into())),
-        ("not the state of a machine", &|it, _| it["state"] = "dear diary\n".into()),
-        ("does not end with the name", &|_, memory| {
-            let length = memory.metadata().expect("a file").len();
-            memory.write_all_at(b"V", length - 4096).expect("room");
+        ("damaged", &|it| it.restate(true, |_, state| state["more"] = 1.into())),
+        ("not the state of a machine", &|it| it.write("dear diary\n")),
+        ("does not end with the name", &|it| {
+            let length = it.memory.metadata().expect("a file").len();
+            it.memory.write_all_at(b"V", length - 4096).expect("room");
         }),
-        ("should have", &|_, memory| memory.set_len(4096).expect("room")),
+        ("should have", &|it| it.memory.set_len(4096).expect("room")),
     ];
     let liar = Liar { bench: &bench, machine: &machine };
     let here = bench.path("here");
     for (words, forge) in cases {
-        let (output, finish) = liar.snapshot(&here, &[], forge);
-        refused(&output, 1, &["not the requested snapshot", "was not written", words]);
+        let output = liar.snapshot(&here, &[], forge);
+        refused(&output, 1, &["not the requested snapshot", "was removed", words]);
         assert!(!here.exists(), "{words}");
-        assert!(finish["error"].is_string(), "{words}: {finish}");
     }
-    let (output, finish) = liar.snapshot(&here, &[], |_, _| {});
+    let mut kept = None;
+    let output = liar.snapshot(&here, &[], |it| kept = Some(it.state.try_clone().expect("a file")));
     assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
-    assert_eq!(finish["error"], Value::Null);
-    // A machine does not end with a snapshot that was not written.
-    let forge = header(&|it| it["id"] = "0".repeat(32).into());
-    let (output, _) = liar.snapshot(&bench.path("later"), &["--then-exit"], forge);
-    assert_eq!(output.status.code(), Some(1), "{}", messages(&output));
-    assert_eq!(machine.next(), "aa");
+    // The machine's file is not the snapshot's state, which was checked.
+    kept.expect("forged").set_len(0).expect("its own");
+    let mut other = Machine::restore(&here, bench.path("other.sock"), &[]);
+    assert_eq!([machine.next(), other.next()], ["aa", "aa"]);
     machine.end();
+    other.end();
 }
 
 #[test]
-fn reply_with_another_base_than_the_requested_is_not_written() {
+fn snapshot_with_another_base_than_the_requested_is_removed() {
     let bench = Bench::new();
     let machine = Machine::boot_of(&bench, &marking(), &["--track-dirty"]);
     let [base, diff] = ["base", "diff"].map(|name| bench.path(name));
-    machine.saved(&base);
-    let args = ["--diff", base.to_str().expect("text")];
-    let liar = Liar { bench: &bench, machine: &machine };
     type Change<'a> = &'a (dyn Fn(&mut Value, &mut Value) + Sync);
     let cases: [(&str, Change<'_>); 4] = [
         ("its base differs", &|header, _| swap(&mut header["base"]["digest"])),
@@ -450,12 +448,15 @@ fn reply_with_another_base_than_the_requested_is_not_written() {
         }),
         ("its machine differs", &|header, _| header["machine"]["guest_pmu"] = true.into()),
     ];
+    let liar = Liar { bench: &bench, machine: &machine };
     for (words, change) in cases {
-        let (output, _) = liar.snapshot(&diff, &args, |it, _| restate(it, true, change));
+        machine.saved(&base);
+        let args = ["--diff", base.to_str().expect("text")];
+        let output = liar.snapshot(&diff, &args, |it| it.restate(true, change));
         refused(&output, 1, &["not the requested snapshot", words]);
         assert!(!diff.exists(), "{words}");
+        fs::remove_dir_all(&base).expect("ours");
     }
-    machine.saved_diff(&diff, &base);
     machine.end();
 }
 

@@ -178,6 +178,7 @@ fn main(plan: &Plan) -> Vec<Rule> {
     if plan.socket.is_some() {
         rules.extend(calls::SAVE_VM.map(ioctl));
         rules.push(rule(call!(SYS_pwrite64, pwrite64), [], "the guest's memory, to the file of a snapshot"));
+        rules.push(synced());
     }
     if plan.remote {
         rules.extend([
@@ -206,7 +207,7 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
             "the user of a client",
         ),
         rule(call!(SYS_geteuid, geteuid), [], "the user of the machine"),
-        rule(call!(SYS_recvmsg, recvmsg), [], "a request, with its file"),
+        rule(call!(SYS_recvmsg, recvmsg), [], "a request, with its files"),
         rule(call!(SYS_sendto, sendto), [], "an answer"),
         rule(call!(SYS_read, read), [], "event descriptors"),
     ]);
@@ -214,6 +215,7 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
     rules.extend(recording(plan));
     if let Some(directory) = plan.socket {
         rules.extend([
+            synced(),
             rule(
                 call!(SYS_newfstatat, newfstatat),
                 [is(0, directory)],
@@ -227,6 +229,10 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
         ]);
     }
     rules
+}
+
+fn synced() -> Rule {
+    rule(call!(SYS_fsync, fsync), [], "the files of a snapshot are on disk before the machine replies")
 }
 
 /// System calls of an event loop, which selects the descriptors to watch and waits for events on them.

@@ -1,6 +1,5 @@
 //! `vmm ctl`: sends a request to a running machine, and prints the reply.
 
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use super::table;
 use crate::path_at::{PathAt, PersistError};
 use crate::printable::Printable;
 use crate::snapshot::directory::Directory;
-use crate::snapshot::{DirectoryError, Owners, SnapshotError, Taken, Wanted};
+use crate::snapshot::{DirectoryError, Owners, SnapshotError, Taken, Wanted, state_file};
 
 /// Arguments of `vmm ctl`.
 #[derive(Debug, Clone, Args)]
@@ -79,8 +78,7 @@ pub enum CtlCommand {
 const SNAPSHOT_HELP: &str = "\
 The guest is paused while its memory is written, and then continues. With --then-exit it stays paused until \
 DIR is complete and on disk; then the run ends with status 6. If the snapshot fails, its files are removed and \
-the machine continues. If this command is killed, the machine continues, too; the next snapshot into DIR \
-removes the leftover files.
+the machine continues. If this command is killed, the machine nevertheless completes the snapshot.
 
 With --diff BASE, DIR has only the pages written since BASE: the snapshot is small, and the pause is short. DIR \
 refers to BASE by the name of its directory, and 'vmm run --restore DIR' reads both, and the bases of BASE. Don't \
@@ -155,37 +153,26 @@ pub enum CtlError {
         #[source]
         source: DirectoryError,
     },
-    /// The machine's reply is not the snapshot that was requested.
+    /// The machine's files are not the snapshot that was requested.
     #[error(
-        "the machine's reply is not the requested snapshot, so {directory} was not written: use the version of \
+        "the machine's files are not the requested snapshot, so {directory} was removed: use the version of \
          'vmm' that runs the machine; if it is the same, do not trust the machine"
     )]
-    Reply {
+    Forged {
         /// The directory.
         directory: PathBuf,
         /// The difference from the requested snapshot.
         #[source]
         source: SnapshotError,
     },
-    /// The files of a snapshot cannot be written.
-    #[error("cannot make the snapshot {directory}; the machine continues")]
-    Unfinished {
+    /// The machine has completed the snapshot, but its state cannot be read or copied.
+    #[error("the machine has completed the snapshot {directory}, but it cannot be checked")]
+    Unchecked {
         /// The directory.
         directory: PathBuf,
         /// The host's reason.
         #[source]
         source: io::Error,
-    },
-    /// The snapshot is complete, but the machine may still be running.
-    #[error(
-        "the snapshot {directory} is complete, but the machine did not confirm that its run ends: check whether it still runs"
-    )]
-    Unconfirmed {
-        /// The directory.
-        directory: PathBuf,
-        /// The reason why there is no confirmation.
-        #[source]
-        source: ConnectionError,
     },
     /// The reply does not match the request.
     #[error("unexpected reply on {0}: use the version of 'vmm' that runs the machine")]
@@ -219,7 +206,7 @@ pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
             return report_snapshot(&taken, &directory, args.json);
         }
     };
-    report(&machine.ask(&request, None)?, args.json)
+    report(&machine.ask(&request, &[])?, args.json)
 }
 
 fn report(answer: &Answer, json: bool) -> Result<(), CtlError> {
@@ -255,15 +242,14 @@ fn dump(machine: &mut Connection<'_>, file: PathBuf) -> Result<Answer, CtlError>
     let failed = |source| CtlError::Recording { path: path.clone(), source };
     let temporary = place.create_temporary().map_err(failed)?;
     let request = Request::Dump { file: Some(path.clone()) };
-    let answer = machine.ask(&request, Some(temporary.file()))?;
+    let answer = machine.ask(&request, &[temporary.file()])?;
     temporary.persist_and_keep_older().map_err(|error: PersistError| failed(io::Error::other(error)))?;
     Ok(answer)
 }
 
-/// Writes a snapshot. This process opens the memory file. The machine writes its memory to that file, and replies with
-/// its state. A second request then reports to the machine whether both files are complete.
+/// Makes a snapshot. This process creates the files for memory and state, and the machine writes both to disk.
 ///
-/// The reply is checked before it is written, because a restore trusts files of the caller.
+/// The machine's state is checked and then copied, because a restore trusts files of the caller.
 fn snapshot(
     mut machine: Connection<'_>,
     directory: &Path,
@@ -276,30 +262,27 @@ fn snapshot(
     let place =
         Directory::make(directory).map_err(|source| CtlError::Directory { directory: directory.to_owned(), source })?;
     let request = Request::Snapshot { id: wanted.id, then_exit, base: wanted.base().cloned() };
-    let taken = match ask_with_progress(&mut machine, &request, place.memory())? {
+    let taken = match ask_with_progress(&mut machine, &request, &place)? {
         Answer::Snapshot(taken) => taken,
         _ => return Err(CtlError::Other(machine.socket().to_owned())),
     };
-    let finished = match wanted.check(directory, &taken.state, place.memory()) {
-        Ok(()) => place
-            .finish(&taken.state)
-            .map_err(|source| CtlError::Unfinished { directory: directory.to_owned(), source }),
-        Err(source) => Err(CtlError::Reply { directory: directory.to_owned(), source }),
+    let unchecked = |source| CtlError::Unchecked { directory: directory.to_owned(), source };
+    let state = match state_file::read(place.state()) {
+        Ok(state) => state,
+        Err(source) => {
+            place.keep();
+            return Err(unchecked(source));
+        }
     };
-    let error = finished.as_ref().err();
-    let finish = Request::Finish { id: wanted.id, error: error.map(|error| vpmu_errors::chain(error)) };
-    let confirmed = machine.ask(&finish, None);
-    finished?;
-    // Without --then-exit, a missing confirmation is not an error: the snapshot is complete, and the machine may have
-    // ended in the meantime.
-    if let (true, Err(source)) = (then_exit, confirmed) {
-        return Err(CtlError::Unconfirmed { directory: directory.to_owned(), source });
-    }
+    wanted
+        .check(directory, &state, place.memory())
+        .map_err(|source| CtlError::Forged { directory: directory.to_owned(), source })?;
+    place.finish(&state).map_err(unchecked)?;
     Ok(taken)
 }
 
 fn report_snapshot(taken: &Taken, directory: &Path, json: bool) -> Result<(), CtlError> {
-    let Taken { memory, written, paused_ns, .. } = taken;
+    let Taken { memory, written, paused_ns } = taken;
     print(&match json {
         true => {
             let answer = serde_json::json!({"snapshot": {
@@ -320,18 +303,23 @@ fn report_snapshot(taken: &Taken, directory: &Path, json: bool) -> Result<(), Ct
 /// Time between two updates of the progress line.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Sends `request`, and waits for the answer. While it waits, it shows the growing size of `file` on standard error, if
-/// that is a terminal.
-fn ask_with_progress(machine: &mut Connection<'_>, request: &Request, file: &File) -> Result<Answer, ConnectionError> {
+/// Sends `request` with the files of `place`, and waits for the answer. While it waits, it shows the growing size of the
+/// memory file on standard error, if that is a terminal.
+fn ask_with_progress(
+    machine: &mut Connection<'_>,
+    request: &Request,
+    place: &Directory,
+) -> Result<Answer, ConnectionError> {
+    let files = [place.memory(), place.state()];
     if !io::stderr().is_terminal() {
-        return machine.ask(request, Some(file));
+        return machine.ask(request, &files);
     }
     let socket = machine.socket();
     thread::scope(|scope| {
         let (tell, answered) = sync_channel(1);
         scope.spawn(move || {
             // The loop below waits for this message.
-            let _ = tell.send(machine.ask(request, Some(file)));
+            let _ = tell.send(machine.ask(request, &files));
         });
         loop {
             match answered.recv_timeout(PROGRESS) {
@@ -340,7 +328,7 @@ fn ask_with_progress(machine: &mut Connection<'_>, request: &Request, file: &Fil
                     return answer;
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let blocks = file.metadata().map_or(0, |status| status.blocks());
+                    let blocks = place.memory().metadata().map_or(0, |status| status.blocks());
                     eprint!("\r{} MiB of memory written", blocks >> 11);
                 }
                 Err(RecvTimeoutError::Disconnected) => {

@@ -181,16 +181,17 @@ impl<'a> Connection<'a> {
         self.owner
     }
 
-    /// Sends `request`, and `file` with it. Returns the answer.
+    /// Sends `request`, and `files` with it. Returns the answer.
     ///
     /// # Errors
     /// [`ConnectionError`].
-    pub(super) fn ask(&mut self, request: &Request, file: Option<&File>) -> Result<Answer, ConnectionError> {
+    pub(super) fn ask(&mut self, request: &Request, files: &[&File]) -> Result<Answer, ConnectionError> {
         let path = || self.socket.to_owned();
         let mut line = serde_json::to_vec(request).map_err(ConnectionError::Json)?;
         line.push(b'\n');
         let mut answer = Vec::new();
-        let sent = descriptor::send(self.stream.get_ref(), &line, file.map(AsFd::as_fd));
+        let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        let sent = descriptor::send(self.stream.get_ref(), &line, &files);
         // Read the reply even if sending failed, because a machine that closes the connection may have sent the reason
         // first.
         let read = (&mut self.stream).take(MAX_ANSWER).read_until(b'\n', &mut answer);

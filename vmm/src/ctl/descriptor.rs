@@ -1,4 +1,4 @@
-//! Sends and receives bytes on the control socket, with an optional open file.
+//! Sends and receives bytes on the control socket, with open files.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write};
@@ -11,18 +11,20 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
-/// Sends all of `bytes`. The descriptor `file` accompanies the first byte.
+/// Maximum number of files that accompany a request.
+pub(super) const MAX_FILES: usize = 2;
+
+/// Sends all of `bytes`. The descriptors `files`, at most [`MAX_FILES`], accompany the first byte.
 ///
 /// # Errors
 /// The socket's error.
-pub(super) fn send(mut stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let Some(file) = file else {
+pub(super) fn send(mut stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if files.is_empty() {
         return stream.write_all(bytes);
-    };
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    }
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files = [file];
-    ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    ancillary.push(SendAncillaryMessage::ScmRights(files));
     let slices = [IoSlice::new(bytes)];
     let sent = rustix::net::sendmsg(stream, &slices, &mut ancillary, SendFlags::NOSIGNAL)?;
     stream.write_all(bytes.get(sent..).unwrap_or_default())
@@ -30,22 +32,22 @@ pub(super) fn send(mut stream: &UnixStream, bytes: &[u8], file: Option<BorrowedF
 
 /// The other end of a connection.
 pub(super) trait Peer: Write {
-    /// Receives some bytes, and the file that accompanied them, if any.
+    /// Receives some bytes, and the files that accompanied them.
     ///
     /// # Errors
     /// The connection's error.
-    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)>;
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Vec<File>)>;
 }
 
 impl Peer for UnixStream {
-    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)> {
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
         receive(self, bytes)
     }
 }
 
-fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)> {
+fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
     // The kernel closes received descriptors that do not fit into this buffer.
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(bytes)];
     let flags = RecvFlags::CMSG_CLOEXEC;
@@ -54,7 +56,7 @@ fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<F
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    Ok((received.bytes, files.flatten().map(File::from).last()))
+    Ok((received.bytes, files.flatten().map(File::from).collect()))
 }
 
 #[cfg(test)]
@@ -65,20 +67,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_arrives_with_its_bytes() {
+    fn files_arrive_with_their_bytes_in_order() {
         let (one, other) = UnixStream::pair().expect("sockets");
-        let mut file = tempfile::tempfile().expect("a file");
-        send(&one, b"first", None).expect("sent");
+        let files = [(); MAX_FILES].map(|()| tempfile::tempfile().expect("a file"));
+        send(&one, b"first", &[]).expect("sent");
         let mut bytes = [0; 16];
         let (count, none) = receive(&other, &mut bytes).expect("received");
-        assert_eq!((bytes.get(..count), none.is_none()), (Some(&b"first"[..]), true));
-        send(&one, b"second", Some(file.as_fd())).expect("sent");
+        assert_eq!((bytes.get(..count), none.len()), (Some(&b"first"[..]), 0));
+        send(&one, b"second", &files.each_ref().map(AsFd::as_fd)).expect("sent");
         let (count, received) = receive(&other, &mut bytes).expect("received");
-        assert_eq!(bytes.get(..count), Some(&b"second"[..]));
-        received.expect("a file").write_all(b"text").expect("written");
-        let mut text = String::new();
-        file.rewind().expect("a file");
-        file.read_to_string(&mut text).expect("text");
-        assert_eq!(text, "text");
+        assert_eq!((bytes.get(..count), received.len()), (Some(&b"second"[..]), MAX_FILES));
+        for (number, mut file) in received.into_iter().enumerate() {
+            write!(file, "text {number}").expect("written");
+        }
+        for (number, mut file) in files.into_iter().enumerate() {
+            let mut text = String::new();
+            file.rewind().expect("a file");
+            file.read_to_string(&mut text).expect("text");
+            assert_eq!(text, format!("text {number}"));
+        }
     }
 }

@@ -41,25 +41,17 @@ pub enum Request {
         /// Name or id of the event.
         event: String,
     },
-    /// Save the machine. A file for the machine's memory accompanies the request.
+    /// Save the machine. Two empty files accompany the request: one for the machine's memory, and one for its state.
+    /// Both are on disk before the machine replies.
     Snapshot {
         /// The snapshot's name.
         id: Id,
-        /// If true, the machine stays stopped until the client has finished the snapshot. The run then ends
-        /// if the files are complete; otherwise the machine continues.
+        /// If true, the machine stays stopped until both files are on disk, and its run then ends. If they cannot be
+        /// written, the machine continues.
         then_exit: bool,
         /// The base of a diff snapshot, which has only the pages written since the base. `None` for a full snapshot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<Base>,
-    },
-    /// Report whether the snapshot's files are complete. If the connection that requested the snapshot is
-    /// closed without this request, the files count as incomplete.
-    Finish {
-        /// The snapshot's name.
-        id: Id,
-        /// The reason why the files are not complete. `None` if they are complete.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        error: Option<String>,
     },
 }
 

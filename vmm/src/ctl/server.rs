@@ -16,11 +16,9 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 use vmm_sys_util::eventfd::EventFd;
 
 use super::descriptor::Peer;
-use super::protocol::{Answer, MAX_REQUEST, Reply, Request};
+use super::protocol::{MAX_REQUEST, Reply, Request};
 use super::socket::{self, Socket};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
-use crate::snapshot::Id;
-use crate::snapshot::mailbox::GONE;
 
 /// Maximum number of simultaneous clients. If another client connects, the oldest client is disconnected.
 const MAX_CLIENTS: usize = 16;
@@ -39,8 +37,8 @@ pub enum ServerError {
     Loop(#[source] event_manager::Error),
 }
 
-/// A function that executes a request. It gets the file that accompanied the request, if any.
-pub(crate) type Serve = dyn FnMut(Request, Option<File>) -> Reply + Send;
+/// A function that executes a request. It gets the files that accompanied the request.
+pub(crate) type Serve = dyn FnMut(Request, Vec<File>) -> Reply + Send;
 
 /// Serves a control socket. Dropping the value ends the service and removes the socket.
 #[derive(Debug)]
@@ -156,9 +154,8 @@ impl Clients {
     }
 
     fn drop_first(&mut self, ops: &mut EventOps<'_>) {
-        if let Some((id, mut client)) = self.clients.pop_first() {
+        if let Some((id, client)) = self.clients.pop_first() {
             client.unwatch(id, ops);
-            client.leave(&mut *self.serve);
         }
     }
 
@@ -173,17 +170,8 @@ impl Clients {
             true if before != after => ops.modify(Events::with_data(&client.stream, id, after)).is_ok(),
             stays => stays,
         };
-        if !watched && let Some(mut client) = self.clients.remove(&id) {
+        if !watched && let Some(client) = self.clients.remove(&id) {
             client.unwatch(id, ops);
-            client.leave(&mut *self.serve);
-        }
-    }
-}
-
-impl Drop for Clients {
-    fn drop(&mut self) {
-        for client in self.clients.values_mut() {
-            client.leave(&mut *self.serve);
         }
     }
 }
@@ -214,46 +202,17 @@ struct Client<S = UnixStream> {
     stream: S,
     /// Received bytes that have not been served.
     input: Vec<u8>,
-    /// The file that accompanied the request.
-    file: Option<File>,
+    /// The files that accompanied the request.
+    files: Vec<File>,
     /// The unsent part of a reply.
     output: Vec<u8>,
     /// The client will send nothing more, or the server is about to disconnect it.
     last: bool,
-    /// The snapshot that the client must still finish.
-    snapshot: Option<Id>,
 }
 
 impl<S: Peer> Client<S> {
     fn new(stream: S) -> Self {
-        Self { stream, input: Vec::new(), file: None, output: Vec::new(), last: false, snapshot: None }
-    }
-
-    /// Serves a request, and remembers the snapshot that the client must still finish.
-    fn serve(&mut self, request: Request, file: Option<File>, serve: &mut Serve) -> Reply {
-        let snapshot = match &request {
-            Request::Snapshot { id, .. } => Some(*id),
-            Request::Finish { id, .. } => {
-                self.snapshot.take_if(|unfinished| unfinished == id);
-                None
-            }
-            _ => None,
-        };
-        let reply = serve(request, file);
-        if matches!(reply, Reply::Ok(Answer::Snapshot(_))) {
-            self.snapshot = snapshot;
-        }
-        reply
-    }
-
-    /// Called when the connection is closed. Reports a snapshot that the client has not finished as incomplete.
-    fn leave(&mut self, serve: &mut Serve) {
-        if let Some(id) = self.snapshot.take() {
-            let error = Some(GONE.to_owned());
-            if let Reply::Error(error) = serve(Request::Finish { id, error }, None) {
-                log::debug!("cannot abandon the snapshot of a client that has disconnected: {error}");
-            }
-        }
+        Self { stream, input: Vec::new(), files: Vec::new(), output: Vec::new(), last: false }
     }
 
     /// The event after which to call [`Self::turn`] again: `OUT` if part of a reply is not sent yet or a complete
@@ -281,9 +240,9 @@ impl<S: Peer> Client<S> {
         }
         if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.input.drain(..=end).collect();
-            let file = self.file.take();
+            let files = std::mem::take(&mut self.files);
             let reply = match serde_json::from_slice(&line) {
-                Ok(request) => self.serve(request, file, serve),
+                Ok(request) => serve(request, files),
                 Err(error) => Reply::Error(format!("invalid request: {error}")),
             };
             self.answer(&reply);
@@ -304,8 +263,10 @@ impl<S: Peer> Client<S> {
         let mut bytes = [0; 4096];
         let room = bytes.len().min(MAX_REQUEST - self.input.len());
         let read = bytes.get_mut(..room).unwrap_or_default();
-        let (count, file) = self.stream.receive(read)?;
-        self.file = file.or_else(|| self.file.take());
+        let (count, files) = self.stream.receive(read)?;
+        if !files.is_empty() {
+            self.files = files;
+        }
         self.input.extend_from_slice(bytes.get(..count).unwrap_or_default());
         self.last = count == 0;
         Ok(())
@@ -355,8 +316,8 @@ impl<S: Write> Write for Plain<S> {
 
 #[cfg(feature = "internals")]
 impl<S: Read + Write> Peer for Plain<S> {
-    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)> {
-        Ok((self.0.read(bytes)?, None))
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
+        Ok((self.0.read(bytes)?, Vec::new()))
     }
 }
 
@@ -366,7 +327,6 @@ impl<S: Read + Write> Peer for Plain<S> {
 pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
     let mut client = Client::new(Plain(stream));
     while client.turn(serve) {}
-    client.leave(serve);
 }
 
 #[cfg(test)]

@@ -146,11 +146,9 @@ impl Prepared {
         let drain = DrainThread::start(drain, Arc::clone(&vpmu), &confinement)?;
         let operator = Arc::new(Operator::new(&config, &vpmu, recorder)?);
         let serves = Arc::clone(&operator);
-        let serve = move |request: Request, file| match request {
-            Request::Snapshot { .. } | Request::Finish { .. } => {
-                Reply::Error("the machine belongs to another VMM: save it there".to_owned())
-            }
-            request => serves.serve(request, file),
+        let serve = move |request: Request, files| match request {
+            Request::Snapshot { .. } => Reply::Error("the machine belongs to another VMM: save it there".to_owned()),
+            request => serves.serve(request, files),
         };
         let ctl = socket.map(|socket| Server::start(socket, Box::new(serve), &confinement)).transpose()?;
         let service = service.start(Arc::clone(&vpmu), Arc::clone(&vcpus), &confinement)?;

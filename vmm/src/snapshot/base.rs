@@ -54,7 +54,7 @@ impl TryFrom<String> for Name {
     }
 }
 
-/// A snapshot that is requested from a machine. The machine may have been taken over, so its reply is checked like the
+/// A snapshot that is requested from a machine. The machine may have been taken over, so its files are checked like the
 /// files of a stranger.
 #[derive(Debug)]
 pub(crate) struct Wanted {
@@ -82,8 +82,8 @@ impl Wanted {
     ///
     /// # Errors
     /// [`SnapshotError`].
-    pub(crate) fn check(&self, path: &Path, state: &str, memory: &File) -> Result<(), SnapshotError> {
-        let file = StateFile::parse(path.join(STATE), state.as_bytes().to_vec())?;
+    pub(crate) fn check(&self, path: &Path, state: &[u8], memory: &File) -> Result<(), SnapshotError> {
+        let file = StateFile::parse(path.join(STATE), state.to_vec())?;
         file.state()?;
         let differs = |what| Err(SnapshotError::NotRequested(path.to_owned(), what));
         if file.header.id != self.id {

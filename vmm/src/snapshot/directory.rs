@@ -1,5 +1,6 @@
-//! The directory of a snapshot that `vmm ctl` writes. The files get their final names when they are complete.
-//! Incomplete files are removed.
+//! The directory of a snapshot that `vmm ctl` makes. The machine writes its memory and its state to two files, and the
+//! state is on disk last. While the state file is empty, the directory is not a snapshot, and the next snapshot replaces
+//! its files.
 //!
 //! All files are created, renamed and removed in the open directory. Whoever can rename the directory, or replace it by
 //! another one, cannot redirect them.
@@ -11,14 +12,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{MEMORY, STATE};
 use crate::path_at;
 
-/// The suffix that a file has until it is complete.
-const UNFINISHED: &str = ".unfinished";
+/// The copy of the state that is being made.
+const COPY: &str = "state.copy";
 
 /// The reason why a directory cannot take a snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +47,7 @@ impl From<Errno> for DirectoryError {
     }
 }
 
-/// A directory for a new snapshot. If the value is dropped before the files are complete, the files are removed.
+/// A directory for a new snapshot. If the value is dropped, the files are removed.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -55,12 +56,14 @@ pub(crate) struct Directory {
     /// Whether [`Directory::make`] created the directory.
     made: bool,
     memory: File,
-    finished: bool,
+    state: File,
+    kept: bool,
 }
 
 impl Directory {
     /// Creates the directory `path`, which only its owner can access. If the directory exists, it must belong to the
     /// user of this process. Then removes the leftover files of an interrupted snapshot. There must be no other files.
+    /// When this function returns, the new files' names are on disk.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -79,12 +82,13 @@ impl Directory {
             }
             directory.set_permissions(Permissions::from_mode(0o700))?;
         }
-        let memory = create(&directory, &unfinished(MEMORY));
-        if made && memory.is_err() {
+        let made_files = make_files(&directory, &path, made);
+        if made && made_files.is_err() {
             // The caller gets the first error.
-            let _ = rustix::fs::rmdir(&path);
+            remove(&directory, &path, made);
         }
-        Ok(Self { path, directory, made, memory: memory?, finished: false })
+        let [state, memory] = made_files?;
+        Ok(Self { path, directory, made, memory, state, kept: false })
     }
 
     /// The file for the memory.
@@ -92,29 +96,62 @@ impl Directory {
         &self.memory
     }
 
-    /// Writes the state. Then renames both files, the state file last. When this function returns, both files are on
-    /// disk. Call it after the memory has been written.
+    /// The file for the state.
+    pub(crate) fn state(&self) -> &File {
+        &self.state
+    }
+
+    /// Keeps the files, because the machine has completed them.
+    pub(crate) fn keep(mut self) {
+        self.kept = true;
+    }
+
+    /// Keeps the files, and replaces the state file by a copy that has the contents `state`. Call this with a state that
+    /// has been checked: the machine can still write to its own file.
     ///
     /// # Errors
-    /// The host's error.
-    pub(crate) fn finish(mut self, state: &str) -> io::Result<()> {
+    /// The host's error. The files are kept nevertheless.
+    pub(crate) fn finish(self, state: &[u8]) -> io::Result<()> {
+        let copied = self.copy(state);
+        if copied.is_err() {
+            // The caller gets the first error.
+            let _ = rustix::fs::unlinkat(&self.directory, COPY, AtFlags::empty());
+        }
+        self.keep();
+        copied
+    }
+
+    fn copy(&self, state: &[u8]) -> io::Result<()> {
         let read_only = Permissions::from_mode(0o400);
-        let mut file = create(&self.directory, &unfinished(STATE))?;
-        file.write_all(state.as_bytes())?;
-        file.set_permissions(read_only.clone())?;
-        file.sync_all()?;
+        let mut copy = create(&self.directory, COPY)?;
+        copy.write_all(state)?;
+        copy.set_permissions(read_only.clone())?;
+        copy.sync_all()?;
         self.memory.set_permissions(read_only)?;
-        self.memory.sync_all()?;
-        for name in [MEMORY, STATE] {
-            let (from, to) = (&self.directory, &self.directory);
-            rustix::fs::renameat(from, unfinished(name), to, name)?;
-        }
-        self.directory.sync_all()?;
-        if self.made {
-            File::open(parent(&self.path))?.sync_all()?;
-        }
-        self.finished = true;
-        Ok(())
+        rustix::fs::renameat(&self.directory, COPY, &self.directory, STATE)?;
+        self.directory.sync_all()
+    }
+}
+
+/// Creates the files for state and memory, and brings their names to disk.
+fn make_files(directory: &File, path: &Path, made: bool) -> io::Result<[File; 2]> {
+    // `leftovers` knows a snapshot that was interrupted here by its state file.
+    let files = [create(directory, STATE)?, create(directory, MEMORY)?];
+    directory.sync_all()?;
+    if made {
+        File::open(parent(path))?.sync_all()?;
+    }
+    Ok(files)
+}
+
+/// Removes the files of an incomplete snapshot, and the directory if it was `made` for them.
+fn remove(directory: &File, path: &Path, made: bool) {
+    for name in [COPY, STATE, MEMORY] {
+        // Ignore errors: the file may not exist, and the caller already reports an error.
+        let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+    }
+    if made {
+        let _ = rustix::fs::rmdir(path);
     }
 }
 
@@ -135,9 +172,8 @@ fn open(path: &Path) -> Result<File, DirectoryError> {
     }
 }
 
-/// Returns the names of the files that an interrupted snapshot left in the directory. Any other file in the directory is
-/// an error. If the state file is still unfinished, `memory` is a leftover too, because a snapshot renames the state
-/// file last.
+/// Returns the names of the files that an interrupted snapshot left in the directory: an empty state file, and perhaps a
+/// memory file. Any other file in the directory is an error.
 fn leftovers(directory: &File) -> Result<Vec<OsString>, DirectoryError> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -147,13 +183,19 @@ fn leftovers(directory: &File) -> Result<Vec<OsString>, DirectoryError> {
             names.push(name.to_owned());
         }
     }
-    let of_two = [MEMORY, STATE].map(|name| OsString::from(unfinished(name)));
-    let broken_off = names.iter().any(|name| of_two.contains(name));
-    let ours = |name: &OsString| of_two.contains(name) || name == MEMORY;
-    if names.is_empty() || broken_off && names.iter().all(ours) {
+    let ours = names.iter().all(|name| [MEMORY, STATE].map(OsStr::new).contains(&name.as_os_str()));
+    if names.is_empty() || ours && has_empty_state(directory)? {
         return Ok(names);
     }
     Err(DirectoryError::NotEmpty)
+}
+
+fn has_empty_state(directory: &File) -> io::Result<bool> {
+    match rustix::fs::statat(directory, STATE, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => Ok(FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0),
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The directory that contains `path`.
@@ -166,10 +208,6 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-fn unfinished(name: &str) -> String {
-    format!("{name}{UNFINISHED}")
-}
-
 fn create(directory: &File, name: &str) -> io::Result<File> {
     let mode = Mode::RUSR | Mode::WUSR;
     let file = rustix::fs::openat(directory, name, path_at::CREATE, mode)?;
@@ -178,17 +216,8 @@ fn create(directory: &File, name: &str) -> io::Result<File> {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        if self.finished {
-            return;
-        }
-        for name in [STATE, MEMORY] {
-            for name in [unfinished(name), name.to_owned()] {
-                // Ignore errors: usually the file does not exist, and a drop could not return an error.
-                let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
-            }
-        }
-        if self.made {
-            let _ = rustix::fs::rmdir(&self.path);
+        if !self.kept {
+            remove(&self.directory, &self.path, self.made);
         }
     }
 }
@@ -216,9 +245,11 @@ mod tests {
         let bench = tempfile::tempdir().expect("a directory");
         let path = bench.path().join("snapshot");
         let directory = Directory::make(&path).expect("made");
-        assert_eq!(names(&path), ["memory.unfinished"]);
-        directory.finish("state").expect("room");
         assert_eq!(names(&path), [MEMORY, STATE]);
+        directory.state().write_all(b"unchecked").expect("room");
+        directory.finish(b"state").expect("room");
+        assert_eq!(names(&path), [MEMORY, STATE]);
+        assert_eq!(fs::read(path.join(STATE)).expect("ours"), b"state");
         let mode = |path: &Path| {
             let status = fs::metadata(path).expect("there");
             status.permissions().mode() & 0o777
@@ -258,32 +289,31 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_snapshot_that_was_broken_off_are_replaced_and_no_others() {
-        let make = |files: &[&str]| {
+    fn files_of_an_interrupted_snapshot_are_replaced_and_no_others() {
+        let make = |files: &[(&str, &str)]| {
             let bench = tempfile::tempdir().expect("a directory");
-            for name in files {
-                fs::write(bench.path().join(name), "part").expect("written");
+            for (name, contents) in files {
+                fs::write(bench.path().join(name), contents).expect("written");
             }
             let made = Directory::make(bench.path()).map(|_| ());
             (made, names(bench.path()))
         };
-        let broken_off: [&[&str]; 3] = [
-            &["memory.unfinished"],
-            &["memory.unfinished", "state.unfinished"],
-            // The snapshot was interrupted between the two renames.
-            &["memory", "state.unfinished"],
-        ];
-        for files in broken_off {
+        for files in [&[(STATE, "")][..], &[(MEMORY, "part"), (STATE, "")]] {
             let (made, left) = make(files);
             made.expect("taken");
             assert!(left.is_empty(), "{files:?}");
         }
-        let others: [&[&str]; 4] =
-            [&["memory"], &["memory", "state"], &["memory.unfinished", "notes"], &["memory.unfinished", "state"]];
+        let others: [&[(&str, &str)]; 4] = [
+            &[(MEMORY, "whole")],
+            &[(MEMORY, "whole"), (STATE, "whole")],
+            &[(MEMORY, "part"), ("notes", ""), (STATE, "")],
+            // The client was interrupted while it copied the state of a complete snapshot.
+            &[(MEMORY, "whole"), (STATE, "whole"), (COPY, "part")],
+        ];
         for files in others {
             let (made, left) = make(files);
             assert!(matches!(made, Err(DirectoryError::NotEmpty)), "{files:?}");
-            assert_eq!(left, files);
+            assert_eq!(left, files.iter().map(|(name, _)| *name).collect::<Vec<_>>());
         }
     }
 
@@ -294,7 +324,7 @@ mod tests {
         let directory = Directory::make(&path).expect("made");
         let refused = Directory::make(&path).expect_err("in use");
         assert!(matches!(refused, DirectoryError::InUse), "{refused}");
-        directory.finish("state").expect("room");
+        directory.finish(b"state").expect("room");
         assert_eq!(names(&path), [MEMORY, STATE]);
         let refused = Directory::make(&path).expect_err("finished");
         assert!(matches!(refused, DirectoryError::NotEmpty), "{refused}");
@@ -321,9 +351,10 @@ mod tests {
         let directory = Directory::make(&at("snapshot")).expect("made");
         fs::rename(at("snapshot"), at("moved")).expect("ours");
         fs::create_dir(at("snapshot")).expect("made");
-        fs::write(at("snapshot/memory.unfinished"), "another's").expect("written");
-        directory.finish("state").expect("room");
+        fs::write(at("snapshot/memory"), "another's").expect("written");
+        directory.finish(b"state").expect("room");
         assert_eq!(names(&at("moved")), [MEMORY, STATE]);
-        assert_eq!(names(&at("snapshot")), ["memory.unfinished"]);
+        assert_eq!(fs::read(at("snapshot/memory")).expect("there"), b"another's");
+        assert_eq!(names(&at("snapshot")), [MEMORY]);
     }
 }

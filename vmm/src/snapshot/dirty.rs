@@ -56,10 +56,8 @@ struct Region {
 struct Since {
     /// The id of the last complete snapshot.
     base: Option<Id>,
-    /// For each region, the pages written since the snapshot in `taken`, or since `base` if `taken` is `None`.
+    /// For each region, the pages written since `base`.
     pages: Vec<Pages>,
-    /// A snapshot that its client has not finished, and the pages written between the base and that snapshot.
-    taken: Option<(Id, Vec<Pages>)>,
 }
 
 impl Tracker {
@@ -67,7 +65,7 @@ impl Tracker {
     pub(crate) fn new(memories: &[&GuestMemoryMmap], base: Option<Id>) -> Self {
         let regions = memories.iter().flat_map(|memory| memory.iter());
         let regions: Vec<Region> = regions.map(Region::new).collect();
-        let since = Since { base, pages: regions.iter().map(Region::none).collect(), taken: None };
+        let since = Since { base, pages: regions.iter().map(Region::none).collect() };
         Self { regions, since: Mutex::new(since) }
     }
 
@@ -126,29 +124,11 @@ impl Tracker {
         Ok(runs)
     }
 
-    /// Records that the snapshot `id` was taken, and that its client has not finished it yet.
+    /// Makes the snapshot `id` the base of the next diff.
     pub(crate) fn taken(&self, id: Id) {
         let mut since = self.since();
-        let none = self.regions.iter().map(Region::none).collect();
-        let pages = std::mem::replace(&mut since.pages, none);
-        since.taken = Some((id, pages));
-    }
-
-    /// Records whether the client has completed the last snapshot. If `whole` is true, the snapshot becomes the new
-    /// base. Otherwise, the old base stays, and the pages that were written between the base and the snapshot are added
-    /// back to the written pages.
-    pub(crate) fn finish(&self, whole: bool) {
-        let mut since = self.since();
-        let Some((id, before)) = since.taken.take() else {
-            return;
-        };
-        if whole {
-            since.base = Some(id);
-            return;
-        }
-        for (pages, before) in since.pages.iter_mut().zip(&before) {
-            merge(pages, before);
-        }
+        since.base = Some(id);
+        since.pages = self.regions.iter().map(Region::none).collect();
     }
 
     /// Drops the base, because the guest boots again in new memory. No diff is possible until the next full
@@ -156,7 +136,6 @@ impl Tracker {
     pub(crate) fn forget(&self) {
         let mut since = self.since();
         since.base = None;
-        since.taken = None;
     }
 
     fn since(&self) -> MutexGuard<'_, Since> {
@@ -304,14 +283,12 @@ mod tests {
         };
         write(1);
         assert_eq!(pages(&tracker), [Run(1, 1)]);
-        tracker.taken(Id(2));
+        // This snapshot failed, so it was not reported to the tracker.
         write(5);
-        tracker.finish(false);
         tracker.check(Id(1)).expect("still the base");
         assert_eq!(pages(&tracker), [Run(1, 1), Run(5, 1)]);
         tracker.taken(Id(3));
         write(6);
-        tracker.finish(true);
         tracker.check(Id(3)).expect("the base now");
         assert!(matches!(tracker.check(Id(1)), Err(DiffError::Base)));
         assert_eq!(pages(&tracker), [Run(6, 1)]);
@@ -323,7 +300,6 @@ mod tests {
         let tracker = Tracker::new(&[&memory, &window], Some(Id(1)));
         tracker.taken(Id(2));
         tracker.forget();
-        tracker.finish(true);
         for base in [Id(1), Id(2)] {
             assert!(matches!(tracker.check(base), Err(DiffError::None)));
         }

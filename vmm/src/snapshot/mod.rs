@@ -19,10 +19,10 @@ mod id;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod place;
-mod state_file;
+pub(crate) mod state_file;
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -93,14 +93,32 @@ pub(crate) struct SavedPmu {
 /// A saved machine without its memory, which is in a separate file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
-    /// The text of the state file.
-    pub state: String,
     /// Bytes of memory.
     pub memory: u64,
     /// Bytes of memory that are not in holes of the file.
     pub written: u64,
     /// Number of nanoseconds for which the guest was stopped.
     pub paused_ns: u64,
+}
+
+/// The files of a snapshot that is being written.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) memory: File,
+    pub(crate) state: File,
+}
+
+impl Files {
+    /// Writes `state` after the memory. When this function returns, both files are on disk. A state file on disk always
+    /// has its memory beside it.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub(crate) fn complete(&self, state: &str) -> io::Result<()> {
+        self.memory.sync_all()?;
+        (&self.state).write_all(state.as_bytes())?;
+        self.state.sync_all()
+    }
 }
 
 /// An open snapshot that has been checked as far as this is possible without KVM.

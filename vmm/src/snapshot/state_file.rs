@@ -1,7 +1,7 @@
 //! The state file: two lines of JSON. Nothing in it is trusted.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Seek};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,18 @@ pub(crate) struct Header {
     pub(crate) base: Option<Base>,
     /// SHA-256 of the second line.
     digest: String,
+}
+
+/// Reads `file`, a state file, from its start. Reads at most [`MAX_STATE`] bytes, which no valid file has.
+///
+/// # Errors
+/// The host's error.
+pub(crate) fn read(file: &File) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let mut file = file;
+    file.rewind()?;
+    file.take(MAX_STATE).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// The text of a state file.
@@ -83,9 +95,8 @@ impl StateFile {
     pub(crate) fn read(place: &Place) -> Result<Self, SnapshotError> {
         let path = place.join(STATE);
         let (file, _) = place.file(STATE)?;
-        let mut text = Vec::new();
-        match file.take(MAX_STATE).read_to_end(&mut text) {
-            Ok(_) => Self::parse(path, text),
+        match read(&file) {
+            Ok(text) => Self::parse(path, text),
             Err(source) => Err(SnapshotError::Read { path, source }),
         }
     }

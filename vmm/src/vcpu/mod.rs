@@ -14,7 +14,6 @@ use crate::arch::state::{self, CounterStarts, Saver};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{Ending, StopLatch, VcpuError};
-pub(crate) use gate::Closed;
 pub use gate::Gate;
 use gate::Leaving;
 

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,15 +11,12 @@ use super::{Vm, reached};
 use crate::arch::state::StateError;
 use crate::confine::Confinement;
 use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket};
-use crate::devices::vpmu::Held;
 use crate::exit::Ending;
 use crate::operator::{Operator, OperatorError};
 use crate::snapshot::dirty::DiffError;
-use crate::snapshot::mailbox::{Completion, Mailbox, SnapshotRequest};
+use crate::snapshot::mailbox::{Mailbox, SnapshotRequest, Written};
 use crate::snapshot::memory::WriteError;
-use crate::snapshot::{self, Facts, State, Taken};
-use crate::terminal;
-use crate::vcpu::Closed;
+use crate::snapshot::{self, Facts, Files, State, Taken};
 
 /// Errors from saving the machine. After an error, the machine continues, unless its run is ending.
 #[derive(Debug, thiserror::Error)]
@@ -43,87 +39,27 @@ enum TakeError {
     /// The state cannot be written as JSON.
     #[error("the machine's state cannot be written as JSON")]
     Json(#[from] serde_json::Error),
+    /// The files cannot be brought to disk.
+    #[error("cannot write the snapshot's files to disk")]
+    Disk(#[source] io::Error),
 }
 
 impl Vm {
-    /// If a client has finished its snapshot, reports the result to the tracker, and logs a failure. If there is a
-    /// request for a new snapshot, takes the snapshot. `boot` is the current boot.
+    /// Takes a snapshot if there is a request for one. `boot` is the current boot.
     pub(super) fn answer_mailbox(&self, boot: &Boot) {
-        let mailbox = &self.control.mailbox;
-        if let Some(completion) = mailbox.take_finished() {
-            self.settle(&completion);
-            if let Err(why) = completion {
-                log::warn!("a snapshot of the machine is incomplete: {why}");
-            }
-        }
-        let Some(pending) = mailbox.take() else {
-            return;
-        };
-        match self.take(boot, &pending.request, &pending.file) {
-            Ok((taken, still)) if pending.request.then_exit => {
-                mailbox.answer(pending, Ok(taken));
-                self.end_with_snapshot(still);
-            }
-            Ok((taken, still)) => {
-                drop(still);
-                mailbox.answer(pending, Ok(taken));
-            }
-            Err(error) => mailbox.answer(pending, Err(vpmu_errors::chain(&error))),
+        if let Some(pending) = self.control.mailbox.take() {
+            let written = self.take(boot, &pending.request, &pending.files);
+            pending.answer(written.map_err(|error| vpmu_errors::chain(&error)));
         }
     }
 
-    /// Keeps the machine stopped until the client has completed the snapshot, and then ends the run. If the snapshot
-    /// fails, the machine continues.
-    fn end_with_snapshot(&self, still: Still<'_>) {
-        let (mailbox, end) = (&self.control.mailbox, &self.shared.end);
-        loop {
-            let finished = mailbox.take_finished();
-            if let Some(completion) = &finished {
-                self.settle(completion);
-            }
-            match finished {
-                Some(Ok(())) => {
-                    // Announce the end of the run before the gate opens, so that no vCPU enters the guest again.
-                    end.announce(Ok(Ending::ByHand));
-                    break;
-                }
-                Some(Err(why)) => {
-                    log::warn!("the machine continues: its snapshot is incomplete: {why}");
-                    break;
-                }
-                None => {}
-            }
-            if let Some(signal) = self.signals.read() {
-                end.announce(Ok(Ending::Signal(signal)));
-                break;
-            }
-            let others = [self.signals.as_raw_fd(), end.event().as_raw_fd()];
-            match terminal::wait_readable(mailbox.as_raw_fd(), others) {
-                Ok(true) => mailbox.clear(),
-                Ok(false) if end.reached() => break,
-                Ok(false) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    log::warn!("the machine continues: cannot wait for the client of its snapshot: {error}");
-                    break;
-                }
-            }
-        }
-        drop(still);
-    }
-
-    /// Reports the result of the last snapshot to the tracker. A complete snapshot becomes the base of the next
-    /// diff.
-    fn settle(&self, completion: &Completion) {
-        if let Some(tracker) = &self.tracker {
-            tracker.finish(completion.is_ok());
-        }
-    }
-
-    /// Saves the machine, and writes its memory to `file`. The vCPUs and the drain thread are stopped until the
-    /// returned value is dropped. The control socket's thread can access guest memory, too, but it is waiting for the
-    /// result of this call.
-    fn take(&self, boot: &Boot, request: &SnapshotRequest, file: &File) -> Result<(Taken, Still<'_>), TakeError> {
+    /// Saves the machine, and writes its memory to a file. If the run ends with the snapshot, also writes the state, and
+    /// ends the run when both files are on disk. Otherwise the caller writes the state, so that the machine continues
+    /// while the host writes to its disk.
+    ///
+    /// The vCPUs and the drain thread are stopped meanwhile. The control socket's thread can access guest memory, too,
+    /// but it is waiting for the result of this call.
+    fn take(&self, boot: &Boot, request: &SnapshotRequest, files: &Files) -> Result<Written, TakeError> {
         let shared = &self.shared;
         match (&request.base, &self.tracker) {
             (Some(base), Some(tracker)) => tracker.check(base.id)?,
@@ -133,8 +69,8 @@ impl Vm {
         let start = Instant::now();
         let vcpus = self.config.vcpus;
         let closed = shared.gate.close(vcpus, &shared.threads, &shared.end);
-        let (closed, states) = closed.ok_or(TakeError::Ends)?;
-        let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
+        let (_closed, states) = closed.ok_or(TakeError::Ends)?;
+        let _quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
         // Save the device first, because this writes its pending samples to memory, and may raise an interrupt.
         let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
         // At this point, all writes are known: KVM's log has the guest's writes, and the device has just made its last
@@ -158,27 +94,22 @@ impl Vm {
             !shared.end.reached()
         };
         let changed = state.changed.as_deref();
-        let written = snapshot::memory::write(&memories, file, request.id, changed, goes_on)?;
+        let written = snapshot::memory::write(&memories, &files.memory, request.id, changed, goes_on)?;
+        let text = if request.then_exit {
+            files.complete(&text).map_err(TakeError::Disk)?;
+            // Announce the end of the run before the gate opens, so that no vCPU enters the guest again.
+            shared.end.announce(Ok(Ending::ByHand));
+            None
+        } else {
+            Some(text)
+        };
         if let Some(tracker) = tracker {
             tracker.taken(request.id);
         }
         let memory = memories.iter().map(|memory| snapshot::memory::length(memory)).sum();
-        let taken = Taken {
-            state: text,
-            memory,
-            written,
-            paused_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        };
-        let still = Still { _quiet: quiet, _closed: closed };
-        Ok((taken, still))
+        let taken = Taken { memory, written, paused_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX) };
+        Ok(Written { taken, state: text })
     }
-}
-
-/// Keeps the machine stopped until this value is dropped.
-#[derive(Debug)]
-struct Still<'a> {
-    _quiet: Option<Held<'a>>,
-    _closed: Closed<'a>,
 }
 
 /// A machine's control socket, and the mailbox for its snapshot requests. Dropping this value closes both.
@@ -202,7 +133,7 @@ impl Control {
         let mailbox = Arc::new(mailbox);
         let server = socket.map(|socket| {
             let mailbox = Arc::clone(&mailbox);
-            let serve = move |request, file| serve(&mailbox, operator.as_deref(), request, file);
+            let serve = move |request, files| serve(&mailbox, operator.as_deref(), request, files);
             Server::start(socket, Box::new(serve), confinement)
         });
         Ok(Self { server: server.transpose()?, mailbox })
@@ -223,24 +154,29 @@ impl Drop for Control {
     }
 }
 
-fn serve(mailbox: &Mailbox, operator: Option<&Operator>, request: Request, file: Option<File>) -> Reply {
+fn serve(mailbox: &Mailbox, operator: Option<&Operator>, request: Request, files: Vec<File>) -> Reply {
     match (request, operator) {
         (Request::Snapshot { id, then_exit, base }, _) => {
-            let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
-            let Some(file) = file.filter(is_file) else {
-                return Reply::Error(OperatorError::NoFile.to_string());
-            };
-            let request = SnapshotRequest { id, then_exit, base };
-            match mailbox.request(request, file) {
+            match save(mailbox, SnapshotRequest { id, then_exit, base }, files) {
                 Ok(taken) => Reply::Ok(Answer::Snapshot(taken)),
                 Err(error) => Reply::Error(error),
             }
         }
-        (Request::Finish { id, error }, _) => match mailbox.finish(id, error.map_or(Ok(()), Err)) {
-            Ok(()) => Reply::Ok(Answer::Done),
-            Err(error) => Reply::Error(error),
-        },
-        (request, Some(operator)) => operator.serve(request, file),
+        (request, Some(operator)) => operator.serve(request, files),
         (_, None) => Reply::Error("this machine has no PMU, so it has no events".to_owned()),
     }
+}
+
+/// Saves the machine to `files`, the files for its memory and its state. The error is the reason for the client.
+fn save(mailbox: &Mailbox, request: SnapshotRequest, files: Vec<File>) -> Result<Taken, String> {
+    // A pipe or a device could block this thread.
+    let are_files = |files: &[File; 2]| files.iter().all(|file| file.metadata().is_ok_and(|status| status.is_file()));
+    let files = <[File; 2]>::try_from(files).ok().filter(are_files);
+    let [memory, state] = files.ok_or_else(|| OperatorError::NoFile.to_string())?;
+    let files = Arc::new(Files { memory, state });
+    let Written { taken, state } = mailbox.request(request, Arc::clone(&files))?;
+    if let Some(state) = state {
+        files.complete(&state).map_err(|source| vpmu_errors::chain(&TakeError::Disk(source)))?;
+    }
+    Ok(taken)
 }

@@ -150,13 +150,13 @@ fn converse(stage: &Stage, sends: Vec<u8>, piece: usize) -> Vec<u8> {
     let gets = Rc::new(RefCell::new(Vec::new()));
     let client = Client { sends, at: 0, piece, pause: Cell::new(false), gets: Rc::clone(&gets) };
     let (operator, file) = (operator(stage), recording());
-    let mut serve = move |request, _: Option<File>| match request {
+    let mut serve = move |request, _: Vec<File>| match request {
         Request::Dump { .. } => {
             let opened = File::create(&file).expect("a file");
             let path = Some(file.clone());
-            operator.serve(Request::Dump { file: path }, Some(opened))
+            operator.serve(Request::Dump { file: path }, vec![opened])
         }
-        other => operator.serve(other, None),
+        other => operator.serve(other, Vec::new()),
     };
     vmm::internals::converse(client, &mut serve);
     gets.take()

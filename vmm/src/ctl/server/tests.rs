@@ -20,7 +20,7 @@ impl Bench {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ctl");
         let socket = Socket::listen(&path, None).expect("listens");
-        let serve = |request, _file| match request {
+        let serve = |request, _files| match request {
             Request::End { event } if event == "known" => Reply::Ok(Answer::Done),
             // Longer than a socket's buffers, so part of the reply stays unsent until the client reads.
             Request::List {} => Reply::Error("x".repeat(1 << 20)),
