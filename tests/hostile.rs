@@ -482,7 +482,7 @@ fn lines_that_a_guest_brings_about_are_limited_and_counted() {
     let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
     assert!(written <= 10 + seconds, "{written} in {seconds} s");
     assert!(lines <= 2 * written + 1, "{lines}");
-    assert!(ran.errors.contains("lines left out of this log"));
+    assert!(ran.errors.contains("lines omitted from this log"));
     let all = run(&single(&bad_setups(50).then(&power_off())), 1, &["--max-log-lines", "0"]);
     assert_eq!(number(&all.report, "/limits/log_lines_left_out"), 0);
     assert!(number(&all.report, "/limits/log_lines") >= 50);
@@ -500,7 +500,7 @@ fn console_output_is_limited_and_counted() {
     assert_eq!(figure(&ran, taken) + figure(&ran, left_out), u64::from(BYTES));
     let seconds = number(&ran.report, "/wall_ns") / 1_000_000_000 + 1;
     assert!(figure(&ran, taken) <= 1000 + 1000 * seconds);
-    assert!(ran.errors.contains("console output is left out"));
+    assert!(ran.errors.contains("console output is omitted"));
     let all = run(&single(&code), 1, &["--max-console", "0"]);
     assert_eq!(all.console.len() as u64, u64::from(BYTES));
     assert_eq!(figure(&all, left_out), 0);

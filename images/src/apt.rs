@@ -241,9 +241,10 @@ impl Apt {
             Release::Bookworm => &APTS[0],
             Release::Trixie => &APTS[1],
         };
-        let (place, native) = match arch.is_native() {
-            true => (native_place, None),
-            false => (foreign_place, Some(Self::of_release(release, Arch::default())?)),
+        let (place, native) = if arch.is_native() {
+            (native_place, None)
+        } else {
+            (foreign_place, Some(Self::of_release(release, Arch::default())?))
         };
         if let Some(apt) = place.get() {
             return Ok(apt);
@@ -399,10 +400,8 @@ impl Apt {
         if *updated {
             return Err(error);
         }
-        let problem = match self.list_files()?.is_empty() {
-            true => "there are no package lists",
-            false => "package lists are stale",
-        };
+        let problem =
+            if self.list_files()?.is_empty() { "there are no package lists" } else { "package lists are stale" };
         if !self.may_update {
             let source = error.into();
             return Err(AptError::NotRoot { problem, source }.into());

@@ -25,10 +25,7 @@ impl Arch {
 
     /// The name of the cache directory for results of kind `kind`. Each architecture has its own directory.
     pub(crate) fn kind(self, kind: &str) -> String {
-        match self.is_native() {
-            true => kind.to_owned(),
-            false => format!("{kind}-{}", self.debian()),
-        }
+        if self.is_native() { kind.to_owned() } else { format!("{kind}-{}", self.debian()) }
     }
 
     /// Debian's name for the architecture.

@@ -237,7 +237,7 @@ pub(crate) struct BootArgs {
 fn memory(text: &str) -> Result<u32, String> {
     let mib = size::mebibytes(text).map_err(|error| error.to_string())?;
     let mib = u32::try_from(mib).ok().filter(|mib| (64..=65536).contains(mib));
-    mib.ok_or_else(|| "give 64M to 64G".to_owned())
+    mib.ok_or_else(|| "must be 64M to 64G".to_owned())
 }
 
 impl BootArgs {

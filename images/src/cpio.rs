@@ -23,7 +23,7 @@ pub enum CpioError {
         size: usize,
     },
     /// The name is empty, absolute, or has a part like `..`.
-    #[error("{0:?} is not a valid path in an initramfs: give a relative path without `.` and `..`")]
+    #[error("{0:?} is not a valid path in an initramfs: must be relative, without `.` and `..`")]
     BadName(String),
 }
 

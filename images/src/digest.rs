@@ -64,9 +64,10 @@ impl Key {
         for entry in entries {
             let name = format!("{label}/{}", entry.file_name().to_string_lossy());
             let meta = entry.metadata().map_err(|source| failed(&entry.path(), source))?;
-            self = match meta.is_dir() {
-                true => self.state(&name, &entry.path())?,
-                false => self.text(&name, &format!("{} {}.{:09}", meta.len(), meta.ctime(), meta.ctime_nsec())),
+            self = if meta.is_dir() {
+                self.state(&name, &entry.path())?
+            } else {
+                self.text(&name, &format!("{} {}.{:09}", meta.len(), meta.ctime(), meta.ctime_nsec()))
             };
         }
         Ok(self)

@@ -97,8 +97,5 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     }
     step.done();
     let module = modules.join("updates/dkms").join(module::NAME);
-    match module.is_file() {
-        true => Ok(module),
-        false => Err(DkmsError::NoModule),
-    }
+    if module.is_file() { Ok(module) } else { Err(DkmsError::NoModule) }
 }

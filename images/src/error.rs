@@ -48,7 +48,7 @@ pub enum BootError {
     #[error("with --exact, the x86 lab runs only guests with one vCPU, not {0}: guests with more vCPUs can hang")]
     ExactVcpus(u32),
     /// A guest that this machine's processors cannot run.
-    #[error("this machine's KVM cannot run {0} guests: leave out --direct to use the lab")]
+    #[error("this machine's KVM cannot run {0} guests: omit --direct to use the lab")]
     ForeignDirect(Arch),
     /// A setting of the boot needs this project's VMM, but QEMU is to run the guest.
     #[error("with --qemu, {0}")]

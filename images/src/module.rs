@@ -154,10 +154,7 @@ fn complaints(made: Result<Vec<u8>, ProcessError>) -> Result<Vec<String>, Proces
     let lines = failure.everything.lines();
     let complaints: Vec<String> =
         lines.filter(|line| line.contains(": error: ") || line.contains(": warning: ")).map(str::to_owned).collect();
-    match complaints.is_empty() {
-        true => Err(ProcessError::Failed(failure)),
-        false => Ok(complaints),
-    }
+    if complaints.is_empty() { Err(ProcessError::Failed(failure)) } else { Ok(complaints) }
 }
 
 /// Returns the `make` that builds the module in `dir` for `kernel`.

@@ -322,10 +322,7 @@ fn known(releases: &[&str]) -> String {
     series.sort();
     series.dedup();
     let text = |s: &Vec<u64>| s.iter().map(u64::to_string).collect::<Vec<_>>().join(".");
-    match series.is_empty() {
-        true => "none".to_owned(),
-        false => series.iter().map(text).collect::<Vec<_>>().join(", "),
-    }
+    if series.is_empty() { "none".to_owned() } else { series.iter().map(text).collect::<Vec<_>>().join(", ") }
 }
 
 #[cfg(test)]

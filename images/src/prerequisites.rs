@@ -248,9 +248,10 @@ fn by_hand(absent: &[Prerequisite], has_apt: bool) -> String {
     if has_apt {
         return format!("install with: sudo apt-get update && sudo apt-get install -y {packages}");
     }
-    match absent.contains(&Prerequisite::Apt) {
-        true => WITHOUT_APT.to_owned(),
-        false => format!("install the equivalents of the Debian packages {packages}"),
+    if absent.contains(&Prerequisite::Apt) {
+        WITHOUT_APT.to_owned()
+    } else {
+        format!("install the equivalents of the Debian packages {packages}")
     }
 }
 

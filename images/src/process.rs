@@ -96,10 +96,7 @@ pub fn follow(command: &mut Command, mut line: impl FnMut(&str)) -> Result<(), P
         everything.push('\n');
     }
     let status = child.wait().map_err(start)?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(failure(program, status, everything)),
-    }
+    if status.success() { Ok(()) } else { Err(failure(program, status, everything)) }
 }
 
 fn failure(program: String, status: ExitStatus, everything: String) -> ProcessError {

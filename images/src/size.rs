@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SizeError {
     /// The text is not a number with an optional unit.
-    #[error("give a whole number, or one followed by K, M or G")]
+    #[error("must be a whole number, or one followed by K, M or G")]
     Number,
     /// The size exceeds 64 bits.
     #[error("the size does not fit in 64 bits")]

@@ -84,10 +84,7 @@ pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
         if !name.ends_with(".c") && !name.ends_with(".h") {
             continue;
         }
-        let path = match SHARED.contains(&&*name) {
-            true => format!("{SHARED_PLACE}/{name}"),
-            false => name.to_string(),
-        };
+        let path = if SHARED.contains(&&*name) { format!("{SHARED_PLACE}/{name}") } else { name.to_string() };
         fs::copy(&source, copy.path().join(&path)).map_err(FileError::at(&source))?;
         complaints.extend(complaints_about(&script, copy.path(), &path, &name)?);
     }

@@ -116,9 +116,10 @@ pub fn programs(arch: Arch, names: &[&str]) -> Result<Files, ThirdPartyError> {
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for &name in names {
         let tool = TOOLS.into_iter().find(|tool| tool.what() == name);
-        files.extend(match arch.is_native() {
-            true => of_host(name, tool)?,
-            false => unpacked(tool.map_or(name, |tool| tool.package()), name, arch)?,
+        files.extend(if arch.is_native() {
+            of_host(name, tool)?
+        } else {
+            unpacked(tool.map_or(name, |tool| tool.package()), name, arch)?
         });
         if tool == Some(Prerequisite::Perf) {
             files.insert("etc/perfconfig".to_owned(), PERF_CONFIG.into());

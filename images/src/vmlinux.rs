@@ -114,9 +114,10 @@ fn pipe(program: &'static str, need: Option<Prerequisite>, bytes: &[u8]) -> Resu
         return Err(failed(io::Error::other(status.to_string())));
     }
     let length = bytes.last_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-    match length.is_some_and(|length| length as usize == output.len()) {
-        true => Ok(output),
-        false => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+    if length.is_some_and(|length| length as usize == output.len()) {
+        Ok(output)
+    } else {
+        Err(failed(io::ErrorKind::UnexpectedEof.into()))
     }
 }
 

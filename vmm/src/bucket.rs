@@ -77,10 +77,7 @@ impl Bucket {
         self.debt -= paid;
         self.tokens = self.tokens.saturating_add(flown - paid).min(self.most);
         // Keep the remainder of the elapsed time, which counts toward the next token.
-        self.filled = match self.tokens == self.most {
-            true => now,
-            false => self.filled + self.flow_time(flown),
-        };
+        self.filled = if self.tokens == self.most { now } else { self.filled + self.flow_time(flown) };
     }
 
     /// The time to gain this many tokens, rounded down.

@@ -62,7 +62,7 @@ pub fn parse() -> Result<Cli, Option<String>> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // A failure to print cannot be reported.
             let _ = error.print();
-            (error.exit_code() != 0).then(|| "no command: give one of those listed above".to_owned())
+            (error.exit_code() != 0).then(|| "no command: must be one of those listed above".to_owned())
         }
         _ => Some(one_line(&error.render().to_string())),
     })

@@ -162,10 +162,7 @@ impl From<&Config> for Facts {
         Self {
             vcpus: config.vcpus,
             memory_mib: config.memory_mib,
-            window: match config.vpmu {
-                true => config.window,
-                false => 0,
-            },
+            window: if config.vpmu { config.window } else { 0 },
             vpmu: config.vpmu,
             guest_pmu: config.guest_pmu,
         }
@@ -194,19 +191,17 @@ pub enum ConfigError {
         source: serde_json::Error,
     },
     /// Neither a flag nor the configuration file gives a kernel.
-    #[error("no kernel: give one with --kernel, or as \"kernel\" in the file of --config")]
+    #[error("no kernel: set --kernel, or \"kernel\" in the file of --config")]
     NoKernel,
     /// An invalid number of vCPUs.
-    #[error("cannot run {0} vCPUs: give --vcpus a number from 1 to {MAX_VCPUS}")]
+    #[error("cannot run {0} vCPUs: --vcpus must be 1 to {MAX_VCPUS}")]
     Vcpus(u32),
     /// An invalid amount of memory.
-    #[error(
-        "{0} MiB of memory: with --memory, give at least {MIN_MEMORY_MIB} MiB, and no more than a host can address"
-    )]
+    #[error("{0} MiB of memory: --memory must be at least {MIN_MEMORY_MIB} MiB, and no more than a host can address")]
     Memory(u64),
     /// An invalid size of the window.
     #[error(
-        "a window of {0} bytes: with --window, give a multiple of 4K, at most {max}M",
+        "a window of {0} bytes: --window must be a multiple of 4K, at most {max}M",
         max = WINDOW_MAX >> 20
     )]
     Window(u64),

@@ -94,11 +94,11 @@ pub struct LimitArgs {
     pub max_resets: Option<u32>,
 
     /// Maximum number of log lines per second, averaged over ten seconds; the VMM counts the lines that it
-    /// leaves out. 0: no limit [default: 20, or none with RUST_LOG]
+    /// omits. 0: no limit [default: 20, or none with RUST_LOG]
     #[arg(long, value_name = "N")]
     pub max_log_lines: Option<u32>,
 
-    /// Maximum number of bytes of console output per second; the VMM counts the bytes that it leaves out. 0:
+    /// Maximum number of bytes of console output per second; the VMM counts the bytes that it omits. 0:
     /// no limit [default: 4M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[serde(deserialize_with = "bytes")]
@@ -129,10 +129,10 @@ pub struct Limits {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LimitError {
     /// A limit of zero.
-    #[error("{0} 0: give 1 or more")]
+    #[error("{0} 0: must be 1 or more")]
     Zero(&'static str),
     /// A percentage above 100.
-    #[error("{flag} {given}: give a number from 1 to 100")]
+    #[error("{flag} {given}: must be 1 to 100")]
     Percent {
         /// The flag.
         flag: &'static str,
@@ -140,7 +140,7 @@ pub enum LimitError {
         given: u32,
     },
     /// A number of pages that is not a power of two.
-    #[error("{flag} {given}: give a power of two")]
+    #[error("{flag} {given}: must be a power of two")]
     PowerOfTwo {
         /// The flag.
         flag: &'static str,
@@ -149,7 +149,7 @@ pub enum LimitError {
     },
     /// The guest's share of the window exceeds the window, or is not a whole number of pages.
     #[error(
-        "--guest-window of {guest} bytes: give a multiple of 4K, at most the {window} bytes of the \
+        "--guest-window of {guest} bytes: must be a multiple of 4K, at most the {window} bytes of the \
          window"
     )]
     GuestWindow {

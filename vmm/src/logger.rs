@@ -94,7 +94,7 @@ impl Limited {
         let more = all.saturating_sub(before);
         if more > 0 {
             let lines = if more == 1 { "line" } else { "lines" };
-            let args = format_args!("{more} {lines} left out of this log; see --max-log-lines");
+            let args = format_args!("{more} {lines} omitted from this log; see --max-log-lines");
             let record = Record::builder().level(log::Level::Warn).target(module_path!()).args(args).build();
             self.inner.log(&record);
         }

@@ -24,7 +24,7 @@ use crate::arch::layout::{self, WINDOW};
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The host refused to reserve guest memory of this size.
-    #[error("cannot reserve {mib} MiB for the guest: give less with --memory")]
+    #[error("cannot reserve {mib} MiB for the guest: reduce --memory")]
     Reserve {
         /// The requested size.
         mib: u64,
@@ -33,7 +33,7 @@ pub enum MemoryError {
         source: vm_memory::mmap::FromRangesError,
     },
     /// The host refused the window.
-    #[error("cannot reserve a window of {bytes} bytes: give a smaller one with --window")]
+    #[error("cannot reserve a window of {bytes} bytes: reduce --window")]
     ReserveWindow {
         /// The requested size.
         bytes: u64,

@@ -289,9 +289,7 @@ fn remedy(error: &PersistError) -> Option<&'static str> {
         PersistError::NoEvent(_) => Some("'vmm check --pmu full' lists the events of this host"),
         PersistError::NameTaken(_) | PersistError::ReservedName(_) => Some("choose a different name with name="),
         PersistError::Pages { .. } => Some("choose a different size"),
-        PersistError::NoRoom(_) | PersistError::NoWindow => {
-            Some("choose a smaller size, or give the machine a larger window with --window")
-        }
+        PersistError::NoRoom(_) | PersistError::NoWindow => Some("reduce the size, or increase --window"),
         _ => None,
     }
 }

@@ -73,10 +73,7 @@ impl PathAt {
     /// # Errors
     /// The host's error.
     pub(crate) fn status(&self, follow: bool) -> io::Result<Option<Stat>> {
-        let flags = match follow {
-            true => AtFlags::empty(),
-            false => AtFlags::SYMLINK_NOFOLLOW,
-        };
+        let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         match rustix::fs::statat(self.fd()?, &self.name, flags) {
             Ok(status) => Ok(Some(status)),
             Err(Errno::NOENT) => Ok(None),

@@ -143,10 +143,10 @@ pub struct Decision {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PolicyError {
     /// Events for a machine without a PMU.
-    #[error("{0} has no effect without the PMU: do not give '--pmu off' or '--no-vpmu'")]
+    #[error("{0} has no effect without the PMU: omit '--pmu off' or '--no-vpmu'")]
     Off(&'static str),
     /// Contradictory flags for the PMU.
-    #[error("--no-vpmu conflicts with --pmu {0}: give only one of them")]
+    #[error("--no-vpmu conflicts with --pmu {0}: omit one of them")]
     NoVpmu(&'static str),
     /// An entry without an effect.
     #[error("--allow-event {allowed} has no effect, as --deny-event {denied} denies it: remove one of them")]
@@ -183,7 +183,7 @@ pub enum EventsError {
     #[error("no event name matches `{0}`")]
     Pattern(String),
     /// An invalid number.
-    #[error("`{0}`: give KIND:CONFIG or KIND:CONFIG/MASK, as in raw:0x11/0xff")]
+    #[error("`{0}`: must be KIND:CONFIG or KIND:CONFIG/MASK, as in raw:0x11/0xff")]
     Number(String),
 }
 
@@ -216,10 +216,7 @@ fn matches(text: &str) -> Result<Vec<EventMatch>, EventsError> {
     if text.contains('*') {
         let fit = named.iter().filter(|(name, _)| fits(text, name));
         let fit: Vec<EventMatch> = fit.map(|&(_, event)| event).collect();
-        return match fit.is_empty() {
-            true => Err(EventsError::Pattern(text.to_owned())),
-            false => Ok(fit),
-        };
+        return if fit.is_empty() { Err(EventsError::Pattern(text.to_owned())) } else { Ok(fit) };
     }
     if let Some((_, event)) = named.iter().find(|(name, _)| name == text) {
         return Ok(vec![*event]);

@@ -20,10 +20,7 @@ impl Printable {
         let mut text = String::new();
         for line in lines {
             for character in line.to_string().chars() {
-                match character.is_control() {
-                    true => text.extend(character.escape_unicode()),
-                    false => text.push(character),
-                }
+                if character.is_control() { text.extend(character.escape_unicode()) } else { text.push(character) }
             }
             text.push('\n');
         }

@@ -19,10 +19,10 @@ pub struct RawEvents(vpmu::RawEvents);
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RawEventsError {
     /// The text is neither a number nor a range.
-    #[error("`{0}` is not a raw event: give 'all', numbers such as 0x11, or ranges such as 0x40-0x4f")]
+    #[error("`{0}` is not a raw event: must be 'all', numbers such as 0x11, or ranges such as 0x40-0x4f")]
     Number(String),
     /// The list has too many events.
-    #[error("more than {MOST} raw events: give 'all' instead")]
+    #[error("more than {MOST} raw events: use 'all' instead")]
     TooMany,
 }
 

@@ -296,10 +296,10 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
     let limits = &report.limits;
     let device = |figure: fn(&Metrics) -> u64| metrics.map_or(0, figure);
     for (times, what) in [
-        (limits.log_lines_left_out, "lines of this log left out"),
-        (limits.console_bytes_left_out, "bytes of console output left out"),
+        (limits.log_lines_left_out, "lines of this log omitted"),
+        (limits.console_bytes_left_out, "bytes of console output omitted"),
         (limits.resets_delayed, "resets delayed"),
-        (limits.recordings_left_out, "recordings left out"),
+        (limits.recordings_left_out, "recordings omitted"),
         (
             device(|vpmu| vpmu.samples_over_budget),
             "times that an event was throttled by the limit on the samples of all events",

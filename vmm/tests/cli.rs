@@ -26,7 +26,7 @@ fn missing_command_lists_the_commands() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let text = String::from_utf8_lossy(&output.stderr);
         let line = text.lines().last().unwrap_or_default();
-        assert_eq!(line, "vmm: no command: give one of those listed above", "{args:?}");
+        assert_eq!(line, "vmm: no command: must be one of those listed above", "{args:?}");
         for command in listed {
             let is_listed = text.lines().any(|line| line.trim_start().starts_with(command));
             assert!(is_listed, "{command}: {text}");

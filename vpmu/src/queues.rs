@@ -337,9 +337,10 @@ impl Chain {
     }
 
     fn cursor(&self, writable: bool) -> Result<Cursor<'_>, BadChain> {
-        match self.broken {
-            true => Err(BadChain),
-            false => Ok(Cursor { chain: self, memory: self.memory.view(), writable, part: 0, offset: 0 }),
+        if self.broken {
+            Err(BadChain)
+        } else {
+            Ok(Cursor { chain: self, memory: self.memory.view(), writable, part: 0, offset: 0 })
         }
     }
 }

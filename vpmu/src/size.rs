@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The text is not a number with an optional unit.
-    #[error("give a number of bytes, or a number followed by K or M")]
+    #[error("must be a number of bytes, or a number followed by K or M")]
     Number,
     /// The size exceeds 64 bits.
     #[error("the size does not fit in 64 bits")]

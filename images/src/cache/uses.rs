@@ -161,10 +161,7 @@ fn measure(directory: &Path) -> io::Result<u64> {
     let mut size = fs::symlink_metadata(directory)?.blocks() * BLOCK;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        size += match entry.file_type()?.is_dir() {
-            true => measure(&entry.path())?,
-            false => entry.metadata()?.blocks() * BLOCK,
-        };
+        size += if entry.file_type()?.is_dir() { measure(&entry.path())? } else { entry.metadata()?.blocks() * BLOCK };
     }
     Ok(size)
 }

@@ -47,10 +47,7 @@ pub(super) fn run(kvm_host: &KvmHost) -> Result<(), DemoError> {
     let symbols = Kernel::get(cache, &Sources::default())?.symbols(cache)?;
     let mut files = Vec::new();
     if let Some(symbols) = &symbols {
-        let path = match lab {
-            true => format!("/{LAB_SYMBOLS}"),
-            false => symbols.to_string_lossy().into_owned(),
-        };
+        let path = if lab { format!("/{LAB_SYMBOLS}") } else { symbols.to_string_lossy().into_owned() };
         arguments.extend(["--symbols".to_owned(), path]);
     }
     if lab {

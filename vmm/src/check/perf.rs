@@ -86,10 +86,7 @@ pub(super) fn probe(guests: bool) -> Perf {
         (None, true) => None,
         (_, false) => refused("cycles"),
     };
-    let software_refused = match software_names().any(opens) {
-        true => None,
-        false => refused("cpu-clock"),
-    };
+    let software_refused = if software_names().any(opens) { None } else { refused("cpu-clock") };
     let clock = opens("cpu-clock");
     let cycles = opens("cycles");
     let sampled = |ring| {
@@ -106,10 +103,7 @@ pub(super) fn probe(guests: bool) -> Perf {
         hardware_excludes_host: cycles
             .then(|| excludes_host(PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES).ok())
             .flatten(),
-        auto_engine: match names(guest_kernel) && names(guest_user) {
-            true => AutoEngine::Batched,
-            false => AutoEngine::Exit,
-        },
+        auto_engine: if names(guest_kernel) && names(guest_user) { AutoEngine::Batched } else { AutoEngine::Exit },
         guest_kernel,
         guest_user,
         emulated: arch::check::is_emulated(),
@@ -195,9 +189,12 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
 /// one that stops the guest. If guests cannot run (`guests` is false), only checks that the tracepoints open.
 fn tracepoints(guests: bool) -> Finding {
     let found = traces_exits().map_err(|refusal| refusal.to_string());
-    let recorded = found.and_then(|()| match guests {
-        true => exits_of_a_guest().map(|exits| format!("{exits} exits of a small guest recorded")),
-        false => Ok("kvm:kvm_exit and kvm:kvm_entry open".into()),
+    let recorded = found.and_then(|()| {
+        if guests {
+            exits_of_a_guest().map(|exits| format!("{exits} exits of a small guest recorded"))
+        } else {
+            Ok("kvm:kvm_exit and kvm:kvm_entry open".into())
+        }
     });
     match recorded {
         Ok(detail) => Finding { ok: true, detail },

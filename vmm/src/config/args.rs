@@ -259,7 +259,7 @@ fn cmdline_help() -> String {
 /// Parses `512`, `512M` or `4G` to mebibytes.
 fn parse_memory(text: &str) -> Result<u64, String> {
     parse_scaled(text, &[('M', 1), ('G', 1024)]).map_err(|error| match error {
-        SizeError::Number => "give a number of MiB, or one with M or G".to_owned(),
+        SizeError::Number => "must be a number of MiB, or one with M or G".to_owned(),
         SizeError::TooLarge => error.to_string(),
     })
 }

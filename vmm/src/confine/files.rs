@@ -33,10 +33,7 @@ pub(super) struct Directories<'a> {
 /// # Errors
 /// The error of a step.
 pub(super) fn restrict(directories: Directories<'_>, reads: bool) -> Result<Option<u32>, RulesetError> {
-    let handled = match reads {
-        true => AccessFs::from_write(NEWEST),
-        false => AccessFs::from_all(NEWEST),
-    };
+    let handled = if reads { AccessFs::from_write(NEWEST) } else { AccessFs::from_all(NEWEST) };
     // A move to another directory stays refused.
     let recordings = AccessFs::ReadFile
         | AccessFs::WriteFile

@@ -212,11 +212,11 @@ impl Confined {
         }
         if hidden && is_root && self.chroot.is_none() {
             warnings.push(
-                "Landlock would hide the vCPUs' threads, so it is not used. A VMM that takes over this process can create, replace and remove root's files: give --user and --chroot",
+                "Landlock would hide the vCPUs' threads, so it is not used. A VMM that takes over this process can create, replace and remove root's files: use --user and --chroot",
             );
         } else if self.landlock_abi.is_none() && is_root && self.chroot.is_none() {
             warnings.push(
-                "this host has no Landlock. A guest that takes over this process can create, replace and remove root's files: give --user and --chroot, or enable Landlock in the host's kernel (5.13 or newer, with lsm=landlock,...)",
+                "this host has no Landlock. A guest that takes over this process can create, replace and remove root's files: use --user and --chroot, or enable Landlock in the host's kernel (5.13 or newer, with lsm=landlock,...)",
             );
         }
         warnings
@@ -362,10 +362,8 @@ impl Confinement {
         let reads = !options.seccomp;
         // Landlock would hide the threads of another process, which are then visible to CAP_PERFMON alone.
         let hidden = needs.remote && (needs.reads_calls || !capabilities.contains(&"perfmon"));
-        let landlock_abi = match hidden {
-            true => None,
-            false => files::restrict(directories, reads).map_err(ConfineError::Files)?,
-        };
+        let landlock_abi =
+            if hidden { None } else { files::restrict(directories, reads).map_err(ConfineError::Files)? };
         let confined = Confined {
             seccomp: options.seccomp,
             no_new_privs: true,

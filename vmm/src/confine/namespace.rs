@@ -133,10 +133,7 @@ fn default_action(signal: c_int) {
 /// Drops what the parent does not need: all capabilities, except the one to signal a child that is another user, and all
 /// descriptors except standard error and `kept`. The child's pipes close with the child.
 fn release(is_other_user: bool, kept: &impl AsRawFd) {
-    let left = match is_other_user {
-        true => CapabilitySet::KILL,
-        false => CapabilitySet::empty(),
-    };
+    let left = if is_other_user { CapabilitySet::KILL } else { CapabilitySet::empty() };
     if let Err(error) = privileges::keep_only(left) {
         eprintln!("vmm: warning: the waiting process keeps its privileges: {error}");
     }

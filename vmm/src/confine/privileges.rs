@@ -23,7 +23,7 @@ pub struct User {
 
 /// An invalid user and group.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("give two numbers, as in 1000:1000")]
+#[error("must be two numbers, as in 1000:1000")]
 pub struct UserError;
 
 impl FromStr for User {
@@ -217,7 +217,7 @@ fn chroot_refused(directory: &Path, error: Errno) -> ConfineError {
         directory: directory.to_owned(),
         remedy: match error {
             Errno::PERM => "start as root to use --chroot",
-            _ => "give a directory with --chroot",
+            _ => "change --chroot",
         },
         source: error.into(),
     }
@@ -228,7 +228,7 @@ fn user_refused(user: User, error: Errno) -> ConfineError {
         user,
         remedy: match error {
             Errno::PERM => "start as root to use --user",
-            _ => "give another user with --user",
+            _ => "change --user",
         },
         source: error.into(),
     }

@@ -293,10 +293,8 @@ fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
         ThreadKind::Drain => Thread::Drain,
         ThreadKind::Closer => Thread::Closer,
     };
-    let calls = match plan.pmu {
-        true => vpmu::confine::calls(thread, &plan.process),
-        false => vpmu::confine::runtime(plan.process.id),
-    };
+    let calls =
+        if plan.pmu { vpmu::confine::calls(thread, &plan.process) } else { vpmu::confine::runtime(plan.process.id) };
     calls.into_iter().map(Rule::from).collect()
 }
 

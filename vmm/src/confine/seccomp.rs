@@ -87,10 +87,7 @@ fn program(rules: &[Rule]) -> Result<BpfProgram, BackendError> {
 
 fn condition(argument: &Argument) -> Result<SeccompCondition, BackendError> {
     let Argument { index, mask, value } = *argument;
-    let length = match mask > u64::from(u32::MAX) {
-        true => SeccompCmpArgLen::Qword,
-        false => SeccompCmpArgLen::Dword,
-    };
+    let length = if mask > u64::from(u32::MAX) { SeccompCmpArgLen::Qword } else { SeccompCmpArgLen::Dword };
     SeccompCondition::new(index, length, SeccompCmpOp::MaskedEq(mask), value)
 }
 

@@ -27,10 +27,10 @@ pub enum ConnectionError {
     #[error("no machine listens on {0}: the machine that created the socket has ended")]
     Dead(PathBuf),
     /// The path is not a socket.
-    #[error("{0} is not a control socket: give --socket the same path as 'vmm run --ctl'")]
+    #[error("{0} is not a control socket: --socket must be the path of 'vmm run --ctl'")]
     NoSocket(PathBuf),
     /// The path is a symbolic link.
-    #[error("{0} is a symbolic link: give the path of the control socket itself")]
+    #[error("{0} is a symbolic link: --socket must be the path of the control socket itself")]
     Link(PathBuf),
     /// The caller lacks permission.
     #[error("no permission for the control socket {0}: run as the owner of the machine, or as root")]
@@ -126,10 +126,7 @@ fn trust(own: Uid, owner: Uid, directory: Access) -> Result<(), Distrust> {
     }
     let theirs = directory.owner == owner || directory.owner.is_root();
     // In a sticky directory, too, every user can create a socket where none exists.
-    match theirs && !directory.mode.intersects(Mode::WGRP | Mode::WOTH) {
-        true => Ok(()),
-        false => Err(Distrust::Shared),
-    }
+    if theirs && !directory.mode.intersects(Mode::WGRP | Mode::WOTH) { Ok(()) } else { Err(Distrust::Shared) }
 }
 
 impl<'a> Connection<'a> {

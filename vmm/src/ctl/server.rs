@@ -218,10 +218,7 @@ impl<S: Peer> Client<S> {
     /// The event after which to call [`Self::turn`] again: `OUT` if part of a reply is not sent yet or a complete
     /// request is in the buffer, otherwise `IN`.
     fn wants(&self) -> EventSet {
-        match self.output.is_empty() && !self.input.contains(&b'\n') {
-            true => EventSet::IN,
-            false => EventSet::OUT,
-        }
+        if self.output.is_empty() && !self.input.contains(&b'\n') { EventSet::IN } else { EventSet::OUT }
     }
 
     /// Reads input, serves a request and writes output, as far as it can without blocking. Executes at most one
@@ -253,10 +250,7 @@ impl<S: Peer> Client<S> {
             self.answer(&Reply::Error(reported));
         }
         self.write_out()?;
-        match self.last && !self.input.contains(&b'\n') {
-            true => Err(ErrorKind::UnexpectedEof.into()),
-            false => Ok(()),
-        }
+        if self.last && !self.input.contains(&b'\n') { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
     fn read(&mut self) -> io::Result<()> {

@@ -25,10 +25,7 @@ pub(super) fn render(events: &[Entry]) -> Printable {
             .iter()
             .zip(widths)
             .zip(NUMBERS)
-            .map(|((cell, width), number)| match number {
-                true => format!("{cell:>width$}"),
-                false => format!("{cell:width$}"),
-            })
+            .map(|((cell, width), number)| if number { format!("{cell:>width$}") } else { format!("{cell:width$}") })
             .collect();
         cells.join("  ").trim_end().to_owned()
     });

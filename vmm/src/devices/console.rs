@@ -89,7 +89,7 @@ impl Output {
         // Cannot fail: `taken` is at most `len`.
         let taken = usize::try_from(taken).unwrap_or(len);
         if taken < len && self.bytes.left_out == 0 {
-            log::warn!("console output is left out: the guest writes more per second than --max-console allows");
+            log::warn!("console output is omitted: the guest writes more per second than --max-console allows");
         }
         taken
     }

@@ -153,10 +153,7 @@ impl Function {
                 Ok(Answer::default())
             }
             Request::SetIrqs { index: vfio::MSIX_IRQ, start, count, files } => {
-                match self.interrupts.connect(start, count, files) {
-                    true => Ok(Answer::default()),
-                    false => Err(Refused::Invalid),
-                }
+                if self.interrupts.connect(start, count, files) { Ok(Answer::default()) } else { Err(Refused::Invalid) }
             }
             Request::SetIrqs { .. } => Ok(Answer::default()),
             Request::Read { access } => {

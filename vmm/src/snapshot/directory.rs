@@ -25,16 +25,16 @@ const COPY: &str = "state.copy";
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     /// The directory has other files.
-    #[error("the directory is not empty: give an empty or new directory")]
+    #[error("the directory is not empty: must be empty or new")]
     NotEmpty,
     /// Another process holds the directory's lock.
     #[error("another snapshot is being written there")]
     InUse,
     /// The directory belongs to another user, who could replace the files.
-    #[error("the directory belongs to user {0}: give a new directory, or an empty one of your own")]
+    #[error("the directory belongs to user {0}: must be new, or empty and your own")]
     Owner(u32),
     /// The path is a symbolic link or a file.
-    #[error("this is not a directory, or is a symbolic link: give an empty or new directory")]
+    #[error("this is not a directory, or is a symbolic link: must be an empty or new directory")]
     NoDirectory,
     /// The host refused.
     #[error(transparent)]

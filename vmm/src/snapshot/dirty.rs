@@ -22,12 +22,12 @@ pub(crate) enum DiffError {
     Untracked,
     /// Writes are tracked since a different snapshot.
     #[error(
-        "this base is not the machine's last snapshot: give the directory of the last one, or leave \
-         --diff out"
+        "this base is not the machine's last snapshot: --diff must be the directory of the last one; \
+         without it, omit --diff"
     )]
     Base,
     /// The machine has had no snapshot since it started, or since its last reset.
-    #[error("no snapshot was taken since the machine was started or reset: leave --diff out")]
+    #[error("no snapshot was taken since the machine was started or reset: omit --diff")]
     None,
     /// KVM's log cannot be read.
     #[error("KVM cannot report which pages the guest has written")]

@@ -20,7 +20,7 @@ pub enum SnapshotError {
         source: io::Error,
     },
     /// A directory or a file of the snapshot is a symbolic link.
-    #[error("{0} is a symbolic link: give a directory that has the snapshot's files itself")]
+    #[error("{0} is a symbolic link: must be a directory that has the snapshot's files itself")]
     Link(PathBuf),
     /// A file of the snapshot is not a regular file.
     #[error("{0} is not a regular file")]
@@ -52,7 +52,7 @@ pub enum SnapshotError {
         directory: u32,
     },
     /// The file is not a state file.
-    #[error("{0} is not the state of a machine: give the directory that 'vmm ctl snapshot' wrote")]
+    #[error("{0} is not the state of a machine: must be in a directory that 'vmm ctl snapshot' wrote")]
     Foreign(PathBuf),
     /// A different version of this program wrote the file.
     #[error("{path} has format version {found}, but this VMM reads version {VERSION}")]

@@ -35,10 +35,7 @@ impl Owners {
 impl fmt::Display for Owners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "user {}", self.own)?;
-        match self.other == self.own {
-            true => Ok(()),
-            false => write!(f, " or {}", self.other),
-        }
+        if self.other == self.own { Ok(()) } else { write!(f, " or {}", self.other) }
     }
 }
 

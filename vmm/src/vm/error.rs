@@ -63,10 +63,10 @@ pub enum VmError {
     #[error(transparent)]
     Devices(#[from] board::PlugError),
     /// The paravirtual PMU cannot use the host's perf events.
-    #[error("the PMU cannot use the host's perf events; to run without a PMU, give --no-vpmu")]
+    #[error("the PMU cannot use the host's perf events; to run without a PMU, use --no-vpmu")]
     PerfSource(#[from] vpmu::host::Error),
     /// The PMU device cannot be created.
-    #[error("cannot create the PMU device; to run without a PMU, give --no-vpmu")]
+    #[error("cannot create the PMU device; to run without a PMU, use --no-vpmu")]
     Vpmu(#[from] vpmu::Error),
     /// A persistent event of the operator cannot be started, or its recording cannot be written.
     #[error(transparent)]

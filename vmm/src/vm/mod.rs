@@ -391,10 +391,7 @@ impl Vm {
             // Write the recording before resetting the device, because a reset makes the device drop the memory of the
             // guest's driver.
             let how = end.peek();
-            let occasion = match how.is_some_and(|how| self.reboots(how)) {
-                true => Occasion::Reset,
-                false => Occasion::End,
-            };
+            let occasion = if how.is_some_and(|how| self.reboots(how)) { Occasion::Reset } else { Occasion::End };
             if let Some(recorded) = pmu.operator.record(occasion) {
                 self.recorded = Some(recorded);
             }

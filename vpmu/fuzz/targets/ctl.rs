@@ -74,10 +74,7 @@ struct Client {
 impl Client {
     /// Returns the number of bytes to transfer, at most `most`. Every second call returns `WouldBlock` instead.
     fn turn(&self, most: usize) -> io::Result<usize> {
-        match self.pause.replace(!self.pause.get()) {
-            true => Err(ErrorKind::WouldBlock.into()),
-            false => Ok(most.min(self.piece)),
-        }
+        if self.pause.replace(!self.pause.get()) { Err(ErrorKind::WouldBlock.into()) } else { Ok(most.min(self.piece)) }
     }
 }
 

@@ -22,10 +22,7 @@ fn run(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             host_ops::step(stage, input)?;
             continue;
         }
-        match input.arbitrary()? {
-            true => driver_ops::step(stage, input)?,
-            false => host_ops::step(stage, input)?,
-        }
+        if input.arbitrary()? { driver_ops::step(stage, input)? } else { host_ops::step(stage, input)? }
     }
     Ok(())
 }

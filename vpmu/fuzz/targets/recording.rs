@@ -163,10 +163,7 @@ fn record(input: &mut Unstructured<'_>, event: &PersistentStatus) -> Result<Vec<
         _ => (SAMPLE, sample(input, event)?),
     };
     let misc = u64::from(input.int_in_range(0..=3_u8)?);
-    let size = match once_in(input, 40)? {
-        true => number(input)? & 0xffff,
-        false => 8 + 8 * words.len() as u64,
-    };
+    let size = if once_in(input, 40)? { number(input)? & 0xffff } else { 8 + 8 * words.len() as u64 };
     let header = u64::from(kind) | misc << 32 | size << 48;
     let mut bytes = header.to_le_bytes().to_vec();
     bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));

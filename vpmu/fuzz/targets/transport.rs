@@ -94,10 +94,7 @@ impl Transport {
         self.orderly = false;
         let (drivers, queues) = self.stage.memory.queues();
         let features = features(input)?;
-        let omitted = match once_in(input, 4)? {
-            true => Some(input.int_in_range(0..=5)?),
-            false => None,
-        };
+        let omitted = if once_in(input, 4)? { Some(input.int_in_range(0..=5)?) } else { None };
         let does = |step: u32| omitted != Some(step);
         let offered = self.stage.fixture.vpmu.features();
         let features = if does(5) { features & offered } else { features };
@@ -150,14 +147,12 @@ impl Transport {
 
     /// Makes any access to any register.
     fn access(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
-        let register = match input.arbitrary()? {
-            true => input.int_in_range(0..=REGISTERS / 4)? * 4,
-            false => input.int_in_range(0..=REGISTERS)?,
+        let register = if input.arbitrary()? {
+            input.int_in_range(0..=REGISTERS / 4)? * 4
+        } else {
+            input.int_in_range(0..=REGISTERS)?
         };
-        let mut data = match once_in(input, 4)? {
-            true => vec![0xaa; input.int_in_range(0..=16)?],
-            false => vec![0xaa; 4],
-        };
+        let mut data = if once_in(input, 4)? { vec![0xaa; input.int_in_range(0..=16)?] } else { vec![0xaa; 4] };
         if input.arbitrary()? {
             self.mmio.read(register, &mut data);
         } else {

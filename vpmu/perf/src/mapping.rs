@@ -41,10 +41,7 @@ impl Mapping {
     /// Maps `bytes` bytes of `event`, starting at `offset`. Both numbers are multiples of the page size.
     pub fn map(event: BorrowedFd<'_>, offset: u64, bytes: usize, writable: bool) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let protection = match writable {
-            true => libc::PROT_READ | libc::PROT_WRITE,
-            false => libc::PROT_READ,
-        };
+        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let fd = event.as_raw_fd();
         let flags = libc::MAP_SHARED;
         // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.

@@ -76,9 +76,10 @@ impl Header {
     pub fn within(word: u64, available: u64) -> Result<Self, Broken> {
         let header = Self::from_word(word);
         let size = u64::from(header.size);
-        match size >= WORD && size <= available && size.is_multiple_of(WORD) {
-            true => Ok(header),
-            false => Err(Broken::Malformed { size: header.size, available }),
+        if size >= WORD && size <= available && size.is_multiple_of(WORD) {
+            Ok(header)
+        } else {
+            Err(Broken::Malformed { size: header.size, available })
         }
     }
 
@@ -144,9 +145,10 @@ impl<'a, W: Fn(u64) -> u64> Iterator for Records<'a, W> {
             return Some(Err(Broken::Overrun));
         }
         let word = word_at(self.word, self.size, position);
-        let header = match (position | self.head).is_multiple_of(WORD) {
-            true => Header::within(word, available),
-            false => Err(Broken::Malformed { size: Header::from_word(word).size, available }),
+        let header = if (position | self.head).is_multiple_of(WORD) {
+            Header::within(word, available)
+        } else {
+            Err(Broken::Malformed { size: Header::from_word(word).size, available })
         };
         let next = header.map(|header| Record { header, position, size: self.size, word: self.word });
         self.position = match header {

@@ -91,10 +91,7 @@ fn lost(event: &PersistentStatus, left_out: u64, now: u64) -> Option<Record> {
 
 /// Returns the size of a record in the file, in bytes; `None` if it exceeds [`RECORD_MAX`].
 fn length(form: &Form, record: &Record) -> Option<u64> {
-    let trailer = match record.is_sample() {
-        true => 0,
-        false => form.trailer(record.time).len(),
-    };
+    let trailer = if record.is_sample() { 0 } else { form.trailer(record.time).len() };
     let size = 8 + 8 * (record.body.len() + trailer);
     (size <= RECORD_MAX).then_some(size as u64)
 }

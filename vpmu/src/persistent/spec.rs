@@ -61,7 +61,7 @@ pub enum PersistSpecError {
     #[error("{0} is given twice")]
     Twice(&'static str),
     /// An invalid value.
-    #[error("{option}={value}: give {wanted}")]
+    #[error("{option}={value}: must be {wanted}")]
     Value {
         /// The option.
         option: &'static str,
@@ -71,7 +71,7 @@ pub enum PersistSpecError {
         wanted: &'static str,
     },
     /// Both period and freq.
-    #[error("period and freq: give only one of them")]
+    #[error("period and freq: omit one of them")]
     TwoRates,
     /// A size for an event without samples.
     #[error("`{0}` only counts and has no samples: omit size")]
@@ -144,10 +144,7 @@ impl PersistSpec {
     fn on(&self, vcpu: u32, several: bool) -> Persist {
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
         Persist {
-            name: Some(match several {
-                true => format!("{name}-{vcpu}"),
-                false => name,
-            }),
+            name: Some(if several { format!("{name}-{vcpu}") } else { name }),
             event: self.event.clone(),
             vcpu,
             rate: self.rate,

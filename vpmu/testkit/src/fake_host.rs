@@ -292,10 +292,7 @@ impl FakeHost {
         let counters = self.counters.lock().expect("no panic");
         let counters = counters.iter().map(|counter| {
             let counter = counter.lock().expect("no panic");
-            match counter.thread == thread {
-                true => (counter.drains, counter.reads),
-                false => (0, 0),
-            }
+            if counter.thread == thread { (counter.drains, counter.reads) } else { (0, 0) }
         });
         counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }

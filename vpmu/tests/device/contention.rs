@@ -134,10 +134,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
     for sampled in [false, true] {
         let mut fixture = Fixture::new();
         let request = of_host(CYCLES, CONTEXT_TASK);
-        let request = match sampled {
-            true => request.sampled(1_000_000),
-            false => request,
-        };
+        let request = if sampled { request.sampled(1_000_000) } else { request };
         let event = fixture.opened(&request);
         fixture.post_notice(0, 16);
         fixture.command(0, COMMAND_ENABLE, event);

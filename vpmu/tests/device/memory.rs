@@ -323,9 +323,10 @@ impl GuestMemory for Translated {
         len: usize,
         access: Permissions,
     ) -> Result<impl GuestMemorySliceIterator<'a, ()>, GuestMemoryError> {
-        match GuestMemory::check_range(self, at, len, access) {
-            true => GuestMemory::get_slices(&self.memory, at, len, access),
-            false => Err(GuestMemoryError::InvalidGuestAddress(at)),
+        if GuestMemory::check_range(self, at, len, access) {
+            GuestMemory::get_slices(&self.memory, at, len, access)
+        } else {
+            Err(GuestMemoryError::InvalidGuestAddress(at))
         }
     }
 }

@@ -414,10 +414,7 @@ fn prompt_event_is_prompt_after_a_restore() {
         assert_eq!(wakeups(&mut next, |next| overflow(next, 2)), 1);
         assert_eq!(ips(&ring.samples()), [1, 2]);
         set_prompt(&mut next, event, 0);
-        let engine = match reports_ips {
-            true => Engine::Batched,
-            false => Engine::Exit,
-        };
+        let engine = if reports_ips { Engine::Batched } else { Engine::Exit };
         assert_eq!(next.host.engines(), [engine]);
         assert_eq!(next.value(0, event), 200);
     }

@@ -139,10 +139,7 @@ fn wait(thread: pid_t) -> io::Result<c_int> {
     let mut status = 0;
     // SAFETY: the kernel writes one int to `status`.
     let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
-    match waited == thread && libc::WIFSTOPPED(status) {
-        true => Ok(status),
-        false => Err(io::ErrorKind::NotFound.into()),
-    }
+    if waited == thread && libc::WIFSTOPPED(status) { Ok(status) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 fn ptrace(request: c_uint, thread: pid_t, address: usize, data: usize) -> io::Result<()> {

@@ -85,10 +85,7 @@ fn create_one(vm: &VmFd, index: u8, processor: &kvm_vcpu_init) -> Result<VcpuFd,
     let expected = mpidr(index);
     let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("report a vCPU's affinity"))?;
     let is = is & AFFINITY;
-    match is == expected {
-        true => Ok(fd),
-        false => Err(CpuError::Affinity { index, is, expected }),
-    }
+    if is == expected { Ok(fd) } else { Err(CpuError::Affinity { index, is, expected }) }
 }
 
 /// Sets the interrupt of a vCPU's PMU, and initializes the PMU. The VM must have its interrupt controller.

@@ -18,16 +18,16 @@ pub enum KernelError {
     #[error("cannot read it")]
     Read(#[source] io::Error),
     /// The file is not of a known kind.
-    #[error("not a kernel: give {KINDS}")]
+    #[error("not a kernel: must be {KINDS}")]
     NotKernel,
     /// A kernel in a format for boot loaders or debuggers. The fields are the format's name and how to get an Image.
-    #[error("{0}: give {KINDS}, {1}")]
+    #[error("{0}: must be {KINDS}, {1}")]
     OtherForm(&'static str, &'static str),
     /// A big-endian kernel, which this VMM cannot boot.
-    #[error("a big-endian kernel: give a little-endian one")]
+    #[error("a big-endian kernel: must be little-endian")]
     BigEndian,
     /// A kernel from before Linux 3.17, whose header has no size.
-    #[error("an Image without a size: give a kernel of version 3.17 or later")]
+    #[error("an Image without a size: must be a kernel of version 3.17 or later")]
     NoSize,
     /// The file ends within the header.
     #[error("the file is truncated: it has {has} bytes, but at least {needs} are needed")]

@@ -20,7 +20,7 @@ pub enum KernelError {
     #[error("cannot read it")]
     Read(#[source] io::Error),
     /// The file is not of a known kind.
-    #[error("not a kernel: give {KINDS}")]
+    #[error("not a kernel: must be {KINDS}")]
     NotKernel,
     /// An ELF file for another architecture, or a 32-bit ELF file.
     #[error("an ELF file, but not for x86-64")]
@@ -29,7 +29,7 @@ pub enum KernelError {
     #[error("an ELF file without a loadable segment at its entry {0:#x}")]
     NoEntry(u64),
     /// A bzImage without a 64-bit entry.
-    #[error("a bzImage without a 64-bit entry: give a 64-bit kernel of version 3.8 or later")]
+    #[error("a bzImage without a 64-bit entry: must be a 64-bit kernel of version 3.8 or later")]
     Not64Bit,
     /// The file is truncated.
     #[error("the file is truncated: it has {has} bytes, but at least {needs} are needed")]

@@ -383,10 +383,7 @@ fn compare_features(saved: &[kvm_cpuid_entry2], own: &[kvm_cpuid_entry2]) -> Res
 
 fn compare_tsc(saved: u32, host: u32) -> Result<(), StateError> {
     let tolerated = u64::from(saved) * TSC_TOLERANCE_PPM / 1_000_000;
-    match u64::from(saved.abs_diff(host)) <= tolerated {
-        true => Ok(()),
-        false => Err(StateError::Tsc { saved, host }),
-    }
+    if u64::from(saved.abs_diff(host)) <= tolerated { Ok(()) } else { Err(StateError::Tsc { saved, host }) }
 }
 
 const IRQCHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];

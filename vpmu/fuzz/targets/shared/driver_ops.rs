@@ -120,11 +120,7 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
     if matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_VMM_TRACE) {
         request.aux_watermark = half(input)?.into();
     }
-    request.wakeup = match input.arbitrary()? {
-        true => 0,
-        false => half(input)?,
-    }
-    .into();
+    request.wakeup = if input.arbitrary()? { 0 } else { half(input)? }.into();
     request.engine = match kind {
         KIND_HARDWARE | KIND_EXIT_TRACE => input.int_in_range(0..=2)?,
         _ => u32::from(once_in(input, 20)?),
@@ -269,10 +265,7 @@ fn linked_tasks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 
 fn redirect(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
-    let target = match once_in(input, 4)? {
-        true => 0,
-        false => stage.event(input)?,
-    };
+    let target = if once_in(input, 4)? { 0 } else { stage.event(input)? };
     let _ = stage.fixture.redirect(event, target);
     Ok(())
 }
@@ -492,10 +485,7 @@ fn command(stage: &Stage, input: &mut Unstructured<'_>) -> Result<Command> {
         COMMAND_PROMPT => (input.int_in_range(0..=1)?, 0),
         _ => (0, 0),
     };
-    let (value, room) = match once_in(input, 20)? {
-        true => (number(input)?, number(input)?),
-        false => (value, room),
-    };
+    let (value, room) = if once_in(input, 20)? { (number(input)?, number(input)?) } else { (value, room) };
     Ok(Command {
         op: op.into(),
         reserved: u32::from(once_in(input, 50)?).into(),
@@ -514,10 +504,7 @@ fn commands(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let Some(of) = stage.vcpu(input)? else {
         return Ok(());
     };
-    let by = match once_in(input, 10)? {
-        true => stage.vcpu(input)?.unwrap_or(of),
-        false => of,
-    };
+    let by = if once_in(input, 10)? { stage.vcpu(input)?.unwrap_or(of) } else { of };
     let replies = stage.fixture.commands_from(of, by, &batch);
     assert_eq!(replies.len(), batch.len(), "each command has one reply");
     for reply in replies {
@@ -544,10 +531,7 @@ fn chain(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             address,
             len: half(input)? % 0x1_0000,
             writable: input.arbitrary()?,
-            next: match next {
-                true => Some(input.int_in_range(0..=20)?),
-                false => None,
-            },
+            next: if next { Some(input.int_in_range(0..=20)?) } else { None },
         };
         queue.describe(slot, descriptor);
     }
@@ -576,10 +560,7 @@ fn notify(stage: &mut Stage, input: &mut Unstructured<'_>, index: usize) -> Resu
 /// Writes a word to the window, as the guest can. About half of the words look like the header of a sample.
 pub(crate) fn write_window(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let at = input.int_in_range(0..=WINDOW_PAGES * PAGE_SIZE as u64 - 8)? / 8 * 8;
-    let word = match input.arbitrary()? {
-        true => 9 | input.int_in_range(0..=20)? << 51,
-        false => number(input)?,
-    };
+    let word = if input.arbitrary()? { 9 | input.int_in_range(0..=20)? << 51 } else { number(input)? };
     stage.memory.window.write_obj(word, GuestAddress(layout::WINDOW + at)).expect("in memory");
     Ok(())
 }

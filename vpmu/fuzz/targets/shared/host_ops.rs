@@ -135,10 +135,7 @@ fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
             2..=3 => {
                 let recorded = HostExit {
                     tsc,
-                    back: match input.arbitrary()? {
-                        true => Some(tsc.wrapping_add(input.int_in_range(0..=500)?)),
-                        false => None,
-                    },
+                    back: if input.arbitrary()? { Some(tsc.wrapping_add(input.int_in_range(0..=500)?)) } else { None },
                     ip: number(input)?,
                     reason: input.arbitrary()?,
                     qualification: number(input)?,
@@ -231,10 +228,7 @@ pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
 
 /// Flushes an event or all events, like the operator.
 fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
-    let event = match input.arbitrary()? {
-        true => None,
-        false => Some(stage.event(input)?),
-    };
+    let event = if input.arbitrary()? { None } else { Some(stage.event(input)?) };
     if once_in(input, 8)? {
         stage.fixture.host.be_stuck();
         stage.stuck = true;

@@ -59,10 +59,7 @@ impl OwnRing {
     /// ring during the call.
     pub(crate) fn read(&mut self, memory: &GuestMemoryMmap, written: bool) {
         let head = self.head(memory);
-        let grown = match self.backward {
-            true => self.head.wrapping_sub(head),
-            false => head.wrapping_sub(self.head),
-        };
+        let grown = if self.backward { self.head.wrapping_sub(head) } else { head.wrapping_sub(self.head) };
         assert!(grown < 1 << 63, "head went from {:#x} to {head:#x}", self.head);
         assert!(grown.is_multiple_of(HEADER), "head {head:#x}");
         self.head = head;

@@ -134,10 +134,7 @@ impl Stage {
 
     fn guest_memory(&self) -> vpmu::Memory {
         let memory = self.fixture.memory.clone();
-        match self.changing {
-            true => vpmu::Memory::space(GuestMemoryAtomic::new(memory)),
-            false => memory.into(),
-        }
+        if self.changing { vpmu::Memory::space(GuestMemoryAtomic::new(memory)) } else { memory.into() }
     }
 
     /// Starts a driver, replacing an earlier one.
@@ -269,10 +266,7 @@ impl Stage {
             self.fixture.memory.clone(),
             self.windowed.then_some(&self.memory.window),
         );
-        let (features, queues) = match state.has_driver() {
-            true => next.transport(),
-            false => Default::default(),
-        };
+        let (features, queues) = if state.has_driver() { next.transport() } else { Default::default() };
         let memory = self.guest_memory();
         let restored = next.vpmu.restore(&state, memory, features, &queues, next.interrupt.clone());
         Some((next, restored))

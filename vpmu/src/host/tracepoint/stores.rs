@@ -47,9 +47,10 @@ impl StoreTracepoint {
     /// [`Refusal`].
     pub fn find() -> Result<Self, Refusal> {
         let layout = Layout::parse(&read_format(MMIO)?)?;
-        match Paranoid::read().allows_tracepoints() || permission::is_capable() {
-            true => Ok(Self { layout }),
-            false => Err(Refusal::Permission),
+        if Paranoid::read().allows_tracepoints() || permission::is_capable() {
+            Ok(Self { layout })
+        } else {
+            Err(Refusal::Permission)
         }
     }
 }

@@ -185,11 +185,7 @@ fn area_ends_with_its_unmap_or_its_event() {
         let (event, area) = driven(&mut fixture, 2, MAP_WRITABLE);
         fixture.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
         exits(&fixture, 0, 3);
-        match close {
-            true => fixture.close(event),
-            false => fixture.control(&header(CONTROL_UNMAP_AUX, event)),
-        }
-        .expect("gone");
+        if close { fixture.close(event) } else { fixture.control(&header(CONTROL_UNMAP_AUX, event)) }.expect("gone");
         let before = fixture.snapshot();
         exits(&fixture, 0, 100);
         assert!(fixture.snapshot() == before);

@@ -112,10 +112,7 @@ impl Model {
     /// Schedules a task event in or out on a vCPU.
     pub(super) fn schedule(&mut self, id: u64, vcpu: u32, into: bool) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(libc::ENOENT)?;
-        let (from, to) = match into {
-            true => (None, Some(vcpu)),
-            false => (Some(vcpu), None),
-        };
+        let (from, to) = if into { (None, Some(vcpu)) } else { (Some(vcpu), None) };
         if event.context != Context::Task(from) {
             return Err(libc::EINVAL);
         }
@@ -130,10 +127,7 @@ impl Model {
     /// Checks the limit of persistent events.
     pub(super) fn most(&self) -> Result<(), Errno> {
         let guests = |event: &&Event| event.name.is_some() && !event.operator;
-        match self.events.values().filter(guests).count() < MOST {
-            true => Ok(()),
-            false => Err(libc::ENOSPC),
-        }
+        if self.events.values().filter(guests).count() < MOST { Ok(()) } else { Err(libc::ENOSPC) }
     }
 
     pub(super) fn detach(&mut self, id: u64, name: Option<&str>) -> Result<(), Errno> {

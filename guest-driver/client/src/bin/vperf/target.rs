@@ -56,7 +56,7 @@ impl CpuArgs {
 /// An error of the target.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
-    #[error("nothing to measure: give a command, -p PID, -C CPU or -a for all CPUs")]
+    #[error("nothing to measure: use a command, -p PID, -C CPU or -a for all CPUs")]
     Nothing,
     #[error("{0:?} is not a list of CPUs such as 0 or 0,2-3")]
     CpuList(String),

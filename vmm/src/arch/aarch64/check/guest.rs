@@ -70,8 +70,9 @@ fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let down = machine.run();
     let back = down == Exit::Store(code::RETURNED, code::STORE_VALUE);
     let user = vpmu::CpuState::is_user(machine.get(reg::PSTATE)?);
-    Ok(match back && user {
-        true => Finding::yes("EL0 to EL1 and back"),
-        false => Finding::no(format!("{} instead of returning to the program", down.describe())),
+    Ok(if back && user {
+        Finding::yes("EL0 to EL1 and back")
+    } else {
+        Finding::no(format!("{} instead of returning to the program", down.describe()))
     })
 }

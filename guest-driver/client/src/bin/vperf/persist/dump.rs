@@ -52,7 +52,7 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
         unreadable += snapshot.unreadable;
     }
     if unreadable > 0 {
-        say(&format!("{} records could not be parsed and are left out", grouped(unreadable)));
+        say(&format!("{} records could not be parsed and are omitted", grouped(unreadable)));
     }
     let sums = rendering.sums();
     let Some(path) = &args.output else {

@@ -90,7 +90,7 @@ pub(crate) enum PersistError {
     Target(#[from] TargetError),
     #[error("event {name:?} on CPU {cpu}")]
     New { name: String, cpu: u32, source: Error },
-    #[error("--name {0}: give only one event with -e; several events cannot share a name")]
+    #[error("--name {0}: there must be only one event with -e; several events cannot share a name")]
     Names(String),
     #[error("{path}")]
     Data { path: String, source: DataError },
