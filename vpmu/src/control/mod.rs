@@ -9,6 +9,7 @@ mod placement;
 mod queue;
 mod reply;
 mod request;
+mod restoring;
 mod saving;
 mod sinks;
 
@@ -26,7 +27,7 @@ use self::placement::{Entry, Placement};
 use self::queue::{copy_request, parse, peek_open};
 use self::reply::ReplyBuffer;
 use self::request::{Maker, Terms, needs_guest_ips, period, wakeup};
-pub(crate) use self::saving::Driver;
+pub(crate) use self::restoring::Driver;
 use crate::abi::{
     CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_FEATURES, CONTROL_LINK, CONTROL_MAP,
     CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_SIGNAL,

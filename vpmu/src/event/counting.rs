@@ -98,7 +98,7 @@ impl Counting {
         self.active.map(|active| active.since)
     }
 
-    pub(super) fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
 

@@ -9,10 +9,10 @@ mod schedule;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use self::backing::Backing;
 use self::counting::{Counting, Order};
+use self::group::Membership;
 pub(crate) use self::group::{Group, GroupEvent, LastCounts};
 use self::overflows::OverflowControl;
 use self::schedule::Schedule;
@@ -50,10 +50,8 @@ pub(crate) enum Persistent {
 pub(crate) struct Event {
     pub(crate) spec: Arc<EventSpec>,
     pub(crate) schedule: Schedule,
-    /// The event's group. The event counts only while the group's leader is enabled.
-    pub(crate) group: Option<Arc<Group>>,
-    /// The event's own entry among the counts of the group. Has the count of the last update.
-    last_counts: Option<Arc<LastCounts>>,
+    /// The event's place in a group. The event counts only while the group's leader is enabled.
+    pub(crate) membership: Membership,
     enabled: bool,
     /// Whether the event is in the error state. It is then not active and has no counters.
     failed: bool,
@@ -99,8 +97,7 @@ impl Event {
         let paused = spec.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED);
         Self {
             schedule: Schedule::new(context),
-            group: None,
-            last_counts: None,
+            membership: Membership::new(spec.id),
             enabled: false,
             failed: false,
             lost: 0,
@@ -230,48 +227,23 @@ impl Event {
         self.failed
     }
 
-    /// Whether the event is paused.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.counting.is_paused()
-    }
-
     // The group.
-
-    /// Whether the event has no leader, or its leader is enabled and not in the error state.
-    pub(crate) fn is_led_on(&self) -> bool {
-        let led = self.group.as_ref().filter(|_| !self.leads());
-        led.is_none_or(|group| group.is_on())
-    }
-
-    /// Whether the event leads its group.
-    pub(crate) fn leads(&self) -> bool {
-        let group = self.group.as_ref();
-        group.is_some_and(|group| group.leader == self.spec.id)
-    }
 
     /// Makes the event join `group`, or leave its current group if `group` is `None`.
     pub(crate) fn join(&mut self, group: Option<Arc<Group>>) {
-        let events = group.iter().flat_map(|group| &group.events);
-        let mut own = events.filter(|event| event.id == self.spec.id);
-        self.last_counts = own.next().map(|event| Arc::clone(&event.counts));
-        self.group = group;
+        self.membership.join(group);
         self.publish_on();
         self.publish_counts();
     }
 
     fn publish_on(&self) {
-        if let Some(group) = self.group.as_ref().filter(|_| self.leads()) {
-            let on = self.enabled && !self.failed;
-            group.on.store(on, Ordering::Relaxed);
-        }
+        self.membership.publish_on(self.enabled && !self.failed);
     }
 
     /// Publishes the event's count and losses to readers of its group on other vCPUs.
     pub(crate) fn publish_counts(&self) {
-        if let Some(counts) = &self.last_counts {
-            let value = self.trace.as_ref().map_or(self.counting.count, Trace::count);
-            counts.set(value, self.lost());
-        }
+        let value = self.trace.as_ref().map_or(self.counting.count, Trace::count);
+        self.membership.publish_counts(value, self.lost());
     }
 
     // The event's needs.
@@ -289,7 +261,7 @@ impl Event {
 
     /// The event's hooks while it is active.
     pub(crate) fn hooks(&self) -> impl Iterator<Item = Hook> + use<> {
-        let goes = !self.is_paused();
+        let goes = !self.counting.is_paused();
         let samples = self.overflows.period.is_some() && goes;
         let exits = self.spec.kind.counted_exits().is_some() && goes;
         let traced = self.spec.traces_exits() && goes;
@@ -307,7 +279,7 @@ impl Event {
             Backing::Traced => [wants(Hook::Traced, traced), wants(Hook::Registers, traced)],
             Backing::Shared(_) | Backing::Tsc | Backing::AllExits | Backing::Halts => [None, None],
         };
-        let throttled = wants(Hook::Throttled, self.is_throttled());
+        let throttled = wants(Hook::Throttled, self.overflows.is_throttled());
         let wants_state = matches!(self.spec.kind, Kind::SampleTrace(_))
             || !self.spec.is_trace() && self.spec.capture().wants_state();
         let state = wants(Hook::State, samples && wants_state);
@@ -356,14 +328,9 @@ impl Event {
         self.is_sampled_by_host() && !self.is_batched() && self.active_on().is_some()
     }
 
-    /// Returns whether the event is throttled. The overflows of a throttled event leave no records.
-    pub(crate) fn is_throttled(&self) -> bool {
-        self.overflows.is_throttled()
-    }
-
     /// Whether an overflow needs no more than its record: it starts and stops no other event, and lifts no throttle.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.effects.is_empty() && !self.is_throttled()
+        self.effects.is_empty() && !self.overflows.is_throttled()
     }
 
     /// Begins a new stretch of a trace: its next packet follows a sync packet.
@@ -460,7 +427,7 @@ impl Event {
     /// # Errors
     /// See [`Event::start`].
     pub(crate) fn pause(&mut self, cpu: &mut Cpu, paused: bool) -> io::Result<()> {
-        if self.is_paused() == paused {
+        if self.counting.is_paused() == paused {
             return Ok(());
         }
         self.count(|counting, order| counting.pause(cpu, order, paused))?;

@@ -68,7 +68,7 @@ impl Overflowed {
             sink: event.and_then(|event| event.output.sink.as_ref()).map(|sink| sink.id()),
             named: event
                 .is_some_and(|event| event.schedule.task.is_none() && event.spec.request.layout.has(SAMPLE_TID)),
-            alone: event.is_none_or(|event| event.overflows.limit() == 0 && event.group.is_none()),
+            alone: event.is_none_or(|event| event.overflows.limit() == 0 && event.membership.group().is_none()),
         }
     }
 }
@@ -133,7 +133,7 @@ impl Batch {
         let events = overflowed(self.merge.due(until), map);
         // Read the history after the records were taken, so that it includes every switch before them.
         let named = events.iter().any(|event| event.named);
-        let history = if named { core.writer.history() } else { TaskHistory::default() };
+        let history = if named { core.guest.history() } else { TaskHistory::default() };
         let alone = events.iter().all(|event| event.alone);
         let burst = alone.then(|| {
             let mut burst = std::mem::take(&mut self.spare);
@@ -206,7 +206,7 @@ impl Burst<'_> {
             };
             let own = event.output.sink.as_ref().is_some_and(|own| Arc::ptr_eq(own, sink));
             let regs = entry.regs();
-            if !own || event.spec.excludes(regs.user) || event.is_throttled() {
+            if !own || event.spec.excludes(regs.user) || event.overflows.is_throttled() {
                 return index;
             }
             if !sampler.admit_plain(core, event, moment.time) {

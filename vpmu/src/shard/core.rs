@@ -1,11 +1,12 @@
-//! The needs of an operation on one event besides the event: the vCPU, the writer of records, the hooks of the active
-//! events, and the list of work for other shards. The operations here leave all other events alone.
+//! The needs of an operation on one event besides the event: the vCPU, its guest, the writer of records, the hooks of the
+//! active events, and the list of work for other shards. The operations here leave all other events alone.
 
 use std::io;
 use std::sync::Arc;
 
 use super::Errand;
 use super::counts::Counts;
+use super::guest::Guest;
 use super::hooks::HookCounts;
 use super::writer::{Note, Writer};
 use crate::cpu::{Cpu, Lease};
@@ -23,6 +24,7 @@ use crate::vcpu::Hook;
 pub(crate) struct Core {
     pub(crate) cpu: Cpu,
     pub(super) writer: Writer,
+    pub(super) guest: Guest,
     /// The hooks of exactly the events that are active. An active event changes only within [`Core::change`], so that
     /// this holds also after a change of what the event needs.
     hooks: HookCounts,
@@ -47,7 +49,14 @@ pub(super) struct ShardMetrics {
 
 impl Core {
     pub(super) fn new(cpu: Cpu, writer: Writer) -> Self {
-        Self { cpu, writer, hooks: HookCounts::default(), errands: Vec::new(), metrics: ShardMetrics::default() }
+        Self {
+            cpu,
+            writer,
+            guest: Guest::default(),
+            hooks: HookCounts::default(),
+            errands: Vec::new(),
+            metrics: ShardMetrics::default(),
+        }
     }
 
     /// Starts the counters that were held back, and publishes the notices. Must be called before the shard is unlocked.
@@ -150,7 +159,7 @@ impl Core {
     /// Like [`Core::sample_id`], but at `time`, in guest nanoseconds.
     pub(super) fn sample_id_at(&self, event: &Event, time: u64) -> SampleId {
         let task = match event.schedule.context {
-            Context::Vcpu(_) => self.writer.running(),
+            Context::Vcpu(_) => self.guest.running(),
             // Unknown if its task has never run.
             Context::Task(_) => event.schedule.task.unwrap_or_default(),
         };
@@ -247,7 +256,7 @@ impl Core {
         if !matches!(event.spec.kind, Kind::VmmTrace(_)) {
             return Err(AuxError::NoEvent(id));
         }
-        if event.active_on().is_none() || event.is_paused() {
+        if event.active_on().is_none() || event.counting.is_paused() {
             return Err(AuxError::Inactive(id));
         }
         let sink = event.output.sink.clone().ok_or(AuxError::NoArea)?;

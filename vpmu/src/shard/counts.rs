@@ -46,7 +46,7 @@ impl GroupCounts {
             return (Counts::default(), revoked);
         };
         let grouped = event.spec.request.layout.read_format & FORMAT_GROUP != 0;
-        let (owner, group) = (event.spec.owner, event.group.clone());
+        let (owner, group) = (event.spec.owner, event.membership.group().cloned());
         let members = match group.filter(|_| grouped) {
             Some(group) => self.group(core, map, &group, keeps, &mut revoked),
             None => read_event(core, map, id, owner, &mut revoked).into_iter().collect(),

@@ -15,7 +15,6 @@ use super::moment::{ExitView, Moment, OverflowQueue, Overflows, Periods};
 use super::occurrences::{Elapsed, Occurred, count};
 use super::sampler::{Sampler, write_packet};
 use super::writer::{Note, Writer};
-use crate::abi::OPEN_INHERIT_STAT;
 use crate::cpu::Cpu;
 use crate::errno::Errno;
 use crate::event::Event;
@@ -105,28 +104,6 @@ impl Events {
 
     // Removal.
 
-    /// Stops an event, writes its pending records, and removes it.
-    pub(super) fn end(&mut self, id: u64) {
-        // If the event cannot be stopped, it enters the error state, and is removed anyway.
-        let _ = self.stop(id);
-        let tells = |event: &Event| event.spec.is_child() && event.spec.has(OPEN_INHERIT_STAT);
-        if self.map.get(id).is_some_and(tells) {
-            let counts = self.read(id);
-            if let Some(event) = self.map.get(id) {
-                self.core.note_counts(event, &counts);
-            }
-        }
-        let Some(mut event) = self.map.remove(id) else {
-            return;
-        };
-        self.core.flush(&event);
-        self.core.writer.notice(NoticeChange::Forget(id));
-        // The driver may have granted space to the event, in an area that the driver manages. End this grant, so that
-        // the driver can grant space to other events of the same family.
-        let _ = event.output.sink.as_ref().map(|sink| sink.finish(id));
-        self.core.release(event.counting.take_counters());
-    }
-
     /// Removes every event except those that `outlives` selects. Writes nothing to guest memory.
     pub(super) fn reset(&mut self, outlives: impl Fn(u64) -> bool) {
         for id in self.map.ids(|event| !outlives(event.spec.id)) {
@@ -163,14 +140,14 @@ impl Events {
         if idle && event.has_failed() {
             return Err(Errno::EIO);
         }
-        if !idle || !event.is_led_on() || self.core.cpu.thread().is_none() {
+        if !idle || !event.membership.is_led_on() || self.core.cpu.thread().is_none() {
             return Ok(());
         }
         if let Err(error) = event.start(&mut self.core.cpu) {
             return Err(self.fail(id, error));
         }
         self.core.hook(event);
-        if event.is_batched() || event.is_throttled() {
+        if event.is_batched() || event.overflows.is_throttled() {
             self.batch.start_collecting(&self.core);
         }
         self.core.show(event);
@@ -262,8 +239,8 @@ impl Events {
         act: impl Fn(&mut Self, u64) -> Result<(), Errno>,
         errand: impl Fn(u64) -> Errand,
     ) {
-        let event = self.map.get(leader).filter(|event| event.leads());
-        let Some(group) = event.and_then(|event| event.group.clone()) else {
+        let event = self.map.get(leader).filter(|event| event.membership.leads());
+        let Some(group) = event.and_then(|event| event.membership.group().cloned()) else {
             return;
         };
         for id in group.members() {
@@ -285,9 +262,9 @@ impl Events {
         let paused = match effect {
             Effect::Start => false,
             Effect::Stop => true,
-            Effect::Toggle => !event.is_paused(),
+            Effect::Toggle => !event.counting.is_paused(),
         };
-        if event.is_paused() != paused {
+        if event.counting.is_paused() != paused {
             self.set_paused(target, paused);
         }
     }
@@ -335,7 +312,7 @@ impl Events {
     }
 
     /// Returns the current counts for a record of an event. A group is read only once for all records of an exit.
-    fn read(&mut self, id: u64) -> Counts {
+    pub(super) fn read(&mut self, id: u64) -> Counts {
         let keeps = self.overflows.is_running();
         let (counts, revoked) = self.counts.read(&mut self.core, &mut self.map, id, keeps);
         for (id, error) in revoked {
@@ -392,7 +369,7 @@ impl Events {
         if !self.sampler.charge_time(&self.core, time) {
             return;
         }
-        let ids = self.map.watched(&self.core, |event| event.takes_time() && !event.is_throttled());
+        let ids = self.map.watched(&self.core, |event| event.takes_time() && !event.overflows.is_throttled());
         self.core.metrics.sampling_throttles += u64::from(!ids.is_empty());
         for id in ids {
             let Some(event) = self.map.get_mut(id) else {
@@ -664,7 +641,7 @@ impl Events {
         if overflows > 0 {
             write_packet(&mut self.core, event, &sample_id, moment, overflows, counted);
         }
-        if event.is_paused() {
+        if event.counting.is_paused() {
             // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
             self.core.flush(event);
         }
@@ -690,7 +667,7 @@ impl Events {
     /// Lifts an event's throttle if the window of guest time in which the throttle began has ended at `time` (now if
     /// `None`), and the vCPU has time left for samples.
     pub(super) fn unthrottle(&mut self, id: u64, time: Option<u64>) {
-        let Some(event) = self.map.get_mut(id).filter(|event| event.is_throttled()) else {
+        let Some(event) = self.map.get_mut(id).filter(|event| event.overflows.is_throttled()) else {
             return;
         };
         let time = time.unwrap_or_else(|| self.core.cpu.time());
@@ -705,7 +682,8 @@ impl Events {
         if !self.core.has(Hook::Throttled) {
             return;
         }
-        for id in self.map.watched(&self.core, |event| event.is_throttled() && event.is_batched() == batched) {
+        for id in self.map.watched(&self.core, |event| event.overflows.is_throttled() && event.is_batched() == batched)
+        {
             self.unthrottle(id, at);
         }
     }

@@ -40,7 +40,7 @@ impl ExitTracer {
             };
             let spec = &event.spec;
             let traces = spec.kind.traced_exits().is_some_and(|exits| exits.includes(stamp.exit.reason));
-            if !traces || event.is_paused() {
+            if !traces || event.counting.is_paused() {
                 continue;
             }
             match stamp.regs {
@@ -96,14 +96,14 @@ impl ExitTracer {
 
 /// Writes the packet of an exit that ended at `now`.
 fn write(core: &mut Core, event: &mut Event, stamp: &ExitStamp, now: u64, cut: bool) {
-    let task = event.schedule.task.unwrap_or_else(|| core.writer.running());
+    let task = event.schedule.task.unwrap_or_else(|| core.guest.running());
     let time = core.cpu.backend.clock.nanoseconds(stamp.tsc);
     let sample_id = event.spec.sample_id(task, core.cpu.index, time);
     let packet = exit_packet(stamp, &sample_id, now, cut);
     if let Some(trace) = &mut event.trace {
         core.writer.produce(&event.output, &event.spec, &sample_id, stamp.tsc, trace, Packet::Exit(&packet));
     }
-    if event.is_paused() {
+    if event.counting.is_paused() {
         // Publish the packet now. The trace is paused, so no later write of this trace would publish the packet.
         core.flush(event);
     }
@@ -121,7 +121,7 @@ pub(super) fn write_recorded(core: &mut Core, event: &mut Event, recorded: &[Rec
     let (spec, output) = (&event.spec, &event.output);
     let (clock, vcpu) = (core.cpu.backend.clock, &core.cpu.vcpu);
     // Read the history after the exits were taken, so that it includes every switch before them.
-    let history = event.schedule.task.is_none().then(|| core.writer.history());
+    let history = event.schedule.task.is_none().then(|| core.guest.history());
     let now = core.cpu.backend.source.tsc();
     let mut left = recorded.len();
     work::charge(recorded.len() as u64);

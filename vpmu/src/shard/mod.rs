@@ -8,6 +8,7 @@ mod core;
 mod counts;
 mod events;
 mod exits;
+mod guest;
 mod hooks;
 mod map;
 mod merge;

@@ -155,7 +155,7 @@ impl<'a> ExitView<'a> {
             tsc,
             time: core.cpu.backend.clock.nanoseconds(tsc),
             place: self.place(core),
-            task: Some(core.writer.running()),
+            task: Some(core.guest.running()),
             addr: self.mark.map_or(0, u64::from),
         }
     }

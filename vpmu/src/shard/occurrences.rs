@@ -41,7 +41,7 @@ pub(super) fn count(
         let Some(event) = map.get_mut(id) else {
             continue;
         };
-        if !event.counting.is_kept() || event.is_paused() || !matches(event.spec.kind) {
+        if !event.counting.is_kept() || event.counting.is_paused() || !matches(event.spec.kind) {
             continue;
         }
         if event.spec.excludes_any() {
@@ -62,7 +62,7 @@ pub(super) fn count(
         }));
         // The new count must be visible immediately to readers of the event's metadata page, and to other vCPUs
         // that read the event's group.
-        let seen = event.is_shown() || event.group.is_some();
+        let seen = event.is_shown() || event.membership.group().is_some();
         grown.extend(seen.then_some(id));
     }
     for id in grown {

@@ -87,7 +87,7 @@ impl Sampler {
             tsc,
             time: core.cpu.backend.clock.nanoseconds(tsc),
             place: self.place(core),
-            task: Some(core.writer.running()),
+            task: Some(core.guest.running()),
             addr: 0,
         }
     }
@@ -107,7 +107,8 @@ impl Sampler {
     /// frequency. If disabling them fails, the second value of the result is the host's error.
     pub(super) fn admit(&mut self, core: &mut Core, event: &mut Event, time: u64) -> (Verdict, io::Result<()>) {
         let limit = core.cpu.backend.rate_limit;
-        let allowed = event.is_throttled() || event.is_operators() || self.budget.admit(&core.cpu.backend.budget, time);
+        let allowed =
+            event.overflows.is_throttled() || event.is_operators() || self.budget.admit(&core.cpu.backend.budget, time);
         if allowed {
             core.change(event, |event, _| event.overflows.admit(&mut event.counting, limit, time))
         } else {
@@ -197,8 +198,8 @@ impl Sampler {
         let wanted = spec.capture();
         let capture = &mut self.capture;
         if let Some(place) = moment.place.filter(|_| wanted.wants_state()) {
-            let user_regs = core.writer.user_regs();
-            capture.take(&core.writer.guest(), &place, user_regs, &wanted);
+            let user_regs = core.guest.user_regs();
+            capture.take(&core.guest.view(), &place, user_regs, &wanted);
         }
         let sample = Sample {
             misc: misc(regs),

@@ -9,7 +9,7 @@ use super::core::Core;
 use super::events::Events;
 use super::map::EventMap;
 use super::writer::Writer;
-use crate::abi::{COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, Reply};
+use crate::abi::{COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, OPEN_INHERIT_STAT, Reply};
 use crate::clock::Clock;
 use crate::cpu::{Cpu, Lease};
 use crate::errno::{Denied, Errno, status};
@@ -96,7 +96,7 @@ impl State {
 
     /// Activates the shard for a driver. `memory` is the guest's RAM, and `queue` is the driver's queue for this vCPU.
     pub(crate) fn activate(&mut self, memory: Memory, queue: DeviceQueue) {
-        self.core_mut().writer.set_guest(memory);
+        self.core_mut().guest.set_memory(memory);
         self.queue = queue;
     }
 
@@ -111,7 +111,7 @@ impl State {
 
     /// Sets the vCPU's task page.
     pub(crate) fn set_tasks(&mut self, tasks: Tasks) {
-        self.core_mut().writer.set_tasks(tasks);
+        self.core_mut().guest.set_tasks(tasks);
     }
 
     /// Updates all events and writes their overflows to their rings. The caller must keep the vCPU out of the guest
@@ -128,7 +128,7 @@ impl State {
 
     /// The address of the vCPU's task page, and the positions of the vCPU's queue.
     pub(crate) fn save_driver(&self) -> (Option<u64>, Option<SavedQueue>) {
-        let page = self.core().writer.tasks().page();
+        let page = self.core().guest.tasks().page();
         (page.map(|page| page.0), self.queue.save())
     }
 
@@ -247,7 +247,23 @@ impl State {
 
     /// Stops an event, writes its pending records, and removes it.
     pub(crate) fn end(&mut self, id: u64) {
-        self.events.end(id);
+        // If the event cannot be stopped, it enters the error state, and is removed anyway.
+        let _ = self.events.stop(id);
+        let tells = |event: &Event| event.spec.is_child() && event.spec.has(OPEN_INHERIT_STAT);
+        let counts = self.event(id).is_some_and(tells).then(|| self.events.read(id));
+        let (core, map) = self.events.parts();
+        let Some(mut event) = map.remove(id) else {
+            return;
+        };
+        if let Some(counts) = counts {
+            core.note_counts(&event, &counts);
+        }
+        core.flush(&event);
+        core.writer.notice(NoticeChange::Forget(id));
+        // The driver may have granted space to the event, in an area that the driver manages. End this grant, so that
+        // the driver can grant space to other events of the same family.
+        let _ = event.output.sink.as_ref().map(|sink| sink.finish(id));
+        core.release(event.counting.take_counters());
     }
 
     /// Moves an event into a group or out of it.
@@ -329,7 +345,7 @@ impl State {
 
     /// Schedules a task event in on this vCPU.
     pub(super) fn schedule_in(&mut self, id: u64) -> Result<(), Errno> {
-        let placed = self.with(id, |core, event| event.schedule.schedule_in(core.cpu.index, core.writer.running()));
+        let placed = self.with(id, |core, event| event.schedule.schedule_in(core.cpu.index, core.guest.running()));
         if placed.ok_or(Errno::ENOENT)? { self.events.start(id) } else { Err(Errno::EINVAL) }
     }
 
@@ -357,8 +373,8 @@ impl State {
                 event.schedule.schedule_out();
                 event.stop(cpu)
             }
-            COMMAND_IN if event.schedule.schedule_in(cpu.index, core.writer.running()) => {
-                let starts = event.is_enabled() && event.is_led_on() && cpu.thread().is_some();
+            COMMAND_IN if event.schedule.schedule_in(cpu.index, core.guest.running()) => {
+                let starts = event.is_enabled() && event.membership.is_led_on() && cpu.thread().is_some();
                 if starts { event.start(cpu) } else { Ok(()) }
             }
             _ => return None,
@@ -410,13 +426,15 @@ impl State {
     /// Stops an event because its leader, on another vCPU, was disabled. Does nothing if the leader has been enabled
     /// again, or if the event has left the leader's group.
     pub(crate) fn stop_led(&mut self, id: u64) -> Result<(), Errno> {
-        if self.event(id).is_some_and(Event::is_led_on) { Ok(()) } else { self.events.stop(id) }
+        if self.event(id).is_some_and(|event| event.membership.is_led_on()) { Ok(()) } else { self.events.stop(id) }
     }
 
     /// Returns the traces of a producer in the VMM that are active on `vcpu` and not paused.
     pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
         self.events.map().ids(|event| {
-            event.spec.kind == Kind::VmmTrace(producer) && event.active_on() == Some(vcpu) && !event.is_paused()
+            event.spec.kind == Kind::VmmTrace(producer)
+                && event.active_on() == Some(vcpu)
+                && !event.counting.is_paused()
         })
     }
 

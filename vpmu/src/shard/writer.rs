@@ -4,13 +4,11 @@
 use std::sync::Arc;
 
 use crate::area::Refused;
-use crate::memory::{Memory, View};
 use crate::notices::{NoticeChange, Notices};
 use crate::record::{Reading, Record, Sample, SampleId};
 use crate::ring::{Outcome, WriteContext};
 use crate::sink::{Flush, Output, Produced, Sink};
 use crate::spec::EventSpec;
-use crate::tasks::{Task, TaskHistory, Tasks};
 use crate::trace::{Packet, Trace};
 
 /// Writes the records and packets of one vCPU's events.
@@ -20,9 +18,6 @@ pub(crate) struct Writer {
     /// Notices to publish before the shard is unlocked, but after all records are written, because a woken reader must
     /// find its records.
     changes: Vec<NoticeChange>,
-    /// The guest's RAM, as passed at activation.
-    guest: Memory,
-    tasks: Tasks,
     /// The record under construction.
     pub(super) record: Record,
     pub(crate) tally: Tally,
@@ -53,14 +48,7 @@ pub(crate) enum Note<'a> {
 
 impl Writer {
     pub(crate) fn new(notices: Arc<Notices>) -> Self {
-        Self {
-            notices,
-            changes: Vec::new(),
-            guest: Memory::default(),
-            tasks: Tasks::default(),
-            record: Record::default(),
-            tally: Tally::default(),
-        }
+        Self { notices, changes: Vec::new(), record: Record::default(), tally: Tally::default() }
     }
 
     /// Keeps a notice until [`Writer::publish_notices`].
@@ -73,42 +61,6 @@ impl Writer {
         if !self.changes.is_empty() {
             self.notices.apply(self.changes.drain(..));
         }
-    }
-
-    /// Sets the guest's RAM when the device is activated, or drops it when the device is reset.
-    pub(crate) fn set_guest(&mut self, guest: Memory) {
-        self.guest = guest;
-        self.tasks = Tasks::default();
-    }
-
-    /// Sets the vCPU's task page.
-    pub(crate) fn set_tasks(&mut self, tasks: Tasks) {
-        self.tasks = tasks;
-    }
-
-    pub(crate) fn tasks(&self) -> Tasks {
-        self.tasks
-    }
-
-    /// The guest's RAM.
-    pub(crate) fn guest(&self) -> View<'_> {
-        self.guest.view()
-    }
-
-    /// The task that is running on the vCPU, according to the vCPU's task page.
-    pub(crate) fn running(&self) -> Task {
-        self.tasks.running(&self.guest.view())
-    }
-
-    /// The tasks that have run on the vCPU so far, as read from its task page.
-    pub(crate) fn history(&self) -> TaskHistory {
-        self.tasks.history(&self.guest.view())
-    }
-
-    /// The guest-virtual address of the running task's user registers. The guest can write any value, so check
-    /// the address before use.
-    pub(crate) fn user_regs(&self) -> u64 {
-        self.tasks.user_regs(&self.guest.view())
     }
 
     /// Writes a sample of an event. Returns whether it was written.
