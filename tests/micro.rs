@@ -163,6 +163,8 @@ fn report_of_a_tier_names_it_and_its_events() {
         (&["--pmu", "clocks"][..], "clocks", &clocks[..]),
         (&["--pmu", "clocks", "--deny-event", "exits-*,*clock,mark*"], "clocks", &["tsc", "guest-time"]),
         (&["--allow-event", "exits-io,mark:7"], "list", &["exits-io", "mark"]),
+        (&["--allow-event", "tsc,vmm-traces:0"], "list", &["tsc"]),
+        (&["--allow-event", "tsc,vmm-traces:0", "--trace-handlers"], "list", &["tsc", "handlers"]),
     ] {
         let ran = run(&single(&power_off()), 1, arguments);
         powered_off(&ran);

@@ -118,6 +118,8 @@ pub struct Config {
     pub ctl: Option<PathBuf>,
     /// Whether to track which pages are written, for diff snapshots.
     pub track_dirty: bool,
+    /// Whether guests may trace how long devices take to handle accesses.
+    pub trace_handlers: bool,
     /// The engine for samples of host events.
     pub engine: Engine,
     /// The confinement of the VMM's process.
@@ -275,6 +277,8 @@ struct Document {
     ctl: Option<PathBuf>,
     #[serde(rename = "track-dirty")]
     track_dirty: Option<bool>,
+    #[serde(rename = "trace-handlers")]
+    trace_handlers: Option<bool>,
     engine: Option<Engine>,
     user: Option<User>,
     chroot: Option<PathBuf>,
@@ -402,6 +406,7 @@ impl Config {
             on_reset,
             ctl,
             track_dirty: args.track_dirty || file.track_dirty.unwrap_or(false),
+            trace_handlers: args.trace_handlers || file.trace_handlers.unwrap_or(false),
             engine: args.engine.or(file.engine).unwrap_or_default(),
             confinement: confine::Options {
                 user,

@@ -66,6 +66,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub track_dirty: bool,
 
+    /// Let the guest trace how long the VMM's devices take to handle its accesses: the trace 'handlers'
+    #[arg(long)]
+    pub trace_handlers: bool,
+
     /// Engine for samples of host events: batched (the host takes the samples, without an exit per
     /// sample), exit (one exit per sample), or auto (batched if the host's samples have guest
     /// addresses, else exit) [default: auto]
@@ -161,7 +165,7 @@ A configuration file has these keys. \"memory\" is in MiB; \"limits\" has the na
    \"allow-events\": [\"raw:0x11\"], \"deny-events\": [\"exits-*\"], \"hardware-events\": true,
    \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"pin-hardware\": false, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
-   \"track-dirty\": true, \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
+   \"track-dirty\": true, \"trace-handlers\": false, \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
    \"report\": \"report.json\", \"summary\": true}
 

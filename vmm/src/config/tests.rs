@@ -281,3 +281,12 @@ fn policy_from_flags_overrides_the_file() {
         assert!(matches!(error, ConfigError::Parse { .. }), "{error}");
     }
 }
+
+#[test]
+fn handlers_are_traced_by_the_flag_or_else_by_the_file() {
+    let traced = |config: Result<Config, ConfigError>| config.expect("valid").trace_handlers;
+    assert!(!traced(Config::try_from(&kernel())));
+    assert!(traced(with_file(r#"{"trace-handlers": true}"#, kernel())));
+    let flag = RunArgs { trace_handlers: true, ..kernel() };
+    assert!(traced(with_file(r#"{"trace-handlers": false}"#, flag)), "the flag overrides the file");
+}

@@ -1,8 +1,10 @@
 //! The thread of a vCPU, which enters the guest and dispatches its exits until the run ends.
 
 mod gate;
+pub(crate) mod handlers;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -30,6 +32,8 @@ pub struct Shared {
     pub end: Arc<StopLatch>,
     /// The progress of the boot.
     pub progress: Arc<Progress>,
+    /// Whether the accesses that devices handle are traced.
+    pub trace_handlers: bool,
     /// The vCPUs' threads.
     pub threads: Arc<Threads>,
     /// The gate at which vCPUs wait while the machine is saved.
@@ -105,7 +109,12 @@ impl Vcpu {
             let signalled = match thread.run(&mut self.fd) {
                 Ok((exit, at)) => {
                     let signalled = at.exit.reason == ExitReason::Signal;
+                    let access = at.exit.access;
+                    let began = shared.trace_handlers.then(Instant::now);
                     let next = serve(exit, at, vcpu, &shared)?;
+                    if let (Some(began), Some(access), Some(vpmu)) = (began, &access, &shared.vpmu) {
+                        handlers::record(vpmu, vcpu, access, began.elapsed());
+                    }
                     match next {
                         Next::Enter => {}
                         Next::Refuse => {

@@ -257,6 +257,7 @@ impl Vm {
             vpmu: pmu.as_ref().map(|pmu| Arc::clone(&pmu.vpmu)),
             end,
             progress,
+            trace_handlers: config.trace_handlers,
             threads,
             gate: Gate::default(),
             saver,

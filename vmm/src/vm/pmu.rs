@@ -29,6 +29,7 @@ use crate::recording::Recorder;
 use crate::signal;
 use crate::snapshot::dirty::{Tracker, Watched};
 use crate::snapshot::{SavedPmu, SnapshotError};
+use crate::vcpu::handlers;
 
 /// The device, its transport and its lines.
 #[derive(Debug)]
@@ -138,6 +139,9 @@ impl Pmu {
         let begin = || begin().map_err(io::Error::other);
         let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
         let mut vpmu = Vpmu::new(settings, Arc::new(machine), Box::new(source))?;
+        if config.trace_handlers {
+            vpmu = vpmu.with_aux_producers(vec![handlers::PRODUCER])?;
+        }
         if let Some(window) = parts.window {
             vpmu = match parts.tracker {
                 Some(tracker) => vpmu.with_window(watched(tracker, window)?)?,
