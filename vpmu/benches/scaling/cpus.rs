@@ -28,8 +28,5 @@ pub(crate) fn stay_on(cpu: usize) -> io::Result<()> {
     let mask_ptr = (&raw const mask).cast();
     // SAFETY: the kernel reads `size_of_val(&mask)` bytes at the address of `mask`.
     let failed = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask_ptr) } != 0;
-    match failed {
-        true => Err(io::Error::last_os_error()),
-        false => Ok(()),
-    }
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
