@@ -139,9 +139,16 @@ fn profiles_know_files_alone() {
     for forbidden in ["vmm", "images", "kvm-ioctls", "clap", "event-manager"] {
         assert!(!found.contains(forbidden), "vpmu-profile depends on {forbidden}");
     }
-    for package in ["vpmu", "vpmu-kvm", "vpmu-perfdata", "vpmu-client"] {
+    for package in ["vpmu", "vpmu-kvm", "vpmu-perfdata", "vpmu-recorder", "vpmu-client"] {
         assert!(!dependencies(package).contains("vpmu-profile"), "{package} depends on vpmu-profile");
     }
+}
+
+/// The device's recorder and the guest's `vperf` write the same format, so the writer knows neither.
+#[test]
+fn writer_of_files_knows_only_layouts() {
+    let found = dependencies("vpmu-perfdata");
+    assert_eq!(found, BTreeSet::from(["vpmu-abi", "vpmu-perf", "zerocopy"].map(str::to_owned)));
 }
 
 #[test]

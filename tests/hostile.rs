@@ -1,7 +1,7 @@
 //! Attacks on the machine from inside a guest. The machine must keep running, and must respond to its operator.
 //!
 //! The guests are kernels of a few instructions that run on this machine's `/dev/kvm`. `guest/hostile.rs` has the
-//! attacks by an unprivileged program, `vpmu/perfdata/tests/memory.rs` measures how much memory a recording takes, and
+//! attacks by an unprivileged program, `vpmu/recorder/tests/memory.rs` measures how much memory a recording takes, and
 //! `vpmu/tests/device` measures what attacks cost the device.
 #![expect(clippy::expect_used, reason = "tests fail by panicking")]
 

@@ -266,7 +266,7 @@ impl Operator {
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!("the recording may lack samples: {}", vpmu_errors::chain(&error));
         }
-        let histories = vpmu_perfdata::histories(&self.vpmu, wanted, self.most_of_guests);
+        let histories = vpmu_recorder::histories(&self.vpmu, wanted, self.most_of_guests);
         // A poisoned lock is harmless, because a panic during a recording leaves no partial file.
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let (path, summary) = match file {

@@ -1,5 +1,5 @@
 //! The file of the flight recorder. This module checks and creates the file, and keeps the previous one.
-//! `vpmu-perfdata` writes the contents.
+//! `vpmu-recorder` writes the contents.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use vpmu::History;
-use vpmu_perfdata::{Recording, Summary, Symbols, SymbolsError};
+use vpmu_recorder::{Recording, Summary, Symbols, SymbolsError};
 
 use crate::path_at::{PathAt, PersistError};
 

@@ -15,7 +15,7 @@ use vpmu::abi::{
 };
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus};
-use vpmu_perfdata::{Recording, Summary, Symbols, histories};
+use vpmu_recorder::{Recording, Summary, Symbols, histories};
 
 use crate::shared::input::{number, once_in};
 use crate::shared::stage::{Stage, features};

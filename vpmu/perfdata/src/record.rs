@@ -1,224 +1,194 @@
-//! Checks one record of a guest's ring and rebuilds it in the common format of the file.
-//!
-//! The guest can write to its rings, so a record may contain anything. This module leaves out records that perf would
-//! act on (mapped files, task names) or fail on (a sample with missing fields), and records that the file does not
-//! need. A sample is parsed and rebuilt. Of a THROTTLE or UNTHROTTLE record, only the type and the time are kept.
+//! The records of a file.
 
-use vpmu::PersistentStatus;
-use vpmu::source::Rate;
 use vpmu_perf::field::{
-    FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING, Masks, SAMPLE_ADDR as ADDR,
-    SAMPLE_CALLCHAIN as CALLCHAIN, SAMPLE_CPU as CPU, SAMPLE_ID as ID, SAMPLE_IDENTIFIER as IDENTIFIER,
-    SAMPLE_IP as IP, SAMPLE_PERIOD as PERIOD, SAMPLE_READ as READ, SAMPLE_STREAM_ID as STREAM_ID, SAMPLE_TID as TID,
-    SAMPLE_TIME as TIME, WORDS, Word, masks,
+    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD,
+    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
 };
 use vpmu_perf::record::{
-    Header, MODE_USER, TYPE_AUX, TYPE_ITRACE_START, TYPE_LOST, TYPE_READ, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE,
-    Words,
+    MODE_USER, TYPE_COMM, TYPE_FORK, TYPE_KSYMBOL, TYPE_LOST, TYPE_MMAP, TYPE_SAMPLE, TYPE_THROTTLE,
 };
 
+use crate::layout::Event;
+
+/// perf stores a record's length in 16 bits.
+pub const RECORD_MAX: usize = 65_528;
 /// perf's `PERF_RECORD_FINISHED_ROUND`.
-pub(crate) const TYPE_FINISHED_ROUND: u32 = 68;
+pub const TYPE_FINISHED_ROUND: u32 = 68;
+/// perf's `PERF_RECORD_MISC_COMM_EXEC`: the new name is due to an exec.
+pub const MISC_EXEC: u16 = 1 << 13;
+/// Fields of every sample of a file: perf prints only the fields that all events have. Each sample begins with its
+/// event's id, because perf requires the id at the same position in the samples of all events.
+pub const SAMPLE_FIELDS: u64 =
+    SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ADDR | SAMPLE_CPU | SAMPLE_PERIOD;
+/// perf's `PERF_SAMPLE_RAW`: bytes that only the event's own tools understand.
+pub const SAMPLE_RAW: u64 = 1 << 10;
 
-/// Fields of every sample of a file: perf prints only the fields that all events have.
-const ALWAYS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | CPU | PERIOD;
-/// Registers and stacks. They are dropped, because reports do not show them. They are the last fields of a sample, so
-/// they need not be parsed.
-const LEFT_OFF: u64 = MASKS.described;
-const MASKS: Masks = masks();
+/// The end of the records, whose order perf then restores. perf warns about a file without any record, so it ends the
+/// records of every file.
+pub const FINISHED_ROUND: Record = Record { kind: TYPE_FINISHED_ROUND, misc: 0, words: Vec::new() };
 
-/// perf's `PERF_CONTEXT_MAX`. In a call chain, this value and all higher values are not addresses: they mark the mode
-/// of the addresses that follow.
-const FIRST_CONTEXT: u64 = u64::MAX - 4094;
-
-/// Layout of an event's records.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Form {
-    id: u64,
-    vcpu: u32,
-    /// The sample type in the ring.
-    sample_type: u64,
-    read_format: u64,
-    /// The period of samples that lack the field.
-    period: u64,
+/// The circumstances of a record: what perf calls its sample id.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Context {
+    /// The process.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+    /// The time in nanoseconds.
+    pub time: u64,
+    /// The CPU.
+    pub cpu: u32,
 }
 
-/// A record for the file.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Record {
-    /// One of `TYPE_*`.
-    pub(crate) kind: u32,
-    /// The mode that the guest was in.
-    pub(crate) misc: u16,
-    /// Guest time in nanoseconds.
-    pub(crate) time: u64,
-    /// The body, without the trailer that all records except samples have.
-    pub(crate) body: Vec<u64>,
-    /// Kernel addresses in the record.
-    pub(crate) kernel: Vec<u64>,
+/// The fields of a sample.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fields<'a> {
+    /// Task, time and CPU.
+    pub context: Context,
+    /// The address of the instruction.
+    pub ip: u64,
+    /// The mode, one of `MODE_*` of `vpmu-perf`.
+    pub mode: u16,
+    /// An address that belongs to the event, such as a mark's value.
+    pub addr: u64,
+    /// How much the event counted since its last sample.
+    pub period: u64,
+    /// The call chain, with perf's `PERF_CONTEXT_*` values.
+    pub chain: &'a [u64],
+    /// Bytes of the field [`SAMPLE_RAW`].
+    pub raw: &'a [u8],
+}
+
+/// A record without the trailer that all records except samples have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// perf's `PERF_RECORD_*`.
+    pub kind: u32,
+    /// perf's `PERF_RECORD_MISC_*`.
+    pub misc: u16,
+    /// The fields.
+    pub words: Vec<u64>,
+}
+
+impl Event {
+    /// Returns the trailer of this event's records other than samples.
+    #[must_use]
+    pub fn trailer(&self, context: &Context) -> Vec<u64> {
+        let fields = [
+            (SAMPLE_TID, pair(context.pid, context.tid)),
+            (SAMPLE_TIME, context.time),
+            (SAMPLE_ID, self.id),
+            (SAMPLE_STREAM_ID, self.id),
+            (SAMPLE_CPU, u64::from(context.cpu)),
+            (SAMPLE_IDENTIFIER, self.id),
+        ];
+        let has = |&(field, _): &(u64, u64)| self.sample_type & field != 0;
+        fields.into_iter().filter(has).map(|(_, value)| value).collect()
+    }
+
+    /// Returns a sample with the fields [`SAMPLE_FIELDS`], and with a call chain and [`SAMPLE_RAW`] if the event has them.
+    #[must_use]
+    pub fn sample(&self, fields: &Fields<'_>) -> Record {
+        let Context { pid, tid, time, cpu } = fields.context;
+        let mut words = vec![self.id, fields.ip, pair(pid, tid), time, fields.addr, u64::from(cpu), fields.period];
+        if self.sample_type & SAMPLE_CALLCHAIN != 0 {
+            words.push(fields.chain.len() as u64);
+            words.extend(fields.chain);
+        }
+        if self.sample_type & SAMPLE_RAW != 0 {
+            // The field is the size and the bytes, padded to whole words. perf counts the padding as well.
+            let room = (4 + fields.raw.len()).next_multiple_of(8) - 4;
+            let size = u32::try_from(room).unwrap_or(u32::MAX);
+            let mut bytes = size.to_le_bytes().to_vec();
+            bytes.extend(fields.raw);
+            words.extend(words_of(&bytes));
+        }
+        Record { kind: TYPE_SAMPLE, misc: fields.mode, words }
+    }
 }
 
 impl Record {
-    /// Whether it is a sample.
-    pub(crate) fn is_sample(&self) -> bool {
-        self.kind == TYPE_SAMPLE
+    /// A thread has a new name, from an exec if `is_exec`.
+    #[must_use]
+    pub fn comm(pid: u32, tid: u32, name: &str, is_exec: bool) -> Self {
+        let mut words = vec![pair(pid, tid)];
+        words.extend(string(name));
+        Self { kind: TYPE_COMM, misc: if is_exec { MISC_EXEC } else { 0 }, words }
+    }
+
+    /// A process has mapped `length` bytes of a file as executable at `start`, from `offset` in the file.
+    #[must_use]
+    pub fn map(pid: u32, start: u64, length: u64, offset: u64, path: &str) -> Self {
+        let mut words = vec![pair(pid, pid), start, length, offset];
+        words.extend(string(path));
+        Self { kind: TYPE_MMAP, misc: MODE_USER, words }
+    }
+
+    /// The thread `parent` has created the thread `child`; both are a process and a thread.
+    #[must_use]
+    pub fn fork(parent: (u32, u32), child: (u32, u32), time: u64) -> Self {
+        Self { kind: TYPE_FORK, misc: 0, words: vec![pair(child.0, parent.0), pair(child.1, parent.1), time] }
+    }
+
+    /// The kernel has a function of `size` bytes. So perf needs no other symbols, and does not mistake the kernel of the
+    /// machine that shows the file for the recorded one.
+    #[must_use]
+    pub fn function(start: u64, size: u32, name: &str) -> Self {
+        // The upper half of the second word is zero: `PERF_RECORD_KSYMBOL_TYPE_UNKNOWN`, no flags.
+        let mut words = vec![start, u64::from(size)];
+        words.extend(string(name));
+        Self { kind: TYPE_KSYMBOL, misc: 0, words }
+    }
+
+    /// The event `id` has lost `count` samples.
+    #[must_use]
+    pub fn lost(id: u64, count: u64) -> Self {
+        Self { kind: TYPE_LOST, misc: 0, words: vec![id, count] }
+    }
+
+    /// The event `id` was throttled at `time`.
+    #[must_use]
+    pub fn throttle(id: u64, time: u64) -> Self {
+        Self { kind: TYPE_THROTTLE, misc: 0, words: vec![time, id, id] }
+    }
+
+    /// Appends the record and its trailer to `bytes`. If it would be longer than [`RECORD_MAX`], appends nothing and
+    /// returns `false`.
+    pub fn append(&self, bytes: &mut Vec<u8>, trailer: &[u64]) -> bool {
+        append(bytes, self.kind, self.misc, &self.words, trailer)
     }
 }
 
-/// The classification of a ring's record.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RingRecord {
-    /// A record for the file.
-    Record(Record),
-    /// A valid record of a type that is left out. LOST is left out because the file has the device's own count of
-    /// losses, and records about AUX areas because the file does not contain these areas. READ is also left out.
-    Other,
-    /// Not a record of this event: the guest forged it, or it belongs to another event that writes to the same ring.
-    Foreign,
+/// Appends a record with the fields `words` and a trailer to `bytes`. If it would be longer than [`RECORD_MAX`], appends
+/// nothing and returns `false`.
+pub fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64], trailer: &[u64]) -> bool {
+    let size = 8 + 8 * (words.len() + trailer.len());
+    let Some(size) = u16::try_from(size).ok().filter(|_| size <= RECORD_MAX) else {
+        return false;
+    };
+    let header = u64::from(kind) | u64::from(misc) << 32 | u64::from(size) << 48;
+    bytes.extend(header.to_le_bytes());
+    bytes.extend(words.iter().chain(trailer).flat_map(|word| word.to_le_bytes()));
+    true
 }
 
-impl Form {
-    /// Returns the layout of `event`'s records.
-    pub(crate) fn of(event: &PersistentStatus) -> Self {
-        Self {
-            id: event.id,
-            vcpu: event.vcpu,
-            sample_type: event.sample_type,
-            read_format: event.read_format,
-            period: match event.rate {
-                Some(Rate::Period(period)) => period,
-                Some(Rate::Frequency(_)) | None => 1,
-            },
-        }
-    }
-
-    /// Returns the sample fields in the file. Each sample begins with its event's id, because perf
-    /// requires the id at the same position in the samples of all events. Counts (`PERF_SAMPLE_READ`) are omitted:
-    /// perf would use the difference of two counts as the period of a sample.
-    pub(crate) fn sample_type(&self) -> u64 {
-        self.sample_type & (MASKS.words | CALLCHAIN) | ALWAYS
-    }
-
-    /// Classifies one record of the ring, which includes its header. `before` is the time of the previous record.
-    pub(crate) fn look(&self, record: &[u8], before: u64) -> RingRecord {
-        let (words, cut) = record.as_chunks();
-        let Some((header, body)) = words.split_first().filter(|_| cut.is_empty()) else {
-            return RingRecord::Foreign;
-        };
-        let header = Header::from_word(u64::from_le_bytes(*header));
-        let body: Vec<u64> = body.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let body = Words::new(&body);
-        let found = match header.kind {
-            TYPE_SAMPLE => self.sample(header.mode(), body, before),
-            kind @ (TYPE_THROTTLE | TYPE_UNTHROTTLE) => self.throttle(kind, body),
-            TYPE_LOST | TYPE_READ | TYPE_AUX | TYPE_ITRACE_START => return RingRecord::Other,
-            _ => None,
-        };
-        found.map_or(RingRecord::Foreign, RingRecord::Record)
-    }
-
-    fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {
-        // The device writes only samples whose mode is unknown, kernel or user. Higher values are perf's hypervisor and
-        // guest modes.
-        if misc > MODE_USER {
-            return None;
-        }
-        let mut body = Vec::with_capacity(WORDS.len());
-        let mut time = before;
-        let mut kernel = Vec::new();
-        for (bit, word) in WORDS {
-            if self.sample_type & bit == 0 {
-                if ALWAYS & bit != 0 {
-                    body.push(self.unsaid(word, before));
-                }
-                continue;
-            }
-            let value = from.next()?;
-            match word {
-                Word::Identifier | Word::Id | Word::StreamId => (value == self.id).then_some(())?,
-                Word::Cpu => (value == u64::from(self.vcpu)).then_some(())?,
-                Word::Time => time = value,
-                Word::Ip => kernel.extend(kernel_address(value)),
-                Word::Tid | Word::Addr | Word::Period => {}
-            }
-            body.push(value);
-        }
-        if self.sample_type & READ != 0 {
-            self.skip_counts(&mut from)?;
-        }
-        if self.sample_type & CALLCHAIN != 0 {
-            let length = from.next()?;
-            body.push(length);
-            for _ in 0..length {
-                let address = from.next()?;
-                kernel.extend(kernel_address(address));
-                body.push(address);
-            }
-        }
-        if self.sample_type & LEFT_OFF == 0 && from.next().is_some() {
-            return None;
-        }
-        Some(Record { kind: TYPE_SAMPLE, misc, time, body, kernel })
-    }
-
-    /// Returns the substitute for a field that the event's samples lack: a known value, or perf's own
-    /// placeholder.
-    fn unsaid(&self, word: Word, before: u64) -> u64 {
-        match word {
-            Word::Identifier | Word::Id | Word::StreamId => self.id,
-            Word::Cpu => self.vcpu.into(),
-            Word::Period => self.period,
-            // The time of the previous record is a lower bound.
-            Word::Time => before,
-            // Unknown task.
-            Word::Tid => u64::MAX,
-            Word::Ip | Word::Addr => 0,
-        }
-    }
-
-    fn skip_counts(&self, from: &mut Words<'_>) -> Option<()> {
-        let words = |bits: u64| (self.read_format & bits).count_ones();
-        let first = from.next()?;
-        let each = 1 + words(FORMAT_ID | FORMAT_LOST);
-        let rest = match self.read_format & FORMAT_GROUP {
-            0 => u64::from(each - 1),
-            _ => first.checked_mul(u64::from(each))?,
-        };
-        let times = words(FORMAT_TIME_ENABLED | FORMAT_TIME_RUNNING);
-        from.skip(rest.checked_add(u64::from(times))?)
-    }
-
-    /// Rebuilds a THROTTLE or UNTHROTTLE record with the time of the original. `None` if the original is too short,
-    /// or belongs to another event.
-    fn throttle(&self, kind: u32, mut from: Words<'_>) -> Option<Record> {
-        let time = from.next()?;
-        (from.next()? == self.id).then(|| Record {
-            kind,
-            misc: 0,
-            time,
-            body: vec![time, self.id, self.id],
-            kernel: Vec::new(),
-        })
-    }
-
-    /// Returns the trailer of records other than samples: task, time, id and CPU.
-    pub(crate) fn trailer(&self, time: u64) -> Vec<u64> {
-        let fields = [
-            // No particular task.
-            (TID, 0),
-            (TIME, time),
-            (ID, self.id),
-            (STREAM_ID, self.id),
-            (CPU, u64::from(self.vcpu)),
-            (IDENTIFIER, self.id),
-        ];
-        let has = |&(field, _): &(u64, u64)| self.sample_type() & field != 0;
-        fields.into_iter().filter(has).map(|(_, value)| value).collect()
-    }
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
 }
 
-/// Returns `address` if it is a kernel address: it is in the upper half of the address space, and is not a
-/// `PERF_CONTEXT_*` value.
-fn kernel_address(address: u64) -> Option<u64> {
-    (1 << 63..FIRST_CONTEXT).contains(&address).then_some(address)
+/// Text as words. A zero byte ends it.
+fn string(text: &str) -> Vec<u64> {
+    let end = text.bytes().position(|byte| byte == 0).unwrap_or(text.len());
+    let bytes: Vec<u8> = text.bytes().take(end).chain([0]).collect();
+    words_of(&bytes)
+}
+
+/// Bytes as words, padded with zeros.
+fn words_of(bytes: &[u8]) -> Vec<u64> {
+    let word = |chunk: &[u8]| {
+        let mut word = [0; 8];
+        word.iter_mut().zip(chunk).for_each(|(to, from)| *to = *from);
+        u64::from_le_bytes(word)
+    };
+    bytes.chunks(8).map(word).collect()
 }

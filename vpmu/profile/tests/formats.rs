@@ -1,4 +1,4 @@
-//! Each format, of a recording that `vpmu-perfdata` wrote.
+//! Each format, of a recording that `vpmu-recorder` wrote.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::expect_used,

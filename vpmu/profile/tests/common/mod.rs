@@ -6,7 +6,7 @@ use std::io::Cursor;
 
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus, abi};
-use vpmu_perfdata::{Recording, Symbols};
+use vpmu_recorder::{Recording, Symbols};
 use vpmu_profile::{Format, Names, Options, Profile, Selection};
 
 /// IDENTIFIER, IP, TID, TIME, ADDR, CPU, PERIOD.

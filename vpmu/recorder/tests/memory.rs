@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus, abi};
-use vpmu_perfdata::{Recording, Symbols};
+use vpmu_recorder::{Recording, Symbols};
 
 /// Counts the allocated bytes and their maximum.
 struct Counting;

@@ -5,12 +5,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use vpmu::{History, PersistentStatus};
-use vpmu_perf::record::{TYPE_LOST, TYPE_SAMPLE};
+use vpmu_perf::record::TYPE_LOST;
+use vpmu_perfdata::{RECORD_MAX, append};
 
 use crate::record::{Form, Record, RingRecord};
-
-/// perf stores a record's length in 16 bits.
-const RECORD_MAX: usize = 65_528;
 
 /// One event's share of a file.
 #[derive(Debug)]
@@ -56,7 +54,7 @@ impl<'a> Stream<'a> {
     /// Rebuilds the records in the order of the ring. If any records of the event were lost or left out, adds a final
     /// record with their number.
     fn records(&self) -> impl Iterator<Item = Record> + use<'a> {
-        let (form, mut now) = (self.form, 0);
+        let (form, mut now) = (self.form.clone(), 0);
         let mut ring: Box<dyn Iterator<Item = &'a [u8]>> = Box::new(self.history.iter());
         let (event, left_out) = (self.event, self.left_out);
         let mut ended = false;
@@ -96,19 +94,6 @@ fn length(form: &Form, record: &Record) -> Option<u64> {
     (size <= RECORD_MAX).then_some(size as u64)
 }
 
-/// Appends a record with the body `words` to `bytes`. If the record would be longer than [`RECORD_MAX`], appends
-/// nothing and returns `false`.
-pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -> bool {
-    let size = 8 + 8 * words.len();
-    let Some(size) = u16::try_from(size).ok().filter(|_| size <= RECORD_MAX) else {
-        return false;
-    };
-    let header = u64::from(kind) | u64::from(misc) << 32 | u64::from(size) << 48;
-    bytes.extend(header.to_le_bytes());
-    bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    true
-}
-
 /// Merges all streams by time. Selects the stream whose next record has the earliest time, calls `put` with the bytes
 /// of this record, and repeats this until no stream has a next record. If the times are equal, selects the first of
 /// the streams. The records of one stream stay in their order.
@@ -129,15 +114,10 @@ pub(crate) fn in_order<E>(streams: &[Stream<'_>], mut put: impl FnMut(&[u8]) -> 
         };
         let following = ring.next();
         order.extend(following.as_ref().map(|record| head(at, record)));
-        if let Some(record) = std::mem::replace(slot, following) {
-            let mut words = record.body;
-            if record.kind != TYPE_SAMPLE
-                && let Some(stream) = streams.get(at)
-            {
-                words.extend(stream.form.trailer(time));
-            }
+        if let (Some(record), Some(stream)) = (std::mem::replace(slot, following), streams.get(at)) {
+            let trailer = if record.is_sample() { Vec::new() } else { stream.form.trailer(time) };
             bytes.clear();
-            append(&mut bytes, record.kind, record.misc, &words);
+            append(&mut bytes, record.kind, record.misc, &record.body, &trailer);
             put(&bytes)?;
         }
     }
