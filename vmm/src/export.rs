@@ -198,7 +198,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     if !metadata.is_file() {
         return Err(ExportError::NotFile(path()));
     }
-    let names = Names::open(args.vmlinux.as_deref(), args.symfs.as_deref())?;
+    let names = Names::none().with(args.vmlinux.as_deref(), args.symfs.as_deref())?;
     let profile = Profile::read(file, names).map_err(|source| ExportError::Read { path: path(), source })?;
     let selection =
         Selection::new(&profile, &args.options()).map_err(|source| ExportError::Selection { path: path(), source })?;

@@ -10,7 +10,7 @@ use fxprof_processed_profile::{
     StackHandle, StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle, Timestamp,
 };
 
-use crate::model::{EventKind, Sample};
+use crate::model::{Event, EventKind, Sample};
 use crate::selection::{Selection, Thread};
 use crate::stacks::{Mode, StackId};
 
@@ -78,7 +78,7 @@ pub(crate) fn write(selection: &Selection<'_>, out: &mut impl Write) -> serde_js
 impl<'a> Writer<'a> {
     fn new(selection: Selection<'a>) -> Self {
         let event = selection.profile.events.get(selection.event_index());
-        let interval = event.and_then(|event| event.interval).unwrap_or(UNKNOWN_INTERVAL);
+        let interval = event.and_then(Event::interval).unwrap_or(UNKNOWN_INTERVAL);
         let product = format!("{} ({})", if selection.profile.is_guest { "guest" } else { "perf" }, selection.event());
         // Recordings have no date.
         let epoch = ReferenceTimestamp::from_millis_since_unix_epoch(0.0);

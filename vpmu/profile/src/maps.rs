@@ -83,6 +83,12 @@ impl Maps {
         self.processes.remove(&pid);
     }
 
+    /// Removes the mappings of all processes.
+    pub(crate) fn clear_all(&mut self) {
+        self.processes.clear();
+        self.copies = 0;
+    }
+
     /// Returns the file at an address, and the offset in the file.
     pub(crate) fn at(&self, pid: i32, address: u64) -> Option<(u32, u64)> {
         let (&start, map) = self.processes.get(&pid)?.range(..=address).next_back()?;

@@ -24,14 +24,42 @@ pub struct Event {
     pub name: String,
     /// The kind.
     pub kind: EventKind,
-    /// Time between two samples in nanoseconds, if the recording's frequency or period says so.
-    pub interval: Option<u64>,
+    /// How often the event was sampled; `None` if the recording does not say so.
+    pub rate: Option<Rate>,
     /// Whether the period of a sample is a time in nanoseconds.
     pub is_time: bool,
+    /// Whether the host's work is left out.
+    pub is_guest_only: bool,
+    /// Whether only the newest samples were kept.
+    pub is_newest_only: bool,
+    /// Whether the samples have packets of the device, which describe exits.
+    pub has_packets: bool,
     /// Number of samples.
     pub samples: u64,
     /// Number of overflows without a sample.
     pub lost: u64,
+    /// Number of times that sampling paused, because the event overflowed too often.
+    pub throttled: u64,
+}
+
+impl Event {
+    /// Returns the time between two samples in nanoseconds, if the rate says so.
+    #[must_use]
+    pub fn interval(&self) -> Option<u64> {
+        match self.rate? {
+            Rate::Frequency(hertz) => 1_000_000_000_u64.checked_div(hertz),
+            Rate::Period(period) => Some(period).filter(|_| self.is_time),
+        }
+    }
+}
+
+/// How often an event is sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rate {
+    /// Once in this many counts.
+    Period(u64),
+    /// About this many times a second.
+    Frequency(u64),
 }
 
 /// A task.
@@ -77,6 +105,15 @@ pub struct Sample {
     pub value: u64,
     /// The stack; `None` if the recording has neither address nor call chain.
     pub stack: Option<StackId>,
+    /// The packet that describes an exit; see [`Profile::packet`].
+    pub packet: Option<Packet>,
+}
+
+/// The position of a packet in the memory of a [`Profile`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    pub(crate) at: usize,
+    pub(crate) size: usize,
 }
 
 /// The contents of a recording.
@@ -98,6 +135,11 @@ pub struct Profile {
     pub lost: u64,
     /// The first sample in the kernel's `panic`, as an index of `samples`.
     pub panic: Option<usize>,
+    /// The command that made the recording; empty if the recording does not say so.
+    pub command: String,
+    /// The processor, as perf describes it: on x86, it begins with the vendor.
+    pub cpu_id: String,
+    pub(crate) packets: Vec<u8>,
 }
 
 impl Profile {
@@ -107,6 +149,13 @@ impl Profile {
     /// [`ReadError`].
     pub fn read(file: impl Read + Seek, names: Names) -> Result<Self, ReadError> {
         read::read(file, names)
+    }
+
+    /// Returns the packet of a sample, as the device wrote it; empty if the sample has none.
+    #[must_use]
+    pub fn packet(&self, sample: &Sample) -> &[u8] {
+        let bytes = sample.packet.and_then(|packet| self.packets.get(packet.at..)?.get(..packet.size));
+        bytes.unwrap_or_default()
     }
 
     /// Returns the name of a processor.

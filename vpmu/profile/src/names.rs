@@ -1,4 +1,5 @@
-//! Names of functions that a recording does not contain, from files that the operator provides.
+//! Names of functions that a recording does not contain: from files that the operator provides, or from the machine that
+//! was recorded.
 //!
 //! A program's file is found by the build id that the recording has for it. The path in the recording is only a hint:
 //! a file with another build id is not used.
@@ -6,14 +7,23 @@
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use vpmu_symbols::{Elf, ElfError, Functions, Segments, kallsyms, printable};
 
+use crate::bounds::number;
+
 /// Maximum size of a file with symbols, in bytes.
-const MOST_BYTES: u64 = 2 << 30;
+const MOST_BYTES: u64 = 1 << 30;
 /// Maximum number of characters of a name.
 pub(crate) const NAME_MAX: usize = 1024;
+/// The kernel's list of its own functions.
+const KALLSYMS: &str = "/proc/kallsyms";
+/// The kernel's ELF notes, one of which is its build id.
+const KERNEL_NOTES: &str = "/sys/kernel/notes";
+/// ELF's `NT_GNU_BUILD_ID`.
+const NOTE_BUILD_ID: u64 = 3;
 /// Symbols that perf may use as the reference for the kernel's address.
 const REFERENCES: [&str; 2] = ["_text", "_stext"];
 
@@ -48,11 +58,22 @@ pub enum NamesError {
     None(PathBuf),
 }
 
-/// Files with names.
+/// Sources of names.
 #[derive(Debug, Default)]
 pub struct Names {
     kernel: Option<KernelFile>,
-    symfs: Option<PathBuf>,
+    programs: Programs,
+}
+
+/// Where the files of programs are.
+#[derive(Debug, Default)]
+enum Programs {
+    #[default]
+    Nowhere,
+    /// In a directory of the operator.
+    Directory(PathBuf),
+    /// At their paths on this machine.
+    Here,
 }
 
 /// A kernel's functions.
@@ -61,6 +82,8 @@ struct KernelFile {
     functions: Functions<(String, Option<String>)>,
     /// Addresses of [`REFERENCES`].
     references: [Option<u64>; 2],
+    /// The build id of the running kernel, if the functions are its own.
+    running: Option<Vec<u8>>,
 }
 
 /// A program's functions.
@@ -77,20 +100,43 @@ impl Names {
         Self::default()
     }
 
-    /// Opens the files that the operator provides: `vmlinux`, which can also be a `System.map` or a copy of
-    /// `/proc/kallsyms`, and `symfs`, a directory with the programs' files.
+    /// Uses the kernel and the files of this machine, for recordings that were made here. If the kernel hides its
+    /// functions from this user, they have no names.
+    #[must_use]
+    pub fn here() -> Self {
+        let running = fs::read(KERNEL_NOTES).ok().and_then(|notes| kernel_build_id(&notes));
+        let kernel = KernelFile::open(Path::new(KALLSYMS)).ok();
+        Self { kernel: kernel.map(|kernel| KernelFile { running, ..kernel }), programs: Programs::Here }
+    }
+
+    /// Uses the files that the operator provides, where there are any: `vmlinux`, which can also be a `System.map` or a
+    /// copy of `/proc/kallsyms`, and `symfs`, a directory with the programs' files.
     ///
     /// # Errors
     /// [`NamesError`].
-    pub fn open(vmlinux: Option<&Path>, symfs: Option<&Path>) -> Result<Self, NamesError> {
+    pub fn with(mut self, vmlinux: Option<&Path>, symfs: Option<&Path>) -> Result<Self, NamesError> {
         if let Some(symfs) = symfs {
             let read = |source| NamesError::Read { path: symfs.to_owned(), source };
             if !fs::metadata(symfs).map_err(read)?.is_dir() {
                 return Err(NamesError::NotDirectory(symfs.to_owned()));
             }
+            self.programs = Programs::Directory(symfs.to_owned());
         }
-        let kernel = vmlinux.map(KernelFile::open).transpose()?;
-        Ok(Self { kernel, symfs: symfs.map(Path::to_owned) })
+        if let Some(vmlinux) = vmlinux {
+            self.kernel = Some(KernelFile::open(vmlinux)?);
+        }
+        Ok(self)
+    }
+
+    /// Whether there are names for the kernel's functions.
+    #[must_use]
+    pub fn have_kernel(&self) -> bool {
+        self.kernel.is_some()
+    }
+
+    /// Forgets the running kernel's functions if the recorded kernel is another one.
+    pub(crate) fn recorded_kernel(&mut self, build_id: &[u8]) {
+        self.kernel = self.kernel.take().filter(|kernel| kernel.running.as_deref().is_none_or(|own| own == build_id));
     }
 
     /// Returns how far the recorded kernel is from the addresses of the file, if its symbol `reference` is at
@@ -107,15 +153,21 @@ impl Names {
         Some((name, module.as_deref()))
     }
 
-    /// Reads the program with this build id; `None` if the directory does not have it.
-    pub(crate) fn program(&self, path: &str, build_id: &[u8]) -> Option<Program> {
-        let symfs = self.symfs.as_ref()?;
+    /// Reads the program with this build id; `None` if there is no such file. If the recording was made on this machine,
+    /// a program without a recorded build id is read from its path.
+    pub(crate) fn program(&self, path: &str, build_id: Option<&[u8]>) -> Option<Program> {
+        let files = match (&self.programs, build_id) {
+            (Programs::Here, _) if path.starts_with('/') => vec![PathBuf::from(path)],
+            (Programs::Directory(symfs), Some(build_id)) => candidates(symfs, path, build_id),
+            _ => return None,
+        };
         let mut program = Program { segments: Vec::new(), functions: std::iter::empty().collect() };
-        for path in candidates(symfs, path, build_id) {
-            let Some(bytes) = regular(&path) else {
+        for file in files {
+            let Some(bytes) = regular(&file) else {
                 continue;
             };
-            let Some(elf) = Elf::parse(&bytes).ok().filter(|elf| elf.build_id() == Some(build_id)) else {
+            let is_recorded = |elf: &Elf<'_>| build_id.is_none_or(|id| elf.build_id() == Some(id));
+            let Some(elf) = Elf::parse(&bytes).ok().filter(is_recorded) else {
                 continue;
             };
             program.segments.push(elf.segments());
@@ -148,7 +200,7 @@ impl KernelFile {
         if functions.is_empty() {
             return Err(NamesError::None(path.to_owned()));
         }
-        Ok(Self { functions, references })
+        Ok(Self { functions, references, running: None })
     }
 }
 
@@ -196,13 +248,72 @@ fn candidates(symfs: &Path, path: &str, build_id: &[u8]) -> Vec<PathBuf> {
     candidates
 }
 
-/// Reads a regular file; `None` for other files, because reading a FIFO or a device could block.
+/// Reads a regular file; `None` for other files. A recorded process chose the path: reading a FIFO would block, and
+/// reading /dev/zero would never end.
 fn regular(path: &Path) -> Option<Vec<u8>> {
-    let metadata = fs::metadata(path).ok()?;
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    let metadata = file.metadata().ok()?;
     if !metadata.is_file() || metadata.len() > MOST_BYTES {
         return None;
     }
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+    file.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
     Some(bytes)
+}
+
+/// Finds the build id in a kernel's ELF notes.
+fn kernel_build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
+    loop {
+        let size = |at| usize::try_from(number::<4>(notes, at)?).ok();
+        let (name, length) = (size(0)?, size(4)?);
+        let kind = number::<4>(notes, 8)?;
+        let at = 12 + name.next_multiple_of(4);
+        let contents = notes.get(at..)?.get(..length)?;
+        if kind == NOTE_BUILD_ID && notes.get(12..)?.starts_with(b"GNU\0") {
+            return Some(contents.to_vec());
+        }
+        notes = notes.get(at + length.next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_build_id_is_found_behind_other_notes() {
+        let note = |name: &[u8], kind: u32, contents: &[u8]| {
+            let size = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap().to_le_bytes().to_vec();
+            let padded = |bytes: &[u8]| {
+                let mut bytes = bytes.to_vec();
+                bytes.resize(bytes.len().next_multiple_of(4), 0);
+                bytes
+            };
+            [size(name), size(contents), kind.to_le_bytes().to_vec(), padded(name), padded(contents)].concat()
+        };
+        let id = note(b"GNU\0", 3, &[7; 20]);
+        let notes = [note(b"Xen\0", 3, &[1; 5]), note(b"Linux\0", 257, &[0; 3]), id.clone()].concat();
+        assert_eq!(kernel_build_id(&notes), Some(vec![7; 20]));
+        for length in 0..id.len() {
+            assert_eq!(kernel_build_id(&id[..length]), None, "{length}");
+        }
+        assert_eq!(kernel_build_id(&[0xff; 64]), None);
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+        assert!(made.success());
+        let large = directory.path().join("large");
+        let file = File::create(&large).unwrap();
+        file.set_len(MOST_BYTES + 1).unwrap();
+        for path in [Path::new("/dev/zero"), &fifo, &large, directory.path()] {
+            assert_eq!(regular(path), None, "{path:?}");
+        }
+        file.set_len(3).unwrap();
+        assert_eq!(regular(&large), Some(vec![0; 3]));
+    }
 }

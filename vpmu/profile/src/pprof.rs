@@ -9,7 +9,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
-use crate::model::EventKind;
+use crate::model::{Event, EventKind};
 use crate::selection::Selection;
 use crate::stacks::{FrameId, Mode};
 
@@ -167,7 +167,7 @@ fn proto(selection: &Selection<'_>) -> Proto {
     let mut proto = Proto {
         sample_type: vec![samples, weight],
         period_type: Some(weight),
-        period: signed(event.and_then(|event| event.interval).filter(|_| is_time).unwrap_or(1)),
+        period: signed(event.and_then(Event::interval).filter(|_| is_time).unwrap_or(1)),
         ..Proto::default()
     };
     proto.sample = stacks(selection, labels, &mut strings);

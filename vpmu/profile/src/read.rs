@@ -1,21 +1,21 @@
 //! Fills a profile from the records of a `perf.data` file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io::{BufReader, Read, Seek};
 use std::rc::Rc;
 
 use linux_perf_data::linux_perf_event_reader::{
-    CommOrExecRecord, CpuMode, EventRecord, Mmap2FileId, PerfEventType, RawData, RawEventRecord, RecordType,
-    SampleFormat, SampleRecord, SamplingPolicy, SoftwareCounterType,
+    AttrFlags, CpuMode, EventRecord, Mmap2FileId, PerfEventType, RawData, RawEventRecord, RecordType, SampleFormat,
+    SampleRecord, SamplingPolicy, SoftwareCounterType,
 };
 use linux_perf_data::{AttributeDescription, DsoKey, PerfFile, PerfFileReader, PerfFileRecord};
 use vpmu_perf::record::{OWN_TYPE_BASE, TYPE_KSYMBOL};
 use vpmu_symbols::printable;
 
 use crate::bounds::{self, BoundsError, number};
-use crate::maps::Maps;
-use crate::model::{Event, EventKind, Profile, Sample, Task};
-use crate::names::{NAME_MAX, Names, Program};
+use crate::model::{Event, EventKind, Packet, Profile, Rate, Sample, Task};
+use crate::names::{NAME_MAX, Names};
+use crate::resolver::{Place, Resolver};
 use crate::stacks::{Frame, FrameId, Mode, StackId};
 
 /// perf's `PERF_RECORD_LOST_SAMPLES`.
@@ -127,7 +127,7 @@ fn event(name: &str, description: &AttributeDescription) -> Event {
     };
     let kind = match own {
         vpmu_abi::KIND_MARK => EventKind::Mark,
-        vpmu_abi::KIND_EXITS | vpmu_abi::KIND_HALTS => EventKind::Exit,
+        vpmu_abi::KIND_EXITS | vpmu_abi::KIND_HALTS | vpmu_abi::KIND_EXIT_TRACE => EventKind::Exit,
         _ => EventKind::Sampled,
     };
     let is_clock = matches!(
@@ -135,20 +135,23 @@ fn event(name: &str, description: &AttributeDescription) -> Event {
         PerfEventType::Software(SoftwareCounterType::CpuClock | SoftwareCounterType::TaskClock)
     );
     let is_time = is_clock || own == vpmu_abi::KIND_GUEST_TIME;
-    let interval = match attributes.sampling_policy {
-        SamplingPolicy::Frequency(hertz) => 1_000_000_000_u64.checked_div(hertz),
-        SamplingPolicy::Period(period) => Some(period.get()).filter(|_| is_time),
+    let rate = match attributes.sampling_policy {
+        SamplingPolicy::Frequency(hertz) => Some(Rate::Frequency(hertz)),
+        SamplingPolicy::Period(period) => Some(Rate::Period(period.get())),
         SamplingPolicy::NoSampling => None,
     };
-    Event { name: name.to_owned(), kind, interval, is_time, samples: 0, lost: 0 }
-}
-
-/// Where an address is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
-    Kernel,
-    File(u32),
-    Nowhere(Mode),
+    Event {
+        name: name.to_owned(),
+        kind,
+        rate,
+        is_time,
+        is_guest_only: attributes.flags.contains(AttrFlags::EXCLUDE_HOST),
+        is_newest_only: attributes.flags.contains(AttrFlags::WRITE_BACKWARD),
+        has_packets: kind == EventKind::Exit && attributes.sample_format.contains(SampleFormat::RAW),
+        samples: 0,
+        lost: 0,
+        throttled: 0,
+    }
 }
 
 /// A task's process, thread, vCPU and name.
@@ -156,18 +159,12 @@ type TaskKey = (Option<u32>, Option<u32>, Option<u32>, Option<Rc<str>>);
 
 struct Reader {
     profile: Profile,
-    names: Names,
+    resolver: Resolver,
     /// The profile's event of each attribute.
     of_attribute: Vec<usize>,
     /// The profile's event of each id.
     of_id: HashMap<u64, usize>,
     build_ids: HashMap<DsoKey, Vec<u8>>,
-    /// The kernel's functions that the file has: end and name, by start.
-    kernel: BTreeMap<u64, (u64, String)>,
-    slide: u64,
-    maps: Maps,
-    programs: HashMap<u32, Option<Program>>,
-    comms: HashMap<i32, Rc<str>>,
     tasks: HashMap<TaskKey, usize>,
     /// Frames of addresses in the kernel, until its functions change.
     kernel_frames: HashMap<u64, FrameId>,
@@ -189,18 +186,27 @@ impl Reader {
             of_id.extend(description.ids().iter().map(|&id| (id, event)));
         }
         let build_ids = file.build_ids().map_err(ReadError::Parse)?;
+        let build_ids: HashMap<_, _> = build_ids.into_iter().map(|(key, info)| (key, info.build_id)).collect();
+        let mut resolver = Resolver::new(names);
+        if let Some(build_id) = build_ids.get(&DsoKey::Kernel) {
+            resolver.recorded_kernel(build_id);
+        }
         let is_guest = file.perf_version().map_err(ReadError::Parse)?.is_none();
+        let command = file.cmdline().map_err(ReadError::Parse)?.unwrap_or_default().join(" ");
+        let cpu_id = file.cpu_id().map_err(ReadError::Parse)?.unwrap_or_default();
+        let profile = Profile {
+            events,
+            is_guest,
+            command: printable(command, NAME_MAX),
+            cpu_id: printable(cpu_id, NAME_MAX),
+            ..Profile::default()
+        };
         Ok(Self {
-            profile: Profile { events, is_guest, ..Profile::default() },
-            names,
+            profile,
+            resolver,
             of_attribute,
             of_id,
-            build_ids: build_ids.into_iter().map(|(key, info)| (key, info.build_id)).collect(),
-            kernel: BTreeMap::new(),
-            slide: 0,
-            maps: Maps::default(),
-            programs: HashMap::new(),
-            comms: HashMap::new(),
+            build_ids,
             tasks: HashMap::new(),
             kernel_frames: HashMap::new(),
             frames: HashMap::new(),
@@ -226,16 +232,16 @@ impl Reader {
         match record.parse().map_err(|source| damaged(Some(source)))? {
             EventRecord::Sample(sample) => self.sample(event, &sample).ok_or(ReadError::Stacks)?,
             EventRecord::Lost(lost) => self.lose(self.of_id.get(&lost.id).copied(), lost.count),
-            EventRecord::Comm(comm) => self.comm(&comm),
-            EventRecord::Fork(fork) => {
-                if let Some(name) = self.comms.get(&fork.ptid) {
-                    self.comms.insert(fork.tid, Rc::clone(name));
-                }
-                if !self.maps.fork(fork.ppid, fork.pid) {
-                    return Err(ReadError::Mappings);
-                }
+            EventRecord::Comm(comm) => self.resolver.comm(comm.pid, comm.tid, &text(&comm.name), comm.is_execve),
+            EventRecord::Throttle(throttle) => {
+                let event = self.of_id.get(&throttle.id).and_then(|&event| self.profile.events.get_mut(event));
+                event.into_iter().for_each(|event| event.throttled += 1);
             }
-            EventRecord::Exit(exit) if exit.pid == exit.tid => self.maps.clear(exit.pid),
+            EventRecord::Fork(fork) => {
+                let is_within = self.resolver.fork((fork.ppid, fork.ptid), (fork.pid, fork.tid));
+                return is_within.then_some(()).ok_or(ReadError::Mappings);
+            }
+            EventRecord::Exit(exit) if exit.pid == exit.tid => self.resolver.exit(exit.pid),
             EventRecord::Mmap(map) => {
                 let place = (map.pid, map.address, map.length, map.page_offset);
                 self.map(place, map.cpu_mode, &map.path, None);
@@ -261,13 +267,6 @@ impl Reader {
         *counter = counter.saturating_add(lost);
     }
 
-    fn comm(&mut self, comm: &CommOrExecRecord<'_>) {
-        if comm.is_execve {
-            self.maps.clear(comm.pid);
-        }
-        self.comms.insert(comm.tid, text(&comm.name).into());
-    }
-
     /// Adds or removes a function of the kernel.
     fn kernel_symbol(&mut self, data: &RawData<'_>) -> Option<()> {
         let bytes = data.as_slice();
@@ -275,13 +274,12 @@ impl Reader {
         let flags = number::<2>(&bytes, 14)?;
         self.kernel_frames = HashMap::new();
         if flags & UNREGISTER != 0 {
-            self.kernel.remove(&start);
+            self.resolver.remove_function(start);
             return Some(());
         }
         let name = bytes.get(16..)?;
         let name = name.split(|&byte| byte == 0).next()?;
-        let name = printable(String::from_utf8_lossy(name), NAME_MAX);
-        self.kernel.insert(start, (start.saturating_add(size), name));
+        self.resolver.add_function(start, size, &String::from_utf8_lossy(name));
         Some(())
     }
 
@@ -298,9 +296,8 @@ impl Reader {
             CpuMode::Kernel => {
                 // perf notes where the kernel's first symbol is.
                 if let Some(reference) = path.strip_prefix("[kernel.kallsyms]")
-                    && let Some(slide) = self.names.slide(reference, offset)
+                    && self.resolver.kernel_is_at(reference, offset)
                 {
-                    self.slide = slide;
                     self.kernel_frames = HashMap::new();
                 }
                 return;
@@ -312,7 +309,7 @@ impl Reader {
             self.build_ids.get(&key).cloned()
         };
         let build_id = build_id.or_else(known);
-        self.maps.map(pid, start, length, offset, (path, build_id));
+        self.resolver.map_file(pid, (start, length, offset), (path, build_id));
     }
 
     /// Adds a sample; `None` if there are too many stacks.
@@ -322,15 +319,21 @@ impl Reader {
         let positive = |id: Option<i32>| id.and_then(|id| u32::try_from(id).ok());
         let (pid, tid) = (positive(sample.pid), positive(sample.tid));
         let own_cpu = sample.cpu.filter(|_| matches!(tid, None | Some(0)));
-        let name = sample.tid.and_then(|tid| self.comms.get(&tid)).filter(|_| tid.is_some()).cloned();
+        let name = sample.tid.and_then(|tid| self.resolver.comm_of(tid)).filter(|_| tid.is_some()).cloned();
         let tasks = &mut self.profile.tasks;
         let task = *self.tasks.entry((pid, tid, own_cpu, name)).or_insert_with_key(|(.., name)| {
             tasks.push(Task::new(pid, tid, own_cpu, name.as_deref()));
             tasks.len() - 1
         });
         self.now = sample.timestamp.unwrap_or(self.now);
+        let mut packet = None;
         if let Some(event) = self.profile.events.get_mut(event) {
             event.samples += 1;
+            if let Some(raw) = sample.raw.filter(|_| event.has_packets) {
+                let bytes = raw.as_slice();
+                packet = Some(Packet { at: self.profile.packets.len(), size: bytes.len() });
+                self.profile.packets.extend_from_slice(&bytes);
+            }
         }
         self.profile.samples.push(Sample {
             event,
@@ -340,6 +343,7 @@ impl Reader {
             period: sample.period.unwrap_or(1),
             value: sample.addr.unwrap_or(0),
             stack,
+            packet,
         });
         Some(())
     }
@@ -379,19 +383,13 @@ impl Reader {
 
     /// Stores the frame of an address.
     fn frame(&mut self, pid: i32, mode: CpuMode, address: u64) -> Option<FrameId> {
-        let is_kernel = match mode {
-            CpuMode::Kernel => true,
-            CpuMode::Unknown => address >> 63 != 0,
-            _ => false,
+        let mode = match mode {
+            CpuMode::Kernel => Mode::Kernel,
+            CpuMode::Unknown if address >> 63 != 0 => Mode::Kernel,
+            CpuMode::User | CpuMode::Unknown => Mode::User,
+            _ => Mode::Other,
         };
-        let (place, at) = match mode {
-            _ if is_kernel => (Place::Kernel, address),
-            CpuMode::User | CpuMode::Unknown => match self.maps.at(pid, address) {
-                Some((file, offset)) => (Place::File(file), offset),
-                None => (Place::Nowhere(Mode::User), 0),
-            },
-            _ => (Place::Nowhere(Mode::Other), 0),
-        };
+        let (place, at) = self.resolver.place(pid, mode, address);
         let found = match place {
             Place::Kernel => self.kernel_frames.get(&at).copied(),
             _ => self.frames.get(&(place, at)).copied(),
@@ -399,15 +397,7 @@ impl Reader {
         let id = match found {
             Some(id) => id,
             None => {
-                let frame = match place {
-                    Place::Kernel => self.kernel_frame(at),
-                    Place::File(file) => self.user_frame(file, at),
-                    Place::Nowhere(mode) => {
-                        let name = if mode == Mode::User { "[unknown]" } else { "[guest]" };
-                        Frame { name: name.to_owned(), module: None, mode }
-                    }
-                };
-                let id = self.profile.stacks.frame(frame)?;
+                let id = self.profile.stacks.frame(self.resolver.frame_at(place, at))?;
                 match place {
                     Place::Kernel => self.kernel_frames.insert(at, id),
                     _ => self.frames.insert((place, at), id),
@@ -424,32 +414,6 @@ impl Reader {
             }
         }
         Some(id)
-    }
-
-    fn kernel_frame(&self, address: u64) -> Frame {
-        let own = self.kernel.range(..=address).next_back().filter(|(_, (end, _))| address < *end);
-        let (name, module) = match own {
-            Some((_, (_, name))) => (name.as_str(), None),
-            None => self.names.kernel(address.wrapping_sub(self.slide)).unwrap_or(("[kernel]", None)),
-        };
-        Frame { name: name.to_owned(), module: module.map(str::to_owned), mode: Mode::Kernel }
-    }
-
-    fn user_frame(&mut self, file: u32, offset: u64) -> Frame {
-        let Some((path, build_id)) = self.maps.get(file) else {
-            return Frame { name: "[unknown]".to_owned(), module: None, mode: Mode::User };
-        };
-        let names = &self.names;
-        let read = || names.program(path, build_id.as_deref()?);
-        let program = self.programs.entry(file).or_insert_with(read);
-        let base = path.rsplit('/').next().unwrap_or(path);
-        let name = match program.as_ref().and_then(|program| program.at(offset)) {
-            Some(name) => name.to_owned(),
-            // Such as [vdso].
-            None if base.starts_with('[') => base.to_owned(),
-            None => format!("[{base}]"),
-        };
-        Frame { name, module: Some(path.clone()), mode: Mode::User }
     }
 
     fn finish(self) -> Profile {

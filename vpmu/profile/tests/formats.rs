@@ -32,7 +32,7 @@ fn profile_merges_events_of_vcpus_and_keeps_order() {
             ("exits-io", EventKind::Exit, 1, 0)
         ]
     );
-    assert_eq!(profile.events[0].interval, Some(10_000_000));
+    assert_eq!(profile.events[0].interval(), Some(10_000_000));
     assert!(profile.is_guest && profile.events[0].is_time);
     let times: Vec<u64> = profile.samples.iter().map(|sample| sample.time).collect();
     assert_eq!(times, [10, 20, 25, 26, 27, 30, 40, 50]);

@@ -45,7 +45,7 @@ fn kernel_is_named_at_the_address_where_it_runs() {
     let start = 0xffff_ffff_8100_0000 + SLIDE;
     let kernel = of_task(MMAP, (u32::MAX, 0), &[start, 0x100_0000, start], "[kernel.kallsyms]_text", 0);
     let bytes = with_records(&[kernel, at(common::IDLE + SLIDE, 10)]);
-    let named = Profile::read(Cursor::new(bytes.clone()), Names::open(Some(map.path()), None).unwrap()).unwrap();
+    let named = Profile::read(Cursor::new(bytes.clone()), Names::none().with(Some(map.path()), None).unwrap()).unwrap();
     assert_eq!(text(&named, Format::Folded), ":6;sysrq_handle_crash;do_idle 1\n");
     assert_eq!(named.nameless, (0, 0));
     let nameless = common::profile(bytes);

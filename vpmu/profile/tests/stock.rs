@@ -143,7 +143,7 @@ fn named_by_build_id(option: &str) {
         found.map(|(_, weight)| weight).sum()
     };
     let expected = script(&path, "cpu-clock:u");
-    let named = folded(&read(Names::open(None, Some(Path::new("/"))).unwrap()));
+    let named = folded(&read(Names::none().with(None, Some(Path::new("/"))).unwrap()));
     assert_eq!(total(&named), total(&expected));
     assert_eq!(spinning(&named), spinning(&expected));
     assert!(spinning(&named) * 2 > total(&named), "{named:?}");
@@ -153,6 +153,6 @@ fn named_by_build_id(option: &str) {
     let copy = other.path().join(executable.strip_prefix("/").unwrap());
     fs::create_dir_all(copy.parent().unwrap()).unwrap();
     fs::copy("/bin/true", &copy).unwrap();
-    let unnamed = folded(&read(Names::open(None, Some(other.path())).unwrap()));
+    let unnamed = folded(&read(Names::none().with(None, Some(other.path())).unwrap()));
     assert_eq!((total(&unnamed), spinning(&unnamed)), (total(&expected), 0));
 }

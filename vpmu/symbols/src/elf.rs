@@ -1,6 +1,8 @@
 //! Reads functions and loadable segments from ELF files: programs, libraries, and kernels with symbols.
 
-use object::{File, Object, ObjectSegment, ObjectSymbol, SymbolKind};
+use std::io::{Read, Seek};
+
+use object::{File, Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
 
 use crate::{Functions, Symbol};
 
@@ -82,6 +84,15 @@ impl<'a> Elf<'a> {
         });
         Segments(segments.collect())
     }
+}
+
+/// Returns the build id of an ELF file, of which only the headers and notes are read; `None` if the file has none, or is
+/// not an ELF file.
+#[must_use]
+pub fn build_id(file: impl Read + Seek) -> Option<Vec<u8>> {
+    let cache = ReadCache::new(file);
+    let file = File::parse(&cache).ok()?;
+    file.build_id().ok()?.map(<[u8]>::to_vec)
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -170,3 +170,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn build_id_of_a_file_is_that_of_its_bytes() {
+    // The test program itself may have none, but both ways must agree.
+    let own = std::env::current_exe().unwrap();
+    let bytes = std::fs::read(&own).unwrap();
+    let expected = Elf::parse(&bytes).unwrap().build_id().map(<[u8]>::to_vec);
+    assert_eq!(build_id(std::fs::File::open(own).unwrap()), expected);
+    assert_eq!(build_id(std::io::Cursor::new(b"#!/bin/sh\n")), None);
+}

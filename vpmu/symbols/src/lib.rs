@@ -9,7 +9,7 @@ mod functions;
 mod kallsyms;
 mod name;
 
-pub use self::elf::{Elf, ElfError, Segments};
+pub use self::elf::{Elf, ElfError, Segments, build_id};
 pub use self::functions::{Function, Functions, Symbol};
 pub use self::kallsyms::{Name, kallsyms};
 pub use self::name::printable;

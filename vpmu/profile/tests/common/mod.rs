@@ -6,8 +6,8 @@ use std::io::Cursor;
 
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus, abi};
-use vpmu_recorder::{Recording, Symbols};
 use vpmu_profile::{Format, Names, Options, Profile, Selection};
+use vpmu_recorder::{Recording, Symbols};
 
 /// IDENTIFIER, IP, TID, TIME, ADDR, CPU, PERIOD.
 pub(crate) const USUAL: u64 = 1 << 16 | 0x18f;
