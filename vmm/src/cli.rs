@@ -2,11 +2,11 @@
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use vpmu_export::ExportArgs;
 
 use crate::check::CheckArgs;
 use crate::config::RunArgs;
 use crate::ctl::CtlArgs;
-use crate::export::ExportArgs;
 use crate::serve::ServeArgs;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
@@ -49,8 +49,28 @@ pub enum Command {
     /// List, start and end the persistent events of a running machine, or save the machine
     Ctl(CtlArgs),
     /// Write a recording in the format of another profiler: flame graph, Firefox, pprof, Perfetto
+    #[command(after_help = EXPORT_HELP)]
     Export(ExportArgs),
 }
+
+const EXPORT_HELP: &str = "\
+Examples:
+  vmm export perf.data --to svg -o flames.svg
+      Draw a flame graph of a guest; open it in a browser
+  vmm export perf.data --to firefox -o guest.json
+      Then 'Load a profile from file' at profiler.firefox.com
+  vmm export perf.data --to folded --event marks
+      Print the stacks at the guest's marks
+  vmm export perf.data --to pprof --vmlinux System.map --symfs rootfs -o guest.pb.gz
+      Name functions from the guest's files; then 'go tool pprof -http : guest.pb.gz'
+
+A recording of 'vmm run --symbols' names the kernel's functions by itself. Names of others come from
+files that you have: --vmlinux for the kernel, --symfs for programs.
+
+Exit status:
+  0  the profile was written
+  1  the recording cannot be read, or the profile cannot be written
+  2  wrong usage";
 
 /// Parses the arguments of this process.
 ///

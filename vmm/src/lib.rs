@@ -6,7 +6,7 @@
 //! which a run ends, and [`report`] writes the run's result.
 //!
 //! [`operator`] manages the operator's persistent events: [`ctl`] serves requests about them while the
-//! machine runs, [`recording`] writes their records to a file. [`export`] writes such files in other formats.
+//! machine runs, [`recording`] writes their records to a file. The crate `vpmu-export` writes such files in other formats.
 //! [`snapshot`] saves a machine to a directory and restores it.
 //! [`serve`] carries the PMU of a machine that another VMM runs.
 //! [`confine`] drops the process's privileges before the guest's first instruction.
@@ -28,7 +28,6 @@ pub mod ctl;
 pub mod devices;
 pub mod event_loop;
 pub mod exit;
-pub mod export;
 pub mod footprint;
 pub mod host_kernel;
 #[cfg(feature = "internals")]

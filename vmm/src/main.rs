@@ -10,7 +10,8 @@ use vmm::exit::{EXIT_FAILURE, EXIT_USAGE, Ending};
 use vmm::printable::Printable;
 use vmm::report::{self, Destination, Report};
 use vmm::serve::{self, Served};
-use vmm::{check, ctl, export, logger, vm::Vm};
+use vmm::{check, ctl, logger, vm::Vm};
+use vpmu_export::Names;
 
 fn main() -> ExitCode {
     logger::start();
@@ -37,8 +38,13 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&error, EXIT_FAILURE).into(),
         },
-        Command::Export(args) => match export::run(&args) {
-            Ok(()) => ExitCode::SUCCESS,
+        Command::Export(args) => match vpmu_export::run(&args, Names::none()) {
+            Ok(notes) => {
+                for note in notes {
+                    complain(&note, 0);
+                }
+                ExitCode::SUCCESS
+            }
             Err(error) => fail(&error, EXIT_FAILURE).into(),
         },
     }

@@ -1,23 +1,21 @@
-//! `vmm export`: writes a recording in the format of another profiler.
+//! `vmm export` and `vperf export`: write a recording in the format of another profiler. Only the sources of names differ
+//! between the host and the guest.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+pub use vpmu_profile::Names;
 use vpmu_profile::{
-    By, ExportError as FormatError, Format, Names, NamesError, Options, Profile, ReadError, Selection, SelectionError,
-    Weight,
+    By, ExportError as FormatError, Format, NamesError, Options, Profile, ReadError, Selection, SelectionError, Weight,
 };
 
-use crate::printable::Printable;
-
-/// Arguments of `vmm export`.
+/// The command's arguments.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = HELP)]
 pub struct ExportArgs {
-    /// The recording: a file of 'vmm run --recording', 'vmm ctl dump' or 'perf record'
+    /// The recording: a file of 'vmm run --recording', 'vmm ctl dump', 'vperf record' or 'perf record'
     #[arg(value_name = "FILE.data")]
     pub file: PathBuf,
 
@@ -84,26 +82,7 @@ pub enum Weigh {
     Period,
 }
 
-const HELP: &str = "\
-Examples:
-  vmm export perf.data --to svg -o flames.svg
-      Draw a flame graph of a guest; open it in a browser
-  vmm export perf.data --to firefox -o guest.json
-      Then 'Load a profile from file' at profiler.firefox.com
-  vmm export perf.data --to folded --event marks
-      Print the stacks at the guest's marks
-  vmm export perf.data --to pprof --vmlinux System.map --symfs rootfs -o guest.pb.gz
-      Name functions from the guest's files; then 'go tool pprof -http : guest.pb.gz'
-
-A recording of 'vmm run --symbols' names the kernel's functions by itself. Names of others come from
-files that you have: --vmlinux for the kernel, --symfs for programs.
-
-Exit status:
-  0  the profile was written
-  1  the recording cannot be read, or the profile cannot be written
-  2  wrong usage";
-
-/// Errors of `vmm export`.
+/// Errors of the command.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The recording cannot be opened.
@@ -187,18 +166,19 @@ impl ExportArgs {
     }
 }
 
-/// Writes a recording in another format, and prints on standard error what is missing from it.
+/// Writes a recording in another format. `names` names functions that neither the recording nor the arguments name.
+/// Returns notes on what is missing from the profile, each a line for the user.
 ///
 /// # Errors
 /// [`ExportError`].
-pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
+pub fn run(args: &ExportArgs, names: Names) -> Result<Vec<String>, ExportError> {
     let path = || args.file.clone();
     let file = File::open(&args.file).map_err(|source| ExportError::Open { path: path(), source })?;
     let metadata = file.metadata().map_err(|source| ExportError::Open { path: path(), source })?;
     if !metadata.is_file() {
         return Err(ExportError::NotFile(path()));
     }
-    let names = Names::none().with(args.vmlinux.as_deref(), args.symfs.as_deref())?;
+    let names = names.with(args.vmlinux.as_deref(), args.symfs.as_deref())?;
     let profile = Profile::read(file, names).map_err(|source| ExportError::Read { path: path(), source })?;
     let selection =
         Selection::new(&profile, &args.options()).map_err(|source| ExportError::Selection { path: path(), source })?;
@@ -229,11 +209,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
             }
         }
     }
-    for note in notes(&profile, &selection, args) {
-        // A failure to print a note is not an error.
-        let _ = io::stderr().write_all(Printable::line(format_args!("vmm: {note}")).as_bytes());
-    }
-    Ok(())
+    Ok(notes(&profile, &selection, args))
 }
 
 fn is_broken_pipe(error: &FormatError) -> bool {
