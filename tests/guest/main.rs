@@ -91,6 +91,7 @@ mod profiled;
 mod profiles;
 mod programs;
 mod raw;
+mod recordings;
 mod refusals;
 mod restore;
 mod rings;

@@ -36,7 +36,7 @@ pub enum TasksError {
     Ring(#[from] RingError),
 }
 
-/// An action of a process.
+/// An action of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
@@ -55,15 +55,22 @@ pub enum Action {
     Exec(String),
     /// Changed its name.
     Name(String),
-    /// Was forked from this process.
-    ForkOf(u32),
+    /// Was created, as a process or as a thread.
+    Fork {
+        /// The creator's process. A new thread is in the same process.
+        parent: u32,
+        /// The creator's thread.
+        parent_thread: u32,
+    },
 }
 
-/// One action of a process.
+/// One action of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     /// The process.
     pub pid: u32,
+    /// The thread.
+    pub tid: u32,
     /// Nanoseconds of `CLOCK_MONOTONIC_RAW`.
     pub time: u64,
     /// The action.
@@ -135,14 +142,13 @@ fn dummy() -> perf_event_attr {
     attr
 }
 
-/// Parses a record whose last two words are the thread and the time. Returns `None` for a
-/// thread that was created or renamed within a process, for a mapping of the kernel, for a record of
-/// another type, and for a malformed record.
+/// Parses a record whose last two words are the task and the time. Returns `None` for a mapping of the kernel, for a
+/// record of another type, and for a malformed record.
 fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
     let (body, trailer) = body.split_at_checked(body.len().checked_sub(2)?)?;
     let (pid, second) = halves(*body.first()?);
     let time = trailer[1];
-    let is_main_thread = pid == second;
+    let mut tid = second;
     let action = match record_type {
         TYPE_MMAP if misc & MODE_MASK == MODE_USER => Action::Map {
             start: *body.get(1)?,
@@ -150,13 +156,17 @@ fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
             offset: *body.get(3)?,
             path: text(body.get(4..)?),
         },
-        TYPE_COMM if is_main_thread && misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
-        TYPE_COMM if is_main_thread => Action::Name(text(body.get(1..)?)),
-        // In a fork record, the second half of the word is the parent process.
-        TYPE_FORK if pid != second => Action::ForkOf(second),
+        TYPE_COMM if misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
+        TYPE_COMM => Action::Name(text(body.get(1..)?)),
+        // In a fork record, the second half of each word is the parent's.
+        TYPE_FORK => {
+            let (child, parent_thread) = halves(*body.get(1)?);
+            tid = child;
+            Action::Fork { parent: second, parent_thread }
+        }
         _ => return None,
     };
-    Some(Notice { pid, time, action })
+    Some(Notice { pid, tid, time, action })
 }
 
 /// Returns the text up to the first zero byte.
@@ -195,7 +205,6 @@ mod tests {
 
     #[test]
     fn short_lived_child_has_name_and_program() {
-        let own = i32::try_from(std::process::id()).unwrap();
         // Follows only this thread, which forks.
         let mut followed: Vec<Tasks> = (0..).map_while(|cpu| Tasks::follow(0, cpu).ok()).collect();
         assert!(!followed.is_empty());
@@ -210,7 +219,7 @@ mod tests {
         notices.retain(|notice| notice.pid == pid);
         notices.sort_by_key(|notice| notice.time);
         let actions: Vec<&Action> = notices.iter().map(|notice| &notice.action).collect();
-        assert_eq!(*actions[0], Action::ForkOf(u32::try_from(own).unwrap()));
+        assert!(matches!(actions[0], Action::Fork { parent, .. } if *parent == std::process::id()));
         let exec = actions.iter().position(|a| **a == Action::Exec("true".into())).unwrap();
         let is_program = |action: &&Action| {
             matches!(action, Action::Map { path, length, .. }
@@ -226,12 +235,18 @@ mod tests {
         }
         assert_eq!(notice(TYPE_COMM, 0, &[]), None);
         assert_eq!(notice(77, 0, &[1, 2, 3]), None);
-        let thread = 7 | 8 << 32;
-        assert_eq!(notice(TYPE_COMM, 0, &[thread, 0, 0, 0]), None, "the new name of a single thread");
+        assert_eq!(notice(TYPE_FORK, 0, &[7 | 7 << 32, 0, 0]), None);
+    }
+
+    #[test]
+    fn notice_is_of_a_thread() {
         let name = u64::from_ne_bytes(*b"work\0\0\0\0");
-        let expected = Notice { pid: 7, time: 9, action: Action::Exec("work".into()) };
-        let main = 7 | 7 << 32;
-        assert_eq!(notice(TYPE_COMM, MISC_EXEC, &[main, name, main, 9]), Some(expected));
+        let thread = 7 | 8 << 32;
+        let expected = |action| Some(Notice { pid: 7, tid: 8, time: 9, action });
+        assert_eq!(notice(TYPE_COMM, MISC_EXEC, &[thread, name, thread, 9]), expected(Action::Exec("work".into())));
+        assert_eq!(notice(TYPE_COMM, 0, &[thread, name, thread, 9]), expected(Action::Name("work".into())));
+        let fork = [7 | 5 << 32, 8 | 6 << 32, 9, thread, 9];
+        assert_eq!(notice(TYPE_FORK, 0, &fork), expected(Action::Fork { parent: 5, parent_thread: 6 }));
     }
 
     #[test]

@@ -32,15 +32,15 @@ set -e
 if [ "$1" = tour ]; then
 	show vperf list
 	show vperf stat -- workload hot
-	show vperf record -e task-clock -o /tmp/demo.vperf -- workload hot
-	show vperf report -i /tmp/demo.vperf --limit 8
+	show vperf record -e task-clock -o /tmp/demo.data -- workload hot
+	show vperf report -i /tmp/demo.data --limit 8
 	exit
 fi
 if vperf list | grep -q '^instructions '; then
 	{}
 fi
-show vperf exits record -a -o /tmp/boot.vperf -- sh "$0" tour
-show vperf exits report -i /tmp/boot.vperf --top 5
+show vperf exits record -a -o /tmp/boot.data -- sh "$0" tour
+show vperf exits report -i /tmp/boot.data --top 5
 "#,
         counters::script()
     )

@@ -319,7 +319,8 @@ impl Reader {
         let positive = |id: Option<i32>| id.and_then(|id| u32::try_from(id).ok());
         let (pid, tid) = (positive(sample.pid), positive(sample.tid));
         let own_cpu = sample.cpu.filter(|_| matches!(tid, None | Some(0)));
-        let name = sample.tid.and_then(|tid| self.resolver.comm_of(tid)).filter(|_| tid.is_some()).cloned();
+        let name =
+            tid.zip(sample.tid).and_then(|(_, tid)| self.resolver.comm_of(sample.pid.unwrap_or(tid), tid)).cloned();
         let tasks = &mut self.profile.tasks;
         let task = *self.tasks.entry((pid, tid, own_cpu, name)).or_insert_with_key(|(.., name)| {
             tasks.push(Task::new(pid, tid, own_cpu, name.as_deref()));

@@ -78,14 +78,15 @@ impl Resolver {
         self.comms.insert(tid, printable(name, NAME_MAX).into());
     }
 
-    pub(crate) fn comm_of(&self, tid: i32) -> Option<&Rc<str>> {
-        self.comms.get(&tid)
+    /// Returns the name of a thread, or of its process if the thread has none.
+    pub(crate) fn comm_of(&self, pid: i32, tid: i32) -> Option<&Rc<str>> {
+        self.comms.get(&tid).or_else(|| self.comms.get(&pid))
     }
 
     /// Returns the name of a thread that ran on the CPU `cpu`, or a substitute if the name is unknown.
     #[must_use]
     pub fn task_name(&self, pid: u32, tid: u32, cpu: u32) -> String {
-        let name = i32::try_from(tid).ok().and_then(|tid| self.comms.get(&tid));
+        let name = self.comm_of(pid.cast_signed(), tid.cast_signed());
         Task::new(Some(pid), Some(tid), Some(cpu), name.map(|name| &**name)).name
     }
 

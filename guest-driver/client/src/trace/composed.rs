@@ -30,16 +30,3 @@ impl Exit {
         bytes
     }
 }
-
-/// A sync of event 42 at time 5 and TSC 6.
-pub(crate) fn sync(flags: u8, sequence: u64, lost: u64) -> Vec<u8> {
-    let mut bytes = vec![3, flags];
-    bytes.extend(1u16.to_le_bytes());
-    bytes.extend(1u32.to_le_bytes());
-    bytes.extend(*b"VPMUSYNC");
-    for word in [42, 5, 6, sequence, lost, 7] {
-        bytes.extend(u64::to_le_bytes(word));
-    }
-    assert_eq!(bytes.len(), 64);
-    bytes
-}

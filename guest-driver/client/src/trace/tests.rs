@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::composed::{self, sync};
+use super::composed;
 use super::*;
 
 /// Kinds and sequence numbers of a stream's packets.
@@ -190,4 +190,17 @@ proptest! {
         }
         prop_assert_eq!(read, bytes.len() as u64);
     }
+}
+
+/// A sync of event 42 at time 5 and TSC 6.
+fn sync(flags: u8, sequence: u64, lost: u64) -> Vec<u8> {
+    let mut bytes = vec![3, flags];
+    bytes.extend(1u16.to_le_bytes());
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend(*b"VPMUSYNC");
+    for word in [42, 5, 6, sequence, lost, 7] {
+        bytes.extend(u64::to_le_bytes(word));
+    }
+    assert_eq!(bytes.len(), 64);
+    bytes
 }

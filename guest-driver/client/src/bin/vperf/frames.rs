@@ -5,12 +5,11 @@ use std::path::Path;
 
 use vpmu_client::tasks::{Clocks, TasksError};
 use vpmu_client::{Record, Sample};
+use vpmu_profile::{Mode, Names, Resolver};
 
-use crate::data::{Line, Process};
-use crate::names::{Key, Names, Spot};
-use crate::processes::Processes;
+use crate::labels::{self, Key};
+use crate::processes::{Change, Process, Processes};
 use crate::profile::{Row, Sums};
-use crate::symbols::{KALLSYMS, KernelFunctions, Programs};
 
 /// Maximum number of distinct positions ([`Spot`]) in one frame; samples at further positions are
 /// counted in one row.
@@ -22,6 +21,16 @@ const MOST_PROGRAMS: usize = 64;
 
 /// Label of the row that counts the samples at all positions beyond the first [`MOST_SPOTS`].
 const OTHERS: &str = "[others]";
+
+/// An instruction address with its task and CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Spot {
+    pid: u32,
+    tid: u32,
+    cpu: u32,
+    ip: u64,
+    user: bool,
+}
 
 /// Samples since the last frame.
 #[derive(Debug, Default)]
@@ -48,8 +57,7 @@ pub(crate) struct Frame {
 pub(crate) struct FrameCollector {
     since: Since,
     processes: Processes,
-    kernel: KernelFunctions,
-    programs: Programs,
+    resolver: Resolver,
 }
 
 fn processes() -> Processes {
@@ -58,17 +66,12 @@ fn processes() -> Processes {
 
 impl FrameCollector {
     pub(crate) fn new() -> Self {
-        Self {
-            since: Since::default(),
-            processes: processes(),
-            kernel: KernelFunctions::read(Path::new(KALLSYMS)),
-            programs: Programs::default(),
-        }
+        Self { since: Since::default(), processes: processes(), resolver: Resolver::new(Names::here()) }
     }
 
     /// Whether the kernel hides its addresses from this user.
     pub(crate) fn kernel_is_hidden(&self) -> bool {
-        self.kernel.are_hidden()
+        !self.resolver.names_kernel()
     }
 
     /// Adds one record.
@@ -83,14 +86,8 @@ impl FrameCollector {
 
     fn sample(&mut self, sample: &Sample) {
         self.since.samples += 1;
-        let spot = Spot {
-            pid: sample.pid,
-            // A process keeps one name for the whole frame.
-            time: 0,
-            cpu: sample.cpu,
-            ip: sample.ip,
-            user: sample.user,
-        };
+        let &Sample { pid, tid, cpu, ip, user, .. } = sample;
+        let spot = Spot { pid, tid, cpu, ip, user };
         let is_known = self.since.spots.contains_key(&spot);
         let sums = if is_known || self.since.spots.len() < MOST_SPOTS {
             self.since.spots.entry(spot).or_default()
@@ -110,33 +107,40 @@ impl FrameCollector {
     pub(crate) fn look(&mut self) -> Result<(), TasksError> {
         // The clocks convert the times of the kernel's task notices. This view gets no notices, so
         // the default clocks suffice.
-        let lines = self.processes.news(&Clocks::default())?;
+        let changes = self.processes.news(&Clocks::default())?;
         let room = MOST_PROCESSES.saturating_sub(self.since.processes.len());
-        let processes = lines.into_iter().filter_map(|line| match line {
-            Line::Process(process) => Some(process),
-            _ => None,
+        let processes = changes.into_iter().filter_map(|change| match change {
+            Change::State(process, _) => Some(process),
+            Change::Notice(_) => None,
         });
         self.since.processes.extend(processes.take(room));
         Ok(())
     }
 
-    /// Returns the samples since the last frame and clears them.
+    /// Returns the samples since the last frame and clears them. A process has the newest name that it had in this frame:
+    /// after an exec, the new program's name.
     pub(crate) fn frame(&mut self, keys: &[Key]) -> Frame {
         let since = std::mem::take(&mut self.since);
         self.processes = processes();
-        if self.programs.len() > MOST_PROGRAMS {
-            self.programs = Programs::default();
+        if self.resolver.programs() > MOST_PROGRAMS {
+            self.resolver = Resolver::new(Names::here());
         }
-        let kernel_ips: Vec<u64> = since.spots.keys().filter(|spot| !spot.user).map(|spot| spot.ip).collect();
-        let kernel = self.kernel.of(&kernel_ips);
-        let mut names = Names::new(&since.processes, &[], &kernel, &mut self.programs);
+        self.resolver.clear();
+        for process in &since.processes {
+            process.apply(&mut self.resolver);
+        }
         let mut sums = Sums::default();
         for (spot, (samples, period)) in &since.spots {
-            // Use the newest name that the process had in this frame: after an exec, the new
-            // program's name.
-            let spot = Spot { time: u64::MAX, ..*spot };
-            let cells = keys.iter().map(|&key| names.of(&spot, key)).collect();
-            sums.add_many(cells, *samples, *period);
+            let mode = if spot.user { Mode::User } else { Mode::Kernel };
+            let frame = self.resolver.frame(spot.pid.cast_signed(), mode, spot.ip);
+            let cell = |&key: &Key| match key {
+                Key::Comm => self.resolver.task_name(spot.pid, spot.tid, spot.cpu),
+                Key::Object => labels::object(&frame).to_owned(),
+                Key::Symbol => labels::symbol(&frame),
+                Key::Cpu => spot.cpu.to_string(),
+                Key::Pid => spot.pid.to_string(),
+            };
+            sums.add_many(keys.iter().map(cell).collect(), *samples, *period);
         }
         if since.others.0 > 0 {
             let cells = vec![OTHERS.to_owned(); keys.len()];
@@ -151,7 +155,8 @@ mod tests {
     use super::*;
 
     fn sample(ip: u64) -> Record {
-        Record::Sample(Sample { ip, pid: std::process::id(), period: 10, user: true, ..Sample::default() })
+        let pid = std::process::id();
+        Record::Sample(Sample { ip, pid, tid: pid, period: 10, user: true, ..Sample::default() })
     }
 
     #[test]
@@ -168,9 +173,25 @@ mod tests {
         assert_eq!(frame.rows.len(), 1);
         assert_eq!((frame.rows[0].samples, frame.rows[0].period), (3, 30));
         let own = std::fs::read_to_string("/proc/self/comm").unwrap();
-        assert_eq!(frame.rows[0].cells, [own.trim_end(), "[.] 0x0-0xfff"]);
+        assert_eq!(frame.rows[0].cells, [own.trim_end(), "[.] [unknown]"]);
         let empty = collector.frame(&[Key::Comm]);
         assert_eq!((empty.samples, empty.lost, empty.rows.len()), (0, 0, 0));
+    }
+
+    #[inline(never)]
+    fn a_function_of_this_program(value: u64) -> u64 {
+        std::hint::black_box(value) + 1
+    }
+
+    #[test]
+    fn functions_of_this_very_program_are_named() {
+        assert_eq!(a_function_of_this_program(1), 2);
+        let function: fn(u64) -> u64 = a_function_of_this_program;
+        let mut collector = FrameCollector::new();
+        collector.record(&sample(function as *const () as u64));
+        collector.look().unwrap();
+        let frame = collector.frame(&[Key::Symbol]);
+        assert!(frame.rows[0].cells[0].ends_with("a_function_of_this_program"), "{frame:?}");
     }
 
     #[test]
@@ -181,7 +202,7 @@ mod tests {
         }
         collector.record(&sample(0));
         assert_eq!(collector.since.spots.len(), MOST_SPOTS);
-        let frame = collector.frame(&[Key::Symbol]);
+        let frame = collector.frame(&[Key::Pid]);
         let others = frame.rows.iter().find(|row| row.cells == [OTHERS]);
         assert_eq!(others.map(|row| row.samples), Some(7));
         let all: u64 = frame.rows.iter().map(|row| row.samples).sum();

@@ -2,18 +2,16 @@
 
 mod call_tree;
 mod counts;
-mod data;
 mod events;
 mod exits;
 mod flush;
 mod format;
 mod frames;
+mod labels;
 mod list;
-mod names;
 mod os;
 mod period;
 mod persist;
-mod process_history;
 mod processes;
 mod profile;
 mod record;
@@ -23,7 +21,6 @@ mod report;
 mod sampling;
 mod session;
 mod stat;
-mod symbols;
 mod target;
 mod terminal;
 mod top;
@@ -35,8 +32,22 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use vpmu_client::error::chain;
+use vpmu_export::{ExportArgs, ExportError, Names};
 
+use crate::recording::say;
 use crate::workload::WorkloadError;
+
+const EXPORT_HELP: &str = "\
+Examples:
+  vperf export perf.data --to svg -o flames.svg
+      Draw a flame graph; open it in a browser
+  vperf export perf.data --to firefox -o profile.json
+      Then 'Load a profile from file' at profiler.firefox.com
+  vperf export perf.data --to pprof -o profile.pb.gz
+      Then 'go tool pprof -http : profile.pb.gz'
+
+The names of functions that the recording lacks come from this machine: export on the machine that was
+recorded, or give its files with --vmlinux and --symfs.";
 
 /// The exit code if vperf itself fails. Otherwise stat, record, top and exits return the workload's exit code, which is
 /// seldom 125.
@@ -48,10 +59,11 @@ const FAILED: u8 = 125;
 ///   vperf list                          what this host can count
 ///   vperf stat -- make                  counts of a command and its children
 ///   vperf stat -e exits,halts -a        ... of all CPUs, until Ctrl-C
-///   vperf record -- make                samples of a command, into vperf.data
-///   vperf report                        hot functions in vperf.data
+///   vperf record -- make                samples of a command, into perf.data
+///   vperf report                        hot functions in perf.data
 ///   vperf record -g -- make             ... with their callers
 ///   vperf report --call-graph
+///   vperf export perf.data --to svg     a flame graph; also for other profilers
 ///   vperf top                           hot functions of the whole machine, live
 ///   vperf exits -- make                 VM exits of a command: reasons, times, causes
 ///   vperf stat --from 7 --to 8 -- prog  counts between the marks 7 and 8 of prog
@@ -75,6 +87,9 @@ enum Command {
     Stat(stat::StatArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
+    /// Write a recording in the format of another profiler: flame graph, Firefox, pprof, Perfetto
+    #[command(after_help = EXPORT_HELP)]
+    Export(ExportArgs),
     Top(top::TopArgs),
     Exits(exits::ExitsArgs),
     Persist(persist::PersistArgs),
@@ -92,6 +107,8 @@ enum CliError {
     Record(#[from] record::RecordError),
     #[error(transparent)]
     Report(#[from] report::ReportError),
+    #[error(transparent)]
+    Export(#[from] ExportError),
     #[error(transparent)]
     Top(#[from] top::TopError),
     #[error(transparent)]
@@ -142,6 +159,11 @@ fn run(command: &Command) -> Result<u8, CliError> {
         Command::Stat(args) => return Ok(stat::run(args)?),
         Command::Record(args) => return Ok(record::run(args)?),
         Command::Report(args) => report::run(args)?,
+        Command::Export(args) => {
+            for note in vpmu_export::run(args, Names::here())? {
+                say(&note);
+            }
+        }
         Command::Top(args) => return Ok(top::run(args)?),
         Command::Exits(args) => return Ok(exits::run(args)?),
         Command::Persist(args) => persist::run(args)?,

@@ -9,9 +9,50 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use vpmu_client::tasks::{self, Clocks, Notice, Tasks, TasksError};
+use vpmu_client::tasks::{Clocks, Notice, Tasks, TasksError};
+use vpmu_profile::Resolver;
 
-use crate::data::{Action, Line, Map, Process, Task};
+/// An executable mapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Map {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Offset of `start` in the file.
+    pub(crate) offset: u64,
+    pub(crate) path: String,
+}
+
+/// A process as /proc describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    /// The threads with their names.
+    pub(crate) threads: Vec<(u32, String)>,
+    pub(crate) maps: Vec<Map>,
+}
+
+impl Process {
+    /// Makes this the state of the process.
+    pub(crate) fn apply(&self, resolver: &mut Resolver) {
+        let pid = self.pid.cast_signed();
+        for (tid, name) in &self.threads {
+            // An exec replaces the mappings.
+            resolver.comm(pid, tid.cast_signed(), name, *tid == self.pid);
+        }
+        for map in &self.maps {
+            resolver.map(pid, map.start, map.end.saturating_sub(map.start), map.offset, &map.path);
+        }
+    }
+}
+
+/// A change of a process, at a time of the samples' clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The state from this time on.
+    State(Process, u64),
+    /// The kernel's report.
+    Notice(Notice),
+}
 
 /// The processes seen so far.
 #[derive(Debug)]
@@ -19,8 +60,8 @@ pub(crate) struct Processes {
     proc: PathBuf,
     /// The kernel's reports of changes; empty if the kernel refuses them.
     followed: Vec<Tasks>,
-    /// The state last written to the file for each process that was read from /proc.
-    known: HashMap<u32, (String, Vec<Map>)>,
+    /// The last state of each process that was read from /proc.
+    known: HashMap<u32, Process>,
     /// Processes that need no look-up: for the whole recording if the kernel reports changes, otherwise until the next
     /// call of [`Processes::news`].
     reported: HashSet<u32>,
@@ -42,20 +83,20 @@ impl Processes {
     }
 
     /// Returns the changes of processes. Call it after samples were read.
-    pub(crate) fn news(&mut self, clocks: &Clocks) -> Result<Vec<Line>, TasksError> {
-        let mut lines = Vec::new();
+    pub(crate) fn news(&mut self, clocks: &Clocks) -> Result<Vec<Change>, TasksError> {
+        let mut changes = Vec::new();
         let mut active = HashSet::new();
         for followed in &mut self.followed {
             for notice in followed.read()? {
                 active.insert(notice.pid);
-                lines.extend(task(notice, clocks).map(Line::Task));
+                changes.push(Change::Notice(Notice { time: clocks.device_time(notice.time), ..notice }));
             }
         }
         for (pid, time) in std::mem::take(&mut self.seen) {
             // The kernel's notices, read above, already describe a process that forked or called
             // exec.
             if !active.contains(&pid) {
-                lines.extend(self.look(pid, time).map(Line::Process));
+                changes.extend(self.look(pid, time));
             }
         }
         if self.followed.is_empty() {
@@ -63,7 +104,7 @@ impl Processes {
         } else {
             self.reported.extend(active);
         }
-        Ok(lines)
+        Ok(changes)
     }
 
     /// Number of kernel notices that were lost because a ring was full.
@@ -71,38 +112,34 @@ impl Processes {
         self.followed.iter().map(Tasks::lost).sum()
     }
 
-    /// Reads a process from /proc; `None` if it has exited, or is unchanged since it was last read.
-    pub(crate) fn look(&mut self, pid: u32, time: u64) -> Option<Process> {
+    /// Reads a process from /proc after its sample at `time`; `None` if it has exited, or is unchanged since it was last
+    /// read. The first state of a process is valid for all its samples, a later one from this sample on.
+    fn look(&mut self, pid: u32, time: u64) -> Option<Change> {
         let dir = self.proc.join(pid.to_string());
-        let comm = fs::read_to_string(dir.join("comm")).ok()?.trim_end().to_owned();
+        let comm = |dir: &Path| Some(fs::read_to_string(dir.join("comm")).ok()?.trim_end().to_owned());
+        let own = comm(&dir)?;
+        let tasks = fs::read_dir(dir.join("task")).into_iter().flatten().flatten();
+        let thread = |entry: fs::DirEntry| {
+            let tid = entry.file_name().to_str()?.parse().ok()?;
+            (tid != pid).then(|| Some((tid, comm(&entry.path())?)))?
+        };
+        let mut threads: Vec<(u32, String)> = tasks.filter_map(thread).collect();
+        threads.push((pid, own));
+        threads.sort_unstable();
         // Some processes hide their mappings; the name alone is useful.
         let maps = fs::read(dir.join("maps")).unwrap_or_default();
         let maps = executable(&String::from_utf8_lossy(&maps));
-        if let Some((last_comm, last_maps)) = self.known.get(&pid) {
-            // An exiting process still has its name, but no mappings.
-            let is_ending = maps.is_empty() && !last_maps.is_empty();
-            if is_ending || (*last_comm == comm && *last_maps == maps) {
-                return None;
-            }
+        let now = Process { pid, threads, maps };
+        let last = self.known.get(&pid);
+        // An exiting process still has its name, but no mappings.
+        let is_ending = last.is_some_and(|last| now.maps.is_empty() && !last.maps.is_empty());
+        if is_ending || last == Some(&now) {
+            return None;
         }
-        self.known.insert(pid, (comm.clone(), maps.clone()));
-        Some(Process { pid, comm, time, maps })
+        let since = if last.is_some() { time.saturating_sub(1) } else { 0 };
+        self.known.insert(pid, now.clone());
+        Some(Change::State(now, since))
     }
-}
-
-/// Converts to the file's types and the samples' clock.
-fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
-    let action = match notice.action {
-        tasks::Action::Map { start, length, offset, path } => {
-            Action::Map(Map { start, end: start.saturating_add(length), offset, path })
-        }
-        tasks::Action::Exec(name) => Action::Exec(name),
-        tasks::Action::ForkOf(parent) => Action::Fork(parent),
-        tasks::Action::Name(name) => Action::Name(name),
-        // Ignore actions that later versions of the library add.
-        _ => return None,
-    };
-    Some(Task { pid: notice.pid, time: clocks.device_time(notice.time), action })
 }
 
 /// The executable mappings in /proc/PID/maps.
@@ -157,9 +194,12 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     fn process_is_reported_when_new_or_changed() {
         let proc = tempfile::tempdir().unwrap();
         let dir = proc.path().join("7");
-        fs::create_dir(&dir).unwrap();
+        for thread in ["7", "8"] {
+            fs::create_dir_all(dir.join("task").join(thread)).unwrap();
+        }
         let put = |comm: &str, maps: &str| {
             fs::write(dir.join("comm"), comm).unwrap();
+            fs::write(dir.join("task/8/comm"), "helper\n").unwrap();
             fs::write(dir.join("maps"), maps).unwrap();
         };
         let clocks = Clocks::default();
@@ -167,19 +207,20 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         let mut saw = |pid, time| {
             processes.saw(pid, time);
             processes.saw(pid, time + 1);
-            let lines = processes.news(&clocks).unwrap();
-            assert!(lines.len() <= 1);
-            lines.into_iter().next()
+            let changes = processes.news(&clocks).unwrap();
+            assert!(changes.len() <= 1);
+            changes.into_iter().next()
         };
         put("sh\n", MAPS);
-        let Some(Line::Process(first)) = saw(7, 100) else { panic!() };
-        assert_eq!((first.comm.as_str(), first.time, first.maps.len()), ("sh", 100, 4));
+        let threads = |name: &str| vec![(7, name.to_owned()), (8, "helper".to_owned())];
+        let Some(Change::State(first, 0)) = saw(7, 100) else { panic!() };
+        assert_eq!((first.pid, first.threads, first.maps.len()), (7, threads("sh"), 4));
         assert_eq!(saw(7, 150), None);
         put("workload\n", "");
         assert_eq!(saw(7, 200), None, "an exiting process keeps its mappings");
         put("workload\n", MAPS);
-        let Some(Line::Process(second)) = saw(7, 300) else { panic!() };
-        assert_eq!((second.comm.as_str(), second.time), ("workload", 300));
+        let Some(Change::State(second, 299)) = saw(7, 300) else { panic!() };
+        assert_eq!(second.threads, threads("workload"));
         assert_eq!(saw(8, 400), None, "gone");
     }
 }

@@ -2,13 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use vpmu_client::Packet;
-use vpmu_client::trace::{Format, Packets, TraceSample};
+use vpmu_profile::{Event, EventKind, Frame, Profile, Rate, Sample};
 
 use crate::call_tree::{Call, Direction, Tree, share};
-use crate::data::{Aux, Chain, EventLine, Kernel, Line, Lost, Process, Sample, Task, Throttle, TraceLine};
-use crate::names::{Key, Names, Spot, name};
-use crate::symbols::Programs;
+use crate::labels::{self, Key, UNKNOWN, name};
 
 /// Optional parts of a profile.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,17 +35,19 @@ pub(crate) struct Row {
 
 /// The profile of one event.
 #[derive(Debug, serde::Serialize)]
-pub(crate) struct Profile {
+pub(crate) struct EventProfile {
     pub(crate) event: String,
-    pub(crate) unit: String,
-    pub(crate) source: String,
+    pub(crate) unit: &'static str,
     pub(crate) guest_only: bool,
-    /// The period, or samples per second with `freq`.
+    /// The period, or samples per second with `freq`; 0 if the recording does not say so.
     pub(crate) every: u64,
     pub(crate) freq: bool,
+    /// Whether `vperf exits report` shows more about the samples.
+    #[serde(skip)]
+    pub(crate) are_exits: bool,
     pub(crate) samples: u64,
     pub(crate) lost: u64,
-    /// How often the device throttled the event.
+    /// How often the event was throttled.
     pub(crate) throttled: u64,
     pub(crate) period: u64,
     pub(crate) rows: Vec<Row>,
@@ -56,190 +55,84 @@ pub(crate) struct Profile {
     pub(crate) calls: Option<Vec<Call>>,
 }
 
-/// A recorded trace's totals, in bytes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct TraceBytes {
-    /// The event's index, for a trace of samples.
-    #[serde(skip)]
-    event: Option<usize>,
-    pub(crate) trace: String,
-    pub(crate) source: String,
-    pub(crate) written: u64,
-    pub(crate) lost: u64,
+/// Whether samples have call chains.
+pub(crate) fn has_chains(profile: &Profile) -> bool {
+    profile.samples.iter().any(|sample| profile.stacks.frames(sample.stack).nth(1).is_some())
 }
 
-impl TraceBytes {
-    /// Whether this is a trace of samples. Such a trace is shown as an event.
-    pub(crate) fn is_event(&self) -> bool {
-        self.event.is_some()
-    }
+/// Each event's profile, with its rows by descending share.
+pub(crate) fn profiles(profile: &Profile, keys: &[Key], view: View) -> Vec<EventProfile> {
+    let events = profile.events.iter().enumerate();
+    events.map(|(index, event)| of_event(profile, index, event, keys, view)).collect()
 }
 
-/// The contents of a recording.
-#[derive(Debug, Default)]
-pub(crate) struct Recording {
-    pub(crate) target: String,
-    events: Vec<EventLine>,
-    samples: Vec<Sample>,
-    lost: Vec<Lost>,
-    throttles: Vec<Throttle>,
-    processes: Vec<Process>,
-    tasks: Vec<Task>,
-    kernel: Kernel,
-    traces: Vec<TraceBytes>,
-    /// Whether the recording is complete, not truncated.
-    pub(crate) complete: bool,
-}
-
-impl Recording {
-    /// Adds the next line of the file.
-    pub(crate) fn add(&mut self, line: Line) {
-        match line {
-            Line::Header(header) => self.target = header.target,
-            Line::Event(event) => self.events.push(event),
-            Line::Process(process) => self.processes.push(process),
-            Line::Task(task) => self.tasks.push(task),
-            Line::Sample(sample) => self.samples.push(sample),
-            Line::Lost(lost) => self.lost.push(lost),
-            Line::Throttle(throttle) => self.throttles.push(throttle),
-            Line::Kernel(kernel) => self.kernel = kernel,
-            Line::Trace(trace) => self.add_trace(trace),
-            Line::Aux(aux) => self.add_packets(&aux),
-            Line::Traced(traced) => {
-                if let Some(trace) = self.traces.get_mut(traced.trace) {
-                    trace.lost = trace.lost.saturating_add(traced.lost);
-                    let lost = traced.lost / size_of::<TraceSample>() as u64;
-                    let event = trace.event;
-                    self.lost.extend(event.map(|event| Lost { event, lost }));
-                }
-            }
-            Line::End(_) => self.complete = true,
-        }
-    }
-
-    /// Adds a trace. A trace of samples is also added as an event.
-    fn add_trace(&mut self, line: TraceLine) {
-        let samples = line.format == Format::Samples;
-        self.traces.push(TraceBytes {
-            event: samples.then_some(self.events.len()),
-            trace: line.name.clone(),
-            source: line.source.clone(),
-            ..TraceBytes::default()
-        });
-        if samples {
-            self.events.push(EventLine {
-                name: line.name,
-                unit: line.unit,
-                period: line.period,
-                freq: false,
-                source: line.source,
-                guest_only: line.guest_only,
-            });
-        }
-    }
-
-    fn add_packets(&mut self, aux: &Aux) {
-        let Some(trace) = self.traces.get_mut(aux.trace) else {
-            return;
+fn of_event(profile: &Profile, index: usize, event: &Event, keys: &[Key], view: View) -> EventProfile {
+    let mut sums = Sums::default();
+    let mut tree = Tree::default();
+    for sample in profile.samples.iter().filter(|sample| sample.event == index) {
+        let frames = labels::callers(profile.stacks.frames(sample.stack));
+        let cells = |frame: Option<&&Frame>| -> Vec<String> {
+            keys.iter().map(|&key| cell(profile, sample, frame.copied(), key)).collect()
         };
-        trace.written = trace.written.saturating_add(aux.bytes);
-        let Some(event) = trace.event else {
-            return;
-        };
-        for packet in Packets::new(aux.position, &aux.data) {
-            if let Ok(Packet::Sample(sample)) = packet {
-                self.samples.push(Sample(
-                    event,
-                    sample.ip().unwrap_or(0),
-                    sample.pid(),
-                    sample.tid(),
-                    sample.time(),
-                    sample.vcpu(),
-                    sample.period(),
-                    sample.user(),
-                    Chain::default(),
-                ));
-            }
+        sums.add(cells(frames.first()), sample.period);
+        if view.children {
+            sums.add_callers(frames.iter().map(|frame| cells(Some(frame))).collect(), sample.period);
+        }
+        if let Some(direction) = view.calls {
+            let path = path(profile, sample, &frames, direction);
+            let own = match direction {
+                Direction::Down => path.len().saturating_sub(1),
+                // `path` begins with the process and the sampled function.
+                Direction::Up => 1,
+            };
+            tree.add(path, own, sample.period);
         }
     }
-
-    /// Totals of the AUX data.
-    pub(crate) fn traces(&self) -> &[TraceBytes] {
-        &self.traces
+    let (every, freq) = match event.rate {
+        Some(Rate::Period(period)) => (period, false),
+        Some(Rate::Frequency(hertz)) => (hertz, true),
+        None => (0, false),
+    };
+    EventProfile {
+        event: event.name.clone(),
+        unit: if event.is_time { "ns" } else { "" },
+        guest_only: event.is_guest_only,
+        every,
+        freq,
+        are_exits: event.kind == EventKind::Exit && event.has_packets,
+        samples: event.samples,
+        lost: event.lost,
+        throttled: event.throttled,
+        period: sums.total,
+        rows: sums.rows(keys, view.children),
+        calls: view.calls.map(|_| tree.calls()),
     }
+}
 
-    /// Whether the kernel hid its addresses during the recording.
-    pub(crate) fn kernel_is_hidden(&self) -> bool {
-        self.kernel.hidden
-    }
-
-    /// Number of samples of all events.
-    pub(crate) fn sample_count(&self) -> usize {
-        self.samples.len()
-    }
-
-    /// Whether samples have call chains.
-    pub(crate) fn has_chains(&self) -> bool {
-        self.samples.iter().any(|sample| sample.8.has_callers())
-    }
-
-    /// Each event's profile, with its rows by descending share.
-    pub(crate) fn profiles(&self, keys: &[Key], view: View) -> Vec<Profile> {
-        let mut programs = Programs::default();
-        let mut names = Names::new(&self.processes, &self.tasks, &self.kernel, &mut programs);
-        let events = self.events.iter().enumerate();
-        events.map(|(index, event)| self.profile(index, event, keys, view, &mut names)).collect()
-    }
-
-    fn profile(&self, index: usize, event: &EventLine, keys: &[Key], view: View, names: &mut Names<'_>) -> Profile {
-        let mut sums = Sums::default();
-        let mut tree = Tree::default();
-        let samples = || self.samples.iter().filter(|sample| sample.0 == index);
-        for sample in samples() {
-            let spots = names.chain(sample);
-            let mut cells = |spot: &Spot| -> Vec<String> { keys.iter().map(|&key| names.of(spot, key)).collect() };
-            sums.add(cells(&Spot::from(sample)), sample.6);
-            if view.children {
-                sums.add_callers(spots.iter().map(&mut cells).collect(), sample.6);
-            }
-            if let Some(direction) = view.calls {
-                let path = path(spots, direction, names);
-                let own = match direction {
-                    Direction::Down => path.len().saturating_sub(1),
-                    // `path` begins with the process and the sampled function.
-                    Direction::Up => 1,
-                };
-                tree.add(path, own, sample.6);
-            }
-        }
-        let lost = self.lost.iter().filter(|lost| lost.event == index);
-        let throttles = self.throttles.iter().filter(|line| line.event == index);
-        Profile {
-            event: event.name.clone(),
-            unit: event.unit.clone(),
-            source: event.source.clone(),
-            guest_only: event.guest_only,
-            every: event.period,
-            freq: event.freq,
-            samples: samples().count() as u64,
-            lost: lost.fold(0, |sum, lost| sum.saturating_add(lost.lost)),
-            throttled: throttles.count() as u64,
-            period: sums.total,
-            rows: sums.rows(keys, view.children),
-            calls: view.calls.map(|_| tree.calls()),
-        }
+/// The value of a sample's field `key`, in the function `frame`.
+fn cell(profile: &Profile, sample: &Sample, frame: Option<&Frame>, key: Key) -> String {
+    let task = profile.tasks.get(sample.task);
+    let number = |number: Option<u32>| number.map_or_else(|| UNKNOWN.to_owned(), |number| number.to_string());
+    match key {
+        Key::Comm => task.map_or_else(String::new, |task| task.name.clone()),
+        Key::Object => frame.map_or(UNKNOWN, labels::object).to_owned(),
+        Key::Symbol => frame.map_or_else(|| UNKNOWN.to_owned(), labels::symbol),
+        Key::Cpu => number(sample.cpu),
+        Key::Pid => number(task.and_then(|task| task.pid)),
     }
 }
 
 /// Returns the process's name and the chain's functions, from the outermost to the sampled function or, for
 /// [`Direction::Up`], in the opposite order.
-fn path(mut spots: Vec<Spot>, direction: Direction, names: &mut Names<'_>) -> Vec<String> {
-    if direction == Direction::Down {
-        spots.reverse();
+fn path(profile: &Profile, sample: &Sample, frames: &[&Frame], direction: Direction) -> Vec<String> {
+    let mut functions: Vec<String> = frames.iter().map(|frame| labels::symbol(frame)).collect();
+    if functions.is_empty() {
+        functions.push(UNKNOWN.to_owned());
     }
-    let process = spots.first().map(|spot| names.of(spot, Key::Comm));
-    let functions = spots.iter().map(|spot| names.of(spot, Key::Symbol));
-    process.into_iter().chain(functions).collect()
+    if direction == Direction::Down {
+        functions.reverse();
+    }
+    [cell(profile, sample, None, Key::Comm)].into_iter().chain(functions).collect()
 }
 
 /// Totals by combination of names.

@@ -18,7 +18,7 @@ use crate::workload::WorkloadError;
 /// Sample where an event occurs in a command, in tasks, or on CPUs.
 ///
 /// After each period of the event (-c), the host writes a sample to a ring in this machine's
-/// memory. vperf copies the samples to a file, which `vperf report` shows. When a ring is full,
+/// memory. vperf copies the samples to a file that perf reads, too. When a ring is full,
 /// further samples are lost, and vperf reports their number. If so, give the ring more pages (-m)
 /// or the event a longer period (-c).
 ///
@@ -26,8 +26,8 @@ use crate::workload::WorkloadError;
 /// C: -fno-omit-frame-pointer). Few distributions build their kernel with frame pointers; in other
 /// kernels only the innermost function is known.
 ///
-/// With --aux a trace of the same command, tasks or CPUs is recorded beside the samples;
-/// `vperf exits report` shows it. If an AUX area has no room for a packet, the packet is lost, and
+/// With --aux a trace of the same command, tasks or CPUs is recorded beside the samples: in the file,
+/// each packet of the trace is a sample. `vperf exits report` shows a trace of exits. If an AUX area has no room for a packet, the packet is lost, and
 /// vperf reports the number of lost bytes. With --snapshot only the newest packets in the areas are
 /// written, at the end and on each SIGUSR2.
 ///
@@ -66,7 +66,7 @@ pub(crate) struct RecordArgs {
     #[arg(long, requires = "aux")]
     snapshot: bool,
     /// The file to write; an existing one is kept as FILE.old.
-    #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
+    #[arg(short, long, value_name = "FILE", default_value = "perf.data")]
     output: PathBuf,
     #[command(flatten)]
     region: RegionArgs,
@@ -128,9 +128,8 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
         buffers: areas.map(&vpmu, &traced, &opened, sampled.len())?,
         snapshot: args.snapshot,
     };
-    let heading = args.target.describe() + &args.region.place();
     let info = *vpmu.info();
-    let mut recording = Recording::begin(&args.output, &heading, sources, info, &target)?;
+    let mut recording = Recording::begin(&args.output, sources, info, &target)?;
     let marks = region.iter().flat_map(Region::events);
     let mut session = target.start(opened.iter().chain(marks))?;
     recording.follow(&opened, &mut session)?;

@@ -1,21 +1,22 @@
 //! `vperf report`: the hot functions of a recording.
 
+use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use vpmu_profile::{Names, Profile, ReadError};
 
 use crate::call_tree::{Call, Direction};
-use crate::data::{self, DataError};
 use crate::format::{Align, grouped, table};
-use crate::names::{Key, name};
-use crate::profile::{Profile, Recording, Row, TraceBytes, View};
+use crate::labels::{Key, name};
+use crate::profile::{EventProfile, Row, View, has_chains, profiles};
 
-/// Show the functions that the samples of `vperf record` hit.
+/// Show the functions that the samples of a recording hit: one of vperf, of perf, or of the host.
 ///
 /// `[.]` marks a function of a program, `[k]` a function of the kernel. The names of a program's
-/// functions come from its file, so run the report on the machine that was recorded. An address
-/// without a name is shown as its page.
+/// functions come from its file, so run the report on the machine that was recorded. Where a name is
+/// unknown, the file is shown in brackets.
 ///
 /// With --call-graph, for a recording made with -g, each function is shown below its caller, with
 /// its own share (SELF) and its share with all callees (CHILDREN); with --call-graph=up, callers
@@ -30,7 +31,7 @@ use crate::profile::{Profile, Recording, Row, TraceBytes, View};
 #[command(verbatim_doc_comment)]
 pub(crate) struct ReportArgs {
     /// The recording to read.
-    #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
+    #[arg(short, long, value_name = "FILE", default_value = "perf.data")]
     input: PathBuf,
     /// Group samples by these fields.
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',',
@@ -58,8 +59,8 @@ pub(crate) struct ReportArgs {
 /// An error of the report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
-    #[error("{}{}", path.display(), hint(source))]
-    Data { path: PathBuf, source: DataError },
+    #[error(transparent)]
+    Open(#[from] OpenError),
     #[error(
         "{}: the recording has no call chains: record them with `vperf record -g`", .0.display()
     )]
@@ -75,36 +76,50 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-fn hint(error: &DataError) -> &'static str {
-    match error {
-        DataError::Open(error) if error.kind() == io::ErrorKind::NotFound => {
-            " (record one with `vperf record -- COMMAND`, or name it with -i)"
-        }
+/// An error of reading a recording.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error("{}{}", path.display(), hint(source))]
+    Open { path: PathBuf, source: io::Error },
+    #[error("{}: it must be a recording, which is a regular file", .0.display())]
+    NotFile(PathBuf),
+    #[error("{}", path.display())]
+    Read { path: PathBuf, source: ReadError },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => " (record one with `vperf record -- COMMAND`, or name it with -i)",
         _ => "",
     }
 }
 
+/// Reads a recording. Functions that it does not name are named by this machine's files.
+pub(crate) fn read(path: &Path) -> Result<Profile, OpenError> {
+    let open = |source| OpenError::Open { path: path.to_owned(), source };
+    let file = File::open(path).map_err(open)?;
+    if !file.metadata().map_err(open)?.is_file() {
+        return Err(OpenError::NotFile(path.to_owned()));
+    }
+    Profile::read(file, Names::here()).map_err(|source| OpenError::Read { path: path.to_owned(), source })
+}
+
 #[derive(serde::Serialize)]
 struct Report<'a> {
-    target: &'a str,
-    complete: bool,
+    command: &'a str,
     samples: usize,
     lost: u64,
-    events: &'a [Profile],
-    traces: &'a [TraceBytes],
+    events: &'a [EventProfile],
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
-    let mut recording = Recording::default();
-    let cut = data::read(&args.input, |line| recording.add(line))
-        .map_err(|source| ReportError::Data { path: args.input.clone(), source })?;
-    recording.complete &= !cut;
+    let recording = read(&args.input)?;
     let view = View { children: args.children, calls: args.call_graph };
     let wants_chains = view.children || view.calls.is_some();
-    if wants_chains && recording.sample_count() > 0 && !recording.has_chains() {
+    if wants_chains && !recording.samples.is_empty() && !has_chains(&recording) {
         return Err(ReportError::NoChains(args.input.clone()));
     }
-    let mut profiles = recording.profiles(&args.sort, view);
+    let mut profiles = profiles(&recording, &args.sort, view);
     let limit = args.limit.unwrap_or(usize::MAX);
     for profile in &mut profiles {
         profile.rows.truncate(limit);
@@ -114,12 +129,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
     }
     let text = if args.json {
         let report = Report {
-            target: &recording.target,
-            complete: recording.complete,
-            samples: recording.sample_count(),
-            lost: profiles.iter().fold(0, |sum, profile| sum.saturating_add(profile.lost)),
+            command: &recording.command,
+            samples: recording.samples.len(),
+            lost: profiles.iter().fold(recording.lost, |sum, profile| sum.saturating_add(profile.lost)),
             events: &profiles,
-            traces: recording.traces(),
         };
         serde_json::to_string(&report).map_err(|error| ReportError::Write(error.into()))? + "\n"
     } else {
@@ -128,33 +141,30 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
     io::stdout().write_all(text.as_bytes()).map_err(ReportError::Write)
 }
 
-fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> String {
-    let mut text = format!("# Recording of {}\n", recording.target);
-    if !recording.complete {
-        text.push_str("# The recording is truncated.\n");
+fn to_text(recording: &Profile, profiles: &[EventProfile], args: &ReportArgs) -> String {
+    let mut text = String::new();
+    if !recording.command.is_empty() {
+        text.push_str(&format!("# Recorded by: {}\n", recording.command));
     }
-    if recording.kernel_is_hidden() {
-        text.push_str("# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n");
-    }
-    for trace in recording.traces() {
+    let (kernel, _) = recording.nameless;
+    if kernel > 0 {
         text.push_str(&format!(
-            "#\n# {}: {} bytes of AUX data, {} lost{}\n",
-            trace.trace,
-            grouped(trace.written),
-            grouped(trace.lost),
-            if trace.is_event() { "" } else { ": `vperf exits report` shows them" },
+            "# {} frames of the kernel have no name: record as root, or set kernel.kptr_restrict to 0.\n",
+            grouped(kernel)
         ));
     }
     for profile in profiles {
         let every = every(profile);
         let host = if profile.guest_only { "left out" } else { "included" };
         text.push_str(&format!(
-            "#\n# {}: {} samples, {every}, {} lost\n# counted by {}, host's work {host}\n",
+            "#\n# {}: {} samples{every}, {} lost, host's work {host}\n",
             profile.event,
             grouped(profile.samples),
             grouped(profile.lost),
-            profile.source,
         ));
+        if profile.are_exits {
+            text.push_str("# `vperf exits report` shows their reasons and times.\n");
+        }
         if profile.throttled > 0 {
             text.push_str(&format!("# Throttled {} times: samples are missing.\n", grouped(profile.throttled)));
         }
@@ -168,15 +178,14 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
     text
 }
 
-/// The sampling period as text.
-fn every(profile: &Profile) -> String {
+/// The sampling period as text, after a comma; empty if it is unknown.
+fn every(profile: &EventProfile) -> String {
     let every = grouped(profile.every);
-    if profile.freq {
-        format!("about {every} a second")
-    } else if profile.unit.is_empty() {
-        format!("one every {every}")
-    } else {
-        format!("one every {every} {}", profile.unit)
+    match (profile.every, profile.freq, profile.unit) {
+        (0, ..) => String::new(),
+        (_, true, _) => format!(", about {every} a second"),
+        (_, false, "") => format!(", one every {every}"),
+        (_, false, unit) => format!(", one every {every} {unit}"),
     }
 }
 

@@ -1,6 +1,5 @@
 use super::*;
-use crate::data::{Aux, Chain, EventLine, Header, Line, Sample, Throttle, TraceLine};
-use vpmu_client::trace::Format;
+use crate::recording::composed::{clock, recorded, sample};
 
 fn args(keys: &[Key]) -> ReportArgs {
     ReportArgs {
@@ -14,48 +13,46 @@ fn args(keys: &[Key]) -> ReportArgs {
     }
 }
 
-fn recording() -> Recording {
-    let mut recording = Recording::default();
-    recording.add(Line::Header(Header { version: 1, target: "'x'".into() }));
-    recording.add(Line::Event(EventLine {
-        name: "task-clock".into(),
-        unit: "ns".into(),
-        period: 1_000_000,
-        freq: false,
-        source: "a source".into(),
-        guest_only: false,
-    }));
-    for pid in [7, 7, 7, 9] {
-        recording.add(Line::Sample(Sample(0, 0x1000, pid, pid, 1, 0, 1_000_000, true, Chain::default())));
-    }
-    recording
+fn recording() -> Profile {
+    recorded(vec![clock()], |output| {
+        for pid in [7, 7, 7, 9] {
+            output.sample(0, &sample(pid, 0x1000), &[]).unwrap();
+        }
+        output.throttle(0, 1).unwrap();
+    })
 }
 
 #[test]
 fn report_heading_shows_event_period_and_loss() {
     let mut recording = recording();
-    recording.add(Line::Throttle(Throttle { event: 0, time: 1 }));
+    recording.command = "vperf record x".into();
     let keys = [Key::Pid, Key::Symbol];
     assert_eq!(
-        to_text(&recording, &recording.profiles(&keys, View::default()), &args(&keys)),
-        "# Recording of 'x'\n\
-         # The recording is truncated.\n\
-         #\n# task-clock: 4 samples, one every 1,000,000 ns, 0 lost\n\
-         # counted by a source, host's work included\n\
+        to_text(&recording, &profiles(&recording, &keys, View::default()), &args(&keys)),
+        "# Recorded by: vperf record x\n\
+         #\n# task-clock: 4 samples, one every 1,000,000 ns, 0 lost, host's work included\n\
          # Throttled 1 times: samples are missing.\n\n\
          \u{20}SHARE  SAMPLES  PID  SYMBOL\n\
-         75.00%        3  7    [.] 0x1000-0x1fff\n\
-         25.00%        1  9    [.] 0x1000-0x1fff\n\n"
+         75.00%        3  7    [.] [unknown]\n\
+         25.00%        1  9    [.] [unknown]\n\n"
     );
 }
 
 #[test]
 fn json_names_the_keys() {
-    let profiles = recording().profiles(&[Key::Symbol], View::default());
+    let profiles = profiles(&recording(), &[Key::Symbol], View::default());
     let json = serde_json::to_value(&profiles).unwrap();
-    assert_eq!(json[0]["rows"][0]["symbol"], "[.] 0x1000-0x1fff");
+    assert_eq!(json[0]["rows"][0]["symbol"], "[.] [unknown]");
     assert_eq!(json[0]["rows"][0]["percent"], 100.0);
     assert_eq!(json[0]["rows"][0]["samples"], 4);
+}
+
+#[test]
+fn file_that_is_not_a_recording_is_refused() {
+    assert!(matches!(read(Path::new("/dev/zero")), Err(OpenError::NotFile(_))));
+    assert!(matches!(read(Path::new("/proc/cpuinfo")), Err(OpenError::Read { .. })));
+    let missing = read(Path::new("/nonexistent")).unwrap_err().to_string();
+    assert!(missing.contains("name it with -i"), "{missing}");
 }
 
 #[test]
@@ -93,24 +90,12 @@ fn rates_and_shares_are_numbers_of_their_kind() {
     for wrong in ["-1", "101", "x", "", "NaN", "inf"] {
         assert!(percent(wrong).is_err(), "{wrong}");
     }
-    let mut profile = recording().profiles(&[Key::Pid], View::default()).remove(0);
-    assert_eq!(every(&profile), "one every 1,000,000 ns");
-    profile.unit.clear();
-    assert_eq!(every(&profile), "one every 1,000,000");
+    let mut profile = profiles(&recording(), &[Key::Pid], View::default()).remove(0);
+    assert_eq!(every(&profile), ", one every 1,000,000 ns");
+    profile.unit = "";
+    assert_eq!(every(&profile), ", one every 1,000,000");
     profile.freq = true;
-    assert_eq!(every(&profile), "about 1,000,000 a second");
-}
-
-#[test]
-fn report_describes_traces() {
-    let mut recording = recording();
-    recording.add(Line::Trace(TraceLine {
-        name: "exit-trace-user".into(),
-        format: Format::Exits,
-        ..TraceLine::default()
-    }));
-    recording.add(Line::Aux(Aux { trace: 0, place: 0, position: 0, bytes: 4096, data: Vec::new() }));
-    let text = to_text(&recording, &[], &args(&[Key::Pid]));
-    let reported = "# exit-trace-user: 4,096 bytes of AUX data, 0 lost: `vperf exits report` shows them\n";
-    assert!(text.contains(reported), "{text}");
+    assert_eq!(every(&profile), ", about 1,000,000 a second");
+    profile.every = 0;
+    assert_eq!(every(&profile), "");
 }

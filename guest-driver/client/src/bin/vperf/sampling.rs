@@ -1,7 +1,8 @@
 //! Options of sampling events: period, engine and ring size.
 
 use clap::{Args, ValueEnum};
-use vpmu_client::attr::{EventAttr, SAMPLE_CALLCHAIN};
+use vpmu_abi::KIND_MARK;
+use vpmu_client::attr::{EventAttr, SAMPLE_ADDR, SAMPLE_CALLCHAIN};
 use vpmu_client::ring::RingError;
 use vpmu_client::{Engine, Ring, Vpmu};
 
@@ -108,6 +109,10 @@ impl SamplingArgs {
             let attr = event.attr.clone();
             let attr = self.period.apply(attr, &event.name, &event.entry.unit, vpmu.info())?;
             event.attr = finish(attr.sampled_by(self.engine()));
+            if event.entry.kind == KIND_MARK {
+                // The field has the mark's value.
+                event.attr.sample_type |= SAMPLE_ADDR;
+            }
             let has_chains = event.attr.sample_type & SAMPLE_CALLCHAIN != 0;
             if has_chains && self.engine == EngineChoice::Batched {
                 return Err(SamplingError::BatchedChains);

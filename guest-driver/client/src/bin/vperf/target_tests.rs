@@ -1,12 +1,10 @@
 //! Tests that measure targets on this machine with the kernel's task clock, which needs no vPMU.
 
 use super::*;
-use crate::data::{Action, Line, Task};
-use crate::process_history::ProcessHistory;
-use crate::processes::Processes;
+use crate::processes::{Change, Processes};
 use std::path::Path;
 use vpmu_client::perf::PerfPmu;
-use vpmu_client::tasks::Clocks;
+use vpmu_client::tasks::{Action, Clocks, Notice};
 
 #[test]
 fn lists_of_cpus() {
@@ -64,28 +62,29 @@ fn short_lived_child_of_command_is_followed() {
     // The kernel has already reported the shell, so a sample of the shell causes no look-up in
     // /proc.
     processes.saw(shell, 0);
-    let lines = processes.news(&Clocks::default()).unwrap();
-    let mut tasks: Vec<Task> = lines
+    let changes = processes.news(&Clocks::default()).unwrap();
+    let mut notices: Vec<Notice> = changes
         .into_iter()
-        .map(|line| match line {
-            Line::Task(task) => task,
-            line => panic!("{line:?}"),
+        .map(|change| match change {
+            Change::Notice(notice) => notice,
+            change => panic!("{change:?}"),
         })
         .collect();
     // Each CPU reported its own notices.
-    tasks.sort_by_key(|task| task.time);
-    let execs: Vec<(u32, &str)> = tasks
+    notices.sort_by_key(|notice| notice.time);
+    let execs: Vec<(u32, &str)> = notices
         .iter()
-        .filter_map(|task| match &task.action {
-            Action::Exec(name) => Some((task.pid, name.as_str())),
+        .filter_map(|notice| match &notice.action {
+            Action::Exec(name) => Some((notice.pid, name.as_str())),
             _ => None,
         })
         .collect();
     let [(first, "sh"), (second, "true")] = execs[..] else { panic!("{execs:?}") };
     assert_eq!(first, shell);
-    let history = ProcessHistory::new(&[], &tasks);
-    let program = history.at(second, u64::MAX).unwrap();
-    assert!(program.maps.iter().any(|map| map.path.ends_with("/true")), "{program:?}");
+    let is_program = |notice: &Notice| {
+        notice.pid == second && matches!(&notice.action, Action::Map { path, .. } if path.ends_with("/true"))
+    };
+    assert!(notices.iter().any(is_program), "{notices:?}");
     assert_eq!(processes.lost(), 0);
 }
 

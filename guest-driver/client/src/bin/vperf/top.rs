@@ -14,7 +14,7 @@ use vpmu_client::tasks::TasksError;
 use crate::events::EventArgs;
 use crate::format::grouped;
 use crate::frames::{Frame, FrameCollector};
-use crate::names::Key;
+use crate::labels::Key;
 use crate::report::rows_table;
 use crate::sampling::{Rings, SamplingArgs, SamplingError};
 use crate::session::Session;

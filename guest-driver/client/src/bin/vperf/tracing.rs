@@ -1,15 +1,12 @@
 //! Selects and opens traces, and maps their AUX areas. Traces are recorded in addition to samples, or
 //! instead of them.
 
-use std::fs;
-
 use vpmu_abi::{KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS};
 use vpmu_client::area::AreaError;
 use vpmu_client::ring::RingError;
 use vpmu_client::trace::Format;
 use vpmu_client::{Area, Entry, Ring, Snapshot, Vpmu};
 
-use crate::data::{Processor, TraceLine};
 use crate::events::{Chosen, EventsError};
 use crate::period::{PeriodArgs, PeriodError};
 use crate::target::{Opened, Target};
@@ -19,7 +16,6 @@ const DEFAULT_PAGES_LOG2: u32 = 10;
 /// 8 pages are enough: the ring of a trace holds only records that report new bytes in the area.
 const RING_PAGES_LOG2: u32 = 3;
 const PAGE: u64 = 4096;
-const CPUINFO: &str = "/proc/cpuinfo";
 
 /// An error of tracing events.
 #[derive(Debug, thiserror::Error)]
@@ -56,13 +52,9 @@ pub(crate) struct AreaChoice {
 pub(crate) struct TraceBuffer<'a> {
     /// Index of the trace.
     pub(crate) trace: usize,
-    /// Index of the task or CPU.
-    pub(crate) place: usize,
     pub(crate) opened: &'a Opened,
     pub(crate) ring: Ring,
     pub(crate) area: Mapped<'a>,
-    /// Bytes written to the file.
-    pub(crate) written: u64,
     /// For a snapshot: the position in the area up to which bytes have been written to the file.
     pub(crate) until: u64,
 }
@@ -151,15 +143,7 @@ impl AreaChoice {
                 event.map_aux(&ring, pages_log2).map(Mapped::Emptied)
             };
             let area = area.map_err(|source| TracingError::Map { name: name(), source })?;
-            buffers.push(TraceBuffer {
-                trace,
-                place: buffers.iter().filter(|buffer| buffer.trace == trace).count(),
-                opened,
-                ring,
-                area,
-                written: 0,
-                until: 0,
-            });
+            buffers.push(TraceBuffer { trace, opened, ring, area, until: 0 });
         }
         Ok(buffers)
     }
@@ -193,34 +177,6 @@ fn pace(entry: &Entry) -> (&str, &'static str) {
     }
 }
 
-/// A trace's line in the file.
-pub(crate) fn line(trace: &Chosen, snapshot: bool) -> TraceLine {
-    TraceLine {
-        name: trace.name.clone(),
-        format: trace.entry.trace.unwrap_or_default(),
-        period: trace.attr.period,
-        unit: pace(&trace.entry).1.into(),
-        source: trace.entry.source.clone(),
-        guest_only: trace.entry.guest_only,
-        processor: processor(&fs::read_to_string(CPUINFO).unwrap_or_default()),
-        snapshot,
-    }
-}
-
-/// The virtualization extension that defines the hardware exit reasons. The vendor in `cpuinfo`
-/// determines it.
-fn processor(cpuinfo: &str) -> Processor {
-    let maker = cpuinfo.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == "vendor_id").then(|| value.trim())
-    });
-    match maker {
-        Some("AuthenticAMD" | "HygonGenuine") => Processor::Svm,
-        Some("GenuineIntel" | "CentaurHauls" | "Shanghai") => Processor::Vmx,
-        _ => Processor::Unknown,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,15 +191,6 @@ mod tests {
         for wrong in ["", "K", "0", "2K", "3M", "-4K", "4T", "1.5M", "18446744073709551615G"] {
             assert!(area_size(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn reasons_are_of_the_processors_maker() {
-        let of = |maker: &str| processor(&format!("processor\t: 0\nvendor_id\t: {maker}\n"));
-        assert_eq!(of("AuthenticAMD"), Processor::Svm);
-        assert_eq!(of("GenuineIntel"), Processor::Vmx);
-        assert_eq!(of("somebody"), Processor::Unknown);
-        assert_eq!(processor(""), Processor::Unknown);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::workload::WorkloadError;
 ///
 /// Examples:
 ///   vperf exits -- dd if=/dev/vda of=/dev/null count=1000
-///   vperf exits record -a -- sleep 5              all CPUs, into vperf.data
+///   vperf exits record -a -- sleep 5              all CPUs, into perf.data
 ///   vperf exits report                            which exits, how long, caused by whom
 ///   vperf exits report --sort task,symbol
 ///   vperf exits timeline -o trace.json            for chrome://tracing or ui.perfetto.dev

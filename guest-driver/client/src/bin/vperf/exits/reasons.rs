@@ -2,7 +2,25 @@
 
 use vpmu_client::trace::{Exit, Reason};
 
-use crate::data::Processor;
+/// The virtualization extension of a processor, which defines the numbers of hardware exit reasons.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Processor {
+    Svm,
+    Vmx,
+    #[default]
+    Unknown,
+}
+
+impl Processor {
+    /// The extension of the processor `cpu_id`, whose first word is the vendor.
+    pub(super) fn of(cpu_id: &str) -> Self {
+        match cpu_id.split(',').next() {
+            Some("AuthenticAMD" | "HygonGenuine") => Self::Svm,
+            Some("GenuineIntel" | "CentaurHauls" | "Shanghai") => Self::Vmx,
+            _ => Self::Unknown,
+        }
+    }
+}
 
 /// The reason of an exit.
 pub(super) fn reason(exit: &Exit, processor: Processor) -> String {
@@ -252,6 +270,14 @@ mod tests {
             panic!("{bytes:?}");
         };
         (reason(exit, processor), what(exit, processor))
+    }
+
+    #[test]
+    fn reasons_are_of_the_processors_maker() {
+        assert_eq!(Processor::of("AuthenticAMD,25,1,1"), Processor::Svm);
+        assert_eq!(Processor::of("GenuineIntel,6,85,7"), Processor::Vmx);
+        assert_eq!(Processor::of("somebody,1,2,3"), Processor::Unknown);
+        assert_eq!(Processor::of(""), Processor::Unknown);
     }
 
     fn exit(flags: u8, reason: u16, qualification: u64, detail: u64) -> composed::Exit {

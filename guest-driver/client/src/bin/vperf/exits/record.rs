@@ -45,7 +45,7 @@ pub(crate) struct RecordArgs {
     #[arg(long)]
     snapshot: bool,
     /// The file to write; an existing one is kept as FILE.old.
-    #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
+    #[arg(short, long, value_name = "FILE", default_value = "perf.data")]
     output: PathBuf,
     #[command(flatten)]
     pub(crate) target: TargetArgs,
@@ -152,9 +152,8 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
         snapshot: args.snapshot,
         ..Sources::default()
     };
-    let heading = args.target.describe();
     let info = *vpmu.info();
-    let mut recording = Recording::begin(&args.output, &heading, sources, info, &target)?;
+    let mut recording = Recording::begin(&args.output, sources, info, &target)?;
     let mut session = target.start(&opened)?;
     recording.follow(&opened, &mut session)?;
     Ok(recording.finish(&opened, session)?)

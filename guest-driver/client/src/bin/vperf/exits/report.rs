@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::recorded::{Recorded, RecordedError, Trace};
+use super::recorded::{Recorded, RecordedError};
 use super::totals::{Key, Row, Totals, name};
 use crate::format::{Align, duration, grouped, table};
-use crate::symbols::Programs;
 
 /// Columns of the table of causes.
 const CALLERS: [Key; 4] = [Key::Reason, Key::What, Key::Task, Key::Symbol];
@@ -29,7 +28,7 @@ const DEFAULT_TOP: usize = 10;
 #[command(verbatim_doc_comment)]
 pub(crate) struct ReportArgs {
     /// The recording to read.
-    #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
+    #[arg(short, long, value_name = "FILE", default_value = "perf.data")]
     input: PathBuf,
     /// Show one table, with exits grouped by these fields.
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',')]
@@ -53,9 +52,7 @@ pub(crate) enum ReportError {
 
 #[derive(serde::Serialize)]
 struct Report<'a> {
-    target: &'a str,
-    complete: bool,
-    elapsed_ns: u64,
+    command: &'a str,
     traces: Vec<Traced<'a>>,
 }
 
@@ -63,15 +60,11 @@ struct Report<'a> {
 #[derive(Debug, serde::Serialize)]
 struct Traced<'a> {
     trace: &'a str,
-    source: &'a str,
     snapshot: bool,
     exits: u64,
     total_ns: u64,
     cut: u64,
-    produced_bytes: u64,
-    written_bytes: u64,
-    lost_bytes: u64,
-    unreadable_pages: u64,
+    lost: u64,
     tables: Vec<Table>,
 }
 
@@ -100,64 +93,42 @@ pub(super) fn render(args: &ReportArgs) -> Result<String, ReportError> {
     let recorded = Recorded::read(&args.input)?;
     let keys: Vec<Vec<Key>> =
         if args.sort.is_empty() { vec![vec![Key::Reason], CALLERS.to_vec()] } else { vec![args.sort.clone()] };
-    let report = Report {
-        target: &recorded.target,
-        complete: recorded.complete,
-        elapsed_ns: recorded.elapsed_ns,
-        traces: add_up(&recorded, &keys)?,
-    };
+    let report = Report { command: recorded.command(), traces: add_up(&recorded, &keys) };
     if args.json {
         let json = serde_json::to_string(&report);
         return Ok(json.map_err(|error| ReportError::Write(error.into()))? + "\n");
     }
-    Ok(to_text(&report, recorded.kernel_is_hidden(), args.top))
+    Ok(to_text(&report, recorded.nameless(), args.top))
 }
 
-fn add_up<'a>(recorded: &'a Recorded, keys: &[Vec<Key>]) -> Result<Vec<Traced<'a>>, ReportError> {
-    let mut programs = Programs::default();
-    let mut labels = recorded.labels(&mut programs);
-    let tables = || keys.iter().map(|keys| Totals::by(keys)).collect();
-    let mut totals: Vec<Vec<Totals>> = recorded.traces.iter().map(|_| tables()).collect();
-    recorded.exits(|trace, exit| {
-        let processor = recorded.traces[trace].line.processor;
-        for totals in &mut totals[trace] {
-            totals.add(exit, processor, &mut labels);
+fn add_up<'a>(recorded: &'a Recorded, keys: &[Vec<Key>]) -> Vec<Traced<'a>> {
+    let traces = recorded.traces().map(|(index, event)| {
+        let mut totals: Vec<Totals> = keys.iter().map(|keys| Totals::by(keys)).collect();
+        for exit in recorded.exits(index) {
+            totals.iter_mut().for_each(|totals| totals.add(&exit, recorded.processor));
         }
-    })?;
-    let traced = |(trace, totals): (&'a Trace, Vec<Totals>)| {
         let all = totals.first().map(|totals| totals.all).unwrap_or_default();
+        let tables = keys.iter().zip(totals).map(|(keys, totals)| Table { keys: keys.clone(), rows: totals.rows() });
         Traced {
-            trace: &trace.line.name,
-            source: &trace.line.source,
-            snapshot: trace.line.snapshot,
+            trace: &event.name,
+            snapshot: event.is_newest_only,
             exits: all.exits,
             total_ns: all.total_ns,
             cut: all.cut,
-            produced_bytes: trace.produced,
-            written_bytes: trace.written,
-            lost_bytes: trace.lost,
-            unreadable_pages: trace.unreadable,
-            tables: keys
-                .iter()
-                .zip(totals)
-                .map(|(keys, totals)| Table { keys: keys.clone(), rows: totals.rows() })
-                .collect(),
+            lost: event.lost,
+            tables: tables.collect(),
         }
-    };
-    let traces = recorded.traces.iter().zip(totals);
-    let of_exits = traces.filter(|(trace, _)| trace.has_exits());
-    Ok(of_exits.map(traced).collect())
+    });
+    traces.collect()
 }
 
-fn to_text(report: &Report<'_>, kernel_is_hidden: bool, top: usize) -> String {
-    let mut text = format!("# Exits of {}", report.target);
-    if report.complete {
-        text.push_str(&format!(", recorded for {}\n", duration(report.elapsed_ns)));
-    } else {
-        text.push_str("\n# The recording is truncated.\n");
-    }
-    if kernel_is_hidden {
-        text.push_str("# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n");
+fn to_text(report: &Report<'_>, nameless: u64, top: usize) -> String {
+    let mut text = format!("# Recorded by: {}\n", report.command);
+    if nameless > 0 {
+        text.push_str(&format!(
+            "# {} frames of the kernel have no name: record as root, or set kernel.kptr_restrict to 0.\n",
+            grouped(nameless)
+        ));
     }
     for trace in &report.traces {
         text.push_str(&heading(trace));
@@ -172,12 +143,11 @@ fn to_text(report: &Report<'_>, kernel_is_hidden: bool, top: usize) -> String {
 
 fn heading(trace: &Traced<'_>) -> String {
     let mut text = format!(
-        "#\n# {}: {} exits, {} outside of the guest, {} bytes lost\n# traced by {}\n",
+        "#\n# {}: {} exits, {} outside of the guest, {} lost\n",
         trace.trace,
         grouped(trace.exits),
         duration(trace.total_ns),
-        grouped(trace.lost_bytes),
-        trace.source,
+        grouped(trace.lost),
     );
     if trace.snapshot {
         text.push_str("# A snapshot: the newest exits only.\n");
@@ -187,9 +157,6 @@ fn heading(trace: &Traced<'_>) -> String {
             "# {} exits were not traced to their end: their times are lower bounds.\n",
             grouped(trace.cut)
         ));
-    }
-    if trace.unreadable_pages > 0 {
-        text.push_str(&format!("# {} unreadable pages.\n", grouped(trace.unreadable_pages)));
     }
     text
 }

@@ -5,11 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use clap::ValueEnum;
 use vpmu_client::trace::Exit;
 
-use super::reasons;
-use super::recorded::Labels;
+use super::reasons::{self, Processor};
+use super::recorded::NamedExit;
 use crate::call_tree::share;
-use crate::data::Processor;
-use crate::names;
 
 /// A field by which exits are grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -38,13 +36,13 @@ pub(super) fn name(key: Key) -> &'static str {
 }
 
 /// The value of an exit's field `key`.
-fn cell(key: Key, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) -> String {
+fn cell(key: Key, of: &NamedExit<'_>, processor: Processor) -> String {
     match key {
-        Key::Reason => reasons::reason(exit, processor),
-        Key::What => reasons::what(exit, processor),
-        Key::Task => labels.of(exit, names::Key::Comm).to_owned(),
-        Key::Symbol => labels.of(exit, names::Key::Symbol).to_owned(),
-        Key::Cpu => exit.vcpu().to_string(),
+        Key::Reason => reasons::reason(of.exit, processor),
+        Key::What => reasons::what(of.exit, processor),
+        Key::Task => of.task.to_owned(),
+        Key::Symbol => of.symbol.clone(),
+        Key::Cpu => of.exit.vcpu().to_string(),
     }
 }
 
@@ -96,11 +94,10 @@ impl Totals {
         Self { keys: keys.to_vec(), totals: HashMap::new(), all: Sum::default() }
     }
 
-    pub(super) fn add(&mut self, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) {
-        let keys = self.keys.iter();
-        let cells = keys.map(|&key| cell(key, exit, processor, labels));
-        self.totals.entry(cells.collect()).or_default().add(exit);
-        self.all.add(exit);
+    pub(super) fn add(&mut self, exit: &NamedExit<'_>, processor: Processor) {
+        let cells = self.keys.iter().map(|&key| cell(key, exit, processor));
+        self.totals.entry(cells.collect()).or_default().add(exit.exit);
+        self.all.add(exit.exit);
     }
 
     /// Rows by descending time.

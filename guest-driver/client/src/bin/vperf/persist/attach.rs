@@ -12,12 +12,11 @@ use vpmu_client::history::HistoryError;
 use vpmu_client::ring::RingError;
 use vpmu_client::{Event, History, Persistent, Record, Ring, Vpmu};
 
-use super::render::{self, Rendering};
+use super::render::Rendering;
 use super::{PersistError, not_operators};
 use crate::format::grouped;
 use crate::os::Signals;
 use crate::recording::say;
-use crate::symbols::{KernelFunctions, Programs};
 use crate::target::{TargetError, is_away};
 
 /// Maximum time that a sample waits in the ring before it is shown.
@@ -107,8 +106,6 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     }
     event.attach()?;
     let mut rendering = Rendering::new(&vpmu, std::slice::from_ref(&listed));
-    let mut text =
-        args.output.is_none().then(|| Text { functions: render::kernel_functions(), programs: Programs::default() });
     let mut missed = 0;
     let mut ended = matches!(reader, Reader::None);
     loop {
@@ -118,8 +115,8 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
             let _ = event.flush();
         }
         missed += reader.read(|record| rendering.add(0, record)).map_err(history)?;
-        if let Some(text) = &mut text {
-            text.write(&vpmu, &mut rendering)?;
+        if args.output.is_none() {
+            write(&vpmu, &mut rendering)?;
         }
         if ended {
             break;
@@ -128,8 +125,7 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     }
     let sums = rendering.sums();
     if let Some(path) = &args.output {
-        let heading = format!("persistent event {}", listed.name);
-        rendering.write(&vpmu, path, &heading)?;
+        rendering.write(&vpmu, path)?;
     }
     let count = event.read().map_err(|source| PersistError::Event { name: name(), source })?;
     say(&format!(
@@ -142,19 +138,10 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     Ok(())
 }
 
-/// State for printing samples as lines.
-#[derive(Debug)]
-struct Text {
-    functions: KernelFunctions,
-    programs: Programs,
-}
-
-impl Text {
-    fn write(&mut self, vpmu: &Vpmu, rendering: &mut Rendering) -> Result<(), PersistError> {
-        let text = rendering.take_text(vpmu, &self.functions, &mut self.programs)?;
-        let mut stdout = io::stdout();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(PersistError::Write)
-    }
+fn write(vpmu: &Vpmu, rendering: &mut Rendering) -> Result<(), PersistError> {
+    let text = rendering.take_text(vpmu)?;
+    let mut stdout = io::stdout();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(PersistError::Write)
 }
 
 /// Waits for records or a signal, but no longer than [`LOOK_EVERY`]. Returns true if a signal arrived, or if the event

@@ -8,11 +8,10 @@ use vpmu_client::error::chain;
 use vpmu_client::history::{HistoryError, RingSnapshot};
 use vpmu_client::{Persistent, Vpmu};
 
-use super::render::{self, Rendering};
+use super::render::Rendering;
 use super::{PersistError, named};
 use crate::format::grouped;
 use crate::recording::say;
-use crate::symbols::Programs;
 
 /// Show what persistent events recorded.
 ///
@@ -26,7 +25,7 @@ pub(super) struct DumpArgs {
     /// Ids or names, as `vperf persist ls` shows them. [default: all that have a ring]
     #[arg(value_name = "ID|NAME")]
     events: Vec<String>,
-    /// Write a file for `vperf report -i FILE` instead; an existing one is kept as FILE.old.
+    /// Write a file for `vperf report -i FILE` or `perf report` instead; an existing one is kept as FILE.old.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -56,13 +55,10 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
     }
     let sums = rendering.sums();
     let Some(path) = &args.output else {
-        let functions = render::kernel_functions();
-        let text = rendering.take_text(&vpmu, &functions, &mut Programs::default())?;
+        let text = rendering.take_text(&vpmu)?;
         return io::stdout().write_all(text.as_bytes()).map_err(PersistError::Write);
     };
-    let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
-    let heading = format!("persistent events {}", names.join(", "));
-    rendering.write(&vpmu, path, &heading)?;
+    rendering.write(&vpmu, path)?;
     say(&format!("{} samples written to {}, {} lost", grouped(sums.samples), path.display(), grouped(sums.lost)));
     Ok(())
 }

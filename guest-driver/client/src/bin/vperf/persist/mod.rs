@@ -16,7 +16,7 @@ use vpmu_client::history::HistoryError;
 use vpmu_client::persistent::PersistentError;
 use vpmu_client::{Error, Persistent, Vpmu};
 
-use crate::data::DataError;
+use crate::recording::FileError;
 use crate::sampling::SamplingError;
 use crate::target::TargetError;
 
@@ -92,8 +92,8 @@ pub(crate) enum PersistError {
     New { name: String, cpu: u32, source: Error },
     #[error("--name {0}: there must be only one event with -e; several events cannot share a name")]
     Names(String),
-    #[error("{path}")]
-    Data { path: String, source: DataError },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("cannot write the output")]
     Write(#[source] io::Error),
 }

@@ -1,28 +1,32 @@
 //! Code shared by `vperf record` and `vperf exits`: copies records from rings and packets from AUX
 //! areas to the file, and adds the names and mappings of the sampled processes.
 
+#[cfg(test)]
+pub(crate) mod composed;
+mod file;
 mod traces;
 
-use std::collections::BTreeSet;
+pub(crate) use file::{FileError, Output, event};
+#[cfg(test)]
+pub(crate) use traces::exit_sample;
+
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
 use vpmu_client::error::chain;
 use vpmu_client::ring::RingError;
 use vpmu_client::tasks::{Clocks, TasksError};
 use vpmu_client::{Chunk, Info, Record};
 
-use crate::data::{Chain, DataError, End, EventLine, Line, Lost, Sample, Throttle, Writer};
 use crate::events::Chosen;
 use crate::format::grouped;
 use crate::processes::Processes;
 use crate::sampling::Rings;
 use crate::session::Session;
-use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
-use crate::tracing::{self, TraceBuffer};
+use crate::tracing::TraceBuffer;
 
 /// Maximum time between a sample and the look-up of its process, unless the ring fills earlier.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -35,40 +39,12 @@ pub(crate) fn say(text: &str) {
 /// An error that ends a recording.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordingError {
-    #[error("{}", path.display())]
-    Data { path: PathBuf, source: DataError },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error(transparent)]
     Tasks(#[from] TasksError),
     #[error(transparent)]
     Target(#[from] TargetError),
-}
-
-/// Converts a sample of event number `event` to the line that is written to the file.
-pub(crate) fn sample_line(event: usize, sample: &vpmu_client::Sample) -> Sample {
-    Sample(
-        event,
-        sample.ip,
-        sample.pid,
-        sample.tid,
-        sample.time,
-        sample.cpu,
-        sample.period,
-        sample.user,
-        addresses(sample),
-    )
-}
-
-/// The call chain's addresses by mode; empty without a chain.
-fn addresses(sample: &vpmu_client::Sample) -> Chain {
-    if sample.chain.is_empty() {
-        return Chain::default();
-    }
-    let frames = sample.frames();
-    let of = |user| {
-        let of_mode = frames.iter().filter(|frame| frame.user == user);
-        of_mode.map(|frame| frame.ip).collect()
-    };
-    Chain(of(false), of(true))
 }
 
 /// Sources of a recording.
@@ -91,87 +67,72 @@ impl Sources<'_> {
     }
 }
 
+/// Totals of a recording.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    samples: u64,
+    lost: u64,
+    throttled: u64,
+    wakeups: u64,
+}
+
 /// A running recording, from rings and areas to the file.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
-    writer: Writer,
-    path: &'a Path,
+    output: Output,
     sources: Sources<'a>,
     /// The buffer for reads of an area.
     chunk: Chunk,
     taken: traces::Taken,
     info: Info,
     processes: Processes,
-    kernel_ips: BTreeSet<u64>,
+    /// The time of the last record.
+    now: u64,
     /// The cause of the first unreadable record.
     unreadable: Option<String>,
-    started: Instant,
-    end: End,
+    totals: Totals,
 }
 
 impl<'a> Recording<'a> {
     /// Creates the file `path`, and writes everything that is known before the recording starts:
-    /// the header, the events and the processes that already run.
+    /// the events, and the processes that already run.
     pub(crate) fn begin(
-        path: &'a Path,
-        heading: &str,
+        path: &Path,
         sources: Sources<'a>,
         info: Info,
         target: &Target,
     ) -> Result<Self, RecordingError> {
-        let data = |source| RecordingError::Data { path: path.into(), source };
         let followed = target.follow().unwrap_or_else(|error| {
             let error = chain(&error);
             say(&format!("{error}: short-lived processes may have no names"));
             Vec::new()
         });
+        let chosen = sources.sampled.iter().map(|chosen| (chosen, false));
+        let chosen = chosen.chain(sources.traced.iter().map(|chosen| (chosen, sources.snapshot))).enumerate();
+        let events = chosen.map(|(index, (chosen, is_newest_only))| {
+            event(index, &chosen.name, Some(&chosen.entry), &chosen.attr, is_newest_only)
+        });
         let mut recording = Self {
-            writer: Writer::create(path, heading).map_err(data)?,
-            path,
+            output: Output::create(path, events.collect())?,
             sources,
             chunk: Chunk::default(),
             taken: traces::Taken::default(),
             info,
             processes: Processes::new(Path::new("/proc"), followed),
-            kernel_ips: BTreeSet::new(),
+            now: 0,
             unreadable: None,
-            started: Instant::now(),
-            end: End::default(),
+            totals: Totals::default(),
         };
-        recording.events()?;
         for pid in target.present() {
             recording.processes.saw(pid, 0);
         }
         recording.news()?;
-        recording.started = Instant::now();
         Ok(recording)
     }
 
-    fn line(&mut self, line: &Line) -> Result<(), RecordingError> {
-        let error = |source| RecordingError::Data { path: self.path.into(), source };
-        self.writer.line(line).map_err(error)
-    }
-
-    fn events(&mut self) -> Result<(), RecordingError> {
-        for event in self.sources.sampled {
-            self.line(&Line::Event(EventLine {
-                name: event.name.clone(),
-                unit: event.entry.unit.clone(),
-                period: event.attr.period,
-                freq: event.attr.freq,
-                source: event.entry.source.clone(),
-                guest_only: event.entry.samples_guest_only(),
-            }))?;
-        }
-        for trace in self.sources.traced {
-            self.line(&Line::Trace(tracing::line(trace, self.sources.snapshot)))?;
-        }
-        Ok(())
-    }
-
     fn news(&mut self) -> Result<(), RecordingError> {
-        for line in self.processes.news(&Clocks::read(&self.info))? {
-            self.line(&line)?;
+        for change in self.processes.news(&Clocks::read(&self.info))? {
+            self.output.change(&change)?;
         }
         Ok(())
     }
@@ -185,13 +146,12 @@ impl<'a> Recording<'a> {
         let mut ended = false;
         while !ended {
             ended = session.wait(&open, Some(LOOK_EVERY), &mut ready)?;
-            self.end.wakeups += ready.iter().filter(|ready| ready.readable).count() as u64;
+            self.totals.wakeups += ready.iter().filter(|ready| ready.readable).count() as u64;
             let mut answers = ready.iter();
             open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
             self.drain()?;
             if session.snapshots() > 0 {
                 self.take_snapshots()?;
-                self.flush()?;
                 self.report_snapshot();
             }
             if !session.has_command() {
@@ -236,32 +196,25 @@ impl<'a> Recording<'a> {
         match record {
             Record::Sample(sample) => {
                 self.processes.saw(sample.pid, sample.time);
-                let line = sample_line(event, sample);
-                if !sample.user {
-                    self.kernel_ips.insert(sample.ip);
-                }
-                self.kernel_ips.extend(&line.8.0);
-                self.end.samples += 1;
-                self.line(&Line::Sample(line))
+                self.totals.samples += 1;
+                self.now = self.now.max(sample.time);
+                self.output.sample(event, sample, &[])?;
             }
             Record::Throttle(throttle) => {
-                self.end.throttled += 1;
-                let time = throttle.time;
-                self.line(&Line::Throttle(Throttle { event, time }))
+                self.totals.throttled += 1;
+                self.output.throttle(event, throttle.time)?;
             }
             Record::Lost { lost, .. } => {
-                let lost = *lost;
-                self.end.lost = self.end.lost.saturating_add(lost);
-                self.line(&Line::Lost(Lost { event, lost }))
+                self.totals.lost = self.totals.lost.saturating_add(*lost);
+                self.output.lost(event, *lost, self.now)?;
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(())
     }
 
     /// Stops the measurement and writes the rest of the recording; returns the exit code.
     pub(crate) fn finish(mut self, opened: &[Opened], session: Session) -> Result<u8, RecordingError> {
-        let elapsed = self.started.elapsed().as_nanos();
-        self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         session.stop(opened)?;
         // Reading an event makes the device publish the event's trace, and write the record of lost
         // samples if the ring had no space for it before.
@@ -269,43 +222,30 @@ impl<'a> Recording<'a> {
         self.drain()?;
         self.take_snapshots()?;
         self.account()?;
-        self.end.exit_code = session.finish()?;
-        self.write_end()?;
+        let code = session.finish()?;
+        self.output.finish()?;
         self.report();
         if let Some((index, error)) = dead {
             let (name, error) = (self.sources.name(index), chain(&error));
             say(&format!("{name}: {error}: the recording has only the event's earlier data"));
         }
-        Ok(self.end.exit_code)
-    }
-
-    fn write_end(&mut self) -> Result<(), RecordingError> {
-        let ips: Vec<u64> = std::mem::take(&mut self.kernel_ips).into_iter().collect();
-        let kernel = symbols::kernel(Path::new(symbols::KALLSYMS), &ips);
-        self.line(&Line::Kernel(kernel))?;
-        self.line(&Line::End(self.end))?;
-        self.flush()
-    }
-
-    fn flush(&mut self) -> Result<(), RecordingError> {
-        let flushed = self.writer.flush();
-        flushed.map_err(|source| RecordingError::Data { path: self.path.into(), source })
+        Ok(code)
     }
 
     fn report(&self) {
-        if self.end.throttled > 0 {
+        if self.totals.throttled > 0 {
             say(&format!(
                 "too many samples: the device throttled the event {} times; raise -c or lower -F",
-                grouped(self.end.throttled)
+                grouped(self.totals.throttled)
             ));
         }
         if !self.sources.sampled.is_empty() {
             say(&format!(
                 "{} samples written to {}, {} lost, {} wakeups",
-                grouped(self.end.samples),
-                self.path.display(),
-                grouped(self.end.lost),
-                grouped(self.end.wakeups)
+                grouped(self.totals.samples),
+                self.output.path().display(),
+                grouped(self.totals.lost),
+                grouped(self.totals.wakeups)
             ));
         }
         self.report_traces();

@@ -1,13 +1,12 @@
-//! Traces in a recording: copies packets from AUX areas to the file.
+//! Traces in a recording: copies packets from AUX areas to the file, each as a sample.
 
 use std::io::{self, IsTerminal, Write};
 
-use vpmu_client::Packet;
 use vpmu_client::ring::RingError;
-use vpmu_client::trace::Packets;
+use vpmu_client::trace::{Exit, Format, Packets, TraceSample};
+use vpmu_client::{Packet, Sample};
 
 use super::{Recording, RecordingError, say};
-use crate::data::{Aux, Line, Traced};
 use crate::format::grouped;
 use crate::tracing::{Mapped, TraceBuffer};
 
@@ -46,8 +45,7 @@ impl Recording<'_> {
                         break;
                     }
                 }
-                buffer.written += self.chunk.bytes.len() as u64;
-                self.chunk(buffer.trace, buffer.place, buffer.opened.index)?;
+                self.chunk(buffer.opened.index)?;
             }
         }
         self.sources.buffers = buffers;
@@ -91,69 +89,67 @@ impl Recording<'_> {
             let known = known.min(self.chunk.bytes.len());
             self.chunk.bytes.drain(..known);
             self.chunk.position += known as u64;
-            let bytes = self.chunk.bytes.len() as u64;
-            buffer.written += bytes;
-            buffer.until = self.chunk.position.saturating_add(bytes);
-            self.chunk(buffer.trace, buffer.place, buffer.opened.index)?;
+            buffer.until = self.chunk.position.saturating_add(self.chunk.bytes.len() as u64);
+            self.chunk(buffer.opened.index)?;
         }
         self.sources.buffers = buffers;
         self.news()
     }
 
-    /// Writes the current chunk, which was read from the area at `place`, and notes the processes
-    /// in its packets.
-    fn chunk(&mut self, trace: usize, place: usize, event: usize) -> Result<(), RecordingError> {
+    /// Writes the packets of the current chunk as samples of the event with the index `event`.
+    fn chunk(&mut self, event: usize) -> Result<(), RecordingError> {
         let data = std::mem::take(&mut self.chunk.bytes);
-        if data.is_empty() {
-            return Ok(());
-        }
-        self.look(&data, event);
-        self.taken.bytes += data.len() as u64;
-        self.line(&Line::Aux(Aux { trace, place, position: self.chunk.position, bytes: data.len() as u64, data }))
-    }
-
-    fn look(&mut self, data: &[u8], event: usize) {
-        for packet in Packets::new(self.chunk.position, data) {
-            let (pid, time, ip, user) = match packet {
+        let mut packets = Packets::new(self.chunk.position, &data);
+        let mut at = 0;
+        while let Some(packet) = packets.next() {
+            let sample = match packet {
                 Ok(Packet::Exit(exit)) => {
                     self.taken.exits += 1;
-                    (exit.pid(), exit.time(), exit.ip(), exit.user())
+                    Some(exit_sample(exit))
                 }
                 Ok(Packet::Sample(sample)) => {
                     self.taken.samples += 1;
-                    (sample.pid(), sample.time(), sample.ip(), sample.user())
+                    Some(trace_sample(sample))
                 }
-                Ok(_) => continue,
+                Ok(_) => None,
+                Err(error) => {
+                    self.unreadable(event, &error);
+                    None
+                }
+            };
+            let next = usize::try_from(packets.position() - self.chunk.position).unwrap_or(usize::MAX);
+            if let (Some(sample), Some(packet)) = (sample, data.get(at..next)) {
+                self.processes.saw(sample.pid, sample.time);
+                self.now = self.now.max(sample.time);
+                self.output.sample(event, &sample, packet)?;
+            }
+            at = next;
+        }
+        self.taken.bytes += data.len() as u64;
+        Ok(())
+    }
+
+    /// Writes how many packets of each trace were lost, once all its other packets are in the file.
+    pub(super) fn account(&mut self) -> Result<(), RecordingError> {
+        for buffer in std::mem::take(&mut self.sources.buffers) {
+            let event = buffer.opened.index;
+            let reading = match buffer.opened.event.read() {
+                Ok(reading) => reading,
                 Err(error) => {
                     self.unreadable(event, &error);
                     continue;
                 }
             };
-            self.processes.saw(pid, time);
-            if !user {
-                self.kernel_ips.extend(ip);
-            }
-        }
-    }
-
-    /// Writes each trace's totals, once all its packets are in the file.
-    pub(super) fn account(&mut self) -> Result<(), RecordingError> {
-        for buffer in std::mem::take(&mut self.sources.buffers) {
-            let reading = match buffer.opened.event.read() {
-                Ok(reading) => reading,
-                Err(error) => {
-                    self.unreadable(buffer.opened.index, &error);
-                    continue;
-                }
-            };
             self.taken.lost = self.taken.lost.saturating_add(reading.lost);
-            self.line(&Line::Traced(Traced {
-                trace: buffer.trace,
-                place: buffer.place,
-                produced: reading.value,
-                lost: reading.lost,
-                written: buffer.written,
-            }))?;
+            let trace = self.sources.traced.get(buffer.trace).and_then(|trace| trace.entry.trace);
+            let packet = match trace {
+                Some(Format::Samples) => size_of::<TraceSample>(),
+                _ => size_of::<Exit>(),
+            };
+            let lost = reading.lost / packet as u64;
+            if lost > 0 {
+                self.output.lost(event, lost, self.now)?;
+            }
         }
         Ok(())
     }
@@ -183,12 +179,40 @@ impl Recording<'_> {
         say(&format!(
             "{} written to {}, {lost} bytes lost, {} wakeups",
             self.taken.describe(),
-            self.path.display(),
-            grouped(self.end.wakeups)
+            self.output.path().display(),
+            grouped(self.totals.wakeups)
         ));
         if self.taken.lost > 0 {
             say("packets were lost because the AUX areas were full: enlarge them (--aux-size)");
         }
+    }
+}
+
+/// An exit as a sample. The address is that of the access that caused the exit, where it is known.
+pub(crate) fn exit_sample(exit: &Exit) -> Sample {
+    Sample {
+        ip: exit.ip().unwrap_or(0),
+        pid: exit.pid(),
+        tid: exit.tid(),
+        time: exit.time(),
+        addr: exit.access().map_or(0, |access| access.address),
+        cpu: exit.vcpu(),
+        period: 1,
+        user: exit.user(),
+        ..Sample::default()
+    }
+}
+
+fn trace_sample(sample: &TraceSample) -> Sample {
+    Sample {
+        ip: sample.ip().unwrap_or(0),
+        pid: sample.pid(),
+        tid: sample.tid(),
+        time: sample.time(),
+        cpu: sample.vcpu(),
+        period: sample.period(),
+        user: sample.user(),
+        ..Sample::default()
     }
 }
 
