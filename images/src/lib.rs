@@ -32,6 +32,7 @@ pub mod packages;
 pub mod post_run;
 pub mod prerequisites;
 pub mod process;
+pub mod profile_readers;
 pub mod programs;
 pub mod progress;
 pub mod qemu;

@@ -114,18 +114,35 @@ pub fn with_libraries(root: &Path, arch: Arch, name: &str) -> Result<Files, Unpa
 /// # Errors
 /// [`UnpackedError`].
 pub fn directory(cache: &Cache, apt: &Apt, packages: &[&str]) -> Result<PathBuf, UnpackedError> {
-    // Look the packages up in each attempt, because refreshed lists may name other versions.
-    apt.refreshing(|| unpack(apt, cache, packages))
+    directory_without(cache, apt, packages, &[])
 }
 
-fn unpack(apt: &Apt, cache: &Cache, wanted: &[&str]) -> Result<PathBuf, UnpackedError> {
+/// Like [`directory`], without the packages `unused` and their dependencies.
+///
+/// # Errors
+/// [`UnpackedError`].
+pub fn directory_without(
+    cache: &Cache,
+    apt: &Apt,
+    packages: &[&str],
+    unused: &[&str],
+) -> Result<PathBuf, UnpackedError> {
+    // Look the packages up in each attempt, because refreshed lists may name other versions.
+    apt.refreshing(|| unpack(apt, cache, packages, unused))
+}
+
+fn unpack(apt: &Apt, cache: &Cache, wanted: &[&str], unused: &[&str]) -> Result<PathBuf, UnpackedError> {
     let arch = apt.arch();
     let names = wanted.join(" ");
-    let key = apt.state(Key::new("unpacked").text("packages", &names))?;
+    let mut key = Key::new("unpacked").text("packages", &names);
+    if !unused.is_empty() {
+        key = key.text("unused", &unused.join(" "));
+    }
+    let key = apt.state(key)?;
     let kind = arch.kind("dependencies");
     let found: Vec<Package> = packages::keep(cache, &kind, &key.hex(), || {
         let step = Step::new(format!("looking for {names} for {arch}"));
-        let found = packages::closure(apt, wanted, &[])?;
+        let found = packages::closure(apt, wanted, unused)?;
         step.done();
         Ok::<_, UnpackedError>(found)
     })?;

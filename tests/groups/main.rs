@@ -8,6 +8,7 @@ extern crate macro_rules_attribute;
 
 mod baseline;
 mod conformance;
+mod exports;
 mod host_profile;
 mod lab;
 mod module;

@@ -15,4 +15,4 @@ mod operator {
 }
 
 /// Recordings of a guest that has ended.
-mod ends;
+pub(crate) mod ends;

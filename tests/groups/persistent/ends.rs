@@ -8,7 +8,7 @@ use linux_perf_data::{AttributeDescription, PerfFileReader, PerfFileRecord};
 use tests::host::SharedSession;
 
 /// Number of marks that the guest's program places in one boot.
-const MARKS: u64 = 1_000;
+pub(crate) const MARKS: u64 = 1_000;
 /// Number of marks that the guest's own event counts in one boot.
 const OWN: usize = 50;
 
@@ -75,10 +75,26 @@ done
 perf report -i /tmp/panic.data --stdio > /tmp/panic.report 2>&1
 printf '\n@exit report %s\n' $?
 put panic.report /tmp/panic.report
+
+# Files for the programs that crate::exports runs on the machine of the tests.
+perf record -q -e cpu-clock -F 499 -g -o /tmp/tree.data -- workload tree --rounds 200 > /dev/null 2>&1
+perf script -i /tmp/tree.data -F event,ip,sym > /tmp/tree.script 2> /dev/null
+put tree.data /tmp/tree.data
+put tree.script /tmp/tree.script
+export_pprof() {
+	data=$1
+	shift
+	vmm export "/tmp/$data.data" --to pprof -o "/tmp/$data.pprof" "$@" 2> "/tmp/$data.notes"
+	printf '\n@exit %s %s\n' "export-$data.pprof" $?
+	put "$data.pprof.notes" "/tmp/$data.notes"
+	[ ! -e "/tmp/$data.pprof" ] || put "$data.pprof" "/tmp/$data.pprof"
+}
+export_pprof panic --event flight
+export_pprof tree --symfs /
 true
 "#;
 
-static SESSION: SharedSession = SharedSession::new(SCRIPT).with_perf();
+pub(crate) static SESSION: SharedSession = SharedSession::new(SCRIPT).with_perf();
 tests::shared_boots!(|| SESSION.boot());
 
 /// A sample of a recording.
