@@ -4,6 +4,7 @@
 //! A program's file is found by the build id that the recording has for it. The path in the recording is only a hint:
 //! a file with another build id is not used.
 
+use std::cell::OnceCell;
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -61,8 +62,19 @@ pub enum NamesError {
 /// Sources of names.
 #[derive(Debug, Default)]
 pub struct Names {
-    kernel: Option<KernelFile>,
+    kernel: Kernel,
     programs: Programs,
+}
+
+/// Where the names of the kernel's functions are.
+#[derive(Debug, Default)]
+enum Kernel {
+    #[default]
+    Nowhere,
+    /// In a file of the operator.
+    File(KernelFile),
+    /// In the running kernel, whose long list is read when it is needed; `None` if the kernel hides it from this user.
+    Running(OnceCell<Option<KernelFile>>),
 }
 
 /// Where the files of programs are.
@@ -82,8 +94,6 @@ struct KernelFile {
     functions: Functions<(String, Option<String>)>,
     /// Addresses of [`REFERENCES`].
     references: [Option<u64>; 2],
-    /// The build id of the running kernel, if the functions are its own.
-    running: Option<Vec<u8>>,
 }
 
 /// A program's functions.
@@ -104,9 +114,7 @@ impl Names {
     /// functions from this user, they have no names.
     #[must_use]
     pub fn here() -> Self {
-        let running = fs::read(KERNEL_NOTES).ok().and_then(|notes| kernel_build_id(&notes));
-        let kernel = KernelFile::open(Path::new(KALLSYMS)).ok();
-        Self { kernel: kernel.map(|kernel| KernelFile { running, ..kernel }), programs: Programs::Here }
+        Self { kernel: Kernel::Running(OnceCell::new()), programs: Programs::Here }
     }
 
     /// Uses the files that the operator provides, where there are any: `vmlinux`, which can also be a `System.map` or a
@@ -123,7 +131,7 @@ impl Names {
             self.programs = Programs::Directory(symfs.to_owned());
         }
         if let Some(vmlinux) = vmlinux {
-            self.kernel = Some(KernelFile::open(vmlinux)?);
+            self.kernel = Kernel::File(KernelFile::open(vmlinux)?);
         }
         Ok(self)
     }
@@ -131,25 +139,38 @@ impl Names {
     /// Whether there are names for the kernel's functions.
     #[must_use]
     pub fn have_kernel(&self) -> bool {
-        self.kernel.is_some()
+        self.kernel_file().is_some()
+    }
+
+    fn kernel_file(&self) -> Option<&KernelFile> {
+        match &self.kernel {
+            Kernel::Nowhere => None,
+            Kernel::File(file) => Some(file),
+            Kernel::Running(file) => file.get_or_init(|| KernelFile::open(Path::new(KALLSYMS)).ok()).as_ref(),
+        }
     }
 
     /// Forgets the running kernel's functions if the recorded kernel is another one.
     pub(crate) fn recorded_kernel(&mut self, build_id: &[u8]) {
-        self.kernel = self.kernel.take().filter(|kernel| kernel.running.as_deref().is_none_or(|own| own == build_id));
+        if matches!(self.kernel, Kernel::Running(_)) {
+            let running = fs::read(KERNEL_NOTES).ok().and_then(|notes| kernel_build_id(&notes));
+            if running.is_some_and(|running| running != build_id) {
+                self.kernel = Kernel::Nowhere;
+            }
+        }
     }
 
     /// Returns how far the recorded kernel is from the addresses of the file, if its symbol `reference` is at
     /// `address`. Kernels move at each boot (KASLR).
     pub(crate) fn slide(&self, reference: &str, address: u64) -> Option<u64> {
-        let kernel = self.kernel.as_ref()?;
+        let kernel = self.kernel_file()?;
         let index = REFERENCES.iter().position(|&name| name == reference)?;
         Some(address.wrapping_sub((*kernel.references.get(index)?)?))
     }
 
     /// Returns the function, and its module, at an address of the file.
     pub(crate) fn kernel(&self, address: u64) -> Option<(&str, Option<&str>)> {
-        let ((name, module), _) = self.kernel.as_ref()?.functions.at(address)?;
+        let ((name, module), _) = self.kernel_file()?.functions.at(address)?;
         Some((name, module.as_deref()))
     }
 
@@ -200,7 +221,7 @@ impl KernelFile {
         if functions.is_empty() {
             return Err(NamesError::None(path.to_owned()));
         }
-        Ok(Self { functions, references, running: None })
+        Ok(Self { functions, references })
     }
 }
 
