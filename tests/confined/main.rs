@@ -620,6 +620,6 @@ fn chroot_to_a_file_is_refused() {
             .expect("vmm starts");
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{errors}");
-        assert!(errors.contains("give a directory with --chroot"), "{errors}");
+        assert!(errors.contains("--chroot must be a directory"), "{errors}");
     }
 }

@@ -217,7 +217,7 @@ fn chroot_refused(directory: &Path, error: Errno) -> ConfineError {
         directory: directory.to_owned(),
         remedy: match error {
             Errno::PERM => "start as root to use --chroot",
-            _ => "change --chroot",
+            _ => "--chroot must be a directory",
         },
         source: error.into(),
     }
@@ -228,7 +228,7 @@ fn user_refused(user: User, error: Errno) -> ConfineError {
         user,
         remedy: match error {
             Errno::PERM => "start as root to use --user",
-            _ => "change --user",
+            _ => "--user must be valid in this user namespace",
         },
         source: error.into(),
     }
