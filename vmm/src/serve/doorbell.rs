@@ -118,7 +118,7 @@ fn waiting(threads: &VcpuThreads) -> io::Result<Vec<File>> {
     files.collect()
 }
 
-/// The first vCPU for whose system call `wanted` returns something, and what it returns. `None` if there is none.
+/// The first vCPU with a system call that `wanted` accepts, and the value that `wanted` returns.
 fn look<T>(calls: &[File], wanted: impl Fn(Call) -> Option<T>) -> Option<(usize, T)> {
     let begin = Instant::now();
     loop {
