@@ -140,6 +140,7 @@ fn call_constants() -> Vec<(&'static str, i128)> {
         CONFIG_KIND_SHIFT,
         CONFIG1_ENABLE_ON_STARTER,
         CONFIG1_ENGINE_SHIFT,
+        CONFIG1_ENGINE,
         IOC_MAGIC,
         IOC_INFO,
         IOC_OPEN,

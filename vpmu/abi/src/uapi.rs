@@ -206,6 +206,8 @@ pub const CONFIG_KIND_SHIFT: u32 = 48;
 pub const CONFIG1_ENABLE_ON_STARTER: u64 = 1 << 0;
 /// Lowest bit of the sampling engine in `perf_event_attr::config1` of the PMU `vpmu`.
 pub const CONFIG1_ENGINE_SHIFT: u32 = 1;
+/// The bits of the sampling engine.
+pub const CONFIG1_ENGINE: u64 = 3 << CONFIG1_ENGINE_SHIFT;
 
 /// The type of the driver's ioctls.
 pub const IOC_MAGIC: u32 = 0xb6;
