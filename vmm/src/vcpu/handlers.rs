@@ -67,14 +67,20 @@ mod tests {
         Access { address, size: 4, write, count: 1 }
     }
 
-    #[test]
-    fn access_is_in_the_trace_of_its_vcpu() {
+    /// A device with a trace of vCPU 0, which is not enabled; returns its id and the address of its area of one page.
+    fn traced() -> (Fixture, u64, u64) {
         let mut fixture = Fixture::producing(&[PRODUCER]);
         let trace = fixture.opened(&open_of(KIND_VMM_TRACE, NUMBER, 0));
         let [metadata, area] = [0, 4].map(|page| fixture.next_ring + page * PAGE);
         fixture.next_ring += 8 * PAGE;
         fixture.map_pages(trace, MAP_WRITABLE, &[metadata, metadata + PAGE]).expect("a ring");
         map_aux(&mut fixture, trace, MAP_WRITABLE, &[area]).expect("an area");
+        (fixture, trace, area)
+    }
+
+    #[test]
+    fn access_is_in_the_trace_of_its_vcpu() {
+        let (mut fixture, trace, area) = traced();
         let words = |fixture: &Fixture| -> [u64; 2 * WORDS] {
             let word = |at: usize| fixture.memory.read_obj(GuestAddress(area + 8 * at as u64)).expect("memory");
             std::array::from_fn(word)
@@ -91,12 +97,7 @@ mod tests {
 
     #[test]
     fn packet_that_does_not_fit_is_counted_as_lost() {
-        let mut fixture = Fixture::producing(&[PRODUCER]);
-        let trace = fixture.opened(&open_of(KIND_VMM_TRACE, NUMBER, 0));
-        let [metadata, area] = [0, 4].map(|page| fixture.next_ring + page * PAGE);
-        fixture.next_ring += 8 * PAGE;
-        fixture.map_pages(trace, MAP_WRITABLE, &[metadata, metadata + PAGE]).expect("a ring");
-        map_aux(&mut fixture, trace, MAP_WRITABLE, &[area]).expect("an area");
+        let (mut fixture, trace, _) = traced();
         fixture.command(0, COMMAND_ENABLE, trace);
         let size = 8 * WORDS as u64;
         let fit = PAGE / size;
