@@ -173,19 +173,6 @@ static inline void perf_core_unpin(struct perf_event *event)
 }
 
 /**
- * perf_core_is_scheduled() - whether the context of an event is on a CPU
- * @event: the event, whose context is locked
- *
- * Safe: perf core changes is_active only with the context locked.
- *
- * Return: true if the context is on a CPU.
- */
-static inline bool perf_core_is_scheduled(const struct perf_event *event)
-{
-	return event->ctx->is_active;
-}
-
-/**
  * perf_core_admits() - whether perf core lets an event count on this CPU now
  * @event: the event, whose context is locked and is being scheduled in here
  *
@@ -346,14 +333,18 @@ static inline void perf_core_set_running(struct perf_event *event, u64 running)
 }
 
 /**
- * perf_core_missed() - get how long an event was enabled but did not run
- * @event: the event, whose context is locked
+ * perf_core_set_times() - set an event's enabled and running times
+ * @event: an active event, whose context is locked
+ * @enabled: the enabled time
+ * @running: the running time
  *
- * Return: the time, up to the last change of state.
+ * Safe, as perf_core_add_up() and perf_core_set_running() are.
  */
-static inline u64 perf_core_missed(const struct perf_event *event)
+static inline void perf_core_set_times(struct perf_event *event, u64 enabled, u64 running)
 {
-	return event->total_time_enabled - event->total_time_running;
+	perf_core_add_up(event);
+	event->total_time_enabled = enabled;
+	event->total_time_running = running;
 }
 
 /*
@@ -373,16 +364,6 @@ static inline void perf_core_lock_family(struct perf_event *event)
 {
 	mutex_lock(&event->child_mutex);
 }
-
-/**
- * perf_core_lock_family_of() - perf_core_lock_family() for a caller that locks
- *                              the families of several events
- * @event: the event that was opened
- * @outer: a mutex that every such caller holds, so that two callers cannot
- *         deadlock; lockdep checks that it is held
- */
-#define perf_core_lock_family_of(event, outer) \
-	mutex_lock_nest_lock(&(event)->child_mutex, outer)
 
 /**
  * perf_core_unlock_family() - undo perf_core_lock_family()
@@ -412,33 +393,6 @@ static inline void perf_core_unlock_family(struct perf_event *event)
 static inline bool perf_core_has_children(const struct perf_event *event)
 {
 	return !list_empty(&event->child_list);
-}
-
-/**
- * perf_core_dead_count() - sum up the counts of the children that have ended
- * @event: the event that was opened, its family locked
- *
- * Safe: sync_child_event() adds a child's count to child_count when the child
- * ends; child_count is atomic in 6.1, in 6.12 and in 7.3. The family is locked
- * from there on until the child has left the list of children.
- *
- * Return: the sum.
- */
-static inline u64 perf_core_dead_count(const struct perf_event *event)
-{
-	return atomic64_read(&event->child_count);
-}
-
-/**
- * perf_core_dead_missed() - perf_core_missed() for the children that have ended
- * @event: the event that was opened, its family locked
- *
- * Return: the sum of their times.
- */
-static inline u64 perf_core_dead_missed(const struct perf_event *event)
-{
-	return atomic64_read(&event->child_total_time_enabled) -
-	       atomic64_read(&event->child_total_time_running);
 }
 
 /* The CPU, the task and the group of an event */
@@ -506,26 +460,6 @@ static inline bool perf_core_is_alone(const struct perf_event *event)
 	return event->group_leader == event && !event->nr_siblings;
 }
 
-/**
- * perf_core_handler_context() - get the context argument of an in-kernel
- *                               event's overflow handler
- * @event: any event
- * @handler: the overflow handler that the caller sets for its own events
- *
- * Safe: perf_event_alloc() sets the handler and its context, and copies both to
- * inherited events. Before 6.10, a BPF program can replace an event's handler.
- * But a program is attached through the event's descriptor, which an in-kernel
- * event does not have.
- *
- * Return: the handler's context, as passed to
- * perf_event_create_kernel_counter(); NULL for an event with another handler.
- */
-static inline void *perf_core_handler_context(const struct perf_event *event,
-					      perf_overflow_handler_t handler)
-{
-	return event->overflow_handler == handler ? event->overflow_handler_context : NULL;
-}
-
 /* Samples */
 
 /**
@@ -543,16 +477,18 @@ static inline const void *perf_core_buffer(const struct perf_event *event)
 }
 
 /**
- * perf_core_add_lost() - add to an event's count of lost samples
- * @event: the event
+ * perf_core_add_lost() - add to the count of lost samples of the event that was
+ *                        opened
+ * @event: the event, or one that inherits it
  * @count: number of samples for which no record was written
  *
  * A read with PERF_FORMAT_LOST returns the event's count. Safe:
- * perf_output_begin() adds to the same field, lost_samples, which is atomic.
+ * perf_output_begin() adds to the same field of the same event, lost_samples,
+ * which is atomic.
  */
 static inline void perf_core_add_lost(struct perf_event *event, u64 count)
 {
-	atomic64_add(count, &event->lost_samples);
+	atomic64_add(count, &(event->parent ?: event)->lost_samples);
 }
 
 /**
@@ -589,7 +525,7 @@ static inline struct pid_namespace *perf_core_namespace(const struct perf_event 
  * @event: an event that perf core is destroying
  *
  * _free_event() waits for the irq_work, and then calls perf_event::destroy. In
- * between, a replay may have queued the irq_work again.
+ * between, a replay or the end of a limit may have queued the irq_work again.
  */
 static inline void perf_core_sync_irq(struct perf_event *event)
 {
@@ -615,6 +551,17 @@ static inline void perf_core_disable(struct perf_event *event)
 }
 
 /**
+ * perf_core_disable_now() - have perf core disable an event as soon as interrupts
+ *                           are on
+ * @event: the event, active on this CPU; interrupts are off
+ */
+static inline void perf_core_disable_now(struct perf_event *event)
+{
+	perf_core_disable(event);
+	irq_work_queue(&event->pending_irq);
+}
+
+/**
  * perf_core_disable_again() - repeat perf_core_disable() for an event that left
  *                             its CPU before the irq_work ran
  * @event: the event, which becomes active on this CPU; interrupts are off
@@ -625,8 +572,7 @@ static inline bool perf_core_disable_again(struct perf_event *event)
 {
 	if (!event->pending_disable)
 		return false;
-	perf_core_disable(event);
-	irq_work_queue(&event->pending_irq);
+	perf_core_disable_now(event);
 	return true;
 }
 
@@ -719,6 +665,43 @@ static inline bool perf_core_reports_each(const struct perf_event *event)
 		return true;
 #endif
 	return READ_ONCE(first->fasync) || atomic_read(&event->event_limit);
+}
+
+/**
+ * perf_core_limit() - get the number of overflows that an event is limited to
+ * @event: the event
+ *
+ * PERF_EVENT_IOC_REFRESH adds to the number. Safe: it is atomic, and only an
+ * overflow that the driver passes to perf core decrements it.
+ *
+ * Return: the number; zero without a limit.
+ */
+static inline u32 perf_core_limit(const struct perf_event *event)
+{
+	return atomic_read(&event->event_limit);
+}
+
+/**
+ * perf_core_add_limit() - add overflows to an event's limit, as
+ *                         PERF_EVENT_IOC_REFRESH does
+ * @event: the event
+ * @overflows: number of overflows
+ */
+static inline void perf_core_add_limit(struct perf_event *event, u32 overflows)
+{
+	atomic_add(overflows, &event->event_limit);
+}
+
+/**
+ * perf_core_use_limit() - subtract overflows from an event's limit
+ * @event: the event, whose overflows are not passed to perf core
+ * @overflows: number of overflows
+ *
+ * Return: true if the event may overflow further before the limit is used up.
+ */
+static inline bool perf_core_use_limit(struct perf_event *event, u32 overflows)
+{
+	return atomic_sub_return(overflows, &event->event_limit);
 }
 
 /**

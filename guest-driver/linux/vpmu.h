@@ -2,10 +2,9 @@
 /*
  * The device, its parts with their locks, and the order of all locks.
  *
- * vpmu_event.h declares what the events of both interfaces, perf_event_open(2)
- * and /dev/vpmu, have in common. vpmu_file.h declares events of /dev/vpmu,
- * vpmu_ring.h the memory that they write to, and vpmu_persistent.h persistent
- * events. The README lists the files.
+ * vpmu_event.h declares the driver's data for perf events, vpmu_file.h that of
+ * events whose records the host writes, vpmu_ring.h the memory that it writes to,
+ * and vpmu_persistent.h persistent events. The README lists the files.
  */
 #ifndef _VPMU_H
 #define _VPMU_H
@@ -63,12 +62,12 @@ struct vpmu_replay;
  *          the machine sleeps
  * @pmu_disabled: perf core has disabled the PMU, so commands are gathered
  * @awaits: perf core is sure to add another event of the same context next, so
- *          the gathered commands wait for it; see vpmu_context.c
+ *          the gathered commands wait for it; see vpmu_pmu.c
  * @reading: commands are gathered for a group, for example while perf core
  *           reads the group
  * @group_read: the last group leader that was scheduled out without its
  *              siblings since perf core disabled the PMU, or NULL; the siblings
- *              were read at that time, see vpmu_context.c
+ *              were read at that time, see vpmu_pmu.c
  * @pending: number of gathered commands
  * @events: the event of each gathered command
  * @commands: VPMU_BATCH slots for gathered commands, then VPMU_DIRECT slots for
@@ -228,9 +227,9 @@ struct vpmu_persistent_set {
  * struct vpmu_lookup - events by id, used to find a notice's event
  * @lock: held while a notice's event is looked up and the notice is handled;
  *        keeps that event alive, and protects the fields that notices use:
- *        vpmu_file::family, vpmu_file::output.ring, vpmu_ring::writers,
- *        vpmu_event::sampler, and the lists of programs to wake and to
- *        signal; taken with interrupts off
+ *        vpmu_event::heirs, vpmu_file::event, vpmu_file::output.ring,
+ *        vpmu_ring::writers, vpmu_event::sampler, and the lists of programs to
+ *        wake and to signal; taken with interrupts off
  * @files: struct vpmu_file by id, also by the ids of inherited events
  * @sampled: struct vpmu_event of perf core's sampling events that have their
  *           own ring
@@ -264,17 +263,6 @@ struct vpmu_life {
 	struct work_struct give_up;
 	atomic_t users;
 	wait_queue_head_t idle;
-};
-
-/**
- * struct vpmu_permission - state for deciding which events a program may open
- * @paranoid: the open file of the sysctl kernel.perf_event_paranoid, or NULL
- * @unprivileged: number of open events that vpmu_permission_charge() has
- *                charged
- */
-struct vpmu_permission {
-	struct file *paranoid;
-	atomic_t unprivileged;
 };
 
 /* Length of the name of a virtio device, with the final zero byte */
@@ -318,19 +306,19 @@ struct vpmu_permission {
  *           has no CPU PMU
  * @persistent: persistent events, and the PMU persistent
  * @misc: /dev/vpmu
- * @permission: state for deciding which events a program may open
+ * @unprivileged: number of open events that vpmu_permission_charge() has charged
  * @lookup: events by id
  * @output_lock: protects rings, their mappings and the events that write to
  *               them: vpmu_file::output and struct vpmu_ring; sleeps
- * @link_lock: protects vpmu_file::links; sleeps
+ * @link_lock: protects vpmu_event::links; sleeps
  * @life: the state of the device, its perf events and its users
  *
  * Lock order: each entry is a chain, outermost lock first. A lock in braces is
  * the kernel's.
  *
- *   persistent.lock, vpmu_group::lock of a leader, vpmu_group::lock of a
- *     sibling, {exec_update_lock}, {ctx->mutex}, {child_mutex}
- *   vpmu_group::lock or {mmap_lock}, output_lock, lookup.lock
+ *   persistent.lock, {ctx->mutex}, {child_mutex}
+ *   persistent.lock (waits for the work), vpmu_waiters::refresh, {ctx->mutex}
+ *   persistent.lock or {mmap_lock}, output_lock, lookup.lock
  *   persistent.lock or {ctx->mutex}, life.lock, output_lock, lookup.lock
  *   {ctx->mutex}, link_lock, lookup.lock
  *   notices.lock, lookup.lock, {ctx->lock}, vpmu_vcpu::lock
@@ -339,13 +327,13 @@ struct vpmu_permission {
  *   {ctx->lock}, vpmu_records::lock (trylock)
  *   {rq->lock}, {ctx->lock}, {lock of the timer base}, for replay_timer
  *   output_lock, vpmu_records::lock
- *   persistent.lock or {ctx->mutex}, users_lock of vpmu_task.c
+ *   persistent.lock or {ctx->mutex}, users_lock of vpmu_vcpu.c
  *
  * In the last chain, {ctx->mutex} belongs to a task that exits. An event
  * that the task inherited can hold the last reference on the parent event; perf
  * core then destroys the parent event with that mutex held.
  *
- * vpmu_task.c explains the order of its locks, users_lock and tell_lock.
+ * vpmu_vcpu.c explains the order of its locks, users_lock and tell_lock.
  *
  * A task may hold any of the sleeping locks while it waits for the answer to a
  * request. So, to end the events, the driver first calls vpmu_life_close()
@@ -371,7 +359,7 @@ struct vpmu_device {
 	bool generic;
 	struct vpmu_persistent_set persistent;
 	struct miscdevice misc;
-	struct vpmu_permission permission;
+	atomic_t unprivileged;
 	struct vpmu_lookup lookup;
 	struct mutex output_lock; /* rings and their writers */
 	struct mutex link_lock; /* starters and stoppers */
@@ -429,13 +417,7 @@ void vpmu_device_get(struct vpmu_device *dev);
 void vpmu_device_put(struct vpmu_device *dev);
 void vpmu_device_give_up(struct vpmu_device *dev);
 void vpmu_device_refused(struct vpmu_device *dev, u32 why);
-
-/* vpmu_life.c */
 bool vpmu_life_is_gone(const struct vpmu_device *dev);
-void vpmu_life_close(struct vpmu_device *dev, int err);
-void vpmu_life_end(struct vpmu_device *dev, int err);
-void vpmu_life_pause(struct vpmu_device *dev);
-void vpmu_life_resume(struct vpmu_device *dev);
 
 /**
  * struct vpmu_control_request - a request on the control queue
@@ -491,10 +473,8 @@ struct vpmu_control_close {
 void vpmu_control_callback(struct virtqueue *vq);
 void vpmu_control_open_queue(struct vpmu_device *dev);
 void vpmu_control_close_queue(struct vpmu_device *dev, int err);
-void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request);
 int vpmu_control_call(struct vpmu_device *dev, u32 op, u64 id, const void *request, size_t len,
 		      u32 *value);
-int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id);
 int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted,
 		      struct vpmu_opened *opened);
 int vpmu_control_close(struct vpmu_device *dev, u64 id);
@@ -532,10 +512,18 @@ void vpmu_vcpu_serve(struct vpmu_vcpu *vcpu);
 void vpmu_vcpu_call(struct vpmu_device *dev, int cpu);
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value);
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu);
-int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
-		       struct vpmu_reply *replies, unsigned int count);
 int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 		      struct vpmu_reply *reply);
+int vpmu_task_init(struct vpmu_device *dev);
+void vpmu_task_exit(struct vpmu_device *dev);
+int vpmu_task_get(struct vpmu_device *dev);
+void vpmu_task_put(void);
+void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu);
+void vpmu_task_forgotten(struct vpmu_device *dev);
+int vpmu_task_resume(struct vpmu_device *dev);
+bool vpmu_task_is_switching(void);
+void vpmu_task_switched(void);
+u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time, bool user, bool late);
 
 /* vpmu_pmu.c */
 int vpmu_pmu_register(struct vpmu_device *dev);
@@ -549,35 +537,11 @@ void vpmu_sampling_run(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_prompt(struct vpmu_vcpu *vcpu);
 void vpmu_sampling_switch(struct vpmu_device *dev, bool idle);
 
-/* vpmu_sysfs.c */
-int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs);
-void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs);
-
-/* vpmu_permission.c */
-void vpmu_permission_init(struct vpmu_device *dev);
-void vpmu_permission_exit(struct vpmu_device *dev);
-int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *attr,
-			 struct task_struct *task);
-int vpmu_permission_charge(struct vpmu_device *dev);
-void vpmu_permission_uncharge(struct vpmu_device *dev);
-
 /* vpmu_output.c */
 bool vpmu_output_deliver(struct vpmu_vcpu *vcpu);
 
 /* vpmu_cdev.c */
 int vpmu_cdev_register(struct vpmu_device *dev);
 void vpmu_cdev_unregister(struct vpmu_device *dev);
-
-/* vpmu_task.c */
-int vpmu_task_init(struct vpmu_device *dev);
-void vpmu_task_exit(struct vpmu_device *dev);
-int vpmu_task_get(struct vpmu_device *dev);
-void vpmu_task_put(void);
-void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu);
-void vpmu_task_forgotten(struct vpmu_device *dev);
-int vpmu_task_resume(struct vpmu_device *dev);
-bool vpmu_task_is_switching(void);
-void vpmu_task_switched(void);
-u64 vpmu_task_place(const struct vpmu_device *dev, u32 tid, u64 time, bool user, bool late);
 
 #endif /* _VPMU_H */

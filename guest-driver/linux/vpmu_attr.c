@@ -2,24 +2,16 @@
 /*
  * Attributes: translation between perf_event_attr and requests to the device.
  *
- * These functions serve both interfaces. An attr for /dev/vpmu comes directly
- * from a program, so all of it is checked here. perf core has already checked
- * an attr of perf_event_open(2), so only fields that a replay of samples cannot
- * support are checked here.
- *
- * Errors are those of perf_event_open(2): EINVAL for an invalid attr, E2BIG for
- * an attr with fields that this kernel does not know, EOPNOTSUPP for a valid
- * attr that this driver or the device does not support.
+ * perf core has already checked an attr. Here, only fields are checked that the
+ * device, or a replay of samples, cannot support.
  */
 #include <linux/minmax.h>
 #include <linux/perf_event.h>
 #include <linux/string.h>
-#include <linux/uaccess.h>
 
 #include "compat.h"
 #include "vpmu.h"
 #include "vpmu_arch.h"
-#include "vpmu_attr.h"
 #include "vpmu_event.h"
 
 /* Fields that sample_id_all appends to records other than samples. */
@@ -50,76 +42,13 @@
 #define SAMPLE_REGS \
 	(PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_INTR)
 
-#define AUX_ACTIONS	(VPMU_AUX_START_PAUSED | VPMU_AUX_PAUSE | VPMU_AUX_RESUME)
-
-/*
- * Copies an attr of any version. Fields that this kernel does not know must be
- * zero.
- */
-static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user *user)
-{
-	u32 size;
-	int err;
-
-	if (get_user(size, &user->size))
-		return -EFAULT;
-	if (!size)
-		size = PERF_ATTR_SIZE_VER0;
-	err = -E2BIG;
-	if (size >= PERF_ATTR_SIZE_VER0 && size <= PAGE_SIZE) {
-		memset(attr, 0, sizeof(*attr));
-		err = copy_struct_from_user(attr, sizeof(*attr), user, size);
-	}
-	/*
-	 * The result of this write does not matter: the function returns E2BIG
-	 * either way.
-	 */
-	if (err == -E2BIG)
-		put_user((u32)sizeof(*attr), &user->size);
-	return err;
-}
-
-static bool regs_valid(u64 mask)
-{
-	return mask && !(mask & ~(VPMU_ARCH_REGS | PERF_REG_EXTENDED_MASK));
-}
-
-/**
- * vpmu_attr_copy() - read an attr from a program
- * @attr: filled in
- * @user: the program's attr
- *
- * Return: 0, or the errno of perf_event_open(2) for an invalid attr.
- */
-int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user)
-{
-	const u64 weights = PERF_SAMPLE_WEIGHT | PERF_SAMPLE_WEIGHT_STRUCT;
-	int err = attr_read(attr, user);
-
-	if (err)
-		return err;
-	if (attr->__reserved_1 || attr->__reserved_2 || attr->vpmu_aux_action & ~AUX_ACTIONS)
-		return -EINVAL;
-	if (attr->sample_type & ~(u64)(PERF_SAMPLE_MAX - 1) ||
-	    attr->read_format & ~(u64)(PERF_FORMAT_MAX - 1))
-		return -EINVAL;
-	if (attr->sample_type & PERF_SAMPLE_REGS_USER && !regs_valid(attr->sample_regs_user))
-		return -EINVAL;
-	if (attr->sample_type & PERF_SAMPLE_REGS_INTR && !regs_valid(attr->sample_regs_intr))
-		return -EINVAL;
-	if (attr->sample_type & PERF_SAMPLE_STACK_USER &&
-	    (attr->sample_stack_user >= U16_MAX || attr->sample_stack_user % sizeof(u64)))
-		return -EINVAL;
-	if ((attr->sample_type & weights) == weights)
-		return -EINVAL;
-	if (attr->inherit_thread && !attr->inherit)
-		return -EINVAL;
-	if (attr->remove_on_exec && attr->enable_on_exec)
-		return -EINVAL;
-	if (attr->sigtrap && !attr->remove_on_exec)
-		return -EINVAL;
-	return 0;
-}
+/* All bits of config1 */
+#define CONFIG1_KNOWN \
+	(VPMU_CONFIG1_ENABLE_ON_STARTER | VPMU_CONFIG1_ENGINE | VPMU_CONFIG1_RING | \
+	 VPMU_CONFIG1_PERSISTENT | CONFIG1_AUX)
+/* Bits of config1 that matter only for packets */
+#define CONFIG1_AUX \
+	(VPMU_CONFIG1_AUX_START_PAUSED | VPMU_CONFIG1_AUX_PAUSE | VPMU_CONFIG1_AUX_RESUME)
 
 /*
  * Whether an attr sets an unsupported field. In a copy of the attr, clears the
@@ -134,6 +63,7 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.type = 0;
 	rest.size = 0;
 	rest.config = 0;
+	rest.config1 = 0;
 	rest.sample_period = 0;
 	rest.freq = 0;
 	rest.sample_type = 0;
@@ -160,42 +90,50 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.sample_stack_user = 0;
 	rest.branch_sample_type = 0;
 	rest.aux_watermark = 0;
-	rest.vpmu_aux_action = 0;
 	return memchr_inv(&rest, 0, sizeof(rest));
 }
 
-/*
- * Checks the AUX fields in perf's order, so that an attr with several errors
- * gets perf's errno.
+/**
+ * vpmu_attr_engine() - get the engine that a program asks for
+ * @attr: the event's attr
+ *
+ * Return: VPMU_ENGINE_*, once vpmu_attr_check() has accepted the attr.
  */
-static int attr_check_aux(const struct perf_event_attr *attr, bool trace)
+u32 vpmu_attr_engine(const struct perf_event_attr *attr)
 {
-	if (attr->aux_output)
-		return -EOPNOTSUPP;
-	if (attr->vpmu_aux_action & VPMU_AUX_PAUSE && attr->vpmu_aux_action & VPMU_AUX_RESUME)
-		return -EINVAL;
-	if (attr->vpmu_aux_action & VPMU_AUX_START_PAUSED && !trace)
-		return -EOPNOTSUPP;
-	/* The device has no AUX samples. */
-	return attr->aux_sample_size ? -EINVAL : 0;
+	return (attr->config1 & VPMU_CONFIG1_ENGINE) >> VPMU_CONFIG1_ENGINE_SHIFT;
 }
 
 /**
- * vpmu_attr_check() - refuse an attr of /dev/vpmu that is not supported
- * @attr: from vpmu_attr_copy()
- * @max_rate: the device's limit on samples per second
+ * vpmu_attr_check() - refuse values of config1 and config2 that mean nothing
+ * @attr: the event's attr
  * @trace: the event writes to an AUX area
+ *
+ * Return: 0; -EINVAL; or -EOPNOTSUPP for an event that is not a trace and would
+ * be opened as a paused one.
+ */
+int vpmu_attr_check(const struct perf_event_attr *attr, bool trace)
+{
+	u64 config1 = attr->config1;
+
+	if (config1 & ~(u64)CONFIG1_KNOWN || attr->config2 ||
+	    vpmu_attr_engine(attr) > VPMU_ENGINE_BATCHED)
+		return -EINVAL;
+	if (config1 & CONFIG1_AUX && !(config1 & VPMU_CONFIG1_RING))
+		return -EINVAL;
+	if (config1 & VPMU_CONFIG1_AUX_PAUSE && config1 & VPMU_CONFIG1_AUX_RESUME)
+		return -EINVAL;
+	return config1 & VPMU_CONFIG1_AUX_START_PAUSED && !trace ? -EOPNOTSUPP : 0;
+}
+
+/**
+ * vpmu_attr_check_ring() - refuse an event if the host cannot write its records
+ * @attr: the attr of an event that is being opened with VPMU_CONFIG1_RING
  *
  * Return: 0 or a negative errno.
  */
-int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace)
+int vpmu_attr_check_ring(const struct perf_event_attr *attr)
 {
-	int err = attr_check_aux(attr, trace);
-
-	if (err)
-		return err;
-	if (attr->freq ? attr->sample_freq > max_rate : attr->sample_period >> 63)
-		return -EINVAL;
 	if (attr->exclude_user && attr->exclude_kernel)
 		return -EINVAL;
 	/*
@@ -250,35 +188,6 @@ int vpmu_attr_check_replay(const struct perf_event *event)
 	    (attr->sample_regs_user | attr->sample_regs_intr) & PERF_REG_EXTENDED_MASK)
 		return -EOPNOTSUPP;
 	return 0;
-}
-
-/**
- * vpmu_attr_has_registers() - whether samples or packets of an event contain
- *                             registers
- * @attr: the attr, which vpmu_attr_check() must have accepted
- * @trace: the event writes to an AUX area
- *
- * PERF_SAMPLE_REGS_USER is not considered: only registers from kernel mode can
- * leak the kernel's secrets.
- *
- * Return: true if they do.
- */
-bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
-{
-	return attr->sample_type & PERF_SAMPLE_REGS_INTR ||
-	       (trace && vpmu_config_has_registers(attr->config));
-}
-
-/**
- * vpmu_attr_is_trace() - whether an attr of /dev/vpmu describes a trace
- * @dev: the device
- * @attr: the attr
- *
- * Return: true for a trace whose type is that of the PMU vpmu.
- */
-bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
-{
-	return attr->type == dev->counting.pmu.type && vpmu_config_is_trace(attr->config);
 }
 
 /* Kinds with a perf type of their own */
@@ -396,8 +305,8 @@ u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request
 }
 
 /**
- * vpmu_attr_request() - request the samples or packets for an attr of /dev/vpmu
- * @attr: the attr, which vpmu_attr_check() must have accepted
+ * vpmu_attr_request() - request the samples or packets that the host writes
+ * @attr: the attr, which vpmu_attr_check_ring() must have accepted
  * @trace: whether the event writes packets, not samples
  * @request: the request whose sample and packet fields this function sets
  */
@@ -445,11 +354,11 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_KERNEL;
 	if (attr->exclude_callchain_user)
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_USER;
-	if (attr->vpmu_aux_action & VPMU_AUX_START_PAUSED)
+	if (attr->config1 & VPMU_CONFIG1_AUX_START_PAUSED)
 		flags |= VPMU_OPEN_AUX_START_PAUSED;
-	if (attr->vpmu_aux_action & VPMU_AUX_PAUSE)
+	if (attr->config1 & VPMU_CONFIG1_AUX_PAUSE)
 		flags |= VPMU_OPEN_AUX_PAUSE;
-	if (attr->vpmu_aux_action & VPMU_AUX_RESUME)
+	if (attr->config1 & VPMU_CONFIG1_AUX_RESUME)
 		flags |= VPMU_OPEN_AUX_RESUME;
 	request->flags = cpu_to_le32(flags);
 }
@@ -522,12 +431,12 @@ static bool attr_counts_time(u64 config)
 /**
  * vpmu_attr_request_exclude() - request to exclude user or kernel mode, or
  *                               the host's work
- * @own: the event, from either interface
+ * @own: the event
  * @request: its flags are filled in
  *
- * Like the kernel's own clocks, a clock opened with perf_event_open(2) cannot
- * exclude a mode: it counts both modes, and only samples taken in the excluded
- * mode are dropped.
+ * Like the kernel's own clocks, a clock cannot exclude a mode: it counts both
+ * modes, and a replay drops samples of the excluded mode. If the host writes the
+ * samples, nothing can drop them, so the device refuses to exclude a mode.
  *
  * Return: 0; or -EACCES if the event would count the kernel for a program
  * without permission. perf(1) prints an explanation for this errno.
@@ -583,7 +492,8 @@ bool vpmu_attr_needs_task(const struct vpmu_open_request *request, bool trace)
  * @request: the request that opened the event
  * @config: the config of the vpmu PMU
  *
- * PERF_SAMPLE_REGS_USER is not considered, as in vpmu_attr_has_registers().
+ * PERF_SAMPLE_REGS_USER is not considered: only registers from kernel mode can
+ * leak the kernel's secrets.
  *
  * Return: true if they do.
  */
@@ -593,11 +503,15 @@ bool vpmu_attr_opens_registers(const struct vpmu_open_request *request, u64 conf
 	       vpmu_config_has_registers(config);
 }
 
-static u32 attr_aux_action(u32 flags)
+static u64 attr_config1(const struct vpmu_open_request *request)
 {
-	return (flags & VPMU_OPEN_AUX_START_PAUSED ? VPMU_AUX_START_PAUSED : 0) |
-	       (flags & VPMU_OPEN_AUX_PAUSE ? VPMU_AUX_PAUSE : 0) |
-	       (flags & VPMU_OPEN_AUX_RESUME ? VPMU_AUX_RESUME : 0);
+	u32 flags = le32_to_cpu(request->flags);
+
+	return VPMU_CONFIG1_RING | VPMU_CONFIG1_PERSISTENT |
+	       le32_to_cpu(request->engine) << VPMU_CONFIG1_ENGINE_SHIFT |
+	       (flags & VPMU_OPEN_AUX_START_PAUSED ? VPMU_CONFIG1_AUX_START_PAUSED : 0) |
+	       (flags & VPMU_OPEN_AUX_PAUSE ? VPMU_CONFIG1_AUX_PAUSE : 0) |
+	       (flags & VPMU_OPEN_AUX_RESUME ? VPMU_CONFIG1_AUX_RESUME : 0);
 }
 
 /**
@@ -637,7 +551,7 @@ void vpmu_attr_from_request(const struct vpmu_device *dev,
 		.sample_stack_user = le32_to_cpu(request->stack_user),
 		.aux_watermark = le32_to_cpu(request->aux_watermark),
 		.sample_max_stack = le32_to_cpu(request->max_stack),
-		.vpmu_aux_action = attr_aux_action(flags),
+		.config1 = attr_config1(request),
 	};
 	/* The configs of perf's own types do not contain the kind. */
 	attr->config = attr->type == dev->counting.pmu.type ? config : le64_to_cpu(request->config);

@@ -143,7 +143,7 @@ unlock:
  *
  * The device executes requests in the order in which they are posted.
  */
-void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request)
+static void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request)
 {
 	LIST_HEAD(refused);
 	unsigned long flags;
@@ -326,7 +326,7 @@ int vpmu_control_call(struct vpmu_device *dev, u32 op, u64 id, const void *reque
  *
  * Return: 0 or a negative errno, which may come from the device.
  */
-int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
+static int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 {
 	bool ends = op == VPMU_CONTROL_CLOSE || op == VPMU_CONTROL_UNMAP ||
 		    op == VPMU_CONTROL_UNMAP_AUX;

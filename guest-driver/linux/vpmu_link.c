@@ -2,12 +2,11 @@
 /*
  * Links: an event can start or stop another event when it overflows.
  *
- * The device does the starting and stopping. A program links two files (struct
- * vpmu_file). The driver then links events of the two files on the device: each
- * pair that is scheduled together. These pairs are the two opened events, and
- * the two events of each task that inherited both. A link never changes. When
- * either of its events is closed, the link ends, in the driver and on the
- * device.
+ * The device does the starting and stopping. A program links two events that it
+ * has opened. The driver then links each pair of events that is scheduled
+ * together: the two opened events, and the two events of each task that inherited
+ * both. A link never changes. When either of its events is closed, the link ends,
+ * in the driver and on the device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
@@ -17,7 +16,6 @@
 #include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
-#include "vpmu_file.h"
 
 /**
  * struct link_end - snapshot of an event's identity
@@ -35,14 +33,14 @@ struct link_end {
 	bool inherited;
 };
 
-/* All events of a file. */
+/* An event and those that inherit it */
 struct link_ends {
 	size_t count;
 	struct link_end *ends;
 };
 
 /**
- * vpmu_link_init() - prepare the links of a new file
+ * vpmu_link_init() - prepare the links of a new event
  * @links: the links
  */
 void vpmu_link_init(struct vpmu_links *links)
@@ -106,17 +104,17 @@ static struct link_end link_look(const struct vpmu_event *own)
 }
 
 /*
- * Collects the events of a file; the caller frees @all->ends with kvfree().
- * vpmu_link_inherit() links events that are created later.
+ * Collects an event and those that inherit it; the caller frees @all->ends with
+ * kvfree(). vpmu_link_inherit() links events that are created later.
  */
-static int link_collect(struct vpmu_file *file, struct link_ends *all)
+static int link_collect(const struct vpmu_event *own, struct link_ends *all)
 {
-	struct vpmu_device *dev = file->dev;
-	struct vpmu_event *own;
-	size_t room = 0;
+	struct vpmu_device *dev = own->dev;
+	struct vpmu_event *heir;
+	size_t room = 1;
 
 	spin_lock_irq(&dev->lookup.lock);
-	list_for_each_entry(own, &file->family, family)
+	list_for_each_entry(heir, &own->heirs, heir)
 		room++;
 	spin_unlock_irq(&dev->lookup.lock);
 
@@ -125,11 +123,13 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
 	if (!all->ends)
 		return -ENOMEM;
 	spin_lock_irq(&dev->lookup.lock);
-	list_for_each_entry(own, &file->family, family) {
+	if (own->id)
+		all->ends[all->count++] = link_look(own);
+	list_for_each_entry(heir, &own->heirs, heir) {
 		if (all->count == room)
 			break;
-		if (own->id)
-			all->ends[all->count++] = link_look(own);
+		if (heir->id)
+			all->ends[all->count++] = link_look(heir);
 	}
 	spin_unlock_irq(&dev->lookup.lock);
 	return 0;
@@ -139,15 +139,16 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
  * Keeps perf core from swapping the contexts of an event and of the events that
  * inherit it, because the started or stopped state belongs to one task.
  */
-static void link_anchor(struct vpmu_file *file)
+static void link_anchor(struct vpmu_event *own)
 {
-	struct vpmu_device *dev = file->dev;
-	struct vpmu_event *own;
+	struct vpmu_device *dev = own->dev;
+	struct vpmu_event *heir;
 
-	WRITE_ONCE(file->links.anchored, true);
+	WRITE_ONCE(own->links.anchored, true);
 	spin_lock_irq(&dev->lookup.lock);
-	list_for_each_entry(own, &file->family, family)
-		vpmu_event_anchor(own);
+	vpmu_event_anchor(own);
+	list_for_each_entry(heir, &own->heirs, heir)
+		vpmu_event_anchor(heir);
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
@@ -192,30 +193,22 @@ static int link_pairs_of(struct vpmu_device *dev, const struct link_ends *from,
 	return err;
 }
 
-static void link_list(struct vpmu_file *file, struct vpmu_file *target, unsigned int role)
+static void link_list(struct vpmu_event *own, struct vpmu_event *target, unsigned int role)
 {
-	target->links.actor[role] = file;
-	list_add_tail(&target->links.entry[role], &file->links.targets[role]);
+	target->links.actor[role] = own;
+	list_add_tail(&target->links.entry[role], &own->links.targets[role]);
+	WRITE_ONCE(own->linked, true);
+	WRITE_ONCE(target->linked, true);
 }
 
-static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned int role)
+static int link_families(struct vpmu_event *own, struct vpmu_event *target, unsigned int role)
 {
 	struct link_ends from = {}, to = {};
 	int err;
 
-	/*
-	 * CPU events are not inherited, so there is only one pair to link. Take
-	 * the ids from the files, because a persistent event has no perf event.
-	 */
-	if (!file->place.task) {
-		err = vpmu_link_ids(file->dev, file->id, target->id, role);
-		if (!err)
-			link_list(file, target, role);
-		return err;
-	}
-	link_anchor(file);
+	link_anchor(own);
 	link_anchor(target);
-	err = link_collect(file, &from);
+	err = link_collect(own, &from);
 	if (!err)
 		err = link_collect(target, &to);
 	/*
@@ -223,11 +216,11 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	 * device refuses one of these, it would refuse all other pairs, too.
 	 */
 	if (!err)
-		err = link_pairs_of(file->dev, &from, &to, role, false);
+		err = link_pairs_of(own->dev, &from, &to, role, false);
 	if (err)
 		goto free;
-	link_list(file, target, role);
-	err = link_pairs_of(file->dev, &from, &to, role, true);
+	link_list(own, target, role);
+	err = link_pairs_of(own->dev, &from, &to, role, true);
 free:
 	kvfree(from.ends);
 	kvfree(to.ends);
@@ -236,61 +229,55 @@ free:
 
 /**
  * vpmu_link_set() - let overflows of one event start or stop another event
- * @file: the event's file
- * @target: the file of the other event
+ * @own: the event, of a task
+ * @target: the other event, of the same task
  * @role: VPMU_STARTER or VPMU_STOPPER
  *
- * The caller keeps both files open.
+ * The caller keeps both events open.
  *
- * Return: 0; -EINVAL if @target is @file, or counts on another CPU or for
- * another task; -EEXIST if the two are linked in this role already; -EBUSY if
+ * Return: 0; -EEXIST if the two are linked in this role already; -EBUSY if
  * another event has this role for @target; or another negative errno.
  */
-int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_role role)
+int vpmu_link_set(struct vpmu_event *own, struct vpmu_event *target, enum vpmu_role role)
 {
-	const struct vpmu_file *actor;
+	const struct vpmu_event *actor;
 	int err;
 
-	if (file == target || file->dev != target->dev)
-		return -EINVAL;
-	if (file->place.cpu != target->place.cpu || file->place.task != target->place.task)
-		return -EINVAL;
-
-	mutex_lock(&file->dev->link_lock);
+	mutex_lock(&own->dev->link_lock);
 	actor = target->links.actor[role];
 	if (actor)
-		err = actor == file ? -EEXIST : -EBUSY;
+		err = actor == own ? -EEXIST : -EBUSY;
 	else
-		err = link_files(file, target, role);
-	mutex_unlock(&file->dev->link_lock);
+		err = link_families(own, target, role);
+	mutex_unlock(&own->dev->link_lock);
 	return err;
 }
 
 /*
- * Returns the id of the event of @file that is created by the same fork as
- * @own; zero if the fork has not created that event yet.
+ * Returns the id of the event that inherits @parent and is created by the same
+ * fork as @own; zero if the fork has not created that event yet.
  */
-static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
+static u64 link_twin(const struct vpmu_event *parent, const struct vpmu_event *own)
 {
 	const struct link_end end = link_look(own);
 	struct link_end other;
 	struct vpmu_event *twin;
 	u64 id = 0;
 
-	spin_lock_irq(&file->dev->lookup.lock);
-	list_for_each_entry(twin, &file->family, family) {
+	spin_lock_irq(&parent->dev->lookup.lock);
+	list_for_each_entry(twin, &parent->heirs, heir) {
 		other = link_look(twin);
-		if (other.inherited && link_paired(&end, &other))
+		if (link_paired(&end, &other))
 			id = other.id;
 	}
-	spin_unlock_irq(&file->dev->lookup.lock);
+	spin_unlock_irq(&parent->dev->lookup.lock);
 	return id;
 }
 
-static int link_inherit_role(struct vpmu_event *own, unsigned int role)
+static int link_inherit_role(struct vpmu_event *own, const struct vpmu_links *links,
+			     unsigned int role)
 {
-	struct vpmu_links *links = &own->file->links;
-	struct vpmu_file *target;
+	struct vpmu_event *target;
 	int err = 0, ret;
 	u64 twin;
 
@@ -311,7 +298,7 @@ static int link_inherit_role(struct vpmu_event *own, unsigned int role)
 
 /**
  * vpmu_link_inherit() - link an inherited event like its parent
- * @own: the event, already in its file's family
+ * @own: the event, already in its parent's list of heirs
  *
  * If a new task inherits both events of a link, the fork creates one event
  * after the other. The call for the second event finds the first, and links the
@@ -319,16 +306,17 @@ static int link_inherit_role(struct vpmu_event *own, unsigned int role)
  */
 void vpmu_link_inherit(struct vpmu_event *own)
 {
+	const struct vpmu_event *parent = own->event->parent->pmu_private;
 	struct vpmu_device *dev = own->dev;
 	unsigned int role;
 	int err = 0, ret;
 
-	/* If the file is linked later, link_collect() will find this event. */
-	if (!own->id || !READ_ONCE(own->file->links.anchored))
+	/* If the event is linked later, link_collect() will find this heir. */
+	if (!own->id || !READ_ONCE(parent->links.anchored))
 		return;
 	mutex_lock(&dev->link_lock);
 	for (role = 0; role < VPMU_ROLES; role++) {
-		ret = link_inherit_role(own, role);
+		ret = link_inherit_role(own, &parent->links, role);
 		err = err ?: ret;
 	}
 	mutex_unlock(&dev->link_lock);
@@ -339,16 +327,19 @@ void vpmu_link_inherit(struct vpmu_event *own)
 }
 
 /**
- * vpmu_link_close() - remove all links of a file
- * @file: the file
+ * vpmu_link_close() - remove all links of an event
+ * @own: the event that was opened
  */
-void vpmu_link_close(struct vpmu_file *file)
+void vpmu_link_close(struct vpmu_event *own)
 {
-	struct vpmu_links *links = &file->links;
-	struct vpmu_file *target, *next;
+	struct vpmu_links *links = &own->links;
+	struct vpmu_event *target, *next;
 	unsigned int role;
 
-	mutex_lock(&file->dev->link_lock);
+	/* Without the lock: an event that is being destroyed is not linked anew. */
+	if (!READ_ONCE(own->linked))
+		return;
+	mutex_lock(&own->dev->link_lock);
 	for (role = 0; role < VPMU_ROLES; role++) {
 		list_del_init(&links->entry[role]);
 		links->actor[role] = NULL;
@@ -358,5 +349,5 @@ void vpmu_link_close(struct vpmu_file *file)
 			target->links.actor[role] = NULL;
 		}
 	}
-	mutex_unlock(&file->dev->link_lock);
+	mutex_unlock(&own->dev->link_lock);
 }

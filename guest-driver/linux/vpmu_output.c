@@ -11,15 +11,19 @@
  * expense of the programs that caused it. So the interrupt only notes who is to
  * be woken, and a softirq on the event's CPU does the rest.
  */
+#include <linux/cpu.h>
 #include <linux/cpumask.h>
 #include <linux/fs.h>
+#include <linux/interrupt.h>
 #include <linux/minmax.h>
 #include <linux/overflow.h>
 #include <linux/percpu.h>
 #include <linux/perf_event.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
+#include <linux/sched.h>
 #include <linux/smp.h>
+#include <linux/workqueue.h>
 
 #include "vpmu.h"
 #include "vpmu_event.h"
@@ -124,6 +128,15 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 	return err;
 }
 
+/*
+ * Whether perf allows two events to share a ring: both are for the same CPU, or for
+ * the same task on all CPUs.
+ */
+static bool output_shares(const struct vpmu_place *place, const struct vpmu_place *other)
+{
+	return place->cpu == other->cpu && (place->cpu != -1 || place->task == other->task);
+}
+
 /**
  * vpmu_output_redirect() - PERF_EVENT_IOC_SET_OUTPUT
  * @file: the event to redirect, with the events that inherit it
@@ -147,7 +160,8 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 	if (file->persist.operator || (target && target->persist.operator))
 		return -EPERM;
 	if (target) {
-		if (target == file || !vpmu_file_shares_context(file, target))
+		if (target == file || target->dev != file->dev ||
+		    !output_shares(&file->place, &target->place))
 			return -EINVAL;
 		if ((target->spec.request.flags ^ file->spec.request.flags) & backward)
 			return -EINVAL;
@@ -265,12 +279,15 @@ void vpmu_output_gone(struct vpmu_file *file)
  */
 static struct vpmu_vcpu *output_vcpu(struct vpmu_file *file)
 {
-	const struct vpmu_event *own;
+	struct vpmu_event *own = file->event ? file->event->pmu_private : NULL;
+	const struct vpmu_event *heir;
 	int cpu = file->place.cpu;
 
-	own = list_first_entry_or_null(&file->family, struct vpmu_event, family);
-	if (cpu < 0 && own)
-		cpu = READ_ONCE(own->cpu);
+	lockdep_assert_held(&file->dev->lookup.lock);
+	if (cpu < 0 && own) {
+		heir = list_first_entry_or_null(&own->heirs, struct vpmu_event, heir);
+		cpu = READ_ONCE((heir ?: own)->cpu);
+	}
 	if (cpu < 0 || !cpu_online(cpu))
 		cpu = smp_processor_id();
 	vpmu_vcpu_call(file->dev, cpu);
@@ -353,6 +370,22 @@ static int output_take_signal(struct vpmu_waiters *waiters)
 	return POLL_ERR;
 }
 
+/*
+ * The event of @file has used up its limit of overflows. Notes that programs must be
+ * woken and signalled, once perf core has disabled the event.
+ */
+static void output_spent(struct vpmu_file *file)
+{
+	u32 limits = file->waiters.limits;
+
+	if (!vpmu_event_spent_here(file->event)) {
+		schedule_work(&file->waiters.limit);
+		return;
+	}
+	file->waiters.limits = 0;
+	output_wakeup(file, &file->waiters.hup, limits);
+}
+
 /* Sends one signal. Returns false if no signal is due. */
 static bool output_signal_next(struct vpmu_vcpu *vcpu)
 {
@@ -366,10 +399,14 @@ static bool output_signal_next(struct vpmu_vcpu *vcpu)
 	file = list_first_entry_or_null(&vcpu->signalled, struct vpmu_file, waiters.entry);
 	if (file) {
 		waiters = &file->waiters;
-		reason = output_take_signal(waiters);
 		/* Others go first before the file's next signal. */
 		list_del_init(&waiters->entry);
 		if (waiters->in || waiters->hup || waiters->err)
+			reason = output_take_signal(waiters);
+		else if (waiters->limits && file->event && !READ_ONCE(file->closed))
+			output_spent(file);
+		if ((waiters->in || waiters->hup || waiters->err || (reason && waiters->limits)) &&
+		    list_empty(&waiters->entry))
 			list_add_tail(&waiters->entry, &vcpu->signalled);
 	}
 	spin_unlock_irqrestore(&lookup->lock, flags);
@@ -377,7 +414,8 @@ static bool output_signal_next(struct vpmu_vcpu *vcpu)
 		return false;
 	if (reason == POLL_ERR)
 		wake_up_all(&file->waiters.queue);
-	kill_fasync(&file->waiters.fasync, SIGIO, reason);
+	if (reason)
+		kill_fasync(&file->waiters.fasync, SIGIO, reason);
 	return true;
 }
 
@@ -399,6 +437,40 @@ bool vpmu_output_deliver(struct vpmu_vcpu *vcpu)
 		left--;
 	rcu_read_unlock();
 	return !left;
+}
+
+/**
+ * vpmu_output_limit() - wake and signal programs after the last overflow that
+ *                       PERF_EVENT_IOC_REFRESH allowed
+ * @file: the event's file; perf core has disabled the event. Sleeps
+ */
+void vpmu_output_limit(struct vpmu_file *file)
+{
+	spin_lock_irq(&file->dev->lookup.lock);
+	if (file->waiters.limits && !READ_ONCE(file->closed))
+		output_wakeup(file, &file->waiters.hup, file->waiters.limits);
+	file->waiters.limits = 0;
+	spin_unlock_irq(&file->dev->lookup.lock);
+}
+
+/*
+ * The event of @file has used up its limit of overflows, @count times. Its CPU then
+ * disables it in perf core.
+ */
+static void output_limit(struct vpmu_file *file, u32 count)
+{
+	struct vpmu_vcpu *vcpu;
+
+	if (!file->event) {
+		output_wakeup(file, &file->waiters.hup, count);
+		return;
+	}
+	file->waiters.limits += clamp_t(u32, count, 1, VPMU_NOTICE_COUNT);
+	vcpu = output_vcpu(file);
+	if (!vcpu)
+		schedule_work(&file->waiters.limit);
+	else if (list_empty(&file->waiters.entry))
+		list_add_tail(&file->waiters.entry, &vcpu->signalled);
 }
 
 /**
@@ -436,7 +508,7 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 			vpmu_vcpu_call(dev, file->place.cpu);
 		break;
 	case VPMU_NOTICE_LIMIT:
-		output_wakeup(file, &file->waiters.hup, le32_to_cpu(notice->value));
+		output_limit(file, le32_to_cpu(notice->value));
 		break;
 	case VPMU_NOTICE_ERROR:
 		output_error(file);
@@ -445,4 +517,97 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 unlock:
 	spin_unlock_irqrestore(&dev->lookup.lock, flags);
 	rcu_read_unlock();
+}
+
+/*
+ * Flush: make samples and packets visible to programs, and wake the programs.
+ *
+ * Before the device answers VPMU_COMMAND_FLUSH, it writes the samples and
+ * packets, and puts notices about them into the event queue. The event queue's
+ * interrupt may come after the answer, so the flush handles the notices itself.
+ */
+
+static void flush_wake(struct vpmu_device *dev)
+{
+	u32 turns = dev->info.max_events, i;
+
+	/*
+	 * Each iteration empties the event queue, so that the device can put
+	 * more notices into it. A flush causes only a few notices per event,
+	 * and an iteration handles many, so max_events iterations are enough.
+	 * Without this limit, notices about new data could keep the loop
+	 * running forever.
+	 */
+	while (vpmu_notices_take(dev) && turns--)
+		cond_resched();
+	/*
+	 * Wake and signal from here, instead of from the events' CPUs. If such a
+	 * CPU has begun to, wait for it.
+	 */
+	for (i = 0; i < dev->info.vcpus; i++) {
+		while (vpmu_output_deliver(&dev->vcpus[i]) && turns--)
+			cond_resched();
+		tasklet_unlock_wait(&dev->vcpus[i].soft);
+	}
+}
+
+/**
+ * vpmu_flush() - flush an event and the events that inherit it
+ * @file: the event's file
+ *
+ * After an error of one event, the others are still flushed.
+ *
+ * Return: 0; -EIO if an event is in the error state (its data is published
+ * anyway); or another negative errno.
+ */
+int vpmu_flush(struct vpmu_file *file)
+{
+	struct perf_event *event = READ_ONCE(file->event);
+	int err;
+
+	err = event ? vpmu_call_family(event, VPMU_COMMAND_FLUSH) :
+		      vpmu_direct_command(file, VPMU_COMMAND_FLUSH, 0);
+	flush_wake(file->dev);
+	return err;
+}
+
+/**
+ * struct flush_call - a flush of all persistent events on one CPU
+ * @dev: the device
+ * @ret: the result
+ */
+struct flush_call {
+	struct vpmu_device *dev;
+	int ret;
+};
+
+static void flush_here(void *info)
+{
+	struct flush_call *call = info;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(call->dev);
+	struct vpmu_reply reply;
+
+	/* The guest has no events on a CPU without a queue. */
+	call->ret = vcpu ? vpmu_vcpu_command(vcpu, VPMU_COMMAND_FLUSH, 0, 0, &reply) : 0;
+}
+
+/**
+ * vpmu_flush_all() - flush all persistent events
+ * @dev: the device
+ *
+ * Return: like vpmu_flush().
+ */
+int vpmu_flush_all(struct vpmu_device *dev)
+{
+	struct flush_call call = { .dev = dev };
+	int cpu, err = 0, ret;
+
+	cpus_read_lock();
+	for_each_online_cpu(cpu) {
+		ret = smp_call_function_single(cpu, flush_here, &call, 1);
+		err = err ?: ret ?: call.ret;
+	}
+	cpus_read_unlock();
+	flush_wake(dev);
+	return err;
 }

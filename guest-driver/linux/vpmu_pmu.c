@@ -7,18 +7,319 @@
  * where its task runs.
  */
 #include <linux/cpumask.h>
+#include <linux/ctype.h>
+#include <linux/device.h>
 #include <linux/err.h>
 #include <linux/module.h>
 #include <linux/perf_event.h>
+#include <linux/security.h>
+#include <linux/slab.h>
+#include <linux/sysfs.h>
 
 #include "compat.h"
 #include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_arch.h"
-#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
-#include "vpmu_view.h"
+#include "vpmu_persistent.h"
+
+/*
+ * Creates the sysfs attributes in /sys/bus/event_source/devices/vpmu:
+ * the format of an event's config, and the events that this host can count.
+ *
+ * Do not add a cpumask attribute: perf would treat the PMU as an uncore PMU and
+ * refuse to count tasks.
+ */
+
+PMU_FORMAT_ATTR(event, "config:0-47");
+PMU_FORMAT_ATTR(kind, "config:48-63");
+PMU_FORMAT_ATTR(enable_on_starter, "config1:0");
+PMU_FORMAT_ATTR(engine, "config1:1-2");
+PMU_FORMAT_ATTR(persistent, "config1:4");
+
+static struct attribute *format_attrs[] = {
+	&format_attr_event.attr,
+	&format_attr_kind.attr,
+	&format_attr_enable_on_starter.attr,
+	&format_attr_engine.attr,
+	&format_attr_persistent.attr,
+	NULL,
+};
+
+static const struct attribute_group format_group = {
+	.name = "format",
+	.attrs = format_attrs,
+};
+
+/**
+ * struct text_attr - a sysfs file with fixed contents
+ * @attr: the device attribute
+ * @name: name of the file
+ * @text: contents of the file, without the newline
+ */
+struct text_attr {
+	struct device_attribute attr;
+	char name[sizeof_field(struct vpmu_catalogue_entry, name) + sizeof(".scale")];
+	char text[48];
+};
+
+static ssize_t text_show(struct device *device, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%s\n", container_of(attr, struct text_attr, attr)->text);
+}
+
+/* The device chose the name: show it only if perf can parse it. */
+static bool name_fits(const char *name)
+{
+	if (!islower(*name))
+		return false;
+	for (; *name; name++)
+		if (!islower(*name) && !isdigit(*name) && *name != '-')
+			return false;
+	return true;
+}
+
+static struct attribute *text_attr_init(struct text_attr *text)
+{
+	sysfs_attr_init(&text->attr.attr);
+	text->attr.attr.name = text->name;
+	text->attr.attr.mode = 0444;
+	text->attr.show = text_show;
+	return &text->attr.attr;
+}
+
+/**
+ * vpmu_sysfs_init() - create a PMU's attribute groups from the catalogue
+ * @dev: the device
+ * @sysfs: filled in
+ *
+ * Return: 0 or -ENOMEM.
+ */
+static int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs)
+{
+	const struct vpmu_catalogue_entry *entry;
+	u32 i, len = dev->info.catalogue_len;
+	struct attribute_group *group;
+	struct attribute **attrs;
+	struct text_attr *text;
+
+	/*
+	 * One allocation holds the group, its NULL-terminated list, and up to
+	 * three files for each entry of the catalogue: the event, its unit and
+	 * its scale.
+	 */
+	group = kvzalloc(sizeof(*group) + (3 * len + 1) * sizeof(*attrs) +
+			 3 * len * sizeof(*text), GFP_KERNEL);
+	if (!group)
+		return -ENOMEM;
+	attrs = (struct attribute **)(group + 1);
+	text = (struct text_attr *)(attrs + 3 * len + 1);
+	group->name = "events";
+	group->attrs = attrs;
+
+	for (i = 0; i < len; i++) {
+		entry = &dev->catalogue[i];
+		if (!name_fits(entry->name) || entry->config >> VPMU_CONFIG_KIND_SHIFT ||
+		    entry->kind >> 16) {
+			vpmu_warn(dev,
+				  "catalogue entry %u is not listed in sysfs: invalid name, kind or config\n",
+				  i);
+			continue;
+		}
+		strscpy(text->name, entry->name, sizeof(text->name));
+		/* If the event takes any config, this is its default. */
+		snprintf(text->text, sizeof(text->text), "event=0x%llx,kind=0x%x",
+			 entry->config, entry->kind);
+		*attrs++ = text_attr_init(text++);
+
+		if (!*entry->unit)
+			continue;
+		snprintf(text->name, sizeof(text->name), "%s.unit", entry->name);
+		strscpy(text->text, entry->unit, sizeof(text->text));
+		*attrs++ = text_attr_init(text++);
+
+		/* Tools expect a scale beside each unit. */
+		snprintf(text->name, sizeof(text->name), "%s.scale", entry->name);
+		strscpy(text->text, "1", sizeof(text->text));
+		*attrs++ = text_attr_init(text++);
+	}
+
+	sysfs->events = group;
+	sysfs->groups[0] = &format_group;
+	sysfs->groups[1] = group;
+	return 0;
+}
+
+/**
+ * vpmu_sysfs_exit() - free attribute groups, after the PMU was unregistered
+ * @sysfs: the groups
+ */
+static void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs)
+{
+	kvfree(sysfs->events);
+	sysfs->events = NULL;
+}
+
+/*
+ * Sends one kick for all events of a context that are scheduled in together,
+ * and one kick for all events that are scheduled out together.
+ *
+ * After pmu->del(), perf core marks an event as off its CPU, and a reader on
+ * another CPU then uses the count without the context's lock. So the device
+ * must have answered the command that stops the event before pmu->del()
+ * returns. To save exits, the driver sends the stop commands of all events when
+ * perf core stops the first one, and waits for all answers before pmu->del() of
+ * any event returns. Nobody can see that the other events stop early, because
+ * the context stays locked until all its events are scheduled out.
+ *
+ * Before 6.2, perf core disables and enables the PMU for each event separately.
+ * So when perf core has added an event, the driver gathers the event's command
+ * if perf core is sure to add another event before it unlocks the context. The
+ * last of these events sends all commands. If perf core cannot add a group
+ * after all, it schedules out the members that it has already added, and this
+ * also sends what was gathered.
+ */
+
+/*
+ * Whether perf core is sure to add the whole group of @leader, of the PMU vpmu,
+ * when it schedules in the group's context on this CPU.
+ *
+ * perf core filters groups by their leader. If an event cannot be added, perf
+ * core does not try to add those that follow in the group. So perf core is sure
+ * to add a group only if all its events are of the PMU vpmu, which can add
+ * every event.
+ */
+static bool context_adds(struct perf_event *leader)
+{
+	struct perf_event *sibling;
+
+	if (!perf_core_has_room(leader) || !perf_core_admits(leader))
+		return false;
+	for_each_sibling_event(sibling, leader)
+		if (sibling->pmu != leader->pmu)
+			return false;
+	return true;
+}
+
+/*
+ * Whether perf core adds @other after @event, which it has just added, or
+ * schedules out @event again. An inactive event of the same group comes later
+ * in the group.
+ */
+static bool context_follows(const struct perf_event *event, const struct perf_event *other)
+{
+	struct perf_event *leader = other->group_leader;
+
+	if (other->pmu != event->pmu || other->state != PERF_EVENT_STATE_INACTIVE)
+		return false;
+	if (leader == event->group_leader)
+		return true;
+	return leader->pmu == event->pmu && leader->state == PERF_EVENT_STATE_INACTIVE &&
+	       context_adds(leader);
+}
+
+/**
+ * vpmu_context_awaits() - whether the command that starts an event can wait for
+ *                         the commands of other events
+ * @event: the event, which perf core is adding; its context's lock is held
+ *
+ * Return: true if perf core adds another event, or schedules @event out, before
+ * it unlocks the context.
+ */
+static bool vpmu_context_awaits(const struct perf_event *event)
+{
+	const struct perf_event *other;
+
+	if (VPMU_CONTEXT_IS_BRACKETED)
+		return false;
+	perf_core_for_each_event(other, perf_core_context(event))
+		if (context_follows(event, other))
+			return true;
+	return false;
+}
+
+/*
+ * Stops the events that are scheduled out together with @event, which has been
+ * stopped.
+ */
+static void context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct perf_event *other;
+
+	perf_core_for_each_event(other, perf_core_context(event)) {
+		const struct vpmu_event *own = other->pmu_private;
+
+		if (other->pmu != event->pmu || other == event || !own->started ||
+		    !perf_core_class_leaves(event, other))
+			continue;
+		/*
+		 * With this state set, pmu->stop() sends no command when perf
+		 * core later calls it for @other.
+		 */
+		other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+		vpmu_event_stop(vcpu, other);
+	}
+}
+
+/*
+ * When perf core schedules out a leader alone, it may schedule out the siblings
+ * next. Read the siblings with the leader's kick, so that they then need no
+ * kick of their own.
+ */
+static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct perf_event *sibling;
+
+	if (event->group_leader != event)
+		return;
+	vcpu->group_read = event;
+	for_each_sibling_event(sibling, event) {
+		const struct vpmu_event *own = sibling->pmu_private;
+
+		if (sibling->pmu == event->pmu && own->started &&
+		    sibling->state == PERF_EVENT_STATE_ACTIVE)
+			vpmu_vcpu_append(vcpu, sibling, VPMU_COMMAND_READ, 0);
+	}
+}
+
+/*
+ * Whether the command that stops @event can wait until perf core enables the
+ * PMU. Sending the command earlier would cost another exit. It can wait if:
+ *
+ * - the event was read when its leader was scheduled out; or
+ * - perf core schedules out all CPU events of a class, pinned or flexible: perf
+ *   core then keeps the PMU disabled until it has added these events again,
+ *   also when it switches to a task with pinned events, or between cgroups.
+ */
+static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
+{
+	const struct vpmu_event *own = event->pmu_private;
+
+	if (!VPMU_CONTEXT_IS_BRACKETED)
+		return false;
+	if (perf_core_class_leaves(event, event))
+		return !own->task;
+	return vcpu->group_read == event->group_leader;
+}
+
+/**
+ * vpmu_context_part() - get the count of a stopped event that is being
+ *                       scheduled out, unless this can wait until the PMU is
+ *                       enabled
+ * @vcpu: this CPU's queue; its PMU is disabled
+ * @event: the event; its context's lock is held
+ */
+static void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	if (context_waits(vcpu, event))
+		return;
+	if (!VPMU_CONTEXT_IS_BRACKETED || perf_core_class_leaves(event, event))
+		context_leave(vcpu, event);
+	else
+		context_read_group(vcpu, event);
+	vpmu_vcpu_flush(vcpu);
+}
 
 static struct vpmu_device *to_vpmu(const struct pmu *pmu)
 {
@@ -168,6 +469,17 @@ static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm
 }
 
 /*
+ * Checks a frequency, because perf core takes it for a period: see
+ * vpmu_sampling_alloc().
+ */
+static int vpmu_pmu_check_period(struct perf_event *event, u64 period)
+{
+	const struct vpmu_event *own = event->pmu_private;
+
+	return own->freq && period > own->dev->info.max_sample_rate ? -EINVAL : 0;
+}
+
+/*
  * Whether perf core offers events of @type to every PMU if there is no CPU PMU.
  */
 static bool type_is_generic(u32 type)
@@ -189,18 +501,34 @@ static int pmu_config(struct perf_event *event)
 	return vpmu_attr_config(dev, &event->attr, &event->hw.config);
 }
 
+/* Checks an event whose records the host writes. */
+static int pmu_check_ring(const struct perf_event *event, bool trace)
+{
+	int err = vpmu_attr_check_ring(&event->attr);
+
+	/* A locked-down kernel hides registers from all programs. */
+	if (!err && trace && vpmu_config_has_registers(event->hw.config))
+		err = security_locked_down(LOCKDOWN_PERF);
+	return err;
+}
+
 static int pmu_event_init(struct perf_event *event)
 {
+	bool ring = event->attr.config1 & VPMU_CONFIG1_RING, trace;
 	int err = pmu_config(event);
 
 	if (err)
 		return err;
+	trace = vpmu_config_is_trace(event->hw.config);
 	/* The host writes a trace to an AUX area, which must be its own. */
-	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event)) {
+	if (trace && !ring) {
 		vpmu_info_ratelimited(to_vpmu(event->pmu),
-				      "perf cannot read traces: use vperf exits, or open them through /dev/vpmu\n");
+				      "perf cannot read traces: use vperf exits, or a ring of /dev/vpmu\n");
 		return -EOPNOTSUPP;
 	}
+	err = vpmu_attr_check(&event->attr, trace);
+	if (err)
+		return err;
 	/*
 	 * Fail as a CPU PMU without precise samples does: perf then retries
 	 * with a lower precise_ip.
@@ -214,12 +542,11 @@ static int pmu_event_init(struct perf_event *event)
 	 */
 	if (event->attr.exclude_host && vpmu_arch_can_nest())
 		return -EOPNOTSUPP;
-	if (is_sampling_event(event) && !vpmu_file_of(event)) {
+	if (ring)
+		err = pmu_check_ring(event, trace);
+	else if (is_sampling_event(event))
 		err = vpmu_attr_check_replay(event);
-		if (err)
-			return err;
-	}
-	return vpmu_event_create(to_vpmu(event->pmu), event);
+	return err ?: vpmu_event_create(to_vpmu(event->pmu), event);
 }
 
 static int vpmu_pmu_event_init(struct perf_event *event)
@@ -283,6 +610,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 		.pmu_disable	= vpmu_pmu_disable,
 		.event_init	= vpmu_pmu_event_init,
 		.event_mapped	= vpmu_pmu_event_mapped,
+		.check_period	= vpmu_pmu_check_period,
 		.add		= vpmu_pmu_add,
 		.del		= vpmu_pmu_del,
 		.start		= vpmu_pmu_start,

@@ -6,15 +6,213 @@
  * last mapping, through any of the events that write to it, is gone. Until
  * then, the host writes records without involving this driver.
  */
+#include <linux/anon_inodes.h>
+#include <linux/capability.h>
+#include <linux/cpumask.h>
+#include <linux/cred.h>
+#include <linux/err.h>
+#include <linux/fcntl.h>
+#include <linux/file.h>
 #include <linux/fs.h>
+#include <linux/io.h>
 #include <linux/log2.h>
+#include <linux/minmax.h>
 #include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/perf_event.h>
+#include <linux/poll.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
+#include <linux/uaccess.h>
+#include <linux/virtio_config.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
+#include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
+
+static int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma);
+static void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring);
+
+/*
+ * Accounting of mapped pages, as in perf: pages up to the user's allowance are
+ * charged to the user, and further pages to the address space.
+ */
+
+/*
+ * A module cannot read kernel.perf_event_mlock_kb; this is the sysctl's
+ * default.
+ */
+static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;
+module_param(mlock_kb, uint, 0644);
+MODULE_PARM_DESC(mlock_kb,
+		 "Allowance of each user for rings and AUX areas, in KiB per online CPU, before RLIMIT_MEMLOCK applies; perf's own rings use the same allowance (default: 512 KiB and one page, as in the kernel)");
+
+/**
+ * vpmu_charge() - charge pages to the caller
+ * @charge: filled in, for vpmu_uncharge()
+ * @count: number of pages
+ *
+ * Return: 0, or -EPERM if the pages exceed RLIMIT_MEMLOCK and the caller does
+ * not have CAP_IPC_LOCK.
+ */
+static int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
+{
+	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	unsigned long allowed, locked, extra;
+	const struct cred *owner = current_cred();
+	struct mm_struct *mm = current->mm;
+
+	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
+	/*
+	 * The number of locked pages can exceed the allowance, if the allowance
+	 * was larger when they were locked.
+	 */
+	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(owner->user)), allowed);
+	locked += count;
+	extra = locked > allowed ? locked - allowed : 0;
+	if (atomic64_read(&mm->pinned_vm) + extra > limit && !capable(CAP_IPC_LOCK))
+		return -EPERM;
+
+	charge->count = count;
+	charge->extra = extra;
+	charge->owner = get_cred(owner);
+	atomic_long_add(count - extra, vpmu_user_locked(owner->user));
+	mmgrab(mm);
+	charge->mm = mm;
+	atomic64_add(extra, &mm->pinned_vm);
+	return 0;
+}
+
+/**
+ * vpmu_uncharge() - undo vpmu_charge()
+ * @charge: from vpmu_charge()
+ */
+static void vpmu_uncharge(struct vpmu_charge *charge)
+{
+	atomic_long_sub(charge->count - charge->extra, vpmu_user_locked(charge->owner->user));
+	put_cred(charge->owner);
+	atomic64_sub(charge->extra, &charge->mm->pinned_vm);
+	mmdrop(charge->mm);
+}
+
+/*
+ * The window: host memory for rings that outlive this driver.
+ *
+ * The device chooses the pages of a ring. They are not guest RAM, so this
+ * driver does not allocate, charge or reference-count them; programs map them
+ * directly.
+ */
+
+/**
+ * vpmu_window_init() - map the window
+ * @dev: the device
+ *
+ * Return: 0, also for a device without a window; or a negative errno.
+ */
+int vpmu_window_init(struct vpmu_device *dev)
+{
+	struct virtio_shm_region region;
+
+	if (!vpmu_has_feature(dev, VPMU_F_WINDOW))
+		return 0;
+	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_WINDOW) ||
+	    region.addr % VPMU_PAGE_SIZE || !(region.len / VPMU_PAGE_SIZE)) {
+		vpmu_err(dev, "the device offers a window without its memory region\n");
+		return -ENXIO;
+	}
+	/*
+	 * perf core's views read the window through this mapping. On x86, it
+	 * also makes the kernel map the pages write-back for programs. Without
+	 * it, the kernel would map them uncached. Write-back is correct,
+	 * because the window is ordinary host memory.
+	 */
+	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
+	if (!dev->window.base)
+		return -ENOMEM;
+	dev->window.pfn = PHYS_PFN(region.addr);
+	dev->window.pages = min_t(u64, region.len / VPMU_PAGE_SIZE, U32_MAX);
+	return 0;
+}
+
+/**
+ * vpmu_window_exit() - unmap the window
+ * @dev: the device; all its rings in the window are freed
+ */
+void vpmu_window_exit(struct vpmu_device *dev)
+{
+	if (dev->window.base)
+		memunmap(dev->window.base);
+}
+
+/**
+ * vpmu_window_place() - find the page frames of a ring
+ * @dev: the device
+ * @page: number of the ring's first page in the window
+ * @count: number of pages
+ *
+ * Return: the page frame number of the first page; 0 if the ring is not within
+ * the window.
+ */
+static unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count)
+{
+	if (page >= dev->window.pages || count > dev->window.pages - page)
+		return 0;
+	return dev->window.pfn + page;
+}
+
+/**
+ * vpmu_window_address() - find the address of a ring
+ * @dev: the device
+ * @pfn: the frame of its first page
+ *
+ * Return: the address of that page.
+ */
+void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn)
+{
+	return dev->window.base + PFN_PHYS(pfn - dev->window.pfn);
+}
+
+/**
+ * vpmu_window_fault() - map a page of a ring when a program accesses it
+ * @ring: the ring, in the window; the device's output_lock is held
+ * @vmf: the fault
+ *
+ * Return: VM_FAULT_*.
+ */
+static vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
+{
+	if (!ring->pfn || vmf->pgoff >= ring->count)
+		return VM_FAULT_SIGBUS;
+	return vmf_insert_pfn(vmf->vma, vmf->address, ring->pfn + vmf->pgoff);
+}
+
+/**
+ * vpmu_window_revoke() - unmap all pages of a ring that has ended
+ * @dev: the device; its output_lock is held
+ * @ring: the ring, in the window
+ *
+ * The device may then use the pages for another ring. A later access through a
+ * mapping of the ended ring raises SIGBUS, like an access beyond the end of a
+ * file.
+ */
+static void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
+{
+	struct vpmu_file *file;
+
+	lockdep_assert_held(&dev->output_lock);
+	vpmu_records_end(&ring->records);
+	ring->pfn = 0;
+	/*
+	 * @ring->writers has every file through which the ring is mapped: an
+	 * event remains a writer of its ring while the ring is mapped through
+	 * the event's file.
+	 */
+	list_for_each_entry(file, &ring->writers, output.entry)
+		unmap_mapping_range(&file->output.mapping, 0, 0, 1);
+}
 
 /**
  * vpmu_ring_free() - free a ring that the device does not write to
@@ -168,7 +366,7 @@ void vpmu_ring_unmapped(struct vpmu_file *file)
 
 static void ring_vm_open(struct vm_area_struct *vma)
 {
-	struct vpmu_file *file = vma->vm_file->private_data;
+	struct vpmu_file *file = vpmu_file_from(vma->vm_file);
 
 	mutex_lock(&file->dev->output_lock);
 	vpmu_ring_mapped(file);
@@ -177,7 +375,7 @@ static void ring_vm_open(struct vm_area_struct *vma)
 
 static void ring_vm_close(struct vm_area_struct *vma)
 {
-	struct vpmu_file *file = vma->vm_file->private_data;
+	struct vpmu_file *file = vpmu_file_from(vma->vm_file);
 
 	mutex_lock(&file->dev->output_lock);
 	vpmu_ring_unmapped(file);
@@ -203,7 +401,7 @@ static const struct vm_operations_struct ring_vm_ops = {
  */
 static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 {
-	struct vpmu_file *file = vmf->vma->vm_file->private_data;
+	struct vpmu_file *file = vpmu_file_from(vmf->vma->vm_file);
 	vm_fault_t ret;
 
 	mutex_lock(&file->dev->output_lock);
@@ -419,7 +617,7 @@ void vpmu_ring_close(struct vpmu_file *file)
  * @vma: the mapping
  * @ops: its operations
  */
-void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops)
+static void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops)
 {
 	vpmu_vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	if (!(vma->vm_flags & VM_WRITE))
@@ -429,7 +627,7 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
 
 /**
  * vpmu_ring_mmap() - map an event's ring, as mmap(2) of a perf event does
- * @filp: from VPMU_IOC_OPEN
+ * @filp: a ring descriptor
  * @vma: a shared mapping. At offset zero, it maps the ring: it must have 1 or
  *       1 + 2^n pages, or, if the event already has a ring, as many pages as
  *       the ring. If the first mapping is writable, the reader moves data_tail,
@@ -442,9 +640,9 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
  *
  * Return: 0 or a negative errno.
  */
-int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
+static int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 {
-	struct vpmu_file *file = filp->private_data;
+	struct vpmu_file *file = vpmu_file_from(filp);
 	unsigned long count = vma_pages(vma);
 	bool window;
 	int err;
@@ -478,4 +676,547 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 	if (!err)
 		vpmu_ring_vma(vma, window ? &window_vm_ops : &ring_vm_ops);
 	return err;
+}
+
+/*
+ * AUX areas: pages beside a ring. The host writes traces to them.
+ *
+ * A program writes the area's offset and size to the ring's first page, and
+ * maps the area at that offset, as for a perf event. Each mapping of an area
+ * also counts as a mapping of the ring, so the ring outlives the area. Between
+ * the first mmap(2) and the last munmap(2), the host and the program use the
+ * area without this driver.
+ */
+
+/*
+ * Order of the longest run of contiguous pages to allocate. The host copies run
+ * by run, and runs of 2 MiB are long enough for that.
+ */
+#define AUX_ORDER_MAX	9
+
+static void aux_free(struct vpmu_aux *aux)
+{
+	u32 i;
+
+	for (i = 0; i < aux->count && aux->pages[i]; i++)
+		put_page(aux->pages[i]);
+	vpmu_uncharge(&aux->charge);
+	kvfree(aux);
+}
+
+/*
+ * Allocates zeroed pages, in contiguous runs that are as long as the allocator
+ * can provide without retrying.
+ */
+static int aux_fill(struct vpmu_aux *aux)
+{
+	const gfp_t gfp = GFP_KERNEL_ACCOUNT | __GFP_ZERO;
+	unsigned int order = AUX_ORDER_MAX;
+	struct page *page;
+	u32 filled = 0, i;
+
+	while (filled < aux->count) {
+		order = min_t(unsigned int, order, ilog2(aux->count - filled));
+		page = alloc_pages(order ? gfp | __GFP_NOWARN | __GFP_NORETRY : gfp, order);
+		if (!page && !order)
+			return -ENOMEM;
+		if (!page) {
+			order--;
+			continue;
+		}
+		split_page(page, order);
+		for (i = 0; i < 1U << order; i++)
+			aux->pages[filled++] = page + i;
+	}
+	return 0;
+}
+
+/**
+ * vpmu_aux_destroy() - take the pages back from the device, and free them
+ * @dev: the device; its output_lock is held
+ * @ring: the ring beside the area
+ *
+ * If the device may still write to the pages, they are leaked.
+ */
+static void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
+{
+	int err = 0;
+
+	if (!ring->ended)
+		err = vpmu_control_unmap_aux(dev, ring->id);
+	if (!err)
+		aux_free(ring->aux);
+	else
+		vpmu_err(dev, "the device keeps the AUX area of event %llu (%d): %u pages are lost\n",
+			 ring->id, err, ring->aux->count);
+	ring->aux = NULL;
+}
+
+static void aux_vm_open(struct vm_area_struct *vma)
+{
+	struct vpmu_file *file = vpmu_file_from(vma->vm_file);
+
+	mutex_lock(&file->dev->output_lock);
+	file->output.ring->aux->mapped++;
+	vpmu_ring_mapped(file);
+	mutex_unlock(&file->dev->output_lock);
+}
+
+static void aux_vm_close(struct vm_area_struct *vma)
+{
+	struct vpmu_file *file = vpmu_file_from(vma->vm_file);
+
+	mutex_lock(&file->dev->output_lock);
+	if (!--file->output.ring->aux->mapped && !file->output.ring->kept)
+		vpmu_aux_destroy(file->dev, file->output.ring);
+	vpmu_ring_unmapped(file);
+	mutex_unlock(&file->dev->output_lock);
+}
+
+/* An area is always mapped whole. */
+static int aux_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
+{
+	return -EINVAL;
+}
+
+static const struct vm_operations_struct aux_vm_ops = {
+	.open = aux_vm_open,
+	.close = aux_vm_close,
+	.may_split = aux_vm_may_split,
+};
+
+/*
+ * Whether a mapping has the offset and size that the ring's first page states.
+ * If the area is mapped already, they must also match the existing mapping. The
+ * program can write to the page at any time, so read each field only once.
+ */
+static bool aux_fits(const struct vpmu_ring *ring, struct vm_area_struct *vma)
+{
+	const struct perf_event_mmap_page *page = page_address(ring->pages[0]);
+	u64 offset = READ_ONCE(page->aux_offset);
+	u64 size = READ_ONCE(page->aux_size);
+	unsigned long count = vma_pages(vma);
+
+	if (offset < (u64)ring->count << PAGE_SHIFT)
+		return false;
+	if (offset != (u64)vma->vm_pgoff << PAGE_SHIFT || size != (u64)count << PAGE_SHIFT)
+		return false;
+	if (ring->aux && (ring->aux->pgoff != vma->vm_pgoff || ring->aux->count != count))
+		return false;
+	return is_power_of_2(count);
+}
+
+static struct vpmu_aux *aux_alloc(struct vpmu_file *file, struct vm_area_struct *vma)
+{
+	unsigned long count = vma_pages(vma);
+	struct vpmu_charge charge;
+	struct vpmu_aux *aux;
+	int err;
+
+	/*
+	 * Check in perf's order, so that a call with several errors gets perf's
+	 * errno.
+	 */
+	err = vpmu_charge(&charge, count);
+	if (err)
+		return ERR_PTR(err);
+	err = -EOPNOTSUPP;
+	if (!file->spec.trace)
+		goto uncharge;
+	err = -ENOMEM;
+	if (count > file->dev->info.max_aux_pages)
+		goto uncharge;
+	aux = kvzalloc(struct_size(aux, pages, count), GFP_KERNEL);
+	if (!aux)
+		goto uncharge;
+	aux->charge = charge;
+	aux->pgoff = vma->vm_pgoff;
+	aux->count = count;
+	err = aux_fill(aux);
+	if (!err)
+		return aux;
+	aux_free(aux);
+	return ERR_PTR(err);
+
+uncharge:
+	vpmu_uncharge(&charge);
+	return ERR_PTR(err);
+}
+
+static int aux_insert(const struct vpmu_aux *aux, struct vm_area_struct *vma)
+{
+	unsigned long left = aux->count;
+
+	return vm_insert_pages(vma, vma->vm_start, (struct page **)aux->pages, &left);
+}
+
+/* Allocates an area for its first mapping. */
+static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
+{
+	struct vpmu_ring *ring = file->output.ring;
+	struct vpmu_aux *aux;
+	int err;
+
+	aux = aux_alloc(file, vma);
+	if (IS_ERR(aux))
+		return PTR_ERR(aux);
+	err = vpmu_control_map_aux(file->dev, ring->id, aux->pages, aux->count,
+				   vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
+	if (err) {
+		aux_free(aux);
+		/*
+		 * -ENOENT: the trace through which the ring was mapped has been
+		 * closed.
+		 */
+		return err == -ENOENT ? -EOPNOTSUPP : err;
+	}
+	ring->aux = aux;
+	err = aux_insert(aux, vma);
+	if (err)
+		vpmu_aux_destroy(file->dev, ring);
+	return err;
+}
+
+/**
+ * vpmu_aux_mmap() - map the AUX area of an event's ring, like mmap(2) of a perf
+ *                   event
+ * @file: an event that writes to a ring
+ * @vma: a shared mapping, with the offset and size that the ring's first page
+ *       states. If the first mapping is writable, the reader moves aux_tail. If
+ *       it is read-only, the device overwrites old data
+ *
+ * Return: 0 or a negative errno.
+ */
+static int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma)
+{
+	struct vpmu_ring *ring;
+	int err = -EINVAL;
+
+	mutex_lock(&file->dev->output_lock);
+	ring = file->output.ring;
+	if (file->failure)
+		err = file->failure;
+	else if (file->ended)
+		err = -ENOENT;
+	else if (ring && !ring->window && aux_fits(ring, vma))
+		err = ring->aux ? aux_insert(ring->aux, vma) : aux_create(file, vma);
+	if (!err) {
+		ring->aux->mapped++;
+		vpmu_ring_mapped(file);
+	}
+	mutex_unlock(&file->dev->output_lock);
+	if (!err)
+		vpmu_ring_vma(vma, &aux_vm_ops);
+	return err;
+}
+
+/*
+ * Ring descriptors: mmap(2), poll(2), signals and calls for records that the host
+ * writes.
+ */
+
+static const struct file_operations vpmu_file_fops;
+
+static void file_gone(struct irq_work *work)
+{
+	vpmu_output_gone(container_of(work, struct vpmu_file, waiters.gone));
+}
+
+static void file_limit(struct work_struct *work)
+{
+	struct vpmu_file *file = container_of(work, struct vpmu_file, waiters.limit);
+	struct perf_event *event = READ_ONCE(file->event);
+
+	mutex_lock(&file->waiters.refresh);
+	if (event)
+		vpmu_event_spent(event);
+	mutex_unlock(&file->waiters.refresh);
+	vpmu_output_limit(file);
+}
+
+/**
+ * vpmu_file_alloc() - allocate a file
+ * @dev: the device
+ *
+ * Return: the file, with one reference, or NULL.
+ */
+struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
+{
+	struct vpmu_file *file = kzalloc(sizeof(*file), GFP_KERNEL);
+
+	if (!file)
+		return NULL;
+	kref_init(&file->ref);
+	INIT_LIST_HEAD(&file->output.entry);
+	INIT_LIST_HEAD(&file->output.poller);
+	INIT_LIST_HEAD(&file->waiters.entry);
+	INIT_LIST_HEAD(&file->persist.entry);
+	address_space_init_once(&file->output.mapping);
+	file->output.mapping.a_ops = &empty_aops;
+	init_waitqueue_head(&file->waiters.queue);
+	init_irq_work(&file->waiters.gone, file_gone);
+	INIT_WORK(&file->waiters.limit, file_limit);
+	mutex_init(&file->waiters.refresh);
+	vpmu_device_get(dev);
+	file->dev = dev;
+	return file;
+}
+
+/**
+ * vpmu_file_get() - get a reference on a file
+ * @file: the file
+ */
+void vpmu_file_get(struct vpmu_file *file)
+{
+	kref_get(&file->ref);
+}
+
+static void file_free(struct kref *ref)
+{
+	struct vpmu_file *file = container_of(ref, struct vpmu_file, ref);
+	struct vpmu_device *dev = file->dev;
+
+	irq_work_sync(&file->waiters.gone);
+	vpmu_output_forget(file);
+	if (file->tracks)
+		vpmu_task_put();
+	kfree_rcu(file, rcu);
+	vpmu_device_put(dev);
+}
+
+/**
+ * vpmu_file_put() - drop a reference on a file
+ * @file: the file
+ */
+void vpmu_file_put(struct vpmu_file *file)
+{
+	kref_put(&file->ref, file_free);
+}
+
+static int file_release(struct inode *inode, struct file *filp)
+{
+	struct vpmu_descriptor *descriptor = filp->private_data;
+
+	vpmu_file_put(descriptor->file);
+	fput(descriptor->perf);
+	kfree(descriptor);
+	return 0;
+}
+
+static bool file_has_children(struct perf_event *event)
+{
+	bool has;
+
+	perf_core_lock_family(event);
+	has = perf_core_has_children(event);
+	perf_core_unlock_family(event);
+	return has;
+}
+
+static __poll_t file_poll(struct file *filp, poll_table *wait)
+{
+	struct vpmu_file *file = vpmu_file_from(filp);
+
+	poll_wait(filp, &file->waiters.queue, wait);
+	if (READ_ONCE(file->error))
+		return EPOLLHUP | EPOLLERR;
+	/* The event of a task is never persistent, so the file keeps its event. */
+	if (file->place.task && perf_core_task_ended(file->event) &&
+	    !file_has_children(file->event))
+		return EPOLLHUP;
+	return vpmu_output_poll(file, &filp->f_pos);
+}
+
+static int file_fasync(int fd, struct file *filp, int on)
+{
+	struct vpmu_file *file = vpmu_file_from(filp);
+	struct inode *inode = file_inode(filp);
+	int ret;
+
+	inode_lock(inode);
+	/*
+	 * Without signals, the notices of a ring name any event that writes to
+	 * it. An event without records has no notices, and refuses the request.
+	 */
+	if (on && !file->waiters.fasync)
+		vpmu_control_signal(file->dev, file->id, true);
+	ret = fasync_helper(fd, filp, on, &file->waiters.fasync);
+	if (!on && ret > 0 && !file->waiters.fasync)
+		vpmu_control_signal(file->dev, file->id, false);
+	inode_unlock(inode);
+	return ret < 0 ? ret : 0;
+}
+
+static long file_wakeup(struct vpmu_file *file, const struct vpmu_wakeup __user *arg)
+{
+	struct vpmu_wakeup wakeup;
+
+	if (copy_from_user(&wakeup, arg, sizeof(wakeup)))
+		return -EFAULT;
+	return vpmu_output_interval(file, &wakeup);
+}
+
+static long file_set_output(struct vpmu_file *file, unsigned long fd)
+{
+	struct file *target;
+	long err = -EBADF;
+
+	if (fd == -1UL)
+		return vpmu_output_redirect(file, NULL);
+	target = fget(fd);
+	if (!target)
+		return -EBADF;
+	if (target->f_op == &vpmu_file_fops)
+		err = vpmu_output_redirect(file, vpmu_file_from(target));
+	fput(target);
+	return err;
+}
+
+/* A reset of the count, also in the records and pages that the host writes */
+static long file_reset(struct vpmu_file *file)
+{
+	struct perf_event *event = READ_ONCE(file->event);
+
+	return event ? vpmu_call_family(event, VPMU_COMMAND_RESET) :
+		       vpmu_direct_command(file, VPMU_COMMAND_RESET, 0);
+}
+
+static long file_refresh(struct vpmu_file *file, int overflows)
+{
+	struct perf_event *event = READ_ONCE(file->event);
+	int err;
+
+	if (overflows < 0)
+		return -EINVAL;
+	if (event) {
+		mutex_lock(&file->waiters.refresh);
+		err = vpmu_event_refresh(event, overflows);
+		mutex_unlock(&file->waiters.refresh);
+		return err;
+	}
+	/*
+	 * As in perf, an argument of zero enables the event for its remaining
+	 * overflows, or without a limit if none remain.
+	 */
+	if (!overflows)
+		return vpmu_direct_command(file, VPMU_COMMAND_ENABLE, 0);
+	return vpmu_direct_command(file, VPMU_COMMAND_REFRESH, overflows);
+}
+
+static long file_period(struct vpmu_file *file, const u64 __user *arg)
+{
+	u64 period;
+
+	if (copy_from_user(&period, arg, sizeof(period)))
+		return -EFAULT;
+	return vpmu_direct_command(file, VPMU_COMMAND_PERIOD, period);
+}
+
+/* Calls that change a persistent event, which perf core does not schedule. */
+static long file_ioctl_direct(struct vpmu_file *file, unsigned int cmd, unsigned long arg)
+{
+	switch (cmd) {
+	case PERF_EVENT_IOC_ENABLE:
+		return vpmu_direct_command(file, VPMU_COMMAND_ENABLE, 0);
+	case PERF_EVENT_IOC_DISABLE:
+		return vpmu_direct_command(file, VPMU_COMMAND_DISABLE, 0);
+	case PERF_EVENT_IOC_PERIOD:
+		return file_period(file, (void __user *)arg);
+	default:
+		return -ENOTTY;
+	}
+}
+
+static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
+{
+	struct vpmu_file *file = vpmu_file_from(filp);
+	int failure = READ_ONCE(file->failure);
+
+	if (cmd == PERF_EVENT_IOC_ID)
+		return put_user(file->id, (u64 __user *)arg);
+	if (failure)
+		return failure;
+	switch (cmd) {
+	case PERF_EVENT_IOC_SET_OUTPUT:
+		return file_set_output(file, arg);
+	case PERF_EVENT_IOC_PAUSE_OUTPUT:
+		return vpmu_output_pause(file, arg);
+	case PERF_EVENT_IOC_RESET:
+		return arg ? -EINVAL : file_reset(file);
+	case PERF_EVENT_IOC_REFRESH:
+		return file_refresh(file, arg);
+	case VPMU_IOC_WAKEUP:
+		return file_wakeup(file, (void __user *)arg);
+	case VPMU_IOC_FLUSH:
+		return arg ? -EINVAL : vpmu_flush(file);
+	default:
+		return file->direct ? file_ioctl_direct(file, cmd, arg) : -ENOTTY;
+	}
+}
+
+static const struct file_operations vpmu_file_fops = {
+	.owner		= THIS_MODULE,
+	.release	= file_release,
+	.poll		= file_poll,
+	.unlocked_ioctl	= file_ioctl,
+	.compat_ioctl	= compat_ptr_ioctl,
+	.mmap		= vpmu_ring_mmap,
+	.fasync		= file_fasync,
+};
+
+/* Creates the struct file; it takes over both references of @descriptor. */
+static struct file *file_open(struct vpmu_descriptor *descriptor)
+{
+	struct vpmu_file *file = descriptor->file;
+	struct file *filp;
+
+	filp = anon_inode_getfile("[vpmu_ring]", &vpmu_file_fops, descriptor, O_RDWR);
+	if (IS_ERR(filp))
+		return filp;
+	/*
+	 * A ring descriptor has no read position. Instead, f_pos holds the last
+	 * wakeup that poll() has reported.
+	 */
+	stream_open(file_inode(filp), filp);
+	/*
+	 * All descriptors of the event share one address_space, through which
+	 * vpmu_window_revoke() finds all mappings.
+	 */
+	file->output.mapping.host = file_inode(filp);
+	filp->f_mapping = &file->output.mapping;
+	return filp;
+}
+
+/**
+ * vpmu_file_descriptor() - make a ring descriptor
+ * @file: the event
+ * @perf: the file of the perf event that keeps @file
+ *
+ * Return: the descriptor, or a negative errno.
+ */
+int vpmu_file_descriptor(struct vpmu_file *file, struct file *perf)
+{
+	struct vpmu_descriptor *descriptor;
+	struct file *filp;
+	int fd;
+
+	fd = get_unused_fd_flags(O_CLOEXEC);
+	if (fd < 0)
+		return fd;
+	filp = ERR_PTR(-ENOMEM);
+	descriptor = kmalloc(sizeof(*descriptor), GFP_KERNEL);
+	if (descriptor) {
+		descriptor->file = file;
+		descriptor->perf = perf;
+		filp = file_open(descriptor);
+	}
+	if (IS_ERR(filp)) {
+		kfree(descriptor);
+		put_unused_fd(fd);
+		return PTR_ERR(filp);
+	}
+	vpmu_file_get(file);
+	get_file(perf);
+	fd_install(fd, filp);
+	return fd;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The memory that events of /dev/vpmu write to: rings, the AUX areas beside
- * them, and the accounting of their pages.
+ * The memory that the host writes for events: rings, the AUX areas beside them,
+ * and the accounting of their pages.
  */
 #ifndef _VPMU_RING_H
 #define _VPMU_RING_H
@@ -9,10 +9,11 @@
 #include <linux/fs.h>
 #include <linux/list.h>
 #include <linux/mm.h>
+#include <linux/mm_types.h>
+#include <linux/perf_event.h>
 #include <linux/poll.h>
+#include <linux/spinlock.h>
 #include <linux/types.h>
-
-#include "vpmu_replay.h"
 
 struct cred;
 struct mm_struct;
@@ -20,7 +21,60 @@ struct vpmu_device;
 struct vpmu_file;
 struct vpmu_notice;
 struct vpmu_persistent_event;
+struct vpmu_vcpu;
 struct vpmu_wakeup;
+
+/**
+ * struct vpmu_records - a ring that the device writes, and that replays read
+ * @lock: held by the CPU that replays. A replay takes it with a trylock;
+ *        vpmu_records_end() waits for it
+ * @type: PERF_SAMPLE_* fields of the samples, a subset of VPMU_REPLAYED
+ * @period: the period of samples without PERF_SAMPLE_PERIOD
+ * @prompt: records are replayed when they are written. Their time is that of the
+ *          replay, as for the kernel's own events
+ * @shared: programs and other perf events also read the ring; PERF_RECORD_LOST
+ *          in the ring is the only source for the number of lost samples
+ * @size: size of the data in bytes; zero once the device may reuse the pages
+ * @pages: the metadata page, then the data pages; not used with @window
+ * @window: the address of the metadata page, which the data pages directly
+ *          follow; NULL for a ring that is not in the window
+ */
+struct vpmu_records {
+	raw_spinlock_t lock;
+	u64 type;
+	u64 period;
+	bool prompt;
+	bool shared;
+	u64 size;
+	struct page *const *pages;
+	void *window;
+};
+
+/*
+ * Samples can be replayed if they have only these fields. PERF_SAMPLE_REGS_INTR
+ * must have exactly the registers in VPMU_ARCH_REGS.
+ */
+#define VPMU_REPLAYED \
+	(PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
+	 PERF_SAMPLE_ADDR | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | PERF_SAMPLE_CPU | \
+	 PERF_SAMPLE_PERIOD | PERF_SAMPLE_READ | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
+
+/*
+ * If an event's sample_type has one of these fields, each sample is replayed
+ * immediately, because perf core reads the user registers and stack, and the
+ * counts of other PMUs, at the replay.
+ */
+#define VPMU_SAMPLE_PROMPT \
+	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)
+
+/* Maximum number of records per replay, because a replay keeps interrupts off */
+#define VPMU_REPLAY_PIECE	64
+
+bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,
+		 bool *ended, unsigned int *left);
+bool vpmu_replay_counts(const struct vpmu_vcpu *vcpu, const struct perf_event *event);
+void vpmu_records_init(struct vpmu_records *records);
+void vpmu_records_end(struct vpmu_records *records);
 
 /**
  * struct vpmu_charge - whom pages are charged to
@@ -109,24 +163,9 @@ void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring);
 bool vpmu_ring_forget(struct vpmu_file *file);
 void vpmu_ring_ended(struct vpmu_file *file);
 void vpmu_ring_close(struct vpmu_file *file);
-void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops);
-int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma);
-
-/* vpmu_aux.c */
-int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma);
-void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring);
-
-/* vpmu_charge.c */
-int vpmu_charge(struct vpmu_charge *charge, unsigned long count);
-void vpmu_uncharge(struct vpmu_charge *charge);
-
-/* vpmu_window.c */
 int vpmu_window_init(struct vpmu_device *dev);
 void vpmu_window_exit(struct vpmu_device *dev);
-unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count);
 void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn);
-vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf);
-void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring);
 
 /* vpmu_output.c */
 void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring);
@@ -139,6 +178,7 @@ void vpmu_output_ended(struct vpmu_file *file);
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told);
 void vpmu_output_gone(struct vpmu_file *file);
 void vpmu_output_forget(struct vpmu_file *file);
+void vpmu_output_limit(struct vpmu_file *file);
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
 
 #endif /* _VPMU_RING_H */

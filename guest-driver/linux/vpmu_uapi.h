@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note OR Apache-2.0 OR MIT */
 /*
- * /dev/vpmu: events of the paravirtual PMU. The host writes samples and packets
- * to pages that it shares with the program.
+ * /dev/vpmu: what events of the paravirtual PMU have beyond perf's interface.
  *
- * VPMU_IOC_OPEN takes the arguments of perf_event_open(2) and returns a file
- * descriptor with perf's own interface: read, poll, mmap and the
- * PERF_EVENT_IOC_* calls, with perf's numbers and meanings.
+ * Programs open events with perf_event_open(2): see VPMU_CONFIG and
+ * VPMU_CONFIG1_*. If an event has VPMU_CONFIG1_RING, the host writes its records
+ * directly to pages of the program. VPMU_IOC_RING returns the ring descriptor
+ * through which the program maps these pages and waits for records.
  */
 #ifndef _UAPI_VPMU_H
 #define _UAPI_VPMU_H
@@ -53,37 +53,22 @@ struct vpmu_info {
 	__u32 persistent_type;
 };
 
-/* The sampling engine: struct vpmu_open::engine and VPMU_IOC_ENGINE */
+/* The sampling engine: VPMU_CONFIG1_ENGINE and struct vpmu_event_state::engine */
 #define VPMU_ENGINE_ANY		0	/* the device chooses; or the event has no samples */
 #define VPMU_ENGINE_EXIT	1	/* each overflow makes the vCPU exit: exact on any host */
 #define VPMU_ENGINE_BATCHED	2	/* the host samples: no exit per sample */
 
 /**
- * struct vpmu_open - the arguments of perf_event_open(2)
- * @attr: address of a struct perf_event_attr. Its type is PERF_TYPE_HARDWARE,
- *        _SOFTWARE, _HW_CACHE or _RAW, or the vpmu PMU's type (struct
- *        vpmu_info::pmu_type). To open another descriptor of a persistent
- *        event, set type to the persistent PMU's type (struct
- *        vpmu_info::persistent_type), config to the event's id, size as
- *        usual, and all other fields to zero
- * @pid: 0 for the calling thread, a thread's id, or -1 for every task on @cpu
- * @cpu: a CPU number, or -1 for any CPU
- * @group_fd: -1, or the file descriptor of the group's leader
- * @engine: VPMU_ENGINE_*
- * @flags: PERF_FLAG_FD_CLOEXEC, _FD_NO_GROUP, _FD_OUTPUT; VPMU_FLAG_*
+ * struct vpmu_event_state - the device's view of an open event
+ * @id: the event's id on the device, which records that the host writes contain
+ * @engine: the engine of its samples, VPMU_ENGINE_*
+ * @reserved: zero
  */
-struct vpmu_open {
-	__u64 attr;
-	__s32 pid;
-	__s32 cpu;
-	__s32 group_fd;
+struct vpmu_event_state {
+	__u64 id;
 	__u32 engine;
-	__u64 flags;
+	__u32 reserved;
 };
-
-/* struct vpmu_open::flags */
-#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* persistent from the start */
-#define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* paused until its starter overflows */
 
 /* Size in bytes of a persistent event's name; the last byte is always NUL */
 #define VPMU_PERSISTENT_NAME	40
@@ -163,7 +148,7 @@ struct vpmu_wakeup {
 /**
  * struct vpmu_perf - a call on a file descriptor of perf_event_open(2)
  * @fd: a descriptor of an event of this device's PMUs
- * @call: VPMU_IOC_FLUSH, _DETACH, _ATTACH, _SET_STARTER or _SET_STOPPER
+ * @call: VPMU_IOC_EVENT, _FLUSH, _DETACH, _ATTACH, _SET_STARTER or _SET_STOPPER
  * @arg: the argument of @call: zero, an address, or the target's descriptor,
  *       which is also from perf_event_open(2)
  */
@@ -390,29 +375,47 @@ struct vpmu_sample_packet {
 	(((__u64)(kind) << VPMU_CONFIG_KIND_SHIFT) | (event))
 
 /*
- * perf_event_attr::config1 of the vpmu PMU, with the names in sysfs: the event
- * is paused until its starter overflows (enable_on_starter); and the sampling
- * engine, VPMU_ENGINE_* (engine)
+ * perf_event_attr::config1 of the vpmu PMU. Options that stock perf can use are
+ * terms in sysfs, with these names in lower case.
  */
+/* enable_on_starter: the event is paused until its starter overflows */
 #define VPMU_CONFIG1_ENABLE_ON_STARTER	(1U << 0)
+/* engine: the engine that makes the samples, VPMU_ENGINE_* */
 #define VPMU_CONFIG1_ENGINE_SHIFT	1
 #define VPMU_CONFIG1_ENGINE		(3U << VPMU_CONFIG1_ENGINE_SHIFT)
+/* The host writes the event's records to a ring: see VPMU_IOC_RING */
+#define VPMU_CONFIG1_RING		(1U << 3)
+/* persistent: the event outlives its descriptors, as after VPMU_IOC_DETACH */
+#define VPMU_CONFIG1_PERSISTENT		(1U << 4)
+/* The trace is paused until a member of its group resumes it */
+#define VPMU_CONFIG1_AUX_START_PAUSED	(1U << 5)
+/* An overflow pauses, or resumes, the trace that leads the group */
+#define VPMU_CONFIG1_AUX_PAUSE		(1U << 6)
+#define VPMU_CONFIG1_AUX_RESUME		(1U << 7)
 
 #define VPMU_IOC_MAGIC		0xb6
 
 #define VPMU_IOC_INFO		_IOR(VPMU_IOC_MAGIC, 0, struct vpmu_info)
-/* Returns the event's file descriptor. */
-#define VPMU_IOC_OPEN		_IOW(VPMU_IOC_MAGIC, 1, struct vpmu_open)
+/*
+ * On /dev/vpmu: returns a ring descriptor, which is closed on exec. The argument
+ * is the descriptor of an event that was opened with VPMU_CONFIG1_RING, or with
+ * the type of the persistent PMU. The ring descriptor keeps the event open. It
+ * supports mmap(2) of the ring and of an AUX area, poll(2), O_ASYNC,
+ * PERF_EVENT_IOC_ID, _SET_OUTPUT (to another ring descriptor), _PAUSE_OUTPUT,
+ * VPMU_IOC_WAKEUP and VPMU_IOC_FLUSH. PERF_EVENT_IOC_RESET also resets the counts
+ * in the ring's records and pages, and PERF_EVENT_IOC_REFRESH is exact, also while
+ * the event is active. If the event is persistent, PERF_EVENT_IOC_ENABLE, _DISABLE
+ * and _PERIOD change the event itself; on the descriptor from perf_event_open(2),
+ * they change only what it shows.
+ */
+#define VPMU_IOC_RING		_IO(VPMU_IOC_MAGIC, 1)
 /* Returns the number of entries written. */
 #define VPMU_IOC_CATALOGUE	_IOW(VPMU_IOC_MAGIC, 2, struct vpmu_catalogue)
 /* Places a mark on the caller's CPU; the argument is the mark's value. */
 #define VPMU_IOC_MARK		_IO(VPMU_IOC_MAGIC, 3)
 
-/*
- * On an event's file descriptor: writes the number of the event's sampling
- * engine, VPMU_ENGINE_*, to the __u32 at the address in the argument.
- */
-#define VPMU_IOC_ENGINE		_IOR(VPMU_IOC_MAGIC, 4, __u32)
+/* By VPMU_IOC_PERF: describes the event. */
+#define VPMU_IOC_EVENT		_IOR(VPMU_IOC_MAGIC, 4, struct vpmu_event_state)
 
 /*
  * On /dev/vpmu: lists persistent events; returns the number of entries written.
@@ -420,39 +423,36 @@ struct vpmu_sample_packet {
 #define VPMU_IOC_PERSISTENT	_IOW(VPMU_IOC_MAGIC, 5, struct vpmu_persistent)
 /*
  * Writes pending samples and traces to the mapped pages and wakes pollers
- * before it returns. On an event's file descriptor: flushes the event, or its
- * whole group if the argument is PERF_IOC_FLAG_GROUP. On /dev/vpmu: flushes all
- * persistent events.
+ * before it returns. On a ring descriptor, or by VPMU_IOC_PERF: flushes the event
+ * and the events that inherit it. On /dev/vpmu: flushes all persistent events.
  */
 #define VPMU_IOC_FLUSH		_IO(VPMU_IOC_MAGIC, 6)
 
 /*
- * On an event's file descriptor: makes the event persistent; it outlives its
- * descriptors.
+ * By VPMU_IOC_PERF: makes the event persistent; it outlives its descriptors.
  */
 #define VPMU_IOC_DETACH		_IOWR(VPMU_IOC_MAGIC, 7, struct vpmu_detach)
 /*
- * On an event's file descriptor: makes the event non-persistent, so that it
- * ends when its last descriptor is closed and its last mapping is gone.
+ * By VPMU_IOC_PERF: makes the event non-persistent, so that it ends when its last
+ * descriptor is closed and its last mapping is gone.
  */
 #define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
 /*
- * On the file descriptor of an event: makes overflows of this event start or
- * stop another event, the target. The argument is the target's file descriptor.
+ * By VPMU_IOC_PERF: makes overflows of this event start or stop another event,
+ * the target. The argument is the target's descriptor.
  */
 #define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
 #define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)
 
 /*
- * On /dev/vpmu: makes a VPMU_IOC_* call for an event that was opened with
- * perf_event_open(2). The event's own descriptor does not accept these calls.
- * See struct vpmu_perf.
+ * On /dev/vpmu: makes a call for an event, because perf core does not pass
+ * ioctls to a PMU. See struct vpmu_perf.
  */
 #define VPMU_IOC_PERF		_IOW(VPMU_IOC_MAGIC, 11, struct vpmu_perf)
 
 /*
- * On an event's file descriptor: sets the wakeup interval of the event and of
- * the events that inherit it.
+ * On a ring descriptor: sets the wakeup interval of the event and of the events
+ * that inherit it.
  */
 #define VPMU_IOC_WAKEUP		_IOW(VPMU_IOC_MAGIC, 12, struct vpmu_wakeup)
 

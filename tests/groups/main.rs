@@ -89,7 +89,7 @@ mod nesting {
     tests::group!("nesting", appending("softlockup_panic=1 sysctl.kernel.panic_on_rcu_stall=1"));
 }
 
-/// perf's rules for overflows, for events of both interfaces and of the kernel itself. `guest-tests overflows` prints them
+/// perf's rules for overflows, for events with both kinds of rings and of the kernel itself. `guest-tests overflows` prints them
 /// as a table.
 mod overflows {
     tests::group!("overflows");

@@ -111,7 +111,7 @@ mod output {
         },
         Refusal {
             reason: REGISTERS,
-            message: "errno for a chain of 1024: Some(95)",
+            message: "errno for a chain of 127: Some(95)",
             on: BOTH,
             tests: &["registers_and_stacks_that_cannot_be_are_refused"],
         },

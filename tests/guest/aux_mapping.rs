@@ -1,7 +1,5 @@
 //! How an AUX area is mapped. By perf's rules, a program first announces the area in the ring's metadata page.
 
-use std::os::fd::AsRawFd;
-
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::arch::OWN_IN_USER_MODE;
@@ -183,7 +181,7 @@ fn ring_of_a_closed_trace_refuses_an_area() -> Outcome {
     let device = Device::open()?;
     let (first, second) = (event(&device)?, event(&device)?);
     let own = Pages::map(&first, 1, READ_WRITE)?;
-    second.output_to(first.as_raw_fd())?;
+    second.output_to(first.ring())?;
     let ring = Pages::map(&second, 1, READ_WRITE)?;
     let expected = [None, Some(libc::EOPNOTSUPP)];
     let mut found = [map_errno(&second, &ring, (2 * P, 4 * P), 4, 2 * P), None];

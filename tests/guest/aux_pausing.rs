@@ -209,7 +209,7 @@ fn pausing_is_for_members_of_a_trace() -> Outcome {
     ensure_eq!(open(&both, Some(&leader)), Some(libc::EINVAL), "two actions at once");
     let start = with_aux_action(device.marks(4, 1, 0), AUX_START_PAUSED);
     ensure_eq!(open(&start, None), Some(libc::EOPNOTSUPP), "marks that start paused");
-    let unknown = with_aux_action(io_trace(&device), 1 << 3);
+    let unknown = with_aux_action(io_trace(&device), 1 << 8);
     ensure_eq!(open(&unknown, None), Some(libc::EINVAL), "an unknown action");
     ensure_eq!(open(&with_aux_action(io_trace(&device), AUX_START_PAUSED), None), None, "a trace that starts paused");
     Ok(())

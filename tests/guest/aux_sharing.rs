@@ -1,6 +1,5 @@
 //! Traces that share one area: traces of several events, of a task and its children, and of both vCPUs.
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -26,7 +25,7 @@ fn traces_write_into_anothers_area() -> Outcome {
     let mut attr = perf_event_attr { read_format: FORMAT_LOST, ..silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO)) };
     attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
-    other.output_to(traced.event.as_raw_fd())?;
+    other.output_to(traced.event.ring())?;
     // `other` traces MMIO exits, and commands on an event are such exits. Therefore, the test disables `other` before
     // it reads the counts.
     other.enable(0)?;

@@ -116,7 +116,7 @@ fn reset_zeroes_the_count_alone() -> Outcome {
     let after = event.read()?;
     ensure_eq!(after.value, 2, "marks after the reset");
     ensure!(after.time_enabled > before.time_enabled, "the enabled time did not continue after the reset");
-    ensure_eq!(after.id, event.id()?, "the id that read returns");
+    ensure_eq!(after.id, event.perf_id()?, "the id that read returns");
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
@@ -195,7 +195,7 @@ fn to_one_ring(device: &Device, count: usize) -> Fallible<(Vec<Event>, Pages)> {
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => break,
             event => event?,
         };
-        event.output_to(events[0].as_raw_fd())?;
+        event.output_to(events[0].ring())?;
         events.push(event);
     }
     Ok((events, ring))
@@ -226,7 +226,7 @@ fn signals_of_nobodys_events_leave_other_cpus_their_time() -> Outcome {
     victim_keeps(EVENTS as u64, false, |device| {
         let (events, ring) = to_one_ring(device, EVENTS)?;
         for event in &events {
-            os::signal_group_from(event.as_fd(), leader)?;
+            os::signal_group_from(event.ring_fd(), leader)?;
         }
         Ok((events, ring))
     })?;
@@ -337,7 +337,7 @@ fn samples_of_nobodys_events_delay_no_interrupt() -> Outcome {
         };
         for event in &opened {
             if event.as_raw_fd() != opened[0].as_raw_fd() {
-                event.output_to(opened[0].as_raw_fd())?;
+                event.output_to(opened[0].ring())?;
             }
             event.enable(0)?;
         }

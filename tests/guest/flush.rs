@@ -18,7 +18,7 @@ use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{fresh, look, newest, persistent, values};
 use crate::raw::{
     Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_SOFTWARE, PAGE, SW_CPU_CLOCK,
-    WHOLE_GROUP, aux_watermark, refused, sampling, silent,
+    aux_watermark, refused, sampling, silent,
 };
 use crate::traced::Traced;
 use crate::{Fallible, Outcome, cpu, os};
@@ -65,7 +65,7 @@ fn sleeper_is_woken_by_a_flush() -> Outcome {
     device.place(VALUE, 1)?;
     thread::scope(|scope| -> Outcome {
         let sleeper = scope.spawn(|| event.poll(LONG));
-        let epoll = os::Epoll::new(event.as_fd(), true)?;
+        let epoll = os::Epoll::new(event.ring_fd(), true)?;
         // A sleeper that is not yet asleep finds the records immediately.
         event.flush(0)?;
         let reported = sleeper.join().map_err(|_| "the sleeper panicked")??;
@@ -109,29 +109,6 @@ fn pending_loss_is_recorded() -> Outcome {
     let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
     ensure_eq!((samples.len(), lost), (0, 11), "records and losses after the second flush");
     ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll after the loss was recorded");
-    Ok(())
-}
-
-#[apply(guest_test)]
-fn group_is_flushed_as_one() -> Outcome {
-    let device = Device::open()?;
-    let (leader, _ring) = quiet(&device)?;
-    let how = How::on_cpu(1).led_by(leader.as_fd());
-    let members = [device.start(&marks(&device), how)?, device.start(&marks(&device), how)?];
-    let _rings = [Pages::map(&members[0], 1, READ_WRITE)?, Pages::map(&members[1], 1, READ_WRITE)?];
-    let polled = || -> std::io::Result<Vec<bool>> {
-        let all = [&leader, &members[0], &members[1]];
-        all.iter().map(|event| Ok(event.poll(NOW)? != 0)).collect()
-    };
-    device.place(VALUE, 1)?;
-    members[0].flush(0)?;
-    ensure_eq!(polled()?, [false, true, false], "polls after a member's flush");
-    device.place(VALUE, 1)?;
-    leader.flush(WHOLE_GROUP)?;
-    ensure_eq!(polled()?, [true; 3], "polls after the leader flushed the group");
-    device.place(VALUE, 1)?;
-    members[1].flush(WHOLE_GROUP)?;
-    ensure_eq!(polled()?, [true; 3], "polls after a member flushed the group");
     Ok(())
 }
 

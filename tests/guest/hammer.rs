@@ -35,10 +35,11 @@ const PROCESSES: u64 = 6;
 /// Maximum number of descriptors, and of maps, that a process keeps.
 const KEPT: usize = 20;
 
-/// The ioctls of `/dev/vpmu`. [`EVENT_CALLS`] has the ioctls of events, including perf's ioctls.
+/// The ioctls of `/dev/vpmu`. [`EVENT_CALLS`] has the ioctls of events and rings, [`PERF_CALLS`] the calls by
+/// `VPMU_IOC_PERF`.
 const DEVICE_CALLS: [u32; 8] = [
     uapi::IOC_INFO,
-    uapi::IOC_OPEN,
+    uapi::IOC_RING,
     uapi::IOC_CATALOGUE,
     uapi::IOC_MARK,
     uapi::IOC_PERSISTENT,
@@ -47,7 +48,7 @@ const DEVICE_CALLS: [u32; 8] = [
     // A number that the driver does not have.
     uapi::IOC_MAGIC << 8 | 0xff,
 ];
-const EVENT_CALLS: [u32; 19] = [
+const EVENT_CALLS: [u32; 14] = [
     bindings::ENABLE,
     bindings::DISABLE,
     bindings::REFRESH,
@@ -60,7 +61,11 @@ const EVENT_CALLS: [u32; 19] = [
     bindings::PAUSE_OUTPUT,
     bindings::QUERY_BPF,
     bindings::MODIFY_ATTRIBUTES,
-    uapi::IOC_ENGINE,
+    uapi::IOC_FLUSH,
+    uapi::IOC_WAKEUP,
+];
+const PERF_CALLS: [u32; 7] = [
+    uapi::IOC_EVENT,
     uapi::IOC_FLUSH,
     uapi::IOC_DETACH,
     uapi::IOC_ATTACH,
@@ -218,20 +223,26 @@ impl Hammer {
             _ => self.random.of(&[-1, -1, -1, 0, 1]),
         };
         let group = if self.random.one_in(3) { self.fd() } else { -1 };
-        let flags = self.random.of(&[0, 0, 0, 0, 1, 2, 8, 1 << 32, 1 << 33, 1 << 40]);
-        let engine = self.random.of(&[0, 0, 1, 2, 3]);
-        if self.random.one_in(5) {
-            // SAFETY: the kernel reads the attr, which is valid during the call.
-            let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, pid, cpu, group, flags & 15) };
-            self.keep(fd as i32);
-            return;
+        let flags = self.random.of(&[0_u64, 0, 0, 0, 1, 2, 8, 1 << 40]);
+        let mut attr = attr;
+        if !self.random.one_in(5) {
+            let engine = self.random.of(&[0, 0, 1, 2, 3]) << uapi::CONFIG1_ENGINE_SHIFT;
+            let other = match self.random.below(12) {
+                0 => uapi::CONFIG1_ENABLE_ON_STARTER,
+                1 => uapi::CONFIG1_PERSISTENT,
+                2 => 1 << 40,
+                _ => 0,
+            };
+            attr.__bindgen_anon_3.config1 = uapi::CONFIG1_RING | engine | other;
         }
-        let attr = (&raw const attr).expose_provenance() as u64;
-        let words =
-            [attr, u64::from(pid as u32) | u64::from(cpu as u32) << 32, u64::from(group as u32) | engine << 32, flags];
-        // SAFETY: the driver reads four words and the attr, which are valid during the call.
-        let fd = unsafe { libc::ioctl(self.device.as_raw_fd(), uapi::IOC_OPEN.into(), words.as_ptr()) };
+        // SAFETY: the kernel reads the attr, which is valid during the call.
+        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, pid, cpu, group, flags) } as i32;
         self.keep(fd);
+        if fd >= 0 {
+            // SAFETY: the call takes its argument by value.
+            let ring = unsafe { libc::ioctl(self.device.as_raw_fd(), uapi::IOC_RING.into(), fd) };
+            self.keep(ring);
+        }
     }
 
     fn keep(&mut self, fd: i32) {
@@ -267,7 +278,23 @@ impl Hammer {
             (self.fd(), self.random.of(&EVENT_CALLS))
         };
         // SAFETY: a call writes only to `scratch`, or to an address that faults.
-        unsafe { libc::ioctl(fd, call.into(), argument) };
+        let returned = unsafe { libc::ioctl(fd, call.into(), argument) };
+        if call == uapi::IOC_RING {
+            self.keep(returned);
+        }
+    }
+
+    /// Makes one of the driver's calls for an event.
+    fn call_perf(&mut self) {
+        self.fill();
+        let arg = match self.random.below(3) {
+            0 => 0,
+            1 => self.fd() as u64,
+            _ => self.address(),
+        };
+        let request = uapi::Perf { fd: self.fd(), call: self.random.of(&PERF_CALLS), arg };
+        // SAFETY: the driver reads the request, and writes only to `scratch` or to an address that faults.
+        unsafe { libc::ioctl(self.device.as_raw_fd(), uapi::IOC_PERF.into(), &raw const request) };
     }
 
     fn map(&mut self) {
@@ -398,7 +425,8 @@ impl Hammer {
         match self.random.below(100) {
             0..25 => self.open(),
             25..32 => self.close(),
-            32..60 => self.call(),
+            32..46 => self.call(),
+            46..60 => self.call_perf(),
             60..70 => self.map(),
             70..74 => self.unmap(),
             74..80 => self.touch(),
@@ -433,7 +461,8 @@ fn hammer(seed: u64, nobody: bool, operations: u64) -> io::Result<()> {
     (0..operations).for_each(|_| hammer.step());
     // If every call is refused, the test shows nothing.
     if hammer.opened == 0 || hammer.mapped == 0 {
-        return Err(io::ErrorKind::Other.into());
+        let (opened, mapped) = (hammer.opened, hammer.mapped);
+        return Err(io::Error::other(format!("{opened} events opened and {mapped} rings mapped: one number is zero")));
     }
     Ok(())
 }
@@ -448,6 +477,9 @@ pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let done = hammer(seed + process, process % 2 == 1, operations);
+            if let Err(error) = &done {
+                eprintln!("process {process}: {error}");
+            }
             // SAFETY: the call ends the child before it runs code that is meant for its parent.
             unsafe { libc::_exit(i32::from(done.is_err())) };
         }

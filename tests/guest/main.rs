@@ -94,6 +94,7 @@ mod raw;
 mod recordings;
 mod refusals;
 mod restore;
+mod ring_calls;
 mod rings;
 mod sampling;
 mod stock_counters;

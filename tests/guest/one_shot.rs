@@ -3,7 +3,6 @@
 
 use std::hint::black_box;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,8 +57,8 @@ fn sampled(clock: &perf_event_attr) -> io::Result<Figures> {
     let event = kernels(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 64, READ_WRITE)?;
     let time = kernels(clock, How::OWN)?;
-    os::signal_from(event.as_fd())?;
-    let before = handled::of(event.as_raw_fd());
+    os::signal_from(event.ring_fd())?;
+    let before = handled::of(event.ring());
     time.enable(0)?;
     event.refresh(1)?;
     let begin = Instant::now();
@@ -80,7 +79,7 @@ fn sampled(clock: &perf_event_attr) -> io::Result<Figures> {
             kind => return Err(io::Error::other(format!("a record of type {kind}"))),
         }
     }
-    Ok(Figures { signals: handled::of(event.as_raw_fd()) - before, records, time: time.count()? })
+    Ok(Figures { signals: handled::of(event.ring()) - before, records, time: time.count()? })
 }
 
 /// Runs one slice in several threads.

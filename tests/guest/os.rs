@@ -355,15 +355,6 @@ pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the three user ids and the three group ids.
-pub(crate) fn set_ids(user: [u32; 3], group: [u32; 3]) -> io::Result<()> {
-    // SAFETY: the call changes this process's identity and accesses no memory.
-    checked(unsafe { libc::setresgid(group[0], group[1], group[2]) })?;
-    // SAFETY: as above.
-    checked(unsafe { libc::setresuid(user[0], user[1], user[2]) })?;
-    Ok(())
-}
-
 /// Sets the limit on this process's number of file descriptors.
 pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
@@ -649,23 +640,6 @@ pub(crate) fn set_paranoid(level: i32) -> io::Result<()> {
 
 /// `kernel.perf_event_paranoid`.
 pub(crate) const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
-
-/// Moves this process to its own mount namespace, with `file` mounted over `hidden`.
-pub(crate) fn hide_behind(file: &CStr, hidden: &CStr) -> io::Result<()> {
-    // SAFETY: the call takes only numbers.
-    checked(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
-    let (source, target) = (file.as_ptr(), hidden.as_ptr());
-    // SAFETY: the strings are valid for the whole call.
-    checked(unsafe { libc::mount(source, target, ptr::null(), libc::MS_BIND, ptr::null()) })?;
-    Ok(())
-}
-
-/// Moves this process to its own user namespace, without any capability there.
-pub(crate) fn leave_user_namespace() -> io::Result<()> {
-    // SAFETY: the call takes only numbers.
-    checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
-    keep_capabilities(&[])
-}
 
 /// Whether a thread of this process sleeps.
 pub(crate) fn is_asleep(thread: u32) -> io::Result<bool> {

@@ -338,7 +338,8 @@ fn other_fields_are_refused() -> Outcome {
         if allowed & field != 0 {
             continue;
         }
-        let expected = if bit < 25 { libc::EOPNOTSUPP } else { libc::EINVAL };
+        // perf itself refuses a branch stack, bit 11, without a kind of branches.
+        let expected = if bit < 25 && bit != 11 { libc::EOPNOTSUPP } else { libc::EINVAL };
         for with in [0, IP | TID] {
             let attr = device.marks(VALUE, 1, field | with);
             let errno = refused(device.open_event(&attr, How::OWN));
@@ -368,7 +369,7 @@ fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
     let mut attr = device.marks(VALUE, 1, CALLCHAIN);
     attr.sample_max_stack = 1025;
     ensure_eq!(errno(&attr), Some(libc::EOVERFLOW), "errno for a chain of 1025");
-    attr.sample_max_stack = 1024;
-    ensure_eq!(errno(&attr), None, "errno for a chain of 1024");
+    attr.sample_max_stack = 127;
+    ensure_eq!(errno(&attr), None, "errno for a chain of 127");
     Ok(())
 }

@@ -39,12 +39,14 @@ fn refresh_limits_overflows() -> Outcome {
         counted += 2 * overflows;
         ensure_eq!(event.count()?, counted, "marks counted with {overflows} overflows allowed");
         ensure_eq!(ring.take()?.len() as u64, overflows, "records");
+        ensure_eq!(event.poll(10_000)?, libc::POLLIN, "poll after the last overflow");
     }
     // Permitted overflows add up.
     event.refresh(2)?;
     event.refresh(3)?;
     device.place(VALUE, 100)?;
     ensure_eq!(ring.take()?.len(), 5, "records after limits of 2 and 3 overflows");
+    ensure_eq!(event.poll(10_000)?, libc::POLLIN, "poll after the last overflow");
     // Enabling the event removes the limit.
     event.enable(0)?;
     device.place(VALUE, 40)?;

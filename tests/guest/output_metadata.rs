@@ -93,10 +93,8 @@ fn page_equals_read() -> Outcome {
     cpu::keep()?;
     let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
     let same = |what: &str| -> Outcome {
-        let words = event.read()?;
-        let snapshot = page.snapshot();
-        let reported = [snapshot.count, snapshot.enabled, snapshot.running];
-        ensure_eq!(words, reported, "read(), compared with the page, {what}");
+        // The page has the device's times, and a reading has perf core's.
+        ensure_eq!(event.count()?, page.snapshot().count, "read(), compared with the page, {what}");
         Ok(())
     };
     for round in 1..=20 {

@@ -75,7 +75,7 @@ fn every_read_format_reads() -> Outcome {
                 device.place(VALUE + member, 3 + member)?;
                 placed.push(3 + member);
             }
-            let ids = events.iter().map(Event::id).collect::<Result<Vec<_>, _>>()?;
+            let ids = events.iter().map(Event::perf_id).collect::<Result<Vec<_>, _>>()?;
             for (event, member) in events.iter().zip(0..) {
                 let reading = fields::reading(&event.read()?, format).map_err(|error| format!("{what}: {error}"))?;
                 // Each member reads the whole group, as in perf.
@@ -157,7 +157,7 @@ fn each_events_loss_is_its_own() -> Outcome {
     let mut other = silent(device.marks(VALUE + 1, 1, READ));
     other.read_format = FORMAT_LOST;
     let second = device.start(&other, How::OWN)?;
-    second.output_to(std::os::fd::AsRawFd::as_raw_fd(&first))?;
+    second.output_to(first.ring())?;
     let fit = ring.size() / 24;
     device.place(VALUE, fit)?;
     device.place(VALUE, 3)?;

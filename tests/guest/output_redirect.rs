@@ -2,7 +2,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "splits words into fields; usize has 64 bits")]
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -12,7 +12,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ID, READ, TIME};
 use crate::output_writer::numbers;
 use crate::pages::{Pages, READ_WRITE};
-use crate::raw::{Device, Event, FLAG_NO_GROUP, FLAG_OUTPUT, How, PAGE, refused, silent};
+use crate::raw::{Device, Event, How, PAGE, refused, silent};
 
 const GROUP: &str = "output";
 
@@ -31,7 +31,7 @@ fn events_write_into_anothers_ring() -> Outcome {
     let mut events = vec![target];
     for number in 1..EVENTS {
         let event = device.start(&attr(&device, number), How::OWN)?;
-        event.output_to(events[0].as_raw_fd())?;
+        event.output_to(events[0].ring())?;
         events.push(event);
     }
     let ids = events.iter().map(Event::id).collect::<Result<Vec<_>, _>>()?;
@@ -67,7 +67,7 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
     let device = Device::open()?;
     let target = device.open_event(&attr(&device, 0), How::OWN)?;
     let event = device.open_event(&attr(&device, 1), How::OWN)?;
-    let refuse = |target: &Event| refused(event.output_to(target.as_raw_fd()));
+    let refuse = |target: &Event| refused(event.output_to(target.ring()));
     ensure_eq!(refuse(&target), Some(libc::EINVAL), "to an event with no ring");
     let _ring = Pages::map(&target, 1, READ_WRITE)?;
     ensure_eq!(refuse(&event), Some(libc::EINVAL), "to itself");
@@ -76,13 +76,13 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
     let other_cpu = device.open_event(&attr(&device, 2), How::on_cpu(1))?;
     let _cpu_ring = Pages::map(&of_cpu, 1, READ_WRITE)?;
     ensure_eq!(refuse(&of_cpu), Some(libc::EINVAL), "from a task to a CPU");
-    let across = refused(other_cpu.output_to(of_cpu.as_raw_fd()));
+    let across = refused(other_cpu.output_to(of_cpu.ring()));
     ensure_eq!(across, Some(libc::EINVAL), "from one CPU to another");
 
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn()?;
     let of_child = How { pid: child.id().cast_signed(), ..How::OWN };
     let other_task = device.open_event(&attr(&device, 3), of_child)?;
-    let across = refused(other_task.output_to(target.as_raw_fd()));
+    let across = refused(other_task.output_to(target.ring()));
     ensure_eq!(across, Some(libc::EINVAL), "from one task to another");
     drop(child.stdin.take());
     child.wait()?;
@@ -90,7 +90,7 @@ fn redirection_is_refused_as_perf_refuses() -> Outcome {
     let mut backward = attr(&device, 4);
     backward.set_write_backward(1);
     let backward = device.open_event(&backward, How::OWN)?;
-    let mixed = refused(backward.output_to(target.as_raw_fd()));
+    let mixed = refused(backward.output_to(target.ring()));
     ensure_eq!(mixed, Some(libc::EINVAL), "from backward to forward");
 
     let file = File::open("/dev/null")?;
@@ -114,7 +114,7 @@ fn output_returns_to_the_events_own_ring() -> Outcome {
     let target = device.start(&attr(&device, 0), How::OWN)?;
     let mut ring = Pages::map(&target, 1, READ_WRITE)?;
     let event = device.start(&attr(&device, 1), How::OWN)?;
-    event.output_to(target.as_raw_fd())?;
+    event.output_to(target.ring())?;
     device.place(VALUE + 1, 3)?;
     event.output_to(-1)?;
     // The event no longer has a ring, so its records are dropped.
@@ -134,7 +134,7 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
     let target = device.start(&attr(&device, 0), How::OWN)?;
     let ring = Pages::map(&target, 2, READ_WRITE)?;
     let event = device.start(&attr(&device, 1), How::OWN)?;
-    event.output_to(target.as_raw_fd())?;
+    event.output_to(target.ring())?;
     let other = Pages::map_raw(&event, 2 * PAGE, READ_WRITE, libc::MAP_SHARED, 0);
     ensure_eq!(refused(other), Some(libc::EINVAL), "a size other than the target's");
     let mut view = Pages::map(&event, 2, READ_WRITE)?;
@@ -151,30 +151,12 @@ fn redirected_event_maps_the_targets_ring() -> Outcome {
 }
 
 #[apply(guest_test)]
-fn opening_can_redirect_at_once() -> Outcome {
-    let device = Device::open()?;
-    let target = device.start(&attr(&device, 0), How::OWN)?;
-    let mut ring = Pages::map(&target, 1, READ_WRITE)?;
-    let how = How { group: Some(target.as_fd()), flags: FLAG_OUTPUT | FLAG_NO_GROUP, ..How::OWN };
-    let event = device.start(&attr(&device, 1), how)?;
-    device.place(VALUE + 1, 6)?;
-    // The event is not in the target's group, so the target's state does not matter.
-    target.disable(0)?;
-    device.place(VALUE + 1, 1)?;
-    let (samples, lost) = fields::samples(&ring.take()?, &attr(&device, 0))?;
-    ensure_eq!((samples.len(), lost), (7, 0), "records and losses");
-    let id = event.id()?;
-    ensure!(samples.iter().all(|s| s.id == Some(id)), "a record is not of the second event");
-    Ok(())
-}
-
-#[apply(guest_test)]
 fn removed_ring_removes_its_redirects() -> Outcome {
     let device = Device::open()?;
     let target = device.start(&attr(&device, 0), How::OWN)?;
     let ring = Pages::map(&target, 1, READ_WRITE)?;
     let event = device.start(&attr(&device, 1), How::OWN)?;
-    event.output_to(target.as_raw_fd())?;
+    event.output_to(target.ring())?;
     device.place(VALUE + 1, 3)?;
     drop(ring);
     // The event now has no ring. This is not an error.

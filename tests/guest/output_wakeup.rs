@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -130,7 +130,7 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
     let sharers =
         [device.open_event(&waking(sharing, 1), How::OWN)?, device.open_event(&waking(sharing, 1), How::OWN)?];
     for sharer in &sharers {
-        sharer.output_to(event.as_raw_fd())?;
+        sharer.output_to(event.ring())?;
     }
     let sleepers = [event].into_iter().chain(sharers).collect();
     // Only one of the events writes a record of the mark.
@@ -177,7 +177,7 @@ fn epoll_reports_each_wakeup_once() -> Outcome {
     let readable = libc::EPOLLIN.cast_unsigned();
     for edge in [false, true] {
         let (event, _ring) = start(&device, &attr)?;
-        let epoll = Epoll::new(event.as_fd(), edge)?;
+        let epoll = Epoll::new(event.ring_fd(), edge)?;
         ensure_eq!(epoll.wait(NOW)?, 0, "edge {edge}: epoll before any record");
         for round in 0..4 {
             device.mark(VALUE)?;
@@ -206,7 +206,7 @@ fn signalling(device: &Device) -> Fallible<(Event, Pages)> {
     os::block_signal()?;
     let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
     let (event, ring) = start(device, &attr)?;
-    os::signal_from(event.as_fd())?;
+    os::signal_from(event.ring_fd())?;
     Ok((event, ring))
 }
 
@@ -214,7 +214,7 @@ fn signalling(device: &Device) -> Fallible<(Event, Pages)> {
 fn each_overflow_signals() -> Outcome {
     let device = Device::open()?;
     let (event, ring) = signalling(&device)?;
-    let expected = Arrived { code: POLL_IN, fd: event.as_raw_fd() };
+    let expected = Arrived { code: POLL_IN, fd: event.ring() };
     for round in 1..=30 {
         // Places marks on both CPUs in turn, because the signals must not depend on the CPU that takes the interrupt.
         cpu::pin(round % 2)?;
@@ -274,7 +274,7 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     let event = device.open_event(&attr, How::OWN)?;
     let ring = Pages::map(&event, 16, READ_WRITE)?;
     event.enable(0)?;
-    os::signal_from(event.as_fd())?;
+    os::signal_from(event.ring_fd())?;
     let doorbell = Doorbell::map(&device)?;
     let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| -> Outcome {
@@ -297,7 +297,7 @@ fn burst_on_another_cpu_signals_each_overflow() -> Outcome {
     })?;
     event.disable(0)?;
     ensure_eq!(ring.head(), 64 * OVERFLOWS, "bytes of records");
-    let expected = Arrived { code: POLL_IN, fd: event.as_raw_fd() };
+    let expected = Arrived { code: POLL_IN, fd: event.ring() };
     for round in 1..=OVERFLOWS {
         let signal = next_signal().map_err(|error| format!("signal {round}: {error}"))?;
         ensure_eq!(signal, expected, "signal {round} of {OVERFLOWS}");
@@ -334,7 +334,7 @@ fn interval_changes_while_records_flow() -> Outcome {
     let event = device.open_event(&attr, How::OWN)?;
     let mut ring = Pages::map(&event, 32, READ_WRITE)?;
     event.enable(0)?;
-    os::signal_from(event.as_fd())?;
+    os::signal_from(event.ring_fd())?;
     cpu::pin(0)?;
     // The event was opened with an interval of seven records. So the first seven records cause a wakeup. The other four
     // come before the interval changes, and must not count towards the new interval.
@@ -541,16 +541,16 @@ fn shared_ring_wakes_all_and_signals_one() -> Outcome {
     let (target, _ring) = start(&device, &silent(device.marks(VALUE, 1, FIELDS)))?;
     let attr = waking(device.marks(SECOND, 1, FIELDS), 2);
     let event = device.start(&attr, How::OWN)?;
-    event.output_to(target.as_raw_fd())?;
-    os::signal_from(target.as_fd())?;
-    os::signal_from(event.as_fd())?;
+    event.output_to(target.ring())?;
+    os::signal_from(target.ring_fd())?;
+    os::signal_from(event.ring_fd())?;
     for round in 0..3 {
         device.place(VALUE, 2)?;
         device.mark(SECOND)?;
         ensure_eq!(target.poll(NOW)?, 0, "round {round}: poll after one record of the second event");
         device.mark(SECOND)?;
         let signal = next_signal()?;
-        ensure_eq!(signal.fd, event.as_raw_fd(), "round {round}: the descriptor that signals");
+        ensure_eq!(signal.fd, event.ring(), "round {round}: the descriptor that signals");
         no_signal("the ring's other event")?;
         ensure_eq!(target.poll(LONG)?, libc::POLLIN, "round {round}: poll of the ring's owner");
     }

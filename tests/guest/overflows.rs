@@ -9,7 +9,7 @@ use std::fmt::{self, Write as _};
 use std::fs;
 use std::hint;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -237,7 +237,7 @@ impl Table {
     /// Opens an event of this task that signals it, and maps its ring. The event is disabled.
     fn signalling(&self, door: Door, period: u64) -> io::Result<(Event, Pages)> {
         let (event, ring) = self.ringed(door, &self.attr(door, Counted::First, period))?;
-        os::signal_from(event.as_fd())?;
+        os::signal_from(event.ring_fd())?;
         Ok((event, ring))
     }
 
@@ -313,7 +313,7 @@ fn each_overflow_signals_before_the_next_instruction(table: &Table, door: Door) 
     event.enable(0)?;
     let late = table.late(door, 1000, 1)?;
     let [input, hang_up] = signals(1000);
-    let own = handled::of(event.as_raw_fd());
+    let own = handled::of(event.ring());
     Ok(vec![input, hang_up, own, late, event.count()?])
 }
 
@@ -324,14 +324,14 @@ fn each_overflow_signals_if_another_cpu_takes_the_interrupt(table: &Table, door:
     table.occur_times(door, 1000)?;
     let [input, hang_up] = signals(1000);
     interrupt::move_to(CPU)?;
-    let own = handled::of(event.as_raw_fd());
+    let own = handled::of(event.ring());
     Ok(vec![input, hang_up, own, event.count()?])
 }
 
 fn overflow_signals_without_a_wakeup_interval(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     let attr = waking(table.attr(door, Counted::First, 1), 0);
     let event = table.open(door, &attr, How::OWN)?;
-    os::signal_from(event.as_fd())?;
+    os::signal_from(event.ring_fd())?;
     event.enable(0)?;
     let late = table.late(door, 100, 1)?;
     let [input, hang_up] = signals(100);
@@ -349,11 +349,11 @@ fn tenth_occurrence_signals(table: &Table, door: Door) -> Fallible<Vec<u64>> {
 fn sibling_signals_each_overflow(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     let leader = table.open(door, &table.attr(door, Counted::Nothing, LARGE), How::OWN)?;
     let (member, _ring) = table.member(door, Counted::First, &leader)?;
-    os::signal_from(member.as_fd())?;
+    os::signal_from(member.ring_fd())?;
     leader.enable(0)?;
     let late = table.late(door, 810, 1)?;
     let [input, hang_up] = signals(810);
-    let own = handled::of(member.as_raw_fd());
+    let own = handled::of(member.ring());
     Ok(vec![input, hang_up, own, late, member.count()?])
 }
 
@@ -369,16 +369,16 @@ fn two_siblings_signal_each_overflow(table: &Table, door: Door) -> Fallible<Vec<
     let leader = table.open(door, &table.attr(door, Counted::Nothing, LARGE), How::OWN)?;
     let (first, _first) = table.member(door, Counted::First, &leader)?;
     let (second, _second) = table.member(door, Counted::Second, &leader)?;
-    os::signal_from(first.as_fd())?;
-    os::signal_from(second.as_fd())?;
-    both(table, door, &leader, [first.as_raw_fd(), second.as_raw_fd()])
+    os::signal_from(first.ring_fd())?;
+    os::signal_from(second.ring_fd())?;
+    both(table, door, &leader, [first.ring(), second.ring()])
 }
 
 fn leader_and_sibling_signal_each_overflow(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     let (leader, _ring) = table.signalling(door, 1)?;
     let (member, _member) = table.member(door, Counted::Second, &leader)?;
-    os::signal_from(member.as_fd())?;
-    both(table, door, &leader, [leader.as_raw_fd(), member.as_raw_fd()])
+    os::signal_from(member.ring_fd())?;
+    both(table, door, &leader, [leader.ring(), member.ring()])
 }
 
 /// perf does not map a ring of an inherited event, but the signals need none.
@@ -390,17 +390,17 @@ fn overflow_of_a_child_signals_the_parent(table: &Table, door: Door) -> Fallible
         Door::File => Some(Pages::map(&event, PAGES, READ_WRITE)?),
         Door::Kernels | Door::Perf => None,
     };
-    os::signal_from(event.as_fd())?;
+    os::signal_from(event.ring_fd())?;
     event.enable(0)?;
     os::in_child(|| Ok(table.occur_times(door, 50)?))?;
     let [input, hang_up] = signals(50);
-    let own = handled::of(event.as_raw_fd());
+    let own = handled::of(event.ring());
     Ok(vec![input, hang_up, own, event.count()?])
 }
 
 fn refresh_of_one_hangs_up_each_time(table: &Table, door: Door) -> Fallible<Vec<u64>> {
     let (event, mut ring) = table.signalling(door, 1)?;
-    handled::refresh_in_handler(event.as_raw_fd());
+    handled::refresh_in_handler(event.ring());
     event.refresh(1)?;
     let late = table.late(door, 100, 1)?;
     let [input, hang_up] = signals(100);

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -78,7 +78,15 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// Calls mmap(2) without checking the arguments first.
     pub(crate) fn map_raw(event: &Event, bytes: usize, protection: i32, flags: i32, offset: i64) -> io::Result<Self> {
-        let fd = event.as_raw_fd();
+        Self::map_at(event.ring(), bytes, protection, flags, offset)
+    }
+
+    /// Maps a ring by its descriptor.
+    pub(crate) fn map_fd(ring: RawFd, data_pages: usize, protection: i32) -> io::Result<Self> {
+        Self::map_at(ring, (1 + data_pages) * PAGE, protection, libc::MAP_SHARED, 0)
+    }
+
+    fn map_at(fd: RawFd, bytes: usize, protection: i32, flags: i32, offset: i64) -> io::Result<Self> {
         // SAFETY: the kernel chooses an unused address, so no existing mapping is replaced.
         let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) };
         if base == libc::MAP_FAILED {

@@ -131,7 +131,7 @@ fn both_interfaces_count_the_same() -> Outcome {
     for _ in 0..77 {
         cpu::port_write();
     }
-    ensure_eq!((shared.read()?.value, core.read()?.value), (77, 77), "port writes through both interfaces");
+    ensure_eq!((shared.read()?.value, core.read()?.value), (77, 77), "port writes by both kinds of events");
     Ok(())
 }
 
@@ -144,8 +144,8 @@ fn perf_events_start_and_stop_each_other() -> Outcome {
     let ports = pmu.open_event(&own_port_exits(&pmu)?.enabled_on_starter())?;
     let begin = pmu.open_event(&mark_attr(&pmu, 1)?.sampling(1))?;
     let end = pmu.open_event(&mark_attr(&pmu, 2)?.sampling(1))?;
-    vpmu.set_perf_starter(&begin, &ports)?;
-    vpmu.set_perf_stopper(&end, &ports)?;
+    begin.set_starter_of(&ports)?;
+    end.set_stopper_of(&ports)?;
     for event in [&ports, &end, &begin] {
         event.enable()?;
     }
@@ -158,13 +158,13 @@ fn perf_events_start_and_stop_each_other() -> Outcome {
         vpmu.mark(2)?;
     }
     ensure_eq!(ports.read()?.value, 50 * 51 / 2, "port writes in regions");
-    let again = vpmu.set_perf_starter(&begin, &ports).err();
+    let again = begin.set_starter_of(&ports).err();
     ensure_eq!(errno_of(again), Some(libc::EEXIST), "errno for the same link again");
-    let another = vpmu.set_perf_starter(&end, &ports).err();
+    let another = end.set_starter_of(&ports).err();
     ensure_eq!(errno_of(another), Some(libc::EBUSY), "errno for another starter");
     // A link ends when either of its events is closed.
     drop(begin);
-    vpmu.set_perf_starter(&end, &ports)?;
+    end.set_starter_of(&ports)?;
     Ok(())
 }
 
@@ -183,7 +183,7 @@ fn flush_of_a_perf_event_shows_its_samples() -> Outcome {
         for _ in 0..round {
             vpmu.mark(8)?;
         }
-        vpmu.flush_perf(&event)?;
+        event.flush()?;
         let mut samples = 0;
         while ring.next_record()?.is_some() {
             samples += 1;
@@ -198,20 +198,20 @@ fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
     let target = pmu.open_event(&mark_attr(&pmu, 9)?)?;
-    // These calls accept only perf core's events. For an event of /dev/vpmu, a program makes the same requests on the
-    // event's own descriptor.
-    let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
-    ensure_eq!(errno_of(vpmu.flush_perf(&file).err()), Some(libc::EBADF), "errno for an event of /dev/vpmu");
-    let inherited = EventAttr { inherit: true, ..mark_attr(&pmu, 9)? };
-    let inherited = pmu.open_event(&inherited)?;
+    let clock = EventAttr { pmu_type: PERF_TYPE_SOFTWARE, config: 0, ..mark_attr(&pmu, 9)? };
+    let clock = pmu.open_event(&clock)?;
+    ensure_eq!(errno_of(clock.flush().err()), Some(libc::EBADF), "errno for an event of the guest's kernel");
     let elsewhere = pmu.open_event(&mark_attr(&pmu, 9)?.on_cpu(0))?;
-    for (target, expected) in
-        [(&file, libc::EBADF), (&ours, libc::EINVAL), (&elsewhere, libc::EINVAL), (&inherited, libc::EOPNOTSUPP)]
-    {
-        let refused = vpmu.set_perf_starter(&ours, target).err();
+    for (target, expected) in [(&clock, libc::EBADF), (&ours, libc::EINVAL), (&elsewhere, libc::EINVAL)] {
+        let refused = ours.set_starter_of(target).err();
         ensure_eq!(errno_of(refused), Some(expected), "errno for the target");
     }
-    let counts = vpmu.set_perf_starter(&target, &ours).err();
+    // It does not matter who writes an event's records, or whether tasks inherit it.
+    let inherited = pmu.open_event(&EventAttr { inherit: true, ..mark_attr(&pmu, 9)? })?;
+    let hosts = vpmu.open_event(&vpmu.attr("mark=9")?)?;
+    ours.set_starter_of(&inherited)?;
+    ours.set_starter_of(&hosts)?;
+    let counts = target.set_starter_of(&ours).err();
     ensure_eq!(errno_of(counts), Some(libc::EINVAL), "errno for a starter that does not sample");
     Ok(())
 }
@@ -227,7 +227,7 @@ fn period_of_a_perf_event_changes_at_once() -> Outcome {
         for _ in 0..marks {
             vpmu.mark(8)?;
         }
-        vpmu.flush_perf(&event)?;
+        event.flush()?;
         let mut seen = 0;
         while ring.next_record()?.is_some() {
             seen += 1;
@@ -250,7 +250,7 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
         for _ in 0..60 {
             vpmu.mark(8)?;
         }
-        vpmu.flush_perf(&event)?;
+        event.flush()?;
         ensure_eq!(counter.runs()?, 30, "runs of the BPF program");
         let mut samples = 0;
         while ring.next_record()?.is_some() {
@@ -286,7 +286,7 @@ fn bpf_program_runs_for_each_sample_of_any_fields() -> Outcome {
             let placers = [scope.spawn(place), scope.spawn(place)];
             placers.into_iter().try_for_each(|placer| placer.join().map_err(|_| "a placer panicked")?)
         })?;
-        vpmu.flush_perf(&event)?;
+        event.flush()?;
         ensure_eq!(event.read()?.value, 120, "marks of two tasks");
         ensure_eq!(counter.runs()?, 120, "runs of the BPF program with the sample type {sample_type:#x}");
     }
@@ -335,7 +335,7 @@ fn refresh_of_a_perf_event_ends_its_samples() -> Outcome {
         for _ in 0..granted * 2 {
             vpmu.mark(8)?;
         }
-        vpmu.flush_perf(&event)?;
+        event.flush()?;
         let mut samples = 0;
         while ring.next_record()?.is_some() {
             samples += 1;
@@ -379,9 +379,9 @@ fn detached_perf_event_outlives_its_descriptor() -> Outcome {
     let event = marks_of_the_cpu(&pmu)?;
     place(&vpmu, 5)?;
     // perf core has no ring for these samples, so it drops them.
-    vpmu.flush_perf(&event)?;
-    let id = vpmu.detach_perf(&event, "from-perf")?;
-    ensure_eq!(vpmu.detach_perf(&event, "")?, id, "the id of a second detach");
+    event.flush()?;
+    let id = event.detach("from-perf")?;
+    ensure_eq!(event.detach("")?, id, "the id of a second detach");
     drop(event);
     place(&vpmu, 7)?;
     let listed = vpmu.find_persistent("from-perf")?;
@@ -404,10 +404,10 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     let event = marks_of_the_cpu(&pmu)?;
     let mut ring = event.map(4)?;
     place(&vpmu, 5)?;
-    vpmu.detach_perf(&event, "reads-on")?;
+    event.detach("reads-on")?;
     place(&vpmu, 6)?;
     ensure_eq!(event.read()?.value, 11, "the count");
-    vpmu.flush_perf(&event)?;
+    event.flush()?;
     ensure_eq!(take_samples(&mut ring)?, 11, "samples");
     // This disables the view, not the event.
     event.disable()?;
@@ -415,9 +415,9 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
     ensure_eq!(event.read()?.value, 11, "the count, the view disabled");
     event.enable()?;
     ensure_eq!(event.read()?.value, 15, "the count, the view enabled");
-    vpmu.flush_perf(&event)?;
+    event.flush()?;
     ensure_eq!(take_samples(&mut ring)?, 4, "samples written since the last read");
-    vpmu.attach_perf(&event)?;
+    event.attach()?;
     Ok(())
 }
 
@@ -425,7 +425,7 @@ fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
 fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = marks_of_the_cpu(&pmu)?;
-    let id = vpmu.detach_perf(&event, "history")?;
+    let id = event.detach("history")?;
     drop(event);
     place(&vpmu, 700)?;
     let view = open_view(&vpmu, &pmu, id)?;
@@ -433,14 +433,14 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
     let mut ring = view.map(6)?;
     ensure_eq!(take_samples(&mut ring)?, 700, "samples made before the view was opened");
     place(&vpmu, 9)?;
-    vpmu.flush_perf(&view)?;
+    view.flush()?;
     ensure_eq!(take_samples(&mut ring)?, 9, "samples made after the view was opened");
     // Both views share one ring. The first reader has taken all records, so the second reader finds none.
     let other = open_view(&vpmu, &pmu, id)?;
     let mut empty = other.map(6)?;
-    vpmu.flush_perf(&other)?;
+    other.flush()?;
     ensure_eq!(take_samples(&mut empty)?, 0, "samples left for the second view");
-    vpmu.attach_perf(&view)?;
+    view.attach()?;
     Ok(())
 }
 
@@ -448,10 +448,10 @@ fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
 fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     let event = marks_of_the_cpu(&pmu)?;
-    let id = vpmu.detach_perf(&event, "ends")?;
+    let id = event.detach("ends")?;
     let view = open_view(&vpmu, &pmu, id)?;
-    vpmu.attach_perf(&event)?;
-    ensure_eq!(errno_of(vpmu.attach_perf(&view).err()), Some(libc::EINVAL), "attaching the event a second time");
+    event.attach()?;
+    ensure_eq!(errno_of(view.attach().err()), Some(libc::EINVAL), "attaching the event a second time");
     ensure!(vpmu.find_persistent("ends").is_err(), "an attached event is still listed");
     drop(event);
     place(&vpmu, 6)?;
@@ -459,15 +459,15 @@ fn attached_perf_event_ends_with_its_last_view() -> Outcome {
     drop(view);
     // The device has freed the event's name and slot.
     let next = marks_of_the_cpu(&pmu)?;
-    ensure!(vpmu.detach_perf(&next, "ends")? > id, "an id was used again");
-    vpmu.attach_perf(&next)?;
+    ensure!(next.detach("ends")? > id, "an id was used again");
+    next.attach()?;
     Ok(())
 }
 
 #[apply(guest_test)]
 fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
-    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
-    let detach = |event: &Event| errno_of(vpmu.detach_perf(event, "").err());
+    let pmu = PerfPmu::open()?;
+    let detach = |event: &Event| errno_of(event.detach("").err());
     let task = pmu.open_event(&mark_attr(&pmu, 8)?)?;
     ensure_eq!(detach(&task), Some(libc::EINVAL), "errno for a task's event");
     let of_cpu = mark_attr(&pmu, 8)?.on_cpu(0);
@@ -480,20 +480,14 @@ fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
     let counts = pmu.open_event(&counts)?;
     ensure_eq!(detach(&counts), Some(libc::EOPNOTSUPP), "errno for a sample field that is not supported");
     let alone = pmu.open_event(&of_cpu)?;
-    ensure_eq!(
-        errno_of(vpmu.attach_perf(&alone).err()),
-        Some(libc::EINVAL),
-        "attaching an event that is not persistent"
-    );
-    let named = vpmu.detach_perf(&alone, "Capital");
+    ensure_eq!(errno_of(alone.attach().err()), Some(libc::EINVAL), "attaching an event that is not persistent");
+    let named = alone.detach("Capital");
     ensure!(named.is_err(), "a name with a capital letter was accepted");
-    let file = vpmu.open_event(&vpmu.attr("mark=8")?.on_cpu(0))?;
-    ensure_eq!(detach(&file), Some(libc::EBADF), "errno for an event of /dev/vpmu");
     let nobodys = os::forked(|| {
         if os::become_nobody().is_err() {
             return 1;
         }
-        let attached = errno_of(vpmu.attach_perf(&alone).err());
+        let attached = errno_of(alone.attach().err());
         if [detach(&alone), attached] == [Some(libc::EPERM); 2] { 0 } else { 2 }
     })?;
     ensure_eq!(nobodys, 0, "nobody's exit code (2: a call was not refused)");

@@ -10,8 +10,11 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, Sample};
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::persisting::{Counter, listed, names};
-use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, How, IN_WINDOW, OPERATORS, OVERWRITES, PAGE, refused};
+use crate::raw::{
+    Device, Doorbell, ENGINE_EXIT, Event, FORMAT_ENABLED, How, IN_WINDOW, OPERATORS, OVERWRITES, PAGE, refused,
+};
 use crate::{Fallible, Outcome, cpu, os};
+use perf_event_open_sys::bindings::perf_event_attr;
 
 const GROUP: &str = "persistent-operator";
 
@@ -24,7 +27,7 @@ struct OperatorEvent {
     event: Event,
     id: u64,
     ring: Pages,
-    attr: perf_event_open_sys::bindings::perf_event_attr,
+    attr: perf_event_attr,
 }
 
 fn find(device: &Device, name: &str) -> Fallible<OperatorEvent> {
@@ -33,7 +36,8 @@ fn find(device: &Device, name: &str) -> Fallible<OperatorEvent> {
         .into_iter()
         .find(|entry| entry.name() == name)
         .ok_or_else(|| format!("no {name} is listed"))?;
-    let event = device.reopen(entry.id, entry.cpu.cast_signed())?;
+    let attr = perf_event_attr { read_format: FORMAT_ENABLED, ..device.reopening(entry.id) };
+    let event = device.open_event(&attr, How::on_cpu(entry.cpu.cast_signed()))?;
     let pages = entry.data_pages().ok_or("the event has no ring")?;
     let ring = Pages::map(&event, pages, READ)?;
     Ok(OperatorEvent { event, id: entry.id, ring, attr: entry.attr() })
@@ -140,8 +144,8 @@ fn change_of_operators_event_is_refused() -> Outcome {
         ("a period", refused(event.period(7))),
         ("a limit", refused(event.refresh(1))),
         ("pausing its ring", refused(event.pause(true))),
-        ("redirecting its records", refused(event.output_to(own.as_raw_fd()))),
-        ("redirecting another event's records to its ring", refused(redirected.output_to(fd))),
+        ("redirecting its records", refused(event.output_to(own.ring()))),
+        ("redirecting another event's records to its ring", refused(redirected.output_to(event.ring()))),
         ("a starter for it", refused(own.starts(fd))),
         ("a stopper for it", refused(own.stops(fd))),
         ("making it a starter", refused(event.starts(own.as_raw_fd()))),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * A reader for perf's interface. It uses only two ioctls of this project. It
+ * A reader for perf's interface. It uses only three ioctls of this project. It
  * maps, polls and reads by the rules of <linux/perf_event.h>, and prints the
  * records.
  *
@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "vpmu_uapi.h"
@@ -50,21 +51,16 @@ static int open_marks(int device, int thread, uint64_t value)
 		.sample_period = 1,
 		.sample_type = PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_READ,
 		.wakeup_events = 1,
+		.config1 = VPMU_CONFIG1_RING,
 		.disabled = 1,
 	};
 	struct vpmu_info info;
-	struct vpmu_open args = {
-		.attr = (uintptr_t)&attr,
-		.pid = thread,
-		.cpu = -1,
-		.group_fd = -1,
-	};
 	int fd;
 
 	if (ioctl(device, VPMU_IOC_INFO, &info))
 		fail("querying the device");
 	attr.type = info.pmu_type;
-	fd = ioctl(device, VPMU_IOC_OPEN, &args);
+	fd = syscall(SYS_perf_event_open, &attr, thread, -1, -1, PERF_FLAG_FD_CLOEXEC);
 	if (fd < 0)
 		fail("opening the event");
 	return fd;
@@ -112,7 +108,7 @@ static uint64_t drain(struct perf_event_mmap_page *page)
 
 int main(int argc, char **argv)
 {
-	int device = open("/dev/vpmu", O_RDWR | O_CLOEXEC), event;
+	int device = open("/dev/vpmu", O_RDWR | O_CLOEXEC), event, ring;
 	struct perf_event_mmap_page *page;
 	uint64_t seen = 0, wanted, count;
 
@@ -120,7 +116,10 @@ int main(int argc, char **argv)
 		fail("usage: reader THREAD VALUE COUNT (needs /dev/vpmu)");
 	wanted = strtoull(argv[3], NULL, 0);
 	event = open_marks(device, atoi(argv[1]), strtoull(argv[2], NULL, 0));
-	page = mmap(NULL, (1 + PAGES) * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, event, 0);
+	ring = ioctl(device, VPMU_IOC_RING, event);
+	if (ring < 0)
+		fail("opening the ring");
+	page = mmap(NULL, (1 + PAGES) * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring, 0);
 	if (page == MAP_FAILED)
 		fail("mapping the ring");
 	if (ioctl(event, PERF_EVENT_IOC_ENABLE, 0))
@@ -129,16 +128,16 @@ int main(int argc, char **argv)
 	fflush(stdout);
 
 	while (seen < wanted) {
-		struct pollfd ready = { .fd = event, .events = POLLIN };
+		struct pollfd ready = { .fd = ring, .events = POLLIN };
 
 		if (poll(&ready, 1, 20000) != 1) {
 			fprintf(stderr, "reader: no wakeup after %llu records\n", (unsigned long long)seen);
 			return 1;
 		}
 		seen += drain(page);
-		/* The read() makes the device write a record of any pending loss. */
-		if (read(event, &count, sizeof(count)) != sizeof(count))
-			fail("reading the count");
+		/* The flush makes the device write a record of any pending loss. */
+		if (ioctl(ring, VPMU_IOC_FLUSH, 0))
+			fail("flushing the event");
 		seen += drain(page);
 	}
 	if (read(event, &count, sizeof(count)) != sizeof(count))

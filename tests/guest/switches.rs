@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -647,7 +647,7 @@ fn user_stacks_of_tasks_that_left_their_cpu_are_counted_as_lost() -> Outcome {
     let events: Vec<Event> = (0..EVENTS).map(|_| kernels(&attr, ALL)).collect::<std::io::Result<_>>()?;
     let mut ring = Pages::map(&events[0], 256, READ_WRITE)?;
     for event in &events[1..] {
-        event.output_to(events[0].as_raw_fd())?;
+        event.output_to(events[0].ring())?;
     }
     // Returns the numbers of marks counted and of samples lost.
     let totals = || -> std::io::Result<[u64; 2]> {

@@ -26,7 +26,7 @@ const GROUP: &str = "third-party-tools";
 fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
     let mut builder = Dynamic::builder("vpmu")?;
     // The library has no default values for format terms, so each needs a value.
-    builder.event(name)?.field("enable_on_starter", 0)?.field("engine", 0)?;
+    builder.event(name)?.field("enable_on_starter", 0)?.field("engine", 0)?.field("persistent", 0)?;
     if let Some(value) = value {
         builder.field("event", value)?;
     }
@@ -78,7 +78,12 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
     ensure_eq!(kind, Some(std::io::ErrorKind::NotFound), "error kind for an unknown event");
     // A kind that the device does not have is refused with the errno that tools expect.
     let mut builder = Dynamic::builder("vpmu")?;
-    builder.field("enable_on_starter", 0)?.field("engine", 0)?.field("kind", 0x7ff)?.field("event", 1)?;
+    builder
+        .field("enable_on_starter", 0)?
+        .field("engine", 0)?
+        .field("persistent", 0)?
+        .field("kind", 0x7ff)?
+        .field("event", 1)?;
     let refused = Builder::new(builder.build()?).include_kernel().build();
     let code = refused.err().and_then(|error| error.raw_os_error());
     ensure_eq!(code, Some(libc::ENOENT), "errno for a kind that does not exist");

@@ -199,14 +199,14 @@ fn flush_sends_a_signal() -> Outcome {
     os::block_signal()?;
     let event = device.start(&silent(device.marks(INSIDE.into(), 1, TID)), How::OWN)?;
     let _ring = Pages::map(&event, 1, READ_WRITE)?;
-    os::signal_from(event.as_fd())?;
+    os::signal_from(event.ring_fd())?;
     for turn in 0..20 {
         device.mark(INSIDE.into())?;
         event.flush(0)?;
         // The signal has already been sent when the flush returns, so the test need not wait.
         let signal = os::wait_signal(Duration::ZERO)?;
         let from = signal.map(|signal| (signal.code, signal.fd));
-        let expected = (os::POLL_IN, event.as_raw_fd());
+        let expected = (os::POLL_IN, event.ring());
         ensure_eq!(from, Some(expected), "turn {turn}: code and descriptor of the signal");
         event.flush(0)?;
         let signal = os::wait_signal(Duration::ZERO)?;

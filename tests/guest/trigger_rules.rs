@@ -63,7 +63,7 @@ fn links_that_cannot_be_are_refused() -> Outcome {
     both(&starter, null.as_raw_fd(), libc::EBADF, "a file that is not an event's")?;
     both(&starter, device.as_raw_fd(), libc::EBADF, "the device")?;
     let core = kernels(&inside(&device), HERE)?;
-    both(&starter, core.as_raw_fd(), libc::EBADF, "perf's own")?;
+    both(&starter, core.as_raw_fd(), libc::EBADF, "an event of the guest's kernel")?;
     // The refused requests have left no link.
     starter.starts(target.as_raw_fd())?;
     starter.stops(target.as_raw_fd())?;

@@ -118,7 +118,7 @@ fn call_layouts() -> Vec<Layout> {
             time_mult, time_shift, pmu_type, tsc_khz, max_sample_rate, max_aux_pages,
             max_persistent, persistent_type,
         }
-        Open = "vpmu_open" { attr, pid, cpu, group_fd, engine, flags }
+        EventState = "vpmu_event_state" { id, engine, reserved }
         Detach = "vpmu_detach" { id, name }
         Persistent = "vpmu_persistent" { after, count, reserved, entries }
         PersistentEntry = "vpmu_persistent_entry" { id, name, cpu, pages, engine, flags, attr }
@@ -132,8 +132,6 @@ fn call_layouts() -> Vec<Layout> {
 fn call_constants() -> Vec<(&'static str, i128)> {
     use vpmu::abi::uapi::*;
     constants![
-        FLAG_PERSISTENT,
-        FLAG_ENABLE_ON_STARTER,
         ATTR_SIZE,
         PERSISTENT_WINDOW,
         PERSISTENT_OVERWRITE,
@@ -141,12 +139,17 @@ fn call_constants() -> Vec<(&'static str, i128)> {
         CONFIG1_ENABLE_ON_STARTER,
         CONFIG1_ENGINE_SHIFT,
         CONFIG1_ENGINE,
+        CONFIG1_RING,
+        CONFIG1_PERSISTENT,
+        CONFIG1_AUX_START_PAUSED,
+        CONFIG1_AUX_PAUSE,
+        CONFIG1_AUX_RESUME,
         IOC_MAGIC,
         IOC_INFO,
-        IOC_OPEN,
+        IOC_RING,
         IOC_CATALOGUE,
         IOC_MARK,
-        IOC_ENGINE,
+        IOC_EVENT,
         IOC_PERSISTENT,
         IOC_FLUSH,
         IOC_DETACH,

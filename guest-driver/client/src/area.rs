@@ -2,7 +2,7 @@
 //! in overwrite mode, copies only the newest part. Readers do not parse packets.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -207,7 +207,7 @@ pub struct Snapshot<'a> {
 
 impl<'a> Snapshot<'a> {
     pub(crate) fn new(event: &'a Event, ring: &Ring, pages_log2: u32) -> Result<Self, AreaError> {
-        let mapping = AreaMapping::new(event.as_fd(), ring, pages_log2, false)?;
+        let mapping = AreaMapping::new(event.area_fd()?, ring, pages_log2, false)?;
         Ok(Self { event, mapping })
     }
 

@@ -9,6 +9,7 @@ use super::*;
 use crate::attr::EventAttr;
 use crate::record::Layout;
 use crate::trace::Packet;
+use std::os::fd::AsFd;
 
 /// Bytes before the area: the metadata page and one data page.
 const BEFORE: u64 = 2 * PAGE;
@@ -228,7 +229,7 @@ fn snapshot_of_event_that_reads_its_group_has_its_bytes() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(16 * PAGE).unwrap();
     let attr = EventAttr::new(0, 0).reading_group();
-    let event = Event::new(file.into(), &attr);
+    let event = Event::of_perf(file.into(), &attr);
     let mapping = host.mapping();
     let snapshot = Snapshot { event: &event, mapping };
     assert_eq!(snapshot.take().unwrap().bytes, expected(0, 3));

@@ -120,6 +120,13 @@ impl Catalogue {
         Self { entries }
     }
 
+    /// Whether `attr`, of the PMU with the type `pmu_type`, describes a trace.
+    pub(crate) fn is_trace(&self, pmu_type: u32, attr: &EventAttr) -> bool {
+        let kind = attr.config >> CONFIG_KIND_SHIFT;
+        let traces = || self.entries.iter().filter(|entry| entry.trace.is_some());
+        attr.pmu_type == pmu_type && traces().any(|entry| u64::from(entry.kind) == kind)
+    }
+
     /// The entries, in the device's order.
     #[must_use]
     pub fn entries(&self) -> &[Entry] {

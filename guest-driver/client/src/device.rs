@@ -1,9 +1,10 @@
-//! `/dev/vpmu`, the shared-page interface: device information, catalogue and events.
+//! `/dev/vpmu`: device information, catalogue, and events whose records the host writes.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use vpmu_abi::uapi::CatalogueEntry;
 use vpmu_abi::{COUNT_VCPU, VERSION};
@@ -15,9 +16,7 @@ use crate::catalogue::{Catalogue, Entry};
 use crate::event::Event;
 use crate::marks::Marks;
 use crate::persistent::{self, Persistent, PersistentError};
-use crate::sys::{self, Role};
-use crate::trigger::TriggerError;
-use vpmu_perf::call::Scope;
+use crate::sys;
 
 /// Path of the driver's device file.
 pub const PATH: &str = "/dev/vpmu";
@@ -68,8 +67,7 @@ fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT) => " (this host cannot count the event: see `vperf list`)",
         Some(libc::EACCES | libc::EPERM) => {
-            " (perf's rule: `sysctl kernel.perf_event_paranoid` says what programs without CAP_PERFMON \
-              may open; the module's parameter `paranoid` can allow more events of their own tasks)"
+            " (`sysctl kernel.perf_event_paranoid` says what programs without CAP_PERFMON may open)"
         }
         Some(libc::EOPNOTSUPP) => " (an attribute is not supported for this event, or not with the requested engine)",
         Some(libc::ENOSPC) => {
@@ -130,12 +128,9 @@ impl Info {
 }
 
 /// The open device.
-///
-/// The methods with `perf` in their names act on events of [`crate::perf::PerfPmu`]. These methods use `/dev/vpmu`,
-/// because perf core does not let a PMU add ioctls.
 #[derive(Debug)]
 pub struct Vpmu {
-    file: File,
+    file: Arc<File>,
     info: Info,
     catalogue: Catalogue,
 }
@@ -180,7 +175,7 @@ impl Vpmu {
             persistent_type: raw.persistent_type,
         };
         let catalogue = read_catalogue(&file, raw.catalogue_len)?;
-        Ok(Self { file, info, catalogue })
+        Ok(Self { file: Arc::new(file), info, catalogue })
     }
 
     /// Properties of the device.
@@ -223,12 +218,20 @@ impl Vpmu {
     }
 
     fn open_in(&self, attr: &EventAttr, leader: Option<&Event>) -> Result<Event, Error> {
-        let place = attr.place(leader.map(AsFd::as_fd));
-        let engine = attr.engine.number();
-        let flags = attr.device_flags();
-        let fd =
-            sys::open(self.file.as_fd(), &mut attr.to_raw(), place, engine, flags).map_err(DeviceError::OpenEvent)?;
-        Ok(Event::new(fd, attr))
+        let open = || {
+            let fd = vpmu_perf::call::open(&attr.to_raw(true), attr.place(leader.map(Event::perf_fd)))?;
+            let event = Event::of_host(fd, &self.file, attr, attr.persistent);
+            if self.makes_records(attr) {
+                event.ring_fd()?;
+            }
+            Ok(event)
+        };
+        Ok(open().map_err(DeviceError::OpenEvent)?)
+    }
+
+    /// Whether programs wait for the event's records or packets.
+    fn makes_records(&self, attr: &EventAttr) -> bool {
+        attr.period != 0 || attr.inherit_stat || self.catalogue.is_trace(self.info.pmu_type, attr)
     }
 
     /// Places the mark `value` on the caller's CPU: one VM exit.
@@ -255,18 +258,7 @@ impl Vpmu {
     /// [`Error::Device`], with `EPERM` without CAP_PERFMON. If an event is in the error state, all other
     /// events are flushed, and the error is `EIO`.
     pub fn flush(&self) -> Result<(), Error> {
-        Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
-    }
-
-    /// Like [`Event::flush`], for an event opened with `perf_event_open(2)`: makes perf core
-    /// write the event's pending samples to its ring or, for a trace, publish the pending bytes in its
-    /// area. Pollers wake only at perf's own watermark.
-    ///
-    /// # Errors
-    /// [`Error::Device`], with `EBADF` if the event was not opened on the vPMU with `perf_event_open(2)`,
-    /// `EIO` if it is in the error state.
-    pub fn flush_perf(&self, event: &Event) -> Result<(), Error> {
-        Ok(sys::flush_perf(self.as_fd(), event.as_fd()).map_err(DeviceError::Flush)?)
+        Ok(sys::flush(self.as_fd()).map_err(DeviceError::Flush)?)
     }
 
     /// Lists persistent events by ascending id.
@@ -293,12 +285,16 @@ impl Vpmu {
     pub fn reopen(&self, event: &Persistent) -> Result<Event, Error> {
         let by_id = EventAttr {
             disabled: false,
-            read_format: 0,
+            read_format: event.attr.read_format,
             ..EventAttr::new(self.info().persistent_type, event.id).on_cpu(event.attr.cpu)
         };
-        let fd = sys::open(self.as_fd(), &mut by_id.to_raw(), by_id.place(None), 0, 0)
-            .map_err(|source| PersistentError::Open { name: event.name.clone(), source })?;
-        Ok(Event::new(fd, &event.attr))
+        let open = || {
+            let fd = vpmu_perf::call::open(&by_id.to_raw(false), by_id.place(None))?;
+            let opened = Event::of_host(fd, &self.file, &event.attr, true);
+            opened.ring_fd()?;
+            Ok(opened)
+        };
+        Ok(open().map_err(|source| PersistentError::Open { name: event.name.clone(), source })?)
     }
 
     /// Reopens the listed event with this name or id.
@@ -307,44 +303,6 @@ impl Vpmu {
     /// See [`Vpmu::find_persistent`] and [`Vpmu::reopen`].
     pub fn reopen_named(&self, name: &str) -> Result<Event, Error> {
         self.reopen(&self.find_persistent(name)?)
-    }
-
-    /// Like [`Event::detach`], for an event opened with `perf_event_open(2)`. Its descriptor becomes
-    /// a view of the persistent event: it reads that event's count and takes samples from that
-    /// event's ring. Enabling or disabling the descriptor affects only the view.
-    ///
-    /// # Errors
-    /// See [`Event::detach`]. Also fails with `EBADF` if the event was not opened on the vPMU with
-    /// `perf_event_open(2)`, and with `EOPNOTSUPP` if it is a trace or its samples contain counts,
-    /// user registers or the user stack.
-    pub fn detach_perf(&self, event: &Event, name: &str) -> Result<u64, PersistentError> {
-        persistent::detach(name, |bytes| sys::detach_perf(self.as_fd(), event.as_fd(), bytes))
-    }
-
-    /// Like [`Event::attach`], for an event opened with `perf_event_open(2)`.
-    ///
-    /// # Errors
-    /// See [`Event::attach`]. Also fails with `EBADF`, as [`Vpmu::detach_perf`] does.
-    pub fn attach_perf(&self, event: &Event) -> Result<(), PersistentError> {
-        sys::attach_perf(self.as_fd(), event.as_fd()).map_err(PersistentError::Attach)
-    }
-
-    /// Like [`Event::set_starter_of`], for two events opened with `perf_event_open(2)`.
-    ///
-    /// # Errors
-    /// See [`Event::set_starter_of`]. Also fails with `EBADF` if either event was not opened on the
-    /// vPMU with `perf_event_open(2)`, and with `EOPNOTSUPP` if either was opened with
-    /// [`EventAttr::inherit`].
-    pub fn set_perf_starter(&self, starter: &Event, target: &Event) -> Result<(), TriggerError> {
-        sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
-    }
-
-    /// Like [`Event::set_stopper_of`], for two events opened with `perf_event_open(2)`.
-    ///
-    /// # Errors
-    /// See [`Vpmu::set_perf_starter`].
-    pub fn set_perf_stopper(&self, stopper: &Event, target: &Event) -> Result<(), TriggerError> {
-        sys::link_perf(self.as_fd(), stopper.as_fd(), Role::Stopper, target.as_fd()).map_err(TriggerError::Stopper)
     }
 }
 

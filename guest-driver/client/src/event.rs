@@ -1,12 +1,14 @@
-//! An open event, from /dev/vpmu or perf_event_open(2): enable, read, map, wait.
+//! An open event: enable, read, map, wait.
 
 mod error;
 
 pub use error::EventError;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -55,17 +57,76 @@ pub enum Wakeup {
     Bytes(u32),
 }
 
+/// The ring that the host writes.
+#[derive(Debug)]
+struct HostRing {
+    device: Arc<File>,
+    fd: OnceLock<OwnedFd>,
+    /// The event is persistent: perf core does not schedule it, so calls that change it go to the ring's descriptor.
+    persistent: AtomicBool,
+}
+
 /// An open event; dropping it closes it.
 #[derive(Debug)]
 pub struct Event {
     file: File,
+    host: Option<HostRing>,
     layout: Layout,
     backward: bool,
 }
 
 impl Event {
-    pub(crate) fn new(fd: OwnedFd, attr: &EventAttr) -> Self {
-        Self { file: fd.into(), layout: attr.into(), backward: attr.backward }
+    /// An event whose samples perf core writes to its own ring.
+    pub(crate) fn of_perf(fd: OwnedFd, attr: &EventAttr) -> Self {
+        Self { file: fd.into(), host: None, layout: attr.into(), backward: attr.backward }
+    }
+
+    /// An event whose records the host writes.
+    pub(crate) fn of_host(fd: OwnedFd, device: &Arc<File>, attr: &EventAttr, persistent: bool) -> Self {
+        let host =
+            HostRing { device: Arc::clone(device), fd: OnceLock::new(), persistent: AtomicBool::new(persistent) };
+        Self { host: Some(host), ..Self::of_perf(fd, attr) }
+    }
+
+    /// The descriptor of the event's ring: one of the driver's if the host writes the ring, else the event's own.
+    ///
+    /// # Errors
+    /// The error of `VPMU_IOC_RING`.
+    pub(crate) fn ring_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let Some(host) = &self.host else {
+            return Ok(self.file.as_fd());
+        };
+        if let Some(fd) = host.fd.get() {
+            return Ok(fd.as_fd());
+        }
+        let fd = sys::ring(host.device.as_fd(), self.file.as_fd())?;
+        Ok(host.fd.get_or_init(|| fd).as_fd())
+    }
+
+    /// The descriptor for calls that change the event. A persistent event is changed through its ring.
+    fn control_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        match &self.host {
+            Some(host) if host.persistent.load(Ordering::Relaxed) => self.ring_fd(),
+            _ => Ok(self.file.as_fd()),
+        }
+    }
+
+    /// The descriptor through which the ring is mapped.
+    pub(crate) fn map_fd(&self, pages: usize) -> Result<BorrowedFd<'_>, RingError> {
+        self.ring_fd().map_err(|source| RingError::Map { pages, source })
+    }
+
+    /// The descriptor through which the AUX area is mapped.
+    pub(crate) fn area_fd(&self) -> Result<BorrowedFd<'_>, AreaError> {
+        self.ring_fd().map_err(|source| AreaError::Map { pages: 0, source })
+    }
+
+    /// Makes one of the driver's own calls for the event, through the device file.
+    fn on_device<T>(&self, call: impl FnOnce(BorrowedFd<'_>, BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+        match &self.host {
+            Some(host) => call(host.device.as_fd(), self.file.as_fd()),
+            None => call(File::open(crate::device::PATH)?.as_fd(), self.file.as_fd()),
+        }
     }
 
     /// Starts or continues counting.
@@ -73,7 +134,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Enable`].
     pub fn enable(&self) -> Result<(), EventError> {
-        call::enable(self, Scope::Event).map_err(EventError::Enable)
+        self.control_fd().and_then(|fd| call::enable(fd, Scope::Event)).map_err(EventError::Enable)
     }
 
     /// Stops counting; the count remains.
@@ -81,15 +142,15 @@ impl Event {
     /// # Errors
     /// [`EventError::Disable`].
     pub fn disable(&self) -> Result<(), EventError> {
-        call::disable(self, Scope::Event).map_err(EventError::Disable)
+        self.control_fd().and_then(|fd| call::disable(fd, Scope::Event)).map_err(EventError::Disable)
     }
 
-    /// Sets the count to zero; the times remain.
+    /// Sets the count to zero, also in the ring's records and metadata page; the times remain.
     ///
     /// # Errors
     /// [`EventError::Reset`].
     pub fn reset(&self) -> Result<(), EventError> {
-        call::reset(self, Scope::Event).map_err(EventError::Reset)
+        self.ring_fd().and_then(|fd| call::reset(fd, Scope::Event)).map_err(EventError::Reset)
     }
 
     /// Like [`Event::enable`], for every event in the group.
@@ -97,7 +158,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Enable`].
     pub fn enable_group(&self) -> Result<(), EventError> {
-        call::enable(self, Scope::Group).map_err(EventError::Enable)
+        call::enable(&self.file, Scope::Group).map_err(EventError::Enable)
     }
 
     /// Like [`Event::disable`], for every event in the group.
@@ -105,15 +166,16 @@ impl Event {
     /// # Errors
     /// [`EventError::Disable`].
     pub fn disable_group(&self) -> Result<(), EventError> {
-        call::disable(self, Scope::Group).map_err(EventError::Disable)
+        call::disable(&self.file, Scope::Group).map_err(EventError::Disable)
     }
 
-    /// Like [`Event::reset`], for every event in the group.
+    /// Sets the counts of all events in the group to zero. Later records still contain the counts since the events
+    /// were opened, or since [`Event::reset`].
     ///
     /// # Errors
     /// [`EventError::Reset`].
     pub fn reset_group(&self) -> Result<(), EventError> {
-        call::reset(self, Scope::Group).map_err(EventError::Reset)
+        call::reset(&self.file, Scope::Group).map_err(EventError::Reset)
     }
 
     /// Enables the event for `overflows` more overflows; the last of them disables it. If
@@ -124,7 +186,7 @@ impl Event {
     /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or was opened with
     /// [`EventAttr::inherit`].
     pub fn refresh(&self, overflows: u32) -> Result<(), EventError> {
-        call::refresh(self, overflows).map_err(EventError::Refresh)
+        self.ring_fd().and_then(|fd| call::refresh(fd, overflows)).map_err(EventError::Refresh)
     }
 
     /// Redirects records to the ring of `target`. `None` ends the redirection: the event then has
@@ -133,7 +195,8 @@ impl Event {
     /// # Errors
     /// [`EventError::Output`], with `EINVAL` if the two events cannot share a ring.
     pub fn set_output(&self, target: Option<&Event>) -> Result<(), EventError> {
-        call::set_output(self, target.map(AsFd::as_fd)).map_err(EventError::Output)
+        let redirect = || call::set_output(self.ring_fd()?, target.map(Event::ring_fd).transpose()?);
+        redirect().map_err(EventError::Output)
     }
 
     /// Pauses or resumes writing to the ring. Overflows during the pause are lost.
@@ -141,7 +204,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Pause`], with `EINVAL` if the event has no ring.
     pub fn pause_output(&self, paused: bool) -> Result<(), EventError> {
-        call::pause_output(self, paused).map_err(EventError::Pause)
+        self.ring_fd().and_then(|fd| call::pause_output(fd, paused)).map_err(EventError::Pause)
     }
 
     /// Changes the open event's attributes to those in `attr`, as far as the kernel supports that.
@@ -149,34 +212,27 @@ impl Event {
     /// # Errors
     /// [`EventError::Modify`], always for an event of the vPMU: perf modifies only breakpoints.
     pub fn modify(&self, attr: &EventAttr) -> Result<(), EventError> {
-        call::modify(self, &attr.to_raw()).map_err(EventError::Modify)
+        call::modify(&self.file, &attr.to_raw(self.host.is_some())).map_err(EventError::Modify)
     }
 
     /// Returns the engine that samples the event: [`Engine::Any`] if the event only counts.
     ///
     /// # Errors
-    /// [`EventError::Engine`], always for an event opened with `perf_event_open(2)`.
+    /// [`EventError::Engine`].
     pub fn engine(&self) -> Result<Engine, EventError> {
-        let number = sys::engine(self.as_fd()).map_err(EventError::Engine)?;
+        let number = self.on_device(sys::event).map_err(EventError::Engine)?.engine;
         Engine::of(number).ok_or(EventError::UnknownEngine(number))
     }
 
     /// Makes the device write all pending samples of the event to its ring or, for a trace, all pending
-    /// packets to its area, and wakes the readers. Returns when all this is done.
+    /// packets to its area, and wakes the readers. Returns when all this is done. If perf core writes the ring, readers
+    /// wake only at perf's own watermark.
     ///
     /// # Errors
-    /// [`EventError::Flush`], with `EIO` if the event is in the error state and `ENOTTY` for an event opened
-    /// with `perf_event_open(2)`: see [`crate::Vpmu::flush_perf`].
+    /// [`EventError::Flush`], with `EIO` if the event is in the error state, and `EBADF` if it is not an event of the
+    /// vPMU.
     pub fn flush(&self) -> Result<(), EventError> {
-        sys::flush(self.as_fd(), Scope::Event).map_err(EventError::Flush)
-    }
-
-    /// Like [`Event::flush`], for every event in the group.
-    ///
-    /// # Errors
-    /// [`EventError::Flush`].
-    pub fn flush_group(&self) -> Result<(), EventError> {
-        sys::flush(self.as_fd(), Scope::Group).map_err(EventError::Flush)
+        self.on_device(sys::flush_event).map_err(EventError::Flush)
     }
 
     /// Sets the period, or the frequency if the event was opened with one. Takes effect immediately.
@@ -184,7 +240,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Period`], with `EINVAL` if the period is zero or the event does not sample.
     pub fn set_period(&self, period: u64) -> Result<(), EventError> {
-        call::set_period(self, period).map_err(EventError::Period)
+        self.control_fd().and_then(|fd| call::set_period(fd, period)).map_err(EventError::Period)
     }
 
     /// Sets the wakeup interval of the event and of the events that tasks inherited from it. The
@@ -192,21 +248,31 @@ impl Event {
     ///
     /// # Errors
     /// [`EventError::Wakeup`], with `EINVAL` if the interval is zero or the event makes no records,
-    /// and `ENOTTY` for an event opened with `perf_event_open(2)`.
+    /// and `ENOTTY` if perf core writes the ring.
     pub fn set_wakeup(&self, wakeup: Wakeup) -> Result<(), EventError> {
         let (every, unit) = match wakeup {
             Wakeup::Records(every) => (every, vpmu_abi::WAKEUP_RECORDS),
             Wakeup::Bytes(every) => (every, vpmu_abi::WAKEUP_BYTES),
         };
-        sys::set_wakeup(self.as_fd(), every, unit).map_err(EventError::Wakeup)
+        self.ring_fd().and_then(|fd| sys::set_wakeup(fd, every, unit)).map_err(EventError::Wakeup)
     }
 
-    /// Returns the id that this event's records carry.
+    /// Returns the id that this event's records carry. Readings carry perf's own id: [`Event::perf_id`].
     ///
     /// # Errors
     /// [`EventError::Id`].
     pub fn id(&self) -> Result<u64, EventError> {
-        call::id(self).map_err(EventError::Id)
+        let id =
+            if self.host.is_some() { self.on_device(sys::event).map(|event| event.id) } else { call::id(&self.file) };
+        id.map_err(EventError::Id)
+    }
+
+    /// Returns perf core's id of the event, which readings carry.
+    ///
+    /// # Errors
+    /// [`EventError::Id`].
+    pub fn perf_id(&self) -> Result<u64, EventError> {
+        call::id(&self.file).map_err(EventError::Id)
     }
 
     /// Reads the count and the times, including those of inherited events.
@@ -279,7 +345,7 @@ impl Event {
     /// [`RingError::TooLarge`].
     pub fn map(&self, pages_log2: u32) -> Result<Ring, RingError> {
         let pages = 1usize.checked_shl(pages_log2).ok_or(RingError::TooLarge(pages_log2))?;
-        Ring::new(self.as_fd(), pages, self.layout)
+        Ring::new(self.map_fd(pages)?, pages, self.layout)
     }
 
     /// Maps the metadata page and `data_pages` data pages. With 0 data pages, only counts can be read.
@@ -288,7 +354,7 @@ impl Event {
     /// # Errors
     /// See [`Event::map`].
     pub fn map_pages(&self, data_pages: usize) -> Result<Ring, RingError> {
-        Ring::new(self.as_fd(), data_pages, self.layout)
+        Ring::new(self.map_fd(data_pages)?, data_pages, self.layout)
     }
 
     /// Maps the metadata page and 2^`pages_log2` data pages of an event opened with
@@ -321,7 +387,7 @@ impl Event {
     /// [`AreaError::Map`], with `EOPNOTSUPP` if the event is not a trace and `EINVAL` if its area
     /// has another size; [`AreaError::TooLarge`].
     pub fn map_aux(&self, ring: &Ring, pages_log2: u32) -> Result<Area, AreaError> {
-        Area::new(self.as_fd(), ring, pages_log2)
+        Area::new(self.area_fd()?, ring, pages_log2)
     }
 
     /// Like [`Event::map_aux`], in overwrite mode: the area keeps the newest part of the trace for
@@ -339,7 +405,14 @@ impl Event {
     /// # Errors
     /// [`EventError::Poll`].
     pub fn poll(&self, timeout: Option<Duration>) -> Result<Ready, EventError> {
-        Ok(poll(&[self.as_fd()], timeout)?.into_iter().next().unwrap_or_default())
+        let fd = self.ring_fd().map_err(EventError::Poll)?;
+        Ok(poll(&[fd], timeout)?.into_iter().next().unwrap_or_default())
+    }
+
+    /// The descriptor from perf_event_open(2).
+    #[must_use]
+    pub fn perf_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Makes the event outlive its handles and returns the id that reopens it. If the event was
@@ -351,7 +424,11 @@ impl Event {
     /// task, is in a group, or writes to the ring of another event. [`PersistentError::Name`] if
     /// the name is not valid.
     pub fn detach(&self, name: &str) -> Result<u64, PersistentError> {
-        persistent::detach(name, |bytes| sys::detach(self.as_fd(), bytes))
+        let id = persistent::detach(name, |bytes| self.on_device(|device, event| sys::detach(device, event, bytes)))?;
+        if let Some(host) = &self.host {
+            host.persistent.store(true, Ordering::Relaxed);
+        }
+        Ok(id)
     }
 
     /// Makes the event end when its last handle is closed.
@@ -360,7 +437,7 @@ impl Event {
     /// [`PersistentError::Attach`], with `EINVAL` if the event is not persistent, and `EPERM`
     /// without CAP_PERFMON or if the event belongs to the operator.
     pub fn attach(&self) -> Result<(), PersistentError> {
-        sys::attach(self.as_fd()).map_err(PersistentError::Attach)
+        self.on_device(sys::attach).map_err(PersistentError::Attach)
     }
 
     /// Makes each overflow of this event start `target` before the guest's next instruction, if
@@ -375,7 +452,9 @@ impl Event {
     ///   sample;
     /// - `EOPNOTSUPP` if the batched engine samples this event.
     pub fn set_starter_of(&self, target: &Event) -> Result<(), TriggerError> {
-        sys::link(self.as_fd(), Role::Starter, target.as_fd()).map_err(TriggerError::Starter)
+        let link =
+            |device: BorrowedFd<'_>, event: BorrowedFd<'_>| sys::link(device, event, Role::Starter, target.perf_fd());
+        self.on_device(link).map_err(TriggerError::Starter)
     }
 
     /// Makes each overflow of this event stop `target` before the guest's next instruction. If
@@ -384,13 +463,16 @@ impl Event {
     /// # Errors
     /// [`TriggerError::Stopper`]; see [`Event::set_starter_of`].
     pub fn set_stopper_of(&self, target: &Event) -> Result<(), TriggerError> {
-        sys::link(self.as_fd(), Role::Stopper, target.as_fd()).map_err(TriggerError::Stopper)
+        let link =
+            |device: BorrowedFd<'_>, event: BorrowedFd<'_>| sys::link(device, event, Role::Stopper, target.perf_fd());
+        self.on_device(link).map_err(TriggerError::Stopper)
     }
 }
 
+/// The descriptor to wait for: that of the ring, once it is open. An event that samples or traces opens its ring at once.
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.host.as_ref().and_then(|host| host.fd.get()).map_or_else(|| self.file.as_fd(), AsFd::as_fd)
     }
 }
 

@@ -7,7 +7,7 @@ fn event(content: &[u8], read_format: u64) -> Event {
     file.write_all(content).unwrap();
     file.rewind().unwrap();
     let layout = Layout { read_format, ..Layout::default() };
-    Event { file, layout, backward: false }
+    Event { file, host: None, layout, backward: false }
 }
 
 #[test]

@@ -5,7 +5,6 @@
 //! that includes them. So the event is flushed again after the copy, and the new head shows which bytes the device may
 //! have overwritten during the copy.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
 
 use vpmu_perf::Mapping;
@@ -84,7 +83,7 @@ impl<'a> History<'a> {
             (false, true) => return Err(HistoryError::Backward),
         };
         let pages = usize::try_from(data_pages).unwrap_or(usize::MAX);
-        Ok(Self { event, mapping: ring::map(event.as_fd(), pages, Mapping::new_read_only)?, layout, mode })
+        Ok(Self { event, mapping: ring::map(event.map_fd(pages)?, pages, Mapping::new_read_only)?, layout, mode })
     }
 
     /// Reads the ring's contents after a flush of the event.

@@ -5,6 +5,7 @@ use super::*;
 use crate::attr::{EventAttr, SAMPLE_IP};
 use std::cell::{Cell, RefCell};
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 const SIZE: u64 = PAGE_SIZE as u64;
@@ -220,7 +221,7 @@ fn failed_flush_is_reported_unless_event_is_in_error() {
 #[test]
 fn history_needs_ring_that_overwrites_backwards_or_keeps_forwards() {
     let (writer, _mapping) = Writer::new(false);
-    let event = Event::new(writer.file.into(), &EventAttr::new(0, 0));
+    let event = Event::of_perf(writer.file.into(), &EventAttr::new(0, 0));
     let of = |overwrites, backward| History::new(&event, 1, LAYOUT, (overwrites, backward));
     assert!(of(true, true).is_ok() && of(false, false).is_ok());
     let forward = of(true, false).unwrap_err().to_string();

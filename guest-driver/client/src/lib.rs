@@ -1,10 +1,9 @@
 //! Client library for guest programs of the paravirtual PMU.
 //!
-//! The device has two interfaces, with one [`Event`] type for both:
-//! - [`Vpmu`] opens events through `/dev/vpmu`. They count and sample, and the host writes their
-//!   records directly into this process's pages.
-//! - [`perf::PerfPmu`] opens events with `perf_event_open(2)` on the PMU named `vpmu`. These are
-//!   perf core's events.
+//! All events are opened with `perf_event_open(2)`; perf core schedules them and decides who may open them. They differ
+//! in who writes their records:
+//! - [`Vpmu`] opens events whose records the host writes directly into this process's pages, and traces.
+//! - [`perf::PerfPmu`] opens events of the PMU named `vpmu` as any perf program does. Perf core writes their records.
 //!
 //! Count the caller's exits for one reason:
 //! ```no_run

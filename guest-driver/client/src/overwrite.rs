@@ -1,7 +1,6 @@
 //! A ring in overwrite mode: it always holds the latest records. The ring is written backwards: the newest record
 //! begins at the head and older ones follow it. So a reader can find the start of every whole record.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use vpmu_perf::Mapping;
@@ -37,7 +36,7 @@ pub struct Overwrite<'a> {
 
 impl<'a> Overwrite<'a> {
     pub(crate) fn new(event: &'a Event, data_pages: usize, layout: Layout) -> Result<Self, RingError> {
-        Ok(Self { event, mapping: ring::map(event.as_fd(), data_pages, Mapping::new_read_only)?, layout })
+        Ok(Self { event, mapping: ring::map(event.map_fd(data_pages)?, data_pages, Mapping::new_read_only)?, layout })
     }
 
     /// Copies the records in the ring, oldest first. The writer is paused during the copy, so
@@ -69,6 +68,7 @@ mod tests {
     use super::*;
     use crate::attr::SAMPLE_IP;
     use std::fs::File;
+    use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
 
     /// Writes backwards, as the host does: each record in front of the previous one.

@@ -1,12 +1,9 @@
-//! Events opened with `perf_event_open(2)` on the driver's PMU, which sysfs describes like any other
-//! PMU. The driver replays samples to perf core, which writes them to the events' rings.
+//! The driver's PMU as sysfs describes it, like any other PMU. The driver replays samples of events opened here to perf
+//! core, which writes them to the events' rings.
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-
-use vpmu_abi::uapi;
 
 use crate::attr::EventAttr;
 use crate::event::Event;
@@ -57,9 +54,6 @@ pub enum PerfError {
     /// term's bits.
     #[error("the term {0:?} is not `name` or `name=number` with a number that fits the term's bits")]
     Term(String),
-    /// `perf_event_open(2)` cannot open an event as persistent.
-    #[error("persistent events cannot be opened with perf_event_open: use /dev/vpmu")]
-    Persistent,
     /// The kernel refused the event.
     #[error("perf_event_open")]
     Open(#[source] io::Error),
@@ -178,15 +172,9 @@ impl PerfPmu {
 }
 
 fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
-    if attr.persistent {
-        return Err(PerfError::Persistent);
-    }
-    let place = attr.place(leader.map(AsFd::as_fd));
-    let mut raw = attr.to_raw();
-    raw.__bindgen_anon_3.config1 = u64::from(attr.engine.number()) << uapi::CONFIG1_ENGINE_SHIFT
-        | if attr.enable_on_starter { uapi::CONFIG1_ENABLE_ON_STARTER } else { 0 };
-    let fd = vpmu_perf::call::open(&raw, place).map_err(PerfError::Open)?;
-    Ok(Event::new(fd, attr))
+    let place = attr.place(leader.map(Event::perf_fd));
+    let fd = vpmu_perf::call::open(&attr.to_raw(false), place).map_err(PerfError::Open)?;
+    Ok(Event::of_perf(fd, attr))
 }
 
 fn read(path: &Path) -> Result<String, PerfError> {

@@ -14,8 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use vpmu_abi::uapi;
-use vpmu_perf::bindings::{self, perf_event_attr};
-use vpmu_perf::call::{Target, ioctl_request};
+use vpmu_perf::call::ioctl_request;
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -55,24 +54,10 @@ pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn open(
-    device: BorrowedFd<'_>,
-    attr: &mut perf_event_attr,
-    place: Target<'_>,
-    engine: u32,
-    flags: u64,
-) -> io::Result<OwnedFd> {
-    let request = uapi::Open {
-        attr: std::ptr::from_mut(attr).expose_provenance() as u64,
-        pid: place.pid,
-        cpu: place.cpu,
-        group_fd: place.leader.map_or(-1, |leader| leader.as_raw_fd()),
-        engine,
-        flags: u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | flags,
-    };
-    // SAFETY: the driver reads `request` and the attr that `request` points to, and may write the
-    // attr's size. Both live, and stay borrowed, until the call returns.
-    let fd = checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_OPEN), &raw const request) })?;
+/// Returns the descriptor of the ring of `event`.
+pub(crate) fn ring(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: the request passes its argument by value, so the kernel accesses no memory through it.
+    let fd = checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_RING), event.as_raw_fd()) })?;
     Ok(owned(fd))
 }
 
@@ -82,13 +67,6 @@ fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
     // through it.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(request), value) })?;
     Ok(())
-}
-
-pub(crate) fn engine(event: BorrowedFd<'_>) -> io::Result<u32> {
-    let mut engine = 0u32;
-    // SAFETY: the request writes one u32, which `engine` has room for.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(uapi::IOC_ENGINE), &raw mut engine) })?;
-    Ok(engine)
 }
 
 /// Polls all of `fds` for input; a `timeout` of `None` waits without limit. Returns each `revents`

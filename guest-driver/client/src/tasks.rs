@@ -93,7 +93,7 @@ impl Tasks {
     pub fn follow(pid: i32, cpu: i32) -> Result<Self, TasksError> {
         let place = Target { pid, cpu, leader: None };
         let fd = call::open(&dummy(), place).map_err(TasksError::Open)?;
-        let event = Event::new(fd, &EventAttr::new(PERF_TYPE_SOFTWARE, 0));
+        let event = Event::of_perf(fd, &EventAttr::new(PERF_TYPE_SOFTWARE, 0));
         Ok(Self { ring: event.map(PAGES_LOG2)?, lost: 0, _event: event })
     }
 
@@ -130,7 +130,7 @@ fn dummy() -> perf_event_attr {
         read_format: 0,
         ..EventAttr::new(PERF_TYPE_SOFTWARE, u64::from(PERF_COUNT_SW_DUMMY))
     }
-    .to_raw();
+    .to_raw(false);
     attr.set_exclude_hv(1);
     attr.set_mmap(1);
     attr.set_comm(1);

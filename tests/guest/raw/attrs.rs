@@ -1,6 +1,7 @@
 //! Attributes for what a test needs.
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use vpmu_abi::uapi;
 
 /// Attributes from a later kernel: a `perf_event_attr` with additional fields at its end.
 #[derive(Debug, Clone, Copy)]
@@ -42,14 +43,14 @@ pub(crate) fn aux_watermark(attr: perf_event_attr, bytes: u32) -> perf_event_att
 }
 
 /// For [`with_aux_action`]: the event opens paused.
-pub(crate) const AUX_START_PAUSED: u32 = 1 << 0;
+pub(crate) const AUX_START_PAUSED: u64 = uapi::CONFIG1_AUX_START_PAUSED;
 /// For [`with_aux_action`]: an overflow pauses the trace.
-pub(crate) const AUX_PAUSE: u32 = 1 << 1;
+pub(crate) const AUX_PAUSE: u64 = uapi::CONFIG1_AUX_PAUSE;
 /// For [`with_aux_action`]: an overflow resumes the trace.
-pub(crate) const AUX_RESUME: u32 = 1 << 2;
+pub(crate) const AUX_RESUME: u64 = uapi::CONFIG1_AUX_RESUME;
 
-/// Sets `aux_action`.
-pub(crate) fn with_aux_action(mut attr: perf_event_attr, aux_action: u32) -> perf_event_attr {
-    attr.__bindgen_anon_5 = bindings::perf_event_attr__bindgen_ty_5 { aux_action };
+/// Sets the bits of `config1` for an AUX area.
+pub(crate) fn with_aux_action(mut attr: perf_event_attr, action: u64) -> perf_event_attr {
+    attr.__bindgen_anon_3.config1 = action;
     attr
 }

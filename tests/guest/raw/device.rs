@@ -6,11 +6,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::Arc;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 use vpmu_abi::uapi::{self, Info};
 
-use super::{EXIT_PORT, Event, How, KIND_EXITS, KIND_MARK, Later, MARK_ANY, checked, sampling};
+use super::{
+    EXIT_PORT, Event, FLAG_PERSISTENT, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, Later, MARK_ANY, checked, sampling,
+};
 use crate::arch::OWN_IN_USER_MODE;
 
 /// The number of the ioctl that places a mark. Assembly code uses it, too.
@@ -19,7 +22,7 @@ pub(crate) const IOC_MARK: u64 = uapi::IOC_MARK as u64;
 /// `/dev/vpmu`.
 #[derive(Debug)]
 pub(crate) struct Device {
-    file: File,
+    file: Arc<File>,
     pub(crate) info: Info,
 }
 
@@ -29,7 +32,7 @@ impl Device {
         let mut info = Info::default();
         // SAFETY: the request writes one Info, which `info` has room for.
         checked(unsafe { libc::ioctl(file.as_raw_fd(), uapi::IOC_INFO.into(), &raw mut info) })?;
-        Ok(Self { file, info })
+        Ok(Self { file: Arc::new(file), info })
     }
 
     /// An attr of the PMU. The event starts disabled and does not sample, and reading it returns only its count.
@@ -71,21 +74,36 @@ impl Device {
         self.open_at(ptr::from_mut(later).cast(), How::OWN)
     }
 
-    /// Opens an event. The kernel reads as many bytes as the size field of `attr` states, and may write that field.
+    /// Opens an event whose records the host writes, and its ring. The kernel reads as many bytes as the size field of
+    /// `attr` states, and may write that field.
     fn open_at(&self, attr: *mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
-        let request = uapi::Open {
-            attr: attr.expose_provenance() as u64,
-            pid: how.pid,
-            cpu: how.cpu,
-            group_fd: how.group.map_or(-1, |fd| fd.as_raw_fd()),
-            engine: how.engine,
-            flags: how.flags | u64::from(bindings::PERF_FLAG_FD_CLOEXEC),
-        };
-        // SAFETY: the driver reads the request and the attr, and may write the attr's size. Both live until the call
-        // returns: the request is a local variable, and the callers have references to the attr.
-        let fd = checked(unsafe { libc::ioctl(self.file.as_raw_fd(), uapi::IOC_OPEN.into(), &raw const request) })?;
+        // SAFETY: the callers have a mutable reference to the attr.
+        self.complete(unsafe { &mut *attr }, how);
+        let perf = perf_event_open(attr, how)?;
+        // SAFETY: the request takes its argument by value.
+        let ring = checked(unsafe { libc::ioctl(self.file.as_raw_fd(), uapi::IOC_RING.into(), perf.as_raw_fd()) })?;
         // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
-        Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let ring = unsafe { OwnedFd::from_raw_fd(ring) };
+        let persistent = how.flags & FLAG_PERSISTENT != 0 || self.is_reopened(attr);
+        Ok(Event::of_host(perf, ring, &self.file, persistent))
+    }
+
+    fn is_reopened(&self, attr: *mut perf_event_attr) -> bool {
+        // SAFETY: as in `open_at`.
+        unsafe { (*attr).type_ == self.info.persistent_type }
+    }
+
+    /// Adds the driver's own options. The host's software events get the PMU's type, because perf's own type is that of
+    /// the guest's events.
+    fn complete(&self, attr: &mut perf_event_attr, how: How<'_>) {
+        let ring = if self.is_reopened(attr) { 0 } else { uapi::CONFIG1_RING };
+        // SAFETY: both members of the union are plain numbers.
+        let before = unsafe { attr.__bindgen_anon_3.config1 };
+        attr.__bindgen_anon_3.config1 = before | ring | how.config1();
+        if attr.type_ == bindings::PERF_TYPE_SOFTWARE {
+            attr.type_ = self.info.pmu_type;
+            attr.config |= KIND_SOFTWARE << uapi::CONFIG_KIND_SHIFT;
+        }
     }
 
     pub(crate) fn open_event(&self, attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
@@ -131,15 +149,20 @@ impl AsRawFd for Device {
     }
 }
 
-/// Calls `perf_event_open(2)`.
-pub(crate) fn kernels(attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
-    let flags = u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | how.flags;
+fn perf_event_open(attr: *mut perf_event_attr, how: How<'_>) -> io::Result<OwnedFd> {
+    let flags = u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | how.perf_flags();
     let group = how.group.map_or(-1, |fd| fd.as_raw_fd());
+    // SAFETY: the kernel reads the attr and may write its size. The callers have a mutable reference to the attr.
+    let fd = unsafe { perf_event_open_sys::perf_event_open(attr, how.pid, how.cpu, group, flags) };
+    let fd = checked(fd)?;
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Calls `perf_event_open(2)` for an event whose records perf core writes.
+pub(crate) fn kernels(attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
     let mut attr = *attr;
-    // SAFETY: the kernel reads the attr and may write its size. `attr` lives until the call returns.
-    let fd = unsafe { perf_event_open_sys::perf_event_open(&raw mut attr, how.pid, how.cpu, group, flags) };
-    // SAFETY: as in `Device::open_at`.
-    Ok(Event(unsafe { OwnedFd::from_raw_fd(checked(fd)?) }))
+    perf_event_open(&raw mut attr, how).map(Event::of_perf)
 }
 
 /// Calls `perf_event_open(2)` for an event of the calling thread.

@@ -44,14 +44,15 @@ pub(crate) const FORMAT_ID: u64 = 1 << 2;
 pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
 pub(crate) const FORMAT_LOST: u64 = 1 << 4;
 pub(crate) const FLAG_NO_GROUP: u64 = 1 << 0;
-pub(crate) const FLAG_OUTPUT: u64 = 1 << 1;
-/// Flags of the driver's own, in addition to perf's.
-pub(crate) const FLAG_PERSISTENT: u64 = vpmu_abi::uapi::FLAG_PERSISTENT;
-pub(crate) const FLAG_ON_STARTER: u64 = vpmu_abi::uapi::FLAG_ENABLE_ON_STARTER;
+/// Options of the driver's own, above perf's flags: bits of `config1`.
+const FLAG_CONFIG1_SHIFT: u32 = 32;
+pub(crate) const FLAG_PERSISTENT: u64 = vpmu_abi::uapi::CONFIG1_PERSISTENT << FLAG_CONFIG1_SHIFT;
+pub(crate) const FLAG_ON_STARTER: u64 = vpmu_abi::uapi::CONFIG1_ENABLE_ON_STARTER << FLAG_CONFIG1_SHIFT;
 /// The argument of an ioctl that means the whole group.
 pub(crate) const WHOLE_GROUP: u64 = 1;
 
-/// The task, CPU, group, engine and flags with which an event is opened.
+/// The task, CPU, group, engine and flags with which an event is opened. The engine and the driver's own options are put
+/// into `config1`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct How<'a> {
     pub(crate) pid: i32,
@@ -68,6 +69,18 @@ impl How<'_> {
     /// Everything on a CPU.
     pub(crate) const fn on_cpu(cpu: i32) -> Self {
         Self { pid: -1, cpu, ..Self::OWN }
+    }
+}
+
+impl How<'_> {
+    /// The bits of `config1` for the engine and the driver's own options.
+    fn config1(self) -> u64 {
+        u64::from(self.engine) << vpmu_abi::uapi::CONFIG1_ENGINE_SHIFT | self.flags >> FLAG_CONFIG1_SHIFT
+    }
+
+    /// The flags of `perf_event_open(2)`.
+    fn perf_flags(self) -> u64 {
+        self.flags & ((1 << FLAG_CONFIG1_SHIFT) - 1)
     }
 }
 

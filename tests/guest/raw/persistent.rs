@@ -120,14 +120,13 @@ impl Event {
     /// Like [`Event::detach`], with any bytes for a name.
     pub(crate) fn detach_raw(&self, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
         let mut request = uapi::Detach { id: 0, name };
-        // SAFETY: the request reads and writes one uapi::Detach.
-        checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_DETACH.into(), &raw mut request) })?;
+        self.call(uapi::IOC_DETACH, (&raw mut request).expose_provenance() as u64)?;
+        self.becomes_persistent();
         Ok(request.id)
     }
 
     /// Attaches the event. From then on, the event ends when its last user is gone.
     pub(crate) fn attach(&self) -> io::Result<i32> {
-        // SAFETY: the request takes no argument.
-        checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_ATTACH.into(), 0) })
+        self.call(uapi::IOC_ATTACH, 0)
     }
 }

@@ -64,27 +64,16 @@ call! {
 }
 
 call! {
-    /// The argument of [`IOC_OPEN`]: the arguments of perf_event_open(2).
-    pub struct Open {
-        /// Address of a `perf_event_attr`.
-        pub attr: u64,
-        /// A thread id, 0 for the calling thread, or -1 for every task on `cpu`.
-        pub pid: i32,
-        /// A CPU number, or -1 for any CPU.
-        pub cpu: i32,
-        /// The file descriptor of the group's leader, or -1.
-        pub group_fd: i32,
-        /// One of `ENGINE_*`.
+    /// What [`IOC_EVENT`] returns.
+    pub struct EventState {
+        /// The event's id on the device, which the records that the host writes contain.
+        pub id: u64,
+        /// The engine of its samples, one of `ENGINE_*`.
         pub engine: u32,
-        /// perf's `PERF_FLAG_FD_*`, and `FLAG_*` of this module.
-        pub flags: u64,
+        /// Zero.
+        pub reserved: u32,
     }
 }
-
-/// [`Open::flags`]: also makes the event persistent, like [`IOC_DETACH`].
-pub const FLAG_PERSISTENT: u64 = 1 << 32;
-/// [`Open::flags`]: the event opens paused and does not count until its starter overflows.
-pub const FLAG_ENABLE_ON_STARTER: u64 = 1 << 33;
 
 /// Bytes of [`PersistentEntry::attr`]: the size of `perf_event_attr` in Linux 6.1.
 pub const ATTR_SIZE: usize = 128;
@@ -153,12 +142,11 @@ call! {
 }
 
 call! {
-    /// The argument of [`IOC_PERF`]. It describes another ioctl, to be executed on an event that was opened
-    /// with perf_event_open(2).
+    /// The argument of [`IOC_PERF`]: a call for an event.
     pub struct Perf {
-        /// The file descriptor of an event of this device's PMUs.
+        /// The descriptor of an event of this device's PMUs, from perf_event_open(2).
         pub fd: i32,
-        /// The ioctl: [`IOC_FLUSH`], [`IOC_DETACH`], [`IOC_ATTACH`], [`IOC_SET_STARTER`] or
+        /// The call: [`IOC_EVENT`], [`IOC_FLUSH`], [`IOC_DETACH`], [`IOC_ATTACH`], [`IOC_SET_STARTER`] or
         /// [`IOC_SET_STOPPER`].
         pub call: u32,
         /// The argument of the ioctl that `call` names: zero, an address, or the file descriptor of a target.
@@ -208,6 +196,16 @@ pub const CONFIG1_ENABLE_ON_STARTER: u64 = 1 << 0;
 pub const CONFIG1_ENGINE_SHIFT: u32 = 1;
 /// The bits of the sampling engine.
 pub const CONFIG1_ENGINE: u64 = 3 << CONFIG1_ENGINE_SHIFT;
+/// `perf_event_attr::config1` of the PMU `vpmu`: the host writes the event's records to a ring; see [`IOC_RING`].
+pub const CONFIG1_RING: u64 = 1 << 3;
+/// `perf_event_attr::config1` of the PMU `vpmu`: the event is persistent, as after [`IOC_DETACH`].
+pub const CONFIG1_PERSISTENT: u64 = 1 << 4;
+/// `perf_event_attr::config1` of the PMU `vpmu`: the trace is paused until a member of its group resumes it.
+pub const CONFIG1_AUX_START_PAUSED: u64 = 1 << 5;
+/// `perf_event_attr::config1` of the PMU `vpmu`: an overflow pauses the trace that leads the group.
+pub const CONFIG1_AUX_PAUSE: u64 = 1 << 6;
+/// `perf_event_attr::config1` of the PMU `vpmu`: an overflow resumes the trace that leads the group.
+pub const CONFIG1_AUX_RESUME: u64 = 1 << 7;
 
 /// The type of the driver's ioctls.
 pub const IOC_MAGIC: u32 = 0xb6;
@@ -225,32 +223,31 @@ const fn ioc(direction: u32, number: u32, size: usize) -> u32 {
 
 /// Writes an [`Info`] that describes the device.
 pub const IOC_INFO: u32 = ioc(READ, 0, size_of::<Info>());
-/// The argument is an [`Open`]; returns the event's descriptor.
-pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
+/// The argument is the descriptor of an event; returns the descriptor of the event's ring.
+pub const IOC_RING: u32 = ioc(0, 1, 0);
 /// The argument is a [`Catalogue`]; returns the number of entries written.
 pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
 /// Places a mark on the caller's CPU; the argument is the mark's value.
 pub const IOC_MARK: u32 = ioc(0, 3, 0);
-/// On an event: writes the number of the event's sampling engine, one of `ENGINE_*`, to the `u32` at the
-/// address in the argument.
-pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
+/// By [`IOC_PERF`]: writes an [`EventState`].
+pub const IOC_EVENT: u32 = ioc(READ, 4, size_of::<EventState>());
 /// The argument is a [`Persistent`]; returns the number of entries written.
 pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
-/// On an event: flushes the event, or its whole group if the argument is `PERF_IOC_FLAG_GROUP`. On the device:
-/// flushes every persistent event.
+/// By [`IOC_PERF`], or on a ring: flushes the event and those that inherit it. On the device: flushes every persistent
+/// event.
 pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
-/// On an event: makes it persistent. The argument is a [`Detach`], in which the call returns the event's id.
+/// By [`IOC_PERF`]: makes the event persistent. The argument is a [`Detach`], in which the call returns the event's id.
 pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
-/// On an event: makes it non-persistent. The event then ends when its last file descriptor is closed and its
+/// By [`IOC_PERF`]: makes the event non-persistent. The event then ends when its last file descriptor is closed and its
 /// ring is no longer mapped.
 pub const IOC_ATTACH: u32 = ioc(0, 8, 0);
-/// On an event: makes overflows of this event start another event, the target. The argument is the target's
+/// By [`IOC_PERF`]: makes overflows of the event start another event, the target. The argument is the target's
 /// file descriptor.
 pub const IOC_SET_STARTER: u32 = ioc(0, 9, 0);
-/// On an event: makes overflows of this event stop another event, the target. The argument is the target's file
+/// By [`IOC_PERF`]: makes overflows of the event stop another event, the target. The argument is the target's file
 /// descriptor.
 pub const IOC_SET_STOPPER: u32 = ioc(0, 10, 0);
 /// On the device: the argument is a [`Perf`].
 pub const IOC_PERF: u32 = ioc(WRITE, 11, size_of::<Perf>());
-/// On an event: takes a [`Wakeup`].
+/// On a ring: takes a [`Wakeup`].
 pub const IOC_WAKEUP: u32 = ioc(WRITE, 12, size_of::<Wakeup>());

@@ -1,10 +1,10 @@
 //! Parses the kernel's `struct perf_event_attr` of a listed persistent event, which another program
 //! may have opened.
 
-use vpmu_abi::uapi::ATTR_SIZE;
+use vpmu_abi::uapi::{ATTR_SIZE, CONFIG1_AUX_PAUSE, CONFIG1_AUX_RESUME, CONFIG1_AUX_START_PAUSED};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::{AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Engine, EventAttr};
+use super::{Engine, EventAttr};
 
 /// `struct perf_event_attr` as of Linux 6.1.
 #[derive(Debug, Clone, Copy, FromBytes, Immutable, KnownLayout)]
@@ -19,7 +19,7 @@ struct Raw {
     flags: u64,
     wakeup: u32,
     _bp_type: u32,
-    _config1: u64,
+    config1: u64,
     _config2: u64,
     _branch_sample_type: u64,
     regs_user: u64,
@@ -30,7 +30,7 @@ struct Raw {
     max_stack: u16,
     _reserved: u16,
     _aux_sample_size: u32,
-    aux_action: u32,
+    _reserved_3: u32,
     _sig_data: u64,
 }
 
@@ -83,9 +83,9 @@ impl EventAttr {
             regs_intr: raw.regs_intr,
             stack_user: raw.stack_user,
             aux_watermark: raw.aux_watermark,
-            aux_start_paused: raw.aux_action & AUX_START_PAUSED != 0,
-            aux_pause: raw.aux_action & AUX_PAUSE != 0,
-            aux_resume: raw.aux_action & AUX_RESUME != 0,
+            aux_start_paused: raw.config1 & CONFIG1_AUX_START_PAUSED != 0,
+            aux_pause: raw.config1 & CONFIG1_AUX_PAUSE != 0,
+            aux_resume: raw.config1 & CONFIG1_AUX_RESUME != 0,
             engine,
             persistent: true,
             enable_on_starter: false,

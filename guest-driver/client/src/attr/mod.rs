@@ -16,11 +16,6 @@ use vpmu_perf::call::Target;
 #[expect(clippy::cast_possible_truncation, reason = "a constant of some hundred bytes")]
 const ATTR_SIZE: u32 = size_of::<perf_event_attr>() as u32;
 
-// Bits of perf's `aux_action`.
-const AUX_START_PAUSED: u32 = 1 << 0;
-const AUX_PAUSE: u32 = 1 << 1;
-const AUX_RESUME: u32 = 1 << 2;
-
 /// An invalid event description.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -133,7 +128,7 @@ pub struct EventAttr {
     pub engine: Engine,
     /// The event is persistent from the start: it outlives its handles, as after
     /// [`crate::Event::detach`], and its ring outlives a guest reset where the device supports
-    /// that. `perf_event_open(2)` refuses this option.
+    /// that.
     pub persistent: bool,
     /// The event counts and samples only after its starter has overflowed: see
     /// [`crate::Event::set_starter_of`].
@@ -310,14 +305,22 @@ impl EventAttr {
         Target { pid: self.pid, cpu: self.cpu, leader }
     }
 
-    /// Flags of `VPMU_IOC_OPEN` for attributes that `perf_event_attr` lacks.
-    pub(crate) fn device_flags(&self) -> u64 {
-        let flag = |asked, flag| if asked { flag } else { 0 };
-        flag(self.persistent, uapi::FLAG_PERSISTENT) | flag(self.enable_on_starter, uapi::FLAG_ENABLE_ON_STARTER)
+    /// The driver's own attributes. With `ring`, the host writes the event's records.
+    fn config1(&self, ring: bool) -> u64 {
+        let asked = [
+            (ring, uapi::CONFIG1_RING),
+            (self.enable_on_starter, uapi::CONFIG1_ENABLE_ON_STARTER),
+            (self.persistent, uapi::CONFIG1_PERSISTENT),
+            (self.aux_start_paused, uapi::CONFIG1_AUX_START_PAUSED),
+            (self.aux_pause, uapi::CONFIG1_AUX_PAUSE),
+            (self.aux_resume, uapi::CONFIG1_AUX_RESUME),
+        ];
+        let bits = asked.iter().filter(|(asked, _)| *asked).fold(0, |bits, (_, bit)| bits | bit);
+        bits | u64::from(self.engine.number()) << uapi::CONFIG1_ENGINE_SHIFT
     }
 
-    /// Converts to the kernel's struct.
-    pub(crate) fn to_raw(&self) -> perf_event_attr {
+    /// Converts to the kernel's struct. With `ring`, the host writes the event's records.
+    pub(crate) fn to_raw(&self, ring: bool) -> perf_event_attr {
         let mut raw = perf_event_attr {
             type_: self.pmu_type,
             size: ATTR_SIZE,
@@ -336,11 +339,7 @@ impl EventAttr {
             sample_period: self.period,
         };
         raw.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 { wakeup_events: self.wakeup };
-        let action =
-            [(AUX_START_PAUSED, self.aux_start_paused), (AUX_PAUSE, self.aux_pause), (AUX_RESUME, self.aux_resume)];
-        let action = action.iter().filter(|(_, asked)| *asked);
-        raw.__bindgen_anon_5 =
-            bindings::perf_event_attr__bindgen_ty_5 { aux_action: action.fold(0, |bits, (bit, _)| bits | bit) };
+        raw.__bindgen_anon_3.config1 = self.config1(ring);
         raw.set_watermark(self.watermark.into());
         raw.set_disabled(self.disabled.into());
         raw.set_inherit(self.inherit.into());

@@ -21,7 +21,7 @@ fn perf_event_attr_keeps_every_field() {
         exclude_user: true,
         ..EventAttr::new(9, 7).sampling(5).wakeup_every(3)
     }
-    .to_raw();
+    .to_raw(false);
     assert_eq!((raw.type_, raw.config), (9, 7));
     assert_eq!(raw.size as usize, size_of::<perf_event_attr>());
     assert_eq!((raw.sample_type, raw.read_format), (SAMPLE_DEFAULT, FORMAT_ALL));
@@ -45,7 +45,7 @@ fn requested_sample_fields_set_their_bits() {
             .with_user_stack(512)
             .reading_group()
     };
-    let raw = attr.to_raw();
+    let raw = attr.to_raw(false);
     let more = SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_REGS_INTR | SAMPLE_STACK_USER;
     assert_eq!(raw.sample_type, SAMPLE_DEFAULT | more);
     assert_eq!(raw.read_format, FORMAT_ALL | FORMAT_GROUP);
@@ -55,30 +55,24 @@ fn requested_sample_fields_set_their_bits() {
     assert_eq!((raw.sample_id_all(), raw.write_backward(), raw.pinned()), (1, 1, 1));
     assert_eq!(raw.inherit_stat(), 1);
     assert_eq!((raw.exclude_callchain_user(), raw.exclude_callchain_kernel()), (1, 0));
-    assert_eq!(EventAttr::new(9, 7).sampling(5).to_raw().freq(), 0);
+    assert_eq!(EventAttr::new(9, 7).sampling(5).to_raw(false).freq(), 0);
 }
 
 #[test]
 fn traces_have_their_watermark_and_what_pauses_them() {
     let attr = EventAttr::new(9, 7).tracing(4096);
-    let raw = attr.to_raw();
+    let raw = attr.to_raw(false);
     assert_eq!(raw.aux_watermark, 4096);
     assert_eq!(raw.read_format, FORMAT_ALL | FORMAT_LOST);
-    // `aux_action` follows `aux_sample_size`, as in the kernel's header.
-    assert_eq!(
-        std::mem::offset_of!(perf_event_attr, __bindgen_anon_5),
-        std::mem::offset_of!(perf_event_attr, aux_sample_size) + 4
-    );
     #[expect(unsafe_code, reason = "its type is a union")]
-    let action = |attr: EventAttr| {
+    let config1 = |attr: EventAttr| {
         // SAFETY: every member of the union is a plain number.
-        unsafe { attr.to_raw().__bindgen_anon_5.aux_action }
+        unsafe { attr.to_raw(true).__bindgen_anon_3.config1 }
     };
-    assert_eq!(action(EventAttr::new(9, 7)), 0);
-    assert_eq!(action(EventAttr::new(9, 7).starting_paused()), 1);
-    assert_eq!(action(EventAttr::new(9, 7).pausing()), 2);
-    assert_eq!(action(EventAttr::new(9, 7).resuming()), 4);
-    assert_eq!(action(EventAttr::new(9, 7).pausing().resuming()), 6);
+    assert_eq!(config1(EventAttr::new(9, 7)), uapi::CONFIG1_RING);
+    assert_eq!(config1(EventAttr::new(9, 7).starting_paused()), uapi::CONFIG1_RING | uapi::CONFIG1_AUX_START_PAUSED);
+    assert_eq!(config1(EventAttr::new(9, 7).pausing()), uapi::CONFIG1_RING | uapi::CONFIG1_AUX_PAUSE);
+    assert_eq!(config1(EventAttr::new(9, 7).resuming()), uapi::CONFIG1_RING | uapi::CONFIG1_AUX_RESUME);
 }
 
 #[test]
@@ -118,7 +112,7 @@ fn attr_from_kernel_bytes_equals_request() {
         ..some.clone()
     };
     for attr in [some, others] {
-        let raw = attr.to_raw();
+        let raw = attr.to_raw(false);
         let mut bytes = [0; vpmu_abi::uapi::ATTR_SIZE];
         #[expect(unsafe_code, reason = "its fields have unions among them")]
         // SAFETY: the kernel's struct is at least as long as `bytes`, so both ranges are valid. The
@@ -131,11 +125,12 @@ fn attr_from_kernel_bytes_equals_request() {
 }
 
 #[test]
-fn options_without_perf_bit_become_flags() {
+fn options_without_perf_bit_are_in_config1() {
     let attr = EventAttr::new(9, 7);
-    assert_eq!(attr.device_flags(), 0);
-    assert_eq!(attr.clone().persistent().device_flags(), 1 << 32);
-    assert_eq!(attr.clone().enabled_on_starter().device_flags(), 1 << 33);
+    assert_eq!(attr.config1(false), 0);
+    assert_eq!(attr.clone().persistent().config1(false), uapi::CONFIG1_PERSISTENT);
+    assert_eq!(attr.clone().enabled_on_starter().config1(false), uapi::CONFIG1_ENABLE_ON_STARTER);
+    assert_eq!(attr.clone().sampled_by(Engine::Batched).config1(false), 2 << uapi::CONFIG1_ENGINE_SHIFT);
     let trigger = attr.sampling(9).triggering(4);
     assert_eq!((trigger.period, trigger.sample_type), (4, 0));
     assert_eq!(trigger.engine, Engine::Exit);

@@ -4,8 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use vpmu_abi::{PERSISTENT_NAME, uapi};
-use vpmu_perf::bindings;
-use vpmu_perf::call::{Scope, ioctl_request};
+use vpmu_perf::call::ioctl_request;
 
 use super::{by_value, checked};
 
@@ -28,18 +27,6 @@ pub(crate) fn persistent(
     Ok(usize::try_from(filled).unwrap_or(0).min(entries.len()))
 }
 
-/// Makes the event persistent; returns its id.
-pub(crate) fn detach(event: BorrowedFd<'_>, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
-    let mut request = uapi::Detach { id: 0, name };
-    // SAFETY: the request reads and writes one uapi::Detach, which outlives the call.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), ioctl_request(uapi::IOC_DETACH), &raw mut request) })?;
-    Ok(request.id)
-}
-
-pub(crate) fn attach(event: BorrowedFd<'_>) -> io::Result<()> {
-    by_value(event, uapi::IOC_ATTACH, 0)
-}
-
 /// Sets the wakeup interval, in records or bytes.
 pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Result<()> {
     let request = uapi::Wakeup { every: every.into(), unit, reserved: 0 };
@@ -48,14 +35,9 @@ pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Re
     Ok(())
 }
 
-/// Flushes an event or its group. If called on the device's descriptor, flushes all persistent
-/// events.
-pub(crate) fn flush(fd: BorrowedFd<'_>, scope: Scope) -> io::Result<()> {
-    let flags = match scope {
-        Scope::Event => 0,
-        Scope::Group => bindings::PERF_IOC_FLAG_GROUP,
-    };
-    by_value(fd, uapi::IOC_FLUSH, flags.into())
+/// Flushes all persistent events.
+pub(crate) fn flush(device: BorrowedFd<'_>) -> io::Result<()> {
+    by_value(device, uapi::IOC_FLUSH, 0)
 }
 
 /// The effect of an event's overflow on another event.
@@ -74,57 +56,44 @@ impl Role {
     }
 }
 
-pub(crate) fn link(event: BorrowedFd<'_>, role: Role, target: BorrowedFd<'_>) -> io::Result<()> {
-    let target = i64::from(target.as_raw_fd()).cast_unsigned();
-    by_value(event, role.request(), target)
-}
-
-/// Calls one of this driver's ioctls on an event of `perf_event_open(2)`.
-fn on_perf(device: BorrowedFd<'_>, request: &uapi::Perf) -> io::Result<()> {
-    // SAFETY: the driver reads one uapi::Perf, which outlives the call. Its `arg` is a plain number,
-    // or the address of a struct that outlives the call.
-    checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_PERF), std::ptr::from_ref(request)) })?;
+/// Makes one of the driver's calls for an event.
+fn on_event(device: BorrowedFd<'_>, event: BorrowedFd<'_>, call: u32, arg: u64) -> io::Result<()> {
+    let request = uapi::Perf { fd: event.as_raw_fd(), call, arg };
+    // SAFETY: the driver reads one uapi::Perf, which outlives the call. Its `arg` is a plain number, or the address of
+    // a struct that the caller lends for the call.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), ioctl_request(uapi::IOC_PERF), &raw const request) })?;
     Ok(())
 }
 
-/// Like [`flush`], for an event of `perf_event_open(2)`.
-pub(crate) fn flush_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
-    on_perf(device, &uapi::Perf { fd: event.as_raw_fd(), call: uapi::IOC_FLUSH, arg: 0 })
+/// Returns the event's id and engine.
+pub(crate) fn event(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<uapi::EventState> {
+    let mut state = uapi::EventState::default();
+    // The driver writes one uapi::EventState here, which outlives the call.
+    on_event(device, event, uapi::IOC_EVENT, std::ptr::from_mut(&mut state).expose_provenance() as u64)?;
+    Ok(state)
 }
 
-/// Like [`detach`], for an event of `perf_event_open(2)`.
-pub(crate) fn detach_perf(
-    device: BorrowedFd<'_>,
-    event: BorrowedFd<'_>,
-    name: [u8; PERSISTENT_NAME],
-) -> io::Result<u64> {
+pub(crate) fn flush_event(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
+    on_event(device, event, uapi::IOC_FLUSH, 0)
+}
+
+/// Makes the event persistent; returns its id.
+pub(crate) fn detach(device: BorrowedFd<'_>, event: BorrowedFd<'_>, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
     let mut detach = uapi::Detach { id: 0, name };
-    on_perf(
-        device,
-        &uapi::Perf {
-            fd: event.as_raw_fd(),
-            call: uapi::IOC_DETACH,
-            // The driver reads and writes one uapi::Detach here, which outlives the call.
-            arg: std::ptr::from_mut(&mut detach).expose_provenance() as u64,
-        },
-    )?;
+    // The driver reads and writes one uapi::Detach here, which outlives the call.
+    on_event(device, event, uapi::IOC_DETACH, std::ptr::from_mut(&mut detach).expose_provenance() as u64)?;
     Ok(detach.id)
 }
 
-/// Like [`attach`], for an event of `perf_event_open(2)`.
-pub(crate) fn attach_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
-    on_perf(device, &uapi::Perf { fd: event.as_raw_fd(), call: uapi::IOC_ATTACH, arg: 0 })
+pub(crate) fn attach(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
+    on_event(device, event, uapi::IOC_ATTACH, 0)
 }
 
-/// Like [`link`], for two events of `perf_event_open(2)`.
-pub(crate) fn link_perf(
+pub(crate) fn link(
     device: BorrowedFd<'_>,
     event: BorrowedFd<'_>,
     role: Role,
     target: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    on_perf(
-        device,
-        &uapi::Perf { fd: event.as_raw_fd(), call: role.request(), arg: i64::from(target.as_raw_fd()).cast_unsigned() },
-    )
+    on_event(device, event, role.request(), i64::from(target.as_raw_fd()).cast_unsigned())
 }
