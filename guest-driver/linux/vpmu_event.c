@@ -83,18 +83,30 @@ static void event_send_period(struct vpmu_vcpu *vcpu, struct perf_event *event,
 }
 
 /*
- * Sends the command that starts an event, and grants the device the overflows
- * that PERF_EVENT_IOC_REFRESH has allowed since the last start.
+ * Grants the device the overflows that PERF_EVENT_IOC_REFRESH has allowed since the
+ * last grant. The command also enables an event that was disabled at its last
+ * overflow. A trace has no overflows. Returns false if there are none to grant.
  */
+static bool event_grant(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_event *own)
+{
+	u32 more;
+
+	if (!own->file || own->file->spec.trace)
+		return false;
+	more = perf_core_limit(event) - own->granted;
+	if (!more)
+		return false;
+	own->granted += more;
+	own->spent = false;
+	vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_REFRESH, more);
+	return true;
+}
+
+/* Sends the command that starts an event. */
 static void event_send_start(struct vpmu_vcpu *vcpu, struct perf_event *event,
 			     struct vpmu_event *own)
 {
-	u32 more = own->file ? perf_core_limit(event) - own->granted : 0;
-
-	own->granted += more;
-	if (more)
-		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_REFRESH, more);
-	else if (own->spent || !own->task)
+	if (!event_grant(vcpu, event, own) && (own->spent || !own->task))
 		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_ENABLE, 0);
 	own->spent = false;
 	if (own->task)
@@ -413,8 +425,7 @@ static void event_spent_here(struct vpmu_vcpu *vcpu, struct perf_event *event,
 	if (!own->id || !event_asks_spent(vcpu, event, own))
 		return;
 	if (event_take_back(event, own)) {
-		own->started = false;
-		vpmu_event_start(vcpu, event);
+		event_grant(vcpu, event, own);
 		vpmu_vcpu_flush(vcpu);
 		return;
 	}

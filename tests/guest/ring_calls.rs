@@ -29,10 +29,14 @@ fn ring_of(device: &Device, fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes a call without an argument on a ring descriptor.
+/// Makes a call, and returns its errno.
 fn call(fd: RawFd, request: u32) -> Option<i32> {
-    // SAFETY: the calls below take their argument by value.
-    let done = unsafe { libc::ioctl(fd, request.into(), 0) };
+    call_with(fd, request, 0)
+}
+
+fn call_with(fd: RawFd, request: u32, argument: u64) -> Option<i32> {
+    // SAFETY: the calls below take their argument by value, or fail before they use it.
+    let done = unsafe { libc::ioctl(fd, request.into(), argument) };
     (done < 0).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
@@ -138,6 +142,39 @@ fn program_signalled_by_the_last_overflow_can_go_on() -> Outcome {
             ensure_eq!(signal.map(|signal| signal.code), Some(os::POLL_HUP), "round {round}: the signal's code");
             ensure_eq!(ring.take()?.len() as u64, 1 + round % 3, "round {round}: records");
         }
+        event.enable(0)?;
+        device.place(VALUE, 5)?;
+        ensure_eq!(ring.take()?.len(), 5, "records without a limit");
+    }
+    Ok(())
+}
+
+/// perf core does not tell the driver about the second call. The overflows that it allows begin when the first ones are
+/// used up.
+#[apply(guest_test)]
+fn refresh_of_an_active_event_by_perf_adds_overflows() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let attr = silent(sampling(device.attr(KIND_MARK, VALUE), 1, TIME));
+    for how in [How::OWN, How::on_cpu(1)] {
+        let event = device.open_event(&attr, how)?;
+        let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+        for overflows in [2, 3] {
+            let refused = call_with(event.as_raw_fd(), bindings::REFRESH, overflows);
+            ensure_eq!(refused, None, "errno for {overflows} overflows");
+        }
+        let mut records = 0;
+        for _ in 0..10_000 {
+            device.mark(VALUE)?;
+            records += ring.take()?.len();
+            if records == 5 {
+                break;
+            }
+        }
+        ensure_eq!(records, 5, "records after all marks");
+        ensure_eq!(event.poll(10_000)?, libc::POLLIN, "poll after the last overflow");
+        device.place(VALUE, 20)?;
+        ensure_eq!(ring.take()?.len(), 0, "records after the last overflow");
         event.enable(0)?;
         device.place(VALUE, 5)?;
         ensure_eq!(ring.take()?.len(), 5, "records without a limit");
