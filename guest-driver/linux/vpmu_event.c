@@ -940,9 +940,10 @@ static void event_destroy(struct perf_event *event)
 }
 
 /*
- * Finds the leader that the device must know: samples of the leader contain the
- * counts of its group, or the event pauses or resumes the leader's trace.
- * Returns the leader's id on the device, or zero.
+ * Finds the leader that the device must know: the samples of the leader contain the
+ * counts of its group, or the leader is a trace. A member of a trace's group counts
+ * exactly while the trace is enabled, and may pause or resume the trace. Returns
+ * the leader's id on the device, or zero.
  */
 static u64 event_leader(const struct perf_event *event)
 {
@@ -953,7 +954,9 @@ static u64 event_leader(const struct perf_event *event)
 	if (leader == event || leader->pmu != event->pmu)
 		return 0;
 	own = leader->pmu_private;
-	if (leader->attr.sample_type & PERF_SAMPLE_READ && (own->sampler || own->file))
+	if ((own->sampler || own->file) && leader->attr.sample_type & PERF_SAMPLE_READ)
+		return own->id;
+	if (own->file && own->file->spec.trace)
 		return own->id;
 	return event->attr.config1 & acts ? own->id : 0;
 }
