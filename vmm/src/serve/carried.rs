@@ -102,17 +102,7 @@ impl Prepared {
         if offsets.contains(&None) {
             log::warn!("the offset of the guest's TSC is not known, so the times of records are the host's");
         }
-        let doorbell = Doorbell::new(threads).map_err(ServeError::Doorbell)?;
-        let settings = match doorbell {
-            Doorbell::Unknown => {
-                log::warn!(
-                    "the guest has no marks: which vCPU of Cloud Hypervisor waits for this device cannot be told from \
-                     those that wait for another one; give the guest one device over vfio-user"
-                );
-                settings.without_doorbell()
-            }
-            _ => settings,
-        };
+        let doorbell = Doorbell::new(threads, process, &stream).map_err(ServeError::Doorbell)?;
         let service =
             Service::prepare(threads, signals, stream).map_err(|source| ServeError::Host("descriptors", source))?;
         let ids = threads.ids.iter().map(|id| id.cast_unsigned()).collect();

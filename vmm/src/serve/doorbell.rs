@@ -2,11 +2,15 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use vpmu::host::{StoreTracepoint, Stores};
 
+use super::foreign;
 use super::threads::{VcpuThreads, Vmm};
 
 /// Bytes of a line of `/proc/PID/task/TID/syscall`.
@@ -25,25 +29,25 @@ pub(super) enum Doorbell {
     /// The vCPUs' files `/proc/PID/task/TID/syscall`. The VMM forwards an access with a lock held, so one vCPU waits for
     /// an answer at a time.
     Waiting(Vec<File>, Wait),
-    /// Nothing tells.
-    Unknown,
 }
 
 /// The system call in which a vCPU waits for an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Wait {
-    /// A futex wait with a time limit. No other wait of QEMU's vCPUs has one.
+    /// A futex wait with a time limit. No other wait of QEMU's vCPUs has one. QEMU holds its global lock until the answer
+    /// arrives, so a vCPU cannot wait for another device meanwhile.
     Futex,
-    /// A read of this descriptor: the vCPUs of Cloud Hypervisor read the answers themselves.
-    Read(i32),
+    /// A read of one of these descriptors: the vCPUs of Cloud Hypervisor read the answers themselves. The vCPUs that
+    /// wait for another device read other descriptors.
+    Read(Vec<RawFd>),
 }
 
 impl Doorbell {
-    /// Opens what it takes to find the vCPU among `threads`.
+    /// Opens what it takes to find the vCPU among `threads`. `stream` is the connection to their VMM, `process`.
     ///
     /// # Errors
     /// The host's error: reading another process's system calls takes the same user, or `CAP_SYS_PTRACE`.
-    pub(super) fn new(threads: &VcpuThreads) -> io::Result<Self> {
+    pub(super) fn new(threads: &VcpuThreads, process: Pid, stream: &UnixStream) -> io::Result<Self> {
         if threads.ids.len() == 1 {
             return Ok(Self::Single);
         }
@@ -55,11 +59,8 @@ impl Doorbell {
             Vmm::QemuTcg => {}
             // It does not tell the device the addresses of its regions, so KVM's records cannot be picked out.
             Vmm::CloudHypervisor => {
-                let calls = waiting(threads)?;
-                return Ok(match reads(&calls) {
-                    Some(descriptor) => Self::Waiting(calls, Wait::Read(descriptor)),
-                    None => Self::Unknown,
-                });
+                let ends = foreign::ends(process, stream)?;
+                return Ok(Self::Waiting(waiting(threads)?, Wait::Read(ends)));
             }
         }
         Ok(Self::Waiting(waiting(threads)?, Wait::Futex))
@@ -93,11 +94,10 @@ impl Doorbell {
                     }
                 }
             }
-            Self::Waiting(calls, wait) => match look(calls, |call| wait.is(call).then_some(())) {
-                Some((vcpu, ())) => found(vcpu, value),
+            Self::Waiting(calls, wait) => match look(calls, wait) {
+                Some(vcpu) => found(vcpu, value),
                 None => log::error!("a mark is lost: no vCPU waits for the answer to its store"),
             },
-            Self::Unknown => {}
         }
     }
 }
@@ -118,24 +118,16 @@ fn waiting(threads: &VcpuThreads) -> io::Result<Vec<File>> {
     files.collect()
 }
 
-/// The first vCPU with a system call that `wanted` accepts, and the value that `wanted` returns.
-fn look<T>(calls: &[File], wanted: impl Fn(Call) -> Option<T>) -> Option<(usize, T)> {
+/// The vCPU that waits for the answer to the message that is being handled.
+fn look(calls: &[File], wait: &Wait) -> Option<usize> {
     let begin = Instant::now();
     loop {
-        let found = calls.iter().enumerate().find_map(|(vcpu, file)| Some((vcpu, wanted(Call::of(file)?)?)));
+        let found = calls.iter().position(|file| Call::of(file).is_some_and(|call| wait.is(call)));
         // The message is sent just before the wait.
         if found.is_some() || begin.elapsed() > PATIENCE {
             return found;
         }
     }
-}
-
-/// The descriptor from which a vCPU reads the answer to the message that is being handled. `None` if no vCPU has sent
-/// it, or if vCPUs read different descriptors, as they do when two devices answer at once.
-fn reads(calls: &[File]) -> Option<i32> {
-    let (_, descriptor) = look(calls, Call::read)?;
-    let mut all = calls.iter().filter_map(|file| Call::of(file)?.read());
-    all.all(|other| other == descriptor).then_some(descriptor)
 }
 
 /// The system call in which a thread waits: its number and its arguments.
@@ -161,27 +153,35 @@ impl Call {
     }
 
     /// The descriptor that the thread reads.
-    fn read(self) -> Option<i32> {
+    fn read(self) -> Option<RawFd> {
         let reads = [libc::SYS_read, libc::SYS_recvfrom, libc::SYS_recvmsg].contains(&self.number);
         self.arguments[0].try_into().ok().filter(|_| reads)
     }
 }
 
 impl Wait {
-    fn is(self, call: Call) -> bool {
+    fn is(&self, call: Call) -> bool {
         match self {
             // The arguments are the address, the operation, the value and the time limit.
             Self::Futex => call.number == libc::SYS_futex && call.arguments[3] != 0,
-            Self::Read(descriptor) => call.read() == Some(descriptor),
+            Self::Read(descriptors) => call.read().is_some_and(|descriptor| descriptors.contains(&descriptor)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::net::Shutdown;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
 
-    fn is(wait: Wait, text: &str) -> bool {
+    fn is(wait: &Wait, text: &str) -> bool {
         Call::parse(text.as_bytes()).is_some_and(|call| wait.is(call))
     }
 
@@ -191,9 +191,9 @@ mod tests {
     fn qemus_wait_with_a_limit_is_the_one_for_an_answer() {
         let futex = libc::SYS_futex;
         let with = |limit| format!("{futex} 0x55d0 0x189 0x0 {limit} 0x0 0xffffffff 0x7ffd 0x7f31\n");
-        assert!(is(Wait::Futex, &with("0x7f31a4ff8540")));
+        assert!(is(&Wait::Futex, &with("0x7f31a4ff8540")));
         for other in [&with("0x0"), "running\n", RUN, ""] {
-            assert!(!is(Wait::Futex, other), "{other}");
+            assert!(!is(&Wait::Futex, other), "{other}");
         }
     }
 
@@ -201,11 +201,55 @@ mod tests {
     fn read_of_the_devices_socket_is_the_one_for_an_answer() {
         for call in [libc::SYS_read, libc::SYS_recvfrom, libc::SYS_recvmsg] {
             let of = |descriptor| format!("{call} 0x{descriptor:x} 0x7f31a4ff8540 0x10 0x0 0x0 0x0 0x7ffd 0x7f31\n");
-            assert!(is(Wait::Read(30), &of(30)));
-            assert!(!is(Wait::Read(30), &of(31)));
+            let device = Wait::Read(vec![30]);
+            assert!(is(&device, &of(30)));
+            assert!(!is(&device, &of(31)));
         }
         for other in ["running\n", RUN, "-1 0x7ffd 0x7f31\n", ""] {
-            assert!(!is(Wait::Read(16), other), "{other}");
+            assert!(!is(&Wait::Read(vec![16]), other), "{other}");
         }
+    }
+
+    /// Connects this process to a new socket at `path`, as a VMM does to a device. Returns the VMM's end and the device's.
+    fn connected(path: &Path) -> (UnixStream, UnixStream) {
+        let listener = UnixListener::bind(path).expect("a socket");
+        let vmm = UnixStream::connect(path).expect("connected");
+        (vmm, listener.accept().expect("accepted").0)
+    }
+
+    #[test]
+    fn vcpu_that_waits_for_another_device_does_not_make_the_mark() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (vmms, device) = connected(&directory.path().join("pmu"));
+        let (vmms_other, _other) = connected(&directory.path().join("other"));
+        let (tell, told) = mpsc::channel();
+        let vcpu = |mut stream: UnixStream| {
+            let tell = tell.clone();
+            move || {
+                tell.send(rustix::thread::gettid().as_raw_nonzero().get()).expect("awaited");
+                stream.read_exact(&mut [0]).expect_err("no answer");
+            }
+        };
+        let ends = [&vmms_other, &vmms].map(|stream| stream.try_clone().expect("a descriptor"));
+        let fds = [&vmms, &ends[1]].map(AsRawFd::as_raw_fd);
+        thread::scope(|scope| {
+            let ids = ends.map(|stream| {
+                scope.spawn(vcpu(stream));
+                told.recv().expect("a thread")
+            });
+            let process = rustix::process::getpid();
+            let own = process.as_raw_nonzero().get();
+            let threads = VcpuThreads { process: own, vmm: Vmm::CloudHypervisor, ids: ids.into() };
+            let mut doorbell = Doorbell::new(&threads, process, &device).expect("found");
+            let mut marks = Vec::new();
+            doorbell.marks(7, |vcpu, value| marks.push((vcpu, value)));
+            for stream in [&vmms, &vmms_other] {
+                stream.shutdown(Shutdown::Both).expect("connected");
+            }
+            assert_eq!(marks, [(1, 7)]);
+            let Doorbell::Waiting(_, Wait::Read(mut found)) = doorbell else { panic!("{doorbell:?}") };
+            found.sort_unstable();
+            assert_eq!(found, fds);
+        });
     }
 }

@@ -1,12 +1,17 @@
-//! KVM's data about the vCPUs of another process: their statistics, and the offsets of their TSCs.
+//! What the VMM's process has: KVM's statistics of its vCPUs, the offsets of their TSCs, and its end of the connection.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::fd::RawFd;
-use std::path::Path;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+use rustix::net::{getpeername, getsockname};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use vpmu_kvm::Stats;
+
+use crate::ctl;
 
 /// KVM's directories about its VMs. Only root can read them.
 const DEBUGFS: &str = "/sys/kernel/debug/kvm";
@@ -19,38 +24,67 @@ fn statistics_name(vcpu: usize) -> String {
 /// Returns the statistics of each of the `vcpus` vCPUs of `process`, which must have their descriptors open, as QEMU does.
 /// `None` for a vCPU whose descriptor is not there, or may not be taken.
 pub(super) fn statistics(process: Pid, vcpus: usize) -> Vec<Option<Stats>> {
-    let found = descriptors(process, vcpus).unwrap_or_else(|error| {
+    let open = descriptors(process).unwrap_or_else(|error| {
         log::info!("no events of KVM's statistics: the VMM's descriptors cannot be listed: {error}");
         Vec::new()
     });
     let taken = (0..vcpus).map(|vcpu| {
-        let (_, fd) = *found.iter().find(|(of, _)| *of == vcpu)?;
-        let stats = take(process, fd).and_then(Stats::from_file);
+        let name = statistics_name(vcpu);
+        let (fd, _) = open.iter().find(|(_, target)| target.as_os_str() == name.as_str())?;
+        let stats = take(process, *fd).map_err(io::Error::from).and_then(|file| Stats::from_file(file.into()));
         stats.inspect_err(|error| log::info!("no statistics of vCPU {vcpu}: {error}")).ok()
     });
     taken.collect()
 }
 
-/// The descriptors of statistics that `process` has open, each with its vCPU.
-fn descriptors(process: Pid, vcpus: usize) -> io::Result<Vec<(usize, RawFd)>> {
+/// Returns the descriptors by which `process` has the other end of `stream`, a connection to a socket of this process. A
+/// process that has connected to several devices has such descriptors of each.
+///
+/// # Errors
+/// The host's error: taking another process's descriptors takes the same user, or `CAP_SYS_PTRACE`.
+pub(super) fn ends(process: Pid, stream: &UnixStream) -> io::Result<Vec<RawFd>> {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let name = getsockname(stream)?;
+    let mut ends = Vec::new();
+    for (fd, target) in descriptors(process)? {
+        if !target.to_string_lossy().starts_with("socket:") {
+            continue;
+        }
+        let taken = match take(process, fd) {
+            Ok(taken) => UnixStream::from(taken),
+            // It has been closed since it was listed.
+            Err(Errno::BADF) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        // The name alone may be relative to a directory, and the process may have another connection to this one.
+        let is_connected = getpeername(&taken).is_ok_and(|peer| peer.as_ref() == Some(&name));
+        if is_connected && ctl::peer(&taken).is_ok_and(|peer| peer.pid == own) {
+            ends.push(fd);
+        }
+    }
+    if ends.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the VMM's process does not have the connection open"));
+    }
+    Ok(ends)
+}
+
+/// The descriptors that `process` has open, each with what `/proc` says of it.
+fn descriptors(process: Pid) -> io::Result<Vec<(RawFd, PathBuf)>> {
     let directory = Path::new("/proc").join(process.as_raw_nonzero().to_string()).join("fd");
-    let names: Vec<String> = (0..vcpus).map(statistics_name).collect();
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let Ok(target) = fs::read_link(entry.path()) else { continue };
-        let vcpu = names.iter().position(|name| target.as_os_str() == name.as_str());
-        if let (Some(vcpu), Ok(fd)) = (vcpu, entry.file_name().to_string_lossy().parse()) {
-            found.push((vcpu, fd));
+        if let Ok(fd) = entry.file_name().to_string_lossy().parse() {
+            found.push((fd, target));
         }
     }
     Ok(found)
 }
 
-fn take(process: Pid, fd: RawFd) -> io::Result<File> {
+fn take(process: Pid, fd: RawFd) -> Result<OwnedFd, Errno> {
     let process = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
-    let taken = rustix::process::pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?;
-    Ok(taken.into())
+    rustix::process::pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())
 }
 
 /// The guest's TSC minus the host's TSC on `vcpu` of `process`. `None` if KVM does not tell.
